@@ -76,16 +76,16 @@ class Rounds:
         delta, _ = (engine or self.engine).local_steps(
             np.array(model.parameters), JOB, model.round, trainer, inner=self._inner.get(trainer), on_state=on_state
         )
-        m = feedback.accumulate(self.remainder(trainer), delta, self.spec.feedback_decay)
+        m = feedback.accumulate(self.remainder(trainer), delta, self.spec.feedback_decay, self.spec.update_weight)
         return Update(delta, m, last.inner)
 
     def remainder(self, trainer: bytes) -> Float32Array:
-        """e, from which the trainer continues."""
+        """e, or the momentum, from which the trainer continues."""
         m, payload = self._sent.get(trainer, (None, None))
-        return feedback.feedback_after(self.model.records.get(trainer), m, payload, self.model.layout)
+        return self.model.carried(trainer, m, payload)
 
     def encode(self, trainer: bytes, m: Float32Array) -> bytes:
-        return codec.encode(self.model.header(trainer), m, self.model.layout)
+        return self.model.payload(trainer, m)
 
     def decode(self, trainer: bytes, payload: bytes) -> codec.Update:
         return codec.decode(payload, self.model.header(trainer), self.model.layout)

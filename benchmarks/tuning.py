@@ -64,12 +64,12 @@ class Network:
     def _propose(self, trainer: bytes) -> Accepted:
         model = self.model
         m, payload = self._last.get(trainer, (None, None))
-        e = feedback.feedback_after(model.records.get(trainer), m, payload, model.layout)
+        e = model.carried(trainer, m, payload)
         started = time.process_time()
         delta, _ = self.engine.local_steps(np.array(model.parameters), self.job, model.round, trainer)
         self.local_seconds.append(time.process_time() - started)
-        m = feedback.accumulate(e, delta, model.spec.feedback_decay)
-        payload = codec.encode(model.header(trainer), m, model.layout)
+        m = feedback.accumulate(e, delta, model.spec.feedback_decay, model.spec.update_weight)
+        payload = model.payload(trainer, m)
         self._last[trainer] = m, payload
         digest = hashlib.sha256(payload).digest()
         record = model.records.get(trainer)

@@ -48,6 +48,7 @@ class AuditTerms:
 
 
 JOBS = ModuleVersion("jobs", 1)
+JOBS_OF_ESTIMATES = ModuleVersion("jobs", 2)  # specifications may say `memory`
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ class JobTerms:
     proposal_seconds: float  # how long a round waits for proposals
     audits: AuditTerms | None = None  # re-executed after the round, by drawn auditors: then not `audited`
     base: Base | None = None
-    requires: ModuleVersion = JOBS  # the network must run this module, in this version or a later one
+    requires: tuple[ModuleVersion, ...] = (JOBS,)  # the network must run these modules, in these versions or later ones
     role: str = TRAINER  # if the job needs a worker: members with this role train, and those of them that vote re-execute
 
     @property
@@ -241,11 +242,11 @@ class JobsModule(Module[JobsState]):
         raise AssertionError(said.content)
 
     def _require_known(self, spec: bytes, network: NetworkState) -> None:
-        """All programs of a network know its modules and the objectives in them, so all refuse the same jobs."""
-        terms = self.rules.terms(spec)
-        if network.version(terms.requires.name) < terms.requires.version:
-            needs = f"objective {terms.objective!r} needs {terms.requires.name} {terms.requires.version}"
-            raise Refused(f"{needs}, which this network does not run: `features` shows what it does")
+        """All programs of a network know its modules, and what jobs say in them, so all refuse the same jobs."""
+        for needed in self.rules.terms(spec).requires:
+            if network.version(needed.name) < needed.version:
+                needs = f"a job like this needs {needed.name} {needed.version}"
+                raise Refused(f"{needs}, which this network does not run: `features` shows what it does")
 
     def end_block(self, state: JobsState, view: View, context: Context) -> Change:
         """Counts closed rounds, opens the next ones and those of jobs that begin, renews rounds that might never be closed, ends
@@ -419,6 +420,15 @@ class JobsModule(Module[JobsState]):
 
     def has_trained(self, job: Job) -> bool:
         return bool(job.accepted) and self.rules.terms(job.spec).needs_worker
+
+
+class JobsOfEstimatesModule(JobsModule):
+    """As version 1. Only programs that know jobs whose voters hold estimates are in a network that runs this one."""
+
+    version = JOBS_OF_ESTIMATES.version
+
+    def upgraded(self, old: JobsState, version: int) -> JobsState:
+        return old
 
 
 def _stop(state: JobsState, members: MembersState, key: bytes, author: bytes, height: int) -> JobsState:

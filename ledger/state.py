@@ -19,7 +19,7 @@ from ledger.audits.docket import AuditsModule
 from ledger.audits.state import AuditsState
 from ledger.core.genesis import Genesis, ModuleVersion
 from ledger.core.module import Change, Context, Module, Refused, Replaced, Said
-from ledger.jobs import RUNNING_MAX, ClosedRound, JobRules, JobsModule, JobsState, JobStarted
+from ledger.jobs import RUNNING_MAX, ClosedRound, JobRules, JobsModule, JobsOfEstimatesModule, JobsState, JobStarted
 from ledger.members import Expelled, MembersModule, MembersState, Rekeyed
 from ledger.network import NetworkModule, NetworkState, Upgrade
 from ledger.tables import Table, table_fields
@@ -158,8 +158,9 @@ class StoredState:
 
 
 def core_modules(job_rules: JobRules) -> tuple[Module[Any], ...]:
-    """The modules of every network, in their order inside a block."""
-    return MembersModule(), JobsModule(job_rules), AuditsModule(job_rules), NetworkModule()
+    """The modules of every network in all their versions, in their order inside a block."""
+    jobs = JobsModule(job_rules), JobsOfEstimatesModule(job_rules)
+    return MembersModule(), *jobs, AuditsModule(job_rules), NetworkModule()
 
 
 def newest(modules: Iterable[Module[Any]]) -> tuple[ModuleVersion, ...]:
@@ -266,7 +267,7 @@ class Rules:
 
     def module(self, kind: type[M]) -> M:
         """The module of this class."""
-        (found,) = (module for module in self._known.values() if isinstance(module, kind))
+        (found,) = (module for module in self._known.values() if type(module) is kind)
         return found
 
     @property

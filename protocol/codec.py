@@ -256,7 +256,6 @@ def _added_defaults(kind: Any) -> tuple[bytes, ...]:
     fields = dataclasses.fields(kind)
     found = [field for field in fields if field.metadata.get("added")]
     assert not found or fields[-len(found) :] == tuple(found), f"{kind.__name__}: fields are added behind all others"
-    assert not any(field.kw_only for field in found), f"{kind.__name__}: an added field is positional"
     hints = typing.get_type_hints(kind, include_extras=True) if found else {}
     defaults = []
     for field in found:

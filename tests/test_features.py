@@ -124,7 +124,7 @@ def test_an_objective_s_own_record_is_part_of_what_is_checked(feature: None, tmp
     for settings, why in ((codec.encode(Sizes(9000)), "size 9000 is outside"), (b"\xc0", "Sizes")):
         with pytest.raises(RemoteProtocolError, match=why):
             JobSpec.decode(replace(JOB, settings=settings).encode())
-    assert ModelHost(tmp_path).terms(JOB.encode()).requires.name == "notes"
+    assert ModelHost(tmp_path).terms(JOB.encode()).requires[0].name == "notes"
     assert ModelHost(tmp_path).terms(LETTERS.encode()).role == "clerk"
     with pytest.raises(RemoteProtocolError, match="has no settings"):
         JobSpec.decode(replace(JOB, objective="scratch").encode())

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from ledger.core.genesis import ModuleVersion
-from ledger.jobs import AuditTerms, Base, ClosedRound, JobTerms
+from ledger.jobs import JOBS_OF_ESTIMATES, AuditTerms, Base, ClosedRound, JobTerms
 from protocol import codec
 from protocol.errors import StorageError
 from protocol.identity import Signed
@@ -51,7 +51,7 @@ class ModelHost:
         return JobTerms(
             name=job.name,
             objective=job.objective,
-            requires=ModuleVersion(job.kind.module, job.kind.version),
+            requires=(ModuleVersion(job.kind.module, job.kind.version), *((JOBS_OF_ESTIMATES,) if job.has_estimates else ())),
             rounds=job.rounds,
             audited=job.audit is AuditMode.FULL,
             needs_worker=job.kind.needs_worker,

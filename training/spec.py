@@ -31,6 +31,7 @@ KEEP_MIN: Final = 4  # elements of a chunk of 4096: fewer say less than the scal
 KEEP_MAX: Final = 4_096  # all of them
 AUDIT_WINDOW_MAX: Final = 1_000  # rounds; each keeps local_steps + 1 states of every trainer on its disk
 AUDIT_BYTES_MAX: Final = 64 << 30  # a volunteer's disk; a job must not fill it unasked
+ESTIMATES_BYTES_MAX: Final = 4 << 30  # of one model, a byte a parameter and trainer; a voter's disk has two or three of them
 SUSPENSION_ROUNDS_MAX: Final = 100_000
 # Honest replays on other processors differ by 5e-6, some by 1e-4, at the least rates by 5e-4: less would suspend honest trainers.
 TOLERANCE_MIN: Final = 1e-3
@@ -69,6 +70,13 @@ class AuditMode(enum.StrEnum):
 class Compression(enum.StrEnum):
     DENSE = "dense"  # a payload says something of every element
     SPARSE = "sparse"  # of the `keep` largest of each chunk
+
+
+class Memory(enum.StrEnum):
+    """What is remembered of a trainer's update that its payload could not say."""
+
+    RESIDUAL = "residual"  # the trainer adds what was left unsaid to its next update: error feedback
+    ESTIMATES = "estimates"  # every voter adds payloads to an estimate of what the trainer means, and aggregates the estimates
 
 
 class Outer(enum.StrEnum):
@@ -139,7 +147,7 @@ class JobSpec:
     outer: Outer = Outer.NESTEROV
     outer_rate: float = 0.7  # not of AdamW, which follows `inner_rate`; of sign, by how much each parameter moves
     outer_momentum: float = 0.5  # of nesterov and sign
-    feedback_decay: float = 0.95  # of the error-feedback buffer e
+    feedback_decay: float = 0.95  # of the error-feedback buffer e; with estimates of the trainer's momentum v
     liars: Annotated[int, Between(0, 200)] = 1  # b: lying trainers the aggregation tolerates
     rule: Rule = Rule.ARC_NNM_TRIM
     accepted_min: Annotated[int, Between(1, TRAINERS_MAX)] = 1  # fewer accepted proposals: the round takes no step
@@ -152,6 +160,7 @@ class JobSpec:
     norm_start: float = 32.0  # the median accepted norm before the first round; decides between two later
     proposal_seconds: float = 60.0  # longest wait for a round's proposals; peers adapt below it
     settings: Annotated[bytes, Length(0, SETTINGS_BYTES_MAX)] = b""  # encoding of the objective's own record, if it has one
+    memory: Memory = codec.added(Memory.RESIDUAL)
 
     @property
     def kind(self) -> Objective:
@@ -190,6 +199,16 @@ class JobSpec:
     @property
     def is_reexecuted(self) -> bool:
         return self.audit is not AuditMode.OFF
+
+    @property
+    def has_estimates(self) -> bool:
+        """Whether voters hold an estimate of each trainer's momentum, and aggregate those."""
+        return self.memory is Memory.ESTIMATES
+
+    @property
+    def update_weight(self) -> float:
+        """By what an update counts in the buffer that a trainer commits to: a part of its momentum, or one."""
+        return 1 - self.feedback_decay if self.has_estimates else 1.0
 
     @property
     def sends_gradients(self) -> bool:
@@ -260,8 +279,8 @@ class JobSpec:
             moves = f"outer 'sign' would move every parameter by outer_rate {self.outer_rate:g} in each round"
             return f"{moves}: take {SIGN_RATE_MAX:g} at most, {SIGN_RATE:g} is usual"
         if self.sends_gradients:
-            return self._gradient_problem() or self._audit_problem()
-        return self._audit_problem()
+            return self._gradient_problem() or self._audit_problem() or self._memory_problem()
+        return self._audit_problem() or self._memory_problem()
 
     def _gradient_problem(self) -> str | None:
         if self.local_steps != 1:
@@ -284,6 +303,22 @@ class JobSpec:
             kept = f"audit 'sampled' would keep {self.audit_bytes / 2**30:.0f} GiB on each trainer's disk"
             return f"{kept}, more than {AUDIT_BYTES_MAX >> 30}: take a shorter audit_window, fewer local_steps or a smaller model"
         return None
+
+    def _memory_problem(self) -> str | None:
+        if not self.has_estimates:
+            return None
+        if self.feedback_decay == 1:
+            return "memory 'estimates' with feedback_decay 1 would never learn of an update: take 0.8, or less"
+        least = 2 * self.liars + 1
+        if least > self.estimates_max:
+            fit = f"{self.estimates_max} estimates of {self.model.parameters} bytes are within {ESTIMATES_BYTES_MAX >> 30} GiB"
+            return f"memory 'estimates' with liars {self.liars} needs {least} trainers, and {fit}: take a smaller model"
+        return None
+
+    @property
+    def estimates_max(self) -> int:
+        """Of how many trainers the voters hold estimates at most."""
+        return min(TRAINERS_MAX, ESTIMATES_BYTES_MAX // self.model.parameters)
 
     @property
     def audit_bytes(self) -> int:
@@ -368,13 +403,32 @@ PRESETS: Final[dict[str, dict[str, Any]]] = {
         "auditors": 2,
         "audit_window": 10,  # rounds of half a second: what is drawn has to be fetched and replayed in them
     },
+    # Where nobody re-executes: of a gradient's momentum everybody holds an estimate, which one bit an element moves, and the rule
+    # stands alone against liars. The momentum is the trainers' own, so that AdamW has none.
+    "unaudited": {
+        "local_steps": 1,
+        "rounds": 600,
+        "warmup_rounds": 30,
+        "compression": Compression.DENSE,
+        "bits": 1,
+        "outer": Outer.ADAMW,
+        "inner_state": InnerStatePolicy.RESET,
+        "inner_rate": 4e-3,
+        "beta1": 0.0,
+        "feedback_decay": 0.8,
+        "rule": Rule.ARC_NNM_TRIM,
+        "norm_start": 1.0,  # no gradient is longer than `clip`
+        "audit": AuditMode.OFF,
+        "memory": Memory.ESTIMATES,
+    },
 }
 
 
 def completed(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The fields that a person has set, with what follows from them for those that were left unset.
 
-    One bit gives all elements of a chunk one size, of which AdamW's second moment learns nothing (1-bit Adam, arXiv:2102.02888).
+    One bit gives all elements of a chunk one size, of which AdamW's second moment learns nothing (1-bit Adam, arXiv:2102.02888);
+    an estimate has levels of eight bits.
     Its warm-up is that of `per-step`, of fewer rounds the same share. `sign` and Muon have rates of their own.
 
     Where every proposal is re-executed before the vote, the rule is the plain mean: what is accepted was computed, and a robust
@@ -388,5 +442,7 @@ def completed(fields: Mapping[str, Any]) -> dict[str, Any]:
         | {"warmup_rounds": usual["warmup_rounds"] * rounds // usual["rounds"]},
         Outer.SIGN: {"outer_rate": SIGN_RATE},
         Inner.MUON: {"inner_rate": MUON_RATE},
+        Memory.ESTIMATES: {name: PRESETS["unaudited"][name] for name in ("bits", "feedback_decay", "rule")},
     }
-    return follows.get(fields.get("outer"), {}) | follows.get(fields.get("inner"), {}) | rule | dict(fields)
+    said = [follows.get(fields.get(name), {}) for name in ("outer", "inner", "memory")]
+    return said[0] | said[1] | said[2] | rule | dict(fields)

@@ -11,7 +11,7 @@ from peer.driver.caveats import SAMPLED_AUDITS
 from protocol.api import TrainRequest
 from protocol.errors import UserError
 
-PRESETS = ("local", "sparse", "per-step")  # of `training.spec`, which is imported only where they are used
+PRESETS = ("local", "sparse", "per-step", "unaudited")  # of `training.spec`, which is imported only where they are used
 PRESET = Argument(
     "--preset",
     choices=PRESETS,
@@ -100,7 +100,7 @@ def warnings_of(request: TrainRequest, said: Mapping[str, str]) -> Iterator[str]
         yield SAMPLED_AUDITS
     if overrides.get("outer") != "adamw":
         return
-    if overrides.get("bits") == "1":
+    if overrides.get("bits") == "1" and overrides.get("memory") != "estimates":
         yield (
             "bits=1 with outer=adamw trains badly: one bit gives all elements of a chunk one size, and AdamW divides by sizes; "
             "take bits=4 (the default with adamw), or outer=nesterov"

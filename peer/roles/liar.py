@@ -186,8 +186,7 @@ def _from_zero(request: Propose) -> Propose:
 def _encoded(round: OpenRound, request: Propose, done: Proposed, m: Float32Array) -> Proposed:
     """A well-formed proposal for whatever m is, with the states of what was done."""
     m.astype("<f4").tofile(request.buffer_out)
-    payload = codec.encode(round.model.header(round.me), m, round.model.layout)
-    return replace(_forged(done, payload), buffer_digest=buffer_digest(m))
+    return replace(_forged(done, round.model.payload(round.me, m)), buffer_digest=buffer_digest(m))
 
 
 def _poisoned(round: OpenRound, request: Propose, done: Proposed, m: Float32Array) -> Proposed:

@@ -25,7 +25,7 @@ class FromOthers(PlainJobs):
         plain, needs, module = plain.partition(b"!")
         terms = super().terms(plain)
         if needs:
-            return replace(terms, requires=ModuleVersion(module.decode(), 1))
+            return replace(terms, requires=(ModuleVersion(module.decode(), 1),))
         return replace(terms, base=Base(of[:32], of[32], of[33:])) if at else terms
 
     def misfit(self, base: bytes, spec: bytes) -> str | None:

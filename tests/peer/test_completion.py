@@ -34,7 +34,7 @@ def offered(bash: Path, *typed: str) -> set[str]:
 def test_commands_options_and_choices_are_offered_where_they_may_stand(bash: Path, tmp_path: Path) -> None:
     assert offered(bash, "peer", "st") == {"stats", "status"}
     assert offered(bash, "peer", "train", "--pre") == {"--preset"}
-    assert offered(bash, "peer", "train", "--preset", "") == {"local", "sparse", "per-step"}
+    assert offered(bash, "peer", "train", "--preset", "") == {"local", "sparse", "per-step", "unaudited"}
     assert offered(bash, "peer", "run", "--listen", "") == set(), "that may be anything"
     assert offered(bash, "peer", "config", "s") == {"show"}
     assert offered(bash, "peer", "help", "audit") == {"audit", "audits"}

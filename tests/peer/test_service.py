@@ -152,11 +152,11 @@ async def test_token_shards_train_as_their_manifest_says(trainer: Daemon, tmp_pa
 
 
 @pytest.mark.parametrize(
-    "settings", [("per-step",), ("sparse", "audit=full", "inner=muon"), ("sparse", "audit=sampled")], ids=str
+    "settings", [("per-step",), ("unaudited",), ("sparse", "audit=full", "inner=muon"), ("sparse", "audit=sampled")], ids=str
 )
 async def test_every_preset_trains_with_what_it_keeps_from_round_to_round(trainer: Daemon, settings: tuple[str, ...]) -> None:
     preset, *fields = settings
-    steps = "1" if preset == "per-step" else "2"
+    steps = "1" if preset in ("per-step", "unaudited") else "2"
     chosen = [word for field in fields for word in ("--set", field)]
     tiny = [f"local_steps={steps}" if word == "local_steps=1" else word for word in TINY]
     status, _, error = train(trainer, "--preset", preset, "--rounds", "3", *tiny, *chosen)

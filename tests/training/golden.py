@@ -31,7 +31,7 @@ from benchmarks import dispatch
 from tests.training.replicated.support import JOB, ODD, RAGGED, SMALL, buffer, header, proposed, trainer, update
 from training import stream
 from training.objectives.scratch import Scratch
-from training.replicated import aggregate, codec, feedback, outer
+from training.replicated import aggregate, codec, estimates, feedback, outer
 from training.replicated.init import initial_parameters
 from training.replicated.layout import CHUNK, Float32Array, layout_of
 from training.replicated.model import ReplicatedModel
@@ -59,7 +59,7 @@ Named = Iterator[tuple[str, bytes]]
 
 def everything() -> dict[str, str]:
     """Name -> SHA-256, in the order they are computed in."""
-    parts = (streams, initialisation, sampling, schedules, payloads, error_feedback, aggregates, outer_steps, models)
+    parts = (streams, initialisation, sampling, schedules, payloads, error_feedback, estimated, aggregates, outer_steps, models)
     return {name: hashlib.sha256(data).hexdigest() for part in parts for name, data in part()}
 
 
@@ -120,6 +120,16 @@ def error_feedback() -> Named:
         e = feedback.feedback_after(feedback.Record(*digests, 3, stepped, halvings), m, payload, RAGGED)
         accumulated = feedback.accumulate(e, buffer(RAGGED, "delta"), 0.95)
         yield f"feedback, stepped {stepped}, halved {halvings}", _little(e) + _little(accumulated)
+
+
+def estimated() -> Named:
+    """Estimates after a few payloads, each of which says a part of another vector."""
+    for mode in MODES:
+        estimate = None
+        for number in range(ROUNDS):
+            said = estimates.said(buffer(RAGGED, "meant", number), estimate)
+            estimate = estimates.moved(estimate, update(said, RAGGED, number, mode))
+            yield f"estimate {number}, {_told(mode)}", estimate.encode()
 
 
 def aggregates() -> Named:
@@ -197,8 +207,8 @@ def _model(name: str, spec: JobSpec) -> Named:
     for number in range(ROUNDS):
         items = []
         for key in map(trainer, range(5)):
-            e = feedback.feedback_after(model.records.get(key), *sent.get(key, (None, None)), model.layout)
-            m = feedback.accumulate(e, buffer(model.layout, "golden", number, key), spec.feedback_decay)
+            e = model.carried(key, *sent.get(key, (None, None)))
+            m = feedback.accumulate(e, buffer(model.layout, "golden", number, key), spec.feedback_decay, spec.update_weight)
             items.append(proposed(model, key, m))
             sent[key] = m, items[-1].payload
         model = model.apply(items, {})

@@ -15,10 +15,11 @@ from protocol.reasons import Verdict
 from training import tasks
 from training.objectives.scratch import Scratch
 from training.replay import proposals
+from training.replay.trace import RELATIVE_ERROR_MAX
 from training.replicated import codec
 from training.replicated.feedback import buffer_digest
 from training.replicated.model import Accepted, ReplicatedModel
-from training.spec import TOLERANCE_MIN, JobSpec
+from training.spec import TOLERANCE_MIN, JobSpec, Memory
 
 JOB, TRAINER = hashlib.sha256(b"job").digest(), b"t" * 32
 SPEC = JobSpec(name="s", objective="scratch")
@@ -41,14 +42,18 @@ def audit_of(folder: Path, round: int, previous: int | None = None) -> tasks.Aud
 
 @pytest.fixture
 def two_rounds(tmp_path: Path) -> Path:
+    return _two_rounds(tmp_path, SPEC)
+
+
+def _two_rounds(folder: Path, spec: JobSpec) -> Path:
     """Models of rounds 0 and 1, with a proposal of round 0 accepted between them."""
-    model = ReplicatedModel.initial(JOB, SPEC)
-    model.save(tmp_path / "model0")
-    proposed = propose(tmp_path, 0)
+    model = ReplicatedModel.initial(JOB, spec)
+    model.save(folder / "model0")
+    proposed = propose(folder, 0)
     digests = proposed.payload_digest, len(proposed.payload), proposed.buffer_digest
     accepted = Accepted(TRAINER, Proposal(JOB, 0, model.root, *digests, None), proposed.payload)
-    model.apply([accepted], {}).save(tmp_path / "model1")
-    return tmp_path
+    model.apply([accepted], {}).save(folder / "model1")
+    return folder
 
 
 def test_the_digests_are_those_of_what_was_written(two_rounds: Path) -> None:
@@ -149,3 +154,51 @@ def test_whatever_a_trainer_commits_to_or_goes_on_from_an_audit_ends_with_a_verd
     audited = proposals.audit(request, UPDATE)
     assert audited.verdict in (Verdict.ACCEPT, Verdict.REPLAY) and 0 <= audited.relative_error <= proposals.RELATIVE_ERROR_MAX
     assert size == SIZE or audited.verdict is Verdict.REPLAY
+
+
+# Of estimates --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def two_rounds_of_estimates(tmp_path: Path) -> Path:
+    spec = JobSpec(name="s", objective="scratch", memory=Memory.ESTIMATES, feedback_decay=0.75)
+    return _two_rounds(tmp_path, spec)
+
+
+def test_what_is_sent_moves_the_estimate_towards_the_momentum(two_rounds_of_estimates: Path) -> None:
+    folder = two_rounds_of_estimates
+    propose(folder, 1, previous=0)
+    before, v = (np.fromfile(folder / name, "<f4") for name in ("m0", "m1"))
+    deltas = [Scratch().known_update(JOB, round, TRAINER, len(v)) for round in (0, 1)]
+    assert np.array_equal(before, deltas[0] * np.float32(0.25))
+    assert np.array_equal(v, before * np.float32(0.75) + deltas[1] * np.float32(0.25))
+    model = ReplicatedModel.open(folder / "model1")
+    held = model.held(TRAINER)
+    assert held is not None
+    assert (folder / "p1").read_bytes() == codec.encode(model.header(TRAINER), v - held, model.layout)
+
+
+def test_a_momentum_that_is_lost_costs_no_more_than_that_it_begins_anew(two_rounds_of_estimates: Path) -> None:
+    (two_rounds_of_estimates / "m0").write_bytes(bytes(12))
+    proposed = propose(two_rounds_of_estimates, 1, previous=0)
+    assert proposed.feedback is None
+    assert proposals.audit(audit_of(two_rounds_of_estimates, 1), UPDATE).verdict is Verdict.ACCEPT
+
+
+@pytest.mark.parametrize(
+    "done, claimed, verdict", [(0, 0, Verdict.ACCEPT), (None, None, Verdict.ACCEPT), (None, 0, Verdict.REPLAY)]
+)
+def test_a_momentum_is_audited_as_a_buffer_is(
+    two_rounds_of_estimates: Path, done: int | None, claimed: int | None, verdict: Verdict
+) -> None:
+    propose(two_rounds_of_estimates, 1, done)
+    assert proposals.audit(audit_of(two_rounds_of_estimates, 1, claimed), UPDATE).verdict is verdict
+
+
+def test_a_payload_that_forgets_the_estimate_is_no_encoding_of_the_momentum(two_rounds_of_estimates: Path) -> None:
+    folder = two_rounds_of_estimates
+    propose(folder, 1, previous=0)
+    model = ReplicatedModel.open(folder / "model1")
+    (folder / "p1").write_bytes(codec.encode(model.header(TRAINER), np.fromfile(folder / "m1", "<f4"), model.layout))
+    audited = proposals.audit(audit_of(folder, 1, 0), UPDATE)
+    assert audited.verdict is Verdict.REPLAY and audited.relative_error == RELATIVE_ERROR_MAX

@@ -73,7 +73,7 @@ def test_a_manifest_that_is_not_under_the_root_is_refused(tmp_path: Path) -> Non
         host.receive(JOB, 0, ModelHost(tmp_path / "other").create(JOB, other.encode()), source.manifest(JOB, 0))
     with pytest.raises(RemoteProtocolError):
         host.receive(JOB, 0, root, source.manifest(JOB, 0)[:-1])
-    saved, _ = files.read(source.directory(JOB, 0))
+    saved, *_ = files.read(source.directory(JOB, 0))
     lying = replace(saved, leaves=(bytes(32), *saved.leaves[1:]))
     with pytest.raises(RemoteProtocolError, match="bad-part"):
         host.receive(JOB, 0, root, files.codec.encode(lying))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 from typing import Any
 
@@ -8,7 +9,19 @@ import pytest
 from protocol.errors import RemoteProtocolError, UserError
 from protocol.limits import BLOB_BYTES_MAX
 from training.replay.inner_state import inner_bytes
-from training.spec import MUON_RATE, PRESETS, SIGN_RATE, AuditMode, Inner, InnerStatePolicy, JobSpec, Outer, Rule, completed
+from training.spec import (
+    MUON_RATE,
+    PRESETS,
+    SIGN_RATE,
+    AuditMode,
+    Inner,
+    InnerStatePolicy,
+    JobSpec,
+    Memory,
+    Outer,
+    Rule,
+    completed,
+)
 from training.transformer import ModelSpec
 
 JOB = JobSpec(name="job", data=bytes(32))
@@ -18,6 +31,12 @@ def test_a_specification_survives_the_wire() -> None:
     assert JobSpec.decode(JOB.encode()) == JOB
     scratch = JobSpec(name="test", objective="scratch")
     assert JobSpec.decode(scratch.encode()) == scratch
+    estimated = replace(JOB, audit=AuditMode.OFF, memory=Memory.ESTIMATES)
+    assert JobSpec.decode(estimated.encode()) == estimated
+
+
+def test_a_job_that_says_nothing_of_memory_has_the_bytes_and_the_identity_that_it_had() -> None:
+    assert hashlib.sha256(JOB.encode()).hexdigest() == "9fd17215469da3503b01566b9ff95ec67612f22f6fe20b052ea97c49acf58fe8"
 
 
 @pytest.mark.parametrize(
@@ -61,6 +80,8 @@ def test_a_specification_survives_the_wire() -> None:
         {"outer": Outer.ADAMW},
         {"outer": Outer.ADAMW, "local_steps": 1, "inner": Inner.MUON},
         {"outer": Outer.ADAMW, "local_steps": 1, "inner_state": InnerStatePolicy.KEEP},
+        {"memory": Memory.ESTIMATES, "feedback_decay": 1.0},
+        {"memory": Memory.ESTIMATES, "liars": 100},
         {"model": ModelSpec(vocabulary=300)},
         {"model": ModelSpec(width=10, heads=4)},
         {"model": ModelSpec(heads=3, kv_heads=2, width=66)},
@@ -99,6 +120,8 @@ def test_values_so_small_that_honest_trainers_or_audits_would_suffer_are_told_wi
 
 
 def test_a_person_is_told_what_goes_together_and_the_way_out() -> None:
+    with pytest.raises(UserError, match=r"memory 'estimates' with feedback_decay 1 would never learn of an update: take 0.8"):
+        replace(JOB, memory=Memory.ESTIMATES, feedback_decay=1.0).checked()
     with pytest.raises(UserError, match=r"model.vocabulary 300 needs a tokenizer: use `train --vocabulary 300`, or leave it at"):
         replace(JOB, model=ModelSpec(vocabulary=300)).checked()
     with pytest.raises(UserError, match="outer 'adamw' needs local_steps 1, not 10: take outer 'nesterov'"):
@@ -167,13 +190,20 @@ def test_a_preset_is_a_job_that_can_be_started_and_only_names_what_it_changes_or
 
 @pytest.mark.parametrize(
     "fields, bits",
-    [({"outer": Outer.ADAMW}, 4), ({"outer": Outer.ADAMW, "bits": 1}, 1), ({"outer": Outer.ADAMW, "bits": 8}, 8), ({}, 1)],
+    [
+        ({"outer": Outer.ADAMW}, 4),
+        ({"outer": Outer.ADAMW, "bits": 1}, 1),
+        ({"outer": Outer.ADAMW, "bits": 8}, 8),
+        ({"outer": Outer.ADAMW, "memory": Memory.ESTIMATES}, 1),
+        ({}, 1),
+    ],
     ids=str,
 )
 def test_one_bit_is_what_adamw_gets_only_from_who_asks_for_it(fields: dict[str, Any], bits: int) -> None:
-    """With one bit all elements of a chunk have one size, and AdamW's second moment learns nothing of them."""
+    """With one bit all elements of a chunk have one size, and AdamW's second moment learns nothing. Estimates have more."""
     assert replace(JOB, **completed({"local_steps": 1, **fields})).checked().bits == bits
-    assert completed(PRESETS["per-step"]) == PRESETS["per-step"]
+    for name in ("per-step", "unaudited"):
+        assert completed(PRESETS[name]) == PRESETS[name]
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from training.objectives.objective import Declaration, Reason
 from training.replay import trace
 from training.replay.inner_state import InnerState, OnState
 from training.replay.trace import RELATIVE_ERROR_MAX, StateDigests, States, StateWriter, Trace
-from training.replicated import codec, feedback
+from training.replicated import feedback
 from training.replicated.layout import Float32Array, float32_bytes, layout_of
 from training.replicated.model import ReplicatedModel
 from training.spec import JobSpec
@@ -73,7 +73,8 @@ class Declarer(Protocol):
 
 
 def propose(request: Propose, update: Update, declarer: Declarer | None = None) -> Proposed:
-    """Computes the update, adds what earlier payloads left unsaid, writes m and the states of the job, and encodes it.
+    """Computes the update, adds what earlier payloads left unsaid or its momentum, writes m and the states of the job, and
+    encodes it.
 
     What of the trainer's own is not whole any more is not gone on from: beginning anew is always allowed.
     """
@@ -85,8 +86,8 @@ def propose(request: Propose, update: Update, declarer: Declarer | None = None) 
     place = request.job, request.round, request.trainer
     declaration = _own_declaration(request, model, declarer)
     delta, loss = update(model.parameters, *place, inner, take, declaration=declaration)
-    m = feedback.accumulate(e, delta, model.spec.feedback_decay)
-    payload = codec.encode(model.header(request.trainer), m, model.layout)
+    m = feedback.accumulate(e, delta, model.spec.feedback_decay, model.spec.update_weight)
+    payload = model.payload(request.trainer, m)
     buffer = float32_bytes(m)
     Path(request.buffer_out).write_bytes(buffer)
     digests = hashlib.sha256(payload).digest(), hashlib.sha256(buffer).digest()
@@ -134,10 +135,11 @@ def _judge(request: Audit, model: ReplicatedModel, update: Update, declarer: Dec
     payload = Path(request.payload).read_bytes()
     take = last.take if inner else _forget
     delta, _ = update(model.parameters, request.job, request.round, trainer, previous, take, declaration=declaration)
-    decay, tolerance = spec.feedback_decay, spec.replay_tolerance
-    verdict = feedback.judge_replay(m, e, delta, payload, model.header(trainer), model.layout, decay, tolerance)
-    error = trace.ratio(*feedback.replay_distances(m, e, delta, decay))
-    if verdict is not Verdict.ACCEPT and not feedback.encodes(m, payload, model.header(trainer), model.layout):
+    decay, tolerance, weight, held = spec.feedback_decay, spec.replay_tolerance, spec.update_weight, model.held(trainer)
+    header, layout = model.header(trainer), model.layout
+    verdict = feedback.judge_replay(m, e, delta, payload, header, layout, decay, tolerance, weight, held)
+    error = trace.ratio(*feedback.replay_distances(m, e, delta, decay, weight))
+    if verdict is not Verdict.ACCEPT and not feedback.encodes(m if held is None else m - held, payload, header, layout):
         error = RELATIVE_ERROR_MAX  # however near m is, the payload says something else
     if inner and last.inner and verdict is Verdict.ACCEPT:
         error = max(error, trace.inner_error(inner, last.inner, spec))
@@ -199,12 +201,14 @@ def _starts(request: Replay, model: ReplicatedModel, first: StateDigests) -> boo
 
 
 def _ends(request: Replay, model: ReplicatedModel, states: States) -> bool:
-    """Whether m = decay·e + (θ_0 − θ_H), exactly, and the payload encodes m."""
+    """Whether m = decay·e + (θ_0 − θ_H), exactly, with the job's weight, and the payload says m."""
     m, e = _buffer(Path(request.buffer), model), _feedback(request, model)
     delta = model.parameters - states.parameters(model.spec.local_steps)
-    if not np.array_equal(m, feedback.accumulate(e, delta, model.spec.feedback_decay)):
+    if not np.array_equal(m, feedback.accumulate(e, delta, model.spec.feedback_decay, model.spec.update_weight)):
         return False
-    return feedback.encodes(m, Path(request.payload).read_bytes(), model.header(request.trainer), model.layout)
+    held = model.held(request.trainer)
+    said = m if held is None else m - held
+    return feedback.encodes(said, Path(request.payload).read_bytes(), model.header(request.trainer), model.layout)
 
 
 # Declarations ----------------------------------------------------------------------------------------------------------
@@ -315,7 +319,7 @@ def _feedback(request: Propose | Audit | Replay, model: ReplicatedModel) -> Floa
     if record is None:
         raise LocalProtocolError("a previous buffer was named for a trainer that has had nothing accepted")
     previous = _buffer(Path(request.previous_buffer), model)
-    return feedback.feedback_after(record, previous, Path(request.previous_payload).read_bytes(), model.layout)
+    return model.carried(request.trainer, previous, Path(request.previous_payload).read_bytes())
 
 
 def _buffer(path: Path, model: ReplicatedModel) -> Float32Array:

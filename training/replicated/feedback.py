@@ -53,11 +53,11 @@ def feedback_after(record: Record | None, m: Float32Array | None, payload: bytes
     return left
 
 
-def accumulate(e: Float32Array, delta: Float32Array, decay: float) -> Float32Array:
-    """m = decay·e + Δ, rounded after each operation."""
+def accumulate(e: Float32Array, delta: Float32Array, decay: float, weight: float = 1.0) -> Float32Array:
+    """m = decay·e + weight·Δ, rounded after each operation."""
     with np.errstate(over="ignore", invalid="ignore"):  # a diverged Δ gives a non-finite m, which has no encoding
         m = e * np.float32(decay)
-        m += delta
+        m += delta if weight == 1 else delta * np.float32(weight)
     return m
 
 
@@ -70,14 +70,19 @@ def judge_replay(
     layout: Layout,
     decay: float,
     tolerance: float,
+    weight: float = 1.0,
+    held: Float32Array | None = None,
 ) -> Verdict:
-    """Whether `payload` encodes the committed `m` exactly, and `m` is what re-execution gives, up to `tolerance` · ‖Δ‖."""
+    """Whether `payload` says the committed `m` exactly, and `m` is what re-execution gives, up to `tolerance` · ‖weight · Δ‖.
+
+    `held` is what everybody knows of m already: the trainer's estimate, where the job has estimates.
+    """
     for vector in (m, e, delta_replay):
         if vector.shape != (layout.size,) or not _is_finite(vector):
             return Verdict.REPLAY
-    if not encodes(m, payload, header, layout):
+    if not encodes(m if held is None else m - held, payload, header, layout):
         return Verdict.REPLAY
-    error, norm = replay_distances(m, e, delta_replay, decay)
+    error, norm = replay_distances(m, e, delta_replay, decay, weight)
     return Verdict.ACCEPT if error <= tolerance * norm else Verdict.REPLAY
 
 
@@ -93,15 +98,17 @@ def _is_finite(vector: Float32Array) -> bool:
     return math.isfinite(vector.max()) and math.isfinite(vector.min())
 
 
-def replay_distances(m: Float32Array, e: Float32Array, delta: Float32Array, decay: float) -> tuple[float, float]:
-    """‖m − (decay·e + Δ)‖ and ‖Δ‖ in float64; opinions of honest judges differ only at the edge of a wide gap."""
+def replay_distances(
+    m: Float32Array, e: Float32Array, delta: Float32Array, decay: float, weight: float = 1.0
+) -> tuple[float, float]:
+    """‖m − (decay·e + weight·Δ)‖ and ‖weight·Δ‖ in float64; opinions of honest judges differ only at the edge of a wide gap."""
     error = norm = 0.0
     with np.errstate(over="ignore", invalid="ignore"):  # a liar's values overflow: that is far away
         for start in range(0, len(m), BLOCK):
             part = slice(start, start + BLOCK)
-            error += _sum_of_squares(np.subtract(m[part], accumulate(e[part], delta[part], decay), dtype=np.float64))
+            error += _sum_of_squares(np.subtract(m[part], accumulate(e[part], delta[part], decay, weight), dtype=np.float64))
             norm += _sum_of_squares(delta[part].astype(np.float64))
-    return math.sqrt(error), math.sqrt(norm)
+    return math.sqrt(error), weight * math.sqrt(norm)
 
 
 def _sum_of_squares(part: npt.NDArray[np.float64]) -> float:

@@ -1,5 +1,5 @@
 """A model on disk: a directory of one file of little-endian float32 for every vector (`parameters.f32`, and one for each slot of
-the outer optimizer) and `state.msgpack`.
+the outer optimizer), of one with all trainers' estimates where the job has any, and `state.msgpack`.
 
 It is written beside its final name, made durable and then renamed, so that a name never stands for half a model. Most models of
 a job are not made durable (`docs/decisions/0030`): while the machine runs they are as good as others, and if it stops they are
@@ -20,23 +20,29 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, BinaryIO, Final
+from typing import Annotated, Any, BinaryIO, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from protocol import codec
 from protocol.codec import Digest, Length
 from protocol.errors import RemoteProtocolError, StorageError
+from protocol.limits import TRAINERS_MAX
 from storage.crash_points import crash_points
 from storage.durable import lock, make_directory, sync_directory
+from training.replicated import estimates
 from training.replicated.layout import CHUNKS_MAX, Float32Array, float32_bytes, layout_of
 from training.replicated.outer import slots_of
-from training.replicated.state import PARAMETERS, State, root_of
-from training.spec import JobSpec
+from training.replicated.state import ESTIMATES, PARAMETERS, PIECE_BYTES, Encoded, Piece, State, pieces_of, root_of
+from training.spec import ESTIMATES_BYTES_MAX, JobSpec
 
 STATE: Final = "state.msgpack"
 DURABLE: Final = "durable"
 VECTORS_MAX: Final = 3  # parameters and the two moments of AdamW
+LEAVES_MAX: Final = (
+    VECTORS_MAX * CHUNKS_MAX + TRAINERS_MAX + 2 * (ESTIMATES_BYTES_MAX // PIECE_BYTES)
+)  # estimates have scales, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +50,7 @@ class Saved:
     """What `state.msgpack` holds: all but the vectors, and their hashes."""
 
     state: State
-    leaves: Annotated[tuple[Digest, ...], Length(1, VECTORS_MAX * CHUNKS_MAX)]
+    leaves: Annotated[tuple[Digest, ...], Length(1, LEAVES_MAX)]
     root: Digest
 
 
@@ -53,14 +59,25 @@ def vectors_of(spec: JobSpec) -> tuple[str, ...]:
     return (PARAMETERS, *slots_of(spec))
 
 
-def file_of(vector: str) -> str:
-    return f"{vector}.f32"
+def parts_of(spec: JobSpec) -> tuple[str, ...]:
+    """Names of what has a file of its own: the vectors, and the estimates of a job that has any."""
+    return (*vectors_of(spec), *((ESTIMATES,) if spec.has_estimates else ()))
+
+
+def pieces_in(state: State) -> tuple[Piece, ...]:
+    """All that has a leaf, in their order; the state's own comes after them."""
+    spec = state.spec
+    return tuple(pieces_of(layout_of(spec), vectors_of(spec), sorted(state.records) if spec.has_estimates else ()))
+
+
+def file_of(part: str) -> str:
+    return f"{part}.payloads" if part == ESTIMATES else f"{part}.f32"
 
 
 class Fresh:
     """A model that is being written beside its final name. Within `explained`; what was there is there until `install`."""
 
-    def __init__(self, directory: Path, vectors: Sequence[str]) -> None:
+    def __init__(self, directory: Path, parts: Sequence[str]) -> None:
         finish_exchange(directory)
         self._directory, self._folder = directory, directory.with_name(f".{directory.name}.fresh")
         remove(self._folder)
@@ -70,7 +87,7 @@ class Fresh:
         except FileNotFoundError:
             self._folder.mkdir()
         with ExitStack() as opened:
-            self._files = {name: opened.enter_context(_open_over(self._folder / file_of(name))) for name in vectors}
+            self._files = {name: opened.enter_context(_open_over(self._folder / file_of(name))) for name in parts}
             self._opened = opened.pop_all()
 
     def __enter__(self) -> Fresh:
@@ -79,8 +96,8 @@ class Fresh:
     def __exit__(self, *_: object) -> None:
         self._opened.close()
 
-    def append(self, vector: str, elements: Float32Array) -> None:
-        self._files[vector].write(float32_bytes(elements))
+    def append(self, part: str, data: Float32Array | Encoded) -> None:
+        self._files[part].write(float32_bytes(data) if isinstance(data, np.ndarray) else data)
 
     def install(self, saved: Saved, durable: bool) -> None:
         """It gets its name, and if it is to be `durable`, is so once this returns."""
@@ -112,11 +129,15 @@ def is_durable(directory: Path) -> bool:
     return (directory / DURABLE).exists()
 
 
-def write(directory: Path, saved: Saved, vectors: Mapping[str, Float32Array], durable: bool = True) -> None:
+def write(
+    directory: Path, saved: Saved, vectors: Mapping[str, Float32Array], held: Mapping[bytes, Encoded], durable: bool = True
+) -> None:
     """Raises `StorageError` if the disk is full or refuses; what was there is still there then."""
-    with explained(directory), Fresh(directory, tuple(vectors)) as fresh:
+    with explained(directory), Fresh(directory, parts_of(saved.state.spec)) as fresh:
         for name, vector in vectors.items():
             fresh.append(name, vector)
+        for trainer in sorted(held):
+            fresh.append(ESTIMATES, held[trainer])
         fresh.install(saved, durable)
 
 
@@ -128,13 +149,19 @@ def explained(directory: Path) -> Iterator[None]:
         raise StorageError(f"cannot write {directory}: {error.strerror}; free some space and start again") from error
 
 
-def read(directory: Path) -> tuple[Saved, dict[str, Float32Array]]:
+def read(directory: Path) -> tuple[Saved, dict[str, Float32Array], dict[bytes, Encoded]]:
+    """With the vectors, and the encoded estimates by trainer."""
     finish_exchange(directory)
     saved = _read_state(directory)
     if root_of(saved.leaves, saved.state) != saved.root:
         raise _damaged(directory / STATE)
-    size = layout_of(saved.state.spec).size
-    return saved, {name: _map(directory / file_of(name), size) for name in vectors_of(saved.state.spec)}
+    layout = layout_of(saved.state.spec)
+    vectors = {name: _map(directory / file_of(name), "<f4", layout.size) for name in vectors_of(saved.state.spec)}
+    if not saved.state.spec.has_estimates:
+        return saved, vectors, {}
+    trainers, size = sorted(saved.state.records), estimates.size(layout)
+    data = _map(directory / file_of(ESTIMATES), "u1", len(trainers) * size).data
+    return saved, vectors, {trainer: data[at * size : (at + 1) * size] for at, trainer in enumerate(trainers)}
 
 
 def read_manifest(directory: Path) -> bytes:
@@ -159,7 +186,7 @@ def _root_in(directory: Path) -> bytes | None:
         return None
 
 
-def _map(path: Path, size: int) -> Float32Array:
+def _map(path: Path, dtype: str, size: int) -> npt.NDArray[Any]:
     """The file's elements. It stays locked while they are mapped, since the map has a duplicate of its descriptor."""
     try:
         with path.open("rb") as file:
@@ -167,9 +194,9 @@ def _map(path: Path, size: int) -> Float32Array:
             opened, named = os.fstat(file.fileno()), path.stat()
             if opened.st_ino != named.st_ino:
                 raise FileNotFoundError(errno.ENOENT, "written over before it was locked")
-            if opened.st_size != 4 * size:
+            if opened.st_size != np.dtype(dtype).itemsize * size:
                 raise _damaged(path)
-            return np.asarray(np.memmap(file, dtype="<f4", mode="r", shape=(size,)))
+            return np.asarray(np.memmap(file, dtype, mode="r", shape=(size,))) if size else np.empty(0, dtype)
     except OSError as error:
         raise StorageError(f"{path} cannot be read ({error}): restore a snapshot") from None
 

@@ -1,9 +1,10 @@
-"""A model that arrives in parts: the blocks of its vectors, a few together, each checked with its leaf under the model root."""
+"""A model that arrives in parts: pieces of its files, a few together, each checked with its leaf under the model root."""
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -13,26 +14,24 @@ from protocol.errors import RemoteProtocolError, StorageError
 from protocol.limits import PART_BYTES_MAX
 from storage.crash_points import crash_points
 from training.replicated import files
-from training.replicated.layout import BLOCK, Block, float32_bytes, layout_of
 from training.replicated.model import ReplicatedModel
-from training.replicated.state import leaf_name, leaf_of, root_of
+from training.replicated.state import PIECE_BYTES, Piece, leaf_of, root_of
 
-LEAVES_PER_PART: Final = PART_BYTES_MAX // (4 * BLOCK)
+LEAVES_PER_PART: Final = PART_BYTES_MAX // PIECE_BYTES
 
 assert LEAVES_PER_PART >= 1
 
 
 def part_of(model: ReplicatedModel, index: int) -> bytes:
     """`StorageError` if the disk holds something else than the root says; `RemoteProtocolError` if there is no such part."""
-    blocks = [(name, block) for name in model.vectors for block in model.layout.blocks]
-    chosen = blocks[index * LEAVES_PER_PART : (index + 1) * LEAVES_PER_PART]
+    part = slice(index * LEAVES_PER_PART, (index + 1) * LEAVES_PER_PART)
+    chosen = model.pieces[part]
     if not chosen:
         raise RemoteProtocolError("bad-request", f"the model has no part {index}")
-    data = [bytes(float32_bytes(model.vectors[name][block.elements])) for name, block in chosen]
-    expected = model.leaves[index * LEAVES_PER_PART :]
-    for (name, block), piece, leaf in zip(chosen, data, expected, strict=False):
-        if leaf_of(piece) != leaf:
-            raise StorageError(f"{leaf_name(name, block)} of the model does not hash to its model root: restore a snapshot")
+    data = [bytes(model.bytes_of(piece)) for piece in chosen]
+    for piece, found, leaf in zip(chosen, data, model.leaves[part], strict=True):
+        if leaf_of(found) != leaf:
+            raise StorageError(f"{piece.name} of the model does not hash to its model root: restore a snapshot")
     return b"".join(data)
 
 
@@ -47,36 +46,27 @@ class IncomingModel:
         if saved.root != root or root_of(saved.leaves, saved.state) != root:
             raise RemoteProtocolError("bad-part", "another manifest than the one under the model root")
         self._saved, self._directory, self._replaced = saved, directory, replaced
-        layout = layout_of(saved.state.spec)
-        vectors = files.vectors_of(saved.state.spec)
-        assert (saved.state.job, saved.state.round) == (job, number) and len(saved.leaves) == len(vectors) * len(layout.blocks)
-        self._blocks = [(name, block) for name in vectors for block in layout.blocks]
-        self.parts = -(-len(self._blocks) // LEAVES_PER_PART)
+        self._pieces = files.pieces_in(saved.state)
+        assert (saved.state.job, saved.state.round) == (job, number) and len(saved.leaves) == len(self._pieces)
+        self.parts = -(-len(self._pieces) // LEAVES_PER_PART)
         self._folder = directory.with_name(f".{directory.name}.incoming")
         with files.explained(self._folder):
             files.remove(self._folder)
             self._folder.mkdir(parents=True)
-            self._files: dict[str, BinaryIO] = {name: (self._folder / files.file_of(name)).open("wb") for name in vectors}
+            names = files.parts_of(saved.state.spec)
+            self._files: dict[str, BinaryIO] = {name: (self._folder / files.file_of(name)).open("wb") for name in names}
 
     def put(self, index: int, data: bytes) -> None:
-        chosen = self._blocks[index * LEAVES_PER_PART : (index + 1) * LEAVES_PER_PART]
-        pieces = self._cut(data, [block for _, block in chosen])
-        expected = self._saved.leaves[index * LEAVES_PER_PART :]
-        for (name, block), piece, leaf in zip(chosen, pieces, expected, strict=False):
-            if leaf_of(piece) != leaf:
-                raise RemoteProtocolError("bad-part", f"{leaf_name(name, block)} of the model is not what the model root says")
+        part = slice(index * LEAVES_PER_PART, (index + 1) * LEAVES_PER_PART)
+        chosen, expected = self._pieces[part], self._saved.leaves[part]
+        cut = _cut(data, chosen)
+        for piece, found, leaf in zip(chosen, cut, expected, strict=True):
+            if leaf_of(found) != leaf:
+                raise RemoteProtocolError("bad-part", f"{piece.name} of the model is not what the model root says")
         with files.explained(self._folder):
-            for (name, block), piece in zip(chosen, pieces, strict=True):
-                self._files[name].seek(4 * block.elements.start)
-                self._files[name].write(piece)
-
-    def _cut(self, data: bytes, blocks: list[Block]) -> list[bytes]:
-        ends = [0]
-        for block in blocks:
-            ends.append(ends[-1] + 4 * block.size)
-        if ends[-1] != len(data):
-            raise RemoteProtocolError("bad-part", f"{len(data)} bytes of a model, expected {ends[-1]}")
-        return [data[start:end] for start, end in pairwise(ends)]
+            for piece, found in zip(chosen, cut, strict=True):
+                self._files[piece.file].seek(piece.bytes.start)
+                self._files[piece.file].write(found)
 
     def install(self) -> None:
         with files.explained(self._directory):
@@ -95,3 +85,10 @@ class IncomingModel:
             file.close()
         with files.explained(self._folder):
             files.remove(self._folder)
+
+
+def _cut(data: bytes, pieces: Sequence[Piece]) -> list[bytes]:
+    ends = [0, *itertools.accumulate(piece.bytes.stop - piece.bytes.start for piece in pieces)]
+    if ends[-1] != len(data):
+        raise RemoteProtocolError("bad-part", f"{len(data)} bytes of a model, expected {ends[-1]}")
+    return [data[start:end] for start, end in pairwise(ends)]

@@ -11,18 +11,30 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 import numpy as np
 
 from protocol.errors import LocalProtocolError, RemoteProtocolError, StorageError
+from protocol.identity import short_id
 from protocol.messages import Proposal
 from protocol.reasons import Verdict
-from training.replicated import aggregate, codec, files, outer
+from training.replicated import aggregate, codec, estimates, feedback, files, outer
 from training.replicated.feedback import HALVINGS_MAX, Record
 from training.replicated.init import initial_parameters
-from training.replicated.layout import Block, Float32Array, Layout, layout_of
-from training.replicated.state import NORM_ROUNDS, PARAMETERS, State, leaf_of, root_of, vector_leaves
+from training.replicated.layout import Block, Float32Array, Layout, float32_bytes, layout_of
+from training.replicated.state import (
+    ESTIMATES,
+    NORM_ROUNDS,
+    PARAMETERS,
+    Encoded,
+    Piece,
+    State,
+    leaf_of,
+    leaves_of,
+    root_of,
+)
 from training.spec import JobSpec
 
 CHECKED_BYTES_MAX: Final = 8 << 20  # of payloads that stay decoded from their check to the step; it decodes the others again
@@ -44,15 +56,20 @@ class _Checked:
 
     digest: bytes
     payload: bytes
-    update: codec.Update
-    norm_squared: float
+    update: codec.Update  # what is aggregated: the payload's, or the estimate that it moves
+    norm_squared: float  # of the update
+
+    @property
+    def bytes(self) -> int:
+        return len(self.payload) + (len(self.update.packed) if self.update.mode == estimates.MODE else 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReplicatedModel:
     state: State
     vectors: Mapping[str, Float32Array]  # parameters and slots, each (layout.size,), read-only, perhaps memory-mapped
-    leaves: tuple[bytes, ...] = field(repr=False)  # of the vectors, see `vector_leaves`
+    estimates: Mapping[bytes, Encoded] = field(repr=False)  # of every trainer with a record, where the job has any
+    leaves: tuple[bytes, ...] = field(repr=False)  # of the `pieces`
     root: bytes
     _checked: dict[bytes, _Checked] = field(default_factory=dict, repr=False)  # by trainer; what deciding this round saves
 
@@ -69,39 +86,56 @@ class ReplicatedModel:
         return cls.of(State(job, spec, 0, {}, (), outer.first_powers(spec)), {PARAMETERS: parameters, **slots})
 
     @classmethod
-    def of(cls, state: State, vectors: Mapping[str, Float32Array]) -> ReplicatedModel:
+    def of(
+        cls, state: State, vectors: Mapping[str, Float32Array], held: Mapping[bytes, Encoded] = MappingProxyType({})
+    ) -> ReplicatedModel:
         """The model of these parts, hashed."""
         assert tuple(vectors) == files.vectors_of(state.spec)
-        leaves = tuple(leaf for _, leaf in vector_leaves(layout_of(state.spec), vectors))
-        return cls._under_root(state, vectors, leaves)
+        leaves = [leaf_of(vector[block.elements]) for vector in vectors.values() for block in layout_of(state.spec).blocks]
+        return cls._under_root(state, vectors, held, tuple(leaves))
 
     @classmethod
-    def _under_root(cls, state: State, vectors: Mapping[str, Float32Array], leaves: tuple[bytes, ...]) -> ReplicatedModel:
+    def _under_root(
+        cls, state: State, vectors: Mapping[str, Float32Array], held: Mapping[bytes, Encoded], leaves: tuple[bytes, ...]
+    ) -> ReplicatedModel:
+        """`leaves` are those of the vectors."""
+        assert set(held) == (set(state.records) if state.spec.has_estimates else set())
         for vector in vectors.values():
             vector.flags.writeable = False
-        return cls(state, vectors, leaves, root_of(leaves, state))
+        leaves = (*leaves, *(leaf for trainer in sorted(held) for leaf in leaves_of(held[trainer])))
+        return cls(state, vectors, held, leaves, root_of(leaves, state))
 
     @classmethod
     def open(cls, directory: Path) -> ReplicatedModel:
-        """The model that `save` wrote, memory-mapped; `StorageError` if it is damaged. Vectors are hashed only by `verify`."""
-        saved, vectors = files.read(directory)
-        return cls(saved.state, vectors, saved.leaves, saved.root)
+        """The model that `save` wrote, memory-mapped; `StorageError` if it is damaged. Pieces are hashed only by `verify`."""
+        saved, vectors, held = files.read(directory)
+        return cls(saved.state, vectors, held, saved.leaves, saved.root)
 
     def save(self, directory: Path, durable: bool = True) -> None:
         """At any moment, `directory` opens as what it was or as this model; after this has returned, as this model.
 
         If it is not `durable`, that is so only while the machine runs.
         """
-        files.write(directory, files.Saved(self.state, self.leaves, self.root), self.vectors, durable)
+        files.write(directory, files.Saved(self.state, self.leaves, self.root), self.vectors, self.estimates, durable)
 
     def verify(self) -> None:
-        """Hashes every vector again; `StorageError` names the first tensor that is not what the root says."""
-        expected = iter(self.leaves)
-        for name, leaf in vector_leaves(self.layout, self.vectors):
-            if leaf != next(expected):
-                raise StorageError(f"{name} of the model does not hash to its model root: restore a snapshot")
+        """Hashes everything again; `StorageError` names the first tensor or estimate that is not what the root says."""
+        for piece, leaf in zip(self.pieces, self.leaves, strict=True):
+            if leaf_of(self.bytes_of(piece)) != leaf:
+                raise StorageError(f"{piece.name} of the model does not hash to its model root: restore a snapshot")
         if root_of(self.leaves, self.state) != self.root:
             raise StorageError("the state of the model does not hash to its model root: restore a snapshot")
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        return files.pieces_in(self.state)
+
+    def bytes_of(self, piece: Piece) -> Encoded:
+        if piece.file != ESTIMATES:
+            return float32_bytes(self.vectors[piece.file])[piece.bytes]
+        number, start = divmod(piece.bytes.start, estimates.size(self.layout))
+        trainer = sorted(self.estimates)[number]
+        return self.estimates[trainer][start : start + piece.bytes.stop - piece.bytes.start]
 
     @property
     def parameters(self) -> Float32Array:
@@ -131,6 +165,33 @@ class ReplicatedModel:
         """What the payload of `trainer` in this round must begin with."""
         return codec.Header.of(self.spec, self.job, self.round, trainer, self.root)
 
+    # Estimates, where the job has them -------------------------------------------------------------------------------
+
+    def estimate(self, trainer: bytes) -> codec.Update | None:
+        """What everybody holds of a trainer's momentum; None of a trainer that is new. `StorageError` if the disk damaged it."""
+        held = self.estimates.get(trainer)
+        try:
+            return None if held is None else codec.read(held, self.layout)
+        except RemoteProtocolError as error:
+            raise StorageError(f"the estimate of {short_id(trainer)} is damaged ({error}): restore a snapshot") from None
+
+    def carried(self, trainer: bytes, buffer: Float32Array | None, payload: bytes | None) -> Float32Array:
+        """What a trainer continues from, given its last accepted buffer and payload: e, or its momentum; zero without them."""
+        record = None if buffer is None else self.records.get(trainer)
+        if self.spec.has_estimates and record is not None and buffer is not None:
+            return estimates.momentum_after(record, buffer)
+        return feedback.feedback_after(record, buffer, payload, self.layout)
+
+    def held(self, trainer: bytes) -> Float32Array | None:
+        """What everybody knows of a trainer's buffer before its payload; None is zero."""
+        estimate = self.estimate(trainer)
+        return None if estimate is None else estimate.dense()
+
+    def payload(self, trainer: bytes, buffer: Float32Array) -> bytes:
+        """What says a trainer's buffer in this round."""
+        held = self.held(trainer)
+        return codec.encode(self.header(trainer), buffer if held is None else buffer - held, self.layout)
+
     # Judging ---------------------------------------------------------------------------------------------------------
 
     def check(self, trainer: bytes, proposal: Proposal, payload: bytes) -> Verdict:
@@ -144,16 +205,21 @@ class ReplicatedModel:
             self.spec.declaration(proposal.declaration)
         except RemoteProtocolError:
             return Verdict.MALFORMED
+        except LocalProtocolError:  # no estimate is as large as that
+            return Verdict.NORM
         if checked.norm_squared > self.norm_squared_max:
             return Verdict.NORM
         if not self._continues(trainer, proposal):
             return Verdict.COMMITMENT
-        if sum(len(other.payload) for other in list(self._checked.values())) + len(payload) <= CHECKED_BYTES_MAX:
+        if sum(other.bytes for other in list(self._checked.values())) + checked.bytes <= CHECKED_BYTES_MAX:
             self._checked[trainer] = checked
         return Verdict.ACCEPT
 
     def _decode(self, trainer: bytes, digest: bytes, payload: bytes) -> _Checked:
+        """`LocalProtocolError` if the payload would move an estimate beyond all that can be written."""
         update = codec.decode(payload, self.header(trainer), self.layout)
+        if self.spec.has_estimates:
+            update = estimates.moved(self.estimate(trainer), update)
         return _Checked(digest, payload, update, update.norm_squared())
 
     @property
@@ -170,6 +236,8 @@ class ReplicatedModel:
         the job needs later must be named.
         """
         record = self.records.get(trainer)
+        if record is None and self.spec.has_estimates and len(self.records) >= self.spec.estimates_max:
+            return False
         buffer, inner = (record.buffer, record.inner) if record else (None, None)
         if proposal.feedback not in (None, buffer) or proposal.inner_from not in (None, inner):
             return False
@@ -180,33 +248,54 @@ class ReplicatedModel:
 
     def apply(self, accepted: Sequence[Accepted], rejected: Mapping[bytes, Verdict]) -> ReplicatedModel:
         """The model of the next round, after the vote has accepted these proposals and rejected those trainers'."""
-        state, plan = self._decide(accepted, rejected)
+        state, plan, held = self._decide(accepted, rejected)
         if plan is None:
-            return self._under_root(state, self.vectors, self.leaves)
+            return self._under_root(state, self.vectors, held, self._vector_leaves)
         following = {name: np.empty_like(vector) for name, vector in self.vectors.items()}
         leaves = self._step(state, plan, lambda name, block, moved: np.copyto(following[name][block.elements], moved))
-        return self._under_root(state, following, leaves)
+        return self._under_root(state, following, held, leaves)
 
     def apply_into(
         self, directory: Path, accepted: Sequence[Accepted], rejected: Mapping[bytes, Verdict], durable: bool = True
     ) -> ReplicatedModel:
-        """As `apply` and `save`, with a few blocks in memory at a time."""
-        state, plan = self._decide(accepted, rejected)
+        """As `apply` and `save`, with a few blocks in memory at a time, and the estimates that have moved."""
+        state, plan, held = self._decide(accepted, rejected)
         if plan is None:
-            self._under_root(state, self.vectors, self.leaves).save(directory, durable)
+            self._under_root(state, self.vectors, held, self._vector_leaves).save(directory, durable)
             return self.open(directory)
-        with files.explained(directory), files.Fresh(directory, tuple(self.vectors)) as fresh:
-            leaves = self._step(state, plan, lambda name, _, moved: fresh.append(name, moved))
-            fresh.install(files.Saved(state, leaves, root_of(leaves, state)), durable)
+        with files.explained(directory), files.Fresh(directory, files.parts_of(self.spec)) as fresh:
+            leaves = list(self._step(state, plan, lambda name, _, moved: fresh.append(name, moved)))
+            for trainer in sorted(held):
+                fresh.append(ESTIMATES, held[trainer])
+                leaves += leaves_of(held[trainer])
+            fresh.install(files.Saved(state, tuple(leaves), root_of(leaves, state)), durable)
         return self.open(directory)
 
-    def _decide(self, accepted: Sequence[Accepted], rejected: Mapping[bytes, Verdict]) -> tuple[State, aggregate.Plan | None]:
-        """The next state, and how to aggregate if the round takes a step."""
-        checked = [self._checked_as_accepted(item) for item in accepted]
-        updates = [item.update for item in checked]
-        stepped = len(updates) >= self.spec.accepted_min
-        state = self._next_state(accepted, rejected, stepped, [item.norm_squared for item in checked])
-        return state, aggregate.plan(updates, self.spec.rule, self.spec.liars) if stepped else None
+    @property
+    def _vector_leaves(self) -> tuple[bytes, ...]:
+        return self.leaves[: len(self.vectors) * len(self.layout.blocks)]
+
+    def _decide(
+        self, accepted: Sequence[Accepted], rejected: Mapping[bytes, Verdict]
+    ) -> tuple[State, aggregate.Plan | None, dict[bytes, Encoded]]:
+        """The next state, how to aggregate if the round takes a step, and the next estimates."""
+        checked = {item.trainer: self._checked_as_accepted(item) for item in accepted}
+        if len(checked) < len(accepted):
+            raise LocalProtocolError(f"{len(accepted)} accepted proposals: need one per trainer")
+        stepped = len(checked) >= self.spec.accepted_min
+        state = self._next_state(accepted, rejected, stepped, [item.norm_squared for item in checked.values()])
+        updates, held = {trainer: item.update for trainer, item in checked.items()}, dict[bytes, Encoded]()
+        if self.spec.has_estimates:  # of those who said nothing as well
+            updates = {trainer: updates.get(trainer) or self._stale(trainer) for trainer in state.records}
+            held = {
+                trainer: update.encode() if trainer in checked else self.estimates[trainer] for trainer, update in updates.items()
+            }
+        return state, aggregate.plan(list(updates.values()), self.spec.rule, self.spec.liars) if stepped else None, held
+
+    def _stale(self, trainer: bytes) -> codec.Update:
+        estimate = self.estimate(trainer)
+        assert estimate is not None
+        return estimate
 
     def _checked_as_accepted(self, item: Accepted) -> _Checked:
         checked = self._checked.get(item.trainer)
@@ -242,9 +331,14 @@ class ReplicatedModel:
                 raise LocalProtocolError("a trainer is both accepted and rejected")
             proposal = item.proposal
             records[item.trainer] = Record(proposal.buffer, proposal.payload, self.round, stepped, 0, proposal.inner)
-        # Of who was suspended since, nothing is gone on from: whatever it was found to lie about is older than that.
+        # Of who was suspended since, nothing is gone on from: whatever it was found to lie about is older than that. The estimate
+        # of whoever left goes with its record.
         number = self.round + 1
         records = {key: record for key, record in records.items() if number - record.round <= self.spec.suspension_rounds}
+        if self.spec.has_estimates and len(records) > self.spec.estimates_max:
+            known = [key for key in records if key in self.records]
+            new = sorted(records.keys() - self.records.keys())
+            records = {key: records[key] for key in (*known, *new[: self.spec.estimates_max - len(known)])}
         powers = outer.next_powers(self.spec, self.state.powers) if stepped else self.state.powers
         remembered = _remember(self.state.norms, norms, self._norm_squared_start)
         return State(self.job, self.spec, number, records, remembered, powers)

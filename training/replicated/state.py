@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Final
 
+import numpy as np
+
 from protocol import codec, merkle
 from protocol.codec import Count, Digest, Key, Length
+from protocol.identity import short_id
 from protocol.limits import MEMBERS_MAX
+from training.replicated import estimates
 from training.replicated.feedback import Record
-from training.replicated.layout import Block, Float32Array, Layout, float32_bytes
+from training.replicated.layout import BLOCK, Float32Array, Layout, float32_bytes
 from training.spec import JobSpec
 
 PARAMETERS: Final = "parameters"  # the first vector; those after it are the outer optimizer's slots
+ESTIMATES: Final = "estimates"  # of all trainers that have a record, one after another in ascending order of their keys
+PIECE_BYTES: Final = 4 * BLOCK  # of an estimate, and at most of a vector
 NORM_ROUNDS: Final = 16  # rounds that the median is taken over; liars would have to be the majority of more than half of them
+
+
+Encoded = bytes | memoryview  # an estimate, in memory or mapped
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,22 +39,36 @@ class State:
     powers: Annotated[tuple[float, ...], Length(0, 2)] = ()  # outer AdamW: beta1^t and beta2^t after t steps
 
 
-def vector_leaves(layout: Layout, vectors: Mapping[str, Float32Array]) -> Iterator[tuple[str, bytes]]:
-    """The name and leaf hash of every block, vector by vector in layout order."""
-    for name, vector in vectors.items():
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Bytes of one of a model's files that are one leaf: a block of a vector, or a part of a trainer's estimate."""
+
+    file: str
+    bytes: slice
+    name: str  # for people
+
+
+def pieces_of(layout: Layout, vectors: Iterable[str], trainers: Iterable[bytes]) -> Iterator[Piece]:
+    """All of a model, in the order of its leaves; `trainers` are those that have estimates, in ascending order."""
+    for vector in vectors:
         for block in layout.blocks:
-            yield leaf_name(name, block), leaf_of(vector[block.elements])
+            name = f"parameter {block.tensor}" if vector == PARAMETERS else f"{vector} of {block.tensor}"
+            yield Piece(vector, slice(4 * block.elements.start, 4 * block.elements.stop), name)
+    for number, trainer in enumerate(trainers):
+        start, end = (at * estimates.size(layout) for at in (number, number + 1))
+        for at in range(start, end, PIECE_BYTES):
+            yield Piece(ESTIMATES, slice(at, min(at + PIECE_BYTES, end)), f"the estimate of {short_id(trainer)}")
 
 
-def leaf_name(vector: str, block: Block) -> str:
-    """For people."""
-    return f"parameter {block.tensor}" if vector == PARAMETERS else f"{vector} of {block.tensor}"
+def leaves_of(data: Encoded) -> list[bytes]:
+    """Of an estimate."""
+    return [leaf_of(data[at : at + PIECE_BYTES]) for at in range(0, len(data), PIECE_BYTES)]
 
 
-def leaf_of(data: Float32Array | bytes) -> bytes:
-    """The Merkle leaf hash of little-endian float32 elements, without a copy of them."""
+def leaf_of(data: Float32Array | Encoded) -> bytes:
+    """The Merkle leaf hash of bytes, or of little-endian float32 elements, without a copy of them."""
     leaf = hashlib.sha256(merkle.LEAF_PREFIX)
-    leaf.update(data if isinstance(data, bytes) else float32_bytes(data))
+    leaf.update(float32_bytes(data) if isinstance(data, np.ndarray) else data)
     return leaf.digest()
 
 

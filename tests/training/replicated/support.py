@@ -45,7 +45,7 @@ def update(m: Float32Array, layout: Layout, number: int = 0, mode: codec.Mode = 
 
 def proposed(model: ReplicatedModel, key: bytes, m: Float32Array) -> Accepted:
     """An honest proposal that continues the trainer's record."""
-    payload = codec.encode(model.header(key), m, model.layout)
+    payload = model.payload(key, m)
     record = model.records.get(key)
     digests = hashlib.sha256(payload).digest(), len(payload), feedback.buffer_digest(m), record.buffer if record else None
     return Accepted(key, Proposal(model.job, model.round, model.root, *digests), payload)

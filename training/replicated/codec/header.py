@@ -63,7 +63,7 @@ def pack(mode: Mode, origin: bytes, exponent: int) -> bytes:
     return _STRUCT.pack(_CODES[mode.compression], mode.bits, mode.keep, origin, exponent)
 
 
-def unpack(payload: bytes) -> tuple[Mode, bytes, int]:
+def unpack(payload: bytes | memoryview) -> tuple[Mode, bytes, int]:
     """Mode, origin and exponent that `payload` begins with."""
     if len(payload) < HEADER_BYTES:
         raise malformed(f"{len(payload)} bytes are less than a header")

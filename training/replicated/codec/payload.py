@@ -32,7 +32,7 @@ def decode(payload: bytes, expected: Header, layout: Layout) -> Update:
     return read(payload, layout)
 
 
-def read(payload: bytes, layout: Layout) -> Update:
+def read(payload: bytes | memoryview, layout: Layout) -> Update:
     """As `decode`, whatever the payload is said of, in whatever mode."""
     mode, origin, exponent = unpack(payload)
     chunks = len(layout.chunk_lengths)
