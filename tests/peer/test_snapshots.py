@@ -35,6 +35,7 @@ from tests.ledger import snapshots as snapshots_of_ledgers
 from tests.ledger.world import MODULES
 from tests.peer.chain import lived
 from tests.peer.network import SCRATCH, SECONDS_MAX, Network, Seat, certified, network, one_root, poll, service_of
+from training.spec import Memory
 
 LAG, BETWEEN = 4, 2  # heights, in place of LAG_HEIGHTS and SNAPSHOT_HEIGHTS: a round takes as long as it takes
 ROUNDS = 10
@@ -47,8 +48,8 @@ def early_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"{module}.SNAPSHOT_HEIGHTS", BETWEEN)
 
 
-async def job_of(seat: Seat, rounds: int = ROUNDS) -> bytes:
-    spec = replace(SCRATCH, rounds=rounds).encode()
+async def job_of(seat: Seat, rounds: int = ROUNDS, memory: Memory = Memory.RESIDUAL) -> bytes:
+    spec = replace(SCRATCH, rounds=rounds, memory=memory).encode()
     with trio.fail_after(SECONDS_MAX):
         return job_id(seat.public, await seat.author.submit("job/start", Start(spec)))
 
@@ -78,7 +79,7 @@ async def test_a_newcomer_restores_a_snapshot_and_goes_on_with_the_rounds_that_a
 async def test_what_was_restored_survives_a_restart_and_serves_the_next_newcomer(tmp_path: Path) -> None:
     async with network(tmp_path, founders=4, observers=2, start=False) as made:
         seats = [await made.start(seat) for seat in made.seats[:4]]
-        await job_of(seats[0])
+        job = await job_of(seats[0], memory=Memory.ESTIMATES)
         await seats[0].until(reached(ROUNDS))
         first = await made.start(made.seats[4])
         await first.event("snapshot", "restored")
@@ -93,6 +94,9 @@ async def test_what_was_restored_survives_a_restart_and_serves_the_next_newcomer
         await second.event("snapshot", "restored")
         await second.until(lambda driver: driver.state.height == first.driver.state.height)
         assert second.driver.state.root == first.driver.state.root
+        model = second.driver.host.model(job, ROUNDS)
+        model.verify()
+        assert model.estimates.keys() == {seats[0].public}
 
 
 async def test_a_voter_that_was_away_for_long_votes_again_after_it_has_restored(tmp_path: Path) -> None:
