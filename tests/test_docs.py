@@ -64,7 +64,7 @@ from tests.ledger.world import PlainJobs
 from tests.rooms import ROOMS
 from training import stream
 from training.data.corpus import Manifest
-from training.replicated import codec, outer
+from training.replicated import codec, estimates, outer
 from training.replicated.feedback import Record, accumulate, buffer_digest
 from training.replicated.files import Saved
 from training.replicated.layout import of_shapes
@@ -328,6 +328,7 @@ def of_training() -> dict[str, str]:
     return {
         "m": m.astype("<f4").tobytes().hex(),
         "buffer digest": buffer_digest(m).hex(),
+        "estimate": estimates.moved(None, codec.decode(payload, header, layout)).encode().hex(),
         "payload": payload.hex(),
         "next e": e.astype("<f4").tobytes().hex(),
         "outer step": (parameters.astype("<f4").tobytes() + momentum.astype("<f4").tobytes()).hex(),
