@@ -10,34 +10,52 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from training.replicated import codec
 from training.replicated.codec.header import HEADER_BYTES
 from training.replicated.layout import Float32Array, Layout
 
+Distances = npt.NDArray[np.float64]
 HUGE = np.float32(1e6)
 FREE_RIDER_NORM = 1.0  # times that of an honest update
 BACKDOOR_NORM = 0.25  # times that of an honest update, added to it: below what any norm check sees
-# Factors that the optimised attacks choose from, in every round anew. A norm 16 times the usual is refused by every voter.
-FOE_FACTORS = (0.1, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0)
-ALIE_FACTORS = (-3.0, -1.5, -1.0, -0.5, 0.5, 1.0, 1.5, 3.0)
+# Factors that the attacks by loss choose from, in every round anew. A norm 16 times the usual is refused by every voter.
+ASCENT_FACTORS = (0.2, 0.4, 0.7, 1.0, 1.4, 2.0)
+BLIND_FACTOR = 1.4  # of the ascent that sees nobody: what it adds must outweigh its own honest part
+IPM_FACTORS = (0.1, 0.5, 1.0, 4.0)
+ALIE_FACTORS = (-1.5, -0.7, 0.7, 1.5)
+SEARCHED_IPM, SEARCHED_ALIE, SEARCHED_SIGNS = (0.1, 0.5), (-1.5, 1.5), (0.5, 1.5)
 
 
 @dataclass(frozen=True, eq=False)
 class Knowledge:
-    """Of one liar in one round. Vectors have the model's size."""
+    """Of one liar in one round. Vectors have the model's size; an update is subtracted from the parameters."""
 
-    honest: Sequence[Float32Array]  # what the honest payloads say, decoded
+    honest: Sequence[Float32Array]  # what the rule is given of the honest: their payloads decoded, or their estimates
+    exact: Sequence[Float32Array]  # what the honest encode
     own: Callable[[], Float32Array]  # what an honest trainer in the liar's place would encode
     label_flipped: Callable[[], Float32Array]  # the same, had it trained on wrong labels
     poisoned: Callable[[], Float32Array]  # the update that the backdoor needs
     earlier: Float32Array | None  # what it would have encoded some rounds ago
-    damage: Callable[[Float32Array], float]  # how far the aggregate goes astray if all liars send this
+    gradient: Callable[[], Float32Array]  # of the loss on the public text
+    loss: Callable[[Float32Array], float]  # on the public text after the round, if all liars encode this
     generator: np.random.Generator
 
     @property
     def mean(self) -> Float32Array:
         return np.mean(self.honest, axis=0, dtype=np.float32)
+
+    @property
+    def norm(self) -> np.float32:
+        """The usual one."""
+        return np.float32(np.median([np.linalg.norm(update) for update in self.honest]))
+
+    @property
+    def uphill(self) -> Float32Array:
+        """The update of norm 1 by which the loss rises most."""
+        gradient = self.gradient()
+        return -gradient / np.maximum(np.linalg.norm(gradient), np.float32(1e-30))
 
 
 Attack = Callable[[Knowledge], Float32Array]
@@ -63,7 +81,7 @@ def delayed(known: Knowledge) -> Float32Array:
 def free_rider(known: Knowledge) -> Float32Array:
     """Noise with the right norm, which costs nothing."""
     noise = known.generator.standard_normal(len(known.mean), dtype=np.float32)
-    return noise * np.float32(FREE_RIDER_NORM * _usual_norm(known) / np.linalg.norm(noise))
+    return noise * np.float32(FREE_RIDER_NORM * known.norm / np.linalg.norm(noise))
 
 
 def mimic(known: Knowledge) -> Float32Array:
@@ -74,27 +92,96 @@ def mimic(known: Knowledge) -> Float32Array:
 def backdoor(known: Knowledge) -> Float32Array:
     """An honest update with something small beside it that only shows where the trigger is."""
     hidden = known.poisoned()
-    return known.own() + hidden * np.float32(BACKDOOR_NORM * _usual_norm(known) / max(1e-30, float(np.linalg.norm(hidden))))
+    return known.own() + hidden * np.float32(BACKDOOR_NORM * known.norm / max(1e-30, float(np.linalg.norm(hidden))))
+
+
+# By loss --------------------------------------------------------------------------------------------------------------
 
 
 def alie(known: Knowledge) -> Float32Array:
-    """A Little Is Enough (Baruch 2019, arXiv:1902.06156): mean + z · deviation, with the z that does the most damage."""
-    mean, deviation = known.mean, np.std(known.honest, axis=0, dtype=np.float32)
-    return _most_damaging(known, [mean + np.float32(z) * deviation for z in ALIE_FACTORS])
+    """A Little Is Enough (Baruch 2019, arXiv:1902.06156): mean + z · deviation of what is not compressed yet."""
+    return _worst(known, _alie(known, ALIE_FACTORS))
 
 
-def foe(known: Knowledge) -> Float32Array:
-    """Fall of Empires, inner product manipulation (Xie 2019, arXiv:1903.03936): −ε · mean, with the worst ε."""
-    mean = known.mean
-    return _most_damaging(known, [mean * np.float32(-epsilon) for epsilon in FOE_FACTORS])
+def ipm(known: Knowledge) -> Float32Array:
+    """Inner product manipulation, Fall of Empires (Xie 2019, arXiv:1903.03936): −ε · mean of what is not compressed yet."""
+    return _worst(known, _ipm(known, IPM_FACTORS))
 
 
-def _most_damaging(known: Knowledge, candidates: Sequence[Float32Array]) -> Float32Array:
-    return max(candidates, key=known.damage)
+def ascent(known: Knowledge) -> Float32Array:
+    """The mean of what the rule is given, and from there uphill by a share of the usual norm."""
+    return _worst(known, _ascent(known))
 
 
-def _usual_norm(known: Knowledge) -> float:
-    return float(np.median([np.linalg.norm(update) for update in known.honest]))
+def blind_ascent(known: Knowledge) -> Float32Array:
+    """The same by a liar that knows its own honest update and the public text alone."""
+    own = known.own()
+    return own + np.float32(BLIND_FACTOR) * np.linalg.norm(own) * known.uphill
+
+
+def search(known: Knowledge) -> Float32Array:
+    """Whatever of all that raises the loss most."""
+    deviation = np.std(known.honest, axis=0, dtype=np.float32)
+    signs = [known.mean + np.float32(z) * np.sign(known.uphill) * deviation for z in SEARCHED_SIGNS]
+    return _worst(known, [*_ascent(known), *_ipm(known, SEARCHED_IPM), *_alie(known, SEARCHED_ALIE), *signs])
+
+
+def min_max(known: Knowledge) -> Float32Array:
+    """As far from the mean as no honest update is from another (Shejwalkar 2021, "Manipulating the Byzantine")."""
+    return _worst(known, [_hidden(known, direction, _farthest) for direction in _directions(known)])
+
+
+def min_sum(known: Knowledge) -> Float32Array:
+    """The same with the sum of squared distances to all honest updates."""
+    return _worst(known, [_hidden(known, direction, _together) for direction in _directions(known)])
+
+
+def _worst(known: Knowledge, candidates: Sequence[Float32Array]) -> Float32Array:
+    return max(candidates, key=known.loss)
+
+
+def _ascent(known: Knowledge) -> list[Float32Array]:
+    mean, far = known.mean, known.norm * known.uphill
+    return [mean + np.float32(share) * far for share in ASCENT_FACTORS]
+
+
+def _alie(known: Knowledge, factors: Sequence[float]) -> list[Float32Array]:
+    mean, deviation = (of(known.exact, axis=0, dtype=np.float32) for of in (np.mean, np.std))
+    return [mean + np.float32(z) * deviation for z in factors]
+
+
+def _ipm(known: Knowledge, factors: Sequence[float]) -> list[Float32Array]:
+    mean = np.mean(known.exact, axis=0, dtype=np.float32)
+    return [mean * np.float32(-epsilon) for epsilon in factors]
+
+
+def _directions(known: Knowledge) -> list[Float32Array]:
+    """Those of the paper, and uphill."""
+    away = [-known.mean, -np.sign(known.mean), -np.std(known.honest, axis=0, dtype=np.float32), known.uphill]
+    return [direction / np.maximum(np.linalg.norm(direction), np.float32(1e-30)) for direction in away]
+
+
+def _hidden(known: Knowledge, direction: Float32Array, of: Callable[..., float]) -> Float32Array:
+    """From the mean in this direction, as far as the bound `of` lets."""
+    x, mean = np.stack(known.honest).astype(np.float64), known.mean.astype(np.float64)
+    between = ((x[:, None] - x[None]) ** 2).sum(-1)
+    apart = mean - x
+    # ‖mean + γ·direction − x_i‖² = γ² + 2γ·along_i + squares_i
+    gamma = of(between, apart @ direction.astype(np.float64), (apart**2).sum(-1))
+    return (mean + gamma * direction).astype(np.float32)
+
+
+def _farthest(between: Distances, along: Distances, squares: Distances) -> float:
+    return float(np.min(_root(along, squares - between.max())))
+
+
+def _together(between: Distances, along: Distances, squares: Distances) -> float:
+    return float(_root(along.mean(), squares.mean() - between.mean(1).max()))
+
+
+def _root(half: Distances, constant: Distances) -> Distances:
+    """The largest γ with γ² + 2·half·γ + constant ≤ 0."""
+    return np.sqrt(np.maximum(half * half - constant, 0)) - half
 
 
 VECTORS: dict[str, Attack] = {
@@ -106,7 +193,12 @@ VECTORS: dict[str, Attack] = {
     "mimic": mimic,
     "backdoor": backdoor,
     "alie": alie,
-    "foe": foe,
+    "ipm": ipm,
+    "min-max": min_max,
+    "min-sum": min_sum,
+    "ascent": ascent,
+    "blind-ascent": blind_ascent,
+    "search": search,
 }
 
 

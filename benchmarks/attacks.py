@@ -1,12 +1,12 @@
 """What liars can do: `python -m benchmarks.attacks --json FILE`.
 
-Three tables. Digits: a small network on handwritten digits, 13 trainers, the accuracy under the worst of the attacks that no
-check can see, for every aggregation rule (the plain mean as the negative control), without any audit; the worst is over means of
-the seeds, and rules that are there only for comparison get the first seed alone, as their rows say. GPT: every attack of the
-suite on a language model, under the presets of local steps and of a step a round, with audits full, sampled and off, against a
-clean run of the honest trainers alone. Detection: how soon sampled audits, at the rate of each preset, and local steps at the
-rate of a step a round, suspend who cheats in two of five steps, or in one of a round, and what they replay; nothing is trained
-for it. `--resume` goes on where an ended run of the same commit and settings has left its file.
+Three tables. Digits: a small network on handwritten digits, the accuracy under every attack that no check can see, without any
+audit: for each codec and memory under the rule of our jobs; under the plain mean, which says what is an attack at all; and under
+other rules, which are there only for comparison, under the strongest attack. Each figure is the worst of the seeds. GPT: every
+attack of the suite on a language model, under the presets of local steps and of a step a round, with audits full, sampled and
+off, against a clean run of the honest trainers alone. Detection: how soon sampled audits, at the rate of each preset, and local
+steps at the rate of a step a round, suspend who cheats in two of five steps, or in one of a round, and what they replay; nothing
+is trained for it. `--resume` goes on where an ended run of the same commit and settings has left its file.
 """
 
 from __future__ import annotations
@@ -41,37 +41,35 @@ from consensus.quorum import faults_tolerated
 from peer.demo.demo import end_like_ctrl_c
 from protocol.errors import UserError
 from scenarios.trials import COUNT, Parser, duration
+from training.defended import LOST_MAX
 from training.spec import PRESETS, AuditMode, JobSpec, Rule
 
 TABLES = ("detection", "digits", "gpt")
 PEERS = (4, 7, 10)
 LIARS_DRAWN = 1_000  # for each row of the detection table
-ROUNDS = {"local": 30, "per-step": 120}  # GPT, by preset
+ROUNDS = {"local": 30, "sparse": 10, "per-step": 120, "unaudited": 120}  # GPT, by preset
 AUDIT_RATE = 0.2  # with two auditors: .4 replayed steps for each accepted proposal
 WORSE_MAX = 1.02  # held-out, of a clean run of the honest
-ACCURACY_MIN, ACCURACY_AIM, BITS_MAX = 93.0, 96.0, 0.3
 COLUMNS = {column.name: column for column in on_digits.COLUMNS}
-SMALL = ("IID top 1/28", "IID top 1/56")  # with the bits of a payload's body, and with those of its header too
-DEFAULT_RULE = Rule.ARC_NNM_TRIM.value
-COLLAPSED = 50.0  # per cent: the plain mean must not be better under its worst attack
+COLLAPSED = 50.0  # per cent: what leaves the plain mean more is no attack
 
 
 @dataclass
 class Digits:
     column: str
     rule: str
+    attack: str
     bits_per_parameter: float  # without the header of a payload
     bits_with_header: float
-    accuracy: dict[str, float]  # by attack, per cent, mean over the seeds
-    by_seed: dict[str, list[float]]
+    by_seed: list[float]  # accuracy, per cent
+
+    @property
+    def place(self) -> tuple[str, str, str]:
+        return self.rule, self.column, self.attack
 
     @property
     def worst(self) -> float:
-        return min(self.accuracy.values())
-
-    @property
-    def seeds(self) -> int:
-        return len(self.by_seed[on_digits.ATTACKS[0]])
+        return min(self.by_seed)
 
 
 @dataclass
@@ -111,16 +109,13 @@ Place = tuple[str, int, int, str]  # preset, trainers, seed, attack
 # Measuring ------------------------------------------------------------------------------------------------------------
 
 
-def digits_row(seeds: Sequence[int], rounds: int, place: tuple[str, str]) -> Digits:
-    rule, column = place[0], COLUMNS[place[1]]
-    if rule != DEFAULT_RULE:
-        seeds = seeds[:1]
-    runs = {name: [on_digits.run(column, rule, name, seed, rounds) for seed in seeds] for name in on_digits.ATTACKS}
-    by_seed = {name: [outcome.accuracy for outcome in found] for name, found in runs.items()}
-    outcomes = [outcome for found in runs.values() for outcome in found]
+def digits_row(seeds: Sequence[int], rounds: int, place: tuple[str, str, str]) -> Digits:
+    rule, column, attack = place
+    outcomes = [on_digits.run(COLUMNS[column], rule, attack, seed, rounds) for seed in seeds]
+    by_seed = [round(outcome.accuracy, 2) for outcome in outcomes]
+    print(f"digits {rule}, {column}, {attack}: {by_seed}", file=sys.stderr, flush=True)
     bits = max(outcome.bits_per_parameter for outcome in outcomes), max(outcome.bits_with_header for outcome in outcomes)
-    print(f"digits {rule} {column.name}", file=sys.stderr, flush=True)
-    return Digits(column.name, rule, *bits, {name: statistics.mean(found) for name, found in by_seed.items()}, by_seed)
+    return Digits(column, rule, attack, *bits, by_seed)
 
 
 @lru_cache(maxsize=1)  # tasks of one world follow each other
@@ -131,12 +126,12 @@ def clean_world(base: JobSpec, text: Path, peers: int, seed: int) -> tuple[on_gp
     return world, on_gpt.attacked(world, on_gpt.CLEAN, AuditMode.OFF).heldout_nats
 
 
-def gpt_runs(bases: Mapping[str, JobSpec], text: Path, place: Place) -> list[Run]:
+def gpt_runs(bases: Mapping[str, JobSpec], text: Path, audits: Sequence[AuditMode], place: Place) -> list[Run]:
     """One attack of so many peers with this seed, under every kind of audit."""
     preset, peers, seed, attack = place
     world, clean = clean_world(bases[preset], text, peers, seed)
     runs = []
-    for audit in AuditMode:
+    for audit in audits:
         runs.append(Run(preset, seed, clean, outcome := on_gpt.attacked(world, attack, audit)))
         said = f"gpt {preset} n={peers} seed {seed} {attack}, audits {audit}: {outcome.heldout_nats / clean:.3f} of clean"
         print(said, file=sys.stderr, flush=True)
@@ -184,19 +179,16 @@ def _gpt_row(rounds: int, found: list[Run]) -> Gpt:
 
 
 def digits_table(rows: list[Digits]) -> Table:
-    columns = list(dict.fromkeys(row.column for row in rows))
-    table = Table(title="digits: accuracy under the worst attack (and without any), per cent")
-    for heading in ("rule", *columns):
-        table.add_column(heading, justify="right")
-    for rule in dict.fromkeys(row.rule for row in rows):
-        found = {row.column: row for row in rows if row.rule == rule}
-        cells = [f"{found[c].worst:.1f} ({found[c].accuracy['none']:.1f})" if c in found else "" for c in columns]
-        seeds = min(row.seeds for row in found.values())
-        table.add_row(f"{rule}, {seeds} {'seed' if seeds == 1 else 'seeds'}", *cells)
-    largest = {row.column: row for row in rows}
-    table.add_section()
-    table.add_row("bits/parameter", *(f"{largest[column].bits_per_parameter:.3f}" for column in columns))
-    table.add_row("header included", *(f"{largest[column].bits_with_header:.3f}" for column in columns))
+    table = Table(title="digits: accuracy, per cent, the worst of the seeds")
+    for heading in ("rule", "codec, memory, data", "bits", *on_digits.ATTACKS):
+        table.add_column(heading, justify="right", overflow="fold")
+    places: dict[tuple[str, str], dict[str, Digits]] = {}
+    for row in rows:
+        places.setdefault((row.rule, row.column), {})[row.attack] = row
+    for (rule, column), found in places.items():
+        accuracies = [f"{found[attack].worst:.1f}" if attack in found else "" for attack in on_digits.ATTACKS]
+        bits = max(row.bits_per_parameter for row in found.values())
+        table.add_row(rule, column, f"{bits:.3f}", *accuracies)
     return table
 
 
@@ -247,20 +239,8 @@ def detection_table(rows: list[Detection]) -> Table:
 
 def verdicts(digits: list[Digits], gpt: list[Gpt], detection: list[Detection]) -> list[str]:
     """What must hold, and whether it did."""
-    small = [row for row in digits if row.rule == DEFAULT_RULE and row.column in SMALL]
-    means = [row for row in digits if row.rule == Rule.MEAN.value]
     full = [row for row in gpt if row.audit == AuditMode.FULL.value]
-    found = []
-    for row in small:
-        text = f"{row.column}: worst of all attacks ≥ {ACCURACY_MIN} (aim {ACCURACY_AIM}): {row.worst:.1f}"
-        found.append(verdict(row.worst >= ACCURACY_MIN, text))
-        whole = row.column == SMALL[-1]
-        bits, header = (row.bits_with_header, "included") if whole else (row.bits_per_parameter, "left out")
-        text = f"{row.column}: ≤ {BITS_MAX} bit per parameter, the header {header}: {bits:.3f}"
-        found.append(verdict(bits <= BITS_MAX, text))
-    if means:
-        text = f"the plain mean collapses: {max(row.worst for row in means):.1f}"
-        found.append(verdict(all(row.worst < COLLAPSED for row in means), text))
+    found = _digits_verdicts(digits)
     for preset in dict.fromkeys(row.preset for row in full):
         rows = [row for row in full if row.preset == preset]
         text = f"{preset}, audits full: held-out at most {max(row.ratio_most for row in rows):.3f} times the clean run's"
@@ -268,6 +248,28 @@ def verdicts(digits: list[Digits], gpt: list[Gpt], detection: list[Detection]) -
         text = f"{preset}, audits full: {sum(row.accepted for row in rows)} lies accepted"
         found.append(verdict(not any(row.accepted for row in rows), text))
     return [*found, *(_detected(row) for row in detection if row.lie == on_detection.MANY_STEPS)]
+
+
+def _digits_verdicts(rows: list[Digits]) -> list[str]:
+    found = []
+    for row in rows:
+        if row.rule == Rule.MEAN.value and row.attack in on_digits.STRONG:
+            text = f"{row.attack} breaks the plain mean in every seed: {max(row.by_seed):.1f}"
+            found.append(verdict(max(row.by_seed) < COLLAPSED, text))
+    by_place = {row.place: row for row in rows}
+    for name, column in COLUMNS.items():
+        clean = by_place.get((on_digits.DEFAULT_RULE, name, on_digits.CLEAN))
+        attacked = [row for row in rows if (row.rule, row.column) == (on_digits.DEFAULT_RULE, name)]
+        if column.may_be_named and clean is not None:
+            lost, row = max(((_lost(row, clean), row) for row in attacked), key=lambda pair: pair[0])
+            text = f"{name}, {column.liars} of {column.trainers} lie: ≤ {LOST_MAX:g} points lost: {lost:.1f} by {row.attack}"
+            found.append(verdict(lost <= LOST_MAX, text))
+    return found
+
+
+def _lost(row: Digits, clean: Digits) -> float:
+    """Points of accuracy, in the worst seed."""
+    return max(before - after for before, after in zip(clean.by_seed, row.by_seed, strict=True))
 
 
 def _detected(row: Detection) -> str:
@@ -298,6 +300,8 @@ def main() -> int:
     parser.add_argument("--peers", type=COUNT, nargs="+", default=PEERS, metavar="N", help="not digits: trainers, of whom f lie")
     parser.add_argument("--attacks", nargs="+", choices=ATTACKS, default=ATTACKS, metavar="NAME", help="GPT")
     parser.add_argument("--presets", nargs="+", choices=ROUNDS, default=tuple(ROUNDS), metavar="NAME", help="GPT: of the job")
+    audits = tuple(AuditMode)
+    parser.add_argument("--audits", type=AuditMode, nargs="+", choices=audits, default=audits, metavar="MODE", help="GPT")
     parser.add_argument("--rounds", type=COUNT, metavar="N", help=f"GPT; default: {ROUNDS}")
     parser.add_argument("--audit-rate", type=duration, default=AUDIT_RATE, help="GPT: times two auditors")
     parser.add_argument("--text", type=Path, metavar="FILE", help="GPT: to train on; default: the text inside every Python")
@@ -314,20 +318,26 @@ def main() -> int:
     end_like_ctrl_c()
     torch.set_num_threads(1)
     about = {"seeds": list(options.seeds), "audit_rate": options.audit_rate, "set": options.set, "rounds": options.rounds}
-    about |= {"presets": list(options.presets), "digits_rounds": options.digits_rounds, "text": str(options.text or "built-in")}
+    about |= {
+        "presets": list(options.presets),
+        "audits": list(options.audits),
+        "digits_rounds": options.digits_rounds,
+        "text": str(options.text or "built-in"),
+    }
     try:
         done = earlier(options.json, about) if options.resume else {}
     except UserError as error:
         parser.error(str(error))
     started, detection = time.time(), list[Detection]()
-    digits = [Digits(**{name: row[name] for name in Digits.__dataclass_fields__}) for row in done.get("digits", ())]
+    digits = [Digits(**row) for row in done.get("digits", ())]
+    digits_order = on_digits.places(options.rules, options.columns)
     runs = [Run(**{**run, "outcome": on_gpt.Outcome(**run["outcome"])}) for run in done.get("runs", ())]
     tables = (options.only,) if options.only else TABLES
 
     def keep() -> None:
-        digits.sort(key=lambda row: (list(on_digits.RULES).index(row.rule), list(COLUMNS).index(row.column)))
+        digits.sort(key=lambda row: digits_order.index(row.place))
         runs.sort(key=lambda run: (run.preset, run.outcome.peers, ATTACKS.index(run.outcome.attack), run.seed))
-        figures: dict[str, Any] = {"digits": [{**asdict(row), "worst": row.worst} for row in digits]}
+        figures: dict[str, Any] = {"digits": [asdict(row) for row in digits]}
         figures |= {"gpt": [asdict(row) for row in gpt_rows(bases, runs)], "detection": [asdict(row) for row in detection]}
         write(options.json, started, {**about, **figures, "runs": [asdict(run) for run in runs]})
 
@@ -335,8 +345,8 @@ def main() -> int:
         detection += on_detection.detections(options.peers, LIARS_DRAWN)
         keep()
     if "digits" in tables:
-        known = {(row.rule, row.column) for row in digits}
-        places = [place for place in product(options.rules, options.columns) if place not in known]
+        known = {row.place for row in digits}
+        places = [place for place in digits_order if place not in known]
         for _, row in side_by_side(partial(digits_row, options.seeds, options.digits_rounds), places, options.jobs):
             digits.append(row)
             keep()
@@ -346,11 +356,11 @@ def main() -> int:
             place for place in product(options.presets, options.peers, options.seeds, options.attacks) if place not in before
         ]
         with tempfile.TemporaryDirectory(prefix="folkmoot-bench-") as folder:
-            work = partial(gpt_runs, bases, text_file(options.text, Path(folder)))
+            work = partial(gpt_runs, bases, text_file(options.text, Path(folder)), options.audits)
             for _, found in side_by_side(work, tasks, options.jobs):
                 runs += found
                 keep()
-    console = Console(width=130)
+    console = Console(width=150)
     shown = ((digits_table, digits), (gpt_table, gpt := gpt_rows(bases, runs)), (detection_table, detection))
     for table, rows in shown:
         if rows:

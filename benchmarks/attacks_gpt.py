@@ -11,6 +11,7 @@ counted.
 from __future__ import annotations
 
 import hashlib
+import math
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -29,7 +30,7 @@ from protocol.errors import LocalProtocolError
 from protocol.messages import Proposal
 from protocol.reasons import Verdict
 from training.engines.pytorch.model import GPT
-from training.replicated import aggregate, feedback
+from training.replicated import feedback
 from training.replicated.layout import Float32Array
 from training.replicated.model import Accepted
 from training.spec import AuditMode, JobSpec
@@ -39,6 +40,8 @@ DELAY_ROUNDS = 2  # of the delayed gradient and of the replayed payload
 DISPUTE_ROUNDS = 2  # from the closing of a round to the suspension of who lied in it: a report, then the verdicts
 BACKDOOR_TOKEN = ord("#")  # what the model is to say after every space
 TRIGGER_TOKEN = ord(" ")
+LIARS_DRAW = hashlib.sha256(b"what liars compute losses on").digest()
+PUBLIC_SEQUENCES = 16  # of it, in each round others
 
 
 @dataclass
@@ -186,17 +189,7 @@ class Run:
         return Accepted(liar, invented, lie.payload), replace(own, m=m)
 
     def _knowledge(self, liar: bytes, honest: Sequence[tuple[Accepted, Update]]) -> Knowledge:
-        updates = [self.rounds.decode(item.trainer, item.payload) for item, _ in honest]
-        said = [update.dense() for update in updates]
-        target = np.mean(said, axis=0, dtype=np.float32)
-        present, spec, layout = self._present(self.rounds.model.round), self.world.spec, self.rounds.model.layout
-
-        def damage(vector: Float32Array) -> float:
-            update = self.rounds.decode(liar, self.rounds.encode(liar, vector))
-            if update.norm_squared() > self.rounds.model.norm_squared_max:
-                return 0.0
-            lies = [replace(update, origin=other) for other in present]
-            return float(np.linalg.norm(aggregate.aggregate([*updates, *lies], layout, spec.rule, spec.liars) - target))
+        said = [self.rounds.given(item.trainer, item.payload).dense() for item, _ in honest]
 
         def own() -> Float32Array:
             m = self._update(liar).m
@@ -208,13 +201,32 @@ class Run:
         earlier = self._earlier(liar)
         return Knowledge(
             said,
+            [made.m for _, made in honest],
             own,
             lambda: self.rounds.update(liar, self.world.flipped).m,
             lambda: self.rounds.update(liar, self.world.triggered).delta,
             earlier[0] if earlier else None,
-            damage,
+            lambda: self._public(self.rounds.model.parameters)[1],
+            lambda vector: self._loss_after(vector, honest),
             self._chance(),
         )
+
+    def _loss_after(self, vector: Float32Array, honest: Sequence[tuple[Accepted, Update]]) -> float:
+        """On the public text, if all liars that are there say this."""
+        model = self.rounds.model
+        lies = [self._vector(liar, vector)[0] for liar in self._present(model.round)]
+        if any(model.check(lie.trainer, lie.proposal, lie.payload) is not Verdict.ACCEPT for lie in lies):
+            return -math.inf
+        after = model.apply([*(item for item, _ in honest), *lies], {})
+        loss = self._public(after.parameters)[0]
+        return loss if math.isfinite(loss) else math.inf
+
+    def _public(self, parameters: Float32Array) -> tuple[float, Float32Array]:
+        """Loss and gradient on text that a liar draws for itself."""
+        engine = self.world.engine
+        engine.load(np.array(parameters))
+        loss = engine.gradient(engine.batch(JOB, self.rounds.model.round, LIARS_DRAW, 0, PUBLIC_SEQUENCES))
+        return loss, engine._model.gradients.numpy().copy()
 
     def _earlier(self, liar: bytes) -> tuple[Float32Array, bytes] | None:
         past = self.history[liar]
@@ -241,6 +253,8 @@ class Run:
             model.layout,
             spec.feedback_decay,
             spec.replay_tolerance,
+            spec.update_weight,
+            model.held(liar),
         )
 
     def _sample(self, number: int, trainers: Sequence[bytes]) -> None:

@@ -68,10 +68,23 @@ def gradients(parameters: Float32Array, x: Float32Array, y: Labels) -> Float32Ar
 
 def accuracy(parameters: Float32Array, digits: Digits) -> float:
     """Per cent of the test part."""
-    views = layout().view(parameters)
-    hidden = np.maximum(digits.test @ views["hidden.weight"].T + views["hidden.bias"], 0)
-    guessed = np.argmax(hidden @ views["output.weight"].T + views["output.bias"], axis=1)
+    guessed = np.argmax(_logits(parameters, digits.test), axis=1)
     return 100 * float(np.mean(guessed == digits.test_labels))
+
+
+def loss(parameters: Float32Array, x: Float32Array, y: Labels) -> float:
+    """Mean cross-entropy, in nats; infinite where the model computes nothing any more."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        logits = _logits(parameters, x).astype(np.float64)
+        logits -= logits.max(axis=1, keepdims=True)
+        nats = float(np.mean(np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(len(y)), y]))
+    return nats if np.isfinite(nats) else np.inf
+
+
+def _logits(parameters: Float32Array, x: Float32Array) -> Float32Array:
+    views = layout().view(parameters)
+    hidden = np.maximum(x @ views["hidden.weight"].T + views["hidden.bias"], 0)
+    return hidden @ views["output.weight"].T + views["output.bias"]
 
 
 def _softmax(logits: Float32Array) -> Float32Array:

@@ -17,7 +17,7 @@ from training.data.default_text import default_text
 from training.data.tokenizer import ByteTokenizer
 from training.engines.pytorch.engine import Engine
 from training.replay.inner_state import InnerState
-from training.replicated import codec, feedback
+from training.replicated import codec, estimates, feedback
 from training.replicated.layout import Float32Array
 from training.replicated.model import Accepted, ReplicatedModel
 from training.spec import JobSpec
@@ -87,8 +87,10 @@ class Rounds:
     def encode(self, trainer: bytes, m: Float32Array) -> bytes:
         return self.model.payload(trainer, m)
 
-    def decode(self, trainer: bytes, payload: bytes) -> codec.Update:
-        return codec.decode(payload, self.model.header(trainer), self.model.layout)
+    def given(self, trainer: bytes, payload: bytes) -> codec.Update:
+        """What the rule is given of a trainer after this payload."""
+        update = codec.decode(payload, self.model.header(trainer), self.model.layout)
+        return estimates.moved(self.model.estimate(trainer), update) if self.spec.has_estimates else update
 
     def proposal(self, trainer: bytes, m: Float32Array, payload: bytes, inner: InnerState | None) -> Accepted:
         spec, record = self.spec, self.model.records.get(trainer)

@@ -375,7 +375,7 @@ MEASURED: dict[str, Callable[[Task], Row]] = {
     "ours-h15": lambda task: ours("ours-h15", task, **SPARSE_H15),
     "ours-h15-dense": lambda task: ours("ours-h15-dense", task, **DENSE_H15),
     "ours-h1-audit-full": lambda task: ours("ours-h1-audit-full", task, audit="full"),
-    "ours-h15-audit-off": lambda task: ours("ours-h15-audit-off", task, **SPARSE_H15, audit="off"),
+    "ours-h15-audit-off": lambda task: ours("ours-h15-audit-off", task, **SPARSE_H15, audit="off", liars=0),
     "ours-h15-audit-preset": lambda task: ours("ours-h15-audit-preset", task, **SPARSE_H15, **UNSAID),
     "ours-h15-audit-full": lambda task: ours("ours-h15-audit-full", task, **SPARSE_H15, audit="full"),
 }

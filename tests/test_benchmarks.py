@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -36,7 +36,7 @@ from benchmarks import (
     training,
 )
 from benchmarks.__main__ import ALSO, BENCHMARKS, run
-from benchmarks.attack_suite import ATTACKS, PAYLOADS, VECTORS, Knowledge, Said
+from benchmarks.attack_suite import ALIE_FACTORS, ASCENT_FACTORS, ATTACKS, IPM_FACTORS, PAYLOADS, VECTORS, Knowledge, Said
 from benchmarks.rivals import environment, processes, sockets
 from benchmarks.rivals.environment import Unavailable
 from benchmarks.rivals.sockets import Traffic
@@ -592,14 +592,9 @@ def test_gradients_of_the_digits_are_those_of_their_loss() -> None:
     direction = generator.standard_normal(len(parameters)).astype(np.float32)
     direction /= np.linalg.norm(direction)
 
-    def loss(at: np.ndarray) -> float:
-        views = digits.layout().view(at)
-        hidden = np.maximum(x[0] @ views["hidden.weight"].T + views["hidden.bias"], 0)
-        logits = (hidden @ views["output.weight"].T + views["output.bias"]).astype(np.float64)
-        return float(np.mean(np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(8), y[0]]))
-
     step = np.float32(1e-2)
-    measured = (loss(parameters + step * direction) - loss(parameters - step * direction)) / (2 * step)
+    losses = [digits.loss(parameters + sign * step * direction, x[0], y[0]) for sign in (1, -1)]
+    measured = (losses[0] - losses[1]) / (2 * step)
     assert measured == pytest.approx(float(gradient @ direction), rel=0.02, abs=1e-3)
 
 
@@ -612,7 +607,7 @@ def test_dirichlet_shares_give_every_image_to_one_trainer() -> None:
 
 def test_a_mean_that_liars_drive_away_is_a_result_and_no_error() -> None:
     """Its updates become larger than a payload can say, in round 23."""
-    assert attacks_digits.run(attacks_digits.COLUMNS[0], Rule.MEAN.value, "foe", 0, 30).accuracy < attacks.COLLAPSED
+    assert attacks_digits.run(attacks_digits.COLUMNS[0], Rule.MEAN.value, "ipm", 0, 30).accuracy < attacks.COLLAPSED
 
 
 def test_a_task_that_fails_leaves_the_others() -> None:
@@ -634,11 +629,23 @@ def test_only_what_the_same_commit_and_settings_left_is_gone_on_with(tmp_path: P
 
 @pytest.mark.parametrize("attack", attacks_digits.ATTACKS)
 def test_digits_learn_something_in_a_few_rounds(attack: str) -> None:
-    for rule, name in product((Rule.ARC_NNM_TRIM.value, "nnm-trim"), attacks.SMALL):
-        outcome = attacks_digits.run(attacks.COLUMNS[name], rule, attack, 0, rounds=3)
+    for name in ("residual top 1/56", "estimates top 1/28, .3 absent"):
+        outcome = attacks_digits.run(attacks.COLUMNS[name], attacks_digits.DEFAULT_RULE, attack, 0, rounds=3)
         assert 0 < outcome.accuracy <= 100
         assert outcome.bits_per_parameter <= 0.3
-    assert outcome.bits_with_header <= 0.3
+
+
+def test_what_may_be_named_must_lose_little_and_what_is_called_an_attack_must_break_the_mean() -> None:
+    name = next(name for name, column in attacks.COLUMNS.items() if column.may_be_named)
+
+    def rows(attacked: float, mean: float) -> list[attacks.Digits]:
+        figures = {"none": 97.0, "search": attacked}
+        ours = [attacks.Digits(name, attacks_digits.DEFAULT_RULE, of, 1.0, 1.1, [97.0, figure]) for of, figure in figures.items()]
+        return [*ours, attacks.Digits(attacks_digits.COLUMNS[0].name, "mean", "search", 8.0, 8.1, [40.0, mean])]
+
+    assert [line[:4] for line in attacks.verdicts(rows(95.0, 49.0), [], [])] == ["held", "held"]
+    assert [line[:4] for line in attacks.verdicts(rows(94.9, 50.0), [], [])] == ["MISS", "MISS"]
+    assert "2.1 by search" in attacks.verdicts(rows(94.9, 50.0), [], [])[1]
 
 
 def test_without_long_updates_clipping_before_mixing_changes_nothing() -> None:
@@ -653,20 +660,59 @@ def test_without_long_updates_clipping_before_mixing_changes_nothing() -> None:
     assert np.linalg.norm(mixed - attacks_digits.RULES["arc-nnm-trim"](updates, layout, 4)) < 0.02 * np.linalg.norm(mixed)
 
 
+def known_of(honest: Sequence[np.ndarray], loss: Callable[[np.ndarray], float], seed: int = 0) -> Knowledge:
+    """Of a loss that falls along the first axis."""
+    gradient = np.zeros_like(honest[0])
+    gradient[0] = 2
+    one, two, three = honest[:3]
+    exact, generator = [vector * 2 for vector in honest], np.random.default_rng(seed)
+    return Knowledge(honest, exact, lambda: two, lambda: three, lambda: one, None, lambda: gradient, loss, generator)
+
+
 @pytest.mark.parametrize("name", VECTORS)
 def test_attacks_on_vectors_need_nothing_but_what_is_known(name: str) -> None:
-    generator = np.random.default_rng(0)
-    honest = list(generator.standard_normal((3, 50), dtype=np.float32))
+    honest = list(np.random.default_rng(0).standard_normal((3, 50), dtype=np.float32))
     seen: list[float] = []
 
-    def damage(vector: np.ndarray) -> float:
+    def loss(vector: np.ndarray) -> float:
         seen.append(float(np.linalg.norm(vector)))
         return seen[-1]
 
-    known = Knowledge(honest, lambda: honest[1], lambda: honest[2], lambda: honest[0], None, damage, generator)
-    lie = VECTORS[name](known)
+    lie = VECTORS[name](known_of(honest, loss))
     assert lie.shape == (50,) and lie.dtype == np.float32 and np.isfinite(lie).all()
     assert not seen or np.linalg.norm(lie) == max(seen)
+    assert bool(seen) is (name in ("alie", "ipm", "min-max", "min-sum", "ascent", "search"))
+
+
+def test_the_ascent_goes_from_the_mean_up_the_loss_by_a_share_of_the_usual_norm() -> None:
+    honest = list(np.random.default_rng(0).standard_normal((5, 50), dtype=np.float32))
+    known = known_of(honest, lambda vector: -float(vector[0]))  # an update is subtracted
+    lie = VECTORS["ascent"](known) - known.mean
+    assert lie[0] == pytest.approx(-max(ASCENT_FACTORS) * known.norm, rel=1e-5) and not lie[1:].any()
+    blind = VECTORS["blind-ascent"](known) - honest[1]
+    assert blind[0] < -np.linalg.norm(honest[1]) and not blind[1:].any()
+
+
+def test_manipulated_means_are_those_of_what_is_not_compressed_yet() -> None:
+    honest = list(np.random.default_rng(0).standard_normal((5, 50), dtype=np.float32))
+    along = np.mean(honest, axis=0)
+    known = known_of(honest, lambda vector: -float(vector @ along))
+    assert np.allclose(VECTORS["ipm"](known), -2 * max(IPM_FACTORS) * along, rtol=1e-4)
+    z = (VECTORS["alie"](known) - 2 * along) / np.std(np.stack(known.exact), axis=0)
+    assert np.allclose(z, z[0], rtol=1e-3) and abs(z[0]) in np.float32(ALIE_FACTORS)
+
+
+@pytest.mark.parametrize("name", ["min-max", "min-sum"])
+def test_hidden_liars_stand_just_within_their_bound(name: str) -> None:
+    honest = np.random.default_rng(0).standard_normal((6, 50)).astype(np.float32)
+    lie = VECTORS[name](known_of(list(honest), lambda vector: -float(vector[0])))
+    squares = ((honest[:, None] - honest[None]) ** 2).sum(-1)
+    mine = ((honest - lie) ** 2).sum(-1)
+    if name == "min-max":
+        assert mine.max() == pytest.approx(squares.max(), rel=1e-4)
+    else:
+        assert mine.sum() == pytest.approx(squares.sum(1).max(), rel=1e-4)
+    assert np.linalg.norm(lie - honest.mean(0)) > 1
 
 
 @pytest.mark.parametrize("peers", [4, 7, 10])
@@ -732,7 +778,7 @@ def test_with_full_audits_no_lie_moves_the_model(text: Path) -> None:
 def test_without_audits_well_formed_lies_move_the_model(text: Path) -> None:
     some = world(text)
     clean = attacks_gpt.attacked(some, attacks_gpt.CLEAN, AuditMode.OFF)
-    outcome = attacks_gpt.attacked(some, "foe", AuditMode.OFF)
+    outcome = attacks_gpt.attacked(some, "search", AuditMode.OFF)
     assert outcome.accepted == some.spec.rounds
     assert outcome.heldout_nats > clean.heldout_nats
 

@@ -22,6 +22,7 @@ from protocol.api import TrainRequest
 from protocol.errors import UserError
 from training.data import corpus as data
 from training.data import default_text, shards, tokenizer
+from training.defended import undefended
 from training.spec import AuditMode, JobSpec, completed
 from training.transformer import BYTES, ModelSpec
 
@@ -46,10 +47,12 @@ def job_spec(peer: RunningPeer, request: TrainRequest) -> JobSpec:
         if peer.worker is not None and not peer.config.local_data:
             raise UserError("this peer has no text of its own: name it with `peer run --local-data PATH`")
         spec = replace(spec, data=None).checked()
+        _require_defended(peer, spec)
         if peer.worker is not None:
             own = peer.config.local_data
             data.require_enough(spec, sum(map(len, data.read_text(Path(own).expanduser()))), own)
         return spec
+    _require_defended(peer, spec)
     keep = peer.driver.blobs.add
     if request.data and shards.is_token_folder(Path(request.data).expanduser()):
         return _job_on_tokens(spec, request, keep)
@@ -107,8 +110,18 @@ def _digest_of_tokens(peer: RunningPeer, spec: JobSpec, manifest: data.Manifest,
 
 
 def _tolerated(peer: RunningPeer) -> int:
-    trainers = sum(TRAINER in member.roles for member in peer.driver.state.members.members.values())
-    return min(VoterSet(peer.driver.state.members.voters).faults_tolerated, max(0, (trainers - 1) // 2))
+    return min(VoterSet(peer.driver.state.members.voters).faults_tolerated, max(0, (_trainers(peer) - 1) // 2))
+
+
+def _trainers(peer: RunningPeer) -> int:
+    return sum(TRAINER in member.roles for member in peer.driver.state.members.members.values())
+
+
+def _require_defended(peer: RunningPeer, spec: JobSpec) -> None:
+    """`UserError` for a job without audits that statistics were not measured to defend. The log takes any: old ones go on."""
+    problem = undefended(spec, _trainers(peer))
+    if problem:
+        raise UserError(f"job {spec.name!r}: {problem}")
 
 
 def parse_overrides(texts: dict[str, str]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from features.arguments import Argument
-from peer.driver.caveats import SAMPLED_AUDITS
+from peer.driver.caveats import NOBODY_LIES, SAMPLED_AUDITS
 from protocol.api import TrainRequest
 from protocol.errors import UserError
 
@@ -98,15 +98,12 @@ def warnings_of(request: TrainRequest, said: Mapping[str, str]) -> Iterator[str]
         yield "each trainer uses its own text, so nobody can re-execute: audits are off, and votes check the form of updates only"
     elif overrides.get("audit") == "sampled":
         yield SAMPLED_AUDITS
+    if (local or overrides.get("audit") == "off") and overrides.get("liars") == "0":
+        yield NOBODY_LIES
     if overrides.get("outer") != "adamw":
         return
     if overrides.get("bits") == "1" and overrides.get("memory") != "estimates":
         yield (
             "bits=1 with outer=adamw trains badly: one bit gives all elements of a chunk one size, and AdamW divides by sizes; "
             "take bits=4 (the default with adamw), or outer=nesterov"
-        )
-    if (local or overrides.get("audit") == "off") and overrides.get("rule") in (None, "centered-clipping"):
-        yield (
-            "without audits nobody finds liars, and centered clipping lets more of their gradients through: "
-            "rule=arc-nnm-trim stands better against them, and learns a few per cent worse where nobody lies"
         )

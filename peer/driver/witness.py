@@ -12,7 +12,7 @@ from consensus.voters import VoterSet
 from ledger.jobs import ClosedRound, Job
 from ledger.members import Member, Rotate
 from ledger.state import State
-from peer.driver.caveats import SAMPLED_AUDITS
+from peer.driver.caveats import NOBODY_LIES, SAMPLED_AUDITS
 from peer.driver.eventlog import EventLog
 from peer.driver.lateness import Lateness
 from peer.driver.news import admission, names_of, news
@@ -23,7 +23,7 @@ from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed, peer_id, short_id
 from protocol.messages import Ballot, CutOff, Proposal, Transaction
 from protocol.reasons import Verdict, label
-from training.spec import JobSpec
+from training.spec import AuditMode, JobSpec
 
 WHAT_TO_DO = "people have to compare their peers: see 'When peers do not hold the same state' in the guide"
 COMPARE_BLOCKS = "compare the blocks of that height with people you trust, over another way"
@@ -184,9 +184,11 @@ class Witness:
         return "; ".join(filter(None, (late.why(running[key].name) for key, late in self._late.items() if key in running)))
 
     def started(self, key: bytes, state: State) -> None:
-        if key in state.audits.jobs:
-            job = state.jobs.jobs[key]
-            self.events.add("warning", f"job {job.name}: {SAMPLED_AUDITS}", job=key, author=peer_id(job.author))
+        job = state.jobs.jobs[key]
+        spec = JobSpec.decode(job.spec)
+        caveats = {AuditMode.SAMPLED: SAMPLED_AUDITS, AuditMode.OFF: "" if spec.liars else NOBODY_LIES}
+        if caveat := caveats.get(spec.audit):
+            self.events.add("warning", f"job {job.name}: {caveat}", job=key, author=peer_id(job.author))
 
     def renewed(self, key: RoundKey, job: Job) -> None:
         text = f"round {key[1]} of {job.name} goes on with {len(job.voters)} voters: too few of those it was opened with are left"

@@ -316,22 +316,19 @@ async def test_who_asks_for_one_bit_under_adamw_is_told_what_that_does_and_the_w
 
 
 @pytest.mark.parametrize(
-    ("words", "warned"),
+    ("words", "told"),
     [
-        ("--preset per-step --data local", True),
-        ("--preset per-step --set audit=off", True),
-        ("--set outer=adamw --set local_steps=1 --set audit=off", True),
-        ("--preset per-step --set audit=off --set rule=arc-nnm-trim", False),
-        ("--preset per-step", False),
-        ("--preset sparse --set audit=off", False),
-        ("--data local", False),
+        ("--set audit=off liars=0", True),
+        ("--data local --set liars=0", True),
+        ("--set liars=0", False),
+        ("--preset per-step --set audit=off", False),  # the peer refuses it, or nobody can lie
     ],
 )
-async def test_who_leaves_gradients_unaudited_is_told_which_rule_stands_better(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: str, warned: bool
+async def test_who_says_that_nobody_lies_is_told_what_one_liar_could_do(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: str, told: bool
 ) -> None:
     printed, status, _ = await said(monkeypatch, capsys, f"train {words}\n")
-    assert status == 0 and ("rule=arc-nnm-trim stands better" in " ".join(printed.split())) is warned
+    assert status == 0 and ("one trainer that does moves the model anywhere" in " ".join(printed.split())) is told
 
 
 @pytest.mark.parametrize(
