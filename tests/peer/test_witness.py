@@ -17,6 +17,7 @@ from protocol.messages import Commit, Proposal, Timeout
 from protocol.reasons import Verdict
 from rounds.ballots import Outcome
 from tests.sim.keys import FastSigner
+from training.spec import AuditMode, JobSpec
 
 LIAR, CHAIN = FastSigner("liar"), bytes(32)
 
@@ -46,13 +47,20 @@ async def test_a_round_of_which_something_was_forgotten_is_told_once(log: EventL
     assert line == "saying nothing more in round 3: a message of ours in it is missing from this disk"
 
 
-async def test_every_peer_is_told_when_a_job_with_sampled_audits_starts(log: EventLog) -> None:
-    witness = Witness(log, lambda: 0.0)
-    job, audited = SimpleNamespace(name="text", author=LIAR.public), {CHAIN: SimpleNamespace()}
-    for key in (CHAIN, bytes([1]) * 32):
-        witness.started(key, SimpleNamespace(jobs=SimpleNamespace(jobs={key: job}), audits=SimpleNamespace(jobs=audited)))
-    (line,) = await lines(log)
-    assert line.startswith("job text: audit=sampled is not for links slower than a LAN yet: ")
+@pytest.mark.parametrize(
+    ("spec", "told"),
+    [
+        (JobSpec(name="text", data=bytes(32), audit=AuditMode.SAMPLED), "audit=sampled is not for links slower than a LAN yet: "),
+        (JobSpec(name="text", data=bytes(32), audit=AuditMode.OFF, liars=0), "audits are off and liars=0: nobody is assumed to"),
+        (JobSpec(name="text", data=bytes(32), audit=AuditMode.OFF, liars=1), None),
+        (JobSpec(name="text", data=bytes(32)), None),
+    ],
+)
+async def test_every_peer_is_told_the_limits_of_a_job_that_starts(log: EventLog, spec: JobSpec, told: str | None) -> None:
+    job = SimpleNamespace(name=spec.name, author=LIAR.public, spec=spec.encode())
+    Witness(log, lambda: 0.0).started(CHAIN, SimpleNamespace(jobs=SimpleNamespace(jobs={CHAIN: job})))
+    found = await lines(log)
+    assert len(found) == (told is not None) and all(line.startswith(f"job text: {told}") for line in found)
 
 
 async def test_an_expulsion_names_what_was_signed(log: EventLog) -> None:
