@@ -58,11 +58,12 @@ class Detection:
 
 
 def jobs() -> dict[str, JobSpec]:
-    """Every preset under sampled audits, at the rate it says; `local` says what a job says that names none, the default. And
-    local steps at the rate of `per-step`, at which their speed has a bound.
+    """Every preset that has audits, under sampled ones at the rate it says; `local` says what a job says that names none, the
+    default. And local steps at the rate of `per-step`, at which their speed has a bound.
     """
     base = JobSpec(name="detection", data=bytes(32))
-    found = {name: replace(base, **{**preset, "audit": AuditMode.SAMPLED}) for name, preset in PRESETS.items()}
+    audited = {name: preset for name, preset in PRESETS.items() if preset.get("audit") != AuditMode.OFF}
+    found = {name: replace(base, **{**preset, "audit": AuditMode.SAMPLED}) for name, preset in audited.items()}
     if {"sparse", "per-step"} <= found.keys():
         seldom = found["per-step"]
         found["sparse, seldom"] = replace(found["sparse"], local_steps=15, audit_rate=seldom.audit_rate, auditors=seldom.auditors)
