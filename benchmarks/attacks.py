@@ -41,7 +41,7 @@ from consensus.quorum import faults_tolerated
 from peer.demo.demo import end_like_ctrl_c
 from protocol.errors import UserError
 from scenarios.trials import COUNT, Parser, duration
-from training.defended import LOST_MAX
+from training import defended
 from training.spec import PRESETS, AuditMode, JobSpec, Rule
 
 TABLES = ("detection", "digits", "gpt")
@@ -247,7 +247,18 @@ def verdicts(digits: list[Digits], gpt: list[Gpt], detection: list[Detection]) -
         found.append(verdict(all(row.ratio_most <= WORSE_MAX for row in rows), text))
         text = f"{preset}, audits full: {sum(row.accepted for row in rows)} lies accepted"
         found.append(verdict(not any(row.accepted for row in rows), text))
+    found += [_unaudited(row) for row in gpt if row.audit == AuditMode.OFF and _may_start(row)]
     return [*found, *(_detected(row) for row in detection if row.lie == on_detection.MANY_STEPS)]
+
+
+def _may_start(row: Gpt) -> bool:
+    off = {**PRESETS[row.preset], "audit": AuditMode.OFF, "liars": row.liars}
+    return defended.undefended(JobSpec(name="attacks", data=bytes(32), **off), row.peers) is None
+
+
+def _unaudited(row: Gpt) -> str:
+    text = f"{row.preset}, no audits, {row.liars} of {row.peers} lie, {row.attack}: held-out at most {defended.WORSE_MAX} times"
+    return verdict(row.ratio_most <= defended.WORSE_MAX, f"{text} the clean run's: {row.ratio_most:.3f}")
 
 
 def _digits_verdicts(rows: list[Digits]) -> list[str]:
@@ -262,8 +273,9 @@ def _digits_verdicts(rows: list[Digits]) -> list[str]:
         attacked = [row for row in rows if (row.rule, row.column) == (on_digits.DEFAULT_RULE, name)]
         if column.may_be_named and clean is not None:
             lost, row = max(((_lost(row, clean), row) for row in attacked), key=lambda pair: pair[0])
-            text = f"{name}, {column.liars} of {column.trainers} lie: ≤ {LOST_MAX:g} points lost: {lost:.1f} by {row.attack}"
-            found.append(verdict(lost <= LOST_MAX, text))
+            text = f"{name}, {column.liars} of {column.trainers} lie: at most {defended.LOST_MAX:g} points are lost"
+            text += f": {lost:.1f} by {row.attack}"
+            found.append(verdict(lost <= defended.LOST_MAX, text))
     return found
 
 

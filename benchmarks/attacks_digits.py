@@ -16,13 +16,14 @@ import numpy as np
 from benchmarks import digits
 from benchmarks.attack_suite import VECTORS, Knowledge
 from protocol.errors import LocalProtocolError
+from training.defended import HELD, Held
 from training.replicated import codec, estimates
 from training.replicated.aggregate import aggregate, gram, tolerated
 from training.replicated.aggregate.plan import onto_grid
 from training.replicated.aggregate.rules import ONE, Combination, aligned, outsiders
 from training.replicated.codec.header import HEADER_BYTES
 from training.replicated.layout import CHUNK, Float32Array, Layout
-from training.spec import Compression, Rule
+from training.spec import Compression, Memory, Rule
 
 TRAINERS_MAX = 31
 ROUNDS = 300
@@ -78,7 +79,16 @@ class Column:
     iid: bool = True
     estimates: bool = False  # or error feedback
     absent: float = 0.0  # share of the honest that say nothing in a round, drawn anew for each
-    may_be_named: bool = False  # by a job without audits, as far as the digits are concerned: see `training.defended`
+
+    @property
+    def may_be_named(self) -> bool:
+        """Whether a job without audits may have this codec, memory, trainers and liars."""
+        return self.iid and any(self.is_of(row) for row in HELD)
+
+    def is_of(self, row: Held) -> bool:
+        memory = Memory.ESTIMATES if self.estimates else Memory.RESIDUAL
+        mode = codec.Mode(row.compression, row.bits, row.keep)
+        return (memory, self.mode, self.trainers, self.liars) == (row.memory, mode, row.trainers, row.liars)
 
 
 def sparse(keep: int) -> codec.Mode:
@@ -96,13 +106,13 @@ COLUMNS = (
     Column("residual 1 bit", dense(1)),
     Column("residual top 1/56", LEAST),
     Column("residual 8 bits, Dirichlet .1", dense(8), iid=False),
-    Column("estimates 1 bit", dense(1), estimates=True, may_be_named=True),
-    Column("estimates 1 bit, .3 absent", dense(1), estimates=True, absent=0.3, may_be_named=True),
-    Column("estimates 1 bit, 1 of 4", dense(1), 4, 1, estimates=True, may_be_named=True),
-    Column("estimates 1 bit, 2 of 7", dense(1), 7, 2, estimates=True, may_be_named=True),
-    Column("estimates 1 bit, 3 of 10", dense(1), 10, 3, estimates=True, may_be_named=True),
-    Column("estimates top 1/16", sparse(256), estimates=True, may_be_named=True),
-    Column("estimates top 1/28", SMALL, estimates=True, may_be_named=True),
+    Column("estimates 1 bit", dense(1), estimates=True),
+    Column("estimates 1 bit, .3 absent", dense(1), estimates=True, absent=0.3),
+    Column("estimates 1 bit, 1 of 4", dense(1), 4, 1, estimates=True),
+    Column("estimates 1 bit, 2 of 7", dense(1), 7, 2, estimates=True),
+    Column("estimates 1 bit, 3 of 10", dense(1), 10, 3, estimates=True),
+    Column("estimates top 1/16", sparse(256), estimates=True),
+    Column("estimates top 1/28", SMALL, estimates=True),
     Column("estimates top 1/28, .3 absent", SMALL, estimates=True, absent=0.3),
     Column("estimates 1 bit, Dirichlet .1", dense(1), iid=False, estimates=True),
 )

@@ -49,9 +49,10 @@ from peer.cli import build_parser
 from protocol.errors import RemoteProtocolError, UserError
 from tests.ledger.chances import EFFECTIVE, escape
 from training import grid
+from training.defended import HELD, Held
 from training.replicated import codec as payloads
 from training.replicated.layout import layout_of
-from training.spec import PRESETS, AuditMode, JobSpec, Outer, Rule
+from training.spec import PRESETS, AuditMode, Compression, JobSpec, Memory, Outer, Rule
 from training.transformer import ModelSpec
 
 FREE = Costs(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)  # what is left is what the turns themselves take on this machine
@@ -635,8 +636,17 @@ def test_digits_learn_something_in_a_few_rounds(attack: str) -> None:
         assert outcome.bits_per_parameter <= 0.3
 
 
-def test_what_may_be_named_must_lose_little_and_what_is_called_an_attack_must_break_the_mean() -> None:
-    name = next(name for name, column in attacks.COLUMNS.items() if column.may_be_named)
+def test_whatever_may_start_without_audits_is_measured_on_the_digits() -> None:
+    for row in HELD:
+        assert any(column.iid and column.is_of(row) for column in attacks.COLUMNS.values()), row
+    assert not any(column.may_be_named for column in attacks.COLUMNS.values() if not (column.iid and column.estimates))
+
+
+def test_what_may_be_named_must_lose_little_and_what_is_called_an_attack_must_break_the_mean(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    name, dense = "estimates 1 bit", (Memory.ESTIMATES, Compression.DENSE, 1, 4096)
+    monkeypatch.setattr(attacks_digits, "HELD", (Held(*dense, 1, Outer.ADAMW, 0.8, 13, 4),))
 
     def rows(attacked: float, mean: float) -> list[attacks.Digits]:
         figures = {"none": 97.0, "search": attacked}
