@@ -52,7 +52,7 @@ demo: setup
 	$(BIN)/peer demo
 
 test: setup
-	@echo "the tests take about 8 minutes on two idle cores, and up to 25 on a busy machine; lint, types and simulations have their own commands"
+	@echo "the tests take about 7 minutes on two idle cores, and up to 25 on a busy machine; lint, types and simulations have their own commands"
 	@$(COLLECT) tests/[a-o]*/ tests/test_*.py > /dev/null & $(COLLECT) tests/[p-z]*/ > /dev/null; wait
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist worksteal
 
