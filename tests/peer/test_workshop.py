@@ -48,9 +48,10 @@ class Busy:
 
 
 def shop_of(chain: Chain, role: Busy) -> Workshop:
-    nothing: Any = SimpleNamespace(fetch=None)  # nobody asks the network, or calls the driver
-    me, rounds = chain.people[0], Rounds(chain.people[0], chain.id, {})
-    return Workshop(me.public, role, rounds, chain.store, chain.blobs, chain.host, nothing, EventLog(), nothing, lambda: 0.0)
+    nothing: Any = SimpleNamespace(fetch=None, reveals_sent=dict)  # nobody asks the network, or calls the driver
+    me, rounds, events = chain.people[0], Rounds(chain.people[0], chain.id, {}), EventLog()
+    rooms = chain.store, chain.blobs, chain.host, nothing
+    return Workshop(me.public, role, rounds, *rooms, events, nothing, lambda: 0.0, lambda: chain.ledger.state)
 
 
 async def test_a_round_that_is_given_to_others_as_soon_as_it_was_opened_is_worked_on_once(tmp_path: Path) -> None:
