@@ -22,7 +22,7 @@ from tests.sim.simulation import Simulation
 CALM_SAMPLED = Scenario(blocks=30)
 BLINDED = Scenario(n=7, liars=("signs-again", "signs-again"), blocks=60)
 CHALLENGED = with_liar("signs-again", blocks=30)  # whose seeds 1, 4, … have sampled audits
-FRAMED = with_liar("signs-again", blocks=40)
+FRAMED = with_liar("signs-again", blocks=70)
 HONEST = ("honest suspended",)
 
 
@@ -79,11 +79,13 @@ def _reports_count(planter: Planter) -> None:
 
     planter.replace(losses, "compared", compared)
     planter.replace(losses, "is_lazy", lambda known, voters, faults: len(known.wrong) > faults)
+    planter.replace(workload, "OPENED_SHARE", 1.0)
     planter.simulation(_frames)
 
 
 def _exact_losses(planter: Planter) -> None:
     planter.replace(losses, "is_wrong", lambda reported, opened: reported != opened)
+    planter.replace(workload, "OPENED_SHARE", 1.0)
 
 
 def _opened_early(planter: Planter) -> None:
