@@ -20,7 +20,6 @@ from protocol.identity import Signed
 from protocol.messages import Proposal
 from protocol.reasons import Verdict
 from tests.peer.chain import LANGUAGE, Chain
-from training.spec import JobSpec
 
 
 class Busy:
