@@ -46,7 +46,9 @@ from training.tasks import Reexecute, Replayed
 from transport.exchange import REVEALS_MAX
 
 AT_ONCE_MAX = 16  # audits whose blobs are fetched or here; each fetches one at a time, for which the exchange has a turn
-OF_TRAINER_MAX = 4  # of them, of one trainer: one that shows its states slowly holds up its own audits alone
+# Reports of them, on one trainer, the oldest round first: side by side all would come late. One that shows its states slowly holds
+# up its own audits alone.
+OF_TRAINER_MAX = 1
 ASKING_SECONDS_MIN = (
     10.0  # an auditor asks at least so long before it says `withheld`, if earlier audits of that trainer took its time
 )
@@ -137,7 +139,8 @@ class Auditing:
             self._queued.clear()
         for key, item in due.items():
             if len(self._running) < AT_ONCE_MAX and key not in self._running and key not in waiting:
-                if sum(running[2] == item.trainer for running in self._running) < OF_TRAINER_MAX:
+                others = sum(of[2] == item.trainer and not of[4] for of in self._running)
+                if item.is_dispute or others < OF_TRAINER_MAX:
                     self._running[key] = trio.CancelScope()
                     self._nursery.start_soon(self._audit, key, item, now - self._queued.pop(key, now))
                 else:

@@ -1,7 +1,7 @@
 """What auditors still ask of this trainer, and whether its uplink has room for another proposal.
 
 An honest trainer on a slow link would be suspended if it proposed faster than its uplink can show what it commits to. So it
-proposes only while the rest takes a quarter of the time that auditors have. Where links are fast, that is always so. Silent
+proposes only while the rest takes an eighth of the time that auditors have. Where links are fast, that is always so. Silent
 auditors, and those that ask slowly, are not waited for: otherwise one liar could stop every trainer.
 """
 
@@ -20,11 +20,11 @@ from training.replay.trace import reveal_bytes_max
 from training.spec import AUDIT_BYTES_MAX, JobSpec
 from transport.network import Network
 
-RATE_SECONDS = 10  # over which rates are measured: what the queues of a link take at once is little in so long
+RATE_SECONDS = 20  # over which rates are measured: what the queues of a link take at once is little in so long
 FADING = 0.998  # of the best rate, a second: half in six minutes, after which a link may be another one
 # An auditor that gets less than such a part of an equal share could ask faster: it is slow itself, or holds this trainer up.
 ASKING_SHARE = 1 / 4
-OWED_SHARE = 1 / 4  # of the time that auditors have: what is owed before a proposal, and what all ask for of it, fit in
+OWED_SHARE = 1 / 8  # of the time that auditors have: what is owed before a proposal, and what all ask for of it, fit in
 
 Audits = Mapping[Hashable, int]  # of one auditor: the bytes that it has to fetch for each
 

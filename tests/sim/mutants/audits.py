@@ -20,7 +20,7 @@ from tests.sim.mutants.scenarios import Scenario
 from tests.sim.simulation import Simulation
 
 CALM_SAMPLED = Scenario(blocks=30)
-BLINDED = Scenario(n=7, liars=("signs-again", "signs-again"), blocks=60)
+BLINDED = Scenario(n=7, liars=("signs-again", "signs-again"), blocks=35)
 CHALLENGED = with_liar("signs-again", blocks=30)  # whose seeds 1, 4, … have sampled audits
 FRAMED = with_liar("signs-again", blocks=70)
 HONEST = ("honest suspended",)
