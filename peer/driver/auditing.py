@@ -46,8 +46,8 @@ from training.tasks import Reexecute, Replayed
 from transport.exchange import REVEALS_MAX
 
 AT_ONCE_MAX = 16  # audits whose blobs are fetched or here; each fetches one at a time, for which the exchange has a turn
-# Reports of them, on one trainer, the oldest round first: side by side all would come late. One that shows its states slowly holds
-# up its own audits alone.
+# Reports of them, on one trainer, the oldest first: side by side all would come late. A trainer that shows its states slowly
+# holds up its own audits alone.
 OF_TRAINER_MAX = 1
 ASKING_SECONDS_MIN = (
     10.0  # an auditor asks at least so long before it says `withheld`, if earlier audits of that trainer took its time

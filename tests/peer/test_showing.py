@@ -31,7 +31,7 @@ def test_what_auditors_have_got_is_owed_no_more_and_the_rest_takes_as_long_as_th
     uplink = Uplink()
     noted(uplink, 1, {}, {B: FIRST, C: FIRST})
     noted(uplink, RATE_SECONDS, {B: 300, C: 300}, {B: FIRST, C: FIRST})
-    assert uplink.seconds_owed(LEAST) == pytest.approx(2 * (9_000 - 3_000) / 600, rel=0.05)
+    assert uplink.seconds_owed(LEAST) == pytest.approx(2 * (9_000 - 300 * RATE_SECONDS) / 600, rel=0.05)
     noted(uplink, 20, {B: 300, C: 300}, {B: FIRST, C: FIRST})
     assert uplink.seconds_owed(LEAST) == 0
 
@@ -40,7 +40,7 @@ def test_audits_add_up_and_a_report_ends_what_was_got_for_it() -> None:
     uplink = Uplink()
     noted(uplink, 1, {}, {B: BOTH})
     noted(uplink, RATE_SECONDS, {B: 600}, {B: BOTH})
-    assert uplink.seconds_owed(LEAST) == pytest.approx((18_000 - 6_000) / 600, rel=0.05)
+    assert uplink.seconds_owed(LEAST) == pytest.approx((18_000 - 600 * RATE_SECONDS) / 600, rel=0.05)
     noted(uplink, 1, {B: 600}, {B: {"second": AUDIT}})
     assert uplink.seconds_owed(LEAST) == pytest.approx(9_000 / 600, rel=0.05)
 
