@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Annotated, Any, TypeVar
 
 from consensus.block import BODY_BYTES_MAX, Block
-from consensus.evidence import Evidence, verify_evidence
+from consensus.evidence import KINDS, Evidence, verify_evidence
 from ledger import members as membership
 from ledger.audits.docket import AuditsModule, FirstAuditsModule
 from ledger.audits.state import AuditsState
@@ -355,6 +355,7 @@ class Rules:
     def expel(self, state: State, evidence: Evidence) -> State:
         """Raises `Refused` or `RemoteProtocolError` if the evidence proves nothing, or nothing that would change anything."""
         culprit = verify_evidence(evidence, self.chain_id, self.verifier)
+        _require_known(state, (codec.decode_message(part.body, KINDS) for part in (evidence.first, evidence.second)))
         return state.with_modules(members=membership.expel(state.members, culprit, state.height + 1))
 
     def expel_all(self, state: State, evidence: Sequence[Evidence]) -> State:
@@ -381,8 +382,7 @@ class Rules:
             raise Refused(f"round {closing.round} of job {closing.job.hex()[:8]} is not open")
         terms = job.terms(closing.job)
         ballots, cut_offs, proposals = self.open_closing(closing)
-        if any(proposal.losses is not None for proposal in proposals.values()) and not state.of(NetworkState).commits_to_losses:
-            raise Refused("a proposal commits to losses, which this network does not know yet")
+        _require_known(state, proposals.values())
         problem = check_closing(terms, closing, ballots, cut_offs, proposals)
         if problem:
             raise Refused(f"round {closing.round}: {problem}")
@@ -506,3 +506,10 @@ def _settled(new: T, old: T | None) -> T:
         return old
     ordered: T = in_order(new, old)
     return ordered
+
+
+def _require_known(state: State, messages: Iterable[object]) -> None:
+    """Programs of earlier versions could not read a block with such a message."""
+    commits = any(isinstance(message, Proposal) and message.losses is not None for message in messages)
+    if commits and not state.of(NetworkState).commits_to_losses:
+        raise Refused("a proposal commits to losses, which this network does not know yet")

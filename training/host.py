@@ -39,6 +39,7 @@ class JudgedRound:
     number: int
     accepted: tuple[Signed, ...]  # proposals
     rejected: Mapping[bytes, Verdict]  # by trainer
+    absent: frozenset[bytes]  # the round's other trainers
 
 
 class ModelHost:
@@ -105,7 +106,8 @@ class ModelHost:
 
     def step(self, closed: ClosedRound, payload: Callable[[bytes], bytes]) -> bytes:
         """Applies a closed round; `payload` gives the bytes of a digest. Returns the new model root."""
-        return self._step(JudgedRound(closed.job, closed.round, closed.proposals, closed.outcome.rejected), payload)
+        outcome = closed.outcome
+        return self._step(JudgedRound(closed.job, closed.round, closed.proposals, outcome.rejected, outcome.absent), payload)
 
     def _step(self, judged: JudgedRound, payload: Callable[[bytes], bytes]) -> bytes:
         accepted = []
@@ -115,7 +117,8 @@ class ModelHost:
         before, number = self.model(judged.job, judged.number), judged.number + 1
         durable = number % DURABLE_ROUNDS == 0 or number == before.spec.rounds
         directory = self.directory(judged.job, number)
-        self._models[judged.job] = model = before.apply_into(directory, accepted, judged.rejected, durable)
+        gone = before.records.keys() - judged.rejected.keys() - judged.absent - {item.trainer for item in accepted}
+        self._models[judged.job] = model = before.apply_into(directory, accepted, judged.rejected, durable, gone)
         return model.root
 
     # After a restart -------------------------------------------------------------------------------------------------

@@ -85,7 +85,7 @@ def rule_of(overrides: Mapping[str, str]) -> str:
     """The rule that a job with these fields has."""
     from training.spec import JobSpec, completed
 
-    named = {name: overrides[name] for name in ("outer", "audit", "rule") if name in overrides}
+    named = {name: overrides[name] for name in ("outer", "audit", "memory", "rule") if name in overrides}
     return str(JobSpec(name="rule", **completed(named)).rule)
 
 
@@ -103,7 +103,7 @@ def warnings_of(request: TrainRequest, said: Mapping[str, str]) -> Iterator[str]
         yield "each trainer uses its own text, so nobody can re-execute: audits are off, and votes check the form of updates only"
     elif overrides.get("audit") == "sampled":
         yield SAMPLED_AUDITS
-    if (local or overrides.get("audit") == "off") and overrides.get("liars") == "0":
+    if (local or overrides.get("audit") == "off") and overrides.get("liars", "0") == "0":  # any other is refused
         yield NOBODY_LIES
     if overrides.get("outer") != "adamw":
         return

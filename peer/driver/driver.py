@@ -430,7 +430,8 @@ def _judged_round(store: Store, job: bytes, spec: bytes, number: int) -> JudgedR
     own = JobSpec.decode(spec).kind.labels
     verdicts = {trainer: with_label(text, own) for trainer, text in stored.verdicts.items()}
     rejected = {trainer: verdict for trainer, verdict in verdicts.items() if verdict not in (None, Verdict.ACCEPT)}
-    return JudgedRound(job, number, proposals, rejected)
+    absent = frozenset(trainer for trainer, verdict in verdicts.items() if verdict is None)
+    return JudgedRound(job, number, proposals, rejected, absent)
 
 
 def _stored_round(closed: ClosedRound, state: State) -> StoredRound:

@@ -155,6 +155,8 @@ class Rounds:
             with contextlib.suppress(RemoteProtocolError):  # the round may have been given to others since
                 self._put(self.books[key], signed, _decoded(signed, Proposal), now, effects)
         for kept in self._early.take((key, job.round)):
+            if not self._sealing.knows(kept.message):
+                continue
             try:
                 self._hear(self.books[key], kept.signed, kept.message, now, effects)
             except RemoteProtocolError:
@@ -229,8 +231,6 @@ class Rounds:
         book = self.books.get(message.job)
         if message.job in self._finished:
             return None
-        if isinstance(message, Proposal) and message.losses is not None and not self._sealing.commits(message.job):
-            return None  # other programs do not know that field yet
         if book is None or message.round > book.terms.round:
             self._early.keep(signed, message)
             return None
@@ -238,6 +238,8 @@ class Rounds:
             return None
         if signed.signer not in (book.terms.trainers if isinstance(message, Proposal) else book.terms.voters):
             self._early.keep(signed, message)  # the next block may give the round to its signer
+        if not self._sealing.knows(message):
+            return None
         effects = Effects()
         self._hear(book, signed, message, now, effects)
         return effects

@@ -32,6 +32,10 @@ class Sealing:
         """Whether proposals of this job commit to losses."""
         return job in self._committing
 
+    def knows(self, message: object) -> bool:
+        """Whether other programs can read this message of an open round: before the upgrade they do not know commitments."""
+        return not isinstance(message, Proposal) or message.losses is None or self.commits(message.job)
+
     def added_to(self, proposal: Proposal, losses: Sequence[int]) -> Proposal:
         """With a commitment to these losses of its inner steps."""
         if not losses or not self.commits(proposal.job):

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from consensus.evidence import Evidence
 from ledger.audits.losses import (
     APART_MAX,
     LOSS_MAX,
@@ -25,8 +26,9 @@ from ledger.audits.losses import (
 )
 from ledger.audits.state import OPENS, Due, Result, StepFinding
 from ledger.network import NetworkState, Upgrade
+from protocol.identity import sign
 from protocol.limits import UPGRADE_NOTICE_HEIGHTS
-from protocol.messages import LossesCommitment
+from protocol.messages import LossesCommitment, Proposal
 from tests.ledger.court import MATCH, MISMATCH, A, B, Court
 from tests.ledger.world import AUDITS, LOSSES, NEW, PEOPLE, secret_of
 from tests.sim.keys import FastSigner
@@ -257,6 +259,11 @@ def test_a_network_of_version_1_knows_no_losses_until_it_upgrades() -> None:
     court = Court(version=1)
     court.commits = True
     assert "does not know yet" in (court.problem(closings=(court.closing(court.key),)) or "")
+    job = court.job(court.key)
+    one = Proposal(court.key, job.round, job.model_root, bytes(32), 1, bytes(32), None)
+    sealed_one = replace(one, losses=committed(court.key, 0, A, bytes(32), LOSSES))
+    pair = [sign(PEOPLE[0], court.chain, said) for said in (one, sealed_one)]
+    assert "does not know yet" in (court.problem(evidence=(Evidence(*pair),)) or ""), "programs of version 1 could not read it"
     court.commits = False
     court.ledger.books.clear()
     court.follow()

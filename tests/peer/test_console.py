@@ -321,7 +321,8 @@ async def test_who_asks_for_one_bit_under_adamw_is_told_what_that_does_and_the_w
         ("--set audit=off liars=0", True),
         ("--data local --set liars=0", True),
         ("--set liars=0", False),
-        ("--preset per-step --set audit=off", False),  # the peer refuses it, or nobody can lie
+        ("--preset per-step --set audit=off", True),  # the peer refuses it, or its network tolerates no liar
+        ("--set audit=off liars=1", False),
     ],
 )
 async def test_who_says_that_nobody_lies_is_told_what_one_liar_could_do(

@@ -60,3 +60,15 @@ def test_a_commitment_that_other_programs_do_not_know_yet_is_not_heard() -> None
         with_losses = replace(proposal_of(court, court.key), losses=losses)
         heard = rounds.receive(sign(PEOPLE[0], court.chain, with_losses), with_losses, 0.0)
         assert isinstance(heard, Effects) is court.commits
+
+
+def test_a_trainer_whose_disk_is_from_before_the_job_is_told_what_it_has_proposed_and_proposes_nothing_else() -> None:
+    """It would be expelled for a second proposal. Until it knows the job it cannot tell whether the network knows of losses."""
+    for court in (Court(), Court(version=1)):
+        rounds = Rounds(PEOPLE[0], court.chain, {})
+        losses = committed(court.key, 0, PEOPLE[0].public, bytes(32), LOSSES)
+        own = replace(proposal_of(court, court.key), losses=losses)
+        assert rounds.receive(sign(PEOPLE[0], court.chain, own), own, 0.0) is None
+        rounds.follow(court.state)
+        rounds.open(court.key, court.job(court.key), 0.0, {}, 60.0)
+        assert ((court.key, 0) in rounds.muted) is court.commits

@@ -209,7 +209,7 @@ class Rounds:
             items = round_of(self._host.model(JOB, number), 2)
             self._payloads |= {item.proposal.payload: item.payload for item in items}
             signed = tuple(Signed(codec.encode(item.proposal), item.trainer, bytes(64)) for item in items)
-            self._judged.append(JudgedRound(JOB, number, signed, {}))
+            self._judged.append(JudgedRound(JOB, number, signed, {}, frozenset()))
             outcome = Outcome({}, {}, frozenset(), frozenset())
             self.roots.append(self._host.step(ClosedRound(JOB, number, outcome, signed, ()), self._payloads.__getitem__))
             self._host.prune(JOB, number + 1, JobSpec.decode(SPEC))

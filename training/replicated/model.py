@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -246,9 +246,14 @@ class ReplicatedModel:
 
     # Applying --------------------------------------------------------------------------------------------------------
 
-    def apply(self, accepted: Sequence[Accepted], rejected: Mapping[bytes, Verdict]) -> ReplicatedModel:
-        """The model of the next round, after the vote has accepted these proposals and rejected those trainers'."""
-        state, plan, held = self._decide(accepted, rejected)
+    def apply(
+        self, accepted: Sequence[Accepted], rejected: Mapping[bytes, Verdict], gone: Collection[bytes] = ()
+    ) -> ReplicatedModel:
+        """The model of the next round, after the vote has accepted these proposals and rejected those trainers'.
+
+        `gone` are keys that were no trainers of the round any more: their estimates leave the rule.
+        """
+        state, plan, held = self._decide(accepted, rejected, gone)
         if plan is None:
             return self._under_root(state, self.vectors, held, self._vector_leaves)
         following = {name: np.empty_like(vector) for name, vector in self.vectors.items()}
@@ -256,10 +261,15 @@ class ReplicatedModel:
         return self._under_root(state, following, held, leaves)
 
     def apply_into(
-        self, directory: Path, accepted: Sequence[Accepted], rejected: Mapping[bytes, Verdict], durable: bool = True
+        self,
+        directory: Path,
+        accepted: Sequence[Accepted],
+        rejected: Mapping[bytes, Verdict],
+        durable: bool = True,
+        gone: Collection[bytes] = (),
     ) -> ReplicatedModel:
         """As `apply` and `save`, with a few blocks in memory at a time, and the estimates that have moved."""
-        state, plan, held = self._decide(accepted, rejected)
+        state, plan, held = self._decide(accepted, rejected, gone)
         if plan is None:
             self._under_root(state, self.vectors, held, self._vector_leaves).save(directory, durable)
             return self.open(directory)
@@ -276,14 +286,14 @@ class ReplicatedModel:
         return self.leaves[: len(self.vectors) * len(self.layout.blocks)]
 
     def _decide(
-        self, accepted: Sequence[Accepted], rejected: Mapping[bytes, Verdict]
+        self, accepted: Sequence[Accepted], rejected: Mapping[bytes, Verdict], gone: Collection[bytes]
     ) -> tuple[State, aggregate.Plan | None, dict[bytes, Encoded]]:
         """The next state, how to aggregate if the round takes a step, and the next estimates."""
         checked = {item.trainer: self._checked_as_accepted(item) for item in accepted}
         if len(checked) < len(accepted):
             raise LocalProtocolError(f"{len(accepted)} accepted proposals: need one per trainer")
         stepped = len(checked) >= self.spec.accepted_min
-        state = self._next_state(accepted, rejected, stepped, [item.norm_squared for item in checked.values()])
+        state = self._next_state(accepted, rejected, gone, stepped, [item.norm_squared for item in checked.values()])
         updates, held = {trainer: item.update for trainer, item in checked.items()}, dict[bytes, Encoded]()
         if self.spec.has_estimates:  # of those who said nothing as well
             updates = {trainer: updates.get(trainer) or self._stale(trainer) for trainer in state.records}
@@ -320,7 +330,12 @@ class ReplicatedModel:
         return tuple(itertools.chain.from_iterable(leaves.values()))
 
     def _next_state(
-        self, accepted: Sequence[Accepted], rejected: Mapping[bytes, Verdict], stepped: bool, norms: Sequence[float]
+        self,
+        accepted: Sequence[Accepted],
+        rejected: Mapping[bytes, Verdict],
+        gone: Collection[bytes],
+        stepped: bool,
+        norms: Sequence[float],
     ) -> State:
         records = dict(self.records)
         for trainer, verdict in rejected.items():
@@ -331,10 +346,11 @@ class ReplicatedModel:
                 raise LocalProtocolError("a trainer is both accepted and rejected")
             proposal = item.proposal
             records[item.trainer] = Record(proposal.buffer, proposal.payload, self.round, stepped, 0, proposal.inner)
-        # Of who was suspended since, nothing is gone on from: whatever it was found to lie about is older than that. The estimate
-        # of whoever left goes with its record.
+        # A trainer that was suspended meanwhile begins anew: the lie that it was suspended for is older than that.
         number = self.round + 1
         records = {key: record for key, record in records.items() if number - record.round <= self.spec.suspension_rounds}
+        if self.spec.has_estimates:  # who takes a new key each round would otherwise have a place in the rule for each of them
+            records = {key: record for key, record in records.items() if key not in gone}
         if self.spec.has_estimates and len(records) > self.spec.estimates_max:
             known = [key for key in records if key in self.records]
             new = sorted(records.keys() - self.records.keys())

@@ -10,8 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ledger.jobs import ClosedRound
+from protocol import codec as codec_of_messages
 from protocol.errors import RemoteProtocolError, StorageError, UserError
+from protocol.identity import Signed
 from protocol.reasons import Verdict
+from rounds.ballots import Outcome
 from tests.training.replicated.support import JOB, SMALL, buffer, proposed, round_of, trainer
 from training import spec as specification
 from training.host import ModelHost
@@ -94,6 +98,20 @@ def test_who_says_nothing_for_as_many_rounds_as_a_suspension_takes_leaves_the_ru
     assert trainer(4) not in model.estimates
     returned = proposed(model, trainer(4), buffer(model.layout, "returned"))
     assert verdict(model, returned) is Verdict.ACCEPT, "it begins as a newcomer does"
+
+
+def test_a_key_that_trains_no_more_leaves_the_rule_at_once_and_who_is_away_stays(third: ReplicatedModel, tmp_path: Path) -> None:
+    """A liar that takes a new key each round would otherwise have a place in the rule for each key that it ever had."""
+    host, items = ModelHost(tmp_path), round_of(third, 3)
+    third.save(host.directory(JOB, third.round))
+    payloads = {item.proposal.payload: item.payload for item in items}
+    signed = tuple(Signed(codec_of_messages.encode(item.proposal), item.trainer, bytes(64)) for item in items)
+    outcome = Outcome({}, {}, frozenset({trainer(3)}), frozenset())
+    host.step(ClosedRound(JOB, third.round, outcome, signed, ()), payloads.__getitem__)
+    after = host.model(JOB, third.round + 1)
+    assert after.estimates.keys() == after.records.keys() == {trainer(number) for number in range(4)}
+    assert after.root == third.apply(items, {}, {trainer(4)}).root != third.apply(items, {}).root
+    after.verify()
 
 
 def test_the_root_depends_neither_on_the_order_nor_on_what_was_checked_before_nor_on_the_disk(
