@@ -145,7 +145,7 @@ def _judge(
     header, layout = model.header(trainer), model.layout
     verdict = feedback.judge_replay(m, e, delta, payload, header, layout, decay, tolerance, weight, held)
     error = trace.ratio(*feedback.replay_distances(m, e, delta, decay, weight))
-    if verdict is not Verdict.ACCEPT and not feedback.encodes(m if held is None else m - held, payload, header, layout):
+    if verdict is not Verdict.ACCEPT and not feedback.encodes(feedback.unsaid(m, held), payload, header, layout):
         error = RELATIVE_ERROR_MAX  # however near m is, the payload says something else
     if inner and last.inner and verdict is Verdict.ACCEPT:
         error = max(error, trace.inner_error(inner, last.inner, spec))
@@ -216,8 +216,7 @@ def _ends(request: Replay, model: ReplicatedModel, states: States) -> bool:
     m = feedback.accumulate(_feedback(request, model), delta, spec.feedback_decay, spec.update_weight)
     if feedback.buffer_digest(m) != request.buffer:
         return False
-    held = model.held(request.trainer)
-    said = m if held is None else m - held
+    said = feedback.unsaid(m, model.held(request.trainer))
     return feedback.encodes(said, Path(request.payload).read_bytes(), model.header(request.trainer), model.layout)
 
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from protocol.errors import LocalProtocolError
 from training.replicated.codec import Mode, Update, dense, payload_bytes_max, scales
-from training.replicated.feedback import Record, buffer_digest
+from training.replicated.feedback import Record, buffer_digest, unsaid
 from training.replicated.layout import CHUNK, Float32Array, Layout
 from training.spec import Compression
 
@@ -40,8 +40,8 @@ def momentum_after(record: Record, v: Float32Array) -> Float32Array:
 
 
 def said(target: Float32Array, estimate: Update | None) -> Float32Array:
-    """What a payload is to say: `target` less what everybody holds already. None is the estimate of a trainer that is new."""
-    return target if estimate is None else target - estimate.dense()
+    """What a payload is to say of `target`. None is the estimate of a trainer that is new."""
+    return unsaid(target, None if estimate is None else estimate.dense())
 
 
 def moved(estimate: Update | None, payload: Update) -> Update:

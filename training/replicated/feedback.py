@@ -53,6 +53,11 @@ def feedback_after(record: Record | None, m: Float32Array | None, payload: bytes
     return left
 
 
+def unsaid(m: Float32Array, held: Float32Array | None) -> Float32Array:
+    """What a payload is to say of m: the difference to what everybody holds of it already. `held` None is zero."""
+    return m if held is None else m - held
+
+
 def accumulate(e: Float32Array, delta: Float32Array, decay: float, weight: float = 1.0) -> Float32Array:
     """m = decay·e + weight·Δ, rounded after each operation."""
     with np.errstate(over="ignore", invalid="ignore"):  # a diverged Δ gives a non-finite m, which has no encoding
@@ -80,7 +85,7 @@ def judge_replay(
     for vector in (m, e, delta_replay):
         if vector.shape != (layout.size,) or not _is_finite(vector):
             return Verdict.REPLAY
-    if not encodes(m if held is None else m - held, payload, header, layout):
+    if not encodes(unsaid(m, held), payload, header, layout):
         return Verdict.REPLAY
     error, norm = replay_distances(m, e, delta_replay, decay, weight)
     return Verdict.ACCEPT if error <= tolerance * norm else Verdict.REPLAY

@@ -21,7 +21,7 @@ from protocol.identity import short_id
 from protocol.messages import Proposal
 from protocol.reasons import Verdict
 from training.replicated import aggregate, codec, estimates, feedback, files, outer
-from training.replicated.feedback import HALVINGS_MAX, Record
+from training.replicated.feedback import HALVINGS_MAX, Record, unsaid
 from training.replicated.init import initial_parameters
 from training.replicated.layout import Block, Float32Array, Layout, float32_bytes, layout_of
 from training.replicated.state import (
@@ -189,8 +189,7 @@ class ReplicatedModel:
 
     def payload(self, trainer: bytes, buffer: Float32Array) -> bytes:
         """What says a trainer's buffer in this round."""
-        held = self.held(trainer)
-        return codec.encode(self.header(trainer), buffer if held is None else buffer - held, self.layout)
+        return codec.encode(self.header(trainer), unsaid(buffer, self.held(trainer)), self.layout)
 
     # Judging ---------------------------------------------------------------------------------------------------------
 
