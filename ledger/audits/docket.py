@@ -301,9 +301,11 @@ class Docket:
         judge = self._speaking_for(self._judges(dispute.round, dispute.trainer), author)
         if judge is None:
             raise Refused(f"{short_id(author)} may not judge this dispute")
-        if judge in dispute.judged:
+        is_second = dispute.may_see(judge) and verdict.finding is not Finding.WITHHELD
+        if judge in dispute.judged and not is_second:
             raise Refused(f"{short_id(author)} has given its verdict")
-        self._judge(dispute, self._with_verdict(dispute, judge, verdict.finding))
+        others = replace(dispute, unseen=tuple(key for key in dispute.unseen if key != judge))
+        self._judge(dispute, self._with_verdict(others, judge, verdict.finding))
 
     def _with_verdict(self, dispute: Dispute, judge: bytes, finding: Finding) -> Dispute:
         if finding is Finding.MATCH:
@@ -407,6 +409,7 @@ class Docket:
         if moved.after is Stage.OPEN:
             return
         self._disputes.remove(dispute)
+        self._make_time(self._members.current(dispute.trainer))
         challengers = {self._members.current(key): finding for key, finding in dispute.challenges.items()}
         if moved.result is not None:
             first = next(iter(dispute.challenges))
@@ -587,10 +590,11 @@ class Docket:
             self._date(max(1, now_ms))
         for number, audits in list(self._rounds.items()):
             if not self._has_rounds(number) and not self._has_time(number, audits.closed_ms, now_ms):
-                self._lapse(number, audits)
+                self._lapse(number, audits, frozenset() if now_ms is None else self._held_up())
         for dispute in list(self._disputes):
             has_rounds = dispute.opened + self._terms.window > closed
-            if not has_rounds and not self._has_time(dispute.round, dispute.opened_ms, now_ms):
+            windows = 2 if dispute.guilty and dispute.unseen else 1  # who did not see it gets it from those who did
+            if not has_rounds and not self._has_time(dispute.round, dispute.opened_ms, now_ms, windows):
                 self._move_dispute(Event.TIME, dispute)
         self._settle_unopened(closed, now_ms)
         for trainer, rounds in list(self._unvested.items()):
@@ -614,12 +618,17 @@ class Docket:
         """Notes a time for each round that closed, and each dispute that opened, before the parent block.
 
         The block that closes a round does not know its own time, and its parent may be much older: a window that began then would
-        be too short. So the window begins at the parent of the block that closes the next round.
+        be too short. So the window begins at the parent of the block that closes the next round. Judges fetch one disputed step
+        of a trainer at a time (`state.in_turn`), so the window of the next dispute begins when the one before it is over.
         """
         for number, audits in self._rounds.items():
             if not audits.closed_ms:
                 self._rounds[number] = replace(audits, closed_ms=now_ms)
+        first = dict[bytes, int]()
         for at, dispute in enumerate(self._disputes):
+            first.setdefault(self._members.current(dispute.trainer), at)
+        for at in first.values():
+            dispute = self._disputes[at]
             if not dispute.opened_ms and dispute.opened < self._closed:  # others may have opened in this very block
                 self._disputes[at] = replace(dispute, opened_ms=now_ms)
 
@@ -627,19 +636,33 @@ class Docket:
         """Whether rounds are left of the window of that closed round."""
         return number + self._terms.window > self._closed
 
-    def _has_time(self, number: int, since_ms: int, now_ms: int | None) -> bool:
-        """Whether time is left of a window that began then, for what re-executors of that round have to say."""
+    def _has_time(self, number: int, since_ms: int, now_ms: int | None, windows: int = 1) -> bool:
+        """Whether time is left of so many windows that began then, for what re-executors of that round have to say."""
         if now_ms is None:
             return False
-        return not since_ms or now_ms < since_ms + self._terms.window_ms(len(self._rounds[number].reexecutors))
+        return not since_ms or now_ms < since_ms + windows * self._terms.window_ms(len(self._rounds[number].reexecutors))
 
-    def _lapse(self, number: int, audits: RoundAudits) -> None:
-        """No report on this round is awaited any more. Its open disputes go on, so their proposals stay."""
+    def _held_up(self) -> frozenset[bytes]:
+        """The trainers on whom reports wait for a dispute: time does not run for these."""
+        return frozenset(self._members.current(dispute.trainer) for dispute in self._disputes)
+
+    def _make_time(self, trainer: bytes) -> None:
+        """A dispute about this trainer is over: auditors go on with its other steps, so the time for these begins anew."""
+        for number, audits in self._rounds.items():
+            if any(drawn.steps and self._members.current(key) == trainer for key, drawn in audits.drawn.items()):
+                self._rounds[number] = replace(audits, closed_ms=0)
+
+    def _lapse(self, number: int, audits: RoundAudits, held_up: frozenset[bytes] = frozenset()) -> None:
+        """Reports on this round are awaited on these trainers alone. Its open disputes go on, so their proposals stay."""
+        disputed, kept = self._disputed(number), dict[bytes, Drawn]()
         for trainer, drawn in audits.drawn.items():
+            if self._members.current(trainer) in held_up:
+                kept[trainer] = drawn
+                continue
             for auditor, step in drawn.steps.items():
                 self._move_step(Stage.AWAITED, Event.TIME, (number, trainer, step), auditor)
-        disputed = self._disputed(number)
-        kept = {trainer: replace(drawn, steps={}) for trainer, drawn in audits.drawn.items() if trainer in disputed}
+            if trainer in disputed:
+                kept[trainer] = replace(drawn, steps={})
         self._rounds[number] = replace(audits, drawn=kept)
 
     def _vest(self, trainer: bytes, rounds: tuple[int, ...], closed: int) -> None:

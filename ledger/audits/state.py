@@ -12,7 +12,7 @@ that round with its key of now. Tables of persons are by their keys of now.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Protocol
 
@@ -69,7 +69,8 @@ class RoundAudits:
     reexecutors: Keys  # may be drawn, may challenge, and judge
     drawn: Annotated[dict[Key, Drawn], Length(0, TRAINERS_MAX)]
     challengers: Keys = ()  # re-executors that have challenged a step that they were not drawn for
-    closed_ms: Count = codec.added(0)  # time of a block soon after the round's closing; 0: no such block is decided yet
+    # Time of a block soon after the round's closing, or after the last dispute that held up its reports. 0: no such block yet.
+    closed_ms: Count = codec.added(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,8 @@ class Dispute:
     challenges: Annotated[dict[Key, Finding], Length(1, VOTERS_MAX)]
     guilty: Keys  # by their replay, or by what they got instead of something to replay
     innocent: Keys
-    opened_ms: Count = codec.added(0)  # time of a block soon after it opened; 0: no such block is decided yet
+    # Time of a block soon after it became the trainer's oldest open dispute. 0: no such block is decided yet.
+    opened_ms: Count = codec.added(0)
     unseen: Keys = codec.added(())  # what they had to replay did not come; in version 1 they are among the guilty
 
     @property
@@ -95,6 +97,10 @@ class Dispute:
     def judged(self) -> tuple[bytes, ...]:
         """The re-executors that have given a verdict."""
         return self.guilty + self.innocent + self.unseen
+
+    def may_see(self, judge: bytes) -> bool:
+        """Whether it did not see the step, and somebody found it false and shows it meanwhile."""
+        return judge in self.unseen and bool(self.guilty)
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +238,7 @@ class Due:
     is_dispute: bool  # an `audit/verdict` is awaited, otherwise an `audit/report`
     since: int  # of a dispute: the round that was open when it opened; otherwise the audited round
     auditor: bytes = b""  # of an awaited report: my key, as in the round
+    is_second: bool = False  # of a dispute: I did not see the step, and somebody who found it false can show it to me
 
     @property
     def place(self) -> Place:
@@ -239,20 +246,30 @@ class Due:
 
 
 def due_for(me: bytes, state: Applied) -> list[Due]:
-    """The disputes that await my verdict, then the steps that await my report; the most urgent first."""
+    """The disputes that await my verdict, in the order of their opening, then the steps that await my report, by round."""
     found: list[Due] = []
     for key, audits in state.audits.jobs.items():
         found += _verdicts_due(me, key, audits, state.members)
         found += _reports_due(me, key, audits, state.members)
-    return sorted(found, key=lambda due: (not due.is_dispute, due.since, due.job, due.round, due.trainer, due.step))
+    return sorted(found, key=lambda due: (not due.is_dispute, due.since))
+
+
+def in_turn(due: Iterable[Due], members: MembersState) -> list[Due]:
+    """The first of each trainer. The others wait, for windows are as long as the least link takes for one at a time."""
+    first = dict[bytes, Due]()
+    for item in due:
+        first.setdefault(members.current(item.trainer), item)
+    return list(first.values())
 
 
 def _verdicts_due(me: bytes, job: bytes, audits: JobAudits, members: MembersState) -> Iterator[Due]:
     for dispute in audits.disputes:
         of = audits.rounds[dispute.round]
-        mine = [key for key in of.reexecutors if members.current(key) == me and key not in dispute.judged]
-        if mine and members.current(dispute.trainer) != me:
-            yield Due(job, *dispute.place, of.drawn[dispute.trainer].proposal, True, dispute.opened)
+        for key in (key for key in of.reexecutors if members.current(key) == me != members.current(dispute.trainer)):
+            is_second = dispute.may_see(key)
+            if is_second or key not in dispute.judged:
+                proposal = of.drawn[dispute.trainer].proposal
+                yield Due(job, *dispute.place, proposal, True, dispute.opened, is_second=is_second)
 
 
 def _reports_due(me: bytes, job: bytes, audits: JobAudits, members: MembersState) -> Iterator[Due]:

@@ -13,7 +13,7 @@ import math
 import shutil
 import tempfile
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,18 @@ import trio
 from consensus.block import decode_header
 from consensus.quorum import quorum
 from ledger.audits.docket import AFTERMATH_HEIGHTS
-from ledger.audits.state import OPENS, Due, Entry, OpeningDue, Result, StepFinding, asked_of, due_for, openings_of
+from ledger.audits.state import (
+    OPENS,
+    Due,
+    Entry,
+    OpeningDue,
+    Result,
+    StepFinding,
+    asked_of,
+    due_for,
+    in_turn,
+    openings_of,
+)
 from ledger.jobs import TIMED_AUDITS, Job, Phase
 from ledger.network import NetworkState
 from ledger.state import State
@@ -32,7 +43,7 @@ from peer.driver.author import Author
 from peer.driver.driver import Driver
 from peer.node.sealing import Sealing
 from peer.roles import losses
-from peer.roles.base import Computing, Round, audit_of
+from peer.roles.base import Computing, Fetch, Round, audit_of
 from peer.roles.trainer import CHALLENGE
 from peer.roles.voter import fetch_declared, fetch_reveal, read_fetched, replay_request
 from protocol.errors import FolkmootError, MissingBlobError, RemoteProtocolError, StorageError, UserError
@@ -45,10 +56,9 @@ from training.spec import JobSpec
 from training.tasks import Reexecute, Replayed
 from transport.exchange import REVEALS_MAX
 
-AT_ONCE_MAX = 16  # audits whose blobs are fetched or here; each fetches one at a time, for which the exchange has a turn
-# Reports of them, on one trainer, the oldest first: side by side all would come late. A trainer that shows its states slowly
-# holds up its own audits alone.
-OF_TRAINER_MAX = 1
+# Audits that fetch side by side, each one blob at a time, for which the exchange has a turn. They are of different trainers: a
+# trainer that shows its states slowly holds up its own audits alone, and its uplink carries one audit at a time for everybody.
+AT_ONCE_MAX = 16
 ASKING_SECONDS_MIN = (
     10.0  # an auditor asks at least so long before it says `withheld`, if earlier audits of that trainer took its time
 )
@@ -86,7 +96,9 @@ class Auditing:
         self._sealing = Sealing(driver.signer, driver.chain_id)
         self._opening: set[OpeningDue] = set()  # what this peer is opening, or cannot open
         self._running: dict[Key, trio.CancelScope] = {}
-        self._queued: dict[Key, float] = {}  # since when audits wait for others of the same trainer, and for nothing else
+        self._queued: dict[Key, float] = {}  # since when reports wait for others on the same trainer, and for nothing else
+        self._in_turn = frozenset[Key]()  # the audits that may fetch now
+        self._turned = trio.Event()  # `_in_turn` is another one
         self._shown: set[tuple[bytes, int]] = (
             set()
         )  # job and round of what was found false here: judges may fetch it from this peer
@@ -137,14 +149,17 @@ class Auditing:
             self._entered = {key: job.round for key, job in state.jobs.running().items()}
             self._is_behind = False
             self._queued.clear()
-        for key, item in due.items():
-            if len(self._running) < AT_ONCE_MAX and key not in self._running and key not in waiting:
-                others = sum(of[2] == item.trainer and not of[4] for of in self._running)
-                if item.is_dispute or others < OF_TRAINER_MAX:
-                    self._running[key] = trio.CancelScope()
-                    self._nursery.start_soon(self._audit, key, item, now - self._queued.pop(key, now))
-                else:
-                    self._queued.setdefault(key, now)
+        turns = in_turn((item for key, item in due.items() if key not in waiting), state.members)
+        self._in_turn = frozenset(map(_key, turns[:AT_ONCE_MAX]))
+        self._turned.set()
+        self._turned = trio.Event()
+        for key in self._in_turn - self._running.keys():
+            self._running[key] = trio.CancelScope()
+            self._nursery.start_soon(self._audit, key, due[key], now - self._queued.pop(key, now))
+        disputed = {item.trainer for item in turns if item.is_dispute}
+        for key in due.keys() - self._running.keys() - waiting.keys():
+            # A trainer can help that reports on it wait for one another, and not that they wait for a dispute.
+            self._queued[key] = now if key[2] in disputed else self._queued.get(key, now)
         self._queued = {key: since for key, since in self._queued.items() if key in due}
         self._rests = {key: rest for key, rest in self._rests.items() if key in due}
         openings = set(self._driver.rules.audits.openings_due(self._me, state))
@@ -171,13 +186,16 @@ class Auditing:
         try:
             with self._running[key]:
                 past = await self._past_round(due)
+                past = replace(past, fetch=partial(self._fetch_in_turn, key, past.fetch))
                 job = self._driver.state.jobs.jobs.get(due.job)
                 if job is None:
                     return  # nobody awaits it any more
-                begun = job.round + (self._entered.get(due.job) == job.round)
-                until = patience(due, past.spec.audit_window, begun)
-                opened = partial(self._opened, due.job, until, past.spec.audit_window)
-                self._nursery.start_soon(self._note_late, waiting, late, opened, self._shown_seconds(due, queued))
+                if not due.is_second:  # it said `withheld` once
+                    begun = job.round + (self._entered.get(due.job) == job.round)
+                    until = patience(due, past.spec.audit_window, begun)
+                    opened = partial(self._opened, due.job, until, past.spec.audit_window)
+                    seconds = self._shown_seconds(due, queued)
+                    self._nursery.start_soon(self._note_late, waiting, late, opened, partial(self._ask_for, key, seconds))
                 replayed = await self._replayed(due, past, late.wait)
                 if replayed.finding is not Finding.MATCH:
                     self._shown.add((due.job, due.round))
@@ -202,7 +220,8 @@ class Auditing:
     def _shown_seconds(self, due: Due, queued: float) -> float:
         """How long this auditor fetches before it says `withheld`: the least link shows the proposal to everybody meanwhile.
 
-        It has waited so long already for other audits of that trainer, which a trainer can help: it proposes when it has time.
+        A report has waited so long already for other reports on that trainer, which a trainer can help: it proposes when it has
+        time.
         """
         state = self._driver.state
         audits, job = state.audits.jobs.get(due.job), state.jobs.jobs.get(due.job)
@@ -214,23 +233,29 @@ class Auditing:
         served = terms.served_ms(len(of.reexecutors)) / 1_000
         return max(served - queued, min(served, ASKING_SECONDS_MIN))
 
-    async def _note_late(
-        self, waiting: trio.CancelScope, late: trio.Event, opened: Callable[[], Awaitable[None]], seconds: float
-    ) -> None:
+    async def _fetch_in_turn(self, key: Key, fetch: Fetch, digest: bytes, size_max: int, sources: Iterable[bytes]) -> None:
+        while key not in self._in_turn:
+            await self._turned.wait()
+        await fetch(digest, size_max, sources)
+
+    async def _note_late(self, waiting: trio.CancelScope, late: trio.Event, *waits: Callable[[], Awaitable[None]]) -> None:
         """Sets `late` when what has not come by then is withheld."""
         with waiting:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(opened)
-                nursery.start_soon(self._stay_in_touch, seconds)
+                for wait in waits:
+                    nursery.start_soon(wait)
             late.set()
 
-    async def _stay_in_touch(self, seconds: float) -> None:
-        """Returns after so many seconds in which this peer could hear most voters: otherwise its own link is dead."""
+    async def _ask_for(self, key: Key, seconds: float) -> None:
+        """Returns after so many seconds in which this audit could fetch, and this peer could hear most voters: otherwise its own
+        link is dead.
+        """
         while seconds > 0:
             step = min(1.0, seconds)
             await trio.sleep(step)
             voters, heard = self._driver.state.members.round_voters, self._driver.network.connected()
-            if sum(key in heard or key == self._me for key in voters) >= quorum(len(voters)) and not self._is_behind:
+            is_in_touch = sum(other in heard or other == self._me for other in voters) >= quorum(len(voters))
+            if is_in_touch and not self._is_behind and key in self._in_turn:
                 seconds -= step
 
     async def _unless_chosen(self, due: Due, past: Round, replayed: Replayed, late: Callable[[], Awaitable[None]]) -> Replayed:

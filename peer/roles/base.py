@@ -17,6 +17,7 @@ from training.spec import JobSpec
 from training.tasks import Audit, Replay, Replayed, Request
 
 R = TypeVar("R")
+Fetch = Callable[[bytes, int, Iterable[bytes]], Awaitable[None]]  # (digest, most bytes, who may have it)
 
 
 def audit_of(job: bytes, number: int) -> object:
@@ -32,7 +33,7 @@ class Round:
     model: ReplicatedModel  # what the round starts from
     model_directory: Path
     blobs: Blobs
-    fetch: Callable[[bytes, int, Iterable[bytes]], Awaitable[None]]  # (digest, most bytes, who may have it)
+    fetch: Fetch
 
     @property
     def job(self) -> bytes:

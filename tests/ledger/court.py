@@ -95,7 +95,7 @@ class Court(World):
 
     def judge(self, finding: Finding, count: int | None = None, trainer: bytes | None = None) -> None:
         """So many of those whose verdict is awaited say the same."""
-        for person, due in self.due(trainer, disputes=True)[:count]:
+        for person, due in [item for item in self.due(trainer, disputes=True) if not item[1].is_second][:count]:
             self.say(person, due, finding)
 
     def convict(self, trainer: bytes) -> None:

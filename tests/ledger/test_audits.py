@@ -20,6 +20,7 @@ from ledger.audits.state import (
     StepFinding,
     asked_of,
     due_for,
+    in_turn,
 )
 from ledger.core.module import Refused
 from ledger.jobs import Phase, Stop
@@ -189,6 +190,8 @@ def test_who_is_left_out_is_not_drawn_for_a_round_that_is_only_kept_for_a_disput
     left_out(court, D)
     left_out(court, D)
     court.say(*next(item for item in court.due(A) if item[1].round == 1), MISMATCH)
+    for auditor, due in court.due(A):
+        court.say(auditor, due)
     left_out(court, D)
     court.round()
     assert steps(court, 1) == {A: {}} and D in steps(court, 3)[A]
@@ -310,6 +313,84 @@ def test_a_dispute_is_open_while_time_is_left_however_many_rounds_go_by() -> Non
     assert court.audits.disputes
     court.round()
     assert not court.audits.disputes and Result.DROPPED in [result for result, _, _ in court.log]
+
+
+def test_the_next_dispute_about_a_trainer_has_a_window_of_its_own_once_the_one_before_it_is_over() -> None:
+    """Judges fetch one disputed step of a trainer at a time: f liars may dispute several at once."""
+    court = Court(auditors=3, **TIMED)
+    court.round(2)
+    for number in (0, 1):
+        auditor, due = next(item for item in court.due(A) if item[1].round == number)
+        court.say(auditor, due, WITHHELD)
+    court.round(1 + 28)
+    first, second = court.audits.disputes
+    assert (first.round, second.round) == (0, 1) and first.opened_ms and not second.opened_ms
+    court.round()
+    assert [dispute.round for dispute in court.audits.disputes] == [1]
+    court.round(28)
+    (second,) = court.audits.disputes
+    assert second.opened_ms > first.opened_ms + 28
+    court.round(2)
+    assert not court.audits.disputes
+
+
+def test_the_time_for_reports_on_a_trainer_begins_anew_after_a_dispute_about_it() -> None:
+    court = Court(auditors=3, **TIMED)
+    court.round(2)
+    court.say(*next(item for item in court.due(A) if item[1].round == 0), WITHHELD)
+    auditor, due = next(item for item in court.due(A) if item[1].round == 1)
+    other, of_other = next(item for item in court.due(B) if item[1].round == 1)
+    court.round(1 + 28)
+    assert court.audits.disputes and court.problem(court.said(auditor, due)) is None
+    assert "is awaited" in (court.problem(court.said(other, of_other)) or ""), "on others it does not wait"
+    court.round()
+    assert not court.audits.disputes
+    court.round(28)
+    assert court.problem(court.said(auditor, due)) is None
+    court.round(2)
+    assert "is awaited" in (court.problem(court.said(auditor, due)) or "")
+
+
+def test_one_step_of_each_trainer_is_fetched_at_a_time_and_disputes_come_first(court: Court) -> None:
+    court.round(3)
+    court.challenge(B)
+    for key in (A, B, C, D):
+        due = due_for(key, court.state)
+        turns = in_turn(due, court.state.members)
+        assert len({item.trainer for item in turns}) == len(turns) == len({item.trainer for item in due})
+        for turn in turns:
+            others = [item for item in due if item.trainer == turn.trainer]
+            assert turn == min(others, key=lambda item: (not item.is_dispute, item.round))
+
+
+def test_a_judge_that_did_not_see_a_step_judges_once_more_if_somebody_found_it_false() -> None:
+    """A liar may show its step to exactly f honest judges, at the last moment. They show it to the others."""
+    court = Court(7, **TIMED)
+    court.until_drawn(A)
+    court.challenge(A)
+    court.judge(WITHHELD, 3)
+    (dispute,) = court.audits.disputes
+    assert (len(dispute.guilty), len(dispute.unseen)) == (1, 3)
+    waiting = court.due(A, disputes=True)
+    assert sorted(due.is_second for _, due in waiting) == [False] * 2 + [True] * 3
+    seconds = [(person, due) for person, due in waiting if due.is_second]
+    assert "has given its verdict" in (court.problem(court.said(*seconds[0], WITHHELD)) or "")
+    court.round(1 + 40)
+    assert court.audits.disputes, "they have a second window"
+    court.say(*seconds[0], MISMATCH)
+    assert "has given its verdict" in (court.problem(court.said(*seconds[0], MATCH)) or "")
+    court.say(*seconds[1], MISMATCH)
+    assert court.suspended(A), "more than may lie found it false, and the last one did not see it"
+
+
+def test_a_judge_that_did_not_see_a_step_waits_for_nobody_if_nobody_found_it_false() -> None:
+    court = Court(7, **TIMED)
+    court.until_drawn(A)
+    court.challenge(A, WITHHELD)
+    court.judge(WITHHELD, 1)
+    assert not any(due.is_second for _, due in court.due(A, disputes=True))
+    court.round(1 + 40 + 1)
+    assert not court.audits.disputes
 
 
 def test_the_time_of_a_window_begins_when_its_round_is_closed_and_not_with_an_older_block() -> None:
@@ -995,7 +1076,7 @@ def test_the_reward_of_a_disputed_round_waits_for_the_end_of_the_dispute(court: 
     court.round(AUDITS.window)
     assert court.challenge(A).round == 0
     court.round(2)
-    assert 0 in court.audits.unvested[A] and court.standing(A).rewards == 1
+    assert court.audits.unvested[A] == (0, 1, 2, 3, 4) and court.standing(A).rewards == 0, "reports on it wait, too"
     assert court.standing(B).rewards == 2
     court.judge(MATCH, 2)
     court.round()

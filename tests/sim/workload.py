@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ledger.audits.losses import SealedLoss
-from ledger.audits.state import OPENS, Due, OpeningDue, StepFinding, due_for, others_audited
+from ledger.audits.state import OPENS, Due, OpeningDue, StepFinding, due_for, in_turn, others_audited
 from ledger.core.genesis import TRAINER
 from ledger.core.module import Refused
 from ledger.jobs import Start, Stop
@@ -54,6 +54,28 @@ CHALLENGE_SHARE = 0.3  # of what may be challenged, each time: who is refused do
 
 
 @dataclass
+class Fetching:
+    """What one peer fetches for audits. A trainer's uplink carries one audit at a time for each of the others."""
+
+    since: float = 0.0  # seconds
+    turns: list[Due] = field(default_factory=list)  # what it fetches since then
+    asked: dict[Any, float] = field(default_factory=dict)  # for how long, by step
+    shared: dict[Any, float] = field(default_factory=dict)  # of that the part that the others of that trainer left
+
+    def go_on(self, now: float, turns: list[Due]) -> None:
+        sharing = Counter(due.trainer for due in self.turns)
+        for due in self.turns:
+            key, seconds = (due.job, *due.place, due.is_dispute), now - self.since
+            self.asked[key] = self.asked.get(key, 0.0) + seconds
+            self.shared[key] = self.shared.get(key, 0.0) + seconds / sharing[due.trainer]
+        self.since, self.turns = now, turns
+
+    def of(self, due: Due) -> tuple[float, float]:
+        key = (due.job, *due.place, due.is_dispute)
+        return self.asked.get(key, 0.0), self.shared.get(key, 0.0)
+
+
+@dataclass
 class Author:
     """What one peer puts forward, as its operator and `peer.driver.membership` would."""
 
@@ -66,7 +88,7 @@ class Author:
     slowness: float = 0.0  # of its link: which part of the least link's time it takes to show a proposal
     trainers: Callable[[bytes], Author | None] = lambda key: None  # by key
     now: Callable[[], float] = lambda: 0.0  # seconds
-    asked: dict[Any, float] = field(default_factory=dict)  # since when it fetches, by step
+    fetching: Fetching = field(default_factory=lambda: Fetching())
     desk: Desk | None = None  # where the network curates
     openings: Callable[[State], list[OpeningDue]] = lambda state: []  # of losses, that may come now
     outstanding: Signed | None = None
@@ -110,7 +132,8 @@ class Author:
         sealing = Sealing(self.signer, chain_id)
         # The secrets of a former key are gone.
         openings = [due for due in self.openings(state) if due.trainer == me] if self.auditor.opens() else []
-        due_now = due_for(me, state)
+        due_now = in_turn(due_for(me, state), members)
+        self.fetching.go_on(self.now(), due_now)
         is_judge = bool(due_now) and due_now[0].is_dispute
         if openings and not is_judge and self.random.random() < OPENED_SHARE:
             job, number = openings[0].job, openings[0].round
@@ -138,17 +161,18 @@ class Author:
 
     def _found(self, due: Due, state: State) -> Finding | None:
         """Once it has come, or the least link would have brought it."""
-        asked = self.asked.setdefault((due.job, *due.place, due.is_dispute), self.now())
+        asked, shared = self.fetching.of(due)
         reexecutors = len(state.audits.jobs[due.job].rounds[due.round].reexecutors)
         least = (AUDITS.answer_ms + AUDITS.reveal_ms * (reexecutors - 1)) / 1_000  # seconds that the least link takes
-        trainer, waited = self.trainers(due.trainer), self.now() - asked
-        shown = trainer is None or waited >= max(trainer.slowness, trainer.auditor.shows(due, self.signer.public)) * least
-        return self.auditor.says(due, shown, waited >= AUDITS.served_ms(reexecutors) / 1_000)
+        trainer = self.trainers(due.trainer)
+        shown = trainer is None or shared >= max(trainer.slowness, trainer.auditor.shows(due, self.signer.public)) * least
+        is_late = asked >= AUDITS.served_ms(reexecutors) / 1_000 and not due.is_second
+        return self.auditor.says(due, shown, is_late)
 
     def restarted(self) -> None:
         """The pool was in memory: what was waiting there is put forward again."""
         self.outstanding = None
-        self.asked.clear()
+        self.fetching = Fetching(self.now())
 
 
 def invitation(chain_id: bytes, voter: Signer, newcomer: bytes, name: str) -> Admit:

@@ -22,6 +22,7 @@ from tests.sim.simulation import Simulation
 CALM_SAMPLED = Scenario(blocks=30)
 BLINDED = Scenario(n=7, liars=("signs-again", "signs-again"), blocks=35)
 CHALLENGED = with_liar("signs-again", blocks=30)  # whose seeds 1, 4, … have sampled audits
+CROWDED = Scenario(n=7, liars=("signs-again", "signs-again"), blocks=60)
 FRAMED = with_liar("signs-again", blocks=70)
 HONEST = ("honest suspended",)
 
@@ -149,6 +150,13 @@ def _windows_ignored(planter: Planter) -> None:
     planter.simulation(_slow)
 
 
+def _side_by_side(planter: Planter) -> None:
+    """Judges fetch all disputed steps of a trainer at once, beside liars that claim of several that they did not come."""
+    planter.replace(workload, "in_turn", lambda due, members: list(due))
+    planter.simulation(partial(_blind, Claims, 0))
+    planter.simulation(_slow)
+
+
 def _blind(lies: type[Auditor], count: int, simulation: Simulation) -> None:
     """So many honest judges see nothing, beside f liars that say one thing of everybody."""
     liars = [peer for peer in simulation.peers if not peer.is_honest]
@@ -207,6 +215,7 @@ AUDITS = (
         _windows_ignored,
         CALM_SAMPLED,
     ),
+    Mutant("disputes-side-by-side", "judges fetch all disputed steps of a trainer at once", HONEST, _side_by_side, CROWDED),
     Mutant("one-trainer-convicts", "an auditor is lazy if one trainer says so", HONEST, _one_trainer_convicts, FRAMED),
     Mutant("reports-count", "an auditor is lazy if one trainer says so often", HONEST, _reports_count, FRAMED),
     Mutant("exact-losses", "a loss is wrong if any bit differs", HONEST, _exact_losses, FRAMED),
