@@ -97,6 +97,7 @@ class Auditing:
         self._opening: set[OpeningDue] = set()  # what this peer is opening, or cannot open
         self._running: dict[Key, trio.CancelScope] = {}
         self._queued: dict[Key, float] = {}  # since when reports wait for others on the same trainer, and for nothing else
+        self._fetched = set[Key]()  # audits that need no more of the trainer; what they say may wait for a block
         self._in_turn = frozenset[Key]()  # the audits that may fetch now
         self._turned = trio.Event()  # `_in_turn` is another one
         self._shown: set[tuple[bytes, int]] = (
@@ -149,7 +150,8 @@ class Auditing:
             self._entered = {key: job.round for key, job in state.jobs.running().items()}
             self._is_behind = False
             self._queued.clear()
-        turns = in_turn((item for key, item in due.items() if key not in waiting), state.members)
+        self._fetched &= due.keys()
+        turns = in_turn((item for key, item in due.items() if key not in self._fetched and key not in waiting), state.members)
         self._in_turn = frozenset(map(_key, turns[:AT_ONCE_MAX]))
         self._turned.set()
         self._turned = trio.Event()
@@ -199,14 +201,13 @@ class Auditing:
                 replayed = await self._replayed(due, past, late.wait)
                 if replayed.finding is not Finding.MATCH:
                     self._shown.add((due.job, due.round))
-                if due.is_dispute:
-                    await self._say("audit/verdict", due, replayed)
-                    return
-                if _is_doubtful(replayed, past.spec):
+                if not due.is_dispute and _is_doubtful(replayed, past.spec):
                     replayed = replace(replayed, finding=Finding.MATCH)
-                elif replayed.finding is Finding.MISMATCH and past.spec.traces_states:
+                elif not due.is_dispute and replayed.finding is Finding.MISMATCH and past.spec.traces_states:
                     replayed = await self._unless_chosen(due, past, replayed, late.wait)
-                await self._say("audit/report", due, replayed)
+                self._fetched.add(key)
+                self._wake.set()
+                await self._say("audit/verdict" if due.is_dispute else "audit/report", due, replayed)
         except (FolkmootError, OSError) as error:
             went = isinstance(error, MissingBlobError)  # states that were fetched for an audit are deleted after it
             if isinstance(error, StorageError) and not went:
@@ -215,6 +216,7 @@ class Auditing:
         finally:
             waiting.cancel()
             del self._running[key]
+            self._fetched.discard(key)
             self._release(due)
 
     def _shown_seconds(self, due: Due, queued: float) -> float:
