@@ -61,7 +61,6 @@ class AuditTerms:
 
 JOBS = ModuleVersion("jobs", 1)
 JOBS_OF_ESTIMATES = ModuleVersion("jobs", 2)  # specifications may say `memory`
-TIMED_AUDITS = 2  # the first version of the module `audits` whose windows are counted in seconds, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +271,7 @@ class JobsModule(Module[JobsState]):
         workers = [key for key in members.round_voters if terms.role in members.members[key].roles]
         reexecutors = len(workers) if terms.needs_worker else len(members.round_voters)
         window_ms = terms.audits.window_ms(reexecutors)
-        if network.version("audits") >= TIMED_AUDITS and window_ms > AUDIT_WINDOW_MS_MAX:
+        if network.has_second_audits and window_ms > AUDIT_WINDOW_MS_MAX:
             takes = f"an audit of it may take {window_ms / 60_000:.0f} minutes over the least link that it allows"
             most = f"{AUDIT_WINDOW_MS_MAX // 60_000} are allowed"
             raise Refused(f"{takes}, and {most}: take a smaller model, another audit, or a higher least_uplink")

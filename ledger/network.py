@@ -31,7 +31,9 @@ from protocol.limits import UPGRADE_AHEAD_HEIGHTS_MAX, UPGRADE_NOTICE_HEIGHTS, V
 from protocol.messages import Name
 from protocol.names import check_name
 
-LOSSES_VERSION = 2  # of the module `audits`, from which on proposals commit to losses and reports carry one
+# Of the module `audits`: from it on windows are counted in seconds, too, judges that did not see a step are told apart from those
+# that found it false, proposals commit to losses, and reports carry one.
+SECOND_AUDITS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +56,8 @@ class NetworkState:
         return next((running.version for running in self.modules if running.name == module), 0)
 
     @property
-    def commits_to_losses(self) -> bool:
-        """Whether proposals of jobs with sampled audits commit to the losses of their steps."""
-        return self.version("audits") >= LOSSES_VERSION
+    def has_second_audits(self) -> bool:
+        return self.version("audits") >= SECOND_AUDITS
 
     def due_at(self, height: int) -> tuple[Upgrade, ...]:
         """The upgrades that the block of this height begins with."""

@@ -511,5 +511,5 @@ def _settled(new: T, old: T | None) -> T:
 def _require_known(state: State, messages: Iterable[object]) -> None:
     """Programs of earlier versions could not read a block with such a message."""
     commits = any(isinstance(message, Proposal) and message.losses is not None for message in messages)
-    if commits and not state.of(NetworkState).commits_to_losses:
+    if commits and not state.of(NetworkState).has_second_audits:
         raise Refused("a proposal commits to losses, which this network does not know yet")

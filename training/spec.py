@@ -13,7 +13,7 @@ from ledger.jobs import Base
 from protocol import codec
 from protocol.codec import Between, Count, Digest, Length
 from protocol.errors import RemoteProtocolError, UserError
-from protocol.limits import AUDITORS_MAX, BLOB_BYTES_MAX, LEAST_UPLINK_MBIT, TRAINERS_MAX, UPLINK_MBIT_MAX
+from protocol.limits import AUDIT_WINDOW_MAX, AUDITORS_MAX, BLOB_BYTES_MAX, LEAST_UPLINK_MBIT, TRAINERS_MAX, UPLINK_MBIT_MAX
 from protocol.messages import Name
 from protocol.names import name_problem
 from training.objectives import registry
@@ -29,7 +29,6 @@ ROUNDS: Final = 60  # unless said otherwise: a minute or two of the demo
 WARMUP_ROUNDS: Final = 2  # unless said otherwise, however short the job is
 KEEP_MIN: Final = 4  # elements of a chunk of 4096: fewer say less than the scale that they share costs
 KEEP_MAX: Final = 4_096  # all of them
-AUDIT_WINDOW_MAX: Final = 1_000  # rounds; each keeps local_steps + 1 states of every trainer on its disk
 AUDIT_BYTES_MAX: Final = 64 << 30  # a volunteer's disk; a job must not fill it unasked
 ESTIMATES_BYTES_MAX: Final = 4 << 30  # of one model, a byte a parameter and trainer; a voter's disk has two or three of them
 SUSPENSION_ROUNDS_MAX: Final = 100_000

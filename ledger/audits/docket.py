@@ -57,7 +57,7 @@ from ledger.jobs import (
     Phase,
 )
 from ledger.members import MembersState
-from ledger.network import LOSSES_VERSION
+from ledger.network import SECOND_AUDITS
 from protocol import codec
 from protocol.identity import Signed, short_id
 from protocol.messages import LossesCommitment, Proposal
@@ -76,7 +76,7 @@ class AuditsModule(Module[AuditsState]):
     """
 
     name = "audits"
-    version = LOSSES_VERSION
+    version = SECOND_AUDITS
     contents: ClassVar[Mapping[str, type]] = {**dict.fromkeys(KINDS, StepFinding), OPENS: LossesOpening}
     state_type = AuditsState
 
@@ -87,7 +87,8 @@ class AuditsModule(Module[AuditsState]):
         return AuditsState()
 
     def upgraded(self, old: AuditsState, version: int) -> AuditsState:
-        return old
+        """The rewards of the round that is open do not go: `JobAudits.began_unbound`."""
+        return replace(old, jobs={key: replace(audits, began_unbound=True) for key, audits in old.jobs.items()})
 
     def apply(self, state: AuditsState, said: Said, view: View, context: Context) -> Change:
         found: StepFinding | LossesOpening = said.content
@@ -123,7 +124,7 @@ class AuditsModule(Module[AuditsState]):
         return Change(self._moved_on(state, view.of(JobsState).jobs, started, view.of(MembersState), context.height))
 
     def can_wait(self, content: StepFinding | LossesOpening) -> bytes:
-        """Until the job's next closing: windows are counted in rounds, so nothing is late before that."""
+        """Until the job's next closing: windows end there and nowhere else, so nothing is late before it."""
         return content.job
 
     def challengeable(self, me: bytes, state: Applied) -> list[Due]:
@@ -134,7 +135,8 @@ class AuditsModule(Module[AuditsState]):
     def openings_due(self, me: bytes, state: Applied) -> list[OpeningDue]:
         """My proposals whose losses I may open now."""
         mine = openings_of(me, state)
-        return [due for due in mine if self._of(due.job, state).may_open(due.round, due.trainer)]
+        dockets = {key: self._of(key, state) for key in {due.job for due in mine}}
+        return [due for due in mine if dockets[due.job].may_open(due.round, due.trainer)]
 
     def is_disputed(self, due: Due, state: Applied) -> bool:
         """Whether a dispute about that step is open."""
@@ -155,7 +157,7 @@ class AuditsModule(Module[AuditsState]):
         if closed.job not in state.jobs:
             return state
         docket = self._docket(state, closed.job, job, members, context.height)
-        docket.settle(closed.round, context.time_ms if self.version > 1 else None)
+        docket.settle(closed.round, context.time_ms if self.version >= SECOND_AUDITS else None)
         docket.draw(closed)
         return docket.done()
 
@@ -231,11 +233,12 @@ class Docket:
         self, state: AuditsState, key: bytes, job: Job, terms: JobTerms, members: MembersState, height: int, version: int
     ) -> None:
         assert terms.audits is not None
-        self._told_apart = version > 1  # judges that did not see a step, and those that found it false
+        is_second = version >= SECOND_AUDITS
+        self._told_apart = is_second  # judges that did not see a step, and those that found it false
         self._state, self._key, self._job, self._members, self._height = state, key, job, members, height
         self._terms: AuditTerms = terms.audits
         self._is_rewarded = terms.needs_worker  # everybody knows the update of a scratch job: it costs its trainer nothing
-        self._binds = version >= LOSSES_VERSION and terms.needs_worker  # what costs nothing to replay has no loss
+        self._binds = is_second and terms.needs_worker  # what costs nothing to replay has no loss
         self._closed = job.round - 1  # the last closed round
         audits = state.jobs[key]
         self._rounds, self._disputes = dict(audits.rounds), list(audits.disputes)
@@ -243,14 +246,16 @@ class Docket:
         self._suspended, self._unheard = dict(audits.suspended), dict(audits.unheard)
         self._withheld, self._causes = dict(audits.withheld), dict(audits.causes)
         self._unopened, self._compared = {key: dict(of) for key, of in audits.unopened.items()}, dict(audits.compared)
+        self._began_unbound = audits.began_unbound
         self._standings, self._log = dict(state.standings), list(state.log)
 
     def done(self) -> AuditsState:
         self._tidy()
+        self._bound_unopened()
         self._assert_sound()
         unopened = {number: of for number, of in self._unopened.items() if of}
         tables = (self._suspended, self._unheard, self._unvested, self._withheld, self._causes, unopened, self._compared)
-        audits = JobAudits(self._rounds, tuple(self._disputes), self._commitments, *tables)
+        audits = JobAudits(self._rounds, tuple(self._disputes), self._commitments, *tables, self._began_unbound)
         return AuditsState({**self._state.jobs, self._key: audits}, self._standings, tuple(self._log[-LOG_MAX:]))
 
     def _assert_sound(self) -> None:
@@ -499,7 +504,7 @@ class Docket:
 
     def _seal(self, report: StepFinding, auditor: bytes, loss: SealedLoss, commitment: LossesCommitment) -> None:
         of = self._unopened.setdefault(report.round, {})
-        known = of.get(report.trainer, Unopened(commitment, {}))
+        known = of.get(report.trainer, Unopened(commitment, {}, len(self._rounds[report.round].reexecutors)))
         of[report.trainer] = replace(known, reports={**known.reports, auditor: SealedReport(report.step, loss)})
 
     def open_losses(self, author: bytes, opening: LossesOpening) -> None:
@@ -558,17 +563,22 @@ class Docket:
         """
         if closed == NO_ROUND:
             self._unopened.clear()
-        while len(self._unopened) > UNOPENED_MAX:
-            del self._unopened[min(self._unopened)]
-        time_ms = self._terms.window_ms(len(self._job.auditors))
         for number, of in list(self._unopened.items()):
             for trainer, known in list(of.items()):
                 if known.since is None:
                     if self.may_open(number, trainer):
                         of[trainer] = replace(known, since=closed, since_ms=now_ms or 0)
-                elif known.since + self._terms.window <= closed and (now_ms or 0) >= known.since_ms + time_ms:
+                    continue
+                time_ms = self._terms.window_ms(known.reexecutors)
+                if known.since + self._terms.window <= closed and (now_ms or 0) >= known.since_ms + time_ms:
                     del of[trainer]
                     self._lose(number, trainer)
+
+    def _bound_unopened(self) -> None:
+        """Beyond UNOPENED_MAX the oldest proposals' sealed losses go."""
+        waiting = [(number, trainer) for number, of in sorted(self._unopened.items()) for trainer in of]
+        for number, trainer in waiting[: max(0, len(waiting) - UNOPENED_MAX)]:
+            del self._unopened[number][trainer]
 
     def _lose(self, number: int, trainer: bytes) -> None:
         assert TRANSITIONS[Stage.SEALED, Event.TIME].effects == (Effect.LOSE_REWARD,)
@@ -700,10 +710,11 @@ class Docket:
         self._rounds[closed.round] = RoundAudits(len(nonces), faults, reexecutors, drawn)
         self._remember(closed)
         self._bound()
-        committed = [signed for signed in accepted if not self._binds or drawn[signed.signer].proposal.losses is not None]
-        for signed in committed if self._is_rewarded else ():
-            trainer = current(signed.signer)
-            self._unvested[trainer] = (*self._unvested.get(trainer, ()), closed.round)
+        for signed in accepted if self._is_rewarded else ():
+            if not self._binds or self._began_unbound or drawn[signed.signer].proposal.losses is not None:
+                trainer = current(signed.signer)
+                self._unvested[trainer] = (*self._unvested.get(trainer, ()), closed.round)
+        self._began_unbound = False
 
     def _make_up(self, revealed: Mapping[bytes, bytes]) -> None:
         """Re-executors whose ballots were left out draw now for the rounds that they missed.

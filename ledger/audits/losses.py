@@ -12,10 +12,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
+from consensus.quorum import faults_tolerated
 from protocol import codec
 from protocol.agreed import agreed, public_of
 from protocol.codec import Between, Count, Digest, Key, Length
-from protocol.limits import MEMBERS_MAX, VOTERS_MAX
+from protocol.limits import VOTERS_MAX
 from protocol.messages import LossesCommitment
 
 MILLIONTHS = 1_000_000  # losses are integers, in millionths of a nat
@@ -24,6 +25,7 @@ LOSSES_MAX = 10_000  # inner steps of a round
 APART_MAX = 1_000  # 1e-3 nat. Replays on other processors differ by 2e-7 of the loss, step losses by a tenth of a nat
 APART_PART = 10_000  # or 1e-4 of the loss, if that is more
 REPORTS_FOR_EACH = 10  # an auditor's last reports that count, for each voter that has to contradict it
+WRONG_MAX = REPORTS_FOR_EACH * (faults_tolerated(VOTERS_MAX) + 1)  # reports that count, so the most that are wrong among them
 LOSS_BYTES = 8
 _DOMAIN = b"folkmoot/losses\x00"
 _SEAL = b"folkmoot/loss\x00"
@@ -61,6 +63,7 @@ class Unopened:
 
     commitment: LossesCommitment
     reports: Annotated[dict[Key, SealedReport], Length(0, VOTERS_MAX)]  # by auditor, as in the round
+    reexecutors: Annotated[int, Between(1, VOTERS_MAX)]  # of the round
     since: Count | None = None  # the round whose closing ended the window of the reports
     since_ms: Count = 0  # of the parent of the block that closed it
 
@@ -71,7 +74,7 @@ class Compared:
 
     reports: Count = 0  # that were compared
     # Trainer -> which of these reports was the last wrong one about it.
-    wrong: Annotated[dict[Key, Count], Length(0, MEMBERS_MAX)] = field(default_factory=dict)
+    wrong: Annotated[dict[Key, Count], Length(0, WRONG_MAX)] = field(default_factory=dict)
 
 
 # Sealing -----------------------------------------------------------------------------------------------------------------

@@ -22,15 +22,16 @@ from ledger.jobs import FINISHED_KEPT_MAX, NOBODY, RUNNING_MAX, JobsState, Suspe
 from ledger.members import MembersState
 from protocol import codec
 from protocol.codec import Between, Count, Digest, Key, Length
-from protocol.limits import MEMBERS_MAX, TRAINERS_MAX, VOTERS_MAX
+from protocol.limits import AUDIT_WINDOW_MAX, MEMBERS_MAX, TRAINERS_MAX, VOTERS_MAX
 from protocol.messages import Proposal
 from protocol.reasons import Finding
 
 # Proposals of a job under audit at once: 3 MB of state, 13 MB where 66 liars of 200 voters draw themselves for each. Beyond it
 # the oldest go, first those without an awaited report.
 DRAWN_MAX = 4_096
-# Rounds with reports whose trainers have not opened their losses yet. Beyond it the oldest go, and nothing is lost.
-UNOPENED_MAX = 4_096
+# Proposals of a job on which a loss was reported and whose trainer has not opened its own: as many as are under audit, which they
+# were before. 1 MB of state, 25 MB where 66 liars report on each. Beyond it the oldest go, and nothing is lost.
+UNOPENED_MAX = DRAWN_MAX
 CHALLENGES_OPEN_MAX = 4  # disputes of one challenger in a job at once: each costs every re-executor a replay
 # After so many refuted challenges a challenger is unheard: neither drawn nor heard for as long as a first suspension takes. After
 # so many refuted claims about one trainer, within as long, an auditor is apart from it: not drawn for it.
@@ -40,12 +41,12 @@ LOG_MAX = 64  # the last results, for people
 
 Place = tuple[int, bytes, int]  # round, trainer as in the round, step
 Keys = Annotated[tuple[Key, ...], Length(0, VOTERS_MAX)]
-Rounds = Annotated[tuple[Count, ...], Length(1, DRAWN_MAX)]
+# Rounds of one trainer whose rewards wait: in the window, with an awaited report, with a dispute, or with losses to be opened.
+UNVESTED_MAX = AUDIT_WINDOW_MAX + DRAWN_MAX + DISPUTES_MAX + UNOPENED_MAX
+Rounds = Annotated[tuple[Count, ...], Length(1, UNVESTED_MAX)]
 Persons = Annotated[dict[Key, Count], Length(0, MEMBERS_MAX)]
 Claims = Annotated[dict[Key, Annotated[tuple[Count, ...], Length(1, FALSE_CHALLENGES_MAX)]], Length(0, MEMBERS_MAX)]
-UnopenedRounds = Annotated[
-    dict[Count, Annotated[dict[Key, Unopened], Length(1, TRAINERS_MAX)]], Length(0, UNOPENED_MAX + DRAWN_MAX)
-]
+UnopenedRounds = Annotated[dict[Count, Annotated[dict[Key, Unopened], Length(1, TRAINERS_MAX)]], Length(0, UNOPENED_MAX)]
 
 
 # State ---------------------------------------------------------------------------------------------------------------
@@ -121,6 +122,8 @@ class JobAudits:
     # Round -> trainer -> the sealed losses of the reports on its proposal, until it opens them or the time for that is over.
     unopened: UnopenedRounds = codec.added(factory=dict)
     compared: Annotated[dict[Key, Compared], Length(0, MEMBERS_MAX)] = codec.added(factory=dict)  # by auditor
+    # The open round began in version 1: those who proposed then could commit to no losses, and are rewarded all the same.
+    began_unbound: bool = codec.added(False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,10 @@ class Effect(enum.StrEnum):
     LOSE_REWARD = "the trainer's reward for this proposal is lost"
     SUSPEND_AUDITOR = "the auditor is suspended"
     LOSE_REWARDS = "`suspensions` grows; rewards that have not vested are lost"
-    DROP_AUDITS = "the trainer's other awaited steps and open disputes of the job are over; noted claims about it are forgotten"
+    DROP_AUDITS = (
+        "the trainer's other awaited steps, open disputes and sealed losses of the job are over; noted claims about it, and "
+        "which of its own reports were wrong, are forgotten"
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ from ledger.audits.state import (
     in_turn,
     openings_of,
 )
-from ledger.jobs import TIMED_AUDITS, Job, Phase
+from ledger.jobs import Job, Phase
 from ledger.network import NetworkState
 from ledger.state import State
 from peer.driver.author import Author
@@ -228,7 +228,7 @@ class Auditing:
         state = self._driver.state
         audits, job = state.audits.jobs.get(due.job), state.jobs.jobs.get(due.job)
         of = audits.rounds.get(due.round) if audits else None
-        if of is None or job is None or state.of(NetworkState).version("audits") < TIMED_AUDITS:
+        if of is None or job is None or not state.of(NetworkState).has_second_audits:
             return 0.0
         terms = self._driver.rules.jobs.rules.terms(job.spec).audits
         assert terms is not None

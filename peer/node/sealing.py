@@ -25,8 +25,7 @@ class Sealing:
         self._committing: frozenset[bytes] = frozenset()
 
     def follow(self, state: State) -> None:
-        commits = state.of(NetworkState).commits_to_losses
-        self._committing = frozenset(state.audits.jobs if commits else ())
+        self._committing = frozenset(state.audits.jobs if state.of(NetworkState).has_second_audits else ())
 
     def commits(self, job: bytes) -> bool:
         """Whether proposals of this job commit to losses."""

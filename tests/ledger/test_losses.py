@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from consensus.evidence import Evidence
+from consensus.quorum import faults_tolerated
+from ledger.audits import docket
+from ledger.audits.docket import AuditsModule, Docket
 from ledger.audits.losses import (
     APART_MAX,
     LOSS_MAX,
@@ -15,6 +19,7 @@ from ledger.audits.losses import (
     Compared,
     LossesOpening,
     SealedLoss,
+    Unopened,
     committed,
     compared,
     in_millionths,
@@ -24,10 +29,13 @@ from ledger.audits.losses import (
     sealed,
     unsealed,
 )
-from ledger.audits.state import OPENS, Due, Result, StepFinding
+from ledger.audits.state import DISPUTES_MAX, DRAWN_MAX, OPENS, UNOPENED_MAX, AuditsState, Due, JobAudits, Result, StepFinding
+from ledger.members import Leave
 from ledger.network import NetworkState, Upgrade
+from ledger.state import Body
+from protocol import codec
 from protocol.identity import sign
-from protocol.limits import UPGRADE_NOTICE_HEIGHTS
+from protocol.limits import AUDIT_WINDOW_MAX, UPGRADE_NOTICE_HEIGHTS, VOTERS_MAX
 from protocol.messages import LossesCommitment, Proposal
 from tests.ledger.court import MATCH, MISMATCH, A, B, Court
 from tests.ledger.world import AUDITS, LOSSES, NEW, PEOPLE, secret_of
@@ -35,6 +43,7 @@ from tests.sim.keys import FastSigner
 
 JOB, S, T = b"j" * 32, b"s" * 32, b"t" * 32
 FALSE = tuple(loss + 50_000 for loss in LOSSES)
+PEOPLE_KEYS = [person.public for person in PEOPLE]
 AUDITS_MAX = 20  # of a lazy auditor, before it is found
 ALL_LOSSES = Callable[[FastSigner, Due], "int | None"]
 
@@ -243,6 +252,62 @@ def test_a_proposal_without_a_commitment_earns_nothing_and_is_audited_all_the_sa
     assert all(A not in of for of in court.audits.unopened.values()) and any(B in of for of in court.audits.unopened.values())
 
 
+def test_the_oldest_sealed_losses_go_where_too_many_proposals_wait_and_nothing_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A state with more of them could not be read again."""
+    monkeypatch.setattr(docket, "UNOPENED_MAX", 6)
+    court = Bound(4, silent=PEOPLE_KEYS, window=4, auditors=3)
+    for _ in range(8):
+        court.audited_round()
+        assert sum(map(len, court.audits.unopened.values())) <= 6
+    assert list(court.audits.unopened) == [6, 7], "of round 6 two proposals"
+    assert [court.standing(key).lost for key in court.job(court.key).voters] == [0] * 4
+    assert sum(court.standing(key).rewards for key in court.job(court.key).voters) == 16, "rounds 0 to 3"
+
+
+def test_a_state_with_as_much_as_the_rules_let_wait_can_be_read_again() -> None:
+    unopened = Unopened(committed(JOB, 0, A, S, LOSSES), {}, VOTERS_MAX)
+    rounds = AUDIT_WINDOW_MAX + DRAWN_MAX + DISPUTES_MAX + UNOPENED_MAX
+    wrong = {number.to_bytes(32, "big"): number for number in range(REPORTS_FOR_EACH * (faults_tolerated(VOTERS_MAX) + 1))}
+    audits = JobAudits(
+        unvested={A: tuple(range(rounds))},
+        unopened={number: {A: unopened} for number in range(UNOPENED_MAX)},
+        compared={A: Compared(len(wrong), wrong)},
+    )
+    assert codec.decode(JobAudits, codec.encode(audits)) == audits
+
+
+def test_a_trainer_has_as_long_to_open_as_its_round_had_re_executors_also_if_they_are_fewer_by_now() -> None:
+    """With as few as are left now it would lose a reward that it was promised time for."""
+    court = Bound(7, silent=[A], window=1, auditors=6, answer_ms=20, reveal_ms=20)  # seven: 160 ms, four: 100 ms
+    court.audited_round()
+    court.decide(*(court.tx(person, "member/leave", Leave()) for person in PEOPLE[4:7]))
+    while len(court.job(court.key).auditors) > 4:
+        court.audited_round()
+    court.round()
+    known = court.audits.unopened[0][A]
+    assert known.since is not None and known.reexecutors == 7
+
+    def closed_after(ms: int) -> bool:
+        court.decide_body(codec.encode(Body((), (), ())), after_ms=known.since_ms + ms - court.state.time_ms)
+        court.round()
+        return court.standing(A).lost > 0
+
+    assert not closed_after(159) and closed_after(160)
+
+
+def test_one_docket_a_job_tells_all_openings_that_are_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    court = Bound(4, silent=PEOPLE_KEYS)
+    court.audited_round(2 * AUDITS.window)
+    made, docket_of = list[bytes](), AuditsModule._docket
+
+    def counted(self: AuditsModule, state: AuditsState, key: bytes, *rest: Any) -> Docket:
+        made.append(key)
+        return docket_of(self, state, key, *rest)
+
+    monkeypatch.setattr(AuditsModule, "_docket", counted)
+    assert len(court.rules.audits.openings_due(A, court.state)) > 1 and made == [court.key]
+
+
 def test_records_follow_keys_of_now() -> None:
     court = Bound(4, lazy(B))
     while not any(B in known.wrong or key == B for key, known in court.audits.compared.items()):
@@ -281,6 +346,10 @@ def test_a_network_of_version_1_knows_no_losses_until_it_upgrades() -> None:
     while court.state.height < at:
         court.decide()
     assert court.state.of(NetworkState).version("audits") == 2 and court.audits.unvested[A]
+    of_before = court.job(court.key).round
+    court.round(2)
+    assert of_before in court.audits.unvested[A], "its proposals were made when nobody knew of losses"
+    assert of_before + 1 not in court.audits.unvested[A], "whoever does not commit now has chosen so"
     court.commits = True
     court.round()
     court.report()

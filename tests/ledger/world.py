@@ -15,7 +15,7 @@ from ledger.core.genesis import TRAINER, Founder, Genesis
 from ledger.core.module import Module
 from ledger.jobs import AuditTerms, Job, JobTerms, Start, job_id
 from ledger.members import Admit, Invitation, Rotate, Stand, rotation_preimage, token_preimage
-from ledger.network import LOSSES_VERSION
+from ledger.network import SECOND_AUDITS
 from ledger.state import Body, Rules, State, core_modules, decode_body, newest
 from protocol import codec
 from protocol.errors import RemoteProtocolError
@@ -86,7 +86,7 @@ class World:
         runs = [module for module in known if module.name != AuditsModule.name or module.version <= audits_version]
         self.genesis = Genesis("world", 1_000, bytes(16), founders, newest(runs))
         self.rules = Rules(self.genesis, FastVerifier(), known)
-        self.commits = audits_version >= LOSSES_VERSION
+        self.commits = audits_version >= SECOND_AUDITS
         self.losses: dict[bytes, tuple[int, ...]] = {}  # of trainers that commit to others, or to none
         self.chain = self.genesis.chain_id
         self.ledger = Ledger(self.rules, self.rules.first_state(), self.rules.first_state().root)
