@@ -164,24 +164,26 @@ class Auditing:
             self._queued[key] = now if key[2] in disputed else self._queued.get(key, now)
         self._queued = {key: since for key, since in self._queued.items() if key in due}
         self._rests = {key: rest for key, rest in self._rests.items() if key in due}
-        openings = set(self._driver.rules.audits.openings_due(self._me, state))
-        for opening in openings - self._opening:
+        begun, self._opening = self._opening, set(self._driver.rules.audits.openings_due(self._me, state))
+        for opening in self._opening - begun:
             self._nursery.start_soon(self._open_losses, opening)
-        self._opening = openings
 
     async def _open_losses(self, due: OpeningDue) -> None:
-        """Tried once a start: what is not opened costs a reward and no more."""
+        """Tried again, with pauses, while it is due: what is not opened in time costs a reward, and no more."""
         computing = self._driver.workshop.role.computing
         kept = losses.read(computing.texts, due.job, due.round) if computing else None
-        if computing is None or kept is None:
-            return
-        try:
-            await self._author.submit(OPENS, self._sealing.opening(due.job, due.round, kept), math.inf)
-            losses.delete(computing.texts, due.job, due.round)
-        except StorageError:
-            raise
-        except FolkmootError as error:
-            log.info("the losses of round %d are not opened: %s", due.round, error)
+        pause = RETRY_SECONDS
+        while computing is not None and kept is not None and due in self._opening:
+            try:
+                await self._author.submit(OPENS, kept, math.inf)
+                losses.delete([losses.path_of(computing.texts, due.job, due.round)])
+                return
+            except StorageError:
+                raise
+            except FolkmootError as error:
+                log.info("the losses of round %d are not opened yet: %s", due.round, error)
+            await trio.sleep(pause)
+            pause = min(RETRY_SECONDS_MAX, 2 * pause)
 
     async def _audit(self, key: Key, due: Due, queued: float) -> None:
         waiting, late = trio.CancelScope(), trio.Event()
@@ -538,19 +540,21 @@ class Auditing:
         if self._has_ended and not self._running:
             self._has_ended = False
             await trio.to_thread.run_sync(self._driver.workshop.delete_passed)
-        kept = await trio.to_thread.run_sync(self._driver.blobs.kept_together)  # first: a round that opens meanwhile stays
+        # What is here is listed before the state is looked at: the files of a round that opens meanwhile stay.
+        kept = await trio.to_thread.run_sync(self._driver.blobs.kept_together)
+        computing = self._driver.workshop.role.computing
+        sealed = await trio.to_thread.run_sync(losses.listed, computing.texts) if computing else set[Path]()
         state = self._driver.state
         asked = {(proposal.job[:JOB_BYTES], proposal.round) for proposal in asked_of(self._me, state)}
         opened = {key[:JOB_BYTES]: job.round for key, job in state.jobs.running().items()}
         unasked = [entry for entry in kept if entry not in asked and entry[1] < opened.get(entry[0], entry[1] + 1)]
         if unasked:
             await trio.to_thread.run_sync(self._driver.blobs.delete_rounds, unasked)
-        computing = self._driver.workshop.role.computing
-        if unasked and computing:
+        if computing and sealed:
             mine = {(due.job, due.round) for due in openings_of(self._me, state)}
             mine |= {(proposal.job, proposal.round) for proposal in asked_of(self._me, state)}
             mine |= {(key, job.round) for key, job in state.jobs.running().items()}
-            await trio.to_thread.run_sync(losses.forget, computing.texts, mine)
+            await trio.to_thread.run_sync(losses.delete, sealed - {losses.path_of(computing.texts, *place) for place in mine})
 
     # Telling people --------------------------------------------------------------------------------------------------
 

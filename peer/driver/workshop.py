@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 
 import trio
 
+from ledger.audits.losses import LossesOpening
 from ledger.jobs import Job
 from ledger.state import State
 from peer.driver.eventlog import EventLog
@@ -85,8 +87,8 @@ class Workshop:
     def view(self, key: RoundKey, job: Job) -> OpenRound:
         """What a role sees of the job's open round, or of a finished job."""
 
-        async def publish(proposal: Proposal, losses: Sequence[int]) -> None:
-            await self._call(lambda: self._rounds.publish(proposal, self._now(), losses))
+        async def publish(proposal: Proposal, opening: LossesOpening | None) -> None:
+            await self._call(lambda: self._rounds.publish(proposal, self._now(), opening))
 
         async def delivered(trainer: bytes) -> None:
             await self._call(lambda: self._rounds.deliver(key, trainer, self._now()))
@@ -109,6 +111,7 @@ class Workshop:
             blobs=self._blobs,
             fetch=self._network.fetch,
             ready=ready,
+            opening=partial(self._rounds.opening, *key),
             publish=publish,
             delivered=delivered,
             measured=measured,

@@ -11,6 +11,7 @@ from types import MappingProxyType
 
 from consensus.evidence import Evidence
 from consensus.turn import RoundVoted
+from ledger.audits.losses import LossesOpening
 from ledger.jobs import Job, Phase
 from ledger.state import State
 from peer.node.early import Early, RoundKey, RoundMessage
@@ -303,15 +304,19 @@ class Rounds:
 
     # Messages out
 
-    def publish(self, proposal: Proposal, now: float, losses: Sequence[int] = ()) -> Effects:
+    def opening(self, job: bytes, number: int, losses: Sequence[int]) -> LossesOpening:
+        """What our proposal of that round may commit to. `losses` are of its inner steps, in millionths."""
+        return self._sealing.opening(job, number, losses)
+
+    def publish(self, proposal: Proposal, now: float, opening: LossesOpening | None = None) -> Effects:
         """Signs our proposal for an open round as soon as we may. Nothing if the round is over or we have proposed.
 
-        `losses` of the inner steps, in millionths: the proposal commits to them where the job asks for that.
+        The proposal commits to `opening` where the network asks for that.
         """
         book = self.books.get(proposal.job)
         if book is None or book.terms.round != proposal.round:
             return Effects()
-        self._to_publish[proposal.job, proposal.round] = self._sealing.added_to(proposal, losses)
+        self._to_publish[proposal.job, proposal.round] = self._sealing.added_to(proposal, opening)
         return self._publish(book, now)
 
     def _publish(self, book: RoundBook, now: float) -> Effects:

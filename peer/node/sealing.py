@@ -18,7 +18,7 @@ _ROUND_BYTES: Final = 8
 
 
 class Sealing:
-    """Secrets are derived from the secret key and the place: a restart finds them again, and nothing has to be stored."""
+    """Secrets are derived from the secret key and the place, so a peer that proposes again after a crash has the same."""
 
     def __init__(self, signer: Signer, chain_id: bytes) -> None:
         self._signer, self._chain_id = signer, chain_id
@@ -35,15 +35,18 @@ class Sealing:
         """Whether other programs can read this message of an open round: before the upgrade they do not know commitments."""
         return not isinstance(message, Proposal) or message.losses is None or self.commits(message.job)
 
-    def added_to(self, proposal: Proposal, losses: Sequence[int]) -> Proposal:
-        """With a commitment to these losses of its inner steps."""
-        if not losses or not self.commits(proposal.job):
+    def added_to(self, proposal: Proposal, opening: LossesOpening | None) -> Proposal:
+        """With a commitment to what `opening` will open, if this job's proposals commit to anything."""
+        if opening is None or not self.commits(proposal.job):
             return proposal
         job, number = proposal.job, proposal.round
-        return replace(proposal, losses=committed(job, number, self._signer.public, self._secret(job, number), losses))
+        assert (opening.job, opening.round) == (job, number)
+        return replace(proposal, losses=committed(job, number, self._signer.public, opening.secret, opening.losses))
 
     def opening(self, job: bytes, number: int, losses: Sequence[int]) -> LossesOpening:
-        return LossesOpening(job, number, self._secret(job, number), tuple(losses))
+        """With the secret of this round. The peer keeps all of it: after a change of its key it cannot make the secret again."""
+        own = self._of(OPENED, job + number.to_bytes(_ROUND_BYTES, "big"))
+        return LossesOpening(job, number, own, tuple(losses))
 
     def sealed(self, due: Due, loss: int) -> SealedLoss | None:
         """The loss of a report. None where the proposal commits to none."""
@@ -51,9 +54,6 @@ class Sealing:
             return None
         own = self._of(SEALED, due.job + due.round.to_bytes(_ROUND_BYTES, "big") + due.trainer)
         return sealed(loss, due.job, due.round, due.trainer, due.auditor, due.proposal.losses, own)
-
-    def _secret(self, job: bytes, number: int) -> bytes:
-        return self._of(OPENED, job + number.to_bytes(_ROUND_BYTES, "big"))
 
     def _of(self, domain: str, body: bytes) -> bytes:
         return secret(self._signer, domain, self._chain_id, body)

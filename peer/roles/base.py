@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+from ledger.audits.losses import LossesOpening
 from protocol.identity import Signed
 from protocol.messages import Proposal
 from protocol.reasons import Verdict
@@ -55,8 +56,9 @@ class OpenRound(Round):
 
     terms: RoundTerms
     ready: Callable[[], Awaitable[None]]  # this peer can show what another proposal commits to in time
-    # Our proposal, and the losses of its inner steps where it is to commit to them: durable, then sent.
-    publish: Callable[[Proposal, Sequence[int]], Awaitable[None]]
+    opening: Callable[[Sequence[int]], LossesOpening]  # of the losses of our inner steps
+    # Our proposal, and what it commits to where auditors are bound: durable, then sent.
+    publish: Callable[[Proposal, LossesOpening | None], Awaitable[None]]
     delivered: Callable[[bytes], Awaitable[None]]  # all that judging this trainer's proposal needs is here
     measured: Callable[[str, float], Awaitable[None]]  # a figure about this round, for people
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import trio
 
+from ledger.audits.losses import LossesOpening
 from peer.roles import losses
 from peer.roles.base import Computing, Judged, OpenRound, Round
 from protocol.errors import MissingBlobError, RemoteProtocolError, UserError
@@ -88,8 +89,9 @@ def propose_request(round: OpenRound, buffer_out: Path) -> Propose:
 async def publish(round: OpenRound, request: Propose, done: Proposed) -> None:
     """What the proposal commits to becomes durable before the signed proposal does, and that before it is sent."""
     proposal = proposal_of(round, done)
-    await trio.to_thread.run_sync(keep, round, request, done, proposal)
-    await round.publish(proposal, done.losses if _is_bound(round) else ())
+    opening = round.opening(done.losses) if done.losses and _is_bound(round) else None
+    await trio.to_thread.run_sync(keep, round, request, done, proposal, opening)
+    await round.publish(proposal, opening)
 
 
 def _is_bound(round: OpenRound) -> bool:
@@ -113,11 +115,11 @@ def proposal_of(round: OpenRound, done: Proposed) -> Proposal:
     )
 
 
-def keep(round: OpenRound, request: Propose, done: Proposed, proposal: Proposal) -> None:
+def keep(round: OpenRound, request: Propose, done: Proposed, proposal: Proposal, opening: LossesOpening | None = None) -> None:
     """Takes over what the worker wrote. What audits may ask for stays together, also what the proposal goes on from."""
     blobs, owner = round.blobs, (round.job, round.number)
-    if _is_bound(round):
-        losses.keep(Path(request.buffer_out).parent, *owner, done.losses)
+    if opening is not None:
+        losses.keep(Path(request.buffer_out).parent, opening)
     blobs.add(done.payload)
     blobs.expect_to_pass(proposal.buffer, owner)
     blobs.adopt(Path(request.buffer_out), proposal.buffer)

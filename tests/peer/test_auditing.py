@@ -18,11 +18,13 @@ import trio.testing
 
 from consensus.block import decode_header
 from ledger.audits import docket
+from ledger.audits.losses import LossesOpening
 from ledger.audits.state import FALSE_CHALLENGES_MAX, Due, JobAudits, Result, Standing, due_for
 from ledger.core.genesis import TRAINER
 from ledger.jobs import Start, job_id
 from ledger.state import State
 from peer.driver import auditing
+from peer.driver.auditing import RETRY_SECONDS, Auditing
 from peer.driver.driver import Driver
 from peer.roles import losses
 from peer.roles.base import Round, audit_of
@@ -33,9 +35,9 @@ from protocol.errors import StorageError, UserError
 from protocol.identity import peer_id, short_id
 from protocol.messages import GetBlob, NoBlob
 from protocol.reasons import Finding
-from storage.blobs import Blobs
+from storage.blobs import JOB_BYTES, Blobs
 from tests.ledger.court import Court, withheld
-from tests.ledger.world import PEOPLE
+from tests.ledger.world import AUDITS, LOSSES, PEOPLE, secret_of
 from tests.peer.network import SCRATCH, SECONDS_MAX, Network, Seat, has_finished, network, poll, service_of, settled
 from training import host, tasks
 from training.data import corpus as data
@@ -211,9 +213,9 @@ async def test_losses_that_were_lost_are_not_opened_and_cost_rewards_alone(
     async with trainers(tmp_path) as made:
         kept = losses.keep
 
-        def keep(folder: Path, *place_and_losses: Any) -> None:
+        def keep(folder: Path, opening: LossesOpening) -> None:
             if folder.parent != made.seats[3].folder:
-                kept(folder, *place_and_losses)
+                kept(folder, opening)
 
         monkeypatch.setattr(losses, "keep", keep)
         monkeypatch.setattr(host, "ANSWER_MS", 0)  # or it has half a minute to open them
@@ -930,3 +932,84 @@ def test_who_could_not_be_reached_by_too_many_is_told_so_and_not_that_it_was_fou
     assert auditing.suspension(entry.trainer, court.state) == (
         f"suspended until round {court.audits.suspended[entry.trainer]}: too many could not get what it commits to"
     )
+
+
+# Losses, without a network ---------------------------------------------------------------------------------------------------
+
+
+def auditing_of(court: Court, folder: Path, **more: Any) -> Auditing:
+    """Person 0's, on the court's state, with its losses in `folder`."""
+    role = SimpleNamespace(computing=SimpleNamespace(texts=folder))
+    nobody = SimpleNamespace(kept_together=set, delete_rounds=lambda unasked: None)
+    shop = SimpleNamespace(role=role, delete_passed=lambda: None)
+    driver: Any = SimpleNamespace(signer=PEOPLE[0], chain_id=court.chain, state=court.state, workshop=shop, blobs=nobody)
+    author: Any = SimpleNamespace()
+    vars(driver).update(more)
+    return Auditing(driver, author)
+
+
+def kept_losses(folder: Path, key: bytes, number: int) -> LossesOpening:
+    opening = LossesOpening(key, number, secret_of(PEOPLE[0].public, number), LOSSES)
+    losses.keep(folder, opening)
+    return opening
+
+
+async def test_losses_of_a_round_that_opens_while_files_are_deleted_stay(tmp_path: Path) -> None:
+    court = Court()
+    kept_losses(tmp_path, court.key, 0)
+    court.round(AUDITS.window + 2)  # nobody reported: no loss of round 0 is to be opened any more
+    auditing = auditing_of(court, tmp_path)
+
+    def kept_together() -> set[tuple[bytes, int]]:
+        return {(court.key[:JOB_BYTES], 0)}
+
+    def delete_rounds(unasked: list[tuple[bytes, int]]) -> None:
+        court.round()
+        auditing._driver.state = court.state
+        kept_losses(tmp_path, court.key, court.job(court.key).round)
+
+    auditing._driver.blobs = SimpleNamespace(kept_together=kept_together, delete_rounds=delete_rounds)
+    await auditing._forget()
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {losses.path_of(tmp_path, court.key, court.job(court.key).round).name}
+
+
+async def test_losses_that_are_still_to_be_opened_stay(tmp_path: Path) -> None:
+    court = Court()
+    for number in range(AUDITS.window + 2):
+        kept_losses(tmp_path, court.key, number)
+        court.round()
+        court.report()
+    await auditing_of(court, tmp_path)._forget()
+    assert len(list(tmp_path.iterdir())) == AUDITS.window + 2
+
+
+async def test_an_opening_that_is_refused_is_tried_again_while_it_is_due(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    court, said, failures = Court(), list[object](), 3
+    opening = kept_losses(tmp_path, court.key, 0)
+    court.round()
+    court.report()
+    court.round(AUDITS.window)
+    auditing = auditing_of(court, tmp_path)
+    (due,) = court.rules.audits.openings_due(PEOPLE[0].public, court.state)
+
+    async def submit(kind: str, content: object, seconds: float) -> None:
+        said.append(content)
+        if len(said) <= failures:
+            raise UserError("not now")
+
+    auditing._author.submit = submit  # type: ignore[method-assign,assignment]
+    auditing._opening = {due}
+    await auditing._open_losses(due)
+    assert said == [opening] * (failures + 1) and not list(tmp_path.iterdir())
+    assert trio.current_time() >= (1 + 2 + 4) * RETRY_SECONDS, "each pause is twice the last"
+
+    kept_losses(tmp_path, court.key, 0)
+    failures = 100
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(auditing._open_losses, due)
+        await trio.sleep(RETRY_SECONDS / 2)
+        auditing._opening = set()
+    assert len(said) == 5, "its time is over"

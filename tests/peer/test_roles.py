@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import trio
 
+from ledger.audits.losses import LossesOpening
 from peer.roles import losses, samples
 from peer.roles.base import OpenRound
 from peer.roles.liar import Liar
@@ -57,6 +58,7 @@ class World:
             fetch=self._fetch,
             publish=self._publish,
             ready=_ready,
+            opening=lambda losses: LossesOpening(JOB, self.round.number, bytes(32), tuple(losses)),
             measured=_measured,
             delivered=_delivered,
         )
@@ -65,7 +67,7 @@ class World:
         self.fetched.append(digest)
         assert (self.round.blobs.size(digest) or 0) <= size_max
 
-    async def _publish(self, proposal: Proposal, losses: Sequence[int]) -> None:
+    async def _publish(self, proposal: Proposal, opening: LossesOpening | None) -> None:
         assert self.round.blobs.size(proposal.payload) == proposal.payload_bytes, "durable before it is sent"
         assert self.round.blobs.size(proposal.buffer) is not None
         self.published.append(proposal)
@@ -336,9 +338,8 @@ async def test_states_are_committed_to_kept_for_their_audits_and_gone_on_from(
     left = list((tmp_path / "texts").iterdir())
     assert all(path.suffix == losses.SUFFIX for path in left), "nothing is left where the worker wrote"
     kept = [losses.read(tmp_path / "texts", JOB, number) for number in (0, 1)]
-    assert kept == ([(0, 0, 0)] * 2 if audit is AuditMode.SAMPLED else [None, None])
-    losses.forget(tmp_path / "texts", {(JOB, 1)})
-    assert losses.read(tmp_path / "texts", JOB, 0) is None
+    made = [LossesOpening(JOB, number, bytes(32), (0, 0, 0)) for number in (0, 1)]
+    assert kept == (made if audit is AuditMode.SAMPLED else [None, None])
 
     request = await audit_request(world.round, ME.public, second)
     assert (request.inner, request.previous_inner) == (str(blobs.path(second.inner or b"")), str(blobs.path(first.inner)))
@@ -374,7 +375,7 @@ async def test_what_audits_may_ask_for_is_durable_before_the_proposal_is_sent(
     host.create(JOB, spec.encode())
     role, _ = opened(world, tmp_path, host, 0)
 
-    async def power_cut(proposal: Proposal, losses: Sequence[int]) -> None:
+    async def power_cut(proposal: Proposal, opening: LossesOpening | None) -> None:
         disk.cut(tmp_path / "buffers", names_stay)
         blobs = Blobs(tmp_path / "blobs", tmp_path / "buffers")
         blobs.verify_together()

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 from ledger.audits.losses import committed, is_opened_by, is_wrong, unsealed
+from ledger.audits.state import OPENS
 from peer.node.rounds import Effects, Rounds
 from peer.node.sealing import Sealing
-from protocol.identity import sign
+from peer.roles import losses
+from protocol.identity import Signed, sign
 from protocol.messages import Proposal
 from tests.ledger.court import Court
-from tests.ledger.world import LOSSES, PEOPLE, UNAUDITED
+from tests.ledger.world import AUDITS, BY_KEY, LOSSES, NEW, PEOPLE, UNAUDITED
 from tests.sim.keys import FastSigner
 
 
@@ -28,17 +31,29 @@ def proposal_of(court: Court, key: bytes) -> Proposal:
 def test_a_proposal_commits_where_audits_are_sampled_and_the_network_knows_of_losses() -> None:
     court, old = Court(), Court(version=1)
     bare = proposal_of(court, court.key)
-    said = sealing_of(court, PEOPLE[0]).added_to(bare, LOSSES)
+    said = committing(court, PEOPLE[0])
     assert said.losses is not None and replace(said, losses=None) == bare
-    unaudited = Court(spec=UNAUDITED)
-    for other, key, losses in ((unaudited, unaudited.key, LOSSES), (court, court.key, ()), (old, old.key, LOSSES)):
-        assert sealing_of(other, PEOPLE[0]).added_to(proposal_of(other, key), losses).losses is None
+    assert sealing_of(court, PEOPLE[0]).added_to(bare, None) == bare
+    for other in (Court(spec=UNAUDITED), old):
+        assert committing(other, PEOPLE[0]).losses is None
+
+
+class Committing(Court):
+    """Its trainers commit as this program does."""
+
+    def proposal(self, key: bytes, trainer: bytes) -> Signed:
+        return sign(BY_KEY[trainer], self.chain, committing(self, BY_KEY[trainer]))
+
+
+def committing(court: Court, person: FastSigner) -> Proposal:
+    sealing, bare = sealing_of(court, person), proposal_of(court, court.key)
+    return sealing.added_to(bare, sealing.opening(bare.job, bare.round, LOSSES))
 
 
 def test_after_a_restart_a_trainer_opens_what_it_had_committed_to_and_reads_what_was_sealed_for_it() -> None:
     court = Court()
     trainer, auditor = PEOPLE[0], PEOPLE[1]
-    said = sealing_of(court, trainer).added_to(proposal_of(court, court.key), LOSSES)
+    said = committing(court, trainer)
     court.round()
     due = next(due for person, due in court.due(trainer.public) if person is auditor)
     assert said.losses is not None
@@ -50,14 +65,27 @@ def test_after_a_restart_a_trainer_opens_what_it_had_committed_to_and_reads_what
     assert sealing_of(court, auditor).sealed(replace(due, proposal=replace(said, losses=None)), 0) is None
 
 
+def test_a_trainer_opens_with_a_new_key_what_it_had_committed_to_with_its_former_one(tmp_path: Path) -> None:
+    court, trainer = Committing(), PEOPLE[0]
+    losses.keep(tmp_path, sealing_of(court, trainer).opening(court.key, 0, LOSSES))
+    court.round()
+    court.report()
+    court.decide(court.rotation(trainer, NEW))
+    court.round(AUDITS.window, trainers=[])
+    (due,) = court.rules.audits.openings_due(NEW.public, court.state)
+    kept = losses.read(tmp_path, due.job, due.round)
+    assert kept is not None and court.problem(court.tx(NEW, OPENS, kept)) is None
+    assert sealing_of(court, NEW).opening(court.key, 0, LOSSES) != kept, "it could not make that again"
+
+
 def test_a_commitment_that_other_programs_do_not_know_yet_is_not_heard() -> None:
     """Whoever passed it on to them would lose the link."""
     for court in (Court(), Court(version=1)):
         rounds = Rounds(PEOPLE[1], court.chain, {})
         rounds.follow(court.state)
         rounds.open(court.key, court.job(court.key), 0.0, {}, 60.0)
-        losses = committed(court.key, 0, PEOPLE[0].public, bytes(32), LOSSES)
-        with_losses = replace(proposal_of(court, court.key), losses=losses)
+        commitment = committed(court.key, 0, PEOPLE[0].public, bytes(32), LOSSES)
+        with_losses = replace(proposal_of(court, court.key), losses=commitment)
         heard = rounds.receive(sign(PEOPLE[0], court.chain, with_losses), with_losses, 0.0)
         assert isinstance(heard, Effects) is court.commits
 
@@ -66,8 +94,8 @@ def test_a_trainer_whose_disk_is_from_before_the_job_is_told_what_it_has_propose
     """It would be expelled for a second proposal. Until it knows the job it cannot tell whether the network knows of losses."""
     for court in (Court(), Court(version=1)):
         rounds = Rounds(PEOPLE[0], court.chain, {})
-        losses = committed(court.key, 0, PEOPLE[0].public, bytes(32), LOSSES)
-        own = replace(proposal_of(court, court.key), losses=losses)
+        commitment = committed(court.key, 0, PEOPLE[0].public, bytes(32), LOSSES)
+        own = replace(proposal_of(court, court.key), losses=commitment)
         assert rounds.receive(sign(PEOPLE[0], court.chain, own), own, 0.0) is None
         rounds.follow(court.state)
         rounds.open(court.key, court.job(court.key), 0.0, {}, 60.0)

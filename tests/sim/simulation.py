@@ -438,8 +438,9 @@ class Peer:
     def _publish(self, proposal: Proposal) -> None:
         node = self.node
         assert node is not None
-        losses = self.author.auditor.losses(proposal.job, proposal.round, self.key)
-        self.give(Do(lambda: node.rounds.publish(proposal, self.now(), losses)))
+        place = proposal.job, proposal.round
+        opening = node.rounds.opening(*place, self.author.auditor.losses(*place, self.key))
+        self.give(Do(lambda: node.rounds.publish(proposal, self.now(), opening)))
 
     def _judge_later(self, key: RoundKey, trainer: bytes, proposal: Proposal) -> None:
         if (key, trainer) in self.judging:

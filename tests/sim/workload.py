@@ -130,7 +130,7 @@ class Author:
         if self.wishes:
             return self.wishes.popleft()
         sealing = Sealing(self.signer, chain_id)
-        # The secrets of a former key are gone.
+        # Another peer has the files of a former key.
         openings = [due for due in self.openings(state) if due.trainer == me] if self.auditor.opens() else []
         due_now = in_turn(due_for(me, state), members)
         self.fetching.go_on(self.now(), due_now)
