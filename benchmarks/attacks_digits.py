@@ -1,7 +1,8 @@
 """Handwritten digits, many trainers and liars: how accurate the model gets under each rule and the worst attack.
 
-The honest send their momentum (Karimireddy 2021, arXiv:2012.10333) through our codec, with error feedback; liars know everything.
-The server takes a plain step by the aggregate, in our integers.
+The honest send their momentum (Karimireddy 2021, arXiv:2012.10333) through our codec; liars know everything. With estimates all
+arithmetic and settings are those of a job (`training.spec.ESTIMATES`): clipped gradients, estimates, aggregation in integers, the
+outer AdamW and its rate. With error feedback, which no job without audits may have, the server takes a plain step.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from benchmarks import digits
 from benchmarks.attack_suite import VECTORS, Knowledge
 from protocol.errors import LocalProtocolError
 from training.defended import HELD, Held
-from training.replicated import codec, estimates
+from training.replicated import codec, estimates, outer
 from training.replicated.aggregate import aggregate, gram, tolerated
 from training.replicated.aggregate.plan import onto_grid
 from training.replicated.aggregate.rules import ONE, Combination, aligned, outsiders
 from training.replicated.codec.header import HEADER_BYTES
 from training.replicated.layout import CHUNK, Float32Array, Layout
-from training.spec import Compression, Memory, Rule
+from training.spec import ESTIMATES, Compression, JobSpec, Rule
 
 TRAINERS_MAX = 31
 ROUNDS = 300
@@ -33,9 +34,7 @@ MOMENTUM = 0.9
 RATE = 1.0
 BATCH = 64
 FEEDBACK_DECAY = 0.95
-# Of estimates, chosen on seeds 0 and 1, clean and attacked: of momenta .5 to .95 and rates .25 to .7 the best at worst.
-ESTIMATED_MOMENTUM, ESTIMATED_RATE = 0.8, 0.4
-RATE_FLOOR, DECAYING = 0.05, 0.6  # of the rate at the end, and the share of the rounds, the last, in which it falls to that
+WARMUP = 0.05  # of the rounds of a job with estimates
 DIRICHLET = 0.1
 DEFAULT_RULE = Rule.ARC_NNM_TRIM.value
 CLEAN = "none"
@@ -86,9 +85,15 @@ class Column:
         return self.iid and any(self.is_of(row) for row in HELD)
 
     def is_of(self, row: Held) -> bool:
-        memory = Memory.ESTIMATES if self.estimates else Memory.RESIDUAL
         mode = codec.Mode(row.compression, row.bits, row.keep)
-        return (memory, self.mode, self.trainers, self.liars) == (row.memory, mode, row.trainers, row.liars)
+        return self.estimates and (self.mode, self.trainers, self.liars) == (mode, row.trainers, row.liars)
+
+    def job(self, rounds: int) -> JobSpec:
+        """The job with estimates that this column is of."""
+        assert self.estimates
+        mode = {"compression": self.mode.compression, "bits": self.mode.bits, "keep": self.mode.keep}
+        length = {"rounds": rounds, "warmup_rounds": round(WARMUP * rounds)}
+        return JobSpec(name="digits", data=bytes(32), **{**ESTIMATES, **mode, **length, "liars": self.liars})
 
 
 def sparse(keep: int) -> codec.Mode:
@@ -137,18 +142,24 @@ class Federation:
     """All trainers, the last of which lie."""
 
     def __init__(self, column: Column, rule: str, attack: str, seed: int, rounds: int) -> None:
-        self.column, self.aggregate, self.attack, self.rounds = column, RULES[rule], attack, rounds
+        self.column, self.aggregate, self.attack = column, RULES[rule], attack
         self.digits, self.generator = digits.load(seed), np.random.default_rng((seed, 2))
         if column.iid:
             self.owned = digits.shared(self.digits, column.trainers)
         else:
             self.owned = digits.dirichlet(self.digits, column.trainers, DIRICHLET, self.generator)
-        self.parameters = digits.initial(self.generator)
+        self.model = (digits.initial(self.generator), *np.zeros((2, LAYOUT.size), dtype=np.float32))
+        self.spec = column.job(rounds) if column.estimates else None
+        self.powers = outer.first_powers(self.spec) if self.spec else ()
         self.momentum, self.left = np.zeros((2, column.trainers, LAYOUT.size), dtype=np.float32)
         self.estimates: dict[int, codec.Update] = {}
         # A trainer on wrong labels does everything else as it should; whoever forges vectors computes nothing of its own.
         self.forgers = 0 if attack in (CLEAN, "label-flip") else column.liars
         self.number, self.bytes_most = 0, 0
+
+    @property
+    def parameters(self) -> Float32Array:
+        return self.model[0]
 
     def round(self) -> None:
         meant, honest = self._meant(), self.column.trainers - self.forgers
@@ -157,9 +168,10 @@ class Federation:
         known = {number: self.estimates[number] for number in range(honest) if number in self.estimates} | said
         if self.forgers:
             said |= self._forged(known, meant)
-        self.parameters = self._after({**known, **said})
-        if self.column.estimates:
+        self.model = self._after({**known, **said})
+        if self.spec:
             self.estimates |= said
+            self.powers = outer.next_powers(self.spec, self.powers)
         else:
             for number in here:
                 self.left[number] = meant[number] - said[number].dense()
@@ -173,7 +185,10 @@ class Federation:
         if self.attack == "label-flip":
             y[-self.column.liars :] = digits.CLASSES - 1 - y[-self.column.liars :]
         gradients = digits.gradients(self.parameters, x, y)
-        beta = np.float32(ESTIMATED_MOMENTUM if self.column.estimates else MOMENTUM)
+        if self.spec:
+            norms = np.linalg.norm(gradients, axis=1, keepdims=True)
+            gradients /= np.maximum(1, norms / np.float32(self.spec.clip))
+        beta = np.float32(self.spec.feedback_decay if self.spec else MOMENTUM)
         self.momentum = beta * self.momentum + (1 - beta) * gradients
         return np.float32(FEEDBACK_DECAY) * self.left + self.momentum
 
@@ -190,12 +205,16 @@ class Federation:
         self.bytes_most = max(self.bytes_most, len(payload) - HEADER_BYTES)
         return codec.decode(payload, header, LAYOUT)
 
-    def _after(self, known: Mapping[int, codec.Update]) -> Float32Array:
-        """The parameters that follow."""
-        rate = RATE
-        if self.column.estimates:
-            rate = ESTIMATED_RATE * min(1.0, max(RATE_FLOOR, (1 - self.number / self.rounds) / DECAYING))
-        return self.parameters - np.float32(rate) * self.aggregate(list(known.values()), LAYOUT, self.column.liars)
+    def _after(self, known: Mapping[int, codec.Update]) -> tuple[Float32Array, ...]:
+        """The parameters that follow, and the outer optimizer's slots."""
+        powers = outer.next_powers(self.spec, self.powers) if self.spec else ()
+        optimizer = outer.optimizer_of(self.spec, self.number, powers) if self.spec else outer.SGD(RATE)
+        gradient = self.aggregate(list(known.values()), LAYOUT, self.column.liars)
+        after = tuple(vector.copy() for vector in self.model)
+        for block in LAYOUT.blocks:
+            parameters, *slots = (vector[block.elements] for vector in after)
+            optimizer.step(parameters, slots, gradient[block.elements], block.decayed)
+        return after
 
     def _forged(self, honest: Mapping[int, codec.Update], meant: Float32Array) -> dict[int, codec.Update]:
         liars = range(self.column.trainers - self.forgers, self.column.trainers)
@@ -207,7 +226,7 @@ class Federation:
 
         def loss(vector: Float32Array) -> float:
             try:
-                return self._loss(self._after({**honest, **everybody_means(vector)}))
+                return self._loss(self._after({**honest, **everybody_means(vector)})[0])
             except LocalProtocolError:
                 return -math.inf  # no payload says anything that large
 

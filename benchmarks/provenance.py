@@ -7,6 +7,7 @@ import os
 import platform
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping
 from importlib import metadata
@@ -36,7 +37,7 @@ def write(file: Path | None, started: float, figures: Mapping[str, Any]) -> None
         return
     file.parent.mkdir(parents=True, exist_ok=True)
     part = file.with_name(file.name + ".part")
-    part.write_text(json.dumps({**provenance(started), **figures}, indent=1) + "\n")
+    part.write_text(_portable(json.dumps({**provenance(started), **figures}, indent=1)) + "\n")
     part.replace(file)
 
 
@@ -48,12 +49,17 @@ def earlier(file: Path | None, about: Mapping[str, Any]) -> dict[str, Any]:
     if file is None or not file.exists():
         return {}
     found: dict[str, Any] = json.loads(file.read_text())
-    for name, value in {"commit": _commit(), **json.loads(json.dumps(about))}.items():
+    for name, value in {"commit": _commit(), **json.loads(_portable(json.dumps(about)))}.items():
         if found.get(name) != value:
             raise UserError(
                 f"{file}: its {name} is {found.get(name)!r}, not {value!r}: name another file, or begin without --resume"
             )
     return found
+
+
+def _portable(figures: str) -> str:
+    """Without the folders that only this machine has."""
+    return figures.replace(f"{REPOSITORY}/", "").replace(f"{tempfile.gettempdir()}/", "")
 
 
 def _commit() -> str:

@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -651,7 +652,8 @@ def test_a_task_that_fails_leaves_the_others() -> None:
 def test_only_what_the_same_commit_and_settings_left_is_gone_on_with(tmp_path: Path) -> None:
     file = tmp_path / "rows.json"
     assert provenance.earlier(file, {"seeds": [0]}) == {}
-    provenance.write(file, 0.0, {"seeds": [0], "rows": [1]})
+    provenance.write(file, 0.0, {"seeds": [0], "rows": [1], "export": f"{tempfile.gettempdir()}/report/export"})
+    assert json.loads(file.read_text())["export"] == "report/export"
     assert provenance.earlier(file, {"seeds": (0,)})["rows"] == [1]
     with pytest.raises(UserError, match=r"its seeds is \[0\], not \[1\]"):
         provenance.earlier(file, {"seeds": [1]})

@@ -562,6 +562,14 @@ def test_every_commit_that_a_figure_names_is_in_the_history() -> None:
     } == {}
 
 
+def test_files_of_figures_name_no_path_of_the_machine_that_they_come_from() -> None:
+    named = {
+        file: re.findall(r"(?<![\w./-])/(?:tmp|home|root|work|Users)/\S*", file.read_text())
+        for file in (DOCS / "results").rglob("*.json")
+    }
+    assert {file.relative_to(DOCS).as_posix(): paths for file, paths in named.items() if paths} == {}
+
+
 def anchors(page: Path) -> set[str]:
     titles = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
     return {anchor_of(title) for title in titles}

@@ -303,7 +303,8 @@ class JobSpec:
             nothing = f"audit 'sampled' with audit_rate {self.audit_rate:g} would audit nothing"
             return f"{nothing}: take {AUDIT_RATE_MIN:g} at least, or audit 'off', which says so"
         if self.audit is AuditMode.SAMPLED and self.audit_bytes > AUDIT_BYTES_MAX:
-            kept = f"audit 'sampled' would keep {self.audit_bytes / 2**30:.0f} GiB on each trainer's disk"
+            beside = f", {self.estimates_max} estimates in each round's model among them" if self.has_estimates else ""
+            kept = f"audit 'sampled' would keep {self.audit_bytes / 2**30:.0f} GiB on each trainer's disk{beside}"
             return f"{kept}, more than {AUDIT_BYTES_MAX >> 30}: take a shorter audit_window, fewer local_steps or a smaller model"
         return None
 
@@ -325,8 +326,8 @@ class JobSpec:
 
     @property
     def audit_bytes(self) -> int:
-        """What a trainer keeps on its disk where audits are sampled: of every round that may be asked for the model, its buffer,
-        and parameters and moments of every step, or the moments alone after a single one. Others keep the models.
+        """What a trainer keeps on its disk at most where audits are sampled: of every round that may be asked for the model, its
+        buffer, and parameters and moments of every step, or the moments alone after a single one. Others keep the models.
         """
         own = 3 * (self.local_steps + 1) if self.traces_states else 2 * self.keeps_inner_state
         of_round = self.model_bytes + 4 * self.model.parameters * (1 + own)
@@ -334,8 +335,9 @@ class JobSpec:
 
     @property
     def model_bytes(self) -> int:
-        """The parameters, with the outer optimizer's state beside them."""
-        return 4 * self.model.parameters * (1 + OUTER_SLOTS[self.outer])
+        """The parameters, with the outer optimizer's state and as many estimates as there may be beside them."""
+        held = self.estimates_max if self.has_estimates else 0
+        return self.model.parameters * (4 * (1 + OUTER_SLOTS[self.outer]) + held)
 
     def encode(self) -> bytes:
         return codec.encode(self)
@@ -421,11 +423,17 @@ ESTIMATES: Final[dict[str, Any]] = {
 }
 
 
+def following_estimates(fields: Mapping[str, Any]) -> tuple[str, ...]:
+    """The fields that follow from memory `estimates`. A job that sends gradients has momentum and rate that were measured."""
+    of_gradients = ("beta1", "inner_rate") if fields.get("outer") == Outer.ADAMW else ()
+    return ("bits", "feedback_decay", "rule", *of_gradients)
+
+
 def completed(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The fields that a person has set, with what follows from them for those that were left unset.
 
     One bit gives all elements of a chunk one size, of which AdamW's second moment learns nothing (1-bit Adam, arXiv:2102.02888);
-    an estimate has levels of eight bits.
+    an estimate has levels of eight bits, and its momentum takes the place of AdamW's first moment.
     Its warm-up is that of `per-step`, of fewer rounds the same share. `sign` and Muon have rates of their own.
 
     Where every proposal is re-executed before the vote, the rule is the plain mean: what is accepted was computed, and a robust
@@ -439,7 +447,7 @@ def completed(fields: Mapping[str, Any]) -> dict[str, Any]:
         | {"warmup_rounds": usual["warmup_rounds"] * rounds // usual["rounds"]},
         Outer.SIGN: {"outer_rate": SIGN_RATE},
         Inner.MUON: {"inner_rate": MUON_RATE},
-        Memory.ESTIMATES: {name: ESTIMATES[name] for name in ("bits", "feedback_decay", "rule")},
+        Memory.ESTIMATES: {name: ESTIMATES[name] for name in following_estimates(fields)},
     }
     said = [follows.get(fields.get(name), {}) for name in ("outer", "inner", "memory")]
     return said[0] | said[1] | said[2] | rule | dict(fields)

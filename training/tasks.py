@@ -153,8 +153,8 @@ class Propose(Request[Proposed]):
     round: Count
     trainer: Key
     model_directory: Path  # as `ReplicatedModel.save` wrote it, after the round before
-    previous_buffer: Path | None  # m of the trainer's last accepted proposal, and its payload: both or none
-    previous_payload: Path | None
+    previous_buffer: Path | None  # m of the trainer's last accepted proposal
+    previous_payload: Path | None  # of the same proposal, unless the job has estimates
     buffer_out: Path  # where the new m goes; who takes the file over makes it durable, with all else that is sent
     previous_inner: Path | None = None  # inner state of the trainer's last accepted proposal; None: fresh
     states_out: Path | None = None  # folder that is made anew for the files of `replay.trace`, where the job commits to any

@@ -43,7 +43,8 @@ RULES_BY_LIARS = ("arc-nnm-trim", "trimmed-mean", "krum")  # they ask for the nu
 
 
 def train_request(options: argparse.Namespace) -> TrainRequest:
-    overrides = preset_overrides(options.preset) | said_of_job(options)
+    said = said_of_job(options)
+    overrides = preset_overrides(options.preset, said) | said
     if options.data == "":
         raise UserError("--data '' names no text: give a file or folder, or leave --data out for the built-in text")
     data = options.data or ""
@@ -52,11 +53,18 @@ def train_request(options: argparse.Namespace) -> TrainRequest:
     return TrainRequest(options.name, data, options.rounds, options.vocabulary, overrides, options.base)
 
 
-def preset_overrides(preset: str | None) -> dict[str, str]:
-    """A preset's fields as a person would type them, but for those that follow from other fields (`training.spec.completed`)."""
-    from training.spec import PRESETS
+def preset_overrides(preset: str | None, said: Mapping[str, str]) -> dict[str, str]:
+    """A preset's fields as a person would type them, but for those that follow from other fields (`training.spec.completed`).
 
-    return {name: str(value) for name, value in PRESETS[preset].items() if name not in FOLLOWING} if preset else {}
+    Beside `memory=estimates` that are bits, momentum and rates as well: those of the preset were not measured with it.
+    """
+    from training.spec import PRESETS, following_estimates
+
+    fields = PRESETS[preset] if preset else {}
+    follow = FOLLOWING
+    if said.get("memory") == "estimates":
+        follow += following_estimates({**fields, **said})
+    return {name: str(value) for name, value in fields.items() if name not in follow}
 
 
 def said_of_job(options: argparse.Namespace) -> dict[str, str]:

@@ -78,8 +78,9 @@ class Demo:
         """Fields of the job, as a person would type them: what stands further behind counts."""
         options = self.options
         overrides = {"seed": str(options.seed), "liars": str(max(options.malicious, (options.peers - 1) // 3))}
-        overrides |= preset_overrides(options.preset)
-        return overrides | ({"audit": options.audit} if options.audit else {}) | said_of_job(options)
+        said = said_of_job(options)
+        overrides |= preset_overrides(options.preset, said)
+        return overrides | ({"audit": options.audit} if options.audit else {}) | said
 
     @property
     def is_sampled(self) -> bool:

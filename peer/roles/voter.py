@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from training.replay import proposals
 from training.replay.inner_state import inner_bytes
 from training.replay.trace import Trace, needed, trace_bytes_max
 from training.replicated.codec import Mode, payload_bytes_max
+from training.replicated.feedback import Record
 from training.spec import AuditMode
 from training.tasks import Audit, Audited, Declared, Propose, Proposed, Replay, Replayed
 
@@ -68,8 +70,8 @@ class Voter:
 def propose_request(round: OpenRound, buffer_out: Path) -> Propose:
     """Continues from our last accepted proposal where what it left is still here and counts; starting again is always allowed."""
     record = round.model.records.get(round.me)
-    here = record is not None and None not in (round.blobs.size(record.buffer), round.blobs.size(record.payload))
-    goes_on = here and round.spec.feedback_decay > 0
+    previous = _previous(round, record) if round.spec.feedback_decay > 0 else {}
+    here = all(round.blobs.size(digest) is not None for digest in previous.values())
     inner = record.inner if record and record.inner and round.blobs.size(record.inner) is not None else None
     commits = round.spec.traces_states or round.spec.keeps_inner_state
     return Propose(
@@ -77,13 +79,24 @@ def propose_request(round: OpenRound, buffer_out: Path) -> Propose:
         round=round.number,
         trainer=round.me,
         model_directory=str(round.model_directory),
-        previous_buffer=str(round.blobs.path(record.buffer)) if record and goes_on else None,
-        previous_payload=str(round.blobs.path(record.payload)) if record and goes_on else None,
+        **_paths(round, previous if here else {}),
         buffer_out=str(buffer_out),
         previous_inner=str(round.blobs.path(inner)) if inner else None,
         states_out=f"{buffer_out}.states" if commits else None,
         declared_out=f"{buffer_out}.declaration" if round.spec.kind.declaration else None,
     )
+
+
+def _previous(round: Round, record: Record | None) -> dict[str, bytes]:
+    """What an update continues from, by the field of a request: with estimates the buffer alone, which is the momentum."""
+    if record is None:
+        return {}
+    return {"previous_buffer": record.buffer} | ({} if round.spec.has_estimates else {"previous_payload": record.payload})
+
+
+def _paths(round: Round, previous: Mapping[str, bytes]) -> dict[str, Any]:
+    fields = dict.fromkeys(("previous_buffer", "previous_payload"))
+    return fields | {name: str(round.blobs.path(digest)) for name, digest in previous.items()}
 
 
 async def publish(round: OpenRound, request: Propose, done: Proposed) -> None:
@@ -193,10 +206,11 @@ async def replay_request(round: Round, trainer: bytes, proposal: Proposal, step:
 async def _fetch_work(round: Round, trainer: bytes, proposal: Proposal) -> dict[str, Any]:
     """What the trainer declared, and what its work continues from: the fields that both requests have."""
     size, blobs = 4 * round.model.layout.size, round.blobs
-    previous = round.model.records.get(trainer) if proposal.feedback is not None else None
-    if previous:
-        await fetch_reveal(round, previous.buffer, size, trainer)
-        await round.fetch(previous.payload, payload_bytes_max(round.model.layout, Mode.of(round.spec)), (trainer,))
+    previous = _previous(round, round.model.records.get(trainer)) if proposal.feedback is not None else {}
+    if "previous_buffer" in previous:
+        await fetch_reveal(round, previous["previous_buffer"], size, trainer)
+    if "previous_payload" in previous:
+        await round.fetch(previous["previous_payload"], payload_bytes_max(round.model.layout, Mode.of(round.spec)), (trainer,))
     return {
         "declared": await fetch_declared(round, trainer, proposal),
         "job": round.job,
@@ -204,8 +218,7 @@ async def _fetch_work(round: Round, trainer: bytes, proposal: Proposal) -> dict[
         "trainer": trainer,
         "model_directory": str(round.model_directory),
         "payload": str(blobs.path(proposal.payload)),
-        "previous_buffer": str(blobs.path(previous.buffer)) if previous else None,
-        "previous_payload": str(blobs.path(previous.payload)) if previous else None,
+        **_paths(round, previous),
     }
 
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -27,7 +28,7 @@ from protocol.api import AuditsView, PeerView, TrainRequest
 from protocol.errors import UserError
 from tests.peer import fake_api
 from tests.peer.fake_api import ME, OTHER, FakeApi
-from training.spec import PRESETS, Rule, completed
+from training.spec import ESTIMATES, PRESETS, AuditMode, Rule, completed
 
 WORDS = words()
 
@@ -139,6 +140,18 @@ def test_a_preset_stands_for_its_fields_and_what_is_set_beside_it_comes_after() 
     assert changed.rounds == 7 and "rule" not in changed.overrides, "it follows from who re-executes"
     with pytest.raises(UserError, match="argument --preset: invalid choice: 'fast'"):
         request("train --preset fast")
+
+
+def test_estimates_beside_a_preset_are_those_that_were_measured() -> None:
+    def fields(words: str) -> dict[str, Any]:
+        return completed(parse_overrides(request(f"train {words}").overrides))
+
+    assert fields("--preset per-step --set memory=estimates audit=off") == PRESETS["per-step"] | ESTIMATES
+    assert fields("--preset per-step --set memory=estimates bits=2 beta1=0.5").items() >= {"bits": 2, "beta1": 0.5}.items()
+    local = fields("--preset local --set memory=estimates audit=sampled")
+    assert local == PRESETS["local"] | {name: ESTIMATES[name] for name in ("memory", "feedback_decay", "rule")} | {
+        "audit": AuditMode.SAMPLED
+    }
 
 
 async def test_every_command_is_in_the_help(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

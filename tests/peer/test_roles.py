@@ -33,7 +33,7 @@ from training.replay.inner_state import InnerState, OnState
 from training.replay.trace import Trace, needed
 from training.replicated.codec import Mode, payload_bytes_max
 from training.replicated.model import Accepted, ReplicatedModel
-from training.spec import AuditMode, InnerStatePolicy, JobSpec
+from training.spec import AuditMode, InnerStatePolicy, JobSpec, Memory
 from training.transformer import ModelSpec
 
 JOB, ME = bytes(32), Identity(bytes([1]) * 32)
@@ -419,6 +419,26 @@ async def test_where_nothing_is_said_again_no_earlier_buffer_is_named_and_so_non
     second = world.published[-1]
     assert second.round == 1 and second.feedback == (first.buffer if decay else None)
     assert world.round.model.check(ME.public, second, world.round.blobs.read(second.payload)) is Verdict.ACCEPT
+
+
+@pytest.mark.parametrize(("memory", "fetched"), [(Memory.RESIDUAL, ("buffer", "payload")), (Memory.ESTIMATES, ("buffer",))])
+async def test_of_the_proposal_before_only_what_the_update_continues_from_is_named_and_fetched(
+    world: World, tmp_path: Path, memory: Memory, fetched: tuple[str, ...]
+) -> None:
+    host = ModelHost(tmp_path / "language")
+    host.create(JOB, JobSpec(name="t", data=bytes(32), model=MODEL, memory=memory, feedback_decay=0.8, norm_start=1e6).encode())
+    role, _ = opened(world, tmp_path, host, 0)
+    await role.propose(world.round)
+    first = world.published[-1]
+    world.round.model.apply([Accepted(ME.public, first, world.round.blobs.read(first.payload))], {}).save(host.directory(JOB, 1))
+    role, steps = opened(world, tmp_path, host, 1)
+    await role.propose(world.round)
+    world.fetched.clear()
+    request = await audit_request(world.round, ME.public, world.published[-1])
+    for said in (steps.requests[-1], request):
+        assert isinstance(said, tasks.Propose | tasks.Audit)
+        assert (said.previous_payload is not None) is ("payload" in fetched) and said.previous_buffer is not None
+    assert world.fetched[1:] == [getattr(first, name) for name in fetched]  # after the buffer of this round
 
 
 @pytest.mark.parametrize("lies", [{"trace": None}, {"inner": None}, {"inner_from": bytes(32)}, {"trace": bytes(32)}])

@@ -26,10 +26,13 @@ SPEC = JobSpec(name="s", objective="scratch")
 UPDATE = proposals.known_update(SPEC)
 
 
-def propose(folder: Path, round: int, previous: int | None = None) -> tasks.Proposed:
+def propose_request(folder: Path, round: int, previous: int | None = None) -> tasks.Propose:
     buffer, payload = (None, None) if previous is None else (str(folder / f"m{previous}"), str(folder / f"p{previous}"))
-    request = tasks.Propose(JOB, round, TRAINER, str(folder / f"model{round}"), buffer, payload, str(folder / f"m{round}"))
-    proposed = proposals.propose(request, UPDATE)
+    return tasks.Propose(JOB, round, TRAINER, str(folder / f"model{round}"), buffer, payload, str(folder / f"m{round}"))
+
+
+def propose(folder: Path, round: int, previous: int | None = None) -> tasks.Proposed:
+    proposed = proposals.propose(propose_request(folder, round, previous), UPDATE)
     (folder / f"p{round}").write_bytes(proposed.payload)
     return proposed
 
@@ -176,6 +179,16 @@ def test_what_is_sent_moves_the_estimate_towards_the_momentum(two_rounds_of_esti
     held = model.held(TRAINER)
     assert held is not None
     assert (folder / "p1").read_bytes() == codec.encode(model.header(TRAINER), v - held, model.layout)
+
+
+def test_an_update_continues_from_the_momentum_alone(two_rounds_of_estimates: Path) -> None:
+    folder = two_rounds_of_estimates
+    said = propose(folder, 1, previous=0).payload
+    (folder / "p0").unlink()
+    request = replace(propose_request(folder, 1, previous=0), previous_payload=None)
+    assert proposals.propose(request, UPDATE).payload == said
+    audit = replace(audit_of(folder, 1, previous=0), previous_payload=None)
+    assert proposals.audit(audit, UPDATE).verdict is Verdict.ACCEPT
 
 
 def test_a_momentum_that_is_lost_costs_no_more_than_that_it_begins_anew(two_rounds_of_estimates: Path) -> None:

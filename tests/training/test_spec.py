@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from protocol.errors import RemoteProtocolError, UserError
-from protocol.limits import BLOB_BYTES_MAX
+from protocol.limits import BLOB_BYTES_MAX, TRAINERS_MAX
 from training.replay.inner_state import inner_bytes
 from training.spec import (
     ESTIMATES,
@@ -182,6 +182,17 @@ def test_what_audits_keep_is_all_that_lies_on_a_trainers_disk() -> None:
     kept = replace(spec, outer=Outer.SGD, inner_state=InnerStatePolicy.KEEP)
     assert kept.audit_bytes == 4 * model.parameters * 5 * (1 + 1 + 2)
     assert replace(kept, local_steps=3).audit_bytes == 4 * model.parameters * 5 * (1 + 1 + 4 * 3)
+    held = replace(spec, memory=Memory.ESTIMATES)
+    assert held.audit_bytes - spec.audit_bytes == 5 * TRAINERS_MAX * model.parameters, "a byte for each that there may be"
+
+
+def test_estimates_in_models_that_audits_keep_count_for_what_a_disk_may_hold() -> None:
+    spec = replace(LARGE_JOB, **ESTIMATES | {"audit": AuditMode.SAMPLED, "audit_window": 33}).checked()
+    with pytest.raises(
+        UserError, match=r"would keep \d+ GiB on each .*, 200 estimates in each round's model among them, more than"
+    ):
+        replace(spec, audit_window=40).checked()
+    assert replace(spec, audit_window=40, memory=Memory.RESIDUAL, bits=4).checked()
 
 
 @pytest.mark.parametrize("name", PRESETS)

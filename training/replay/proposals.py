@@ -322,13 +322,14 @@ def _feedback(request: Propose | Audit | Replay, model: ReplicatedModel) -> Floa
     """The e that the trainer continues from; zero where the request names no previous buffer. `RemoteProtocolError` as `_buffer`:
     a proposal may be accepted before anybody looks at what it commits to.
     """
-    if request.previous_buffer is None or request.previous_payload is None:
+    if request.previous_buffer is None:
         return feedback.feedback_after(None, None, None, model.layout)
     record = model.records.get(request.trainer)
     if record is None:
         raise LocalProtocolError("a previous buffer was named for a trainer that has had nothing accepted")
     previous = _buffer(Path(request.previous_buffer), model)
-    return model.carried(request.trainer, previous, Path(request.previous_payload).read_bytes())
+    payload = None if request.previous_payload is None else Path(request.previous_payload).read_bytes()
+    return model.carried(request.trainer, previous, payload)
 
 
 def _buffer(path: Path, model: ReplicatedModel) -> Float32Array:
