@@ -184,6 +184,8 @@ def _root(half: Distances, constant: Distances) -> Distances:
     return np.sqrt(np.maximum(half * half - constant, 0)) - half
 
 
+# By `search`, in one false step a round, which is all that a sampled audit can find; late: only once the model is trained.
+POISON, LATE_POISON = "poison", "late-poison"
 VECTORS: dict[str, Attack] = {
     "sign-flip": sign_flip,
     "scale": scaled,
@@ -199,6 +201,8 @@ VECTORS: dict[str, Attack] = {
     "ascent": ascent,
     "blind-ascent": blind_ascent,
     "search": search,
+    POISON: search,
+    LATE_POISON: search,
 }
 
 

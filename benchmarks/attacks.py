@@ -49,9 +49,9 @@ PEERS = (4, 7, 10)
 LIARS_DRAWN = 1_000  # for each row of the detection table
 LIVES_DRAWN = 200  # for each row of the table with lazy auditors
 ROUNDS = {"local": 30, "per-step": 120, "estimates": 120}  # GPT, by preset
-AUDIT_RATE = 0.2  # with two auditors: .4 replayed steps for each accepted proposal
 WORSE_MAX = 1.02  # held-out, of a clean run of the honest
 COLUMNS = {column.name: column for column in on_digits.COLUMNS}
+ACCURATE = 95.0  # per cent, at worst, of what may be named
 COLLAPSED = 50.0  # per cent: what leaves the plain mean more is no attack
 
 
@@ -120,17 +120,16 @@ def digits_row(seeds: Sequence[int], rounds: int, place: tuple[str, str, str]) -
 
 
 @lru_cache(maxsize=1)  # tasks of one world follow each other
-def clean_world(base: JobSpec, text: Path, peers: int, seed: int) -> tuple[on_gpt.World, float]:
+def clean_world(base: JobSpec, text: Path, peers: int, liars: int, seed: int) -> tuple[on_gpt.World, float]:
     """What all attacks of so many peers with this seed share, and the held-out loss of the clean run."""
-    liars = faults_tolerated(peers)
     world = on_gpt.World(with_settings(base, [f"seed={seed}", f"liars={liars}"]), text, peers, liars)
     return world, on_gpt.attacked(world, on_gpt.CLEAN, AuditMode.OFF).heldout_nats
 
 
-def gpt_runs(bases: Mapping[str, JobSpec], text: Path, audits: Sequence[AuditMode], place: Place) -> list[Run]:
-    """One attack of so many peers with this seed, under every kind of audit."""
+def gpt_runs(bases: Mapping[str, JobSpec], text: Path, audits: Sequence[AuditMode], lying: int | None, place: Place) -> list[Run]:
+    """One attack of so many peers with this seed, under every kind of audit; `lying` None: f of them."""
     preset, peers, seed, attack = place
-    world, clean = clean_world(bases[preset], text, peers, seed)
+    world, clean = clean_world(bases[preset], text, peers, faults_tolerated(peers) if lying is None else lying, seed)
     runs = []
     for audit in audits:
         runs.append(Run(preset, seed, clean, outcome := on_gpt.attacked(world, attack, audit)))
@@ -304,6 +303,8 @@ def _digits_verdicts(rows: list[Digits]) -> list[str]:
             text = f"{name}, {column.liars} of {column.trainers} lie: at most {defended.LOST_MAX:g} points are lost"
             text += f": {lost:.1f} by {row.attack}"
             found.append(verdict(lost <= defended.LOST_MAX, text))
+            worst = min(row.worst for row in attacked)
+            found.append(verdict(worst >= ACCURATE, f"{name}: at least {ACCURATE:g} per cent: {worst:.1f}"))
     return found
 
 
@@ -324,7 +325,8 @@ def _detected(row: Detection) -> str:
 
 def job(preset: str, options: argparse.Namespace) -> JobSpec:
     """Raises `UserError`."""
-    settings = {**MEASURED[preset], "rounds": options.rounds or ROUNDS[preset], "audit_rate": options.audit_rate}
+    settings = {**MEASURED[preset], "rounds": options.rounds or ROUNDS[preset]}
+    settings |= {} if options.audit_rate is None else {"audit_rate": options.audit_rate}
     return with_settings(JobSpec(name="attacks", data=bytes(32), **settings), options.set)
 
 
@@ -343,7 +345,8 @@ def main() -> int:
     audits = tuple(AuditMode)
     parser.add_argument("--audits", type=AuditMode, nargs="+", choices=audits, default=audits, metavar="MODE", help="GPT")
     parser.add_argument("--rounds", type=COUNT, metavar="N", help=f"GPT; default: {ROUNDS}")
-    parser.add_argument("--audit-rate", type=duration, default=AUDIT_RATE, help="GPT: times two auditors")
+    parser.add_argument("--audit-rate", type=duration, help="GPT: times two auditors; default: the preset's")
+    parser.add_argument("--liars", type=int, metavar="N", help="GPT: that lie; default: f of the trainers")
     parser.add_argument("--text", type=Path, metavar="FILE", help="GPT: to train on; default: the text inside every Python")
     parser.add_argument("--jobs", type=COUNT, default=JOBS, metavar="N", help=f"processes side by side, here {JOBS}")
     parser.add_argument("--resume", action="store_true", help="keep what the file of --json has already")
@@ -357,7 +360,13 @@ def main() -> int:
         parser.error(str(error))
     end_like_ctrl_c()
     torch.set_num_threads(1)
-    about = {"seeds": list(options.seeds), "audit_rate": options.audit_rate, "set": options.set, "rounds": options.rounds}
+    about = {
+        "seeds": list(options.seeds),
+        "audit_rate": options.audit_rate,
+        "set": options.set,
+        "rounds": options.rounds,
+        "liars": options.liars,
+    }
     about |= {
         "presets": list(options.presets),
         "audits": list(options.audits),
@@ -400,7 +409,7 @@ def main() -> int:
             place for place in product(options.presets, options.peers, options.seeds, options.attacks) if place not in before
         ]
         with tempfile.TemporaryDirectory(prefix="folkmoot-bench-") as folder:
-            work = partial(gpt_runs, bases, text_file(options.text, Path(folder)), options.audits)
+            work = partial(gpt_runs, bases, text_file(options.text, Path(folder)), options.audits, options.liars)
             for _, found in side_by_side(work, tasks, options.jobs):
                 runs += found
                 keep()

@@ -3,9 +3,10 @@
 The rules are the real ones: cheap checks of `ReplicatedModel.check`, re-execution by `feedback.judge_replay`, audits drawn by
 `ledger.audits.draws`, the model moved on by `ReplicatedModel.apply`. Not simulated: the network, the votes, and time (so no
 payload is withheld from anybody); a dispute takes `DISPUTE_ROUNDS`. What the honest compute on the clean run's path of models is
-remembered, so that runs which stay on it cost it once. Which steps of a lie are false is drawn as for the detection table, and a
-replay of an honest one does not find it. Suspended are those who cheat in 40 % of their steps; lies of one false step are only
-counted.
+remembered, so that runs which stay on it cost it once.
+
+Which steps of a lie are false is drawn as for the detection table, and a replay of an honest one does not find it. Liars cheat in
+40 % of their steps, poisoners in one step of each round. A fifth of the honest auditors' reports lapse.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.attack_suite import INVENTED_FEEDBACK, PAYLOADS, VECTORS, Knowledge, Said
-from benchmarks.attacks_detection import LIES, MANY_STEPS
+from benchmarks.attack_suite import INVENTED_FEEDBACK, LATE_POISON, PAYLOADS, POISON, VECTORS, Knowledge, Said
+from benchmarks.attacks_detection import LAPSES, LIES, MANY_STEPS, ONE_STEP
 from benchmarks.simulated import JOB, Rounds, Update, engine_of, trainer_key
 from ledger.audits import draws
 from protocol.errors import LocalProtocolError
@@ -41,6 +42,7 @@ DISPUTE_ROUNDS = 2  # from the closing of a round to the suspension of who lied 
 BACKDOOR_TOKEN = ord("#")  # what the model is to say after every space
 TRIGGER_TOKEN = ord(" ")
 LIARS_DRAW = hashlib.sha256(b"what liars compute losses on").digest()
+LATE = 2 / 3  # of the rounds, before which late poisoners propose nothing
 PUBLIC_SEQUENCES = 16  # of it, in each round others
 
 
@@ -136,7 +138,7 @@ class Run:
         self.rounds.close(accepted, rejected)
 
     def _present(self, number: int) -> list[bytes]:
-        if self.attack == CLEAN:
+        if self.attack == CLEAN or (self.attack == LATE_POISON and number < LATE * self.world.spec.rounds):
             return []
         return [liar for liar in self.world.lying if self.back_in.get(liar, 0) <= number]
 
@@ -267,18 +269,20 @@ class Run:
         nonces = {
             key: hashlib.sha256(b"nonce %d" % number + key + bytes([self.world.spec.seed % 256])).digest() for key in everybody
         }
+        falsified = ONE_STEP if self.attack in (POISON, LATE_POISON) else MANY_STEPS
         for trainer in trainers:
             spec, others = self.world.spec, [key for key in everybody if key != trainer]
             tickets = draws.tickets_for(JOB, number, nonces, trainer, others)
             drawn = draws.draw(tickets, len(others), spec.auditors, spec.audit_rate, spec.local_steps)
             self.outcome.audits += len(drawn)
-            seen = {step for key, step in drawn.items() if key in self.world.honest}  # the lying auditors report nothing
             chance = random.Random(f"{spec.seed} {number} {trainer.hex()}")
+            # The lying auditors report nothing.
+            seen = {step for key, step in drawn.items() if key in self.world.honest and chance.random() >= LAPSES}
             last = {spec.local_steps - 1}  # where nothing else is false, or there would be no lie
             caught = {lie: bool(seen & (steps(spec.local_steps, chance) or last)) for lie, steps in LIES.items()}
             if trainer in self.world.lying:
                 self.outcome.found = {lie: count + caught[lie] for lie, count in self.outcome.found.items()}
-                if caught[MANY_STEPS] and all(liar != trainer for _, liar in self.pending):
+                if caught[falsified] and all(liar != trainer for _, liar in self.pending):
                     self.pending.append((number + DISPUTE_ROUNDS, trainer))
         if len(self.times) == self.world.liars and self.outcome.suspended_by_round is None:
             self.outcome.suspended_by_round = number

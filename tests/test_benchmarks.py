@@ -53,7 +53,7 @@ from training import grid
 from training.defended import HELD, Held
 from training.replicated import codec as payloads
 from training.replicated.layout import layout_of
-from training.spec import PRESETS, AuditMode, Compression, JobSpec, Memory, Outer, Rule
+from training.spec import PRESETS, AuditMode, Compression, JobSpec, Outer, Rule
 from training.transformer import ModelSpec
 
 FREE = Costs(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)  # what is left is what the turns themselves take on this machine
@@ -676,16 +676,16 @@ def test_whatever_may_start_without_audits_is_measured_on_the_digits() -> None:
 def test_what_may_be_named_must_lose_little_and_what_is_called_an_attack_must_break_the_mean(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    name, dense = "estimates 1 bit", (Memory.ESTIMATES, Compression.DENSE, 1, 4096)
-    monkeypatch.setattr(attacks_digits, "HELD", (Held(*dense, 1, Outer.ADAMW, 0.8, 13, 4),))
+    name = "estimates 1 bit"
+    monkeypatch.setattr(attacks_digits, "HELD", (Held(Compression.DENSE, 1, 4096, 13, 4, 0.5),))
 
     def rows(attacked: float, mean: float) -> list[attacks.Digits]:
         figures = {"none": 97.0, "search": attacked}
         ours = [attacks.Digits(name, attacks_digits.DEFAULT_RULE, of, 1.0, 1.1, [97.0, figure]) for of, figure in figures.items()]
         return [*ours, attacks.Digits(attacks_digits.COLUMNS[0].name, "mean", "search", 8.0, 8.1, [40.0, mean])]
 
-    assert [line[:4] for line in attacks.verdicts(rows(95.0, 49.0), [], [])] == ["held", "held"]
-    assert [line[:4] for line in attacks.verdicts(rows(94.9, 50.0), [], [])] == ["MISS", "MISS"]
+    assert [line[:4] for line in attacks.verdicts(rows(95.0, 49.0), [], [])] == ["held", "held", "held"]
+    assert [line[:4] for line in attacks.verdicts(rows(94.9, 50.0), [], [])] == ["MISS", "MISS", "MISS"]
     assert "2.1 by search" in attacks.verdicts(rows(94.9, 50.0), [], [])[1]
 
 
@@ -710,6 +710,9 @@ def known_of(honest: Sequence[np.ndarray], loss: Callable[[np.ndarray], float], 
     return Knowledge(honest, exact, lambda: two, lambda: three, lambda: one, None, lambda: gradient, loss, generator)
 
 
+BY_SEARCH = ("search", "poison", "late-poison")
+
+
 @pytest.mark.parametrize("name", VECTORS)
 def test_attacks_on_vectors_need_nothing_but_what_is_known(name: str) -> None:
     honest = list(np.random.default_rng(0).standard_normal((3, 50), dtype=np.float32))
@@ -722,7 +725,7 @@ def test_attacks_on_vectors_need_nothing_but_what_is_known(name: str) -> None:
     lie = VECTORS[name](known_of(honest, loss))
     assert lie.shape == (50,) and lie.dtype == np.float32 and np.isfinite(lie).all()
     assert not seen or np.linalg.norm(lie) == max(seen)
-    assert bool(seen) is (name in ("alie", "ipm", "min-max", "min-sum", "ascent", "search"))
+    assert bool(seen) is (name in ("alie", "ipm", "min-max", "min-sum", "ascent", *BY_SEARCH))
 
 
 def test_the_ascent_goes_from_the_mean_up_the_loss_by_a_share_of_the_usual_norm() -> None:
@@ -830,7 +833,8 @@ def test_with_full_audits_no_lie_moves_the_model(text: Path) -> None:
     clean = attacks_gpt.attacked(some, attacks_gpt.CLEAN, AuditMode.OFF)
     for attack in ATTACKS:
         outcome = attacks_gpt.attacked(some, attack, AuditMode.FULL)
-        assert outcome.accepted == 0 and sum(outcome.rejected.values()) == some.spec.rounds, attack
+        rounds = 1 if attack == "late-poison" else some.spec.rounds
+        assert outcome.accepted == 0 and sum(outcome.rejected.values()) == rounds, attack
         assert outcome.heldout_nats == clean.heldout_nats, attack
 
 
@@ -842,13 +846,26 @@ def test_without_audits_well_formed_lies_move_the_model(text: Path) -> None:
     assert outcome.heldout_nats > clean.heldout_nats
 
 
-def test_sampled_audits_suspend_who_lies_in_every_step_and_let_it_back_in(text: Path) -> None:
+def test_sampled_audits_suspend_who_lies_in_every_step_and_let_it_back_in(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     some = world(text)
+    monkeypatch.setattr(attacks_gpt, "LAPSES", 0)
     some.spec = replace(some.spec, rounds=12, audit_rate=1.0, auditors=3, local_steps=1)
     outcome = attacks_gpt.attacked(some, "sign-flip", AuditMode.SAMPLED)
     # It lies in three rounds until the dispute is decided, is out for two, lies in three more, and is out for four.
     assert (outcome.suspended_by_round, outcome.accepted) == (2, 6)
     assert outcome.found == dict.fromkeys(attacks_detection.LIES, 6)
+
+
+def test_poisoners_come_late_or_at_once_and_are_found_by_their_one_false_step(
+    text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    some = world(text)
+    some.spec = replace(some.spec, rounds=6, local_steps=1, suspension_rounds=20)
+    monkeypatch.setattr(attacks_gpt.draws, "draw", lambda tickets, *_: dict.fromkeys(tickets, 0))
+    assert attacks_gpt.attacked(some, "late-poison", AuditMode.OFF).accepted == 2
+    for lapses, rounds in ((0, 3), (1, 6)):  # until the dispute is decided, or to the end
+        monkeypatch.setattr(attacks_gpt, "LAPSES", lapses)
+        assert attacks_gpt.attacked(some, "poison", AuditMode.SAMPLED).accepted == rounds
 
 
 def test_a_liar_whose_honest_steps_are_drawn_is_not_found(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,8 @@
 """Which jobs statistics alone were measured to defend: what may be started with audit 'off'.
 
-A row is what `python -m benchmarks.attacks --only digits` found: under the worst attack at most `LOST_MAX` points are lost
-to a run without liars. Of models of text the loss must also grow at most to `WORSE_MAX` times (`--only gpt`), and none held that.
-What was not measured is refused, by the peer that is asked to start the job; jobs that are on the log already go on.
+Measured were jobs with the settings `training.spec.ESTIMATES`, under the worst of the attacks of `python -m benchmarks.attacks`:
+on handwritten digits (`--only digits`) and on a language model (`--only gpt`). What held is a row here. The peer that is asked to
+start a job refuses all else; jobs that are on the log already go on.
 """
 
 from __future__ import annotations
@@ -10,52 +10,45 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from training.spec import KEEP_MAX, AuditMode, Compression, JobSpec, Memory, Outer, Rule
+from training.spec import ESTIMATES, KEEP_MAX, AuditMode, Compression, JobSpec, Memory
 
 LOST_MAX: Final = 2.0  # points of accuracy
-WORSE_MAX: Final = 1.05
+WORSE_MAX: Final = 1.05  # times the held-out loss of a language model
 OFF: Final = "audit 'off'"
 NOBODY_LIES: Final = "liars 0, which says that nobody lies"
+MEASURED: Final = ("memory", "local_steps", "outer", "inner_state", "beta1", "feedback_decay", "rule")  # of `ESTIMATES`
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What was measured to stand, with so many trainers and liars."""
+    """It stood on seeds 0 to 2, with so many trainers and liars: no more liars, and no fewer trainers, are defended."""
 
-    memory: Memory
     compression: Compression
     bits: int
-    keep: int
-    local_steps: int
-    outer: Outer
-    feedback_decay: float
+    keep: int  # elements of a chunk; fewer are not defended
     trainers: int
     liars: int
+    lost: float  # most points of the digits, of any attack and seed
 
 
 @dataclass(frozen=True, slots=True)
 class Fell:
-    """The worst that was measured of payloads of this kind."""
+    """The worst that was measured of payloads of this kind with error feedback."""
 
-    memory: Memory
     compression: Compression
     bits: int
     what: str
 
 
-ESTIMATES: Final = (Memory.ESTIMATES, Compression.DENSE, 1, KEEP_MAX, 1, Outer.ADAMW, 0.8)
-HELD: Final = tuple(Held(*ESTIMATES, trainers, liars) for trainers, liars in ((4, 1), (13, 4)))
-TEXT_FELL: Final = "at 1 liar of 4 the language model's loss grows to 1.14 times, and at most 1.05 counts as defended"
+HELD: Final = (
+    Held(Compression.DENSE, 1, KEEP_MAX, 4, 1, 0.0),
+    Held(Compression.DENSE, 1, KEEP_MAX, 13, 4, 0.0),
+    Held(Compression.SPARSE, 1, 146, 13, 4, 0.0),
+)
+TEXT_FELL: Final = "with 1 liar of 4 the loss of a language model grows to 1.14 times, and at most 1.05 counts as defended"
 FELL: Final = (
-    Fell(
-        Memory.RESIDUAL, Compression.DENSE, 1, "one bit with error feedback falls at 4 liars of 13, to 8 % of the digits for 97 %"
-    ),
-    Fell(
-        Memory.RESIDUAL,
-        Compression.SPARSE,
-        1,
-        "sparse payloads with error feedback fall at 4 liars of 13, to 8 % of the digits for 96 %",
-    ),
+    Fell(Compression.DENSE, 1, "one bit with error feedback falls at 4 liars of 13, to 8 % of the digits for 97 %"),
+    Fell(Compression.SPARSE, 1, "sparse payloads with error feedback fall at 4 liars of 13, to 8 % of the digits for 96 %"),
 )
 
 
@@ -70,22 +63,21 @@ def undefended(spec: JobSpec, trainers: int) -> str | None:
 
 
 def _why(spec: JobSpec, trainers: int) -> str | None:
-    if spec.rule is not Rule.ARC_NNM_TRIM:
-        return f"rule {spec.rule.value!r} was not measured to hold"
-    rows = [row for row in HELD if _is_like(row, spec)]
+    kind = spec.compression, spec.bits
+    for fell in FELL:
+        if spec.memory is Memory.RESIDUAL and (fell.compression, fell.bits) == kind:
+            return fell.what
+    others = [f"{name} {getattr(spec, name)}" for name in MEASURED if getattr(spec, name) != ESTIMATES[name]]
+    if others or spec.inner_rate > ESTIMATES["inner_rate"]:
+        return f"{', '.join(others) or f'inner_rate {spec.inner_rate:g}'} was not measured to hold"
+    rows = [row for row in HELD if (row.compression, row.bits) == kind and _says_enough(spec, row)]
     if not rows:
-        ours = spec.memory, spec.compression, spec.bits
-        fell = (row.what for row in FELL if (row.memory, row.compression, row.bits) == ours)
-        kind = f"{spec.compression.value} payloads of {spec.bits} bits, memory {spec.memory.value!r}"
-        how = f"local_steps {spec.local_steps}, outer {spec.outer.value!r}, feedback_decay {spec.feedback_decay:g}"
-        return next(fell, f"{kind}, {how}, were not measured to hold")
+        return f"{spec.compression} payloads of {spec.bits} bits and keep {spec.keep} were not measured to hold"
     if not any(spec.liars <= row.liars and trainers >= row.trainers for row in rows):
         measured = ", ".join(f"{row.liars} of {row.trainers}" for row in rows)
         return f"of {trainers} trainers that is more than was measured to hold ({measured})"
     return TEXT_FELL if spec.kind.makes_text else None
 
 
-def _is_like(row: Held, spec: JobSpec) -> bool:
-    said = spec.compression is Compression.DENSE or spec.keep >= row.keep
-    ours = spec.memory, spec.compression, spec.bits, spec.local_steps, spec.outer, spec.feedback_decay
-    return said and ours == (row.memory, row.compression, row.bits, row.local_steps, row.outer, row.feedback_decay)
+def _says_enough(spec: JobSpec, row: Held) -> bool:
+    return spec.compression is Compression.DENSE or spec.keep >= row.keep

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from training import defended
-from training.defended import Held, undefended
-from training.spec import ESTIMATES, PRESETS, AuditMode, Compression, JobSpec, Memory, Outer, Rule
+from training.defended import HELD, LOST_MAX, Held, undefended
+from training.spec import ESTIMATES, PRESETS, AuditMode, Compression, JobSpec, Outer, Rule
 
 OFF = JobSpec(name="off", data=bytes(32), audit=AuditMode.OFF, local_steps=1, liars=1)
 
@@ -20,18 +20,15 @@ OFF = JobSpec(name="off", data=bytes(32), audit=AuditMode.OFF, local_steps=1, li
         ({}, 4, "one bit with error feedback falls at 4 liars of 13"),
         (PRESETS["local"], 4, "one bit with error feedback falls"),
         ({"compression": Compression.SPARSE}, 7, "sparse payloads with error feedback fall"),
-        ({**PRESETS["per-step"], "audit": AuditMode.OFF}, 13, "rule 'centered-clipping' was not measured to hold"),
-        ({"rule": Rule.MEAN}, 4, "rule 'mean' was not measured to hold"),
         (
-            {"bits": 4},
-            4,
-            "dense payloads of 4 bits, memory 'residual', local_steps 1, outer 'nesterov', feedback_decay 0.95, were not",
+            {**PRESETS["per-step"], "audit": AuditMode.OFF},
+            13,
+            "memory residual, beta1 0.9, feedback_decay 0.0, rule centered-clipping was not measured to hold",
         ),
-        (
-            {"memory": Memory.ESTIMATES},
-            4,
-            "dense payloads of 1 bits, memory 'estimates', local_steps 1, outer 'nesterov', feedback_decay 0.95, were not",
-        ),
+        ({**ESTIMATES, "rule": Rule.MEAN}, 4, "rule mean was not measured to hold"),
+        ({**ESTIMATES, "outer": Outer.NESTEROV}, 4, "outer nesterov was not measured to hold"),
+        ({**ESTIMATES, "inner_rate": 0.1}, 4, "inner_rate 0.1 was not measured to hold"),
+        ({**ESTIMATES, "bits": 2}, 4, "dense payloads of 2 bits and keep 64 were not measured to hold"),
         ({"data": None}, 4, "where each has its own text no rule was measured to hold"),
     ],
 )
@@ -43,11 +40,9 @@ def test_what_was_not_shown_to_hold_is_refused_with_the_way_out(fields: dict[str
 
 
 def test_of_a_model_of_text_nothing_held_so_far() -> None:
-    preset = replace(OFF, **ESTIMATES)
-    assert "language model's loss grows to 1.14 times" in str(undefended(preset, 4))
-    assert "language model's loss grows to 1.14 times" in str(undefended(replace(preset, liars=4), 13))
-    assert undefended(replace(preset, objective="scratch", liars=4), 13) is None
-    assert "more than was measured to hold (1 of 4, 4 of 13)" in str(undefended(replace(preset, liars=2), 7))
+    job = replace(OFF, **ESTIMATES)
+    assert "loss of a language model grows to 1.14 times" in str(undefended(job, 4))
+    assert "loss of a language model grows to 1.14 times" in str(undefended(replace(job, liars=4), 13))
 
 
 @pytest.mark.parametrize("audit", [AuditMode.FULL, AuditMode.SAMPLED])
@@ -60,17 +55,18 @@ def test_where_nobody_is_said_to_lie_nothing_needs_to_hold() -> None:
     assert undefended(replace(OFF, liars=0, data=None), 1) is None
 
 
-def test_a_measured_row_stands_for_no_more_liars_and_no_fewer_trainers(monkeypatch: pytest.MonkeyPatch) -> None:
-    dense, sparse = (Compression.DENSE, 1, 4096), (Compression.SPARSE, 1, 256)
-    rows = [Held(Memory.RESIDUAL, *mode, 1, OFF.outer, 0.95, *lie) for mode, lie in ((dense, (7, 2)), (sparse, (4, 1)))]
+def test_a_measured_row_stands_for_no_more_liars_and_no_fewer_trainers_and_elements(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = Held(Compression.DENSE, 1, 4096, 7, 2, 0.5), Held(Compression.SPARSE, 1, 256, 4, 1, 0.5)
     monkeypatch.setattr(defended, "HELD", rows)
-    one = replace(OFF, objective="scratch")  # of text nothing held
+    one = replace(OFF, **ESTIMATES, objective="scratch")  # of text nothing held
     two = replace(one, liars=2)
     assert undefended(one, 7) is undefended(two, 7) is undefended(two, 8) is None
     for spec, trainers in ((two, 6), (replace(one, liars=3), 10)):
         assert "trainers that is more than was measured to hold (2 of 7)" in str(undefended(spec, trainers))
-    for other in ({"local_steps": 2}, {"memory": Memory.ESTIMATES}, {"outer": Outer.SGD}, {"feedback_decay": 0.9}, {"bits": 8}):
-        assert undefended(replace(one, **other), 7) is not None, other
     few = replace(one, compression=Compression.SPARSE, keep=256)
     assert undefended(few, 4) is undefended(replace(few, keep=512), 4) is None
-    assert undefended(replace(few, keep=255), 4) is not None
+    assert "keep 255 were not measured to hold" in str(undefended(replace(few, keep=255), 4))
+
+
+def test_no_row_lost_more_than_counts_as_defended() -> None:
+    assert HELD and all(row.lost <= LOST_MAX for row in HELD)

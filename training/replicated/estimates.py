@@ -1,13 +1,13 @@
 """Estimates in the place of messages (EF21: Richtárik 2021, arXiv:2106.05203; with liars: Rammal 2024, arXiv:2310.09804).
 
-Every voter holds, for each trainer, an estimate g of the vector v that the trainer wants the others to know. A payload says
-v − g, compressed; every voter adds what it says to g, and the rule aggregates the estimates:
+Every voter holds an estimate g of each trainer's momentum v. A payload is the difference v − g, compressed. Every voter adds it
+to g, and the rule aggregates the estimates:
 
     said = v − g        payload = codec(said)        g' = code8(g + decoded payload)
 
-An estimate is itself an update in the codec's dense form of eight bits, so that the rule works with it as with any other. One
-float32 addition and the codec's exact encoder make g': the same bytes everywhere. What eight bits cannot hold is not lost: the
-trainer sees g' too, and its next payload says what is missing.
+An estimate is stored as an update in the codec's dense form of eight bits: the rule takes it as it takes any update. One float32
+addition and the codec's exact encoder make g', so all voters have the same bytes. Rounding errors do not add up: the trainer
+holds g', too, and its next payload contains the error.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def size(layout: Layout) -> int:
 
 
 def momentum_after(record: Record, v: Float32Array) -> Float32Array:
-    """The v that a trainer continues from, given that of its record; halved once for each time its norm was refused since."""
+    """The momentum that a trainer continues from: `v`, which its record commits to, halved for each NORM rejection since."""
     if buffer_digest(v) != record.buffer:
         raise LocalProtocolError("the buffer is not that of the record")
     with np.errstate(over="ignore", invalid="ignore"):
@@ -40,12 +40,12 @@ def momentum_after(record: Record, v: Float32Array) -> Float32Array:
 
 
 def said(target: Float32Array, estimate: Update | None) -> Float32Array:
-    """What a payload is to say of `target`. None is the estimate of a trainer that is new."""
+    """The vector that a payload encodes: `target` − estimate. A new trainer's estimate is None, which counts as zero."""
     return unsaid(target, None if estimate is None else estimate.dense())
 
 
 def moved(estimate: Update | None, payload: Update) -> Update:
-    """The estimate after a payload, of which it takes the origin. `LocalProtocolError` if no estimate is as large as the sum."""
+    """The estimate after a payload, with the payload's origin. `LocalProtocolError` if the sum is too large for any encoding."""
     total = payload.dense()
     if estimate is not None:
         values = scales.values(estimate.codes, estimate.exponent)
