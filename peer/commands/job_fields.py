@@ -61,7 +61,7 @@ def preset_overrides(preset: str | None, said: Mapping[str, str]) -> dict[str, s
     from training.spec import PRESETS, following_estimates
 
     fields = PRESETS[preset] if preset else {}
-    follow = FOLLOWING
+    follow: tuple[str, ...] = FOLLOWING
     if said.get("memory") == "estimates":
         follow += following_estimates({**fields, **said})
     return {name: str(value) for name, value in fields.items() if name not in follow}
