@@ -24,29 +24,36 @@ RATE_SECONDS = 20  # over which rates are measured: what the queues of a link ta
 FADING = 0.998  # of the best rate, a second: half in six minutes, after which a link may be another one
 # An auditor that gets less than such a part of an equal share could ask faster: it is slow itself, or holds this trainer up.
 ASKING_SHARE = 1 / 4
+LOOK_SECONDS = 0.1  # between two looks while a proposal waits: over a fast link nothing is owed any more by the next one
 OWED_SHARE = 1 / 8  # of the time that auditors have: what is owed before a proposal, and what all ask for of it, fit in
 
 Audits = Mapping[Hashable, int]  # of one auditor: the bytes that it has to fetch for each
 
 
 class Uplink:
-    """How fast this peer shows what audits ask for, and what it still owes. Pure: `note` is called once a second."""
+    """How fast this peer shows what audits ask for, and what it still owes. Pure: `note` is called once a second, and `look`
+    whenever what is owed matters.
+    """
 
     def __init__(self) -> None:
-        self._sent = deque[Mapping[bytes, int]]([{}], RATE_SECONDS + 1)  # bytes by auditor, since the start
+        self._seen: Mapping[bytes, int] = {}  # bytes by auditor, since the start
+        self._sent = deque[Mapping[bytes, int]]([{}], RATE_SECONDS + 1)  # the same, once a second
         self._best = 0.0  # bytes a second
         self._owed: dict[bytes, tuple[Audits, int]] = {}  # by auditor: its audits, and what it had got before them
 
     def note(self, sent: Mapping[bytes, int], awaited: Mapping[bytes, Audits]) -> None:
         self._sent.append(dict(sent))
         self._best = max(FADING * self._best, sum(self._rates().values()))
+        self.look(sent, awaited)
+
+    def look(self, sent: Mapping[bytes, int], awaited: Mapping[bytes, Audits]) -> None:
         owed = dict[bytes, tuple[Audits, int]]()
         for auditor, audits in awaited.items():
-            before, base = self._owed.get(auditor, ({}, sent.get(auditor, 0)))
-            if before.keys() - audits.keys():  # it has reported: what it got until now was for that
-                base = sent.get(auditor, 0)
-            owed[auditor] = audits, base
-        self._owed = owed
+            # Over a fast link all of an audit comes between two looks, and its report is decided a round or two later.
+            before, base = self._owed.get(auditor, ({}, self._seen.get(auditor, 0)))
+            base += sum(size for audit, size in before.items() if audit not in audits)  # it has reported, and got that before
+            owed[auditor] = audits, min(base, sent.get(auditor, 0))
+        self._owed, self._seen = owed, dict(sent)
 
     def _rates(self) -> dict[bytes, float]:
         """Bytes a second in the last seconds, by auditor that got any."""
@@ -60,7 +67,7 @@ class Uplink:
         owed = 0
         for auditor, (audits, base) in self._owed.items():
             if rates.get(auditor, 0.0) >= ASKING_SHARE * best / max(1, len(rates)):
-                owed += max(0, sum(audits.values()) - (self._sent[-1].get(auditor, 0) - base))
+                owed += max(0, sum(audits.values()) - (self._seen.get(auditor, 0) - base))
         return owed / best
 
 
@@ -75,27 +82,30 @@ class Showing:
 
     def __init__(self, me: bytes, network: Network, state: Callable[[], State]) -> None:
         self._me, self._network, self._state = me, network, state
-        self._uplink, self._noted = Uplink(), trio.Event()
+        self._uplink = Uplink()
 
     async def run(self) -> None:
         while True:
-            self._note()
-            self._noted.set()
-            self._noted = trio.Event()
+            self._uplink.note(*self._shown())
             await trio.sleep(1.0)
 
-    def _note(self) -> None:
+    def _shown(self) -> tuple[Mapping[bytes, int], Mapping[bytes, Audits]]:
+        """What each auditor got, and what it is to get."""
         state, awaited = self._state(), dict[bytes, Audits]()
         for auditor, due in awaited_of(self._me, state).items():
             awaited[auditor] = {(job, place): shown_bytes(state.jobs.jobs[job].spec) for job, place in due}
-        self._uplink.note(self._network.reveals_sent(), awaited)
+        return self._network.reveals_sent(), awaited
 
     async def ready(self, spec: JobSpec, served_seconds: float) -> None:
         """Returns when this trainer may propose: at once, mostly, and at the latest when its audits of now are over."""
         least = spec.least_uplink * 1_000_000 / 16  # the half of it that is for audits, in bytes
         with trio.move_on_after(2 * served_seconds):
-            while self._uplink.seconds_owed(least) > OWED_SHARE * served_seconds or self._is_full(spec):
-                await self._noted.wait()
+            while self._seconds_owed(least) > OWED_SHARE * served_seconds or self._is_full(spec):  # noqa: ASYNC110 - links count
+                await trio.sleep(LOOK_SECONDS)
+
+    def _seconds_owed(self, least: float) -> float:
+        self._uplink.look(*self._shown())
+        return self._uplink.seconds_owed(least)
 
     def _is_full(self, spec: JobSpec) -> bool:
         """Whether the states of another round are too much for the disk."""

@@ -42,7 +42,23 @@ def test_audits_add_up_and_a_report_ends_what_was_got_for_it() -> None:
     noted(uplink, RATE_SECONDS, {B: 600}, {B: BOTH})
     assert uplink.seconds_owed(LEAST) == pytest.approx((18_000 - 600 * RATE_SECONDS) / 600, rel=0.05)
     noted(uplink, 1, {B: 600}, {B: {"second": AUDIT}})
-    assert uplink.seconds_owed(LEAST) == pytest.approx(9_000 / 600, rel=0.05)
+    assert uplink.seconds_owed(LEAST) == pytest.approx((18_000 - 600 * (RATE_SECONDS + 1)) / 600, rel=0.05)
+
+
+def test_a_report_of_an_auditor_that_had_all_it_needed_leaves_the_next_audit_whole() -> None:
+    uplink = Uplink()
+    noted(uplink, RATE_SECONDS, {B: 300}, {B: BOTH})
+    noted(uplink, 1, {}, {B: {"second": AUDIT}})
+    assert uplink.seconds_owed(LEAST) == pytest.approx(9_000 / 300, rel=0.05)
+
+
+def test_what_was_drawn_and_got_between_two_looks_is_not_owed() -> None:
+    uplink = Uplink()
+    noted(uplink, 1, {}, {})
+    noted(uplink, 1, {B: AUDIT}, {B: FIRST})
+    assert uplink.seconds_owed(LEAST) == 0
+    uplink.look({B: AUDIT + AUDIT // 3}, {B: BOTH})
+    assert uplink.seconds_owed(LEAST) == pytest.approx(2 / 3 * RATE_SECONDS)
 
 
 @pytest.mark.parametrize(("rate", "owes"), [(0, False), (20, False), (300, True)])
