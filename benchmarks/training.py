@@ -26,7 +26,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import AsyncExitStack, ExitStack, closing
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache, partial
 from itertools import product
@@ -55,6 +55,7 @@ from peer.settings.datadir import DataDirectory
 from protocol.api import PARTS, TrainRequest
 from protocol.errors import FolkmootError, UserError
 from scenarios import network as scenario
+from scenarios.proxy import Conditions, Proxy, running_proxy
 from scenarios.trials import COUNT, Parser, duration
 from training.host import ModelHost
 from training.spec import PRESETS, AuditMode, Compression, InnerStatePolicy, JobSpec
@@ -73,6 +74,7 @@ TRIAL_STEPS = 20
 LEAVE_SECONDS = 300.0  # beyond `--seconds`: imports, the average that is under way, and waiting for each other at the end
 REVEALS = "reveals"  # what only audits ask for, in a peer's own counters
 MATCHMAKING_H15 = 1.0  # of hivemind with local steps: its averages are in the background, and nobody waits for the next
+FAR = 0.1  # seconds of a round trip, between continents; nothing else of these links is slow
 WARM_SECONDS_MAX = 120.0  # for the first rounds of ours, in which nothing is ready
 LAPSED_MAX = 0.05  # of the audits that came to an end: beyond it a speed is that of audits that were not made
 RATIOS_MIN = {("ours-h1", "gloo"): 0.5, ("ours-h15-audit-off", "without-network"): 0.9}  # the second with audits apart
@@ -246,16 +248,27 @@ class Trainers(Demo):
         return replace(self.peers[0])  # equal, but not the one that would be started with --evaluate
 
 
-def ours(name: str, task: Task, **settings: Any) -> Row:
-    return trio.run(partial(_ours, name, task, task.spec(**settings), settings))
+def ours(name: str, task: Task, round_trip: float = 0.0, **settings: Any) -> Row:
+    """`round_trip` of every link between two peers, in seconds."""
+    return trio.run(partial(_ours, name, task, task.spec(**settings), settings, round_trip))
 
 
-async def _ours(name: str, task: Task, spec: JobSpec, settings: dict[str, Any]) -> Row:
+async def _ours(name: str, task: Task, spec: JobSpec, settings: dict[str, Any], round_trip: float) -> Row:
+    async with AsyncExitStack() as stack:
+        proxy = await stack.enter_async_context(running_proxy(Conditions(delay_seconds=round_trip / 2))) if round_trip else None
+        row = await _trained(name, task, spec, settings, proxy)
+    row.settings |= {"round_trip": round_trip}
+    return row
+
+
+async def _trained(name: str, task: Task, spec: JobSpec, settings: dict[str, Any], proxy: Proxy | None) -> Row:
     place = Path(tempfile.mkdtemp(prefix="folkmoot-bench-"))
     options = argparse.Namespace(peers=task.peers, malicious=0, seed=task.seed, attack="", mixed=False)
     peers = cast_roles(options, place)
     for peer in peers:
         peer.trains = True
+        if proxy:
+            proxy.dress(peer)
     network = scenario.Network(Trainers(options, place, peers))
     try:
         await network.start()
@@ -385,6 +398,7 @@ MEASURED: dict[str, Callable[[Task], Row]] = {
     "hivemind": hivemind,
     "hivemind-h15": hivemind_h15,
     "ours-h1": lambda task: ours("ours-h1", task),
+    "ours-h1-100ms": lambda task: ours("ours-h1-100ms", task, round_trip=FAR),
     "ours-h15": lambda task: ours("ours-h15", task, **SPARSE_H15),
     "ours-h15-dense": lambda task: ours("ours-h15-dense", task, **DENSE_H15),
     "ours-h1-audit-full": lambda task: ours("ours-h1-audit-full", task, audit="full"),

@@ -30,6 +30,7 @@ from benchmarks import (
     decoding,
     demo,
     digits,
+    free,
     parallel,
     provenance,
     replay,
@@ -51,9 +52,12 @@ from protocol.errors import RemoteProtocolError, UserError
 from tests.ledger.chances import EFFECTIVE, escape
 from training import grid
 from training.defended import HELD, Held
+from training.replay.proposals import propose
 from training.replicated import codec as payloads
 from training.replicated.layout import layout_of
+from training.replicated.model import ReplicatedModel
 from training.spec import PRESETS, AuditMode, Compression, JobSpec, Outer, Rule
+from training.tasks import Propose
 from training.transformer import ModelSpec
 
 FREE = Costs(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)  # what is left is what the turns themselves take on this machine
@@ -228,6 +232,14 @@ TINY = ModelSpec(width=16, layers=1, heads=2, kv_heads=1, hidden=16, context=16)
 @pytest.fixture
 def text(tmp_path: Path) -> Path:
     return text_file(None, tmp_path)
+
+
+def test_an_update_that_is_free_makes_a_proposal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, job, trainer = JobSpec(name="free", model=TINY), bytes(32), bytes([1]) * 32
+    ReplicatedModel.initial(job, spec).save(tmp_path / "model")
+    monkeypatch.setattr(free, "known", lambda: np.ones(layout_of(spec).size, dtype=np.float32))
+    request = Propose(job, 0, trainer, str(tmp_path / "model"), None, None, str(tmp_path / "buffer"))
+    assert propose(request, free.update).losses == (0,)
 
 
 def test_a_job_is_asked_for_as_it_is_measured(text: Path) -> None:
