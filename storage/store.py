@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -44,6 +45,7 @@ FIRST_SCHEMA_VERSION = 6  # from release 0.2.0 on, all are read
 # A table whose columns change is made anew, with the SQL text of a fresh one, and its rows are sealed again over all columns.
 MIGRATIONS: Final[dict[int, Callable[[sqlite3.Connection], None]]] = {}
 ACCEPTED = "accepted"  # tag, in the table of own round messages, of the proposals that an own ballot accepts
+FIGURES_MAX = 1_024  # that wait to be written, the oldest go: a round has a dozen, and its transactions take them all
 EVIDENCE_MAX = 1_000  # pairs kept; one proves the fault, more only fill the disk
 
 _SCHEMA = """
@@ -99,6 +101,7 @@ class Store:
         self.path = path
         self._lock = threading.Lock()
         self._failure: StorageError | None = None
+        self._measured = deque[tuple[bytes, int, str, float]](maxlen=FIGURES_MAX)  # that wait for the next transaction
         # Says that votes may have been cast: a database that is gone afterwards must not be begun anew.
         self._committed = HighWater(path.with_name(path.name + ".committed"))
         if self._committed.exists() and not (path.exists() and path.stat().st_size):
@@ -186,6 +189,9 @@ class Store:
             raise self._damaged(f"{self._get('transactions')} of {self._committed.read()} or more transactions are there")
 
     def close(self) -> None:
+        if self._measured and self._failure is None:
+            with self._transaction():
+                pass
         self._committed.close()
         self.rows.close()
         self._database.close()
@@ -215,6 +221,8 @@ class Store:
         self._database.execute("BEGIN IMMEDIATE")
         try:
             yield
+            while self._measured:
+                insert(self._database, "INSERT OR REPLACE", "measured", *self._measured.popleft())
             count = self._unsealed("meta", self._database.execute(_TRANSACTIONS).fetchall())[0][1] + 1
             insert(self._database, "INSERT OR REPLACE", "meta", "transactions", count)
             self._database.execute("COMMIT")
@@ -405,10 +413,6 @@ class Store:
         rows = self._sealed("round_votes", "WHERE job = ? AND round = ? AND tag = ?", job, number, ACCEPTED)
         return tuple(self._decoded(Signed, signed) for *_, signed in rows)
 
-    def forget_round_votes(self, job: bytes, before: int) -> None:
-        with crash_points("forget"), self._transaction() as database:
-            database.execute("DELETE FROM round_votes WHERE job = ? AND round < ?", (job, before))
-
     def evidence(self) -> list[tuple[Signed, Signed]]:
         pairs = [self._decoded(Evidence, pair) for _, pair in self._sealed("evidence", "ORDER BY id")]
         return [(pair.first, pair.second) for pair in pairs]
@@ -425,7 +429,8 @@ class Store:
         *,
         tables: Tables,
     ) -> None:
-        """Replaces the applied state; the block of `height` must be decided. `rounds` are those that it closed.
+        """Replaces the applied state; the block of `height` must be decided. `rounds` are those that it closed: what this peer
+        signed in them goes.
 
         `link` is of this height, if its block names another next voter set than its own. `tables` are all that the state has.
         """
@@ -435,6 +440,7 @@ class Store:
             self._write_state(database, height, root, encoded, changes)
             for item in rounds:
                 insert(database, "INSERT OR REPLACE", "rounds", item.job, item.round, height, codec.encode(item))
+                database.execute("DELETE FROM round_votes WHERE job = ? AND round <= ?", (item.job, item.round))
             if link is not None:
                 self._write_link(database, link)
         self.rows.committed(changes)
@@ -475,14 +481,19 @@ class Store:
 
     # Measurements: nobody votes on them
 
-    def measure(self, job: bytes, number: int, figures: dict[str, float]) -> None:
-        with crash_points("measure"), self._transaction() as database:
-            for name, value in figures.items():
-                insert(database, "INSERT OR REPLACE", "measured", job, number, name, float(value))
+    def measure(self, job: bytes, number: int, figures: Mapping[str, float]) -> None:
+        self.measure_later(job, number, figures)
+        with crash_points("measure"), self._transaction():
+            pass
+
+    def measure_later(self, job: bytes, number: int, figures: Mapping[str, float]) -> None:
+        """With the next transaction, whatever that is of: a running job has some in every round. It never blocks."""
+        self._measured.extend((job, number, name, float(value)) for name, value in figures.items())
 
     def measured(self, job: bytes) -> dict[int, dict[str, float]]:
         result: dict[int, dict[str, float]] = {}
-        for _, number, name, value in self._sealed("measured", "WHERE job = ? ORDER BY round", job):
+        waiting = [row for row in self._measured.copy() if row[0] == job]
+        for _, number, name, value in (*self._sealed("measured", "WHERE job = ? ORDER BY round", job), *waiting):
             result.setdefault(number, {})[name] = value
         return result
 

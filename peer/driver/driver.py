@@ -406,8 +406,7 @@ class Driver:
         figures = self.witness.closed(closed, state, round.opened if round else None)
         if round is not None and self.replica.height <= state.height + CURRENT_HEIGHTS:
             self.witness.took_part(closed, state, self.signer.public, round)
-        if figures:
-            self._nursery.start_soon(trio.to_thread.run_sync, self.store.measure, closed.job, closed.round, figures)
+        self.store.measure_later(closed.job, closed.round, figures)
         if job.phase is Phase.FINISHED:
             self.workshop.finish((closed.job, job.round), job)
 

@@ -8,7 +8,7 @@ from functools import partial
 import trio
 
 from ledger.audits.losses import LossesOpening
-from ledger.jobs import Job
+from ledger.jobs import Job, Phase
 from ledger.state import State
 from peer.driver.eventlog import EventLog
 from peer.driver.showing import Showing
@@ -94,7 +94,10 @@ class Workshop:
             await self._call(lambda: self._rounds.deliver(key, trainer, self._now()))
 
         async def measured(name: str, value: float) -> None:
-            await trio.to_thread.run_sync(self._store.measure, *key, {name: value})
+            if job.phase is Phase.RUNNING:
+                self._store.measure_later(*key, {name: value})
+            else:
+                await trio.to_thread.run_sync(self._store.measure, *key, {name: value})
             self._events.detail("measured", _figure(name, value, key[1]), job=key[0], round=key[1], name=name, value=value)
 
         async def ready() -> None:
@@ -143,7 +146,6 @@ class Workshop:
     def _tidy(self, key: RoundKey, spec: JobSpec) -> None:
         """Deletes what nobody needs any more: old models, states, and what trainers go on from behind the last accepted."""
         self._host.prune(*key, spec, self._audited(key[0]))
-        self._store.forget_round_votes(*key)
         self.delete_passed()
 
     def _audited(self, job: bytes) -> frozenset[int]:

@@ -121,7 +121,9 @@ def test_one_ballot_and_one_cut_off_per_round_are_kept_until_the_round_is_over(s
     store.append([first, second, cut, first])
     with pytest.raises(LocalProtocolError, match="a second, different vote"):
         store.append([round_vote("ballot", 1, Ballot(job, 1, b"s" * 32, ()))])
-    store.forget_round_votes(job, 1)
+    store.append([decided(1)])
+    closed = StoredRound(job, 0, 1, {}, (), stepped=True, model_root=b"m" * 32)
+    store.save_state(1, b"r" * 32, b"state", [closed], tables={})
     with opened_again(store) as again:
         assert again.round_votes(ME.public, job, 0) == {} == again.round_votes(ME.public, b"k" * 32, 1)
         assert again.round_votes(ME.public, job, 1) == {"ballot": second.signed, "cut-off": cut.signed}
@@ -165,6 +167,21 @@ def test_the_applied_state_is_replaced_and_the_rounds_and_roots_are_remembered(s
         assert again.state() == b"state 2" and again.rounds(2) == rounds[1:] and again.rounds(9) == rounds
         assert again.roots() == {n + 1: bytes([n]) * 32 for n in range(3)}
         assert again.measured(b"j" * 32) == {1: {"nats": 2.0, "bits": 1.0}}
+
+
+def test_figures_that_can_wait_are_seen_at_once_and_written_with_the_next_transaction(store: Store) -> None:
+    store.measure_later(b"j" * 32, 1, {"nats": 2.5})
+    store.measure_later(b"j" * 32, 1, {"nats": 2.0})
+    assert store.measured(b"j" * 32) == {1: {"nats": 2.0}} and store.measured(b"k" * 32) == {}
+    with opened_again(store) as before:
+        assert before.measured(b"j" * 32) == {}
+    store.append([vote(1)])
+    store.measure_later(b"j" * 32, 2, {"nats": 1.0})
+    with opened_again(store) as again:
+        assert again.measured(b"j" * 32) == {1: {"nats": 2.0}}
+    store.close()
+    with closing(Store(store.path, CHAIN)) as last:
+        assert last.measured(b"j" * 32)[2] == {"nats": 1.0}
 
 
 # Disks that fail ------------------------------------------------------------------------------------------------------
