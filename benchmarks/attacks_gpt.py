@@ -228,7 +228,7 @@ class Run:
         engine = self.world.engine
         engine.load(np.array(parameters))
         loss = engine.gradient(engine.batch(JOB, self.rounds.model.round, LIARS_DRAW, 0, PUBLIC_SEQUENCES))
-        return loss, engine._model.gradients.numpy().copy()
+        return loss, engine.model.gradients.numpy().copy()
 
     def _earlier(self, liar: bytes) -> tuple[Float32Array, bytes] | None:
         past = self.history[liar]

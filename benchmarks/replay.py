@@ -122,7 +122,7 @@ def engine_of(spec: JobSpec, device: str, variant: Variant) -> Any:
                 return super()._accumulate(offsets, on_step, declaration)
             model, total = self.elsewhere, 0.0
             with torch.no_grad():
-                model.parameters.copy_(self._model.parameters)
+                model.parameters.copy_(self.model.parameters)
                 model.gradients.zero_()
             for start in range(0, len(offsets), self.micro_batch):
                 part = offsets[start : start + self.micro_batch]
@@ -131,7 +131,7 @@ def engine_of(spec: JobSpec, device: str, variant: Variant) -> Any:
                     loss = model.loss(x_BT, y_BT) * (len(part) / len(offsets))
                 loss.backward()
                 total += float(loss.detach())
-            self._model.gradients.copy_(model.gradients)
+            self.model.gradients.copy_(model.gradients)
             return total
 
     if device == "cuda":

@@ -25,6 +25,7 @@ VERSION = "0.2.0"
 ATTACKS = (
     *("sign-flip", "scale", "nan", "garbage", "stale", "copy", "free-rider", "silent", "equivocate"),
     *("wrong-steps", "withhold-states", "false-pass", "false-challenge", "lazy"),
+    "fabricate-rollouts",
 )
 AUDITS = ("full", "sampled")  # of `training.spec`, which is imported only where it is used
 DEMO_PEERS_MIN, DEMO_PEERS_MAX = 4, 10  # fewer tolerate no liar; more do not fit the two cores a laptop spares

@@ -14,6 +14,7 @@ from features.feature import Feature
 from features.lazily import named
 from features.roles import Role
 from features.settings import Setting
+from rlhf.feature import RLHF
 
 if TYPE_CHECKING:
     from ledger.core.genesis import Genesis, ModuleVersion
@@ -47,6 +48,7 @@ FEATURES: list[Feature] = [
         roles=(Role("trainer", "trains, and re-executes what others have trained", registers=("trainer",), needs_worker=True),),
     ),
     CURATION,
+    RLHF,
 ]
 
 

@@ -42,6 +42,11 @@ class JudgedRound:
     absent: frozenset[bytes]  # the round's other trainers
 
 
+def directory_of(folder: Path, job: bytes, number: int) -> Path:
+    """Where the model that round `number` of a job starts from is, below the folder of all models."""
+    return folder / job.hex()[:32] / f"{number:08d}"
+
+
 class ModelHost:
     """Implements `ledger.jobs.JobRules`. `step` may run in a thread; one at a time."""
 
@@ -75,7 +80,7 @@ class ModelHost:
 
     def directory(self, job: bytes, number: int) -> Path:
         """Where the model that round `number` starts from is."""
-        return self._folder / job.hex()[:32] / f"{number:08d}"
+        return directory_of(self._folder, job, number)
 
     def model(self, job: bytes, number: int) -> ReplicatedModel:
         """The model that round `number` starts from. `StorageError` if it is damaged."""

@@ -141,6 +141,7 @@ class OpenJob(Request[Opened]):
     tokenizer: Path | None  # JSON of a byte-level BPE; None: bytes
     tokenized: bool = False  # `text` holds 16-bit token ids
     tokens: Digest | None = None  # of a BPE's, as the job's manifest names them
+    base: Path | None = None  # model directory of the job's base, if it has one
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +160,7 @@ class Propose(Request[Proposed]):
     previous_inner: Path | None = None  # inner state of the trainer's last accepted proposal; None: fresh
     states_out: Path | None = None  # folder that is made anew for the files of `replay.trace`, where the job commits to any
     declared_out: Path | None = None  # folder that is made anew for the blobs of the declaration, where the objective has one
+    declared: Declared | None = None  # goes by this declaration, whose files lie in that folder, and makes none
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,11 +236,12 @@ class Generate(Request[Generated]):
     TAG: ClassVar[str] = "generate"
     PRIORITY: ClassVar[int] = 4
     job: Digest
-    model_directory: Path
+    model_directory: Path | None  # None: the model of the first round, where the job's objective refers to it
     prompt: Text
     tokens: Annotated[int, Between(1, 4096)]
     temperature: float
     seed: Count
+    stop: Count | None = None  # the token that ends the text and is no part of it
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from protocol.limits import BLOB_BYTES_MAX
 BYTES: Final = 256  # tokens without a tokenizer; with one every byte is a token, too, so that nothing is unknown
 PARAMETERS_MAX: Final = BLOB_BYTES_MAX // 4  # a committed buffer of float32 must fit a blob
 LAYERS_MAX: Final = 1_024  # bounds the number of tensors, whatever their size
+HEAD: Final = "heads."  # begins the names of vectors of `width` features that an objective adds behind `shapes`
 
 Positive = Annotated[int, Between(1, 2**31)]
 

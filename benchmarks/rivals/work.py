@@ -91,12 +91,12 @@ class Replica:
     @property
     def parameters(self) -> Tensor:
         """The flat vector that the engine computes on."""
-        return self.engine._model.parameters
+        return self.engine.model.parameters
 
     @property
     def gradients(self) -> Tensor:
         """What `Engine.gradient` gathers, as the flat vector."""
-        return self.engine._model.gradients
+        return self.engine.model.gradients
 
     def optimizer(self) -> AdamW:
         spec = self.spec

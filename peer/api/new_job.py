@@ -13,7 +13,7 @@ import trio
 
 from consensus.voters import VoterSet
 from ledger.core.genesis import TRAINER
-from ledger.jobs import Base, Phase
+from ledger.jobs import Base, Job, Phase, Waiting
 from peer.api.naming import find_job
 from peer.api.running import RunningPeer
 from peer.settings.config import nearest
@@ -38,7 +38,7 @@ def job_spec(peer: RunningPeer, request: TrainRequest) -> JobSpec:
     said = parse_overrides(request.overrides) | ({"rounds": request.rounds} if request.rounds else {})
     if request.data == LOCAL:
         said["audit"] = AuditMode.OFF  # nobody else has the text
-    spec = replace(JobSpec(name=request.name or "text", data=bytes(32), liars=_tolerated(peer)), **completed(said))
+    spec = replace(JobSpec(name=request.name or "text", data=bytes(32), liars=tolerated(peer)), **completed(said))
     if request.base:
         spec = _on_base(peer, request, spec)
     if request.data == LOCAL:
@@ -73,17 +73,26 @@ def job_spec(peer: RunningPeer, request: TrainRequest) -> JobSpec:
 
 def _on_base(peer: RunningPeer, request: TrainRequest, spec: JobSpec) -> JobSpec:
     """The job with the model and the tokenizer of the finished job that was named. Raises `UserError`."""
-    finished = {key: job for key, job in peer.driver.state.jobs.jobs.items() if job.phase is Phase.FINISHED and job.round}
-    key = find_job(request.base, finished, "finished jobs")
-    job = finished[key]
-    before = JobSpec.decode(job.spec)
-    if not before.kind.makes_text:
-        raise UserError(f"--from {request.base!r}: job {job.name!r} has trained no model")
+    base, job, before = base_of(peer, request.base, "--from")
     others = [name for name in request.overrides if name.startswith("model.")]
     if request.vocabulary or (others and spec.model != before.model):
         said = f"--vocabulary {request.vocabulary}" if request.vocabulary else f"--set {others[0]}={request.overrides[others[0]]}"
         raise UserError(f"{said}: the model is that of job {job.name!r}; leave it out")
-    return replace(spec, base=Base(key, job.round, job.model_root), model=before.model, tokenizer=before.tokenizer)
+    return replace(spec, base=base, model=before.model, tokenizer=before.tokenizer)
+
+
+def base_of(peer: RunningPeer, text: str, argument: str) -> tuple[Base, Job, JobSpec]:
+    """The finished job that a person means as a base. Raises `UserError`."""
+    jobs = peer.driver.state.jobs
+    live: dict[bytes, Job | Waiting] = {**jobs.running(), **{waiting.job: waiting for waiting in jobs.line}}
+    if any(text == job.name or (text and key.hex().startswith(text.lower())) for key, job in live.items()):
+        raise UserError(f"{argument} {text!r}: that job is not finished yet; `jobs` shows how far it is")
+    finished = {key: job for key, job in jobs.jobs.items() if job.phase is Phase.FINISHED and job.round}
+    key = find_job(text, finished, "finished jobs")
+    job, spec = finished[key], JobSpec.decode(finished[key].spec)
+    if not spec.kind.makes_text:
+        raise UserError(f"{argument} {text!r}: job {job.name!r} has trained no model")
+    return Base(key, job.round, job.model_root), job, spec
 
 
 def _fetched(peer: RunningPeer, digest: bytes) -> bytes:
@@ -109,12 +118,13 @@ def _digest_of_tokens(peer: RunningPeer, spec: JobSpec, manifest: data.Manifest,
         return data.digest_of(data.open_tokens(spec, text, bpe))
 
 
-def _tolerated(peer: RunningPeer) -> int:
-    return min(VoterSet(peer.driver.state.members.voters).faults_tolerated, max(0, (_trainers(peer) - 1) // 2))
+def tolerated(peer: RunningPeer, role: str = TRAINER) -> int:
+    """How many of those who train by this role may lie."""
+    return min(VoterSet(peer.driver.state.members.voters).faults_tolerated, max(0, (_trainers(peer, role) - 1) // 2))
 
 
-def _trainers(peer: RunningPeer) -> int:
-    return sum(TRAINER in member.roles for member in peer.driver.state.members.members.values())
+def _trainers(peer: RunningPeer, role: str = TRAINER) -> int:
+    return sum(role in member.roles for member in peer.driver.state.members.members.values())
 
 
 def _require_defended(peer: RunningPeer, spec: JobSpec) -> None:
@@ -137,13 +147,14 @@ def parse_overrides(texts: dict[str, str]) -> dict[str, Any]:
                 *(f"model.{name}" for name in get_type_hints(ModelSpec)),
             ]
             raise UserError(f"{name!r} is not a field of a job{nearest(name, free)}")
-        target[field] = _typed(kinds[field], name, text)
+        target[field] = typed(kinds[field], name, text)
     if model:
         overrides["model"] = replace(ModelSpec(), **model)
     return overrides
 
 
-def _typed(kind: Any, name: str, text: str) -> Any:
+def typed(kind: Any, name: str, text: str) -> Any:
+    """The value that a person typed. Raises `UserError`."""
     if type(None) in get_args(kind):
         if text == "none":
             return None

@@ -13,6 +13,7 @@ from protocol.messages import Proposal
 from protocol.reasons import Verdict
 from rounds.ballots import RoundTerms
 from storage.blobs import Blobs
+from training.host import directory_of
 from training.replicated.model import ReplicatedModel
 from training.spec import JobSpec
 from training.tasks import Audit, Replay, Replayed, Request
@@ -43,6 +44,12 @@ class Round:
     @property
     def number(self) -> int:
         return self.model.round
+
+    @property
+    def base_directory(self) -> Path | None:
+        """Where the model is that the job started from; None: it has no base."""
+        base = self.spec.base
+        return directory_of(self.model_directory.parent.parent, base.job, base.round) if base else None
 
     @property
     def needs(self) -> object:

@@ -18,9 +18,12 @@ import trio
 from peer.roles.base import Judged, OpenRound, Round
 from peer.roles.trainer import Trainer
 from peer.roles.voter import keep, proposal_of, propose_request, publish
+from protocol import codec as wire
 from protocol.identity import Signed
 from protocol.messages import Proposal
 from protocol.reasons import Finding, Verdict
+from rlhf import rollouts
+from rlhf.objective import PPO, Rollouts
 from storage.blobs import JOB_BYTES
 from training.replay import proposals
 from training.replay.inner_state import InnerState, OnState
@@ -29,13 +32,20 @@ from training.replicated import codec
 from training.replicated.feedback import buffer_digest
 from training.replicated.layout import Float32Array
 from training.spec import AuditMode, JobSpec
-from training.tasks import Audit, Propose, Proposed, Replay, Replayed
+from training.tasks import Audit, Declared, Propose, Proposed, Replay, Replayed
 
 # What only sampled audits can find, or what makes no sense without them; elsewhere the first three flip signs.
 AUDIT_ATTACKS = ("wrong-steps", "withhold-states", "false-pass", "false-challenge", "lazy")
-ATTACKS = ("sign-flip", "scale", "nan", "garbage", "stale", "copy", "free-rider", "silent", "equivocate", *AUDIT_ATTACKS)
+# Of jobs whose trainers sample what they train on; elsewhere they flip signs.
+ROLLOUT_ATTACKS = ("fabricate-rollouts",)
+ATTACKS = (
+    *("sign-flip", "scale", "nan", "garbage", "stale", "copy", "free-rider", "silent", "equivocate"),
+    *AUDIT_ATTACKS,
+    *ROLLOUT_ATTACKS,
+)
 WRONG_SHARE = 0.4  # of the steps of a round: few enough that a single replay misses them more often than not
 SCALE = np.float32(1e6)
+FABRICATED = tuple(b"aeiou")  # tokens of responses that were not sampled
 GUESS = 2_000_000  # millionths: the loss that whoever replays nothing reports
 
 SendPair = Callable[[Proposal, Proposal], Awaitable[None]]
@@ -74,6 +84,10 @@ class Liar(Trainer):
         if self.attack == "free-rider":
             request = _from_zero(request)
             done = await trio.to_thread.run_sync(proposals.propose, request, partial(self._invent, round))
+        elif self.attack in ROLLOUT_ATTACKS and round.spec.kind.declaration is Rollouts:
+            honest = await self.ask(round, request)
+            request = replace(request, declared=await trio.to_thread.run_sync(_fabricated, round, request, honest))
+            done = await self.ask(round, request)
         else:
             done = await self.ask(round, request)
             request, done = await trio.to_thread.run_sync(self._corrupt, round, request, done)
@@ -93,7 +107,7 @@ class Liar(Trainer):
                 return request, proposals.propose(request, partial(_turn_back, round.spec, honest))
             case "withhold-states" if done.trace is not None:
                 return request, done
-            case "sign-flip" | "wrong-steps" | "false-pass" | "withhold-states":
+            case "sign-flip" | "wrong-steps" | "false-pass" | "withhold-states" | "fabricate-rollouts":
                 return request, _encoded(round, request, done, -m)
             case "scale":
                 return request, _encoded(round, request, done, m * SCALE)
@@ -178,6 +192,22 @@ def _turn_back(
         now = now - moved if step >= spec.local_steps - wrong else honest[step + 1][0]
         on_state(now, honest[step + 1][1])
     return parameters - now, [0.0] * spec.local_steps
+
+
+def _fabricated(round: OpenRound, request: Propose, done: Proposed) -> Declared:
+    """Responses that score well, which nobody has sampled, with the figures of those that were."""
+    assert request.declared_out is not None
+    said = wire.decode(Rollouts, done.declaration)
+    bounds = PPO.bounds(round.spec, round.spec.own)
+    draw = np.random.default_rng(round.number)
+    invented = [draw.choice(FABRICATED, bounds.tokens_max) % bounds.vocabulary for _ in range(bounds.responses)]
+    blob = rollouts.encode([response.tolist() for response in invented])
+    digest = hashlib.sha256(blob).digest()
+    path = Path(request.declared_out) / digest.hex()
+    path.write_bytes(blob)
+    tokens = bounds.responses * bounds.tokens_max
+    unfinished = 0 if bounds.stop is None else bounds.responses
+    return Declared(wire.encode(replace(said, blob=digest, tokens=tokens, unfinished=unfinished)), {digest: str(path)})
 
 
 def _from_zero(request: Propose) -> Propose:

@@ -167,8 +167,9 @@ class Trainer(Voter):
             if round.spec.tokenizer is not None:
                 await _fetch(round, round.spec.tokenizer, TOKENIZER_BYTES_MAX)
                 tokenizer = str(round.blobs.path(round.spec.tokenizer))
-            path = str(text) if text else None
-            await self._until_alive(tasks.OpenJob(round.job, round.spec.encode(), path, tokenizer, tokenized, tokens))
+            path, base = (str(place) if place else None for place in (text, round.base_directory))
+            opening = tasks.OpenJob(round.job, round.spec.encode(), path, tokenizer, tokenized, tokens, base)
+            await self._until_alive(opening)
             job.opened = True
 
     async def _until_alive(self, request: tasks.Request[R]) -> R:

@@ -126,7 +126,7 @@ class Jobs:
             tokens = Tokens.none(tokenizer.token_bytes)
         else:
             tokens = open_tokens(spec, Path(request.text), tokenizer, self._beat, request.tokenized, request.tokens)
-        engine = self.kind.open(spec, tokens, tokenizer)
+        engine = self.kind.open(spec, tokens, tokenizer, _first(request, spec))
         if spec.kind.declaration is not None and not isinstance(engine, DeclaringEngine):
             raise UserError(
                 f"the engine {self.kind.name!r} makes no declarations, which the objective {spec.objective!r} asks for"
@@ -189,10 +189,12 @@ class Jobs:
         return tasks.Evaluated(figure, time.perf_counter() - started)
 
     def _generate(self, request: tasks.Generate) -> tasks.Generated:
-        parameters = _parameters(request.model_directory)
-        prompt = request.prompt.encode()
-        engine = self._engine(request.job)
-        return tasks.Generated(engine.generate(parameters, prompt, request.tokens, request.temperature, request.seed, self._beat))
+        engine, prompt = self._engine(request.job), request.prompt.encode()
+        parameters = engine.first if request.model_directory is None else _parameters(request.model_directory)
+        if parameters is None:
+            raise FolkmootError(f"job {request.job.hex()[:8]} does not refer to its first model")
+        how = (request.tokens, request.temperature, request.seed, self._beat, request.stop)
+        return tasks.Generated(engine.generate(parameters, prompt, *how))
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +209,17 @@ class _Declarer:
         self, parameters: Float32Array, job: bytes, round: int, trainer: bytes, declaration: Declaration, step: int | None
     ) -> Reason | None:
         return self.engine.refutation(parameters, job, round, trainer, declaration, step, self.beat)
+
+    def derived(self, parameters: Float32Array, job: bytes, round: int, trainer: bytes, declaration: Declaration) -> Declaration:
+        return self.engine.derived(parameters, job, round, trainer, declaration, self.beat)
+
+
+def _first(request: tasks.OpenJob, spec: JobSpec) -> Float32Array | None:
+    """The parameters of the job's first round, if its objective refers to them."""
+    if not spec.kind.refers_to_first:
+        return None
+    base = ReplicatedModel.open(Path(request.base)) if request.base else None
+    return ReplicatedModel.initial(request.job, spec, base).parameters
 
 
 def _parameters(model_directory: str) -> Float32Array:

@@ -36,6 +36,7 @@ class Slate:
     tokens: Tokens
     gradient: Gradient
     micro_batch: int = 1
+    first: Float32Array | None = None
 
     @property
     def parameters(self) -> int:
@@ -83,6 +84,17 @@ class Slate:
         said = declaration.files[declaration.record.counts].read_bytes()
         return None if said == self._counts(job, round, trainer).astype("<i8").tobytes() else self.spec.kind.reasons[0]
 
+    def derived(
+        self,
+        parameters: Float32Array,
+        job: bytes,
+        round: int,
+        trainer: bytes,
+        declaration: Declaration,
+        on_step: Beat = lambda: None,
+    ) -> Declaration:
+        return declaration
+
     def _counts(self, job: bytes, round: int, trainer: bytes) -> npt.NDArray[np.int64]:
         """Of each byte in the sequences of the round."""
         kind, spec = self.spec.kind, self.spec
@@ -107,7 +119,14 @@ class Slate:
         return float(named(self.spec.kind.measures["slate"])(parameters, self.tokens))
 
     def generate(
-        self, parameters: Float32Array, prompt: bytes, count: int, temperature: float, seed: int, on_step: Beat = lambda: None
+        self,
+        parameters: Float32Array,
+        prompt: bytes,
+        count: int,
+        temperature: float,
+        seed: int,
+        on_step: Beat = lambda: None,
+        stop: int | None = None,
     ) -> bytes:
         return bytes([int(parameters.argmax())]) * count
 
@@ -121,7 +140,7 @@ class Slates:
     def describe(self) -> tuple[str, int]:
         return ("slate beside torch" if "torch" in sys.modules else "slate alone"), 1
 
-    def open(self, spec: JobSpec, tokens: Tokens, tokenizer: Tokenizer) -> Slate:
+    def open(self, spec: JobSpec, tokens: Tokens, tokenizer: Tokenizer, first: Float32Array | None) -> Slate:
         return Slate(spec, tokens, named(spec.kind.losses[self.name]))
 
     def is_out_of_memory(self, error: BaseException) -> bool:

@@ -26,6 +26,7 @@ class Engine(Protocol):
     """For one job. Vectors have the job's layout: float32, shape (parameters,)."""
 
     micro_batch: int  # sequences in one forward pass at most; it may be lowered
+    first: Float32Array | None  # the parameters of the job's first round, where its objective refers to them
 
     @property
     def parameters(self) -> int: ...
@@ -63,8 +64,16 @@ class Engine(Protocol):
         """The objective's figure of a model; None if it has none, or the job has nothing to measure it with."""
 
     def generate(
-        self, parameters: Float32Array, prompt: bytes, count: int, temperature: float, seed: int, on_step: Beat = ...
-    ) -> bytes: ...
+        self,
+        parameters: Float32Array,
+        prompt: bytes,
+        count: int,
+        temperature: float,
+        seed: int,
+        on_step: Beat = ...,
+        stop: int | None = None,
+    ) -> bytes:
+        """The text of at most `count` tokens after the prompt, up to the first token `stop`."""
 
 
 @runtime_checkable
@@ -91,6 +100,11 @@ class DeclaringEngine(Engine, Protocol):
         Whatever the bytes of a blob cause is a `RemoteProtocolError`: an auditor must end with a verdict.
         """
 
+    def derived(
+        self, parameters: Float32Array, job: bytes, round: int, trainer: bytes, declaration: Declaration, on_step: Beat = ...
+    ) -> Declaration:
+        """The same declaration, which nothing refutes, with what the steps need of it and of the round's model: `parameters`."""
+
 
 class EngineKind(Protocol):
     """A library that engines are made with. `start` comes first, once in a process."""
@@ -104,6 +118,7 @@ class EngineKind(Protocol):
     def describe(self) -> tuple[str, int]:
         """For people: name and version; and with how many threads it works."""
 
-    def open(self, spec: JobSpec, tokens: Tokens, tokenizer: Tokenizer) -> Engine: ...
+    def open(self, spec: JobSpec, tokens: Tokens, tokenizer: Tokenizer, first: Float32Array | None) -> Engine:
+        """`first` as `Engine.first`."""
 
     def is_out_of_memory(self, error: BaseException) -> bool: ...

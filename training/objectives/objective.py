@@ -42,6 +42,12 @@ class Job(Protocol):
     def local_steps(self) -> int: ...
 
     @property
+    def batch(self) -> int: ...
+
+    @property
+    def own(self) -> Any: ...
+
+    @property
     def seed(self) -> int: ...
 
 
@@ -59,6 +65,7 @@ class Declaration:
 
     record: Any  # of the type `Objective.declaration`
     files: Mapping[bytes, Path]  # by digest: what `Objective.blobs` names
+    derived: Any = None  # what the engine makes of it and of the round's model before the first step: `DeclaringEngine.derived`
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +107,9 @@ class Objective:
     figure: ClassVar[str] = "held_out_bits_per_byte"  # what it is called among a round's figures
     # Record that a proposal has beside what all proposals have. The engine makes it before the steps, and auditors check it.
     declaration: ClassVar[type | None] = None
+    # Engine -> `module:class` of what makes and checks declarations there, for engines that ask for one.
+    declarers: ClassVar[Mapping[str, str]] = {}
+    refers_to_first: ClassVar[bool] = False  # the engine is given the parameters of the job's first round
     reasons: ClassVar[tuple[Reason, ...]] = ()  # of its own, at most `protocol.reasons.OWN_MAX`
 
     @property

@@ -73,6 +73,10 @@ class Declarer(Protocol):
         self, parameters: Float32Array, job: bytes, round: int, trainer: bytes, declaration: Declaration, step: int | None
     ) -> Reason | None: ...
 
+    def derived(
+        self, parameters: Float32Array, job: bytes, round: int, trainer: bytes, declaration: Declaration
+    ) -> Declaration: ...
+
 
 def propose(request: Propose, update: Update, declarer: Declarer | None = None) -> Proposed:
     """Computes the update, adds what earlier payloads left unsaid or its momentum, writes m and the states of the job, and
@@ -113,6 +117,7 @@ def reexecute(request: Reexecute, update: Update, declarer: Declarer | None = No
     record = model.records.get(request.trainer)
     begun = record.inner if record and request.previous_inner else None
     states = StateWriter(Path(request.states_out), model.spec, model.parameters, begun)
+    declaration = _derived(request, model, declaration, declarer)
     update(model.parameters, request.job, request.round, request.trainer, inner, states.take, declaration=declaration)
     return Reexecuted(states.finish()[0])
 
@@ -138,7 +143,7 @@ def _judge(
         return Verdict.REPLAY, RELATIVE_ERROR_MAX, None
     if number is not None:
         return Verdict(OWN_FIRST + number), RELATIVE_ERROR_MAX, None
-    payload = Path(request.payload).read_bytes()
+    payload, declaration = Path(request.payload).read_bytes(), _derived(request, model, declaration, declarer)
     take = last.take if inner else _forget
     delta, losses = update(model.parameters, request.job, request.round, trainer, previous, take, declaration=declaration)
     decay, tolerance, weight, held = spec.feedback_decay, spec.replay_tolerance, spec.update_weight, model.held(trainer)
@@ -197,6 +202,7 @@ def _find(
     number = _refutation(request, model, declaration, declarer, step)
     if number is not None:
         return Finding(OWN_FIRST + number), 0.0, None
+    declaration = _derived(request, model, declaration, declarer)
     before, committed = states[step], states[step + 1]
     place = request.job, request.round, request.trainer, step
     parameters, inner, loss = inner_step(*before, *place, declaration=declaration)
@@ -229,9 +235,26 @@ def _own_declaration(request: Propose, model: ReplicatedModel, declarer: Declare
     if declarer is None or request.declared_out is None:
         raise LocalProtocolError("the objective has declarations, but nobody makes them, or no folder was named for them")
     folder = Path(request.declared_out)
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    return declarer.make(model.parameters, request.job, request.round, request.trainer, folder)
+    if request.declared is None:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        made = declarer.make(model.parameters, request.job, request.round, request.trainer, folder)
+    else:
+        record = model.spec.declaration(request.declared.encoded)
+        made = Declaration(record, {digest: Path(file) for digest, file in request.declared.files.items()})
+    return _derived(request, model, made, declarer)
+
+
+def _derived(
+    request: Propose | Reexecute | Audit | Replay,
+    model: ReplicatedModel,
+    declaration: Declaration | None,
+    declarer: Declarer | None,
+) -> Declaration | None:
+    """What the steps go by."""
+    if declaration is None or declarer is None:
+        return declaration
+    return declarer.derived(model.parameters, request.job, request.round, request.trainer, declaration)
 
 
 def _declaration(request: Reexecute | Audit | Replay, spec: JobSpec) -> Declaration | None:

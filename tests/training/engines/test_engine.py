@@ -139,14 +139,14 @@ def test_a_replay_elsewhere_is_ten_times_closer_than_the_tolerance(
 
 def test_running_out_of_memory_halves_the_micro_batch_and_goes_on(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine, expected = engine_of(text), delta_of(engine_of(text, replace(SPEC, micro_batch=1)))
-    loss = engine._model.loss
+    loss = engine.model.loss
 
     def scarce(x_BT: torch.Tensor, y_BT: torch.Tensor, reduction: str = "mean") -> torch.Tensor:
         if len(x_BT) > 1:
             raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried 1 bytes")
         return loss(x_BT, y_BT, reduction)
 
-    monkeypatch.setattr(engine._model, "loss", scarce)
+    monkeypatch.setattr(engine.model, "loss", scarce)
     assert np.array_equal(delta_of(engine), expected)
     assert engine.micro_batch == 1
 
@@ -160,7 +160,7 @@ def test_what_torch_says_when_memory_runs_out_is_recognised() -> None:
 
 def test_other_errors_are_not_swallowed(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = engine_of(text)
-    monkeypatch.setattr(engine._model, "loss", lambda *_: (_ for _ in ()).throw(RuntimeError("shape mismatch")))
+    monkeypatch.setattr(engine.model, "loss", lambda *_: (_ for _ in ()).throw(RuntimeError("shape mismatch")))
     with pytest.raises(RuntimeError, match="shape"):
         delta_of(engine)
     assert engine.micro_batch == 4

@@ -74,7 +74,8 @@ class Engine:
         self.tokens = tokens
         self.tokenizer = tokenizer
         self.micro_batch = min(spec.micro_batch, spec.batch)  # halved when memory runs out
-        self._model = GPT(spec)
+        self.first: Float32Array | None = None
+        self.model = GPT(spec)
         self._loss = named(spec.kind.losses[NAME])
         self._measure = named(spec.kind.measures[NAME]) if NAME in spec.kind.measures else None
         self._decayed = _decayed(spec)
@@ -89,7 +90,7 @@ class Engine:
 
     def read(self) -> Float32Array:
         """The parameters as they are now; a view."""
-        parameters: Float32Array = self._model.parameters.numpy()
+        parameters: Float32Array = self.model.parameters.numpy()
         return parameters
 
     def local_steps(
@@ -137,8 +138,8 @@ class Engine:
     def _clipped_gradient(self, step: Step, declaration: Declaration | None, on_step: Beat) -> tuple[Float32Array, Metrics]:
         with no_subnormal_numbers():
             loss = self.gradient(self.batch(*step.place, self.spec.batch, declaration), on_step, declaration)
-            norm = clip(self._model.gradients, self.spec.clip)
-        gradient: Float32Array = self._model.gradients.numpy()
+            norm = clip(self.model.gradients, self.spec.clip)
+        gradient: Float32Array = self.model.gradients.numpy()
         return gradient.copy(), Metrics((loss,), norm)
 
     def _inner_step(self, optimizer: AdamW | Muon, step: Step, declaration: Declaration | None, on_step: Beat) -> Metrics:
@@ -152,12 +153,12 @@ class Engine:
         settings = Settings(spec.beta1, spec.beta2, spec.weight_decay, spec.clip)
         state = (torch.from_numpy(inner.moments.copy()), inner.steps) if inner else (None, 0)
         if spec.inner is Inner.MUON:
-            return Muon(self._model.parameters, self._model.gradients, settings, layout_of(spec), *state)
-        return AdamW(self._model.parameters, self._model.gradients, self._decayed, settings, *state)
+            return Muon(self.model.parameters, self.model.gradients, settings, layout_of(spec), *state)
+        return AdamW(self.model.parameters, self.model.gradients, self._decayed, settings, *state)
 
     def optimizer(self, settings: Settings) -> AdamW:
         """A fresh AdamW for the loaded parameters; its `step` takes what `gradient` gathered."""
-        return AdamW(self._model.parameters, self._model.gradients, self._decayed, settings)
+        return AdamW(self.model.parameters, self.model.gradients, self._decayed, settings)
 
     def batch(
         self, job: bytes, round: int, trainer: bytes, step: int, size: int, declaration: Declaration | None = None
@@ -178,12 +179,12 @@ class Engine:
                 self.micro_batch //= 2
 
     def _accumulate(self, drawn: npt.NDArray[np.int64], on_step: Beat, declaration: Declaration | None) -> float:
-        self._model.gradients.zero_()
+        self.model.gradients.zero_()
         total = 0.0
         for start in range(0, len(drawn), self.micro_batch):
             part = drawn[start : start + self.micro_batch]
             examples = map(torch.from_numpy, self.spec.kind.examples(self.spec, part, self.tokens, declaration))
-            loss = self._loss(self._model, *examples) * (len(part) / len(drawn))
+            loss = self._loss(self.model, *examples) * (len(part) / len(drawn))
             loss.backward()
             total += float(loss.detach())
             on_step()
@@ -192,15 +193,23 @@ class Engine:
     def evaluate(self, parameters: Float32Array, on_step: Beat = lambda: None) -> float | None:
         self.load(parameters)
         with torch.no_grad():
-            return self._measure(self._model, self.spec, self.tokens, on_step) if self._measure else None
+            return self._measure(self.model, self.spec, self.tokens, on_step) if self._measure else None
 
     def generate(
-        self, parameters: Float32Array, prompt: bytes, count: int, temperature: float, seed: int, on_step: Beat = lambda: None
+        self,
+        parameters: Float32Array,
+        prompt: bytes,
+        count: int,
+        temperature: float,
+        seed: int,
+        on_step: Beat = lambda: None,
+        stop: int | None = None,
     ) -> bytes:
-        """The text of `count` more tokens after `prompt` (a newline if it is empty)."""
+        """The text of at most `count` more tokens after `prompt` (a newline if it is empty), up to the first token `stop`."""
         self.load(parameters)
         ids = [int(token) for token in self.tokenizer.encode(prompt or b"\n")]
-        return self.tokenizer.decode(self._model.generate(ids, min(count, GENERATE_TOKENS_MAX), temperature, seed, on_step))
+        most = min(count, GENERATE_TOKENS_MAX)
+        return self.tokenizer.decode(self.model.generate(ids, most, temperature, seed, on_step, stop))
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -6,7 +6,9 @@ import torch
 
 from training.data.tokenizer import Tokenizer
 from training.engines.engine import EngineKind
+from training.engines.pytorch.declaring import DeclaringEngine
 from training.engines.pytorch.engine import NAME, Engine, is_out_of_memory, start_threads
+from training.replicated.layout import Float32Array
 from training.sequences import Tokens
 from training.spec import JobSpec
 
@@ -22,8 +24,8 @@ class PyTorch:
     def describe(self) -> tuple[str, int]:
         return f"torch {torch.__version__}", torch.get_num_threads()
 
-    def open(self, spec: JobSpec, tokens: Tokens, tokenizer: Tokenizer) -> Engine:
-        return Engine(spec, tokens, tokenizer)
+    def open(self, spec: JobSpec, tokens: Tokens, tokenizer: Tokenizer, first: Float32Array | None) -> Engine:
+        return DeclaringEngine(spec, tokens, tokenizer, first) if NAME in spec.kind.declarers else Engine(spec, tokens, tokenizer)
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         return is_out_of_memory(error)

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from training.replicated.layout import layout_of
 from training.spec import JobSpec
-from training.transformer import ModelSpec
+from training.transformer import HEAD, ModelSpec
 
 ROTARY_BASE = 10_000.0  # Su et al. 2021, section 3.2.2
 NORM_EPSILON = 1e-6
@@ -62,13 +62,14 @@ class GPT:
 
     def __init__(self, job: JobSpec) -> None:
         layout, spec = layout_of(job), job.model
-        self.spec = spec
+        self.job, self.spec = job, spec
         self._tensors = {tensor.name: tensor for tensor in layout.tensors}
         self.parameters = torch.zeros(layout.size)
         self.gradients = torch.zeros(layout.size)
         self.embedding_VC = self._view("embedding.weight")
         self.final_norm_C = self._view("final_norm.weight")
         self.layers = [self._layer(f"layers.{index}.") for index in range(spec.layers)]
+        self.heads = {name: self._view(name) for name in self._tensors if name.startswith(HEAD)}  # (C,) each, if any
         self.cos_TD, self.sin_TD = rotary_tables(spec.context, spec.width // spec.heads)
 
     def _layer(self, prefix: str) -> Layer:
@@ -128,8 +129,18 @@ class GPT:
         return x_BTND * cos_TD + x_BTND.roll(half, -1) * sin_TD
 
     @torch.no_grad()
-    def generate(self, prompt: list[int], count: int, temperature: float, seed: int, on_token: Callable[[], None]) -> list[int]:
-        """`count` tokens after `prompt`; temperature 0 always takes the likeliest. The context slides when it is full."""
+    def generate(
+        self,
+        prompt: list[int],
+        count: int,
+        temperature: float,
+        seed: int,
+        on_token: Callable[[], None],
+        stop: int | None = None,
+    ) -> list[int]:
+        """`count` tokens after `prompt`, fewer where `stop` comes next; temperature 0 always takes the likeliest. The context
+        slides when it is full.
+        """
         generator = torch.Generator().manual_seed(seed)
         tokens, made = list(prompt), []
         cache = Cache(self.spec)
@@ -140,6 +151,8 @@ class GPT:
                 cache, pending = Cache(self.spec), tokens[-max(1, self.spec.context // 2) :]
             last_BC = self.features(torch.tensor([pending]), cache)[:, -1]
             token = choose(F.linear(last_BC, self.embedding_VC)[0], temperature, generator)
+            if token == stop:
+                break
             tokens.append(token)
             made.append(token)
             pending = [token]
@@ -150,8 +163,8 @@ class GPT:
 class Cache:
     """Keys and values of the tokens seen so far, per layer."""
 
-    def __init__(self, spec: ModelSpec) -> None:
-        shape = (spec.layers, 1, spec.kv_heads, spec.context, spec.width // spec.heads)
+    def __init__(self, spec: ModelSpec, sequences: int = 1) -> None:
+        shape = (spec.layers, sequences, spec.kv_heads, spec.context, spec.width // spec.heads)
         self.keys, self.values = torch.zeros(shape), torch.zeros(shape)
         self.length = 0
 

@@ -1,0 +1,48 @@
+"""Calls of RLHF: what people ask their own peer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class StageView:
+    objective: str
+    job: str
+    state: str  # waiting, running or finished
+    round: int
+    rounds: int
+    model_root: str
+
+
+@dataclass(frozen=True, slots=True)
+class RlhfView:
+    state: str  # none, or that of the last stage
+    stages: tuple[StageView, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CompareView:
+    """Two answers to one prompt."""
+
+    job: str
+    round: int
+    policy: str
+    reference: str
+
+
+class RlhfCalls(Protocol):
+    async def start_rlhf_training(
+        self, base: str, reward: str, ppo_iterations: int = 10, name: str = "", overrides: dict[str, str] | None = None
+    ) -> str:
+        """Tunes the model of a finished job. The id of the job that does, once it is decided."""
+        ...
+
+    async def rlhf_status(self) -> RlhfView:
+        """How far the newest tuning is."""
+        ...
+
+    async def compare_policy(self, prompt: str, tokens: int, temperature: float, seed: int) -> CompareView:
+        """What the newest policy and its reference say."""
+        ...

@@ -1,0 +1,32 @@
+"""RLHF as a feature: its module, its objectives, and the role of those who train and check them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from features.feature import Feature
+from features.roles import Role
+
+if TYPE_CHECKING:
+    from ledger.core.module import Module
+    from ledger.jobs import JobRules
+
+
+def _modules(rules: JobRules) -> tuple[Module[Any], ...]:
+    from rlhf.module import RlhfModule
+
+    return (RlhfModule(rules),)
+
+
+RLHF = Feature(
+    name="rlhf",
+    about="tuning a model by rewards for its own responses",
+    modules=_modules,
+    objectives="rlhf.objective:OBJECTIVES",
+    words="rlhf.words",
+    calls="rlhf.calls:RlhfCalls",
+    answers="peer.api.rlhf:RlhfAnswers",
+    roles=(
+        Role("rlhf", "tunes models by rewards, and re-executes what others have tuned", registers=("rlhf",), needs_worker=True),
+    ),
+)

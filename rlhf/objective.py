@@ -1,0 +1,178 @@
+"""The objectives of RLHF: what a job says, what a proposal declares, what a step is made of. No torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from protocol.codec import Between, Count, Digest, Length
+from rlhf.rollouts import TOKEN_BYTES, Bounds
+from rlhf.rules import RULES
+from training.data.tokenizer import VOCABULARY_MAX
+from training.objectives.objective import Declaration, Job, Objective, Reason, Shape, Step
+from training.sequences import Tokens
+from training.transformer import BYTES, HEAD, PARAMETERS_MAX, shapes
+
+MODULE: Final = "rlhf"
+ROLE: Final = "rlhf"
+VALUE: Final = f"{HEAD}value"
+RULE: Final = "rule:"  # begins a reward that is a function of the program
+EPOCHS_MAX: Final = 64
+RESPONSES_MAX: Final = 65_536  # of one trainer and round
+MILLIONTHS: Final = 1_000_000
+FIGURE_MAX: Final = 2**53 - 1
+WEIGHT_MAX: Final = 1e3  # of any figure of a job: far above anything useful
+
+Figure = Annotated[int, Between(-FIGURE_MAX, FIGURE_MAX)]  # in millionths
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PpoTerms:
+    """What a `ppo` job says beside what all jobs say.
+
+    A round is one iteration. `local_steps` are `epochs` passes over the round's responses, `batch` of them in each inner step.
+    """
+
+    reward: Annotated[str, Length(1, 64)]  # rule:NAME
+    prompt_tokens: Annotated[int, Between(1, VOCABULARY_MAX)] = 16  # of the windows of the job's text; without text of token 0
+    response_tokens: Annotated[int, Between(1, VOCABULARY_MAX)] = 32  # at most
+    stop: Annotated[int, Between(0, VOCABULARY_MAX - 1)] | None = 10  # token that ends a response: a newline
+    epochs: Annotated[int, Between(1, EPOCHS_MAX)] = 4
+    beta: float = 0.05  # of the KL penalty, in score a nat
+    unfinished_penalty: float = 1.0  # off the score of a response without the stop token
+    score_clip: float = 10.0
+    decay: float = 0.95  # λ of GAE
+    clip: float = 0.2  # of the ratio, and of the value in its own units
+    ramp: float = 0.05  # within which gradients fall to zero at these edges; 0 is the textbook
+    value_weight: float = 0.1
+
+    def problem(self) -> str | None:
+        name = self.reward.removeprefix(RULE)
+        if not self.reward.startswith(RULE) or name not in RULES:
+            return f"reward {self.reward!r} is none of {', '.join(RULE + known for known in RULES)}"
+        for field in ("beta", "unfinished_penalty", "score_clip", "clip", "ramp", "value_weight"):
+            if not 0 <= getattr(self, field) <= WEIGHT_MAX:
+                return f"{field} must lie in 0..{WEIGHT_MAX:g}, is {getattr(self, field)}"
+        return None if 0 <= self.decay <= 1 else f"decay must lie in 0..1, is {self.decay}"
+
+
+@dataclass(frozen=True, slots=True)
+class Rollouts:
+    """The declaration of a `ppo` proposal: its responses, and what they sum up to."""
+
+    blob: Digest  # `rlhf.rollouts`
+    tokens: Count  # of all responses
+    unfinished: Count  # responses without the stop token
+    k1: Figure  # Σ log π − log π_ref over all tokens
+    score: Figure  # Σ of the rewards of all responses, without penalties
+
+
+@dataclass(frozen=True, slots=True)
+class Batches:
+    """What all inner steps of a round are made of. A row is a response; a place is one turn of a row in an inner step."""
+
+    order: npt.NDArray[np.int64]  # (places,): the row
+    share: npt.NDArray[np.float32]  # (places,): tokens that a response has on average in the inner step of the place
+    x: npt.NDArray[np.int64]  # (rows, S): prompt and response without its last token
+    tokens: npt.NDArray[np.int64]  # (rows, T): the response; all that follow have this shape
+    mask: npt.NDArray[np.bool_]
+    old: npt.NDArray[np.float32]  # log-probability
+    advantages: npt.NDArray[np.float32]
+    values: npt.NDArray[np.float32]
+    returns: npt.NDArray[np.float32]
+
+
+ROLLOUT: Final = Reason("rollout", "it trained on responses that the model has not given")
+FIGURES: Final = Reason("figures", "its figures are not those of its responses")
+
+
+class Ppo(Objective):
+    """Proximal policy optimization: responses that the policy gives, scored, against a reference."""
+
+    name = "ppo"
+    about = "a reward for a model's own responses, within reach of the model it began as"
+    module, version = MODULE, 1
+    role = ROLE
+    settings = PpoTerms
+    reads_text = False  # prompts may come from a text, but no trainer has one of its own
+    refers_to_first = True
+    losses: ClassVar[Mapping[str, str]] = {"pytorch": "rlhf.pytorch.ppo:loss"}
+    declarers: ClassVar[Mapping[str, str]] = {"pytorch": "rlhf.pytorch.ppo:Declarer"}
+    declaration = Rollouts
+    reasons = (ROLLOUT, FIGURES)
+
+    def problem(self, job: Job, settings: Any) -> str | None:
+        problem = settings.problem()
+        if problem:
+            return str(problem)
+        if not job.is_reexecuted:
+            return f"audit {job.audit.value!r} would let everybody invent responses: take 'full' or 'sampled'"
+        vocabulary, context = job.model.vocabulary, job.model.context
+        rule = RULES[settings.reward.removeprefix(RULE)]
+        if rule.vocabulary not in (None, vocabulary):
+            return f"reward {settings.reward!r} is for a vocabulary of {rule.vocabulary} tokens, the model has {vocabulary}"
+        if job.tokenizer is None and vocabulary > BYTES:
+            return f"model.vocabulary {vocabulary} needs a tokenizer: name a base that has one"
+        both = f"prompt_tokens {settings.prompt_tokens} and response_tokens {settings.response_tokens}"
+        if settings.prompt_tokens + settings.response_tokens > context:
+            return f"{both} are more than the model's context of {context} tokens: shorten one of them"
+        if settings.stop is not None and settings.stop >= vocabulary:
+            return f"stop {settings.stop} is no token of a vocabulary of {vocabulary}"
+        if job.local_steps % settings.epochs:
+            return f"local_steps {job.local_steps} must be a multiple of epochs {settings.epochs}"
+        if self.responses(job, settings) > RESPONSES_MAX:
+            return f"{self.responses(job, settings)} responses a round are more than {RESPONSES_MAX}: take a smaller batch"
+        if job.model.parameters + job.model.width > PARAMETERS_MAX:
+            return f"{job.model.parameters} parameters and a value head are more than {PARAMETERS_MAX}"
+        return None
+
+    def tensors(self, job: Job, settings: Any) -> Sequence[tuple[str, Shape]]:
+        return [*shapes(job.model), (VALUE, (job.model.width,))]
+
+    def responses(self, job: Job, settings: PpoTerms) -> int:
+        """Of one trainer in a round."""
+        return job.local_steps // settings.epochs * job.batch
+
+    def bounds(self, job: Job, settings: PpoTerms) -> Bounds:
+        return Bounds(self.responses(job, settings), settings.response_tokens, job.model.vocabulary, settings.stop)
+
+    def declaration_problem(self, job: Job, record: Any) -> str | None:
+        bounds = self.bounds(job, job.own)
+        if not bounds.responses <= record.tokens <= bounds.responses * bounds.tokens_max:
+            return f"{record.tokens} tokens in {bounds.responses} responses"
+        return None if record.unfinished <= bounds.responses else f"{record.unfinished} of {bounds.responses} unfinished"
+
+    def blobs(self, job: Job, record: Any) -> Mapping[bytes, int]:
+        bounds = self.bounds(job, job.own)
+        return {record.blob: TOKEN_BYTES * (bounds.responses + record.tokens)}
+
+    def draw(
+        self, job: Job, step: Step, count: int, data: Tokens, declaration: Declaration | None = None
+    ) -> npt.NDArray[np.int64]:
+        """The places of the step."""
+        return np.arange(step.number * count, (step.number + 1) * count, dtype=np.int64)
+
+    def examples(
+        self, job: Job, drawn: npt.NDArray[np.int64], data: Tokens, declaration: Declaration | None = None
+    ) -> tuple[npt.NDArray[Any], ...]:
+        """Responses and what is known of them, as `rlhf.pytorch.ppo.loss` takes them."""
+        assert declaration is not None and isinstance(declaration.derived, Batches)
+        known = declaration.derived
+        of_rows = (known.x, known.tokens, known.mask, known.old, known.advantages, known.values, known.returns)
+        return (known.share[drawn], *(array[known.order[drawn]] for array in of_rows))
+
+
+def in_millionths(value: float) -> int:
+    """Of a sum; what is no number is the largest."""
+    if not math.isfinite(value):
+        return FIGURE_MAX
+    return max(-FIGURE_MAX, min(FIGURE_MAX, round(value * MILLIONTHS)))
+
+
+PPO: Final = Ppo()
+OBJECTIVES: Final = (PPO,)

@@ -1,0 +1,1 @@
+"""What the worker process computes for these objectives with PyTorch."""

@@ -1,0 +1,79 @@
+"""Two ways through a model: sampling responses, and one pass over responses that are there.
+
+Axes: B responses, P tokens of a prompt, T tokens of a response, S = P + T − 1 inputs, V vocabulary, C features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from rlhf.losses import log_probabilities
+from rlhf.rollouts import Bounds
+from training.engines.engine import Beat
+from training.engines.pytorch.model import GPT, Cache
+from training.replicated.layout import Float32Array
+
+SAMPLED_AT_ONCE = 64  # responses: one pass over the weights serves them all
+LOGITS_AT_ONCE = 1 << 20  # numbers in the largest tensor of a pass: 4 MB
+
+Noise = Callable[[int, int, int], Float32Array]  # of (response, first token, tokens): shape (tokens, V)
+
+
+def sample(model: GPT, prompts_BP: Tensor, noise: Noise, bounds: Bounds, on_token: Beat) -> list[list[int]]:
+    """A response to each prompt: token t is the argmax of logits and noise."""
+    responses: list[list[int]] = []
+    with torch.no_grad():
+        for part in prompts_BP.split(SAMPLED_AT_ONCE):
+            responses += _sample_part(model, part, len(responses), noise, bounds, on_token)
+    return responses
+
+
+def _sample_part(model: GPT, prompts_BP: Tensor, first: int, noise: Noise, bounds: Bounds, on_token: Beat) -> list[list[int]]:
+    responses: list[list[int]] = [[] for _ in prompts_BP]
+    going, cache, pending = list(range(len(responses))), Cache(model.spec, len(responses)), prompts_BP
+    for t in range(bounds.tokens_max):
+        logits_BV = F.linear(model.features(pending, cache)[:, -1], model.embedding_VC)
+        chosen_B = torch.zeros(len(responses), dtype=torch.int64)  # what an ended response goes on with, nobody reads
+        noise_GV = torch.from_numpy(np.concatenate([noise(first + row, t, 1) for row in going]))
+        chosen_B[going] = (logits_BV[going] + noise_GV).argmax(1)
+        for row in going:
+            responses[row].append(int(chosen_B[row]))
+        going = [row for row in going if responses[row][-1] != bounds.stop]
+        pending = chosen_B[:, None]
+        on_token()
+        if not going:
+            break
+    return responses
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    logp_BT: Tensor  # of each response token; of padding anything
+    value_BT: Tensor  # before each token; zeros where the model has no such head
+    excess_BT: Tensor | None  # by how much another token's logit and noise are more than this one's
+
+
+def over(model: GPT, x_BS: Tensor, tokens_BT: Tensor, head: str, on_part: Beat, noise_of: Noise | None = None) -> Passed:
+    """One pass over all responses, a few at a time, always the same ones together: so on one machine it gives the same bits."""
+    length = tokens_BT.shape[1]
+    rows = max(1, LOGITS_AT_ONCE // (length * model.spec.vocabulary))
+    logps, values, excesses = list[Tensor](), list[Tensor](), list[Tensor]()
+    with torch.no_grad():
+        for start in range(0, len(x_BS), rows):
+            x, tokens = x_BS[start : start + rows], tokens_BT[start : start + rows]
+            features_BTC = model.features(x)[:, -length:]
+            logits_BTV = F.linear(features_BTC, model.embedding_VC)
+            logps.append(log_probabilities(logits_BTV, tokens))
+            values.append(features_BTC @ model.heads[head])
+            if noise_of is not None:
+                noise = np.stack([noise_of(start + row, 0, length) for row in range(len(x))])
+                sums_BTV = logits_BTV + torch.from_numpy(noise)
+                excesses.append(sums_BTV.amax(2) - sums_BTV.gather(2, tokens[..., None])[..., 0])
+            on_part()
+    return Passed(torch.cat(logps), torch.cat(values), torch.cat(excesses) if excesses else None)

@@ -1,0 +1,203 @@
+"""PPO in the worker: responses are sampled, committed to, checked, and trained on."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from rlhf import losses, rollouts
+from rlhf.objective import FIGURES, MILLIONTHS, PPO, ROLLOUT, RULE, VALUE, Batches, PpoTerms, Rollouts, in_millionths
+from rlhf.pytorch import passes
+from rlhf.rollouts import Place, TokenIds, is_finished
+from rlhf.rules import RULES
+from training.engines.engine import Beat
+from training.engines.pytorch.declaring import DeclaringEngine
+from training.engines.pytorch.model import GPT
+from training.objectives.objective import Declaration, Reason
+from training.replicated.layout import Float32Array
+
+EPSILON: Final = 2.0**-10  # by which another token may lead, of logits that processors round differently by about 1e-5
+FIGURE_TOLERANCE: Final = 1e-4  # of a sum over tokens or responses, for each of them: no setting looks closer
+
+
+def loss(
+    model: GPT,
+    share_B: Tensor,
+    x_BS: Tensor,
+    tokens_BT: Tensor,
+    mask_BT: Tensor,
+    old_BT: Tensor,
+    advantage_BT: Tensor,
+    old_value_BT: Tensor,
+    return_BT: Tensor,
+) -> Tensor:
+    """The clipped losses of policy and value: means over the tokens of the inner step that these responses are a part of."""
+    own: PpoTerms = model.job.own
+    features_BTC = model.features(x_BS)[:, -tokens_BT.shape[1] :]
+    logp_BT = losses.log_probabilities(F.linear(features_BTC, model.embedding_VC), tokens_BT)
+    value_BT, edges = features_BTC @ model.heads[VALUE], {"clip": own.clip, "ramp": own.ramp}
+    policy_BT = losses.policy_losses(logp_BT, old_BT, advantage_BT, mask_BT, **edges)
+    values_BT = losses.value_losses(value_BT, old_value_BT, return_BT, mask_BT, **edges)
+    return losses.token_mean(policy_BT + own.value_weight * values_BT, mask_BT, share_B.sum())
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What a round's model and the reference say of a trainer's responses."""
+
+    key: tuple[Place, bytes]
+    responses: Sequence[TokenIds]
+    x_BS: Tensor
+    tokens_BT: Tensor
+    mask_BT: Tensor
+    old_BT: Tensor
+    reference_BT: Tensor
+    value_BT: Tensor
+    score_B: Tensor
+
+    def record(self, stop: int | None) -> Rollouts:
+        k1 = (self.old_BT - self.reference_BT)[self.mask_BT].double().sum()
+        unfinished = sum(not is_finished(response, stop) for response in self.responses)
+        figures = int(self.mask_BT.sum()), unfinished, in_millionths(float(k1)), in_millionths(float(self.score_B.sum()))
+        return Rollouts(self.key[1], *figures)
+
+
+class Declarer:
+    """Implements `training.engines.pytorch.declaring.Declarer`."""
+
+    def __init__(self, engine: DeclaringEngine) -> None:
+        self._engine, self._spec = engine, engine.spec
+        self._own: PpoTerms = engine.spec.own
+        self._bounds = PPO.bounds(engine.spec, self._own)
+        self._reward = RULES[self._own.reward.removeprefix(RULE)].make(engine.spec.seed)
+        self._last: _Known | None = None  # a proposal is looked at several times in a row
+
+    def make(self, parameters: Float32Array, job: bytes, round: int, trainer: bytes, folder: Path, on_step: Beat) -> Declaration:
+        place = Place(job, round, trainer)
+        self._engine.load(parameters)
+        prompts = torch.from_numpy(self._prompts(place))
+        responses = passes.sample(self._engine.model, prompts, self._noise(place), self._bounds, on_step)
+        blob = rollouts.encode(responses)
+        digest = hashlib.sha256(blob).digest()
+        path = folder / digest.hex()
+        path.write_bytes(blob)
+        known = self._known(parameters, place, digest, path, on_step)
+        return Declaration(known.record(self._own.stop), {digest: path})
+
+    def refutation(
+        self,
+        parameters: Float32Array,
+        job: bytes,
+        round: int,
+        trainer: bytes,
+        declaration: Declaration,
+        step: int | None,
+        on_step: Beat,
+    ) -> Reason | None:
+        """Looks at the responses of the step, and at the figures of all."""
+        place, said = Place(job, round, trainer), declaration.record
+        known = self._known(parameters, place, said.blob, declaration.files[said.blob], on_step)
+        rows = np.arange(self._bounds.responses)
+        if step is not None:
+            rows = self._order(place)[step * self._spec.batch : (step + 1) * self._spec.batch]
+        if not self._is_sampled(parameters, place, known, rows, on_step):
+            return ROLLOUT
+        return FIGURES if self._differ(said, known.record(self._own.stop)) else None
+
+    def derived(
+        self, parameters: Float32Array, job: bytes, round: int, trainer: bytes, declaration: Declaration, on_step: Beat
+    ) -> Declaration:
+        place, blob = Place(job, round, trainer), declaration.record.blob
+        known, own = self._known(parameters, place, blob, declaration.files[blob], on_step), self._own
+        mask_BT = known.mask_BT
+        unfinished_B = torch.tensor([not is_finished(response, own.stop) for response in known.responses])
+        score_B = known.score_B - own.unfinished_penalty * unfinished_B
+        rewards_BT = losses.token_rewards(
+            known.old_BT, known.reference_BT, score_B, mask_BT, beta=own.beta, score_clip=own.score_clip
+        )
+        advantage_BT, return_BT = losses.advantages(rewards_BT, known.value_BT, mask_BT, decay=own.decay)
+        order, counts = self._order(place), mask_BT.sum(1).numpy()
+        tokens_of_steps = counts[order].reshape(-1, self._spec.batch).mean(1)
+        batches = Batches(
+            order=order,
+            share=np.repeat(tokens_of_steps, self._spec.batch).astype(np.float32),
+            x=known.x_BS.numpy(),
+            tokens=known.tokens_BT.numpy(),
+            mask=mask_BT.numpy(),
+            old=known.old_BT.numpy(),
+            advantages=losses.whiten(advantage_BT, mask_BT).numpy(),
+            values=known.value_BT.numpy(),
+            returns=return_BT.numpy(),
+        )
+        return Declaration(declaration.record, declaration.files, batches)
+
+    def _known(self, parameters: Float32Array, place: Place, blob: bytes, path: Path, on_step: Beat) -> _Known:
+        """Raises `RemoteProtocolError` for a blob that is none."""
+        if self._last is not None and self._last.key == (place, blob):
+            return self._last
+        engine, length = self._engine, self._own.response_tokens
+        responses = rollouts.read(path, self._bounds)
+        tokens_BT = torch.from_numpy(np.stack([np.pad(response, (0, length - len(response))) for response in responses]))
+        mask_BT = torch.arange(length) < torch.tensor([len(response) for response in responses])[:, None]
+        x_BS = torch.cat((torch.from_numpy(self._prompts(place)), tokens_BT[:, :-1]), dim=1)
+        assert engine.first is not None
+        engine.load(engine.first)
+        reference = passes.over(engine.model, x_BS, tokens_BT, VALUE, on_step)
+        engine.load(parameters)
+        now = passes.over(engine.model, x_BS, tokens_BT, VALUE, on_step)
+        score_B = torch.tensor([self._score(response) for response in responses])
+        self._last = _Known(
+            (place, blob), responses, x_BS, tokens_BT, mask_BT, now.logp_BT, reference.logp_BT, now.value_BT, score_B
+        )
+        return self._last
+
+    def _score(self, response: TokenIds) -> float:
+        ids = [int(token) for token in response]
+        return self._reward(ids, self._engine.tokenizer.decode([token for token in ids if token != self._own.stop]))
+
+    def _prompts(self, place: Place) -> TokenIds:
+        """Shape (B, P)."""
+        text, length, count = self._engine.tokens.train, self._own.prompt_tokens, self._bounds.responses
+        if not len(text):
+            return np.zeros((count, length), dtype=np.int64)
+        starts = rollouts.prompt_starts(place, count, len(text), length)
+        return np.stack([text[start : start + length] for start in starts]).astype(np.int64)
+
+    def _noise(self, place: Place) -> passes.Noise:
+        return lambda response, start, count: rollouts.gumbel(place, response, start, count, self._bounds.vocabulary)
+
+    def _order(self, place: Place) -> TokenIds:
+        """The row of each place of the round."""
+        return np.concatenate([rollouts.order(place, self._bounds.responses, epoch) for epoch in range(self._own.epochs)])
+
+    def _is_sampled(self, parameters: Float32Array, place: Place, known: _Known, rows: TokenIds, on_step: Beat) -> bool:
+        """Whether each token of these responses is, within rounding, what model and noise give."""
+        self._engine.load(parameters)
+        noise = self._noise(place)
+        found = passes.over(
+            self._engine.model,
+            known.x_BS[rows],
+            known.tokens_BT[rows],
+            VALUE,
+            on_step,
+            lambda row, start, count: noise(int(rows[row]), start, count),
+        )
+        assert found.excess_BT is not None
+        return bool((found.excess_BT[known.mask_BT[rows]] <= EPSILON).all())  # also not where one is no number
+
+    def _differ(self, said: Rollouts, found: Rollouts) -> bool:
+        counted = (said.tokens, said.unfinished) != (found.tokens, found.unfinished)
+        allowed = FIGURE_TOLERANCE * MILLIONTHS
+        return (
+            counted
+            or abs(said.k1 - found.k1) > allowed * found.tokens
+            or abs(said.score - found.score) > allowed * self._bounds.responses
+        )

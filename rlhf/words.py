@@ -1,0 +1,68 @@
+"""Words of RLHF."""
+
+from __future__ import annotations
+
+from features.arguments import JSON, Argument, not_negative, whole_number
+from features.as_json import as_json
+from features.tables import Column, Fitted, Verbatim
+from features.words import Asked, word
+from protocol.errors import UserError
+from rlhf.calls import RlhfCalls, RlhfView
+
+SHORT = 8
+ACTIONS = ("start", "status", "compare")
+
+
+@word(
+    'tune a model by a reward: start --base JOB --reward rule:NAME; status; compare "PROMPT" shows policy and reference',
+    Argument("do", choices=ACTIONS, metavar="ACTION", help=", ".join(ACTIONS)),
+    Argument("what", nargs="?", default="", metavar="PROMPT", help="of `rlhf compare`: text to go on from"),
+    Argument("--base", default="", metavar="JOB", help="of `rlhf start`: the finished job whose model is tuned, by name or id"),
+    Argument("--reward", default="", metavar="rule:NAME", help="of `rlhf start`: a rule of the program, such as rule:vowels"),
+    Argument("--ppo-iterations", type=whole_number(1), default=10, metavar="N", help="of `rlhf start`: rounds (default 10)"),
+    Argument("--name", default="", metavar="NAME", help="of `rlhf start`: what people call the job"),
+    Argument("--set", action="extend", nargs="+", default=[], metavar="FIELD=VALUE", help="of `rlhf start`: other fields"),
+    Argument("--tokens", type=whole_number(1, 100_000), default=64, metavar="N", help="of `rlhf compare` (default 64)"),
+    Argument(
+        "--temperature", type=not_negative, default=1.0, metavar="T", help="of `rlhf compare`: 0: the likeliest (default 1)"
+    ),
+    Argument(
+        "--seed", type=whole_number(0), default=0, metavar="S", help="of `rlhf compare`: of the choice of tokens (default 0)"
+    ),
+    JSON,
+)
+async def rlhf(asked: Asked[RlhfCalls]) -> None:
+    options = asked.options
+    match options.do:
+        case "start":
+            if not options.base or not options.reward:
+                raise UserError("rlhf start: say --base JOB, a finished job that `jobs` lists, and --reward rule:NAME")
+            said = dict(item.partition("=")[::2] for item in options.set)
+            start = asked.api.start_rlhf_training(options.base, options.reward, options.ppo_iterations, options.name, said)
+            asked.show(f"job {await asked.decided(start)} is decided; `rlhf status` shows how it goes")
+        case "status":
+            view = await asked.api.rlhf_status()
+            _show_status(asked, view, options.json)
+        case "compare":
+            compared = await asked.api.compare_policy(options.what, options.tokens, options.temperature, options.seed)
+            if options.json:
+                asked.show(Verbatim(as_json(compared)))
+                return
+            asked.show(f"policy (job {compared.job[:SHORT]} after {compared.round} rounds):")
+            asked.show(Verbatim(compared.policy))
+            asked.show("reference:")
+            asked.show(Verbatim(compared.reference))
+
+
+def _show_status(asked: Asked[RlhfCalls], view: RlhfView, is_json: bool) -> None:
+    if is_json:
+        asked.show(Verbatim(as_json(view)))
+        return
+    if not view.stages:
+        asked.show("nothing is tuned yet: `rlhf start --base JOB --reward rule:NAME` begins")
+        return
+    table = Fitted("objective", "job", "state", Column("round", is_number=True), Column("of", is_number=True), "model root")
+    for stage in view.stages:
+        rounds = (str(stage.round), str(stage.rounds))
+        table.add_row(stage.objective, stage.job[:SHORT], stage.state, *rounds, stage.model_root[: 2 * SHORT])
+    asked.show(table)

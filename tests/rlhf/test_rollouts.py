@@ -1,0 +1,86 @@
+"""Rollouts as bytes, and the noise that nobody chooses."""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+import pytest
+
+from protocol.errors import RemoteProtocolError
+from rlhf.rollouts import Bounds, Place, decode, encode, gumbel, order, prompt_starts
+
+PLACE = Place(bytes([1]) * 32, 3, bytes([2]) * 32)
+BOUNDS = Bounds(responses=3, tokens_max=4, vocabulary=256, stop=10)
+SOUND = [[97, 98, 99, 100], [97, 10], [10]]
+
+
+def blob(lengths: list[int], tokens: list[int]) -> bytes:
+    return struct.pack(f"<{len(lengths) + len(tokens)}H", *lengths, *tokens)
+
+
+def test_a_blob_is_what_it_was_made_of() -> None:
+    made = encode(SOUND)
+    assert made == blob([4, 2, 1], [97, 98, 99, 100, 97, 10, 10])
+    assert [response.tolist() for response in decode(made, BOUNDS)] == SOUND
+    assert len(made) <= BOUNDS.bytes_max
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        b"",
+        encode(SOUND)[:-1],
+        encode(SOUND)[:-2],
+        encode(SOUND) + b"\0\0",
+        encode(SOUND[:2]),
+        blob([4, 2, 0], [97, 98, 99, 100, 97, 10]),
+        blob([5, 2, 1], [97, 98, 99, 100, 101, 97, 10, 10]),
+        blob([4, 2, 1], [97, 98, 99, 256, 97, 10, 10]),
+        blob([4, 2, 1], [97, 98, 99, 100, 97, 98, 10]),  # it ends before it has to
+        blob([4, 2, 1], [97, 10, 99, 100, 97, 10, 10]),  # and it goes on behind the stop token
+        encode([[97] * 4] * 200),
+    ],
+)
+def test_other_bytes_are_no_rollouts(wrong: bytes) -> None:
+    with pytest.raises(RemoteProtocolError):
+        decode(wrong, BOUNDS)
+
+
+def test_without_a_stop_token_every_response_is_as_long_as_the_job_says() -> None:
+    bounds = Bounds(responses=1, tokens_max=2, vocabulary=6, stop=None)
+    assert decode(encode([[5, 0]]), bounds)[0].tolist() == [5, 0]
+    with pytest.raises(RemoteProtocolError):
+        decode(encode([[5]]), bounds)
+
+
+def test_the_noise_is_known_by_its_place_alone() -> None:
+    whole = gumbel(PLACE, 1, 0, 4, 6)
+    assert (whole[2:] == gumbel(PLACE, 1, 2, 2, 6)).all()
+    others = [
+        Place(bytes(32), 3, bytes([2]) * 32),
+        Place(bytes([1]) * 32, 4, bytes([2]) * 32),
+        Place(bytes([1]) * 32, 3, bytes(32)),
+    ]
+    assert all((gumbel(other, 1, 0, 4, 6) != whole).all() for other in others)
+    assert (gumbel(PLACE, 2, 0, 4, 6) != whole).all() and (whole[0] != whole[1]).all()
+    assert gumbel(PLACE, 0, 0, 1, 1)[0, 0] == pytest.approx(0.4989004, abs=1e-6), "auditors of another release find the same"
+
+
+def test_the_largest_sum_is_a_sample_of_the_softmax() -> None:
+    logits = np.array([0.0, 1.0, 2.0, -1.0], dtype=np.float32)
+    noise = np.concatenate([gumbel(PLACE, response, 0, 100, 4) for response in range(200)])
+    drawn = np.bincount((logits + noise).argmax(axis=1), minlength=4) / len(noise)
+    expected = np.exp(logits) / np.exp(logits).sum()
+    assert np.abs(drawn - expected).max() < 0.012, "four deviations of 20,000 draws"
+
+
+def test_each_epoch_takes_each_response_once_in_an_order_of_its_own() -> None:
+    first, second = order(PLACE, 64, 0), order(PLACE, 64, 1)
+    assert sorted(first) == sorted(second) == list(range(64))
+    assert (first != second).any()
+
+
+def test_prompts_are_windows_of_the_whole_text() -> None:
+    starts = prompt_starts(PLACE, 10_000, 20, 16)
+    assert set(starts) == {0, 1, 2, 3, 4}
