@@ -6,6 +6,9 @@ with wrong data, a wrong step, a wrong rate, and all of it in bfloat16. All erro
 them: of what one step changes (parameters and moments, the largest), and of Δ over the round. A tolerance has to lie between the
 most honest error and the least false one; both are printed for every precision.
 
+A PPO job's responses are sampled once and committed to: replays derive the rest from them. `ppo-jumps` is PPO as in the textbook,
+whose gradients jump where ratio or value reach the edge of their clip; it is replayed only if `--jobs` names it.
+
 The hashes of what must be bit-equal are compared with `tests/training/golden.json`, and those that torch computes are printed.
 `--device cuda` computes them and all replays there as well; it needs nothing but this repository, numpy, msgpack, pynacl, and a
 torch with that device.
@@ -33,19 +36,33 @@ from benchmarks import dispatch
 from benchmarks.dispatch import Environment
 from benchmarks.provenance import write
 from benchmarks.verdicts import conclude, verdict
+from peer import features
+from protocol import codec
+from rlhf.objective import PpoTerms, Rollouts
+from rlhf.presets import PPO
 from training.data.default_text import default_text
+from training.objectives.objective import Declaration
 from training.replay.inner_state import InnerState
 from training.replay.trace import distance, ratio, step_error
 from training.replicated.init import initial_parameters
 from training.replicated.layout import Float32Array
 from training.spec import PRESETS, Inner, JobSpec, completed
 
+
+def _ppo(**terms: Any) -> JobSpec:
+    own = codec.encode(PpoTerms(reward="rule:vowels", **terms))
+    return JobSpec(name="replay", objective="ppo", data=bytes(32), settings=own, **completed(PPO))
+
+
 JOB, TRAINER, OTHER = bytes(range(32)), b"\x01" * 32, b"\x02" * 32
 JOBS = {
     "local": JobSpec(name="replay", data=bytes(32), **PRESETS["local"]),
     "muon": JobSpec(name="replay", data=bytes(32), **completed(PRESETS["local"] | {"inner": Inner.MUON})),
     "per-step": JobSpec(name="replay", data=bytes(32), **PRESETS["per-step"]),
+    "ppo": _ppo(),
+    "ppo-jumps": _ppo(ramp=0.0),
 }
+USUAL = [name for name in JOBS if name != "ppo-jumps"]
 HONEST, FAST, SMALL_LIE, LIE = "honest", "another precision", "small lie", "lie"
 GOLDEN = dispatch.REPOSITORY / "tests" / "training" / "golden.json"
 TOLERANCE = JobSpec(name="default", data=bytes(32)).replay_tolerance
@@ -99,12 +116,15 @@ def engine_of(spec: JobSpec, device: str, variant: Variant) -> Any:
     import torch
 
     from training.data.tokenizer import load_tokenizer
+    from training.engines.pytorch.declaring import DeclaringEngine
     from training.engines.pytorch.engine import Engine
-    from training.engines.pytorch.losses import windows
     from training.engines.pytorch.model import GPT
     from training.sequences import Tokens
 
-    class Differing(Engine):
+    declares = spec.kind.declaration is not None
+    kind: Any = DeclaringEngine if declares else Engine
+
+    class Differing(kind):  # type: ignore[misc]
         """Computes gradients on `device`, perhaps in another precision; everything else is where it always is."""
 
         def __init__(self, *arguments: Any) -> None:
@@ -115,20 +135,23 @@ def engine_of(spec: JobSpec, device: str, variant: Variant) -> Any:
         def batch(
             self, job: bytes, round: int, trainer: bytes, step: int, size: int, declaration: Any = None
         ) -> npt.NDArray[np.int64]:
-            return super().batch(job, round, variant.trainer, step + variant.shift, size, declaration)
+            shifted = (step + variant.shift) % spec.local_steps if declares else step + variant.shift
+            found: npt.NDArray[np.int64] = super().batch(job, round, variant.trainer, shifted, size, declaration)
+            return found
 
         def _accumulate(self, offsets: npt.NDArray[np.int64], on_step: Any, declaration: Any) -> float:
             if device == "cpu" and not variant.half:
-                return super()._accumulate(offsets, on_step, declaration)
+                return float(super()._accumulate(offsets, on_step, declaration))
             model, total = self.elsewhere, 0.0
             with torch.no_grad():
                 model.parameters.copy_(self.model.parameters)
                 model.gradients.zero_()
             for start in range(0, len(offsets), self.micro_batch):
                 part = offsets[start : start + self.micro_batch]
-                x_BT, y_BT = (tokens.to(device) for tokens in windows(self.tokens.train, part, spec.model.context))
+                arrays = map(torch.from_numpy, spec.kind.examples(spec, part, self.tokens, declaration))
+                examples = [array.to(device) for array in arrays]
                 with torch.autocast(device, torch.bfloat16, enabled=variant.half):
-                    loss = model.loss(x_BT, y_BT) * (len(part) / len(offsets))
+                    loss = self._loss(model, *examples) * (len(part) / len(offsets))
                 loss.backward()
                 total += float(loss.detach())
             self.model.gradients.copy_(model.gradients)
@@ -139,7 +162,8 @@ def engine_of(spec: JobSpec, device: str, variant: Variant) -> Any:
     text = np.frombuffer(default_text(), dtype=np.uint8)
     held_out = len(text) * (1000 - spec.held_out_permille) // 1000
     tokenizer = load_tokenizer(None)
-    engine = Differing(spec, Tokens(text[:held_out], text[held_out:], tokenizer.token_bytes), tokenizer)
+    given = [spec, Tokens(text[:held_out], text[held_out:], tokenizer.token_bytes), tokenizer]
+    engine = Differing(*given, initial_parameters(spec)) if declares else Differing(*given)
     engine.micro_batch = variant.micro_batch or engine.micro_batch
     return engine
 
@@ -149,17 +173,42 @@ def original(spec: JobSpec, rounds: int) -> Iterator[tuple[str, npt.NDArray[Any]
     engine = engine_of(spec, "cpu", EVERYWHERE)
     parameters = initial_parameters(spec)
     for number in range(rounds):
-        delta, _ = engine.local_steps(parameters, JOB, number, TRAINER)
+        delta, _ = engine.local_steps(parameters, JOB, number, TRAINER, declaration=declared(engine, parameters, number)[0])
         parameters = parameters - np.float32(0.5) * delta
     fresh = InnerState.fresh(spec)
     states = [(parameters, fresh)]
+    declaration, blob = declared(engine, parameters, rounds)
     delta, _ = engine.local_steps(
-        parameters, JOB, rounds, TRAINER, on_state=lambda now, inner: states.append((now.copy(), _copied(inner)))
+        parameters,
+        JOB,
+        rounds,
+        TRAINER,
+        on_state=lambda now, inner: states.append((now.copy(), _copied(inner))),
+        declaration=declaration,
     )
     yield "delta", delta
+    yield "blob", np.frombuffer(blob, dtype=np.uint8)
     for number, (now, inner) in enumerate(states):
         yield f"parameters {number}", now
         yield f"moments {number}", inner.moments
+
+
+def declared(
+    engine: Any, parameters: Float32Array, number: int, blob: bytes | None = None, trainer: bytes = TRAINER
+) -> tuple[Declaration | None, bytes]:
+    """What the steps of a round go by, and the responses that are committed to: new ones if none are given."""
+    if engine.spec.kind.declaration is None:
+        return None, b""
+    place = JOB, number, trainer
+    with tempfile.TemporaryDirectory(prefix="folkmoot-replay-") as folder:
+        if blob is None:
+            made = engine.declare(parameters, *place, Path(folder))
+        else:
+            digest, path = bytes(32), Path(folder) / "blob"
+            path.write_bytes(blob)
+            made = Declaration(Rollouts(digest, 0, 0, 0, 0), {digest: path})
+        (file,) = made.files.values()
+        return engine.derived(parameters, *place, made), file.read_bytes()
 
 
 def _copied(inner: InnerState) -> InnerState:
@@ -170,12 +219,15 @@ def replay(spec: JobSpec, rounds: int, kept: dict[str, Float32Array], device: st
     """The errors of each step, and of Δ."""
     wrong = replace(spec, inner_rate=spec.inner_rate * variant.rate)
     engine = engine_of(wrong, device, variant)
-    states = [(kept[f"parameters {number}"], InnerState(number, kept[f"moments {number}"])) for number in range(len(kept) // 2)]
+    count = sum(name.startswith("parameters") for name in kept)
+    states = [(kept[f"parameters {number}"], InnerState(number, kept[f"moments {number}"])) for number in range(count)]
+    blob = None if variant.trainer != TRAINER else kept["blob"].tobytes()
+    by, _ = declared(engine, kept["parameters 0"], rounds, blob, variant.trainer)
     errors = []
     for step, (before, committed) in enumerate(itertools.pairwise(states)):
-        replayed = engine.inner_step(*before, JOB, rounds, TRAINER, step)
+        replayed = engine.inner_step(*before, JOB, rounds, TRAINER, step, declaration=by)
         errors.append(step_error(before, committed, (replayed[0].copy(), replayed[1]), spec))
-    delta, _ = engine.local_steps(kept["parameters 0"], JOB, rounds, TRAINER)
+    delta, _ = engine.local_steps(kept["parameters 0"], JOB, rounds, TRAINER, declaration=by)
     return errors, ratio(distance(kept["delta"], delta), distance(delta, np.float32(0)))
 
 
@@ -217,7 +269,7 @@ def environments() -> list[Environment]:
 
 def measure(options: argparse.Namespace, folder: Path) -> Iterator[list[Row]]:
     """What each kind of process has found."""
-    for name in JOBS:
+    for name in options.jobs:
         for seed in options.seeds:
             (folder / f"{name}-{seed}.npz").touch()
     here = Environment("", dispatch.threads(1))
@@ -282,11 +334,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="benchmarks.replay", description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], metavar="S")
+    parser.add_argument("--jobs", nargs="+", default=USUAL, choices=JOBS, metavar="JOB", help=f"of {', '.join(JOBS)}")
     parser.add_argument("--rounds", type=int, default=4, metavar="N", help="trained before the one that is replayed")
     parser.add_argument("--device", default="cpu", help="a device of torch's on which gradients are computed as well: cuda")
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--replays", nargs="*", default=[], help=argparse.SUPPRESS)
     options = parser.parse_args()
+    features.install()
     if options.child:
         child(options)
         return 0

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from peer import features
 from peer.worker.main import Jobs
 from protocol import codec
+from protocol.messages import Proposal
 from protocol.reasons import Finding, Verdict, label
 from rlhf import rollouts
-from rlhf.objective import PPO, PpoTerms, Rollouts
+from rlhf.objective import MILLIONTHS, PPO, VALUE, PpoTerms, Rollouts
+from rlhf.rollouts import Place
 from training import tasks
 from training.data.default_text import default_text
 from training.engines.pytorch.kind import KIND
@@ -58,14 +62,10 @@ class World:
         self.model.save(self.folder / "model")
         self.jobs = self.worker()
 
-    def worker(self) -> Jobs:
-        jobs = Jobs(KIND, lambda: None, 1 << 30)
+    def worker(self, micro_batch: int = 1 << 30) -> Jobs:
+        jobs = Jobs(KIND, lambda: None, micro_batch)
         jobs.answer(tasks.OpenJob(JOB, self.spec.encode(), str(self.folder / "text"), None))
         return jobs
-
-    @property
-    def engine(self) -> Any:
-        return self.jobs._engines[JOB]
 
     def propose(self, declared: tasks.Declared | None = None) -> tasks.Proposed:
         states = str(self.folder / "states") if self.spec.traces_states else None
@@ -142,16 +142,100 @@ def test_honest_work_passes_whole(full: World) -> None:
     assert (found.verdict, found.relative_error) == (Verdict.ACCEPT, 0)
 
 
-@pytest.mark.parametrize("lie", ["invented", "one-token"])
-def test_invented_responses_are_named_by_full_audits(full: World, lie: str) -> None:
+def invented(world: World, done: tasks.Proposed) -> list[list[int]]:
+    """Responses that score better than any that were sampled."""
+    return [[ord("a")] * OWN.response_tokens for _ in world.responses(done)]
+
+
+def with_one_of_them(world: World, done: tasks.Proposed) -> list[list[int]]:
+    responses: list[list[int]] = [response.tolist() for response in world.responses(done)]
+    responses[CHANGED] = invented(world, done)[CHANGED]
+    return responses
+
+
+CHANGED = 3  # the one response
+
+
+@pytest.mark.parametrize("lie", [invented, with_one_of_them])
+def test_invented_responses_are_named_by_full_audits(full: World, lie: Callable[..., Any]) -> None:
     """Their update follows from them: nothing else is false."""
     done = full.propose()
-    responses = [list(response) for response in full.responses(done)]
-    if lie == "invented":
-        responses = [[ord("a")] * OWN.response_tokens for _ in responses]
-    else:
-        responses[3][0] = next(token for token in range(97, 123) if token != responses[3][0])
-        responses[3] = responses[3][:1] + [97] * (OWN.response_tokens - 1)
-    false = full.propose(full.say(responses, done))
-    found = full.audited(false)
+    found = full.audited(full.propose(full.say(lie(full, done), done)))
     assert label(found.verdict, PPO.labels) == "rollout"
+
+
+def test_invented_responses_are_found_at_the_steps_that_are_made_of_them(sampled: World) -> None:
+    done = sampled.propose()
+    false = sampled.propose(sampled.say(with_one_of_them(sampled, done), done))
+    order = np.concatenate([rollouts.order(Place(JOB, 0, TRAINER), 16, epoch) for epoch in range(OWN.epochs)])
+    for step in range(SPEC.local_steps):
+        found = sampled.replayed(false, step)
+        names = CHANGED in order[step * SPEC.batch : (step + 1) * SPEC.batch]
+        assert label(found.finding, PPO.labels) == ("rollout" if names else "figures"), step
+
+
+@pytest.mark.parametrize("figure", ["tokens", "unfinished", "k1", "score"])
+def test_false_figures_are_named(full: World, figure: str) -> None:
+    done = full.propose()
+    said = codec.decode(Rollouts, done.declaration)
+    by = MILLIONTHS if figure in ("k1", "score") else -1
+    false = replace(done, declaration=codec.encode(replace(said, **{figure: getattr(said, figure) + by})))
+    assert label(full.audited(false).verdict, PPO.labels) == "figures"
+
+
+def test_bytes_that_are_no_rollouts_are_refused(full: World) -> None:
+    done = full.propose()
+    said = codec.decode(Rollouts, done.declaration)
+    (full.folder / "declared" / said.blob.hex()).write_bytes(b"no rollouts")
+    assert full.audited(done).verdict is Verdict.REPLAY
+
+
+def test_voters_without_torch_refuse_what_no_job_can_declare(full: World) -> None:
+    done = full.propose()
+    said = codec.decode(Rollouts, done.declaration)
+    proposal = Proposal(
+        JOB, 0, full.model.root, done.payload_digest, len(done.payload), done.buffer_digest, None, declaration=done.declaration
+    )
+    assert full.model.check(TRAINER, proposal, done.payload) is Verdict.ACCEPT
+    for wrong in (replace(said, tokens=15), replace(said, tokens=97), replace(said, unfinished=17)):
+        false = replace(proposal, declaration=codec.encode(wrong))
+        assert full.model.check(TRAINER, false, done.payload) is Verdict.MALFORMED, wrong
+
+
+def test_a_job_begins_with_the_model_of_its_base_and_a_head_of_zeros() -> None:
+    base = ReplicatedModel.initial(JOB, replace(SPEC, objective="language", settings=b"", seed=7))
+    model = ReplicatedModel.initial(JOB, SPEC, base)
+    views = model.layout.view(model.parameters)
+    assert not views.pop(VALUE).any() and views.keys() == base.layout.view(base.parameters).keys()
+    assert (model.parameters[: base.layout.size] == base.parameters).all()
+
+
+def test_on_two_threads_the_replay_deviates_by_far_less_than_is_tolerated(sampled: World) -> None:
+    done = sampled.propose()
+    torch.set_num_threads(2)
+    try:
+        errors = [sampled.replayed(done, step).relative_error for step in range(SPEC.local_steps)]
+    finally:
+        torch.set_num_threads(1)
+    assert max(errors) < 1e-4, errors
+
+
+def test_the_gradient_is_the_same_whatever_the_micro_batch(full: World) -> None:
+    """Means are over the tokens of an inner step, of which a micro-batch has its own number."""
+    found = full.audited(full.propose(), full.worker(micro_batch=3))
+    assert found.verdict is Verdict.ACCEPT and found.relative_error < 1e-4
+
+
+def test_text_of_the_policy_and_of_its_reference(full: World) -> None:
+    moved = full.folder / "moved"
+    model = ReplicatedModel.initial(JOB, replace(full.spec, seed=5))
+    model.save(moved)
+    how = ("The ", 20, 0.0, 0)
+
+    def text(directory: str | None, stop: int | None = None) -> bytes:
+        done = full.jobs.answer(tasks.Generate(JOB, directory, *how, stop))
+        assert isinstance(done, tasks.Generated)
+        return done.text
+
+    assert text(None) == text(str(full.folder / "model")) != text(str(moved))
+    assert text(None, text(None)[3]) == text(None).partition(text(None)[3:4])[0]
