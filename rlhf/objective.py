@@ -47,7 +47,7 @@ class PpoTerms:
     unfinished_penalty: float = 1.0  # off the score of a response without the stop token
     score_clip: float = 10.0
     decay: float = 0.95  # λ of GAE
-    clip: float = 0.2  # of the ratio, and of the value in its own units
+    clip_range: float = 0.2  # of the ratio, and of the value in its own units
     ramp: float = 0.05  # within which gradients fall to zero at these edges; 0 is the textbook
     value_weight: float = 0.1
 
@@ -55,7 +55,7 @@ class PpoTerms:
         name = self.reward.removeprefix(RULE)
         if not self.reward.startswith(RULE) or name not in RULES:
             return f"reward {self.reward!r} is none of {', '.join(RULE + known for known in RULES)}"
-        for field in ("beta", "unfinished_penalty", "score_clip", "clip", "ramp", "value_weight"):
+        for field in ("beta", "unfinished_penalty", "score_clip", "clip_range", "ramp", "value_weight"):
             if not 0 <= getattr(self, field) <= WEIGHT_MAX:
                 return f"{field} must lie in 0..{WEIGHT_MAX:g}, is {getattr(self, field)}"
         return None if 0 <= self.decay <= 1 else f"decay must lie in 0..1, is {self.decay}"

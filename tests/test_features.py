@@ -385,4 +385,4 @@ async def test_a_running_peer_has_its_role_its_part_its_blob_its_objective_and_i
 def test_a_peer_that_lacks_the_package_counts_for_nothing_that_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "annotator" in features.roles()["full"].registers
     monkeypatch.setattr("peer.features.find_spec", lambda name: None if name == "aiohttp" else object())
-    assert features.roles()["full"].registers == ("trainer",)
+    assert features.roles()["full"].registers == ("rlhf", "trainer")

@@ -43,7 +43,7 @@ def loss(
     own: PpoTerms = model.job.own
     features_BTC = model.features(x_BS)[:, -tokens_BT.shape[1] :]
     logp_BT = losses.log_probabilities(F.linear(features_BTC, model.embedding_VC), tokens_BT)
-    value_BT, edges = features_BTC @ model.heads[VALUE], {"clip": own.clip, "ramp": own.ramp}
+    value_BT, edges = features_BTC @ model.heads[VALUE], {"clip": own.clip_range, "ramp": own.ramp}
     policy_BT = losses.policy_losses(logp_BT, old_BT, advantage_BT, mask_BT, **edges)
     values_BT = losses.value_losses(value_BT, old_value_BT, return_BT, mask_BT, **edges)
     return losses.token_mean(policy_BT + own.value_weight * values_BT, mask_BT, share_B.sum())
