@@ -18,6 +18,7 @@ from benchmarks.verdicts import MISSED
 
 BENCHMARKS = {
     "decoding": "payloads in every mode: bytes, and how fast one core reads and writes them",
+    "rlhf_oracle": "losses and gradients of RLHF beside TRL's own, on random models",
     "labels": "labels and points where some guess, lie or copy: how often they are right, and who gets them",
     "tables": "a table of a million rows: blocks, memory, proofs, restarts, ranges; random histories",
     "curation": "a million settled answers: batches, memory of the daemon, the close of a project",
@@ -35,6 +36,7 @@ BENCHMARKS = {
 # Of the clock on two idle cores, roughly: whoever starts all of them should know when to come back.
 MINUTES = {
     "decoding": 1,
+    "rlhf_oracle": 1,
     "labels": 1,
     "tables": 4,
     "curation": 8,
@@ -57,7 +59,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
         description=__doc__.splitlines()[0],
-        epilog="\n".join(f"{name:10}{MINUTES[name]:4} min  {about}" for name, about in BENCHMARKS.items()),
+        epilog="\n".join(f"{name:12}{MINUTES[name]:4} min  {about}" for name, about in BENCHMARKS.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--only", nargs="+", choices=BENCHMARKS, default=tuple(BENCHMARKS), metavar="NAME", help="just these")

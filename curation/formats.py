@@ -79,7 +79,7 @@ def _preferences(asked: Asked, lines: Lines) -> Iterator[str]:
     for line in shown():
         said, items = line["label"][0], line["items"]
         chosen = SECOND if said == SECOND else FIRST
-        p = Fraction(1, 2) if said == TIE else _preferred(chosen, [vote["answer"][0] for vote in line["votes"]])
+        p = Fraction(1, 2) if said == TIE else preferred(chosen, [vote["answer"][0] for vote in line["votes"]])
         row = {"id": line["task"], "prompt": line["text"], "chosen": items[chosen], "rejected": items[1 - chosen]}
         row["p"] = round(float(p), 4)
         for name in ("chosen", "rejected"):
@@ -89,7 +89,7 @@ def _preferences(asked: Asked, lines: Lines) -> Iterator[str]:
         yield as_text(row)
 
 
-def _preferred(chosen: int, votes: Sequence[int]) -> Fraction:
+def preferred(chosen: int, votes: Sequence[int]) -> Fraction:
     """The share of the votes that prefer it; a tie is half of one. At least 1/2: the label has weighed the votes."""
     compared = [vote for vote in votes if vote in (FIRST, SECOND, TIE)]
     if not compared:

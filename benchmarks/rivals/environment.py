@@ -13,6 +13,7 @@ from pathlib import Path
 
 INSTALL_SECONDS_MAX = 1_800.0
 OURS = ("msgpack", "pynacl", "tokenizers")  # what `training` imports beside numpy and torch
+TRL = ("trl==1.12.0", "transformers==5.24.0", "torch==2.13.0")  # the last release with PPO; nothing of ours runs there
 HIVEMIND = ("hivemind==1.1.12", "torch==2.13.0", "numpy<2.4", *OURS)
 
 

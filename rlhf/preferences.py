@@ -1,0 +1,232 @@
+"""Preferences: what is a frozen set of them, where one comes from, and which pairs a step of training is made of.
+
+A set is its records in ascending order of their ids, each behind its length (u32). It travels like a training text: cut into
+shards under a `training.data.corpus.Manifest`, whose digest is what names the set.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Annotated, Any, BinaryIO, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from curation.answers import Kind
+from curation.comparisons import FIRST, SECOND, TIE
+from curation.formats import preferred
+from curation.limits import PAGE_TASKS_MAX, PAGES_MAX, TEXT_CHARACTERS_MAX
+from curation.state import CurationState, TaskPage, TaskRow, page_key
+from curation.tasks import Page, Text, assignment_id, task_id
+from protocol import codec
+from protocol.codec import Between, Length
+from protocol.errors import RemoteProtocolError, UserError
+
+PERMILLE: Final = 1_000
+HELD_OUT_PERMILLE: Final = 100  # of the prompts: the reward model is measured on them, and never trained
+PAIRS_MAX: Final = PAGES_MAX * PAGE_TASKS_MAX  # as many as a project has tasks: a million
+UTF8_BYTES_MAX: Final = 4  # of a character
+PAIR_BYTES_MAX: Final = 3 * UTF8_BYTES_MAX * TEXT_CHARACTERS_MAX + 64  # three texts; id and p take less than 64
+LINE_BYTES_MAX: Final = 1 << 20  # of a file: three texts whose every character is written as two \uXXXX fit
+LENGTH_BYTES: Final = 4
+EXAMPLE: Final = '{"prompt": "…", "chosen": "…", "rejected": "…"}'
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    id: Annotated[bytes, Length(1, 32)]  # the task of a project; of a file, the number of the line as u64, big-endian
+    prompt: Text
+    first: Text
+    second: Text
+    p: Annotated[int, Between(0, PERMILLE)]  # permille that the first response is the better one; 500: a tie
+
+
+# A set as bytes -----------------------------------------------------------------------------------------------------------
+
+
+def packed(pairs: Iterable[Pair]) -> Iterator[bytes]:
+    """The bytes of a set, in pieces. The pairs ascend by their ids."""
+    for pair in pairs:
+        data = codec.encode(pair)
+        yield len(data).to_bytes(LENGTH_BYTES, "big") + data
+
+
+def unpacked(stream: BinaryIO) -> list[Pair]:
+    """The pairs of a set; `RemoteProtocolError` for any other bytes."""
+    pairs: list[Pair] = []
+    while head := stream.read(LENGTH_BYTES):
+        size = int.from_bytes(head, "big")
+        data = stream.read(size) if len(head) == LENGTH_BYTES and size <= PAIR_BYTES_MAX else b""
+        if not data or len(data) < size:
+            raise _bad("it ends inside of a record")
+        pair = codec.decode(Pair, data, PAIR_BYTES_MAX)
+        if not pair.first or not pair.second:
+            raise _bad("a response is empty")
+        if pairs and pairs[-1].id >= pair.id:
+            raise _bad("its ids do not ascend")
+        if len(pairs) == PAIRS_MAX:
+            raise _bad(f"it has more than {PAIRS_MAX} pairs")
+        pairs.append(pair)
+    if not pairs:
+        raise _bad("it is empty")
+    return pairs
+
+
+def _bad(detail: str) -> RemoteProtocolError:
+    return RemoteProtocolError("bad-preferences", detail)
+
+
+# From a file --------------------------------------------------------------------------------------------------------------
+
+
+def read_file(name: str, stream: BinaryIO) -> list[Pair]:
+    """The pairs of JSONL with `prompt`, `chosen`, `rejected` and perhaps `p`, how likely the chosen one is better (else 1).
+
+    `UserError` names the first line that is none. Empty lines are passed over, other fields ignored.
+    """
+    pairs = [
+        _pair(f"{name}:{number}", number, line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line)
+        for number, line in _lines(name, stream)
+        if line.strip()
+    ]
+    if not pairs:
+        raise UserError(f"{name}: there is no pair in it: every line must be like {EXAMPLE}")
+    return pairs
+
+
+def _lines(name: str, stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    for number, line in enumerate(iter(lambda: stream.readline(LINE_BYTES_MAX + 1), b""), 1):
+        if len(line) > LINE_BYTES_MAX:
+            raise UserError(f"{name}:{number}: this line is longer than {LINE_BYTES_MAX >> 20} MB: leave it out")
+        if number > PAIRS_MAX:
+            raise UserError(f"{name}: more than {PAIRS_MAX} lines: take a part of it")
+        yield number, line
+
+
+def _pair(where: str, number: int, line: bytes) -> Pair:
+    try:
+        row = json.loads(line.decode())
+    except UnicodeDecodeError:
+        raise UserError(f"{where}: this is no text in UTF-8") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{where}: no JSON: {error}") from None
+    if not isinstance(row, dict):
+        raise UserError(f"{where}: a pair is a JSON object, such as {EXAMPLE}")
+    prompt, chosen, rejected = (_text(where, row, field) for field in ("prompt", "chosen", "rejected"))
+    return Pair(number.to_bytes(8, "big"), prompt, chosen, rejected, _permille(where, row.get("p", 1)))
+
+
+def _text(where: str, row: dict[str, Any], field: str) -> str:
+    text = row.get(field)
+    if not isinstance(text, str) or not (text or field == "prompt"):
+        raise UserError(f"{where}: {field} must be a text, not {json.dumps(text)[:64]}")
+    if len(text) > TEXT_CHARACTERS_MAX:
+        raise UserError(f"{where}: {field} has {len(text)} characters, more than {TEXT_CHARACTERS_MAX}")
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise UserError(f"{where}: {field} holds half a surrogate pair, which is no character")
+    return text
+
+
+def _permille(where: str, p: Any) -> int:
+    if not isinstance(p, int | float) or isinstance(p, bool) or not 0 <= p <= 1:  # NaN is in no range
+        raise UserError(f"{where}: p must be a number in 0..1, not {json.dumps(p)[:64]}")
+    return round(PERMILLE * p)
+
+
+# From a project -----------------------------------------------------------------------------------------------------------
+
+
+def decided_pairs(state: CurationState, project: bytes, height: int, page: Callable[[TaskPage], Page]) -> list[Pair]:
+    """What people decided of a project's pairs up to a height, the same at every peer that has the same state.
+
+    `page` gives the tasks of a page, and raises where they are not here. Left out are pairs of which both responses are bad, and
+    those whose text is taken out. p is the share of the votes, a tie counting half, and at least 1/2 for the label: the label has
+    weighed the votes, and the close of a project may change it. `UserError`: it is no project that compares responses.
+    """
+    row = state.projects.get(project)
+    if row is None or row.asked.kind is not Kind.PAIR:
+        raise UserError(f"{project.hex()[:16]} is no project of pairs: preferences come of those alone")
+    pairs: list[Pair] = []
+    for number in range(row.pages):
+        entry = state.pages.get(page_key(project, number))
+        assert entry is not None, "a project has the rows of its pages"
+        settled = [(index, task, found) for index, task, found in _settled(state, project, entry) if found.height <= height]
+        tasks = page(entry).entries if settled else ()
+        for index, task, found in settled:
+            text = tasks[index].task
+            if text is not None and all(text.items):
+                first, second = text.items
+                pairs.append(Pair(task, text.text, first, second, _share(state, task, found)))
+    return sorted(pairs, key=lambda pair: pair.id)
+
+
+def _settled(state: CurationState, project: bytes, entry: TaskPage) -> Iterator[tuple[int, bytes, TaskRow]]:
+    for index in range(entry.count):
+        task = task_id(project, entry.first + index)
+        row = state.tasks.get(task)
+        if row is not None and not row.is_redacted and row.label is not None and row.label[0] in (FIRST, SECOND, TIE):
+            yield index, task, row
+
+
+def _share(state: CurationState, task: bytes, row: TaskRow) -> int:
+    assert row.label is not None
+    label = row.label[0]
+    if label == TIE:
+        return PERMILLE // 2
+    votes = (state.assignments.get(assignment_id(task, annotator)) for annotator in row.annotators)
+    said = preferred(label, [vote.answer[0] for vote in votes if vote is not None and vote.answer is not None])
+    permille = math.floor(PERMILLE * said + Fraction(1, 2))
+    return permille if label == FIRST else PERMILLE - permille
+
+
+# Steps --------------------------------------------------------------------------------------------------------------------
+
+
+def is_held_out(prompt: str, permille: int = HELD_OUT_PERMILLE) -> bool:
+    """By a hash of the prompt: all responses to one prompt stay on one side, in every set."""
+    digest = hashlib.sha256(b"folkmoot/held-out/1" + prompt.encode()).digest()
+    return int.from_bytes(digest[:8], "big") % PERMILLE < permille
+
+
+def parted(pairs: Sequence[Pair], permille: int = HELD_OUT_PERMILLE) -> tuple[list[Pair], list[Pair]]:
+    """The pairs that are trained on, and those that are held out. `UserError` if none are left to train on."""
+    train: list[Pair] = []
+    held_out: list[Pair] = []
+    for pair in pairs:
+        (held_out if is_held_out(pair.prompt, permille) else train).append(pair)
+    if not train:
+        raise UserError(f"all {len(pairs)} pairs are held out, by their prompts: give more prompts, or hold out fewer")
+    return train, held_out
+
+
+def pairs_of_step(
+    job: bytes, round: int, trainer: bytes, step: int, *, count: int, pairs: int, seed: int
+) -> npt.NDArray[np.int64]:
+    """The numbers in 0 .. pairs−1 of the `count` pairs of one step: nobody chooses, and everybody can check.
+
+    One pair may be drawn twice, as one stretch of a text may (`training.sequences.batch_offsets`).
+    """
+    draw = hashlib.sha256(b"folkmoot/pairs/1" + job + trainer)
+    draw.update(b"".join(number.to_bytes(8, "big") for number in (round, step, seed)))
+    key = draw.digest()
+    drawn = (hashlib.sha256(key + index.to_bytes(4, "big")).digest() for index in range(count))
+    # 64 drawn bits over at most 2^20 pairs: the modulo bias is below 2^-44
+    return np.array([int.from_bytes(digest[:8], "big") % pairs for digest in drawn], dtype=np.int64)
+
+
+def rounds_of(epochs: int, pairs: int, *, trainers: int, steps: int, batch: int) -> int:
+    """Rounds of so many epochs. In an epoch as many pairs are drawn, by the trainers at the start together, as there are."""
+    return math.ceil(Fraction(epochs * pairs, trainers * steps * batch))
+
+
+def require_fit(pairs: Sequence[Pair], tokens: Callable[[str], int], context: int, name: Callable[[Pair], str]) -> None:
+    """`UserError` for the first pair of which prompt and response together are longer than the context, in tokens."""
+    for pair in pairs:
+        longest = max(tokens(pair.prompt + response) for response in (pair.first, pair.second))
+        if longest > context:
+            raise UserError(f"{name(pair)}: prompt and response are {longest} tokens, more than the context of {context}")

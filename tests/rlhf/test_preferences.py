@@ -1,0 +1,262 @@
+from __future__ import annotations
+
+import io
+import json
+from collections import Counter
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from curation.answers import Kind
+from curation.contents import Review
+from curation.state import Asked, Lease, Redaction, TaskPage
+from curation.tasks import Entry, Page, Task, assignment_id, task_id
+from protocol import codec
+from protocol.errors import RemoteProtocolError, UserError
+from rlhf import preferences
+from rlhf.preferences import (
+    PAIRS_MAX,
+    Pair,
+    decided_pairs,
+    is_held_out,
+    packed,
+    pairs_of_step,
+    parted,
+    read_file,
+    require_fit,
+    rounds_of,
+    unpacked,
+)
+from tests.curation.room import AUTHOR, Room, annotators
+from training.data.corpus import Manifest, split
+
+# Sets ---------------------------------------------------------------------------------------------------------------------
+
+
+def pair(number: int, prompt: str = "q", first: str = "a", second: str = "b", p: int = 1000) -> Pair:
+    return Pair(number.to_bytes(8, "big"), prompt, first, second, p)
+
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+SOME = st.builds(lambda *parts: Pair(bytes(8), *parts), TEXTS, *[TEXTS.filter(bool)] * 2, st.integers(0, 1000))
+
+
+@settings(max_examples=30)
+@given(st.lists(SOME, min_size=1, max_size=8))
+def test_a_set_is_found_again_in_its_shards(found: list[Pair]) -> None:
+    pairs = [replace(some, id=number.to_bytes(8, "big")) for number, some in enumerate(found)]
+    shards: list[bytes] = []
+    manifest = split(packed(pairs), shards.append)
+    assert unpacked(io.BytesIO(b"".join(shards))) == pairs
+    assert Manifest.decode(manifest.encode()) == manifest and manifest.size == sum(map(len, shards))
+
+
+def frame(data: bytes) -> bytes:
+    return len(data).to_bytes(4, "big") + data
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"", "empty"),
+        (b"".join(packed([pair(1), pair(1)])), "ascend"),
+        (b"".join(packed([pair(2), pair(1)])), "ascend"),
+        (b"".join(packed([pair(1)]))[:-1], "ends inside"),
+        (b"".join(packed([pair(1)])) + b"\0\0", "ends inside"),
+        (b"\xff\xff\xff\xff", "ends inside"),
+        (b"\0\0\0\0", "ends inside"),
+        (frame(codec.encode([bytes(8), "q", "a", "b", 1001])), "1001"),
+        (frame(codec.encode([bytes(8), "q", "", "b", 1])), "empty"),
+        (frame(codec.encode([bytes(8), "q", "a", "b"])), "Pair"),
+        (frame(codec.encode(pair(1)) + b"\0"), "follow"),
+    ],
+)
+def test_other_bytes_are_no_set(data: bytes, why: str) -> None:
+    with pytest.raises(RemoteProtocolError, match=why):
+        unpacked(io.BytesIO(data))
+
+
+def test_a_set_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preferences, "PAIRS_MAX", 2)
+    data = b"".join(packed(map(pair, range(3))))
+    with pytest.raises(RemoteProtocolError, match="more than 2 pairs"):
+        unpacked(io.BytesIO(data))
+    with pytest.raises(UserError, match="f: more than 2 lines"):
+        read_file("f", io.BytesIO(b"\n" * 3))
+
+
+# Files --------------------------------------------------------------------------------------------------------------------
+
+
+def line(**fields: Any) -> bytes:
+    return json.dumps({"prompt": "q", "chosen": "a", "rejected": "b"} | fields).encode() + b"\n"
+
+
+def test_a_file_is_read_by_lines_and_its_first_response_is_the_chosen_one() -> None:
+    data = b"\xef\xbb\xbf" + line() + b"  \r\n" + line(p=0.5, more=1) + line(p=0, prompt="")[:-1]
+    assert read_file("f.jsonl", io.BytesIO(data)) == [pair(1), pair(3, p=500), pair(4, prompt="", p=0)]
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "f: there is no pair in it"),
+        (b"\n \n", "f: there is no pair in it"),
+        (line() + b"{", "f:2: no JSON"),
+        (line() + b"\n" + b'["q", "a", "b"]', "f:3: a pair is a JSON object"),
+        (b"\xff", "f:1: this is no text in UTF-8"),
+        (b"[" * 100_000, "f:1: no JSON"),
+        (line(chosen=None), "f:1: chosen must be a text, not null"),
+        (line(rejected=""), 'f:1: rejected must be a text, not ""'),
+        (b'{"chosen": "a", "rejected": "b"}', "f:1: prompt must be a text, not null"),
+        (line(prompt="x" * 20_001), "f:1: prompt has 20001 characters, more than 20000"),
+        (line(prompt="\ud800"), "f:1: prompt holds half a surrogate pair"),
+        *((line(p=p), "f:1: p must be a number in 0..1, not ") for p in (-0.001, 1.001, "1", True, None, [], 1e400)),
+        (line(p=float("nan")), "f:1: p must be a number in 0..1, not NaN"),
+        (b" " * (1 << 20) + b"\n", "f:1: this line is longer than 1 MB"),
+    ],
+)
+def test_a_broken_line_is_named_in_one_line(data: bytes, message: str) -> None:
+    with pytest.raises(UserError) as error:
+        read_file("f", io.BytesIO(data))
+    assert str(error.value).startswith(message) and "\n" not in str(error.value)
+
+
+def test_the_longest_line_that_a_set_can_hold_is_read() -> None:
+    longest = "\U0001f600" * 20_000
+    (found,) = read_file("f", io.BytesIO(line(prompt=longest, chosen=longest, rejected=longest)))
+    assert unpacked(io.BytesIO(b"".join(packed([found])))) == [found]
+
+
+# Projects -----------------------------------------------------------------------------------------------------------------
+
+ASKED = Asked("pairs", Kind.PAIR, (), False, 2, None, 3, 0, False)
+TASKS = 12
+PAGE = Page(tuple(Entry(bytes([n]) * 16, Task(f"prompt {n}", (f"first {n}", f"second {n}"))) for n in range(TASKS)))
+
+
+@pytest.fixture(scope="module")
+def decided() -> tuple[Room, bytes]:
+    """Twelve pairs and three people. Of each four tasks all say 0, 1, 2 or 3. Task 8 has another vote, and is reviewed."""
+    room = Room()
+    project, people = room.project(ASKED, TASKS), annotators(3)
+
+    def answer(place: int, number: int) -> tuple[int, ...]:
+        return (1 if (place, number) == (0, 8) else number % 4,)
+
+    room.worked(people, answer)
+    for place, who in enumerate(people):  # who committed first had nothing to open yet
+        keys = {number: assignment_id(task_id(project, number), who.public) for number in range(TASKS)}
+        mine = {number: room.curation.assignments.get(key) for number, key in keys.items()}
+        waiting = [number for number, vote in mine.items() if vote and vote.state is Lease.COMMITTED]
+        room.batch(openings=[room.opening(who, keys[number], answer(place, number)) for number in waiting])
+    room.say(AUTHOR, "curation/review", Review(task_id(project, 8), (0,)))
+    room.say(AUTHOR, "curation/redact", Redaction(project, 0, 4, bytes(32), bytes([1]) * 32, 100))
+    return room, project
+
+
+def page(entry: TaskPage) -> Page:
+    assert entry.count == TASKS
+    return PAGE
+
+
+def found(room: Room, project: bytes, height: int | None = None) -> dict[int, Pair]:
+    pairs = decided_pairs(room.curation, project, room.state.height if height is None else height, page)
+    assert [some.id for some in pairs] == sorted(some.id for some in pairs)
+    numbers = {task_id(project, number): number for number in range(TASKS)}
+    return {numbers[some.id]: some for some in pairs}
+
+
+def test_the_pairs_of_a_project_are_those_that_people_compared(decided: tuple[Room, bytes]) -> None:
+    room, project = decided
+    pairs = found(room, project)
+    assert set(pairs) == {number for number in range(TASKS) if number % 4 != 3} - {4}, "not: both bad, redacted"
+    for number, some in pairs.items():
+        assert (some.prompt, some.first, some.second) == (f"prompt {number}", f"first {number}", f"second {number}")
+        assert some.p == {0: 1000, 1: 0, 2: 500}[number % 4] if number != 8 else some.p == 667, "two of three votes"
+    assert unpacked(io.BytesIO(b"".join(packed(sorted(pairs.values(), key=lambda some: some.id)))))
+
+
+def test_a_pair_that_was_decided_later_is_not_among_them(decided: tuple[Room, bytes]) -> None:
+    room, project = decided
+    heights = {number: settled_height(room, project, number) for number in found(room, project)}
+    middle = sorted(heights.values())[len(heights) // 2]
+    before = found(room, project, middle - 1)
+    assert set(before) == {number for number, height in heights.items() if height < middle} < set(heights)
+    assert set(found(room, project, middle)) == {number for number, height in heights.items() if height <= middle}
+
+
+def settled_height(room: Room, project: bytes, number: int) -> int:
+    row = room.curation.tasks.get(task_id(project, number))
+    assert row is not None
+    return row.height
+
+
+def test_a_page_that_lost_a_text_gives_no_pair_of_it(decided: tuple[Room, bytes]) -> None:
+    room, project = decided
+    entries = list(PAGE.entries)
+    entries[0] = Entry(None, None, bytes(32))
+    pairs = decided_pairs(room.curation, project, room.state.height, lambda _: Page(tuple(entries)))
+    assert {some.id for some in pairs} == {some.id for some in found(room, project).values()} - {task_id(project, 0)}
+
+
+def test_what_is_no_project_of_pairs_is_refused(decided: tuple[Room, bytes]) -> None:
+    room, _ = decided
+    moods = room.project(tasks=1)
+    for project in (moods, bytes(32)):
+        with pytest.raises(UserError, match="no project of pairs"):
+            decided_pairs(room.curation, project, 9, page)
+
+
+# Steps --------------------------------------------------------------------------------------------------------------------
+
+DRAW = partial(pairs_of_step, bytes(32), 3, b"t" * 32, 1, count=64, pairs=1000, seed=0)
+
+
+def test_the_pairs_of_a_step_follow_from_all_that_names_it_and_from_nothing_else() -> None:
+    drawn = DRAW().tolist()
+    assert drawn == DRAW().tolist() and all(0 <= number < 1000 for number in drawn) and len(set(drawn)) > 50
+    others = [
+        pairs_of_step(b"j" * 32, 3, b"t" * 32, 1, count=64, pairs=1000, seed=0),
+        pairs_of_step(bytes(32), 4, b"t" * 32, 1, count=64, pairs=1000, seed=0),
+        pairs_of_step(bytes(32), 3, b"u" * 32, 1, count=64, pairs=1000, seed=0),
+        pairs_of_step(bytes(32), 3, b"t" * 32, 2, count=64, pairs=1000, seed=0),
+        DRAW(seed=1),
+    ]
+    assert len({tuple(other) for other in (drawn, *others)}) == 6
+    assert DRAW(count=10).tolist() == drawn[:10]
+
+
+def test_every_pair_is_drawn_about_equally_often() -> None:
+    drawn = Counter(
+        number for step in range(100) for number in pairs_of_step(bytes(32), 0, bytes(32), step, count=50, pairs=50, seed=0)
+    )
+    assert set(drawn) == set(range(50)) and max(drawn.values()) < 150
+
+
+def test_a_prompt_is_on_one_side_in_every_set() -> None:
+    pairs = [pair(number, prompt=f"prompt {number % 200}", first=str(number)) for number in range(1000)]
+    train, held_out = parted(pairs)
+    assert {some.prompt for some in train}.isdisjoint({some.prompt for some in held_out})
+    assert sorted((*train, *held_out), key=lambda some: some.id) == pairs
+    assert 10 <= len({some.prompt for some in held_out}) <= 35, "a tenth of 200"
+    assert all(is_held_out(some.prompt) for some in held_out)
+    assert parted(pairs, 0) == (pairs, [])
+    with pytest.raises(UserError, match="all 1000 pairs are held out"):
+        parted(pairs, 1000)
+
+
+@pytest.mark.parametrize(("epochs", "pairs", "rounds"), [(1, 32, 1), (1, 33, 2), (3, 100, 10), (1, PAIRS_MAX, 32_768)])
+def test_an_epoch_is_as_many_draws_as_pairs(epochs: int, pairs: int, rounds: int) -> None:
+    assert rounds_of(epochs, pairs, trainers=2, steps=4, batch=4) == rounds
+
+
+def test_a_response_beyond_the_context_is_named() -> None:
+    pairs = [pair(1, "ab", "cd", "e"), pair(2, "ab", "c", "def")]
+    require_fit(pairs, len, 5, lambda some: "f")
+    with pytest.raises(UserError, match="f:2: prompt and response are 5 tokens, more than the context of 4"):
+        require_fit(pairs, len, 4, lambda some: f"f:{int.from_bytes(some.id, 'big')}")
