@@ -24,6 +24,9 @@ RATE_SECONDS = 20  # over which rates are measured: what the queues of a link ta
 FADING = 0.998  # of the best rate, a second: half in six minutes, after which a link may be another one
 # An auditor that gets less than such a part of an equal share could ask faster: it is slow itself, or holds this trainer up.
 ASKING_SHARE = 1 / 4
+# That is not known of an auditor whose audits have just begun: a chunk of each of eight transfers takes as long at 2 Mbit/s,
+# beside an update that others fetch. It is waited for meanwhile, once while anything is awaited of it that it has not fetched.
+BEGINNING_SECONDS = 10
 LOOK_SECONDS = 0.1  # between two looks while a proposal waits: over a fast link nothing is owed any more by the next one
 OWED_SHARE = 1 / 8  # of the time that auditors have: what is owed before a proposal, and what all ask for of it, fit in
 
@@ -39,20 +42,25 @@ class Uplink:
         self._seen: Mapping[bytes, int] = {}  # bytes by auditor, since the start
         self._sent = deque[Mapping[bytes, int]]([{}], RATE_SECONDS + 1)  # the same, once a second
         self._best = 0.0  # bytes a second
-        self._owed: dict[bytes, tuple[Audits, int]] = {}  # by auditor: its audits, and what it had got before them
+        self._seconds = 0
+        # By auditor: its audits, what it had got before them, and when it began.
+        self._owed: dict[bytes, tuple[Audits, int, int]] = {}
 
     def note(self, sent: Mapping[bytes, int], awaited: Mapping[bytes, Audits]) -> None:
         self._sent.append(dict(sent))
+        self._seconds += 1
         self._best = max(FADING * self._best, sum(self._rates().values()))
         self.look(sent, awaited)
 
     def look(self, sent: Mapping[bytes, int], awaited: Mapping[bytes, Audits]) -> None:
-        owed = dict[bytes, tuple[Audits, int]]()
+        owed = dict[bytes, tuple[Audits, int, int]]()
         for auditor, audits in awaited.items():
             # Over a fast link all of an audit comes between two looks, and its report is decided a round or two later.
-            before, base = self._owed.get(auditor, ({}, self._seen.get(auditor, 0)))
-            base += sum(size for audit, size in before.items() if audit not in audits)  # it has reported, and got that before
-            owed[auditor] = audits, min(base, sent.get(auditor, 0))
+            before, base, began = self._owed.get(auditor, ({}, self._seen.get(auditor, 0), self._seconds))
+            ended = sum(size for audit, size in before.items() if audit not in audits)
+            if ended and base + ended <= sent.get(auditor, 0):  # it has reported, and got that before; a liar lets it lapse
+                began = self._seconds
+            owed[auditor] = audits, min(base + ended, sent.get(auditor, 0)), began
         self._owed, self._seen = owed, dict(sent)
 
     def _rates(self) -> dict[bytes, float]:
@@ -65,8 +73,9 @@ class Uplink:
         """How long this uplink takes for what is still asked for; `least` is its rate in bytes a second if it is not known."""
         rates, best = self._rates(), max(self._best, least)
         owed = 0
-        for auditor, (audits, base) in self._owed.items():
-            if rates.get(auditor, 0.0) >= ASKING_SHARE * best / max(1, len(rates)):
+        for auditor, (audits, base, began) in self._owed.items():
+            begins = self._seconds < began + BEGINNING_SECONDS
+            if begins or rates.get(auditor, 0.0) >= ASKING_SHARE * best / max(1, len(rates)):
                 owed += max(0, sum(audits.values()) - (self._seen.get(auditor, 0) - base))
         return owed / best
 

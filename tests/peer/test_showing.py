@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from peer.driver import showing as showing_module
-from peer.driver.showing import RATE_SECONDS, Audits, Showing, Uplink
+from peer.driver.showing import BEGINNING_SECONDS, RATE_SECONDS, Audits, Showing, Uplink
 from tests.ledger.court import A, B, C, Court, D
 from training.spec import AuditMode, JobSpec
 
@@ -67,6 +67,23 @@ def test_a_liar_that_asks_for_nothing_or_slowly_holds_up_nobody(rate: int, owes:
     noted(uplink, RATE_SECONDS, {C: 600}, {C: FIRST})
     noted(uplink, RATE_SECONDS + 1, {B: rate}, {B: {"third": 10**6}})
     assert bool(uplink.seconds_owed(LEAST)) is owes
+
+
+def test_an_auditor_whose_audits_have_just_begun_is_waited_for_and_a_silent_one_once() -> None:
+    """Or a trainer on a slow link would propose again before anybody has asked for anything."""
+    uplink = Uplink()
+    noted(uplink, 1, {}, {B: FIRST})
+    assert uplink.seconds_owed(LEAST) == pytest.approx(AUDIT / LEAST)
+    noted(uplink, BEGINNING_SECONDS, {}, {B: FIRST})
+    assert uplink.seconds_owed(LEAST) == 0
+    noted(uplink, 1, {}, {B: BOTH})
+    noted(uplink, 1, {}, {B: {"second": AUDIT}})  # the first one lapsed
+    assert uplink.seconds_owed(LEAST) == 0
+    noted(uplink, 1, {B: AUDIT}, {B: {"second": AUDIT}})
+    noted(uplink, 1, {}, {B: {"third": AUDIT}})  # it has reported
+    noted(uplink, RATE_SECONDS, {C: 600}, {})
+    noted(uplink, 1, {}, {B: {"fourth": AUDIT}})
+    assert uplink.seconds_owed(LEAST) > 0
 
 
 def test_a_link_that_became_slower_is_known_by_and_by() -> None:
