@@ -252,15 +252,16 @@ def laziness_table(rows: list[Laziness]) -> Table:
 
 def found_lazy_table(rows: list[FoundLazy]) -> Table:
     table = Table(title="a lazy auditor is suspended within so many compared reports, 99 of 100 times")
-    for heading in ("n", "f", "it is one of f that deviate", "it is one more"):
+    for heading in ("n", "f", "nobody backs it", "it is one of f that deviate", "it is one more"):
         table.add_column(heading, justify="right")
     for row in rows:
-        table.add_row(str(row.peers), str(row.faults), str(row.among), str(row.beside))
+        table.add_row(str(row.peers), str(row.faults), str(row.alone), str(row.among), str(row.beside))
     return table
 
 
 def _found(row: FoundLazy) -> str:
-    text = f"a lazy auditor is found in ≤ {on_detection.LAZY_AUDITS} audits, n={row.peers}: {row.among}"
+    found = f"{row.alone}, with accomplices {row.among}"
+    text = f"a lazy auditor is found in ≤ {on_detection.LAZY_AUDITS} audits, n={row.peers}: {found}"
     return verdict(row.among <= on_detection.LAZY_AUDITS, text)
 
 

@@ -225,17 +225,20 @@ def lazinesses(peers: Sequence[int], count: int) -> Iterator[Laziness]:
 
 @dataclass(frozen=True)
 class FoundLazy:
-    """How many reports of a lazy auditor are compared until it is suspended, 99 of 100 times."""
+    """How many reports of a lazy auditor are compared until it is suspended, 99 of 100 times. No rule that suspends no honest
+    auditor needs fewer (decision 61).
+    """
 
     peers: int
     faults: int
+    alone: int  # nobody backs it: all trainers open what is true, the other lazy ones as well
     among: int  # it is one of f that deviate: f − 1 trainers open whatever it guessed
     beside: int  # it is one more: f do
 
 
 def found_lazy(peers: int, count: int) -> FoundLazy:
     faults = faults_tolerated(peers)
-    return FoundLazy(peers, faults, _reports_needed(peers, faults - 1, count), _reports_needed(peers, faults, count))
+    return FoundLazy(peers, faults, *(_reports_needed(peers, backing, count) for backing in (0, faults - 1, faults)))
 
 
 def _reports_needed(peers: int, backing: int, count: int) -> int:

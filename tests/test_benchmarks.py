@@ -793,6 +793,13 @@ def test_lazy_auditors_are_found_as_often_as_the_closed_form_says(peers: int, ho
     found, faults = attacks_detection.found_lazy(peers, 1_000), faults_tolerated(peers)
     mean = sum(trainers / (honest - number) for number in range(faults + 1))
     assert mean < found.among <= attacks_detection.LAZY_AUDITS and found.among < found.beside
+    assert found.alone <= found.among
+
+
+def test_a_lazy_auditor_that_nobody_backs_is_found_in_twenty_audits_also_among_thirty_one() -> None:
+    found = attacks_detection.found_lazy(31, 500)
+    mean = sum(30 / (30 - number) for number in range(found.faults + 1))
+    assert mean < found.alone <= attacks_detection.LAZY_AUDITS < found.among
 
 
 def test_lapses_and_lazy_auditors_delay_a_suspension() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from itertools import combinations, product
 from typing import Any
 
 import pytest
@@ -125,6 +126,20 @@ def test_an_auditor_is_lazy_once_more_voters_than_may_lie_contradict_it_within_i
     for _ in range(window):
         once = compared(once, voters[-1], False, faults)
     assert not once.wrong, "what is older than its last reports is forgotten"
+
+
+@pytest.mark.parametrize("faults", [1, 2])
+def test_an_auditor_is_suspended_exactly_where_no_liars_that_there_may_be_explain_what_was_opened(faults: int) -> None:
+    """So no honest one is, whatever liars open; and no other rule that keeps to that may suspend a lazy one sooner."""
+    voters = [bytes([number]) * 32 for number in range(3 * faults + 1)]
+    trainers = voters[1:]
+    may_lie = [set(liars) for liars in combinations(trainers, faults)]
+    for openings in product([*trainers, None], repeat=faults + 2):  # None: a report that is right
+        known = Compared()
+        for trainer in openings:
+            known = compared(known, trainer or trainers[0], trainer is not None, faults)
+        contradict = {trainer for trainer in openings if trainer}
+        assert is_lazy(known, voters, faults) is not any(contradict <= liars for liars in may_lie)
 
 
 # Reports -------------------------------------------------------------------------------------------------------------------
