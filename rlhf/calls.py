@@ -23,6 +23,19 @@ class RlhfView:
 
 
 @dataclass(frozen=True, slots=True)
+class FiguresView:
+    """Of the last round in which something was accepted: medians over its trainers, for one response."""
+
+    job: str
+    round: int
+    accepted: int
+    score: float
+    nats: float  # log π − log π_ref: how far the policy is from the reference
+    tokens: float
+    unfinished: float  # share of responses without the stop token
+
+
+@dataclass(frozen=True, slots=True)
 class CompareView:
     """Two answers to one prompt."""
 
@@ -41,6 +54,10 @@ class RlhfCalls(Protocol):
 
     async def rlhf_status(self) -> RlhfView:
         """How far the newest tuning is."""
+        ...
+
+    async def rlhf_figures(self) -> tuple[FiguresView, ...]:
+        """Of the newest tuning; nothing before its first round is closed."""
         ...
 
     async def compare_policy(self, prompt: str, tokens: int, temperature: float, seed: int) -> CompareView:

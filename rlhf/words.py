@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from features.arguments import JSON, Argument, not_negative, whole_number
 from features.as_json import as_json
-from features.tables import Column, Fitted, Verbatim
+from features.tables import Column, Fitted, Verbatim, counted
 from features.words import Asked, word
 from protocol.errors import UserError
-from rlhf.calls import RlhfCalls, RlhfView
+from rlhf.calls import FiguresView, RlhfCalls, RlhfView
 
 SHORT = 8
 ACTIONS = ("start", "status", "compare")
@@ -42,7 +42,10 @@ async def rlhf(asked: Asked[RlhfCalls]) -> None:
             asked.show(f"job {await asked.decided(start)} is decided; `rlhf status` shows how it goes")
         case "status":
             view = await asked.api.rlhf_status()
-            _show_status(asked, view, options.json)
+            if options.json:
+                asked.show(Verbatim(as_json(view)))
+                return
+            _show_status(asked, view, await asked.api.rlhf_figures())
         case "compare":
             compared = await asked.api.compare_policy(options.what, options.tokens, options.temperature, options.seed)
             if options.json:
@@ -54,10 +57,7 @@ async def rlhf(asked: Asked[RlhfCalls]) -> None:
             asked.show(Verbatim(compared.reference))
 
 
-def _show_status(asked: Asked[RlhfCalls], view: RlhfView, is_json: bool) -> None:
-    if is_json:
-        asked.show(Verbatim(as_json(view)))
-        return
+def _show_status(asked: Asked[RlhfCalls], view: RlhfView, figures: tuple[FiguresView, ...]) -> None:
     if not view.stages:
         asked.show("nothing is tuned yet: `rlhf start --base JOB --reward rule:NAME` begins")
         return
@@ -66,3 +66,8 @@ def _show_status(asked: Asked[RlhfCalls], view: RlhfView, is_json: bool) -> None
         rounds = (str(stage.round), str(stage.rounds))
         table.add_row(stage.objective, stage.job[:SHORT], stage.state, *rounds, stage.model_root[: 2 * SHORT])
     asked.show(table)
+    for of in figures:
+        told = (
+            f"score {of.score:.3f}, {of.nats:.2f} nats from the reference, {of.tokens:.1f} tokens, {of.unfinished:.0%} unfinished"
+        )
+        asked.show(f"a response of round {of.round}, in the middle of {counted(of.accepted, 'trainer')}: {told}")

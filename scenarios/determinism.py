@@ -28,6 +28,7 @@ from peer.demo.cast import DemoPeer
 from peer.demo.report import Disk
 from scenarios import network
 from scenarios.network import Network
+from scenarios.rlhf import TERMS, tuned, tunes
 from scenarios.trials import COUNT, arguments, report
 from training.spec import AuditMode
 
@@ -68,10 +69,20 @@ def dress(peer: DemoPeer) -> None:
     peer.environment = dict(known[peer.number % len(known)].variables)
 
 
+def dress_to_tune(peer: DemoPeer) -> None:
+    dress(peer)
+    tunes(peer)
+
+
 async def run(options: argparse.Namespace) -> int:
-    async with network.running(options.peers, seed=options.seed, folder=options.keep, dress=dress) as peers:
+    dressed = dress_to_tune if options.objective == "ppo" else dress
+    async with network.running(options.peers, seed=options.seed, folder=options.keep, dress=dressed) as peers:
         seen = {peer.name: await computes_with(peer) for peer in peers.peers}
-        job = await peers.train({**WORK, "seed": str(options.seed), "audit": options.audit}, rounds=options.rounds)
+        said = {"seed": str(options.seed), "audit": options.audit}
+        if options.objective == "ppo":
+            job = await tuned(peers, options.rounds, WORK, TERMS | said)
+        else:
+            job = await peers.train({**WORK, **said}, rounds=options.rounds)
 
         async def over() -> bool:
             """Everybody has applied the empty block behind the last round, which certifies its root."""
@@ -170,6 +181,7 @@ def main() -> int:
     parser = arguments("determinism", __doc__)
     parser.add_argument("--rounds", type=COUNT, default=12, metavar="N", help="of training, whose roots are compared")
     parser.add_argument("--audit", choices=("full", "sampled"), default="full", help="before the ballot, or afterwards by others")
+    parser.add_argument("--objective", choices=("language", "ppo"), default="language", help="ppo: a small model is tuned")
     parser.add_argument("--accepted-min", type=COUNT, default=1, metavar="N", help="honest proposals that must be accepted")
     return network.main(partial(run, parser.parse_args()))
 

@@ -16,8 +16,9 @@ from peer.api.running import RunningPeer
 from protocol import codec
 from protocol.errors import UserError
 from rlhf import presets
-from rlhf.calls import CompareView, RlhfCalls, RlhfView, StageView
-from rlhf.objective import MODULE, ROLE, PpoTerms
+from rlhf.calls import CompareView, FiguresView, RlhfCalls, RlhfView, StageView
+from rlhf.module import Medians, RlhfState
+from rlhf.objective import MILLIONTHS, MODULE, PPO, ROLE, PpoTerms
 from training import tasks
 from training.spec import JobSpec, completed
 
@@ -32,7 +33,7 @@ class RlhfAnswers(RlhfCalls):
         self, base: str, reward: str, ppo_iterations: int = 10, name: str = "", overrides: dict[str, str] | None = None
     ) -> str:
         self.peer.require_member()
-        if not self.peer.driver.state.of(NetworkState).version(MODULE):
+        if not self._is_run():
             raise UserError(f"this network does not run the module {MODULE}: `upgrade {MODULE} 1`, said by a quorum, brings it")
         spec = await trio.to_thread.run_sync(self._spec, base, reward, ppo_iterations, name or "ppo", overrides or {})
         transaction = await self.peer.author.submit("job/start", Start(spec.encode()))
@@ -65,6 +66,15 @@ class RlhfAnswers(RlhfCalls):
         stages = [_stage(key, job) for key, job in self._tuned()[-1:]]
         return RlhfView(stages[-1].state if stages else "none", tuple(stages))
 
+    async def rlhf_figures(self) -> tuple[FiguresView, ...]:
+        if not self._is_run():
+            return ()
+        known = self.peer.driver.state.of(RlhfState).jobs
+        return tuple(_figures(key, job, known[key]) for key, job in self._tuned()[-1:] if key in known)
+
+    def _is_run(self) -> bool:
+        return self.peer.driver.state.of(NetworkState).version(MODULE) > 0
+
     def _tuned(self) -> list[tuple[bytes, Job | Waiting]]:
         """Jobs of this feature's objectives, the newest last."""
         jobs = self.peer.driver.state.jobs
@@ -94,3 +104,10 @@ def _stage(key: bytes, job: Job | Waiting) -> StageView:
     if isinstance(job, Waiting):
         return StageView(spec.objective, key.hex(), "waiting", 0, spec.rounds, "")
     return StageView(spec.objective, key.hex(), job.phase.value, job.round, job.rounds, job.model_root.hex())
+
+
+def _figures(key: bytes, job: Job | Waiting, medians: Medians) -> FiguresView:
+    spec = JobSpec.decode(job.spec)
+    responses = PPO.responses(spec, spec.own)
+    sums = (medians.score / MILLIONTHS, medians.k1 / MILLIONTHS, medians.tokens, medians.unfinished)
+    return FiguresView(key.hex(), medians.round, medians.accepted, *(total / responses for total in sums))

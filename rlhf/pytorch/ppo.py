@@ -62,6 +62,7 @@ class _Known:
     reference_BT: Tensor
     value_BT: Tensor
     score_B: Tensor
+    excess_BT: Tensor | None  # `passes.Passed`
 
     def record(self, stop: int | None) -> Rollouts:
         k1 = (self.old_BT - self.reference_BT)[self.mask_BT].double().sum()
@@ -102,13 +103,11 @@ class Declarer:
         step: int | None,
         on_step: Beat,
     ) -> Reason | None:
-        """Looks at the responses of the step, and at the figures of all."""
+        """Whatever the step is, all responses are passed over: what it is made of depends on all of them."""
         place, said = Place(job, round, trainer), declaration.record
-        known = self._known(parameters, place, said.blob, declaration.files[said.blob], on_step)
-        rows = np.arange(self._bounds.responses)
-        if step is not None:
-            rows = self._order(place)[step * self._spec.batch : (step + 1) * self._spec.batch]
-        if not self._is_sampled(parameters, place, known, rows, on_step):
+        known = self._known(parameters, place, said.blob, declaration.files[said.blob], on_step, is_checked=True)
+        assert known.excess_BT is not None
+        if not (known.excess_BT[known.mask_BT] <= EPSILON).all():  # also where one is no number
             return ROLLOUT
         return FIGURES if self._differ(said, known.record(self._own.stop)) else None
 
@@ -139,10 +138,13 @@ class Declarer:
         )
         return Declaration(declaration.record, declaration.files, batches)
 
-    def _known(self, parameters: Float32Array, place: Place, blob: bytes, path: Path, on_step: Beat) -> _Known:
+    def _known(
+        self, parameters: Float32Array, place: Place, blob: bytes, path: Path, on_step: Beat, is_checked: bool = False
+    ) -> _Known:
         """Raises `RemoteProtocolError` for a blob that is none."""
-        if self._last is not None and self._last.key == (place, blob):
-            return self._last
+        last = self._last
+        if last is not None and last.key == (place, blob) and (last.excess_BT is not None or not is_checked):
+            return last
         engine, length = self._engine, self._own.response_tokens
         responses = rollouts.read(path, self._bounds)
         tokens_BT = torch.from_numpy(np.stack([np.pad(response, (0, length - len(response))) for response in responses]))
@@ -152,10 +154,19 @@ class Declarer:
         engine.load(engine.first)
         reference = passes.over(engine.model, x_BS, tokens_BT, VALUE, on_step)
         engine.load(parameters)
-        now = passes.over(engine.model, x_BS, tokens_BT, VALUE, on_step)
+        now = passes.over(engine.model, x_BS, tokens_BT, VALUE, on_step, self._noise(place) if is_checked else None)
         score_B = torch.tensor([self._score(response) for response in responses])
         self._last = _Known(
-            (place, blob), responses, x_BS, tokens_BT, mask_BT, now.logp_BT, reference.logp_BT, now.value_BT, score_B
+            key=(place, blob),
+            responses=responses,
+            x_BS=x_BS,
+            tokens_BT=tokens_BT,
+            mask_BT=mask_BT,
+            old_BT=now.logp_BT,
+            reference_BT=reference.logp_BT,
+            value_BT=now.value_BT,
+            score_B=score_B,
+            excess_BT=now.excess_BT,
         )
         return self._last
 
@@ -177,21 +188,6 @@ class Declarer:
     def _order(self, place: Place) -> TokenIds:
         """The row of each place of the round."""
         return np.concatenate([rollouts.order(place, self._bounds.responses, epoch) for epoch in range(self._own.epochs)])
-
-    def _is_sampled(self, parameters: Float32Array, place: Place, known: _Known, rows: TokenIds, on_step: Beat) -> bool:
-        """Whether each token of these responses is, within rounding, what model and noise give."""
-        self._engine.load(parameters)
-        noise = self._noise(place)
-        found = passes.over(
-            self._engine.model,
-            known.x_BS[rows],
-            known.tokens_BT[rows],
-            VALUE,
-            on_step,
-            lambda row, start, count: noise(int(rows[row]), start, count),
-        )
-        assert found.excess_BT is not None
-        return bool((found.excess_BT[known.mask_BT[rows]] <= EPSILON).all())  # also not where one is no number
 
     def _differ(self, said: Rollouts, found: Rollouts) -> bool:
         counted = (said.tokens, said.unfinished) != (found.tokens, found.unfinished)

@@ -89,9 +89,11 @@ async def test_a_trained_model_is_tuned_and_who_invents_samples_is_named(network
         job = await first.client.start_rlhf_training("base", "rule:vowels", ROUNDS, "", TERMS)
         view = await finished(first, job)
         status = await first.client.rlhf_status()
+        (figures,) = await first.client.rlhf_figures()
         compared = await first.client.compare_policy("The ", 20, 1.0, 0)
     liar = view.rejected.pop(peer_id(DataDirectory(network[LIAR].directory).load_identity().public))
     assert liar.keys() <= {"rollout", "absent"} and liar["rollout"] > 0, "nobody waits for it from the second round on"
     assert view.rejected == {} and len(view.accepted) == 3
     assert status == RlhfView("finished", (StageView("ppo", job, "finished", ROUNDS, ROUNDS, view.model_root),))
+    assert (figures.job, figures.round) == (job, ROUNDS - 1) and figures.accepted >= 2 and 1 <= figures.tokens <= 8
     assert compared.job == job and compared.round == ROUNDS and compared.reference

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from peer import features
 from peer.worker.main import Jobs
@@ -19,7 +18,6 @@ from protocol.messages import Proposal
 from protocol.reasons import Finding, Verdict, label
 from rlhf import rollouts
 from rlhf.objective import MILLIONTHS, PPO, VALUE, PpoTerms, Rollouts
-from rlhf.rollouts import Place
 from training import tasks
 from training.data.default_text import default_text
 from training.engines.pytorch.kind import KIND
@@ -164,14 +162,11 @@ def test_invented_responses_are_named_by_full_audits(full: World, lie: Callable[
     assert label(found.verdict, PPO.labels) == "rollout"
 
 
-def test_invented_responses_are_found_at_the_steps_that_are_made_of_them(sampled: World) -> None:
+def test_one_invented_response_is_found_at_whatever_step_is_drawn(sampled: World) -> None:
     done = sampled.propose()
     false = sampled.propose(sampled.say(with_one_of_them(sampled, done), done))
-    order = np.concatenate([rollouts.order(Place(JOB, 0, TRAINER), 16, epoch) for epoch in range(OWN.epochs)])
     for step in range(SPEC.local_steps):
-        found = sampled.replayed(false, step)
-        names = CHANGED in order[step * SPEC.batch : (step + 1) * SPEC.batch]
-        assert label(found.finding, PPO.labels) == ("rollout" if names else "figures"), step
+        assert label(sampled.replayed(false, step).finding, PPO.labels) == "rollout", step
 
 
 @pytest.mark.parametrize("figure", ["tokens", "unfinished", "k1", "score"])
@@ -208,16 +203,6 @@ def test_a_job_begins_with_the_model_of_its_base_and_a_head_of_zeros() -> None:
     views = model.layout.view(model.parameters)
     assert not views.pop(VALUE).any() and views.keys() == base.layout.view(base.parameters).keys()
     assert (model.parameters[: base.layout.size] == base.parameters).all()
-
-
-def test_on_two_threads_the_replay_deviates_by_far_less_than_is_tolerated(sampled: World) -> None:
-    done = sampled.propose()
-    torch.set_num_threads(2)
-    try:
-        errors = [sampled.replayed(done, step).relative_error for step in range(SPEC.local_steps)]
-    finally:
-        torch.set_num_threads(1)
-    assert max(errors) < 1e-4, errors
 
 
 def test_the_gradient_is_the_same_whatever_the_micro_batch(full: World) -> None:
