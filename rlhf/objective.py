@@ -23,7 +23,7 @@ ROLE: Final = "rlhf"
 VALUE: Final = f"{HEAD}value"
 RULE: Final = "rule:"  # begins a reward that is a function of the program
 EPOCHS_MAX: Final = 64
-RESPONSES_MAX: Final = 65_536  # of one trainer and round
+ROLLOUT_BYTES_MAX: Final = 16 << 20  # of one trainer and round: 8M tokens, of which a worker holds 40 bytes each
 MILLIONTHS: Final = 1_000_000
 FIGURE_MAX: Final = 2**53 - 1
 WEIGHT_MAX: Final = 1e3  # of any figure of a job: far above anything useful
@@ -125,8 +125,9 @@ class Ppo(Objective):
             return f"stop {settings.stop} is no token of a vocabulary of {vocabulary}"
         if job.local_steps % settings.epochs:
             return f"local_steps {job.local_steps} must be a multiple of epochs {settings.epochs}"
-        if self.responses(job, settings) > RESPONSES_MAX:
-            return f"{self.responses(job, settings)} responses a round are more than {RESPONSES_MAX}: take a smaller batch"
+        size = self.bounds(job, settings).bytes_max
+        if size > ROLLOUT_BYTES_MAX:
+            return f"responses of {size} bytes a round are more than {ROLLOUT_BYTES_MAX}: take fewer or shorter ones"
         if job.model.parameters + job.model.width > PARAMETERS_MAX:
             return f"{job.model.parameters} parameters and a value head are more than {PARAMETERS_MAX}"
         return None

@@ -5,7 +5,7 @@ Axes: B responses, P tokens of a prompt, T tokens of a response, S = P + T − 1
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,26 +54,37 @@ def _sample_part(model: GPT, prompts_BP: Tensor, first: int, noise: Noise, bound
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    logp_BT: Tensor  # of each response token; of padding anything
-    value_BT: Tensor  # before each token; zeros where the model has no such head
+    logp_BT: Tensor  # of each response token; of padding anything, as in all of these
+    value_BT: Tensor  # before each token
     excess_BT: Tensor | None  # by how much another token's logit and noise are more than this one's
 
 
-def over(model: GPT, x_BS: Tensor, tokens_BT: Tensor, head: str, on_part: Beat, noise_of: Noise | None = None) -> Passed:
+def over(
+    model: GPT, x_BS: Tensor, tokens_BT: Tensor, lengths: Sequence[int], head: str, on_part: Beat, noise: Noise | None = None
+) -> Passed:
     """One pass over all responses, a few at a time, always the same ones together: so on one machine it gives the same bits."""
-    length = tokens_BT.shape[1]
-    rows = max(1, LOGITS_AT_ONCE // (length * model.spec.vocabulary))
+    longest = tokens_BT.shape[1]
+    rows = max(1, LOGITS_AT_ONCE // (longest * model.spec.vocabulary))
     logps, values, excesses = list[Tensor](), list[Tensor](), list[Tensor]()
     with torch.no_grad():
         for start in range(0, len(x_BS), rows):
             x, tokens = x_BS[start : start + rows], tokens_BT[start : start + rows]
-            features_BTC = model.features(x)[:, -length:]
+            features_BTC = model.features(x)[:, -longest:]
             logits_BTV = F.linear(features_BTC, model.embedding_VC)
             logps.append(log_probabilities(logits_BTV, tokens))
             values.append(features_BTC @ model.heads[head])
-            if noise_of is not None:
-                noise = np.stack([noise_of(start + row, 0, length) for row in range(len(x))])
-                sums_BTV = logits_BTV + torch.from_numpy(noise)
-                excesses.append(sums_BTV.amax(2) - sums_BTV.gather(2, tokens[..., None])[..., 0])
+            if noise is not None:
+                excesses.append(_excess(logits_BTV, tokens, lengths[start : start + rows], start, noise))
             on_part()
     return Passed(torch.cat(logps), torch.cat(values), torch.cat(excesses) if excesses else None)
+
+
+def _excess(logits_BTV: Tensor, tokens_BT: Tensor, lengths: Sequence[int], first: int, noise: Noise) -> Tensor:
+    excess_BT = torch.zeros(tokens_BT.shape)
+    at_once = max(1, LOGITS_AT_ONCE // logits_BTV.shape[2])
+    for row, length in enumerate(lengths):
+        for start in range(0, length, at_once):
+            part = slice(start, min(start + at_once, length))
+            sums_TV = logits_BTV[row, part] + torch.from_numpy(noise(first + row, start, part.stop - start))
+            excess_BT[row, part] = sums_TV.amax(1) - sums_TV.gather(1, tokens_BT[row, part, None])[:, 0]
+    return excess_BT

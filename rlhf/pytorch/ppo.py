@@ -148,13 +148,15 @@ class Declarer:
         engine, length = self._engine, self._own.response_tokens
         responses = rollouts.read(path, self._bounds)
         tokens_BT = torch.from_numpy(np.stack([np.pad(response, (0, length - len(response))) for response in responses]))
-        mask_BT = torch.arange(length) < torch.tensor([len(response) for response in responses])[:, None]
+        lengths = [len(response) for response in responses]
+        mask_BT = torch.arange(length) < torch.tensor(lengths)[:, None]
         x_BS = torch.cat((torch.from_numpy(self._prompts(place)), tokens_BT[:, :-1]), dim=1)
         assert engine.first is not None
         engine.load(engine.first)
-        reference = passes.over(engine.model, x_BS, tokens_BT, VALUE, on_step)
+        reference = passes.over(engine.model, x_BS, tokens_BT, lengths, VALUE, on_step)
         engine.load(parameters)
-        now = passes.over(engine.model, x_BS, tokens_BT, VALUE, on_step, self._noise(place) if is_checked else None)
+        noise = self._noise(place) if is_checked else None
+        now = passes.over(engine.model, x_BS, tokens_BT, lengths, VALUE, on_step, noise)
         score_B = torch.tensor([self._score(response) for response in responses])
         self._last = _Known(
             key=(place, blob),
