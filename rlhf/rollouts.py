@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -58,15 +58,15 @@ class Bounds:
         return TOKEN_BYTES * self.responses * (1 + self.tokens_max)
 
 
-def gumbel(place: Place, response: int, start: int, count: int, vocabulary: int) -> npt.NDArray[np.float32]:
-    """The noise of tokens `start` to `start + count` of one response: shape (count, vocabulary)."""
+def gumbel(place: Place, tokens: Iterable[tuple[int, int]], vocabulary: int) -> npt.NDArray[np.float32]:
+    """The noise of some tokens, each named by its response and its number there: a row of `vocabulary` numbers for each."""
     head = hashlib.shake_128(b"folkmoot/rollout/1" + place.job + place.trainer)
     drawn = bytearray()
-    for token in range(start, start + count):
+    for response, token in tokens:
         noise = head.copy()
         noise.update(_PLACE.pack(place.round, response, token))
         drawn += noise.digest(NOISE_BYTES * vocabulary)
-    u = (np.frombuffer(drawn, dtype="<u4").reshape(count, vocabulary) + 0.5) / 2.0**32
+    u = (np.frombuffer(drawn, dtype="<u4").reshape(-1, vocabulary) + 0.5) / 2.0**32
     return -np.log(-np.log(u)).astype(np.float32)
 
 

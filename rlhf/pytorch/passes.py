@@ -5,10 +5,9 @@ Axes: B responses, P tokens of a prompt, T tokens of a response, S = P + T − 1
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -22,7 +21,7 @@ from training.replicated.layout import Float32Array
 SAMPLED_AT_ONCE = 64  # responses: one pass over the weights serves them all
 LOGITS_AT_ONCE = 1 << 20  # numbers in the largest tensor of a pass: 4 MB
 
-Noise = Callable[[int, int, int], Float32Array]  # of (response, first token, tokens): shape (tokens, V)
+Noise = Callable[[Iterable[tuple[int, int]]], Float32Array]  # of tokens, each (response, number there): shape (tokens, V)
 
 
 def sample(model: GPT, prompts_BP: Tensor, noise: Noise, bounds: Bounds, on_token: Beat) -> list[list[int]]:
@@ -40,7 +39,7 @@ def _sample_part(model: GPT, prompts_BP: Tensor, first: int, noise: Noise, bound
     for t in range(bounds.tokens_max):
         logits_BV = F.linear(model.features(pending, cache)[:, -1], model.embedding_VC)
         chosen_B = torch.zeros(len(responses), dtype=torch.int64)  # what an ended response goes on with, nobody reads
-        noise_GV = torch.from_numpy(np.concatenate([noise(first + row, t, 1) for row in going]))
+        noise_GV = torch.from_numpy(noise((first + row, t) for row in going))
         chosen_B[going] = (logits_BV[going] + noise_GV).argmax(1)
         for row in going:
             responses[row].append(int(chosen_B[row]))
@@ -85,6 +84,7 @@ def _excess(logits_BTV: Tensor, tokens_BT: Tensor, lengths: Sequence[int], first
     for row, length in enumerate(lengths):
         for start in range(0, length, at_once):
             part = slice(start, min(start + at_once, length))
-            sums_TV = logits_BTV[row, part] + torch.from_numpy(noise(first + row, start, part.stop - start))
+            noise_TV = torch.from_numpy(noise((first + row, t) for t in range(part.start, part.stop)))
+            sums_TV = logits_BTV[row, part] + noise_TV
             excess_BT[row, part] = sums_TV.amax(1) - sums_TV.gather(1, tokens_BT[row, part, None])[:, 0]
     return excess_BT

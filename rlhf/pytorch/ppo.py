@@ -185,7 +185,7 @@ class Declarer:
         return np.stack([text[start : start + length] for start in starts]).astype(np.int64)
 
     def _noise(self, place: Place) -> passes.Noise:
-        return lambda response, start, count: rollouts.gumbel(place, response, start, count, self._bounds.vocabulary)
+        return lambda tokens: rollouts.gumbel(place, tokens, self._bounds.vocabulary)
 
     def _order(self, place: Place) -> TokenIds:
         """The row of each place of the round."""

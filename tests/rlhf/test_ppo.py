@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,20 +11,25 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from peer import features
 from peer.worker.main import Jobs
 from protocol import codec
 from protocol.messages import Proposal
 from protocol.reasons import Finding, Verdict, label
-from rlhf import rollouts
+from rlhf import presets, rollouts, rules
+from rlhf.losses import log_probabilities
 from rlhf.objective import MILLIONTHS, PPO, VALUE, PpoTerms, Rollouts
 from training import tasks
 from training.data.default_text import default_text
+from training.data.tokenizer import ByteTokenizer
 from training.engines.pytorch.kind import KIND
 from training.replay import trace
+from training.replicated.init import initial_parameters
 from training.replicated.model import ReplicatedModel
-from training.spec import AuditMode, JobSpec
+from training.sequences import Tokens
+from training.spec import AuditMode, JobSpec, completed
 from training.transformer import ModelSpec
 
 JOB, TRAINER = bytes([1]) * 32, bytes([2]) * 32
@@ -224,3 +230,31 @@ def test_text_of_the_policy_and_of_its_reference(full: World) -> None:
 
     assert text(None) == text(str(full.folder / "model")) != text(str(moved))
     assert text(None, text(None)[3]) == text(None).partition(text(None)[3:4])[0]
+
+
+def test_on_the_toy_a_policy_comes_near_the_best_that_there_is() -> None:
+    """Its one trainer's updates are taken as they are. The best policy, and how near another is to it, are known exactly."""
+    own = PpoTerms(reward="rule:bigram", prompt_tokens=1, response_tokens=5, stop=None, beta=rules.TOY_BETA)
+    model = ModelSpec(vocabulary=rules.TOY_VOCABULARY, context=8, width=16, layers=1, hidden=32)
+    fields = completed(presets.PPO | {"batch": 32, "inner_rate": 3e-3})
+    spec = JobSpec(name="toy", objective="ppo", model=model, settings=codec.encode(own), **fields).checked()
+    first = initial_parameters(spec)
+    engine: Any = KIND.open(spec, Tokens.none(ByteTokenizer.token_bytes), ByteTokenizer(), first)
+    rewards = rules.toy_rewards(spec.seed)
+
+    def logp(parameters: Any) -> Any:
+        engine.load(parameters)
+        responses = torch.from_numpy(rules.toy_responses())
+        prompted = torch.nn.functional.pad(responses[:, :-1], (1, 0), value=rules.TOY_PROMPT)
+        with torch.no_grad():
+            logits = engine.model.features(prompted) @ engine.model.embedding_VC.T
+        return log_probabilities(logits, responses).sum(1).double().numpy()
+
+    reference, parameters = logp(first), first
+    with tempfile.TemporaryDirectory() as folder:
+        for number in range(3):
+            declaration = engine.declare(parameters, JOB, number, TRAINER, Path(folder))
+            by = engine.derived(parameters, JOB, number, TRAINER, declaration)
+            delta, _ = engine.local_steps(parameters, JOB, number, TRAINER, declaration=by)
+            parameters = parameters - delta
+    assert rules.gap_closed(logp(parameters), reference, rewards) > 0.9

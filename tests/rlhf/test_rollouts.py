@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
 
 import numpy as np
@@ -55,21 +56,22 @@ def test_without_a_stop_token_every_response_is_as_long_as_the_job_says() -> Non
 
 
 def test_the_noise_is_known_by_its_place_alone() -> None:
-    whole = gumbel(PLACE, 1, 0, 4, 6)
-    assert (whole[2:] == gumbel(PLACE, 1, 2, 2, 6)).all()
+    tokens = [(1, token) for token in range(4)]
+    whole = gumbel(PLACE, tokens, 6)
+    assert (whole[2:] == gumbel(PLACE, tokens[2:], 6)).all()
     others = [
         Place(bytes(32), 3, bytes([2]) * 32),
         Place(bytes([1]) * 32, 4, bytes([2]) * 32),
         Place(bytes([1]) * 32, 3, bytes(32)),
     ]
-    assert all((gumbel(other, 1, 0, 4, 6) != whole).all() for other in others)
-    assert (gumbel(PLACE, 2, 0, 4, 6) != whole).all() and (whole[0] != whole[1]).all()
-    assert gumbel(PLACE, 0, 0, 1, 1)[0, 0] == pytest.approx(0.4989004, abs=1e-6), "auditors of another release find the same"
+    assert all((gumbel(other, tokens, 6) != whole).all() for other in others)
+    assert (gumbel(PLACE, [(2, 0)], 6) != whole[0]).all() and (whole[0] != whole[1]).all()
+    assert gumbel(PLACE, [(0, 0)], 1)[0, 0] == pytest.approx(0.4989004, abs=1e-6), "auditors of another release find the same"
 
 
 def test_the_largest_sum_is_a_sample_of_the_softmax() -> None:
     logits = np.array([0.0, 1.0, 2.0, -1.0], dtype=np.float32)
-    noise = np.concatenate([gumbel(PLACE, response, 0, 100, 4) for response in range(200)])
+    noise = gumbel(PLACE, itertools.product(range(200), range(100)), 4)
     drawn = np.bincount((logits + noise).argmax(axis=1), minlength=4) / len(noise)
     expected = np.exp(logits) / np.exp(logits).sum()
     assert np.abs(drawn - expected).max() < 0.012, "four deviations of 20,000 draws"
