@@ -10,14 +10,17 @@ from __future__ import annotations
 import functools
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping
+from itertools import pairwise
 
 import trio
 
 from ledger.audits.state import asked_of, awaited_of
 from ledger.jobs import RUNNING_MAX
 from ledger.state import State
+from protocol.limits import BLOB_CHUNK_BYTES
 from training.replay.trace import reveal_bytes_max
 from training.spec import AUDIT_BYTES_MAX, JobSpec
+from transport.exchange import REVEAL_CHUNKS_START
 from transport.network import Network
 
 RATE_SECONDS = 20  # over which rates are measured: what the queues of a link take at once is little in so long
@@ -27,6 +30,7 @@ ASKING_SHARE = 1 / 4
 # That is not known of an auditor whose audits have just begun: a chunk of each of eight transfers takes as long at 2 Mbit/s,
 # beside an update that others fetch. It is waited for meanwhile, once while anything is awaited of it that it has not fetched.
 BEGINNING_SECONDS = 10
+QUEUED_BYTES = REVEAL_CHUNKS_START * BLOB_CHUNK_BYTES  # what an auditor asks for before it knows how fast the link is
 LOOK_SECONDS = 0.1  # between two looks while a proposal waits: over a fast link nothing is owed any more by the next one
 OWED_SHARE = 1 / 8  # of the time that auditors have: what is owed before a proposal, and what all ask for of it, fit in
 
@@ -41,8 +45,9 @@ class Uplink:
     def __init__(self) -> None:
         self._seen: Mapping[bytes, int] = {}  # bytes by auditor, since the start
         self._sent = deque[Mapping[bytes, int]]([{}], RATE_SECONDS + 1)  # the same, once a second
-        self._best = 0.0  # bytes a second
         self._seconds = 0
+        self._best = 0.0  # bytes a second, of what was asked for
+        self._fastest = 0.0  # the same of the seconds in which anything was
         # By auditor: its audits, what it had got before them, and when it began.
         self._owed: dict[bytes, tuple[Audits, int, int]] = {}
 
@@ -50,6 +55,7 @@ class Uplink:
         self._sent.append(dict(sent))
         self._seconds += 1
         self._best = max(FADING * self._best, sum(self._rates().values()))
+        self._fastest = max(FADING * self._fastest, self._rate_while_asked())
         self.look(sent, awaited)
 
     def look(self, sent: Mapping[bytes, int], awaited: Mapping[bytes, Audits]) -> None:
@@ -69,6 +75,14 @@ class Uplink:
         got = {auditor: sent - first.get(auditor, 0) for auditor, sent in last.items()}
         return {auditor: sent / RATE_SECONDS for auditor, sent in got.items() if sent}
 
+    def _rate_while_asked(self) -> float:
+        """Where a link could show more than it is asked for, a mean over all seconds says how little that is. What may only have
+        filled queues is left out.
+        """
+        totals = [sum(sent.values()) for sent in self._sent]
+        asked = sum(after > before for before, after in pairwise(totals))
+        return max(0, totals[-1] - totals[0] - QUEUED_BYTES * len(self._rates())) / (asked + 1)
+
     def seconds_owed(self, least: float) -> float:
         """How long this uplink takes for what is still asked for; `least` is its rate in bytes a second if it is not known."""
         rates, best = self._rates(), max(self._best, least)
@@ -77,7 +91,7 @@ class Uplink:
             begins = self._seconds < began + BEGINNING_SECONDS
             if begins or rates.get(auditor, 0.0) >= ASKING_SHARE * best / max(1, len(rates)):
                 owed += max(0, sum(audits.values()) - (self._seen.get(auditor, 0) - base))
-        return owed / best
+        return owed / max(best, self._fastest)
 
 
 @functools.lru_cache(maxsize=RUNNING_MAX)

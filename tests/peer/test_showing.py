@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from peer.driver import showing as showing_module
-from peer.driver.showing import BEGINNING_SECONDS, RATE_SECONDS, Audits, Showing, Uplink
+from peer.driver.showing import BEGINNING_SECONDS, QUEUED_BYTES, RATE_SECONDS, Audits, Showing, Uplink
 from tests.ledger.court import A, B, C, Court, D
 from training.spec import AuditMode, JobSpec
 
@@ -84,6 +84,20 @@ def test_an_auditor_whose_audits_have_just_begun_is_waited_for_and_a_silent_one_
     noted(uplink, RATE_SECONDS, {C: 600}, {})
     noted(uplink, 1, {}, {B: {"fourth": AUDIT}})
     assert uplink.seconds_owed(LEAST) > 0
+
+
+def test_a_link_of_which_little_is_asked_is_as_fast_as_in_the_seconds_in_which_something_was() -> None:
+    uplink, audit = Uplink(), 8 * QUEUED_BYTES
+    noted(uplink, RATE_SECONDS - 1, {}, {})
+    noted(uplink, 1, {B: audit}, {B: {"first": audit}})
+    uplink.look(uplink._seen, {B: {"second": 7 * QUEUED_BYTES}})
+    assert uplink.seconds_owed(LEAST) == pytest.approx(2), "a second for seven parts, of two in which they may have come"
+
+
+def test_what_fills_queues_at_once_says_nothing_of_a_link() -> None:
+    uplink = Uplink()
+    noted(uplink, 1, {B: QUEUED_BYTES, C: QUEUED_BYTES}, {})
+    assert uplink._fastest == 0 < uplink._best
 
 
 def test_a_link_that_became_slower_is_known_by_and_by() -> None:
