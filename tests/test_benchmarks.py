@@ -286,6 +286,14 @@ def test_four_bits_are_compared_with_the_float32_of_gloo_and_no_row_of_ours_may_
     assert held(2.0, "a peer ended").count(False) == 2
 
 
+@pytest.mark.parametrize(
+    ("ratio", "pinned", "held"), [(0.6, False, True), (0.55, False, False), (0.55, True, True), (0.49, True, False)]
+)
+def test_one_core_for_a_peer_and_its_worker_is_held_to_less(ratio: float, pinned: bool, held: bool) -> None:
+    first, *_ = training.verdicts([], {"ours-h1 / gloo": ratio}, ("ours-h1", "gloo"), pinned=pinned)
+    assert first.startswith("held") is held
+
+
 def test_a_seed_that_failed_is_a_bound_that_was_missed() -> None:
     rows = [training.Row("ours-h1", 1.0, 1.0, 2.0, 1), training.Row("ours-h1", reason="hung")]
     merged = training.middle(rows)
