@@ -86,7 +86,7 @@ class World:
         self.spec, self.peers, self.liars = spec, peers, liars
         self.engine = engine_of(spec, text)
         self.flipped, self.triggered = (engine_of(spec, text) for _ in range(2))
-        self.flipped._model, self.triggered._model = Lying(spec, flipped), Lying(spec, triggered)
+        self.flipped.model, self.triggered.model = Lying(spec, flipped), Lying(spec, triggered)
         self.path: set[bytes] = set()  # roots of the models of the clean run
         self.remembered: dict[tuple[bytes, bytes], Update] = {}  # by root and trainer, on that path
 

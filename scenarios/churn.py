@@ -93,7 +93,7 @@ def main() -> int:
             options,
             f"{options.rounds} rounds with churn, {liars} liars ({options.attack}), preset {options.preset}",
             churn.attempts(),
-            job=preset_overrides(options.preset),
+            job=preset_overrides(options.preset, {}),
             malicious=liars,
             attack=options.attack,
         )

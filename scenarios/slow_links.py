@@ -67,7 +67,12 @@ async def case(options: argparse.Namespace, uplink: float, round_trip: float, at
 
 
 async def _train(options: argparse.Namespace, peers: Network, trial: Trial, *, is_attacked: bool) -> None:
-    overrides = {**preset_overrides(options.preset), **dict(options.set), "audit": "sampled", "seed": str(options.seed)}
+    overrides = {
+        **preset_overrides(options.preset, dict(options.set)),
+        **dict(options.set),
+        "audit": "sampled",
+        "seed": str(options.seed),
+    }
     rounds = options.liar_rounds if is_attacked else options.rounds
     asked, started = peers.demo.watched, trio.current_time()
     job = await peers.train(overrides, rounds)
