@@ -1233,6 +1233,7 @@ class Simulation:
 
         def rotate() -> None:
             old.author.wishes.append(workload.rotate(self.chain_id, old.key, new.signer))
+            new.author.formers = {**old.author.formers, old.key: old.signer}
             new.is_late = False
             new.start()
 

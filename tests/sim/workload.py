@@ -91,6 +91,7 @@ class Author:
     fetching: Fetching = field(default_factory=lambda: Fetching())
     desk: Desk | None = None  # where the network curates
     openings: Callable[[State], list[OpeningDue]] = lambda state: []  # of losses, that may come now
+    formers: dict[bytes, Signer] = field(default_factory=dict)  # keys that it had before
     outstanding: Signed | None = None
     submitted: int = 0
     returns: bool = False  # founder or not, it asks for vote and roles when it has none
@@ -130,14 +131,14 @@ class Author:
         if self.wishes:
             return self.wishes.popleft()
         sealing = Sealing(self.signer, chain_id)
-        # Another peer has the files of a former key.
-        openings = [due for due in self.openings(state) if due.trainer == me] if self.auditor.opens() else []
+        openings = self.openings(state) if self.auditor.opens() else []
         due_now = in_turn(due_for(me, state), members)
         self.fetching.go_on(self.now(), due_now)
         is_judge = bool(due_now) and due_now[0].is_dispute
         if openings and not is_judge and self.random.random() < OPENED_SHARE:
-            job, number = openings[0].job, openings[0].round
-            return OPENS, sealing.opening(job, number, self.auditor.losses(job, number, me))
+            job, number, trainer = openings[0].job, openings[0].round, openings[0].trainer
+            kept = Sealing(self.formers.get(trainer, self.signer), chain_id)  # with the key of then, as its file has it
+            return OPENS, kept.opening(job, number, self.auditor.losses(job, number, trainer))
         for due in due_now:
             finding = self._found(due, state)
             if finding is not None:
