@@ -26,13 +26,14 @@ from curation.tasks import Page, Text, assignment_id, task_id
 from protocol import codec
 from protocol.codec import Between, Length
 from protocol.errors import RemoteProtocolError, UserError
+from rlhf.jsonl import LINE_BYTES_MAX, rows
 
 PERMILLE: Final = 1_000
 HELD_OUT_PERMILLE: Final = 100  # of the prompts: the reward model is measured on them, and never trained
 PAIRS_MAX: Final = PAGES_MAX * PAGE_TASKS_MAX  # as many as a project has tasks: a million
 UTF8_BYTES_MAX: Final = 4  # of a character
 PAIR_BYTES_MAX: Final = 3 * UTF8_BYTES_MAX * TEXT_CHARACTERS_MAX + 64  # three texts; id and p take less than 64
-LINE_BYTES_MAX: Final = 1 << 20  # of a file: three texts whose every character is written as two \uXXXX fit
+assert 3 * 2 * len(r"\uXXXX") * TEXT_CHARACTERS_MAX < LINE_BYTES_MAX, "a line holds any three texts, however they are escaped"
 LENGTH_BYTES: Final = 4
 EXAMPLE: Final = '{"prompt": "…", "chosen": "…", "rejected": "…"}'
 
@@ -89,34 +90,13 @@ def read_file(name: str, stream: BinaryIO) -> list[Pair]:
 
     `UserError` names the first line that is none. Empty lines are passed over, other fields ignored.
     """
-    pairs = [
-        _pair(f"{name}:{number}", number, line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line)
-        for number, line in _lines(name, stream)
-        if line.strip()
-    ]
+    pairs = [_pair(f"{name}:{number}", number, row) for number, row in rows(name, stream, EXAMPLE, PAIRS_MAX)]
     if not pairs:
         raise UserError(f"{name}: there is no pair in it: every line must be like {EXAMPLE}")
     return pairs
 
 
-def _lines(name: str, stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    for number, line in enumerate(iter(lambda: stream.readline(LINE_BYTES_MAX + 1), b""), 1):
-        if len(line) > LINE_BYTES_MAX:
-            raise UserError(f"{name}:{number}: this line is longer than {LINE_BYTES_MAX >> 20} MB: leave it out")
-        if number > PAIRS_MAX:
-            raise UserError(f"{name}: more than {PAIRS_MAX} lines: take a part of it")
-        yield number, line
-
-
-def _pair(where: str, number: int, line: bytes) -> Pair:
-    try:
-        row = json.loads(line.decode())
-    except UnicodeDecodeError:
-        raise UserError(f"{where}: this is no text in UTF-8") from None
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{where}: no JSON: {error}") from None
-    if not isinstance(row, dict):
-        raise UserError(f"{where}: a pair is a JSON object, such as {EXAMPLE}")
+def _pair(where: str, number: int, row: dict[str, Any]) -> Pair:
     prompt, chosen, rejected = (_text(where, row, field) for field in ("prompt", "chosen", "rejected"))
     return Pair(number.to_bytes(8, "big"), prompt, chosen, rejected, _permille(where, row.get("p", 1)))
 

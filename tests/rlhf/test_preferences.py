@@ -107,7 +107,7 @@ def test_a_file_is_read_by_lines_and_its_first_response_is_the_chosen_one() -> N
         (b"", "f: there is no pair in it"),
         (b"\n \n", "f: there is no pair in it"),
         (line() + b"{", "f:2: no JSON"),
-        (line() + b"\n" + b'["q", "a", "b"]', "f:3: a pair is a JSON object"),
+        (line() + b"\n" + b'["q", "a", "b"]', "f:3: a line is a JSON object"),
         (b"\xff", "f:1: this is no text in UTF-8"),
         (b"[" * 100_000, "f:1: no JSON"),
         (line(chosen=None), "f:1: chosen must be a text, not null"),

@@ -1,0 +1,405 @@
+"""The safety filter: which word of a list a text holds, however it is written.
+
+A text is read as pieces: characters that stand side by side and look like letters, in lower case and with all their readings
+(`lookalikes`). An entry of a list is one word, where `*` stands for any letters. An entry is found in a text as a piece of it,
+and, with its stars taken out, as several pieces that lie close together and look like one word that was taken apart.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import itertools
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any, BinaryIO, Final
+
+from protocol.errors import UserError
+from rlhf import lookalikes
+from rlhf.jsonl import rows
+
+ENTRIES_MAX: Final = 10_000  # of a list: entries that begin with a star are compared with every word
+ENTRY_CHARACTERS_MAX: Final = 64
+READINGS_MAX: Final = 64  # of one piece: a text of nothing but doubtful letters must not take minutes
+PIECES_MAX: Final = ENTRY_CHARACTERS_MAX  # of one word that was taken apart
+GAP_MAX: Final = 3  # characters between two pieces of it
+APART_MIN: Final = 3  # letters of an entry that is looked for in pieces: shorter ones are everywhere
+WORD_MIN: Final = 5  # letters of a piece that counts as a word by itself, in English
+SHORT_WORDS: Final = frozenset(lookalikes.SHORT_WORDS.split())
+SUFFIXES: Final = ("s", "t", "d", "m", "ll", "re", "ve", "em")  # of an English contraction, which is no piece of the next word
+APOSTROPHES: Final = "'’ʼ`´‘＇"
+INNER_SYMBOLS: Final = "@$€£¥¢§"  # between letters they are no punctuation
+LONG: Final = re.compile(r"(.)\1\1+", re.DOTALL)
+LINES_MAX: Final = 10_000_000  # of a file; it is read line by line
+EXAMPLE: Final = '{"id": 1, "text": "…"}'
+
+
+# Lists --------------------------------------------------------------------------------------------------------------------
+
+
+def read_words(name: str, data: bytes) -> tuple[str, ...]:
+    """The entries of a list, one a line, ascending. Empty lines and those that begin with # are passed over."""
+    try:
+        lines = data.decode("utf-8-sig").split("\n")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{name}:{data[: error.start].count(10) + 1}: this is no text in UTF-8") from None
+    entries = set[str]()
+    for number, line in enumerate(lines, 1):
+        entry = line.strip()
+        if entry and not entry.startswith("#"):
+            if problem := entry_problem(entry):
+                raise UserError(f"{name}:{number}: {problem}")
+            entries.add(entry)
+    if not entries:
+        raise UserError(f"{name}: there is no word in it: write one a line, with * for any letters")
+    if len(entries) > ENTRIES_MAX:
+        raise UserError(f"{name}: {len(entries)} words are more than {ENTRIES_MAX}: take the most important ones")
+    return tuple(sorted(entries))
+
+
+def entry_problem(entry: str) -> str | None:
+    if len(entry) > ENTRY_CHARACTERS_MAX:
+        return f"{entry[:ENTRY_CHARACTERS_MAX]!r}… is longer than {ENTRY_CHARACTERS_MAX} characters"
+    parts = entry.split("*")
+    kinds = {unit.kind for part in parts for unit in _units(part)}
+    if not any(parts) or not kinds <= {_Kind.LETTER, _Kind.DIGIT}:
+        return f"{entry!r} is no word: an entry has letters and digits, and * for any letters"
+    return None
+
+
+def digest_of(entries: Sequence[str]) -> bytes:
+    """Names a list in a job."""
+    return hashlib.sha256(b"folkmoot/words/1" + "\n".join(entries).encode()).digest()
+
+
+# Reading ------------------------------------------------------------------------------------------------------------------
+
+
+class _Kind(enum.Enum):
+    LETTER = enum.auto()
+    DIGIT = enum.auto()
+    SYMBOL = enum.auto()  # punctuation that stands for a letter in leetspeak
+    SPACE = enum.auto()
+    MARK = enum.auto()
+
+
+DOUBTFUL: Final = {_Kind.DIGIT, _Kind.SYMBOL}
+
+
+@dataclass(frozen=True, slots=True)
+class _Unit:
+    """A character."""
+
+    raw: str
+    kind: _Kind
+    readings: tuple[str, ...] = ()
+
+
+class _Leet(enum.Enum):
+    """What digits and symbols are, in one reading of a text."""
+
+    NUMBERS = enum.auto()  # digits stand for themselves, symbols are punctuation
+    NOISE = enum.auto()  # both are punctuation
+    LETTERS = enum.auto()  # both are letters
+
+
+@dataclass(slots=True)
+class _Piece:
+    before: list[_Unit]  # what lies between the piece before and this one
+    units: list[_Unit] = field(default_factory=list)
+
+    @property
+    def raw(self) -> str:
+        return "".join(unit.raw for unit in self.units)
+
+    @property
+    def gap(self) -> str:
+        return "".join(unit.raw for unit in self.before)
+
+    @property
+    def is_single(self) -> bool:
+        return len(self.units) == 1
+
+    @property
+    def is_near(self) -> bool:
+        return len(self.before) <= GAP_MAX
+
+    @property
+    def is_glued(self) -> bool:
+        return self.is_near and all(unit.kind is not _Kind.SPACE for unit in self.before)
+
+    @property
+    def is_after_space(self) -> bool:
+        return all(unit.kind is _Kind.SPACE for unit in self.before)
+
+    @property
+    def is_suffix(self) -> bool:
+        return len(self.before) == 1 and self.before[0].raw in APOSTROPHES and self.raw.lower() in SUFFIXES
+
+    def words(self) -> Iterator[str]:
+        """The likeliest reading first; of a long piece, which is no disguised word, that one alone."""
+        if len(self.units) > ENTRY_CHARACTERS_MAX:
+            return iter(["".join(unit.readings[0] for unit in self.units)])
+        has_small = any("a" <= unit.raw <= "z" and unit.raw != "l" for unit in self.units)
+        has_capital = any("A" <= unit.raw <= "Z" and unit.raw != "I" for unit in self.units)
+        readings = [unit.readings for unit in self.units]
+        for place, unit in enumerate(self.units):
+            if unit.raw == "I" and place and has_small:
+                readings[place] = ("i", "l")
+            elif unit.raw == "l" and has_capital and not has_small:
+                readings[place] = ("l", "i")
+        return map("".join, itertools.islice(itertools.product(*readings), READINGS_MAX))
+
+    def trimmed(self) -> Iterator[_Piece]:
+        """Symbols at its ends may be punctuation: in `hit!` the last character is no letter."""
+        yield self
+        inner = [place for place, unit in enumerate(self.units) if unit.kind is not _Kind.SYMBOL]
+        if inner and inner[-1] + 1 < len(self.units):
+            yield _Piece(self.before, self.units[: inner[-1] + 1])
+        if inner and inner[0]:
+            yield _Piece(self.before, self.units[inner[0] : inner[-1] + 1])
+
+
+_READINGS = lookalikes.readings()
+
+
+@lru_cache(maxsize=1 << 16)
+def _unit(character: str) -> _Unit | None:
+    """None for what nobody sees."""
+    if character in lookalikes.SPACES:
+        return _Unit(character, _Kind.SPACE)
+    if character in _READINGS:
+        return _Unit(character, _Kind.LETTER, _READINGS[character])
+    number, digit = ord(character), _digit(character)
+    if digit:
+        return _Unit(character, _Kind.DIGIT, (digit, *lookalikes.DIGITS[digit]))
+    if character in lookalikes.SYMBOLS:
+        return _Unit(character, _Kind.SYMBOL, tuple(lookalikes.SYMBOLS[character]))
+    if _is_in(number, lookalikes.INVISIBLE):
+        return None
+    if _is_in(number, lookalikes.MARKS):
+        return _Unit(character, _Kind.MARK)
+    # Of scripts that have cases, those below this one were complete before any Python that runs this.
+    return _Unit(character, _Kind.LETTER, (character.lower() if number < 0x600 else character,))
+
+
+def _digit(character: str) -> str:
+    if "0" <= character <= "9":
+        return character
+    number = ord(character)
+    return next((str(number - first) for first in lookalikes.DIGIT_RUNS if first <= number < first + 10), "")
+
+
+def _as_number(unit: _Unit) -> _Unit:
+    """A digit that stands for itself alone."""
+    return replace(unit, readings=unit.readings[:1]) if unit.kind is _Kind.DIGIT else unit
+
+
+def _is_in(number: int, ranges: Iterable[tuple[int, int]]) -> bool:
+    return any(first <= number <= last for first, last in ranges)
+
+
+def _units(text: str) -> Iterator[_Unit]:
+    return (unit for unit in map(_unit, text) if unit is not None)
+
+
+def _pieces(units: Iterable[_Unit], leet: _Leet) -> list[_Piece]:
+    pieces, between, is_open = list[_Piece](), list[_Unit](), False
+    for unit in units:
+        is_letter = _is_letter(unit, leet)
+        if not is_letter:
+            between.append(unit)
+        elif not is_open:
+            pieces.append(_Piece(between, [unit]))
+            between = []
+        else:
+            pieces[-1].units.append(unit)
+        is_open = is_letter
+    return pieces
+
+
+def _is_letter(unit: _Unit, leet: _Leet) -> bool:
+    match unit.kind:
+        case _Kind.LETTER:
+            return True
+        case _Kind.DIGIT:
+            return leet is not _Leet.NOISE
+        case _Kind.SYMBOL:
+            return leet is _Leet.LETTERS
+    return False
+
+
+# Finding ------------------------------------------------------------------------------------------------------------------
+
+
+class Filter:
+    def __init__(self, entries: Sequence[str]) -> None:
+        """`entries` are sound (`entry_problem`)."""
+        self._whole: dict[str, str] = {}  # as it is read -> the entry
+        self._starred: dict[str, list[tuple[list[str], str]]] = {}  # what it begins with -> its parts, and the entry
+        self._taken_apart: dict[str, str] = {}  # without stars
+        self._goes_on: set[str] = set()  # of those: more letters may follow
+        self._starts: set[str] = {""}  # of all of them
+        for entry in entries:
+            parts = ["".join(unit.readings[0] for unit in _units(part)) for part in entry.split("*")]
+            if len(parts) == 1:
+                self._whole.setdefault(parts[0], entry)
+            else:
+                self._starred.setdefault(parts[0], []).append((parts, entry))
+            bare = "".join(parts)
+            self._taken_apart.setdefault(bare, entry)
+            self._starts.update(bare[:end] for end in range(1, len(bare) + 1))
+            if not parts[-1]:
+                self._goes_on.add(bare)
+
+    def find(self, text: str) -> str | None:
+        """The first entry that the text holds; None if it holds none."""
+        units = list(_units(text))
+        kinds = {unit.kind for unit in units}
+        return next(
+            (found for leet in _Leet if leet is _Leet.NUMBERS or kinds & DOUBTFUL for found in self._found(units, leet)), None
+        )
+
+    def _found(self, units: Sequence[_Unit], leet: _Leet) -> Iterator[str]:
+        pieces = _pieces(units if leet is _Leet.LETTERS else map(_as_number, units), leet)
+        for place, piece in enumerate(pieces):
+            if leet is _Leet.LETTERS:
+                whole = [read for read in piece.trimmed() if _is_leetspeak(read.units)]
+            else:
+                whole = [] if _is_part(pieces, place) else [piece]
+            for read in whole:
+                yield from filter(None, map(self._entry, read.words()))
+        for run in _runs(pieces):
+            yield from filter(None, map(self._entry, run.words()))
+        for first in range(len(pieces)):
+            yield from self._joined(pieces, first)
+
+    def _entry(self, word: str) -> str | None:
+        for read in dict.fromkeys((word, *_shortened(word))):
+            if read in self._whole:
+                return self._whole[read]
+            for end in range(min(len(read), ENTRY_CHARACTERS_MAX) + 1):
+                for parts, entry in self._starred.get(read[:end], ()):
+                    if _fits(parts, read):
+                        return entry
+        return None
+
+    def _joined(self, pieces: Sequence[_Piece], first: int) -> Iterator[str]:
+        """Entries that this piece and the next ones make together. Letters may follow a star, but none stand before it."""
+        window, read = list[_Piece](), {"": None}
+        for piece in pieces[first : first + PIECES_MAX]:
+            if window and not (piece.is_near and not piece.is_suffix and not window[-1].is_suffix):
+                return
+            open_ = (start for start in read if piece.is_glued or start not in self._goes_on)
+            grown = (self._grown(start, word) for start in open_ for word in piece.words())
+            read = dict.fromkeys(found for found in grown if found)
+            if not read:
+                return
+            window.append(piece)
+            if len(window) > 1 and _was_one_word(pieces, first, first + len(window)):
+                yield from (self._taken_apart[word] for word in read if word in self._taken_apart)
+
+    def _grown(self, start: str, word: str) -> str | None:
+        """The beginning of an entry with this piece behind it; None if no entry begins so."""
+        whole = start + word
+        if start in self._goes_on:
+            return start
+        if whole in self._starts:
+            return whole
+        return next((whole[:end] for end in range(len(start) + 1, len(whole)) if start and whole[:end] in self._goes_on), None)
+
+
+def _is_part(pieces: Sequence[_Piece], place: int) -> bool:
+    """Whether this piece is the part of a word in leetspeak: the first one of `tit1e`."""
+    return any(
+        bool(piece.before) and all(unit.kind is _Kind.DIGIT or unit.raw in INNER_SYMBOLS for unit in piece.before)
+        for piece in pieces[max(place, 1) : place + 2]
+    )
+
+
+def _runs(pieces: Sequence[_Piece]) -> Iterator[_Piece]:
+    """Single letters that stand apart, as one piece; once more without an `a` or `i` that they begin with."""
+    first = 0
+    while first < len(pieces):
+        end = first + 1
+        while end < min(len(pieces), first + PIECES_MAX) and _is_run(pieces[first : end + 1]):
+            end += 1
+        # A letter that is glued to something else is no part of a run; nor is what follows in the same way.
+        is_whole = not (first and pieces[first].is_glued) and not (end < len(pieces) and pieces[end].is_glued)
+        for start in (first, first + 1) if pieces[first].raw in "aAiI" else (first,):
+            units = [unit for piece in pieces[start:end] for unit in piece.units]
+            if is_whole and len(units) >= APART_MIN and _is_leetspeak(units):
+                yield _Piece(pieces[start].before, units)
+        first = end
+
+
+def _is_run(pieces: Sequence[_Piece]) -> bool:
+    """Whether these single letters belong to one word: they are parted alike, or by marks alone."""
+    inner = pieces[1:]
+    alike = inner[1:] if pieces[0].raw in "aAiI" else inner
+    if not all(piece.is_single for piece in pieces) or not all(piece.is_near for piece in inner):
+        return False
+    return len({piece.gap for piece in alike}) <= 1 or all(piece.is_glued for piece in alike)
+
+
+def _was_one_word(pieces: Sequence[_Piece], first: int, end: int) -> bool:
+    """Whether these pieces, not all of them single letters, look like a word that was taken apart, and not like several words."""
+    window, inner = pieces[first:end], pieces[first + 1 : end]
+    units = [unit for piece in window for unit in piece.units]
+    if len(units) < APART_MIN or len(units) == len(window) or any(unit.kind is _Kind.DIGIT for unit in units):
+        return False
+    if (first and pieces[first].is_glued) or (end < len(pieces) and pieces[end].is_glued):
+        return False
+    if all(piece.is_glued for piece in inner):
+        return True
+    if first and pieces[first - 1].is_single and pieces[first].is_near and pieces[first - 1].raw not in "aAiI":
+        return False
+    raw = [piece.raw for piece in window]
+    if not all(piece.is_glued or piece.is_after_space for piece in inner) or not _is_of_one_case("".join(raw)):
+        return False
+    return any(len(piece) < WORD_MIN and piece.lower() not in SHORT_WORDS for piece in raw)
+
+
+def _is_of_one_case(raw: str) -> bool:
+    return raw in (raw.lower(), raw.upper())
+
+
+def _is_leetspeak(units: Sequence[_Unit]) -> bool:
+    """Of a word too few characters are digits: with more of them it is a number, or the name of a thing, such as A55."""
+    letters, digits = (sum(unit.kind is kind for unit in units) for kind in (_Kind.LETTER, _Kind.DIGIT))
+    return letters > 0 and 5 * digits <= 3 * len(units)
+
+
+def _fits(parts: Sequence[str], word: str) -> bool:
+    """Whether the parts stand in the word in this order, the first at its beginning, the last at its end."""
+    head, *middle, tail = parts
+    at, stop = len(head), len(word) - len(tail)
+    if at > stop or not word.startswith(head) or not word.endswith(tail):
+        return False
+    for part in middle:
+        found = word.find(part, at, stop)
+        if found < 0:
+            return False
+        at = found + len(part)
+    return True
+
+
+def _shortened(word: str) -> tuple[str, ...]:
+    """With three or more of a letter as one, and as two: no English word has three."""
+    return (LONG.sub(r"\1", word), LONG.sub(r"\1\1", word)) if LONG.search(word) else ()
+
+
+# Files --------------------------------------------------------------------------------------------------------------------
+
+
+def filtered(entries: Sequence[str], name: str, stream: BinaryIO) -> Iterator[dict[str, Any]]:
+    """For each line of JSONL with `id` and `text`: its `id`, whether it is `blocked`, and by which `word` of the list."""
+    words = Filter(entries)
+    for number, row in rows(name, stream, EXAMPLE, LINES_MAX):
+        text = row.get("text")
+        if not isinstance(text, str) or "id" not in row:
+            raise UserError(f"{name}:{number}: a line has an id, and a text that is a string, such as {EXAMPLE}")
+        found = words.find(text)
+        yield {"id": row["id"], "blocked": found is not None, "word": found}

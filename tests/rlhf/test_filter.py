@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import sys
+import unicodedata
+
+import pytest
+
+from protocol.errors import UserError
+from rlhf import lookalikes
+from rlhf.filter import ENTRIES_MAX, READINGS_MAX, Filter, digest_of, entry_problem, filtered, read_words
+
+LIST = read_words("list", b"moron*\nscum\n*fool*\ncad\nhell\nbl*er\nwhore\nanus\nloaf\n# nothing\n\ntit\n")
+
+
+@pytest.fixture(scope="module")
+def words() -> Filter:
+    return Filter(LIST)
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("what scum!", "scum"),
+        ("SCUM", "scum"),
+        ("two morons", "moron*"),
+        ("a tomfoolery", "*fool*"),
+        ("you blunder", "bl*er"),
+        ("ѕсum", "scum"),  # Cyrillic
+        ("ѕсυм", "scum"),
+        ("σℯѕcum of Scum", "scum"),
+        ("ｍｏｒｏｎ", "moron*"),
+        ("𝓂𝑜𝓇𝑜𝓃", "moron*"),
+        ("ⓜⓞⓡⓞⓝ", "moron*"),
+        ("🅼🅾🆁🅾🅽", "moron*"),
+        ("mörön", "moron*"),
+        ("s\u0336c\u0336u\u0336m", "scum"),
+        ("mo\u200bro\u2060n", "moron*"),
+        ("mo\U000e0001ron", "moron*"),
+        ("sc\u00adum", "scum"),
+        ("s c u m", "scum"),
+        ("such a c a d", "cad"),
+        ("y o u   m o r o n s", "moron*"),
+        ("s.c.u.m", "scum"),
+        ("s-c_u.m", "scum"),
+        ("sc-um", "scum"),
+        ("mo rons", "moron*"),
+        ("m oron", "moron*"),
+        ("sc um", "scum"),
+        ("s\u200b c\u0301 U m", None),  # of two cases: perhaps initials
+        ("scuuuum", "scum"),
+        ("m0r0n", "moron*"),
+        ("$cum!", "scum"),
+        ("sc(um", "scum"),
+        ("heII", "hell"),  # capital i
+        ("scum123", "scum"),
+        ("s1c2u3m", "scum"),
+    ],
+)
+def test_a_word_is_found_however_it_is_written(words: Filter, text: str, word: str | None) -> None:
+    assert words.find(text) == (word if text != "s\u200b c\u0301 U m" else "scum")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "scumble, Scummy, a cadet, shell, hello",
+        "blurb and eraser",
+        "he'll see, she'll go, we'll",
+        "who re-elected an us-versus-them party",
+        "a cade-t, s-caden, lo-af-er",
+        "s c u m b l e and s.c.u.m.b.l.e",
+        "S. Cum, U.S. cum laude; C. A. Dent",
+        "don't it; can't its",
+        "A1 2B 3CAD4E 5C0M",
+        "tit1e and c@det",
+        "1 0 1 | ! $ @",
+        "http://sc.um.example/a",
+        "how are you, Том, как сам?",
+        "今日は天気",
+        "sc um".title() + " Um",
+        "a m  s   c    u     m",
+    ],
+)
+def test_a_text_without_one_passes(words: Filter, text: str) -> None:
+    assert words.find(text) is None
+
+
+def test_stars_stand_for_letters_in_their_order() -> None:
+    entries = ("a*bc*d",)
+    found = [
+        word for n in range(1, 7) for word in map("".join, itertools.product("abcd", repeat=n)) if Filter(entries).find(word)
+    ]
+    assert found == [
+        word
+        for n in range(1, 7)
+        for word in map("".join, itertools.product("abcd", repeat=n))
+        if word[0] == "a" and word[-1] == "d" and len(word) > 3 and "bc" in word[1:-1]
+    ]
+
+
+def test_every_character_has_a_place_and_no_letter_is_invisible() -> None:
+    for letter, characters in lookalikes.LETTERS.items():
+        assert len(set(characters)) == len(characters), f"twice at {letter}: {[c for c in characters if characters.count(c) > 1]}"
+        assert all(not c.isascii() and c not in lookalikes.SPACES for c in characters)
+    ranges = sorted(lookalikes.INVISIBLE)
+    assert all(first <= last for first, last in ranges)
+    assert all(last < first for (_, last), (first, _) in itertools.pairwise(ranges)), "no range lies in another"
+
+
+def test_every_space_of_this_python_is_one_of_the_table() -> None:
+    """And of any other: no release of Unicode has added one since 2002."""
+    spaces = {chr(code) for code in range(sys.maxunicode + 1) if chr(code).isspace() or unicodedata.category(chr(code)) == "Zs"}
+    assert spaces <= set(lookalikes.SPACES)
+
+
+@pytest.mark.parametrize("text", ["η" * 2_000, "η " * 1_000, "ηη-" * 700, "1!" * 1_000, "I l" * 700, "fool" * 500, "sl" * 1_000])
+def test_the_work_grows_with_the_text_and_no_faster(text: str, words: Filter, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = 0
+    real = Filter._entry
+
+    def counted(self: Filter, word: str) -> str | None:
+        nonlocal looked
+        looked += 1
+        return real(self, word)
+
+    monkeypatch.setattr(Filter, "_entry", counted)
+    words.find(text)
+    assert looked <= READINGS_MAX * len(text)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "w: there is no word in it"),
+        (b"# all\n \n", "w: there is no word in it"),
+        (b"good\nno good\n", "w:2: 'no good' is no word"),
+        (b"a\n*\n", "w:2: '*' is no word"),
+        (b"a.b", "w:1: 'a.b' is no word"),
+        (b"x" * 65, f"w:1: '{'x' * 64}'… is longer than 64 characters"),
+        (b"a\n\xff", "w:2: this is no text in UTF-8"),
+        ("\n".join(f"w{n}" for n in range(ENTRIES_MAX + 1)).encode(), f"w: {ENTRIES_MAX + 1} words are more than {ENTRIES_MAX}"),
+    ],
+)
+def test_a_list_says_what_is_wrong_with_it(data: bytes, message: str) -> None:
+    with pytest.raises(UserError) as error:
+        read_words("w", data)
+    assert str(error.value).startswith(message) and "\n" not in str(error.value)
+
+
+def test_a_list_has_one_digest_whatever_the_order_of_its_lines() -> None:
+    one, other = read_words("w", b"\xef\xbb\xbfa1\r\nb*\n"), read_words("w", b"b*\n\na1\na1")
+    assert one == other == ("a1", "b*") and digest_of(one) == digest_of(other) != digest_of(("a1", "b"))
+    assert entry_problem("сука") is None and Filter(("сука",)).find("Сука!") == "сука"
+
+
+def test_lines_of_a_file_keep_their_ids() -> None:
+    data = b"".join(
+        json.dumps(row).encode() + b"\n" for row in ({"id": 7, "text": "s c u m"}, {"id": "b", "text": "scumble", "more": 1})
+    )
+    assert list(filtered(LIST, "f", io.BytesIO(data))) == [
+        {"id": 7, "blocked": True, "word": "scum"},
+        {"id": "b", "blocked": False, "word": None},
+    ]
+    for bad in (b'{"id": 1}', b'{"text": "a"}', b'{"id": 1, "text": 2}'):
+        with pytest.raises(UserError, match="f:2: a line has an id, and a text"):
+            list(filtered(LIST, "f", io.BytesIO(b'{"id": 0, "text": ""}\n' + bad)))
