@@ -87,6 +87,7 @@ NUMBERS = (
     "G L A S S   W O R K S and C L A S S I C   B A S S",
     "who re-elected an us-versus-them party as so many did?",
     "he'll say we'll see, she'll shell peas; don't it? can't its?",
+    "f(a*b) if c**d else e#g, x**n, n->*p, 2*pi*r, C# and F#m",
     "push-it and dish-it-out, pass-it on, mass. hit, http://example.org/pas.sit/on",
 )
 INVISIBLE = [
@@ -129,6 +130,11 @@ def stretched(word: str, draw: random.Random) -> str:
     return word[:place] + word[place] * draw.randint(3, 8) + word[place + 1 :]
 
 
+def masked(word: str, draw: random.Random) -> str:
+    place = draw.randrange(1, len(word) - 1)
+    return word[:place] + draw.choice("*#") + word[place + 1 :] if len(word) > 3 else word
+
+
 def twice(word: str, draw: random.Random) -> str:
     return with_invisible(spaced(in_any_case(word, draw), draw), draw)
 
@@ -142,9 +148,10 @@ OURS: dict[str, Callable[[str, random.Random], str]] = {
     "case, invisible, letter by letter": twice,
     "leetspeak": as_leetspeak,
     "stretched": stretched,
+    "masked by a star": masked,
 }
-MEASURED_ONLY = ("leetspeak", "stretched", "similar_chars", "upside_down", "rare scripts")
-UNREADABLE = ("broken", "split_words")  # an innocent word that is broken shows the listed one: pea-cock
+MEASURED_ONLY = ("leetspeak", "stretched", "masked", "similar_chars", "upside_down", "rare scripts")
+UNREADABLE = ("broken", "split_words", "masked")  # innocent words may then show listed ones: pea-cock, sh*t
 
 
 # Texts --------------------------------------------------------------------------------------------------------------------

@@ -26,6 +26,10 @@ READINGS_MAX: Final = 64  # of one piece: a text of nothing but doubtful letters
 PIECES_MAX: Final = ENTRY_CHARACTERS_MAX  # of one word that was taken apart
 GAP_MAX: Final = 3  # characters between two pieces of it
 APART_MIN: Final = 3  # letters of an entry that is looked for in pieces: shorter ones are everywhere
+MASKED_MIN: Final = 4  # letters of an entry of which some may be any letter
+ANY: Final = "\ufffd"  # is read so
+MASKS: Final = "*#"
+PICTURES: Final = 0x2190  # from here on, marks are no punctuation
 WORD_MIN: Final = 5  # letters of a piece that counts as a word by itself, in English
 SHORT_WORDS: Final = frozenset(lookalikes.SHORT_WORDS.split())
 SUFFIXES: Final = ("s", "t", "d", "m", "ll", "re", "ve", "em")  # of an English contraction, which is no piece of the next word
@@ -81,11 +85,13 @@ class _Kind(enum.Enum):
     LETTER = enum.auto()
     DIGIT = enum.auto()
     SYMBOL = enum.auto()  # punctuation that stands for a letter in leetspeak
+    MASK = enum.auto()  # a star or a picture: in leetspeak any letter
+    STRANGE = enum.auto()  # a letter that looks like none of the Latin ones: in leetspeak any letter
     SPACE = enum.auto()
     MARK = enum.auto()
 
 
-DOUBTFUL: Final = {_Kind.DIGIT, _Kind.SYMBOL}
+DOUBTFUL: Final = {_Kind.DIGIT, _Kind.SYMBOL, _Kind.MASK, _Kind.STRANGE}
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +161,7 @@ class _Piece:
     def trimmed(self) -> Iterator[_Piece]:
         """Symbols at its ends may be punctuation: in `hit!` the last character is no letter."""
         yield self
-        inner = [place for place, unit in enumerate(self.units) if unit.kind is not _Kind.SYMBOL]
+        inner = [place for place, unit in enumerate(self.units) if unit.kind not in (_Kind.SYMBOL, _Kind.MASK)]
         if inner and inner[-1] + 1 < len(self.units):
             yield _Piece(self.before, self.units[: inner[-1] + 1])
         if inner and inner[0]:
@@ -180,9 +186,9 @@ def _unit(character: str) -> _Unit | None:
     if _is_in(number, lookalikes.INVISIBLE):
         return None
     if _is_in(number, lookalikes.MARKS):
-        return _Unit(character, _Kind.MARK)
+        return _Unit(character, _Kind.MASK if character in MASKS or number >= PICTURES else _Kind.MARK, (ANY,))
     # Of scripts that have cases, those below this one were complete before any Python that runs this.
-    return _Unit(character, _Kind.LETTER, (character.lower() if number < 0x600 else character,))
+    return _Unit(character, _Kind.STRANGE, (character.lower() if number < 0x600 else character,))
 
 
 def _digit(character: str) -> str:
@@ -192,8 +198,10 @@ def _digit(character: str) -> str:
     return next((str(number - first) for first in lookalikes.DIGIT_RUNS if first <= number < first + 10), "")
 
 
-def _as_number(unit: _Unit) -> _Unit:
-    """A digit that stands for itself alone."""
+def _read(unit: _Unit, leet: _Leet) -> _Unit:
+    """In leetspeak a strange letter is any letter. Otherwise a digit stands for itself alone."""
+    if leet is _Leet.LETTERS:
+        return replace(unit, kind=_Kind.MASK, readings=(ANY,)) if unit.kind is _Kind.STRANGE else unit
     return replace(unit, readings=unit.readings[:1]) if unit.kind is _Kind.DIGIT else unit
 
 
@@ -222,11 +230,11 @@ def _pieces(units: Iterable[_Unit], leet: _Leet) -> list[_Piece]:
 
 def _is_letter(unit: _Unit, leet: _Leet) -> bool:
     match unit.kind:
-        case _Kind.LETTER:
+        case _Kind.LETTER | _Kind.STRANGE:
             return True
         case _Kind.DIGIT:
             return leet is not _Leet.NOISE
-        case _Kind.SYMBOL:
+        case _Kind.SYMBOL | _Kind.MASK:
             return leet is _Leet.LETTERS
     return False
 
@@ -263,7 +271,7 @@ class Filter:
         )
 
     def _found(self, units: Sequence[_Unit], leet: _Leet) -> Iterator[str]:
-        pieces = _pieces(units if leet is _Leet.LETTERS else map(_as_number, units), leet)
+        pieces = _pieces((_read(unit, leet) for unit in units), leet)
         for place, piece in enumerate(pieces):
             if leet is _Leet.LETTERS:
                 whole = [read for read in piece.trimmed() if _is_leetspeak(read.units)]
@@ -277,6 +285,8 @@ class Filter:
             yield from self._joined(pieces, first)
 
     def _entry(self, word: str) -> str | None:
+        if ANY in word:
+            return next((entry for bare, entry in self._taken_apart.items() if self._is_masked(word, bare)), None)
         for read in dict.fromkeys((word, *_shortened(word))):
             if read in self._whole:
                 return self._whole[read]
@@ -285,6 +295,10 @@ class Filter:
                     if _fits(parts, read):
                         return entry
         return None
+
+    def _is_masked(self, word: str, bare: str) -> bool:
+        is_as_long = len(word) == len(bare) or (bare in self._goes_on and ANY not in word[len(bare) :] and len(word) > len(bare))
+        return is_as_long and all(read in (letter, ANY) for read, letter in zip(word, bare, strict=False))
 
     def _joined(self, pieces: Sequence[_Piece], first: int) -> Iterator[str]:
         """Entries that this piece and the next ones make together. Letters may follow a star, but none stand before it."""
@@ -367,9 +381,11 @@ def _is_of_one_case(raw: str) -> bool:
 
 
 def _is_leetspeak(units: Sequence[_Unit]) -> bool:
-    """Of a word too few characters are digits: with more of them it is a number, or the name of a thing, such as A55."""
-    letters, digits = (sum(unit.kind is kind for unit in units) for kind in (_Kind.LETTER, _Kind.DIGIT))
-    return letters > 0 and 5 * digits <= 3 * len(units)
+    """Whether enough characters are letters: with more digits it is a number, or the name of a thing, such as A55."""
+    digits, masks = (sum(unit.kind is kind for unit in units) for kind in (_Kind.DIGIT, _Kind.MASK))
+    if masks and (len(units) < MASKED_MIN or 2 * masks > len(units) or not any(unit.raw.isascii() for unit in units)):
+        return False
+    return any(unit.kind in (_Kind.LETTER, _Kind.STRANGE) for unit in units) and 5 * digits <= 3 * len(units)
 
 
 def _fits(parts: Sequence[str], word: str) -> bool:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 from features.arguments import JSON, Argument, not_negative, whole_number
 from features.as_json import as_json
 from features.tables import Column, Fitted, Verbatim, counted
@@ -10,13 +13,13 @@ from protocol.errors import UserError
 from rlhf.calls import FiguresView, RlhfCalls, RlhfView
 
 SHORT = 8
-ACTIONS = ("start", "status", "compare")
+ACTIONS = ("start", "status", "compare", "filter")
 
 
 @word(
-    'tune a model by a reward: start --base JOB --reward rule:NAME; status; compare "PROMPT" shows policy and reference',
+    'tune a model by a reward: start --base JOB --reward rule:NAME; status; compare "PROMPT"; filter FILE by --words',
     Argument("do", choices=ACTIONS, metavar="ACTION", help=", ".join(ACTIONS)),
-    Argument("what", nargs="?", default="", metavar="PROMPT", help="of `rlhf compare`: text to go on from"),
+    Argument("what", nargs="?", default="", metavar="PROMPT|FILE", help="text to go on from; of `rlhf filter`, JSONL of texts"),
     Argument("--base", default="", metavar="JOB", help="of `rlhf start`: the finished job whose model is tuned, by name or id"),
     Argument("--reward", default="", metavar="rule:NAME", help="of `rlhf start`: a rule of the program, such as rule:vowels"),
     Argument("--ppo-iterations", type=whole_number(1), default=10, metavar="N", help="of `rlhf start`: rounds (default 10)"),
@@ -28,6 +31,9 @@ ACTIONS = ("start", "status", "compare")
     ),
     Argument(
         "--seed", type=whole_number(0), default=0, metavar="S", help="of `rlhf compare`: of the choice of tokens (default 0)"
+    ),
+    Argument(
+        "--words", default="", metavar="FILE", help="of `rlhf filter`: words that block a text, one a line, * for any letters"
     ),
     JSON,
 )
@@ -55,6 +61,27 @@ async def rlhf(asked: Asked[RlhfCalls]) -> None:
             asked.show(Verbatim(compared.policy))
             asked.show("reference:")
             asked.show(Verbatim(compared.reference))
+        case "filter":
+            _filter(asked, options.words, options.what, options.json)
+
+
+def _filter(asked: Asked[RlhfCalls], words: str, texts: str, is_json: bool) -> None:
+    """Without a peer: whoever has the list finds the same."""
+    if not words or not texts:
+        raise UserError("rlhf filter: say --words FILE, with a word a line, and a file of JSONL with `id` and `text`")
+    from rlhf.filter import filtered, read_words
+
+    entries = read_words(words, Path(words).expanduser().read_bytes())
+    blocked = count = 0
+    with Path(texts).expanduser().open("rb") as stream:
+        for line in filtered(entries, texts, stream):
+            count, blocked = count + 1, blocked + line["blocked"]
+            if is_json:
+                asked.show(Verbatim(json.dumps(line, ensure_ascii=False)))
+            elif line["blocked"]:
+                asked.show(Verbatim(f"{line['id']}: {line['word']}"))
+    if not is_json:
+        asked.show(f"{blocked} of {counted(count, 'text')} are blocked")
 
 
 def _show_status(asked: Asked[RlhfCalls], view: RlhfView, figures: tuple[FiguresView, ...]) -> None:

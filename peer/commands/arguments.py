@@ -14,6 +14,8 @@ from protocol.errors import UserError
 
 
 class Parser(argparse.ArgumentParser):
+    _is_mixing = False
+
     def __init__(self, **options: Any) -> None:
         super().__init__(allow_abbrev=False, **options)
 
@@ -24,6 +26,15 @@ class Parser(argparse.ArgumentParser):
         if self._subparsers and option.startswith("-") and option not in self.known_options():
             self.error(f"{option} stands before the command: write `{self.prog} COMMAND {option} …`")
         parsed, unknown = super().parse_known_args(args, namespace)
+        if self._is_mixing:
+            return parsed, unknown
+        if unknown and not unknown[0].startswith("-") and not self._subparsers:
+            # One that need not be there was taken to be missing before an option: `rlhf filter --words FILE IN.jsonl`.
+            self._is_mixing = True
+            try:
+                parsed, unknown = super().parse_known_intermixed_args(args, namespace)
+            finally:
+                self._is_mixing = False
         if unknown:
             hint = nearest(unknown[0], self.known_options()) if unknown[0].startswith("-") else ""
             self.error(f"unknown argument {unknown[0]!r}{hint}")

@@ -3,12 +3,17 @@ from __future__ import annotations
 import io
 import itertools
 import json
+import string
 import sys
 import unicodedata
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from peer import cli
 from protocol.errors import UserError
+from rlhf import filter as filter_module
 from rlhf import lookalikes
 from rlhf.filter import ENTRIES_MAX, READINGS_MAX, Filter, digest_of, entry_problem, filtered, read_words
 
@@ -20,71 +25,77 @@ def words() -> Filter:
     return Filter(LIST)
 
 
-@pytest.mark.parametrize(
-    ("text", "word"),
-    [
-        ("what scum!", "scum"),
-        ("SCUM", "scum"),
-        ("two morons", "moron*"),
-        ("a tomfoolery", "*fool*"),
-        ("you blunder", "bl*er"),
-        ("ѕсum", "scum"),  # Cyrillic
-        ("ѕсυм", "scum"),
-        ("σℯѕcum of Scum", "scum"),
-        ("ｍｏｒｏｎ", "moron*"),
-        ("𝓂𝑜𝓇𝑜𝓃", "moron*"),
-        ("ⓜⓞⓡⓞⓝ", "moron*"),
-        ("🅼🅾🆁🅾🅽", "moron*"),
-        ("mörön", "moron*"),
-        ("s\u0336c\u0336u\u0336m", "scum"),
-        ("mo\u200bro\u2060n", "moron*"),
-        ("mo\U000e0001ron", "moron*"),
-        ("sc\u00adum", "scum"),
-        ("s c u m", "scum"),
-        ("such a c a d", "cad"),
-        ("y o u   m o r o n s", "moron*"),
-        ("s.c.u.m", "scum"),
-        ("s-c_u.m", "scum"),
-        ("sc-um", "scum"),
-        ("mo rons", "moron*"),
-        ("m oron", "moron*"),
-        ("sc um", "scum"),
-        ("s\u200b c\u0301 U m", None),  # of two cases: perhaps initials
-        ("scuuuum", "scum"),
-        ("m0r0n", "moron*"),
-        ("$cum!", "scum"),
-        ("sc(um", "scum"),
-        ("heII", "hell"),  # capital i
-        ("scum123", "scum"),
-        ("s1c2u3m", "scum"),
-    ],
-)
-def test_a_word_is_found_however_it_is_written(words: Filter, text: str, word: str | None) -> None:
-    assert words.find(text) == (word if text != "s\u200b c\u0301 U m" else "scum")
+FOUND = [
+    ("what scum!", "scum"),
+    ("SCUM", "scum"),
+    ("two morons", "moron*"),
+    ("a tomfoolery", "*fool*"),
+    ("you blunder", "bl*er"),
+    ("ѕсum", "scum"),  # Cyrillic
+    ("ѕсυм", "scum"),
+    ("σℯѕcum of Scum", "scum"),
+    ("ｍｏｒｏｎ", "moron*"),
+    ("𝓂𝑜𝓇𝑜𝓃", "moron*"),
+    ("ⓜⓞⓡⓞⓝ", "moron*"),
+    ("🅼🅾🆁🅾🅽", "moron*"),
+    ("mörön", "moron*"),
+    ("s\u0336c\u0336u\u0336m", "scum"),
+    ("mo\u200bro\u2060n", "moron*"),
+    ("mo\U000e0001ron", "moron*"),
+    ("sc\u00adum", "scum"),
+    ("s c u m", "scum"),
+    ("such a c a d", "cad"),
+    ("y o u   m o r o n s", "moron*"),
+    ("s.c.u.m", "scum"),
+    ("s-c_u.m", "scum"),
+    ("sc-um", "scum"),
+    ("mo rons", "moron*"),
+    ("m oron", "moron*"),
+    ("sc um", "scum"),
+    ("s\u200b c\u0301 U m", "scum"),
+    ("scuuuum", "scum"),
+    ("m0r0n", "moron*"),
+    ("$cum!", "scum"),
+    ("sc(um", "scum"),
+    ("heII", "hell"),  # capital i
+    ("scum123", "scum"),
+    ("sc*m, m#r*ns", "scum"),
+    ("m*r*ns", "moron*"),
+    ("s\U0001f342um", "scum"),
+    ("mor\u4e00n", "moron*"),
+    ("s1c2u3m", "scum"),
+]
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "scumble, Scummy, a cadet, shell, hello",
-        "blurb and eraser",
-        "he'll see, she'll go, we'll",
-        "who re-elected an us-versus-them party",
-        "a cade-t, s-caden, lo-af-er",
-        "s c u m b l e and s.c.u.m.b.l.e",
-        "S. Cum, U.S. cum laude; C. A. Dent",
-        "don't it; can't its",
-        "A1 2B 3CAD4E 5C0M",
-        "tit1e and c@det",
-        "1 0 1 | ! $ @",
-        "http://sc.um.example/a",
-        "how are you, Том, как сам?",
-        "今日は天気",
-        "sc um".title() + " Um",
-        "a m  s   c    u     m",
-    ],
-)
+@pytest.mark.parametrize(("text", "word"), FOUND)
+def test_a_word_is_found_however_it_is_written(words: Filter, text: str, word: str) -> None:
+    assert words.find(text) == word
+
+
+PASSING = [
+    "",
+    "scumble, Scummy, a cadet, shell, hello",
+    "blurb and eraser",
+    "he'll see, she'll go, we'll",
+    "who re-elected an us-versus-them party",
+    "an us and a who re",
+    "a cade-t, s-caden, lo-af-er",
+    "s c u m b l e and s.c.u.m.b.l.e",
+    "S. Cum, U.S. cum laude; C. A. Dent",
+    "don't it; can't its",
+    "A1 2B 3CAD4E 5C0M",
+    "tit1e and c@det",
+    "1 0 1 | ! $ @",
+    "http://sc.um.example/a",
+    "s**m*n, **sc** c*d s*c*u",
+    "how are you, Том, как сам?",
+    "今日は天気",
+    "sc um".title() + " Um",
+    "a m  s   c    u     m",
+]
+
+
+@pytest.mark.parametrize("text", PASSING)
 def test_a_text_without_one_passes(words: Filter, text: str) -> None:
     assert words.find(text) is None
 
@@ -155,6 +166,80 @@ def test_a_list_has_one_digest_whatever_the_order_of_its_lines() -> None:
     one, other = read_words("w", b"\xef\xbb\xbfa1\r\nb*\n"), read_words("w", b"b*\n\na1\na1")
     assert one == other == ("a1", "b*") and digest_of(one) == digest_of(other) != digest_of(("a1", "b"))
     assert entry_problem("сука") is None and Filter(("сука",)).find("Сука!") == "сука"
+
+
+@pytest.mark.parametrize("order", ["options first", "file first"])
+def test_the_command_needs_no_peer_and_its_file_may_stand_anywhere(
+    order: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words, texts = tmp_path / "words", tmp_path / "in.jsonl"
+    words.write_text("scum\n")
+    texts.write_text('{"id": 7, "text": "s c u m"}\n{"id": "b", "text": "scumble"}\n')
+    options = ["--words", str(words)]
+    assert cli.main(["rlhf", "filter", *(options if order == "options first" else ()), str(texts), *options, "--json"]) == 0
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == [
+        {"id": 7, "blocked": True, "word": "scum"},
+        {"id": "b", "blocked": False, "word": None},
+    ]
+    assert cli.main(["rlhf", "filter", str(texts), *options]) == 0
+    assert capsys.readouterr().out == "7: scum\n1 of 2 texts are blocked\n"
+    texts.write_text("{")
+    assert cli.main(["rlhf", "filter", str(texts), *options]) == 2
+    assert capsys.readouterr().err.startswith(f"peer: error: {texts}:1: no JSON")
+    assert cli.main(["rlhf", "filter", str(texts)]) == 2 and "--words FILE" in capsys.readouterr().err
+
+
+# Wrong filters, each of which one of the texts above must show -------------------------------------------------------------
+
+
+def no_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(filter_module, "_runs", lambda pieces: iter(()))
+
+
+def parts_of_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Letters of a word that goes on count as a word."""
+    monkeypatch.setattr(filter_module, "PIECES_MAX", 4)
+
+
+def any_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two English words side by side count as one that was taken apart."""
+    monkeypatch.setattr(filter_module, "SHORT_WORDS", frozenset())
+
+
+def parts_of_leetspeak(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(filter_module, "_is_part", lambda pieces, place: False)
+
+
+def numbers_as_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(filter_module, "_is_leetspeak", lambda units: True)
+
+
+def contractions_as_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(filter_module, "SUFFIXES", ())
+
+
+def visible_marks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lookalikes, "INVISIBLE", ())
+
+
+def only_latin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(filter_module, "_READINGS", {c: (c.lower(),) for c in string.ascii_letters})
+
+
+WRONG = (
+    *(no_runs, parts_of_runs, any_pieces, parts_of_leetspeak),
+    *(numbers_as_words, contractions_as_pieces, visible_marks, only_latin),
+)
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: wrong.__name__)
+def test_the_texts_show_a_wrong_filter(wrong: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    filter_module._unit.cache_clear()
+    wrong(monkeypatch)
+    words = Filter(LIST)
+    found = [(text, word) for text, word in FOUND if words.find(text) != word] + [text for text in PASSING if words.find(text)]
+    filter_module._unit.cache_clear()
+    assert found
 
 
 def test_lines_of_a_file_keep_their_ids() -> None:
