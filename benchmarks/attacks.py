@@ -30,7 +30,7 @@ from rich.table import Table
 from benchmarks import attacks_detection as on_detection
 from benchmarks import attacks_digits as on_digits
 from benchmarks import attacks_gpt as on_gpt
-from benchmarks.attack_suite import ATTACKS
+from benchmarks.attack_suite import ATTACKS, LATE_POISON, POISON
 from benchmarks.attacks_detection import Detection, FoundLazy, Laziness
 from benchmarks.parallel import JOBS, side_by_side
 from benchmarks.provenance import earlier, write
@@ -50,6 +50,7 @@ LIARS_DRAWN = 1_000  # for each row of the detection table
 LIVES_DRAWN = 200  # for each row of the table with lazy auditors
 ROUNDS = {"local": 30, "per-step": 120, "estimates": 120}  # GPT, by preset
 WORSE_MAX = 1.02  # held-out, of a clean run of the honest
+POISONED_MAX = 1.03  # with sampled audits, which find a liar after the fact
 COLUMNS = {column.name: column for column in on_digits.COLUMNS}
 ACCURATE = 95.0  # per cent, at worst, of what may be named
 COLLAPSED = 50.0  # per cent: what leaves the plain mean more is no attack
@@ -276,6 +277,7 @@ def verdicts(digits: list[Digits], gpt: list[Gpt], detection: list[Detection]) -
         text = f"{preset}, audits full: {sum(row.accepted for row in rows)} lies accepted"
         found.append(verdict(not any(row.accepted for row in rows), text))
     found += [_unaudited(row) for row in gpt if row.audit == AuditMode.OFF and _may_start(row)]
+    found += [_poisoned(row) for row in gpt if row.audit == AuditMode.SAMPLED and row.attack in (POISON, LATE_POISON)]
     return [*found, *(_detected(row) for row in detection if row.lie == on_detection.MANY_STEPS)]
 
 
@@ -287,6 +289,11 @@ def _may_start(row: Gpt) -> bool:
 def _unaudited(row: Gpt) -> str:
     text = f"{row.preset}, no audits, {row.liars} of {row.peers} lie, {row.attack}: held-out at most {defended.WORSE_MAX} times"
     return verdict(row.ratio_most <= defended.WORSE_MAX, f"{text} the clean run's: {row.ratio_most:.3f}")
+
+
+def _poisoned(row: Gpt) -> str:
+    text = f"{row.preset}, audits sampled, {row.liars} of {row.peers} lie, {row.attack}: held-out at most {POISONED_MAX} times"
+    return verdict(row.ratio_most <= POISONED_MAX, f"{text} the clean run's: {row.ratio_most:.3f}")
 
 
 def _digits_verdicts(rows: list[Digits]) -> list[str]:

@@ -709,6 +709,15 @@ def test_what_may_be_named_must_lose_little_and_what_is_called_an_attack_must_br
     assert "2.1 by search" in attacks.verdicts(rows(94.9, 50.0), [], [])[1]
 
 
+def test_what_poisoners_do_before_sampled_audits_find_them_has_a_bound() -> None:
+    def row(audit: AuditMode, attack: str, ratio: float) -> attacks.Gpt:
+        return attacks.Gpt("local", attack, 4, 1, audit.value, ratio, ratio, 1.5, 3, {}, 2.0, None, {})
+
+    rows = [row(AuditMode.SAMPLED, name, ratio) for name, ratio in (("poison", 1.03), ("late-poison", 1.031), ("search", 2.0))]
+    found = attacks.verdicts([], [*rows, row(AuditMode.OFF, "poison", 2.0)], [])
+    assert [line[:4] for line in found] == ["held", "MISS"]
+
+
 def test_without_long_updates_clipping_before_mixing_changes_nothing() -> None:
     layout, generator = digits.layout(), np.random.default_rng(0)
     header = payloads.Header(bytes(32), 0, bytes(32), bytes(32), 1, 1, attacks_digits.dense(8))
