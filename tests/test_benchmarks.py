@@ -49,9 +49,11 @@ from consensus.quorum import faults_tolerated
 from peer.api.new_job import parse_overrides
 from peer.cli import build_parser
 from protocol.errors import RemoteProtocolError, UserError
+from protocol.limits import AUDIT_WINDOW_MS_MAX
 from tests.ledger.chances import EFFECTIVE, escape
 from training import grid
 from training.defended import HELD, Held
+from training.host import ModelHost
 from training.replay.proposals import propose
 from training.replicated import codec as payloads
 from training.replicated.layout import layout_of
@@ -247,6 +249,12 @@ def test_a_job_is_asked_for_as_it_is_measured(text: Path) -> None:
         spec = training.Task(text, 45, 7, 1e-3, 60.0).spec(**settings)
         asked = replace(JobSpec(name=spec.name, data=spec.data, rounds=spec.rounds), **parse_overrides(training.overrides(spec)))
         assert asked == spec
+
+
+def test_rows_whose_audits_are_sampled_may_start(text: Path, tmp_path: Path) -> None:
+    for settings in ({}, {**training.SPARSE_H15, **training.LINKS}, {**training.DENSE_H15, **training.LINKS}):
+        audits = ModelHost(tmp_path).terms(training.Task(text, 45, 7, 1e-3, 60.0).spec(**settings).encode()).audits
+        assert audits is not None and audits.window_ms(training.PEERS) <= AUDIT_WINDOW_MS_MAX
 
 
 def test_replicas_of_gloo_stay_equal_and_send_what_a_ring_must(text: Path) -> None:
