@@ -28,7 +28,7 @@ class Held:
     keep: int  # elements of a chunk; fewer are not defended
     trainers: int
     liars: int
-    lost: float  # most points of the digits, of any attack and seed
+    lost: float  # most points of the digits, of any attack and seed, also with 30 % of the honest absent in each round
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +41,8 @@ class Fell:
 
 
 HELD: Final = (
-    Held(Compression.DENSE, 1, KEEP_MAX, 4, 1, 0.0),
-    Held(Compression.DENSE, 1, KEEP_MAX, 13, 4, 0.0),
-    Held(Compression.SPARSE, 1, 146, 13, 4, 0.0),
+    Held(Compression.DENSE, 1, KEEP_MAX, 13, 4, 0.83),
+    Held(Compression.SPARSE, 1, 146, 13, 4, 1.95),
 )
 TEXT_FELL: Final = "with 1 liar of 4 the loss of a language model grows to 1.14 times, and at most 1.05 counts as defended"
 FELL: Final = (
@@ -73,10 +72,12 @@ def _why(spec: JobSpec, trainers: int) -> str | None:
     rows = [row for row in HELD if (row.compression, row.bits) == kind and _says_enough(spec, row)]
     if not rows:
         return f"{spec.compression} payloads of {spec.bits} bits and keep {spec.keep} were not measured to hold"
+    if spec.kind.makes_text:
+        return TEXT_FELL
     if not any(spec.liars <= row.liars and trainers >= row.trainers for row in rows):
         measured = ", ".join(f"{row.liars} of {row.trainers}" for row in rows)
         return f"of {trainers} trainers that is more than was measured to hold ({measured})"
-    return TEXT_FELL if spec.kind.makes_text else None
+    return None
 
 
 def _says_enough(spec: JobSpec, row: Held) -> bool:
