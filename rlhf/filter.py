@@ -248,7 +248,8 @@ class Filter:
         self._whole: dict[str, str] = {}  # as it is read -> the entry
         self._starred: dict[str, list[tuple[list[str], str]]] = {}  # what it begins with -> its parts, and the entry
         self._taken_apart: dict[str, str] = {}  # without stars
-        self._goes_on: set[str] = set()  # of those: more letters may follow
+        self._of_length: dict[int, list[str]] = {}  # those
+        self._goes_on: dict[str, None] = {}  # of those: more letters may follow
         self._starts: set[str] = {""}  # of all of them
         for entry in entries:
             parts = ["".join(unit.readings[0] for unit in _units(part)) for part in entry.split("*")]
@@ -257,10 +258,12 @@ class Filter:
             else:
                 self._starred.setdefault(parts[0], []).append((parts, entry))
             bare = "".join(parts)
-            self._taken_apart.setdefault(bare, entry)
+            if bare not in self._taken_apart:
+                self._taken_apart[bare] = entry
+                self._of_length.setdefault(len(bare), []).append(bare)
             self._starts.update(bare[:end] for end in range(1, len(bare) + 1))
             if not parts[-1]:
-                self._goes_on.add(bare)
+                self._goes_on[bare] = None
 
     def find(self, text: str) -> str | None:
         """The first entry that the text holds; None if it holds none."""
@@ -286,7 +289,9 @@ class Filter:
 
     def _entry(self, word: str) -> str | None:
         if ANY in word:
-            return next((entry for bare, entry in self._taken_apart.items() if self._is_masked(word, bare)), None)
+            shorter = (bare for bare in self._goes_on if len(bare) < len(word) and ANY not in word[len(bare) :])
+            alike = itertools.chain(self._of_length.get(len(word), ()), shorter)
+            return next((self._taken_apart[bare] for bare in alike if _is_masked(word, bare)), None)
         for read in dict.fromkeys((word, *_shortened(word))):
             if read in self._whole:
                 return self._whole[read]
@@ -295,10 +300,6 @@ class Filter:
                     if _fits(parts, read):
                         return entry
         return None
-
-    def _is_masked(self, word: str, bare: str) -> bool:
-        is_as_long = len(word) == len(bare) or (bare in self._goes_on and ANY not in word[len(bare) :] and len(word) > len(bare))
-        return is_as_long and all(read in (letter, ANY) for read, letter in zip(word, bare, strict=False))
 
     def _joined(self, pieces: Sequence[_Piece], first: int) -> Iterator[str]:
         """Entries that this piece and the next ones make together. Letters may follow a star, but none stand before it."""
@@ -323,6 +324,10 @@ class Filter:
         if whole in self._starts:
             return whole
         return next((whole[:end] for end in range(len(start) + 1, len(whole)) if start and whole[:end] in self._goes_on), None)
+
+
+def _is_masked(word: str, bare: str) -> bool:
+    return all(read in (letter, ANY) for read, letter in zip(word, bare, strict=False))
 
 
 def _is_part(pieces: Sequence[_Piece], place: int) -> bool:
@@ -377,7 +382,7 @@ def _was_one_word(pieces: Sequence[_Piece], first: int, end: int) -> bool:
 
 
 def _is_of_one_case(raw: str) -> bool:
-    return raw in (raw.lower(), raw.upper())
+    return not (any("a" <= letter <= "z" for letter in raw) and any("A" <= letter <= "Z" for letter in raw))
 
 
 def _is_leetspeak(units: Sequence[_Unit]) -> bool:

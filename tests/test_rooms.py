@@ -54,6 +54,7 @@ PLANTED = {
     "a second event loop": ("peer/serving/part.py", "import asyncio"),
     "handlers in what is decided": ("curation/labels.py", "import aiohttp"),
     "training in what people say": ("curation/labels.py", "from training.spec import JobSpec"),
+    "chance in the pairs of a step": ("rlhf/preferences.py", "import random"),
     "a new room of the peer without a place": ("peer/attic/__init__.py", ""),
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import io
 import itertools
 import json
 import sqlite3
@@ -29,6 +30,7 @@ from protocol import codec
 from protocol.errors import RemoteProtocolError, UserError
 from protocol.identity import Identity, Signed, open_signed, parse_peer_id, peer_id, sign
 from protocol.messages import AGREEMENT, ROUNDS, Status, Transaction
+from rlhf.preferences import Pair, packed, unpacked
 from storage import wal
 from tests.fuzz import wire
 from tests.fuzz.strategies import strategy_of
@@ -130,6 +132,7 @@ def _special() -> list[Decoder]:
         *_payloads(),
         _checkpoints(),
         _tokenizers(),
+        _preferences(),
         _frames(),
         _sessions(),
         _pipe(),
@@ -228,6 +231,18 @@ def _checkpoints() -> Decoder:
         return path.read_bytes()
 
     return Decoder("checkpoint", st.builds(functools.cache(example)), decode, refuses=(UserError,), bytes_factor=64)
+
+
+def _preferences() -> Decoder:
+    examples = [[Pair(bytes([number]), "q", "a", "b", 500) for number in range(count)] for count in (1, 3)]
+
+    def encode(pairs: list[Pair]) -> bytes:
+        return b"".join(packed(pairs))
+
+    def decode(data: bytes) -> list[Pair]:
+        return unpacked(io.BytesIO(data))
+
+    return Decoder("preferences", st.sampled_from(examples).map(encode), decode, encode, bytes_factor=STATE_BYTES_FACTOR)
 
 
 def _tokenizers() -> Decoder:
