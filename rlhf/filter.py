@@ -339,7 +339,7 @@ def _is_part(pieces: Sequence[_Piece], place: int) -> bool:
 
 
 def _runs(pieces: Sequence[_Piece]) -> Iterator[_Piece]:
-    """Single letters that stand apart, as one piece; once more without an `a` or `i` that they begin with."""
+    """Single letters that stand apart, as one piece; also without an `a` or `I` at an end, which may be a word by itself."""
     first = 0
     while first < len(pieces):
         end = first + 1
@@ -347,8 +347,10 @@ def _runs(pieces: Sequence[_Piece]) -> Iterator[_Piece]:
             end += 1
         # A letter that is glued to something else is no part of a run; nor is what follows in the same way.
         is_whole = not (first and pieces[first].is_glued) and not (end < len(pieces) and pieces[end].is_glued)
-        for start in (first, first + 1) if pieces[first].raw in "aAiI" else (first,):
-            units = [unit for piece in pieces[start:end] for unit in piece.units]
+        starts = (first, first + 1) if pieces[first].raw in "aAiI" else (first,)
+        stops = (end, end - 1) if pieces[end - 1].raw in "aAiI" else (end,)
+        for start, stop in itertools.product(starts, stops):
+            units = [unit for piece in pieces[start:stop] for unit in piece.units]
             if is_whole and len(units) >= APART_MIN and _is_leetspeak(units):
                 yield _Piece(pieces[start].before, units)
         first = end

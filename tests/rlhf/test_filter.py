@@ -44,6 +44,7 @@ FOUND = [
     ("mo\U000e0001ron", "moron*"),
     ("sc\u00adum", "scum"),
     ("s c u m", "scum"),
+    ("a s c u m I know", "scum"),
     ("such a c a d", "cad"),
     ("y o u   m o r o n s", "moron*"),
     ("s.c.u.m", "scum"),
