@@ -1,8 +1,9 @@
 """Words in disguises that others thought of. Its arguments: a file with JSON of the words, a seed, and how many of each kind.
 
 AugLy (github.com/facebookresearch/AugLy, MIT) imitates what people do to get past filters. The Unicode Consortium's list of
-characters that look alike comes with confusable-homoglyphs (MIT). Half of that list, by a hash of each character, was looked at
-while our table was written; nothing of AugLy was. Runs in an environment of its own, see `environment.BYPASSES`.
+characters that look alike comes with confusable-homoglyphs (MIT). Half of that list and half of AugLy's own table, by a hash of
+each character, were looked at while our table was written; the other halves, and whatever else AugLy does, were not. Runs in an
+environment of its own, see `environment.BYPASSES`.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ import json
 import random
 import string
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from augly import text
+from augly.utils import UNICODE_MAPPING_PATH
 from confusable_homoglyphs import categories, confusables
 
 # Unicode Standard Annex 31, table 5, and its Common characters: fonts for all others are seldom there.
@@ -40,6 +43,10 @@ RECOMMENDED = {
 LOOKED_AT, HELD_OUT = "looked at", "held out"
 
 
+def half_of(character: str) -> str:
+    return HELD_OUT if hashlib.sha256(character.encode()).digest()[0] % 2 else LOOKED_AT
+
+
 def lookalikes(half: str, is_recommended: bool) -> dict[str, list[str]]:
     """Letter -> the characters of that half that look like it."""
     found: dict[str, list[str]] = {}
@@ -48,8 +55,7 @@ def lookalikes(half: str, is_recommended: bool) -> dict[str, list[str]]:
             character = entry["c"]
             if len(character) > 1 or character.isascii():
                 continue
-            is_in_half = (hashlib.sha256(character.encode()).digest()[0] % 2 == 0) == (half == LOOKED_AT)
-            if is_in_half and (categories.alias(character) in RECOMMENDED) == is_recommended:
+            if half_of(character) == half and (categories.alias(character) in RECOMMENDED) == is_recommended:
                 found.setdefault(letter.lower(), []).append(character)
     return {letter: sorted(set(characters)) for letter, characters in sorted(found.items())}
 
@@ -75,12 +81,24 @@ def by_augly(function: Callable[..., Any], **options: Any) -> Callable[[str, ran
     return disguise
 
 
+def unseen_table() -> str:
+    """A file with the half of AugLy's lookalikes that was held out."""
+    table = json.loads(Path(UNICODE_MAPPING_PATH).read_text())
+    unseen = {letter: [character for character in of if half_of(character) == HELD_OUT] for letter, of in table.items()}
+    with tempfile.NamedTemporaryFile("w", suffix=".json", delete=False) as file:
+        json.dump({letter: of for letter, of in unseen.items() if of}, file)
+    return file.name
+
+
+UNSEEN = unseen_table()
 KINDS: dict[str, Callable[[str, random.Random], str | None]] = {
     "Unicode's list, half that was looked at": with_lookalikes(LOOKED_AT, True),
     "Unicode's list, half that was held out": with_lookalikes(HELD_OUT, True),
     "Unicode's list, rare scripts, held out": with_lookalikes(HELD_OUT, False),
     "AugLy: change_case": by_augly(text.change_case, granularity="char", cadence=1.0, case="random", seed=None),
-    "AugLy: replace_similar_unicode_chars": by_augly(text.replace_similar_unicode_chars, aug_char_p=0.5, aug_word_p=1.0),
+    "AugLy: replace_similar_unicode_chars, half that was held out": by_augly(
+        text.replace_similar_unicode_chars, aug_char_p=0.5, aug_word_p=1.0, mapping_path=UNSEEN
+    ),
     "AugLy: replace_fun_fonts": by_augly(text.replace_fun_fonts, aug_p=1.0, granularity="all"),
     "AugLy: insert_zero_width_chars": by_augly(text.insert_zero_width_chars, granularity="all", cadence=1.0),
     "AugLy: insert_punctuation_chars": by_augly(text.insert_punctuation_chars, granularity="all", cadence=1.0, vary_chars=True),
@@ -104,6 +122,7 @@ def main() -> None:
             if found is not None and found != word:
                 pairs.append((word, found))
         made[kind] = pairs
+    Path(UNSEEN).unlink()
     json.dump(made, sys.stdout)
 
 
