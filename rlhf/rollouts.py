@@ -60,14 +60,15 @@ class Bounds:
 
 def gumbel(place: Place, tokens: Iterable[tuple[int, int]], vocabulary: int) -> npt.NDArray[np.float32]:
     """The noise of some tokens, each named by its response and its number there: a row of `vocabulary` numbers for each."""
-    head = hashlib.shake_128(b"folkmoot/rollout/1" + place.job + place.trainer)
-    drawn = bytearray()
-    for response, token in tokens:
-        noise = head.copy()
-        noise.update(_PLACE.pack(place.round, response, token))
-        drawn += noise.digest(NOISE_BYTES * vocabulary)
+    drawn = b"".join(noise_bytes(place, response, token, NOISE_BYTES * vocabulary) for response, token in tokens)
     u = (np.frombuffer(drawn, dtype="<u4").reshape(-1, vocabulary) + 0.5) / 2.0**32
     return -np.log(-np.log(u)).astype(np.float32)
+
+
+def noise_bytes(place: Place, response: int, token: int, length: int) -> bytes:
+    """The first bytes that the noise of a token is made of."""
+    whose = b"folkmoot/rollout/1" + place.job + place.trainer + _PLACE.pack(place.round, response, token)
+    return hashlib.shake_128(whose).digest(length)
 
 
 def prompt_starts(place: Place, responses: int, tokens: int, length: int) -> TokenIds:

@@ -59,7 +59,9 @@ from protocol.identity import Identity, Signed, peer_id, preimage, sign
 from protocol.messages import NO_VIEW, Certificate, Commit, Prepare, TimedOut, Timeout, TimeoutCertificate, Transaction
 from protocol.names import REFUSED
 from protocol.reasons import OWN_FIRST, OWN_MAX, Finding, Verdict
-from rlhf.objective import PpoTerms
+from rlhf import rollouts
+from rlhf.module import Medians, RlhfState
+from rlhf.objective import PpoTerms, Rollouts
 from rounds.ballots import Closing
 from tests.ledger.world import PlainJobs
 from tests.rooms import ROOMS
@@ -158,6 +160,10 @@ RECORDS: tuple[type, ...] = (
     curation.Skill,
     curation.Share,
     curation.Due,
+    PpoTerms,
+    Rollouts,
+    RlhfState,
+    Medians,
 )
 # Where two records have one name.
 NAMES: dict[type, str] = {tasks.Entry: "TaskEntry"}
@@ -265,7 +271,7 @@ CHAIN = hashlib.sha256(b"chain").digest()
 
 
 def vectors() -> dict[str, str]:
-    return {**of_values(), **of_agreement(), **of_ledger(), **of_training(), **of_curation(), **of_a_close()}
+    return {**of_values(), **of_agreement(), **of_ledger(), **of_training(), **of_curation(), **of_a_close(), **of_rlhf()}
 
 
 def of_values() -> dict[str, str]:
@@ -384,6 +390,17 @@ def of_a_close() -> dict[str, str]:
         "points of each annotator": np.array(list(points.values())),
     }
     return {name: " ".join(map(str, numbers.tolist())) for name, numbers in lines.items()}
+
+
+def of_rlhf() -> dict[str, str]:
+    place = rollouts.Place(hashlib.sha256(b"job").digest(), 2, SIGNER.public)
+    noise = rollouts.noise_bytes(place, 1, 3, 16)
+    return {
+        "prompts": " ".join(map(str, rollouts.prompt_starts(place, 3, 1_000, 16))),
+        "noise": noise.hex(),
+        "blob": rollouts.encode([[97, 10], [10]]).hex(),
+        "order": " ".join(map(str, rollouts.order(place, 4, 0))),
+    }
 
 
 def shown(value: str) -> list[str]:

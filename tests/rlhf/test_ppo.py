@@ -257,4 +257,4 @@ def test_on_the_toy_a_policy_comes_near_the_best_that_there_is() -> None:
             by = engine.derived(parameters, JOB, number, TRAINER, declaration)
             delta, _ = engine.local_steps(parameters, JOB, number, TRAINER, declaration=by)
             parameters = parameters - delta
-    assert rules.gap_closed(logp(parameters), reference, rewards) > 0.9
+    assert rules.gap_closed(logp(parameters), reference, rewards) > 0.85
