@@ -44,9 +44,8 @@ class PpoTerms:
     stop: Annotated[int, Between(0, VOCABULARY_MAX - 1)] | None = 10  # token that ends a response: a newline
     epochs: Annotated[int, Between(1, EPOCHS_MAX)] = 4
     beta: float = 0.05  # of the KL penalty, in score a nat
-    unfinished_penalty: float = (
-        0.1  # off the score of a response without the stop token; at 1 a policy learns to stop, and little else
-    )
+    # Off the score of a response without the stop token. At 1 a policy learns to stop, and little else.
+    unfinished_penalty: float = 0.1
     score_clip: float = 10.0
     decay: float = 0.95  # λ of GAE
     clip_range: float = 0.2  # of the ratio, and of the value in its own units
