@@ -43,7 +43,11 @@ async def rlhf(asked: Asked[RlhfCalls]) -> None:
         case "start":
             if not options.base or not options.reward:
                 raise UserError("rlhf start: say --base JOB, a finished job that `jobs` lists, and --reward rule:NAME")
-            said = dict(item.partition("=")[::2] for item in options.set)
+            said = {}
+            for item in options.set:
+                name, equals, said[name] = item.partition("=")
+                if not equals:
+                    raise UserError(f"--set {item!r}: write FIELD=VALUE, such as --set beta=0.1")
             start = asked.api.start_rlhf_training(options.base, options.reward, options.ppo_iterations, options.name, said)
             asked.show(f"job {await asked.decided(start)} is decided; `rlhf status` shows how it goes")
         case "status":

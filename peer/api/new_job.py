@@ -58,7 +58,7 @@ def job_spec(peer: RunningPeer, request: TrainRequest) -> JobSpec:
         return _job_on_tokens(spec, request, keep)
     pieces, bpe = _pieces(request.data), None
     if spec.tokenizer is not None:  # the base's
-        bpe = tokenizer.BpeTokenizer(_fetched(peer, spec.tokenizer))
+        bpe = tokenizer.BpeTokenizer(fetched_tokenizer(peer, spec.tokenizer))
     elif request.vocabulary > BYTES:
         made = tokenizer.train_bpe(pieces(), request.vocabulary)
         bpe = tokenizer.BpeTokenizer(made)
@@ -95,7 +95,7 @@ def base_of(peer: RunningPeer, text: str, argument: str) -> tuple[Base, Job, Job
     return Base(key, job.round, job.model_root), job, spec
 
 
-def _fetched(peer: RunningPeer, digest: bytes) -> bytes:
+def fetched_tokenizer(peer: RunningPeer, digest: bytes) -> bytes:
     """A tokenizer that this peer may lack; this runs in a thread. Raises `UserError`."""
 
     async def fetch() -> bool:

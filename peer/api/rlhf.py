@@ -11,7 +11,7 @@ import trio
 
 from ledger.jobs import Job, Start, Waiting, job_id
 from ledger.network import NetworkState
-from peer.api.new_job import base_of, parse_overrides, tolerated, typed
+from peer.api.new_job import base_of, fetched_tokenizer, parse_overrides, tolerated, typed
 from peer.api.running import RunningPeer
 from protocol import codec
 from protocol.errors import UserError
@@ -20,6 +20,7 @@ from rlhf.calls import CompareView, FiguresView, RlhfCalls, RlhfView, StageView
 from rlhf.module import Medians, RlhfState
 from rlhf.objective import MILLIONTHS, MODULE, PPO, ROLE, PpoTerms
 from training import tasks
+from training.data.tokenizer import BpeTokenizer, Tokenizer
 from training.spec import JobSpec, completed
 
 OWN = {field.name for field in dataclasses.fields(PpoTerms)} - {"reward"}  # what `--set` may say of the objective
@@ -45,7 +46,10 @@ class RlhfAnswers(RlhfCalls):
         if before.data is None:
             raise UserError(f"--base {base!r}: that job's text is local, so no prompts can be drawn that everybody knows")
         kinds = typing.get_type_hints(PpoTerms)
-        own = PpoTerms(reward=reward, **{key: typed(kinds[key], key, text) for key, text in overrides.items() if key in OWN})
+        said_of_own = {key: typed(kinds[key], key, text) for key, text in overrides.items() if key in OWN}
+        if before.tokenizer is not None and "stop" not in said_of_own:
+            said_of_own["stop"] = newline(BpeTokenizer(fetched_tokenizer(self.peer, before.tokenizer)))
+        own = PpoTerms(reward=reward, **said_of_own)
         said = parse_overrides({key: text for key, text in overrides.items() if key not in OWN})
         if "model" in said:
             raise UserError("--set model.…: the model is that of the base; leave it out")
@@ -97,6 +101,12 @@ class RlhfAnswers(RlhfCalls):
             done = await workshop.role.computing.ask(opened, tasks.Generate(key, directory, *how))
             told.append(done.text.decode(errors="replace"))
         return CompareView(key.hex(), job.round, *told)
+
+
+def newline(tokenizer: Tokenizer) -> int | None:
+    """The token of a newline; None where it is several."""
+    ids = tokenizer.encode(b"\n")
+    return int(ids[0]) if len(ids) == 1 else None
 
 
 def _stage(key: bytes, job: Job | Waiting) -> StageView:

@@ -8,8 +8,12 @@ import struct
 import numpy as np
 import pytest
 
+from peer.api.rlhf import newline
 from protocol.errors import RemoteProtocolError
+from rlhf.objective import PpoTerms
 from rlhf.rollouts import Bounds, Place, decode, encode, gumbel, order, prompt_starts
+from training.data.default_text import default_text
+from training.data.tokenizer import BpeTokenizer, ByteTokenizer, train_bpe
 
 PLACE = Place(bytes([1]) * 32, 3, bytes([2]) * 32)
 BOUNDS = Bounds(responses=3, tokens_max=4, vocabulary=256, stop=10)
@@ -86,3 +90,10 @@ def test_each_epoch_takes_each_response_once_in_an_order_of_its_own() -> None:
 def test_prompts_are_windows_of_the_whole_text() -> None:
     starts = prompt_starts(PLACE, 10_000, 20, 16)
     assert set(starts) == {0, 1, 2, 3, 4}
+
+
+def test_a_response_ends_with_the_newline_of_its_tokenizer() -> None:
+    bpe = BpeTokenizer(train_bpe(iter([default_text()[:20_000]]), 300))
+    found = newline(bpe)
+    assert found is not None and bpe.decode([found]) == b"\n"
+    assert newline(ByteTokenizer()) == PpoTerms(reward="rule:vowels").stop
