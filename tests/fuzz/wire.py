@@ -14,7 +14,8 @@ from typing import Any
 
 from tests.rooms import ROOMS
 
-WITH_TORCH = ("training.engines.pytorch", "peer.worker.main")  # they decode nothing that a peer sends
+# They decode nothing that a peer sends.
+WITH_TORCH = ("training.engines.pytorch", "rlhf.pytorch", "rlhf.losses", "peer.worker.main")
 
 
 @functools.cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import struct
+from random import Random
 
 import numpy as np
 import pytest
@@ -50,6 +51,21 @@ def test_a_blob_is_what_it_was_made_of() -> None:
 def test_other_bytes_are_no_rollouts(wrong: bytes) -> None:
     with pytest.raises(RemoteProtocolError):
         decode(wrong, BOUNDS)
+
+
+def test_whatever_the_bytes_are_they_are_the_one_blob_of_their_responses_or_none() -> None:
+    random, sound, read = Random(0), encode(SOUND), 0
+    for _ in range(3_000):
+        changed = bytearray(sound)
+        for _ in range(random.randrange(1, 4)):
+            changed[random.randrange(len(changed))] = random.choice((0, 1, 2, 3, 4, 10, 97, 255))
+        try:
+            responses = decode(bytes(changed), BOUNDS)
+        except RemoteProtocolError:
+            continue
+        read += 1
+        assert encode([response.tolist() for response in responses]) == changed
+    assert read > 100, "some are responses that the job may have"
 
 
 def test_without_a_stop_token_every_response_is_as_long_as_the_job_says() -> None:
