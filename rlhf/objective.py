@@ -177,4 +177,3 @@ def in_millionths(value: float) -> int:
 
 
 PPO: Final = Ppo()
-OBJECTIVES: Final = (PPO,)

@@ -23,7 +23,6 @@ from features.lazily import named
 from peer import features
 from protocol.errors import FolkmootError, UserError
 from training import tasks
-from training.data.corpus import open_tokens
 from training.data.tokenizer import load_tokenizer
 from training.engines.engine import DeclaringEngine, Engine, EngineKind
 from training.objectives.objective import Declaration, Reason
@@ -123,9 +122,10 @@ class Jobs:
             )
         tokenizer = load_tokenizer(Path(request.tokenizer).read_bytes() if request.tokenizer else None)
         if request.text is None:
-            tokens = Tokens.none(tokenizer.token_bytes)
+            tokens: Tokens = Tokens.none(tokenizer.token_bytes)
         else:
-            tokens = open_tokens(spec, Path(request.text), tokenizer, self._beat, request.tokenized, request.tokens)
+            read = named(spec.kind.reader)
+            tokens = read(spec, Path(request.text), tokenizer, self._beat, request.tokenized, request.tokens)
         engine = self.kind.open(spec, tokens, tokenizer, _first(request, spec))
         if spec.kind.declaration is not None and not isinstance(engine, DeclaringEngine):
             raise UserError(

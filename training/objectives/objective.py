@@ -100,6 +100,8 @@ class Objective:
     role: ClassVar[str] = TRAINER  # in the ledger, of those members
     reads_text: ClassVar[bool] = True  # the job names a text, or each trainer has its own
     makes_text: ClassVar[bool] = True  # people can ask its model for text, and take it home
+    # `module:function` that makes a job's data of its file, imported by the worker alone: it takes and raises what this one does.
+    reader: ClassVar[str] = "training.data.corpus:open_tokens"
     # Engine -> `module:function`, imported by the worker alone. It takes the model and `examples`, and gives the mean over them.
     losses: ClassVar[Mapping[str, str]] = {}
     # The same for measuring a model: takes the model, the specification, the data and a heartbeat, gives `figure`, or None.

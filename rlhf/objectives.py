@@ -1,0 +1,10 @@
+"""The objectives of this feature."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from rlhf.objective import PPO
+from rlhf.reward import REWARD
+
+OBJECTIVES: Final = (PPO, REWARD)

@@ -1,0 +1,97 @@
+"""A set of preferences as token ids, and the rows that a step of a reward model is made of. numpy only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from protocol.errors import UserError
+from rlhf.preferences import PERMILLE, Pair, parted, require_fit, unpacked
+from training.data.corpus import digest_of
+from training.data.tokenizer import Tokenizer
+from training.sequences import TokenArray, Tokens
+from training.spec import JobSpec
+
+PAIRS_A_BEAT: Final = 256  # tokenized between two signs of progress: some milliseconds
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """Which tokens are whose: text 2i is the prompt of pair i with its first response, text 2i + 1 with the second."""
+
+    starts: npt.NDArray[np.int64]  # (2N + 1,): of each text; the last is the end
+    p: npt.NDArray[np.float32]  # (N,): that the first response is the better one
+
+    def __len__(self) -> int:
+        return len(self.p)
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs(Tokens):
+    """`train` and `held_out` hold the tokens of all texts, one after another."""
+
+    trained: Side
+    measured: Side  # held out: by the prompt, so that no prompt is on both sides
+
+
+def open_pairs(
+    spec: JobSpec,
+    path: Path,
+    tokenizer: Tokenizer,
+    on_block: Callable[[], None] = lambda: None,
+    tokenized: bool = False,
+    named: bytes | None = None,
+) -> Pairs:
+    """The pairs of a file with a set; as `training.data.corpus.open_tokens`. `UserError` for pairs that the job cannot use."""
+    if tokenized:
+        raise UserError(f"{path} holds tokens, and a reward model learns from a set of preferences")
+    with path.open("rb") as stream:
+        pairs = unpacked(stream)
+    found = encoded(spec, pairs, tokenizer, on_block)
+    if named is not None and digest_of(found) != named:
+        raise UserError(
+            f"{path}: this tokenizer makes other tokens of it than the job was made with: install the others' release"
+        )
+    return found
+
+
+def encoded(spec: JobSpec, pairs: Sequence[Pair], tokenizer: Tokenizer, on_block: Callable[[], None] = lambda: None) -> Pairs:
+    train, held_out = parted(pairs, spec.held_out_permille)
+
+    def side(of: Sequence[Pair]) -> tuple[TokenArray, Side]:
+        texts: list[TokenArray] = []
+        for number, pair in enumerate(of):
+            texts += [tokenizer.encode((pair.prompt + response).encode()) for response in (pair.first, pair.second)]
+            if number % PAIRS_A_BEAT == 0:
+                on_block()
+        starts = np.cumsum([0, *map(len, texts)], dtype=np.int64)
+        tokens = np.concatenate(texts) if texts else np.empty(0, dtype=np.uint8)
+        return tokens, Side(starts, np.array([pair.p / PERMILLE for pair in of], dtype=np.float32))
+
+    (trained, of_train), (measured, of_held_out) = side(train), side(held_out)
+    longest = max(int(np.diff(of.starts).max(initial=0)) for of in (of_train, of_held_out))
+    if longest > spec.model.context:
+        require_fit(pairs, lambda text: len(tokenizer.encode(text.encode())), spec.model.context, name)
+    return Pairs(trained, measured, tokenizer.token_bytes, of_train, of_held_out)
+
+
+def name(pair: Pair) -> str:
+    """For people; of a file, its line."""
+    return f"line {int.from_bytes(pair.id, 'big')}" if len(pair.id) == 8 else f"task {pair.id.hex()[:16]}"
+
+
+def rows(tokens: TokenArray, side: Side, numbers: npt.NDArray[np.int64]) -> tuple[npt.NDArray[Any], ...]:
+    """Of some pairs, N of them: (ids of both texts, padded behind with zeros to the longest: (N, 2, S); where the last token of
+    each is: (N, 2); p: (N,)).
+    """
+    texts = (2 * numbers[:, None] + np.arange(2)).ravel()
+    starts, ends = side.starts[texts], side.starts[texts + 1]
+    x = np.zeros((len(texts), int((ends - starts).max())), dtype=np.int64)
+    for row, (start, end) in enumerate(zip(starts, ends, strict=True)):
+        x[row, : end - start] = tokens[start:end]
+    return x.reshape(len(numbers), 2, -1), (ends - starts - 1).reshape(-1, 2), side.p[numbers]

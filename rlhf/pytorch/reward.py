@@ -1,0 +1,62 @@
+"""Reward models in the worker: scores, their loss, and how often they agree with people.
+
+Axes: N pairs, 2 responses of each, B texts, S tokens of a text, C features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlhf import losses
+from rlhf.pairs import Pairs, rows
+from rlhf.reward import SCORE
+from training.engines.engine import Beat
+from training.engines.pytorch.model import GPT
+from training.sequences import Tokens
+from training.spec import JobSpec
+
+MEASURED_PAIRS_MAX: Final = 1_024  # of those held out, evenly spaced
+TOKENS_AT_ONCE: Final = 8_192  # in one pass where nothing is trained
+
+
+def scores(model: GPT, x_BS: Tensor, last_B: Tensor) -> Tensor:
+    """(B,): of each text, at its last token. What is behind it changes nothing: the model looks at the past alone."""
+    features_BSC = model.features(x_BS)
+    return features_BSC[torch.arange(len(x_BS)), last_B] @ model.heads[SCORE]
+
+
+def loss(model: GPT, x_N2S: Tensor, last_N2: Tensor, p_N: Tensor) -> Tensor:
+    score_N2 = scores(model, x_N2S.flatten(0, 1), last_N2.flatten()).view(-1, 2)
+    return losses.reward_model_losses(score_N2[:, 0], score_N2[:, 1], p_N).mean()
+
+
+def held_out_scores(model: GPT, tokens: Pairs, on_step: Beat) -> Iterator[tuple[Tensor, Tensor]]:
+    """(scores (N, 2), p (N,)) of held-out pairs, a part at a time: always the same pairs, in the same parts."""
+    count = min(len(tokens.measured), MEASURED_PAIRS_MAX)
+    chosen = np.linspace(0, len(tokens.measured) - 1, count).astype(np.int64) if count else np.empty(0, dtype=np.int64)
+    at_once = max(1, TOKENS_AT_ONCE // (2 * model.spec.context))
+    with torch.no_grad():
+        for start in range(0, count, at_once):
+            x_N2S, last_N2, p_N = map(torch.from_numpy, rows(tokens.held_out, tokens.measured, chosen[start : start + at_once]))
+            yield scores(model, x_N2S.flatten(0, 1), last_N2.flatten()).view(-1, 2), p_N
+            on_step()
+
+
+def held_out_accuracy(model: GPT, spec: JobSpec, tokens: Tokens, on_step: Beat) -> float | None:
+    """Of the held-out pairs with a better response, the share whose better one scores higher; equal scores count half.
+
+    None if there is no such pair.
+    """
+    assert isinstance(tokens, Pairs)
+    right, pairs = 0.0, 0
+    for score_N2, p_N in held_out_scores(model, tokens, on_step):
+        agrees_N = torch.sign(score_N2[:, 0] - score_N2[:, 1]) * torch.sign(p_N - 0.5)
+        decided_N = p_N != 0.5
+        right += float(((1 + agrees_N) / 2)[decided_N].sum())
+        pairs += int(decided_N.sum())
+    return right / pairs if pairs else None

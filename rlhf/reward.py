@@ -1,0 +1,63 @@
+"""The objective of reward models: a score for responses, which people's preferences teach. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from rlhf.objective import MODULE, ROLE
+from rlhf.pairs import Pairs, rows
+from rlhf.preferences import pairs_of_step
+from training.objectives.objective import Declaration, Job, Objective, Shape, Step
+from training.sequences import Tokens
+from training.transformer import BYTES, HEAD, PARAMETERS_MAX, shapes
+
+SCORE: Final = f"{HEAD}reward"
+
+
+class RewardModel(Objective):
+    """A response's score is a head's, at the response's last token, behind its prompt (Ouyang et al. 2022, arXiv:2203.02155)."""
+
+    name = "reward"
+    about = "a score for responses, from people's preferences"
+    module, version = MODULE, 1
+    role = ROLE
+    reads_text = False  # a set of preferences, which all trainers share
+    makes_text = False
+    reader = "rlhf.pairs:open_pairs"
+    losses: ClassVar[Mapping[str, str]] = {"pytorch": "rlhf.pytorch.reward:loss"}
+    measures: ClassVar[Mapping[str, str]] = {"pytorch": "rlhf.pytorch.reward:held_out_accuracy"}
+    figure = "held_out_accuracy"
+
+    def problem(self, job: Job, settings: Any) -> str | None:
+        if job.data is None:
+            return "a reward model learns from a set of preferences: name one with `rlhf start --preferences FILE`"
+        if not job.is_reexecuted:
+            return f"audit {job.audit.value!r} would let everybody invent preferences: take 'full' or 'sampled'"
+        if job.tokenizer is None and job.model.vocabulary != BYTES:
+            return f"model.vocabulary {job.model.vocabulary} needs a tokenizer: name a base that has one"
+        if job.model.parameters + job.model.width > PARAMETERS_MAX:
+            return f"{job.model.parameters} parameters and a head for scores are more than {PARAMETERS_MAX}"
+        return None
+
+    def tensors(self, job: Job, settings: Any) -> Sequence[tuple[str, Shape]]:
+        return [*shapes(job.model), (SCORE, (job.model.width,))]
+
+    def draw(
+        self, job: Job, step: Step, count: int, data: Tokens, declaration: Declaration | None = None
+    ) -> npt.NDArray[np.int64]:
+        """The numbers of pairs."""
+        assert isinstance(data, Pairs)
+        return pairs_of_step(*step.place, count=count, pairs=len(data.trained), seed=job.seed)
+
+    def examples(
+        self, job: Job, drawn: npt.NDArray[np.int64], data: Tokens, declaration: Declaration | None = None
+    ) -> tuple[npt.NDArray[Any], ...]:
+        assert isinstance(data, Pairs)
+        return rows(data.train, data.trained, drawn)
+
+
+REWARD: Final = RewardModel()

@@ -1,0 +1,161 @@
+"""Reward models in the worker: what is proposed passes every check, other pairs do not, and people's preferences are learned."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from peer import features
+from peer.worker.main import Jobs
+from protocol.errors import UserError
+from protocol.reasons import Finding, Verdict
+from rlhf import pairs
+from rlhf.preferences import Pair, packed, pairs_of_step, parted
+from rlhf.reward import REWARD, SCORE
+from training import tasks
+from training.data.tokenizer import ByteTokenizer
+from training.engines.pytorch.kind import KIND
+from training.replay import trace
+from training.replicated.layout import layout_of
+from training.replicated.model import ReplicatedModel
+from training.spec import AuditMode, JobSpec
+from training.transformer import ModelSpec
+
+JOB, TRAINER = bytes([1]) * 32, bytes([2]) * 32
+SPEC = JobSpec(
+    name="reward",
+    objective="reward",
+    model=ModelSpec(context=16, width=16, layers=1, hidden=16),
+    data=bytes(32),
+    held_out_permille=300,
+    local_steps=4,
+    batch=8,
+    inner_rate=1e-2,
+    rounds=3,
+    feedback_decay=0.0,
+    audit=AuditMode.SAMPLED,
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def known() -> None:
+    features.install()
+
+
+def some_pairs(count: int = 60) -> list[Pair]:
+    """The response of vowels is the better one."""
+    good, bad = ("aei", "oua", "eeo"), ("xkt", "bd", "zzrk")
+
+    def pair(number: int) -> Pair:
+        of = good[number % 3], bad[number % 7 % 3]
+        first, second = of if number % 2 else of[::-1]
+        return Pair(number.to_bytes(8, "big"), f"q{number}: ", first, second, 1000 * (number % 2))
+
+    return [pair(number) for number in range(1, count + 1)]
+
+
+def write(path: Path, some: list[Pair]) -> str:
+    path.write_bytes(b"".join(packed(some)))
+    return str(path)
+
+
+class World:
+    """One trainer's round, and those who look at it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.text = write(folder / "set", some_pairs())
+        self.model = ReplicatedModel.initial(JOB, SPEC)
+        self.model.save(folder / "model")
+
+    def worker(self, text: str | None = None, micro_batch: int = 1 << 30) -> Jobs:
+        jobs = Jobs(KIND, lambda: None, micro_batch)
+        opened = jobs.answer(tasks.OpenJob(JOB, SPEC.encode(), text or self.text, None))
+        assert isinstance(opened, tasks.Opened) and opened.train_tokens and opened.held_out_tokens
+        return jobs
+
+    def propose(self, jobs: Jobs) -> tasks.Proposed:
+        out = {"buffer_out": str(self.folder / "m"), "states_out": str(self.folder / "states")}
+        done = jobs.answer(tasks.Propose(JOB, 0, TRAINER, str(self.folder / "model"), None, None, **out))
+        assert isinstance(done, tasks.Proposed)
+        (self.folder / "payload").write_bytes(done.payload)
+        return done
+
+    def audited(self, jobs: Jobs) -> Verdict:
+        files = (str(self.folder / "payload"), str(self.folder / "m"), None, None)
+        found = jobs.answer(tasks.Audit(JOB, 0, TRAINER, str(self.folder / "model"), *files))
+        assert isinstance(found, tasks.Audited)
+        return found.verdict
+
+    def replayed(self, jobs: Jobs, done: tasks.Proposed, step: int) -> Finding:
+        assert done.trace is not None
+        made = self.folder / "states"
+        listed = trace.Trace.decode((made / done.trace.hex()).read_bytes(), SPEC)
+        states = {digest: str(made / digest.hex()) for digest in trace.needed(listed, step, SPEC)}
+        model, payload = str(self.folder / "model"), str(self.folder / "payload")
+        how = (JOB, 0, TRAINER, step, model, payload, done.buffer_digest, None, None, str(made / done.trace.hex()), states)
+        found = jobs.answer(tasks.Replay(*how, None, None))
+        assert isinstance(found, tasks.Replayed)
+        return found.finding
+
+
+def test_an_honest_proposal_passes_every_check_whatever_the_parts_of_a_batch(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    done, other = world.propose(world.worker()), world.worker(micro_batch=3)
+    assert world.audited(other) is Verdict.ACCEPT
+    assert [world.replayed(other, done, step) for step in range(SPEC.local_steps)] == [Finding.MATCH] * SPEC.local_steps
+
+
+def test_turned_preferences_are_found_out(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    turned = write(tmp_path / "turned", [replace(pair, p=1000 - pair.p) for pair in some_pairs()])
+    done, honest = world.propose(world.worker(turned)), world.worker()
+    assert world.audited(honest) is Verdict.REPLAY
+    # The head is zero at first: scores, and with them the gradients of everything below it, begin behind the first step.
+    assert [world.replayed(honest, done, step) for step in range(SPEC.local_steps)] == [Finding.MISMATCH] * SPEC.local_steps
+
+
+def test_what_people_prefer_is_learned_and_measured_on_prompts_that_were_never_trained_on(tmp_path: Path) -> None:
+    found = pairs.open_pairs(SPEC, Path(write(tmp_path / "set", some_pairs())), ByteTokenizer())
+    engine, parameters = KIND.open(SPEC, found, ByteTokenizer(), None), ReplicatedModel.initial(JOB, SPEC).parameters
+    assert not layout_of(SPEC).view(parameters)[SCORE].any() and engine.evaluate(parameters) == 0.5
+    for number in range(3):
+        delta, _ = engine.local_steps(parameters, JOB, number, TRAINER)
+        parameters = parameters - delta
+    assert engine.evaluate(parameters) == 1.0
+    prompts = [{pair.prompt for pair in side} for side in parted(some_pairs(), SPEC.held_out_permille)]
+    assert all(prompts) and prompts[0].isdisjoint(prompts[1]) and len(found.measured) == len(prompts[1])
+
+
+def test_a_step_is_made_of_the_pairs_that_were_drawn_for_it(tmp_path: Path) -> None:
+    some = some_pairs(20)
+    found = pairs.encoded(SPEC, some, ByteTokenizer())
+    drawn = pairs_of_step(JOB, 2, TRAINER, 3, count=5, pairs=len(found.trained), seed=0)
+    x, last, p = REWARD.examples(SPEC, drawn, found)
+    for row, number in enumerate(drawn):
+        pair = parted(some, SPEC.held_out_permille)[0][number]
+        texts = [(pair.prompt + response).encode() for response in (pair.first, pair.second)]
+        assert [bytes(x[row, side, : last[row, side] + 1].astype(np.uint8)) for side in range(2)] == texts
+        assert p[row] == pair.p / 1000
+    assert x.shape == (5, 2, last.max() + 1)
+
+
+def test_a_response_beyond_the_context_is_told_with_its_line() -> None:
+    some = [*some_pairs(3), Pair((4).to_bytes(8, "big"), "q" * 15, "a", "bb", 0)]
+    with pytest.raises(UserError, match="line 4: prompt and response are 17 tokens, more than the context of 16"):
+        pairs.encoded(SPEC, some, ByteTokenizer())
+
+
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [
+        ({"data": None}, "learns from a set of preferences"),
+        ({"audit": AuditMode.OFF}, "audit 'off' would let everybody invent preferences"),
+        ({"model": replace(SPEC.model, vocabulary=6)}, "model.vocabulary 6 needs a tokenizer"),
+    ],
+)
+def test_a_job_that_cannot_be_is_told_why(other: dict[str, object], why: str) -> None:
+    assert why in (replace(SPEC, **other).problem() or "")
