@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Annotated, ClassVar, Protocol
@@ -18,6 +19,7 @@ from ledger.members import MembersState
 from ledger.network import NetworkState
 from protocol import codec
 from protocol.codec import Between, Count, Digest, Key, Length
+from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed, short_id
 from protocol.limits import AUDIT_WINDOW_MS_MAX, MEMBERS_MAX, TRAINERS_MAX, TRANSACTION_BYTES_MAX
 from protocol.messages import Name, Transaction
@@ -28,8 +30,10 @@ RUNNING_MAX = 8  # jobs whose rounds are open at once: each costs every peer a m
 TRAINED_KEPT_MAX = 32
 UNTRAINED_KEPT_MAX = 16  # they cost their author nothing, so anybody can start very many
 WINDING_UP_MAX = 16  # finished jobs whose audits go on: they stay, until there are more of these (`ledger.audits.docket`)
-BASES_MAX = 8  # finished jobs that stay since others start from their models: each costs every peer's disk a model
-FINISHED_KEPT_MAX = TRAINED_KEPT_MAX + UNTRAINED_KEPT_MAX + WINDING_UP_MAX + BASES_MAX + RUNNING_MAX  # all that run may end
+BASES_MAX = 8  # finished jobs that stay since others start from their models, or read them: each costs every disk a model
+PLANNED_MAX = 12  # finished jobs that stay since modules are to start others from them
+# All that run may end.
+FINISHED_KEPT_MAX = TRAINED_KEPT_MAX + UNTRAINED_KEPT_MAX + WINDING_UP_MAX + BASES_MAX + PLANNED_MAX + RUNNING_MAX
 assert UNTRAINED_KEPT_MAX >= 2 * RUNNING_MAX  # so many can end in one block, and none goes in the block that ended it
 LINE_MAX = 32  # jobs that wait for their turn: each is a specification of up to 256 KiB in every state
 LINE_OF_MEMBER_MAX = 4  # so that nobody alone fills the line
@@ -84,6 +88,7 @@ class JobTerms:
     proposal_seconds: float  # how long a round waits for proposals
     audits: AuditTerms | None = None  # re-executed after the round, by drawn auditors: then not `audited`
     base: Base | None = None
+    read: Base | None = None  # another finished job, whose model everybody who trains this one reads
     requires: tuple[ModuleVersion, ...] = (JOBS,)  # the network must run these modules, in these versions or later ones
     role: str = TRAINER  # if the job needs a worker: members with this role train, and those of them that vote re-execute
 
@@ -98,6 +103,9 @@ class JobRules(Protocol):
 
     def misfit(self, base: bytes, spec: bytes) -> str | None:
         """Why a job cannot start from the model of another, whose specification is `base`; None if it can."""
+
+    def misread(self, read: bytes, spec: bytes) -> str | None:
+        """Why a job cannot read the model of another, whose specification is `read`; None if it can."""
 
 
 class Phase(enum.StrEnum):
@@ -218,6 +226,23 @@ class Needed:
 
 
 @dataclass(frozen=True, slots=True)
+class Launch:
+    """A fact: a module starts a job in the name of a member. Where this is refused, the job is not there after the block."""
+
+    job: bytes
+    spec: bytes
+    author: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Halt:
+    """A fact: a module ends a job in the name of its author, if it runs or waits."""
+
+    job: bytes
+    author: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class JobStarted:
     """A fact."""
 
@@ -243,16 +268,20 @@ class JobsModule(Module[JobsState]):
         return JobsState()
 
     def apply(self, state: JobsState, said: Said, view: View, context: Context) -> Change:
-        members, author = view.of(MembersState), said.author
+        author = said.author
         match said.content:
             case Start(spec):
-                self._require_known(spec, view.of(NetworkState))
-                self._require_in_time(spec, members, view.of(NetworkState))
-                key = job_id(author, said.transaction)
-                return Change(self._start(state, members, key, spec, author, context.height))
+                return Change(self.started(state, view, job_id(author, said.transaction), spec, author, context.height))
             case Stop(key):
-                return Change(_stop(state, members, key, author, context.height))
+                return Change(_stop(state, view.of(MembersState), key, author, context.height))
         raise AssertionError(said.content)
+
+    def started(self, state: JobsState, view: View, key: bytes, spec: bytes, author: bytes, height: int) -> JobsState:
+        """With one more job, which runs or waits. Raises `Refused`, and `RemoteProtocolError` for what is no specification."""
+        members, network = view.of(MembersState), view.of(NetworkState)
+        self._require_known(spec, network)
+        self._require_in_time(spec, members, network)
+        return self._start(state, members, key, spec, author, height)
 
     def _require_known(self, spec: bytes, network: NetworkState) -> None:
         """All programs of a network know its modules, and what jobs say in them, so all refuse the same jobs."""
@@ -280,6 +309,7 @@ class JobsModule(Module[JobsState]):
         """Counts closed rounds, opens the next ones and those of jobs that begin, renews rounds that might never be closed, ends
         jobs that nobody trains any more, starts jobs of the line, and forgets old ones.
         """
+        state = self._commanded(state, view, context)
         members, height, jobs = view.of(MembersState), context.height, dict(state.jobs)
         barred = {fact.job: fact.trainers for fact in context.of(Barred)}
         for closed in context.of(ClosedRound):
@@ -292,13 +322,33 @@ class JobsModule(Module[JobsState]):
         ended = tuple(sorted(key for key, job in jobs.items() if job.phase is Phase.FINISHED and job.opened == height))
         state = self._called_up(JobsState(jobs, state.line), members, height)
         started = tuple(sorted({*started, *(state.jobs.keys() - jobs.keys())}))
-        jobs = self.bounded(state.jobs, members, {fact.job for fact in context.of(Needed)} | state.bases)
+        jobs = self.bounded(state.jobs, members, {fact.job for fact in context.of(Needed)} | self._held(state))
         return Change(replace(state, jobs=jobs), (*map(JobStarted, started), *map(JobEnded, ended)))
+
+    def _commanded(self, state: JobsState, view: View, context: Context) -> JobsState:
+        """With what other modules end and start. They look for what came of it: a refusal has no other witness."""
+        for halt in context.of(Halt):
+            with contextlib.suppress(Refused):
+                state = _stop(state, view.of(MembersState), halt.job, halt.author, context.height)
+        for launch in context.of(Launch):
+            with contextlib.suppress(Refused, RemoteProtocolError):
+                state = self.started(state, view, launch.job, launch.spec, launch.author, context.height)
+        return state
+
+    def _held(self, state: JobsState) -> set[bytes]:
+        """The jobs whose models others started from, or read, that are not over yet."""
+        live: tuple[Job | Waiting, ...] = (*state.running().values(), *state.line)
+        read = {terms.read.job for terms in (self.rules.terms(job.spec) for job in live) if terms.read is not None}
+        return state.bases | read
 
     def _start(self, state: JobsState, members: MembersState, key: bytes, spec: bytes, author: bytes, height: int) -> JobsState:
         """Starts the job, or puts it at the end of the line if others have its place."""
         terms = self.rules.terms(spec)
-        self._require_base(state, terms, spec)
+        self._require_whole(state, terms.base, "start from", spec, self.rules.misfit)
+        self._require_whole(state, terms.read, "read", spec, self.rules.misread)
+        models = {of.job for of in (terms.base, terms.read) if of is not None}
+        if models and len(self._held(state) | models) > BASES_MAX:
+            raise Refused(f"other jobs start from {BASES_MAX} models already, the most that are kept for that")
         job = self._made(terms, spec, author, members, height)
         if self._has_place(state.jobs, terms) and not any(self._is_like(terms, waiting) for waiting in state.line):
             return replace(state, jobs={**state.jobs, key: job})
@@ -309,19 +359,20 @@ class JobsModule(Module[JobsState]):
             raise Refused(f"{LINE_MAX} jobs wait in line, the most there can be")
         return replace(state, line=(*state.line, Waiting(key, spec, terms.name, author, height, job.base)))
 
-    def _require_base(self, state: JobsState, terms: JobTerms, spec: bytes) -> None:
-        if terms.base is None:
+    def _require_whole(
+        self, state: JobsState, named: Base | None, what: str, spec: bytes, misfit: Callable[[bytes, bytes], str | None]
+    ) -> None:
+        """That a model which a job names is the one that the network decided, and fits."""
+        if named is None:
             return
-        base = state.jobs.get(terms.base.job)
-        if base is None or base.phase is not Phase.FINISHED:
-            raise Refused("the job to start from is not among the finished ones that are kept: `jobs` lists them")
-        if (base.round, base.model_root) != (terms.base.round, terms.base.root):
-            raise Refused(f"the model of job {base.name!r} is that of round {base.round} with another root")
-        misfit = self.rules.misfit(base.spec, spec)
-        if misfit is not None:
-            raise Refused(f"job {base.name!r} is no base for it: {misfit}")
-        if len({*state.bases, terms.base.job}) > BASES_MAX:
-            raise Refused(f"other jobs start from {BASES_MAX} models already, the most that are kept for that")
+        job = state.jobs.get(named.job)
+        if job is None or job.phase is not Phase.FINISHED:
+            raise Refused(f"the job to {what} is not among the finished ones that are kept: `jobs` lists them")
+        if (job.round, job.model_root) != (named.round, named.root):
+            raise Refused(f"the model of job {job.name!r} is that of round {job.round} with another root")
+        problem = misfit(job.spec, spec)
+        if problem is not None:
+            raise Refused(f"job {job.name!r} is none that it can {what}: {problem}")
 
     def _has_place(self, jobs: Mapping[bytes, Job], terms: JobTerms) -> bool:
         """One job trains at a time; those that need no worker run beside it."""

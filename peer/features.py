@@ -129,6 +129,9 @@ class _NoJobs:
     def misfit(self, base: bytes, spec: bytes) -> str | None:
         raise AssertionError("no job is looked at")
 
+    def misread(self, read: bytes, spec: bytes) -> str | None:
+        raise AssertionError("no job is looked at")
+
 
 def rules_of(genesis: Genesis, job_rules: JobRules, verifier: Verifier | None = None) -> Rules:
     """The transition rules of a network, with the modules of all features."""

@@ -1,18 +1,22 @@
-"""What the network keeps of RLHF: the figures of each job's last round, which everybody derives from the accepted proposals."""
+"""What the network keeps of RLHF: plans, and the figures of each job's last round, as the accepted proposals say them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Annotated, ClassVar
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, ClassVar
 
 from ledger.core.genesis import Genesis
-from ledger.core.module import Change, Context, Module, Said, View
-from ledger.jobs import FINISHED_KEPT_MAX, RUNNING_MAX, ClosedRound, JobRules, JobsState
+from ledger.core.module import Change, Context, Module, Refused, Said, View
+from ledger.jobs import FINISHED_KEPT_MAX, RUNNING_MAX, ClosedRound, Halt, JobRules, JobsModule, JobsState, job_id
+from ledger.members import MembersState
 from protocol import codec
 from protocol.codec import Count, Digest, Length
+from protocol.identity import short_id
 from protocol.messages import Proposal
+from rlhf import plans
 from rlhf.objective import PPO, Figure, Rollouts
+from rlhf.plans import Begin, Cancel, Phase, Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,28 +34,68 @@ class Medians:
 @dataclass(frozen=True, slots=True)
 class RlhfState:
     jobs: Annotated[dict[Digest, Medians], Length(0, RUNNING_MAX + FINISHED_KEPT_MAX)] = field(default_factory=dict)
+    plans: Annotated[dict[Digest, Plan], Length(0, plans.RUNNING_MAX + plans.KEPT_MAX)] = field(default_factory=dict)
+
+    def running(self) -> dict[bytes, Plan]:
+        return {key: plan for key, plan in self.plans.items() if plan.phase is Phase.RUNNING}
 
 
 class RlhfModule(Module[RlhfState]):
     name = "rlhf"
-    contents: ClassVar[Mapping[str, type]] = {}
+    contents: ClassVar[Mapping[str, type]] = {"rlhf/start": Begin, "rlhf/cancel": Cancel}
     state_type = RlhfState
 
     def __init__(self, rules: JobRules) -> None:
-        self._rules = rules
+        self._rules, self._jobs = rules, JobsModule(rules)
 
     def genesis(self, genesis: Genesis) -> RlhfState:
         return RlhfState()
 
     def apply(self, state: RlhfState, said: Said, view: View, context: Context) -> Change:
+        members = view.of(MembersState)
+        match said.content:
+            case Begin() as begin:
+                key = job_id(said.author, said.transaction)
+                plan = plans.made(self._rules, key, said.author, begin, context.height)
+                mine = sum(members.current(other.author) == said.author for other in state.running().values())
+                if mine >= plans.OF_MEMBER_MAX:
+                    raise Refused(f"a plan of {short_id(said.author)} goes on: `rlhf status` shows it, `rlhf cancel` ends it")
+                if len(state.running()) >= plans.RUNNING_MAX:
+                    raise Refused(f"{plans.RUNNING_MAX} plans go on, the most there can be")
+                first = plan.current
+                # What `settle` asks for is refused without a word: the person is told here.
+                self._jobs.started(view.of(JobsState), view, first.job, first.spec, said.author, context.height)
+                return Change(replace(state, plans={**state.plans, key: plan}))
+            case Cancel(key):
+                if key not in state.running():
+                    raise Refused("no such plan goes on")
+                plan = state.plans[key]
+                if members.current(plan.author) != said.author:
+                    raise Refused("only its author can cancel a plan; `cancel JOB` ends its job, said by a quorum of voters")
+                over = replace(plan, phase=Phase.CANCELLED)
+                return Change(replace(state, plans={**state.plans, key: over}), (Halt(plan.current.job, said.author),))
         raise AssertionError(said.content)
+
+    def settle(self, state: RlhfState, view: View, context: Context) -> Change:
+        """Plans go on to their next stages, and ask for the jobs that are due."""
+        jobs, members = view.of(JobsState), view.of(MembersState)
+        facts: list[Any] = []
+        moved = {key: plans.moved_on(plan, jobs, context.height) for key, plan in state.plans.items()}
+        for key, plan in moved.items():
+            author = members.current(plan.author)
+            if plan.phase is Phase.RUNNING and members.speaks(author):
+                facts += plans.asked(plan, author)
+            elif plan.phase is Phase.RUNNING:  # expelled: what it has not begun yet does not begin
+                moved[key] = replace(plan, phase=Phase.CANCELLED)
+        return Change(replace(state, plans=moved), tuple(facts))
 
     def end_block(self, state: RlhfState, view: View, context: Context) -> Change:
         jobs, kept = dict(state.jobs), view.of(JobsState).jobs
         for closed in context.of(ClosedRound):
             if closed.proposals and self._rules.terms(kept[closed.job].spec).objective == PPO.name:
                 jobs[closed.job] = medians(closed.round, [_said(signed.body) for signed in closed.proposals])
-        return Change(RlhfState({job: found for job, found in jobs.items() if job in kept}))
+        followed = {key: plans.followed(plan, view.of(JobsState)) for key, plan in state.plans.items()}
+        return Change(RlhfState({job: found for job, found in jobs.items() if job in kept}, plans.bounded(followed)))
 
 
 def medians(number: int, said: Sequence[Rollouts]) -> Medians:

@@ -10,9 +10,11 @@ from typing import Annotated, Any, ClassVar, Final
 import numpy as np
 import numpy.typing as npt
 
+from ledger.jobs import Base
+from protocol import codec
 from protocol.codec import Between, Count, Digest, Length
 from rlhf.rollouts import TOKEN_BYTES, Bounds
-from rlhf.rules import RULES
+from rlhf.rules import RULES, Rule
 from training.data.tokenizer import VOCABULARY_MAX
 from training.objectives.objective import Declaration, Job, Objective, Reason, Shape, Step
 from training.sequences import Tokens
@@ -22,6 +24,7 @@ MODULE: Final = "rlhf"
 ROLE: Final = "rlhf"
 VALUE: Final = f"{HEAD}value"
 RULE: Final = "rule:"  # begins a reward that is a function of the program
+MODEL: Final = "model"  # the reward that a finished job of the objective `reward` has learned
 EPOCHS_MAX: Final = 64
 ROLLOUT_BYTES_MAX: Final = 16 << 20  # of one trainer and round: 8M tokens, of which a worker holds 40 bytes each
 MILLIONTHS: Final = 1_000_000
@@ -38,7 +41,7 @@ class PpoTerms:
     A round is one iteration. `local_steps` are `epochs` passes over the round's responses, `batch` of them in each inner step.
     """
 
-    reward: Annotated[str, Length(1, 64)]  # rule:NAME
+    reward: Annotated[str, Length(1, 64)]  # rule:NAME, or model
     prompt_tokens: Annotated[int, Between(1, VOCABULARY_MAX)] = 16  # of the windows of the job's text; without text of token 0
     response_tokens: Annotated[int, Between(1, VOCABULARY_MAX)] = 32  # at most
     stop: Annotated[int, Between(0, VOCABULARY_MAX - 1)] | None = 10  # token that ends a response: a newline
@@ -51,15 +54,22 @@ class PpoTerms:
     clip_range: float = 0.2  # of the ratio, and of the value in its own units
     ramp: float = 0.05  # within which gradients fall to zero at these edges; 0 is the textbook
     value_weight: float = 0.1
+    reward_model: Base | None = codec.added(None)  # where `reward` is model
 
     def problem(self) -> str | None:
-        name = self.reward.removeprefix(RULE)
-        if not self.reward.startswith(RULE) or name not in RULES:
+        if (self.reward == MODEL) != (self.reward_model is not None):
+            return f"reward {self.reward!r} {'needs' if self.reward == MODEL else 'reads no'} reward_model"
+        if self.reward != MODEL and self.rule is None:
             return f"reward {self.reward!r} is none of {', '.join(RULE + known for known in RULES)}"
         for field in ("beta", "unfinished_penalty", "score_clip", "clip_range", "ramp", "value_weight"):
             if not 0 <= getattr(self, field) <= WEIGHT_MAX:
                 return f"{field} must lie in 0..{WEIGHT_MAX:g}, is {getattr(self, field)}"
         return None if 0 <= self.decay <= 1 else f"decay must lie in 0..1, is {self.decay}"
+
+    @property
+    def rule(self) -> Rule | None:
+        """None: the reward is no rule of the program."""
+        return RULES.get(self.reward.removeprefix(RULE)) if self.reward.startswith(RULE) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +116,7 @@ class Ppo(Objective):
     declarers: ClassVar[Mapping[str, str]] = {"pytorch": "rlhf.pytorch.ppo:Declarer"}
     declaration = Rollouts
     reasons = (ROLLOUT, FIGURES)
+    reads = "reward"
 
     def problem(self, job: Job, settings: Any) -> str | None:
         problem = settings.problem()
@@ -114,9 +125,9 @@ class Ppo(Objective):
         if not job.is_reexecuted:
             return f"audit {job.audit.value!r} would let everybody invent responses: take 'full' or 'sampled'"
         vocabulary, context = job.model.vocabulary, job.model.context
-        rule = RULES[settings.reward.removeprefix(RULE)]
-        if rule.vocabulary not in (None, vocabulary):
-            return f"reward {settings.reward!r} is for a vocabulary of {rule.vocabulary} tokens, the model has {vocabulary}"
+        wanted = settings.rule.vocabulary if settings.rule else None
+        if wanted not in (None, vocabulary):
+            return f"reward {settings.reward!r} is for a vocabulary of {wanted} tokens, the model has {vocabulary}"
         if job.tokenizer is None and vocabulary > BYTES:
             return f"model.vocabulary {vocabulary} needs a tokenizer: name a base that has one"
         both = f"prompt_tokens {settings.prompt_tokens} and response_tokens {settings.response_tokens}"
@@ -135,6 +146,10 @@ class Ppo(Objective):
 
     def tensors(self, job: Job, settings: Any) -> Sequence[tuple[str, Shape]]:
         return [*shapes(job.model), (VALUE, (job.model.width,))]
+
+    def read(self, job: Job) -> Base | None:
+        own: PpoTerms = job.own
+        return own.reward_model
 
     def responses(self, job: Job, settings: PpoTerms) -> int:
         """Of one trainer in a round."""

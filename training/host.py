@@ -69,6 +69,7 @@ class ModelHost:
             proposal_seconds=job.proposal_seconds,
             audits=_audit_terms(job) if job.audit is AuditMode.SAMPLED else None,
             base=job.base,
+            read=job.kind.read(job),
             role=job.kind.role,
         )
 
@@ -77,6 +78,10 @@ class ModelHost:
         if before.model != after.model:
             return f"its model has other sizes ({before.model}, wanted are {after.model})"
         return "its tokens are another tokenizer's" if before.tokenizer != after.tokenizer else None
+
+    def misread(self, read: bytes, spec: bytes) -> str | None:
+        before, after = JobSpec.decode(read).objective, JobSpec.decode(spec).kind
+        return self.misfit(read, spec) if before == after.reads else f"it is a {before} job, wanted is {after.reads}"
 
     def directory(self, job: bytes, number: int) -> Path:
         """Where the model that round `number` starts from is."""

@@ -142,6 +142,8 @@ class OpenJob(Request[Opened]):
     tokenized: bool = False  # `text` holds 16-bit token ids
     tokens: Digest | None = None  # of a BPE's, as the job's manifest names them
     base: Path | None = None  # model directory of the job's base, if it has one
+    other: Path | None = None  # the same of the job that it reads, if there is one
+    other_text: Path | None = None  # of that job, as `text`
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from ledger.audits.losses import LossesOpening
+from ledger.jobs import Base
 from protocol.identity import Signed
 from protocol.messages import Proposal
 from protocol.reasons import Verdict
@@ -48,8 +49,15 @@ class Round:
     @property
     def base_directory(self) -> Path | None:
         """Where the model is that the job started from; None: it has no base."""
-        base = self.spec.base
-        return directory_of(self.model_directory.parent.parent, base.job, base.round) if base else None
+        return self._directory_of(self.spec.base)
+
+    @property
+    def read_directory(self) -> Path | None:
+        """Where the model is that the job reads beside its own; None: it reads none."""
+        return self._directory_of(self.spec.kind.read(self.spec))
+
+    def _directory_of(self, other: Base | None) -> Path | None:
+        return directory_of(self.model_directory.parent.parent, other.job, other.round) if other else None
 
     @property
     def needs(self) -> object:

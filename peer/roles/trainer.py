@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import shutil
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -25,6 +25,7 @@ from storage import durable
 from training import tasks
 from training.data import corpus as data
 from training.data.tokenizer import TOKENIZER_BYTES_MAX
+from training.replicated.model import ReplicatedModel
 from training.spec import AuditMode
 
 R = TypeVar("R")
@@ -169,6 +170,10 @@ class Trainer(Voter):
                 tokenizer = str(round.blobs.path(round.spec.tokenizer))
             path, base = (str(place) if place else None for place in (text, round.base_directory))
             opening = tasks.OpenJob(round.job, round.spec.encode(), path, tokenizer, tokenized, tokens, base)
+            if (read := round.read_directory) is not None:
+                digest = ReplicatedModel.open(read).spec.data
+                other = (await self._shared_text(round, digest))[0] if digest is not None else None
+                opening = replace(opening, other=str(read), other_text=str(other) if other else None)
             await self._until_alive(opening)
             job.opened = True
 

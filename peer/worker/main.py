@@ -23,8 +23,8 @@ from features.lazily import named
 from peer import features
 from protocol.errors import FolkmootError, UserError
 from training import tasks
-from training.data.tokenizer import load_tokenizer
-from training.engines.engine import DeclaringEngine, Engine, EngineKind
+from training.data.tokenizer import Tokenizer, load_tokenizer
+from training.engines.engine import DeclaringEngine, Engine, EngineKind, Other
 from training.objectives.objective import Declaration, Reason
 from training.replay import proposals
 from training.replay.inner_state import InnerState, OnState
@@ -131,6 +131,8 @@ class Jobs:
             raise UserError(
                 f"the engine {self.kind.name!r} makes no declarations, which the objective {spec.objective!r} asks for"
             )
+        if request.other is not None:
+            engine.other = _other(Path(request.other), Path(request.other_text or ""), tokenizer, self._beat)
         engine.micro_batch = min(engine.micro_batch, self._micro_batch_max)
         self._engines[request.job] = engine
         while len(self._engines) > JOBS_MAX:
@@ -220,6 +222,12 @@ def _first(request: tasks.OpenJob, spec: JobSpec) -> Float32Array | None:
         return None
     base = ReplicatedModel.open(Path(request.base)) if request.base else None
     return ReplicatedModel.initial(request.job, spec, base).parameters
+
+
+def _other(directory: Path, text: Path, tokenizer: Tokenizer, beat: Callable[[], None]) -> Other:
+    """The job that another one reads, whose tokenizer is the same."""
+    model = ReplicatedModel.open(directory)
+    return Other(model.spec, model.parameters, named(model.spec.kind.reader)(model.spec, text, tokenizer, beat))
 
 
 def _parameters(model_directory: str) -> Float32Array:

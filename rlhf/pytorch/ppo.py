@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rlhf import losses, rollouts
-from rlhf.objective import FIGURES, MILLIONTHS, PPO, ROLLOUT, RULE, VALUE, Batches, PpoTerms, Rollouts, in_millionths
+from rlhf.objective import FIGURES, MILLIONTHS, PPO, ROLLOUT, VALUE, Batches, PpoTerms, Rollouts, in_millionths
 from rlhf.pytorch import passes
+from rlhf.pytorch.reward import Scorer
 from rlhf.rollouts import Place, TokenIds, is_finished
-from rlhf.rules import RULES
 from training.engines.engine import Beat
 from training.engines.pytorch.declaring import DeclaringEngine
 from training.engines.pytorch.model import GPT
@@ -78,7 +78,7 @@ class Declarer:
         self._engine, self._spec = engine, engine.spec
         self._own: PpoTerms = engine.spec.own
         self._bounds = PPO.bounds(engine.spec, self._own)
-        self._reward = RULES[self._own.reward.removeprefix(RULE)].make(engine.spec.seed)
+        self._scorer: Scorer | None = None  # made when the engine has what the job reads
         self._last: _Known | None = None  # a proposal is looked at several times in a row
 
     def make(self, parameters: Float32Array, job: bytes, round: int, trainer: bytes, folder: Path, on_step: Beat) -> Declaration:
@@ -157,7 +157,7 @@ class Declarer:
         engine.load(parameters)
         noise = self._noise(place) if is_checked else None
         now = passes.over(engine.model, x_BS, tokens_BT, lengths, VALUE, on_step, noise)
-        score_B = torch.tensor([self._score(response) for response in responses])
+        score_B = self._scores(torch.cat((x_BS, tokens_BT[:, -1:]), dim=1), responses, on_step)
         self._last = _Known(
             key=(place, blob),
             responses=responses,
@@ -172,9 +172,18 @@ class Declarer:
         )
         return self._last
 
-    def _score(self, response: TokenIds) -> float:
-        ids = [int(token) for token in response]
-        return self._reward(ids, self._engine.tokenizer.decode([token for token in ids if token != self._own.stop]))
+    def _scores(self, whole_BS: Tensor, responses: Sequence[TokenIds], on_step: Beat) -> Tensor:
+        rule, stop, prompt = self._own.rule, self._own.stop, self._own.prompt_tokens
+        if rule is not None:
+            reward, decode = rule.make(self._spec.seed), self._engine.tokenizer.decode
+            ids = [[int(token) for token in response] for response in responses]
+            return torch.tensor([reward(of, decode([token for token in of if token != stop])) for of in ids])
+        if self._scorer is None:
+            assert self._engine.other is not None
+            self._scorer = Scorer(self._engine.other, on_step)
+        # Without the stop token, which no text of the set ends with; that of an unfinished response is its last one.
+        last = [prompt + len(response) - 1 - (stop is not None and is_finished(response, stop)) for response in responses]
+        return self._scorer.scores(whole_BS, torch.tensor(last), on_step)
 
     def _prompts(self, place: Place) -> TokenIds:
         """Shape (B, P)."""

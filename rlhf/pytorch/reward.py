@@ -15,13 +15,14 @@ from torch import Tensor
 from rlhf import losses
 from rlhf.pairs import Pairs, rows
 from rlhf.reward import SCORE
-from training.engines.engine import Beat
+from training.engines.engine import Beat, Other
 from training.engines.pytorch.model import GPT
 from training.sequences import Tokens
 from training.spec import JobSpec
 
 MEASURED_PAIRS_MAX: Final = 1_024  # of those held out, evenly spaced
 TOKENS_AT_ONCE: Final = 8_192  # in one pass where nothing is trained
+DEVIATION_MIN: Final = 1e-2  # processors differ by 1e-6 of a score: divided by this it stays below what auditors tolerate
 
 
 def scores(model: GPT, x_BS: Tensor, last_B: Tensor) -> Tensor:
@@ -45,6 +46,31 @@ def held_out_scores(model: GPT, tokens: Pairs, on_step: Beat) -> Iterator[tuple[
             x_N2S, last_N2, p_N = map(torch.from_numpy, rows(tokens.held_out, tokens.measured, chosen[start : start + at_once]))
             yield scores(model, x_N2S.flatten(0, 1), last_N2.flatten()).view(-1, 2), p_N
             on_step()
+
+
+class Scorer:
+    """A finished reward model. Its scores are normalised: over the held-out responses they have mean 0 and deviation 1.
+
+    So `beta` and `score_clip` mean the same whatever a model's scores are. Where nothing is held out they stay as they are.
+    """
+
+    def __init__(self, other: Other, on_step: Beat) -> None:
+        assert isinstance(other.data, Pairs)
+        self._model = GPT(other.spec)
+        np.copyto(self._model.parameters.numpy(), other.parameters)
+        parts = [score_N2.double().flatten() for score_N2, _ in held_out_scores(self._model, other.data, on_step)]
+        found = torch.cat(parts) if parts else torch.tensor([-1.0, 1.0])
+        self._mean, self._deviation = float(found.mean()), max(DEVIATION_MIN, float(found.std(correction=0)))
+
+    def scores(self, x_BS: Tensor, last_B: Tensor, on_step: Beat) -> Tensor:
+        """(B,)."""
+        at_once, found = max(1, TOKENS_AT_ONCE // x_BS.shape[1]), list[Tensor]()
+        with torch.no_grad():
+            for start in range(0, len(x_BS), at_once):
+                part = slice(start, start + at_once)
+                found.append((scores(self._model, x_BS[part], last_B[part]) - self._mean) / self._deviation)
+                on_step()
+        return torch.cat(found)
 
 
 def held_out_accuracy(model: GPT, spec: JobSpec, tokens: Tokens, on_step: Beat) -> float | None:

@@ -77,7 +77,7 @@ def test_another_job_round_or_root_is_refused(world: World, other: dict[str, Any
 def test_a_job_that_runs_or_does_not_fit_is_no_base(world: World) -> None:
     scratch, running = finished(world, SCRATCH + b":1"), world.start(PEOPLE[0])
     assert "not among the finished ones" in refusal(world, on(world, running))
-    assert "is no base for it: it is a scratch job" in refusal(world, on(world, scratch))
+    assert "is none that it can start from: it is a scratch job" in refusal(world, on(world, scratch))
 
 
 def test_a_base_stays_while_a_job_that_rests_on_it_runs_or_waits(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

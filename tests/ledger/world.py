@@ -66,6 +66,12 @@ class PlainJobs:
             audits=self.audits if kind in (SAMPLED, SAMPLED_SCRATCH) else None,
         )
 
+    def misfit(self, base: bytes, spec: bytes) -> str | None:
+        return None
+
+    def misread(self, read: bytes, spec: bytes) -> str | None:
+        return None
+
 
 MODULES = newest(core_modules(PlainJobs()))
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from features.lazily import named
 from tests.notes.objective import Counted
 from training.data.tokenizer import Tokenizer
-from training.engines.engine import Beat, EngineKind
+from training.engines.engine import Beat, EngineKind, Other
 from training.objectives.objective import Declaration, Reason, Step
 from training.replay.inner_state import InnerState, OnState
 from training.replicated.layout import Float32Array, layout_of
@@ -37,6 +37,7 @@ class Slate:
     gradient: Gradient
     micro_batch: int = 1
     first: Float32Array | None = None
+    other: Other | None = None
 
     @property
     def parameters(self) -> int:

@@ -7,19 +7,26 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+from ledger.jobs import Base
 from peer import features
 from peer.worker.main import Jobs
+from protocol import codec
 from protocol.errors import UserError
-from protocol.reasons import Finding, Verdict
+from protocol.reasons import Finding, Verdict, label
 from rlhf import pairs
+from rlhf.objective import PpoTerms
 from rlhf.preferences import Pair, packed, pairs_of_step, parted
+from rlhf.pytorch.reward import Scorer
 from rlhf.reward import REWARD, SCORE
 from training import tasks
+from training.data.default_text import default_text
 from training.data.tokenizer import ByteTokenizer
+from training.engines.engine import Other
 from training.engines.pytorch.kind import KIND
 from training.replay import trace
-from training.replicated.layout import layout_of
+from training.replicated.layout import Float32Array, layout_of
 from training.replicated.model import ReplicatedModel
 from training.spec import AuditMode, JobSpec
 from training.transformer import ModelSpec
@@ -159,3 +166,54 @@ def test_a_response_beyond_the_context_is_told_with_its_line() -> None:
 )
 def test_a_job_that_cannot_be_is_told_why(other: dict[str, object], why: str) -> None:
     assert why in (replace(SPEC, **other).problem() or "")
+
+
+def test_scores_of_the_held_out_responses_have_mean_0_and_deviation_1(tmp_path: Path) -> None:
+    found = pairs.open_pairs(SPEC, Path(write(tmp_path / "set", some_pairs())), ByteTokenizer())
+    parameters = ReplicatedModel.initial(JOB, SPEC).parameters.copy()
+    layout_of(SPEC).view(parameters)[SCORE][:] = np.linspace(-1, 2, SPEC.model.width)
+    scorer = Scorer(Other(SPEC, parameters, found), lambda: None)
+    x, last, _ = map(torch.from_numpy, pairs.rows(found.held_out, found.measured, np.arange(len(found.measured))))
+    scored = scorer.scores(x.flatten(0, 1), last.flatten(), lambda: None).double()
+    assert abs(float(scored.mean())) < 1e-5 and abs(float(scored.std(correction=0)) - 1) < 1e-5
+
+
+def test_a_policy_is_rewarded_by_the_model_that_its_job_reads(tmp_path: Path) -> None:
+    """Its trainer's figures are what an auditor finds with the same model, and are false with another."""
+    parameters = ReplicatedModel.initial(JOB, SPEC).parameters.copy()
+    layout_of(SPEC).view(parameters)[SCORE][:] = np.linspace(-1, 2, SPEC.model.width)
+    first = ReplicatedModel.initial(JOB, SPEC)
+
+    def save(name: str, parameters: Float32Array) -> None:
+        vectors = {**first.vectors, "parameters": parameters}
+        ReplicatedModel.of(replace(first.state, round=3), vectors).save(tmp_path / name)
+
+    read = Base(JOB, 3, bytes(32))
+    own = PpoTerms(reward="model", reward_model=read, prompt_tokens=4, response_tokens=6, epochs=2)
+    spec = replace(SPEC, objective="ppo", settings=codec.encode(own))
+    assert spec.problem() is None and spec.kind.read(spec) == read
+    save("reward", parameters)
+    save("other", -parameters)
+    ReplicatedModel.initial(TRAINER, spec).save(tmp_path / "model")
+    (tmp_path / "text").write_bytes(default_text()[:20_000])
+
+    def worker(reward: str) -> Jobs:
+        jobs, text = Jobs(KIND, lambda: None, 1 << 30), write(tmp_path / "set", some_pairs())
+        opening = tasks.OpenJob(
+            TRAINER, spec.encode(), str(tmp_path / "text"), None, other=str(tmp_path / reward), other_text=text
+        )
+        jobs.answer(opening)
+        return jobs
+
+    out = {name: str(tmp_path / name) for name in ("buffer_out", "states_out", "declared_out")}
+    done = worker("reward").answer(tasks.Propose(TRAINER, 0, TRAINER, str(tmp_path / "model"), None, None, **out))
+    assert isinstance(done, tasks.Proposed)
+    (tmp_path / "payload").write_bytes(done.payload)
+    declared = tasks.Declared(
+        done.declaration, {bytes.fromhex(file.name): str(file) for file in (tmp_path / "declared_out").iterdir()}
+    )
+    audit = tasks.Audit(
+        TRAINER, 0, TRAINER, str(tmp_path / "model"), str(tmp_path / "payload"), out["buffer_out"], None, None, declared=declared
+    )
+    verdicts = [found.verdict for found in (worker(of).answer(audit) for of in ("reward", "other"))]  # type: ignore[union-attr]
+    assert verdicts[0] is Verdict.ACCEPT and label(verdicts[1], spec.kind.labels) == "figures"

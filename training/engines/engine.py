@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -22,11 +23,21 @@ class Metrics(Protocol):
         """Mean training loss of each inner step, of text in nats per token."""
 
 
+@dataclass(frozen=True, slots=True)
+class Other:
+    """The finished job that `Objective.read` names."""
+
+    spec: JobSpec
+    parameters: Float32Array
+    data: Tokens  # as its objective's reader made it
+
+
 class Engine(Protocol):
     """For one job. Vectors have the job's layout: float32, shape (parameters,)."""
 
     micro_batch: int  # sequences in one forward pass at most; it may be lowered
     first: Float32Array | None  # the parameters of the job's first round, where its objective refers to them
+    other: Other | None  # set before the first use, where the job reads another's model
 
     @property
     def parameters(self) -> int: ...

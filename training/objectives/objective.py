@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ledger.core.genesis import TRAINER
+from ledger.jobs import Base
 from protocol.codec import Digest
 from training.sequences import Tokens, batch_offsets, sequences
 from training.transformer import ModelSpec
@@ -112,6 +113,7 @@ class Objective:
     # Engine -> `module:class` of what makes and checks declarations there, for engines that ask for one.
     declarers: ClassVar[Mapping[str, str]] = {}
     refers_to_first: ClassVar[bool] = False  # the engine is given the parameters of the job's first round
+    reads: ClassVar[str] = ""  # objective of the other finished job whose model the engine is given, where `read` names one
     reasons: ClassVar[tuple[Reason, ...]] = ()  # of its own, at most `protocol.reasons.OWN_MAX`
 
     @property
@@ -126,6 +128,10 @@ class Objective:
     def tensors(self, job: Job, settings: Any) -> Sequence[tuple[str, Shape]]:
         """Names and shapes, in the order of the flat vector."""
         raise NotImplementedError
+
+    def read(self, job: Job) -> Base | None:
+        """The model of another finished job that trainers and auditors read beside the job's own."""
+        return None
 
     def declaration_problem(self, job: Job, record: Any) -> str | None:
         """What every voter, without an engine, finds wrong in a record of type `declaration`."""

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from features.lazily import named
 from training.data.tokenizer import Tokenizer
-from training.engines.engine import Beat
+from training.engines.engine import Beat, Other
 from training.engines.pytorch.adamw import AdamW, Settings, clip
 from training.engines.pytorch.model import GPT
 from training.engines.pytorch.muon import Muon
@@ -75,6 +75,7 @@ class Engine:
         self.tokenizer = tokenizer
         self.micro_batch = min(spec.micro_batch, spec.batch)  # halved when memory runs out
         self.first: Float32Array | None = None
+        self.other: Other | None = None
         self.model = GPT(spec)
         self._loss = named(spec.kind.losses[NAME])
         self._measure = named(spec.kind.measures[NAME]) if NAME in spec.kind.measures else None

@@ -1,0 +1,168 @@
+"""Plans: jobs of which each begins by itself when the one before it is done. Pure rules of the decided state.
+
+A plan is a reward model, and perhaps a policy that is tuned by it. It goes on whoever is away, its author too. In each block:
+
+| the current stage's job, after the block | the plan |
+|---|---|
+| is not there, since it was not started yet | waits; the next block tries to start it |
+| was started, and waits in line or runs | waits |
+| has closed all its rounds, and is the last stage | is finished |
+| has closed all its rounds, another stage follows | waits; the next block starts that one, with this job's model |
+| ended before, or was taken out of the line | is cancelled |
+
+The next block, and not this one: what the last round makes of the model is computed when its block is applied, and the next
+block names the root of the state with it. Whoever has computed another model cannot apply that block.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Annotated, Final
+
+from ledger.core.module import Refused
+from ledger.jobs import PLANNED_MAX, Base, Job, JobRules, JobsState, Launch, Needed
+from ledger.jobs import Phase as JobPhase
+from protocol import codec
+from protocol.codec import Between, Count, Digest, Key, Length
+from protocol.errors import RemoteProtocolError
+from protocol.messages import Name
+from rlhf.objective import MODEL, PPO, PpoTerms
+from rlhf.reward import REWARD
+from training.spec import ROUNDS_MAX, SETTINGS_BYTES_MAX, JobSpec
+
+RUNNING_MAX: Final = 4  # plans at once, of all members: each holds a base and a reward model on every peer's disk
+OF_MEMBER_MAX: Final = 1  # running; so nobody alone fills them
+KEPT_MAX: Final = 16  # that are over, for `rlhf status`
+SPEC_BYTES_MAX: Final = SETTINGS_BYTES_MAX + 4_096  # numbers, names and digests beside the objective's own record
+
+assert 3 * RUNNING_MAX <= PLANNED_MAX  # a base and both stages each
+
+Spec = Annotated[bytes, Length(0, SPEC_BYTES_MAX)]
+
+
+class Phase(enum.StrEnum):
+    RUNNING = "running"
+    FINISHED = "finished"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """`rlhf/start`, by any member: a plan."""
+
+    reward: Annotated[bytes, Length(1, SPEC_BYTES_MAX)]  # specification of the job that learns from preferences
+    policy: Spec = b""  # of the job that its model then rewards, whose `reward_model` is left out; empty: there is none
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """`rlhf/cancel`, by the plan's author: ends it, and the job that it has come to."""
+
+    plan: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    job: Digest
+    objective: Name
+    rounds: Annotated[int, Between(1, ROUNDS_MAX)]
+    spec: Spec  # empty as soon as the job was started: it has it
+    root: Digest | None = None  # of the job's last model, once the plan has gone on from it
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    author: Key
+    decided: Count  # height
+    base: Digest  # job whose model all stages begin with
+    stages: Annotated[tuple[Stage, ...], Length(1, 2)]
+    at: Annotated[int, Between(0, 1)] = 0  # the current stage
+    phase: Phase = Phase.RUNNING
+
+    @property
+    def current(self) -> Stage:
+        return self.stages[self.at]
+
+    def with_current(self, stage: Stage) -> Plan:
+        return replace(self, stages=(*self.stages[: self.at], stage, *self.stages[self.at + 1 :]))
+
+
+def stage_job(plan: bytes, stage: int) -> bytes:
+    """The id of a stage's job."""
+    return hashlib.sha256(b"folkmoot/rlhf-stage\x00" + plan + bytes([stage])).digest()
+
+
+def made(rules: JobRules, key: bytes, author: bytes, said: Begin, height: int) -> Plan:
+    """The plan of a transaction. Raises `Refused`, or `RemoteProtocolError` for what is no specification."""
+    first = rules.terms(said.reward)
+    if first.objective != REWARD.name or first.base is None:
+        raise Refused("a plan begins with a job of the objective 'reward' that starts from another's model")
+    stages = [Stage(stage_job(key, 0), first.objective, first.rounds, said.reward)]
+    if said.policy:
+        # Everything but the root is known now: so a policy that can never start is refused before anything is trained.
+        spec = rewarded(said.policy, Base(stages[0].job, first.rounds, bytes(32)))
+        then = rules.terms(spec)
+        if then.objective != PPO.name or then.base != first.base:
+            raise Refused("a plan ends with a job of the objective 'ppo' that starts from the same model")
+        misread = rules.misread(said.reward, spec)
+        if misread:
+            raise Refused(f"the policy cannot read that reward model: {misread}")
+        stages.append(Stage(stage_job(key, 1), then.objective, then.rounds, said.policy))
+    return Plan(author, height, first.base.job, tuple(stages))
+
+
+def rewarded(spec: bytes, model: Base) -> bytes:
+    """The specification of a policy with the model that rewards it. Raises `RemoteProtocolError` if it is none."""
+    job = codec.decode(JobSpec, spec)
+    own = codec.decode(PpoTerms, job.settings) if job.objective == PPO.name else None
+    if own is None or own.reward != MODEL or own.reward_model is not None:
+        raise RemoteProtocolError("bad-plan", f"its policy says reward {MODEL!r}, and leaves out which model")
+    return replace(job, settings=codec.encode(replace(own, reward_model=model))).encode()
+
+
+def moved_on(plan: Plan, jobs: JobsState, height: int) -> Plan:
+    """Before a block closes rounds: at the next stage, if the current one is over. This block names the root of its model."""
+    stage, job = plan.current, jobs.jobs.get(plan.current.job)
+    if plan.phase is not Phase.RUNNING or stage.spec or job is None or not _is_done(job):
+        return plan
+    assert job.opened < height, "in the block that closes the last round its model is not computed yet"
+    plan = plan.with_current(replace(stage, root=job.model_root))
+    plan = replace(plan, at=plan.at + 1)
+    model = Base(stage.job, job.round, job.model_root)
+    return plan.with_current(replace(plan.current, spec=rewarded(plan.current.spec, model)))
+
+
+def asked(plan: Plan, author: bytes) -> Iterator[Needed | Launch]:
+    """What a running plan wants of the block. `author` is the author's key of now."""
+    yield Needed(plan.base)
+    yield from (Needed(stage.job) for stage in plan.stages[: plan.at + 1])
+    if plan.current.spec:
+        yield Launch(plan.current.job, plan.current.spec, author)
+
+
+def followed(plan: Plan, jobs: JobsState) -> Plan:
+    """After a block has ended and started jobs."""
+    if plan.phase is not Phase.RUNNING:
+        return plan
+    stage, job = plan.current, jobs.jobs.get(plan.current.job)
+    if job is None and all(waiting.job != stage.job for waiting in jobs.line):
+        return plan if stage.spec else replace(plan, phase=Phase.CANCELLED)
+    plan = plan.with_current(replace(stage, spec=b""))
+    if job is None or job.phase is JobPhase.RUNNING:
+        return plan
+    if not _is_done(job):
+        return replace(plan, phase=Phase.CANCELLED)
+    return replace(plan, phase=Phase.FINISHED) if plan.at == len(plan.stages) - 1 else plan
+
+
+def bounded(plans: dict[bytes, Plan]) -> dict[bytes, Plan]:
+    """Without the oldest of those that are over."""
+    over = sorted((key for key in plans if plans[key].phase is not Phase.RUNNING), key=lambda key: (plans[key].decided, key))
+    return {key: plan for key, plan in plans.items() if key not in over[: max(0, len(over) - KEPT_MAX)]}
+
+
+def _is_done(job: Job) -> bool:
+    return job.phase is JobPhase.FINISHED and job.round == job.rounds

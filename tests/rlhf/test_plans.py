@@ -1,0 +1,223 @@
+"""Plans in blocks: a policy begins by itself, with the reward model that the network has decided, and with no other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ledger import jobs
+from ledger.core.genesis import TRAINER, Founder, Genesis
+from ledger.core.module import Change, Context, View
+from ledger.jobs import Base, JobsState, Phase, Start, Stop, job_id
+from ledger.state import Rules, core_modules, newest
+from peer import features
+from protocol import codec
+from protocol.identity import Signed, sign
+from protocol.messages import Proposal
+from rlhf import plans
+from rlhf.module import RlhfModule, RlhfState
+from rlhf.objective import MODEL, PpoTerms, Rollouts
+from rlhf.plans import Begin, Cancel, Plan
+from tests.ledger.world import BY_KEY, PEOPLE, World
+from tests.sim.keys import FastVerifier
+from training.host import ModelHost
+from training.spec import JobSpec
+from training.transformer import ModelSpec
+
+AUTHOR, OTHER = PEOPLE[:2]
+TINY = ModelSpec(context=16, width=16, layers=1, hidden=16)
+SAMPLES = Rollouts(bytes(32), 100, 0, 0, 0)
+OWN = PpoTerms(reward=MODEL, prompt_tokens=4, response_tokens=6, epochs=2)
+BASE = JobSpec(name="base", model=TINY, data=bytes(32), rounds=1)
+REWARD = replace(BASE, name="reward", objective="reward", rounds=2)
+POLICY = replace(BASE, name="policy", objective="ppo", rounds=2, local_steps=4, settings=codec.encode(OWN))
+
+
+class Tuned(World):
+    """Four founders who all train."""
+
+    def __init__(self, folder: Path, kind: type[RlhfModule] = RlhfModule) -> None:
+        super().__init__()
+        rules = ModelHost(folder)
+        known = (*core_modules(rules), kind(rules))
+        founders = {person.public: Founder("founder", (TRAINER, "rlhf")) for person in PEOPLE[:4]}
+        self.genesis = Genesis("tuned", 1_000, bytes(16), founders, newest(known))
+        self.rules, self.chain = Rules(self.genesis, FastVerifier(), known), self.genesis.chain_id
+        self.ledger = type(self.ledger)(self.rules, self.rules.first_state(), self.rules.first_state().root)
+        self.base = self.start(AUTHOR, BASE.encode())
+        self.decide(closings=(self.closing(self.base),))
+
+    def proposal(self, key: bytes, trainer: bytes) -> Signed:
+        said = codec.decode_message(super().proposal(key, trainer).body, (Proposal,))
+        is_policy = JobSpec.decode(self.job(key).spec).objective == "ppo"
+        return sign(BY_KEY[trainer], self.chain, replace(said, declaration=codec.encode(SAMPLES) if is_policy else b""))
+
+    def on(self, spec: JobSpec, **other: Any) -> bytes:
+        job = self.job(self.base)
+        return replace(spec, base=Base(self.base, job.round, job.model_root), **other).encode()
+
+    def begin(self, reward: JobSpec = REWARD, policy: JobSpec | None = POLICY) -> Begin:
+        return Begin(self.on(reward), self.on(policy) if policy else b"")
+
+    def planned(self, said: Begin | None = None) -> bytes:
+        signed = self.tx(AUTHOR, "rlhf/start", said or self.begin())
+        self.decide(signed)
+        return job_id(AUTHOR.public, self.rules.open_transaction(signed))
+
+    def plan(self, key: bytes) -> Plan:
+        return self.state.of(RlhfState).plans[key]
+
+    def close(self, key: bytes) -> None:
+        """All rounds that are left of a job."""
+        while self.job(key).phase is Phase.RUNNING:
+            self.decide(closings=(self.closing(key),))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def known() -> None:
+    features.install()
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Tuned:
+    return Tuned(tmp_path)
+
+
+def tuned(world: Tuned) -> str:
+    """How a plan goes on by itself: of each block after its start, which stages' jobs there are, and how the plan is."""
+    key, told = world.planned(), ""
+    reward, policy = (plans.stage_job(key, stage) for stage in range(2))
+    for _ in range(8):
+        there = [name for name, job in (("r", reward), ("p", policy)) if job in world.state.jobs.jobs]
+        told += "".join(there) + {"running": " ", "finished": ".", "cancelled": "!"}[world.plan(key).phase]
+        for name in world.state.jobs.running():
+            if name == policy:
+                own, done = JobSpec.decode(world.job(policy).spec).own, world.job(reward)
+                assert done.phase is Phase.FINISHED and own.reward_model == Base(reward, done.rounds, done.model_root)
+        world.decide(closings=tuple(world.closing(key) for key in world.state.jobs.running()))
+    return told
+
+
+def test_a_policy_begins_by_itself_in_the_block_that_names_the_root_of_its_reward(world: Tuned) -> None:
+    """Two rounds of the reward model; a block that closes none; two rounds of the policy."""
+    assert tuned(world) == "r r r rp rp rp.rp.rp."
+
+
+class Hasty(RlhfModule):
+    """Goes on in the block that closes the last round, whose model is not computed yet."""
+
+    def end_block(self, state: RlhfState, view: View, context: Context) -> Change:
+        state = super().end_block(state, view, context).state
+        moved = {key: plans.moved_on(plan, view.of(JobsState), context.height + 1) for key, plan in state.plans.items()}
+        return Change(replace(state, plans=moved))
+
+
+def test_a_plan_that_goes_on_before_the_root_of_its_reward_is_certified_is_found_out(tmp_path: Path) -> None:
+    """The planted bug: jobs refuse the root of another round, and the policy never begins."""
+    assert tuned(Tuned(tmp_path, Hasty)) == "r " * 8
+
+
+def test_a_plan_without_a_policy_ends_with_its_reward_model(world: Tuned) -> None:
+    key = world.planned(world.begin(policy=None))
+    world.close(plans.stage_job(key, 0))
+    assert world.plan(key).phase is plans.Phase.FINISHED and world.plan(key).at == 0
+
+
+def test_stages_wait_their_turn_behind_jobs_of_others(world: Tuned) -> None:
+    other = world.start(OTHER, replace(BASE, name="other").encode())
+    key = world.planned()
+    reward, policy = (plans.stage_job(key, stage) for stage in range(2))
+    assert [waiting.job for waiting in world.state.jobs.line] == [reward] and not world.plan(key).current.spec
+    world.close(other)
+    third = world.tx(OTHER, "job/start", Start(replace(BASE, name="third").encode()))
+    world.decide(third)
+    world.close(reward)
+    world.decide()
+    assert [waiting.job for waiting in world.state.jobs.line] == [policy]
+    world.close(job_id(OTHER.public, world.rules.open_transaction(third)))
+    world.close(policy)
+    assert world.plan(key).phase is plans.Phase.FINISHED
+
+
+@pytest.mark.parametrize("how", ["job/stop", "rlhf/cancel"])
+@pytest.mark.parametrize("stage", [0, 1])
+def test_whoever_ends_a_stage_ends_the_plan(world: Tuned, stage: int, how: str) -> None:
+    key = world.planned()
+    if stage == 1:
+        world.close(plans.stage_job(key, 0))
+        world.decide()
+    job = plans.stage_job(key, stage)
+    world.decide(world.tx(AUTHOR, how, Stop(job) if how == "job/stop" else Cancel(key)))
+    assert world.plan(key).phase is plans.Phase.CANCELLED and world.job(job).phase is Phase.FINISHED
+    world.decide()
+    assert len(world.state.jobs.jobs) == 2 + stage and not world.state.jobs.line
+
+
+def test_a_plan_can_be_cancelled_in_the_block_before_its_second_stage(world: Tuned) -> None:
+    key = world.planned()
+    world.close(plans.stage_job(key, 0))
+    world.decide(world.tx(AUTHOR, "rlhf/cancel", Cancel(key)))
+    world.decide()
+    assert world.plan(key).phase is plans.Phase.CANCELLED and plans.stage_job(key, 1) not in world.state.jobs.jobs
+
+
+def test_what_a_plan_needs_is_not_forgotten_before_it_is_over(world: Tuned, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "TRAINED_KEPT_MAX", 0)
+    key = world.planned()
+    reward = plans.stage_job(key, 0)
+    world.close(reward)
+    for _ in range(3):
+        assert {world.base, reward} <= world.state.jobs.jobs.keys()
+        world.decide()
+    world.close(plans.stage_job(key, 1))
+    world.decide()
+    assert not world.state.jobs.jobs
+
+
+REFUSED: dict[str, tuple[Callable[[Tuned], Begin], str]] = {
+    "reward": (lambda world: Begin(world.on(BASE)), "begins with a job of the objective 'reward'"),
+    "base": (lambda world: Begin(REWARD.encode()), "starts from another's model"),
+    "policy": (lambda world: Begin(world.on(REWARD), world.on(REWARD)), "leaves out which model"),
+    "its base": (lambda world: Begin(world.on(REWARD), POLICY.encode()), "starts from the same model"),
+    "sizes": (lambda world: world.begin(policy=replace(POLICY, model=replace(TINY, hidden=32))), "its model has other sizes"),
+    "rule": (
+        lambda world: world.begin(policy=replace(POLICY, settings=codec.encode(replace(OWN, reward="rule:vowels")))),
+        "leaves out which model",
+    ),
+    "steps": (lambda world: world.begin(policy=replace(POLICY, local_steps=3)), "must be a multiple of epochs"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_a_plan_that_could_never_end_well_is_refused_before_it_begins(world: Tuned, what: str) -> None:
+    said, why = REFUSED[what]
+    assert why in (world.problem(world.tx(AUTHOR, "rlhf/start", said(world))) or "")
+
+
+def test_nobody_has_two_plans_or_cancels_those_of_others(world: Tuned) -> None:
+    key = world.planned()
+    assert "goes on" in (world.problem(world.tx(AUTHOR, "rlhf/start", world.begin())) or "")
+    assert world.problem(world.tx(OTHER, "rlhf/start", world.begin())) is None
+    assert "only its author" in (world.problem(world.tx(OTHER, "rlhf/cancel", Cancel(key))) or "")
+    assert "no such plan" in (world.problem(world.tx(AUTHOR, "rlhf/cancel", Cancel(bytes(32)))) or "")
+
+
+def test_a_policy_reads_no_model_but_one_that_the_network_decided(world: Tuned) -> None:
+    """A job of its own, not of a plan."""
+    key = world.planned(world.begin(policy=None))
+    reward = plans.stage_job(key, 0)
+    world.close(reward)
+    model = Base(reward, 2, world.job(reward).model_root)
+    for named, why in (
+        (replace(model, root=bytes(32)), "that of round 2 with another root"),
+        (replace(model, job=bytes(32)), "not among the finished ones"),
+        (Base(world.base, 1, world.job(world.base).model_root), "it is a language job, wanted is reward"),
+    ):
+        spec = world.on(POLICY, settings=codec.encode(replace(OWN, reward_model=named)))
+        assert why in (world.problem(world.tx(AUTHOR, "job/start", Start(spec))) or "")
+    spec = world.on(POLICY, settings=codec.encode(replace(OWN, reward_model=model)))
+    assert world.job(world.start(AUTHOR, spec)).phase is Phase.RUNNING
