@@ -14,11 +14,12 @@ class StageView:
     round: int
     rounds: int
     model_root: str
+    held_out_accuracy: float | None = None  # of a reward model, as far as this peer has measured it
 
 
 @dataclass(frozen=True, slots=True)
 class RlhfView:
-    state: str  # none, or that of the last stage
+    state: str  # none; of a plan running, finished or cancelled; else that of the job
     stages: tuple[StageView, ...]
 
 
@@ -47,9 +48,22 @@ class CompareView:
 
 class RlhfCalls(Protocol):
     async def start_rlhf_training(
-        self, base: str, reward: str, ppo_iterations: int = 10, name: str = "", overrides: dict[str, str] | None = None
+        self,
+        base: str,
+        reward: str = "",
+        ppo_iterations: int = 10,
+        name: str = "",
+        overrides: dict[str, str] | None = None,
+        preferences: str = "",
+        reward_epochs: int = 3,
     ) -> str:
-        """Tunes the model of a finished job. The id of the job that does, once it is decided."""
+        """Tunes the model of a finished job, by a rule or by the preferences in a file. The id of the first job that does, once
+        it is decided.
+        """
+        ...
+
+    async def cancel_rlhf_training(self) -> str:
+        """Ends this member's plan, and the job that it has come to."""
         ...
 
     async def rlhf_status(self) -> RlhfView:

@@ -21,3 +21,6 @@ PPO: Final[dict[str, Any]] = {
     "warmup_rounds": 0,
     "weight_decay": 0.0,
 }
+
+# A reward model sees each pair a few times: few, small steps, so that it does not learn them by heart.
+REWARD: Final[dict[str, Any]] = PPO | {"local_steps": 8, "batch": 8}

@@ -13,16 +13,18 @@ from protocol.errors import UserError
 from rlhf.calls import FiguresView, RlhfCalls, RlhfView
 
 SHORT = 8
-ACTIONS = ("start", "status", "compare", "filter")
+ACTIONS = ("start", "status", "cancel", "compare", "filter")
 
 
 @word(
-    'tune a model by a reward: start --base JOB --reward rule:NAME; status; compare "PROMPT"; filter FILE by --words',
+    'tune a model by a rule or by preferences: start --base JOB; status; cancel; compare "PROMPT"; filter FILE by --words',
     Argument("do", choices=ACTIONS, metavar="ACTION", help=", ".join(ACTIONS)),
     Argument("what", nargs="?", default="", metavar="PROMPT|FILE", help="text to go on from; of `rlhf filter`, JSONL of texts"),
     Argument("--base", default="", metavar="JOB", help="of `rlhf start`: the finished job whose model is tuned, by name or id"),
     Argument("--reward", default="", metavar="rule:NAME", help="of `rlhf start`: a rule of the program, such as rule:vowels"),
-    Argument("--ppo-iterations", type=whole_number(1), default=10, metavar="N", help="of `rlhf start`: rounds (default 10)"),
+    Argument("--preferences", default="", metavar="FILE", help="of `rlhf start`: JSONL with prompt, chosen, rejected, perhaps p"),
+    Argument("--reward-epochs", type=whole_number(1), default=3, metavar="N", help="of `rlhf start`: over these (default 3)"),
+    Argument("--ppo-iterations", type=whole_number(0), default=10, metavar="N", help="of `rlhf start`: rounds (default 10)"),
     Argument("--name", default="", metavar="NAME", help="of `rlhf start`: what people call the job"),
     Argument("--set", action="extend", nargs="+", default=[], metavar="FIELD=VALUE", help="of `rlhf start`: other fields"),
     Argument("--tokens", type=whole_number(1, 100_000), default=64, metavar="N", help="of `rlhf compare` (default 64)"),
@@ -41,21 +43,29 @@ async def rlhf(asked: Asked[RlhfCalls]) -> None:
     options = asked.options
     match options.do:
         case "start":
-            if not options.base or not options.reward:
-                raise UserError("rlhf start: say --base JOB, a finished job that `jobs` lists, and --reward rule:NAME")
+            if not options.base or not (options.reward or options.preferences):
+                raise UserError(
+                    "rlhf start: say --base JOB, a finished job that `jobs` lists, and --reward rule:NAME or --preferences FILE"
+                )
             said = {}
             for item in options.set:
                 name, equals, said[name] = item.partition("=")
                 if not equals:
                     raise UserError(f"--set {item!r}: write FIELD=VALUE, such as --set beta=0.1")
-            start = asked.api.start_rlhf_training(options.base, options.reward, options.ppo_iterations, options.name, said)
+            file = str(Path(options.preferences).expanduser().absolute()) if options.preferences else ""
+            how = (options.ppo_iterations, options.name, said, file, options.reward_epochs)
+            start = asked.api.start_rlhf_training(options.base, options.reward, *how)
             asked.show(f"job {await asked.decided(start)} is decided; `rlhf status` shows how it goes")
+            if file:
+                asked.show("its preferences are those of a file, not decided by annotators")
         case "status":
             view = await asked.api.rlhf_status()
             if options.json:
                 asked.show(Verbatim(as_json(view)))
                 return
             _show_status(asked, view, await asked.api.rlhf_figures())
+        case "cancel":
+            asked.show(await asked.decided(asked.api.cancel_rlhf_training()))
         case "compare":
             compared = await asked.api.compare_policy(options.what, options.tokens, options.temperature, options.seed)
             if options.json:

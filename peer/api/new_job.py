@@ -58,7 +58,7 @@ def job_spec(peer: RunningPeer, request: TrainRequest) -> JobSpec:
         return _job_on_tokens(spec, request, keep)
     pieces, bpe = _pieces(request.data), None
     if spec.tokenizer is not None:  # the base's
-        bpe = tokenizer.BpeTokenizer(fetched_tokenizer(peer, spec.tokenizer))
+        bpe = tokenizer.BpeTokenizer(fetched(peer, spec.tokenizer))
     elif request.vocabulary > BYTES:
         made = tokenizer.train_bpe(pieces(), request.vocabulary)
         bpe = tokenizer.BpeTokenizer(made)
@@ -95,7 +95,7 @@ def base_of(peer: RunningPeer, text: str, argument: str) -> tuple[Base, Job, Job
     return Base(key, job.round, job.model_root), job, spec
 
 
-def fetched_tokenizer(peer: RunningPeer, digest: bytes) -> bytes:
+def fetched(peer: RunningPeer, digest: bytes) -> bytes:
     """A tokenizer that this peer may lack; this runs in a thread. Raises `UserError`."""
 
     async def fetch() -> bool:
@@ -120,16 +120,16 @@ def _digest_of_tokens(peer: RunningPeer, spec: JobSpec, manifest: data.Manifest,
 
 def tolerated(peer: RunningPeer, role: str = TRAINER) -> int:
     """How many of those who train by this role may lie."""
-    return min(VoterSet(peer.driver.state.members.voters).faults_tolerated, max(0, (_trainers(peer, role) - 1) // 2))
+    return min(VoterSet(peer.driver.state.members.voters).faults_tolerated, max(0, (trainers_of(peer, role) - 1) // 2))
 
 
-def _trainers(peer: RunningPeer, role: str = TRAINER) -> int:
+def trainers_of(peer: RunningPeer, role: str = TRAINER) -> int:
     return sum(role in member.roles for member in peer.driver.state.members.members.values())
 
 
 def _require_defended(peer: RunningPeer, spec: JobSpec) -> None:
     """`UserError` for a job without audits that statistics were not measured to defend. The log takes any: old ones go on."""
-    problem = undefended(spec, _trainers(peer))
+    problem = undefended(spec, trainers_of(peer))
     if problem:
         raise UserError(f"job {spec.name!r}: {problem}")
 

@@ -5,25 +5,29 @@ from __future__ import annotations
 import dataclasses
 import typing
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import trio
 
-from ledger.jobs import Job, Start, Waiting, job_id
+from ledger.jobs import Base, Job, Start, Waiting, job_id
 from ledger.network import NetworkState
-from peer.api.new_job import base_of, fetched_tokenizer, parse_overrides, tolerated, typed
+from peer.api.new_job import base_of, fetched, parse_overrides, tolerated, trainers_of, typed
 from peer.api.running import RunningPeer
 from protocol import codec
 from protocol.errors import UserError
-from rlhf import presets
+from rlhf import pairs, plans, preferences, presets
 from rlhf.calls import CompareView, FiguresView, RlhfCalls, RlhfView, StageView
 from rlhf.module import Medians, RlhfState
-from rlhf.objective import MILLIONTHS, MODULE, PPO, ROLE, PpoTerms
+from rlhf.objective import MILLIONTHS, MODEL, MODULE, PPO, ROLE, PpoTerms
+from rlhf.reward import REWARD
 from training import tasks
-from training.data.tokenizer import BpeTokenizer, Tokenizer
+from training.data import corpus, tokenizer
 from training.spec import JobSpec, completed
 
-OWN = {field.name for field in dataclasses.fields(PpoTerms)} - {"reward"}  # what `--set` may say of the objective
+OWN = {field.name for field in dataclasses.fields(PpoTerms)} - {"reward", "reward_model"}  # what `--set` may say of it
+OF_REWARD = "reward."  # begins what `--set` says of the job that trains a reward model
+UNKNOWN = Base(bytes(32), 1, bytes(32))  # in the place of a reward model that is not trained yet
 
 
 @dataclass(frozen=True)
@@ -31,25 +35,93 @@ class RlhfAnswers(RlhfCalls):
     peer: RunningPeer
 
     async def start_rlhf_training(
-        self, base: str, reward: str, ppo_iterations: int = 10, name: str = "", overrides: dict[str, str] | None = None
+        self,
+        base: str,
+        reward: str = "",
+        ppo_iterations: int = 10,
+        name: str = "",
+        overrides: dict[str, str] | None = None,
+        preferences: str = "",
+        reward_epochs: int = 3,
     ) -> str:
         self.peer.require_member()
         if not self._is_run():
             raise UserError(f"this network does not run the module {MODULE}: `upgrade {MODULE} 1`, said by a quorum, brings it")
-        spec = await trio.to_thread.run_sync(self._spec, base, reward, ppo_iterations, name or "ppo", overrides or {})
-        transaction = await self.peer.author.submit("job/start", Start(spec.encode()))
-        return job_id(self.peer.me, transaction).hex()
+        if bool(reward) == bool(preferences):
+            raise UserError("say what is rewarded: --reward rule:NAME, or --preferences FILE, and not both")
+        said = overrides or {}
+        of_reward = {key.removeprefix(OF_REWARD): text for key, text in said.items() if key.startswith(OF_REWARD)}
+        of_policy = {key: text for key, text in said.items() if not key.startswith(OF_REWARD)}
+        how = (base, reward or MODEL, ppo_iterations, name or "ppo", of_policy)
+        if reward:
+            if of_reward or not ppo_iterations:
+                raise UserError("a rule is not trained: leave out `reward.…`, and take at least one iteration")
+            spec = await trio.to_thread.run_sync(self._policy, *how)
+            transaction = await self.peer.author.submit("job/start", Start(spec.encode()))
+            return job_id(self.peer.me, transaction).hex()
+        if of_policy and not ppo_iterations:
+            raise UserError(f"--set {next(iter(of_policy))}=…: no policy is tuned; of the reward model say `{OF_REWARD}…`")
+        policy = await trio.to_thread.run_sync(self._policy, *how) if ppo_iterations else None
+        how = (base, preferences, reward_epochs, f"{name}-reward" if name else "reward", of_reward)
+        first = await trio.to_thread.run_sync(self._reward_model, *how)
+        begin = plans.Begin(first.encode(), _without_model(policy).encode() if policy else b"")
+        transaction = await self.peer.author.submit("rlhf/start", begin)
+        return plans.stage_job(job_id(self.peer.me, transaction), 0).hex()
 
-    def _spec(self, base: str, reward: str, rounds: int, name: str, overrides: dict[str, str]) -> JobSpec:
-        """Raises `UserError` for a base or values that cannot be used."""
+    async def cancel_rlhf_training(self) -> str:
+        running = self.peer.driver.state.of(RlhfState).running() if self._is_run() else {}
+        members = self.peer.driver.state.members
+        key = next((key for key, plan in running.items() if members.current(plan.author) == self.peer.me), None)
+        if key is None:
+            raise UserError("no plan of yours goes on: `cancel JOB` ends a job, said by its author or by a quorum of voters")
+        await self.peer.author.submit("rlhf/cancel", plans.Cancel(key))
+        return f"ended; {running[key].current.objective} was its last stage"
+
+    def _reward_model(self, base: str, file: str, epochs: int, name: str, overrides: dict[str, str]) -> JobSpec:
+        """Makes the blobs of the set. Raises `UserError` for a base, values or a file that cannot be used."""
+        start, _, before = base_of(self.peer, base, "--base")
+        said = parse_overrides(overrides)
+        if "model" in said:
+            raise UserError("--set reward.model.…: the model is that of the base; leave it out")
+        spec = JobSpec(
+            name=name,
+            objective=REWARD.name,
+            base=start,
+            model=before.model,
+            tokenizer=before.tokenizer,
+            data=bytes(32),
+            liars=tolerated(self.peer, ROLE),
+        )
+        spec = replace(spec, **completed(presets.REWARD | said)).checked()
+        try:
+            with Path(file).expanduser().open("rb") as stream:
+                found = preferences.read_file(Path(file).name, stream)
+        except OSError as error:
+            raise UserError(f"--preferences {corpus.shown(file)} cannot be read: {error.strerror}") from None
+        bpe = None if spec.tokenizer is None else fetched(self.peer, spec.tokenizer)
+        try:
+            tokens = pairs.encoded(spec, found, tokenizer.load_tokenizer(bpe))
+        except UserError as error:
+            raise UserError(f"{Path(file).name}: {error}") from None
+        keep = self.peer.driver.blobs.add
+        manifest = corpus.split(preferences.packed(found), keep)
+        if bpe is not None:
+            manifest = replace(manifest, tokens=corpus.digest_of(tokens))
+        at_once = {"trainers": trainers_of(self.peer, ROLE), "steps": spec.local_steps, "batch": spec.batch}
+        rounds = said.get("rounds") or preferences.rounds_of(epochs, len(tokens.trained), **at_once)
+        return replace(spec, rounds=rounds, data=keep(manifest.encode())).checked()
+
+    def _policy(self, base: str, reward: str, rounds: int, name: str, overrides: dict[str, str]) -> JobSpec:
+        """Raises `UserError` for a base or values that cannot be used. A reward model is left open."""
         start, _, before = base_of(self.peer, base, "--base")
         if before.data is None:
             raise UserError(f"--base {base!r}: that job's text is local, so no prompts can be drawn that everybody knows")
         kinds = typing.get_type_hints(PpoTerms)
         said_of_own = {key: typed(kinds[key], key, text) for key, text in overrides.items() if key in OWN}
         if before.tokenizer is not None and "stop" not in said_of_own:
-            said_of_own["stop"] = newline(BpeTokenizer(fetched_tokenizer(self.peer, before.tokenizer)))
+            said_of_own["stop"] = newline(tokenizer.BpeTokenizer(fetched(self.peer, before.tokenizer)))
         own = PpoTerms(reward=reward, **said_of_own)
+        own = replace(own, reward_model=UNKNOWN) if reward == MODEL else own
         said = parse_overrides({key: text for key, text in overrides.items() if key not in OWN})
         if "model" in said:
             raise UserError("--set model.…: the model is that of the base; leave it out")
@@ -67,8 +139,29 @@ class RlhfAnswers(RlhfCalls):
         return replace(spec, **completed(presets.PPO | {"rounds": rounds} | said)).checked()
 
     async def rlhf_status(self) -> RlhfView:
-        stages = [_stage(key, job) for key, job in self._tuned()[-1:]]
+        known = self.peer.driver.state.of(RlhfState).plans.values() if self._is_run() else ()
+        plan = max(known, key=lambda plan: plan.decided, default=None)
+        planned = {stage.job for plan in known for stage in plan.stages}
+        lone = [(key, job) for key, job in self._tuned() if key not in planned]
+        if plan is not None and (not lone or plan.decided >= _began(lone[-1][1])):
+            return RlhfView(plan.phase.value, tuple([await self._measured(self._planned(stage)) for stage in plan.stages]))
+        stages = [await self._measured(_stage(key, job)) for key, job in lone[-1:]]
         return RlhfView(stages[-1].state if stages else "none", tuple(stages))
+
+    def _planned(self, stage: plans.Stage) -> StageView:
+        jobs = self.peer.driver.state.jobs
+        live = jobs.jobs.get(stage.job) or next((waiting for waiting in jobs.line if waiting.job == stage.job), None)
+        if live is not None:
+            return _stage(stage.job, live)
+        if stage.root is not None:  # the job is forgotten
+            return StageView(stage.objective, stage.job.hex(), "finished", stage.rounds, stage.rounds, stage.root.hex())
+        return StageView(stage.objective, stage.job.hex(), "waiting" if stage.spec else "forgotten", 0, stage.rounds, "")
+
+    async def _measured(self, stage: StageView) -> StageView:
+        """With the newest figure that this peer has measured, if it is the stage's."""
+        found = await trio.to_thread.run_sync(self.peer.driver.store.measured, bytes.fromhex(stage.job))
+        figures = [figures[REWARD.figure] for _, figures in sorted(found.items()) if REWARD.figure in figures]
+        return replace(stage, held_out_accuracy=figures[-1] if figures else None)
 
     async def rlhf_figures(self) -> tuple[FiguresView, ...]:
         if not self._is_run():
@@ -90,7 +183,7 @@ class RlhfAnswers(RlhfCalls):
         workshop, host = self.peer.driver.workshop, self.peer.driver.host
         if workshop.role.computing is None:
             raise UserError("this peer has no worker to generate with: ask one with --role rlhf or full")
-        tuned = [(key, job) for key, job in self._tuned() if isinstance(job, Job)]
+        tuned = [(key, job) for key, job in self._tuned() if isinstance(job, Job) and JobSpec.decode(job.spec).kind.makes_text]
         if not tuned:
             raise UserError("no model has been tuned yet: begin with `rlhf start`")
         key, job = tuned[-1]
@@ -103,10 +196,19 @@ class RlhfAnswers(RlhfCalls):
         return CompareView(key.hex(), job.round, *told)
 
 
-def newline(tokenizer: Tokenizer) -> int | None:
+def newline(pieces: tokenizer.Tokenizer) -> int | None:
     """The token of a newline; None where it is several."""
-    ids = tokenizer.encode(b"\n")
+    ids = pieces.encode(b"\n")
     return int(ids[0]) if len(ids) == 1 else None
+
+
+def _without_model(policy: JobSpec) -> JobSpec:
+    return replace(policy, settings=codec.encode(replace(policy.own, reward_model=None)))
+
+
+def _began(job: Job | Waiting) -> int:
+    """The height at which it was decided."""
+    return job.started if isinstance(job, Job) else job.since
 
 
 def _stage(key: bytes, job: Job | Waiting) -> StageView:

@@ -1,7 +1,8 @@
-"""Four daemons train a model and tune it; one of them invents its samples."""
+"""Four daemons train a model and tune it; one of them invents its samples, or goes away."""
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ from tests.peer.processes import Daemon, daemons
 
 NAMES = ("ada", "bea", "cyd", "liar")
 LIAR = 3
-SECONDS_MAX = 60.0
+SECONDS_MAX = 120.0  # for what takes ten seconds on a machine that has time
 ROUNDS = 2
 TINY = {"model.width": "16", "model.layers": "1", "model.hidden": "16", "model.context": "24", "local_steps": "1", "batch": "2"}
 TERMS = {"prompt_tokens": "4", "response_tokens": "8", "epochs": "2", "local_steps": "4", "batch": "8"}
@@ -56,11 +57,12 @@ def network(tmp_path: Path) -> Iterator[list[Daemon]]:
         yield made
 
 
-async def start(network: list[Daemon]) -> None:
+async def start(network: list[Daemon], lies: bool = True) -> None:
     bootstrap: list[str] = []
     for number, daemon in enumerate(network):
-        module = ["peer.liar", "fabricate-rollouts", "-"] if number == LIAR else ["peer.cli"]
-        settings = ("--listen", "127.0.0.1:0", "--web-listen", "127.0.0.1:0", "--no-evaluate", *bootstrap)
+        module = ["peer.liar", "fabricate-rollouts", "-"] if lies and number == LIAR else ["peer.cli"]
+        quiet = ["--no-evaluate"] if lies or number else []
+        settings = ("--listen", "127.0.0.1:0", "--web-listen", "127.0.0.1:0", *quiet, *bootstrap)
         daemon.start(*module[1:], "run", *settings, module=module[0])
         if not bootstrap:
             bootstrap = ["--bootstrap", (await daemon.answers()).address]
@@ -68,9 +70,9 @@ async def start(network: list[Daemon]) -> None:
 
 async def finished(daemon: Daemon, job: str) -> JobView:
     while True:
-        view = next(view for view in await daemon.client.jobs() if view.job == job)
-        if view.state == "finished":
-            return view
+        for view in await daemon.client.jobs():
+            if view.job == job and view.state == "finished":
+                return view
         await trio.sleep(0.05)
 
 
@@ -97,3 +99,49 @@ async def test_a_trained_model_is_tuned_and_who_invents_samples_is_named(network
     assert status == RlhfView("finished", (StageView("ppo", job, "finished", ROUNDS, ROUNDS, view.model_root),))
     assert (figures.job, figures.round) == (job, ROUNDS - 1) and figures.accepted >= 2 and 1 <= figures.tokens <= 8
     assert compared.job == job and compared.round == ROUNDS and compared.reference
+
+
+WRONG_PAIRS = {  # the second of three lines
+    '{"prompt": "a", "chosen": "b"}': "pairs.jsonl:2: rejected must be a text",
+    '{"prompt": "a", "chosen": "b", "rejected": "c", "p": 2}': r"pairs.jsonl:2: p must be a number in 0..1",
+    json.dumps({"prompt": "a" * 24, "chosen": "b", "rejected": "c"}): "pairs.jsonl: line 2: prompt and response are 25 tokens",
+}
+
+
+def pairs_file(path: Path, *lines: str) -> str:
+    path.write_text("".join(line + "\n" for line in lines))
+    return str(path)
+
+
+async def test_a_plan_goes_from_preferences_to_a_tuned_policy_without_its_author(network: list[Daemon], tmp_path: Path) -> None:
+    first, author = network[:2]
+    lines = [json.dumps({"prompt": f"q{number}: ", "chosen": "aeiou", "rejected": "xkt"}) for number in range(60)]
+    quick = {"proposal_seconds": "2", "rounds": "2", "local_steps": "2", "batch": "4"}
+    said = TERMS | {"proposal_seconds": "2"} | {f"reward.{name}": value for name, value in quick.items()}
+    with trio.fail_after(SECONDS_MAX):
+        await start(network, lies=False)
+        base = await first.client.train(TrainRequest("base", "", 1, 0, TINY))
+        await finished(author, base)
+        for wrong, told in WRONG_PAIRS.items():
+            file = pairs_file(tmp_path / "pairs.jsonl", lines[0], wrong, lines[1])
+            with pytest.raises(UserError, match=told):
+                await author.client.start_rlhf_training("base", "", 1, "", said, file)
+        file = pairs_file(tmp_path / "pairs.jsonl", *lines)
+        reward = await author.client.start_rlhf_training("base", "", 1, "", said, file)
+        with pytest.raises(UserError, match=r"a plan of .* goes on"):
+            await author.client.start_rlhf_training("base", "", 1, "", said, file)
+        root = (await finished(first, reward)).model_root
+        author.kill()
+        left = (first, *network[2:])
+        for daemon in left:
+            while (status := await daemon.client.rlhf_status()).state != "finished":  # noqa: ASYNC110
+                await trio.sleep(0.05)
+        while (status := await first.client.rlhf_status()).stages[0].held_out_accuracy is None:  # noqa: ASYNC110
+            await trio.sleep(0.05)
+        seen = [(await daemon.client.rlhf_status()).stages[1] for daemon in left]
+    assert [(stage.objective, stage.state, stage.round, stage.rounds) for stage in status.stages] == [
+        ("reward", "finished", 2, 2),
+        ("ppo", "finished", 1, 1),
+    ]
+    assert (status.stages[0].job, status.stages[0].model_root) == (reward, root)
+    assert len({stage.model_root for stage in seen}) == 1 and seen[0].model_root
