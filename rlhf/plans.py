@@ -119,7 +119,7 @@ def rewarded(spec: bytes, model: Base) -> bytes:
     job = codec.decode(JobSpec, spec)
     own = codec.decode(PpoTerms, job.settings) if job.objective == PPO.name else None
     if own is None or own.reward != MODEL or own.reward_model is not None:
-        raise RemoteProtocolError("bad-plan", f"its policy says reward {MODEL!r}, and leaves out which model")
+        raise RemoteProtocolError("bad-job", f"its policy says reward {MODEL!r}, and leaves out which model")
     return replace(job, settings=codec.encode(replace(own, reward_model=model))).encode()
 
 
