@@ -600,7 +600,8 @@ class Docket:
             self._date(max(1, now_ms))
         for number, audits in list(self._rounds.items()):
             if not self._has_rounds(number) and not self._has_time(number, audits.closed_ms, now_ms):
-                self._lapse(number, audits, frozenset() if now_ms is None else self._held_up())
+                may_wait = now_ms is not None and audits.renewed < renewals_max(audits.faults)
+                self._lapse(number, audits, self._held_up() if may_wait else frozenset())
         for dispute in list(self._disputes):
             has_rounds = dispute.opened + self._terms.window > closed
             windows = 2 if dispute.guilty and dispute.unseen else 1  # who did not see it gets it from those who did
@@ -659,8 +660,9 @@ class Docket:
     def _make_time(self, trainer: bytes) -> None:
         """A dispute about this trainer is over: auditors go on with its other steps, so the time for these begins anew."""
         for number, audits in self._rounds.items():
-            if any(drawn.steps and self._members.current(key) == trainer for key, drawn in audits.drawn.items()):
-                self._rounds[number] = replace(audits, closed_ms=0)
+            is_awaited = any(drawn.steps and self._members.current(key) == trainer for key, drawn in audits.drawn.items())
+            if is_awaited and self._told_apart and audits.renewed < renewals_max(audits.faults):
+                self._rounds[number] = replace(audits, closed_ms=0, renewed=audits.renewed + 1)
 
     def _lapse(self, number: int, audits: RoundAudits, held_up: frozenset[bytes] = frozenset()) -> None:
         """Reports on this round are awaited on these trainers alone. Its open disputes go on, so their proposals stay."""
@@ -814,6 +816,13 @@ class Docket:
         assert result is not None
         number, trainer, step = place
         self._log.append(Entry(self._height, self._key, number, trainer, auditor, step, result, finding, ppm))
+
+
+def renewals_max(faults: int) -> int:
+    """Of the time for reports on a round. A liar is not heard after so many refuted challenges, and apart from a trainer after so
+    many refuted claims; with what f liars have drawn before that they could put off an honest trainer's reward for ever.
+    """
+    return 2 * FALSE_CHALLENGES_MAX * faults
 
 
 def is_shown_to_some(guilty: int, unseen: int, needed: int, faults: int) -> bool:

@@ -72,6 +72,7 @@ class RoundAudits:
     challengers: Keys = ()  # re-executors that have challenged a step that they were not drawn for
     # Time of a block soon after the round's closing, or after the last dispute that held up its reports. 0: no such block yet.
     closed_ms: Count = codec.added(0)
+    renewed: Count = codec.added(0)  # disputes after which the time for its reports began anew
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,10 +259,13 @@ def due_for(me: bytes, state: Applied) -> list[Due]:
 
 
 def in_turn(due: Iterable[Due], members: MembersState) -> list[Due]:
-    """The first of each trainer. The others wait, for windows are as long as the least link takes for one at a time."""
-    first = dict[bytes, Due]()
+    """The first of each job and trainer. The others wait, for windows are as long as the least link takes for one at a time.
+
+    Jobs do not wait for one another: each has windows of its own, and disputes in one of them must not hold up another's.
+    """
+    first = dict[tuple[bytes, bytes], Due]()
     for item in due:
-        first.setdefault(members.current(item.trainer), item)
+        first.setdefault((item.job, members.current(item.trainer)), item)
     return list(first.values())
 
 

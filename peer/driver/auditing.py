@@ -56,8 +56,8 @@ from training.spec import JobSpec
 from training.tasks import Reexecute, Replayed
 from transport.exchange import REVEALS_MAX
 
-# Audits that fetch side by side, each one blob at a time, for which the exchange has a turn. They are of different trainers: a
-# trainer that shows its states slowly holds up its own audits alone, and its uplink carries one audit at a time for everybody.
+# Audits that fetch side by side, each one blob at a time, for which the exchange has a turn. In a job they are of different
+# trainers: a trainer that shows its states slowly holds up its own audits alone, and its uplink carries one at a time for each.
 AT_ONCE_MAX = 16
 ASKING_SECONDS_MIN = (
     10.0  # an auditor asks at least so long before it says `withheld`, if earlier audits of that trainer took its time
@@ -158,10 +158,11 @@ class Auditing:
         for key in self._in_turn - self._running.keys():
             self._running[key] = trio.CancelScope()
             self._nursery.start_soon(self._audit, key, due[key], now - self._queued.pop(key, now))
-        disputed = {item.trainer for item in turns if item.is_dispute}
+        current = state.members.current
+        disputed = {(item.job, current(item.trainer)) for item in turns if item.is_dispute}
         for key in due.keys() - self._running.keys() - waiting.keys():
             # A trainer can help that reports on it wait for one another, and not that they wait for a dispute.
-            self._queued[key] = now if key[2] in disputed else self._queued.get(key, now)
+            self._queued[key] = now if (key[0], current(key[2])) in disputed else self._queued.get(key, now)
         self._queued = {key: since for key, since in self._queued.items() if key in due}
         self._rests = {key: rest for key, rest in self._rests.items() if key in due}
         begun, self._opening = self._opening, set(self._driver.rules.audits.openings_due(self._me, state))

@@ -351,6 +351,29 @@ def test_the_time_for_reports_on_a_trainer_begins_anew_after_a_dispute_about_it(
     assert "is awaited" in (court.problem(court.said(auditor, due)) or "")
 
 
+def test_liars_that_dispute_again_and_again_do_not_put_off_a_reward_for_ever() -> None:
+    """After so many disputes the reports that they keep back lapse as all others do."""
+    court = Court(4, SAMPLED + b":2000", auditors=3, suspension_rounds=1, answer_ms=2, reveal_ms=1)
+    court.round()
+    for _ in range(docket.renewals_max(1) + 1):
+        assert court.audits.rounds[0].drawn[A].steps, "it waits for the disputes"
+        court.round()
+        auditor, due = [item for item in court.due(A) if item[0].public in (C, D)][-1]
+        court.say(auditor, due, WITHHELD)
+        court.round(1 + 7)
+        court.judge(MATCH, 2, A)
+        assert not court.audits.disputes and not court.suspended(A)
+    court.round(7 + 2)
+    assert 0 not in court.audits.rounds and 0 not in court.audits.unvested[A]
+
+
+def test_a_dispute_in_another_job_holds_up_nothing(court: Court) -> None:
+    court.round()
+    mine = due_for(A, court.state)
+    other = [replace(due, job=bytes(32), is_dispute=True) for due in mine]
+    assert in_turn([*other, *mine], court.state.members) == [*other, *in_turn(mine, court.state.members)]
+
+
 def test_one_step_of_each_trainer_is_fetched_at_a_time_and_disputes_come_first(court: Court) -> None:
     court.round(3)
     court.challenge(B)
