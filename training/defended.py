@@ -28,7 +28,7 @@ class Held:
     keep: int  # elements of a chunk; fewer are not defended
     trainers: int
     liars: int
-    lost: float  # most points of the digits, of any attack and seed, also with 30 % of the honest absent in each round
+    lost: float  # most points of the digits, of any attack and seed; among 13 also with 30 % of the honest absent in each round
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,7 @@ class Fell:
 
 
 HELD: Final = (
+    Held(Compression.DENSE, 1, KEEP_MAX, 4, 1, 0.55),
     Held(Compression.DENSE, 1, KEEP_MAX, 13, 4, 0.83),
     Held(Compression.SPARSE, 1, 146, 13, 4, 1.95),
 )
