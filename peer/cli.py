@@ -25,12 +25,15 @@ VERSION = "0.2.0"
 ATTACKS = (
     *("sign-flip", "scale", "nan", "garbage", "stale", "copy", "free-rider", "silent", "equivocate"),
     *("wrong-steps", "withhold-states", "false-pass", "false-challenge", "lazy"),
-    "fabricate-rollouts",
+    *("fabricate-rollouts", "choose-tokens", "false-figures", "other-reward"),
 )
 AUDITS = ("full", "sampled")  # of `training.spec`, which is imported only where it is used
 DEMO_PEERS_MIN, DEMO_PEERS_MAX = 4, 10  # fewer tolerate no liar; more do not fit the two cores a laptop spares
 DEMO_CROWD, DEMO_CROWD_MAX = 12, 100  # people, each in a thread
+DEMO_ON_TEXT = ("data", "preset", "baseline")
 DEMO_WITH_PEOPLE = ("crowd",)  # flags that need --annotate
+RLHF_DEMOS = ("toy",)
+RLHF_ALGORITHMS = ("ppo", "grpo")
 DEMO_WITH_EITHER = ("command", "action", "annotate", "peers", "seed", "json", "report", "keep", "web", "web_port")
 EXIT_USER_ERROR = 2
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)  # what writing to a stream may come to
@@ -226,7 +229,12 @@ def _add_demo(demo: argparse.ArgumentParser) -> None:
     demo.add_argument("--audit", choices=AUDITS, metavar="MODE", help=f"who re-executes: {', '.join(AUDITS)} (default full)")
     PRESET.add_to(demo)
     SET.add_to(demo)
-    demo.add_argument("--rounds", type=whole_number(1), metavar="R", help="default 60, which takes a minute or two")
+    about = "instead of training on text, tune by rewards. toy: five tokens of six, of which the best policy is known"
+    demo.add_argument("--rlhf", choices=RLHF_DEMOS, metavar="NAME", help=about)
+    about = "with --rlhf: a value head (ppo), or several responses to one prompt compared with one another (default ppo)"
+    demo.add_argument("--algorithm", choices=RLHF_ALGORITHMS, metavar="NAME", help=about)
+    about = "default 60, which takes a minute or two; with --rlhf 40"
+    demo.add_argument("--rounds", type=whole_number(1), metavar="R", help=about)
     demo.add_argument("--seed", type=whole_number(0), default=0, metavar="S", help="of the initialisation and the data order")
     demo.add_argument("--data", metavar="PATH", help="a text file or a folder of them (default: the text inside Python)")
     demo.add_argument("--json", metavar="FILE", help="where report.json goes")
@@ -291,6 +299,11 @@ def _demo(options: argparse.Namespace) -> Any:
     for name in DEMO_WITH_PEOPLE:
         if getattr(options, name) is not None:
             raise UserError(f"--{name.replace('_', '-')}: say --annotate with it")
+    for name in DEMO_ON_TEXT:
+        if options.rlhf and getattr(options, name):
+            raise UserError(f"--{name} is about training on text: leave it out with --rlhf")
+    if options.algorithm and not options.rlhf:
+        raise UserError(f"--algorithm {options.algorithm}: say --rlhf with it")
     tolerated = (options.peers - 1) // 3
     if options.malicious > tolerated and not options.beyond_bound:
         raise UserError(

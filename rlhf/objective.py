@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from rlhf.rules import RULES, Rule
 from training.data.tokenizer import VOCABULARY_MAX
 from training.objectives.objective import Declaration, Job, Objective, Reason, Shape, Step
 from training.sequences import Tokens
-from training.transformer import BYTES, HEAD, PARAMETERS_MAX, shapes
+from training.transformer import BYTES, FIRST, HEAD, PARAMETERS_MAX, shapes
 
 MODULE: Final = "rlhf"
 ROLE: Final = "rlhf"
@@ -26,12 +27,23 @@ VALUE: Final = f"{HEAD}value"
 RULE: Final = "rule:"  # begins a reward that is a function of the program
 MODEL: Final = "model"  # the reward that a finished job of the objective `reward` has learned
 EPOCHS_MAX: Final = 64
+GROUP_MAX: Final = 1_024  # responses to one prompt: a mean of more is hardly a better one
 ROLLOUT_BYTES_MAX: Final = 16 << 20  # of one trainer and round: 8M tokens, of which a worker holds 40 bytes each
 MILLIONTHS: Final = 1_000_000
 FIGURE_MAX: Final = 2**53 - 1
 WEIGHT_MAX: Final = 1e3  # of any figure of a job: far above anything useful
 
 Figure = Annotated[int, Between(-FIGURE_MAX, FIGURE_MAX)]  # in millionths
+
+
+class Algorithm(enum.StrEnum):
+    PPO = "ppo"  # a value head says how good each token is
+    GRPO = "grpo"  # several responses to one prompt are compared with one another; no value head
+
+
+class GroupScale(enum.StrEnum):
+    NONE = "none"
+    DEVIATION = "deviation"  # prompts count more whose responses score alike
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +67,9 @@ class PpoTerms:
     ramp: float = 0.05  # within which gradients fall to zero at these edges; 0 is the textbook
     value_weight: float = 0.1
     reward_model: Base | None = codec.added(None)  # where `reward` is model
+    algorithm: Algorithm = codec.added(Algorithm.PPO)
+    group: Annotated[int, Between(2, GROUP_MAX)] = codec.added(8)  # grpo: responses to each prompt
+    group_scale: GroupScale = codec.added(GroupScale.NONE)  # grpo: by what a group's advantages are divided
 
     def problem(self) -> str | None:
         if (self.reward == MODEL) != (self.reward_model is not None):
@@ -137,15 +152,20 @@ class Ppo(Objective):
             return f"stop {settings.stop} is no token of a vocabulary of {vocabulary}"
         if job.local_steps % settings.epochs:
             return f"local_steps {job.local_steps} must be a multiple of epochs {settings.epochs}"
+        if settings.algorithm is Algorithm.GRPO and self.responses(job, settings) % settings.group:
+            return f"{self.responses(job, settings)} responses a round are no groups of {settings.group}: take another group"
         size = self.bounds(job, settings).bytes_max
         if size > ROLLOUT_BYTES_MAX:
             return f"responses of {size} bytes a round are more than {ROLLOUT_BYTES_MAX}: take fewer or shorter ones"
-        if job.model.parameters + job.model.width > PARAMETERS_MAX:
-            return f"{job.model.parameters} parameters and a value head are more than {PARAMETERS_MAX}"
+        if job.model.parameters + 2 * job.model.width > PARAMETERS_MAX:
+            return f"{job.model.parameters} parameters and two vectors beside them are more than {PARAMETERS_MAX}"
         return None
 
     def tensors(self, job: Job, settings: Any) -> Sequence[tuple[str, Shape]]:
-        return [*shapes(job.model), (VALUE, (job.model.width,))]
+        # Attention over equal tokens gives the same for any number of them. Where the prompt is a token that responses have, too,
+        # the model would take `0` for `0 0`: of the toy's best policies some are then out of reach.
+        heads = [VALUE] * (settings.algorithm is Algorithm.PPO) + [FIRST] * (job.data is None)
+        return [*shapes(job.model), *((name, (job.model.width,)) for name in heads)]
 
     def read(self, job: Job) -> Base | None:
         own: PpoTerms = job.own

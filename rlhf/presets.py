@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from rlhf.rules import TOY_BETA, TOY_LENGTH, TOY_VOCABULARY
 from training.spec import Compression, InnerStatePolicy, Outer
+from training.transformer import ModelSpec
 
 # The update that the trainers agree on is taken as it is: a policy moves, and what was left unsaid of an older one, or its
 # momentum, points to where the rewards no longer are.
@@ -24,3 +26,7 @@ PPO: Final[dict[str, Any]] = {
 
 # A reward model sees each pair a few times: few, small steps, so that it does not learn them by heart.
 REWARD: Final[dict[str, Any]] = PPO | {"local_steps": 8, "batch": 8}
+# The toy is so small that its best policy is known (`rlhf.rules`). It has no text and no base.
+TOY_MODEL: Final = ModelSpec(vocabulary=TOY_VOCABULARY, context=8, width=32, layers=1, hidden=64)
+TOY_TERMS: Final[dict[str, Any]] = {"prompt_tokens": 1, "response_tokens": TOY_LENGTH, "stop": None, "beta": TOY_BETA}
+TOY: Final[dict[str, Any]] = PPO | {"batch": 128, "micro_batch": 128, "inner_rate": 3e-3, "inner_rate_floor": 0.02}

@@ -43,7 +43,7 @@ async def rlhf(asked: Asked[RlhfCalls]) -> None:
     options = asked.options
     match options.do:
         case "start":
-            if not options.base or not (options.reward or options.preferences):
+            if not (options.reward or (options.base and options.preferences)):  # a base may be needed: the peer says so
                 raise UserError(
                     "rlhf start: say --base JOB, a finished job that `jobs` lists, and --reward rule:NAME or --preferences FILE"
                 )

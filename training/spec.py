@@ -18,7 +18,7 @@ from protocol.messages import Name
 from protocol.names import name_problem
 from training.objectives import registry
 from training.objectives.objective import Objective
-from training.transformer import ModelSpec
+from training.transformer import BYTES, ModelSpec
 
 ROUNDS_MAX = 1_000_000  # a job is to end some day: years at a round a minute
 LOCAL_STEPS_MAX = 10_000  # one round is to end too, and to be re-executed by everybody
@@ -196,6 +196,11 @@ class JobSpec:
         """Digest -> size at most, in bytes, of each blob that a proposal's declaration names. Raises as `declaration`."""
         record = self.declaration(encoded)
         return {} if record is None else self.kind.blobs(self, record)
+
+    @property
+    def has_text(self) -> bool:
+        """Whether people can ask its model for text: its tokens say every byte."""
+        return self.kind.makes_text and (self.tokenizer is not None or self.model.vocabulary >= BYTES)
 
     @property
     def is_reexecuted(self) -> bool:

@@ -12,6 +12,7 @@ BYTES: Final = 256  # tokens without a tokenizer; with one every byte is a token
 PARAMETERS_MAX: Final = BLOB_BYTES_MAX // 4  # a committed buffer of float32 must fit a blob
 LAYERS_MAX: Final = 1_024  # bounds the number of tensors, whatever their size
 HEAD: Final = "heads."  # begins the names of vectors of `width` features that an objective adds behind `shapes`
+FIRST: Final = f"{HEAD}first"  # such a vector, which the model adds to the embedding of the first token
 
 Positive = Annotated[int, Between(1, 2**31)]
 

@@ -19,8 +19,9 @@ from protocol.errors import UserError
 from rlhf import pairs, plans, preferences, presets
 from rlhf.calls import CompareView, FiguresView, RlhfCalls, RlhfView, StageView
 from rlhf.module import Medians, RlhfState
-from rlhf.objective import MILLIONTHS, MODEL, MODULE, PPO, ROLE, PpoTerms
+from rlhf.objective import MILLIONTHS, MODEL, MODULE, PPO, ROLE, RULE, PpoTerms
 from rlhf.reward import REWARD
+from rlhf.rules import RULES
 from training import tasks
 from training.data import corpus, tokenizer
 from training.spec import JobSpec, completed
@@ -113,16 +114,17 @@ class RlhfAnswers(RlhfCalls):
 
     def _policy(self, base: str, reward: str, rounds: int, name: str, overrides: dict[str, str]) -> JobSpec:
         """Raises `UserError` for a base or values that cannot be used. A reward model is left open."""
+        liars = tolerated(self.peer, ROLE)
+        if not base:
+            return toy_spec(reward, rounds, name, overrides, liars)
         start, _, before = base_of(self.peer, base, "--base")
         if before.data is None:
             raise UserError(f"--base {base!r}: that job's text is local, so no prompts can be drawn that everybody knows")
-        kinds = typing.get_type_hints(PpoTerms)
-        said_of_own = {key: typed(kinds[key], key, text) for key, text in overrides.items() if key in OWN}
+        said_of_own, said = _parsed(overrides)
         if before.tokenizer is not None and "stop" not in said_of_own:
             said_of_own["stop"] = newline(tokenizer.BpeTokenizer(fetched(self.peer, before.tokenizer)))
         own = PpoTerms(reward=reward, **said_of_own)
         own = replace(own, reward_model=UNKNOWN) if reward == MODEL else own
-        said = parse_overrides({key: text for key, text in overrides.items() if key not in OWN})
         if "model" in said:
             raise UserError("--set model.…: the model is that of the base; leave it out")
         spec = JobSpec(
@@ -134,7 +136,7 @@ class RlhfAnswers(RlhfCalls):
             data=before.data,
             held_out_permille=before.held_out_permille,
             settings=codec.encode(own),
-            liars=tolerated(self.peer, ROLE),
+            liars=liars,
         )
         return replace(spec, **completed(presets.PPO | {"rounds": rounds} | said)).checked()
 
@@ -209,6 +211,27 @@ def _without_model(policy: JobSpec) -> JobSpec:
 def _began(job: Job | Waiting) -> int:
     """The height at which it was decided."""
     return job.started if isinstance(job, Job) else job.since
+
+
+def toy_spec(reward: str, rounds: int, name: str, overrides: dict[str, str], liars: int) -> JobSpec:
+    """A job without a base: the reward has a vocabulary of its own, the reference is the first model. Raises `UserError`."""
+    rule = RULES.get(reward.removeprefix(RULE))
+    if rule is None or rule.vocabulary is None:
+        alone = ", ".join(RULE + known.name for known in RULES.values() if known.vocabulary is not None)
+        raise UserError(
+            f"--reward {reward!r} needs --base JOB, a finished job whose model is tuned; without one there is {alone}"
+        )
+    own, said = _parsed(overrides)
+    settings = codec.encode(PpoTerms(reward=reward, **presets.TOY_TERMS | own))
+    spec = JobSpec(name=name, objective="ppo", model=presets.TOY_MODEL, settings=settings, liars=liars)
+    return replace(spec, **completed(presets.TOY | {"rounds": rounds} | said)).checked()
+
+
+def _parsed(overrides: dict[str, str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Fields of the objective, and fields of the job. Raises `UserError`."""
+    kinds = typing.get_type_hints(PpoTerms)
+    own = {key: typed(kinds[key], key, text) for key, text in overrides.items() if key in OWN}
+    return own, parse_overrides({key: text for key, text in overrides.items() if key not in OWN})
 
 
 def _stage(key: bytes, job: Job | Waiting) -> StageView:

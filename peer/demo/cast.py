@@ -36,6 +36,7 @@ class DemoPeer:
     stats: StatsView | None = None
     looked: float = 0.0  # when `stats` were taken, seconds since the epoch
     traffic_before: int = 0  # bytes sent before the job started
+    trains_as: str = "trainer"  # role of those who train and serve nobody
     serves: tuple[str, ...] = ()  # the settings with which it serves people; empty: it serves none
 
     @property
@@ -47,7 +48,7 @@ class DemoPeer:
     def role(self) -> str:
         if self.serves:
             return FULL if self.trains else "annotator"
-        return "trainer" if self.trains else "voter"
+        return self.trains_as if self.trains else "voter"
 
     @property
     def client(self) -> PeerApi:
@@ -80,6 +81,8 @@ class Demo:
         overrides = {"seed": str(options.seed), "liars": str(max(options.malicious, (options.peers - 1) // 3))}
         said = said_of_job(options)
         overrides |= preset_overrides(options.preset, said)
+        if getattr(options, "algorithm", None):
+            overrides["algorithm"] = options.algorithm
         return overrides | ({"audit": options.audit} if options.audit else {}) | said
 
     @property

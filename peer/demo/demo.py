@@ -23,19 +23,22 @@ from pathlib import Path
 
 import trio
 
-from ledger.core.genesis import Founder, Genesis
+from ledger.core.genesis import TRAINER, Founder, Genesis
 from peer.api.new_job import parse_overrides
+from peer.api.rlhf import toy_spec
 from peer.commands.terminal import EXIT_INTERRUPTED, let_go, terminals
+from peer.demo import tuning
 from peer.demo.cast import Demo, DemoPeer, key_of, sent
 from peer.demo.display import Display
 from peer.demo.report import Disk, Report, make_places, make_report, usable, write_files
-from peer.features import founding_modules, roles
+from peer.features import founding_modules, install, roles
 from peer.serving.part import SERVED_AT
 from peer.settings.datadir import DataDirectory
 from protocol import codec
 from protocol.api import JobView, RoundView, TrainRequest
 from protocol.errors import UserError
 from protocol.identity import peer_id, short_id
+from rlhf.objective import ROLE
 from training import grid
 from training.data import corpus as data
 from training.data import shards
@@ -65,8 +68,12 @@ def main(options: argparse.Namespace) -> int:
     if options.attack in ("false-challenge", "lazy") and not demo.is_sampled:
         raise UserError(f"--attack {options.attack}: only sampled audits draw auditors and have challenges; say --audit sampled")
     # What no job can have is told before anything starts, too.
+    install()
     rounds = {"rounds": str(options.rounds)} if options.rounds else {}
-    replace(JobSpec(name="demo", data=bytes(32)), **completed(parse_overrides(demo.overrides | rounds))).checked()
+    if options.rlhf:
+        toy_spec(tuning.REWARD, options.rounds or tuning.ROUNDS, "demo", demo.overrides, 0)
+    else:
+        replace(JobSpec(name="demo", data=bytes(32)), **completed(parse_overrides(demo.overrides | rounds))).checked()
     options.json = str(Path(options.json).expanduser().absolute()) if options.json else ""
     make_places(folder, options.json)
     return sees_it_end(demo, partial(_run, demo))
@@ -148,7 +155,7 @@ def cast_roles(options: argparse.Namespace, folder: Path) -> list[DemoPeer]:
 
     The last trainers lie. Against a false challenge f + 1 honest ones must judge, beside the accused and the liars.
     """
-    count, liars = options.peers, options.malicious
+    count, liars, rlhf = options.peers, options.malicious, getattr(options, "rlhf", None)  # the demo's own flag
     faults = (count - 1) // 3
     asked = getattr(options, "trainers", None) or 0  # the demo's own flag
     trainers = max(count - faults, min(count, liars + 1), 2 * faults + 2 if options.attack == "false-challenge" else 0, asked)
@@ -166,6 +173,7 @@ def cast_roles(options: argparse.Namespace, folder: Path) -> list[DemoPeer]:
                 trains and number >= trainers - liars,
                 threads,
                 restricted,
+                trains_as=ROLE if rlhf else TRAINER,
             )
         )
     if getattr(options, "web", False):  # the demo's own flag, too
@@ -301,6 +309,8 @@ async def begin_job(demo: Demo) -> str:
     for peer in demo.peers:
         await measure(peer)
         peer.traffic_before = sent(peer)
+    if options.rlhf:
+        return await tuning.begin(demo)
     return await demo.watched.client.train(TrainRequest("demo", options.data or "", options.rounds or 0, 0, demo.overrides))
 
 
@@ -356,7 +366,8 @@ async def conclude(demo: Demo, job: str, rounds: tuple[RoundView, ...], finished
         display.update(await job_view(demo, job), rounds)
     text = export = ""
     if finished:
-        text = await demo.watched.client.sample("The ", 400, 0.8, demo.options.seed)
+        if not demo.options.rlhf:
+            text = await demo.watched.client.sample("The ", 400, 0.8, demo.options.seed)
         export = (await demo.watched.client.export(str(demo.folder / "export"))).path
     seconds = time.time() - demo.started
     if not demo.options.keep:
@@ -365,7 +376,8 @@ async def conclude(demo: Demo, job: str, rounds: tuple[RoundView, ...], finished
     if demo.options.baseline and finished:
         display.say("training the same model alone, on the same number of accepted samples")
         baseline = await train_baseline(demo, job, rounds)
-    report = await trio.to_thread.run_sync(make_report, demo, job, rounds, finished, seconds, baseline)
+    tuned = await tuning.measure(demo, job, export) if demo.options.rlhf and finished else None
+    report = await trio.to_thread.run_sync(make_report, demo, job, rounds, finished, seconds, baseline, tuned)
     write_files(demo, report, text, export)
     return report
 
@@ -385,7 +397,7 @@ async def _settled(demo: Demo, job: str) -> None:
             height, since = states[0].height, trio.current_time()
         audited = not any(view.audits_open for view in jobs) or trio.current_time() - since > QUIET_SECONDS
         closed = all(view.state == "finished" for view in jobs) and states[0].height > views[-1].height and audited
-        if same and closed and views[-1].held_out_bits_per_byte is not None:
+        if same and closed and (demo.options.rlhf or views[-1].held_out_bits_per_byte is not None):
             return
         await trio.sleep(0.1)
 

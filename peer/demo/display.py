@@ -53,7 +53,9 @@ class Display:
         options = self._demo.options
         liars = f"{options.malicious} of them lying ({options.attack})" if options.malicious else "all honest"
         begins = f"folkmoot demo: {options.peers} peers, {liars}, training on"
-        if options.data:
+        if options.rlhf:
+            self._print(f"folkmoot demo: {options.peers} peers, {liars}, tuning a toy whose best policy is known")
+        elif options.data:
             self._print(begins, Path(options.data))
         else:
             self._print(f"{begins} the language reference inside Python")
@@ -106,10 +108,14 @@ class Display:
 
     def _is_measured(self, rounds: tuple[RoundView, ...]) -> bool:
         """Measuring runs behind the rounds; a line waits for it unless a later round was measured instead."""
-        return any(view.held_out_bits_per_byte is not None for view in rounds[self._printed :])
+        return bool(self._demo.options.rlhf) or any(view.held_out_bits_per_byte is not None for view in rounds[self._printed :])
 
     def _line(self, view: RoundView) -> str:
-        bits = f"{view.held_out_bits_per_byte:.3f} bits/byte" if view.held_out_bits_per_byte is not None else "not measured"
+        bits = "not measured"
+        if self._demo.options.rlhf:
+            bits = ""
+        elif view.held_out_bits_per_byte is not None:
+            bits = f"{view.held_out_bits_per_byte:.3f} bits/byte"
         return (
             f"round {view.round:3d}  {bits:>16}  {self._verdicts(view)}  decided in {milliseconds(view.decision_ms)}, "
             f"round {seconds(view.seconds)}, model root {view.model_root[:12]}"
@@ -216,6 +222,10 @@ class Display:
         if len(bits) > 1:
             fall = f"{bits[0]:.3f} → {bits[-1]:.3f}"
             table.add_row("held-out bits/byte", f"{fall}   {curve(bits, min(CURVE_WIDTH, left - len(fall) - 3))}")
+        if report.rlhf is not None:
+            of = report.rlhf
+            gap = f"{of.reference_value:.4f} → {of.value:.4f} of {of.optimum:.4f}, {of.gap_closed:.2%} of the way"
+            table.add_row("value", f"{gap} (score {of.score:.4f}, {of.kl:.3f} nats from the reference)")
         if report.baseline_bits_per_byte is not None and bits:
             ratio = bits[-1] / report.baseline_bits_per_byte
             table.add_row("one process alone", f"{report.baseline_bits_per_byte:.3f} bits/byte; ours is {ratio:.3f} × that")
@@ -250,7 +260,8 @@ class Display:
         table.add_row("time", f"{report.seconds_total:.1f} s, first decision after {first}")
         lies = "every liar was found out" if report.audit == "sampled" else "no lie was accepted"
         lies = lies if report.malicious else "nobody lied"
-        verdict = Text(f"all honest roots are equal, {lies}, the loss fell", "bold green")
+        gain = "the loss fell" if report.rlhf is None else "the policy is better than its reference"
+        verdict = Text(f"all honest roots are equal, {lies}, {gain}", "bold green")
         if not report.passed:
             verdict = Text("FAILED: " + "; ".join(report.failures), "bold red")
         return Group(table, Text(), verdict)

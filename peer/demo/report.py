@@ -24,6 +24,7 @@ from peer.settings.datadir import DataDirectory
 from protocol.api import RoundView
 from protocol.errors import FolkmootError, UserError
 from protocol.identity import peer_id
+from protocol.reasons import shown
 from storage.store import Store
 from training.host import ModelHost
 from training.spec import JobSpec
@@ -74,6 +75,23 @@ class Disk:
         }
 
 
+@dataclass(frozen=True, kw_only=True)
+class Rlhf:
+    """What was tuned. A value is J = E r − β·KL; null is what has no meaning for this demo."""
+
+    algorithm: str
+    beta: float
+    rounds: int
+    reference_value: float
+    optimum: float
+    value: float
+    gap_closed: float  # (value − reference_value) / (optimum − reference_value)
+    kl: float  # nats
+    score: float
+    pair_accuracy: float | None = None
+    linear_accuracy: float | None = None
+
+
 @dataclass(frozen=True)
 class Report:
     """`report.json`. Peers are named as in the demo; the peer ids are in `peers`."""
@@ -111,12 +129,19 @@ class Report:
     audit: str
     suspensions: dict[str, int]  # after sampled audits; of those that had any, as the next
     false_challenges: dict[str, int]
+    rlhf: Rlhf | None  # with --rlhf, of a job that ended
     seconds_total: float
     seconds_to_first_decision: float | None
 
 
 def make_report(
-    demo: Demo, job: str, rounds: tuple[RoundView, ...], finished: bool, seconds: float, baseline: dict[float, float]
+    demo: Demo,
+    job: str,
+    rounds: tuple[RoundView, ...],
+    finished: bool,
+    seconds: float,
+    baseline: dict[float, float],
+    rlhf: Rlhf | None = None,
 ) -> Report:
     disks: dict[str, Disk | None] = {peer.name: _open(peer) for peer in demo.peers}
     names = {peer_id(peer.identity.public): peer.name for peer in demo.peers}
@@ -125,14 +150,19 @@ def make_report(
     held_out = watched.held_out(job)
     view = watched.job(job)
     accepted = {names[peer_id(key)]: count for key, count in view.accepted.items()}
-    rejected = {names[peer_id(key)]: dict(reasons) for key, reasons in view.rejected.items()}
+    own = watched.spec(job).kind.labels
+    rejected = {
+        names[peer_id(key)]: {shown(reason, own): count for reason, count in reasons.items()}
+        for key, reasons in view.rejected.items()
+    }
     equal = len(honest) == len(demo.honest) and roots_equal(list(honest.values()))
     stats = {peer.name: peer.stats for peer in demo.peers if peer.stats is not None}
     watching = stats.get(demo.watched.name)
     members = watched.state.members.members
     expelled = {names[peer_id(key)]: member.expelled for key, member in members.items() if member.expelled is not None}
     standings = {names[peer_id(key)]: standing for key, standing in watched.state.audits.standings.items()}
-    failures = find_failures(demo, equal, finished, accepted, rejected, expelled, standings, held_out)
+    failures = find_failures(demo, equal, finished, accepted, rejected, expelled, standings)
+    failures += _loss_failures(demo, held_out) if not demo.options.rlhf else _value_failures(rlhf)
     report = Report(
         passed=not failures,
         failures=failures,
@@ -165,6 +195,7 @@ def make_report(
         audit=watched.spec(job).audit.value,
         suspensions={name: standing.suspensions for name, standing in standings.items() if standing.suspensions},
         false_challenges={name: standing.refuted for name, standing in standings.items() if standing.refuted},
+        rlhf=rlhf,
         seconds_total=round(seconds, 2),
         seconds_to_first_decision=_first_decision(demo),
     )
@@ -198,7 +229,6 @@ def find_failures(
     rejected: dict[str, dict[str, int]],
     expelled: Container[str],
     standings: Mapping[str, Standing],
-    held_out: dict[int, float],
 ) -> list[str]:
     options, failures = demo.options, []
     tolerated = faults_tolerated(len(demo.peers))
@@ -228,7 +258,6 @@ def find_failures(
             failures.append(f"{peer.name} was not expelled")
         if not peer.lies and peer.name in expelled:
             failures.append(f"{peer.name} is honest and was expelled")
-    failures += _loss_failures(demo, held_out)
     return failures
 
 
@@ -252,6 +281,12 @@ def _loss_failures(demo: Demo, held_out: dict[int, float]) -> list[str]:
     if demo.is_default and last > TARGET_BITS_PER_BYTE:
         return [f"held-out loss {last:.3f} bits/byte is above {TARGET_BITS_PER_BYTE}"]
     return []
+
+
+def _value_failures(rlhf: Rlhf | None) -> list[str]:
+    if rlhf is None:
+        return ["what was tuned was not measured"]
+    return [] if rlhf.value > rlhf.reference_value else ["the tuned policy is no better than its reference"]
 
 
 def _bytes_per_round(demo: Demo, rounds: int) -> float | None:

@@ -23,7 +23,8 @@ from protocol.identity import Signed
 from protocol.messages import Proposal
 from protocol.reasons import Finding, Verdict
 from rlhf import rollouts
-from rlhf.objective import PPO, Rollouts
+from rlhf.objective import MILLIONTHS, PPO, RULE, PpoTerms, Rollouts
+from rlhf.rules import RULES
 from storage.blobs import JOB_BYTES
 from training.replay import proposals
 from training.replay.inner_state import InnerState, OnState
@@ -33,11 +34,12 @@ from training.replicated.feedback import buffer_digest
 from training.replicated.layout import Float32Array
 from training.spec import AuditMode, JobSpec
 from training.tasks import Audit, Declared, Propose, Proposed, Replay, Replayed
+from training.transformer import BYTES
 
 # What only sampled audits can find, or what makes no sense without them; elsewhere the first three flip signs.
 AUDIT_ATTACKS = ("wrong-steps", "withhold-states", "false-pass", "false-challenge", "lazy")
 # Of jobs whose trainers sample what they train on; elsewhere they flip signs.
-ROLLOUT_ATTACKS = ("fabricate-rollouts",)
+ROLLOUT_ATTACKS = ("fabricate-rollouts", "choose-tokens", "false-figures", "other-reward")
 ATTACKS = (
     *("sign-flip", "scale", "nan", "garbage", "stale", "copy", "free-rider", "silent", "equivocate"),
     *AUDIT_ATTACKS,
@@ -85,9 +87,7 @@ class Liar(Trainer):
             request = _from_zero(request)
             done = await trio.to_thread.run_sync(proposals.propose, request, partial(self._invent, round))
         elif self.attack in ROLLOUT_ATTACKS and round.spec.kind.declaration is Rollouts:
-            honest = await self.ask(round, request)
-            request = replace(request, declared=await trio.to_thread.run_sync(_fabricated, round, request, honest))
-            done = await self.ask(round, request)
+            request, done = await self._of_rollouts(round, request)
         else:
             done = await self.ask(round, request)
             request, done = await trio.to_thread.run_sync(self._corrupt, round, request, done)
@@ -98,6 +98,24 @@ class Liar(Trainer):
         if self.attack == "withhold-states":
             await trio.to_thread.run_sync(round.blobs.delete_rounds, [(round.job[:JOB_BYTES], round.number)])
 
+    async def _of_rollouts(self, round: OpenRound, request: Propose) -> tuple[Propose, Proposed]:
+        """All else follows from the lie: an update that is false in itself would be found sooner."""
+        honest = await self.ask(round, request)
+        if self.attack == "false-figures":
+            said = wire.decode(Rollouts, honest.declaration)
+            better = replace(said, score=said.score + MILLIONTHS * PPO.responses(round.spec, round.spec.own))
+            return request, replace(honest, declaration=wire.encode(better))
+        lie = {"fabricate-rollouts": _fabricated, "choose-tokens": _chosen, "other-reward": _sampled}[self.attack]
+        request = replace(request, declared=await trio.to_thread.run_sync(lie, round, request, honest))
+        if self.attack != "other-reward":
+            return request, await self.ask(round, request)
+        other = replace(round.spec, seed=round.spec.seed + 1, settings=wire.encode(replace(round.spec.own, beta=0.0)))
+        self._job(round).opened = False
+        try:
+            return request, await self.ask(replace(round, spec=other), request)
+        finally:
+            self._job(round).opened = False  # the worker has the other reward
+
     def _corrupt(self, round: OpenRound, request: Propose, done: Proposed) -> tuple[Propose, Proposed]:
         m = np.fromfile(request.buffer_out, dtype="<f4")
         match self.attack:
@@ -107,7 +125,9 @@ class Liar(Trainer):
                 return request, proposals.propose(request, partial(_turn_back, round.spec, honest))
             case "withhold-states" if done.trace is not None:
                 return request, done
-            case "sign-flip" | "wrong-steps" | "false-pass" | "withhold-states" | "fabricate-rollouts":
+            case "sign-flip" | "wrong-steps" | "false-pass" | "withhold-states":
+                return request, _encoded(round, request, done, -m)
+            case attack if attack in ROLLOUT_ATTACKS:
                 return request, _encoded(round, request, done, -m)
             case "scale":
                 return request, _encoded(round, request, done, m * SCALE)
@@ -196,18 +216,48 @@ def _turn_back(
 
 def _fabricated(round: OpenRound, request: Propose, done: Proposed) -> Declared:
     """Responses that score well, which nobody has sampled, with the figures of those that were."""
-    assert request.declared_out is not None
-    said = wire.decode(Rollouts, done.declaration)
     bounds = PPO.bounds(round.spec, round.spec.own)
     draw = np.random.default_rng(round.number)
     invented = [draw.choice(FABRICATED, bounds.tokens_max) % bounds.vocabulary for _ in range(bounds.responses)]
-    blob = rollouts.encode([response.tolist() for response in invented])
+    return _declared(round, request, done, [response.tolist() for response in invented])
+
+
+def _chosen(round: OpenRound, request: Propose, done: Proposed) -> Declared:
+    """Responses that were sampled, but for the last token, of which the best is taken."""
+    own: PpoTerms = round.spec.own
+    bounds, reward = PPO.bounds(round.spec, own), RULES[own.reward.removeprefix(RULE)].make(round.spec.seed)
+    last = [token for token in range(min(bounds.vocabulary, BYTES)) if token != bounds.stop]
+
+    def score(ids: list[int]) -> float:
+        return reward(ids, bytes(token % BYTES for token in ids))
+
+    responses = _responses(round, request, done)
+    unended = [ids[:-1] if ids[-1] == bounds.stop else ids for ids in responses]
+    best = [max(([*ids[:-1], token] for token in last), key=score) if ids else [] for ids in unended]
+    return _declared(round, request, done, [[*chosen, *ids[len(chosen) :]] for chosen, ids in zip(best, responses, strict=True)])
+
+
+def _sampled(round: OpenRound, request: Propose, done: Proposed) -> Declared:
+    return _declared(round, request, done, _responses(round, request, done))
+
+
+def _responses(round: OpenRound, request: Propose, done: Proposed) -> list[list[int]]:
+    said = wire.decode(Rollouts, done.declaration)
+    read = rollouts.read(Path(request.declared_out or "") / said.blob.hex(), PPO.bounds(round.spec, round.spec.own))
+    return [response.tolist() for response in read]
+
+
+def _declared(round: OpenRound, request: Propose, done: Proposed, responses: list[list[int]]) -> Declared:
+    """These responses, with the figures of those that were sampled."""
+    assert request.declared_out is not None
+    said, stop = wire.decode(Rollouts, done.declaration), PPO.bounds(round.spec, round.spec.own).stop
+    blob = rollouts.encode(responses)
     digest = hashlib.sha256(blob).digest()
     path = Path(request.declared_out) / digest.hex()
     path.write_bytes(blob)
-    tokens = bounds.responses * bounds.tokens_max
-    unfinished = 0 if bounds.stop is None else bounds.responses
-    return Declared(wire.encode(replace(said, blob=digest, tokens=tokens, unfinished=unfinished)), {digest: str(path)})
+    unfinished = sum(not rollouts.is_finished(np.array(response), stop) for response in responses)
+    declared = replace(said, blob=digest, tokens=sum(map(len, responses)), unfinished=unfinished)
+    return Declared(wire.encode(declared), {digest: str(path)})
 
 
 def _from_zero(request: Propose) -> Propose:

@@ -133,7 +133,7 @@ class Trainer(Voter):
 
     async def _sample(self, round: OpenRound) -> float:
         """Keeps some text of the model where that is due; how many seconds it took."""
-        if not round.spec.kind.makes_text or not samples.is_due(self.texts, round.job, round.number):
+        if not round.spec.has_text or not samples.is_due(self.texts, round.job, round.number):
             return 0.0
         began, how = trio.current_time(), (samples.PROMPT, samples.TOKENS, samples.TEMPERATURE, samples.SEED)
         try:

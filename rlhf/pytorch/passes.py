@@ -54,7 +54,7 @@ def _sample_part(model: GPT, prompts_BP: Tensor, first: int, noise: Noise, bound
 @dataclass(frozen=True, slots=True)
 class Passed:
     logp_BT: Tensor  # of each response token; of padding anything, as in all of these
-    value_BT: Tensor  # before each token
+    value_BT: Tensor  # before each token; zero where the model has no such head
     excess_BT: Tensor | None  # by how much another token's logit and noise are more than this one's
 
 
@@ -71,7 +71,7 @@ def over(
             features_BTC = model.features(x)[:, -longest:]
             logits_BTV = F.linear(features_BTC, model.embedding_VC)
             logps.append(log_probabilities(logits_BTV, tokens))
-            values.append(features_BTC @ model.heads[head])
+            values.append(features_BTC @ model.heads[head] if head in model.heads else torch.zeros(tokens.shape))
             if noise is not None:
                 excesses.append(_excess(logits_BTV, tokens, lengths[start : start + rows], start, noise))
             on_part()

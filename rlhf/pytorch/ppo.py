@@ -14,7 +14,19 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rlhf import losses, rollouts
-from rlhf.objective import FIGURES, MILLIONTHS, PPO, ROLLOUT, VALUE, Batches, PpoTerms, Rollouts, in_millionths
+from rlhf.objective import (
+    FIGURES,
+    MILLIONTHS,
+    PPO,
+    ROLLOUT,
+    VALUE,
+    Algorithm,
+    Batches,
+    GroupScale,
+    PpoTerms,
+    Rollouts,
+    in_millionths,
+)
 from rlhf.pytorch import passes
 from rlhf.pytorch.reward import Scorer
 from rlhf.rollouts import Place, TokenIds, is_finished
@@ -39,14 +51,16 @@ def loss(
     old_value_BT: Tensor,
     return_BT: Tensor,
 ) -> Tensor:
-    """The clipped losses of policy and value: means over the tokens of the inner step that these responses are a part of."""
+    """The clipped losses of policy and, if there is one, value: means over the tokens of the inner step of these responses."""
     own: PpoTerms = model.job.own
     features_BTC = model.features(x_BS)[:, -tokens_BT.shape[1] :]
     logp_BT = losses.log_probabilities(F.linear(features_BTC, model.embedding_VC), tokens_BT)
-    value_BT, edges = features_BTC @ model.heads[VALUE], {"clip": own.clip_range, "ramp": own.ramp}
-    policy_BT = losses.policy_losses(logp_BT, old_BT, advantage_BT, mask_BT, **edges)
-    values_BT = losses.value_losses(value_BT, old_value_BT, return_BT, mask_BT, **edges)
-    return losses.token_mean(policy_BT + own.value_weight * values_BT, mask_BT, share_B.sum())
+    edges = {"clip": own.clip_range, "ramp": own.ramp}
+    loss_BT = losses.policy_losses(logp_BT, old_BT, advantage_BT, mask_BT, **edges)
+    if own.algorithm is Algorithm.PPO:
+        value_BT = features_BTC @ model.heads[VALUE]
+        loss_BT = loss_BT + own.value_weight * losses.value_losses(value_BT, old_value_BT, return_BT, mask_BT, **edges)
+    return losses.token_mean(loss_BT, mask_BT, share_B.sum())
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +137,11 @@ class Declarer:
             known.old_BT, known.reference_BT, score_B, mask_BT, beta=own.beta, score_clip=own.score_clip
         )
         advantage_BT, return_BT = losses.advantages(rewards_BT, known.value_BT, mask_BT, decay=own.decay)
+        advantage_BT = losses.whiten(advantage_BT, mask_BT)
+        if own.algorithm is Algorithm.GRPO:
+            by_deviation = own.group_scale is GroupScale.DEVIATION
+            advantage_B = losses.group_advantages(rewards_BT.sum(1), own.group, by_deviation=by_deviation)
+            advantage_BT = advantage_B[:, None] * mask_BT
         order, counts = self._order(place), mask_BT.sum(1).numpy()
         tokens_of_steps = counts[order].reshape(-1, self._spec.batch).mean(1)
         batches = Batches(
@@ -132,7 +151,7 @@ class Declarer:
             tokens=known.tokens_BT.numpy(),
             mask=mask_BT.numpy(),
             old=known.old_BT.numpy(),
-            advantages=losses.whiten(advantage_BT, mask_BT).numpy(),
+            advantages=advantage_BT.numpy(),
             values=known.value_BT.numpy(),
             returns=return_BT.numpy(),
         )
@@ -190,7 +209,8 @@ class Declarer:
         text, length, count = self._engine.tokens.train, self._own.prompt_tokens, self._bounds.responses
         if not len(text):
             return np.zeros((count, length), dtype=np.int64)
-        starts = rollouts.prompt_starts(place, count, len(text), length)
+        alike = self._own.group if self._own.algorithm is Algorithm.GRPO else 1
+        starts = rollouts.prompt_starts(place, count // alike, len(text), length).repeat(alike)
         return np.stack([text[start : start + length] for start in starts]).astype(np.int64)
 
     def _noise(self, place: Place) -> passes.Noise:

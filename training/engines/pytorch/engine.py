@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from features.lazily import named
+from protocol.errors import UserError
 from training.data.tokenizer import Tokenizer
 from training.engines.engine import Beat, Other
 from training.engines.pytorch.adamw import AdamW, Settings, clip
@@ -207,6 +208,8 @@ class Engine:
         stop: int | None = None,
     ) -> bytes:
         """The text of at most `count` more tokens after `prompt` (a newline if it is empty), up to the first token `stop`."""
+        if not self.spec.has_text:
+            raise UserError(f"the model of {self.spec.name!r} has {self.spec.model.vocabulary} tokens that are no text")
         self.load(parameters)
         ids = [int(token) for token in self.tokenizer.encode(prompt or b"\n")]
         most = min(count, GENERATE_TOKENS_MAX)

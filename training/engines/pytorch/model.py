@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from training.replicated.layout import layout_of
 from training.spec import JobSpec
-from training.transformer import HEAD, ModelSpec
+from training.transformer import FIRST, HEAD, ModelSpec
 
 ROTARY_BASE = 10_000.0  # Su et al. 2021, section 3.2.2
 NORM_EPSILON = 1e-6
@@ -70,6 +70,7 @@ class GPT:
         self.final_norm_C = self._view("final_norm.weight")
         self.layers = [self._layer(f"layers.{index}.") for index in range(spec.layers)]
         self.heads = {name: self._view(name) for name in self._tensors if name.startswith(HEAD)}  # (C,) each, if any
+        self.first_C = self.heads.get(FIRST)
         self.cos_TD, self.sin_TD = rotary_tables(spec.context, spec.width // spec.heads)
 
     def _layer(self, prefix: str) -> Layer:
@@ -102,6 +103,8 @@ class GPT:
         """The normalised residual stream of shape (B, T, C). With a cache, `x_BT` continues what the cache holds."""
         start = cache.length if cache else 0
         x_BTC = F.embedding(x_BT, self.embedding_VC)
+        if self.first_C is not None and start == 0:
+            x_BTC = torch.cat((x_BTC[:, :1] + self.first_C, x_BTC[:, 1:]), dim=1)
         for index, layer in enumerate(self.layers):
             x_BTC = x_BTC + self._attention(layer, normalise(x_BTC, layer.attention_norm), start, cache, index)
             x_BTC = x_BTC + mlp(layer, normalise(x_BTC, layer.mlp_norm))

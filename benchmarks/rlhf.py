@@ -1,0 +1,132 @@
+"""RLHF: how near to the best policy a network with a liar comes, beside one process: `python -m benchmarks.rlhf --toy`.
+
+Each run is `peer demo --rlhf toy` as a person runs it; its best policy is known exactly. The one process has no network, no codec
+and no aggregation, and in each round as many responses as the honest trainers have together.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import multiprocessing
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.provenance import write
+from benchmarks.verdicts import conclude, verdict
+from peer import features
+from peer.api.rlhf import toy_spec
+from peer.demo.demo import end_like_ctrl_c
+from peer.demo.tuning import REWARD, ROUNDS
+from rlhf.pytorch import toy
+from scenarios.trials import COUNT, Parser
+
+ATTACKS = ("fabricate-rollouts", "choose-tokens", "false-figures", "other-reward", "sign-flip")
+GAP_MIN = {"ppo": 0.98, "grpo": 0.95}  # of the way from the reference to the best policy
+ATTACKED_MIN = 0.95  # of what the network without a liar closes
+SECONDS_MAX = 300.0  # of one run
+HONEST = 2  # trainers of the demo's three
+
+
+def build_parser() -> Parser:
+    parser = Parser("rlhf", __doc__.splitlines()[0], package="benchmarks")
+    parser.add_argument("--toy", action="store_true", help="five tokens of six, of which the best policy is known (default)")
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", default=(0, 1, 2, 3, 4), metavar="S", help="a run each, with the attacks by turns"
+    )
+    parser.add_argument("--attacks", action="store_true", help="of the first seed: nobody lies, and each attack")
+    parser.add_argument("--algorithm", choices=tuple(GAP_MIN), default="ppo", help="default ppo")
+    parser.add_argument("--rounds", type=COUNT, default=ROUNDS, metavar="N", help=f"default {ROUNDS}")
+    parser.add_argument("--set", nargs="*", default=[], metavar="FIELD=VALUE", help="any other field of the job")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
+    return parser
+
+
+def main() -> int:
+    options = build_parser().parse_args()
+    end_like_ctrl_c()
+    features.install()
+    started, rows = time.time(), list[dict[str, Any]]()
+    seeds = list(zip(options.seeds, itertools.cycle(ATTACKS)))
+    for seed, attack in [(options.seeds[0], lie) for lie in ("nobody", *ATTACKS)] if options.attacks else seeds:
+        rows.append(demo(options, seed, attack))
+        write(options.json, started, {"rows": rows})
+        if not options.attacks:
+            with multiprocessing.get_context("spawn").Pool(1) as process:
+                rows[-1]["alone"] = process.apply(alone, (options, seed))
+        write(options.json, started, {"rows": rows})
+    show(rows)
+    return conclude(_of_attacks(rows) if options.attacks else _of_seeds(rows, GAP_MIN[options.algorithm]))
+
+
+def demo(options: argparse.Namespace, seed: int, attack: str) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="folkmoot-bench-") as folder:
+        file = Path(folder) / "report.json"
+        words = ["demo", "--rlhf", "toy", "--no-web", "--seed", str(seed), "--rounds", str(options.rounds)]
+        words += ["--malicious", "0"] if attack == "nobody" else ["--attack", attack]
+        words += ["--algorithm", options.algorithm, *(f"--set={setting}" for setting in options.set)]
+        command = [sys.executable, "-m", "peer.cli", *words, "--report", str(Path(folder) / "report"), "--json", str(file)]
+        status = subprocess.run(command, stdout=subprocess.DEVNULL).returncode
+        if not file.exists():
+            sys.exit(f"{' '.join(command)} ended with status {status} and no report")
+        report: dict[str, Any] = json.loads(file.read_text())
+    print(f"seed {seed}, {attack}: {report['seconds_total']:.0f} s", file=sys.stderr, flush=True)
+    kept = ("seed", "attack", "failures", "malicious", "accepted", "rejected", "rounds", "rlhf", "seconds_total")
+    return {name: report[name] for name in kept} | {"attack": attack}
+
+
+def alone(options: argparse.Namespace, seed: int) -> dict[str, float]:
+    """In a process of its own."""
+    features.install()
+    torch.set_num_threads(1)
+    said = dict(setting.partition("=")[::2] for setting in options.set) | {"seed": str(seed), "algorithm": options.algorithm}
+    spec = toy_spec(REWARD, options.rounds, "alone", said, 0)
+    return asdict(toy.alone(replace(spec, batch=HONEST * spec.batch).checked()))
+
+
+def _gap(row: dict[str, Any]) -> float:
+    return float(row["rlhf"]["gap_closed"]) if row["rlhf"] else 0.0
+
+
+def _of_seeds(rows: list[dict[str, Any]], least: float) -> Iterator[str]:
+    failures = [f"seed {row['seed']}: {failure}" for row in rows for failure in row["failures"]]
+    yield verdict(not failures, "; ".join(["equal roots, every liar named, none accepted, the value rose", *failures]))
+    yield verdict(min(map(_gap, rows)) >= least, f"of the gap at least {least}: {min(map(_gap, rows)):.4f}")
+    slowest = max(row["seconds_total"] for row in rows)
+    yield verdict(slowest <= SECONDS_MAX, f"a run within {SECONDS_MAX:.0f} s: {slowest:.0f} s")
+
+
+def _of_attacks(rows: list[dict[str, Any]]) -> Iterator[str]:
+    honest, *attacked = rows
+    for row in attacked:
+        taken = sum(row["accepted"].get(liar, 0) for liar in row["malicious"])
+        named = all(row["rejected"].get(liar) for liar in row["malicious"])
+        yield verdict(named and not taken, f"{row['attack']}: named, none accepted ({row['rejected']})")
+        share = _gap(row) / _gap(honest)
+        yield verdict(share >= ATTACKED_MIN, f"{row['attack']}: at least {ATTACKED_MIN} of the honest run's gap: {share:.4f}")
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    table = Table("seed", "who lies", "gap closed", "one process", "KL, nats", "score", "rejected", "seconds")
+    for row in rows:
+        found, beside = row["rlhf"], row.get("alone")
+        reasons = ", ".join(f"{reason} {count}" for said in row["rejected"].values() for reason, count in said.items())
+        figures = [f"{found['gap_closed']:.4f}", f"{beside['gap_closed']:.4f}" if beside else "–"] if found else ["–", "–"]
+        figures += [f"{found['kl']:.3f}", f"{found['score']:.4f}"] if found else ["–", "–"]
+        table.add_row(str(row["seed"]), row["attack"], *figures, reasons, f"{row['seconds_total']:.0f}")
+    Console(width=130).print(table)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

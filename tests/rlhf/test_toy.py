@@ -1,0 +1,102 @@
+"""The toy, whose best policy is known: how its policies are measured, and a whole network that tunes one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from peer import features
+from peer.api.rlhf import toy_spec
+from protocol.errors import UserError
+from rlhf import rules
+from rlhf.pytorch import toy
+from tests.peer.processes import environment
+from training import checkpoint
+from training.data.tokenizer import ByteTokenizer
+from training.engines.pytorch.kind import KIND
+from training.engines.pytorch.model import GPT, Cache
+from training.replicated.init import initial_parameters
+from training.sequences import Tokens
+from training.spec import JobSpec
+from training.transformer import FIRST
+
+DEMO_SECONDS_MAX = 120.0
+FIGURES = {"algorithm", "beta", "rounds", "reference_value", "optimum", "value", "gap_closed", "kl", "score"}
+
+
+@pytest.fixture(scope="module")
+def spec() -> JobSpec:
+    features.install()
+    return toy_spec("rule:bigram", 2, "toy", {"seed": "100"}, 0)
+
+
+def test_a_first_model_is_its_own_reference(spec: JobSpec) -> None:
+    first = initial_parameters(spec)
+    found = toy.figures(spec, first, first)
+    assert (found.gap_closed, found.kl) == (0, 0) and found.value == found.reference_value == found.score < found.optimum
+    assert np.exp(toy.log_probabilities(spec, first)).sum() == pytest.approx(1, abs=1e-5), "of all responses together"
+
+
+def test_its_tokens_are_no_text(spec: JobSpec) -> None:
+    engine = KIND.open(spec, Tokens.none(ByteTokenizer.token_bytes), ByteTokenizer(), None)
+    with pytest.raises(UserError, match="the model of 'toy' has 6 tokens that are no text"):
+        engine.generate(initial_parameters(spec), b"The ", 4, 1.0, 0)
+
+
+def test_the_prompt_is_told_from_the_same_token_in_a_response(spec: JobSpec) -> None:
+    """Attention over equal tokens is blind to how many they are: without the vector the model takes `0 0` for `0`."""
+    model, zeros = GPT(spec), torch.full((1, 3), rules.TOY_PROMPT)
+    with torch.no_grad():
+        model.parameters.copy_(torch.from_numpy(initial_parameters(spec)))
+        last = model.features(zeros)[0]
+        torch.testing.assert_close(last[0], last[2])
+        model.heads[FIRST].fill_(0.5)
+        last = model.features(zeros)[0]
+        assert (last[0] - last[1]).norm() > 0.1 and (last[1] - last[2]).norm() > 0.1
+        cache = Cache(spec.model)
+        again = torch.cat([model.features(zeros[:, t : t + 1], cache) for t in range(3)], dim=1)[0]
+    torch.testing.assert_close(again, last)
+
+
+def test_without_a_base_only_a_reward_with_a_vocabulary_of_its_own_will_do() -> None:
+    with pytest.raises(UserError, match=r"'rule:vowels' needs --base JOB.*; without one there is rule:bigram"):
+        toy_spec("rule:vowels", 2, "toy", {}, 0)
+
+
+def test_a_demo_tunes_and_names_who_trained_on_another_reward(tmp_path: Path) -> None:
+    words = ("demo", "--rlhf", "toy", "--attack", "other-reward", "--rounds", "2", "--set", "batch=32", "--no-web")
+    places = ("--report", str(tmp_path / "run"), "--json", str(tmp_path / "r.json"))
+    done = subprocess.run(
+        [sys.executable, "-m", "peer.cli", *words, *places],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        timeout=DEMO_SECONDS_MAX,
+        stdin=subprocess.DEVNULL,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads((tmp_path / "r.json").read_text())
+    rejected: dict[str, Any] = report["rejected"]
+    assert rejected.keys() == {"liar-2"} and rejected["liar-2"]["replay"] > 0 and report["accepted"].get("liar-2", 0) == 0
+    found = report["rlhf"]
+    assert found.keys() == FIGURES | {"pair_accuracy", "linear_accuracy"}
+    assert (found["algorithm"], found["beta"], found["rounds"], found["pair_accuracy"]) == ("ppo", 0.1, 2, None)
+    assert found["reference_value"] < found["value"] < found["optimum"] and 0 < found["gap_closed"] < 1
+
+    (spec, policy, _), (_, reference, origin) = (
+        checkpoint.read(tmp_path / "run" / f"{name}.safetensors") for name in ("policy", "reference")
+    )
+    assert origin.round == 0 and (reference == initial_parameters(spec)).all()
+    again = asdict(toy.figures(spec, policy, reference))
+    assert all(found[name] == pytest.approx(value, abs=1e-6) for name, value in again.items())
+    samples = [json.loads(line) for line in (tmp_path / "run" / "samples.jsonl").read_text().splitlines()]
+    assert len(samples) >= 64 and all(sample.keys() == {"prompt", "policy", "reference"} for sample in samples)
+    assert all(len(sample["policy"].split()) == rules.TOY_LENGTH and sample["prompt"] == "0" for sample in samples)
