@@ -57,8 +57,8 @@ class RlhfCalls(Protocol):
         preferences: str = "",
         reward_epochs: int = 3,
     ) -> str:
-        """Tunes the model of a finished job, by a rule or by the preferences in a file; with an empty base a first model, where the
-        reward has a vocabulary of its own. The id of the first job that does, once it is decided.
+        """Tunes the model of a finished job, by a rule or by the preferences in a file; with an empty base a first model, where
+        the reward has a vocabulary of its own. The id of the first job that does, once it is decided.
         """
         ...
 

@@ -23,7 +23,7 @@ from protocol.identity import Signed
 from protocol.messages import Proposal
 from protocol.reasons import Finding, Verdict
 from rlhf import rollouts
-from rlhf.objective import MILLIONTHS, PPO, RULE, PpoTerms, Rollouts
+from rlhf.objective import MILLIONTHS, PPO, PpoTerms, Rollouts
 from rlhf.rules import RULES
 from storage.blobs import JOB_BYTES
 from training.replay import proposals
@@ -225,7 +225,7 @@ def _fabricated(round: OpenRound, request: Propose, done: Proposed) -> Declared:
 def _chosen(round: OpenRound, request: Propose, done: Proposed) -> Declared:
     """Responses that were sampled, but for the last token, of which the best is taken."""
     own: PpoTerms = round.spec.own
-    bounds, reward = PPO.bounds(round.spec, own), RULES[own.reward.removeprefix(RULE)].make(round.spec.seed)
+    bounds, reward = PPO.bounds(round.spec, own), (own.rule or RULES["vowels"]).make(round.spec.seed)
     last = [token for token in range(min(bounds.vocabulary, BYTES)) if token != bounds.stop]
 
     def score(ids: list[int]) -> float:
