@@ -92,7 +92,8 @@ class RlhfModule(Module[RlhfState]):
     def end_block(self, state: RlhfState, view: View, context: Context) -> Change:
         jobs, kept = dict(state.jobs), view.of(JobsState).jobs
         for closed in context.of(ClosedRound):
-            if closed.proposals and self._rules.terms(kept[closed.job].spec).objective == PPO.name:
+            job = kept.get(closed.job)
+            if job is not None and closed.proposals and self._rules.terms(job.spec).objective == PPO.name:
                 jobs[closed.job] = medians(closed.round, [_said(signed.body) for signed in closed.proposals])
         followed = {key: plans.followed(plan, view.of(JobsState)) for key, plan in state.plans.items()}
         return Change(RlhfState({job: found for job, found in jobs.items() if job in kept}, plans.bounded(followed)))

@@ -125,6 +125,8 @@ class RlhfAnswers(RlhfCalls):
             said_of_own["stop"] = newline(tokenizer.BpeTokenizer(fetched(self.peer, before.tokenizer)))
         own = PpoTerms(reward=reward, **said_of_own)
         own = replace(own, reward_model=UNKNOWN) if reward == MODEL else own
+        if problem := own.problem():
+            raise UserError(f"job {name!r}: {problem}")
         if "model" in said:
             raise UserError("--set model.…: the model is that of the base; leave it out")
         spec = JobSpec(

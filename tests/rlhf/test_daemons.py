@@ -39,6 +39,7 @@ REFUSED = {  # base, reward, other fields
     ("base", "rule:vowels", ("local_steps", "3")): "local_steps 3 must be a multiple of epochs 2",
     ("base", "rule:vowels", ("audit", "off")): "audit 'off' would let everybody invent responses",
     ("base", "rule:vowels", ("beta", "much")): "beta = 'much' is not a number",
+    ("base", "rule:vowels", ("ramp", "nan")): "ramp must lie in 0..1000, is nan",
     ("base", "rule:vowels", ("betas", "1")): "'betas' is not a field of a job",
 }
 

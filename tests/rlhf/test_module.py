@@ -1,0 +1,53 @@
+"""What the state keeps of a round's figures."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from ledger.core.module import Context
+from ledger.jobs import ClosedRound
+from protocol import codec
+from protocol.identity import Ed25519Verifier, Signed
+from protocol.messages import Proposal
+from rlhf.module import Medians, RlhfModule, RlhfState
+from rlhf.objective import Rollouts
+
+JOB, OTHER = bytes([1]) * 32, bytes([2]) * 32
+
+
+class Objectives:
+    """Rules by which a specification is the name of its objective."""
+
+    def terms(self, spec: bytes) -> Any:
+        return SimpleNamespace(objective=spec.decode())
+
+    def misfit(self, base: bytes, spec: bytes) -> str | None:
+        raise AssertionError("no job is started")
+
+
+def closed(job: bytes, number: int, *figures: tuple[int, int, int, int]) -> Any:
+    declared = [codec.encode(Rollouts(bytes(32), *each)) for each in figures]
+    bodies = [
+        codec.encode(Proposal(job, number, bytes(32), bytes(32), 1, bytes(32), None, declaration=each)) for each in declared
+    ]
+    return ClosedRound(job, number, None, tuple(Signed(body, bytes(32), bytes(64)) for body in bodies), ())  # type: ignore[arg-type]
+
+
+def after(state: RlhfState, jobs: dict[bytes, bytes], *facts: Any) -> RlhfState:
+    known = SimpleNamespace(jobs={key: SimpleNamespace(spec=spec) for key, spec in jobs.items()})
+    view: Any = SimpleNamespace(of=lambda kind: known)
+    context = Context(bytes(32), 1, 0, Ed25519Verifier(), {}, facts)
+    changed: RlhfState = RlhfModule(Objectives()).end_block(state, view, context).state
+    return changed
+
+
+def test_the_medians_of_the_accepted_stay_until_the_next_round_or_until_the_job_is_forgotten() -> None:
+    jobs = {JOB: b"ppo", OTHER: b"language"}
+    first = after(RlhfState(), jobs, closed(JOB, 0, (10, 1, -5, 7), (30, 2, 9, 1), (20, 9, 0, 2)), closed(OTHER, 0, (1, 1, 1, 1)))
+    assert first == RlhfState({JOB: Medians(0, 3, 20, 2, 0, 2)})
+    assert after(first, jobs, closed(JOB, 1)) == first, "a round that accepts nothing says nothing"
+    second = after(first, jobs, closed(JOB, 1, (10, 0, 4, 8), (30, 2, 6, 6)))
+    assert second == RlhfState({JOB: Medians(1, 2, 10, 0, 4, 6)}), "of two the lower one"
+    assert after(second, {OTHER: b"language"}) == RlhfState()
+    assert codec.decode(RlhfState, codec.encode(second)) == second
