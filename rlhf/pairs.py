@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from protocol.errors import UserError
-from rlhf.preferences import PERMILLE, Pair, parted, require_fit, unpacked
+from rlhf.preferences import PERMILLE, Pair, parted, unpacked
 from training.data.corpus import digest_of
 from training.data.tokenizer import Tokenizer
 from training.sequences import TokenArray, Tokens
@@ -62,22 +62,27 @@ def open_pairs(
 
 def encoded(spec: JobSpec, pairs: Sequence[Pair], tokenizer: Tokenizer, on_block: Callable[[], None] = lambda: None) -> Pairs:
     train, held_out = parted(pairs, spec.held_out_permille)
-
-    def side(of: Sequence[Pair]) -> tuple[TokenArray, Side]:
-        texts: list[TokenArray] = []
-        for number, pair in enumerate(of):
-            texts += [tokenizer.encode((pair.prompt + response).encode()) for response in (pair.first, pair.second)]
-            if number % PAIRS_A_BEAT == 0:
-                on_block()
-        starts = np.cumsum([0, *map(len, texts)], dtype=np.int64)
-        tokens = np.concatenate(texts) if texts else np.empty(0, dtype=np.uint8)
-        return tokens, Side(starts, np.array([pair.p / PERMILLE for pair in of], dtype=np.float32))
-
-    (trained, of_train), (measured, of_held_out) = side(train), side(held_out)
-    longest = max(int(np.diff(of.starts).max(initial=0)) for of in (of_train, of_held_out))
-    if longest > spec.model.context:
-        require_fit(pairs, lambda text: len(tokenizer.encode(text.encode())), spec.model.context, name)
+    (trained, of_train), (measured, of_held_out) = (whole(spec, side, tokenizer, on_block) for side in (train, held_out))
     return Pairs(trained, measured, tokenizer.token_bytes, of_train, of_held_out)
+
+
+def whole(
+    spec: JobSpec, pairs: Sequence[Pair], tokenizer: Tokenizer, on_block: Callable[[], None] = lambda: None
+) -> tuple[TokenArray, Side]:
+    """All of these pairs. `UserError` for the first one that is longer than the context."""
+    texts: list[TokenArray] = []
+    for number, pair in enumerate(pairs):
+        both = [tokenizer.encode((pair.prompt + response).encode()) for response in (pair.first, pair.second)]
+        longest = max(map(len, both))
+        if longest > spec.model.context:
+            much = f"prompt and response are {longest} tokens, more than the context of {spec.model.context}"
+            raise UserError(f"{name(pair)}: {much}")
+        texts += both
+        if number % PAIRS_A_BEAT == 0:
+            on_block()
+    starts = np.cumsum([0, *map(len, texts)], dtype=np.int64)
+    tokens = np.concatenate(texts) if texts else np.empty(0, dtype=np.uint8)
+    return tokens, Side(starts, np.array([pair.p / PERMILLE for pair in pairs], dtype=np.float32))
 
 
 def name(pair: Pair) -> str:

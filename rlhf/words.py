@@ -7,19 +7,24 @@ from pathlib import Path
 
 from features.arguments import JSON, Argument, not_negative, whole_number
 from features.as_json import as_json
+from features.lazily import named
 from features.tables import Column, Fitted, Verbatim, counted
 from features.words import Asked, word
 from protocol.errors import UserError
 from rlhf.calls import FiguresView, RlhfCalls, RlhfView
 
 SHORT = 8
-ACTIONS = ("start", "status", "cancel", "compare", "filter")
+ACTIONS = ("start", "status", "cancel", "compare", "filter", "score")
 
 
 @word(
-    'tune a model by a rule or by preferences: start --base JOB; status; cancel; compare "PROMPT"; filter FILE by --words',
+    'tune a model by a rule or by preferences: start --base JOB; status; cancel; compare "PROMPT"; filter FILE; score MODEL FILE',
     Argument("do", choices=ACTIONS, metavar="ACTION", help=", ".join(ACTIONS)),
-    Argument("what", nargs="?", default="", metavar="PROMPT|FILE", help="text to go on from; of `rlhf filter`, JSONL of texts"),
+    Argument(
+        "what", nargs="?", default="", metavar="PROMPT|FILE", help="text to go on from; JSONL to filter; a model that scores"
+    ),
+    Argument("pairs", nargs="?", default="", metavar="PAIRS", help="of `rlhf score`: JSONL with prompt, chosen, rejected"),
+    Argument("--tokenizer", default="", metavar="FILE", help="of `rlhf score`: the model's, if it has one"),
     Argument("--base", default="", metavar="JOB", help="of `rlhf start`: the finished job whose model is tuned, by name or id"),
     Argument("--reward", default="", metavar="rule:NAME", help="of `rlhf start`: a rule of the program, such as rule:vowels"),
     Argument("--preferences", default="", metavar="FILE", help="of `rlhf start`: JSONL with prompt, chosen, rejected, perhaps p"),
@@ -77,6 +82,10 @@ async def rlhf(asked: Asked[RlhfCalls]) -> None:
             asked.show(Verbatim(compared.reference))
         case "filter":
             _filter(asked, options.words, options.what, options.json)
+        case "score":
+            if not options.what or not options.pairs:
+                raise UserError("rlhf score: say MODEL, a .safetensors that `export` wrote, and a file of JSONL with preferences")
+            await _score(asked, [options.what, options.pairs, *filter(None, [options.tokenizer])], options.json)
 
 
 def _filter(asked: Asked[RlhfCalls], words: str, texts: str, is_json: bool) -> None:
@@ -96,6 +105,18 @@ def _filter(asked: Asked[RlhfCalls], words: str, texts: str, is_json: bool) -> N
                 asked.show(Verbatim(f"{line['id']}: {line['word']}"))
     if not is_json:
         asked.show(f"{blocked} of {counted(count, 'text')} are blocked")
+
+
+async def _score(asked: Asked[RlhfCalls], files: list[str], is_json: bool) -> None:
+    """Without a peer, and in a process of its own: no daemon imports torch."""
+    run = named("peer.commands.beside:run")
+    printed: str = await run("rlhf.pytorch.score", *(str(Path(file).expanduser().absolute()) for file in files))
+    if is_json:
+        asked.show(Verbatim(printed.rstrip("\n")))
+        return
+    found = [json.loads(line) for line in printed.splitlines()]
+    right = sum(line["chosen_score"] > line["rejected_score"] for line in found)
+    asked.show(f"the chosen response scores higher in {right} of {counted(len(found), 'pair')}")
 
 
 def _show_status(asked: Asked[RlhfCalls], view: RlhfView, figures: tuple[FiguresView, ...]) -> None:

@@ -36,16 +36,21 @@ def loss(model: GPT, x_N2S: Tensor, last_N2: Tensor, p_N: Tensor) -> Tensor:
     return losses.reward_model_losses(score_N2[:, 0], score_N2[:, 1], p_N).mean()
 
 
+def scores_of_pairs(model: GPT, x_N2S: Tensor, last_N2: Tensor) -> Tensor:
+    """(N, 2), of pairs that nothing is trained on."""
+    with torch.no_grad():
+        return scores(model, x_N2S.flatten(0, 1), last_N2.flatten()).view(-1, 2)
+
+
 def held_out_scores(model: GPT, tokens: Pairs, on_step: Beat) -> Iterator[tuple[Tensor, Tensor]]:
     """(scores (N, 2), p (N,)) of held-out pairs, a part at a time: always the same pairs, in the same parts."""
     count = min(len(tokens.measured), MEASURED_PAIRS_MAX)
     chosen = np.linspace(0, len(tokens.measured) - 1, count).astype(np.int64) if count else np.empty(0, dtype=np.int64)
     at_once = max(1, TOKENS_AT_ONCE // (2 * model.spec.context))
-    with torch.no_grad():
-        for start in range(0, count, at_once):
-            x_N2S, last_N2, p_N = map(torch.from_numpy, rows(tokens.held_out, tokens.measured, chosen[start : start + at_once]))
-            yield scores(model, x_N2S.flatten(0, 1), last_N2.flatten()).view(-1, 2), p_N
-            on_step()
+    for start in range(0, count, at_once):
+        x_N2S, last_N2, p_N = map(torch.from_numpy, rows(tokens.held_out, tokens.measured, chosen[start : start + at_once]))
+        yield scores_of_pairs(model, x_N2S, last_N2), p_N
+        on_step()
 
 
 class Scorer:

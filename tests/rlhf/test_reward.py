@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,9 +19,10 @@ from protocol.reasons import Finding, Verdict, label
 from rlhf import pairs
 from rlhf.objective import PpoTerms
 from rlhf.preferences import Pair, packed, pairs_of_step, parted
+from rlhf.pytorch import score
 from rlhf.pytorch.reward import Scorer
 from rlhf.reward import REWARD, SCORE
-from training import tasks
+from training import checkpoint, tasks
 from training.data.default_text import default_text
 from training.data.tokenizer import ByteTokenizer
 from training.engines.engine import Other
@@ -217,3 +219,21 @@ def test_a_policy_is_rewarded_by_the_model_that_its_job_reads(tmp_path: Path) ->
     )
     verdicts = [found.verdict for found in (worker(of).answer(audit) for of in ("reward", "other"))]  # type: ignore[union-attr]
     assert verdicts[0] is Verdict.ACCEPT and label(verdicts[1], spec.kind.labels) == "figures"
+
+
+def test_an_exported_reward_model_scores_a_file_without_a_peer(tmp_path: Path) -> None:
+    parameters = ReplicatedModel.initial(JOB, SPEC).parameters.copy()
+    layout_of(SPEC).view(parameters)[SCORE][:] = np.linspace(-1, 2, SPEC.model.width)
+    checkpoint.export(tmp_path / "reward.safetensors", SPEC, parameters, checkpoint.Origin(JOB, 3, bytes(32)))
+    lines = [{"prompt": pair.prompt, "chosen": pair.first, "rejected": pair.second} for pair in some_pairs(3)]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    told = list(score.scored(tmp_path / "reward.safetensors", tmp_path / "pairs.jsonl", None))
+    engine = KIND.open(SPEC, pairs.encoded(SPEC, some_pairs(), ByteTokenizer()), ByteTokenizer(), None)
+    engine.load(parameters)
+    for pair, both in zip(some_pairs(3), told, strict=True):
+        for response, found in zip((pair.first, pair.second), both, strict=True):
+            ids = torch.tensor([list((pair.prompt + response).encode())])
+            value = engine.model.features(ids)[0, -1] @ engine.model.heads[SCORE]
+            assert found == pytest.approx(value.item(), abs=1e-5)
+    with pytest.raises(UserError, match="takes bytes: leave --tokenizer out"):
+        next(score.scored(tmp_path / "reward.safetensors", tmp_path / "pairs.jsonl", tmp_path / "pairs.jsonl"))

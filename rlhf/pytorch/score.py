@@ -1,0 +1,65 @@
+"""`peer rlhf score`, in a process of its own: `python -m rlhf.pytorch.score MODEL FILE [TOKENIZER]` prints JSON lines."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from protocol.errors import FolkmootError, UserError
+from rlhf import pairs
+from rlhf.objectives import OBJECTIVES
+from rlhf.preferences import read_file
+from rlhf.pytorch.reward import scores_of_pairs
+from rlhf.reward import REWARD
+from training import checkpoint
+from training.data.tokenizer import load_tokenizer
+from training.engines.pytorch.model import GPT
+from training.objectives import registry
+
+PAIRS_AT_ONCE = 32
+
+
+def scored(model: Path, file: Path, tokenizer: Path | None) -> Iterator[tuple[float, float]]:
+    """(score of the chosen response, of the rejected one), line by line. Raises `UserError` for files that cannot be used."""
+    spec, parameters, _ = checkpoint.read(model)
+    if spec.objective != REWARD.name:
+        raise UserError(f"{model} is a model of the objective {spec.objective!r}: name one of {REWARD.name!r}, which scores")
+    if (spec.tokenizer is None) != (tokenizer is None):
+        takes = "takes bytes: leave --tokenizer out" if tokenizer else "has a tokenizer: name its JSON with --tokenizer FILE"
+        raise UserError(f"{model} {takes}")
+    known = load_tokenizer(tokenizer.read_bytes() if tokenizer else None)
+    if spec.tokenizer is not None and known.digest != spec.tokenizer:
+        raise UserError(f"{tokenizer} is another tokenizer than {model} was trained with")
+    with file.open("rb") as stream:
+        found = read_file(file.name, stream)
+    tokens, side = pairs.whole(spec, found, known)
+    net = GPT(spec)
+    np.copyto(net.parameters.numpy(), parameters)
+    for start in range(0, len(side), PAIRS_AT_ONCE):
+        numbers = np.arange(start, min(start + PAIRS_AT_ONCE, len(side)))
+        x_N2S, last_N2, _ = map(torch.from_numpy, pairs.rows(tokens, side, numbers))
+        yield from scores_of_pairs(net, x_N2S, last_N2).tolist()
+
+
+def main() -> int:
+    registry.add(OBJECTIVES)
+    model, file, *tokenizer = map(Path, sys.argv[1:])
+    try:
+        for chosen, rejected in scored(model, file, tokenizer[0] if tokenizer else None):
+            print(json.dumps({"chosen_score": chosen, "rejected_score": rejected}))
+    except FolkmootError as error:
+        print(error, file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"{error.filename} cannot be read: {error.strerror}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
