@@ -39,7 +39,9 @@ from benchmarks.verdicts import conclude, verdict
 from peer import features
 from protocol import codec
 from rlhf.objective import PpoTerms, Rollouts
-from rlhf.presets import PPO
+from rlhf.pairs import encoded
+from rlhf.preferences import Pair
+from rlhf.presets import PPO, REWARD
 from training.data.default_text import default_text
 from training.objectives.objective import Declaration
 from training.replay.inner_state import InnerState
@@ -59,6 +61,7 @@ JOBS = {
     "local": JobSpec(name="replay", data=bytes(32), **PRESETS["local"]),
     "muon": JobSpec(name="replay", data=bytes(32), **completed(PRESETS["local"] | {"inner": Inner.MUON})),
     "per-step": JobSpec(name="replay", data=bytes(32), **PRESETS["per-step"]),
+    "reward": JobSpec(name="replay", objective="reward", data=bytes(32), **completed(REWARD)),
     "ppo": _ppo(),
     "ppo-jumps": _ppo(ramp=0.0),
 }
@@ -162,10 +165,22 @@ def engine_of(spec: JobSpec, device: str, variant: Variant) -> Any:
     text = np.frombuffer(default_text(), dtype=np.uint8)
     held_out = len(text) * (1000 - spec.held_out_permille) // 1000
     tokenizer = load_tokenizer(None)
-    given = [spec, Tokens(text[:held_out], text[held_out:], tokenizer.token_bytes), tokenizer]
+    tokens: Tokens = Tokens(text[:held_out], text[held_out:], tokenizer.token_bytes)
+    if spec.objective == "reward":
+        tokens = encoded(spec, some_pairs(), tokenizer)
+    given = [spec, tokens, tokenizer]
     engine = Differing(*given, initial_parameters(spec)) if declares else Differing(*given)
     engine.micro_batch = variant.micro_batch or engine.micro_batch
     return engine
+
+
+def some_pairs() -> list[Pair]:
+    """A prompt of the text, its own continuation and that of another place; one in four is turned, so that nothing is sure."""
+    text, pairs = default_text().decode(), list[Pair]()
+    for number, place in enumerate(range(0, len(text) - 500, 500)):
+        parts = (text[place + start : place + stop] for start, stop in ((0, 40), (40, 80), (240, 300)))
+        pairs.append(Pair(place.to_bytes(8, "big"), *parts, 1000 * (number % 4 > 0)))
+    return pairs
 
 
 def original(spec: JobSpec, rounds: int) -> Iterator[tuple[str, npt.NDArray[Any]]]:

@@ -128,6 +128,11 @@ def _show_status(asked: Asked[RlhfCalls], view: RlhfView, figures: tuple[Figures
         rounds = (str(stage.round), str(stage.rounds))
         table.add_row(stage.objective, stage.job[:SHORT], stage.state, *rounds, stage.model_root[: 2 * SHORT])
     asked.show(table)
+    if view.state == "cancelled":
+        asked.show("the plan is cancelled: no other stage begins")
+    for stage in view.stages:
+        if (accuracy := stage.held_out_accuracy) is not None:
+            asked.show(f"{stage.job[:SHORT]}: the better response scores higher in {accuracy:.0%} of the held-out pairs")
     for of in figures:
         told = (
             f"score {of.score:.3f}, {of.nats:.2f} nats from the reference, {of.tokens:.1f} tokens, {of.unfinished:.0%} unfinished"
