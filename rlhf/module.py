@@ -95,7 +95,7 @@ class RlhfModule(Module[RlhfState]):
             job = kept.get(closed.job)
             if job is not None and closed.proposals and self._rules.terms(job.spec).objective == PPO.name:
                 jobs[closed.job] = medians(closed.round, [_said(signed.body) for signed in closed.proposals])
-        followed = {key: plans.followed(plan, view.of(JobsState)) for key, plan in state.plans.items()}
+        followed = {key: plans.followed(plan, view.of(JobsState), context.height) for key, plan in state.plans.items()}
         return Change(RlhfState({job: found for job, found in jobs.items() if job in kept}, plans.bounded(followed)))
 
 

@@ -4,7 +4,7 @@ A plan is a reward model, and perhaps a policy that is tuned by it. It goes on w
 
 | the current stage's job, after the block | the plan |
 |---|---|
-| is not there, since it was not started yet | waits; the next block tries to start it |
+| is not there, since it was not started yet | waits; the next block tries to start it, for 10,000 blocks |
 | was started, and waits in line or runs | waits |
 | has closed all its rounds, and is the last stage | is finished |
 | has closed all its rounds, another stage follows | waits; the next block starts that one, with this job's model |
@@ -36,6 +36,7 @@ from training.spec import ROUNDS_MAX, SETTINGS_BYTES_MAX, JobSpec
 RUNNING_MAX: Final = 4  # plans at once, of all members: each holds a base and a reward model on every peer's disk
 OF_MEMBER_MAX: Final = 1  # running; so nobody alone fills them
 KEPT_MAX: Final = 16  # that are over, for `rlhf status`
+REFUSED_HEIGHTS_MAX: Final = 10_000  # for which the current stage's job may be refused: hours of rounds of a few seconds
 SPEC_BYTES_MAX: Final = SETTINGS_BYTES_MAX + 4_096  # numbers, names and digests beside the objective's own record
 
 assert 3 * RUNNING_MAX <= PLANNED_MAX  # a base and both stages each
@@ -79,6 +80,7 @@ class Plan:
     decided: Count  # height
     base: Digest  # job whose model all stages begin with
     stages: Annotated[tuple[Stage, ...], Length(1, 2)]
+    since: Count  # height at which the current stage became it
     at: Annotated[int, Between(0, 1)] = 0  # the current stage
     phase: Phase = Phase.RUNNING
 
@@ -111,7 +113,7 @@ def made(rules: JobRules, key: bytes, author: bytes, said: Begin, height: int) -
         if misread:
             raise Refused(f"the policy cannot read that reward model: {misread}")
         stages.append(Stage(stage_job(key, 1), then.objective, then.rounds, said.policy))
-    return Plan(author, height, first.base.job, tuple(stages))
+    return Plan(author, height, first.base.job, tuple(stages), height)
 
 
 def rewarded(spec: bytes, model: Base) -> bytes:
@@ -130,7 +132,7 @@ def moved_on(plan: Plan, jobs: JobsState, height: int) -> Plan:
         return plan
     assert job.opened < height, "in the block that closes the last round its model is not computed yet"
     plan = plan.with_current(replace(stage, root=job.model_root))
-    plan = replace(plan, at=plan.at + 1)
+    plan = replace(plan, at=plan.at + 1, since=height)
     model = Base(stage.job, job.round, job.model_root)
     return plan.with_current(replace(plan.current, spec=rewarded(plan.current.spec, model)))
 
@@ -143,13 +145,14 @@ def asked(plan: Plan, author: bytes) -> Iterator[Needed | Launch]:
         yield Launch(plan.current.job, plan.current.spec, author)
 
 
-def followed(plan: Plan, jobs: JobsState) -> Plan:
-    """After a block has ended and started jobs."""
+def followed(plan: Plan, jobs: JobsState, height: int) -> Plan:
+    """After the block at `height` has ended and started jobs."""
     if plan.phase is not Phase.RUNNING:
         return plan
     stage, job = plan.current, jobs.jobs.get(plan.current.job)
     if job is None and all(waiting.job != stage.job for waiting in jobs.line):
-        return plan if stage.spec else replace(plan, phase=Phase.CANCELLED)
+        is_to_come = stage.spec and height < plan.since + REFUSED_HEIGHTS_MAX
+        return plan if is_to_come else replace(plan, phase=Phase.CANCELLED)
     plan = plan.with_current(replace(stage, spec=b""))
     if job is None or job.phase is JobPhase.RUNNING:
         return plan

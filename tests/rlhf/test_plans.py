@@ -221,3 +221,21 @@ def test_a_policy_reads_no_model_but_one_that_the_network_decided(world: Tuned) 
         assert why in (world.problem(world.tx(AUTHOR, "job/start", Start(spec))) or "")
     spec = world.on(POLICY, settings=codec.encode(replace(OWN, reward_model=model)))
     assert world.job(world.start(AUTHOR, spec)).phase is Phase.RUNNING
+
+
+@pytest.mark.parametrize("refused", [4, 5])
+def test_a_stage_that_is_refused_is_tried_again_for_so_many_blocks(
+    world: Tuned, monkeypatch: pytest.MonkeyPatch, refused: int
+) -> None:
+    """Nobody but its author can cancel a plan that has no job yet, and it holds a place and two models."""
+    monkeypatch.setattr(plans, "REFUSED_HEIGHTS_MAX", 4)
+    key = world.planned()
+    world.close(plans.stage_job(key, 0))
+    with monkeypatch.context() as full:
+        full.setattr(jobs, "BASES_MAX", 1)  # the policy needs two
+        for _ in range(refused):
+            assert plans.stage_job(key, 1) not in world.state.jobs.jobs
+            world.decide()
+    world.decide()  # there is a place now
+    assert (plans.stage_job(key, 1) in world.state.jobs.jobs) == (refused == 4)
+    assert world.plan(key).phase is (plans.Phase.RUNNING if refused == 4 else plans.Phase.CANCELLED)
