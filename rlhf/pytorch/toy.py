@@ -17,7 +17,7 @@ import torch
 from torch.nn import functional as F
 
 from rlhf import losses, rollouts, rules
-from rlhf.objective import OBJECTIVES, PPO, PpoTerms
+from rlhf.objective import PPO, PpoTerms
 from rlhf.pytorch import passes
 from rlhf.rollouts import Place
 from training import checkpoint
@@ -101,7 +101,7 @@ def _model(spec: JobSpec, parameters: Float32Array) -> GPT:
 
 
 def main() -> None:
-    registry.add(OBJECTIVES)
+    registry.add((PPO,))
     torch.set_num_threads(1)
     parser = argparse.ArgumentParser(prog="rlhf.pytorch.toy", description=__doc__)
     parser.add_argument("policy", type=Path)
