@@ -109,10 +109,7 @@ class ModelHost:
     def _start(self, base: Base | None) -> ReplicatedModel | None:
         if base is None:
             return None
-        model = self.opened(base.job, base.round)
-        if model.root != base.root:
-            raise StorageError(f"{self.directory(base.job, base.round)} holds another model than the network decided")
-        return model
+        return ReplicatedModel.open_decided(self.directory(base.job, base.round), base.root)
 
     def step(self, closed: ClosedRound, payload: Callable[[bytes], bytes]) -> bytes:
         """Applies a closed round; `payload` gives the bytes of a digest. Returns the new model root."""

@@ -220,8 +220,16 @@ def _first(request: tasks.OpenJob, spec: JobSpec) -> Float32Array | None:
     """The parameters of the job's first round, if its objective refers to them."""
     if not spec.kind.refers_to_first:
         return None
-    base = ReplicatedModel.open(Path(request.base)) if request.base else None
-    return ReplicatedModel.initial(request.job, spec, base).parameters
+    return ReplicatedModel.initial(request.job, spec, _base(request, spec)).parameters
+
+
+def _base(request: tasks.OpenJob, spec: JobSpec) -> ReplicatedModel | None:
+    """Whoever measured by another model would take every honest trainer for a liar."""
+    if spec.base is None:
+        return None
+    if request.base is None:
+        raise FolkmootError(f"the base of job {request.job.hex()[:8]} was not named")
+    return ReplicatedModel.open_decided(Path(request.base), spec.base.root)
 
 
 def _other(directory: Path, text: Path, tokenizer: Tokenizer, beat: Callable[[], None]) -> Other:

@@ -111,6 +111,15 @@ class ReplicatedModel:
         saved, vectors, held = files.read(directory)
         return cls(saved.state, vectors, held, saved.leaves, saved.root)
 
+    @classmethod
+    def open_decided(cls, directory: Path, root: bytes) -> ReplicatedModel:
+        """The model under this root, every piece hashed; `StorageError` if the directory holds another one."""
+        model = cls.open(directory)
+        model.verify()
+        if model.root != root:
+            raise StorageError(f"{directory} holds another model than the network decided")
+        return model
+
     def save(self, directory: Path, durable: bool = True) -> None:
         """At any moment, `directory` opens as what it was or as this model; after this has returned, as this model.
 
