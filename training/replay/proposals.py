@@ -108,9 +108,10 @@ def reexecute(request: Reexecute, update: Update, declarer: Declarer | None = No
     model = _open(request)
     try:
         inner, declaration = _previous_inner(request, model.spec), _declaration(request, model.spec)
+        number = _refutation(request, model, declaration, declarer, None)
     except RemoteProtocolError:
         return Reexecuted(None)
-    if _refutation(request, model, declaration, declarer, None) is not None:
+    if number is not None:
         steps = range(model.spec.kind.steps(model.spec))
         refuted = (step for step in steps if _refutation(request, model, declaration, declarer, step) is not None)
         return Reexecuted(None, next(refuted, 0))
