@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import fields, replace
 
+from features.arguments import set_overrides
 from peer.api.new_job import parse_overrides
-from peer.commands.job_fields import set_overrides
 from training.spec import ESTIMATES, PRESETS, JobSpec
 from training.transformer import ModelSpec
 

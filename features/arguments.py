@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from protocol.codec import COUNT_MAX
+from protocol.errors import UserError
 
 LINES_SHOWN = 20  # of a list, unless told otherwise
 
@@ -56,3 +57,15 @@ HOW_MANY = Argument("last", nargs="?", type=whole_number(1), default=LINES_SHOWN
 def member(name: str, metavar: str) -> Argument:
     """Whom a word is about."""
     return Argument(name, metavar=metavar, help="a member's name, or its peer id, of which the first characters are enough")
+
+
+def set_overrides(items: Sequence[str]) -> dict[str, str]:
+    """The values that `--set` gives, by field. Raises `UserError`."""
+    overrides: dict[str, str] = {}
+    for item in items:
+        name, equals, value = item.partition("=")
+        if not equals or not name:
+            raise UserError(f"--set {item!r}: write FIELD=VALUE, such as --set local_steps=10")
+        if overrides.setdefault(name, value) != value:
+            raise UserError(f"both --set {name}={overrides[name]} and --set {name}={value}: say one")
+    return overrides

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from features.arguments import JSON, Argument, not_negative, whole_number
+from features.arguments import JSON, Argument, not_negative, set_overrides, whole_number
 from features.as_json import as_json
 from features.lazily import named
 from features.tables import Column, Fitted, Verbatim, counted
@@ -48,15 +48,15 @@ async def rlhf(asked: Asked[RlhfCalls]) -> None:
     options = asked.options
     match options.do:
         case "start":
+            if options.what:
+                raise UserError(f"rlhf start: {options.what!r} is no part of it: only `compare` and `filter` take a text")
             if not (options.reward or (options.base and options.preferences)):  # a base may be needed: the peer says so
                 raise UserError(
                     "rlhf start: say --base JOB, a finished job that `jobs` lists, and --reward rule:NAME or --preferences FILE"
                 )
-            said = {}
-            for item in options.set:
-                name, equals, said[name] = item.partition("=")
-                if not equals:
-                    raise UserError(f"--set {item!r}: write FIELD=VALUE, such as --set beta=0.1")
+            said = set_overrides(options.set)
+            if "rounds" in said:
+                raise UserError(f"rlhf start: a round is an iteration: say --ppo-iterations {said['rounds']} instead")
             file = str(Path(options.preferences).expanduser().absolute()) if options.preferences else ""
             how = (options.ppo_iterations, options.name, said, file, options.reward_epochs)
             start = asked.api.start_rlhf_training(options.base, options.reward, *how)

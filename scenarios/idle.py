@@ -11,8 +11,8 @@ from pathlib import Path
 
 import trio
 
+from features.arguments import set_overrides
 from peer.api.memory import process_memory_mb
-from peer.commands.job_fields import set_overrides
 from peer.demo.cast import DemoPeer
 from protocol.errors import UserError
 from scenarios import network

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from features.arguments import Argument
+from features.arguments import Argument, set_overrides
 from peer.driver.caveats import NOBODY_LIES, SAMPLED_AUDITS
 from protocol.api import TrainRequest
 from protocol.errors import UserError
@@ -75,18 +75,6 @@ def said_of_job(options: argparse.Namespace) -> dict[str, str]:
         if value and said.get(name, str(value)) != str(value):
             raise UserError(f"both --{argument} {value} and --set {name}={said[name]}: say one")
     return said
-
-
-def set_overrides(items: Sequence[str]) -> dict[str, str]:
-    """The values that `--set` gives, by field. Raises `UserError`."""
-    overrides: dict[str, str] = {}
-    for item in items:
-        name, equals, value = item.partition("=")
-        if not equals or not name:
-            raise UserError(f"--set {item!r}: write FIELD=VALUE, such as --set local_steps=10")
-        if overrides.setdefault(name, value) != value:
-            raise UserError(f"both --set {name}={overrides[name]} and --set {name}={value}: say one")
-    return overrides
 
 
 def rule_of(overrides: Mapping[str, str]) -> str:

@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from features.arguments import HOW_MANY, Argument, whole_number
+from features.arguments import HOW_MANY, Argument, set_overrides, whole_number
 from features.words import Asked, listing, word
 from peer.commands import views
-from peer.commands.job_fields import PRESET, SET, set_overrides, train_request, warnings_of
+from peer.commands.job_fields import PRESET, SET, train_request, warnings_of
 from protocol.api import EventView, JobView, PeerApi, RoundView, RoundVotesView
 from protocol.errors import UserError
 

@@ -1,0 +1,34 @@
+"""What a person types to tune a model, and what is refused before anything is asked."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import pytest
+import trio
+
+from features.words import Asked
+from protocol.errors import UserError
+from rlhf.words import rlhf
+
+
+def say(*typed: str) -> None:
+    parser, nothing = argparse.ArgumentParser(), {}
+    rlhf.add_arguments(parser)
+    unused: Any = None
+    trio.run(rlhf.do, Asked(unused, parser.parse_args(["start", *typed]), print, unused, unused, nothing))
+
+
+@pytest.mark.parametrize(
+    "typed, problem",
+    [
+        (("--set", "beta"), "write FIELD=VALUE"),
+        (("--set", "beta=1", "beta=2"), "say one"),
+        (("--set", "rounds=3"), "--ppo-iterations 3"),
+        (("The first ",), "is no part of it"),
+    ],
+)
+def test_a_tuning_is_said_clearly(typed: tuple[str, ...], problem: str) -> None:
+    with pytest.raises(UserError, match=problem):
+        say(*typed, "--base", "base", "--reward", "rule:vowels")
