@@ -14,6 +14,7 @@ from ledger.jobs import Base, Job, Start, Waiting, job_id
 from ledger.network import NetworkState
 from peer.api.new_job import base_of, fetched, parse_overrides, tolerated, trainers_of, typed
 from peer.api.running import RunningPeer
+from peer.worker.supervisor import WorkerFailed
 from protocol import codec
 from protocol.errors import UserError
 from rlhf import pairs, plans, preferences, presets
@@ -195,7 +196,13 @@ class RlhfAnswers(RlhfCalls):
         how: tuple[Any, ...] = (prompt, tokens, temperature, seed, opened.spec.own.stop)
         told = []
         for directory in (str(host.directory(key, job.round)), None):
-            done = await workshop.role.computing.ask(opened, tasks.Generate(key, directory, *how))
+            try:
+                done = await workshop.role.computing.ask(opened, tasks.Generate(key, directory, *how))
+            except WorkerFailed:
+                if opened.base_directory is None or opened.base_directory.exists():
+                    raise
+                base = opened.base_directory.parent.name[:8]
+                raise UserError(f"the reference is gone: the model of job {base} was kept until the tuning was over") from None
             told.append(done.text.decode(errors="replace"))
         return CompareView(key.hex(), job.round, *told)
 
