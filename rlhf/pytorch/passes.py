@@ -6,7 +6,7 @@ Axes: B responses, P tokens of a prompt, T tokens of a response, S = P + T − 1
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from training.engines.pytorch.model import GPT, Cache
 from training.replicated.layout import Float32Array
 
 SAMPLED_AT_ONCE = 64  # responses: one pass over the weights serves them all
-LOGITS_AT_ONCE = 1 << 20  # numbers in the largest tensor of a pass: 4 MB
+NUMBERS_AT_ONCE = 1 << 20  # in the largest tensor of a pass: 4 MB
 
 Noise = Callable[[Iterable[tuple[int, int]]], Float32Array]  # of tokens, each (response, number there): shape (tokens, V)
 
@@ -35,7 +35,8 @@ def sample(model: GPT, prompts_BP: Tensor, noise: Noise, bounds: Bounds, on_toke
 
 def _sample_part(model: GPT, prompts_BP: Tensor, first: int, noise: Noise, bounds: Bounds, on_token: Beat) -> list[list[int]]:
     responses: list[list[int]] = [[] for _ in prompts_BP]
-    going, cache, pending = list(range(len(responses))), Cache(model.spec, len(responses)), prompts_BP
+    spec = replace(model.spec, context=prompts_BP.shape[1] + bounds.tokens_max)  # what is seen of it
+    going, cache, pending = list(range(len(responses))), Cache(spec, len(responses)), prompts_BP
     for t in range(bounds.tokens_max):
         logits_BV = F.linear(model.features(pending, cache)[:, -1], model.embedding_VC)
         chosen_B = torch.zeros(len(responses), dtype=torch.int64)  # what an ended response goes on with, nobody reads
@@ -63,7 +64,7 @@ def over(
 ) -> Passed:
     """One pass over all responses, a few at a time, always the same ones together: so on one machine it gives the same bits."""
     longest = tokens_BT.shape[1]
-    rows = max(1, LOGITS_AT_ONCE // (longest * model.spec.vocabulary))
+    rows = max(1, NUMBERS_AT_ONCE // max(longest * model.spec.vocabulary, x_BS.shape[1] * 2 * model.spec.hidden))
     logps, values, excesses = list[Tensor](), list[Tensor](), list[Tensor]()
     with torch.no_grad():
         for start in range(0, len(x_BS), rows):
@@ -80,7 +81,7 @@ def over(
 
 def _excess(logits_BTV: Tensor, tokens_BT: Tensor, lengths: Sequence[int], first: int, noise: Noise) -> Tensor:
     excess_BT = torch.zeros(tokens_BT.shape)
-    at_once = max(1, LOGITS_AT_ONCE // logits_BTV.shape[2])
+    at_once = max(1, NUMBERS_AT_ONCE // logits_BTV.shape[2])
     for row, length in enumerate(lengths):
         for start in range(0, length, at_once):
             part = slice(start, min(start + at_once, length))
