@@ -14,7 +14,7 @@ import numpy.typing as npt
 from ledger.jobs import Base
 from protocol import codec
 from protocol.codec import Between, Count, Digest, Length
-from rlhf.rollouts import TOKEN_BYTES, Bounds
+from rlhf.rollouts import LENGTH_MAX, TOKEN_BYTES, Bounds
 from rlhf.rules import RULES, Rule
 from training.data.tokenizer import VOCABULARY_MAX
 from training.objectives.objective import Declaration, Job, Objective, Reason, Shape, Step
@@ -28,7 +28,8 @@ RULE: Final = "rule:"  # begins a reward that is a function of the program
 MODEL: Final = "model"  # the reward that a finished job of the objective `reward` has learned
 EPOCHS_MAX: Final = 64
 GROUP_MAX: Final = 1_024  # responses to one prompt: a mean of more is hardly a better one
-ROLLOUT_BYTES_MAX: Final = 16 << 20  # of one trainer and round: 8M tokens, of which a worker holds 40 bytes each
+ROLLOUT_TOKENS_MAX: Final = 8 << 20  # of one trainer and round, prompts too: a worker holds 48 bytes for each, 400 MB
+PLACES_MAX: Final = 4 << 20  # responses, once for each epoch: a worker holds 20 bytes for each, and a loss is made of each
 MILLIONTHS: Final = 1_000_000
 FIGURE_MAX: Final = 2**53 - 1
 WEIGHT_MAX: Final = 1e3  # of any figure of a job: far above anything useful
@@ -55,7 +56,7 @@ class PpoTerms:
 
     reward: Annotated[str, Length(1, 64)]  # rule:NAME, or model
     prompt_tokens: Annotated[int, Between(1, VOCABULARY_MAX)] = 16  # of the windows of the job's text; without text of token 0
-    response_tokens: Annotated[int, Between(1, VOCABULARY_MAX)] = 32  # at most
+    response_tokens: Annotated[int, Between(1, LENGTH_MAX)] = 32  # at most
     stop: Annotated[int, Between(0, VOCABULARY_MAX - 1)] | None = 10  # token that ends a response: a newline
     epochs: Annotated[int, Between(1, EPOCHS_MAX)] = 4
     beta: float = 0.05  # of the KL penalty, in score a nat
@@ -152,11 +153,14 @@ class Ppo(Objective):
             return f"stop {settings.stop} is no token of a vocabulary of {vocabulary}"
         if job.local_steps % settings.epochs:
             return f"local_steps {job.local_steps} must be a multiple of epochs {settings.epochs}"
-        if settings.algorithm is Algorithm.GRPO and self.responses(job, settings) % settings.group:
-            return f"{self.responses(job, settings)} responses a round are no groups of {settings.group}: take another group"
-        size = self.bounds(job, settings).bytes_max
-        if size > ROLLOUT_BYTES_MAX:
-            return f"responses of {size} bytes a round are more than {ROLLOUT_BYTES_MAX}: take fewer or shorter ones"
+        responses = self.responses(job, settings)
+        if settings.algorithm is Algorithm.GRPO and responses % settings.group:
+            return f"{responses} responses a round are no groups of {settings.group}: take another group"
+        tokens = responses * (settings.prompt_tokens + settings.response_tokens)
+        if tokens > ROLLOUT_TOKENS_MAX:
+            return f"{tokens} tokens in prompts and responses are more than {ROLLOUT_TOKENS_MAX}: take fewer or shorter ones"
+        if responses * settings.epochs > PLACES_MAX:
+            return f"{responses} responses in {settings.epochs} epochs are more than {PLACES_MAX}: take fewer of one of them"
         if job.model.parameters + 2 * job.model.width > PARAMETERS_MAX:
             return f"{job.model.parameters} parameters and two vectors beside them are more than {PARAMETERS_MAX}"
         return None
@@ -187,6 +191,9 @@ class Ppo(Objective):
     def blobs(self, job: Job, record: Any) -> Mapping[bytes, int]:
         bounds = self.bounds(job, job.own)
         return {record.blob: TOKEN_BYTES * (bounds.responses + record.tokens)}
+
+    def blob_bytes_max(self, job: Job) -> int:
+        return self.bounds(job, job.own).bytes_max
 
     def draw(
         self, job: Job, step: Step, count: int, data: Tokens, declaration: Declaration | None = None

@@ -27,6 +27,7 @@ from training import stream
 
 TokenIds = npt.NDArray[np.int64]
 TOKEN_BYTES: Final = 2
+LENGTH_MAX: Final = 2 ** (8 * TOKEN_BYTES) - 1  # of a response, which is written in as many bytes
 NOISE_BYTES: Final = 4  # of one u: it is (x + ½) / 2³², so that neither logarithm is of zero
 _PLACE = struct.Struct(">III")  # round, response, token
 

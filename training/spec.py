@@ -332,10 +332,11 @@ class JobSpec:
     @property
     def audit_bytes(self) -> int:
         """What a trainer keeps on its disk at most where audits are sampled: of every round that may be asked for the model, its
-        buffer, and parameters and moments of every step, or the moments alone after a single one. Others keep the models.
+        buffer, what its declaration names, and parameters and moments of every step, or the moments alone after a single one.
+        Others keep the models.
         """
         own = 3 * (self.local_steps + 1) if self.traces_states else 2 * self.keeps_inner_state
-        of_round = self.model_bytes + 4 * self.model.parameters * (1 + own)
+        of_round = self.model_bytes + 4 * self.model.parameters * (1 + own) + self.kind.blob_bytes_max(self)
         return of_round * (self.rounds_audited + 1)
 
     @property

@@ -1,4 +1,4 @@
-"""How far a token may trail: a little more than 2⁻¹⁰ behind the largest sum it was not sampled, a little less it may have been."""
+"""How far a token may trail: a little more than 2⁻¹⁰ behind the largest sum it was not sampled, a little less it was."""
 
 from __future__ import annotations
 

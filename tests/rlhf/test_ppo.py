@@ -191,6 +191,36 @@ def test_bytes_that_are_no_rollouts_are_refused(full: World) -> None:
     assert full.audited(done).verdict is Verdict.REPLAY
 
 
+def test_a_re_execution_that_meets_no_rollouts_ends_without_states(sampled: World) -> None:
+    done = sampled.propose()
+    declared = sampled.declared(done)
+    for path in declared.files.values():
+        Path(path).write_bytes(b"no rollouts")
+    model, states = str(sampled.folder / "model"), str(sampled.folder / "again")
+    request = tasks.Reexecute(JOB, 0, TRAINER, model, None, states, declared)
+    assert sampled.worker().answer(request) == tasks.Reexecuted(None)
+
+
+@pytest.mark.parametrize(
+    "fields, own, problem",
+    [
+        ({"batch": 4096, "local_steps": 4}, {"prompt_tokens": 2_000, "response_tokens": 6}, "tokens in prompts and responses"),
+        ({"batch": 1 << 16, "local_steps": 128}, {"epochs": 64, "prompt_tokens": 4, "response_tokens": 6}, "in 64 epochs"),
+    ],
+)
+def test_what_a_worker_cannot_hold_is_no_job(fields: dict[str, Any], own: dict[str, Any], problem: str) -> None:
+    settings, model = codec.encode(replace(OWN, **own)), replace(SPEC.model, context=2_048)
+    spec = replace(SPEC, **fields, settings=settings, model=model)
+    assert problem in str(PPO.problem(spec, spec.own))
+
+
+def test_what_a_declaration_names_counts_where_audits_are_answered() -> None:
+    beside = replace(SPEC, settings=codec.encode(replace(OWN, response_tokens=7)))
+    assert PPO.blob_bytes_max(SPEC) == 2 * 16 * (1 + 6)
+    assert trace.reveal_bytes_max(beside) - trace.reveal_bytes_max(SPEC) == 2 * 16
+    assert beside.audit_bytes - SPEC.audit_bytes == 2 * 16 * (SPEC.rounds_audited + 1)
+
+
 def test_voters_without_torch_refuse_what_no_job_can_declare(full: World) -> None:
     done = full.propose()
     said = codec.decode(Rollouts, done.declaration)

@@ -141,6 +141,10 @@ class Objective:
         """Digest -> size at most, in bytes, of each blob that the record names. Whoever re-executes the proposal gets them."""
         return {}
 
+    def blob_bytes_max(self, job: Job) -> int:
+        """Of all blobs that a record may name: what of them auditors fetch of a proposal, and its trainer keeps."""
+        return 0
+
     def steps(self, job: Job) -> int:
         """Inner steps of a round, of which a sampled audit replays one."""
         return job.local_steps

@@ -73,11 +73,11 @@ def needed(trace: Trace, step: int, spec: JobSpec) -> dict[bytes, int]:
 
 
 def reveal_bytes_max(spec: JobSpec) -> int:
-    """What one auditor fetches of a proposal, but for what its declaration names: `needed`, the trace, and the buffer before; of
-    one step both buffers.
+    """What one auditor fetches of a proposal: `needed`, the trace, the buffer before, and what its declaration names; of one
+    step both buffers.
     """
     vector = 4 * layout_of(spec).size
-    previous = vector if spec.feedback_decay > 0 else 0
+    previous = (vector if spec.feedback_decay > 0 else 0) + spec.kind.blob_bytes_max(spec)
     if spec.traces_states:
         return previous + trace_bytes_max(spec) + 3 * vector + 2 * inner_bytes(spec)
     return previous + vector + 2 * inner_bytes(spec) * spec.keeps_inner_state
