@@ -2,7 +2,8 @@
 
 Axes: B responses, T tokens of a response, V vocabulary, G groups of responses to one prompt. Responses start at t = 0, and
 shorter ones are padded behind. `mask_BT` is true on a response's tokens, its stop token too. What padding
-holds changes nothing, NaN too.
+holds changes neither values nor gradients, NaN too. Logits are the exception: `log_probabilities` has no mask, and a token
+with a logit that is NaN has NaN as its gradient, on padding too.
 
 Sources: PPO, Schulman et al. 2017 (arXiv:1707.06347); GAE, Schulman et al. 2016 (arXiv:1506.02438); the reward of a token and the
 clipped value loss, Ziegler et al. 2019 (arXiv:1909.08593) and InstructGPT, Ouyang et al. 2022 (arXiv:2203.02155); GRPO, Shao et
