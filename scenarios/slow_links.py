@@ -161,7 +161,7 @@ def main() -> int:
     parser.add_argument("--preset", choices=PRESETS, default="local", help="of the job; its audit is sampled whatever it says")
     parser.add_argument("--set", type=_setting, action="append", default=[], metavar="NAME=VALUE", help="a field of the job")
     parser.add_argument("--rounds", type=COUNT, default=20, metavar="N", help="of each case")
-    parser.add_argument("--liar-rounds", type=COUNT, default=60, metavar="N", help="in which the liar must be convicted")
+    parser.add_argument("--liar-rounds", type=COUNT, default=200, metavar="N", help="in which the liar must be convicted")
     parser.add_argument("--uplinks", type=float, nargs="+", default=UPLINKS, metavar="MBIT", help="Mbit/s of each peer")
     parser.add_argument("--round-trips", type=float, nargs="+", default=ROUND_TRIPS, metavar="MS", help="between any two peers")
     parser.add_argument("--no-liar", dest="liar", action="store_false", help="leave out the case with a liar")
