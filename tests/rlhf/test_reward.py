@@ -14,7 +14,7 @@ from ledger.jobs import Base
 from peer import features
 from peer.worker.main import Jobs
 from protocol import codec
-from protocol.errors import UserError
+from protocol.errors import StorageError, UserError
 from protocol.reasons import Finding, Verdict, label
 from rlhf import pairs
 from rlhf.objective import PpoTerms
@@ -186,23 +186,25 @@ def test_a_policy_is_rewarded_by_the_model_that_its_job_reads(tmp_path: Path) ->
     layout_of(SPEC).view(parameters)[SCORE][:] = np.linspace(-1, 2, SPEC.model.width)
     first = ReplicatedModel.initial(JOB, SPEC)
 
-    def save(name: str, parameters: Float32Array) -> None:
-        vectors = {**first.vectors, "parameters": parameters}
-        ReplicatedModel.of(replace(first.state, round=3), vectors).save(tmp_path / name)
+    def job(name: str, parameters: Float32Array) -> JobSpec:
+        """That reads this model."""
+        model = ReplicatedModel.of(replace(first.state, round=3), {**first.vectors, "parameters": parameters})
+        model.save(tmp_path / name)
+        read = Base(JOB, 3, model.root)
+        own = PpoTerms(reward="model", reward_model=read, prompt_tokens=4, response_tokens=6, epochs=2)
+        spec = replace(SPEC, objective="ppo", settings=codec.encode(own))
+        assert spec.problem() is None and spec.kind.read(spec) == read
+        return spec
 
-    read = Base(JOB, 3, bytes(32))
-    own = PpoTerms(reward="model", reward_model=read, prompt_tokens=4, response_tokens=6, epochs=2)
-    spec = replace(SPEC, objective="ppo", settings=codec.encode(own))
-    assert spec.problem() is None and spec.kind.read(spec) == read
-    save("reward", parameters)
-    save("other", -parameters)
+    jobs_of = {"reward": job("reward", parameters), "other": job("other", -parameters)}
+    spec = jobs_of["reward"]
     ReplicatedModel.initial(TRAINER, spec).save(tmp_path / "model")
     (tmp_path / "text").write_bytes(default_text()[:20_000])
 
-    def worker(reward: str) -> Jobs:
+    def worker(reward: str, by: str | None = None) -> Jobs:
         jobs, text = Jobs(KIND, lambda: None, 1 << 30), write(tmp_path / "set", some_pairs())
         opening = tasks.OpenJob(
-            TRAINER, spec.encode(), str(tmp_path / "text"), None, other=str(tmp_path / reward), other_text=text
+            TRAINER, jobs_of[by or reward].encode(), str(tmp_path / "text"), None, other=str(tmp_path / reward), other_text=text
         )
         jobs.answer(opening)
         return jobs
@@ -217,6 +219,8 @@ def test_a_policy_is_rewarded_by_the_model_that_its_job_reads(tmp_path: Path) ->
     audit = tasks.Audit(
         TRAINER, 0, TRAINER, str(tmp_path / "model"), str(tmp_path / "payload"), out["buffer_out"], None, None, declared=declared
     )
+    with pytest.raises(StorageError, match="holds another model"):  # whoever went on would call honest trainers liars
+        worker("other", by="reward")
     verdicts = [found.verdict for found in (worker(of).answer(audit) for of in ("reward", "other"))]  # type: ignore[union-attr]
     assert verdicts[0] is Verdict.ACCEPT and label(verdicts[1], spec.kind.labels) == "figures"
 
