@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from statistics import median
 
@@ -39,7 +40,7 @@ async def in_order(peers: Network) -> int:
         await trio.sleep(0.1)
 
 
-def _all_accepted(views: list[RoundView], trainers: set[str]) -> bool:
+def _all_accepted(views: Sequence[RoundView], trainers: set[str]) -> bool:
     return all(view.verdicts.get(key) == "accept" for view in views for key in trainers)
 
 

@@ -64,10 +64,11 @@ class CountsUpdates(Module[Updates]):
 
 def install(version: int) -> None:
     """Makes this process the program of that version."""
-    known: list[Module[Any]] = [CountsRounds(), CountsUpdates()][:version]
+    versions: tuple[Module[Any], ...] = (CountsRounds(), CountsUpdates())
+    known = versions[:version]
 
     def modules(rules: JobRules) -> tuple[Module[Any], ...]:
-        return tuple(known)
+        return known
 
     others = [feature for feature in features.FEATURES if feature.name != NAME]
     features.FEATURES[:] = [*others, Feature(name=NAME, about="counts closed rounds", modules=modules)]
