@@ -344,8 +344,10 @@ class JobsModule(Module[JobsState]):
     def _start(self, state: JobsState, members: MembersState, key: bytes, spec: bytes, author: bytes, height: int) -> JobsState:
         """Starts the job, or puts it at the end of the line if others have its place."""
         terms = self.rules.terms(spec)
-        self._require_whole(state, terms.base, "start from", spec, self.rules.misfit)
-        self._require_whole(state, terms.read, "read", spec, self.rules.misread)
+        if terms.base is not None:
+            self._require_whole(state, terms.base, "start from", spec, self.rules.misfit)
+        if terms.read is not None:
+            self._require_whole(state, terms.read, "read", spec, self.rules.misread)
         models = {of.job for of in (terms.base, terms.read) if of is not None}
         if models and len(self._held(state) | models) > BASES_MAX:
             raise Refused(f"other jobs start from {BASES_MAX} models already, the most that are kept for that")
@@ -360,11 +362,9 @@ class JobsModule(Module[JobsState]):
         return replace(state, line=(*state.line, Waiting(key, spec, terms.name, author, height, job.base)))
 
     def _require_whole(
-        self, state: JobsState, named: Base | None, what: str, spec: bytes, misfit: Callable[[bytes, bytes], str | None]
+        self, state: JobsState, named: Base, what: str, spec: bytes, misfit: Callable[[bytes, bytes], str | None]
     ) -> None:
         """That a model which a job names is the one that the network decided, and fits."""
-        if named is None:
-            return
         job = state.jobs.get(named.job)
         if job is None or job.phase is not Phase.FINISHED:
             raise Refused(f"the job to {what} is not among the finished ones that are kept: `jobs` lists them")

@@ -148,9 +148,9 @@ def test_text_of_variables_becomes_typed_values(home: dict[str, str]) -> None:
     assert (config.evaluate, config.bootstrap, config.approve_invited) == (False, ("a:1", "[::1]:2"), 3)
 
 
-def test_a_role_of_later_versions_is_refused_with_those_that_work(home: dict[str, str]) -> None:
-    with pytest.raises(UserError, match="is no role; there are voter, trainer, annotator, full"):
-        load({"role": "rlhf"}, home)
+def test_what_is_no_role_is_refused_with_those_that_there_are(home: dict[str, str]) -> None:
+    with pytest.raises(UserError, match="is no role; there are voter, trainer, annotator, rlhf, full"):
+        load({"role": "judge"}, home)
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, home: dict[str, str]) -> None:
