@@ -59,14 +59,15 @@ class Fetching:
 
     since: float = 0.0  # seconds
     turns: list[Due] = field(default_factory=list)  # what it fetches since then
-    asked: dict[Any, float] = field(default_factory=dict)  # for how long, by step
+    asked: dict[Any, float] = field(default_factory=dict)  # for how long, by step; jobs share a trainer's uplink
     shared: dict[Any, float] = field(default_factory=dict)  # of that the part that the others of that trainer left
 
     def go_on(self, now: float, turns: list[Due]) -> None:
         sharing = Counter(due.trainer for due in self.turns)
+        jobs = Counter(trainer for _, trainer in {(due.job, due.trainer) for due in self.turns})
         for due in self.turns:
             key, seconds = (due.job, *due.place, due.is_dispute), now - self.since
-            self.asked[key] = self.asked.get(key, 0.0) + seconds
+            self.asked[key] = self.asked.get(key, 0.0) + seconds / jobs[due.trainer]
             self.shared[key] = self.shared.get(key, 0.0) + seconds / sharing[due.trainer]
         self.since, self.turns = now, turns
 
