@@ -32,6 +32,7 @@ from benchmarks.rivals import environment
 from benchmarks.rivals.environment import Unavailable
 from benchmarks.verdicts import conclude, verdict
 from rlhf import losses
+from rlhf.objective import CLIP
 from scenarios.trials import Parser
 
 GOLDEN = REPOSITORY / "tests" / "rlhf" / "trl.safetensors"
@@ -157,10 +158,10 @@ def cases(tensors: Mapping[str, Tensor]) -> dict[str, int]:
         theirs = {name.removeprefix(f"ppo.batch{batch}."): tensor for name, tensor in tensors.items()}
         ratio = torch.exp(losses.log_probabilities(theirs["logits"], theirs["mb_responses"]) - theirs["mb_logprobs"])
         advantage = theirs["mb_advantage"].masked_fill(theirs["padding_mask"], 0)
-        for side, beyond in (("above", ratio > 1 + losses.CLIP), ("below", ratio < 1 - losses.CLIP)):
+        for side, beyond in (("above", ratio > 1 + CLIP), ("below", ratio < 1 - CLIP)):
             found[f"{side} the edge, advantage > 0"] += int((beyond & (advantage > 0)).sum())
             found[f"{side} the edge, advantage < 0"] += int((beyond & (advantage < 0)).sum())
-        moved = (theirs["vpred"] - theirs["mb_values"]).abs() > losses.CLIP
+        moved = (theirs["vpred"] - theirs["mb_values"]).abs() > CLIP
         found["values beyond an edge"] += int((moved & ~theirs["padding_mask_p1"]).sum())
     return found
 

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from rlhf.objective import CLIP, TRACE_DECAY
+
 DISCOUNT = 1.0  # γ: a response is short, and its last token counts as much as its first
-TRACE_DECAY = 0.95  # λ of GAE
-CLIP = 0.2  # of the ratio, and of the value in its own units
 CENTRE_WEIGHT = 0.01  # pulls a reward model's scores to a mean of zero: the preferences say nothing of it
 WHITENING_EPSILON = 1e-8  # beside the variance
 DEVIATION_EPSILON = 1e-4  # beside the deviation of a group whose responses score alike

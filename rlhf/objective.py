@@ -27,6 +27,8 @@ VALUE: Final = f"{HEAD}value"
 RULE: Final = "rule:"  # begins a reward that is a function of the program
 MODEL: Final = "model"  # the reward that a finished job of the objective `reward` has learned
 EPOCHS_MAX: Final = 64
+TRACE_DECAY: Final = 0.95  # λ of GAE, unless a job says another
+CLIP: Final = 0.2  # of the ratio, and of the value in its own units, unless a job says another
 GROUP_MAX: Final = 1_024  # responses to one prompt: a mean of more is hardly a better one
 ROLLOUT_TOKENS_MAX: Final = 8 << 20  # of one trainer and round, prompts too: a worker holds 48 bytes for each, 400 MB
 PLACES_MAX: Final = 4 << 20  # responses, once for each epoch: a worker holds 20 bytes for each, and a loss is made of each
@@ -63,8 +65,8 @@ class PpoTerms:
     # Off the score of a response without the stop token. At 1 a policy learns to stop, and little else.
     unfinished_penalty: float = 0.1
     score_clip: float = 10.0
-    decay: float = 0.95  # λ of GAE
-    clip_range: float = 0.2  # of the ratio, and of the value in its own units
+    decay: float = TRACE_DECAY  # λ of GAE
+    clip_range: float = CLIP  # of the ratio, and of the value in its own units
     ramp: float = 0.05  # within which gradients fall to zero at these edges; 0 is the textbook
     value_weight: float = 0.1
     reward_model: Base | None = codec.added(None)  # where `reward` is model

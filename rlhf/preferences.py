@@ -202,11 +202,3 @@ def pairs_of_step(
 def rounds_of(epochs: int, pairs: int, *, trainers: int, steps: int, batch: int) -> int:
     """Rounds of so many epochs. In an epoch as many pairs are drawn, by the trainers at the start together, as there are."""
     return math.ceil(Fraction(epochs * pairs, trainers * steps * batch))
-
-
-def require_fit(pairs: Sequence[Pair], tokens: Callable[[str], int], context: int, name: Callable[[Pair], str]) -> None:
-    """`UserError` for the first pair of which prompt and response together are longer than the context, in tokens."""
-    for pair in pairs:
-        longest = max(tokens(pair.prompt + response) for response in (pair.first, pair.second))
-        if longest > context:
-            raise UserError(f"{name(pair)}: prompt and response are {longest} tokens, more than the context of {context}")

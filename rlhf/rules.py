@@ -97,11 +97,6 @@ def optimum(reference: Float64Array, rewards: Float64Array, beta: float = TOY_BE
     return float(beta * np.logaddexp.reduce(reference + rewards / beta))
 
 
-def best_policy(reference: Float64Array, rewards: Float64Array, beta: float = TOY_BETA) -> Float64Array:
-    """Log-probabilities of the one policy whose J is J*."""
-    return reference + (rewards - optimum(reference, rewards, beta)) / beta
-
-
 def gap_closed(logp: Float64Array, reference: Float64Array, rewards: Float64Array, beta: float = TOY_BETA) -> float:
     """(J − J_ref) / (J* − J_ref): 0 for the reference, 1 for the best policy."""
     start = value(reference, reference, rewards, beta)

@@ -819,8 +819,10 @@ class Docket:
 
 
 def renewals_max(faults: int) -> int:
-    """Of the time for reports on a round. A liar is not heard after so many refuted challenges, and apart from a trainer after so
-    many refuted claims; with what f liars have drawn before that they could put off an honest trainer's reward for ever.
+    """How often the time for reports on a round begins anew at most.
+
+    After three refuted challenges a liar is not heard, and after three refuted claims it is not drawn for that trainer any more.
+    But it may keep what it has drawn before, and dispute that later: without a bound it would put off an honest reward for ever.
     """
     return 2 * FALSE_CHALLENGES_MAX * faults
 

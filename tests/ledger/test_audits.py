@@ -398,7 +398,7 @@ def test_a_judge_that_did_not_see_a_step_judges_once_more_if_somebody_found_it_f
     assert sorted(due.is_second for _, due in waiting) == [False] * 2 + [True] * 3
     seconds = [(person, due) for person, due in waiting if due.is_second]
     assert "has given its verdict" in (court.problem(court.said(*seconds[0], WITHHELD)) or "")
-    court.round(1 + 40)
+    court.round(1 + 40 + 1)
     assert court.audits.disputes, "they have a second window"
     court.say(*seconds[0], MISMATCH)
     assert "has given its verdict" in (court.problem(court.said(*seconds[0], MATCH)) or "")

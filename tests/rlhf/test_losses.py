@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from rlhf import losses
+from rlhf.objective import CLIP
 
 LENGTHS = (5, 1, 3, 2)
 B, T, V = len(LENGTHS), max(LENGTHS), 7
@@ -289,7 +290,7 @@ def test_the_gradient_of_the_ratio_jumps_at_an_edge_and_with_a_ramp_it_does_not(
 
 @pytest.mark.parametrize("wanted", [0.9, -0.9, 0.25, 0.19, 0.2, 0.0])
 def test_the_gradient_of_a_value_jumps_where_its_return_lies_beyond_an_edge_and_with_a_ramp_it_does_not(wanted: float) -> None:
-    beyond = max(0.0, abs(wanted) - losses.CLIP)
+    beyond = max(0.0, abs(wanted) - CLIP)
     textbook, ramped = value_line(wanted, 0.0), value_line(wanted, RAMP)
     assert largest_jump(textbook) == pytest.approx(beyond, abs=2 * STEP)
     assert largest_jump(ramped) < 4 * STEP * (1 + beyond / RAMP)

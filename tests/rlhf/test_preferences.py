@@ -27,7 +27,6 @@ from rlhf.preferences import (
     pairs_of_step,
     parted,
     read_file,
-    require_fit,
     rounds_of,
     unpacked,
 )
@@ -253,10 +252,3 @@ def test_a_prompt_is_on_one_side_in_every_set() -> None:
 @pytest.mark.parametrize(("epochs", "pairs", "rounds"), [(1, 32, 1), (1, 33, 2), (3, 100, 10), (1, PAIRS_MAX, 32_768)])
 def test_an_epoch_is_as_many_draws_as_pairs(epochs: int, pairs: int, rounds: int) -> None:
     assert rounds_of(epochs, pairs, trainers=2, steps=4, batch=4) == rounds
-
-
-def test_a_response_beyond_the_context_is_named() -> None:
-    pairs = [pair(1, "ab", "cd", "e"), pair(2, "ab", "c", "def")]
-    require_fit(pairs, len, 5, lambda some: "f")
-    with pytest.raises(UserError, match="f:2: prompt and response are 5 tokens, more than the context of 4"):
-        require_fit(pairs, len, 4, lambda some: f"f:{int.from_bytes(some.id, 'big')}")
