@@ -136,6 +136,7 @@ async def test_policy_approves_whom_a_voter_invited_and_only_so_many(three: list
     await carl.start("join", ask(anna, "invite").strip(), *voter).answers()
     key = (await carl.client.status()).peer
     await poll(lambda: says(anna, f"{key[:8]} stands as a voter: `peer approve {key[:8]}`"))
+    await poll(lambda: stands(ben, key))
     ask(ben, "approve", key[:8])
     height = (await ben.client.status()).height
 
