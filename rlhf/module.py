@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar
 
+from curation.module import is_run
+from curation.state import CurationState
 from ledger.core.genesis import Genesis
 from ledger.core.module import Change, Context, Module, Refused, Said, View
 from ledger.jobs import FINISHED_KEPT_MAX, RUNNING_MAX, ClosedRound, Halt, JobRules, JobsModule, JobsState, job_id
@@ -14,9 +16,10 @@ from protocol import codec
 from protocol.codec import Count, Digest, Length
 from protocol.identity import short_id
 from protocol.messages import Proposal
-from rlhf import plans
+from rlhf import plans, sets
 from rlhf.objective import PPO, Figure, Rollouts
 from rlhf.plans import Begin, Cancel, Phase, Plan
+from rlhf.sets import DecidedSet, Heard, SaySet
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,7 @@ class Medians:
 class RlhfState:
     jobs: Annotated[dict[Digest, Medians], Length(0, RUNNING_MAX + FINISHED_KEPT_MAX)] = field(default_factory=dict)
     plans: Annotated[dict[Digest, Plan], Length(0, plans.RUNNING_MAX + plans.KEPT_MAX)] = field(default_factory=dict)
+    sets: Annotated[dict[Digest, DecidedSet], Length(0, sets.KEPT_MAX)] = field(default_factory=dict)  # by what a job's data is
 
     def running(self) -> dict[bytes, Plan]:
         return {key: plan for key, plan in self.plans.items() if plan.phase is Phase.RUNNING}
@@ -42,7 +46,7 @@ class RlhfState:
 
 class RlhfModule(Module[RlhfState]):
     name = "rlhf"
-    contents: ClassVar[Mapping[str, type]] = {"rlhf/start": Begin, "rlhf/cancel": Cancel}
+    contents: ClassVar[Mapping[str, type]] = {"rlhf/start": Begin, "rlhf/set": SaySet, "rlhf/cancel": Cancel}
     state_type = RlhfState
 
     def __init__(self, rules: JobRules) -> None:
@@ -56,7 +60,7 @@ class RlhfModule(Module[RlhfState]):
         match said.content:
             case Begin() as begin:
                 key = job_id(said.author, said.transaction)
-                plan = plans.made(self._rules, key, said.author, begin, context.height)
+                plan = plans.made(self._rules, key, said.author, begin, view, context.height)
                 mine = sum(members.current(other.author) == said.author for other in state.running().values())
                 if mine >= plans.OF_MEMBER_MAX:
                     raise Refused(f"a plan of {short_id(said.author)} goes on: `rlhf status` shows it, `rlhf cancel` ends it")
@@ -66,6 +70,11 @@ class RlhfModule(Module[RlhfState]):
                 # What `settle` asks for is refused without a word: the person is told here.
                 self._jobs.started(view.of(JobsState), view, first.job, first.spec, said.author, context.height)
                 return Change(replace(state, plans={**state.plans, key: plan}))
+            case SaySet(key, found):
+                running = state.running().get(key)
+                claim = sets.said(running.claim if running else None, sets.voters(members), said.author, found)
+                assert running is not None
+                return Change(replace(state, plans={**state.plans, key: replace(running, claim=claim)}))
             case Cancel(key):
                 if key not in state.running():
                     raise Refused("no such plan goes on")
@@ -77,8 +86,9 @@ class RlhfModule(Module[RlhfState]):
         raise AssertionError(said.content)
 
     def settle(self, state: RlhfState, view: View, context: Context) -> Change:
-        """Plans go on to their next stages, and ask for the jobs that are due."""
+        """Sets are decided; plans go on to their next stages, and ask for the jobs that are due."""
         jobs, members = view.of(JobsState), view.of(MembersState)
+        state = _decided(state, view, context.height) if is_run(view) else state
         facts: list[Any] = []
         moved = {key: plans.moved_on(plan, jobs, context.height) for key, plan in state.plans.items()}
         for key, plan in moved.items():
@@ -96,7 +106,33 @@ class RlhfModule(Module[RlhfState]):
             if job is not None and closed.proposals and self._rules.terms(job.spec).objective == PPO.name:
                 jobs[closed.job] = medians(closed.round, [_said(signed.body) for signed in closed.proposals])
         followed = {key: plans.followed(plan, view.of(JobsState), context.height) for key, plan in state.plans.items()}
-        return Change(RlhfState({job: found for job, found in jobs.items() if job in kept}, plans.bounded(followed)))
+        left = {job: found for job, found in jobs.items() if job in kept}
+        return Change(replace(state, jobs=left, plans=plans.bounded(followed)))
+
+    def rekeyed(self, state: RlhfState, current: Callable[[bytes], bytes]) -> RlhfState:
+        """What a voter has said of a set goes on with it."""
+        claims = {key: plan.claim for key, plan in state.plans.items() if plan.claim is not None and plan.claim.said}
+        moved = {key: {current(voter): found for voter, found in claim.said.items()} for key, claim in claims.items()}
+        changed = {
+            key: replace(state.plans[key], claim=replace(claims[key], said=said))
+            for key, said in moved.items()
+            if said != claims[key].said
+        }
+        return replace(state, plans={**state.plans, **changed}) if changed else state
+
+
+def _decided(state: RlhfState, view: View, height: int) -> RlhfState:
+    """With what the voters have said of sets, and with the sets that they have decided."""
+    voters, curation = sets.voters(view.of(MembersState)), view.of(CurationState)
+    after, known = dict(state.plans), dict(state.sets)
+    for key, plan in state.running().items():
+        if plan.claim is None or plan.claim.is_decided:
+            continue
+        claim, heard = sets.heard(plan.claim, voters, curation)
+        if heard is Heard.DECIDED:
+            known[claim.set] = DecidedSet(claim.source, height, claim.seen)
+        after[key] = replace(plan, claim=claim, phase=Phase.CANCELLED if heard is Heard.REFUSED else plan.phase)
+    return replace(state, plans=after, sets=sets.followed(known, curation))
 
 
 def medians(number: int, said: Sequence[Rollouts]) -> Medians:

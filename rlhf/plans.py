@@ -1,6 +1,7 @@
 """Plans: jobs of which each begins by itself when the one before it is done. Pure rules of the decided state.
 
-A plan is a reward model, and perhaps a policy that is tuned by it. It goes on whoever is away, its author too. In each block:
+A plan is a reward model, and perhaps a policy that is tuned by it. It goes on whoever is away, its author too. Where it learns
+from what people decided in a project, it first waits until the voters have derived its set (`rlhf.sets`). In each block:
 
 | the current stage's job, after the block | the plan |
 |---|---|
@@ -22,7 +23,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Annotated, Final
 
-from ledger.core.module import Refused
+from ledger.core.module import Refused, View
 from ledger.jobs import PLANNED_MAX, Base, Job, JobRules, JobsState, Launch, Needed
 from ledger.jobs import Phase as JobPhase
 from protocol import codec
@@ -31,6 +32,7 @@ from protocol.errors import RemoteProtocolError
 from protocol.messages import Name
 from rlhf.objective import MODEL, PPO, PpoTerms
 from rlhf.reward import REWARD
+from rlhf.sets import Claim, Source, claimed
 from training.spec import ROUNDS_MAX, SETTINGS_BYTES_MAX, JobSpec
 
 RUNNING_MAX: Final = 4  # plans at once, of all members: each holds a base and a reward model on every peer's disk
@@ -56,6 +58,7 @@ class Begin:
 
     reward: Annotated[bytes, Length(1, SPEC_BYTES_MAX)]  # specification of the job that learns from preferences
     policy: Spec = b""  # of the job that its model then rewards, whose `reward_model` is left out; empty: there is none
+    source: Source | None = None  # of the set that the first job names; None: whose preferences they are is not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +86,7 @@ class Plan:
     since: Count  # height at which the current stage became it
     at: Annotated[int, Between(0, 1)] = 0  # the current stage
     phase: Phase = Phase.RUNNING
+    claim: Claim | None = None  # where its set is said to come from a project
 
     @property
     def current(self) -> Stage:
@@ -97,7 +101,7 @@ def stage_job(plan: bytes, stage: int) -> bytes:
     return hashlib.sha256(b"folkmoot/rlhf-stage\x00" + plan + bytes([stage])).digest()
 
 
-def made(rules: JobRules, key: bytes, author: bytes, said: Begin, height: int) -> Plan:
+def made(rules: JobRules, key: bytes, author: bytes, said: Begin, view: View, height: int) -> Plan:
     """The plan of a transaction. Raises `Refused`, or `RemoteProtocolError` for what is no specification."""
     first = rules.terms(said.reward)
     if first.objective != REWARD.name or first.base is None:
@@ -113,7 +117,10 @@ def made(rules: JobRules, key: bytes, author: bytes, said: Begin, height: int) -
         if misread:
             raise Refused(f"the policy cannot read that reward model: {misread}")
         stages.append(Stage(stage_job(key, 1), then.objective, then.rounds, said.policy))
-    return Plan(author, height, first.base.job, tuple(stages), height)
+    named = JobSpec.decode(said.reward).data
+    assert named is not None, "a reward model has a set"
+    claim = claimed(view, said.source, named, height) if said.source else None
+    return Plan(author, height, first.base.job, tuple(stages), height, claim=claim)
 
 
 def rewarded(spec: bytes, model: Base) -> bytes:
@@ -141,7 +148,7 @@ def asked(plan: Plan, author: bytes) -> Iterator[Needed | Launch]:
     """What a running plan wants of the block. `author` is the author's key of now."""
     yield Needed(plan.base)
     yield from (Needed(stage.job) for stage in plan.stages[: plan.at + 1])
-    if plan.current.spec:
+    if plan.current.spec and (plan.claim is None or plan.claim.is_decided):
         yield Launch(plan.current.job, plan.current.spec, author)
 
 

@@ -35,6 +35,7 @@ UTF8_BYTES_MAX: Final = 4  # of a character
 PAIR_BYTES_MAX: Final = 3 * UTF8_BYTES_MAX * TEXT_CHARACTERS_MAX + 64  # three texts; id and p take less than 64
 assert 3 * 2 * len(r"\uXXXX") * TEXT_CHARACTERS_MAX < LINE_BYTES_MAX, "a line holds any three texts, however they are escaped"
 LENGTH_BYTES: Final = 4
+NO_PROJECT: Final = "{} is no project of pairs: preferences come of those alone"
 EXAMPLE: Final = '{"prompt": "…", "chosen": "…", "rejected": "…"}'
 
 
@@ -128,15 +129,9 @@ def decided_pairs(state: CurationState, project: bytes, height: int, page: Calla
     those whose text is taken out. p is the share of the votes, a tie counting half, and at least 1/2 for the label: the label has
     weighed the votes, and the close of a project may change it. `UserError`: it is no project that compares responses.
     """
-    row = state.projects.get(project)
-    if row is None or row.asked.kind is not Kind.PAIR:
-        raise UserError(f"{project.hex()[:16]} is no project of pairs: preferences come of those alone")
     pairs: list[Pair] = []
-    for number in range(row.pages):
-        entry = state.pages.get(page_key(project, number))
-        assert entry is not None, "a project has the rows of its pages"
-        settled = [(index, task, found) for index, task, found in _settled(state, project, entry) if found.height <= height]
-        tasks = page(entry).entries if settled else ()
+    for entry, settled in compared(state, project, height):
+        tasks = page(entry).entries
         for index, task, found in settled:
             text = tasks[index].task
             if text is not None and all(text.items):
@@ -145,12 +140,27 @@ def decided_pairs(state: CurationState, project: bytes, height: int, page: Calla
     return sorted(pairs, key=lambda pair: pair.id)
 
 
-def _settled(state: CurationState, project: bytes, entry: TaskPage) -> Iterator[tuple[int, bytes, TaskRow]]:
-    for index in range(entry.count):
-        task = task_id(project, entry.first + index)
-        row = state.tasks.get(task)
-        if row is not None and not row.is_redacted and row.label is not None and row.label[0] in (FIRST, SECOND, TIE):
-            yield index, task, row
+def compared(state: CurationState, project: bytes, height: int) -> Iterator[tuple[TaskPage, list[tuple[int, bytes, TaskRow]]]]:
+    """Pages with pairs that were decided up to a height, and of each pair its place in the page, its task and its row.
+
+    `UserError`: it is no project that compares responses.
+    """
+    row = state.projects.get(project)
+    if row is None or row.asked.kind is not Kind.PAIR:
+        raise UserError(NO_PROJECT.format(project.hex()[:16]))
+    for number in range(row.pages):
+        entry = state.pages.get(page_key(project, number))
+        assert entry is not None, "a project has the rows of its pages"
+        tasks = ((index, task_id(project, entry.first + index)) for index in range(entry.count))
+        rows = [(index, task, found) for index, task in tasks if (found := state.tasks.get(task)) is not None]
+        settled = [item for item in rows if not item[2].is_redacted and is_compared(item[2], height)]
+        if settled:
+            yield entry, settled
+
+
+def is_compared(row: TaskRow, height: int) -> bool:
+    """It was decided up to this height which response is the better one, or that none is."""
+    return row.label is not None and row.label[0] in (FIRST, SECOND, TIE) and row.height <= height
 
 
 def _share(state: CurationState, task: bytes, row: TaskRow) -> int:

@@ -59,7 +59,7 @@ from protocol.identity import Identity, Signed, peer_id, preimage, sign
 from protocol.messages import NO_VIEW, Certificate, Commit, Prepare, TimedOut, Timeout, TimeoutCertificate, Transaction
 from protocol.names import REFUSED
 from protocol.reasons import OWN_FIRST, OWN_MAX, Finding, Verdict
-from rlhf import plans, rollouts
+from rlhf import plans, rollouts, sets
 from rlhf.module import Medians, RlhfState
 from rlhf.objective import PpoTerms, Rollouts
 from rounds.ballots import Closing
@@ -165,6 +165,9 @@ RECORDS: tuple[type, ...] = (
     RlhfState,
     Medians,
     plans.Plan,
+    sets.Claim,
+    sets.Source,
+    sets.DecidedSet,
     plans.Stage,
 )
 # Where two records have one name.

@@ -11,7 +11,7 @@ import pytest
 
 from ledger import jobs
 from ledger.core.genesis import TRAINER, Founder, Genesis
-from ledger.core.module import Change, Context, View
+from ledger.core.module import Change, Context, Module, View
 from ledger.jobs import Base, JobsState, Phase, Start, Stop, job_id
 from ledger.state import Rules, core_modules, newest
 from peer import features
@@ -40,11 +40,11 @@ POLICY = replace(BASE, name="policy", objective="ppo", rounds=2, local_steps=4, 
 class Tuned(World):
     """Four founders who all train."""
 
-    def __init__(self, folder: Path, kind: type[RlhfModule] = RlhfModule) -> None:
+    def __init__(self, folder: Path, kind: type[RlhfModule] = RlhfModule, modules: tuple[Module[Any], ...] = ()) -> None:
         super().__init__()
         rules = ModelHost(folder)
-        known = (*core_modules(rules), kind(rules))
-        founders = {person.public: Founder("founder", (TRAINER, "rlhf")) for person in PEOPLE[:4]}
+        known = (*core_modules(rules), *modules, kind(rules))
+        founders = {person.public: Founder("founder", (TRAINER, "annotator", "rlhf")) for person in PEOPLE[:4]}
         self.genesis = Genesis("tuned", 1_000, bytes(16), founders, newest(known))
         self.rules, self.chain = Rules(self.genesis, FastVerifier(), known), self.genesis.chain_id
         self.ledger = type(self.ledger)(self.rules, self.rules.first_state(), self.rules.first_state().root)

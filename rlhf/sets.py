@@ -1,0 +1,144 @@
+"""Sets of preferences that people decided in a project. Pure rules: which set a plan may learn from is said by the voters.
+
+The texts of a project are in pages, which the state names by digest alone. So no rule can make the set of a project itself. The
+author of a plan names project, height and set. Every voter derives the set from the state and the pages that it has
+(`rlhf.preferences.decided_pairs`) and says by a transaction what it found. After each block:
+
+| what the present voters have said of a set that is not decided yet | the plan |
+|---|---|
+| a quorum derived the set that the plan names | begins; the set is decided |
+| so many derived another one, or none, that no quorum is left for it | is cancelled |
+| anything, and a task of the set was redacted since the plan was decided | is cancelled |
+| anything else | waits |
+
+Of a quorum at least f + 1 voters are honest: so no set is decided that nobody honest has derived.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Final
+
+from consensus.voters import VoterSet
+from curation.answers import Kind
+from curation.module import is_run
+from curation.state import CurationState, page_key, redaction_key
+from curation.tasks import task_id
+from ledger.core.module import Refused, View
+from ledger.members import MembersState
+from protocol.codec import Count, Digest, Key, Length
+from protocol.limits import VOTERS_MAX
+from rlhf.preferences import NO_PROJECT, is_compared
+
+KEPT_MAX: Final = 64  # decided sets, for `rlhf status` and `rlhf trace`
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a set comes from."""
+
+    project: Digest
+    height: Count  # pairs that were decided up to it
+    tokens: Digest | None = None  # what a manifest says of them: the voters take the author's word, trainers check it
+
+
+@dataclass(frozen=True, slots=True)
+class SaySet:
+    """`rlhf/set`, by a voter: what it derived."""
+
+    plan: Digest
+    set: Digest | None  # of the manifest; None: the project gives no set
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The set of a plan, as its author names it, and what the voters have said of it so far."""
+
+    source: Source
+    set: Digest
+    seen: Count  # of the redacted tasks of all projects, how many were looked at
+    is_decided: bool = False
+    said: Annotated[dict[Key, Digest | None], Length(0, VOTERS_MAX)] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class DecidedSet:
+    source: Source
+    decided: Count  # height
+    seen: Count  # as of a claim
+    redacted: Count = 0  # tasks of it that were redacted since
+
+
+class Heard(enum.Enum):
+    WAITS = "waits"
+    DECIDED = "decided"
+    REFUSED = "refused"
+
+
+def claimed(view: View, source: Source, named: bytes, height: int) -> Claim:
+    """Raises `Refused` for a source of which no set can come."""
+    if not is_run(view):
+        raise Refused("this network does not run the module curation, so no project decides preferences")
+    curation = view.of(CurationState)
+    project = curation.projects.get(source.project)
+    if project is None or project.asked.kind is not Kind.PAIR:
+        raise Refused(NO_PROJECT.format(source.project.hex()[:16]))
+    if source.height >= height:
+        raise Refused(f"height {source.height} is not decided yet")
+    if not project.settled:
+        raise Refused(f"nothing is decided in the project {project.asked.name!r} yet")
+    return Claim(source, named, curation.redacted)
+
+
+def voters(members: MembersState) -> tuple[bytes, ...]:
+    """By their keys of now: some heights pass until a voter votes with a key that it has changed."""
+    return tuple(sorted(map(members.current, members.voters)))
+
+
+def said(claim: Claim | None, voters: Sequence[bytes], voter: bytes, found: bytes | None) -> Claim:
+    """After a voter has said what it derived. Those that do not vote any more are dropped, as with projects that are stopped."""
+    if claim is None or claim.is_decided:
+        raise Refused("no such plan waits for its set")
+    if voter not in voters:
+        raise Refused("only a voter says which set a plan learns from")
+    if voter in claim.said:
+        raise Refused("this voter has said already what it derived")
+    kept = {key: other for key, other in claim.said.items() if key in voters}
+    return replace(claim, said=kept | {voter: found})
+
+
+def heard(claim: Claim, voters: Sequence[bytes], curation: CurationState) -> tuple[Claim, Heard]:
+    """The table above."""
+    known = VoterSet.of(voters)
+    spoken = [claim.said[voter] for voter in voters if voter in claim.said]
+    agree = sum(found == claim.set for found in spoken)
+    redacted = redacted_since(curation, claim.source, claim.seen)
+    claim = replace(claim, seen=curation.redacted)
+    if redacted or len(spoken) - agree > len(known) - known.quorum:
+        return claim, Heard.REFUSED
+    if agree >= known.quorum:
+        return replace(claim, is_decided=True, said={}), Heard.DECIDED
+    return claim, Heard.WAITS
+
+
+def redacted_since(curation: CurationState, source: Source, seen: int) -> int:
+    """How many pairs of a set were redacted after so many redactions."""
+    found = 0
+    for place in range(seen, curation.redacted):
+        redaction = curation.redactions.get(redaction_key(place))
+        if redaction is None or redaction.project != source.project:
+            continue
+        page = curation.pages.get(page_key(redaction.project, redaction.page))
+        assert page is not None, "a redaction is of a page"
+        row = curation.tasks.get(task_id(redaction.project, page.first + redaction.index))
+        found += row is not None and is_compared(row, source.height)
+    return found
+
+
+def followed(sets: Mapping[bytes, DecidedSet], curation: CurationState) -> dict[bytes, DecidedSet]:
+    """With what was redacted since the last block; without the oldest ones."""
+    newest = sorted(sets, key=lambda key: (sets[key].decided, key))[-KEPT_MAX:]
+    counted = {key: redacted_since(curation, sets[key].source, sets[key].seen) for key in sorted(newest)}
+    return {key: replace(sets[key], redacted=sets[key].redacted + more, seen=curation.redacted) for key, more in counted.items()}

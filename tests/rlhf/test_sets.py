@@ -1,0 +1,296 @@
+"""Which set a plan learns from: the one that a quorum of the voters derived, and no other."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from curation.answers import Kind
+from curation.module import CurationModule
+from curation.state import Asked, Redaction
+from curation.tasks import task_id
+from ledger.jobs import job_id
+from ledger.members import Leave
+from ledger.state import State
+from peer import features
+from protocol import codec
+from protocol.identity import Signed
+from rlhf import plans, sets
+from rlhf.module import RlhfModule, RlhfState
+from rlhf.plans import Begin, Cancel, Plan
+from rlhf.sets import Claim, DecidedSet, Heard, SaySet, Source
+from tests.curation.room import Room, annotators
+from tests.ledger.world import PEOPLE, World
+from tests.rlhf.test_plans import POLICY, REWARD, Tuned
+
+AUTHOR, *OTHERS = PEOPLE[:4]  # four voters, of whom one may lie: a quorum is three
+NOVICE = PEOPLE[5]
+ASKED = Asked("pairs", Kind.PAIR, (), False, 2, None, 1, 0, False)
+TASKS, BOTH_BAD = 8, 3
+NAMED, ANOTHER = hashlib.sha256(b"the set").digest(), hashlib.sha256(b"another").digest()
+
+
+class Compared(Tuned, Room):
+    """A project of eight pairs, one person's answers to them, and a plan that learns from them."""
+
+    def __init__(self, folder: Path, kind: type[RlhfModule] = RlhfModule) -> None:
+        super().__init__(folder, kind, (CurationModule(),))
+        self.project_key = self.project(ASKED, TASKS)
+        self.worked_once(annotators(1)[0], TASKS, lambda number: (number % 4,))
+        self.source = Source(self.project_key, self.state.height)
+        self.key = bytes(32)
+
+    def decide_body(self, body: bytes, after_ms: int = 1) -> State:
+        self.now = max(self.now, self.state.time_ms + 1)
+        return World.decide_body(self, body, self.now - self.state.time_ms)
+
+    def beginning(self, source: Source | None = None, author: Any = AUTHOR) -> Signed:
+        spec = self.on(replace(REWARD, data=NAMED))
+        return self.tx(author, "rlhf/start", Begin(spec, self.on(POLICY), source or self.source))
+
+    def begun(self) -> Compared:
+        signed = self.beginning()
+        self.decide(signed)
+        self.key = job_id(AUTHOR.public, self.rules.open_transaction(signed))
+        return self
+
+    @property
+    def now_plan(self) -> Plan:
+        return self.plan(self.key)
+
+    @property
+    def claim(self) -> Claim:
+        claim = self.now_plan.claim
+        assert claim is not None
+        return claim
+
+    @property
+    def has_begun(self) -> bool:
+        return plans.stage_job(self.key, 0) in self.state.jobs.jobs
+
+    @property
+    def sets(self) -> dict[bytes, DecidedSet]:
+        return self.state.of(RlhfState).sets
+
+    def found(self, who: Any, set: bytes | None = NAMED) -> Signed:
+        return self.tx(who, "rlhf/set", SaySet(self.key, set))
+
+    def told(self, *sets: bytes | None) -> str:
+        """How the plan is after each voter, in turn, has said one of these."""
+        told = ""
+        for who, set in zip((AUTHOR, *OTHERS), sets, strict=False):
+            self.decide(self.found(who, set))
+            told += {"running": "job " if self.has_begun else "- ", "cancelled": "! ", "finished": ". "}[self.now_plan.phase]
+            if self.now_plan.phase is not plans.Phase.RUNNING or self.has_begun:
+                break
+        return told.strip()
+
+    def redact(self, *numbers: int) -> None:
+        for number in numbers:
+            page = self.curation.pages.get(self.project_key + bytes(4))
+            assert page is not None
+            self.say(AUTHOR, "curation/redact", Redaction(self.project_key, 0, number, page.digest, bytes([number]) * 32, 100))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def known() -> None:
+    features.install()
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Compared:
+    return Compared(tmp_path)
+
+
+ANSWERS = {  # what the voters say in turn, and how the plan is after each of them
+    (NAMED, NAMED, NAMED): "- - job",
+    (NAMED, NAMED, ANOTHER, NAMED): "- - - job",
+    (ANOTHER, NAMED, NAMED, NAMED): "- - - job",
+    (NAMED, ANOTHER, NAMED, ANOTHER): "- - - !",
+    (ANOTHER, ANOTHER): "- !",
+    (None, None): "- !",
+    (ANOTHER, None): "- !",
+    (NAMED, NAMED, None, None): "- - - !",
+}
+
+
+def outcome(folder: Path) -> list[str]:
+    return [Compared(folder / str(number)).begun().told(*said) for number, said in enumerate(ANSWERS)]
+
+
+@pytest.mark.parametrize("said", ANSWERS)
+def test_a_plan_begins_with_the_set_that_a_quorum_derived_and_never_with_another(
+    world: Compared, said: tuple[bytes | None, ...]
+) -> None:
+    world.begun()
+    assert not world.has_begun and world.now_plan.phase is plans.Phase.RUNNING, "its author's word is not enough"
+    assert world.told(*said) == ANSWERS[said]
+    assert (NAMED in world.sets) == world.has_begun
+    for _ in range(3):
+        world.decide()
+    assert world.has_begun == ANSWERS[said].endswith("job"), "what was refused stays so"
+
+
+def test_a_set_is_decided_with_its_project_and_its_height(world: Compared) -> None:
+    world.begun().told(NAMED, NAMED, NAMED)
+    assert world.sets == {NAMED: DecidedSet(world.source, world.state.height, 0)}
+    assert world.claim == Claim(world.source, NAMED, 0, True)
+    state = world.state.of(RlhfState)
+    assert codec.decode(RlhfState, codec.encode(state)) == state
+    world.close(plans.stage_job(world.key, 0))
+    world.decide()
+    assert plans.stage_job(world.key, 1) in world.state.jobs.jobs, "the policy begins as in any plan"
+
+
+def test_what_can_give_no_set_is_refused_at_once(world: Compared) -> None:
+    moods, fresh = world.project(tasks=1), world.project(replace(ASKED, name="fresh"), 1, OTHERS[0])
+    ahead = world.state.height + 1
+    for source, why in (
+        (Source(bytes(32), 1), "0000000000000000 is no project of pairs"),
+        (Source(moods, 1), f"{moods.hex()[:16]} is no project of pairs"),
+        (Source(fresh, 1), "nothing is decided in the project 'fresh' yet"),
+        (replace(world.source, height=ahead), f"height {ahead} is not decided yet"),
+    ):
+        assert why in (world.problem(world.beginning(source)) or "")
+    assert world.problem(world.beginning(replace(world.source, height=ahead - 1))) is None
+
+
+def test_a_network_without_projects_has_no_sets_of_them(tmp_path: Path) -> None:
+    world = Tuned(tmp_path)
+    said = replace(world.begin(), source=Source(bytes(32), 1))
+    assert "does not run the module curation" in (world.problem(world.tx(AUTHOR, "rlhf/start", said)) or "")
+
+
+def test_a_voter_speaks_once_and_nobody_else_does(world: Compared) -> None:
+    world.begun()
+    assert "no such plan waits" in (world.problem(world.tx(AUTHOR, "rlhf/set", SaySet(bytes(32), NAMED))) or "")
+    world.decide(world.admission(NOVICE))
+    assert "only a voter" in (world.problem(world.found(NOVICE)) or "")
+    world.decide(world.found(AUTHOR))
+    assert "said already" in (world.problem(world.found(AUTHOR, ANOTHER)) or "")
+    for who in OTHERS[:2]:
+        world.decide(world.found(who))
+    assert world.has_begun
+    assert "no such plan waits" in (world.problem(world.found(OTHERS[2])) or "")
+
+
+def test_a_plan_that_waits_for_its_set_can_be_cancelled(world: Compared) -> None:
+    world.begun().told(NAMED, NAMED)
+    world.decide(world.tx(AUTHOR, "rlhf/cancel", Cancel(world.key)))
+    assert "no such plan waits" in (world.problem(world.found(OTHERS[1])) or "")
+    world.decide()
+    assert not world.has_begun and not world.sets
+
+
+def test_a_plan_whose_set_nobody_derives_ends(world: Compared, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it would hold its place for ever when its author is gone."""
+    monkeypatch.setattr(plans, "REFUSED_HEIGHTS_MAX", 3)
+    world.begun()
+    for phase in ("running", "running", "cancelled"):
+        world.decide()
+        assert world.now_plan.phase == phase
+
+
+def test_a_voter_that_left_is_not_heard_and_one_with_another_key_is(world: Compared) -> None:
+    world.begun()
+    world.decide(world.found(AUTHOR), world.found(OTHERS[0]))
+    newer = PEOPLE[6]
+    world.decide(world.rotation(OTHERS[0], newer))
+    assert set(world.claim.said) == {AUTHOR.public, newer.public}
+    assert "said already" in (world.problem(world.found(newer)) or "")
+    world.decide(world.tx(AUTHOR, "member/leave", Leave()))
+    while AUTHOR.public in world.state.members.voters:
+        world.decide()
+    assert not world.has_begun, "of three voters two make a quorum, and one of them has spoken"
+    world.decide(world.found(OTHERS[1]))
+    assert world.has_begun
+
+
+@pytest.mark.parametrize(
+    ("number", "how"),
+    [(0, "cancelled"), (1, "cancelled"), (2, "cancelled"), (BOTH_BAD, "running")],
+    ids=["first", "second", "tie", "both bad"],
+)
+def test_a_task_that_is_redacted_before_its_set_is_decided_ends_the_plan(world: Compared, number: int, how: str) -> None:
+    """Some voters may have derived it with this text, and the others without."""
+    world.begun().told(NAMED)
+    world.redact(number)
+    assert world.now_plan.phase == how
+
+
+def test_a_task_that_is_redacted_later_is_counted_and_one_that_the_set_lacks_is_not(world: Compared) -> None:
+    world.redact(4)  # before the plan: nobody derives it
+    late = world.project(replace(ASKED, name="other"), 1)
+    world.source = replace(world.source, height=settled(world, 5))
+    world.begun().told(NAMED, NAMED, NAMED)
+    within = {number for number in range(TASKS) if number % 4 != BOTH_BAD and settled(world, number) <= world.source.height} - {4}
+    assert within < set(range(TASKS)) - {4}
+    world.redact(*(number for number in range(TASKS) if number != 4))
+    world.say(AUTHOR, "curation/redact", Redaction(late, 0, 0, bytes(32), bytes([1]) * 32, 100))
+    assert world.sets[NAMED].redacted == len(within) and world.sets[NAMED].seen == TASKS + 1
+    assert world.has_begun and world.now_plan.phase is plans.Phase.RUNNING
+
+
+def settled(world: Compared, number: int) -> int:
+    row = world.curation.tasks.get(task_id(world.project_key, number))
+    assert row is not None
+    return row.height
+
+
+def test_the_oldest_sets_are_forgotten(world: Compared, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sets, "KEPT_MAX", 2)
+    made = {bytes([number]) * 32: DecidedSet(world.source, number, 0) for number in range(4)}
+    assert sets.followed(made, world.curation).keys() == {bytes([2]) * 32, bytes([3]) * 32}
+
+
+# Planted bugs -------------------------------------------------------------------------------------------------------------
+
+
+def anything_counts(claim: Claim, *rest: Any) -> tuple[Claim, Heard]:
+    """Whoever said something is taken for somebody who derived the set."""
+    return HEARD(replace(claim, said=dict.fromkeys(claim.said, claim.set)), *rest)
+
+
+def one_is_enough(claim: Claim, *rest: Any) -> tuple[Claim, Heard]:
+    return (claim, Heard.DECIDED) if claim.set in claim.said.values() else HEARD(claim, *rest)
+
+
+def most_are_enough(claim: Claim, voters: tuple[bytes, ...], curation: Any) -> tuple[Claim, Heard]:
+    """Of those that have spoken."""
+    agree = [found == claim.set for found in claim.said.values()]
+    return (claim, Heard.DECIDED) if 2 * sum(agree) > len(agree) > 1 else HEARD(claim, voters, curation)
+
+
+def nothing_refuses(claim: Claim, *rest: Any) -> tuple[Claim, Heard]:
+    after, heard = HEARD(claim, *rest)
+    return after, Heard.WAITS if heard is Heard.REFUSED else heard
+
+
+HEARD = sets.heard
+
+
+@pytest.mark.parametrize("bug", [anything_counts, one_is_enough, most_are_enough, nothing_refuses], ids=lambda bug: bug.__name__)
+def test_a_rule_that_hears_something_else_is_found_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bug: Callable[..., Any]
+) -> None:
+    assert outcome(tmp_path / "sound") == list(ANSWERS.values())
+    monkeypatch.setattr(sets, "heard", bug)
+    assert outcome(tmp_path / "planted") != list(ANSWERS.values())
+
+
+def test_a_plan_that_does_not_wait_for_its_set_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = plans.asked
+    monkeypatch.setattr(plans, "asked", lambda plan, author: asked(replace(plan, claim=None), author))
+    assert Compared(tmp_path).begun().has_begun
+
+
+def test_a_rule_that_ignores_redactions_is_found_out(world: Compared, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sets, "redacted_since", lambda *_: 0)
+    world.begun().told(NAMED)
+    world.redact(0)
+    assert world.now_plan.phase is plans.Phase.RUNNING
