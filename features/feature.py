@@ -34,6 +34,7 @@ class Feature:
     words: str = ""  # the module that declares them, as `features.words` says
     roles: tuple[Role, ...] = ()
     parts: Mapping[str, str] = field(default_factory=dict)  # name -> `module:name` of what makes it (`features.parts.MakePart`)
+    everywhere: tuple[str, ...] = ()  # names of parts that run at every peer, whatever its role
     settings: tuple[Setting, ...] = ()
     calls: str = ""  # `module:class` of the protocol that declares them, as `features.calls` says
     answers: str = ""  # `module:class` of what answers these calls; it is made with the running peer

@@ -69,6 +69,11 @@ def parts() -> dict[str, str]:
     return _by_name("part", (item for feature in FEATURES for item in feature.parts.items()))
 
 
+def everywhere() -> tuple[str, ...]:
+    """The parts that run at every peer."""
+    return tuple(name for feature in FEATURES for name in feature.everywhere)
+
+
 def engines() -> dict[str, str]:
     """By name, what makes the engines of each kind."""
     return _by_name("engine", (item for feature in FEATURES for item in feature.engines.items()))

@@ -56,9 +56,11 @@ class RlhfCalls(Protocol):
         overrides: dict[str, str] | None = None,
         preferences: str = "",
         reward_epochs: int = 3,
+        project: str = "",
     ) -> str:
-        """Tunes the model of a finished job, by a rule or by the preferences in a file; with an empty base a first model, where
-        the reward has a vocabulary of its own. The id of the first job that does, once it is decided.
+        """Tunes the model of a finished job, by a rule, by preferences that people decided in a project, or by those in a file;
+        with an empty base a first model, where the reward has a vocabulary of its own. The id of the first job that does, once
+        it is decided.
         """
         ...
 

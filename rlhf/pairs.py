@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from protocol.errors import UserError
-from rlhf.preferences import PERMILLE, Pair, parted, unpacked
-from training.data.corpus import digest_of
+from rlhf.preferences import PERMILLE, Pair, packed, parted, unpacked
+from training.data.corpus import Manifest, digest_of, split
 from training.data.tokenizer import Tokenizer
 from training.sequences import TokenArray, Tokens
 from training.spec import JobSpec
@@ -37,6 +37,15 @@ class Pairs(Tokens):
 
     trained: Side
     measured: Side  # held out: by the prompt, so that no prompt is on both sides
+
+
+def manifest_of(
+    pairs: Iterable[Pair], tokens: bytes | None = None, keep: Callable[[bytes], object] = lambda blob: None
+) -> Manifest:
+    """What names a set, as `training.data.corpus` names a text; `keep` gets its shards and then the manifest itself."""
+    manifest = replace(split(packed(pairs), keep), tokens=tokens)
+    keep(manifest.encode())
+    return manifest
 
 
 def open_pairs(

@@ -35,6 +35,8 @@ UTF8_BYTES_MAX: Final = 4  # of a character
 PAIR_BYTES_MAX: Final = 3 * UTF8_BYTES_MAX * TEXT_CHARACTERS_MAX + 64  # three texts; id and p take less than 64
 assert 3 * 2 * len(r"\uXXXX") * TEXT_CHARACTERS_MAX < LINE_BYTES_MAX, "a line holds any three texts, however they are escaped"
 LENGTH_BYTES: Final = 4
+PageOf = Callable[[bytes, TaskPage], Page | None]
+Row = tuple[int, bytes, TaskRow]  # of a pair: its place in its page, its task, its row
 NO_PROJECT: Final = "{} is no project of pairs: preferences come of those alone"
 EXAMPLE: Final = '{"prompt": "…", "chosen": "…", "rejected": "…"}'
 
@@ -122,26 +124,29 @@ def _permille(where: str, p: Any) -> int:
 # From a project -----------------------------------------------------------------------------------------------------------
 
 
-def decided_pairs(state: CurationState, project: bytes, height: int, page: Callable[[TaskPage], Page]) -> list[Pair]:
+def decided_pairs(state: CurationState, project: bytes, height: int, page: PageOf) -> list[Pair]:
     """What people decided of a project's pairs up to a height, the same at every peer that has the same state.
 
-    `page` gives the tasks of a page, and raises where they are not here. Left out are pairs of which both responses are bad, and
-    those whose text is taken out. p is the share of the votes, a tie counting half, and at least 1/2 for the label: the label has
-    weighed the votes, and the close of a project may change it. `UserError`: it is no project that compares responses.
+    `page` gives the tasks of a page, by its key and its row; None: the blob that its author named holds none. Left out are pairs
+    of which both responses are bad, and those whose text is taken out. p is the share of the votes, a tie counting half, and at
+    least 1/2 for the label: the label has weighed the votes, and the close of a project may change it. `UserError`: it is no
+    project that compares responses.
     """
     pairs: list[Pair] = []
-    for entry, settled in compared(state, project, height):
-        tasks = page(entry).entries
-        for index, task, found in settled:
-            text = tasks[index].task
+    for key, entry, settled in compared(state, project, height):
+        tasks = page(key, entry)
+        if tasks is None:
+            continue
+        for index, task, row in settled:
+            text = tasks.entries[index].task
             if text is not None and all(text.items):
                 first, second = text.items
-                pairs.append(Pair(task, text.text, first, second, _share(state, task, found)))
+                pairs.append(Pair(task, text.text, first, second, _share(state, task, row)))
     return sorted(pairs, key=lambda pair: pair.id)
 
 
-def compared(state: CurationState, project: bytes, height: int) -> Iterator[tuple[TaskPage, list[tuple[int, bytes, TaskRow]]]]:
-    """Pages with pairs that were decided up to a height, and of each pair its place in the page, its task and its row.
+def compared(state: CurationState, project: bytes, height: int) -> Iterator[tuple[bytes, TaskPage, list[Row]]]:
+    """Pages with pairs that were decided up to a height, by their keys.
 
     `UserError`: it is no project that compares responses.
     """
@@ -149,13 +154,14 @@ def compared(state: CurationState, project: bytes, height: int) -> Iterator[tupl
     if row is None or row.asked.kind is not Kind.PAIR:
         raise UserError(NO_PROJECT.format(project.hex()[:16]))
     for number in range(row.pages):
-        entry = state.pages.get(page_key(project, number))
+        key = page_key(project, number)
+        entry = state.pages.get(key)
         assert entry is not None, "a project has the rows of its pages"
         tasks = ((index, task_id(project, entry.first + index)) for index in range(entry.count))
         rows = [(index, task, found) for index, task in tasks if (found := state.tasks.get(task)) is not None]
         settled = [item for item in rows if not item[2].is_redacted and is_compared(item[2], height)]
         if settled:
-            yield entry, settled
+            yield key, entry, settled
 
 
 def is_compared(row: TaskRow, height: int) -> bool:

@@ -28,6 +28,7 @@ ACTIONS = ("start", "status", "cancel", "compare", "filter", "score")
     Argument("--base", default="", metavar="JOB", help="of `rlhf start`: the finished job whose model is tuned, by name or id"),
     Argument("--reward", default="", metavar="rule:NAME", help="of `rlhf start`: a rule of the program, such as rule:vowels"),
     Argument("--preferences", default="", metavar="FILE", help="of `rlhf start`: JSONL with prompt, chosen, rejected, perhaps p"),
+    Argument("--project", default="", metavar="PROJECT", help="of `rlhf start`: preferences that people decided in it"),
     Argument("--reward-epochs", type=whole_number(1), default=3, metavar="N", help="of `rlhf start`: over these (default 3)"),
     Argument("--ppo-iterations", type=whole_number(0), default=10, metavar="N", help="of `rlhf start`: rounds (default 10)"),
     Argument("--name", default="", metavar="NAME", help="of `rlhf start`: what people call the job"),
@@ -50,19 +51,20 @@ async def rlhf(asked: Asked[RlhfCalls]) -> None:
         case "start":
             if options.what:
                 raise UserError(f"rlhf start: {options.what!r} is no part of it: only `compare` and `filter` take a text")
-            if not (options.reward or (options.base and options.preferences)):  # a base may be needed: the peer says so
-                raise UserError(
-                    "rlhf start: say --base JOB, a finished job that `jobs` lists, and --reward rule:NAME or --preferences FILE"
-                )
+            if not (options.reward or (options.base and (options.preferences or options.project))):  # the peer may need a base
+                what = "--reward rule:NAME, --project PROJECT or --preferences FILE"
+                raise UserError(f"rlhf start: say --base JOB, a finished job that `jobs` lists, and {what}")
             said = set_overrides(options.set)
             if "rounds" in said:
                 raise UserError(f"rlhf start: a round is an iteration: say --ppo-iterations {said['rounds']} instead")
             file = str(Path(options.preferences).expanduser().absolute()) if options.preferences else ""
-            how = (options.ppo_iterations, options.name, said, file, options.reward_epochs)
+            how = (options.ppo_iterations, options.name, said, file, options.reward_epochs, options.project)
             start = asked.api.start_rlhf_training(options.base, options.reward, *how)
             asked.show(f"job {await asked.decided(start)} is decided; `rlhf status` shows how it goes")
             if file:
                 asked.show("its preferences are those of a file, not decided by annotators")
+            if options.project:
+                asked.show("it begins when a quorum of the voters has derived the same preferences from the project")
         case "status":
             view = await asked.api.rlhf_status()
             if options.json:

@@ -10,10 +10,14 @@ from typing import Any
 
 import trio
 
+from curation.module import is_run
+from curation.state import CurationState
 from ledger.jobs import Base, Job, Start, Waiting, job_id
 from ledger.network import NetworkState
-from peer.api.new_job import base_of, fetched, parse_overrides, tolerated, trainers_of, typed
+from peer.api.new_job import FETCHING_SECONDS_MAX, base_of, fetched, parse_overrides, tolerated, trainers_of, typed
 from peer.api.running import RunningPeer
+from peer.driver.deriving import derived
+from peer.serving.projects import find_project
 from peer.worker.supervisor import WorkerFailed
 from protocol import codec
 from protocol.errors import UserError
@@ -21,14 +25,17 @@ from rlhf import pairs, plans, preferences, presets
 from rlhf.calls import CompareView, FiguresView, RlhfCalls, RlhfView, StageView
 from rlhf.module import Medians, RlhfState
 from rlhf.objective import MILLIONTHS, MODEL, MODULE, PPO, ROLE, RULE, PpoTerms
+from rlhf.preferences import Pair
 from rlhf.reward import REWARD
 from rlhf.rules import RULES
+from rlhf.sets import Source
 from training import tasks
 from training.data import corpus, tokenizer
 from training.spec import JobSpec, completed
 
 OWN = {field.name for field in dataclasses.fields(PpoTerms)} - {"reward", "reward_model"}  # what `--set` may say of it
 OF_REWARD = "reward."  # begins what `--set` says of the job that trains a reward model
+SETS = "sets"  # the part at whose desk sets are derived
 UNKNOWN = Base(bytes(32), 1, bytes(32))  # in the place of a reward model that is not trained yet
 
 
@@ -45,12 +52,13 @@ class RlhfAnswers(RlhfCalls):
         overrides: dict[str, str] | None = None,
         preferences: str = "",
         reward_epochs: int = 3,
+        project: str = "",
     ) -> str:
         self.peer.require_member()
         if not self._is_run():
             raise UserError(f"this network does not run the module {MODULE}: `upgrade {MODULE} 1`, said by a quorum, brings it")
-        if bool(reward) == bool(preferences):
-            raise UserError("say what is rewarded: --reward rule:NAME, or --preferences FILE, and not both")
+        if [reward, preferences, project].count("") != 2:
+            raise UserError("say what is rewarded: --reward rule:NAME, --project PROJECT or --preferences FILE, one of them")
         said = overrides or {}
         of_reward = {key.removeprefix(OF_REWARD): text for key, text in said.items() if key.startswith(OF_REWARD)}
         of_policy = {key: text for key, text in said.items() if not key.startswith(OF_REWARD)}
@@ -64,9 +72,11 @@ class RlhfAnswers(RlhfCalls):
         if of_policy and not ppo_iterations:
             raise UserError(f"--set {next(iter(of_policy))}=…: no policy is tuned; of the reward model say `{OF_REWARD}…`")
         policy = await trio.to_thread.run_sync(self._policy, *how) if ppo_iterations else None
-        how = (base, preferences, reward_epochs, f"{name}-reward" if name else "reward", of_reward)
-        first = await trio.to_thread.run_sync(self._reward_model, *how)
-        begin = plans.Begin(first.encode(), _without_model(policy).encode() if policy else b"")
+        source, found = await self._decided(project) if project else (None, preferences)
+        called = f"{name}-reward" if name else "reward"
+        first, manifest = await trio.to_thread.run_sync(self._reward_model, base, found, reward_epochs, called, of_reward)
+        source = replace(source, tokens=manifest.tokens) if source else None
+        begin = plans.Begin(first.encode(), _without_model(policy).encode() if policy else b"", source)
         transaction = await self.peer.author.submit("rlhf/start", begin)
         return plans.stage_job(job_id(self.peer.me, transaction), 0).hex()
 
@@ -79,8 +89,29 @@ class RlhfAnswers(RlhfCalls):
         await self.peer.author.submit("rlhf/cancel", plans.Cancel(key))
         return f"ended; {running[key].current.objective} was its last stage"
 
-    def _reward_model(self, base: str, file: str, epochs: int, name: str, overrides: dict[str, str]) -> JobSpec:
-        """Makes the blobs of the set. Raises `UserError` for a base, values or a file that cannot be used."""
+    async def _decided(self, text: str) -> tuple[Source, list[Pair]]:
+        """What people have decided of a project's pairs up to now. Raises `UserError`."""
+        state = self.peer.driver.state
+        if not is_run(state):
+            raise UserError("this network does not run the module curation: `upgrade curation 1`, said by a quorum, brings it")
+        curation = state.of(CurationState)
+        project, row = find_project(text, curation)
+        if project in curation.closing:
+            raise UserError(f"--project {text!r} is being closed, which may change its labels: say it again when that is done")
+        source = Source(project, state.height)
+        with trio.move_on_after(FETCHING_SECONDS_MAX):
+            found = await derived(self.peer.desk(SETS), source)
+            if not found:
+                raise UserError(f"--project {text!r}: no pair of it is decided yet, but for redacted and bad ones")
+            return source, found
+        raise UserError(f"--project {text!r}: nobody who is here has all tasks of {row.asked.name!r}")
+
+    def _reward_model(
+        self, base: str, given: str | list[Pair], epochs: int, name: str, overrides: dict[str, str]
+    ) -> tuple[JobSpec, corpus.Manifest]:
+        """Makes the blobs of the set, which is given as pairs, or as the name of a file with them. Raises `UserError` for a
+        base, values or preferences that cannot be used.
+        """
         start, _, before = base_of(self.peer, base, "--base")
         said = parse_overrides(overrides)
         if "model" in said:
@@ -95,23 +126,16 @@ class RlhfAnswers(RlhfCalls):
             liars=tolerated(self.peer, ROLE),
         )
         spec = replace(spec, **completed(presets.REWARD | said)).checked()
-        try:
-            with Path(file).expanduser().open("rb") as stream:
-                found = preferences.read_file(Path(file).name, stream)
-        except OSError as error:
-            raise UserError(f"--preferences {corpus.shown(file)} cannot be read: {error.strerror}") from None
+        found = _read(given) if isinstance(given, str) else given
         bpe = None if spec.tokenizer is None else fetched(self.peer, spec.tokenizer)
         try:
             tokens = pairs.encoded(spec, found, tokenizer.load_tokenizer(bpe))
         except UserError as error:
-            raise UserError(f"{Path(file).name}: {error}") from None
-        keep = self.peer.driver.blobs.add
-        manifest = corpus.split(preferences.packed(found), keep)
-        if bpe is not None:
-            manifest = replace(manifest, tokens=corpus.digest_of(tokens))
+            raise UserError(f"{Path(given).name if isinstance(given, str) else '--project'}: {error}") from None
+        manifest = pairs.manifest_of(found, None if bpe is None else corpus.digest_of(tokens), self.peer.driver.blobs.add)
         at_once = {"trainers": trainers_of(self.peer, ROLE), "steps": spec.local_steps, "batch": spec.batch}
         rounds = said.get("rounds") or preferences.rounds_of(epochs, len(tokens.trained), **at_once)
-        return replace(spec, rounds=rounds, data=keep(manifest.encode())).checked()
+        return replace(spec, rounds=rounds, data=manifest.digest).checked(), manifest
 
     def _policy(self, base: str, reward: str, rounds: int, name: str, overrides: dict[str, str]) -> JobSpec:
         """Raises `UserError` for a base or values that cannot be used. A reward model is left open."""
@@ -205,6 +229,14 @@ class RlhfAnswers(RlhfCalls):
                 raise UserError(f"the reference is gone: the model of job {base} was kept until the tuning was over") from None
             told.append(done.text.decode(errors="replace"))
         return CompareView(key.hex(), job.round, *told)
+
+
+def _read(file: str) -> list[Pair]:
+    try:
+        with Path(file).expanduser().open("rb") as stream:
+            return preferences.read_file(Path(file).name, stream)
+    except OSError as error:
+        raise UserError(f"--preferences {corpus.shown(file)} cannot be read: {error.strerror}") from None
 
 
 def newline(pieces: tokenizer.Tokenizer) -> int | None:

@@ -134,7 +134,7 @@ async def running(config: Config, make_round_work: MakeRoundWork | None = None) 
                 desk=desk,
             )
         )
-        parts = [named(features.parts()[name])(desk(name)) for name in role.parts]
+        parts = [named(features.parts()[name])(desk(name)) for name in (*role.parts, *features.everywhere())]
         try:
             async with trio.open_nursery() as outer:
                 await outer.start(network.run)

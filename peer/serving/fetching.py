@@ -47,13 +47,19 @@ class Fetching:
                 await self._desk.block_above(height)
 
     async def _fetch_page(self, key: bytes, page: TaskPage, author: bytes) -> None:
-        await self._desk.fetch(page.digest, page.bytes, (author,))
-        state = self._desk.state.of(CurationState)
-        now = state.pages.get(key)
-        assert now is not None
-        if now.digest == page.digest:
+        if await fetch_page(self._desk, key, page, author):
             self._lacks.discard(key)
-            return
-        with suppress(MissingBlobError):  # it was redacted on the way, and may be deleted already
-            if outdated(state, now, page.digest, self._desk.read(page.digest, PAGE_BYTES_MAX)) is not None:
-                self._desk.delete(page.digest)
+
+
+async def fetch_page(desk: Desk, key: bytes, page: TaskPage, author: bytes) -> bool:
+    """Returns when the page is here. False: another one has its place by now, and this one is gone."""
+    await desk.fetch(page.digest, page.bytes, (author,))
+    state = desk.state.of(CurationState)
+    now = state.pages.get(key)
+    assert now is not None
+    if now.digest == page.digest:
+        return True
+    with suppress(MissingBlobError):  # it was redacted on the way, and may be deleted already
+        if outdated(state, now, page.digest, desk.read(page.digest, PAGE_BYTES_MAX)) is not None:
+            desk.delete(page.digest)
+    return False

@@ -60,12 +60,7 @@ class CurationAnswers(CurationCalls):
         return await trio.to_thread.run_sync(agreement, self._state, *self._find(project))
 
     def _find(self, text: str) -> tuple[bytes, Project]:
-        wanted = text.lower()
-        rows = self._state.projects.items()
-        found = [(key, row) for key, row in rows if key.hex().startswith(wanted) or row.asked.name == text]
-        if not wanted or len(found) != 1:
-            raise UserError(f"{text!r} fits {len(found)} projects: `projects` lists them")
-        return found[0]
+        return find_project(text, self._state)
 
     async def import_tasks(self, request: ImportRequest) -> ProjectView:
         self.peer.require_member()
@@ -219,6 +214,15 @@ class CurationAnswers(CurationCalls):
         read = self.peer.driver.blobs.read_whole
         count = await trio.to_thread.run_sync(proving.write, Path(directory), self.peer.genesis, state, links, key, read)
         return ExportView(directory, count)
+
+
+def find_project(text: str, state: CurationState) -> tuple[bytes, Project]:
+    """By its name, or how its id begins. Raises `UserError`."""
+    wanted = text.lower()
+    found = [(key, row) for key, row in state.projects.items() if key.hex().startswith(wanted) or row.asked.name == text]
+    if not wanted or len(found) != 1:
+        raise UserError(f"{text!r} fits {len(found)} projects: `projects` lists them")
+    return found[0]
 
 
 def _named(asked: Asked, answer: tuple[int, ...]) -> str:

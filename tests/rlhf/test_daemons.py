@@ -58,12 +58,12 @@ def network(tmp_path: Path) -> Iterator[list[Daemon]]:
         yield made
 
 
-async def start(network: list[Daemon], lies: bool = True) -> None:
+async def start(network: list[Daemon], lies: bool = True, *more: str) -> None:
     bootstrap: list[str] = []
     for number, daemon in enumerate(network):
         module = ["peer.liar", "fabricate-rollouts", "-"] if lies and number == LIAR else ["peer.cli"]
         quiet = ["--no-evaluate"] if lies or number else []
-        settings = ("--listen", "127.0.0.1:0", "--web-listen", "127.0.0.1:0", *quiet, *bootstrap)
+        settings = ("--listen", "127.0.0.1:0", "--web-listen", "127.0.0.1:0", *quiet, *more, *bootstrap)
         daemon.start(*module[1:], "run", *settings, module=module[0])
         if not bootstrap:
             bootstrap = ["--bootstrap", (await daemon.answers()).address]

@@ -158,8 +158,8 @@ def decided() -> tuple[Room, bytes]:
     return room, project
 
 
-def page(entry: TaskPage) -> Page:
-    assert entry.count == TASKS
+def page(key: bytes, entry: TaskPage) -> Page:
+    assert key[-4:] == bytes(4) and entry.count == TASKS
     return PAGE
 
 
@@ -199,7 +199,7 @@ def test_a_page_that_lost_a_text_gives_no_pair_of_it(decided: tuple[Room, bytes]
     room, project = decided
     entries = list(PAGE.entries)
     entries[0] = Entry(None, None, bytes(32))
-    pairs = decided_pairs(room.curation, project, room.state.height, lambda _: Page(tuple(entries)))
+    pairs = decided_pairs(room.curation, project, room.state.height, lambda *_: Page(tuple(entries)))
     assert {some.id for some in pairs} == {some.id for some in found(room, project).values()} - {task_id(project, 0)}
 
 

@@ -1,0 +1,121 @@
+"""Sets of preferences that people decided in a project: a voter derives those that plans wait for, and says what it found.
+
+What is due follows from the applied state alone, so a restart forgets nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import trio
+
+from curation.answers import Kind
+from curation.limits import PAGE_BYTES_MAX
+from curation.state import CurationState, TaskPage
+from curation.tasks import Page, read_page
+from features.parts import Desk
+from features.tables import counted
+from ledger.members import MembersState
+from ledger.network import NetworkState
+from peer.roles.trainer import require_space
+from peer.serving.fetching import fetch_page
+from protocol.errors import FolkmootError, MissingBlobError, RemoteProtocolError, UserError
+from rlhf.module import RlhfState
+from rlhf.objective import MODULE
+from rlhf.pairs import manifest_of
+from rlhf.preferences import Pair, decided_pairs
+from rlhf.sets import Claim, SaySet, Source, voters
+
+# For one page, before the state is looked at again: a page that was redacted meanwhile never comes.
+FETCHING_SECONDS = 10.0
+RETRY_SECONDS = 5.0  # after this peer's statement was not decided
+
+log = logging.getLogger("peer")
+
+
+class _Changed(FolkmootError):
+    """A page has another one in its place by now."""
+
+
+class Deriving:
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._begun: set[bytes] = set()
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            while True:
+                height = self._desk.height
+                for key in self._due().keys() - self._begun:
+                    self._begun.add(key)
+                    nursery.start_soon(self._answer, key)
+                await self._desk.block_above(height)
+
+    def _due(self) -> dict[bytes, Claim]:
+        """By plan, what this peer has to say as a voter."""
+        state, me = self._desk.state, self._desk.me
+        if not state.of(NetworkState).version(MODULE) or me not in voters(state.of(MembersState)):
+            return {}
+        running = state.of(RlhfState).running()
+        claims = {key: plan.claim for key, plan in running.items() if plan.claim is not None}
+        return {key: claim for key, claim in claims.items() if not claim.is_decided and me not in claim.said}
+
+    async def _answer(self, key: bytes) -> None:
+        while (claim := self._due().get(key)) is not None:
+            try:
+                await self._desk.submit("rlhf/set", SaySet(key, await self._found(claim)))
+            except UserError as error:
+                log.info("the set of plan %s: %s", key.hex()[:8], error)
+                await trio.sleep(RETRY_SECONDS)
+        self._begun.discard(key)
+
+    async def _found(self, claim: Claim) -> bytes | None:
+        """The set that this peer derives; None if there is none. One that others can be asked for by its name is kept."""
+        pairs = await derived(self._desk, claim.source)
+        try:
+            found = await trio.to_thread.run_sync(manifest_of, pairs, claim.source.tokens)
+        except UserError:
+            found = None
+        where = f"project {claim.source.project.hex()[:16]} gives at height {claim.source.height}"
+        if found is None or found.digest != claim.set:
+            other = "no set" if found is None else f"the set {found.digest.hex()[:16]}"
+            self._desk.tell(f"{where} {other}, and not {claim.set.hex()[:16]}, which a plan names")
+            return None if found is None else found.digest
+        require_space(self._desk.folder, found.size)
+        await trio.to_thread.run_sync(manifest_of, pairs, claim.source.tokens, self._desk.keep)
+        self._desk.tell(f"{where} the set {claim.set.hex()[:16]} of {counted(len(pairs), 'pair')}, as a plan says")
+        return found.digest
+
+
+async def derived(desk: Desk, source: Source) -> list[Pair]:
+    """As `decided_pairs`, of the state as it is now. It waits for pages that are not here, and never gives up by itself."""
+    while True:
+        try:
+            return await trio.to_thread.run_sync(_pairs, desk, source)
+        except _Changed:
+            await trio.lowlevel.checkpoint()
+
+
+def _pairs(desk: Desk, source: Source) -> list[Pair]:
+    """In a thread of Trio's, which ends with the call. Raises `_Changed`."""
+    state, members = desk.state.of(CurationState), desk.state.of(MembersState)
+
+    async def is_here(key: bytes, entry: TaskPage) -> bool:
+        project = state.projects.get(source.project)
+        assert project is not None
+        while desk.state.of(CurationState).pages.get(key) == entry:
+            with trio.move_on_after(FETCHING_SECONDS):
+                return await fetch_page(desk, key, entry, members.current(project.author))
+        return False
+
+    def page(key: bytes, entry: TaskPage) -> Page | None:
+        if not trio.from_thread.run(is_here, key, entry):
+            raise _Changed("a page was replaced")
+        try:
+            return read_page(desk.read(entry.digest, PAGE_BYTES_MAX), Kind.PAIR, entry.root, entry.count)
+        except MissingBlobError:
+            raise _Changed("a page was replaced") from None
+        except RemoteProtocolError:
+            return None  # as at every peer: no tasks have this digest
+
+    return decided_pairs(state, source.project, source.height, page)

@@ -1,0 +1,68 @@
+"""People compare responses at real daemons, and what they decided teaches a reward model, each voter having derived it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import trio
+
+from curation.calls import ImportRequest
+from peer.demo.crowd import Person, Site
+from peer.serving.part import ADDRESS
+from protocol.api import TrainRequest
+from protocol.errors import UserError
+from protocol.identity import Identity
+from tests.peer.processes import Daemon
+from tests.rlhf import test_daemons
+from tests.rlhf.test_daemons import SECONDS_MAX, TERMS, TINY, finished, start
+
+network = test_daemons.network
+PAIRS = {f"q{number}: ": number % 3 for number in range(12)}  # by prompt, what people say: the first, the second, a tie
+OF_REWARD = {"rounds": "2", "local_steps": "2", "batch": "4", "proposal_seconds": "1"}
+QUICK = TERMS | {"proposal_seconds": "1"} | {f"reward.{name}": value for name, value in OF_REWARD.items()}
+
+
+async def imported(daemon: Daemon, folder: Path, name: str, prompts: list[str], response: str = "aeiou") -> str:
+    file = folder / f"{name}.jsonl"
+    file.write_text("".join(json.dumps({"text": prompt, "items": [response, "xkt"]}) + "\n" for prompt in prompts))
+    request = ImportRequest(str(file), name, "", "pair", (), False, 1, 1, "", False)
+    return (await daemon.client.import_tasks(request)).project
+
+
+async def compared(daemon: Daemon, truth: dict[str, int]) -> None:
+    """Four people answer all tasks that there are."""
+    address = daemon.directory / "parts" / "serve" / ADDRESS
+    while not address.exists():  # noqa: ASYNC110
+        await trio.sleep(0.02)
+    host, _, port = address.read_text().removeprefix("http://").rpartition(":")
+    people = [Person(f"p{n}", Identity(bytes([n]) * 32), 1.0, Site(host, int(port)), truth, 0.0) for n in range(4)]
+    async with trio.open_nursery() as crowd:
+        for person in people:
+            crowd.start_soon(person.take_part, trio.CapacityLimiter(4))
+        while any(view.settled < view.tasks for view in await daemon.client.projects()):  # noqa: ASYNC110
+            await trio.sleep(0.05)
+        crowd.cancel_scope.cancel()
+
+
+async def test_a_project_teaches_a_reward_model_without_its_author(network: list[Daemon], tmp_path: Path) -> None:
+    first, author = network[:2]
+    with trio.fail_after(SECONDS_MAX):
+        await start(network, False, "--sign-up", "open")
+        base = await first.client.train(TrainRequest("base", "", 1, 0, TINY))
+        project = await imported(author, tmp_path, "pairs", list(PAIRS))
+        await finished(author, base)
+        begin = author.client.start_rlhf_training
+        for named, why in (("pairs", "--project 'pairs': no pair of it is decided yet"), ("none", "'none' fits 0 projects")):
+            with pytest.raises(UserError, match=why):
+                await begin("base", "", 1, "", QUICK, project=named)
+        await compared(author, PAIRS)
+        reward = await begin("base", "", 1, "", QUICK, project="pairs")
+        author.kill()
+        root = (await finished(first, reward)).model_root
+        for daemon in (first, *network[2:]):
+            while (status := await daemon.client.rlhf_status()).state != "finished":  # noqa: ASYNC110
+                await trio.sleep(0.05)
+            assert (status.stages[0].job, status.stages[0].model_root) == (reward, root)
+    assert project
