@@ -16,6 +16,8 @@ from training.sequences import Tokens
 from training.transformer import BYTES, HEAD, PARAMETERS_MAX, shapes
 
 SCORE: Final = f"{HEAD}reward"
+ACCURACY: Final = "held_out_accuracy"
+CALIBRATION: Final = "calibration_error"
 
 
 class RewardModel(Objective):
@@ -28,9 +30,10 @@ class RewardModel(Objective):
     reads_text = False  # a set of preferences, which all trainers share
     makes_text = False
     reader = "rlhf.pairs:open_pairs"
+    origin = "rlhf.module:origin"
     losses: ClassVar[Mapping[str, str]] = {"pytorch": "rlhf.pytorch.reward:loss"}
-    measures: ClassVar[Mapping[str, str]] = {"pytorch": "rlhf.pytorch.reward:held_out_accuracy"}
-    figure = "held_out_accuracy"
+    measures: ClassVar[Mapping[str, str]] = {"pytorch": "rlhf.pytorch.reward:figures"}
+    figure = ACCURACY
 
     def problem(self, job: Job, settings: Any) -> str | None:
         if job.data is None:

@@ -323,7 +323,7 @@ async def test_an_engine_of_a_feature_trains_in_a_worker_without_torch(feature: 
             (np.fromfile(buffer, "<f4") * 2).tofile(other)
             assert (await worker.ask(replace(audit, buffer=str(other)))).verdict is Verdict.REPLAY
             measured = await worker.ask(tasks.Evaluate(bytes(32), model))
-            assert measured.figure is not None and 0 < measured.figure < 2
+            assert 0 < measured.figures["distance_from_all"] < 2
             nursery.cancel_scope.cancel()
 
 

@@ -16,6 +16,7 @@ from protocol import codec
 from protocol.codec import Between, Count, Digest, Key, Length
 from protocol.errors import RemoteProtocolError
 from protocol.limits import DECLARATION_BYTES_MAX, TRANSACTION_BYTES_MAX
+from protocol.messages import Name
 from protocol.reasons import Finding, Verdict
 from training.transformer import PARAMETERS_MAX
 
@@ -88,7 +89,7 @@ class Replayed:
 @dataclass(frozen=True, slots=True)
 class Evaluated:
     TAG: ClassVar[str] = "evaluated"
-    figure: float | None  # `Objective.figure`; None: there is none to measure
+    figures: dict[Name, float]  # of the objective
     seconds: float
 
 
@@ -223,7 +224,7 @@ class Replay(Request[Replayed]):
 
 @dataclass(frozen=True, slots=True)
 class Evaluate(Request[Evaluated]):
-    """The objective's figure of a model → Evaluated."""
+    """The objective's figures of a model → Evaluated."""
 
     TAG: ClassVar[str] = "evaluate"
     PRIORITY: ClassVar[int] = 4

@@ -127,8 +127,8 @@ class Trainer(Voter):
             if round.model_directory.exists():
                 raise
             return 0.0  # rounds go by faster than they are measured: this model was pruned meanwhile
-        if done.figure is not None:
-            await round.measured(round.spec.kind.figure, done.figure)
+        for name, figure in done.figures.items():
+            await round.measured(name, figure)
         return done.seconds
 
     async def _sample(self, round: OpenRound) -> float:

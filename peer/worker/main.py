@@ -187,8 +187,8 @@ class Jobs:
 
     def _evaluate(self, request: tasks.Evaluate) -> tasks.Evaluated:
         started = time.perf_counter()
-        figure = self._engine(request.job).evaluate(_parameters(request.model_directory), self._beat)
-        return tasks.Evaluated(figure, time.perf_counter() - started)
+        figures = self._engine(request.job).measured(_parameters(request.model_directory), self._beat)
+        return tasks.Evaluated(dict(figures), time.perf_counter() - started)
 
     def _generate(self, request: tasks.Generate) -> tasks.Generated:
         engine, prompt = self._engine(request.job), request.prompt.encode()

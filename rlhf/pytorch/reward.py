@@ -5,7 +5,7 @@ Axes: N pairs, 2 responses of each, B texts, S tokens of a text, C features.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 import numpy as np
@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from rlhf import losses
+from rlhf.calibration import calibration_error
 from rlhf.pairs import Pairs, rows
-from rlhf.reward import SCORE
+from rlhf.reward import ACCURACY, CALIBRATION, SCORE
 from training.engines.engine import Beat, Other
 from training.engines.pytorch.model import GPT
 from training.sequences import Tokens
@@ -78,16 +79,16 @@ class Scorer:
         return torch.cat(found)
 
 
-def held_out_accuracy(model: GPT, spec: JobSpec, tokens: Tokens, on_step: Beat) -> float | None:
-    """Of the held-out pairs with a better response, the share whose better one scores higher; equal scores count half.
-
-    None if there is no such pair.
+def figures(model: GPT, spec: JobSpec, tokens: Tokens, on_step: Beat) -> Mapping[str, float]:
+    """Of the held-out pairs: with a better response, the share whose better one scores higher, where equal scores count half;
+    and of all, whether chances are as people's. A figure is left out if there is no such pair.
     """
     assert isinstance(tokens, Pairs)
-    right, pairs = 0.0, 0
-    for score_N2, p_N in held_out_scores(model, tokens, on_step):
-        agrees_N = torch.sign(score_N2[:, 0] - score_N2[:, 1]) * torch.sign(p_N - 0.5)
-        decided_N = p_N != 0.5
-        right += float(((1 + agrees_N) / 2)[decided_N].sum())
-        pairs += int(decided_N.sum())
-    return right / pairs if pairs else None
+    parts = list(held_out_scores(model, tokens, on_step))
+    if not parts:
+        return {}
+    d_N = torch.cat([score_N2[:, 0] - score_N2[:, 1] for score_N2, _ in parts])
+    p_N = torch.cat([p_N for _, p_N in parts])
+    found = {CALIBRATION: calibration_error(torch.sigmoid(d_N).numpy(), p_N.numpy())}
+    right_N = ((1 + torch.sign(d_N) * torch.sign(p_N - 0.5)) / 2)[p_N != 0.5]
+    return ({ACCURACY: float(right_N.double().mean())} if len(right_N) else {}) | found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -116,8 +116,8 @@ class Slate:
     ) -> tuple[Float32Array, InnerState, float]:
         raise NotImplementedError("its jobs commit to no states")
 
-    def evaluate(self, parameters: Float32Array, on_step: Beat = lambda: None) -> float | None:
-        return float(named(self.spec.kind.measures["slate"])(parameters, self.tokens))
+    def measured(self, parameters: Float32Array, on_step: Beat = lambda: None) -> Mapping[str, float]:
+        return {self.spec.kind.figure: named(self.spec.kind.measures["slate"])(parameters, self.tokens)}
 
     def generate(
         self,

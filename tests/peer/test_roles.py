@@ -257,7 +257,7 @@ async def test_measuring_leaves_the_worker_to_training_for_most_of_the_time(
         assert isinstance(request, tasks.Evaluate)
         begun.append(trio.current_time())
         await trio.sleep(1.0)
-        return tasks.Evaluated(2.5, 1.0)
+        return tasks.Evaluated({"bits": 2.5}, 1.0)
 
     steps.ask = evaluate  # type: ignore[method-assign]
     async with trio.open_nursery() as nursery:

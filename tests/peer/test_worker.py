@@ -54,7 +54,7 @@ while True:
     elif what == "hang": log.write(read()[1].TAG + "\\n"); send(number, Failed("cancelled"))
     elif what == "stubborn": signal.signal(signal.SIGTERM, signal.SIG_IGN); send(number, Opened(0, 0, 0)); time.sleep(1000)
     elif isinstance(request, OpenJob): [send(number, Beat()) for _ in range(3)]; send(number, Opened(1, 2, 3))
-    elif isinstance(request, Evaluate): send(number, Evaluated(2.5, 0.1))
+    elif isinstance(request, Evaluate): send(number, Evaluated({"bits": 2.5}, 0.1))
     elif isinstance(request, Propose): send(number, Proposed(b"p", bytes(32), bytes(32), 1.0, 0.1))
     elif isinstance(request, Reexecute): send(number, Reexecuted(bytes(32)))
     elif isinstance(request, Audit): send(number, Audited(0, 0.0, 0.1))
@@ -104,7 +104,7 @@ async def running_fake(tmp_path: Path) -> AsyncIterator[Fake]:
 
 async def test_a_request_gets_its_reply_after_any_number_of_beats(fake: Fake) -> None:
     assert await fake.worker.ask(open_job("text")) == tasks.Opened(1, 2, 3)
-    assert await fake.worker.ask(evaluate()) == tasks.Evaluated(2.5, 0.1)
+    assert await fake.worker.ask(evaluate()) == tasks.Evaluated({"bits": 2.5}, 0.1)
     assert fake.worker.ready == tasks.Ready("fake", 1) and fake.worker.restarts == 0
 
 
@@ -155,7 +155,7 @@ async def test_when_the_worker_dies_its_request_fails_and_the_next_one_finds_a_n
     await fake.worker.ask(open_job("text"))
     with pytest.raises(WorkerDied, match=why):
         await fake.worker.ask(evaluate(what))
-    assert await fake.worker.ask(evaluate()) == tasks.Evaluated(2.5, 0.1)
+    assert await fake.worker.ask(evaluate()) == tasks.Evaluated({"bits": 2.5}, 0.1)
     assert fake.worker.restarts == 1
     starts = [line for line in fake.asked() if line.startswith("start")]
     assert fake.asked()[-2:] == ["text", "model"] and len(starts) == 2
@@ -200,7 +200,7 @@ async def test_a_cancelled_request_is_dropped_by_the_worker_which_lives_on(fake:
             nursery.start_soon(fake.worker.ask, evaluate("hang"))
             await fake.until("hang")
             scope.cancel()
-    assert await fake.worker.ask(evaluate()) == tasks.Evaluated(2.5, 0.1)
+    assert await fake.worker.ask(evaluate()) == tasks.Evaluated({"bits": 2.5}, 0.1)
     assert fake.asked()[1:] == ["hang", "cancel", "model"] and fake.worker.restarts == 0
 
 
@@ -295,7 +295,7 @@ async def propose_and_audit(worker: Worker, files: Files) -> None:
         foreign = await worker.ask(replace(audit, trainer=b"u" * 32))
         assert foreign.verdict is Verdict.REPLAY and foreign.relative_error > 0.1
         evaluated = await worker.ask(tasks.Evaluate(JOB, model))
-        assert evaluated.figure == pytest.approx(8.5, abs=1)
+        assert evaluated.figures["held_out_bits_per_byte"] == pytest.approx(8.5, abs=1)
         assert len((await worker.ask(tasks.Generate(JOB, model, "The ", 5, 1.0, 0))).text) == 5
         with pytest.raises(WorkerFailed, match="is not open"):
             await worker.ask(tasks.Evaluate(bytes(32), model))

@@ -33,7 +33,7 @@ ANSWERS = [
     tasks.Reexecuted(bytes(32)),
     tasks.Audited(Verdict.REPLAY, 0.5, 0.1),
     tasks.Replayed(Finding.MISMATCH, 0.5, 0.1),
-    tasks.Evaluated(None, 0.1),
+    tasks.Evaluated({"bits": 2.5}, 0.1),
     tasks.Generated(b"\xff"),
     tasks.Pong(),
     tasks.Failed("why"),

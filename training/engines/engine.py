@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -71,8 +71,8 @@ class Engine(Protocol):
     ) -> tuple[Float32Array, InnerState, float]:
         """The state after one inner step, from the state before it, and the step's loss."""
 
-    def evaluate(self, parameters: Float32Array, on_step: Beat = ...) -> float | None:
-        """The objective's figure of a model; None if it has none, or the job has nothing to measure it with."""
+    def measured(self, parameters: Float32Array, on_step: Beat = ...) -> Mapping[str, float]:
+        """The objective's figures of a model by name, but for those that the job has nothing to measure with."""
 
     def generate(
         self,

@@ -103,11 +103,14 @@ class Objective:
     makes_text: ClassVar[bool] = True  # people can ask its model for text, and take it home
     # `module:function` that makes a job's data of its file, imported by the worker alone: it takes and raises what this one does.
     reader: ClassVar[str] = "training.data.corpus:open_tokens"
+    # `module:function` that says where a job's data comes from, of the states of all modules and the data's digest, for people.
+    origin: ClassVar[str] = ""
     # Engine -> `module:function`, imported by the worker alone. It takes the model and `examples`, and gives the mean over them.
     losses: ClassVar[Mapping[str, str]] = {}
-    # The same for measuring a model: takes the model, the specification, the data and a heartbeat, gives `figure`, or None.
+    # The same for measuring a model: takes the model, the specification, the data and a heartbeat, gives figures by their names
+    # among those of a round.
     measures: ClassVar[Mapping[str, str]] = {}
-    figure: ClassVar[str] = "held_out_bits_per_byte"  # what it is called among a round's figures
+    figure: ClassVar[str] = "held_out_bits_per_byte"  # the first of them
     # Record that a proposal has beside what all proposals have. The engine makes it before the steps, and auditors check it.
     declaration: ClassVar[type | None] = None
     # Engine -> `module:class` of what makes and checks declarations there, for engines that ask for one.

@@ -6,7 +6,7 @@ far below what an audit tolerates.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -192,10 +192,14 @@ class Engine:
             on_step()
         return total
 
-    def evaluate(self, parameters: Float32Array, on_step: Beat = lambda: None) -> float | None:
+    def measured(self, parameters: Float32Array, on_step: Beat = lambda: None) -> Mapping[str, float]:
         self.load(parameters)
         with torch.no_grad():
-            return self._measure(self.model, self.spec, self.tokens, on_step) if self._measure else None
+            return self._measure(self.model, self.spec, self.tokens, on_step) if self._measure else {}
+
+    def evaluate(self, parameters: Float32Array, on_step: Beat = lambda: None) -> float | None:
+        """The first of the objective's figures; None if there is nothing to measure it with."""
+        return self.measured(parameters, on_step).get(self.spec.kind.figure)
 
     def generate(
         self,

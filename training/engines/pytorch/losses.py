@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -23,11 +24,11 @@ def next_token(model: GPT, x_BT: Tensor, y_BT: Tensor) -> Tensor:
     return model.loss(x_BT, y_BT)
 
 
-def held_out_bits(model: GPT, spec: JobSpec, tokens: Tokens, on_step: Beat) -> float | None:
-    """Held-out bits per byte over fixed windows; None if the job holds nothing out."""
+def held_out_bits(model: GPT, spec: JobSpec, tokens: Tokens, on_step: Beat) -> Mapping[str, float]:
+    """Held-out bits per byte over fixed windows; nothing if the job holds nothing out."""
     held_out, context = tokens.held_out, spec.model.context
     if len(held_out) <= context:
-        return None
+        return {}
     starts = evaluation_windows(len(held_out), context)
     nats, bytes_seen = 0.0, 0
     for batch in np.array_split(starts, max(1, len(starts) * context // EVALUATION_BATCH_TOKENS)):
@@ -35,7 +36,7 @@ def held_out_bits(model: GPT, spec: JobSpec, tokens: Tokens, on_step: Beat) -> f
         nats += float(model.loss(x_BT, y_BT, reduction="sum"))
         bytes_seen += int(tokens.token_bytes[y_BT.numpy()].sum())
         on_step()
-    return nats / math.log(2) / bytes_seen
+    return {spec.kind.figure: nats / math.log(2) / bytes_seen}
 
 
 def evaluation_windows(held_out: int, context: int) -> npt.NDArray[np.int64]:
