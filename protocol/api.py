@@ -177,6 +177,7 @@ class JobView:
     suspended: dict[str, int] = field(default_factory=dict)  # trainer -> the first round in which it may train again
     audits_open: int = 0  # audits not reported yet, and disputes not settled yet
     place: int = 0  # in the line, from 1 on; 0: it does not wait
+    origin: str = ""  # of data that people decided, or might have
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,19 @@ from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
+class PreferencesView:
+    """Where the preferences of a reward model come from."""
+
+    set: str
+    decided_by_annotators: bool  # a quorum of the voters has derived them from the project; else nobody vouches for them
+    project: str = ""  # of which they are said to be
+    height: int = 0
+    redacted: int = 0  # pairs of it that were redacted since
+    agree: int = 0  # voters that have derived this set so far, and others; once it is decided they are forgotten
+    disagree: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class StageView:
     objective: str
     job: str
@@ -15,6 +28,8 @@ class StageView:
     rounds: int
     model_root: str
     held_out_accuracy: float | None = None  # of a reward model, as far as this peer has measured it
+    calibration_error: float | None = None  # of a reward model: how far its chances are from people's, in the mean
+    preferences: PreferencesView | None = None  # of a reward model
 
 
 @dataclass(frozen=True, slots=True)

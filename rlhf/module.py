@@ -135,6 +135,14 @@ def _decided(state: RlhfState, view: View, height: int) -> RlhfState:
     return replace(state, plans=after, sets=sets.followed(known, curation))
 
 
+def origin(view: View, data: bytes) -> str:
+    """Where a set comes from, for people."""
+    found = view.of(RlhfState).sets.get(data)
+    if found is None:
+        return "not decided by annotators"
+    return f"decided by annotators (project {found.source.project.hex()[:16]}, height {found.source.height})"
+
+
 def medians(number: int, said: Sequence[Rollouts]) -> Medians:
     def median(name: str) -> int:
         values = sorted(getattr(rollouts, name) for rollouts in said)

@@ -11,7 +11,7 @@ from features.lazily import named
 from features.tables import Column, Fitted, Verbatim, counted
 from features.words import Asked, word
 from protocol.errors import UserError
-from rlhf.calls import FiguresView, RlhfCalls, RlhfView
+from rlhf.calls import FiguresView, PreferencesView, RlhfCalls, RlhfView
 
 SHORT = 8
 ACTIONS = ("start", "status", "cancel", "compare", "filter", "score")
@@ -121,6 +121,19 @@ async def _score(asked: Asked[RlhfCalls], files: list[str], is_json: bool) -> No
     asked.show(f"the chosen response scores higher in {right} of {counted(len(found), 'pair')}")
 
 
+def _whose(of: PreferencesView, state: str) -> str:
+    project = f"project {of.project[:SHORT]} up to height {of.height}"
+    if of.decided_by_annotators:
+        since = f", {counted(of.redacted, 'pair')} of them redacted since" if of.redacted else ""
+        return f"preferences decided by annotators, of {project}{since}"
+    if not of.project:
+        return "preferences of a file, not decided by annotators"
+    if state == "cancelled":
+        return f"preferences said to be of {project}: {counted(of.disagree, 'voter')} derived others; `rlhf start` begins again"
+    heard = f"{counted(of.agree, 'voter')} derived these so far, {of.disagree} others"
+    return f"it waits until a quorum of the voters has derived its preferences from {project}: {heard}"
+
+
 def _show_status(asked: Asked[RlhfCalls], view: RlhfView, figures: tuple[FiguresView, ...]) -> None:
     if not view.stages:
         asked.show("nothing is tuned yet: `rlhf start --base JOB --reward rule:NAME` begins")
@@ -134,7 +147,10 @@ def _show_status(asked: Asked[RlhfCalls], view: RlhfView, figures: tuple[Figures
         asked.show("the plan is cancelled: no other stage begins")
     for stage in view.stages:
         if (accuracy := stage.held_out_accuracy) is not None:
-            asked.show(f"{stage.job[:SHORT]}: the better response scores higher in {accuracy:.0%} of the held-out pairs")
+            sure = "" if (error := stage.calibration_error) is None else f"; its chances are {error:.0%} off in the mean"
+            asked.show(f"{stage.job[:SHORT]}: the better response scores higher in {accuracy:.0%} of the held-out pairs{sure}")
+        if stage.preferences is not None:
+            asked.show(f"{stage.job[:SHORT]}: {_whose(stage.preferences, view.state)}")
     for of in figures:
         told = (
             f"score {of.score:.3f}, {of.nats:.2f} nats from the reference, {of.tokens:.1f} tokens, {of.unfinished:.0%} unfinished"

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import trio
 
 from consensus.voters import VoterSet
+from features.lazily import named
 from ledger.audits.state import JobAudits
 from ledger.jobs import Job, Phase, Start, Stop, Waiting, job_id
-from ledger.state import decode_body
+from ledger.state import State, decode_body
 from peer.api.naming import find_job
 from peer.api.new_job import LOCAL, job_spec
 from peer.api.running import RunningPeer
@@ -38,8 +39,8 @@ class JobAnswers(JobCalls):
         """The jobs that wait stand behind the others, in the order of the line."""
         state = self.peer.driver.state
         jobs = sorted(state.jobs.jobs.items(), key=lambda item: item[1].started)
-        started = [_job(key, job, state.audits.jobs.get(key, JobAudits())) for key, job in jobs]
-        return (*started, *(_in_line(waiting, place) for place, waiting in enumerate(state.jobs.line, start=1)))
+        started = [_job(key, job, state, state.audits.jobs.get(key, JobAudits())) for key, job in jobs]
+        return (*started, *(_in_line(waiting, state, place) for place, waiting in enumerate(state.jobs.line, start=1)))
 
     async def rounds(self, last: int) -> tuple[RoundView, ...]:
         store = self.peer.driver.store
@@ -159,7 +160,7 @@ def _shown(reasons: Mapping[str, int], own: Sequence[str]) -> dict[str, int]:
     return {shown(reason, own): count for reason, count in reasons.items()}
 
 
-def _job(key: bytes, job: Job, audits: JobAudits) -> JobView:
+def _job(key: bytes, job: Job, state: State, audits: JobAudits) -> JobView:
     spec = JobSpec.decode(job.spec)
     return JobView(
         job=key.hex(),
@@ -176,10 +177,11 @@ def _job(key: bytes, job: Job, audits: JobAudits) -> JobView:
         started_height=job.started,
         suspended={peer_id(trainer): until for trainer, until in audits.suspended.items() if until > job.round},
         audits_open=_open_audits(audits),
+        origin=_origin(spec, state),
     )
 
 
-def _in_line(waiting: Waiting, place: int) -> JobView:
+def _in_line(waiting: Waiting, state: State, place: int) -> JobView:
     spec = JobSpec.decode(waiting.spec)
     return JobView(
         job=waiting.job.hex(),
@@ -195,11 +197,17 @@ def _in_line(waiting: Waiting, place: int) -> JobView:
         rejected={},
         started_height=waiting.since,
         place=place,
+        origin=_origin(spec, state),
     )
 
 
 def _data(spec: JobSpec) -> str:
     return spec.data.hex() if spec.data else LOCAL if spec.kind.reads_text else ""
+
+
+def _origin(spec: JobSpec, state: State) -> str:
+    told: str = named(spec.kind.origin)(state, spec.data) if spec.kind.origin else ""
+    return told
 
 
 def _open_audits(audits: JobAudits) -> int:

@@ -15,6 +15,7 @@ from curation.state import CurationState
 from ledger.jobs import Base, Job, Start, Waiting, job_id
 from ledger.network import NetworkState
 from peer.api.new_job import FETCHING_SECONDS_MAX, base_of, fetched, parse_overrides, tolerated, trainers_of, typed
+from peer.api.preferences import preferences_of
 from peer.api.running import RunningPeer
 from peer.driver.deriving import derived
 from peer.serving.projects import find_project
@@ -26,7 +27,7 @@ from rlhf.calls import CompareView, FiguresView, RlhfCalls, RlhfView, StageView
 from rlhf.module import Medians, RlhfState
 from rlhf.objective import MILLIONTHS, MODEL, MODULE, PPO, ROLE, RULE, PpoTerms
 from rlhf.preferences import Pair
-from rlhf.reward import REWARD
+from rlhf.reward import ACCURACY, CALIBRATION, REWARD
 from rlhf.rules import RULES
 from rlhf.sets import Source
 from training import tasks
@@ -187,10 +188,13 @@ class RlhfAnswers(RlhfCalls):
         return StageView(stage.objective, stage.job.hex(), "waiting" if stage.spec else "forgotten", 0, stage.rounds, "")
 
     async def _measured(self, stage: StageView) -> StageView:
-        """With the newest figure that this peer has measured, if it is the stage's."""
+        """With the newest figures that this peer has measured, and where its preferences come from."""
         found = await trio.to_thread.run_sync(self.peer.driver.store.measured, bytes.fromhex(stage.job))
-        figures = [figures[REWARD.figure] for _, figures in sorted(found.items()) if REWARD.figure in figures]
-        return replace(stage, held_out_accuracy=figures[-1] if figures else None)
+        newest = {name: value for _, figures in sorted(found.items()) for name, value in figures.items()}
+        told = replace(stage, held_out_accuracy=newest.get(ACCURACY), calibration_error=newest.get(CALIBRATION))
+        if stage.objective != REWARD.name:
+            return told
+        return replace(told, preferences=preferences_of(self.peer.driver.state, bytes.fromhex(stage.job)))
 
     async def rlhf_figures(self) -> tuple[FiguresView, ...]:
         if not self._is_run():

@@ -60,9 +60,12 @@ async def test_a_project_teaches_a_reward_model_without_its_author(network: list
         await compared(author, PAIRS)
         reward = await begin("base", "", 1, "", QUICK, project="pairs")
         author.kill()
-        root = (await finished(first, reward)).model_root
+        done = await finished(first, reward)
         for daemon in (first, *network[2:]):
             while (status := await daemon.client.rlhf_status()).state != "finished":  # noqa: ASYNC110
                 await trio.sleep(0.05)
-            assert (status.stages[0].job, status.stages[0].model_root) == (reward, root)
-    assert project
+            assert (status.stages[0].job, status.stages[0].model_root) == (reward, done.model_root)
+    assert done.origin.startswith(f"decided by annotators (project {project[:16]}, height ")
+    preferences = status.stages[0].preferences
+    assert preferences is not None and preferences.decided_by_annotators and preferences.project == project
+    assert preferences.height > 0 and preferences.redacted == preferences.agree == preferences.disagree == 0
