@@ -243,6 +243,13 @@ class Halt:
 
 
 @dataclass(frozen=True, slots=True)
+class LastRound:
+    """A fact: the round of this job that the block closes is its last one, though its specification has more."""
+
+    job: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class JobStarted:
     """A fact."""
 
@@ -312,9 +319,11 @@ class JobsModule(Module[JobsState]):
         state = self._commanded(state, view, context)
         members, height, jobs = view.of(MembersState), context.height, dict(state.jobs)
         barred = {fact.job: fact.trainers for fact in context.of(Barred)}
+        last = {fact.job for fact in context.of(LastRound)}
         for closed in context.of(ClosedRound):
             key = closed.job
-            jobs[key] = self.close_round(jobs[key], members, height, closed.outcome, barred.get(key, NOBODY))
+            job = replace(jobs[key], rounds=closed.round + 1) if key in last else jobs[key]
+            jobs[key] = self.close_round(job, members, height, closed.outcome, barred.get(key, NOBODY))
         started = tuple(sorted(key for key, job in jobs.items() if job.model_root == UNBUILT))
         for key in started:  # other transactions of this block may have changed who votes and trains
             jobs[key] = self.open_round(jobs[key], members, height, None)

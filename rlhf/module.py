@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar
 
@@ -10,16 +11,18 @@ from curation.module import is_run
 from curation.state import CurationState
 from ledger.core.genesis import Genesis
 from ledger.core.module import Change, Context, Module, Refused, Said, View
-from ledger.jobs import FINISHED_KEPT_MAX, RUNNING_MAX, ClosedRound, Halt, JobRules, JobsModule, JobsState, job_id
+from ledger.jobs import FINISHED_KEPT_MAX, RUNNING_MAX, ClosedRound, Halt, JobRules, JobsModule, JobsState, LastRound, job_id
 from ledger.members import MembersState
 from protocol import codec
 from protocol.codec import Count, Digest, Length
 from protocol.identity import short_id
 from protocol.messages import Proposal
 from rlhf import plans, sets
-from rlhf.objective import PPO, Figure, Rollouts
+from rlhf.controller import is_far, median, nats
+from rlhf.objective import PPO, Figure, PpoTerms, Rollouts
 from rlhf.plans import Begin, Cancel, Phase, Plan
 from rlhf.sets import DecidedSet, Heard, SaySet
+from training.spec import JobSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +100,12 @@ class RlhfModule(Module[RlhfState]):
                 facts += plans.asked(plan, author)
             elif plan.phase is Phase.RUNNING:  # expelled: what it has not begun yet does not begin
                 moved[key] = replace(plan, phase=Phase.CANCELLED)
+        facts += [LastRound(job) for job, spec, found in self._closed(view, context) if _is_last(spec, found)]
         return Change(replace(state, plans=moved), tuple(facts))
 
     def end_block(self, state: RlhfState, view: View, context: Context) -> Change:
-        jobs, kept = dict(state.jobs), view.of(JobsState).jobs
-        for closed in context.of(ClosedRound):
-            job = kept.get(closed.job)
-            if job is not None and closed.proposals and self._rules.terms(job.spec).objective == PPO.name:
-                jobs[closed.job] = medians(closed.round, [_said(signed.body) for signed in closed.proposals])
+        kept = view.of(JobsState).jobs
+        jobs = state.jobs | {job: found for job, _, found in self._closed(view, context)}
         followed = {key: plans.followed(plan, view.of(JobsState), context.height) for key, plan in state.plans.items()}
         left = {job: found for job, found in jobs.items() if job in kept}
         return Change(replace(state, jobs=left, plans=plans.bounded(followed)))
@@ -119,6 +120,14 @@ class RlhfModule(Module[RlhfState]):
             if said != claims[key].said
         }
         return replace(state, plans={**state.plans, **changed}) if changed else state
+
+    def _closed(self, view: View, context: Context) -> Iterator[tuple[bytes, bytes, Medians]]:
+        """The policies of which the block closes a round that has accepted something: job, specification, figures."""
+        known = view.of(JobsState).jobs
+        for closed in context.of(ClosedRound):
+            job = known.get(closed.job)
+            if job is not None and closed.proposals and self._rules.terms(job.spec).objective == PPO.name:
+                yield closed.job, job.spec, medians(closed.round, [_said(signed.body) for signed in closed.proposals])
 
 
 def _decided(state: RlhfState, view: View, height: int) -> RlhfState:
@@ -143,12 +152,15 @@ def origin(view: View, data: bytes) -> str:
     return f"decided by annotators (project {found.source.project.hex()[:16]}, height {found.source.height})"
 
 
-def medians(number: int, said: Sequence[Rollouts]) -> Medians:
-    def median(name: str) -> int:
-        values = sorted(getattr(rollouts, name) for rollouts in said)
-        return int(values[(len(values) - 1) // 2])
+def _is_last(spec: bytes, found: Medians) -> bool:
+    job = JobSpec.decode(spec)
+    own: PpoTerms = job.own
+    return is_far(nats(found.k1, PPO.responses(job, own)), own.kl_stop)
 
-    return Medians(number, len(said), *(median(name) for name in ("tokens", "unfinished", "k1", "score")))
+
+def medians(number: int, said: Sequence[Rollouts]) -> Medians:
+    figures = (fields.name for fields in dataclasses.fields(Medians)[2:])
+    return Medians(number, len(said), *(median([getattr(rollouts, name) for rollouts in said]) for name in figures))
 
 
 def _said(proposal: bytes) -> Rollouts:

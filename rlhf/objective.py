@@ -14,6 +14,7 @@ import numpy.typing as npt
 from ledger.jobs import Base
 from protocol import codec
 from protocol.codec import Between, Count, Digest, Length
+from rlhf.controller import Steering, first_beta, median, nats, next_beta
 from rlhf.rollouts import LENGTH_MAX, TOKEN_BYTES, Bounds
 from rlhf.rules import RULES, Rule
 from training.data.tokenizer import VOCABULARY_MAX
@@ -35,6 +36,7 @@ PLACES_MAX: Final = 4 << 20  # responses, once for each epoch: a worker holds 20
 MILLIONTHS: Final = 1_000_000
 FIGURE_MAX: Final = 2**53 - 1
 WEIGHT_MAX: Final = 1e3  # of any figure of a job: far above anything useful
+NATS_MIN: Final = 1e-3  # of a bound in nats a response: below it a policy is its reference
 
 Figure = Annotated[int, Between(-FIGURE_MAX, FIGURE_MAX)]  # in millionths
 
@@ -73,6 +75,8 @@ class PpoTerms:
     algorithm: Algorithm = codec.added(Algorithm.PPO)
     group: Annotated[int, Between(2, GROUP_MAX)] = codec.added(8)  # grpo: responses to each prompt
     group_scale: GroupScale = codec.added(GroupScale.NONE)  # grpo: by what a group's advantages are divided
+    kl_target: float | None = codec.added(None)  # nats a response, to which beta is steered (`rlhf.controller`); none: beta stays
+    kl_stop: float | None = codec.added(None)  # nats a response, at which the job ends; none: it has all its rounds
 
     def problem(self) -> str | None:
         if (self.reward == MODEL) != (self.reward_model is not None):
@@ -82,6 +86,12 @@ class PpoTerms:
         for field in ("beta", "unfinished_penalty", "score_clip", "clip_range", "ramp", "value_weight"):
             if not 0 <= getattr(self, field) <= WEIGHT_MAX:
                 return f"{field} must lie in 0..{WEIGHT_MAX:g}, is {getattr(self, field)}"
+        for field in ("kl_target", "kl_stop"):
+            nats = getattr(self, field)
+            if nats is not None and not NATS_MIN <= nats <= WEIGHT_MAX:
+                return f"{field} must lie in {NATS_MIN:g}..{WEIGHT_MAX:g}, is {nats}"
+        if self.kl_target is not None and not self.beta:
+            return "beta 0 cannot be steered to kl_target: take a larger beta, or leave kl_target out"
         return None if 0 <= self.decay <= 1 else f"decay must lie in 0..1, is {self.decay}"
 
     @property
@@ -196,6 +206,14 @@ class Ppo(Objective):
 
     def blob_bytes_max(self, job: Job) -> int:
         return self.bounds(job, job.own).bytes_max
+
+    def steering(self, job: Job, before: bytes, accepted: Sequence[Rollouts]) -> bytes:
+        own: PpoTerms = job.own
+        if own.kl_target is None or not accepted:
+            return before
+        beta = codec.decode(Steering, before).beta if before else first_beta(own.beta)
+        of_round = nats(median([record.k1 for record in accepted]), self.responses(job, own))
+        return codec.encode(Steering(next_beta(beta, of_round, own.kl_target)))
 
     def draw(
         self, job: Job, step: Step, count: int, data: Tokens, declaration: Declaration | None = None

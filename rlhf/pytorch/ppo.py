@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rlhf import losses, rollouts
+from rlhf.controller import beta_of
 from rlhf.objective import (
     FIGURES,
     MILLIONTHS,
@@ -130,11 +131,11 @@ class Declarer:
     ) -> Declaration:
         place, blob = Place(job, round, trainer), declaration.record.blob
         known, own = self._known(parameters, place, blob, declaration.files[blob], on_step), self._own
-        mask_BT = known.mask_BT
+        mask_BT, beta = known.mask_BT, beta_of(declaration.steering, own.beta)
         unfinished_B = torch.tensor([not is_finished(response, own.stop) for response in known.responses])
         score_B = known.score_B - own.unfinished_penalty * unfinished_B
         rewards_BT = losses.token_rewards(
-            known.old_BT, known.reference_BT, score_B, mask_BT, beta=own.beta, score_clip=own.score_clip
+            known.old_BT, known.reference_BT, score_B, mask_BT, beta=beta, score_clip=own.score_clip
         )
         advantage_BT, return_BT = losses.advantages(rewards_BT, known.value_BT, mask_BT, decay=own.decay)
         advantage_BT = losses.whiten(advantage_BT, mask_BT)
@@ -155,7 +156,7 @@ class Declarer:
             values=known.value_BT.numpy(),
             returns=return_BT.numpy(),
         )
-        return Declaration(declaration.record, declaration.files, batches)
+        return replace(declaration, derived=batches)
 
     def _known(
         self, parameters: Float32Array, place: Place, blob: bytes, path: Path, on_step: Beat, is_checked: bool = False

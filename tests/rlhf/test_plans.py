@@ -20,7 +20,7 @@ from protocol.identity import Signed, sign
 from protocol.messages import Proposal
 from rlhf import plans
 from rlhf.module import RlhfModule, RlhfState
-from rlhf.objective import MODEL, PpoTerms, Rollouts
+from rlhf.objective import MILLIONTHS, MODEL, PpoTerms, Rollouts
 from rlhf.plans import Begin, Cancel, Plan
 from tests.ledger.world import BY_KEY, PEOPLE, World
 from tests.sim.keys import FastVerifier
@@ -42,6 +42,7 @@ class Tuned(World):
 
     def __init__(self, folder: Path, kind: type[RlhfModule] = RlhfModule, modules: tuple[Module[Any], ...] = ()) -> None:
         super().__init__()
+        self.samples = SAMPLES
         rules = ModelHost(folder)
         known = (*core_modules(rules), *modules, kind(rules))
         founders = {person.public: Founder("founder", (TRAINER, "annotator", "rlhf")) for person in PEOPLE[:4]}
@@ -54,7 +55,7 @@ class Tuned(World):
     def proposal(self, key: bytes, trainer: bytes) -> Signed:
         said = codec.decode_message(super().proposal(key, trainer).body, (Proposal,))
         is_policy = JobSpec.decode(self.job(key).spec).objective == "ppo"
-        return sign(BY_KEY[trainer], self.chain, replace(said, declaration=codec.encode(SAMPLES) if is_policy else b""))
+        return sign(BY_KEY[trainer], self.chain, replace(said, declaration=codec.encode(self.samples) if is_policy else b""))
 
     def on(self, spec: JobSpec, **other: Any) -> bytes:
         job = self.job(self.base)
@@ -125,6 +126,19 @@ def test_a_plan_without_a_policy_ends_with_its_reward_model(world: Tuned) -> Non
     key = world.planned(world.begin(policy=None))
     world.close(plans.stage_job(key, 0))
     assert world.plan(key).phase is plans.Phase.FINISHED and world.plan(key).at == 0
+
+
+@pytest.mark.parametrize("nats, rounds", [(2.0, 1), (1.99, 2)])
+def test_a_policy_ends_early_as_finished_when_it_is_as_far_as_it_may_go(world: Tuned, nats: float, rounds: int) -> None:
+    """A plan, too, and the job is a whole one: others may start from its model."""
+    world.samples = replace(SAMPLES, k1=round(16 * nats * MILLIONTHS))
+    key = world.planned(world.begin(policy=replace(POLICY, settings=codec.encode(replace(OWN, kl_stop=2.0)))))
+    world.close(plans.stage_job(key, 0))
+    world.decide()
+    world.close(plans.stage_job(key, 1))
+    job = world.job(plans.stage_job(key, 1))
+    assert (job.phase, job.round, job.rounds) == (Phase.FINISHED, rounds, rounds)
+    assert world.plan(key).phase is plans.Phase.FINISHED
 
 
 def test_stages_wait_their_turn_behind_jobs_of_others(world: Tuned) -> None:

@@ -6,7 +6,7 @@ import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,7 @@ from protocol.codec import Digest
 from training.sequences import Tokens, batch_offsets, sequences
 from training.transformer import ModelSpec
 
+STEERING_BYTES_MAX: Final = 64  # a number or two
 Float32Array = npt.NDArray[np.float32]
 Shape = tuple[int, ...]
 
@@ -66,6 +67,7 @@ class Declaration:
 
     record: Any  # of the type `Objective.declaration`
     files: Mapping[bytes, Path]  # by digest: what `Objective.blobs` names
+    steering: bytes = b""  # of the round's model: `Objective.steering`
     derived: Any = None  # what the engine makes of it and of the round's model before the first step: `DeclaringEngine.derived`
 
 
@@ -147,6 +149,13 @@ class Objective:
     def blob_bytes_max(self, job: Job) -> int:
         """Of all blobs that a record may name: what of them auditors fetch of a proposal, and its trainer keeps."""
         return 0
+
+    def steering(self, job: Job, before: bytes, accepted: Sequence[Any]) -> bytes:
+        """What the next round goes by beside the job's terms, of at most `STEERING_BYTES_MAX`: a part of the replicated model.
+
+        It follows from what the round before went by, and from the records that its accepted proposals declared.
+        """
+        return before
 
     def steps(self, job: Job) -> int:
         """Inner steps of a round, of which a sampled audit replays one."""

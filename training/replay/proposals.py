@@ -10,6 +10,7 @@ import logging
 import shutil
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -255,7 +256,8 @@ def _derived(
     """What the steps go by."""
     if declaration is None or declarer is None:
         return declaration
-    return declarer.derived(model.parameters, request.job, request.round, request.trainer, declaration)
+    steered = replace(declaration, steering=model.state.steering)
+    return declarer.derived(model.parameters, request.job, request.round, request.trainer, steered)
 
 
 def _declaration(request: Reexecute | Audit | Replay, spec: JobSpec) -> Declaration | None:

@@ -365,7 +365,9 @@ class ReplicatedModel:
             records = {key: records[key] for key in (*known, *new[: self.spec.estimates_max - len(known)])}
         powers = outer.next_powers(self.spec, self.state.powers) if stepped else self.state.powers
         remembered = _remember(self.state.norms, norms, self._norm_squared_start)
-        return State(self.job, self.spec, number, records, remembered, powers)
+        declared = [self.spec.declaration(item.proposal.declaration) for item in accepted]
+        steering = self.spec.kind.steering(self.spec, self.state.steering, declared)
+        return State(self.job, self.spec, number, records, remembered, powers, steering)
 
 
 def _halved(record: Record) -> Record:

@@ -13,6 +13,7 @@ from protocol import codec, merkle
 from protocol.codec import Count, Digest, Key, Length
 from protocol.identity import short_id
 from protocol.limits import MEMBERS_MAX
+from training.objectives.objective import STEERING_BYTES_MAX
 from training.replicated import estimates
 from training.replicated.feedback import Record
 from training.replicated.layout import BLOCK, Float32Array, Layout, float32_bytes
@@ -37,6 +38,7 @@ class State:
     records: Annotated[dict[Key, Record], Length(0, MEMBERS_MAX)]
     norms: Annotated[tuple[float, ...], Length(0, NORM_ROUNDS)]  # median accepted norm² of the last rounds that accepted any
     powers: Annotated[tuple[float, ...], Length(0, 2)] = ()  # outer AdamW: beta1^t and beta2^t after t steps
+    steering: Annotated[bytes, Length(0, STEERING_BYTES_MAX)] = codec.added(b"")  # `Objective.steering`
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,139 @@
+"""β follows from decided figures alone, by the same bits everywhere; the planted rules are those that a glance would pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+
+from peer import features
+from protocol import codec
+from protocol.reasons import Verdict
+from rlhf.controller import BETA_MAX, BETA_MIN, BILLIONTHS, Steering, beta_of, first_beta, is_far, nats, next_beta
+from rlhf.objective import Rollouts
+from rlhf.pytorch import ppo
+from tests.rlhf.test_ppo import JOB, OWN, SPEC, World
+from tests.training.replicated.support import buffer, round_of
+from training.replicated.model import ReplicatedModel
+from training.replicated.state import PARAMETERS
+from training.spec import AuditMode
+
+Rule = Callable[[int, Fraction, float], int]
+TENTH = BILLIONTHS // 10
+TABLE = [  # β before, nats of the round, target, β after; in billionths
+    (TENTH, Fraction(6), 6.0, TENTH),
+    (TENTH, Fraction(33, 5), 6.0, TENTH * 11 // 10),
+    (TENTH, Fraction(27, 5), 6.0, TENTH * 9 // 10),
+    (TENTH, Fraction(600), 6.0, TENTH * 12 // 10),
+    (TENTH, Fraction(0), 6.0, TENTH * 8 // 10),
+    (TENTH, Fraction(-5), 6.0, TENTH * 8 // 10),
+    (333_333_334, Fraction(19, 3), 6.0, 351_851_852),  # 351,851,852.6
+    (BETA_MIN, Fraction(0), 6.0, BETA_MIN),
+    (BETA_MIN, Fraction(601, 100), 6.0, BETA_MIN + 1),
+    (BETA_MAX, Fraction(600), 6.0, BETA_MAX),
+]
+
+
+def lies(rule: Rule) -> list[int]:
+    return [number for number, (beta, found, target, after) in enumerate(TABLE) if rule(beta, found, target) != after]
+
+
+def test_beta_follows_the_table() -> None:
+    assert lies(next_beta) == []
+
+
+def unbounded(beta: int, found: Fraction, target: float) -> int:
+    return max(BETA_MIN, min(BETA_MAX, int(beta * found / Fraction(target))))
+
+
+def upside_down(beta: int, found: Fraction, target: float) -> int:
+    return next_beta(beta, 2 * Fraction(target) - found, target)
+
+
+def rounded_to_the_nearest(beta: int, found: Fraction, target: float) -> int:
+    error = max(-Fraction(1, 5), min(Fraction(1, 5), found / Fraction(target) - 1))
+    return max(BETA_MIN, min(BETA_MAX, round(beta * (1 + error))))
+
+
+def without_a_least(beta: int, found: Fraction, target: float) -> int:
+    return beta * 4 // 5 if found <= 0 else next_beta(beta, found, target)
+
+
+@pytest.mark.parametrize("planted", [unbounded, upside_down, rounded_to_the_nearest, without_a_least])
+def test_the_table_finds_out_other_rules(planted: Rule) -> None:
+    assert lies(planted)
+
+
+def test_a_job_stops_at_its_bound_and_not_below() -> None:
+    assert nats(12_000_000, 4) == 3
+    assert is_far(nats(12_000_000, 4), 3.0) and not is_far(nats(11_999_999, 4), 3.0) and not is_far(Fraction(10**9), None)
+
+
+def test_the_first_beta_is_that_of_the_job() -> None:
+    assert first_beta(0.1) == TENTH and first_beta(1e-12) == BETA_MIN and first_beta(1e3) == BETA_MAX
+    assert beta_of(b"", 0.1) == 0.1 and beta_of(codec.encode(Steering(TENTH)), 0.7) == 0.1
+
+
+@pytest.mark.parametrize(
+    "terms, problem",
+    [
+        ({"kl_target": 0.0}, "kl_target must lie in 0.001..1000, is 0.0"),
+        ({"kl_stop": float("nan")}, "kl_stop must lie in"),
+        ({"kl_target": 6.0, "beta": 0.0}, "beta 0 cannot be steered"),
+    ],
+)
+def test_what_cannot_be_steered_is_no_job(terms: dict[str, float], problem: str) -> None:
+    assert problem in (replace(OWN, **terms).problem() or "")
+
+
+# In models and replays ----------------------------------------------------------------------------------------------------
+
+STEERED = replace(SPEC, audit=AuditMode.FULL, settings=codec.encode(replace(OWN, kl_target=2.0, beta=0.5)))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def known() -> None:
+    features.install()
+
+
+def after_round(model: ReplicatedModel, *sums: int) -> ReplicatedModel:
+    """The next round's model, where the accepted proposals declare these k1."""
+    made = []
+    for item, k1 in zip(round_of(model, len(sums)), sums, strict=True):
+        declared = codec.encode(Rollouts(bytes(32), 50, 0, k1, 0))
+        made.append(replace(item, proposal=replace(item.proposal, declaration=declared)))
+    return model.apply(made, {})
+
+
+def test_the_model_of_a_round_has_the_beta_of_that_round() -> None:
+    """16 responses: a median of 35.2 nats in all is 1.1 times the target."""
+    model = ReplicatedModel.initial(JOB, STEERED)
+    first = after_round(model, 35_200_000, 900_000_000, -5)
+    assert beta_of(first.state.steering, 0.5) == 0.55
+    assert after_round(first).state.steering == first.state.steering, "a round that accepts nothing says nothing"
+    assert beta_of(after_round(first, 33_600_000).state.steering, 0.5) == 0.5775
+    assert first.root != replace_steering(first, b"").root, "whoever computes another beta has another root"
+    assert after_round(ReplicatedModel.initial(JOB, replace(STEERED, settings=SPEC.settings)), 64_000_000).state.steering == b""
+
+
+def replace_steering(model: ReplicatedModel, steering: bytes) -> ReplicatedModel:
+    return ReplicatedModel.of(replace(model.state, steering=steering), model.vectors)
+
+
+def test_an_update_and_its_replay_go_by_the_beta_of_the_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A policy that has left its reference: then β changes the rewards."""
+    world = World(tmp_path, STEERED.checked())
+    moved = world.model.parameters + buffer(world.model.layout, "moved")
+    state = replace(world.model.state, steering=codec.encode(Steering(TENTH)))
+    world.model = ReplicatedModel.of(state, {**world.model.vectors, PARAMETERS: moved})
+    world.model.save(tmp_path / "model")
+    honest = world.propose()
+    assert world.audited(honest).verdict is Verdict.ACCEPT
+    with monkeypatch.context() as lying:
+        lying.setattr(ppo, "beta_of", lambda steering, said: said)
+        other = world.propose()
+    assert other.declaration == honest.declaration and other.buffer_digest != honest.buffer_digest
+    assert world.audited(other).verdict is Verdict.REPLAY
