@@ -60,6 +60,7 @@ from protocol.messages import NO_VIEW, Certificate, Commit, Prepare, TimedOut, T
 from protocol.names import REFUSED
 from protocol.reasons import OWN_FIRST, OWN_MAX, Finding, Verdict
 from rlhf import plans, rollouts, sets
+from rlhf.controller import Steering
 from rlhf.module import Medians, RlhfState
 from rlhf.objective import PpoTerms, Rollouts
 from rounds.ballots import Closing
@@ -162,6 +163,7 @@ RECORDS: tuple[type, ...] = (
     curation.Due,
     PpoTerms,
     Rollouts,
+    Steering,
     RlhfState,
     Medians,
     plans.Plan,
