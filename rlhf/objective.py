@@ -46,6 +46,11 @@ class Algorithm(enum.StrEnum):
     GRPO = "grpo"  # several responses to one prompt are compared with one another; no value head
 
 
+class Prompts(enum.StrEnum):
+    TEXT = "text"  # windows of the job's text
+    SET = "set"  # those of the preferences from which the reward model has learned
+
+
 class GroupScale(enum.StrEnum):
     NONE = "none"
     DEVIATION = "deviation"  # prompts count more whose responses score alike
@@ -59,7 +64,8 @@ class PpoTerms:
     """
 
     reward: Annotated[str, Length(1, 64)]  # rule:NAME, or model
-    prompt_tokens: Annotated[int, Between(1, VOCABULARY_MAX)] = 16  # of the windows of the job's text; without text of token 0
+    # Of windows of the job's text; of a set's prompts at most, where longer ones lose their beginnings; without both of token 0.
+    prompt_tokens: Annotated[int, Between(1, VOCABULARY_MAX)] = 16
     response_tokens: Annotated[int, Between(1, LENGTH_MAX)] = 32  # at most
     stop: Annotated[int, Between(0, VOCABULARY_MAX - 1)] | None = 10  # token that ends a response: a newline
     epochs: Annotated[int, Between(1, EPOCHS_MAX)] = 4
@@ -77,12 +83,15 @@ class PpoTerms:
     group_scale: GroupScale = codec.added(GroupScale.NONE)  # grpo: by what a group's advantages are divided
     kl_target: float | None = codec.added(None)  # nats a response, to which beta is steered (`rlhf.controller`); none: beta stays
     kl_stop: float | None = codec.added(None)  # nats a response, at which the job ends; none: it has all its rounds
+    prompts: Prompts = codec.added(Prompts.TEXT)
 
     def problem(self) -> str | None:
         if (self.reward == MODEL) != (self.reward_model is not None):
             return f"reward {self.reward!r} {'needs' if self.reward == MODEL else 'reads no'} reward_model"
         if self.reward != MODEL and self.rule is None:
             return f"reward {self.reward!r} is none of {', '.join(RULE + known for known in RULES)}"
+        if self.prompts is Prompts.SET and self.reward_model is None:
+            return f"prompts 'set' are those that a reward model's pairs have, and reward {self.reward!r} has none"
         for field in ("beta", "unfinished_penalty", "score_clip", "clip_range", "ramp", "value_weight"):
             if not 0 <= getattr(self, field) <= WEIGHT_MAX:
                 return f"{field} must lie in 0..{WEIGHT_MAX:g}, is {getattr(self, field)}"
@@ -117,7 +126,8 @@ class Batches:
 
     order: npt.NDArray[np.int64]  # (places,): the row
     share: npt.NDArray[np.float32]  # (places,): tokens that a response has on average in the inner step of the place
-    x: npt.NDArray[np.int64]  # (rows, S): prompt and response without its last token
+    x: npt.NDArray[np.int64]  # (rows, S): prompt and response, padded behind; the last column is left out
+    begin: npt.NDArray[np.int64]  # (rows,): how long the prompt is
     tokens: npt.NDArray[np.int64]  # (rows, T): the response; all that follow have this shape
     mask: npt.NDArray[np.bool_]
     old: npt.NDArray[np.float32]  # log-probability
@@ -152,6 +162,8 @@ class Ppo(Objective):
             return str(problem)
         if not job.is_reexecuted:
             return f"audit {job.audit.value!r} would let everybody invent responses: take 'full' or 'sampled'"
+        if settings.prompts is Prompts.SET and job.data is not None:
+            return "its prompts are of a set, so it reads no text: leave out data"
         vocabulary, context = job.model.vocabulary, job.model.context
         wanted = settings.rule.vocabulary if settings.rule else None
         if wanted not in (None, vocabulary):
@@ -180,7 +192,8 @@ class Ppo(Objective):
     def tensors(self, job: Job, settings: Any) -> Sequence[tuple[str, Shape]]:
         # Attention over equal tokens gives the same for any number of them. Where the prompt is a token that responses have, too,
         # the model would take `0` for `0 0`: of the toy's best policies some are then out of reach.
-        heads = [VALUE] * (settings.algorithm is Algorithm.PPO) + [FIRST] * (job.data is None)
+        has_prompts = job.data is not None or settings.prompts is Prompts.SET
+        heads = [VALUE] * (settings.algorithm is Algorithm.PPO) + [FIRST] * (not has_prompts)
         return [*shapes(job.model), *((name, (job.model.width,)) for name in heads)]
 
     def read(self, job: Job) -> Base | None:
@@ -227,7 +240,7 @@ class Ppo(Objective):
         """Responses and what is known of them, as `rlhf.pytorch.ppo.loss` takes them."""
         assert declaration is not None and isinstance(declaration.derived, Batches)
         known = declaration.derived
-        of_rows = (known.x, known.tokens, known.mask, known.old, known.advantages, known.values, known.returns)
+        of_rows = (known.x, known.begin, known.tokens, known.mask, known.old, known.advantages, known.values, known.returns)
         return (known.share[drawn], *(array[known.order[drawn]] for array in of_rows))
 
 

@@ -33,10 +33,11 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Pairs(Tokens):
-    """`train` and `held_out` hold the tokens of all texts, one after another."""
+    """`train` and `held_out` hold the tokens of all texts, one after another, and `train` behind them those of `prompts`."""
 
     trained: Side
     measured: Side  # held out: by the prompt, so that no prompt is on both sides
+    prompts: npt.NDArray[np.int64]  # (M + 1,): where each starts in `train`; the last is the end
 
 
 def manifest_of(
@@ -72,7 +73,18 @@ def open_pairs(
 def encoded(spec: JobSpec, pairs: Sequence[Pair], tokenizer: Tokenizer, on_block: Callable[[], None] = lambda: None) -> Pairs:
     train, held_out = parted(pairs, spec.held_out_permille)
     (trained, of_train), (measured, of_held_out) = (whole(spec, side, tokenizer, on_block) for side in (train, held_out))
-    return Pairs(trained, measured, tokenizer.token_bytes, of_train, of_held_out)
+    prompts = [trained]
+    for number, text in enumerate(prompt_texts(train)):
+        prompts.append(tokenizer.encode(text.encode()))
+        if number % PAIRS_A_BEAT == 0:
+            on_block()
+    starts = np.cumsum([*map(len, prompts)], dtype=np.int64)
+    return Pairs(np.concatenate(prompts), measured, tokenizer.token_bytes, of_train, of_held_out, starts)
+
+
+def prompt_texts(pairs: Iterable[Pair]) -> list[str]:
+    """The prompts of some pairs, each once. Without one that is empty: a model goes on from something."""
+    return list(dict.fromkeys(pair.prompt for pair in pairs if pair.prompt))
 
 
 def whole(

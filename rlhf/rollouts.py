@@ -72,10 +72,10 @@ def noise_bytes(place: Place, response: int, token: int, length: int) -> bytes:
     return hashlib.shake_128(whose).digest(length)
 
 
-def prompt_starts(place: Place, responses: int, tokens: int, length: int) -> TokenIds:
-    """Where the prompts begin that are windows of a text of `tokens` tokens."""
+def prompt_numbers(place: Place, responses: int, prompts: int) -> TokenIds:
+    """Of so many prompts, which one each response goes on from."""
     drawn = np.frombuffer(stream.stream(8 * responses, "rollout-prompts", *place.seed), dtype="<u8")
-    return (drawn % np.uint64(tokens - length + 1)).astype(np.int64)
+    return (drawn % np.uint64(prompts)).astype(np.int64)
 
 
 def order(place: Place, responses: int, epoch: int) -> TokenIds:

@@ -59,15 +59,17 @@ from protocol.identity import Identity, Signed, peer_id, preimage, sign
 from protocol.messages import NO_VIEW, Certificate, Commit, Prepare, TimedOut, Timeout, TimeoutCertificate, Transaction
 from protocol.names import REFUSED
 from protocol.reasons import OWN_FIRST, OWN_MAX, Finding, Verdict
-from rlhf import plans, rollouts, sets
+from rlhf import pairs, plans, prompts, rollouts, sets
 from rlhf.controller import Steering
 from rlhf.module import Medians, RlhfState
 from rlhf.objective import PpoTerms, Rollouts
+from rlhf.preferences import Pair
 from rounds.ballots import Closing
 from tests.ledger.world import PlainJobs
 from tests.rooms import ROOMS
 from training import stream
 from training.data.corpus import Manifest
+from training.data.tokenizer import ByteTokenizer
 from training.replicated import codec, estimates, outer
 from training.replicated.feedback import Record, accumulate, buffer_digest
 from training.replicated.files import Saved
@@ -402,8 +404,13 @@ def of_a_close() -> dict[str, str]:
 def of_rlhf() -> dict[str, str]:
     place = rollouts.Place(hashlib.sha256(b"job").digest(), 2, SIGNER.public)
     noise = rollouts.noise_bytes(place, 1, 3, 16)
+    texts = ("One", "", "Two and three", "One", "Five")
+    some = [Pair(number.to_bytes(8, "big"), text, "yes", "no", 1_000) for number, text in enumerate(texts)]
+    set_ = JobSpec(name="reward", objective="reward", data=bytes(32), held_out_permille=0)
+    asked = prompts.drawn(place, 4, prompts.OfSet(pairs.encoded(set_, some, ByteTokenizer()), 6))
     return {
-        "prompts": " ".join(map(str, rollouts.prompt_starts(place, 3, 1_000, 16))),
+        "prompts of a set": " ".join(bytes(prompt.tolist()).hex() for prompt in asked),
+        "prompts": " ".join(map(str, rollouts.prompt_numbers(place, 3, 1_000 - 16 + 1))),
         "noise": noise.hex(),
         "blob": rollouts.encode([[97, 10], [10]]).hex(),
         "order": " ".join(map(str, rollouts.order(place, 4, 0))),

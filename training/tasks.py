@@ -145,6 +145,7 @@ class OpenJob(Request[Opened]):
     base: Path | None = None  # model directory of the job's base, if it has one
     other: Path | None = None  # the same of the job that it reads, if there is one
     other_text: Path | None = None  # of that job, as `text`
+    other_tokens: Digest | None = None  # of that job, as `tokens`
 
 
 @dataclass(frozen=True, slots=True)

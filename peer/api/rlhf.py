@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import trio
 
 from curation.module import is_run
@@ -25,7 +26,7 @@ from protocol.errors import UserError
 from rlhf import pairs, plans, preferences, presets
 from rlhf.calls import CompareView, FiguresView, RlhfCalls, RlhfView, StageView
 from rlhf.module import Medians, RlhfState
-from rlhf.objective import MILLIONTHS, MODEL, MODULE, PPO, ROLE, RULE, PpoTerms
+from rlhf.objective import MILLIONTHS, MODEL, MODULE, PPO, ROLE, RULE, PpoTerms, Prompts
 from rlhf.preferences import Pair
 from rlhf.reward import ACCURACY, CALIBRATION, REWARD
 from rlhf.rules import RULES
@@ -63,21 +64,17 @@ class RlhfAnswers(RlhfCalls):
         said = overrides or {}
         of_reward = {key.removeprefix(OF_REWARD): text for key, text in said.items() if key.startswith(OF_REWARD)}
         of_policy = {key: text for key, text in said.items() if not key.startswith(OF_REWARD)}
-        how = (base, reward or MODEL, ppo_iterations, name or "ppo", of_policy)
         if reward:
             if of_reward or not ppo_iterations:
                 raise UserError("a rule is not trained: leave out `reward.…`, and take at least one iteration")
-            spec = await trio.to_thread.run_sync(self._policy, *how)
+            spec = await trio.to_thread.run_sync(self._policy, base, reward, ppo_iterations, name or "ppo", of_policy)
             transaction = await self.peer.author.submit("job/start", Start(spec.encode()))
             return job_id(self.peer.me, transaction).hex()
         if of_policy and not ppo_iterations:
             raise UserError(f"--set {next(iter(of_policy))}=…: no policy is tuned; of the reward model say `{OF_REWARD}…`")
-        policy = await trio.to_thread.run_sync(self._policy, *how) if ppo_iterations else None
         source, found = await self._decided(project) if project else (None, preferences)
-        called = f"{name}-reward" if name else "reward"
-        first, manifest = await trio.to_thread.run_sync(self._reward_model, base, found, reward_epochs, called, of_reward)
-        source = replace(source, tokens=manifest.tokens) if source else None
-        begin = plans.Begin(first.encode(), _without_model(policy).encode() if policy else b"", source)
+        how = (base, found, source, reward_epochs, ppo_iterations, name, of_reward, of_policy)
+        begin = await trio.to_thread.run_sync(self._plan, *how)
         transaction = await self.peer.author.submit("rlhf/start", begin)
         return plans.stage_job(job_id(self.peer.me, transaction), 0).hex()
 
@@ -107,12 +104,38 @@ class RlhfAnswers(RlhfCalls):
             return source, found
         raise UserError(f"--project {text!r}: nobody who is here has all tasks of {row.asked.name!r}")
 
-    def _reward_model(
-        self, base: str, given: str | list[Pair], epochs: int, name: str, overrides: dict[str, str]
-    ) -> tuple[JobSpec, corpus.Manifest]:
+    def _plan(
+        self,
+        base: str,
+        given: str | list[Pair],
+        source: Source | None,
+        epochs: int,
+        iterations: int,
+        name: str,
+        of_reward: dict[str, str],
+        of_policy: dict[str, str],
+    ) -> plans.Begin:
         """Makes the blobs of the set, which is given as pairs, or as the name of a file with them. Raises `UserError` for a
         base, values or preferences that cannot be used.
         """
+        spec = self._reward_model(base, f"{name}-reward" if name else "reward", of_reward)
+        found = _read(given) if isinstance(given, str) else given
+        bpe = None if spec.tokenizer is None else fetched(self.peer, spec.tokenizer)
+        try:
+            tokens = pairs.encoded(spec, found, tokenizer.load_tokenizer(bpe))
+        except UserError as error:
+            raise UserError(f"{Path(given).name if isinstance(given, str) else '--project'}: {error}") from None
+        policy = self._policy(base, MODEL, iterations, name or "ppo", of_policy, tokens) if iterations else None
+        manifest = pairs.manifest_of(found, None if bpe is None else corpus.digest_of(tokens), self.peer.driver.blobs.add)
+        if "rounds" not in of_reward:
+            at_once = {"trainers": trainers_of(self.peer, ROLE), "steps": spec.local_steps, "batch": spec.batch}
+            spec = replace(spec, rounds=preferences.rounds_of(epochs, len(tokens.trained), **at_once))
+        spec = replace(spec, data=manifest.digest).checked()
+        source = replace(source, tokens=manifest.tokens) if source else None
+        return plans.Begin(spec.encode(), _without_model(policy).encode() if policy else b"", source)
+
+    def _reward_model(self, base: str, name: str, overrides: dict[str, str]) -> JobSpec:
+        """Without its data. Raises `UserError` for a base or values that cannot be used."""
         start, _, before = base_of(self.peer, base, "--base")
         said = parse_overrides(overrides)
         if "model" in said:
@@ -126,33 +149,30 @@ class RlhfAnswers(RlhfCalls):
             data=bytes(32),
             liars=tolerated(self.peer, ROLE),
         )
-        spec = replace(spec, **completed(presets.REWARD | said)).checked()
-        found = _read(given) if isinstance(given, str) else given
-        bpe = None if spec.tokenizer is None else fetched(self.peer, spec.tokenizer)
-        try:
-            tokens = pairs.encoded(spec, found, tokenizer.load_tokenizer(bpe))
-        except UserError as error:
-            raise UserError(f"{Path(given).name if isinstance(given, str) else '--project'}: {error}") from None
-        manifest = pairs.manifest_of(found, None if bpe is None else corpus.digest_of(tokens), self.peer.driver.blobs.add)
-        at_once = {"trainers": trainers_of(self.peer, ROLE), "steps": spec.local_steps, "batch": spec.batch}
-        rounds = said.get("rounds") or preferences.rounds_of(epochs, len(tokens.trained), **at_once)
-        return replace(spec, rounds=rounds, data=manifest.digest).checked(), manifest
+        return replace(spec, **completed(presets.REWARD | said)).checked()
 
-    def _policy(self, base: str, reward: str, rounds: int, name: str, overrides: dict[str, str]) -> JobSpec:
-        """Raises `UserError` for a base or values that cannot be used. A reward model is left open."""
+    def _policy(
+        self, base: str, reward: str, rounds: int, name: str, overrides: dict[str, str], learned: pairs.Pairs | None = None
+    ) -> JobSpec:
+        """Raises `UserError` for a base or values that cannot be used. What learns from the pairs is left open."""
         liars = tolerated(self.peer, ROLE)
         if not base:
             return toy_spec(reward, rounds, name, overrides, liars)
         start, _, before = base_of(self.peer, base, "--base")
-        if before.data is None:
-            raise UserError(f"--base {base!r}: that job's text is local, so no prompts can be drawn that everybody knows")
         said_of_own, said = _parsed(overrides)
         if before.tokenizer is not None and "stop" not in said_of_own:
             said_of_own["stop"] = newline(tokenizer.BpeTokenizer(fetched(self.peer, before.tokenizer)))
         own = PpoTerms(reward=reward, **said_of_own)
-        own = replace(own, reward_model=UNKNOWN) if reward == MODEL else own
+        if learned is not None:
+            own = replace(own, reward_model=UNKNOWN, **_of_set(learned, before, own) | said_of_own)
         if problem := own.problem():
             raise UserError(f"job {name!r}: {problem}")
+        if own.prompts is Prompts.SET and learned is not None and len(learned.prompts) < 2:
+            raise UserError(
+                "no pair that is trained on has a prompt: `--set prompts=text` takes windows of the base's text instead"
+            )
+        if own.prompts is Prompts.TEXT and before.data is None:
+            raise UserError(f"--base {base!r}: that job's text is local, so no prompts can be drawn that everybody knows")
         if "model" in said:
             raise UserError("--set model.…: the model is that of the base; leave it out")
         spec = JobSpec(
@@ -161,7 +181,7 @@ class RlhfAnswers(RlhfCalls):
             base=start,
             model=before.model,
             tokenizer=before.tokenizer,
-            data=before.data,
+            data=before.data if own.prompts is Prompts.TEXT else None,
             held_out_permille=before.held_out_permille,
             settings=codec.encode(own),
             liars=liars,
@@ -247,6 +267,12 @@ def newline(pieces: tokenizer.Tokenizer) -> int | None:
     """The token of a newline; None where it is several."""
     ids = pieces.encode(b"\n")
     return int(ids[0]) if len(ids) == 1 else None
+
+
+def _of_set(learned: pairs.Pairs, base: JobSpec, own: PpoTerms) -> dict[str, Any]:
+    """What is said of prompts where a reward model learns from pairs, unless somebody sets something else."""
+    longest = int(np.diff(learned.prompts).max(initial=1))
+    return {"prompts": Prompts.SET, "prompt_tokens": max(1, min(longest, base.model.context - own.response_tokens))}
 
 
 def _without_model(policy: JobSpec) -> JobSpec:

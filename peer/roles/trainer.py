@@ -172,8 +172,10 @@ class Trainer(Voter):
             opening = tasks.OpenJob(round.job, round.spec.encode(), path, tokenizer, tokenized, tokens, base)
             if (read := round.read_directory) is not None:
                 digest = ReplicatedModel.open(read).spec.data
-                other = (await self._shared_text(round, digest))[0] if digest is not None else None
-                opening = replace(opening, other=str(read), other_text=str(other) if other else None)
+                opening = replace(opening, other=str(read))
+                if digest is not None:
+                    other, manifest = await self._shared_text(round, digest)
+                    opening = replace(opening, other_text=str(other), other_tokens=manifest.tokens)
             await self._until_alive(opening)
             job.opened = True
 

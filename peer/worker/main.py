@@ -132,7 +132,7 @@ class Jobs:
                 f"the engine {self.kind.name!r} makes no declarations, which the objective {spec.objective!r} asks for"
             )
         if request.other is not None:
-            engine.other = _other(spec, Path(request.other), Path(request.other_text or ""), tokenizer, self._beat)
+            engine.other = _other(spec, request, tokenizer, self._beat)
         engine.micro_batch = min(engine.micro_batch, self._micro_batch_max)
         self._engines[request.job] = engine
         while len(self._engines) > JOBS_MAX:
@@ -232,13 +232,14 @@ def _base(request: tasks.OpenJob, spec: JobSpec) -> ReplicatedModel | None:
     return ReplicatedModel.open_decided(Path(request.base), spec.base.root)
 
 
-def _other(spec: JobSpec, directory: Path, text: Path, tokenizer: Tokenizer, beat: Callable[[], None]) -> Other:
+def _other(spec: JobSpec, request: tasks.OpenJob, tokenizer: Tokenizer, beat: Callable[[], None]) -> Other:
     """The job that another one reads, whose tokenizer is the same."""
     read = spec.kind.read(spec)
     if read is None:
         raise FolkmootError(f"job {spec.name!r} reads no other job")
-    model = ReplicatedModel.open_decided(directory, read.root)
-    return Other(model.spec, model.parameters, named(model.spec.kind.reader)(model.spec, text, tokenizer, beat))
+    model = ReplicatedModel.open_decided(Path(request.other or ""), read.root)
+    data = named(model.spec.kind.reader)(model.spec, Path(request.other_text or ""), tokenizer, beat, named=request.other_tokens)
+    return Other(model.spec, model.parameters, data)
 
 
 def _parameters(model_directory: str) -> Float32Array:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rlhf import losses, rollouts
+from rlhf import losses, prompts, rollouts
 from rlhf.controller import beta_of
 from rlhf.objective import (
     FIGURES,
@@ -25,9 +25,11 @@ from rlhf.objective import (
     Batches,
     GroupScale,
     PpoTerms,
+    Prompts,
     Rollouts,
     in_millionths,
 )
+from rlhf.pairs import Pairs
 from rlhf.pytorch import passes
 from rlhf.pytorch.reward import Scorer
 from rlhf.rollouts import Place, TokenIds, is_finished
@@ -45,6 +47,7 @@ def loss(
     model: GPT,
     share_B: Tensor,
     x_BS: Tensor,
+    begin_B: Tensor,
     tokens_BT: Tensor,
     mask_BT: Tensor,
     old_BT: Tensor,
@@ -54,7 +57,7 @@ def loss(
 ) -> Tensor:
     """The clipped losses of policy and, if there is one, value: means over the tokens of the inner step of these responses."""
     own: PpoTerms = model.job.own
-    features_BTC = model.features(x_BS)[:, -tokens_BT.shape[1] :]
+    features_BTC = passes.answering(model.features(x_BS), begin_B, tokens_BT.shape[1])
     logp_BT = losses.log_probabilities(F.linear(features_BTC, model.embedding_VC), tokens_BT)
     edges = {"clip": own.clip_range, "ramp": own.ramp}
     loss_BT = losses.policy_losses(logp_BT, old_BT, advantage_BT, mask_BT, **edges)
@@ -71,6 +74,7 @@ class _Known:
     key: tuple[Place, bytes]
     responses: Sequence[TokenIds]
     x_BS: Tensor
+    begin_B: Tensor
     tokens_BT: Tensor
     mask_BT: Tensor
     old_BT: Tensor
@@ -99,8 +103,7 @@ class Declarer:
     def make(self, parameters: Float32Array, job: bytes, round: int, trainer: bytes, folder: Path, on_step: Beat) -> Declaration:
         place = Place(job, round, trainer)
         self._engine.load(parameters)
-        prompts = torch.from_numpy(self._prompts(place))
-        responses = passes.sample(self._engine.model, prompts, self._noise(place), self._bounds, on_step)
+        responses = passes.sample(self._engine.model, self._prompts(place), self._noise(place), self._bounds, on_step)
         blob = rollouts.encode(responses)
         digest = hashlib.sha256(blob).digest()
         path = folder / digest.hex()
@@ -149,6 +152,7 @@ class Declarer:
             order=order,
             share=np.repeat(tokens_of_steps, self._spec.batch).astype(np.float32),
             x=known.x_BS.numpy(),
+            begin=known.begin_B.numpy(),
             tokens=known.tokens_BT.numpy(),
             mask=mask_BT.numpy(),
             old=known.old_BT.numpy(),
@@ -166,22 +170,26 @@ class Declarer:
         if last is not None and last.key == (place, blob) and (last.excess_BT is not None or not is_checked):
             return last
         engine, length = self._engine, self._own.response_tokens
-        responses = rollouts.read(path, self._bounds)
+        asked, responses = self._prompts(place), rollouts.read(path, self._bounds)
         tokens_BT = torch.from_numpy(np.stack([np.pad(response, (0, length - len(response))) for response in responses]))
         lengths = [len(response) for response in responses]
         mask_BT = torch.arange(length) < torch.tensor(lengths)[:, None]
-        x_BS = torch.cat((torch.from_numpy(self._prompts(place)), tokens_BT[:, :-1]), dim=1)
+        begins = [len(prompt) for prompt in asked]
+        rows = [np.concatenate(row) for row in zip(asked, responses, strict=True)]
+        whole_BS = torch.from_numpy(np.stack([np.pad(row, (0, max(begins) + length - len(row))) for row in rows]))
+        x_BS, begin_B = whole_BS[:, :-1], torch.tensor(begins)
         assert engine.first is not None
         engine.load(engine.first)
-        reference = passes.over(engine.model, x_BS, tokens_BT, lengths, VALUE, on_step)
+        reference = passes.over(engine.model, x_BS, begin_B, tokens_BT, lengths, VALUE, on_step)
         engine.load(parameters)
         noise = self._noise(place) if is_checked else None
-        now = passes.over(engine.model, x_BS, tokens_BT, lengths, VALUE, on_step, noise)
-        score_B = self._scores(torch.cat((x_BS, tokens_BT[:, -1:]), dim=1), responses, on_step)
+        now = passes.over(engine.model, x_BS, begin_B, tokens_BT, lengths, VALUE, on_step, noise)
+        score_B = self._scores(whole_BS, begins, responses, on_step)
         self._last = _Known(
             key=(place, blob),
             responses=responses,
             x_BS=x_BS,
+            begin_B=begin_B,
             tokens_BT=tokens_BT,
             mask_BT=mask_BT,
             old_BT=now.logp_BT,
@@ -192,8 +200,8 @@ class Declarer:
         )
         return self._last
 
-    def _scores(self, whole_BS: Tensor, responses: Sequence[TokenIds], on_step: Beat) -> Tensor:
-        rule, stop, prompt = self._own.rule, self._own.stop, self._own.prompt_tokens
+    def _scores(self, whole_BS: Tensor, begins: Sequence[int], responses: Sequence[TokenIds], on_step: Beat) -> Tensor:
+        rule, stop = self._own.rule, self._own.stop
         if rule is not None:
             reward, decode = rule.make(self._spec.seed), self._engine.tokenizer.decode
             ids = [[int(token) for token in response] for response in responses]
@@ -202,17 +210,22 @@ class Declarer:
             assert self._engine.other is not None
             self._scorer = Scorer(self._engine.other, on_step)
         # Without the stop token, which no text of the set ends with; that of an unfinished response is its last one.
-        last = [prompt + len(response) - 1 - (stop is not None and is_finished(response, stop)) for response in responses]
+        ends = [len(response) - (stop is not None and is_finished(response, stop)) for response in responses]
+        last = [begin + end - 1 for begin, end in zip(begins, ends, strict=True)]
         return self._scorer.scores(whole_BS, torch.tensor(last), on_step)
 
-    def _prompts(self, place: Place) -> TokenIds:
-        """Shape (B, P)."""
-        text, length, count = self._engine.tokens.train, self._own.prompt_tokens, self._bounds.responses
-        if not len(text):
-            return np.zeros((count, length), dtype=np.int64)
-        alike = self._own.group if self._own.algorithm is Algorithm.GRPO else 1
-        starts = rollouts.prompt_starts(place, count // alike, len(text), length).repeat(alike)
-        return np.stack([text[start : start + length] for start in starts]).astype(np.int64)
+    def _prompts(self, place: Place) -> list[TokenIds]:
+        """One of each response."""
+        text, own, count = self._engine.tokens.train, self._own, self._bounds.responses
+        alike = own.group if own.algorithm is Algorithm.GRPO else 1
+        if own.prompts is Prompts.SET:
+            assert self._engine.other is not None and isinstance(self._engine.other.data, Pairs)
+            source: prompts.Source = prompts.OfSet(self._engine.other.data, own.prompt_tokens)
+        elif len(text):
+            source = prompts.Windows(text, own.prompt_tokens)
+        else:
+            return [np.zeros(own.prompt_tokens, dtype=np.int64)] * count
+        return [prompt for prompt in prompts.drawn(place, count // alike, source) for _ in range(alike)]
 
     def _noise(self, place: Place) -> passes.Noise:
         return lambda tokens: rollouts.gumbel(place, tokens, self._bounds.vocabulary)

@@ -87,7 +87,7 @@ def alone(spec: JobSpec) -> Figures:
 def sampled(spec: JobSpec, parameters: Float32Array, count: int = SAMPLES) -> list[str]:
     """Responses as people read them."""
     place, bounds = Place(bytes(32), 0, bytes(32)), PPO.bounds(spec, spec.own)
-    prompts = torch.full((count, 1), rules.TOY_PROMPT)
+    prompts = [np.full(1, rules.TOY_PROMPT)] * count
     noise = partial(rollouts.gumbel, place, vocabulary=bounds.vocabulary)
     responses = passes.sample(_model(spec, parameters), prompts, noise, bounds, lambda: None)
     return [" ".join(map(str, response)) for response in responses]

@@ -140,9 +140,11 @@ async def test_a_plan_goes_from_preferences_to_a_tuned_policy_without_its_author
         while (status := await first.client.rlhf_status()).stages[0].held_out_accuracy is None:  # noqa: ASYNC110
             await trio.sleep(0.05)
         seen = [(await daemon.client.rlhf_status()).stages[1] for daemon in left]
+        policy = next(view for view in await first.client.jobs() if view.job == seen[0].job)
     assert [(stage.objective, stage.state, stage.round, stage.rounds) for stage in status.stages] == [
         ("reward", "finished", 2, 2),
         ("ppo", "finished", 1, 1),
     ]
     assert (status.stages[0].job, status.stages[0].model_root) == (reward, root)
     assert len({stage.model_root for stage in seen}) == 1 and seen[0].model_root
+    assert policy.data == "", "its prompts are those of the pairs, so it reads no text"

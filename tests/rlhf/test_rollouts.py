@@ -12,7 +12,8 @@ import pytest
 from peer.api.rlhf import newline
 from protocol.errors import RemoteProtocolError
 from rlhf.objective import PpoTerms
-from rlhf.rollouts import Bounds, Place, decode, encode, gumbel, order, prompt_starts
+from rlhf.prompts import Windows
+from rlhf.rollouts import Bounds, Place, decode, encode, gumbel, order, prompt_numbers
 from training.data.default_text import default_text
 from training.data.tokenizer import BpeTokenizer, ByteTokenizer, train_bpe
 
@@ -104,7 +105,7 @@ def test_each_epoch_takes_each_response_once_in_an_order_of_its_own() -> None:
 
 
 def test_prompts_are_windows_of_the_whole_text() -> None:
-    starts = prompt_starts(PLACE, 10_000, 20, 16)
+    starts = prompt_numbers(PLACE, 10_000, len(Windows(np.arange(20, dtype=np.uint8), 16)))
     assert set(starts) == {0, 1, 2, 3, 4}
 
 

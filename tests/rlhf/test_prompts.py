@@ -1,0 +1,176 @@
+"""Prompts of a set: who draws them, and that a shorter one is answered as if it were alone."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from ledger.jobs import Base
+from peer import features
+from peer.worker.main import Jobs
+from protocol import codec
+from protocol.reasons import Verdict, label
+from rlhf import pairs, rollouts
+from rlhf.objective import MODEL, PPO, VALUE, PpoTerms, Prompts, Rollouts
+from rlhf.preferences import Pair, packed, parted
+from rlhf.prompts import OfSet, drawn
+from rlhf.pytorch import passes
+from rlhf.rollouts import Place, TokenIds
+from training import tasks
+from training.data.tokenizer import ByteTokenizer
+from training.engines.pytorch.kind import KIND
+from training.engines.pytorch.model import GPT
+from training.replicated.init import initial_parameters
+from training.replicated.model import ReplicatedModel
+from training.spec import AuditMode, JobSpec
+from training.transformer import ModelSpec
+
+JOB, READ, TRAINER = bytes([1]) * 32, bytes([3]) * 32, bytes([2]) * 32
+PLACE = Place(JOB, 0, TRAINER)
+TINY = ModelSpec(context=32, width=16, layers=2, hidden=16)
+REWARD = JobSpec(
+    name="reward", objective="reward", model=TINY, data=bytes(32), rounds=1, held_out_permille=300, audit=AuditMode.FULL
+)
+OWN = PpoTerms(
+    reward=MODEL, reward_model=Base(READ, 1, bytes(32)), prompts=Prompts.SET, prompt_tokens=12, response_tokens=6, epochs=2
+)
+SPEC = replace(REWARD, name="ppo", objective="ppo", data=None, settings=codec.encode(OWN), local_steps=4, batch=8)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def known() -> None:
+    features.install()
+
+
+def some_pairs() -> list[Pair]:
+    """Of prompts of 1 to 20 bytes, each of two pairs, and one without a prompt."""
+    texts = ["", *("abcdefghijklmnopqrst"[-length:] for length in range(1, 21) for _ in range(2))]
+    return [Pair(number.to_bytes(8, "big"), text, "yes", "no", 1000) for number, text in enumerate(texts, start=1)]
+
+
+def test_prompts_are_those_of_the_pairs_that_are_trained_on_each_once_and_their_ends() -> None:
+    trained = dict.fromkeys(pair.prompt for pair in parted(some_pairs(), 300)[0] if pair.prompt)
+    source = OfSet(pairs.encoded(REWARD, some_pairs(), ByteTokenizer()), 12)
+    assert 1 < len(trained) < 20, "some are held out"
+    assert [bytes(source.prompt(number)).decode() for number in range(len(source))] == [text[-12:] for text in trained]
+    asked = drawn(PLACE, 1_000, source)
+    assert {bytes(prompt.astype(np.uint8)).decode() for prompt in asked} == {text[-12:] for text in trained}
+    other = drawn(replace(PLACE, trainer=bytes(32)), 1_000, source)
+    assert [prompt.tolist() for prompt in asked] != [prompt.tolist() for prompt in other]
+
+
+def asked_and_noise() -> tuple[list[TokenIds], passes.Noise]:
+    asked = [np.arange(97, 97 + length) for length in (5, 12, 1, 5, 7)]
+    return asked, partial(rollouts.gumbel, PLACE, vocabulary=TINY.vocabulary)
+
+
+def model() -> GPT:
+    made = GPT(SPEC)
+    with torch.no_grad():
+        made.parameters.copy_(torch.from_numpy(initial_parameters(SPEC)))
+    return made
+
+
+def test_each_prompt_is_answered_as_if_it_were_alone() -> None:
+    """With the planted bug that shorter prompts are padded, the model sees the padding, and says something else."""
+    asked, noise = asked_and_noise()
+    bounds = PPO.bounds(SPEC, OWN)
+    found = passes.sample(model(), asked, noise, bounds, lambda: None)
+    alone = [
+        passes.sample(model(), [prompt], lambda tokens, row=row: noise((row, t) for _, t in tokens), bounds, lambda: None)[0]
+        for row, prompt in enumerate(asked)
+    ]
+    padded = [np.pad(prompt, (12 - len(prompt), 0)) for prompt in asked]
+    assert found == alone != passes.sample(model(), padded, noise, bounds, lambda: None)
+
+
+def test_a_pass_finds_of_each_response_what_a_pass_over_it_alone_finds() -> None:
+    asked, noise = asked_and_noise()
+    responses = passes.sample(model(), asked, noise, PPO.bounds(SPEC, OWN), lambda: None)
+    lengths = [len(response) for response in responses]
+    whole = [np.concatenate(row) for row in zip(asked, responses, strict=True)]
+
+    def over(rows: list[int], pad: int) -> passes.Passed:
+        x = torch.from_numpy(np.stack([np.pad(whole[row], (0, 18 - len(whole[row])), constant_values=pad) for row in rows]))
+        tokens = torch.from_numpy(np.stack([np.pad(responses[row], (0, 6 - lengths[row])) for row in rows]))
+        begin = torch.tensor([len(asked[row]) for row in rows])
+        of = lambda tokens: noise((rows[row], t) for row, t in tokens)  # noqa: E731
+        return passes.over(model(), x[:, :-1], begin, tokens, [lengths[row] for row in rows], VALUE, lambda: None, of)
+
+    together = over(list(range(len(asked))), 0)
+    assert together.excess_BT is not None
+    for row, length in enumerate(lengths):
+        alone = over([row], 255)
+        assert torch.allclose(together.logp_BT[row, :length], alone.logp_BT[0, :length], atol=1e-5)
+        assert (together.excess_BT[row, :length] <= 1e-4).all()
+
+
+@dataclass
+class World:
+    """A trainer's round, and those who look at it."""
+
+    folder: Path
+
+    def __post_init__(self) -> None:
+        (self.folder / "set").write_bytes(b"".join(packed(some_pairs())))
+        read = ReplicatedModel.initial(READ, REWARD)
+        read.save(self.folder / "read")
+        own = replace(OWN, reward_model=Base(READ, 1, read.root))
+        self.spec = replace(SPEC, settings=codec.encode(own)).checked()
+        ReplicatedModel.initial(JOB, self.spec).save(self.folder / "model")
+
+    def worker(self, text: str = "set", named: bytes | None = None) -> Jobs:
+        jobs = Jobs(KIND, lambda: None, 1 << 30)
+        other = {"other": str(self.folder / "read"), "other_text": str(self.folder / text), "other_tokens": named}
+        jobs.answer(tasks.OpenJob(JOB, self.spec.encode(), None, None, **other))
+        return jobs
+
+    def propose(self, jobs: Jobs) -> tasks.Proposed:
+        out = {"buffer_out": str(self.folder / "m"), "states_out": None, "declared_out": str(self.folder / "declared")}
+        done = jobs.answer(tasks.Propose(JOB, 0, TRAINER, str(self.folder / "model"), None, None, **out))
+        assert isinstance(done, tasks.Proposed)
+        (self.folder / "payload").write_bytes(done.payload)
+        return done
+
+    def audited(self, jobs: Jobs, done: tasks.Proposed) -> tasks.Audited:
+        declared = {bytes.fromhex(file.name): str(file) for file in (self.folder / "declared").iterdir()}
+        files = (str(self.folder / "payload"), str(self.folder / "m"), None, None)
+        said = tasks.Declared(done.declaration, declared)
+        found = jobs.answer(tasks.Audit(JOB, 0, TRAINER, str(self.folder / "model"), *files, declared=said))
+        assert isinstance(found, tasks.Audited)
+        return found
+
+
+def test_auditors_find_the_same_prompts_and_whoever_answers_others_is_named(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    done = world.propose(world.worker())
+    found = world.audited(world.worker(), done)
+    assert (found.verdict, found.relative_error) == (Verdict.ACCEPT, 0)
+    others = [replace(pair, prompt=pair.prompt.upper()) for pair in some_pairs()]
+    (tmp_path / "others").write_bytes(b"".join(packed(others)))
+    said = world.propose(world.worker("others"))
+    assert codec.decode(Rollouts, said.declaration).blob != codec.decode(Rollouts, done.declaration).blob
+    assert label(world.audited(world.worker(), said).verdict, PPO.labels) == "rollout"
+
+
+def test_the_set_of_a_reward_model_has_the_tokens_that_were_named(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    with pytest.raises(Exception, match="other tokens"):
+        world.worker(named=hashlib.sha256(b"others").digest())
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "why"),
+    [
+        ({"reward": "rule:vowels", "reward_model": None}, {}, "prompts 'set' are those that a reward model's pairs have"),
+        ({}, {"data": bytes(32)}, "its prompts are of a set, so it reads no text"),
+    ],
+)
+def test_a_job_whose_prompts_cannot_be_is_told_why(own: dict[str, object], other: dict[str, object], why: str) -> None:
+    assert why in (replace(SPEC, settings=codec.encode(replace(OWN, **own)), **other).problem() or "")
