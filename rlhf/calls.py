@@ -59,6 +59,7 @@ class CompareView:
     round: int
     policy: str
     reference: str
+    withheld: tuple[str, ...] = ()  # which of them is not shown, since the job's list of words blocks it
 
 
 class RlhfCalls(Protocol):
@@ -72,10 +73,11 @@ class RlhfCalls(Protocol):
         preferences: str = "",
         reward_epochs: int = 3,
         project: str = "",
+        words: str = "",
     ) -> str:
         """Tunes the model of a finished job, by a rule, by preferences that people decided in a project, or by those in a file;
-        with an empty base a first model, where the reward has a vocabulary of its own. The id of the first job that does, once
-        it is decided.
+        with an empty base a first model, where the reward has a vocabulary of its own. `words` is a file with a list of words
+        that no text of the policy may hold. The id of the first job that does, once it is decided.
         """
         ...
 

@@ -23,12 +23,18 @@ RLHF = Feature(
     about="tuning a model by rewards for its own responses",
     modules=_modules,
     objectives="rlhf.objectives:OBJECTIVES",
-    parts={"sets": "peer.driver.deriving:Deriving"},
+    parts={"sets": "peer.driver.deriving:Deriving", "ahead": "peer.driver.ahead:Ahead"},
     everywhere=("sets",),
     words="rlhf.words",
     calls="rlhf.calls:RlhfCalls",
     answers="peer.api.rlhf:RlhfAnswers",
     roles=(
-        Role("rlhf", "tunes models by rewards, and re-executes what others have tuned", registers=("rlhf",), needs_worker=True),
+        Role(
+            "rlhf",
+            "tunes models by rewards, and re-executes what others have tuned",
+            registers=("rlhf",),
+            parts=("ahead",),
+            needs_worker=True,
+        ),
     ),
 )

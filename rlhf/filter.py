@@ -8,7 +8,6 @@ and, with its stars taken out, as several pieces that lie close together and loo
 from __future__ import annotations
 
 import enum
-import hashlib
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -71,11 +70,6 @@ def entry_problem(entry: str) -> str | None:
     if not any(parts) or not kinds <= {_Kind.LETTER, _Kind.DIGIT}:
         return f"{entry!r} is no word: an entry has letters and digits, and * for any letters"
     return None
-
-
-def digest_of(entries: Sequence[str]) -> bytes:
-    """Names a list in a job."""
-    return hashlib.sha256(b"folkmoot/words/1" + "\n".join(entries).encode()).digest()
 
 
 # Reading ------------------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import enum
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy.typing as npt
 from ledger.jobs import Base
 from protocol import codec
 from protocol.codec import Between, Count, Digest, Length
+from rlhf import blocklist
 from rlhf.controller import Steering, first_beta, median, nats, next_beta
 from rlhf.rollouts import LENGTH_MAX, TOKEN_BYTES, Bounds
 from rlhf.rules import RULES, Rule
@@ -84,6 +86,7 @@ class PpoTerms:
     kl_target: float | None = codec.added(None)  # nats a response, to which beta is steered (`rlhf.controller`); none: beta stays
     kl_stop: float | None = codec.added(None)  # nats a response, at which the job ends; none: it has all its rounds
     prompts: Prompts = codec.added(Prompts.TEXT)
+    words: Digest | None = codec.added(None)  # blob of a list (`rlhf.blocklist`): no prompt has one of them, no response is shown
 
     def problem(self) -> str | None:
         if (self.reward == MODEL) != (self.reward_model is not None):
@@ -162,6 +165,8 @@ class Ppo(Objective):
             return str(problem)
         if not job.is_reexecuted:
             return f"audit {job.audit.value!r} would let everybody invent responses: take 'full' or 'sampled'"
+        if settings.words is not None and job.tokenizer is None and job.model.vocabulary < BYTES:
+            return f"a vocabulary of {job.model.vocabulary} tokens says no text, in which words could be: leave words out"
         if settings.prompts is Prompts.SET and job.data is not None:
             return "its prompts are of a set, so it reads no text: leave out data"
         vocabulary, context = job.model.vocabulary, job.model.context
@@ -199,6 +204,14 @@ class Ppo(Objective):
     def read(self, job: Job) -> Base | None:
         own: PpoTerms = job.own
         return own.reward_model
+
+    def files(self, job: Job) -> Mapping[bytes, int]:
+        own: PpoTerms = job.own
+        return {} if own.words is None else {own.words: blocklist.BYTES_MAX}
+
+    def withholds(self, job: Job, files: Mapping[bytes, Path], prompt: bytes, text: bytes) -> bool:
+        own: PpoTerms = job.own
+        return own.words is not None and blocklist.read(files[own.words]).blocks_response(prompt, text)
 
     def responses(self, job: Job, settings: PpoTerms) -> int:
         """Of one trainer in a round."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 
@@ -12,13 +13,19 @@ from rlhf.pairs import Pairs
 from rlhf.rollouts import Place, TokenIds
 from training.sequences import TokenArray
 
+DRAWS_MAX: Final = 16  # for one response: only where nearly every prompt is blocked, none is found in as many
+NO_PROMPT: Final = np.zeros(1, dtype=np.int64)
+
 
 class Source(Protocol):
-    """What prompts are drawn from, each by its number."""
+    """What prompts are drawn from, each by its number. Of one with more than `length` tokens the last ones are taken."""
+
+    @property
+    def length(self) -> int: ...
 
     def __len__(self) -> int: ...
 
-    def prompt(self, number: int) -> TokenArray: ...
+    def whole(self, number: int) -> TokenArray: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +38,13 @@ class Windows:
     def __len__(self) -> int:
         return len(self.text) - self.length + 1
 
-    def prompt(self, number: int) -> TokenArray:
+    def whole(self, number: int) -> TokenArray:
         return self.text[number : number + self.length]
 
 
 @dataclass(frozen=True, slots=True)
 class OfSet:
-    """Those that pairs have which are not held out, each once. They differ in length; of a longer one its end is taken."""
+    """Those that pairs have which are not held out, each once. They differ in length."""
 
     pairs: Pairs
     length: int
@@ -45,11 +52,25 @@ class OfSet:
     def __len__(self) -> int:
         return len(self.pairs.prompts) - 1
 
-    def prompt(self, number: int) -> TokenArray:
+    def whole(self, number: int) -> TokenArray:
         start, end = self.pairs.prompts[number : number + 2]
-        return self.pairs.train[max(start, end - self.length) : end]
+        return self.pairs.train[start:end]
 
 
-def drawn(place: Place, count: int, source: Source) -> list[TokenIds]:
-    """The prompts of `count` responses. Nobody chooses them, and everybody can check."""
-    return [source.prompt(int(number)).astype(np.int64) for number in rollouts.prompt_numbers(place, count, len(source))]
+def drawn(place: Place, count: int, source: Source, blocks: Callable[[TokenIds], bool] = lambda tokens: False) -> list[TokenIds]:
+    """The prompts of `count` responses: of the first draw whose prompt is blocked neither whole nor as it is taken, else token 0.
+
+    Nobody chooses them, and everybody can check.
+    """
+    found: dict[int, TokenIds] = {}
+    for draw in range(DRAWS_MAX):
+        numbers = rollouts.prompt_numbers(place, draw, count, len(source))
+        for response in range(count):
+            if response not in found:
+                whole = source.whole(int(numbers[response])).astype(np.int64)
+                taken = whole[-source.length :]
+                if not blocks(taken) and (len(taken) == len(whole) or not blocks(whole)):
+                    found[response] = taken
+        if len(found) == count:
+            break
+    return [found.get(response, NO_PROMPT) for response in range(count)]

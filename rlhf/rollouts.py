@@ -72,9 +72,9 @@ def noise_bytes(place: Place, response: int, token: int, length: int) -> bytes:
     return hashlib.shake_128(whose).digest(length)
 
 
-def prompt_numbers(place: Place, responses: int, prompts: int) -> TokenIds:
-    """Of so many prompts, which one each response goes on from."""
-    drawn = np.frombuffer(stream.stream(8 * responses, "rollout-prompts", *place.seed), dtype="<u8")
+def prompt_numbers(place: Place, draw: int, responses: int, prompts: int) -> TokenIds:
+    """Of so many prompts, which one a draw gives each response."""
+    drawn = np.frombuffer(stream.stream(8 * responses, "rollout-prompts", *place.seed, draw), dtype="<u8")
     return (drawn % np.uint64(prompts)).astype(np.int64)
 
 

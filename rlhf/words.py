@@ -41,7 +41,10 @@ ACTIONS = ("start", "status", "cancel", "compare", "filter", "score")
         "--seed", type=whole_number(0), default=0, metavar="S", help="of `rlhf compare`: of the choice of tokens (default 0)"
     ),
     Argument(
-        "--words", default="", metavar="FILE", help="of `rlhf filter`: words that block a text, one a line, * for any letters"
+        "--words",
+        default="",
+        metavar="FILE",
+        help="of `rlhf filter` and `start`: words that block a text, one a line, * for any letters",
     ),
     JSON,
 )
@@ -58,7 +61,8 @@ async def rlhf(asked: Asked[RlhfCalls]) -> None:
             if "rounds" in said:
                 raise UserError(f"rlhf start: a round is an iteration: say --ppo-iterations {said['rounds']} instead")
             file = str(Path(options.preferences).expanduser().absolute()) if options.preferences else ""
-            how = (options.ppo_iterations, options.name, said, file, options.reward_epochs, options.project)
+            words = str(Path(options.words).expanduser().absolute()) if options.words else ""
+            how = (options.ppo_iterations, options.name, said, file, options.reward_epochs, options.project, words)
             start = asked.api.start_rlhf_training(options.base, options.reward, *how)
             asked.show(f"job {await asked.decided(start)} is decided; `rlhf status` shows how it goes")
             if file:
@@ -78,10 +82,12 @@ async def rlhf(asked: Asked[RlhfCalls]) -> None:
             if options.json:
                 asked.show(Verbatim(as_json(compared)))
                 return
-            asked.show(f"policy (job {compared.job[:SHORT]} after {compared.round} rounds):")
-            asked.show(Verbatim(compared.policy))
-            asked.show("reference:")
-            asked.show(Verbatim(compared.reference))
+            policy = f"policy (job {compared.job[:SHORT]} after {compared.round} rounds):"
+            for head, name, text in ((policy, "policy", compared.policy), ("reference:", "reference", compared.reference)):
+                asked.show(head)
+                asked.show(
+                    "withheld: it holds a word of the list that the job names" if name in compared.withheld else Verbatim(text)
+                )
         case "filter":
             _filter(asked, options.words, options.what, options.json)
         case "score":

@@ -410,7 +410,8 @@ def of_rlhf() -> dict[str, str]:
     asked = prompts.drawn(place, 4, prompts.OfSet(pairs.encoded(set_, some, ByteTokenizer()), 6))
     return {
         "prompts of a set": " ".join(bytes(prompt.tolist()).hex() for prompt in asked),
-        "prompts": " ".join(map(str, rollouts.prompt_numbers(place, 3, 1_000 - 16 + 1))),
+        "prompts": " ".join(map(str, rollouts.prompt_numbers(place, 0, 3, 1_000 - 16 + 1))),
+        "prompts of the next draw": " ".join(map(str, rollouts.prompt_numbers(place, 1, 3, 1_000 - 16 + 1))),
         "noise": noise.hex(),
         "blob": rollouts.encode([[97, 10], [10]]).hex(),
         "order": " ".join(map(str, rollouts.order(place, 4, 0))),
@@ -527,7 +528,7 @@ def test_every_field_that_a_person_may_set_is_in_the_guide_with_its_default() ->
     elsewhere = {*NOT_SET_BY_NAME, "liars", "rounds"}  # liars follow from the network, rounds have an argument of their own
     free = {field.name: said(getattr(spec, field.name)) for field in dataclasses.fields(spec) if field.name not in elsewhere}
     assert {name: found.get(name) for name in free} == free
-    rewards = ("reward", "reward_model")  # they have arguments of their own
+    rewards = ("reward", "reward_model", "words")  # they have arguments of their own
     tuned = {field.name: said(field.default) for field in dataclasses.fields(PpoTerms) if field.name not in rewards}
     assert tuned.keys().isdisjoint(field.name for field in dataclasses.fields(spec)), "`--set` tells them apart by their names"
     assert {name: found.get(name) for name in tuned} == tuned

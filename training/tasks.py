@@ -23,6 +23,7 @@ from training.transformer import PARAMETERS_MAX
 # The largest is a Proposed: 8 bits to say, and one to place, each element of the largest model. The rest is scales and digests.
 FRAME_BYTES_MAX = PARAMETERS_MAX + PARAMETERS_MAX // 8 + (1 << 20)
 STATES_MAX = 8  # files of states that a replay reads: two states of two files, and the last parameters
+FILES_MAX = 8  # beside text and tokenizer that an objective reads
 TEXT_BYTES_MAX = 64 << 10  # prompts and generated text
 ERROR_CHARACTERS_MAX = 500  # one line for a person
 
@@ -96,7 +97,8 @@ class Evaluated:
 @dataclass(frozen=True, slots=True)
 class Generated:
     TAG: ClassVar[str] = "generated"
-    text: Annotated[bytes, Length(0, TEXT_BYTES_MAX)]
+    text: Annotated[bytes, Length(0, TEXT_BYTES_MAX)]  # nothing where the job's objective withholds it
+    is_withheld: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +148,7 @@ class OpenJob(Request[Opened]):
     other: Path | None = None  # the same of the job that it reads, if there is one
     other_text: Path | None = None  # of that job, as `text`
     other_tokens: Digest | None = None  # of that job, as `tokens`
+    files: Annotated[dict[Digest, Path], Length(0, FILES_MAX)] = field(default_factory=dict)  # those of `Objective.files`
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ class ModelAnswers(ModelCalls):
         opened = self.peer.driver.workshop.view((key, job.round), job)
         directory = str(self.peer.driver.host.directory(key, job.round))
         done = await computing.ask(opened, tasks.Generate(key, directory, prompt, tokens, temperature, seed))
-        return done.text.decode(errors="replace")
+        return (samples.WITHHELD if done.is_withheld else done.text).decode(errors="replace")
 
     async def samples(self) -> tuple[SampleView, ...]:
         computing = self.peer.driver.workshop.role.computing

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import typing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +14,7 @@ import trio
 
 from curation.module import is_run
 from curation.state import CurationState
+from features.tables import counted
 from ledger.jobs import Base, Job, Start, Waiting, job_id
 from ledger.network import NetworkState
 from peer.api.new_job import FETCHING_SECONDS_MAX, base_of, fetched, parse_overrides, tolerated, trainers_of, typed
@@ -23,7 +25,7 @@ from peer.serving.projects import find_project
 from peer.worker.supervisor import WorkerFailed
 from protocol import codec
 from protocol.errors import UserError
-from rlhf import pairs, plans, preferences, presets
+from rlhf import blocklist, pairs, plans, preferences, presets
 from rlhf.calls import CompareView, FiguresView, RlhfCalls, RlhfView, StageView
 from rlhf.module import Medians, RlhfState
 from rlhf.objective import MILLIONTHS, MODEL, MODULE, PPO, ROLE, RULE, PpoTerms, Prompts
@@ -35,8 +37,9 @@ from training import tasks
 from training.data import corpus, tokenizer
 from training.spec import JobSpec, completed
 
-OWN = {field.name for field in dataclasses.fields(PpoTerms)} - {"reward", "reward_model"}  # what `--set` may say of it
+OWN = {field.name for field in dataclasses.fields(PpoTerms)} - {"reward", "reward_model", "words"}  # what `--set` may say of it
 OF_REWARD = "reward."  # begins what `--set` says of the job that trains a reward model
+PROMPTS_LOOKED_AT = 1_000  # before a list that blocks all of them is refused: some seconds
 SETS = "sets"  # the part at whose desk sets are derived
 UNKNOWN = Base(bytes(32), 1, bytes(32))  # in the place of a reward model that is not trained yet
 
@@ -55,6 +58,7 @@ class RlhfAnswers(RlhfCalls):
         preferences: str = "",
         reward_epochs: int = 3,
         project: str = "",
+        words: str = "",
     ) -> str:
         self.peer.require_member()
         if not self._is_run():
@@ -64,17 +68,21 @@ class RlhfAnswers(RlhfCalls):
         said = overrides or {}
         of_reward = {key.removeprefix(OF_REWARD): text for key, text in said.items() if key.startswith(OF_REWARD)}
         of_policy = {key: text for key, text in said.items() if not key.startswith(OF_REWARD)}
+        listed = await trio.to_thread.run_sync(_read_words, words) if words else b""
         if reward:
             if of_reward or not ppo_iterations:
                 raise UserError("a rule is not trained: leave out `reward.…`, and take at least one iteration")
-            spec = await trio.to_thread.run_sync(self._policy, base, reward, ppo_iterations, name or "ppo", of_policy)
+            how = (base, reward, ppo_iterations, name or "ppo", of_policy, listed)
+            spec = await trio.to_thread.run_sync(self._policy, *how)
             transaction = await self.peer.author.submit("job/start", Start(spec.encode()))
             return job_id(self.peer.me, transaction).hex()
+        if listed and not ppo_iterations:
+            raise UserError("--words: no policy is tuned, and a reward model says nothing: leave it out")
         if of_policy and not ppo_iterations:
             raise UserError(f"--set {next(iter(of_policy))}=…: no policy is tuned; of the reward model say `{OF_REWARD}…`")
         source, found = await self._decided(project) if project else (None, preferences)
-        how = (base, found, source, reward_epochs, ppo_iterations, name, of_reward, of_policy)
-        begin = await trio.to_thread.run_sync(self._plan, *how)
+        plan = (base, found, source, reward_epochs, ppo_iterations, name, of_reward, of_policy, listed)
+        begin = await trio.to_thread.run_sync(self._plan, *plan)
         transaction = await self.peer.author.submit("rlhf/start", begin)
         return plans.stage_job(job_id(self.peer.me, transaction), 0).hex()
 
@@ -114,6 +122,7 @@ class RlhfAnswers(RlhfCalls):
         name: str,
         of_reward: dict[str, str],
         of_policy: dict[str, str],
+        listed: bytes,
     ) -> plans.Begin:
         """Makes the blobs of the set, which is given as pairs, or as the name of a file with them. Raises `UserError` for a
         base, values or preferences that cannot be used.
@@ -125,7 +134,9 @@ class RlhfAnswers(RlhfCalls):
             tokens = pairs.encoded(spec, found, tokenizer.load_tokenizer(bpe))
         except UserError as error:
             raise UserError(f"{Path(given).name if isinstance(given, str) else '--project'}: {error}") from None
-        policy = self._policy(base, MODEL, iterations, name or "ppo", of_policy, tokens) if iterations else None
+        if listed and of_policy.get("prompts") != Prompts.TEXT:
+            _require_prompt(preferences.parted(found, spec.held_out_permille)[0], listed)
+        policy = self._policy(base, MODEL, iterations, name or "ppo", of_policy, listed, tokens) if iterations else None
         manifest = pairs.manifest_of(found, None if bpe is None else corpus.digest_of(tokens), self.peer.driver.blobs.add)
         if "rounds" not in of_reward:
             at_once = {"trainers": trainers_of(self.peer, ROLE), "steps": spec.local_steps, "batch": spec.batch}
@@ -152,17 +163,28 @@ class RlhfAnswers(RlhfCalls):
         return replace(spec, **completed(presets.REWARD | said)).checked()
 
     def _policy(
-        self, base: str, reward: str, rounds: int, name: str, overrides: dict[str, str], learned: pairs.Pairs | None = None
+        self,
+        base: str,
+        reward: str,
+        rounds: int,
+        name: str,
+        overrides: dict[str, str],
+        listed: bytes,
+        learned: pairs.Pairs | None = None,
     ) -> JobSpec:
-        """Raises `UserError` for a base or values that cannot be used. What learns from the pairs is left open."""
+        """Makes the blob of the listed words. Raises `UserError` for a base or values that cannot be used. What learns from the
+        pairs is left open.
+        """
         liars = tolerated(self.peer, ROLE)
         if not base:
+            if listed:
+                raise UserError("--words: the toy says no text, so it says no words: leave it out")
             return toy_spec(reward, rounds, name, overrides, liars)
         start, _, before = base_of(self.peer, base, "--base")
         said_of_own, said = _parsed(overrides)
         if before.tokenizer is not None and "stop" not in said_of_own:
             said_of_own["stop"] = newline(tokenizer.BpeTokenizer(fetched(self.peer, before.tokenizer)))
-        own = PpoTerms(reward=reward, **said_of_own)
+        own = PpoTerms(reward=reward, words=hashlib.sha256(listed).digest() if listed else None, **said_of_own)
         if learned is not None:
             own = replace(own, reward_model=UNKNOWN, **_of_set(learned, before, own) | said_of_own)
         if problem := own.problem():
@@ -186,7 +208,10 @@ class RlhfAnswers(RlhfCalls):
             settings=codec.encode(own),
             liars=liars,
         )
-        return replace(spec, **completed(presets.PPO | {"rounds": rounds} | said)).checked()
+        spec = replace(spec, **completed(presets.PPO | {"rounds": rounds} | said)).checked()
+        if listed:
+            self.peer.driver.blobs.add(listed)
+        return spec
 
     async def rlhf_status(self) -> RlhfView:
         known = self.peer.driver.state.of(RlhfState).plans.values() if self._is_run() else ()
@@ -242,8 +267,9 @@ class RlhfAnswers(RlhfCalls):
         key, job = tuned[-1]
         opened = workshop.view((key, job.round), job)
         how: tuple[Any, ...] = (prompt, tokens, temperature, seed, opened.spec.own.stop)
-        told = []
-        for directory in (str(host.directory(key, job.round)), None):
+        told: dict[str, str] = {}
+        withheld: list[str] = []
+        for name, directory in (("policy", str(host.directory(key, job.round))), ("reference", None)):
             try:
                 done = await workshop.role.computing.ask(opened, tasks.Generate(key, directory, *how))
             except WorkerFailed:
@@ -251,8 +277,9 @@ class RlhfAnswers(RlhfCalls):
                     raise
                 base = opened.base_directory.parent.name[:8]
                 raise UserError(f"the reference is gone: the model of job {base} was kept until the tuning was over") from None
-            told.append(done.text.decode(errors="replace"))
-        return CompareView(key.hex(), job.round, *told)
+            told[name] = done.text.decode(errors="replace")
+            withheld += [name] * done.is_withheld
+        return CompareView(key.hex(), job.round, **told, withheld=tuple(withheld))
 
 
 def _read(file: str) -> list[Pair]:
@@ -273,6 +300,23 @@ def _of_set(learned: pairs.Pairs, base: JobSpec, own: PpoTerms) -> dict[str, Any
     """What is said of prompts where a reward model learns from pairs, unless somebody sets something else."""
     longest = int(np.diff(learned.prompts).max(initial=1))
     return {"prompts": Prompts.SET, "prompt_tokens": max(1, min(longest, base.model.context - own.response_tokens))}
+
+
+def _read_words(file: str) -> bytes:
+    """A packed list."""
+    from rlhf.filter import read_words
+
+    try:
+        return blocklist.packed(read_words(Path(file).name, Path(file).expanduser().read_bytes()))
+    except OSError as error:
+        raise UserError(f"--words {corpus.shown(file)} cannot be read: {error.strerror}") from None
+
+
+def _require_prompt(trained: list[Pair], listed: bytes) -> None:
+    """`UserError` where the list blocks every prompt that could be drawn, as far as some of them tell."""
+    texts, known = pairs.prompt_texts(trained)[:PROMPTS_LOOKED_AT], blocklist.Blocklist(listed)
+    if texts and all(known.blocks(text.encode()) for text in texts):
+        raise UserError(f"--words blocks each of {counted(len(texts), 'prompt')} that were looked at: nothing would be answered")
 
 
 def _without_model(policy: JobSpec) -> JobSpec:

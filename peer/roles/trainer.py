@@ -142,7 +142,7 @@ class Trainer(Voter):
             if round.model_directory.exists():
                 raise
             return 0.0  # pruned meanwhile
-        samples.keep(self.texts, round.job, round.number, done.text)
+        samples.keep(self.texts, round.job, round.number, samples.WITHHELD if done.is_withheld else done.text)
         return trio.current_time() - began
 
     async def ask(self, round: Round, request: tasks.Request[R]) -> R:
@@ -170,12 +170,15 @@ class Trainer(Voter):
                 tokenizer = str(round.blobs.path(round.spec.tokenizer))
             path, base = (str(place) if place else None for place in (text, round.base_directory))
             opening = tasks.OpenJob(round.job, round.spec.encode(), path, tokenizer, tokenized, tokens, base)
+            for other, size in round.spec.kind.files(round.spec).items():
+                await _fetch(round, other, size)
+                opening.files[other] = str(round.blobs.path(other))
             if (read := round.read_directory) is not None:
                 digest = ReplicatedModel.open(read).spec.data
                 opening = replace(opening, other=str(read))
                 if digest is not None:
-                    other, manifest = await self._shared_text(round, digest)
-                    opening = replace(opening, other_text=str(other), other_tokens=manifest.tokens)
+                    text, manifest = await self._shared_text(round, digest)
+                    opening = replace(opening, other_text=str(text), other_tokens=manifest.tokens)
             await self._until_alive(opening)
             job.opened = True
 

@@ -133,6 +133,7 @@ class Jobs:
             )
         if request.other is not None:
             engine.other = _other(spec, request, tokenizer, self._beat)
+        engine.files = {digest: Path(path) for digest, path in request.files.items()}
         engine.micro_batch = min(engine.micro_batch, self._micro_batch_max)
         self._engines[request.job] = engine
         while len(self._engines) > JOBS_MAX:
@@ -196,7 +197,9 @@ class Jobs:
         if parameters is None:
             raise FolkmootError(f"job {request.job.hex()[:8]} does not refer to its first model")
         how = (request.tokens, request.temperature, request.seed, self._beat, request.stop)
-        return tasks.Generated(engine.generate(parameters, prompt, *how))
+        text = engine.generate(parameters, prompt, *how)
+        is_withheld = engine.spec.kind.withholds(engine.spec, engine.files, prompt, text)
+        return tasks.Generated(b"" if is_withheld else text, is_withheld)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -13,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rlhf import losses, prompts, rollouts
+from rlhf import blocklist, losses, prompts, rollouts
+from rlhf.blocklist import Blocklist
 from rlhf.controller import beta_of
 from rlhf.objective import (
     FIGURES,
@@ -98,12 +100,13 @@ class Declarer:
         self._own: PpoTerms = engine.spec.own
         self._bounds = PPO.bounds(engine.spec, self._own)
         self._scorer: Scorer | None = None  # made when the engine has what the job reads
+        self._asked: tuple[Place, list[TokenIds]] | None = None  # the last prompts
         self._last: _Known | None = None  # a proposal is looked at several times in a row
 
     def make(self, parameters: Float32Array, job: bytes, round: int, trainer: bytes, folder: Path, on_step: Beat) -> Declaration:
         place = Place(job, round, trainer)
         self._engine.load(parameters)
-        responses = passes.sample(self._engine.model, self._prompts(place), self._noise(place), self._bounds, on_step)
+        responses = passes.sample(self._engine.model, self._prompts(place, on_step), self._noise(place), self._bounds, on_step)
         blob = rollouts.encode(responses)
         digest = hashlib.sha256(blob).digest()
         path = folder / digest.hex()
@@ -170,7 +173,7 @@ class Declarer:
         if last is not None and last.key == (place, blob) and (last.excess_BT is not None or not is_checked):
             return last
         engine, length = self._engine, self._own.response_tokens
-        asked, responses = self._prompts(place), rollouts.read(path, self._bounds)
+        asked, responses = self._prompts(place, on_step), rollouts.read(path, self._bounds)
         tokens_BT = torch.from_numpy(np.stack([np.pad(response, (0, length - len(response))) for response in responses]))
         lengths = [len(response) for response in responses]
         mask_BT = torch.arange(length) < torch.tensor(lengths)[:, None]
@@ -185,6 +188,9 @@ class Declarer:
         noise = self._noise(place) if is_checked else None
         now = passes.over(engine.model, x_BS, begin_B, tokens_BT, lengths, VALUE, on_step, noise)
         score_B = self._scores(whole_BS, begins, responses, on_step)
+        if self._own.words is not None:  # the lowest that a score counts, whatever said it
+            blocked = [self._blocks_response(*row, on_step) for row in zip(asked, responses, strict=True)]
+            score_B[torch.tensor(blocked)] = -self._own.score_clip
         self._last = _Known(
             key=(place, blob),
             responses=responses,
@@ -201,21 +207,29 @@ class Declarer:
         return self._last
 
     def _scores(self, whole_BS: Tensor, begins: Sequence[int], responses: Sequence[TokenIds], on_step: Beat) -> Tensor:
-        rule, stop = self._own.rule, self._own.stop
+        rule = self._own.rule
         if rule is not None:
-            reward, decode = rule.make(self._spec.seed), self._engine.tokenizer.decode
-            ids = [[int(token) for token in response] for response in responses]
-            return torch.tensor([reward(of, decode([token for token in of if token != stop])) for of in ids])
+            reward = rule.make(self._spec.seed)
+            return torch.tensor([reward([int(token) for token in of], self._text(self._said(of))) for of in responses])
         if self._scorer is None:
             assert self._engine.other is not None
             self._scorer = Scorer(self._engine.other, on_step)
-        # Without the stop token, which no text of the set ends with; that of an unfinished response is its last one.
-        ends = [len(response) - (stop is not None and is_finished(response, stop)) for response in responses]
-        last = [begin + end - 1 for begin, end in zip(begins, ends, strict=True)]
+        # No text of the set ends with a stop token; that of an unfinished response is its last one.
+        last = [begin + len(self._said(response)) - 1 for begin, response in zip(begins, responses, strict=True)]
         return self._scorer.scores(whole_BS, torch.tensor(last), on_step)
 
-    def _prompts(self, place: Place) -> list[TokenIds]:
+    def _said(self, response: TokenIds) -> TokenIds:
+        """Without the stop token."""
+        stop = self._own.stop
+        return response[:-1] if stop is not None and is_finished(response, stop) else response
+
+    def _text(self, tokens: TokenIds) -> bytes:
+        return self._engine.tokenizer.decode([int(token) for token in tokens])
+
+    def _prompts(self, place: Place, on_step: Beat) -> list[TokenIds]:
         """One of each response."""
+        if self._asked is not None and self._asked[0] == place:
+            return self._asked[1]
         text, own, count = self._engine.tokens.train, self._own, self._bounds.responses
         alike = own.group if own.algorithm is Algorithm.GRPO else 1
         if own.prompts is Prompts.SET:
@@ -225,7 +239,23 @@ class Declarer:
             source = prompts.Windows(text, own.prompt_tokens)
         else:
             return [np.zeros(own.prompt_tokens, dtype=np.int64)] * count
-        return [prompt for prompt in prompts.drawn(place, count // alike, source) for _ in range(alike)]
+        one_each = prompts.drawn(place, count // alike, source, partial(self._blocks, on_step=on_step))
+        self._asked = place, [prompt for prompt in one_each for _ in range(alike)]
+        return self._asked[1]
+
+    @property
+    def _blocklist(self) -> Blocklist | None:
+        words = self._own.words
+        return None if words is None else blocklist.read(self._engine.files[words])
+
+    def _blocks(self, prompt: TokenIds, on_step: Beat) -> bool:
+        on_step()
+        return self._blocklist is not None and self._blocklist.blocks(self._text(prompt))
+
+    def _blocks_response(self, prompt: TokenIds, response: TokenIds, on_step: Beat) -> bool:
+        on_step()
+        assert self._blocklist is not None
+        return self._blocklist.blocks_response(self._text(prompt), self._text(self._said(response)))
 
     def _noise(self, place: Place) -> passes.Noise:
         return lambda tokens: rollouts.gumbel(place, tokens, self._bounds.vocabulary)

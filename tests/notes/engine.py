@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +38,7 @@ class Slate:
     micro_batch: int = 1
     first: Float32Array | None = None
     other: Other | None = None
+    files: Mapping[bytes, Path] = field(default_factory=dict)
 
     @property
     def parameters(self) -> int:

@@ -128,7 +128,12 @@ async def test_a_plan_goes_from_preferences_to_a_tuned_policy_without_its_author
             with pytest.raises(UserError, match=told):
                 await author.client.start_rlhf_training("base", "", 1, "", said, file)
         file = pairs_file(tmp_path / "pairs.jsonl", *lines)
-        reward = await author.client.start_rlhf_training("base", "", 1, "", said, file)
+        all_of_them, words = (tmp_path / name for name in ("all.txt", "words.txt"))
+        all_of_them.write_text("q*\n")
+        words.write_text("zzz*\n")
+        with pytest.raises(UserError, match="--words blocks each of 49 prompts that were looked at"):
+            await author.client.start_rlhf_training("base", "", 1, "", said, file, 3, "", str(all_of_them))
+        reward = await author.client.start_rlhf_training("base", "", 1, "", said, file, 3, "", str(words))
         with pytest.raises(UserError, match=r"a plan of .* goes on"):
             await author.client.start_rlhf_training("base", "", 1, "", said, file)
         root = (await finished(first, reward)).model_root

@@ -15,7 +15,7 @@ from peer import cli
 from protocol.errors import UserError
 from rlhf import filter as filter_module
 from rlhf import lookalikes
-from rlhf.filter import ENTRIES_MAX, READINGS_MAX, Filter, digest_of, entry_problem, filtered, read_words
+from rlhf.filter import ENTRIES_MAX, READINGS_MAX, Filter, entry_problem, filtered, read_words
 
 LIST = read_words("list", b"moron*\nscum\n*fool*\ncad\nhell\nbl*er\nwhore\nanus\nloaf\n# nothing\n\ntit\n")
 
@@ -165,7 +165,7 @@ def test_a_list_says_what_is_wrong_with_it(data: bytes, message: str) -> None:
 
 def test_a_list_has_one_digest_whatever_the_order_of_its_lines() -> None:
     one, other = read_words("w", b"\xef\xbb\xbfa1\r\nb*\n"), read_words("w", b"b*\n\na1\na1")
-    assert one == other == ("a1", "b*") and digest_of(one) == digest_of(other) != digest_of(("a1", "b"))
+    assert one == other == ("a1", "b*")
     assert entry_problem("сука") is None and Filter(("сука",)).find("Сука!") == "сука"
 
 

@@ -15,8 +15,10 @@ from ledger.jobs import Base
 from peer import features
 from peer.worker.main import Jobs
 from protocol import codec
+from protocol.errors import UserError
 from protocol.reasons import Verdict, label
-from rlhf import pairs, rollouts
+from rlhf import blocklist, pairs, rollouts
+from rlhf.blocklist import Blocklist, unpacked
 from rlhf.objective import MODEL, PPO, VALUE, PpoTerms, Prompts, Rollouts
 from rlhf.preferences import Pair, packed, parted
 from rlhf.prompts import OfSet, drawn
@@ -50,7 +52,7 @@ def known() -> None:
 
 def some_pairs() -> list[Pair]:
     """Of prompts of 1 to 20 bytes, each of two pairs, and one without a prompt."""
-    texts = ["", *("abcdefghijklmnopqrst"[-length:] for length in range(1, 21) for _ in range(2))]
+    texts = ["", *("abcdefghijklmnopqrst"[:length] for length in range(1, 21) for _ in range(2))]
     return [Pair(number.to_bytes(8, "big"), text, "yes", "no", 1000) for number, text in enumerate(texts, start=1)]
 
 
@@ -58,7 +60,7 @@ def test_prompts_are_those_of_the_pairs_that_are_trained_on_each_once_and_their_
     trained = dict.fromkeys(pair.prompt for pair in parted(some_pairs(), 300)[0] if pair.prompt)
     source = OfSet(pairs.encoded(REWARD, some_pairs(), ByteTokenizer()), 12)
     assert 1 < len(trained) < 20, "some are held out"
-    assert [bytes(source.prompt(number)).decode() for number in range(len(source))] == [text[-12:] for text in trained]
+    assert [bytes(source.whole(number)).decode() for number in range(len(source))] == list(trained)
     asked = drawn(PLACE, 1_000, source)
     assert {bytes(prompt.astype(np.uint8)).decode() for prompt in asked} == {text[-12:] for text in trained}
     other = drawn(replace(PLACE, trainer=bytes(32)), 1_000, source)
@@ -116,19 +118,23 @@ class World:
     """A trainer's round, and those who look at it."""
 
     folder: Path
+    words: str = ""
 
     def __post_init__(self) -> None:
         (self.folder / "set").write_bytes(b"".join(packed(some_pairs())))
+        (self.folder / "words").write_text(self.words)
         read = ReplicatedModel.initial(READ, REWARD)
         read.save(self.folder / "read")
-        own = replace(OWN, reward_model=Base(READ, 1, read.root))
+        digest = hashlib.sha256(self.words.encode()).digest() if self.words else None
+        own = replace(OWN, reward_model=Base(READ, 1, read.root), words=digest)
         self.spec = replace(SPEC, settings=codec.encode(own)).checked()
         ReplicatedModel.initial(JOB, self.spec).save(self.folder / "model")
 
-    def worker(self, text: str = "set", named: bytes | None = None) -> Jobs:
+    def worker(self, text: str = "set", named: bytes | None = None, words: str = "words") -> Jobs:
         jobs = Jobs(KIND, lambda: None, 1 << 30)
         other = {"other": str(self.folder / "read"), "other_text": str(self.folder / text), "other_tokens": named}
-        jobs.answer(tasks.OpenJob(JOB, self.spec.encode(), None, None, **other))
+        files = dict.fromkeys(PPO.files(self.spec), str(self.folder / words))
+        jobs.answer(tasks.OpenJob(JOB, self.spec.encode(), None, None, **other, files=files))
         return jobs
 
     def propose(self, jobs: Jobs) -> tasks.Proposed:
@@ -174,3 +180,61 @@ def test_the_set_of_a_reward_model_has_the_tokens_that_were_named(tmp_path: Path
 )
 def test_a_job_whose_prompts_cannot_be_is_told_why(own: dict[str, object], other: dict[str, object], why: str) -> None:
     assert why in (replace(SPEC, settings=codec.encode(replace(OWN, **own)), **other).problem() or "")
+
+
+# Words --------------------------------------------------------------------------------------------------------------------
+
+
+def test_no_prompt_has_a_listed_word_neither_whole_nor_as_it_is_taken() -> None:
+    source = OfSet(pairs.encoded(REWARD, some_pairs(), ByteTokenizer()), 12)
+    texts = {bytes(source.whole(number)).decode() for number in range(len(source))}
+
+    def asked(*blocked: str) -> set[str]:
+        found = drawn(PLACE, 1_000, source, lambda tokens: bytes(tokens.tolist()).decode() in blocked)
+        return {bytes(prompt.tolist()).decode() for prompt in found}
+
+    longest = max(texts, key=len)
+    assert asked() == {text[-12:] for text in texts}
+    assert asked(longest) == asked(longest[-12:]) == {text[-12:] for text in texts - {longest}}
+    assert asked(*texts) == {"\0"}, "where all are blocked, nothing is asked"
+
+
+EVERYTHING = "\n".join(sorted(f"{letter}*" for letter in "abcdefghijklmnopqrstuvwxyz0123456789"))
+
+
+def test_a_response_with_a_listed_word_has_the_lowest_score_and_is_not_shown(tmp_path: Path) -> None:
+    world = World(tmp_path, EVERYTHING)
+    worker = world.worker()
+    said = codec.decode(Rollouts, world.propose(worker).declaration)
+    assert said.score <= -10 * OWN.score_clip * 1e6, "of 16 bytes that a model without training says, most hold a letter"
+    done = worker.answer(tasks.Generate(JOB, str(tmp_path / "model"), "abc", 5, 1.0, 0))
+    assert done == tasks.Generated(b"", is_withheld=True)
+    shown = World(tmp_path).worker().answer(tasks.Generate(JOB, str(tmp_path / "model"), "abc", 5, 1.0, 0))
+    assert isinstance(shown, tasks.Generated) and shown.text and not shown.is_withheld
+
+
+def test_whoever_leaves_the_list_out_is_named(tmp_path: Path) -> None:
+    world = World(tmp_path, EVERYTHING)
+    assert world.audited(world.worker(), world.propose(world.worker())).verdict is Verdict.ACCEPT
+    (tmp_path / "other").write_text("zzz")
+    done = world.propose(world.worker(words="other"))
+    assert label(world.audited(world.worker(), done).verdict, PPO.labels) == "rollout", "it answered what was not asked"
+
+
+def test_a_word_is_not_divided_between_prompt_and_response() -> None:
+    known = Blocklist(b"scum")
+    assert known.blocks_response(b"this sc", b"um here") and known.blocks_response(b"x", b"scum")
+    assert not known.blocks(b"um here") and not known.blocks_response(b"this ", b"classic")
+
+
+@pytest.mark.parametrize("wrong", [b"", b"b\na", b"a\na", b"a\n", b" a", b"# a\nb", b"\xff", b"a b", b"a" * 65])
+def test_other_bytes_are_no_list(wrong: bytes) -> None:
+    assert unpacked(blocklist.packed(("a1", "b*"))) == ("a1", "b*")
+    with pytest.raises(UserError):
+        unpacked(wrong)
+
+
+def test_the_toy_has_no_words() -> None:
+    own = PpoTerms(reward="rule:bigram", prompt_tokens=1, response_tokens=5, stop=None, words=bytes(32))
+    spec = replace(SPEC, model=replace(TINY, vocabulary=6), settings=codec.encode(own))
+    assert "a vocabulary of 6 tokens says no text" in (spec.problem() or "")

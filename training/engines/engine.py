@@ -35,9 +35,11 @@ class Other:
 class Engine(Protocol):
     """For one job. Vectors have the job's layout: float32, shape (parameters,)."""
 
+    spec: JobSpec
     micro_batch: int  # sequences in one forward pass at most; it may be lowered
     first: Float32Array | None  # the parameters of the job's first round, where its objective refers to them
     other: Other | None  # set before the first use, where the job reads another's model
+    files: Mapping[bytes, Path]  # as `other`, those that `Objective.files` names
 
     @property
     def parameters(self) -> int: ...

@@ -138,6 +138,14 @@ class Objective:
         """The model of another finished job that trainers and auditors read beside the job's own."""
         return None
 
+    def files(self, job: Job) -> Mapping[bytes, int]:
+        """Digest -> size at most, in bytes, of each other blob that trainers and auditors read."""
+        return {}
+
+    def withholds(self, job: Job, files: Mapping[bytes, Path], prompt: bytes, text: bytes) -> bool:
+        """Whether people do not see what the job's model says after a prompt. `files` are those of these names."""
+        return False
+
     def declaration_problem(self, job: Job, record: Any) -> str | None:
         """What every voter, without an engine, finds wrong in a record of type `declaration`."""
         return None

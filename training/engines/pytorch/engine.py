@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -77,6 +78,7 @@ class Engine:
         self.micro_batch = min(spec.micro_batch, spec.batch)  # halved when memory runs out
         self.first: Float32Array | None = None
         self.other: Other | None = None
+        self.files: Mapping[bytes, Path] = {}
         self.model = GPT(spec)
         self._loss = named(spec.kind.losses[NAME])
         self._measure = named(spec.kind.measures[NAME]) if NAME in spec.kind.measures else None
