@@ -451,7 +451,7 @@ class Auditing:
             replay = f"step {step} is {error:.1e} off when replayed, {tolerance:.0e} is tolerated"
             whole = f"; the states are at most {deviation:.1e} off this peer's own" if past.spec.traces_states else ""
             return f"no false step of {who}: {replay}{whole}"
-        found = f"{label(replayed.finding, past.spec.kind.labels)}, {replayed.relative_error:.1e} of what the step changes"
+        found = _found(replayed, past.spec)
         if _is_doubtful(replayed, past.spec):
             return f"step {step} of {who}: {found}; others might tolerate that, so it is not challenged"
         await self._say("audit/challenge", due, replayed)
@@ -524,7 +524,7 @@ class Auditing:
         if done.refuted is not None:
             return done.refuted
         if done.trace is None:
-            raise RemoteProtocolError("bad-trace", "the proposal goes on from something that is no inner state")
+            raise RemoteProtocolError("bad-trace", "what the proposal goes on from, or what its declaration names, is none")
         listed = Trace.decode((states / done.trace.hex()).read_bytes(), past.spec)
         return States(listed, past.spec, lambda digest: states / digest.hex(), past.model.parameters)
 
@@ -587,6 +587,13 @@ def patience(due: Due, window: int, now: int) -> int:
     An auditor begins late if it was drawn for a round that its ballot had missed, or after a restart.
     """
     return due.since + 1 if window == 1 else max(due.since + window - 1, now + 1)
+
+
+def _found(replayed: Replayed, spec: JobSpec) -> str:
+    what, own = label(replayed.finding, spec.kind.labels), {reason.label: reason.meaning for reason in spec.kind.reasons}
+    if replayed.loss is None:  # no step can be replayed of what is false already
+        return f"{what} ({own.get(what, 'what it commits to is false before any step')})"
+    return f"{what}, {replayed.relative_error:.1e} of what the step changes"
 
 
 def _is_doubtful(replayed: Replayed, spec: JobSpec) -> bool:

@@ -31,10 +31,12 @@ from peer.roles.base import Round, audit_of
 from peer.roles.liar import Liar
 from peer.roles.trainer import CHALLENGE, Trainer
 from peer.roles.voter import Voter, fetch_reveal
+from protocol import codec
 from protocol.errors import StorageError, UserError
 from protocol.identity import peer_id, short_id
 from protocol.messages import GetBlob, NoBlob
 from protocol.reasons import Finding
+from rlhf.objective import PpoTerms
 from storage.blobs import JOB_BYTES, Blobs
 from tests.ledger.court import Court, withheld
 from tests.ledger.world import AUDITS, LOSSES, PEOPLE, secret_of
@@ -746,6 +748,19 @@ async def test_who_re_executes_all_of_a_false_proposal_finds_the_first_false_ste
         assert asked == [5] and not list((seat.folder / "texts").glob(f"{CHALLENGE}*"))
         (whole,) = [request for request in made.workers[seat.public].asked if isinstance(request, tasks.Reexecute)]
         assert Path(whole.states_out).parent.name.startswith(CHALLENGE), "or a killed peer would leave it for ever"
+
+
+@pytest.mark.parametrize(
+    ("replayed", "told"),
+    [
+        (tasks.Replayed(Finding.MISMATCH, 0.25, 1.0, 700_000), "mismatch, 2.5e-01 of what the step changes"),
+        (tasks.Replayed(Finding.MALFORMED, 0.0, 1.0), "malformed (what it commits to is false before any step)"),
+        (tasks.Replayed(Finding.OWN_0, 0.0, 1.0), "rollout (it trained on responses that the model has not given)"),
+    ],
+)
+def test_a_person_is_told_a_deviation_only_of_a_step_that_was_replayed(replayed: tasks.Replayed, told: str) -> None:
+    spec = JobSpec(name="ppo", objective="ppo", settings=codec.encode(PpoTerms(reward="rule:vowels")))
+    assert auditing._found(replayed, spec) == told
 
 
 async def test_who_re_executes_all_of_an_honest_proposal_is_told_so_and_says_nothing(tmp_path: Path) -> None:
