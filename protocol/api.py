@@ -193,9 +193,10 @@ class RoundView:
     plain_mean: bool  # only re-execution stood against updates that lie
     model_root: str  # after the round
     held_out_bits_per_byte: float | None  # measured by this peer, where it measures
-    training_nats: float | None  # this trainer's own loss
+    training_nats: float | None  # this trainer's own loss, a token; None where the objective's is no such figure
     seconds: float | None  # since the round opened here; like the next, None where the round was only replayed
     decision_ms: float | None  # from the closing block's first sight here to its certificate
+    training_loss: float | None = None  # this trainer's own, where it is no loss of a token; in the unit of the job's objective
 
 
 @dataclass(frozen=True, slots=True)

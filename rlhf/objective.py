@@ -158,6 +158,7 @@ class Ppo(Objective):
     declaration = Rollouts
     reasons = (ROLLOUT, FIGURES)
     reads = "reward"
+    loss_unit = "(clipped surrogate)"  # and a part of the value's loss: it has no unit
 
     def problem(self, job: Job, settings: Any) -> str | None:
         problem = settings.problem()

@@ -33,6 +33,7 @@ class RewardModel(Objective):
     origin = "rlhf.module:origin"
     losses: ClassVar[Mapping[str, str]] = {"pytorch": "rlhf.pytorch.reward:loss"}
     measures: ClassVar[Mapping[str, str]] = {"pytorch": "rlhf.pytorch.reward:figures"}
+    loss_unit = "nats/pair"
     figure = ACCURACY
 
     def problem(self, job: Job, settings: Any) -> str | None:

@@ -51,7 +51,7 @@ class Proposed:
     payload: Annotated[bytes, Length(1, FRAME_BYTES_MAX)]
     payload_digest: Digest
     buffer_digest: Digest
-    loss: float  # mean training loss over the local steps, nats per token
+    loss: float  # mean training loss over the local steps, in the unit of the objective
     seconds: float
     trace: Digest | None = None  # as the job commits to them, see `Propose.states_out`
     inner: Digest | None = None

@@ -63,6 +63,7 @@ class JobAnswers(JobCalls):
                     training_nats=during.get("training_nats"),
                     seconds=during.get("seconds"),
                     decision_ms=during.get("decision_ms"),
+                    training_loss=during.get("training_loss"),
                 )
             )
         return tuple(views)

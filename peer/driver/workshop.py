@@ -98,7 +98,8 @@ class Workshop:
                 self._store.measure_later(*key, {name: value})
             else:
                 await trio.to_thread.run_sync(self._store.measure, *key, {name: value})
-            self._events.detail("measured", _figure(name, value, key[1]), job=key[0], round=key[1], name=name, value=value)
+            text = _figure(name, value, key[1], JobSpec.decode(job.spec).kind.loss_unit)
+            self._events.detail("measured", text, job=key[0], round=key[1], name=name, value=value)
 
         async def ready() -> None:
             audits = self._host.terms(job.spec).audits
@@ -195,10 +196,10 @@ class Workshop:
         await self._call(lambda: self._rounds.judge(key, signed.signer, judged.verdict, judged.seconds, self._now()))
 
 
-def _figure(name: str, value: float, number: int) -> str:
-    """Held-out figures are of the model with which a round begins."""
-    if name == "training_nats":
-        return f"in round {number}: training loss {value:.4f} nats/token"
+def _figure(name: str, value: float, number: int, unit: str) -> str:
+    """Held-out figures are of the model with which a round begins. `unit` is that of the training loss."""
+    if name.startswith("training_"):
+        return f"in round {number}: training loss {value:.4f} {unit}"
     if name == "held_out_bits_per_byte":
         return f"before round {number}: held-out loss {value:.3f} bits/byte"
     return f"before round {number}: {name.replace('_', ' ')} {value:.4g}"

@@ -25,6 +25,7 @@ from storage import durable
 from training import tasks
 from training.data import corpus as data
 from training.data.tokenizer import TOKENIZER_BYTES_MAX
+from training.objectives.objective import NATS
 from training.replicated.model import ReplicatedModel
 from training.spec import AuditMode
 
@@ -81,7 +82,7 @@ class Trainer(Voter):
             self._left -= left
         finally:
             self._left |= made
-        await round.measured("training_nats", done.loss)
+        await round.measured("training_nats" if round.spec.kind.loss_unit == NATS else "training_loss", done.loss)
 
     async def judge(self, round: OpenRound, signed: Signed, proposal: Proposal) -> Judged:
         if not round.spec.kind.needs_worker or round.spec.audit is not AuditMode.FULL:

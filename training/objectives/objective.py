@@ -18,6 +18,7 @@ from training.sequences import Tokens, batch_offsets, sequences
 from training.transformer import ModelSpec
 
 STEERING_BYTES_MAX: Final = 64  # a number or two
+NATS = "nats/token"
 Float32Array = npt.NDArray[np.float32]
 Shape = tuple[int, ...]
 
@@ -117,6 +118,7 @@ class Objective:
     declaration: ClassVar[type | None] = None
     # Engine -> `module:class` of what makes and checks declarations there, for engines that ask for one.
     declarers: ClassVar[Mapping[str, str]] = {}
+    loss_unit: ClassVar[str] = NATS  # of what the loss gives, for people
     refers_to_first: ClassVar[bool] = False  # the engine is given the parameters of the job's first round
     reads: ClassVar[str] = ""  # objective of the other finished job whose model the engine is given, where `read` names one
     reasons: ClassVar[tuple[Reason, ...]] = ()  # of its own, at most `protocol.reasons.OWN_MAX`
