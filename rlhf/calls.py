@@ -30,6 +30,7 @@ class StageView:
     held_out_accuracy: float | None = None  # of a reward model, as far as this peer has measured it
     calibration_error: float | None = None  # of a reward model: how far its chances are from people's, in the mean
     preferences: PreferencesView | None = None  # of a reward model
+    refused: str = ""  # why its job, which is due, does not begin; each block tries again
 
 
 @dataclass(frozen=True, slots=True)

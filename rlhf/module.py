@@ -11,10 +11,22 @@ from curation.module import is_run
 from curation.state import CurationState
 from ledger.core.genesis import Genesis
 from ledger.core.module import Change, Context, Module, Refused, Said, View
-from ledger.jobs import FINISHED_KEPT_MAX, RUNNING_MAX, ClosedRound, Halt, JobRules, JobsModule, JobsState, LastRound, job_id
+from ledger.jobs import (
+    FINISHED_KEPT_MAX,
+    RUNNING_MAX,
+    ClosedRound,
+    Halt,
+    JobRules,
+    JobsModule,
+    JobsState,
+    LastRound,
+    Launch,
+    job_id,
+)
 from ledger.members import MembersState
 from protocol import codec
 from protocol.codec import Count, Digest, Length
+from protocol.errors import RemoteProtocolError
 from protocol.identity import short_id
 from protocol.messages import Proposal
 from rlhf import plans, sets
@@ -87,6 +99,16 @@ class RlhfModule(Module[RlhfState]):
                 over = replace(plan, phase=Phase.CANCELLED)
                 return Change(replace(state, plans={**state.plans, key: over}), (Halt(plan.current.job, said.author),))
         raise AssertionError(said.content)
+
+    def refusal(self, plan: Plan, view: View, height: int) -> str:
+        """Why a block at this height would not start the job that a running plan has come to. Empty: it would, or none is due."""
+        wanted = plans.asked(plan, view.of(MembersState).current(plan.author))
+        try:
+            for due in (fact for fact in wanted if isinstance(fact, Launch)):
+                self._jobs.started(view.of(JobsState), view, due.job, due.spec, due.author, height)
+        except (Refused, RemoteProtocolError) as error:
+            return str(error)
+        return ""
 
     def settle(self, state: RlhfState, view: View, context: Context) -> Change:
         """Sets are decided; plans go on to their next stages, and ask for the jobs that are due."""

@@ -152,6 +152,8 @@ def _show_status(asked: Asked[RlhfCalls], view: RlhfView, figures: tuple[Figures
     if view.state == "cancelled":
         asked.show("the plan is cancelled: no other stage begins")
     for stage in view.stages:
+        if stage.refused:
+            asked.show(f"{stage.job[:SHORT]} does not begin yet: {stage.refused}; each block tries again, `rlhf cancel` gives up")
         if (accuracy := stage.held_out_accuracy) is not None:
             sure = "" if (error := stage.calibration_error) is None else f"; its chances are {error:.0%} off in the mean"
             asked.show(f"{stage.job[:SHORT]}: the better response scores higher in {accuracy:.0%} of the held-out pairs{sure}")

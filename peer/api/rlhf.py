@@ -27,7 +27,7 @@ from protocol import codec
 from protocol.errors import UserError
 from rlhf import blocklist, pairs, plans, preferences, presets
 from rlhf.calls import CompareView, FiguresView, RlhfCalls, RlhfView, StageView
-from rlhf.module import Medians, RlhfState
+from rlhf.module import Medians, RlhfModule, RlhfState
 from rlhf.objective import MILLIONTHS, MODEL, MODULE, PPO, ROLE, RULE, PpoTerms, Prompts
 from rlhf.preferences import Pair
 from rlhf.reward import ACCURACY, CALIBRATION, REWARD
@@ -183,7 +183,7 @@ class RlhfAnswers(RlhfCalls):
         start, _, before = base_of(self.peer, base, "--base")
         said_of_own, said = _parsed(overrides)
         if before.tokenizer is not None and "stop" not in said_of_own:
-            said_of_own["stop"] = newline(tokenizer.BpeTokenizer(fetched(self.peer, before.tokenizer)))
+            said_of_own["stop"] = newline(base, tokenizer.BpeTokenizer(fetched(self.peer, before.tokenizer)))
         own = PpoTerms(reward=reward, words=hashlib.sha256(listed).digest() if listed else None, **said_of_own)
         if learned is not None:
             own = replace(own, reward_model=UNKNOWN, **_of_set(learned, before, own) | said_of_own)
@@ -219,18 +219,22 @@ class RlhfAnswers(RlhfCalls):
         planned = {stage.job for plan in known for stage in plan.stages}
         lone = [(key, job) for key, job in self._tuned() if key not in planned]
         if plan is not None and (not lone or plan.decided >= _began(lone[-1][1])):
-            return RlhfView(plan.phase.value, tuple([await self._measured(self._planned(stage)) for stage in plan.stages]))
+            return RlhfView(plan.phase.value, tuple([await self._measured(self._planned(plan, stage)) for stage in plan.stages]))
         stages = [await self._measured(_stage(key, job)) for key, job in lone[-1:]]
         return RlhfView(stages[-1].state if stages else "none", tuple(stages))
 
-    def _planned(self, stage: plans.Stage) -> StageView:
+    def _planned(self, plan: plans.Plan, stage: plans.Stage) -> StageView:
         jobs = self.peer.driver.state.jobs
         live = jobs.jobs.get(stage.job) or next((waiting for waiting in jobs.line if waiting.job == stage.job), None)
         if live is not None:
             return _stage(stage.job, live)
         if stage.root is not None:  # the job is forgotten
             return StageView(stage.objective, stage.job.hex(), "finished", stage.rounds, stage.rounds, stage.root.hex())
-        return StageView(stage.objective, stage.job.hex(), "waiting" if stage.spec else "forgotten", 0, stage.rounds, "")
+        view = StageView(stage.objective, stage.job.hex(), "waiting" if stage.spec else "forgotten", 0, stage.rounds, "")
+        if plan.phase is not plans.Phase.RUNNING or stage != plan.current:
+            return view
+        state = self.peer.driver.state
+        return replace(view, refused=RlhfModule(self.peer.driver.host).refusal(plan, state, state.height + 1))
 
     async def _measured(self, stage: StageView) -> StageView:
         """With the newest figures that this peer has measured, and where its preferences come from."""
@@ -290,10 +294,16 @@ def _read(file: str) -> list[Pair]:
         raise UserError(f"--preferences {corpus.shown(file)} cannot be read: {error.strerror}") from None
 
 
-def newline(pieces: tokenizer.Tokenizer) -> int | None:
-    """The token of a newline; None where it is several."""
-    ids = pieces.encode(b"\n")
-    return int(ids[0]) if len(ids) == 1 else None
+def newline(base: str, pieces: tokenizer.Tokenizer) -> int:
+    """The one token with a newline. Raises `UserError` where there are several: none of them ends every line."""
+    found = [token for token in range(pieces.vocabulary) if b"\n" in pieces.decode([token])]
+    (alone,) = pieces.encode(b"\n")
+    if len(found) > 1:
+        many = f"--base {base!r}: its tokenizer has {len(found)} tokens with a newline"
+        raise UserError(
+            f"{many}: say which one ends a response, --set stop=TOKEN ({alone} is a newline alone), or --set stop=none"
+        )
+    return int(alone)
 
 
 def _of_set(learned: pairs.Pairs, base: JobSpec, own: PpoTerms) -> dict[str, Any]:

@@ -237,6 +237,11 @@ def test_a_policy_reads_no_model_but_one_that_the_network_decided(world: Tuned) 
     assert world.job(world.start(AUTHOR, spec)).phase is Phase.RUNNING
 
 
+def refusal(world: Tuned, key: bytes) -> str:
+    """Why the next block would not start a plan's job."""
+    return RlhfModule(world.rules.jobs.rules).refusal(world.plan(key), world.state, world.state.height + 1)
+
+
 @pytest.mark.parametrize("refused", [4, 5])
 def test_a_stage_that_is_refused_is_tried_again_for_so_many_blocks(
     world: Tuned, monkeypatch: pytest.MonkeyPatch, refused: int
@@ -250,6 +255,9 @@ def test_a_stage_that_is_refused_is_tried_again_for_so_many_blocks(
         for _ in range(refused):
             assert plans.stage_job(key, 1) not in world.state.jobs.jobs
             world.decide()
+            told = refusal(world, key)
+            assert told.startswith("other jobs start from 1 models") or world.plan(key).phase is plans.Phase.CANCELLED
+    assert refusal(world, key) == ""
     world.decide()  # there is a place now
     assert (plans.stage_job(key, 1) in world.state.jobs.jobs) == (refused == 4)
     assert world.plan(key).phase is (plans.Phase.RUNNING if refused == 4 else plans.Phase.CANCELLED)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from peer.api.rlhf import newline
-from protocol.errors import RemoteProtocolError
+from protocol.errors import RemoteProtocolError, UserError
 from rlhf.objective import PpoTerms
 from rlhf.prompts import Windows
 from rlhf.rollouts import Bounds, Place, decode, encode, gumbel, order, prompt_numbers
@@ -111,6 +111,11 @@ def test_prompts_are_windows_of_the_whole_text() -> None:
 
 def test_a_response_ends_with_the_newline_of_its_tokenizer() -> None:
     bpe = BpeTokenizer(train_bpe(iter([default_text()[:20_000]]), 300))
-    found = newline(bpe)
-    assert found is not None and bpe.decode([found]) == b"\n"
-    assert newline(ByteTokenizer()) == PpoTerms(reward="rule:vowels").stop
+    assert bpe.decode([newline("base", bpe)]) == b"\n"
+    assert newline("base", ByteTokenizer()) == PpoTerms(reward="rule:vowels").stop
+
+
+def test_where_several_tokens_have_a_newline_a_person_says_which_one_ends_a_response() -> None:
+    bpe = BpeTokenizer(train_bpe(iter([b"    \n\n   \n" * 50]), 258))
+    with pytest.raises(UserError, match=r"its tokenizer has 2 tokens with a newline.*--set stop=TOKEN \(\d+ is a newline"):
+        newline("base", bpe)
