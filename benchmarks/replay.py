@@ -221,7 +221,7 @@ def declared(
         else:
             digest, path = bytes(32), Path(folder) / "blob"
             path.write_bytes(blob)
-            made = Declaration(Rollouts(digest, 0, 0, 0, 0), {digest: path})
+            made = Declaration(Rollouts(digest, *[0] * 6), {digest: path})
         (file,) = made.files.values()
         return engine.derived(parameters, *place, made), file.read_bytes()
 

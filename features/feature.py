@@ -37,4 +37,6 @@ class Feature:
     everywhere: tuple[str, ...] = ()  # names of parts that run at every peer, whatever its role
     settings: tuple[Setting, ...] = ()
     calls: str = ""  # `module:class` of the protocol that declares them, as `features.calls` says
+    # `module:function`: takes the states before and after a block as `View`s, gives `features.news.News`.
+    news: str = ""
     answers: str = ""  # `module:class` of what answers these calls; it is made with the running peer

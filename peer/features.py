@@ -5,7 +5,7 @@ The command line reads the list for words and is to answer at once, so that ever
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,8 +17,9 @@ from features.settings import Setting
 from rlhf.feature import RLHF
 
 if TYPE_CHECKING:
+    from features.news import News
     from ledger.core.genesis import Genesis, ModuleVersion
-    from ledger.core.module import Module
+    from ledger.core.module import Module, View
     from ledger.jobs import JobRules, JobTerms
     from ledger.state import Rules
     from protocol.identity import Verifier
@@ -77,6 +78,11 @@ def everywhere() -> tuple[str, ...]:
 def engines() -> dict[str, str]:
     """By name, what makes the engines of each kind."""
     return _by_name("engine", (item for feature in FEATURES for item in feature.engines.items()))
+
+
+def news() -> Iterator[Callable[[View, View], Iterable[News]]]:
+    """What tells the news of each feature."""
+    return (named(feature.news) for feature in FEATURES if feature.news)
 
 
 def settings() -> dict[str, Setting]:

@@ -50,6 +50,16 @@ class FiguresView:
     nats: float  # log π − log π_ref: how far the policy is from the reference
     tokens: float
     unfinished: float  # share of responses without the stop token
+    distinct_2: float  # share of different pairs among all pairs of neighbouring tokens
+    length_correlation: float  # of responses' lengths with their scores
+    beta: float | None = None  # of the next round; None: this peer has no model of the job
+    warning: str = ""  # the score rises while responses become alike
+
+    @property
+    def told(self) -> str:
+        """In one line."""
+        length = f"{self.tokens:.1f} tokens ({self.length_correlation:+.2f} with the score), {self.unfinished:.0%} unfinished"
+        return f"score {self.score:.3f}, {self.nats:.2f} nats from the reference, {length}, distinct-2 {self.distinct_2:.3f}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ RLHF = Feature(
     everywhere=("sets",),
     words="rlhf.words",
     calls="rlhf.calls:RlhfCalls",
+    news="rlhf.news:news",
     answers="peer.api.rlhf:RlhfAnswers",
     roles=(
         Role(

@@ -1,9 +1,8 @@
-"""What the network keeps of RLHF: plans, and the figures of each job's last round, as the accepted proposals say them."""
+"""What the network keeps of RLHF: plans, and the figures of each job's last rounds, as the accepted proposals say them."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar
 
@@ -25,33 +24,22 @@ from ledger.jobs import (
 )
 from ledger.members import MembersState
 from protocol import codec
-from protocol.codec import Count, Digest, Length
+from protocol.codec import Digest, Length
 from protocol.errors import RemoteProtocolError
 from protocol.identity import short_id
 from protocol.messages import Proposal
 from rlhf import plans, sets
-from rlhf.controller import is_far, median, nats
-from rlhf.objective import PPO, Figure, PpoTerms, Rollouts
+from rlhf.controller import is_far, nats
+from rlhf.guards import Course, Medians, medians
+from rlhf.objective import PPO, PpoTerms, Rollouts
 from rlhf.plans import Begin, Cancel, Phase, Plan
 from rlhf.sets import DecidedSet, Heard, SaySet
 from training.spec import JobSpec
 
 
 @dataclass(frozen=True, slots=True)
-class Medians:
-    """Of the accepted proposals of a round, each by itself; of an even number the lower one."""
-
-    round: Count
-    accepted: Count
-    tokens: Count
-    unfinished: Count
-    k1: Figure
-    score: Figure
-
-
-@dataclass(frozen=True, slots=True)
 class RlhfState:
-    jobs: Annotated[dict[Digest, Medians], Length(0, RUNNING_MAX + FINISHED_KEPT_MAX)] = field(default_factory=dict)
+    jobs: Annotated[dict[Digest, Course], Length(0, RUNNING_MAX + FINISHED_KEPT_MAX)] = field(default_factory=dict)
     plans: Annotated[dict[Digest, Plan], Length(0, plans.RUNNING_MAX + plans.KEPT_MAX)] = field(default_factory=dict)
     sets: Annotated[dict[Digest, DecidedSet], Length(0, sets.KEPT_MAX)] = field(default_factory=dict)  # by what a job's data is
 
@@ -127,7 +115,10 @@ class RlhfModule(Module[RlhfState]):
 
     def end_block(self, state: RlhfState, view: View, context: Context) -> Change:
         kept = view.of(JobsState).jobs
-        jobs = state.jobs | {job: found for job, _, found in self._closed(view, context)}
+        jobs = dict(state.jobs)
+        for job, spec, found in self._closed(view, context):
+            before = jobs.get(job)
+            jobs[job] = before.followed_by(found, PPO.responses(spec, spec.own)) if before else Course((found,))
         followed = {key: plans.followed(plan, view.of(JobsState), context.height) for key, plan in state.plans.items()}
         left = {job: found for job, found in jobs.items() if job in kept}
         return Change(replace(state, jobs=left, plans=plans.bounded(followed)))
@@ -143,13 +134,14 @@ class RlhfModule(Module[RlhfState]):
         }
         return replace(state, plans={**state.plans, **changed}) if changed else state
 
-    def _closed(self, view: View, context: Context) -> Iterator[tuple[bytes, bytes, Medians]]:
+    def _closed(self, view: View, context: Context) -> Iterator[tuple[bytes, JobSpec, Medians]]:
         """The policies of which the block closes a round that has accepted something: job, specification, figures."""
         known = view.of(JobsState).jobs
         for closed in context.of(ClosedRound):
             job = known.get(closed.job)
             if job is not None and closed.proposals and self._rules.terms(job.spec).objective == PPO.name:
-                yield closed.job, job.spec, medians(closed.round, [_said(signed.body) for signed in closed.proposals])
+                said = [_said(signed.body) for signed in closed.proposals]
+                yield closed.job, JobSpec.decode(job.spec), medians(closed.round, said)
 
 
 def _decided(state: RlhfState, view: View, height: int) -> RlhfState:
@@ -174,15 +166,9 @@ def origin(view: View, data: bytes) -> str:
     return f"decided by annotators (project {found.source.project.hex()[:16]}, height {found.source.height})"
 
 
-def _is_last(spec: bytes, found: Medians) -> bool:
-    job = JobSpec.decode(spec)
-    own: PpoTerms = job.own
-    return is_far(nats(found.k1, PPO.responses(job, own)), own.kl_stop)
-
-
-def medians(number: int, said: Sequence[Rollouts]) -> Medians:
-    figures = (fields.name for fields in dataclasses.fields(Medians)[2:])
-    return Medians(number, len(said), *(median([getattr(rollouts, name) for rollouts in said]) for name in figures))
+def _is_last(spec: JobSpec, found: Medians) -> bool:
+    own: PpoTerms = spec.own
+    return is_far(nats(found.k1, PPO.responses(spec, own)), own.kl_stop)
 
 
 def _said(proposal: bytes) -> Rollouts:

@@ -41,6 +41,7 @@ WEIGHT_MAX: Final = 1e3  # of any figure of a job: far above anything useful
 NATS_MIN: Final = 1e-3  # of a bound in nats a response: below it a policy is its reference
 
 Figure = Annotated[int, Between(-FIGURE_MAX, FIGURE_MAX)]  # in millionths
+Share = Annotated[int, Between(0, MILLIONTHS)]  # in millionths
 
 
 class Algorithm(enum.StrEnum):
@@ -121,6 +122,8 @@ class Rollouts:
     unfinished: Count  # responses without the stop token
     k1: Figure  # Σ log π − log π_ref over all tokens
     score: Figure  # Σ of the rewards of all responses, without penalties
+    distinct: Share  # `rlhf.guards.distinct_2`
+    correlation: Annotated[int, Between(-MILLIONTHS, MILLIONTHS)]  # of length and score: `rlhf.guards.correlation`
 
 
 @dataclass(frozen=True, slots=True)

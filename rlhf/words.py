@@ -160,7 +160,8 @@ def _show_status(asked: Asked[RlhfCalls], view: RlhfView, figures: tuple[Figures
         if stage.preferences is not None:
             asked.show(f"{stage.job[:SHORT]}: {_whose(stage.preferences, view.state)}")
     for of in figures:
-        told = (
-            f"score {of.score:.3f}, {of.nats:.2f} nats from the reference, {of.tokens:.1f} tokens, {of.unfinished:.0%} unfinished"
-        )
-        asked.show(f"a response of round {of.round}, in the middle of {counted(of.accepted, 'trainer')}: {told}")
+        asked.show(f"a response of round {of.round}, in the middle of {counted(of.accepted, 'trainer')}: {of.told}")
+        if of.beta is not None:
+            asked.show(f"beta of the next round: {of.beta:.4g}")
+        if of.warning:
+            asked.show(of.warning)

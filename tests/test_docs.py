@@ -61,7 +61,8 @@ from protocol.names import REFUSED
 from protocol.reasons import OWN_FIRST, OWN_MAX, Finding, Verdict
 from rlhf import pairs, plans, prompts, rollouts, sets
 from rlhf.controller import Steering
-from rlhf.module import Medians, RlhfState
+from rlhf.guards import Course, Medians
+from rlhf.module import RlhfState
 from rlhf.objective import PpoTerms, Rollouts
 from rlhf.preferences import Pair
 from rounds.ballots import Closing
@@ -167,6 +168,7 @@ RECORDS: tuple[type, ...] = (
     Rollouts,
     Steering,
     RlhfState,
+    Course,
     Medians,
     plans.Plan,
     sets.Claim,

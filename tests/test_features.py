@@ -82,6 +82,7 @@ def seen() -> dict[str, bool]:
         "roles": "scribe" in features.roles() and "scribe: writes a note" in run_help,
         "parts": "scribe" in features.roles()["full"].parts,
         "objectives": registry.find("ones") is not None,
+        "news": any(tells.__module__ == "tests.notes.module" for tells in features.news()),
         "engines": "slate" in features.engines() and "pytorch, slate" in run_help,
     }
 

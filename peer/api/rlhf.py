@@ -24,17 +24,20 @@ from peer.driver.deriving import derived
 from peer.serving.projects import find_project
 from peer.worker.supervisor import WorkerFailed
 from protocol import codec
-from protocol.errors import UserError
-from rlhf import blocklist, pairs, plans, preferences, presets
+from protocol.errors import StorageError, UserError
+from rlhf import blocklist, guards, pairs, plans, preferences, presets
 from rlhf.calls import CompareView, FiguresView, RlhfCalls, RlhfView, StageView
-from rlhf.module import Medians, RlhfModule, RlhfState
-from rlhf.objective import MILLIONTHS, MODEL, MODULE, PPO, ROLE, RULE, PpoTerms, Prompts
+from rlhf.controller import beta_of
+from rlhf.guards import Course
+from rlhf.module import RlhfModule, RlhfState
+from rlhf.objective import MODEL, MODULE, ROLE, RULE, PpoTerms, Prompts
 from rlhf.preferences import Pair
 from rlhf.reward import ACCURACY, CALIBRATION, REWARD
 from rlhf.rules import RULES
 from rlhf.sets import Source
 from training import tasks
 from training.data import corpus, tokenizer
+from training.replicated.model import ReplicatedModel
 from training.spec import JobSpec, completed
 
 OWN = {field.name for field in dataclasses.fields(PpoTerms)} - {"reward", "reward_model", "words"}  # what `--set` may say of it
@@ -249,7 +252,19 @@ class RlhfAnswers(RlhfCalls):
         if not self._is_run():
             return ()
         known = self.peer.driver.state.of(RlhfState).jobs
-        return tuple(_figures(key, job, known[key]) for key, job in self._tuned()[-1:] if key in known)
+        found = [(key, job, known[key]) for key, job in self._tuned()[-1:] if key in known]
+        return tuple([await self._figures(key, job, course) for key, job, course in found])
+
+    async def _figures(self, key: bytes, job: Job | Waiting, course: Course) -> FiguresView:
+        beta = await trio.to_thread.run_sync(self._beta, key, job) if isinstance(job, Job) else None
+        return replace(guards.view(key, job.spec, course.rounds[-1]), beta=beta, warning=guards.warning(course, job.spec))
+
+    def _beta(self, key: bytes, job: Job) -> float | None:
+        own: PpoTerms = JobSpec.decode(job.spec).own
+        try:
+            return beta_of(ReplicatedModel.open(self.peer.driver.host.directory(key, job.round)).state.steering, own.beta)
+        except StorageError:  # the job went on meanwhile, or its model is gone
+            return None
 
     def _is_run(self) -> bool:
         return self.peer.driver.state.of(NetworkState).version(MODULE) > 0
@@ -364,10 +379,3 @@ def _stage(key: bytes, job: Job | Waiting) -> StageView:
     if isinstance(job, Waiting):
         return StageView(spec.objective, key.hex(), "waiting", 0, spec.rounds, "")
     return StageView(spec.objective, key.hex(), job.phase.value, job.round, job.rounds, job.model_root.hex())
-
-
-def _figures(key: bytes, job: Job | Waiting, medians: Medians) -> FiguresView:
-    spec = JobSpec.decode(job.spec)
-    responses = PPO.responses(spec, spec.own)
-    sums = (medians.score / MILLIONTHS, medians.k1 / MILLIONTHS, medians.tokens, medians.unfinished)
-    return FiguresView(key.hex(), medians.round, medians.accepted, *(total / responses for total in sums))

@@ -10,7 +10,7 @@ from peer.commands import views
 from protocol.api import EventView, PeerApi
 
 KINDS = ("member", "job", "warning", "evidence")
-LOSS_SECONDS = 60.0  # between two figures of loss
+FIGURES_SECONDS = 60.0  # between two figures of loss, or of a round's responses
 LINES_A_MINUTE_MAX = 10  # a peer that misbehaves must not fill the screen that somebody types on
 WAIT_SECONDS = 30.0  # for the next event, in one question
 
@@ -21,7 +21,7 @@ class Announcements:
     def __init__(self, me: str = "") -> None:
         self._me = me
         self._met: set[str] = set()
-        self._loss_ms = float("-inf")
+        self._figures_ms: dict[str, int] = {}  # by the kind of event: when the last ones were said
         self._minute, self._lines = 0, 0
 
     def typed(self, line: str) -> None:
@@ -46,9 +46,10 @@ class Announcements:
             return is_new
         if event.kind == "warning" and self._me and event.fields.get("author") == self._me:
             return False  # `train` has said it
-        if event.fields.get("name") == "held_out_bits_per_byte":
-            is_due = event.at_ms - self._loss_ms >= 1_000 * LOSS_SECONDS
-            self._loss_ms = event.at_ms if is_due else self._loss_ms
+        if event.fields.get("name") == "held_out_bits_per_byte" or event.kind == "figures":
+            last = self._figures_ms.get(event.kind)
+            is_due = last is None or event.at_ms - last >= 1_000 * FIGURES_SECONDS
+            self._figures_ms |= {event.kind: event.at_ms} if is_due else {}
             return is_due
         return event.kind in KINDS
 

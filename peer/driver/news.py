@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from features.names import CALLED, Names
+from features.news import News
 from ledger.jobs import Job, Phase
 from ledger.members import MembersState
 from ledger.state import State
+from peer import features
 from protocol.identity import peer_id, short_id
-
-
-@dataclass(frozen=True, slots=True)
-class News:
-    kind: str  # of an event: member or job
-    text: str
-    about: bytes  # the member, or the job
 
 
 def news(before: State, after: State) -> Iterator[News]:
@@ -25,6 +19,8 @@ def news(before: State, after: State) -> Iterator[News]:
     yield from _of_members(before.members, after.members)
     for key, job in after.jobs.jobs.items():
         yield from _of_job(key, before.jobs.jobs.get(key), job)
+    for of_feature in features.news():
+        yield from of_feature(before, after)
 
 
 def _of_members(before: MembersState, after: MembersState) -> Iterator[News]:

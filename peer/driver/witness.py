@@ -203,7 +203,7 @@ class Witness:
                 if item.kind == "member":
                     self.events.add("member", item.text, peer=item.about)
                 elif not _is_test(state.jobs.jobs[item.about]):  # that one tells its phases itself
-                    self.events.add("job", item.text, job=item.about)
+                    self.events.add(item.kind, item.text, job=item.about)
         self._before = state
         self._decided_in = {height: seconds for height, seconds in self._decided_in.items() if height > state.height}
 

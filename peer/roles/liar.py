@@ -109,7 +109,8 @@ class Liar(Trainer):
         request = replace(request, declared=await trio.to_thread.run_sync(lie, round, request, honest))
         if self.attack != "other-reward":
             return request, await self.ask(round, request)
-        other = replace(round.spec, seed=round.spec.seed + 1, settings=wire.encode(replace(round.spec.own, beta=0.0)))
+        own = replace(round.spec.own, beta=0.0, kl_target=None)
+        other = replace(round.spec, seed=round.spec.seed + 1, settings=wire.encode(own))
         self._job(round).opened = False
         try:
             return request, await self.ask(replace(round, spec=other), request)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rlhf import blocklist, losses, prompts, rollouts
+from rlhf import blocklist, guards, losses, prompts, rollouts
 from rlhf.blocklist import Blocklist
 from rlhf.controller import beta_of
 from rlhf.objective import (
@@ -42,6 +42,7 @@ from training.objectives.objective import Declaration, Reason
 from training.replicated.layout import Float32Array
 
 EPSILON: Final = 2.0**-10  # by which another token may lead, of logits that processors round differently by about 1e-5
+CORRELATION_TOLERANCE: Final = 0.01  # what `FIGURE_TOLERANCE` in each score can make of it: `rlhf.guards.SCORE_VARIANCE`
 FIGURE_TOLERANCE: Final = 1e-4  # of a sum over tokens or responses, for each of them: no setting looks closer
 
 
@@ -85,11 +86,13 @@ class _Known:
     score_B: Tensor
     excess_BT: Tensor | None  # `passes.Passed`
 
-    def record(self, stop: int | None) -> Rollouts:
+    def record(self, stop: int | None, vocabulary: int) -> Rollouts:
         k1 = (self.old_BT - self.reference_BT)[self.mask_BT].double().sum()
         unfinished = sum(not is_finished(response, stop) for response in self.responses)
-        figures = int(self.mask_BT.sum()), unfinished, in_millionths(float(k1)), in_millionths(float(self.score_B.sum()))
-        return Rollouts(self.key[1], *figures)
+        sums = int(self.mask_BT.sum()), unfinished, in_millionths(float(k1)), in_millionths(float(self.score_B.sum()))
+        lengths = self.mask_BT.sum(1).double().numpy()
+        shares = guards.distinct_2(self.responses, vocabulary), guards.correlation(lengths, self.score_B.double().numpy())
+        return Rollouts(self.key[1], *sums, *shares)
 
 
 class Declarer:
@@ -112,7 +115,7 @@ class Declarer:
         path = folder / digest.hex()
         path.write_bytes(blob)
         known = self._known(parameters, place, digest, path, on_step)
-        return Declaration(known.record(self._own.stop), {digest: path})
+        return Declaration(self._record(known), {digest: path})
 
     def refutation(
         self,
@@ -130,7 +133,7 @@ class Declarer:
         assert known.excess_BT is not None
         if not (known.excess_BT[known.mask_BT] <= EPSILON).all():  # also where one is no number
             return ROLLOUT
-        return FIGURES if self._differ(said, known.record(self._own.stop)) else None
+        return FIGURES if self._differ(said, self._record(known)) else None
 
     def derived(
         self, parameters: Float32Array, job: bytes, round: int, trainer: bytes, declaration: Declaration, on_step: Beat
@@ -264,11 +267,15 @@ class Declarer:
         """The row of each place of the round."""
         return np.concatenate([rollouts.order(place, self._bounds.responses, epoch) for epoch in range(self._own.epochs)])
 
+    def _record(self, known: _Known) -> Rollouts:
+        return known.record(self._own.stop, self._bounds.vocabulary)
+
     def _differ(self, said: Rollouts, found: Rollouts) -> bool:
-        counted = (said.tokens, said.unfinished) != (found.tokens, found.unfinished)
+        counted = (said.tokens, said.unfinished, said.distinct) != (found.tokens, found.unfinished, found.distinct)
         allowed = FIGURE_TOLERANCE * MILLIONTHS
         return (
             counted
             or abs(said.k1 - found.k1) > allowed * found.tokens
             or abs(said.score - found.score) > allowed * self._bounds.responses
+            or abs(said.correlation - found.correlation) > CORRELATION_TOLERANCE * MILLIONTHS
         )

@@ -35,6 +35,7 @@ NOTES = Feature(
     ),
     parts={"scribe": "tests.notes.part:Scribe"},
     settings=(Setting("first_note", "what the scribe writes first", "hello", _long),),
+    news="tests.notes.module:news",
     words="tests.notes.words",
     calls="tests.notes.words:NoteCalls",
     answers="tests.notes.words:NoteAnswers",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
+from features.news import News
 from ledger.core.genesis import Genesis
 from ledger.core.module import Change, Context, Module, Said, View
 from ledger.members import MembersState
@@ -35,6 +36,11 @@ class NotesState:
     written: Annotated[dict[Key, Count], Length(0, 100)] = field(default_factory=dict)
     last: Digest | None = None
     lines: Table[Line] = field(default_factory=lambda: Table(Line))
+
+
+def news(before: View, after: View) -> Iterator[News]:
+    if before.of(NotesState).last != after.of(NotesState).last:
+        yield News("member", "a note was written", after.of(NotesState).last or b"")
 
 
 class NotesModule(Module[NotesState]):

@@ -32,10 +32,11 @@ def test_what_happens_every_second_is_not(kind: str) -> None:
     assert Announcements().of(event(kind, "something")) is None
 
 
-def test_the_loss_is_said_once_a_minute() -> None:
+def test_the_loss_and_a_round_s_figures_are_said_once_a_minute() -> None:
     chosen = Announcements()
-    said = [at for at in range(0, 3 * MINUTE_MS, 10_000) if chosen.of(loss(at)) is not None]
-    assert said == [0, MINUTE_MS, 2 * MINUTE_MS]
+    times = range(0, 3 * MINUTE_MS, 10_000)
+    said = [(chosen.of(loss(at)), chosen.of(event("figures", "score 0.5", at))) for at in times]
+    assert said == [(loss(at), event("figures", "score 0.5", at)) if at % MINUTE_MS == 0 else (None, None) for at in times]
 
 
 def test_a_peer_is_said_to_be_here_once_however_often_its_link_breaks() -> None:

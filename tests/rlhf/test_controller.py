@@ -103,7 +103,7 @@ def after_round(model: ReplicatedModel, *sums: int) -> ReplicatedModel:
     """The next round's model, where the accepted proposals declare these k1."""
     made = []
     for item, k1 in zip(round_of(model, len(sums)), sums, strict=True):
-        declared = codec.encode(Rollouts(bytes(32), 50, 0, k1, 0))
+        declared = codec.encode(Rollouts(bytes(32), 50, 0, k1, 0, 0, 0))
         made.append(replace(item, proposal=replace(item.proposal, declaration=declared)))
     return model.apply(made, {})
 

@@ -30,7 +30,7 @@ from training.transformer import ModelSpec
 
 AUTHOR, OTHER = PEOPLE[:2]
 TINY = ModelSpec(context=16, width=16, layers=1, hidden=16)
-SAMPLES = Rollouts(bytes(32), 100, 0, 0, 0)
+SAMPLES = Rollouts(bytes(32), 100, 0, 0, 0, 0, 0)
 OWN = PpoTerms(reward=MODEL, prompt_tokens=4, response_tokens=6, epochs=2)
 BASE = JobSpec(name="base", model=TINY, data=bytes(32), rounds=1)
 REWARD = replace(BASE, name="reward", objective="reward", rounds=2)

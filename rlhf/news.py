@@ -1,0 +1,28 @@
+"""What a block changed of the policies that are tuned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from features.news import News
+from ledger.core.module import View
+from ledger.jobs import JobsState
+from ledger.network import NetworkState
+from rlhf import guards
+from rlhf.module import RlhfState
+from rlhf.objective import MODULE
+
+
+def news(before: View, after: View) -> Iterator[News]:
+    """The figures of each closed round, and a job's warning once."""
+    if not all(state.of(NetworkState).version(MODULE) for state in (before, after)):
+        return
+    old, jobs = before.of(RlhfState).jobs, after.of(JobsState).jobs
+    for key, course in after.of(RlhfState).jobs.items():
+        known = old.get(key)
+        if known == course:
+            continue
+        spec, newest = jobs[key].spec, course.rounds[-1]
+        yield News("figures", f"round {newest.round} of job {jobs[key].name}: {guards.view(key, spec, newest).told}", key)
+        if course.warned is not None and (known is None or known.warned is None):
+            yield News("warning", guards.warning(course, spec), key)
