@@ -20,6 +20,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import trio
 
@@ -38,6 +39,7 @@ from protocol import codec
 from protocol.api import JobView, RoundView, TrainRequest
 from protocol.errors import UserError
 from protocol.identity import peer_id, short_id
+from rlhf.calls import FiguresView, RlhfCalls
 from rlhf.objective import ROLE
 from training import grid
 from training.data import corpus as data
@@ -365,8 +367,11 @@ async def conclude(demo: Demo, job: str, rounds: tuple[RoundView, ...], finished
         rounds = await demo.watched.client.rounds(ROUNDS_MAX)
         display.update(await job_view(demo, job), rounds)
     text = export = ""
+    watched: tuple[FiguresView, ...] = ()
     if finished:
-        if not demo.options.rlhf:
+        if demo.options.rlhf:
+            watched = await cast(RlhfCalls, demo.watched.client).rlhf_figures()
+        else:
             text = await demo.watched.client.sample("The ", 400, 0.8, demo.options.seed)
         export = (await demo.watched.client.export(str(demo.folder / "export"))).path
     seconds = time.time() - demo.started
@@ -376,7 +381,7 @@ async def conclude(demo: Demo, job: str, rounds: tuple[RoundView, ...], finished
     if demo.options.baseline and finished:
         display.say("training the same model alone, on the same number of accepted samples")
         baseline = await train_baseline(demo, job, rounds)
-    tuned = await tuning.measure(demo, job, export) if demo.options.rlhf and finished else None
+    tuned = await tuning.measure(demo, job, export, watched) if demo.options.rlhf and finished else None
     report = await trio.to_thread.run_sync(make_report, demo, job, rounds, finished, seconds, baseline, tuned)
     write_files(demo, report, text, export)
     return report

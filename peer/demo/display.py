@@ -226,6 +226,8 @@ class Display:
             of = report.rlhf
             gap = f"{of.reference_value:.4f} → {of.value:.4f} of {of.optimum:.4f}, {of.gap_closed:.2%} of the way"
             table.add_row("value", f"{gap} (score {of.score:.4f}, {of.kl:.3f} nats from the reference)")
+            if of.distinct_2 is not None:
+                table.add_row("responses", f"{of.tokens:.1f} tokens, distinct-2 {of.distinct_2:.4f} in the last round")
         if report.baseline_bits_per_byte is not None and bits:
             ratio = bits[-1] / report.baseline_bits_per_byte
             table.add_row("one process alone", f"{report.baseline_bits_per_byte:.3f} bits/byte; ours is {ratio:.3f} × that")

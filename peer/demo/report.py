@@ -88,6 +88,9 @@ class Rlhf:
     gap_closed: float  # (value − reference_value) / (optimum − reference_value)
     kl: float  # nats
     score: float
+    distinct_2: float | None = None  # of the last round, as its trainers declared it; as the next two
+    tokens: float | None = None  # of a response
+    length_correlation: float | None = None  # with the score
     pair_accuracy: float | None = None
     linear_accuracy: float | None = None
 

@@ -13,7 +13,7 @@ import trio
 from peer.demo.cast import Demo
 from peer.demo.report import Rlhf
 from peer.export.writing import model_path
-from rlhf.calls import RlhfCalls
+from rlhf.calls import FiguresView, RlhfCalls
 from rlhf.objective import PpoTerms
 from training import checkpoint
 from training.replicated.model import ReplicatedModel
@@ -29,7 +29,7 @@ async def begin(demo: Demo) -> str:
     return await cast(RlhfCalls, demo.watched.client).start_rlhf_training("", REWARD, rounds, "demo", demo.overrides)
 
 
-async def measure(demo: Demo, job: str, export: str) -> Rlhf:
+async def measure(demo: Demo, job: str, export: str, watched: tuple[FiguresView, ...]) -> Rlhf:
     """Writes both models and responses of them into the demo's folder. A process of its own computes: this one loads no torch."""
     policy, reference = demo.folder / POLICY, demo.folder / REFERENCE
     shutil.copyfile(Path(export) / model_path(bytes.fromhex(job)), policy)
@@ -40,4 +40,5 @@ async def measure(demo: Demo, job: str, export: str) -> Rlhf:
     found = json.loads((await trio.run_process(command, capture_stdout=True)).stdout)
     (demo.folder / SAMPLES).write_text("".join(json.dumps(sample) + "\n" for sample in found["samples"]))
     own: PpoTerms = spec.own
-    return Rlhf(algorithm=own.algorithm.value, beta=own.beta, rounds=origin.round, **found["figures"])
+    seen = {name: getattr(watched[-1], name) for name in ("distinct_2", "tokens", "length_correlation")} if watched else {}
+    return Rlhf(algorithm=own.algorithm.value, beta=own.beta, rounds=origin.round, **found["figures"], **seen)
