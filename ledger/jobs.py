@@ -110,6 +110,7 @@ class JobRules(Protocol):
 
 class Phase(enum.StrEnum):
     RUNNING = "running"
+    PAUSED = "paused"  # between two rounds: none is open
     FINISHED = "finished"
 
 
@@ -124,7 +125,7 @@ class Job:
     started: Count  # height
     rounds: Count
     phase: Phase
-    round: Count  # the open round; after the last one, `rounds`
+    round: Count  # the open round, or of a paused job the next one; after the last one, `rounds`
     opened: Count  # height of the block that opened it, or gave it the voters and trainers it has now
     model_root: Digest
     audited: bool
@@ -167,8 +168,12 @@ class JobsState:
     @property
     def bases(self) -> set[bytes]:
         """The jobs from whose models others start, or started and still run."""
-        live: tuple[Job | Waiting, ...] = (*self.running().values(), *self.line)
+        live: tuple[Job | Waiting, ...] = (*self.going_on().values(), *self.line)
         return {job.base for job in live if job.base is not None}
+
+    def going_on(self) -> dict[bytes, Job]:
+        """Those that run, and those that are paused."""
+        return {key: job for key, job in self.jobs.items() if job.phase is not Phase.FINISHED}
 
     def running(self) -> dict[bytes, Job]:
         return {key: job for key, job in self.jobs.items() if job.phase is Phase.RUNNING}
@@ -236,10 +241,17 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Halt:
-    """A fact: a module ends a job in the name of its author, if it runs or waits."""
+    """A fact: a module ends a job in the name of its author, if it goes on or waits."""
 
     job: bytes
     author: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A fact: no round of this job begins with this block, nor the job if it waits. The open round may still be closed."""
+
+    job: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,23 +325,26 @@ class JobsModule(Module[JobsState]):
             raise Refused(f"{takes}, and {most}: take a smaller model, another audit, or a higher least_uplink")
 
     def end_block(self, state: JobsState, view: View, context: Context) -> Change:
-        """Counts closed rounds, opens the next ones and those of jobs that begin, renews rounds that might never be closed, ends
-        jobs that nobody trains any more, starts jobs of the line, and forgets old ones.
+        """Counts closed rounds, opens the next ones and those of jobs that begin or are held no more, renews rounds that might
+        never be closed, ends jobs that nobody trains any more, starts jobs of the line, and forgets old ones.
         """
         state = self._commanded(state, view, context)
         members, height, jobs = view.of(MembersState), context.height, dict(state.jobs)
         barred = {fact.job: fact.trainers for fact in context.of(Barred)}
-        last = {fact.job for fact in context.of(LastRound)}
+        held, last = {fact.job for fact in context.of(Held)}, {fact.job for fact in context.of(LastRound)}
         for closed in context.of(ClosedRound):
             key = closed.job
             job = replace(jobs[key], rounds=closed.round + 1) if key in last else jobs[key]
-            jobs[key] = self.close_round(job, members, height, closed.outcome, barred.get(key, NOBODY))
+            jobs[key] = self.close_round(job, members, height, closed.outcome, barred.get(key, NOBODY), key in held)
         started = tuple(sorted(key for key, job in jobs.items() if job.model_root == UNBUILT))
         for key in started:  # other transactions of this block may have changed who votes and trains
             jobs[key] = self.open_round(jobs[key], members, height, None)
+        for key, job in jobs.items():
+            if job.phase is Phase.PAUSED and key not in held and self._has_place(jobs, self.rules.terms(job.spec)):
+                jobs[key] = self.open_round(replace(job, phase=Phase.RUNNING), members, height, None, barred.get(key, NOBODY))
         jobs = abandoned(self.renew_rounds(jobs, members, height, barred), members, height)
         ended = tuple(sorted(key for key, job in jobs.items() if job.phase is Phase.FINISHED and job.opened == height))
-        state = self._called_up(JobsState(jobs, state.line), members, height)
+        state = self._called_up(JobsState(jobs, state.line), members, height, held)
         started = tuple(sorted({*started, *(state.jobs.keys() - jobs.keys())}))
         jobs = self.bounded(state.jobs, members, {fact.job for fact in context.of(Needed)} | self._held(state))
         return Change(replace(state, jobs=jobs), (*map(JobStarted, started), *map(JobEnded, ended)))
@@ -346,7 +361,7 @@ class JobsModule(Module[JobsState]):
 
     def _held(self, state: JobsState) -> set[bytes]:
         """The jobs whose models others started from, or read, that are not over yet."""
-        live: tuple[Job | Waiting, ...] = (*state.running().values(), *state.line)
+        live: tuple[Job | Waiting, ...] = (*state.going_on().values(), *state.line)
         read = {terms.read.job for terms in (self.rules.terms(job.spec) for job in live) if terms.read is not None}
         return state.bases | read
 
@@ -411,13 +426,15 @@ class JobsModule(Module[JobsState]):
             raise Refused(f"audit {mode!r} needs {needed} voters with a worker, {there}")
         return job
 
-    def _called_up(self, state: JobsState, members: MembersState, height: int) -> JobsState:
-        """Starts jobs of the line, in order, while there is a place. A job that today's members cannot train waits on."""
+    def _called_up(self, state: JobsState, members: MembersState, height: int, held: Set[bytes]) -> JobsState:
+        """Starts jobs of the line, in order, while there is a place. A job that today's members cannot train waits on, as a held
+        one does.
+        """
         jobs, left = dict(state.jobs), list[Waiting]()
         for waiting in state.line:
             terms, author = self.rules.terms(waiting.spec), members.current(waiting.author)
             try:
-                is_called = self._has_place(jobs, terms) and members.speaks(author)
+                is_called = self._has_place(jobs, terms) and members.speaks(author) and waiting.job not in held
                 job = self._made(terms, waiting.spec, author, members, height) if is_called else None
             except Refused:
                 job = None
@@ -466,7 +483,15 @@ class JobsModule(Module[JobsState]):
         awaited = set(job.awaited) & set(fresh.trainers) | set(new)
         return replace(fresh, trainers=tuple(sorted((*job.trainers, *new))), awaited=tuple(sorted(awaited)))
 
-    def close_round(self, job: Job, members: MembersState, height: int, closed: Outcome, suspended: Suspended = NOBODY) -> Job:
+    def close_round(
+        self,
+        job: Job,
+        members: MembersState,
+        height: int,
+        closed: Outcome,
+        suspended: Suspended = NOBODY,
+        is_held: bool = False,
+    ) -> Job:
         """The job after one closed round, before its model has taken the step."""
         accepted = dict(job.accepted)
         for trainer in closed.accepted:
@@ -486,6 +511,8 @@ class JobsModule(Module[JobsState]):
         job = replace(job, accepted=accepted, rejected=rejected, patience=patience, round=job.round + 1)
         if job.round >= job.rounds:
             return replace(job, phase=Phase.FINISHED, opened=height)
+        if is_held and job.phase is Phase.RUNNING:
+            return replace(job, phase=Phase.PAUSED, opened=height)
         return self.open_round(job, members, height, closed, suspended)
 
     def bounded(self, jobs: dict[bytes, Job], members: MembersState, needed: Set[bytes]) -> dict[bytes, Job]:
@@ -526,12 +553,12 @@ def _stop(state: JobsState, members: MembersState, key: bytes, author: bytes, he
         others = tuple(replace(other, stops=stops) if other is waiting else other for other in state.line)
         return replace(state, line=tuple(other for other in others if not (is_over and other.job == key)))
     job = state.jobs.get(key)
-    if job is None or job.phase is not Phase.RUNNING:
-        raise Refused("no such job is running or waits in line")
+    if job is None or job.phase is Phase.FINISHED:
+        raise Refused("no such job is running, paused or waits in line")
     if job.model_root == UNBUILT:
         raise Refused("the job begins with this block, and can be stopped in a later one")
     stops, is_over = _stops(job, members, author)
-    phase, opened = (Phase.FINISHED, height) if is_over else (Phase.RUNNING, job.opened)
+    phase, opened = (Phase.FINISHED, height) if is_over else (job.phase, job.opened)
     return replace(state, jobs={**state.jobs, key: replace(job, stops=stops, phase=phase, opened=opened)})
 
 

@@ -23,7 +23,7 @@ class PreferencesView:
 class StageView:
     objective: str
     job: str
-    state: str  # waiting, running or finished
+    state: str  # waiting, running, paused or finished
     round: int
     rounds: int
     model_root: str
@@ -35,7 +35,7 @@ class StageView:
 
 @dataclass(frozen=True, slots=True)
 class RlhfView:
-    state: str  # none; of a plan running, finished or cancelled; else that of the job
+    state: str  # none; of a plan running, paused, finished or cancelled; else that of the job
     stages: tuple[StageView, ...]
 
 
@@ -94,6 +94,14 @@ class RlhfCalls(Protocol):
 
     async def cancel_rlhf_training(self) -> str:
         """Ends this member's plan, and the job that it has come to."""
+        ...
+
+    async def pause_rlhf_training(self) -> str:
+        """Once the open round of this member's plan is closed, no other round and no stage of it begins."""
+        ...
+
+    async def resume_rlhf_training(self) -> str:
+        """This member's plan goes on."""
         ...
 
     async def rlhf_status(self) -> RlhfView:

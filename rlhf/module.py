@@ -32,7 +32,7 @@ from rlhf import plans, sets
 from rlhf.controller import is_far, nats
 from rlhf.guards import Course, Medians, medians
 from rlhf.objective import PPO, PpoTerms, Rollouts
-from rlhf.plans import Begin, Cancel, Phase, Plan
+from rlhf.plans import Begin, Cancel, Pause, Phase, Plan, Resume
 from rlhf.sets import DecidedSet, Heard, SaySet
 from training.spec import JobSpec
 
@@ -49,7 +49,13 @@ class RlhfState:
 
 class RlhfModule(Module[RlhfState]):
     name = "rlhf"
-    contents: ClassVar[Mapping[str, type]] = {"rlhf/start": Begin, "rlhf/set": SaySet, "rlhf/cancel": Cancel}
+    contents: ClassVar[Mapping[str, type]] = {
+        "rlhf/start": Begin,
+        "rlhf/set": SaySet,
+        "rlhf/pause": Pause,
+        "rlhf/resume": Resume,
+        "rlhf/cancel": Cancel,
+    }
     state_type = RlhfState
 
     def __init__(self, rules: JobRules) -> None:
@@ -78,14 +84,17 @@ class RlhfModule(Module[RlhfState]):
                 claim = sets.said(running.claim if running else None, sets.voters(members), said.author, found)
                 assert running is not None
                 return Change(replace(state, plans={**state.plans, key: replace(running, claim=claim)}))
-            case Cancel(key):
-                if key not in state.running():
-                    raise Refused("no such plan goes on")
-                plan = state.plans[key]
-                if members.current(plan.author) != said.author:
-                    raise Refused("only its author can cancel a plan; `cancel JOB` ends its job, said by a quorum of voters")
-                over = replace(plan, phase=Phase.CANCELLED)
-                return Change(replace(state, plans={**state.plans, key: over}), (Halt(plan.current.job, said.author),))
+            case Pause(key) | Resume(key) | Cancel(key):
+                plan = _own(state, members, key, said.author)
+                facts: tuple[Any, ...] = ()
+                match said.content:
+                    case Pause():
+                        plan = plans.paused(plan, context.height)
+                    case Resume():
+                        plan = plans.resumed(plan, context.height)
+                    case Cancel():
+                        plan, facts = replace(plan, phase=Phase.CANCELLED), (Halt(plan.current.job, said.author),)
+                return Change(replace(state, plans={**state.plans, key: plan}), facts)
         raise AssertionError(said.content)
 
     def refusal(self, plan: Plan, view: View, height: int) -> str:
@@ -106,7 +115,10 @@ class RlhfModule(Module[RlhfState]):
         moved = {key: plans.moved_on(plan, jobs, context.height) for key, plan in state.plans.items()}
         for key, plan in moved.items():
             author = members.current(plan.author)
-            if plan.phase is Phase.RUNNING and members.speaks(author):
+            if plan.phase is Phase.RUNNING and plans.is_forgotten(plan, context.height):
+                moved[key] = replace(plan, phase=Phase.CANCELLED)
+                facts.append(Halt(plan.current.job, author))
+            elif plan.phase is Phase.RUNNING and members.speaks(author):
                 facts += plans.asked(plan, author)
             elif plan.phase is Phase.RUNNING:  # expelled: what it has not begun yet does not begin
                 moved[key] = replace(plan, phase=Phase.CANCELLED)
@@ -164,6 +176,16 @@ def origin(view: View, data: bytes) -> str:
     if found is None:
         return "not decided by annotators"
     return f"decided by annotators (project {found.source.project.hex()[:16]}, height {found.source.height})"
+
+
+def _own(state: RlhfState, members: MembersState, key: bytes, author: bytes) -> Plan:
+    """The plan of a transaction by its author. Raises `Refused`."""
+    if key not in state.running():
+        raise Refused("no such plan goes on")
+    plan = state.plans[key]
+    if members.current(plan.author) != author:
+        raise Refused("only its author can say that of a plan; `cancel JOB` ends its job, said by a quorum of voters")
+    return plan
 
 
 def _is_last(spec: JobSpec, found: Medians) -> bool:

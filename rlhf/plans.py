@@ -11,6 +11,9 @@ from what people decided in a project, it first waits until the voters have deri
 | has closed all its rounds, another stage follows | waits; the next block starts that one, with this job's model |
 | ended before, or was taken out of the line | is cancelled |
 
+A paused plan holds its current job: the open round is closed as always, and then none begins; a job that waits, waits on. It
+starts none. All else is as in the table. After 10,000 blocks it is cancelled.
+
 The next block, and not this one: what the last round makes of the model is computed when its block is applied, and the next
 block names the root of the state with it. Whoever has computed another model cannot apply that block.
 """
@@ -24,7 +27,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Final
 
 from ledger.core.module import Refused, View
-from ledger.jobs import PLANNED_MAX, Base, Job, JobRules, JobsState, Launch, Needed
+from ledger.jobs import PLANNED_MAX, Base, Held, Job, JobRules, JobsState, Launch, Needed
 from ledger.jobs import Phase as JobPhase
 from protocol import codec
 from protocol.codec import Between, Count, Digest, Key, Length
@@ -39,6 +42,7 @@ RUNNING_MAX: Final = 4  # plans at once, of all members: each holds a base and a
 OF_MEMBER_MAX: Final = 1  # running; so nobody alone fills them
 KEPT_MAX: Final = 16  # that are over, for `rlhf status`
 REFUSED_HEIGHTS_MAX: Final = 10_000  # for which the current stage's job may be refused: hours of rounds of a few seconds
+PAUSED_HEIGHTS_MAX: Final = 10_000  # then a paused plan is cancelled: it holds a place and models as one that runs
 SPEC_BYTES_MAX: Final = SETTINGS_BYTES_MAX + 4_096  # numbers, names and digests beside the objective's own record
 
 assert 3 * RUNNING_MAX <= PLANNED_MAX  # a base and both stages each
@@ -69,6 +73,20 @@ class Cancel:
 
 
 @dataclass(frozen=True, slots=True)
+class Pause:
+    """`rlhf/pause`, by the plan's author: after the open round none begins, and no stage, until it is resumed."""
+
+    plan: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """`rlhf/resume`, by the plan's author."""
+
+    plan: Digest
+
+
+@dataclass(frozen=True, slots=True)
 class Stage:
     job: Digest
     objective: Name
@@ -86,6 +104,7 @@ class Plan:
     since: Count  # height at which the current stage became it
     at: Annotated[int, Between(0, 1)] = 0  # the current stage
     phase: Phase = Phase.RUNNING
+    paused: Count | None = None  # running, and since this height paused
     claim: Claim | None = None  # where its set is said to come from a project
 
     @property
@@ -132,6 +151,23 @@ def rewarded(spec: bytes, model: Base) -> bytes:
     return replace(job, settings=codec.encode(replace(own, reward_model=model))).encode()
 
 
+def paused(plan: Plan, height: int) -> Plan:
+    if plan.paused is not None:
+        raise Refused("the plan is paused already: `rlhf resume` lets it go on")
+    return replace(plan, paused=height)
+
+
+def resumed(plan: Plan, height: int) -> Plan:
+    """The time that its current stage may be refused begins anew."""
+    if plan.paused is None:
+        raise Refused("the plan is not paused")
+    return replace(plan, paused=None, since=height)
+
+
+def is_forgotten(plan: Plan, height: int) -> bool:
+    return plan.paused is not None and height >= plan.paused + PAUSED_HEIGHTS_MAX
+
+
 def moved_on(plan: Plan, jobs: JobsState, height: int) -> Plan:
     """Before a block closes rounds: at the next stage, if the current one is over. This block names the root of its model."""
     stage, job = plan.current, jobs.jobs.get(plan.current.job)
@@ -144,11 +180,13 @@ def moved_on(plan: Plan, jobs: JobsState, height: int) -> Plan:
     return plan.with_current(replace(plan.current, spec=rewarded(plan.current.spec, model)))
 
 
-def asked(plan: Plan, author: bytes) -> Iterator[Needed | Launch]:
+def asked(plan: Plan, author: bytes) -> Iterator[Needed | Launch | Held]:
     """What a running plan wants of the block. `author` is the author's key of now."""
     yield Needed(plan.base)
     yield from (Needed(stage.job) for stage in plan.stages[: plan.at + 1])
-    if plan.current.spec and (plan.claim is None or plan.claim.is_decided):
+    if plan.paused is not None:
+        yield Held(plan.current.job)
+    elif plan.current.spec and (plan.claim is None or plan.claim.is_decided):
         yield Launch(plan.current.job, plan.current.spec, author)
 
 
@@ -158,10 +196,10 @@ def followed(plan: Plan, jobs: JobsState, height: int) -> Plan:
         return plan
     stage, job = plan.current, jobs.jobs.get(plan.current.job)
     if job is None and all(waiting.job != stage.job for waiting in jobs.line):
-        is_to_come = stage.spec and height < plan.since + REFUSED_HEIGHTS_MAX
+        is_to_come = stage.spec and (plan.paused is not None or height < plan.since + REFUSED_HEIGHTS_MAX)
         return plan if is_to_come else replace(plan, phase=Phase.CANCELLED)
     plan = plan.with_current(replace(stage, spec=b""))
-    if job is None or job.phase is JobPhase.RUNNING:
+    if job is None or job.phase is not JobPhase.FINISHED:
         return plan
     if not _is_done(job):
         return replace(plan, phase=Phase.CANCELLED)

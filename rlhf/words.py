@@ -14,11 +14,11 @@ from protocol.errors import UserError
 from rlhf.calls import FiguresView, PreferencesView, RlhfCalls, RlhfView
 
 SHORT = 8
-ACTIONS = ("start", "status", "cancel", "compare", "filter", "score")
+ACTIONS = ("start", "status", "pause", "resume", "cancel", "compare", "filter", "score")
 
 
 @word(
-    'tune a model by a rule or by preferences: start --base JOB; status; cancel; compare "PROMPT"; filter FILE; score MODEL FILE',
+    'tune a model: start --base JOB; status; pause; resume; cancel; compare "PROMPT"; filter FILE; score MODEL FILE',
     Argument("do", choices=ACTIONS, metavar="ACTION", help=", ".join(ACTIONS)),
     Argument(
         "what", nargs="?", default="", metavar="PROMPT|FILE", help="text to go on from; JSONL to filter; a model that scores"
@@ -77,6 +77,10 @@ async def rlhf(asked: Asked[RlhfCalls]) -> None:
             _show_status(asked, view, await asked.api.rlhf_figures())
         case "cancel":
             asked.show(await asked.decided(asked.api.cancel_rlhf_training()))
+        case "pause":
+            asked.show(await asked.decided(asked.api.pause_rlhf_training()))
+        case "resume":
+            asked.show(await asked.decided(asked.api.resume_rlhf_training()))
         case "compare":
             compared = await asked.api.compare_policy(options.what, options.tokens, options.temperature, options.seed)
             if options.json:
@@ -149,6 +153,8 @@ def _show_status(asked: Asked[RlhfCalls], view: RlhfView, figures: tuple[Figures
         rounds = (str(stage.round), str(stage.rounds))
         table.add_row(stage.objective, stage.job[:SHORT], stage.state, *rounds, stage.model_root[: 2 * SHORT])
     asked.show(table)
+    if view.state == "paused":
+        asked.show("the plan is paused: `rlhf resume`, said by its author, lets it go on")
     if view.state == "cancelled":
         asked.show("the plan is cancelled: no other stage begins")
     for stage in view.stages:

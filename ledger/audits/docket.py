@@ -529,7 +529,7 @@ class Docket:
         """
         drawn = self._drawn(number, trainer)
         is_awaited = drawn is not None and bool(drawn.steps)
-        return not is_awaited and (self._job.phase is not Phase.RUNNING or not self._has_rounds(number))
+        return not is_awaited and (self._job.phase is Phase.FINISHED or not self._has_rounds(number))
 
     def _compare(self, auditor: bytes, trainer: bytes, report: SealedReport, opening: LossesOpening) -> None:
         current, faults = self._members.current, faults_tolerated(len(self._job.voters))
@@ -782,7 +782,7 @@ class Docket:
     def _tidy(self) -> None:
         """Forgets proposals about which nobody may say anything any more."""
         for number, audits in list(self._rounds.items()):
-            if self._job.phase is not Phase.RUNNING or not self._has_rounds(number):
+            if self._job.phase is Phase.FINISHED or not self._has_rounds(number):
                 self._forget_unawaited(number, audits)
         self._rounds = {number: audits for number, audits in self._rounds.items() if audits.drawn}
 

@@ -142,7 +142,7 @@ class JobAnswers(JobCalls):
 
     async def cancel(self, job: str) -> str:
         before = self.peer.driver.state.jobs
-        live: dict[bytes, Job | Waiting] = {**before.running(), **{waiting.job: waiting for waiting in before.line}}
+        live: dict[bytes, Job | Waiting] = {**before.going_on(), **{waiting.job: waiting for waiting in before.line}}
         key = find_job(job, live, "jobs that run or wait")
         await self.peer.author.submit("job/stop", Stop(key))
         jobs = self.peer.driver.state.jobs

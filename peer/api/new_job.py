@@ -84,7 +84,7 @@ def _on_base(peer: RunningPeer, request: TrainRequest, spec: JobSpec) -> JobSpec
 def base_of(peer: RunningPeer, text: str, argument: str) -> tuple[Base, Job, JobSpec]:
     """The finished job that a person means as a base. Raises `UserError`."""
     jobs = peer.driver.state.jobs
-    live: dict[bytes, Job | Waiting] = {**jobs.running(), **{waiting.job: waiting for waiting in jobs.line}}
+    live: dict[bytes, Job | Waiting] = {**jobs.going_on(), **{waiting.job: waiting for waiting in jobs.line}}
     if any(text == job.name or (text and key.hex().startswith(text.lower())) for key, job in live.items()):
         raise UserError(f"{argument} {text!r}: that job is not finished yet; `jobs` shows how far it is")
     finished = {key: job for key, job in jobs.jobs.items() if job.phase is Phase.FINISHED and job.round}

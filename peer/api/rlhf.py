@@ -44,6 +44,7 @@ OWN = {field.name for field in dataclasses.fields(PpoTerms)} - {"reward", "rewar
 OF_REWARD = "reward."  # begins what `--set` says of the job that trains a reward model
 PROMPTS_LOOKED_AT = 1_000  # before a list that blocks all of them is refused: some seconds
 SETS = "sets"  # the part at whose desk sets are derived
+PAUSED = "paused"  # a plan that goes on later
 UNKNOWN = Base(bytes(32), 1, bytes(32))  # in the place of a reward model that is not trained yet
 
 
@@ -90,13 +91,28 @@ class RlhfAnswers(RlhfCalls):
         return plans.stage_job(job_id(self.peer.me, transaction), 0).hex()
 
     async def cancel_rlhf_training(self) -> str:
+        key, plan = self._own_plan()
+        await self.peer.author.submit("rlhf/cancel", plans.Cancel(key))
+        return f"ended; {plan.current.objective} was its last stage"
+
+    async def pause_rlhf_training(self) -> str:
+        key, plan = self._own_plan()
+        await self.peer.author.submit("rlhf/pause", plans.Pause(key))
+        return f"paused: once the open round of {plan.current.objective} is closed, none begins; `rlhf resume` lets it go on"
+
+    async def resume_rlhf_training(self) -> str:
+        key, plan = self._own_plan()
+        await self.peer.author.submit("rlhf/resume", plans.Resume(key))
+        return f"{plan.current.objective} goes on"
+
+    def _own_plan(self) -> tuple[bytes, plans.Plan]:
+        """This member's. Raises `UserError`."""
         running = self.peer.driver.state.of(RlhfState).running() if self._is_run() else {}
         members = self.peer.driver.state.members
-        key = next((key for key, plan in running.items() if members.current(plan.author) == self.peer.me), None)
-        if key is None:
-            raise UserError("no plan of yours goes on: `cancel JOB` ends a job, said by its author or by a quorum of voters")
-        await self.peer.author.submit("rlhf/cancel", plans.Cancel(key))
-        return f"ended; {running[key].current.objective} was its last stage"
+        for key, plan in running.items():
+            if members.current(plan.author) == self.peer.me:
+                return key, plan
+        raise UserError("no plan of yours goes on (a rule makes a job and no plan): `cancel JOB` ends a job, said by its author")
 
     async def _decided(self, text: str) -> tuple[Source, list[Pair]]:
         """What people have decided of a project's pairs up to now. Raises `UserError`."""
@@ -222,7 +238,8 @@ class RlhfAnswers(RlhfCalls):
         planned = {stage.job for plan in known for stage in plan.stages}
         lone = [(key, job) for key, job in self._tuned() if key not in planned]
         if plan is not None and (not lone or plan.decided >= _began(lone[-1][1])):
-            return RlhfView(plan.phase.value, tuple([await self._measured(self._planned(plan, stage)) for stage in plan.stages]))
+            state = PAUSED if plan.phase is plans.Phase.RUNNING and plan.paused is not None else plan.phase.value
+            return RlhfView(state, tuple([await self._measured(self._planned(plan, stage)) for stage in plan.stages]))
         stages = [await self._measured(_stage(key, job)) for key, job in lone[-1:]]
         return RlhfView(stages[-1].state if stages else "none", tuple(stages))
 

@@ -147,7 +147,7 @@ class Auditing:
             self._is_behind |= state.height + 2 < self._driver.replica.height  # one block is decided while a closing is applied
             return  # a decided block that is not applied yet may have settled what seems due now
         if self._is_behind:
-            self._entered = {key: job.round for key, job in state.jobs.running().items()}
+            self._entered = {key: job.round for key, job in state.jobs.going_on().items()}
             self._is_behind = False
             self._queued.clear()
         self._fetched &= due.keys()
@@ -549,14 +549,14 @@ class Auditing:
         sealed = await trio.to_thread.run_sync(losses.listed, computing.texts) if computing else set[Path]()
         state = self._driver.state
         asked = {(proposal.job[:JOB_BYTES], proposal.round) for proposal in asked_of(self._me, state)}
-        opened = {key[:JOB_BYTES]: job.round for key, job in state.jobs.running().items()}
+        opened = {key[:JOB_BYTES]: job.round for key, job in state.jobs.going_on().items()}
         unasked = [entry for entry in kept if entry not in asked and entry[1] < opened.get(entry[0], entry[1] + 1)]
         if unasked:
             await trio.to_thread.run_sync(self._driver.blobs.delete_rounds, unasked)
         if computing and sealed:
             mine = {(due.job, due.round) for due in openings_of(self._me, state)}
             mine |= {(proposal.job, proposal.round) for proposal in asked_of(self._me, state)}
-            mine |= {(key, job.round) for key, job in state.jobs.running().items()}
+            mine |= {(key, job.round) for key, job in state.jobs.going_on().items()}
             await trio.to_thread.run_sync(losses.delete, sealed - {losses.path_of(computing.texts, *place) for place in mine})
 
     # Telling people --------------------------------------------------------------------------------------------------

@@ -59,6 +59,10 @@ def _called(key: bytes, before: str, now: str) -> str:
 def _of_job(key: bytes, before: Job | None, after: Job) -> Iterator[News]:
     if before is None:
         yield News("job", f"job {after.name} of {short_id(after.author)} begins: {after.rounds} rounds", key)
+    if before is not None and (before.phase, after.phase) == (Phase.RUNNING, Phase.PAUSED):
+        yield News("job", f"job {after.name} is paused after {after.round} rounds", key)
+    if before is not None and (before.phase, after.phase) == (Phase.PAUSED, Phase.RUNNING):
+        yield News("job", f"job {after.name} goes on with round {after.round}", key)
     if after.phase is Phase.FINISHED and (before is None or before.phase is not Phase.FINISHED):
         ended = "ended early, after" if after.round < after.rounds else "is finished after"
         yield News("job", f"job {after.name} {ended} {after.round} rounds", key)

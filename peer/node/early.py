@@ -89,4 +89,4 @@ class Early:
 
 def _is_over(kept: Kept, jobs: Mapping[bytes, Job]) -> bool:
     job = jobs.get(kept.message.job)
-    return job is not None and (job.phase is not Phase.RUNNING or kept.message.round < job.round)
+    return job is not None and (job.phase is Phase.FINISHED or kept.message.round < job.round)

@@ -115,7 +115,7 @@ class Rounds:
             self._replaced[key] = self.books.pop(key)
         for key, _ in before - now | renewed:
             self._sought.pop(key, None)
-        self._finished = state.jobs.jobs.keys() - running.keys()
+        self._finished = state.jobs.jobs.keys() - state.jobs.going_on().keys()
         self._nonces.follow(state)
         self._sealing.follow(state)
         self.measured.follow(running)

@@ -136,6 +136,11 @@ async def test_a_plan_goes_from_preferences_to_a_tuned_policy_without_its_author
         reward = await author.client.start_rlhf_training("base", "", 1, "", said, file, 3, "", str(words))
         with pytest.raises(UserError, match=r"a plan of .* goes on"):
             await author.client.start_rlhf_training("base", "", 1, "", said, file)
+        await author.client.pause_rlhf_training()
+        while (status := await first.client.rlhf_status()).stages[0].state not in ("paused", "finished"):  # noqa: ASYNC110
+            await trio.sleep(0.05)
+        assert status.state == "paused" and status.stages[1].state == "waiting"
+        await author.client.resume_rlhf_training()
         root = (await finished(first, reward)).model_root
         author.kill()
         left = (first, *network[2:])

@@ -1,0 +1,142 @@
+"""Paused plans in blocks: after the open round nothing begins, until their author says so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ledger.jobs import Held, JobsModule, Phase, Start, Stop, job_id
+from peer import features
+from rlhf import plans
+from rlhf.plans import Cancel, Pause, Plan, Resume
+from tests.rlhf.test_plans import AUTHOR, BASE, OTHER, REWARD, Tuned
+
+MARKS = {Phase.RUNNING: "", Phase.PAUSED: "=", Phase.FINISHED: "."}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def known() -> None:
+    features.install()
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Tuned:
+    return Tuned(tmp_path)
+
+
+def say(world: Tuned, what: type, key: bytes) -> Any:
+    return world.tx(AUTHOR, f"rlhf/{what.__name__.lower()}", what(key))
+
+
+def job_of(world: Tuned, key: bytes, stage: int) -> str:
+    job = world.state.jobs.jobs.get(plans.stage_job(key, stage))
+    return "-" if job is None else f"{job.round}{MARKS[job.phase]}"
+
+
+def paused(world: Tuned) -> str:
+    """Of each block, the round and the phase of both stages' jobs. A pause in the first round of either, and in the last one of
+    the first; each lasts for two blocks in which nothing happens.
+    """
+    key, told = world.planned(), []
+    for pauses in (True, True, True, False, False):
+        if pauses and world.plan(key).paused is None:
+            world.decide(say(world, Pause, key))
+        world.decide(closings=tuple(world.closing(job) for job in world.state.jobs.running()))
+        for _ in range(2 * pauses):
+            world.decide()
+            told.append(job_of(world, key, 0) + job_of(world, key, 1))
+        if pauses:
+            world.decide(say(world, Resume, key))
+        world.decide()
+        told.append(job_of(world, key, 0) + job_of(world, key, 1))
+    return " ".join(told) + f" {world.plan(key).phase}"
+
+
+GOES = "1=- 1=- 1- 2.- 2.- 2.0 2.1= 2.1= 2.1 2.2. 2.2. finished"
+
+
+def test_the_open_round_is_closed_and_nothing_begins_before_the_plan_goes_on(world: Tuned) -> None:
+    assert paused(world) == GOES
+
+
+def without_holding(plan: Plan, author: bytes) -> Iterator[Any]:
+    return (fact for fact in ASKED(plan, author) if not isinstance(fact, Held))
+
+
+def starting_stages(plan: Plan, author: bytes) -> Iterator[Any]:
+    yield from ASKED(plan, author)
+    yield from ASKED(replace(plan, paused=None), author)
+
+
+def as_if_not_held(self: JobsModule, *said: Any) -> Any:
+    return CLOSE_ROUND(self, *said[:5])
+
+
+ASKED, CLOSE_ROUND = plans.asked, JobsModule.close_round
+PLANTED = {
+    "rounds go on": (plans, "asked", without_holding),
+    "stages begin": (plans, "asked", starting_stages),
+    "jobs ignore it": (JobsModule, "close_round", as_if_not_held),
+}
+
+
+@pytest.mark.parametrize("planted", PLANTED)
+def test_a_pause_that_stops_less_is_found_out(world: Tuned, monkeypatch: pytest.MonkeyPatch, planted: str) -> None:
+    monkeypatch.setattr(*PLANTED[planted])
+    assert paused(world) != GOES
+
+
+def test_a_stage_in_line_waits_on_and_one_that_is_paused_leaves_its_place_to_others(world: Tuned) -> None:
+    other = world.start(OTHER, replace(BASE, name="other", rounds=2).encode())
+    key = world.planned()
+    reward = plans.stage_job(key, 0)
+    world.decide(say(world, Pause, key))
+    world.close(other)
+    world.decide()
+    assert [waiting.job for waiting in world.state.jobs.line] == [reward] and not world.state.jobs.running()
+    world.decide(say(world, Resume, key))
+    third = world.tx(OTHER, "job/start", Start(replace(BASE, name="third").encode()))
+    world.decide(third)
+    world.decide(say(world, Pause, key))
+    world.decide(closings=(world.closing(reward),))
+    then = job_id(OTHER.public, world.rules.open_transaction(third))
+    assert list(world.state.jobs.running()) == [then] and world.job(reward).phase is Phase.PAUSED
+    world.decide(say(world, Resume, key))
+    assert world.job(reward).phase is Phase.PAUSED, "its place is taken"
+    world.close(then)
+    assert world.job(reward).phase is Phase.RUNNING
+
+
+@pytest.mark.parametrize("how", ["rlhf/cancel", "job/stop"])
+def test_a_paused_plan_can_be_ended(world: Tuned, how: str) -> None:
+    key = world.planned()
+    job = plans.stage_job(key, 0)
+    world.decide(say(world, Pause, key), closings=(world.closing(job),))
+    assert world.job(job).phase is Phase.PAUSED
+    world.decide(world.tx(AUTHOR, how, Cancel(key) if how == "rlhf/cancel" else Stop(job)))
+    assert world.job(job).phase is Phase.FINISHED and world.plan(key).phase is plans.Phase.CANCELLED
+    assert "no such plan" in (world.problem(say(world, Resume, key)) or "")
+
+
+def test_a_plan_that_nobody_resumes_is_cancelled(world: Tuned, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plans, "PAUSED_HEIGHTS_MAX", 3)
+    key = world.planned()
+    job = plans.stage_job(key, 0)
+    world.decide(say(world, Pause, key), closings=(world.closing(job),))
+    for phase in (plans.Phase.RUNNING, plans.Phase.RUNNING, plans.Phase.CANCELLED):
+        world.decide()
+        assert world.plan(key).phase is phase
+    assert world.job(job).phase is Phase.FINISHED and job not in world.state.jobs.going_on()
+
+
+def test_only_its_author_pauses_a_plan_and_only_once(world: Tuned) -> None:
+    key = world.planned(world.begin(REWARD))
+    assert "is not paused" in (world.problem(say(world, Resume, key)) or "")
+    assert "only its author" in (world.problem(world.tx(OTHER, "rlhf/pause", Pause(key))) or "")
+    world.decide(say(world, Pause, key))
+    assert "is paused already" in (world.problem(say(world, Pause, key)) or "")
+    assert "only its author" in (world.problem(world.tx(OTHER, "rlhf/resume", Resume(key))) or "")
