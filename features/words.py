@@ -40,6 +40,8 @@ class Word:
     arguments: tuple[Argument, ...]
     do: Callable[[Asked[Any]], Awaitable[int | None]]  # returns the exit status that `peer WORD` has
     only_at_prompt: bool = False  # else it is a command of `peer`, too
+    phrase: tuple[str, ...] = ()  # a line of the prompt that begins with these two words means one that begins with `meaning`
+    meaning: tuple[str, ...] = ()
 
     @property
     def has_json(self) -> bool:
@@ -51,12 +53,16 @@ class Word:
 
 
 def word(
-    about: str, *arguments: Argument, only_at_prompt: bool = False
+    about: str,
+    *arguments: Argument,
+    only_at_prompt: bool = False,
+    phrase: tuple[str, ...] = (),
+    meaning: tuple[str, ...] = (),
 ) -> Callable[[Callable[[Asked[A]], Awaitable[int | None]]], Word]:
     """Declares a word, by what it does. It is called as the function is."""
 
     def declare(do: Callable[[Asked[A]], Awaitable[int | None]]) -> Word:
-        return Word(do.__name__, about, arguments, do, only_at_prompt)
+        return Word(do.__name__, about, arguments, do, only_at_prompt, phrase, meaning)
 
     return declare
 

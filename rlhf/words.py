@@ -47,6 +47,8 @@ ACTIONS = ("start", "status", "pause", "resume", "cancel", "compare", "filter", 
         help="of `rlhf filter` and `start`: words that block a text, one a line, * for any letters",
     ),
     JSON,
+    phrase=("train", "rlhf"),
+    meaning=("rlhf", "start"),
 )
 async def rlhf(asked: Asked[RlhfCalls]) -> None:
     options = asked.options

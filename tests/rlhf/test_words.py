@@ -9,6 +9,8 @@ import pytest
 import trio
 
 from features.words import Asked
+from peer.commands.grammar import parse
+from peer.commands.words import words
 from protocol.errors import UserError
 from rlhf.words import rlhf
 
@@ -32,3 +34,10 @@ def say(*typed: str) -> None:
 def test_a_tuning_is_said_clearly(typed: tuple[str, ...], problem: str) -> None:
     with pytest.raises(UserError, match=problem):
         say(*typed, "--base", "base", "--reward", "rule:vowels")
+
+
+def test_train_rlhf_at_the_prompt_is_rlhf_start() -> None:
+    said = parse(words(), "train rlhf --base base --reward rule:vowels")
+    assert said is not None and (said.command, said.do, said.base, said.reward) == ("rlhf", "start", "base", "rule:vowels")
+    language = parse(words(), "train --name rlhf")
+    assert language is not None and (language.command, language.name) == ("train", "rlhf")
