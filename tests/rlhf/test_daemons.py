@@ -7,6 +7,7 @@ import secrets
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from string import ascii_lowercase, digits
 
 import pytest
 import trio
@@ -118,7 +119,11 @@ async def test_a_plan_goes_from_preferences_to_a_tuned_policy_without_its_author
     first, author = network[:2]
     lines = [json.dumps({"prompt": f"q{number}: ", "chosen": "aeiou", "rejected": "xkt"}) for number in range(60)]
     quick = {"proposal_seconds": "2", "rounds": "2", "local_steps": "2", "batch": "4"}
-    said = TERMS | {"proposal_seconds": "2"} | {f"reward.{name}": value for name, value in quick.items()}
+    said = (
+        TERMS
+        | {"proposal_seconds": "2", "prompt_tokens": "5", "stop": "none"}
+        | {f"reward.{name}": value for name, value in quick.items()}
+    )
     with trio.fail_after(SECONDS_MAX):
         await start(network, lies=False)
         base = await first.client.train(TrainRequest("base", "", 1, 0, TINY))
@@ -130,7 +135,7 @@ async def test_a_plan_goes_from_preferences_to_a_tuned_policy_without_its_author
         file = pairs_file(tmp_path / "pairs.jsonl", *lines)
         all_of_them, words = (tmp_path / name for name in ("all.txt", "words.txt"))
         all_of_them.write_text("q*\n")
-        words.write_text("zzz*\n")
+        words.write_text("".join(f"{letter}*\n" for letter in ascii_lowercase + digits if letter != "q"))
         with pytest.raises(UserError, match="--words blocks each of 49 prompts that were looked at"):
             await author.client.start_rlhf_training("base", "", 1, "", said, file, 3, "", str(all_of_them))
         reward = await author.client.start_rlhf_training("base", "", 1, "", said, file, 3, "", str(words))
@@ -150,6 +155,8 @@ async def test_a_plan_goes_from_preferences_to_a_tuned_policy_without_its_author
         while (status := await first.client.rlhf_status()).stages[0].held_out_accuracy is None:  # noqa: ASYNC110
             await trio.sleep(0.05)
         seen = [(await daemon.client.rlhf_status()).stages[1] for daemon in left]
+        compared = await first.client.compare_policy("q1: ", 64, 1.0, 0)
+        (figures,) = await first.client.rlhf_figures()
         policy = next(view for view in await first.client.jobs() if view.job == seen[0].job)
     assert [(stage.objective, stage.state, stage.round, stage.rounds) for stage in status.stages] == [
         ("reward", "finished", 2, 2),
@@ -158,3 +165,6 @@ async def test_a_plan_goes_from_preferences_to_a_tuned_policy_without_its_author
     assert (status.stages[0].job, status.stages[0].model_root) == (reward, root)
     assert len({stage.model_root for stage in seen}) == 1 and seen[0].model_root
     assert policy.data == "", "its prompts are those of the pairs, so it reads no text"
+    # Its author alone had the list, and was gone before the policy began.
+    assert (compared.policy, compared.reference, compared.withheld) == ("", "", ("policy", "reference"))
+    assert figures.score < -5, "nearly every response holds a listed word"
