@@ -10,6 +10,7 @@ from typing import Final
 from protocol.errors import UserError
 
 BYTES_MAX: Final = 10_000 * (4 * 64 + 1)  # of a packed list: its entries, with a line break each, as `rlhf.filter` bounds them
+WITHHELD: Final = "withheld: it holds a word of the list that the job names"  # in the place of a text
 OPEN_MAX: Final = 4  # lists at once, of as many jobs
 
 

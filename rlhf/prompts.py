@@ -58,12 +58,12 @@ class OfSet:
 
 
 def drawn(place: Place, count: int, source: Source, blocks: Callable[[TokenIds], bool] = lambda tokens: False) -> list[TokenIds]:
-    """The prompts of `count` responses: of the first draw whose prompt is blocked neither whole nor as it is taken, else token 0.
+    """The prompts of `count` responses. Nobody chooses them, and everybody can check.
 
-    Nobody chooses them, and everybody can check.
+    Each is that of the first draw whose prompt is blocked neither whole nor as it is taken; where there is none it is token 0.
     """
     found: dict[int, TokenIds] = {}
-    for draw in range(DRAWS_MAX):
+    for draw in range(DRAWS_MAX if len(source) else 0):
         numbers = rollouts.prompt_numbers(place, draw, count, len(source))
         for response in range(count):
             if response not in found:

@@ -11,6 +11,7 @@ from features.lazily import named
 from features.tables import Column, Fitted, Verbatim, counted
 from features.words import Asked, word
 from protocol.errors import UserError
+from rlhf.blocklist import WITHHELD
 from rlhf.calls import FiguresView, PreferencesView, RlhfCalls, RlhfView
 
 SHORT = 8
@@ -91,9 +92,7 @@ async def rlhf(asked: Asked[RlhfCalls]) -> None:
             policy = f"policy (job {compared.job[:SHORT]} after {compared.round} rounds):"
             for head, name, text in ((policy, "policy", compared.policy), ("reference:", "reference", compared.reference)):
                 asked.show(head)
-                asked.show(
-                    "withheld: it holds a word of the list that the job names" if name in compared.withheld else Verbatim(text)
-                )
+                asked.show(WITHHELD if name in compared.withheld else Verbatim(text))
         case "filter":
             _filter(asked, options.words, options.what, options.json)
         case "score":

@@ -13,6 +13,7 @@ from peer.export.writing import export, exported_state, missing_payloads
 from peer.roles import samples
 from protocol.api import ExportView, ModelCalls, SampleView
 from protocol.errors import UserError
+from rlhf.blocklist import WITHHELD
 from training import tasks
 from training.spec import JobSpec
 
@@ -32,7 +33,7 @@ class ModelAnswers(ModelCalls):
         opened = self.peer.driver.workshop.view((key, job.round), job)
         directory = str(self.peer.driver.host.directory(key, job.round))
         done = await computing.ask(opened, tasks.Generate(key, directory, prompt, tokens, temperature, seed))
-        return (samples.WITHHELD if done.is_withheld else done.text).decode(errors="replace")
+        return WITHHELD if done.is_withheld else done.text.decode(errors="replace")
 
     async def samples(self) -> tuple[SampleView, ...]:
         computing = self.peer.driver.workshop.role.computing

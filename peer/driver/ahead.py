@@ -1,10 +1,11 @@
-"""What only a later job of a plan reads, a peer gets while an earlier one runs: when that begins, whoever has it may be away."""
+"""What only a later job reads, a peer gets while an earlier one runs: when the later one begins, whoever has it may be away."""
 
 from __future__ import annotations
 
 import trio
 
 from features.parts import Desk
+from ledger.jobs import JobsState
 from ledger.network import NetworkState
 from protocol import codec
 from rlhf.module import RlhfState
@@ -29,13 +30,13 @@ class Ahead:
                 await self._desk.block_above(height)
 
     def _named(self) -> dict[bytes, int]:
-        """Digest -> size at most of each file of a stage that has not begun."""
+        """Digest -> size at most of each file of a job in line, and of a stage that has not begun."""
         state = self._desk.state
         if not state.of(NetworkState).version(MODULE):
             return {}
-        plans = state.of(RlhfState).running().values()
-        # The reward model of a policy is left open until its job begins: it is no sound job before.
-        jobs = [codec.decode(JobSpec, stage.spec) for plan in plans for stage in plan.stages if stage.spec]
+        specs = [waiting.spec for waiting in state.of(JobsState).line]
+        specs += [stage.spec for plan in state.of(RlhfState).running().values() for stage in plan.stages if stage.spec]
+        jobs = [codec.decode(JobSpec, spec) for spec in specs]  # a stage's may be open yet: its reward model is not known
         return {digest: size for job in jobs for digest, size in job.kind.files(job).items()}
 
     async def _get(self, digest: bytes) -> None:

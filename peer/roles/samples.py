@@ -6,7 +6,6 @@ from pathlib import Path
 
 ROUNDS = 10  # between two of them
 KEPT = 2
-WITHHELD = b"withheld: it holds a word of the list that the job names"  # in the place of such a text
 PROMPT, TOKENS, TEMPERATURE, SEED = "The ", 120, 0.8, 0  # always the same, so that the model alone makes the difference
 
 

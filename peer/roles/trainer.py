@@ -21,6 +21,7 @@ from protocol.identity import Signed
 from protocol.limits import DATA_SHARD_BYTES, MESSAGE_BYTES_MAX
 from protocol.messages import Proposal
 from protocol.reasons import Verdict
+from rlhf.blocklist import WITHHELD
 from storage import durable
 from training import tasks
 from training.data import corpus as data
@@ -143,7 +144,7 @@ class Trainer(Voter):
             if round.model_directory.exists():
                 raise
             return 0.0  # pruned meanwhile
-        samples.keep(self.texts, round.job, round.number, samples.WITHHELD if done.is_withheld else done.text)
+        samples.keep(self.texts, round.job, round.number, WITHHELD.encode() if done.is_withheld else done.text)
         return trio.current_time() - began
 
     async def ask(self, round: Round, request: tasks.Request[R]) -> R:

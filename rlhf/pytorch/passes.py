@@ -82,15 +82,16 @@ class Passed:
 def over(
     model: GPT,
     x_BS: Tensor,
-    begin_B: Tensor,
     tokens_BT: Tensor,
     lengths: Sequence[int],
     head: str,
     on_part: Beat,
     noise: Noise | None = None,
+    begin_B: Tensor | None = None,  # how long each prompt is; None: they are alike
 ) -> Passed:
     """One pass over all responses, a few at a time, always the same ones together: so on one machine it gives the same bits."""
     longest = tokens_BT.shape[1]
+    begin_B = torch.full((len(x_BS),), x_BS.shape[1] - longest + 1) if begin_B is None else begin_B
     rows = max(1, NUMBERS_AT_ONCE // max(longest * model.spec.vocabulary, x_BS.shape[1] * 2 * model.spec.hidden))
     logps, values, excesses = list[Tensor](), list[Tensor](), list[Tensor]()
     with torch.no_grad():

@@ -186,10 +186,10 @@ class Declarer:
         x_BS, begin_B = whole_BS[:, :-1], torch.tensor(begins)
         assert engine.first is not None
         engine.load(engine.first)
-        reference = passes.over(engine.model, x_BS, begin_B, tokens_BT, lengths, VALUE, on_step)
+        reference = passes.over(engine.model, x_BS, tokens_BT, lengths, VALUE, on_step, begin_B=begin_B)
         engine.load(parameters)
         noise = self._noise(place) if is_checked else None
-        now = passes.over(engine.model, x_BS, begin_B, tokens_BT, lengths, VALUE, on_step, noise)
+        now = passes.over(engine.model, x_BS, tokens_BT, lengths, VALUE, on_step, noise, begin_B)
         score_B = self._scores(whole_BS, begins, responses, on_step)
         if self._own.words is not None:  # the lowest that a score counts, whatever said it
             blocked = [self._blocks_response(*row, on_step) for row in zip(asked, responses, strict=True)]

@@ -103,7 +103,7 @@ def test_a_pass_finds_of_each_response_what_a_pass_over_it_alone_finds() -> None
         tokens = torch.from_numpy(np.stack([np.pad(responses[row], (0, 6 - lengths[row])) for row in rows]))
         begin = torch.tensor([len(asked[row]) for row in rows])
         of = lambda tokens: noise((rows[row], t) for row, t in tokens)  # noqa: E731
-        return passes.over(model(), x[:, :-1], begin, tokens, [lengths[row] for row in rows], VALUE, lambda: None, of)
+        return passes.over(model(), x[:, :-1], tokens, [lengths[row] for row in rows], VALUE, lambda: None, of, begin)
 
     together = over(list(range(len(asked))), 0)
     assert together.excess_BT is not None
