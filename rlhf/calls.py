@@ -73,6 +73,27 @@ class CompareView:
     withheld: tuple[str, ...] = ()  # which of them is not shown, since the job's list of words blocks it
 
 
+@dataclass(frozen=True, slots=True)
+class DrawView:
+    job: str
+    round: int
+    trainer: str
+    step: int
+    accepted: bool  # the proposal that was made with it
+
+
+@dataclass(frozen=True, slots=True)
+class TraceView:
+    """Of one pair."""
+
+    pair: str
+    height: int | None  # up to which annotators decided the set; None: they did not, as far as the network knows
+    set: str  # the newest one that has it
+    held_out: bool  # nothing is trained on it
+    draws: tuple[DrawView, ...]
+    unknown: int = 0  # rounds that this peer has not seen, as before a snapshot that it restored
+
+
 class RlhfCalls(Protocol):
     async def start_rlhf_training(
         self,
@@ -110,6 +131,10 @@ class RlhfCalls(Protocol):
 
     async def rlhf_figures(self) -> tuple[FiguresView, ...]:
         """Of the newest tuning; nothing before its first round is closed."""
+        ...
+
+    async def trace_pair(self, pair: str) -> TraceView:
+        """Where a pair was drawn, by its task or its line, in all jobs that the network still knows."""
         ...
 
     async def compare_policy(self, prompt: str, tokens: int, temperature: float, seed: int) -> CompareView:

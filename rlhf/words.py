@@ -15,7 +15,7 @@ from rlhf.blocklist import WITHHELD
 from rlhf.calls import FiguresView, PreferencesView, RlhfCalls, RlhfView
 
 SHORT = 8
-ACTIONS = ("start", "status", "pause", "resume", "cancel", "compare", "filter", "score")
+ACTIONS = ("start", "status", "pause", "resume", "cancel", "compare", "trace", "filter", "score")
 
 
 @word(
@@ -93,6 +93,8 @@ async def rlhf(asked: Asked[RlhfCalls]) -> None:
             for head, name, text in ((policy, "policy", compared.policy), ("reference:", "reference", compared.reference)):
                 asked.show(head)
                 asked.show(WITHHELD if name in compared.withheld else Verbatim(text))
+        case "trace":
+            await _trace(asked, options.what, options.pairs, options.json)
         case "filter":
             _filter(asked, options.words, options.what, options.json)
         case "score":
@@ -118,6 +120,29 @@ def _filter(asked: Asked[RlhfCalls], words: str, texts: str, is_json: bool) -> N
                 asked.show(Verbatim(f"{line['id']}: {line['word']}"))
     if not is_json:
         asked.show(f"{blocked} of {counted(count, 'text')} are blocked")
+
+
+async def _trace(asked: Asked[RlhfCalls], pair: str, folder: str, is_json: bool) -> None:
+    if not pair:
+        raise UserError("rlhf trace: say PAIR, the id of a task as `tasks export` has it, or the number of a file's line")
+    traced = await asked.api.trace_pair(pair)
+    if is_json:
+        asked.show(Verbatim(as_json(traced)))
+        return
+    height = "by nobody that the network knows" if traced.height is None else f"by annotators up to height {traced.height}"
+    asked.show(f"pair {traced.pair} is in the set {traced.set[: 2 * SHORT]}, decided {height}")
+    if traced.held_out:
+        asked.show("it is held out: reward models are measured with it, and none is trained on it")
+    table = Fitted("job", Column("round", is_number=True), "trainer", Column("step", is_number=True), "proposal")
+    for draw in traced.draws:
+        told = "accepted" if draw.accepted else "rejected"
+        table.add_row(draw.job[:SHORT], str(draw.round), draw.trainer[:SHORT], str(draw.step), told)
+    if traced.draws:
+        asked.show(table)
+    elif not traced.held_out:
+        asked.show("nobody has drawn it yet")
+    if traced.unknown:
+        asked.show(f"of {counted(traced.unknown, 'round')} this peer has seen nothing: it restored a snapshot")
 
 
 async def _score(asked: Asked[RlhfCalls], files: list[str], is_json: bool) -> None:

@@ -95,19 +95,20 @@ def base_of(peer: RunningPeer, text: str, argument: str) -> tuple[Base, Job, Job
     return Base(key, job.round, job.model_root), job, spec
 
 
-def fetched(peer: RunningPeer, digest: bytes) -> bytes:
-    """A tokenizer that this peer may lack; this runs in a thread. Raises `UserError`."""
+def fetched(
+    peer: RunningPeer, digest: bytes, size_max: int = tokenizer.TOKENIZER_BYTES_MAX, what: str = "the tokenizer"
+) -> bytes:
+    """A blob of a job that this peer may lack; this runs in a thread. Raises `UserError`."""
 
     async def fetch() -> bool:
         with trio.move_on_after(FETCHING_SECONDS_MAX):
-            await peer.driver.network.fetch(digest, tokenizer.TOKENIZER_BYTES_MAX, ())
+            await peer.driver.network.fetch(digest, size_max, ())
             return True
         return False
 
     if not trio.from_thread.run(fetch):
-        lacks = f"nobody who is here has the tokenizer {digest.hex()[:16]} of that job"
-        raise UserError(f"{lacks}: start this one at a peer that trained it")
-    return peer.driver.blobs.read(digest)
+        raise UserError(f"nobody who is here has {what} {digest.hex()[:16]} of that job: ask a peer that trained it")
+    return peer.driver.blobs.read_whole(digest, size_max)
 
 
 def _digest_of_tokens(peer: RunningPeer, spec: JobSpec, manifest: data.Manifest, bpe: tokenizer.BpeTokenizer) -> bytes:

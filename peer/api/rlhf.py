@@ -20,13 +20,14 @@ from ledger.network import NetworkState
 from peer.api.new_job import FETCHING_SECONDS_MAX, base_of, fetched, parse_overrides, tolerated, trainers_of, typed
 from peer.api.preferences import preferences_of
 from peer.api.running import RunningPeer
+from peer.api.tracing import traced
 from peer.driver.deriving import derived
 from peer.serving.projects import find_project
 from peer.worker.supervisor import WorkerFailed
 from protocol import codec
 from protocol.errors import StorageError, UserError
 from rlhf import blocklist, guards, pairs, plans, preferences, presets
-from rlhf.calls import CompareView, FiguresView, RlhfCalls, RlhfView, StageView
+from rlhf.calls import CompareView, FiguresView, RlhfCalls, RlhfView, StageView, TraceView
 from rlhf.controller import beta_of
 from rlhf.guards import Course
 from rlhf.module import RlhfModule, RlhfState
@@ -292,6 +293,14 @@ class RlhfAnswers(RlhfCalls):
         started = sorted(jobs.jobs.items(), key=lambda item: item[1].started)
         found: list[tuple[bytes, Job | Waiting]] = [*started, *((waiting.job, waiting) for waiting in jobs.line)]
         return [(key, job) for key, job in found if JobSpec.decode(job.spec).kind.module == MODULE]
+
+    async def trace_pair(self, pair: str) -> TraceView:
+        def read(digest: bytes, size_max: int) -> bytes:
+            return fetched(self.peer, digest, size_max, "the set")
+
+        if not self._is_run():
+            raise UserError("this network tunes no models, so nobody has drawn a pair")
+        return await trio.to_thread.run_sync(traced, self.peer.driver.state, self.peer.driver.store, read, pair)
 
     async def compare_policy(self, prompt: str, tokens: int, temperature: float, seed: int) -> CompareView:
         workshop, host = self.peer.driver.workshop, self.peer.driver.host

@@ -9,6 +9,7 @@ import pytest
 import trio
 
 from curation.calls import ImportRequest
+from curation.tasks import task_id
 from peer.demo.crowd import Person, Site
 from peer.serving.part import ADDRESS
 from protocol.api import TrainRequest
@@ -65,6 +66,16 @@ async def test_a_project_teaches_a_reward_model_without_its_author(network: list
             while (status := await daemon.client.rlhf_status()).state != "finished":  # noqa: ASYNC110
                 await trio.sleep(0.05)
             assert (status.stages[0].job, status.stages[0].model_root) == (reward, done.model_root)
+        traces = [await first.client.trace_pair(task_id(bytes.fromhex(project), n).hex()) for n in range(len(PAIRS))]
+        with pytest.raises(UserError, match="is in no set of a job"):
+            await first.client.trace_pair("00" * 32)
+    drawn = [draw for trace in traces for draw in trace.draws]
+    assert {draw.job for draw in drawn} == {reward} and {draw.round for draw in drawn} == {0, 1}
+    assert {draw.trainer for draw in drawn if draw.accepted} == set(done.accepted)
+    assert {(trace.set, trace.height) for trace in traces} == {
+        (status.stages[0].preferences.set, status.stages[0].preferences.height)
+    }
+    assert not any(trace.draws for trace in traces if trace.held_out) and not any(trace.unknown for trace in traces)
     assert done.origin.startswith(f"decided by annotators (project {project[:16]}, height ")
     preferences = status.stages[0].preferences
     assert preferences is not None and preferences.decided_by_annotators and preferences.project == project

@@ -1,0 +1,69 @@
+"""A trace names the steps in which a pair was drawn: those that trainers and auditors draw it in."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from protocol.errors import UserError
+from protocol.identity import peer_id
+from rlhf import tracing
+from rlhf.pairs import encoded
+from rlhf.preferences import Pair, parted
+from rlhf.reward import REWARD
+from rlhf.tracing import Round, draws, found
+from tests.rlhf.test_reward import JOB, SPEC
+from training.data.tokenizer import ByteTokenizer
+from training.objectives.objective import Step
+
+PAIRS = [Pair(bytes([number]) * 32, f"q{number % 20}", "a", "b", 1000) for number in range(40)]
+TRAINERS = {b"t" * 32: True, b"u" * 32: False}
+ROUNDS = [Round(number, TRAINERS) for number in (0, 2)]
+EVERYWHERE = [(at.number, trainer, step) for at in ROUNDS for trainer in TRAINERS for step in range(SPEC.local_steps)]
+
+
+def drawn(pair: Pair) -> set[tuple[int, bytes, int]]:
+    """By the objective itself, which draws for the engines."""
+    data = encoded(SPEC, PAIRS, ByteTokenizer())
+    train, _ = parted(PAIRS, SPEC.held_out_permille)
+    return {
+        (number, trainer, step)
+        for number, trainer, step in EVERYWHERE
+        if pair in [train[place] for place in REWARD.draw(SPEC, Step(JOB, number, trainer, step), SPEC.batch, data)]
+    }
+
+
+def traced(pair: Pair) -> set[tuple[int, bytes, int]]:
+    by_id = {peer_id(trainer): trainer for trainer in TRAINERS}
+    views = list(draws(JOB, SPEC, PAIRS, pair, ROUNDS))
+    assert all(view.job == JOB.hex() and view.accepted == TRAINERS[by_id[view.trainer]] for view in views)
+    assert len(set(views)) == len(views)
+    return {(view.round, by_id[view.trainer], view.step) for view in views}
+
+
+def test_a_trace_has_the_steps_in_which_a_pair_is_drawn_and_no_others() -> None:
+    train, held_out = parted(PAIRS, SPEC.held_out_permille)
+    assert held_out and all(traced(pair) == drawn(pair) for pair in PAIRS)
+    assert any(traced(pair) for pair in train) and not any(traced(pair) for pair in held_out)
+
+
+def test_a_trace_that_counts_held_out_pairs_or_forgets_the_trainer_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as planted:
+        planted.setattr(tracing, "is_held_out", lambda *_: False)
+        assert any(traced(pair) != drawn(pair) for pair in PAIRS)
+    right = tracing.pairs_of_step
+
+    def of_nobody(job: bytes, number: int, trainer: bytes, step: int, **how: int) -> np.ndarray:
+        return right(job, number, bytes(32), step, **how)
+
+    monkeypatch.setattr(tracing, "pairs_of_step", of_nobody)
+    assert any(traced(pair) != drawn(pair) for pair in PAIRS)
+
+
+def test_people_name_a_pair_by_the_beginning_of_its_task_or_by_its_line() -> None:
+    lines = [Pair(number.to_bytes(8, "big"), "q", "a", "b", 1) for number in (1, 12, 256)]
+    assert [found(lines, text) for text in ("1", "12", "256", "2", "0000000000000001")] == [*lines, None, lines[0]]
+    assert found(PAIRS, "0B0B0B0B") == PAIRS[11] and found(PAIRS, "0b0b0b") is None and found(PAIRS, "ff" * 32) is None
+    alike = [Pair(bytes([7]) * 31 + bytes([last]), "q", "a", "b", 1) for last in range(2)]
+    with pytest.raises(UserError, match="'07070707' fits 2 pairs, such as task 0707070707070707: type more"):
+        found(alike, "07070707")
