@@ -193,6 +193,12 @@ def _is_last(spec: JobSpec, found: Medians) -> bool:
     return is_far(nats(found.k1, PPO.responses(spec, own)), own.kl_stop)
 
 
+def is_exported(view: View, data: bytes) -> bool:
+    """A set goes with an export, so that its draws can be traced, unless a text of it is redacted."""
+    found = view.of(RlhfState).sets.get(data)
+    return found is None or not found.redacted
+
+
 def _said(proposal: bytes) -> Rollouts:
     """A quorum has accepted it, and whoever accepts has decoded it."""
     return codec.decode(Rollouts, codec.decode_message(proposal, (Proposal,)).declaration)

@@ -31,6 +31,7 @@ class RewardModel(Objective):
     makes_text = False
     reader = "rlhf.pairs:open_pairs"
     origin = "rlhf.module:origin"
+    exported = "rlhf.module:is_exported"
     losses: ClassVar[Mapping[str, str]] = {"pytorch": "rlhf.pytorch.reward:loss"}
     measures: ClassVar[Mapping[str, str]] = {"pytorch": "rlhf.pytorch.reward:figures"}
     loss_unit = "nats/pair"

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import io
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from features.tables import counted
 from protocol.errors import UserError
 from protocol.identity import peer_id
-from rlhf.calls import DrawView
+from protocol.limits import DATA_SHARD_BYTES
+from rlhf.calls import DrawView, TraceView
 from rlhf.pairs import name
-from rlhf.preferences import Pair, is_held_out, pairs_of_step
+from rlhf.preferences import Pair, is_held_out, pairs_of_step, unpacked
+from rlhf.sets import DecidedSet
+from training.data.corpus import read_manifest
 from training.spec import JobSpec
 
-SHORT = 8  # digits of an id, at least: fewer are taken for the number of a line
+ID_DIGITS_MIN = 8  # of a task's id; a shorter number is that of a line
+LINE_BYTES = 8  # of a line's number, where it is the id of a pair
+
+Read = Callable[[bytes, int], bytes]  # a blob by its digest, of at most so many bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,13 +31,52 @@ class Round:
     trainers: Mapping[bytes, bool]  # that proposed something -> whether it was accepted
 
 
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """A job that learns from a set, and its closed rounds as far as they are known."""
+
+    job: bytes
+    spec: JobSpec
+    rounds: list[Round] = field(default_factory=list)
+    unknown: int = 0
+
+
+def set_of(data: bytes, read: Read) -> list[Pair]:
+    shards = read_manifest(data, read).shards
+    return unpacked(io.BytesIO(b"".join(read(shard, DATA_SHARD_BYTES) for shard in shards)))
+
+
+def traced(jobs: Sequence[Learned], sets: Mapping[bytes, DecidedSet], read: Read, text: str) -> TraceView:
+    """The jobs stand in the order in which they were started. Raises `UserError` for a pair that no set has."""
+    view: TraceView | None = None
+    for learned in jobs:
+        data = learned.spec.data
+        assert data is not None, "a job that learns from a set names it"
+        pairs = set_of(data, read)
+        pair = found(pairs, text)
+        if pair is None:
+            continue
+        view = TraceView(
+            pair=pair.id.hex(),
+            height=sets[data].source.height if data in sets else None,
+            set=data.hex(),
+            held_out=is_held_out(pair.prompt, learned.spec.held_out_permille),
+            draws=(*(view.draws if view else ()), *draws(learned.job, learned.spec, pairs, pair, learned.rounds)),
+            unknown=(view.unknown if view else 0) + learned.unknown,
+        )
+    if view is None:
+        said = "name a task by its id, or the number of a file's line"
+        raise UserError(f"{text!r} is in no set of {counted(len(jobs), 'job')} with preferences: {said}")
+    return view
+
+
 def found(pairs: Sequence[Pair], text: str) -> Pair | None:
     """The pair that a person means: by its task, or how its id begins; of a file by its line. Raises `UserError`."""
     wanted = text.strip().lower()
-    if wanted.isdecimal() and len(wanted) < SHORT:
-        line = int(wanted).to_bytes(SHORT, "big")
+    if wanted.isdecimal() and len(wanted) < ID_DIGITS_MIN:
+        line = int(wanted).to_bytes(LINE_BYTES, "big")
         return next((pair for pair in pairs if pair.id == line), None)
-    alike = [pair for pair in pairs if len(wanted) >= SHORT and pair.id.hex().startswith(wanted)]
+    alike = [pair for pair in pairs if len(wanted) >= ID_DIGITS_MIN and pair.id.hex().startswith(wanted)]
     if len(alike) > 1:
         raise UserError(f"{text!r} fits {len(alike)} pairs, such as {name(alike[0])}: type more of the id")
     return alike[0] if alike else None

@@ -12,19 +12,29 @@ from features.tables import Column, Fitted, Verbatim, counted
 from features.words import Asked, word
 from protocol.errors import UserError
 from rlhf.blocklist import WITHHELD
-from rlhf.calls import FiguresView, PreferencesView, RlhfCalls, RlhfView
+from rlhf.calls import DrawView, FiguresView, PreferencesView, RlhfCalls, RlhfView, TraceView
 
 SHORT = 8
 ACTIONS = ("start", "status", "pause", "resume", "cancel", "compare", "trace", "filter", "score")
 
 
 @word(
-    'tune a model: start --base JOB; status; pause; resume; cancel; compare "PROMPT"; filter FILE; score MODEL FILE',
+    'tune a model: start --base JOB; status; pause; resume; cancel; compare "PROMPT"; trace PAIR; filter FILE; score MODEL FILE',
     Argument("do", choices=ACTIONS, metavar="ACTION", help=", ".join(ACTIONS)),
     Argument(
-        "what", nargs="?", default="", metavar="PROMPT|FILE", help="text to go on from; JSONL to filter; a model that scores"
+        "what",
+        nargs="?",
+        default="",
+        metavar="PROMPT|FILE|PAIR",
+        help="text to go on from; JSONL to filter; a model that scores; a pair",
     ),
-    Argument("pairs", nargs="?", default="", metavar="PAIRS", help="of `rlhf score`: JSONL with prompt, chosen, rejected"),
+    Argument(
+        "pairs",
+        nargs="?",
+        default="",
+        metavar="PAIRS|FOLDER",
+        help="of `rlhf score`: JSONL with pairs; of `rlhf trace`: an export",
+    ),
     Argument("--tokenizer", default="", metavar="FILE", help="of `rlhf score`: the model's, if it has one"),
     Argument("--base", default="", metavar="JOB", help="of `rlhf start`: the finished job whose model is tuned, by name or id"),
     Argument("--reward", default="", metavar="rule:NAME", help="of `rlhf start`: a rule of the program, such as rule:vowels"),
@@ -125,7 +135,12 @@ def _filter(asked: Asked[RlhfCalls], words: str, texts: str, is_json: bool) -> N
 async def _trace(asked: Asked[RlhfCalls], pair: str, folder: str, is_json: bool) -> None:
     if not pair:
         raise UserError("rlhf trace: say PAIR, the id of a task as `tasks export` has it, or the number of a file's line")
-    traced = await asked.api.trace_pair(pair)
+    if folder:  # without a peer, and in a process of its own: it checks the whole export
+        run = named("peer.commands.beside:run")
+        found = json.loads(await run("peer.export.tracing", pair, str(Path(folder).expanduser().absolute())))
+        traced = TraceView(**found | {"draws": tuple(DrawView(**draw) for draw in found["draws"])})
+    else:
+        traced = await asked.api.trace_pair(pair)
     if is_json:
         asked.show(Verbatim(as_json(traced)))
         return

@@ -20,7 +20,7 @@ from ledger.network import NetworkState
 from peer.api.new_job import FETCHING_SECONDS_MAX, base_of, fetched, parse_overrides, tolerated, trainers_of, typed
 from peer.api.preferences import preferences_of
 from peer.api.running import RunningPeer
-from peer.api.tracing import traced
+from peer.api.tracing import learned
 from peer.driver.deriving import derived
 from peer.serving.projects import find_project
 from peer.worker.supervisor import WorkerFailed
@@ -36,6 +36,7 @@ from rlhf.preferences import Pair
 from rlhf.reward import ACCURACY, CALIBRATION, REWARD
 from rlhf.rules import RULES
 from rlhf.sets import Source
+from rlhf.tracing import traced
 from training import tasks
 from training.data import corpus, tokenizer
 from training.replicated.model import ReplicatedModel
@@ -298,9 +299,13 @@ class RlhfAnswers(RlhfCalls):
         def read(digest: bytes, size_max: int) -> bytes:
             return fetched(self.peer, digest, size_max, "the set")
 
+        def trace() -> TraceView:
+            return traced(list(learned(state.jobs, self.peer.driver.store)), state.of(RlhfState).sets, read, pair)
+
         if not self._is_run():
             raise UserError("this network tunes no models, so nobody has drawn a pair")
-        return await trio.to_thread.run_sync(traced, self.peer.driver.state, self.peer.driver.store, read, pair)
+        state = self.peer.driver.state
+        return await trio.to_thread.run_sync(trace)
 
     async def compare_policy(self, prompt: str, tokens: int, temperature: float, seed: int) -> CompareView:
         workshop, host = self.peer.driver.workshop, self.peer.driver.host

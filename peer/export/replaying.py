@@ -26,6 +26,7 @@ from peer.export.writing import (
     listed_files,
     model_path,
     payload_path,
+    set_path,
     write_manifest,
     write_models,
 )
@@ -34,6 +35,7 @@ from protocol import codec
 from protocol.errors import FolkmootError, StorageError, UserError
 from protocol.identity import Ed25519Verifier
 from protocol.messages import Commit, Decision
+from training.data.corpus import read_manifest
 from training.host import ModelHost
 from training.spec import JobSpec
 
@@ -54,13 +56,15 @@ class ExportVerdict:
     models: dict[str, str]  # job -> model root, reproduced
 
 
-def audit(folder: Path, progress: Progress = lambda done, total: None) -> ExportVerdict:
-    """Raises `UserError` naming the first file that is missing, changed or does not belong."""
+def audit(
+    folder: Path, progress: Progress = lambda done, total: None, seen: Callable[[Transition], None] = lambda transition: None
+) -> ExportVerdict:
+    """Raises `UserError` naming the first file that is missing, changed or does not belong. `seen` is told of each block."""
     if not (folder / GENESIS).is_file():
         raise UserError(f"{folder} is no export: it has no {GENESIS} (make one with `peer export FOLDER`)")
     try:
         with tempfile.TemporaryDirectory(prefix="folkmoot-audit-") as scratch:
-            return _Replay(folder, Path(scratch), _readable_format(folder)).run(progress)
+            return _Replay(folder, Path(scratch), _readable_format(folder)).run(progress, seen)
     except _Found as found:
         raise UserError(f"{folder / _culprit(folder, found.name)}: {found}") from None
 
@@ -110,7 +114,7 @@ class _Replay:
         self._parent = self._genesis.chain_id
         self._signatures = self._rounds = self._proposals = 0
 
-    def run(self, progress: Progress) -> ExportVerdict:
+    def run(self, progress: Progress, seen: Callable[[Transition], None]) -> ExportVerdict:
         total = self._heights()
         if not total:
             raise _Found(block_path(1), "the export holds no first block")
@@ -119,6 +123,7 @@ class _Replay:
             with self._blaming(block_path(height)):
                 block, transition = self._check_block(height)
                 self._state = transition.finish(self._step(transition))
+                seen(transition)
             progress(height, total)
         assert block is not None
         return self._conclude(block)
@@ -160,6 +165,8 @@ class _Replay:
             raise UserError("it carries the certificate of another block")
 
     def _step(self, transition: Transition) -> dict[bytes, bytes]:
+        for job in transition.started:
+            self._check_set(JobSpec.decode(transition.state.jobs.jobs[job].spec))
         roots = {job: self._host.create(job, transition.state.jobs.jobs[job].spec) for job in transition.started}
         for closed in transition.closed:
             self._rounds += 1
@@ -169,8 +176,16 @@ class _Replay:
             self._host.prune(closed.job, closed.round + 1, spec)
         return roots
 
+    def _check_set(self, spec: JobSpec) -> None:
+        """An export may lack it."""
+        if spec.kind.exported and spec.data and (self._folder / set_path(spec.data)).is_file():
+            for shard in read_manifest(spec.data, lambda digest, size_max: self._blob(set_path(digest), digest)).shards:
+                self._blob(set_path(shard), shard)
+
     def _payload(self, digest: bytes) -> bytes:
-        name = payload_path(digest)
+        return self._blob(payload_path(digest), digest)
+
+    def _blob(self, name: str, digest: bytes) -> bytes:
         data = self._read(name)
         if hashlib.sha256(data).digest() != digest:
             raise _Found(name, "its bytes do not have the SHA-256 it is named after")

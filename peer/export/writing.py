@@ -4,6 +4,7 @@ manifest.json            what the folder holds, each file with its SHA-256
 genesis.msgpack          the founding block; its hash is the chain id
 blocks/00000001.msgpack  `Decision`: the block and the quorum's signatures on it
 payloads/<sha256>        the accepted updates
+sets/<sha256>            of jobs whose draws can be traced, what their data is: a manifest and its shards
 <job>.safetensors        parameters under the last certified state root
 """
 
@@ -18,29 +19,32 @@ from pathlib import Path
 
 from consensus.block import FIRST_HEIGHT
 from consensus.turn import Decided
+from features.lazily import named
 from ledger.core.genesis import Genesis
 from ledger.state import State, decode_body
 from peer.features import rules_of
 from protocol import codec
 from protocol.api import ExportView
-from protocol.errors import StorageError, UserError
+from protocol.errors import MissingBlobError, RemoteProtocolError, StorageError, UserError
 from protocol.identity import short_id
+from protocol.limits import MESSAGE_BYTES_MAX
 from protocol.messages import Decision, Proposal
 from storage.blobs import Blobs
 from storage.store import Store
 from training import checkpoint
+from training.data.corpus import read_manifest
 from training.host import ModelHost
 from training.replicated.model import ReplicatedModel
 from training.spec import JobSpec
 
 Models = dict[str, dict[str, str | int]]
 
-FORMAT = 2
+FORMAT = 3
 FIRST_FORMAT = 2  # from release 0.2.0 on, all are read; tests/releases keeps one of each release
 FOUNDERS_NAMED_MAX = 4  # in an error message
 MANIFEST = "manifest.json"
 GENESIS = "genesis.msgpack"
-BLOCKS, PAYLOADS = "blocks", "payloads"
+BLOCKS, PAYLOADS, SETS = "blocks", "payloads", "sets"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,10 @@ def block_path(height: int) -> str:
 
 def payload_path(digest: bytes) -> str:
     return f"{PAYLOADS}/{digest.hex()}"
+
+
+def set_path(digest: bytes) -> str:
+    return f"{SETS}/{digest.hex()}"
 
 
 def model_path(job: bytes) -> str:
@@ -103,7 +111,7 @@ def export(store: Store, blobs: Blobs, host: ModelHost, genesis: Genesis, folder
 
 def _clear(folder: Path, existed: bool) -> None:
     """Of what `export` makes nothing is left that would look like an export."""
-    for name in (BLOCKS, PAYLOADS):
+    for name in (BLOCKS, PAYLOADS, SETS):
         shutil.rmtree(folder / name, ignore_errors=True)
     with contextlib.suppress(OSError):
         _clear_models(folder)
@@ -167,6 +175,7 @@ def _write(store: Store, blobs: Blobs, genesis: Genesis, state: State, models: M
                 text = f"this peer does not hold every update that block {height} accepts, as after a snapshot"
                 raise UserError(f"{text}: {_who_holds_all(state)}")
             (folder / payload_path(digest)).write_bytes(blobs.read(digest))
+    _write_sets(blobs, state, folder)
     summary = Summary(genesis.network, genesis.chain_id.hex(), state.height, _certified(state).hex(), models)
     write_manifest(folder, summary)
     files = listed_files(folder)
@@ -174,6 +183,19 @@ def _write(store: Store, blobs: Blobs, genesis: Genesis, state: State, models: M
     model = str(models[last_job]["root"]) if last_job else ""
     size = sum((folder / name).stat().st_size for name in files)
     return ExportView(str(folder), state.height, summary.state_root, model, len(files), size)
+
+
+def _write_sets(blobs: Blobs, state: State, folder: Path) -> None:
+    """Those that this peer has, whole."""
+    for job in state.jobs.jobs.values():
+        spec = JobSpec.decode(job.spec)
+        data = spec.data if spec.kind.exported and spec.data and named(spec.kind.exported)(state, spec.data) else None
+        with contextlib.suppress(MissingBlobError, RemoteProtocolError):
+            parts = [data, *read_manifest(data, blobs.read_whole).shards] if data else []
+            if all(blobs.size(digest) is not None for digest in parts):
+                (folder / SETS).mkdir(exist_ok=True)
+                for digest in parts:
+                    (folder / set_path(digest)).write_bytes(blobs.read_whole(digest, MESSAGE_BYTES_MAX))
 
 
 def payloads_of(body: bytes) -> dict[bytes, int]:

@@ -11,6 +11,7 @@ import trio
 from curation.calls import ImportRequest
 from curation.tasks import task_id
 from peer.demo.crowd import Person, Site
+from peer.export.tracing import trace
 from peer.serving.part import ADDRESS
 from protocol.api import TrainRequest
 from protocol.errors import UserError
@@ -67,8 +68,11 @@ async def test_a_project_teaches_a_reward_model_without_its_author(network: list
                 await trio.sleep(0.05)
             assert (status.stages[0].job, status.stages[0].model_root) == (reward, done.model_root)
         traces = [await first.client.trace_pair(task_id(bytes.fromhex(project), n).hex()) for n in range(len(PAIRS))]
-        with pytest.raises(UserError, match="is in no set of a job"):
+        with pytest.raises(UserError, match="is in no set of 1 job with"):
             await first.client.trace_pair("00" * 32)
+        await first.client.export(str(tmp_path / "run"))
+        offline = await trio.to_thread.run_sync(trace, tmp_path / "run", traces[0].pair)
+        assert offline == traces[0], "whoever has the export needs no peer"
     drawn = [draw for trace in traces for draw in trace.draws]
     assert {draw.job for draw in drawn} == {reward} and {draw.round for draw in drawn} == {0, 1}
     assert {draw.trainer for draw in drawn if draw.accepted} == set(done.accepted)

@@ -24,7 +24,7 @@ import numpy as np
 from protocol import codec
 from protocol.codec import Between, Digest, Length
 from protocol.errors import RemoteProtocolError, UserError
-from protocol.limits import DATA_BYTES_MAX, DATA_SHARD_BYTES
+from protocol.limits import DATA_BYTES_MAX, DATA_SHARD_BYTES, MESSAGE_BYTES_MAX
 from storage import durable
 from training.data.shards import require_known_tokens
 from training.data.tokenizer import Tokenizer
@@ -193,6 +193,11 @@ class Manifest:
     @property
     def digest(self) -> bytes:
         return hashlib.sha256(self.encode()).digest()
+
+
+def read_manifest(digest: bytes, read: Callable[[bytes, int], bytes]) -> Manifest:
+    """`read` gives a blob of at most so many bytes by its digest."""
+    return Manifest.decode(read(digest, MESSAGE_BYTES_MAX))
 
 
 def split(pieces: Iterable[bytes], keep: Callable[[bytes], object], tokenized: bool = False) -> Manifest:

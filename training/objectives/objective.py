@@ -108,6 +108,8 @@ class Objective:
     reader: ClassVar[str] = "training.data.corpus:open_tokens"
     # `module:function` that says where a job's data comes from, of the states of all modules and the data's digest, for people.
     origin: ClassVar[str] = ""
+    # The same arguments: whether an export holds the data. Empty: none does.
+    exported: ClassVar[str] = ""
     # Engine -> `module:function`, imported by the worker alone. It takes the model and `examples`, and gives the mean over them.
     losses: ClassVar[Mapping[str, str]] = {}
     # The same for measuring a model: takes the model, the specification, the data and a heartbeat, gives figures by their names

@@ -1,0 +1,67 @@
+"""`peer rlhf trace PAIR FOLDER`, in a process of its own: `python -m peer.export.tracing PAIR FOLDER` prints JSON.
+
+Everything in the export is checked on the way.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from features.as_json import as_json
+from ledger.network import NetworkState
+from ledger.state import Transition
+from peer.export.replaying import audit
+from peer.export.writing import set_path
+from protocol.errors import FolkmootError, MissingBlobError, UserError
+from rlhf.calls import TraceView
+from rlhf.module import RlhfState
+from rlhf.objective import MODULE
+from rlhf.reward import REWARD
+from rlhf.sets import DecidedSet
+from rlhf.tracing import Learned, Round, traced
+from training.spec import JobSpec
+
+
+def trace(folder: Path, pair: str) -> TraceView:
+    """Raises `UserError` as `audit` does, and for a pair that no set of the export has."""
+    jobs = dict[bytes, Learned]()
+    sets = dict[bytes, DecidedSet]()
+
+    def seen(transition: Transition) -> None:
+        state = transition.state
+        for job in transition.started:
+            spec = JobSpec.decode(state.jobs.jobs[job].spec)
+            if spec.objective == REWARD.name:
+                jobs[job] = Learned(job, spec)
+        for closed in transition.closed:
+            if closed.job in jobs:
+                judged = dict.fromkeys(closed.outcome.accepted, True) | dict.fromkeys(closed.outcome.rejected, False)
+                jobs[closed.job].rounds.append(Round(closed.round, judged))
+        if state.of(NetworkState).version(MODULE):
+            sets.update(state.of(RlhfState).sets)
+
+    def read(digest: bytes, size_max: int) -> bytes:
+        if not (folder / set_path(digest)).is_file():
+            raise MissingBlobError(digest.hex())
+        return (folder / set_path(digest)).read_bytes()
+
+    audit(folder, seen=seen)
+    there = [learned for learned in jobs.values() if learned.spec.data and (folder / set_path(learned.spec.data)).is_file()]
+    if jobs and not there:
+        raise UserError(f"{folder} has no set: whoever exported it had none, or a pair of it is redacted")
+    return traced(there, sets, read, pair)
+
+
+def main() -> int:
+    pair, folder = sys.argv[1:]
+    try:
+        print(as_json(trace(Path(folder), pair)))
+    except FolkmootError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
