@@ -1,0 +1,218 @@
+"""A voter derives the sets that plans wait for, and says what it found, whatever their authors named."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from curation.answers import Answer
+from curation.contents import AddPage
+from curation.state import Redaction
+from curation.tasks import Entry, Page, Task, redacted, root_of, task_id
+from peer import features
+from peer.driver import deriving
+from peer.driver.deriving import Deriving
+from protocol import codec
+from protocol.errors import MissingBlobError, UserError
+from rlhf.pairs import manifest_of
+from rlhf.preferences import Pair
+from rlhf.sets import SaySet, Source
+from rlhf.tracing import set_of
+from tests.ledger.world import PEOPLE
+from tests.rlhf import test_sets
+from tests.rlhf.test_sets import AUTHOR, BOTH_BAD, TASKS, Compared
+
+VOTER = PEOPLE[1]
+
+
+class Paged(Compared):
+    """Its project has a real page."""
+
+    def page(self, project: bytes, tasks: int, author: Any = AUTHOR, gold: Mapping[int, Answer] = {}) -> None:
+        entries = (Entry(bytes([n]) * 16, Task(f"q{n}", (f"a{n}", f"b{n}"))) for n in range(tasks))
+        self.first = codec.encode(Page(tuple(entries)))
+        root = root_of(codec.decode(Page, self.first))
+        self.say(author, "curation/page", AddPage(project, hashlib.sha256(self.first).digest(), len(self.first), root, tasks))
+
+    def redact_in_page(self, number: int) -> bytes:
+        """The page as it is then."""
+        page = codec.decode(Page, self.first)
+        made, old = redacted(page, number), hashlib.sha256(self.first).digest()
+        digest = hashlib.sha256(made).digest()
+        self.say(AUTHOR, "curation/redact", Redaction(self.project_key, 0, number, old, digest, len(made)))
+        return made
+
+    def pairs(self, without: int | None = None) -> list[Pair]:
+        chosen = [n for n in range(TASKS) if n % 4 != BOTH_BAD and n != without]
+        p = {0: 1000, 1: 0, 2: 500}
+        return sorted(
+            (Pair(task_id(self.project_key, n), f"q{n}", f"a{n}", f"b{n}", p[n % 4]) for n in chosen), key=lambda pair: pair.id
+        )
+
+
+class Desk:
+    """Of the voter; what it submits is decided at once."""
+
+    def __init__(self, world: Paged, folder: Path, *blobs: bytes) -> None:
+        self.world, self.folder, self.me = world, folder, VOTER.public
+        self.blobs = {hashlib.sha256(blob).digest(): blob for blob in blobs}
+        self.said = list[Any]()
+        self.told = list[str]()
+        self.asked, self.came = trio.Event(), trio.Event()
+
+    @property
+    def state(self) -> Any:
+        return self.world.state
+
+    @property
+    def height(self) -> int:
+        return self.world.state.height
+
+    async def block_above(self, height: int) -> None:
+        while self.height <= height:  # noqa: ASYNC110
+            await trio.sleep(0.01)
+
+    async def fetch(self, digest: bytes, size_max: int, sources: Iterable[bytes] = ()) -> None:
+        self.asked.set()
+        while digest not in self.blobs:
+            await self.came.wait()
+            await trio.lowlevel.checkpoint()
+
+    def read(self, digest: bytes, size_max: int) -> bytes:
+        if digest not in self.blobs:
+            raise MissingBlobError(digest.hex())
+        return self.blobs[digest]
+
+    def delete(self, digest: bytes) -> None:
+        self.blobs.pop(digest, None)
+
+    def keep(self, data: bytes) -> bytes:
+        self.blobs[hashlib.sha256(data).digest()] = data
+        return hashlib.sha256(data).digest()
+
+    def tell(self, text: str) -> None:
+        self.told.append(text)
+
+    async def submit(self, kind: str, content: Any) -> None:
+        assert kind == "rlhf/set"
+        refused = self.world.refused(VOTER, kind, content)
+        if refused:
+            raise UserError(refused)
+        self.said.append(content)
+        self.world.decide(self.world.tx(VOTER, kind, content))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def known() -> None:
+    features.install()
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Paged:
+    return Paged(tmp_path / "models")
+
+
+async def said(desk: Desk, until: int = 1) -> list[bytes | None]:
+    """What this peer says, up to so many times."""
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(Deriving(desk).run)  # type: ignore[arg-type]
+            while len(desk.said) < until:  # noqa: ASYNC110
+                await trio.sleep(0.01)
+            nursery.cancel_scope.cancel()
+    assert all(isinstance(content, SaySet) and content.plan == desk.world.key for content in desk.said)
+    return [content.set for content in desk.said]
+
+
+def naming(world: Paged, pairs: list[Pair], monkeypatch: pytest.MonkeyPatch, tokens: bytes | None = None) -> bytes:
+    """A plan that names these pairs as its set."""
+    named = manifest_of(pairs, tokens).digest
+    monkeypatch.setattr(test_sets, "NAMED", named)
+    world.source = Source(world.project_key, world.source.height, tokens)
+    world.begun()
+    return named
+
+
+@pytest.mark.parametrize("tokens", [None, b"t" * 32], ids=["bytes", "tokens"])
+async def test_a_voter_confirms_a_set_that_it_derived_and_keeps_it_for_others(
+    world: Paged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokens: bytes | None
+) -> None:
+    named, desk = naming(world, world.pairs(), monkeypatch, tokens), Desk(world, tmp_path, world.first)
+    assert await said(desk) == [named]
+    assert set_of(named, desk.read) == world.pairs()
+    assert "the set" in desk.told[0] and "of 6 pairs, as a plan says" in desk.told[0]
+
+
+INVENTED = {
+    "another p": lambda pairs: [*pairs[:-1], Pair(pairs[-1].id, pairs[-1].prompt, pairs[-1].first, pairs[-1].second, 999)],
+    "another text": lambda pairs: [*pairs[:-1], Pair(pairs[-1].id, "?", pairs[-1].first, pairs[-1].second, pairs[-1].p)],
+    "one left out": lambda pairs: pairs[1:],
+    "one invented": lambda pairs: [*pairs, Pair(b"\xff" * 32, "q", "a", "b", 0)],
+}
+
+
+@pytest.mark.parametrize("how", INVENTED)
+async def test_a_voter_says_what_it_found_where_a_plan_names_something_else(
+    world: Paged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    named = naming(world, INVENTED[how](world.pairs()), monkeypatch)
+    desk = Desk(world, tmp_path, world.first)
+    assert await said(desk) == [manifest_of(world.pairs()).digest] != [named]
+    assert list(desk.blobs.values()) == [world.first], "what nobody asks for is not kept"
+    assert "which a plan names" in desk.told[0]
+
+
+async def test_a_voter_waits_for_the_tasks(world: Paged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deriving, "FETCHING_SECONDS", 0.02)
+    named, desk = naming(world, world.pairs(), monkeypatch), Desk(world, tmp_path)
+    async with trio.open_nursery() as nursery:
+
+        async def arrives() -> None:
+            await desk.asked.wait()
+            assert not desk.said
+            desk.keep(world.first)
+            desk.came.set()
+
+        nursery.start_soon(arrives)
+        assert await said(desk) == [named]
+
+
+async def test_a_page_that_is_redacted_while_it_is_fetched_is_not_waited_for(
+    world: Paged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plan ends by that, and so does the voter's work; it derives what is left where somebody asks again."""
+    monkeypatch.setattr(deriving, "FETCHING_SECONDS", 0.02)
+    naming(world, world.pairs(), monkeypatch)
+    desk = Desk(world, tmp_path)
+    source = world.source
+
+    async def redacts() -> None:
+        await desk.asked.wait()
+        desk.keep(world.redact_in_page(0))
+
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(redacts)
+            assert await deriving.derived(desk, source) == world.pairs(without=0)  # type: ignore[arg-type]
+    assert world.now_plan.phase == "cancelled"
+
+
+async def test_a_page_that_is_none_gives_no_set(world: Paged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    naming(world, world.pairs(), monkeypatch)
+    desk = Desk(world, tmp_path)
+    desk.blobs[hashlib.sha256(world.first).digest()] = b"no page"
+    assert await said(desk) == [None]
+    assert "gives at height" in desk.told[0] and "no set" in desk.told[0]
+
+
+async def test_who_has_no_vote_says_nothing(world: Paged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    naming(world, world.pairs(), monkeypatch)
+    desk = Desk(world, tmp_path, world.first)
+    desk.me = PEOPLE[7].public
+    assert not Deriving(desk)._due()  # type: ignore[arg-type]
