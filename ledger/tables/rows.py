@@ -89,7 +89,7 @@ def replaced(old: Node, version: Version, table: Table[Any] | None, fresh: Itera
         return hash, rows, size, slot
 
     node = adopt(old, whole, 0, 0)
-    version.keep((_slot(bucket), data_of(bucket, version.read)) for bucket in superseded)
+    version.keep((_slot(bucket), (bucket[0], data_of(bucket, version.read))) for bucket in superseded)
     return Replacement(node, puts, free)
 
 
@@ -147,8 +147,8 @@ class MemoryRows:
         return Table(kind, self._tree, self._version)
 
     def read(self, slot: int, hash: bytes) -> bytes | None:
-        stored, data = self.kept[slot]
-        return data if stored.hash == hash else None
+        found = self.kept.get(slot)
+        return found[1] if found is not None and found[0].hash == hash else None
 
     def lost(self) -> StorageError:
         return StorageError("a slot holds other rows")

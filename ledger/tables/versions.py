@@ -30,29 +30,32 @@ class Version:
 
     def __init__(self, store: Rows) -> None:
         self._store = store
-        self._superseded: dict[int, bytes] = {}  # what the following commit put other buckets in the place of
+        # By slot: hash and data of the bucket that the following commit put another one in the place of.
+        self._superseded: dict[int, tuple[bytes, bytes]] = {}
         self._following: Version | None = None
 
     def read(self, slot: int, hash: bytes) -> bytes:
-        data = self._kept(slot)
+        data = self._kept(slot, hash)
         if data is None:
             data = self._store.read(slot, hash)
         if data is None:
-            data = self._kept(slot)  # a commit took the slot since we looked
+            data = self._kept(slot, hash)  # a commit took the slot since we looked
         if data is None:
             raise self._store.lost()
         return data
 
-    def _kept(self, slot: int) -> bytes | None:
+    def _kept(self, slot: int, hash: bytes) -> bytes | None:
         version: Version | None = self
         while version is not None:
-            data = version._superseded.get(slot)
-            if data is not None:
-                return data
+            found = version._superseded.get(slot)
+            # Commits of another thread may overtake us: the one that took the slot from us, behind us, and a later one that took
+            # it from its bucket, before us.
+            if found is not None and found[0] == hash:
+                return found[1]
             version = version._following
         return None
 
-    def keep(self, superseded: Iterable[tuple[int, bytes]]) -> None:
+    def keep(self, superseded: Iterable[tuple[int, tuple[bytes, bytes]]]) -> None:
         """Before these slots are written again."""
         self._superseded.update(superseded)
 

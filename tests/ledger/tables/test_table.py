@@ -4,7 +4,7 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -545,6 +545,37 @@ def test_a_table_is_exported_in_another_thread_while_it_and_later_ones_are_hashe
     sys.setswitchinterval(interval)
     assert not failures
     assert table.root.hash == store.load(Note).root.hash == reference(rows)
+
+
+class Overtaken(dict[int, Any]):
+    """What a version kept, where commits of another thread come right after somebody has looked whether a slot is in it."""
+
+    def __init__(self, commits: Callable[[], None]) -> None:
+        self._commits: Callable[[], None] | None = commits
+
+    def get(self, slot: int, default: Any = None) -> Any:
+        found, commits, self._commits = super().get(slot, default), self._commits, None
+        if commits is not None:
+            commits()
+        return found
+
+
+@pytest.mark.parametrize("last", [Note(2), None])
+def test_a_reader_that_several_commits_overtake_gets_the_rows_of_its_own_table(last: Note | None) -> None:
+    """One row is one bucket, in a slot that each commit takes, or gives up."""
+    store, table = MemoryRows(), table_of({b"key": Note(0)})
+    store.save(table)
+
+    def commits() -> None:
+        after = table
+        for note in (Note(1), last):
+            after = after.with_rows({b"key": note})
+            store.save(after)
+
+    version = table._now[1]
+    assert version is not None
+    version._superseded = Overtaken(commits)
+    assert dict(table.items()) == {b"key": Note(0)}
 
 
 def test_more_rows_than_a_table_has_are_refused_before_they_are_read() -> None:
