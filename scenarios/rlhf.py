@@ -1,144 +1,216 @@
-"""`python -m scenarios.rlhf`: a model is trained and tuned, while peers are killed, who started it too, and somebody joins.
+"""`python -m scenarios.rlhf`: a policy is tuned by preferences, while peers are killed and somebody joins.
 
-Each trial is a network of its own: it trains a base, tunes it, kills a trainer (in the first trial the one that asked for the
-tuning), starts it again, and lets a newcomer in, which gets the models with a snapshot. All end at the same roots, and the export
-passes `peer audit`.
+Each trial is a network of its own. It trains a base, and one peer starts a plan: epochs over a file of preferences, then rounds
+of PPO. In every stage somebody is killed at a random moment and started again: while the others fetch what the plan brings, in a
+round of the reward model, at the turn to the policy, in a round of PPO. The peer that asked for the plan is killed in one stage,
+in another one in each trial. Meanwhile a newcomer joins by snapshot, and is killed while it gets the models. All end with the
+same models, and the export passes `peer audit`. Every second trial audits samples.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
-import tempfile
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from random import Random
 
 import trio
 
+from features.arguments import whole_number
 from ledger.snapshots.snapshot import LAG_HEIGHTS
 from peer.demo import demo
 from peer.demo.cast import DemoPeer
 from peer.demo.report import Disk
 from protocol.api import INVITATION_DAYS
 from protocol.identity import Identity
-from rlhf.calls import RlhfCalls
+from rlhf import preferences
+from rlhf.calls import RlhfCalls, RlhfView, StageView
 from scenarios import network
 from scenarios.network import SMALL_JOB, Network
-from scenarios.trials import COUNT, Trial, arguments, report, table_of
+from scenarios.trials import COUNT, Trial, arguments, report, table_of, tried
 
-BASE_ROUNDS = 2
-TERMS = {"prompt_tokens": "8", "response_tokens": "16", "epochs": "2", "local_steps": "4", "batch": "8"}
-STAGE_SECONDS_MAX = 300.0  # for training or tuning, on a busy machine
-JOIN_SECONDS_MAX = 60.0
+BASE_ROUNDS = 4
+PAIRS = 400
+REWARD, PPO = range(2)  # places of the plan's stages
+REWARD_TERMS = {"local_steps": "2", "batch": "4"}  # so that there are many rounds
+TERMS = {"prompt_tokens": "8", "response_tokens": "48", "epochs": "2", "local_steps": "4", "batch": "16"}
+KILLS = ("fetching", "reward", "turn", "ppo")
+DOWN_SECONDS_MAX = 2.0
+TRIAL_SECONDS_MAX = 600.0  # for what takes one minute on a machine that has time
 AUDIT_SECONDS_MAX = 120.0
+TIMELY = {"absent", "unjudged"}  # rejections that blame nobody: it was killed, or its judges were
 
 
 def tunes(peer: DemoPeer) -> None:
-    """Whoever trains has both roles."""
+    """Whoever trains has all roles."""
     if peer.trains:
         peer.serves = ("--web-listen", "127.0.0.1:0")
 
 
-async def tuned(peers: Network, rounds: int, base: dict[str, str], terms: dict[str, str]) -> str:
-    """The id of a job that tunes a model, which was trained for it."""
-    first = await peers.train(base, rounds=BASE_ROUNDS)
-    if not await network.holds(partial(is_over, [peers.demo.watched], first), STAGE_SECONDS_MAX):
-        raise RuntimeError("the base was not trained in time")
-    calls: RlhfCalls = peers.demo.watched.client  # type: ignore[assignment]
-    return await calls.start_rlhf_training(first, "rule:vowels", rounds, "", terms)
+def calls(peer: DemoPeer) -> RlhfCalls:
+    return peer.client  # type: ignore[return-value]
 
 
-async def is_over(of: list[DemoPeer], job: str, at_least: int | None = None) -> bool:
-    """Whether the job is finished, or so many of its rounds are closed, as all of these peers see it."""
-    for peer in of:
-        views = [view for view in await peer.client.jobs() if view.job == job]
-        if not views or (views[0].state != "finished" if at_least is None else views[0].round < at_least):
-            return False
-    return True
+class Attempt:
+    """One network, from its base to its tuned policy."""
 
+    def __init__(self, options: argparse.Namespace, number: int) -> None:
+        self._options, self._number = options, number
+        self._random = Random(options.seed + number)
 
-async def attempt(options: argparse.Namespace, number: int, trial: Trial) -> list[str]:
-    """What was found on the disks."""
-    random = Random(options.seed + number)
-    async with network.running(options.peers, seed=options.seed + number, dress=tunes) as peers:
-        watched = peers.demo.watched
-        job = await tuned(peers, options.rounds, SMALL_JOB, TERMS)
-        others = [peer for peer in peers.peers if peer.trains and peer is not watched]
-        victim = watched if number == 0 else random.choice(others)
-        asked = next(peer for peer in peers.peers if peer is not victim)
-        moment = random.randrange(options.rounds // 2)
-        await network.holds(partial(is_over, [asked], job, moment), STAGE_SECONDS_MAX)
-        peers.kill(victim)
-        await trio.sleep(random.uniform(0, 1))
-        await peers.restart(victim)
-        await network.holds(partial(is_long, peers, asked), STAGE_SECONDS_MAX)
-        newcomer = await joined(peers, asked)
-        everybody = [*peers.peers, newcomer]
-        trial.require(await network.holds(partial(is_over, everybody, job), STAGE_SECONDS_MAX), "the tuning did not end")
-        trial.figures |= {"killed": victim.name, "in round": moment}
-        calls: list[RlhfCalls] = [peer.client for peer in everybody]  # type: ignore[misc]
-        trial.require(len({await call.rlhf_status() for call in calls}) == 1, "not all say the same of the tuning")
-        with tempfile.TemporaryDirectory(prefix="folkmoot-scenario-") as folder:
-            export = str(Path(folder) / "export")
-            await asked.client.export(export)
-            command = [sys.executable, "-m", "peer.cli", "audit", export]
-            with trio.move_on_after(AUDIT_SECONDS_MAX):
-                audited = await trio.run_process(command, check=False, capture_stdout=True)
-                trial.figures["audit"] = audited.stdout.decode().strip().splitlines()[-1][:40]
-                trial.require(audited.returncode == 0, "the export does not pass `peer audit`")
-        with trio.CancelScope(shield=True):
+    async def run(self, peers: Network, trial: Trial) -> None:
+        founders, random = list(peers.peers), self._random
+        starter, host = random.sample(founders, 2)  # the latter is never killed, and lets the newcomer in
+        victim: DemoPeer | None = None
+        trial.figures["starter"] = starter.name
+        with trio.fail_after(TRIAL_SECONDS_MAX):
+            await self._begin(peers, starter)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._join, peers, host, trial)
+                for place, kill in enumerate(KILLS):
+                    # The one before may still be starting: nothing here is killed twice in a row.
+                    left = [peer for peer in founders if peer not in (starter, host, victim)]
+                    victim = starter if place == self._number % len(KILLS) else random.choice(left)
+                    await demo.answers(victim)
+                    trial.figures[kill] = f"{victim.name} {await self._moment(host, kill, trial)}"
+                    peers.kill(victim)
+                    await trio.sleep(random.uniform(0, DOWN_SECONDS_MAX))
+                    peers.launch(victim)
+            for peer in peers.peers:
+                await demo.answers(peer)
+                while (await calls(peer).rlhf_status()).state not in ("finished", "cancelled"):  # noqa: ASYNC110
+                    await trio.sleep(network.POLL_SECONDS)
+        await self._judge(peers, host, trial)
+
+    async def _begin(self, peers: Network, starter: DemoPeer) -> None:
+        base = await based(peers, starter, SMALL_JOB)
+        file = peers.demo.folder / "preferences.jsonl"
+        pairs = [
+            {"prompt": f"q{number}: "}
+            | {name: "".join(self._random.choices(letters, k=8)) for name, letters in (("chosen", "aeiou"), ("rejected", "kstx"))}
+            for number in range(PAIRS)
+        ]
+        file.write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+        audit = {"audit": "sampled" if self._number % 2 else "full"}
+        said = TERMS | audit | {f"reward.{name}": value for name, value in (REWARD_TERMS | audit).items()}
+        how = (self._options.rounds, "", said, str(file), self._options.epochs)
+        await calls(starter).start_rlhf_training(base, "", *how)
+
+    async def _moment(self, host: DemoPeer, kill: str, trial: Trial) -> str:
+        """Waits for the moment of a kill. How many rounds of the stages were closed then, as the host sees it."""
+        random, place = self._random, PPO if kill == "ppo" else REWARD
+        if kill == "fetching":
+            await trio.sleep(random.uniform(0, 1))
+        elif kill == "turn":
+            await reached(host, place, (await stages(host))[place].rounds)
+            await trio.sleep(random.uniform(0, 0.5))
+        else:
+            now = (await stages(host))[place]
+            await reached(host, place, random.randint(now.round, max(now.round, now.rounds - 2)))
+            await trio.sleep(random.uniform(0, 0.2))
+        found = await stages(host)
+        trial.require(kill == "turn" or found[place].state != "finished", f"{kill}: the stage was over before the kill")
+        return "/".join(str(stage.round) for stage in found)
+
+    async def _join(self, peers: Network, host: DemoPeer, trial: Trial) -> None:
+        """A newcomer comes as soon as it needs a snapshot, and is killed while it fetches that."""
+        while await peers.height(host) <= LAG_HEIGHTS + 1:  # noqa: ASYNC110 - it is another process
+            await trio.sleep(network.POLL_SECONDS)
+        folder = peers.demo.folder / "newcomer"
+        folder.mkdir()
+        newcomer = DemoPeer(len(peers.peers), Identity.generate(), folder, True, False, threads=1, restricted=False)
+        tunes(newcomer)
+        command = ("join", await host.client.invite(INVITATION_DAYS))
+        try:
+            await peers.restart(newcomer, *command)
+        finally:
             peers.peers.append(newcomer)
-            await trio.to_thread.run_sync(peers.stop)
-        found = [disk_of(peer, job) for peer in peers.peers]
-        trial.require(len(set(found)) == 1, f"not all hold the same models: {found}")
-        rejected = {reason for peer in peers.peers[:1] for reason in reasons(peer, job)} - {"absent", "unjudged"}
-        trial.require(not rejected, f"honest proposals were rejected: {', '.join(sorted(rejected))}")
-        return peers.failures()
+        peers.record(newcomer)
+        await trio.sleep(self._random.uniform(0, 1))
+        trial.figures["newcomer"] = f"{newcomer.name} at {await peers.height(newcomer)}"
+        peers.kill(newcomer)
+        await peers.restart(newcomer, *command)
+
+    async def _judge(self, peers: Network, host: DemoPeer, trial: Trial) -> None:
+        views = {bare(await calls(peer).rlhf_status()) for peer in peers.peers}
+        trial.require(len(views) == 1, "not all say the same of the plan")
+        view = views.pop()
+        trained = sum(not preferences.is_held_out(f"q{number}: ") for number in range(PAIRS))
+        sizes = {"steps": int(REWARD_TERMS["local_steps"]), "batch": int(REWARD_TERMS["batch"])}
+        trainers = sum(peer.trains for peer in peers.peers[: self._options.peers])
+        rounds = preferences.rounds_of(self._options.epochs, trained, trainers=trainers, **sizes)
+        done = [(stage.objective, stage.state, stage.round) for stage in view.stages]
+        wanted = [("reward", "finished", rounds), ("ppo", "finished", self._options.rounds)]
+        trial.require((view.state, done) == ("finished", wanted), f"the plan is {view.state}, its stages {done}, not {wanted}")
+        export = str(peers.demo.folder / "export")
+        await host.client.export(export)
+        with trio.move_on_after(AUDIT_SECONDS_MAX) as scope:
+            command = [sys.executable, "-m", "peer.cli", "audit", export]
+            audited = await trio.run_process(command, check=False, capture_stdout=True, capture_stderr=True)
+            said = (audited.stdout + audited.stderr).decode().strip().splitlines()[-1]
+            trial.require(audited.returncode == 0, f"the export does not pass `peer audit`: {said}")
+        trial.require(not scope.cancelled_caught, "`peer audit` takes too long")
+        await trio.to_thread.run_sync(peers.stop)
+        for peer in peers.peers:
+            for problem in problems(peer, view):
+                trial.problems.append(f"{peer.name}: {problem}")
+        trial.problems += peers.failures()
 
 
-async def is_long(peers: Network, asked: DemoPeer) -> bool:
-    """A newcomer asks for a snapshot."""
-    return await peers.height(asked) > LAG_HEIGHTS + 1
+async def based(peers: Network, asked: DemoPeer, settings: dict[str, str]) -> str:
+    """The id of a job that is trained, as this peer sees it."""
+    base = await peers.train(settings, rounds=BASE_ROUNDS)
+    while not any(view.job == base and view.state == "finished" for view in await asked.client.jobs()):  # noqa: ASYNC110
+        await trio.sleep(network.POLL_SECONDS)
+    return base
 
 
-async def joined(peers: Network, asked: DemoPeer) -> DemoPeer:
-    folder = peers.demo.folder / "newcomer"
-    folder.mkdir()
-    newcomer = DemoPeer(len(peers.peers), Identity.generate(), folder, True, False, threads=1, restricted=False)
-    tunes(newcomer)
-    invitation = await asked.client.invite(INVITATION_DAYS)
-    demo.launch(peers.demo, newcomer, ",".join(peer.address for peer in peers.peers), ("join", invitation))
-    await demo.answers(newcomer)
-    peers.record(newcomer)
-    return newcomer
+async def stages(peer: DemoPeer) -> tuple[StageView, ...]:
+    return (await calls(peer).rlhf_status()).stages
 
 
-def disk_of(peer: DemoPeer, job: str) -> tuple[int, str]:
+async def reached(peer: DemoPeer, place: int, round: int) -> None:
+    """Returns when so many rounds of a stage are closed."""
+    while (await stages(peer))[place].round < round:  # noqa: ASYNC110 - it is another process
+        await trio.sleep(network.POLL_SECONDS)
+
+
+def bare(view: RlhfView) -> RlhfView:
+    """Without what a peer has measured for itself."""
+    return replace(view, stages=tuple(replace(stage, held_out_accuracy=None) for stage in view.stages))
+
+
+def problems(peer: DemoPeer, view: RlhfView) -> list[str]:
+    """What a stopped peer's disk has and must not have."""
+    found: list[str] = []
     disk = Disk(peer.directory)
     try:
-        found = disk.job(job)
-        return found.round, found.model_root.hex()
+        state = disk.state
+        for stage in view.stages:
+            job = disk.job(stage.job)
+            if (job.round, job.model_root.hex()) != (stage.round, stage.model_root):
+                found.append(f"the {stage.objective} job has another model after round {job.round}")
+            rejected = {reason for told in job.rejected.values() for reason in told} - TIMELY
+            if rejected:
+                found.append(f"honest proposals of the {stage.objective} job were rejected: {', '.join(sorted(rejected))}")
+        suspended = [key for key, of in state.audits.standings.items() if of.suspensions or of.lost or of.wrong]
+        found += [f"{key.hex()[:8]} was suspended, or lost a reward" for key in suspended]
     finally:
         disk.close()
-
-
-def reasons(peer: DemoPeer, job: str) -> set[str]:
-    disk = Disk(peer.directory)
-    try:
-        return {reason for told in disk.job(job).rejected.values() for reason in told}
-    finally:
-        disk.close()
+    return found
 
 
 async def run(options: argparse.Namespace) -> int:
-    started, trials, failures = trio.current_time(), list[Trial](), list[str]()
-    for number in range(options.trials):
-        trial = Trial(f"network {number}")
-        trials.append(trial)
-        found = await attempt(options, number, trial)
-        failures += [f"{trial.what}: {problem}" for problem in (*trial.problems, *found)]
-        print(f"{trial.what}: {'; '.join((*trial.problems, *found)) or 'held'}", file=sys.stderr, flush=True)
+    started, trials = trio.current_time(), list[Trial]()
+    for number in range(options.first, options.first + options.trials):
+        trials.append(trial := Trial(f"network {number}"))
+        folder = options.keep / str(number) if options.keep else None
+        async with network.running(options.peers, seed=options.seed + number, dress=tunes, folder=folder) as peers:
+            await tried(peers, Attempt(options, number).run, trial)
+        print(f"{trial.what}: {'; '.join(trial.problems) or 'held'} {trial.figures}", file=sys.stderr, flush=True)
+    failures = [f"{trial.what}: {problem}" for trial in trials for problem in trial.problems]
     seconds = trio.current_time() - started
     title = f"tuned while peers are killed and join, {options.peers} peers, seed {options.seed}, {seconds:.0f} s in all"
     return report(options, title, *table_of(trials), failures, {"trials": [vars(trial) for trial in trials], "seconds": seconds})
@@ -147,7 +219,9 @@ async def run(options: argparse.Namespace) -> int:
 def main() -> int:
     parser = arguments("rlhf", __doc__)
     parser.add_argument("--trials", type=COUNT, default=1, metavar="N", help="networks, one after another")
-    parser.add_argument("--rounds", type=COUNT, default=20, metavar="N", help="of tuning")
+    parser.add_argument("--first", type=whole_number(0), default=0, metavar="N", help="number of the first one")
+    parser.add_argument("--epochs", type=COUNT, default=3, metavar="N", help="over the preferences")
+    parser.add_argument("--rounds", type=COUNT, default=10, metavar="N", help="of PPO")
     return network.main(partial(run, parser.parse_args()))
 
 

@@ -104,7 +104,7 @@ async def conduct(
         await peers.train({**SMALL_JOB, **(job or {}), "seed": str(options.seed)}, vocabulary=vocabulary)
         for what, attempt in attempts:
             trials.append(trial := Trial(what))
-            stuck = await _try(peers, attempt, trial)
+            stuck = await tried(peers, attempt, trial)
             print(f"{len(trials)}. {what}: {'; '.join(trial.problems) or 'held'}", file=sys.stderr, flush=True)
             if stuck:
                 break
@@ -120,7 +120,7 @@ async def conduct(
     )
 
 
-async def _try(peers: Network, attempt: Attempt, trial: Trial) -> bool:
+async def tried(peers: Network, attempt: Attempt, trial: Trial) -> bool:
     """Whether the network got stuck."""
     try:
         await attempt(peers, trial)
