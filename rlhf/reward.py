@@ -18,6 +18,9 @@ from training.transformer import BYTES, HEAD, PARAMETERS_MAX, shapes
 SCORE: Final = f"{HEAD}reward"
 ACCURACY: Final = "held_out_accuracy"
 CALIBRATION: Final = "calibration_error"
+# While the head is zero no gradient passes it. A first round of one step would be so small that all later ones were too large
+# beside it (`training.replicated.model.NORM_RATIO`).
+STEPS_MIN: Final = 2
 
 
 class RewardModel(Objective):
@@ -44,6 +47,8 @@ class RewardModel(Objective):
             return f"audit {job.audit.value!r} would let everybody invent preferences: take 'full' or 'sampled'"
         if job.tokenizer is None and job.model.vocabulary != BYTES:
             return f"model.vocabulary {job.model.vocabulary} needs a tokenizer: name a base that has one"
+        if job.local_steps < STEPS_MIN:
+            return f"local_steps {job.local_steps} would move the head alone in the first round: take {STEPS_MIN} at least"
         if job.model.parameters + job.model.width > PARAMETERS_MAX:
             return f"{job.model.parameters} parameters and a head for scores are more than {PARAMETERS_MAX}"
         return None

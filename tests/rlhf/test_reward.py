@@ -165,6 +165,7 @@ def test_a_response_beyond_the_context_is_told_with_its_line() -> None:
         ({"data": None}, "learns from a set of preferences"),
         ({"audit": AuditMode.OFF}, "audit 'off' would let everybody invent preferences"),
         ({"model": replace(SPEC.model, vocabulary=6)}, "model.vocabulary 6 needs a tokenizer"),
+        ({"local_steps": 1}, "would move the head alone in the first round"),
     ],
 )
 def test_a_job_that_cannot_be_is_told_why(other: dict[str, object], why: str) -> None:
