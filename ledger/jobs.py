@@ -32,8 +32,9 @@ UNTRAINED_KEPT_MAX = 16  # they cost their author nothing, so anybody can start 
 WINDING_UP_MAX = 16  # finished jobs whose audits go on: they stay, until there are more of these (`ledger.audits.docket`)
 BASES_MAX = 8  # finished jobs that stay since others start from their models, or read them: each costs every disk a model
 PLANNED_MAX = 12  # finished jobs that stay since modules are to start others from them
+REPLAYED_MAX = 2 * WINDING_UP_MAX  # finished jobs that stay since replays of those read their models: a base, and another one
 # All that run may end.
-FINISHED_KEPT_MAX = TRAINED_KEPT_MAX + UNTRAINED_KEPT_MAX + WINDING_UP_MAX + BASES_MAX + PLANNED_MAX + RUNNING_MAX
+FINISHED_KEPT_MAX = TRAINED_KEPT_MAX + UNTRAINED_KEPT_MAX + WINDING_UP_MAX + BASES_MAX + PLANNED_MAX + REPLAYED_MAX + RUNNING_MAX
 assert UNTRAINED_KEPT_MAX >= 2 * RUNNING_MAX  # so many can end in one block, and none goes in the block that ended it
 LINE_MAX = 32  # jobs that wait for their turn: each is a specification of up to 256 KiB in every state
 LINE_OF_MEMBER_MAX = 4  # so that nobody alone fills the line

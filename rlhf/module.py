@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar
 
 from curation.module import is_run
 from curation.state import CurationState
+from ledger.audits.state import AuditsState
 from ledger.core.genesis import Genesis
 from ledger.core.module import Change, Context, Module, Refused, Said, View
 from ledger.jobs import (
@@ -108,10 +109,10 @@ class RlhfModule(Module[RlhfState]):
         return ""
 
     def settle(self, state: RlhfState, view: View, context: Context) -> Change:
-        """Sets are decided; plans go on to their next stages, and ask for the jobs that are due."""
+        """Sets are decided; plans go on to their next stages, and ask for the jobs that are due. What replays read is kept."""
         jobs, members = view.of(JobsState), view.of(MembersState)
         state = _decided(state, view, context.height) if is_run(view) else state
-        facts: list[Any] = []
+        facts: list[Any] = [*plans.replayed(self._rules, view.of(AuditsState).jobs, jobs)]
         moved = {key: plans.moved_on(plan, jobs, context.height) for key, plan in state.plans.items()}
         for key, plan in moved.items():
             author = members.current(plan.author)

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import enum
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Annotated, Final
 
@@ -188,6 +188,16 @@ def asked(plan: Plan, author: bytes) -> Iterator[Needed | Launch | Held]:
         yield Held(plan.current.job)
     elif plan.current.spec and (plan.claim is None or plan.claim.is_decided):
         yield Launch(plan.current.job, plan.current.spec, author)
+
+
+def replayed(rules: JobRules, audited: Iterable[bytes], jobs: JobsState) -> Iterator[Needed]:
+    """The jobs whose models replays of the policies among these read: the reference, and the reward model.
+
+    Without them no auditor could report or judge. A liar could start so many other jobs that its last rounds are never audited.
+    """
+    for terms in (rules.terms(jobs.jobs[key].spec) for key in audited):
+        if terms.objective == PPO.name:
+            yield from (Needed(of.job) for of in (terms.base, terms.read) if of is not None)
 
 
 def followed(plan: Plan, jobs: JobsState, height: int) -> Plan:

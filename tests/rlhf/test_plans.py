@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from ledger import jobs
+from ledger.audits import docket
 from ledger.core.genesis import TRAINER, Founder, Genesis
 from ledger.core.module import Change, Context, Module, View
 from ledger.jobs import Base, JobsState, Phase, Start, Stop, job_id
@@ -25,7 +26,7 @@ from rlhf.plans import Begin, Cancel, Plan
 from tests.ledger.world import BY_KEY, PEOPLE, World
 from tests.sim.keys import FastVerifier
 from training.host import ModelHost
-from training.spec import JobSpec
+from training.spec import AuditMode, JobSpec
 from training.transformer import ModelSpec
 
 AUTHOR, OTHER = PEOPLE[:2]
@@ -190,6 +191,27 @@ def test_what_a_plan_needs_is_not_forgotten_before_it_is_over(world: Tuned, monk
     world.close(plans.stage_job(key, 1))
     world.decide()
     assert not world.state.jobs.jobs
+
+
+def test_what_audits_of_a_policy_read_is_not_forgotten_before_they_are_over(
+    world: Tuned, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without base and reward model no auditor could judge a dispute: whoever lied in the last rounds would get away with it."""
+    for kept in ("TRAINED_KEPT_MAX", "UNTRAINED_KEPT_MAX"):
+        monkeypatch.setattr(jobs, kept, 0)
+    monkeypatch.setattr(docket, "AFTERMATH_HEIGHTS", 3)
+    key = world.planned(world.begin(policy=replace(POLICY, audit=AuditMode.SAMPLED)))
+    reward, policy = (plans.stage_job(key, stage) for stage in range(2))
+    world.close(reward)
+    world.decide()
+    world.close(policy)
+    assert world.plan(key).phase is plans.Phase.FINISHED
+    for _ in range(3):
+        world.decide()
+        assert world.state.audits.jobs[policy].rounds and {world.base, reward, policy} == world.state.jobs.jobs.keys()
+    for _ in range(2):  # the audits end, and then nobody needs these jobs
+        world.decide()
+    assert not world.state.audits.jobs and not world.state.jobs.jobs
 
 
 REFUSED: dict[str, tuple[Callable[[Tuned], Begin], str]] = {
