@@ -126,8 +126,7 @@ async def follow(peers: Network, newcomer: DemoPeer, result: Join) -> None:
 
 async def note_snapshot(newcomer: DemoPeer, result: Join) -> bool:
     """Whether the newcomer has said that it restored one."""
-    events = await newcomer.client.events(0, 0.0)
-    restored = next((event for event in events if event.kind == "snapshot" and "seconds" in event.fields), None)
+    restored = await network.restored(newcomer)
     if restored is not None:
         result.snapshot_seconds = float(restored.fields["seconds"])
         result.snapshot_height = int(restored.fields["height"])

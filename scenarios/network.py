@@ -335,6 +335,12 @@ async def ended(workers: set[int]) -> bool:
     return await holds(gone, WORKER_SECONDS_MAX)
 
 
+async def restored(peer: DemoPeer) -> EventView | None:
+    """What this peer said when it had restored a snapshot, since it was started; None: it has restored none."""
+    events = await peer.client.events(0, 0.0)
+    return next((event for event in events if event.kind == "snapshot" and "seconds" in event.fields), None)
+
+
 async def holds(condition: Callable[[], Awaitable[bool]], seconds_max: float) -> bool:
     """Waits until `condition` holds; False if it does not in time."""
     with trio.move_on_after(seconds_max):

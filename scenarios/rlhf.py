@@ -3,8 +3,8 @@
 Each trial is a network of its own. It trains a base, and one peer starts a plan: epochs over a file of preferences, then rounds
 of PPO. In every stage somebody is killed at a random moment and started again: while the others fetch what the plan brings, in a
 round of the reward model, at the turn to the policy, in a round of PPO. The peer that asked for the plan is killed in one stage,
-in another one in each trial. Meanwhile a newcomer joins by snapshot, and is killed while it gets the models. All end with the
-same models, and the export passes `peer audit`. Every second trial audits samples.
+in another one in each trial. Meanwhile a newcomer joins by snapshot, and is killed, too. All end with the same models, and the
+export passes `peer audit`. Every second trial audits samples.
 """
 
 from __future__ import annotations
@@ -115,7 +115,10 @@ class Attempt:
         return "/".join(str(stage.round) for stage in found)
 
     async def _join(self, peers: Network, host: DemoPeer, trial: Trial) -> None:
-        """A newcomer comes as soon as it needs a snapshot, and is killed while it fetches that."""
+        """A newcomer comes as soon as it needs a snapshot. It is killed once it has that, in two of four trials maybe before.
+
+        Blocks that it has got by then it applies after its start, and may need no snapshot any more.
+        """
         while await peers.height(host) <= LAG_HEIGHTS + 1:  # noqa: ASYNC110 - it is another process
             await trio.sleep(network.POLL_SECONDS)
         folder = peers.demo.folder / "newcomer"
@@ -128,8 +131,11 @@ class Attempt:
         finally:
             peers.peers.append(newcomer)
         peers.record(newcomer)
-        await trio.sleep(self._random.uniform(0, 1))
-        trial.figures["newcomer"] = f"{newcomer.name} at {await peers.height(newcomer)}"
+        while self._number // 2 % 2 and await network.restored(newcomer) is None:  # noqa: ASYNC110 - it is another process
+            await trio.sleep(network.POLL_SECONDS)
+        await trio.sleep(self._random.uniform(0, 0.5))
+        had = "with" if await network.restored(newcomer) else "without"
+        trial.figures["newcomer"] = f"{had} a snapshot, at {await peers.height(newcomer)}"
         peers.kill(newcomer)
         await peers.restart(newcomer, *command)
 
