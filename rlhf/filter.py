@@ -47,7 +47,7 @@ def read_words(name: str, data: bytes) -> tuple[str, ...]:
     try:
         lines = data.decode("utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
-        raise UserError(f"{name}:{data[: error.start].count(10) + 1}: this is no text in UTF-8") from None
+        raise UserError(f"{name}:{data[: error.start].count(10) + 1}: this is no text in UTF-8: save it as that") from None
     entries = set[str]()
     for number, line in enumerate(lines, 1):
         entry = line.strip()

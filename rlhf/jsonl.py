@@ -29,7 +29,9 @@ def _parsed(where: str, line: bytes, example: str) -> dict[str, Any]:
     try:
         row = json.loads(line.decode())
     except UnicodeDecodeError:
-        raise UserError(f"{where}: this is no text in UTF-8") from None
+        raise UserError(f"{where}: this is no text in UTF-8: save it as that") from None
+    except json.JSONDecodeError as error:  # its own text counts lines, of which there is one
+        raise UserError(f"{where}: no JSON: {error.msg} at character {error.pos + 1}") from None
     except (ValueError, RecursionError) as error:
         raise UserError(f"{where}: no JSON: {error}") from None
     if not isinstance(row, dict):

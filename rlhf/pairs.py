@@ -96,7 +96,7 @@ def whole(
         both = [tokenizer.encode((pair.prompt + response).encode()) for response in (pair.first, pair.second)]
         longest = max(map(len, both))
         if longest > spec.model.context:
-            much = f"prompt and response are {longest} tokens, more than the context of {spec.model.context}"
+            much = f"prompt and response are {longest} tokens, more than the context of {spec.model.context}: shorten them"
             raise UserError(f"{name(pair)}: {much}")
         texts += both
         if number % PAIRS_A_BEAT == 0:

@@ -107,7 +107,8 @@ def _pair(where: str, number: int, row: dict[str, Any]) -> Pair:
 def _text(where: str, row: dict[str, Any], field: str) -> str:
     text = row.get(field)
     if not isinstance(text, str) or not (text or field == "prompt"):
-        raise UserError(f"{where}: {field} must be a text, not {json.dumps(text)[:64]}")
+        what = "a text" if field == "prompt" else "a text that is not empty"
+        raise UserError(f"{where}: {field} must be {what}, not {json.dumps(text)[:64]}")
     if len(text) > TEXT_CHARACTERS_MAX:
         raise UserError(f"{where}: {field} has {len(text)} characters, more than {TEXT_CHARACTERS_MAX}")
     if any("\ud800" <= character <= "\udfff" for character in text):
@@ -196,7 +197,7 @@ def parted(pairs: Sequence[Pair], permille: int = HELD_OUT_PERMILLE) -> tuple[li
     for pair in pairs:
         (held_out if is_held_out(pair.prompt, permille) else train).append(pair)
     if not train:
-        raise UserError(f"all {len(pairs)} pairs are held out, by their prompts: give more prompts, or hold out fewer")
+        raise UserError("every pair is held out, by its prompt: give more prompts, or a smaller reward.held_out_permille")
     return train, held_out
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,6 +48,8 @@ def export(path: Path, spec: JobSpec, parameters: Float32Array, origin: Origin) 
 def read(path: Path) -> tuple[JobSpec, Float32Array, Origin]:
     """`UserError` naming the file if it is no checkpoint of ours."""
     try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         with safe_open(path, framework="numpy") as file:
             about = json.loads((file.metadata() or {})[METADATA])
             if about["format"] != FORMAT:

@@ -13,7 +13,15 @@ from ledger.jobs import Base
 from protocol import codec
 from protocol.codec import Between, Count, Digest, Length
 from protocol.errors import RemoteProtocolError, UserError
-from protocol.limits import AUDIT_WINDOW_MAX, AUDITORS_MAX, BLOB_BYTES_MAX, LEAST_UPLINK_MBIT, TRAINERS_MAX, UPLINK_MBIT_MAX
+from protocol.limits import (
+    AUDIT_WINDOW_MAX,
+    AUDITORS_MAX,
+    BLOB_BYTES_MAX,
+    LEAST_UPLINK_MBIT,
+    NAME_CHARACTERS_MAX,
+    TRAINERS_MAX,
+    UPLINK_MBIT_MAX,
+)
 from protocol.messages import Name
 from protocol.names import name_problem
 from training.objectives import registry
@@ -112,6 +120,9 @@ class Rule(enum.StrEnum):
     TRIMMED_MEAN = "trimmed-mean"
     KRUM = "krum"
     GEOMETRIC_MEDIAN = "geometric-median"
+
+
+_ON_THE_WIRE: Final = re.compile(r"\b[A-Z]\w+: (?=\w+: )| at byte \d+")  # records and places: they mean nothing to a person
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -359,14 +370,15 @@ class JobSpec:
 
     def checked(self) -> JobSpec:
         """Itself, or `UserError`."""
-        problem = self.problem()
+        problem, made = self.problem(), self
+        if not problem:
+            try:
+                made = self.decode(self.encode())
+            except RemoteProtocolError as error:
+                problem = error.detail
         if problem:
-            raise UserError(f"job {self.name!r}: {problem}")
-        try:
-            return self.decode(self.encode())
-        except RemoteProtocolError as error:
-            told = re.sub(r"JobSpec: | at byte \d+", "", error.detail)  # where on the wire means nothing to a person
-            raise UserError(f"job {self.name!r}: {told}") from None
+            raise UserError(f"job {self.name[:NAME_CHARACTERS_MAX]!r}: {_ON_THE_WIRE.sub('', problem)}")
+        return made
 
 
 MUON_RATE: Final = 3e-2  # of .003, .01, .02, .03 and .04 the best for the default job: decision 45

@@ -35,13 +35,17 @@ REQUEST_SECONDS_MAX = 10.0  # from connecting to a complete request; the caller 
 REPLY_SECONDS_MAX = 10.0  # for the caller to take its answer
 CALLS_MAX = 32  # at once; every console holds two at most
 SOCKET_PATH_BYTES_MAX = 100  # sun_path is 104 bytes on BSD and macOS, 108 on Linux
+TEXT_SHOWN_MAX = 64  # characters of a text that is told
 POINTER = "control.path"  # in the data directory: where the socket is, when its own path would be too long
 
 logger = logging.getLogger(__name__)
 
 
 async def _send(stream: trio.abc.Stream, plain: Any) -> None:
-    data: bytes = msgpack.packb(plain, use_bin_type=True)
+    try:
+        data: bytes = msgpack.packb(plain, use_bin_type=True)
+    except UnicodeEncodeError as error:  # bytes of a command line, which Python hands on as halves of surrogate pairs
+        raise UserError(f"{error.object[:TEXT_SHOWN_MAX]!r} is not UTF-8: type it in a UTF-8 terminal") from None
     await stream.send_all(len(data).to_bytes(4, "big") + data)
 
 

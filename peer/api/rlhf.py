@@ -76,8 +76,12 @@ class RlhfAnswers(RlhfCalls):
         of_policy = {key: text for key, text in said.items() if not key.startswith(OF_REWARD)}
         listed = await trio.to_thread.run_sync(_read_words, words) if words else b""
         if reward:
-            if of_reward or not ppo_iterations:
-                raise UserError("a rule is not trained: leave out `reward.…`, and take at least one iteration")
+            if reward == MODEL:
+                raise UserError("--reward 'model': a plan trains it: leave --reward out, and say --project or --preferences")
+            if of_reward:
+                raise UserError(f"--set {OF_REWARD}{next(iter(of_reward))}=…: a rule is not trained: leave it out")
+            if not ppo_iterations:
+                raise UserError("--ppo-iterations 0 would tune nothing by a rule: take 1 at least")
             how = (base, reward, ppo_iterations, name or "ppo", of_policy, listed)
             spec = await trio.to_thread.run_sync(self._policy, *how)
             transaction = await self.peer.author.submit("job/start", Start(spec.encode()))

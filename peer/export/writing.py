@@ -227,11 +227,11 @@ def _unmade(state: State, job: bytes) -> bool:
 
 
 def write_models(folder: Path, host: ModelHost, state: State, rounds: dict[bytes, int]) -> Models:
-    """A safetensors file for each language model; says which round and root they are of."""
+    """A safetensors file for each model that workers train; says which round and root they are of."""
     models: Models = {}
     for job, number in rounds.items():
         spec = JobSpec.decode(state.jobs.jobs[job].spec)
-        if spec.kind.makes_text:
+        if spec.kind.needs_worker:
             model = ReplicatedModel.open(host.directory(job, number))
             origin = checkpoint.Origin(job, number, model.root)
             checkpoint.export(folder / model_path(job), spec, model.parameters, origin)

@@ -62,6 +62,12 @@ async def test_what_a_person_can_mend_travels_as_text(client: PeerApi) -> None:
         await client.leave()
 
 
+async def test_a_text_that_no_message_can_hold_is_told(client: PeerApi) -> None:
+    """Bytes of a command line that are not UTF-8."""
+    with pytest.raises(UserError, match=r"'\\udcff' is not UTF-8"):
+        await client.sample("\udcff", 1, 0.0, 0)
+
+
 async def test_a_bug_in_one_call_is_logged_and_stops_nothing(client: PeerApi, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(UserError, match="failed at 'sample'"):
         await client.sample("bug", 1, 0.0, 0)

@@ -30,6 +30,7 @@ TINY = {"model.width": "16", "model.layers": "1", "model.hidden": "16", "model.c
 TERMS = {"prompt_tokens": "4", "response_tokens": "8", "epochs": "2", "local_steps": "4", "batch": "8"}
 REFUSED = {  # base, reward, other fields
     ("bass", "rule:vowels"): r"'bass' fits 0 finished jobs \(there are: [0-9a-f]+ 'base'\)",
+    ("base", "model"): "a plan trains it: leave --reward out",
     ("base", "rule:consonants"): "reward 'rule:consonants' is none of rule:vowels, rule:bigram",
     ("base", "rule:bigram"): "is for a vocabulary of 6 tokens, the model has 256",
     (
@@ -38,6 +39,8 @@ REFUSED = {  # base, reward, other fields
         ("response_tokens", "21"),
     ): "and response_tokens 21 are more than the model's context of 24",
     ("base", "rule:vowels", ("local_steps", "3")): "local_steps 3 must be a multiple of epochs 2",
+    ("base", "rule:vowels", ("epochs", "0")): r"job 'ppo': epochs: 0 is outside 1\.\.64$",
+    ("base", "rule:vowels", ("reward.batch", "4")): "--set reward.batch=…: a rule is not trained",
     ("base", "rule:vowels", ("audit", "off")): "audit 'off' would let everybody invent responses",
     ("base", "rule:vowels", ("beta", "much")): "beta = 'much' is not a number",
     ("base", "rule:vowels", ("ramp", "nan")): "ramp must lie in 0..1000, is nan",
@@ -104,7 +107,7 @@ async def test_a_trained_model_is_tuned_and_who_invents_samples_is_named(network
 
 
 WRONG_PAIRS = {  # the second of three lines
-    '{"prompt": "a", "chosen": "b"}': "pairs.jsonl:2: rejected must be a text",
+    '{"prompt": "a", "chosen": "b"}': "pairs.jsonl:2: rejected must be a text that is not empty, not null",
     '{"prompt": "a", "chosen": "b", "rejected": "c", "p": 2}': r"pairs.jsonl:2: p must be a number in 0..1",
     json.dumps({"prompt": "a" * 24, "chosen": "b", "rejected": "c"}): "pairs.jsonl: line 2: prompt and response are 25 tokens",
 }
@@ -158,11 +161,13 @@ async def test_a_plan_goes_from_preferences_to_a_tuned_policy_without_its_author
         compared = await first.client.compare_policy("q1: ", 64, 1.0, 0)
         (figures,) = await first.client.rlhf_figures()
         policy = next(view for view in await first.client.jobs() if view.job == seen[0].job)
+        await first.client.export(str(tmp_path / "export"))
     assert [(stage.objective, stage.state, stage.round, stage.rounds) for stage in status.stages] == [
         ("reward", "finished", 2, 2),
         ("ppo", "finished", 1, 1),
     ]
     assert (status.stages[0].job, status.stages[0].model_root) == (reward, root)
+    assert (tmp_path / "export" / f"{reward}.safetensors").exists(), "`rlhf score` takes it"
     assert len({stage.model_root for stage in seen}) == 1 and seen[0].model_root
     assert policy.data == "", "its prompts are those of the pairs, so it reads no text"
     # Its author alone had the list, and was gone before the policy began.

@@ -105,12 +105,12 @@ def test_a_file_is_read_by_lines_and_its_first_response_is_the_chosen_one() -> N
     [
         (b"", "f: there is no pair in it"),
         (b"\n \n", "f: there is no pair in it"),
-        (line() + b"{", "f:2: no JSON"),
+        (line() + b'{"a": \r\n', "f:2: no JSON: Expecting value at character 9"),
         (line() + b"\n" + b'["q", "a", "b"]', "f:3: a line is a JSON object"),
         (b"\xff", "f:1: this is no text in UTF-8"),
         (b"[" * 100_000, "f:1: no JSON"),
-        (line(chosen=None), "f:1: chosen must be a text, not null"),
-        (line(rejected=""), 'f:1: rejected must be a text, not ""'),
+        (line(chosen=None), "f:1: chosen must be a text that is not empty, not null"),
+        (line(rejected=""), 'f:1: rejected must be a text that is not empty, not ""'),
         (b'{"chosen": "a", "rejected": "b"}', "f:1: prompt must be a text, not null"),
         (line(prompt="x" * 20_001), "f:1: prompt has 20001 characters, more than 20000"),
         (line(prompt="\ud800"), "f:1: prompt holds half a surrogate pair"),
@@ -245,7 +245,7 @@ def test_a_prompt_is_on_one_side_in_every_set() -> None:
     assert 10 <= len({some.prompt for some in held_out}) <= 35, "a tenth of 200"
     assert all(is_held_out(some.prompt) for some in held_out)
     assert parted(pairs, 0) == (pairs, [])
-    with pytest.raises(UserError, match="all 1000 pairs are held out"):
+    with pytest.raises(UserError, match="every pair is held out"):
         parted(pairs, 1000)
 
 

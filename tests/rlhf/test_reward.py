@@ -241,5 +241,7 @@ def test_an_exported_reward_model_scores_a_file_without_a_peer(tmp_path: Path) -
             ids = torch.tensor([list((pair.prompt + response).encode())])
             value = engine.model.features(ids)[0, -1] @ engine.model.heads[SCORE]
             assert found == pytest.approx(value.item(), abs=1e-5)
+    with pytest.raises(UserError, match=f"cannot read {tmp_path}: Is a directory"):
+        next(score.scored(tmp_path, tmp_path / "pairs.jsonl", None))
     with pytest.raises(UserError, match="takes bytes: leave --tokenizer out"):
         next(score.scored(tmp_path / "reward.safetensors", tmp_path / "pairs.jsonl", tmp_path / "pairs.jsonl"))

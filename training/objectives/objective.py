@@ -100,10 +100,10 @@ class Objective:
     module: ClassVar[str] = "jobs"
     version: ClassVar[int] = 1
     settings: ClassVar[type | None] = None  # record of what such a job says beside what all jobs have
-    needs_worker: ClassVar[bool] = True  # only members with a worker train, and re-execute
+    needs_worker: ClassVar[bool] = True  # only members with a worker train, and re-execute; people can take its model home
     role: ClassVar[str] = TRAINER  # in the ledger, of those members
     reads_text: ClassVar[bool] = True  # the job names a text, or each trainer has its own
-    makes_text: ClassVar[bool] = True  # people can ask its model for text, and take it home
+    makes_text: ClassVar[bool] = True  # people can ask its model for text
     # `module:function` that makes a job's data of its file, imported by the worker alone: it takes and raises what this one does.
     reader: ClassVar[str] = "training.data.corpus:open_tokens"
     # `module:function` that says where a job's data comes from, of the states of all modules and the data's digest, for people.
