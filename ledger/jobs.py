@@ -31,7 +31,7 @@ TRAINED_KEPT_MAX = 32
 UNTRAINED_KEPT_MAX = 16  # they cost their author nothing, so anybody can start very many
 WINDING_UP_MAX = 16  # finished jobs whose audits go on: they stay, until there are more of these (`ledger.audits.docket`)
 BASES_MAX = 8  # finished jobs that stay since others start from their models, or read them: each costs every disk a model
-PLANNED_MAX = 12  # finished jobs that stay since modules are to start others from them
+PLANNED_MAX = 12  # finished or paused jobs that stay since modules are to start others from them, or go on with them
 REPLAYED_MAX = 2 * WINDING_UP_MAX  # finished jobs that stay since replays of those read their models: a base, and another one
 # All that run may end.
 FINISHED_KEPT_MAX = TRAINED_KEPT_MAX + UNTRAINED_KEPT_MAX + WINDING_UP_MAX + BASES_MAX + PLANNED_MAX + REPLAYED_MAX + RUNNING_MAX

@@ -52,7 +52,8 @@ class FiguresView:
     unfinished: float  # share of responses without the stop token
     distinct_2: float  # share of different pairs among all pairs of neighbouring tokens
     length_correlation: float  # of responses' lengths with their scores
-    beta: float | None = None  # of the next round; None: this peer has no model of the job
+    beta: float | None = None  # of the next round; None: there is none, or this peer has no model of the job
+    kl_stop: float | None = None  # at which the job ended, before all its rounds
     warning: str = ""  # the score rises while responses become alike
 
     @property

@@ -40,7 +40,8 @@ def correlation(lengths: Floats, scores: Floats) -> int:
     """Pearson's, in millionths; 0 where all lengths are the same."""
     lengths, scores = lengths - lengths.mean(), scores - scores.mean()
     spread = np.sqrt(np.square(lengths).mean() * (np.square(scores).mean() + SCORE_VARIANCE))
-    return in_millionths(float((lengths * scores).mean() / spread)) if spread else 0
+    found = in_millionths(float((lengths * scores).mean() / spread)) if spread else 0
+    return max(-MILLIONTHS, min(MILLIONTHS, found))  # where a score is no number it is the largest
 
 
 # Of rounds ---------------------------------------------------------------------------------------------------------------------

@@ -208,7 +208,9 @@ def _show_status(asked: Asked[RlhfCalls], view: RlhfView, figures: tuple[Figures
             asked.show(f"{stage.job[:SHORT]}: {_whose(stage.preferences, view.state)}")
     for of in figures:
         asked.show(f"a response of round {of.round}, in the middle of {counted(of.accepted, 'trainer')}: {of.told}")
-        if of.beta is not None:
+        if of.kl_stop is not None:
+            asked.show(f"the job ended there, before all its rounds: kl_stop is {of.kl_stop:g} nats")
+        elif of.beta is not None:
             asked.show(f"beta of the next round: {of.beta:.4g}")
         if of.warning:
             asked.show(of.warning)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import typing
@@ -15,7 +16,7 @@ import trio
 from curation.module import is_run
 from curation.state import CurationState
 from features.tables import counted
-from ledger.jobs import Base, Job, Start, Waiting, job_id
+from ledger.jobs import Base, Job, Phase, Start, Waiting, job_id
 from ledger.network import NetworkState
 from peer.api.new_job import FETCHING_SECONDS_MAX, base_of, fetched, parse_overrides, tolerated, trainers_of, typed
 from peer.api.preferences import preferences_of
@@ -275,19 +276,18 @@ class RlhfAnswers(RlhfCalls):
         if not self._is_run():
             return ()
         known = self.peer.driver.state.of(RlhfState).jobs
-        found = [(key, job, known[key]) for key, job in self._tuned()[-1:] if key in known]
-        return tuple([await self._figures(key, job, course) for key, job, course in found])
+        found = [(key, job) for key, job in self._tuned()[-1:] if isinstance(job, Job) and key in known]
+        return tuple([await trio.to_thread.run_sync(self._figures, key, job, known[key]) for key, job in found])
 
-    async def _figures(self, key: bytes, job: Job | Waiting, course: Course) -> FiguresView:
-        beta = await trio.to_thread.run_sync(self._beta, key, job) if isinstance(job, Job) else None
-        return replace(guards.view(key, job.spec, course.rounds[-1]), beta=beta, warning=guards.warning(course, job.spec))
-
-    def _beta(self, key: bytes, job: Job) -> float | None:
-        own: PpoTerms = JobSpec.decode(job.spec).own
-        try:
-            return beta_of(ReplicatedModel.open(self.peer.driver.host.directory(key, job.round)).state.steering, own.beta)
-        except StorageError:  # the job went on meanwhile, or its model is gone
-            return None
+    def _figures(self, key: bytes, job: Job, course: Course) -> FiguresView:
+        spec, found = JobSpec.decode(job.spec), guards.view(key, job.spec, course.rounds[-1])
+        own: PpoTerms = spec.own
+        beta = None
+        if job.phase is not Phase.FINISHED:
+            with contextlib.suppress(StorageError):  # the job went on meanwhile
+                beta = beta_of(ReplicatedModel.open(self.peer.driver.host.directory(key, job.round)).state.steering, own.beta)
+        stop = own.kl_stop if job.rounds < spec.rounds else None
+        return replace(found, beta=beta, kl_stop=stop, warning=guards.warning(course, job.spec))
 
     def _is_run(self) -> bool:
         return self.peer.driver.state.of(NetworkState).version(MODULE) > 0
@@ -413,4 +413,4 @@ def _stage(key: bytes, job: Job | Waiting) -> StageView:
     spec = JobSpec.decode(job.spec)
     if isinstance(job, Waiting):
         return StageView(spec.objective, key.hex(), "waiting", 0, spec.rounds, "")
-    return StageView(spec.objective, key.hex(), job.phase.value, job.round, job.rounds, job.model_root.hex())
+    return StageView(spec.objective, key.hex(), job.phase.value, job.round, spec.rounds, job.model_root.hex())

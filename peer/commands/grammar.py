@@ -31,7 +31,7 @@ def parse_words(words: Mapping[str, Word], typed: Sequence[str]) -> argparse.Nam
     for text in typed:
         if any("\ud800" <= character <= "\udfff" for character in text):  # as Python reads bytes that are no characters
             raise UserError(f"{text!r} is not UTF-8: type it in a UTF-8 terminal, or save the commands as UTF-8")
-    meant = next((word.meaning for word in words.values() if word.phrase and tuple(typed[:2]) == word.phrase), typed[:2])
+    meant = next((word.meaning for word in words.values() if tuple(typed[:2]) == word.phrase), typed[:2])
     name, *arguments = *meant, *typed[2:]
     word = find(words, name)
     if not {"-h", "--help"}.isdisjoint(arguments):

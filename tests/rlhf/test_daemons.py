@@ -93,7 +93,7 @@ async def test_a_trained_model_is_tuned_and_who_invents_samples_is_named(network
         for wrong, told in REFUSED.items():
             with pytest.raises(UserError, match=told):
                 await first.client.start_rlhf_training(*wrong[:2], ROUNDS, "", TERMS | dict(wrong[2:]))
-        job = await first.client.start_rlhf_training("base", "rule:vowels", ROUNDS, "", TERMS)
+        job = await first.client.start_rlhf_training("base", "rule:vowels", ROUNDS, "", TERMS | {"kl_target": "0.5"})
         view = await finished(first, job)
         status = await first.client.rlhf_status()
         (figures,) = await first.client.rlhf_figures()
@@ -103,6 +103,7 @@ async def test_a_trained_model_is_tuned_and_who_invents_samples_is_named(network
     assert view.rejected == {} and len(view.accepted) == 3
     assert status == RlhfView("finished", (StageView("ppo", job, "finished", ROUNDS, ROUNDS, view.model_root),))
     assert (figures.job, figures.round) == (job, ROUNDS - 1) and figures.accepted >= 2 and 1 <= figures.tokens <= 8
+    assert 0 < figures.distinct_2 <= 1 and (figures.beta, figures.kl_stop, figures.warning) == (None, None, "")
     assert compared.job == job and compared.round == ROUNDS and compared.reference
 
 

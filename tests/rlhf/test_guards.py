@@ -37,6 +37,7 @@ def test_distinct_2_counts_pairs_within_responses() -> None:
         ([1, 2, 3], [1, 0, 1], 0.0),
         ([2, 2, 2], [1, 0, 1], 0.0),
         ([1, 2, 3], [0.001, 0.002, 0.003], 0.081),
+        ([1, 2, 3], [1, float("nan"), 1], 1.0),
     ],
 )
 def test_correlation_is_pearson_s_where_scores_differ(lengths: list[float], scores: list[float], found: float) -> None:
