@@ -40,7 +40,7 @@ class Word:
     arguments: tuple[Argument, ...]
     do: Callable[[Asked[Any]], Awaitable[int | None]]  # returns the exit status that `peer WORD` has
     only_at_prompt: bool = False  # else it is a command of `peer`, too
-    phrase: tuple[str, ...] = ()  # a line of the prompt that begins with these two words means one that begins with `meaning`
+    phrase: tuple[str, ...] = ()  # two words: a line of the prompt that begins with them means one that begins with `meaning`
     meaning: tuple[str, ...] = ()
 
     @property
