@@ -24,6 +24,10 @@ class Desk(Protocol):
         """This folder outlives a restart. Nobody but the part writes there."""
 
     @property
+    def texts(self) -> Path:
+        """The folder with the texts of jobs, put together from their shards."""
+
+    @property
     def state(self) -> View:
         """The states of all modules after the last applied block."""
 

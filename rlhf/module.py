@@ -23,6 +23,7 @@ from ledger.jobs import (
     Launch,
     job_id,
 )
+from ledger.jobs import Phase as JobPhase
 from ledger.members import MembersState
 from protocol import codec
 from protocol.codec import Digest, Length
@@ -192,6 +193,25 @@ def _own(state: RlhfState, members: MembersState, key: bytes, author: bytes) -> 
 def _is_last(spec: JobSpec, found: Medians) -> bool:
     own: PpoTerms = spec.own
     return is_far(nats(found.k1, PPO.responses(spec, own)), own.kl_stop)
+
+
+def outdated(state: RlhfState) -> set[bytes]:
+    """Sets of which a pair is redacted, and those of plans that ended before their sets were decided."""
+    claims = [plan.claim for plan in state.plans.values() if plan.claim is not None and plan.phase is not Phase.RUNNING]
+    refused = {claim.set for claim in claims if not claim.is_decided} - state.sets.keys()
+    return refused | {key for key, found in state.sets.items() if found.redacted}
+
+
+def sets_in_use(view: View) -> set[bytes]:
+    """By jobs that run, wait or are audited, by the reward models that these read, and by plans that go on."""
+    state, jobs, audited = view.of(RlhfState), view.of(JobsState), view.of(AuditsState).jobs
+    live = [job.spec for key, job in jobs.jobs.items() if job.phase is not JobPhase.FINISHED or key in audited]
+    live += [waiting.spec for waiting in jobs.line]
+    named = {plan.stages[0].job for plan in state.running().values()}
+    named |= {read.job for spec in map(JobSpec.decode, live) if (read := spec.kind.read(spec)) is not None}
+    live += [jobs.jobs[key].spec for key in sorted(named) if key in jobs.jobs]
+    claimed = {plan.claim.set for plan in state.running().values() if plan.claim is not None}
+    return claimed | {spec.data for spec in map(JobSpec.decode, live) if spec.data is not None}
 
 
 def is_exported(view: View, data: bytes) -> bool:

@@ -115,7 +115,7 @@ async def running(config: Config, make_round_work: MakeRoundWork | None = None) 
         )
 
         def desk(part: str) -> DriverDesk:
-            return DriverDesk(part, config, driver, author, directory.path / "parts", signer.unseal, api)
+            return DriverDesk(part, config, driver, author, directory.path / "parts", signer.unseal, api, texts)
 
         api = service(
             RunningPeer(

@@ -17,14 +17,15 @@ from features.parts import Desk
 from features.tables import counted
 from ledger.members import MembersState
 from ledger.network import NetworkState
-from peer.roles.trainer import require_space
+from peer.roles.trainer import require_space, text_path
 from peer.serving.fetching import fetch_page
 from protocol.errors import FolkmootError, MissingBlobError, RemoteProtocolError, UserError
-from rlhf.module import RlhfState
+from rlhf.module import RlhfState, outdated, sets_in_use
 from rlhf.objective import MODULE
 from rlhf.pairs import manifest_of
 from rlhf.preferences import Pair, decided_pairs
 from rlhf.sets import Claim, SaySet, Source, voters
+from training.data.corpus import Manifest, read_manifest
 
 # For one page, before the state is looked at again: a page that was redacted meanwhile never comes.
 FETCHING_SECONDS = 10.0
@@ -41,6 +42,7 @@ class Deriving:
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
         self._begun: set[bytes] = set()
+        self._forgotten: set[bytes] = set()
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -49,6 +51,7 @@ class Deriving:
                 for key in self._due().keys() - self._begun:
                     self._begun.add(key)
                     nursery.start_soon(self._answer, key)
+                await self._forget()
                 await self._desk.block_above(height)
 
     def _due(self) -> dict[bytes, Claim]:
@@ -85,6 +88,35 @@ class Deriving:
         await trio.to_thread.run_sync(manifest_of, pairs, claim.source.tokens, self._desk.keep)
         self._desk.tell(f"{where} the set {claim.set.hex()[:16]} of {counted(len(pairs), 'pair')}, as a plan says")
         return found.digest
+
+    async def _forget(self) -> None:
+        """Deletes sets of which a pair is redacted, or which were not decided, as soon as no job needs them."""
+        state = self._desk.state
+        if not state.of(NetworkState).version(MODULE):
+            return
+        over = outdated(state.of(RlhfState))
+        used = sets_in_use(state) if over else set[bytes]()
+        before, self._forgotten = self._forgotten, over - used  # one that is named again may be here again
+        for key in self._forgotten - before:
+            await trio.to_thread.run_sync(self._delete, key, used)
+
+    def _delete(self, key: bytes, used: set[bytes]) -> None:
+        """Sets of the same pairs that are cut into other tokens have the same shards: what a set in use has stays."""
+        manifests = {other: found for other in {key, *used} if (found := self._manifest(other)) is not None}
+        if key not in manifests:
+            return
+        goes = manifests.pop(key)
+        kept = {shard for manifest in manifests.values() for shard in manifest.shards}
+        for shard in {key, *goes.shards} - kept:
+            self._desk.delete(shard)
+        if goes.text not in {manifest.text for manifest in manifests.values()}:
+            text_path(self._desk.texts, goes).unlink(missing_ok=True)
+
+    def _manifest(self, key: bytes) -> Manifest | None:
+        try:
+            return read_manifest(key, self._desk.read)
+        except (MissingBlobError, RemoteProtocolError):
+            return None
 
 
 async def derived(desk: Desk, source: Source) -> list[Pair]:

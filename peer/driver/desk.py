@@ -29,6 +29,7 @@ class DriverDesk:
     folders: Path
     unseal: Callable[[bytes], bytes | None]
     api: PeerApi
+    texts: Path
 
     @property
     def me(self) -> bytes:

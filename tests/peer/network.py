@@ -119,7 +119,9 @@ def service_of(seat: Seat, challenge: Callable[[Due], Awaitable[str]] | None = N
 
 def running(seat: Seat, challenge: Callable[[Due], Awaitable[str]] | None = None) -> RunningPeer:
     def desk(part: str) -> DriverDesk:
-        return DriverDesk(part, peer.config, seat.driver, seat.author, seat.folder, seat.identity.unseal, service(peer))
+        return DriverDesk(
+            part, peer.config, seat.driver, seat.author, seat.folder, seat.identity.unseal, service(peer), seat.folder
+        )
 
     peer = RunningPeer(
         config=Config(data_directory=seat.folder),

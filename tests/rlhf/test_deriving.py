@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,13 @@ from curation.tasks import Entry, Page, Task, redacted, root_of, task_id
 from peer import features
 from peer.driver import deriving
 from peer.driver.deriving import Deriving
+from peer.roles.trainer import text_path
 from protocol import codec
 from protocol.errors import MissingBlobError, UserError
+from rlhf import plans
+from rlhf.module import RlhfState, outdated, sets_in_use
 from rlhf.pairs import manifest_of
-from rlhf.preferences import Pair
+from rlhf.preferences import Pair, packed
 from rlhf.sets import SaySet, Source
 from rlhf.tracing import set_of
 from tests.ledger.world import PEOPLE
@@ -60,7 +63,7 @@ class Desk:
     """Of the voter; what it submits is decided at once."""
 
     def __init__(self, world: Paged, folder: Path, *blobs: bytes) -> None:
-        self.world, self.folder, self.me = world, folder, VOTER.public
+        self.world, self.folder, self.texts, self.me = world, folder, folder, VOTER.public
         self.blobs = {hashlib.sha256(blob).digest(): blob for blob in blobs}
         self.said = list[Any]()
         self.told = list[str]()
@@ -216,3 +219,68 @@ async def test_who_has_no_vote_says_nothing(world: Paged, tmp_path: Path, monkey
     desk = Desk(world, tmp_path, world.first)
     desk.me = PEOPLE[7].public
     assert not Deriving(desk)._due()  # type: ignore[arg-type]
+
+
+# Redacted texts -----------------------------------------------------------------------------------------------------------
+
+
+async def until(desk: Desk, condition: Callable[[], bool]) -> None:
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(Deriving(desk).run)  # type: ignore[arg-type]
+            while not condition():  # noqa: ASYNC110
+                await trio.sleep(0.01)
+            nursery.cancel_scope.cancel()
+
+
+def text_of(desk: Desk) -> Path:
+    return text_path(desk.texts, manifest_of(desk.world.pairs()))
+
+
+def held(desk: Desk, named: bytes) -> list[bool]:
+    """Of a set: its manifest, its shard, its text."""
+    shard = b"".join(packed(desk.world.pairs()))
+    return [named in desk.blobs, hashlib.sha256(shard).digest() in desk.blobs, text_of(desk).exists()]
+
+
+def decided_and_redacted(world: Paged, desk: Desk) -> None:
+    for who in PEOPLE[:3]:
+        world.decide(world.found(who, world.claim.set))
+    manifest_of(world.pairs(), world.source.tokens, desk.keep)
+    text_of(desk).write_bytes(b"as a trainer assembled it")
+    world.redact_in_page(0)
+
+
+async def test_a_set_of_which_a_pair_is_redacted_is_deleted_when_no_job_needs_it(
+    world: Paged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named, desk = naming(world, world.pairs(), monkeypatch), Desk(world, tmp_path, world.first)
+    decided_and_redacted(world, desk)
+    reward, policy = (plans.stage_job(world.key, stage) for stage in range(2))
+    for job in (reward, policy):
+        assert outdated(world.state.of(RlhfState)) == {named} and named in sets_in_use(world.state)
+        await Deriving(desk)._forget()  # type: ignore[arg-type]
+        assert all(held(desk, named)), "it is being learned from, or rewards by it"
+        world.close(job)
+        assert (named in sets_in_use(world.state)) == (job == reward), "also in the block between the stages"
+        world.decide()
+    await until(desk, lambda: not any(held(desk, named)))
+
+
+async def test_a_set_that_was_not_decided_is_deleted(world: Paged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    named, desk = naming(world, world.pairs(), monkeypatch), Desk(world, tmp_path, world.first)
+    await said(desk)
+    assert held(desk, named)[:2] == [True, True]
+    world.redact_in_page(0)
+    assert world.now_plan.phase == "cancelled"
+    await until(desk, lambda: not any(held(desk, named)))
+
+
+async def test_what_another_set_has_stays(world: Paged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same pairs, cut into the tokens of another base: a job of them runs."""
+    named, desk = naming(world, world.pairs(), monkeypatch), Desk(world, tmp_path, world.first)
+    decided_and_redacted(world, desk)
+    other = manifest_of(world.pairs(), b"t" * 32, desk.keep).digest
+    monkeypatch.setattr(deriving, "sets_in_use", lambda state: {other})
+    await until(desk, lambda: named not in desk.blobs)
+    assert held(desk, named) == [False, True, True] and set_of(other, desk.read) == world.pairs()

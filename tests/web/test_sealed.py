@@ -45,7 +45,7 @@ class Server:
 
 
 def desk_of(seat: Seat, config: Config) -> DriverDesk:
-    return DriverDesk("serve", config, seat.driver, seat.author, seat.folder, seat.identity.unseal, service_of(seat))
+    return DriverDesk("serve", config, seat.driver, seat.author, seat.folder, seat.identity.unseal, service_of(seat), seat.folder)
 
 
 async def served(seat: Seat, nursery: trio.Nursery, **more: Any) -> Server:
