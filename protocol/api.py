@@ -310,6 +310,7 @@ class TrainRequest:
     vocabulary: int  # more than 256: a byte-level BPE of that size is trained on the text
     overrides: dict[str, str]  # further fields of the job specification, as a person typed them
     base: str = ""  # the finished job whose model it starts from, by its name or the beginning of its id; empty: none
+    examples: str = ""  # a path on the peer's machine: JSONL with prompts and responses that the base's model learns; empty: none
 
 
 @dataclass(frozen=True, slots=True)

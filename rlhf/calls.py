@@ -27,10 +27,11 @@ class StageView:
     round: int
     rounds: int
     model_root: str
-    held_out_accuracy: float | None = None  # of a reward model, as far as this peer has measured it
-    calibration_error: float | None = None  # of a reward model: how far its chances are from people's, in the mean
-    preferences: PreferencesView | None = None  # of a reward model
+    held_out_accuracy: float | None = None  # of a reward model or `dpo`, as far as this peer has measured it
+    calibration_error: float | None = None  # of these: how far its chances are from people's, in the mean
+    preferences: PreferencesView | None = None  # of these
     refused: str = ""  # why its job, which is due, does not begin; each block tries again
+    held_out_nats: float | None = None  # of `instruct`: for a token of the held-out responses
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +108,12 @@ class RlhfCalls(Protocol):
         reward_epochs: int = 3,
         project: str = "",
         words: str = "",
+        algorithm: str = "",
     ) -> str:
         """Tunes the model of a finished job, by a rule, by preferences that people decided in a project, or by those in a file;
         with an empty base a first model, where the reward has a vocabulary of its own. `words` is a file with a list of words
-        that no text of the policy may hold. The id of the first job that does, once it is decided.
+        that no text of the policy may hold. The algorithm `dpo` learns from preferences without a reward model. The id of the
+        first job that does, once it is decided.
         """
         ...
 

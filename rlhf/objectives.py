@@ -6,5 +6,6 @@ from typing import Final
 
 from rlhf.objective import PPO
 from rlhf.reward import REWARD
+from rlhf.supervised import DPO, INSTRUCT
 
-OBJECTIVES: Final = (PPO, REWARD)
+OBJECTIVES: Final = (PPO, REWARD, INSTRUCT, DPO)

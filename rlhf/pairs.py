@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from protocol.errors import UserError
-from rlhf.preferences import PERMILLE, Pair, packed, parted, unpacked
+from rlhf.preferences import PERMILLE, Pair, R, Record, packed, parted, unpacked
 from training.data.corpus import Manifest, digest_of, split
 from training.data.tokenizer import Tokenizer
 from training.sequences import TokenArray, Tokens
 from training.spec import JobSpec
 
 PAIRS_A_BEAT: Final = 256  # tokenized between two signs of progress: some milliseconds
+T = TypeVar("T", bound=Tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +42,10 @@ class Pairs(Tokens):
 
 
 def manifest_of(
-    pairs: Iterable[Pair], tokens: bytes | None = None, keep: Callable[[bytes], object] = lambda blob: None
+    records: Iterable[Record], tokens: bytes | None = None, keep: Callable[[bytes], object] = lambda blob: None
 ) -> Manifest:
     """What names a set, as `training.data.corpus` names a text; `keep` gets its shards and then the manifest itself."""
-    manifest = replace(split(packed(pairs), keep), tokens=tokens)
+    manifest = replace(split(packed(records), keep), tokens=tokens)
     keep(manifest.encode())
     return manifest
 
@@ -58,11 +59,16 @@ def open_pairs(
     named: bytes | None = None,
 ) -> Pairs:
     """The pairs of a file with a set; as `training.data.corpus.open_tokens`. `UserError` for pairs that the job cannot use."""
+    return opened(path, Pair, lambda pairs: encoded(spec, pairs, tokenizer, on_block), tokenized, named)
+
+
+def opened(path: Path, kind: type[R], encode: Callable[[list[R]], T], tokenized: bool, named: bytes | None) -> T:
+    """A file with a set of these records, as tokens whose digest is `named`, if that is said."""
     if tokenized:
-        raise UserError(f"{path} holds tokens, and a reward model learns from a set of preferences")
+        raise UserError(f"{path} holds tokens, and this job learns from a set of prompts and responses")
     with path.open("rb") as stream:
-        pairs = unpacked(stream)
-    found = encoded(spec, pairs, tokenizer, on_block)
+        records = unpacked(stream, kind)
+    found = encode(records)
     if named is not None and digest_of(found) != named:
         raise UserError(
             f"{path}: this tokenizer makes other tokens of it than the job was made with: install the others' release"
@@ -106,9 +112,9 @@ def whole(
     return tokens, Side(starts, np.array([pair.p / PERMILLE for pair in pairs], dtype=np.float32))
 
 
-def name(pair: Pair) -> str:
+def name(record: Record) -> str:
     """For people; of a file, its line."""
-    return f"line {int.from_bytes(pair.id, 'big')}" if len(pair.id) == 8 else f"task {pair.id.hex()[:16]}"
+    return f"line {int.from_bytes(record.id, 'big')}" if len(record.id) == 8 else f"task {record.id.hex()[:16]}"
 
 
 def rows(tokens: TokenArray, side: Side, numbers: npt.NDArray[np.int64]) -> tuple[npt.NDArray[Any], ...]:

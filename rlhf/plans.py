@@ -1,7 +1,8 @@
 """Plans: jobs of which each begins by itself when the one before it is done. Pure rules of the decided state.
 
-A plan is a reward model, and perhaps a policy that is tuned by it. It goes on whoever is away, its author too. Where it learns
-from what people decided in a project, it first waits until the voters have derived its set (`rlhf.sets`). In each block:
+A plan is a reward model, and perhaps a policy that is tuned by it; or a policy that learns from preferences by itself. It goes
+on whoever is away, its author too. Where it learns from what people decided in a project, it first waits until the voters have
+derived its set (`rlhf.sets`). In each block:
 
 | the current stage's job, after the block | the plan |
 |---|---|
@@ -36,6 +37,7 @@ from protocol.messages import Name
 from rlhf.objective import MODEL, PPO, PpoTerms
 from rlhf.reward import REWARD
 from rlhf.sets import Claim, Source, claimed
+from rlhf.supervised import DPO
 from training.spec import ROUNDS_MAX, SETTINGS_BYTES_MAX, JobSpec
 
 RUNNING_MAX: Final = 4  # plans at once, of all members: each holds a base and a reward model on every peer's disk
@@ -60,7 +62,7 @@ class Phase(enum.StrEnum):
 class Begin:
     """`rlhf/start`, by any member: a plan."""
 
-    reward: Annotated[bytes, Length(1, SPEC_BYTES_MAX)]  # specification of the job that learns from preferences
+    reward: Annotated[bytes, Length(1, SPEC_BYTES_MAX)]  # specification of the `reward` or `dpo` job that learns from preferences
     policy: Spec = b""  # of the job that its model then rewards, whose `reward_model` is left out; empty: there is none
     source: Source | None = None  # of the set that the first job names; None: whose preferences they are is not known
 
@@ -123,8 +125,8 @@ def stage_job(plan: bytes, stage: int) -> bytes:
 def made(rules: JobRules, key: bytes, author: bytes, said: Begin, view: View, height: int) -> Plan:
     """The plan of a transaction. Raises `Refused`, or `RemoteProtocolError` for what is no specification."""
     first = rules.terms(said.reward)
-    if first.objective != REWARD.name or first.base is None:
-        raise Refused("a plan begins with a job of the objective 'reward' that starts from another's model")
+    if first.objective not in (REWARD.name, DPO.name) or first.base is None:
+        raise Refused("a plan begins with a job of the objective 'reward' or 'dpo' that starts from another's model")
     stages = [Stage(stage_job(key, 0), first.objective, first.rounds, said.reward)]
     if said.policy:
         # Everything but the root is known now: so a policy that can never start is refused before anything is trained.
@@ -137,7 +139,7 @@ def made(rules: JobRules, key: bytes, author: bytes, said: Begin, view: View, he
             raise Refused(f"the policy cannot read that reward model: {misread}")
         stages.append(Stage(stage_job(key, 1), then.objective, then.rounds, said.policy))
     named = JobSpec.decode(said.reward).data
-    assert named is not None, "a reward model has a set"
+    assert named is not None, "such a job has a set"
     claim = claimed(view, said.source, named, height) if said.source else None
     return Plan(author, height, first.base.job, tuple(stages), height, claim=claim)
 

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Annotated, Any, BinaryIO, Final
+from typing import Annotated, Any, BinaryIO, Final, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -49,36 +49,56 @@ class Pair:
     second: Text
     p: Annotated[int, Between(0, PERMILLE)]  # permille that the first response is the better one; 500: a tie
 
+    @property
+    def responses(self) -> tuple[str, ...]:
+        return self.first, self.second
+
+
+class Record(Protocol):
+    """Of a set: a prompt and what is said after it."""
+
+    @property
+    def id(self) -> bytes: ...
+
+    @property
+    def prompt(self) -> str: ...
+
+    @property
+    def responses(self) -> tuple[str, ...]: ...
+
+
+R = TypeVar("R", bound=Record)
+
 
 # A set as bytes -----------------------------------------------------------------------------------------------------------
 
 
-def packed(pairs: Iterable[Pair]) -> Iterator[bytes]:
-    """The bytes of a set, in pieces. The pairs ascend by their ids."""
-    for pair in pairs:
-        data = codec.encode(pair)
+def packed(records: Iterable[Record]) -> Iterator[bytes]:
+    """The bytes of a set, in pieces. The records ascend by their ids."""
+    for record in records:
+        data = codec.encode(record)
         yield len(data).to_bytes(LENGTH_BYTES, "big") + data
 
 
-def unpacked(stream: BinaryIO) -> list[Pair]:
-    """The pairs of a set; `RemoteProtocolError` for any other bytes."""
-    pairs: list[Pair] = []
+def unpacked(stream: BinaryIO, kind: type[R]) -> list[R]:
+    """The records of a set; `RemoteProtocolError` for any other bytes."""
+    records: list[R] = []
     while head := stream.read(LENGTH_BYTES):
         size = int.from_bytes(head, "big")
         data = stream.read(size) if len(head) == LENGTH_BYTES and size <= PAIR_BYTES_MAX else b""
         if not data or len(data) < size:
             raise _bad("it ends inside of a record")
-        pair = codec.decode(Pair, data, PAIR_BYTES_MAX)
-        if not pair.first or not pair.second:
+        record = codec.decode(kind, data, PAIR_BYTES_MAX)
+        if not all(record.responses):
             raise _bad("a response is empty")
-        if pairs and pairs[-1].id >= pair.id:
+        if records and records[-1].id >= record.id:
             raise _bad("its ids do not ascend")
-        if len(pairs) == PAIRS_MAX:
-            raise _bad(f"it has more than {PAIRS_MAX} pairs")
-        pairs.append(pair)
-    if not pairs:
+        if len(records) == PAIRS_MAX:
+            raise _bad(f"it has more than {PAIRS_MAX} records")
+        records.append(record)
+    if not records:
         raise _bad("it is empty")
-    return pairs
+    return records
 
 
 def _bad(detail: str) -> RemoteProtocolError:
@@ -100,11 +120,11 @@ def read_file(name: str, stream: BinaryIO) -> list[Pair]:
 
 
 def _pair(where: str, number: int, row: dict[str, Any]) -> Pair:
-    prompt, chosen, rejected = (_text(where, row, field) for field in ("prompt", "chosen", "rejected"))
+    prompt, chosen, rejected = (text_of(where, row, field) for field in ("prompt", "chosen", "rejected"))
     return Pair(number.to_bytes(8, "big"), prompt, chosen, rejected, _permille(where, row.get("p", 1)))
 
 
-def _text(where: str, row: dict[str, Any], field: str) -> str:
+def text_of(where: str, row: dict[str, Any], field: str) -> str:
     text = row.get(field)
     if not isinstance(text, str) or not (text or field == "prompt"):
         what = "a text" if field == "prompt" else "a text that is not empty"
@@ -190,14 +210,14 @@ def is_held_out(prompt: str, permille: int = HELD_OUT_PERMILLE) -> bool:
     return int.from_bytes(digest[:8], "big") % PERMILLE < permille
 
 
-def parted(pairs: Sequence[Pair], permille: int = HELD_OUT_PERMILLE) -> tuple[list[Pair], list[Pair]]:
-    """The pairs that are trained on, and those that are held out. `UserError` if none are left to train on."""
-    train: list[Pair] = []
-    held_out: list[Pair] = []
-    for pair in pairs:
-        (held_out if is_held_out(pair.prompt, permille) else train).append(pair)
+def parted(records: Sequence[R], permille: int = HELD_OUT_PERMILLE) -> tuple[list[R], list[R]]:
+    """The records that are trained on, and those that are held out. `UserError` if none are left to train on."""
+    train: list[R] = []
+    held_out: list[R] = []
+    for record in records:
+        (held_out if is_held_out(record.prompt, permille) else train).append(record)
     if not train:
-        raise UserError("every pair is held out, by its prompt: give more prompts, or a smaller reward.held_out_permille")
+        raise UserError("every line is held out, by its prompt: give more prompts, or a smaller held_out_permille")
     return train, held_out
 
 

@@ -26,6 +26,8 @@ PPO: Final[dict[str, Any]] = {
 
 # A reward model sees each pair a few times: few, small steps, so that it does not learn them by heart.
 REWARD: Final[dict[str, Any]] = PPO | {"local_steps": 8, "batch": 8}
+INSTRUCT: Final[dict[str, Any]] = PPO | {"local_steps": 8, "batch": 16}
+DPO: Final[dict[str, Any]] = PPO | {"local_steps": 8, "batch": 8}
 # The toy is so small that its best policy is known (`rlhf.rules`). It has no text and no base.
 TOY_MODEL: Final = ModelSpec(vocabulary=TOY_VOCABULARY, context=8, width=32, layers=1, hidden=64)
 TOY_TERMS: Final[dict[str, Any]] = {"prompt_tokens": 1, "response_tokens": TOY_LENGTH, "stop": None, "beta": TOY_BETA}

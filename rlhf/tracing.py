@@ -43,7 +43,7 @@ class Learned:
 
 def set_of(data: bytes, read: Read) -> list[Pair]:
     shards = read_manifest(data, read).shards
-    return unpacked(io.BytesIO(b"".join(read(shard, DATA_SHARD_BYTES) for shard in shards)))
+    return unpacked(io.BytesIO(b"".join(read(shard, DATA_SHARD_BYTES) for shard in shards)), Pair)
 
 
 def traced(jobs: Sequence[Learned], sets: Mapping[bytes, DecidedSet], read: Read, text: str) -> TraceView:

@@ -17,6 +17,9 @@ from rlhf.calls import DrawView, FiguresView, PreferencesView, RlhfCalls, RlhfVi
 SHORT = 8
 ACTIONS = ("start", "status", "pause", "resume", "cancel", "compare", "trace", "filter", "score")
 
+ALGORITHMS = ("ppo", "grpo", "dpo")
+ABOUT_ALGORITHMS = "of `rlhf start`: ppo (default); grpo: without a value head; dpo: by the preferences alone, without samples"
+
 
 @word(
     'tune a model: start --base JOB; status; pause; resume; cancel; compare "PROMPT"; trace PAIR; filter FILE; score MODEL FILE',
@@ -42,6 +45,9 @@ ACTIONS = ("start", "status", "pause", "resume", "cancel", "compare", "trace", "
     Argument("--project", default="", metavar="PROJECT", help="of `rlhf start`: preferences that people decided in it"),
     Argument("--reward-epochs", type=whole_number(1), default=3, metavar="N", help="of `rlhf start`: over these (default 3)"),
     Argument("--ppo-iterations", type=whole_number(0), default=10, metavar="N", help="of `rlhf start`: rounds (default 10)"),
+    Argument("--algorithm", choices=ALGORITHMS, default="", metavar="NAME", help=ABOUT_ALGORITHMS),
+    Argument("--beta", type=not_negative, default=None, metavar="B", help="of `rlhf start`: weight of the reference"),
+    Argument("--epochs", type=whole_number(1), default=0, metavar="N", help="of `rlhf start`: over the preferences (default 3)"),
     Argument("--name", default="", metavar="NAME", help="of `rlhf start`: what people call the job"),
     Argument("--set", action="extend", nargs="+", default=[], metavar="FIELD=VALUE", help="of `rlhf start`: other fields"),
     Argument("--tokens", type=whole_number(1, 100_000), default=64, metavar="N", help="of `rlhf compare` (default 64)"),
@@ -75,7 +81,10 @@ async def rlhf(asked: Asked[RlhfCalls]) -> None:
                 raise UserError(f"rlhf start: a round is an iteration: say --ppo-iterations {said['rounds']} instead")
             file = str(Path(options.preferences).expanduser().absolute()) if options.preferences else ""
             words = str(Path(options.words).expanduser().absolute()) if options.words else ""
-            how = (options.ppo_iterations, options.name, said, file, options.reward_epochs, options.project, words)
+            if options.beta is not None:
+                said["beta"] = str(options.beta)
+            epochs = options.epochs or options.reward_epochs
+            how = (options.ppo_iterations, options.name, said, file, epochs, options.project, words, options.algorithm)
             start = asked.api.start_rlhf_training(options.base, options.reward, *how)
             asked.show(f"job {await asked.decided(start)} is decided; `rlhf status` shows how it goes")
             if file:
@@ -204,6 +213,8 @@ def _show_status(asked: Asked[RlhfCalls], view: RlhfView, figures: tuple[Figures
         if (accuracy := stage.held_out_accuracy) is not None:
             sure = "" if (error := stage.calibration_error) is None else f"; its chances are {error:.0%} off in the mean"
             asked.show(f"{stage.job[:SHORT]}: the better response scores higher in {accuracy:.0%} of the held-out pairs{sure}")
+        if stage.held_out_nats is not None:
+            asked.show(f"{stage.job[:SHORT]}: {stage.held_out_nats:.3f} nats for a token of the held-out responses")
         if stage.preferences is not None:
             asked.show(f"{stage.job[:SHORT]}: {_whose(stage.preferences, view.state)}")
     for of in figures:

@@ -15,6 +15,7 @@ from ledger.state import State, decode_body
 from peer.api.naming import find_job
 from peer.api.new_job import LOCAL, job_spec
 from peer.api.running import RunningPeer
+from peer.api.supervised import instruct_spec
 from protocol import codec
 from protocol.api import JobCalls, JobView, RoundView, RoundVotesView, TrainRequest
 from protocol.errors import UserError
@@ -128,9 +129,12 @@ class JobAnswers(JobCalls):
     async def train(self, request: TrainRequest) -> str:
         self.peer.require_member()
         try:
-            spec = await trio.to_thread.run_sync(job_spec, self.peer, request)
+            make = instruct_spec if request.examples else job_spec
+            spec = await trio.to_thread.run_sync(make, self.peer, request)
         except OSError as error:  # of the text that was named
-            raise UserError(f"{data.shown(request.data)} cannot be read: {error.strerror}; name another file or folder") from None
+            raise UserError(
+                f"{data.shown(request.examples or request.data)} cannot be read: {error.strerror}; name another file or folder"
+            ) from None
         transaction = await self.peer.author.submit("job/start", Start(spec.encode()))
         return job_id(self.peer.me, transaction).hex()
 

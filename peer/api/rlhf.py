@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
-import typing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,9 +16,10 @@ from curation.state import CurationState
 from features.tables import counted
 from ledger.jobs import Base, Job, Phase, Start, Waiting, job_id
 from ledger.network import NetworkState
-from peer.api.new_job import FETCHING_SECONDS_MAX, base_of, fetched, parse_overrides, tolerated, trainers_of, typed
+from peer.api.new_job import FETCHING_SECONDS_MAX, base_of, fetched, parse_overrides, tolerated, trainers_of
 from peer.api.preferences import preferences_of
 from peer.api.running import RunningPeer
+from peer.api.supervised import newline, parsed, supervised_spec, with_set
 from peer.api.tracing import learned
 from peer.driver.deriving import derived
 from peer.serving.projects import find_project
@@ -37,13 +36,14 @@ from rlhf.preferences import Pair
 from rlhf.reward import ACCURACY, CALIBRATION, REWARD
 from rlhf.rules import RULES
 from rlhf.sets import Source
+from rlhf.supervised import DPO, NATS
 from rlhf.tracing import traced
 from training import tasks
 from training.data import corpus, tokenizer
 from training.replicated.model import ReplicatedModel
 from training.spec import JobSpec, completed
 
-OWN = {field.name for field in dataclasses.fields(PpoTerms)} - {"reward", "reward_model", "words"}  # what `--set` may say of it
+APART = frozenset({"reward", "reward_model", "words"})  # of a policy's terms: `--set` does not say them
 OF_REWARD = "reward."  # begins what `--set` says of the job that trains a reward model
 PROMPTS_LOOKED_AT = 1_000  # before a list that blocks all of them is refused: some seconds
 SETS = "sets"  # the part at whose desk sets are derived
@@ -66,6 +66,7 @@ class RlhfAnswers(RlhfCalls):
         reward_epochs: int = 3,
         project: str = "",
         words: str = "",
+        algorithm: str = "",
     ) -> str:
         self.peer.require_member()
         if not self._is_run():
@@ -73,6 +74,19 @@ class RlhfAnswers(RlhfCalls):
         if [reward, preferences, project].count("") != 2:
             raise UserError("say what is rewarded: --reward rule:NAME, --project PROJECT or --preferences FILE, one of them")
         said = overrides or {}
+        if algorithm == DPO.name:
+            if reward or words:
+                what = (
+                    "--reward: it learns from pairs, of --project or --preferences" if reward else "--words: it samples nothing"
+                )
+                raise UserError(f"dpo takes no {what}")
+            source, found = await self._decided(project) if project else (None, preferences)
+            how_dpo = (base, found, source, reward_epochs, name or DPO.name, said)
+            begin = await trio.to_thread.run_sync(self._dpo, *how_dpo)
+            transaction = await self.peer.author.submit("rlhf/start", begin)
+            return plans.stage_job(job_id(self.peer.me, transaction), 0).hex()
+        if algorithm:
+            said = said | {"algorithm": algorithm}
         of_reward = {key.removeprefix(OF_REWARD): text for key, text in said.items() if key.startswith(OF_REWARD)}
         of_policy = {key: text for key, text in said.items() if not key.startswith(OF_REWARD)}
         listed = await trio.to_thread.run_sync(_read_words, words) if words else b""
@@ -171,6 +185,15 @@ class RlhfAnswers(RlhfCalls):
         source = replace(source, tokens=manifest.tokens) if source else None
         return plans.Begin(spec.encode(), _without_model(policy).encode() if policy else b"", source)
 
+    def _dpo(
+        self, base: str, given: str | list[Pair], source: Source | None, epochs: int, name: str, overrides: dict[str, str]
+    ) -> plans.Begin:
+        """As `_plan`, of one job."""
+        spec, said = supervised_spec(self.peer, DPO, base, "--base", name, overrides, presets.DPO)
+        found, file = (_read(given), Path(given).name) if isinstance(given, str) else (given, "--project")
+        spec, manifest = with_set(self.peer, spec, found, file, said.get("rounds"), epochs)
+        return plans.Begin(spec.encode(), b"", replace(source, tokens=manifest.tokens) if source else None)
+
     def _reward_model(self, base: str, name: str, overrides: dict[str, str]) -> JobSpec:
         """Without its data. Raises `UserError` for a base or values that cannot be used."""
         start, _, before = base_of(self.peer, base, "--base")
@@ -267,8 +290,9 @@ class RlhfAnswers(RlhfCalls):
         """With the newest figures that this peer has measured, and where its preferences come from."""
         found = await trio.to_thread.run_sync(self.peer.driver.store.measured, bytes.fromhex(stage.job))
         newest = {name: value for _, figures in sorted(found.items()) for name, value in figures.items()}
-        told = replace(stage, held_out_accuracy=newest.get(ACCURACY), calibration_error=newest.get(CALIBRATION))
-        if stage.objective != REWARD.name:
+        accuracy, error, nats = (newest.get(name) for name in (ACCURACY, CALIBRATION, NATS))
+        told = replace(stage, held_out_accuracy=accuracy, calibration_error=error, held_out_nats=nats)
+        if stage.objective not in (REWARD.name, DPO.name):
             return told
         return replace(told, preferences=preferences_of(self.peer.driver.state, bytes.fromhex(stage.job)))
 
@@ -344,18 +368,6 @@ def _read(file: str) -> list[Pair]:
         raise UserError(f"--preferences {corpus.shown(file)} cannot be read: {error.strerror}") from None
 
 
-def newline(base: str, pieces: tokenizer.Tokenizer) -> int:
-    """The one token with a newline. Raises `UserError` where there are several: none of them ends every line."""
-    found = [token for token in range(pieces.vocabulary) if b"\n" in pieces.decode([token])]
-    (alone,) = pieces.encode(b"\n")
-    if len(found) > 1:
-        many = f"--base {base!r}: its tokenizer has {len(found)} tokens with a newline"
-        raise UserError(
-            f"{many}: say which one ends a response, --set stop=TOKEN ({alone} is a newline alone), or --set stop=none"
-        )
-    return int(alone)
-
-
 def _of_set(learned: pairs.Pairs, base: JobSpec, own: PpoTerms) -> dict[str, Any]:
     """What is said of prompts where a reward model learns from pairs, unless somebody sets something else."""
     longest = int(np.diff(learned.prompts).max(initial=1))
@@ -404,9 +416,7 @@ def toy_spec(reward: str, rounds: int, name: str, overrides: dict[str, str], lia
 
 def _parsed(overrides: dict[str, str]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Fields of the objective, and fields of the job. Raises `UserError`."""
-    kinds = typing.get_type_hints(PpoTerms)
-    own = {key: typed(kinds[key], key, text) for key, text in overrides.items() if key in OWN}
-    return own, parse_overrides({key: text for key, text in overrides.items() if key not in OWN})
+    return parsed(overrides, PpoTerms, APART)
 
 
 def _stage(key: bytes, job: Job | Waiting) -> StageView:

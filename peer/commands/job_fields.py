@@ -50,7 +50,8 @@ def train_request(options: argparse.Namespace) -> TrainRequest:
     data = options.data or ""
     if data not in ("", "local"):
         data = str(Path(data).expanduser().absolute())  # the daemon may have another working directory
-    return TrainRequest(options.name, data, options.rounds, options.vocabulary, overrides, options.base)
+    examples = str(Path(options.examples).expanduser().absolute()) if options.examples else ""
+    return TrainRequest(options.name, data, options.rounds, options.vocabulary, overrides, options.base, examples)
 
 
 def preset_overrides(preset: str | None, said: Mapping[str, str]) -> dict[str, str]:

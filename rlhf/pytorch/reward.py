@@ -88,7 +88,11 @@ def figures(model: GPT, spec: JobSpec, tokens: Tokens, on_step: Beat) -> Mapping
     if not parts:
         return {}
     d_N = torch.cat([score_N2[:, 0] - score_N2[:, 1] for score_N2, _ in parts])
-    p_N = torch.cat([p_N for _, p_N in parts])
+    return figures_of(d_N, torch.cat([p_N for _, p_N in parts]))
+
+
+def figures_of(d_N: Tensor, p_N: Tensor) -> dict[str, float]:
+    """Of differences of scores, and of p that people give."""
     found = {CALIBRATION: calibration_error(torch.sigmoid(d_N).numpy(), p_N.numpy())}
     right_N = ((1 + torch.sign(d_N) * torch.sign(p_N - 0.5)) / 2)[p_N != 0.5]
     return ({ACCURACY: float(right_N.double().mean())} if len(right_N) else {}) | found

@@ -240,7 +240,7 @@ def _preferences() -> Decoder:
         return b"".join(packed(pairs))
 
     def decode(data: bytes) -> list[Pair]:
-        return unpacked(io.BytesIO(data))
+        return unpacked(io.BytesIO(data), Pair)
 
     return Decoder("preferences", st.sampled_from(examples).map(encode), decode, encode, bytes_factor=STATE_BYTES_FACTOR)
 

@@ -50,7 +50,7 @@ def test_a_set_is_found_again_in_its_shards(found: list[Pair]) -> None:
     pairs = [replace(some, id=number.to_bytes(8, "big")) for number, some in enumerate(found)]
     shards: list[bytes] = []
     manifest = split(packed(pairs), shards.append)
-    assert unpacked(io.BytesIO(b"".join(shards))) == pairs
+    assert unpacked(io.BytesIO(b"".join(shards)), Pair) == pairs
     assert Manifest.decode(manifest.encode()) == manifest and manifest.size == sum(map(len, shards))
 
 
@@ -76,14 +76,14 @@ def frame(data: bytes) -> bytes:
 )
 def test_other_bytes_are_no_set(data: bytes, why: str) -> None:
     with pytest.raises(RemoteProtocolError, match=why):
-        unpacked(io.BytesIO(data))
+        unpacked(io.BytesIO(data), Pair)
 
 
 def test_a_set_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preferences, "PAIRS_MAX", 2)
     data = b"".join(packed(map(pair, range(3))))
-    with pytest.raises(RemoteProtocolError, match="more than 2 pairs"):
-        unpacked(io.BytesIO(data))
+    with pytest.raises(RemoteProtocolError, match="more than 2 records"):
+        unpacked(io.BytesIO(data), Pair)
     with pytest.raises(UserError, match="f: more than 2 lines"):
         read_file("f", io.BytesIO(b"\n" * 3))
 
@@ -128,7 +128,7 @@ def test_a_broken_line_is_named_in_one_line(data: bytes, message: str) -> None:
 def test_the_longest_line_that_a_set_can_hold_is_read() -> None:
     longest = "\U0001f600" * 20_000
     (found,) = read_file("f", io.BytesIO(line(prompt=longest, chosen=longest, rejected=longest)))
-    assert unpacked(io.BytesIO(b"".join(packed([found])))) == [found]
+    assert unpacked(io.BytesIO(b"".join(packed([found]))), Pair) == [found]
 
 
 # Projects -----------------------------------------------------------------------------------------------------------------
@@ -177,7 +177,7 @@ def test_the_pairs_of_a_project_are_those_that_people_compared(decided: tuple[Ro
     for number, some in pairs.items():
         assert (some.prompt, some.first, some.second) == (f"prompt {number}", f"first {number}", f"second {number}")
         assert some.p == {0: 1000, 1: 0, 2: 500}[number % 4] if number != 8 else some.p == 667, "two of three votes"
-    assert unpacked(io.BytesIO(b"".join(packed(sorted(pairs.values(), key=lambda some: some.id)))))
+    assert unpacked(io.BytesIO(b"".join(packed(sorted(pairs.values(), key=lambda some: some.id)))), Pair)
 
 
 def test_a_pair_that_was_decided_later_is_not_among_them(decided: tuple[Room, bytes]) -> None:
@@ -245,7 +245,7 @@ def test_a_prompt_is_on_one_side_in_every_set() -> None:
     assert 10 <= len({some.prompt for some in held_out}) <= 35, "a tenth of 200"
     assert all(is_held_out(some.prompt) for some in held_out)
     assert parted(pairs, 0) == (pairs, [])
-    with pytest.raises(UserError, match="every pair is held out"):
+    with pytest.raises(UserError, match="every line is held out"):
         parted(pairs, 1000)
 
 

@@ -121,6 +121,9 @@ class Objective:
     # Engine -> `module:class` of what makes and checks declarations there, for engines that ask for one.
     declarers: ClassVar[Mapping[str, str]] = {}
     loss_unit: ClassVar[str] = NATS  # of what the loss gives, for people
+    # Engine -> `module:function`, called before each step and before each measuring. It takes the engine, what was drawn (None:
+    # what is held out) and a heartbeat, and adds to the data what the model of the first round says of it.
+    references: ClassVar[Mapping[str, str]] = {}
     refers_to_first: ClassVar[bool] = False  # the engine is given the parameters of the job's first round
     reads: ClassVar[str] = ""  # objective of the other finished job whose model the engine is given, where `read` names one
     reasons: ClassVar[tuple[Reason, ...]] = ()  # of its own, at most `protocol.reasons.OWN_MAX`

@@ -19,12 +19,16 @@ ROUNDS = Argument("--rounds", type=whole_number(1), default=0, metavar="N", help
 DATA = Argument("--data", metavar="PATH", help="text file or folder, or `local`; default: the built-in text")
 NAME = Argument("--name", default="", metavar="NAME", help="what people call the job")
 BASE = Argument("--from", dest="base", default="", metavar="JOB", help="start from the model of a finished job: its name or id")
+EXAMPLES = Argument(
+    "examples", nargs="?", default="", metavar="FILE", help="with --from: JSONL with prompt, response; the responses are learned"
+)
 VOCABULARY = Argument("--vocabulary", type=whole_number(256), default=0, metavar="N", help="more than 256: train a BPE")
 
 
 @word(
-    "start a job: --preset NAME --rounds N --data PATH --name NAME --from JOB --vocabulary N --set FIELD=VALUE",
-    *(PRESET, ROUNDS, DATA, NAME, BASE, VOCABULARY, SET),
+    "start a job: --preset NAME --rounds N --data PATH --name NAME --from JOB --vocabulary N --set FIELD=VALUE; "
+    "train --from JOB FILE.jsonl learns responses",
+    *(EXAMPLES, PRESET, ROUNDS, DATA, NAME, BASE, VOCABULARY, SET),
 )
 async def train(asked: Asked[PeerApi]) -> None:
     request = train_request(asked.options)

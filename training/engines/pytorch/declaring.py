@@ -42,8 +42,7 @@ class DeclaringEngine(Engine):
     """Implements `training.engines.engine.DeclaringEngine`. Its passes over the model, too, are safe from subnormal numbers."""
 
     def __init__(self, spec: JobSpec, tokens: Tokens, tokenizer: Tokenizer, first: Float32Array | None) -> None:
-        super().__init__(spec, tokens, tokenizer)
-        self.first = first
+        super().__init__(spec, tokens, tokenizer, first)
         self._declarer: Declarer = named(spec.kind.declarers[NAME])(self)
 
     def declare(

@@ -71,17 +71,18 @@ def start_threads(count: int | None) -> None:
 
 
 class Engine:
-    def __init__(self, spec: JobSpec, tokens: Tokens, tokenizer: Tokenizer) -> None:
+    def __init__(self, spec: JobSpec, tokens: Tokens, tokenizer: Tokenizer, first: Float32Array | None = None) -> None:
         self.spec = spec
         self.tokens = tokens
         self.tokenizer = tokenizer
         self.micro_batch = min(spec.micro_batch, spec.batch)  # halved when memory runs out
-        self.first: Float32Array | None = None
+        self.first = first
         self.other: Other | None = None
         self.files: Mapping[bytes, Path] = {}
         self.model = GPT(spec)
         self._loss = named(spec.kind.losses[NAME])
         self._measure = named(spec.kind.measures[NAME]) if NAME in spec.kind.measures else None
+        self._refer = named(spec.kind.references[NAME]) if NAME in spec.kind.references else None
         self._decayed = _decayed(spec)
 
     @property
@@ -183,6 +184,8 @@ class Engine:
                 self.micro_batch //= 2
 
     def _accumulate(self, drawn: npt.NDArray[np.int64], on_step: Beat, declaration: Declaration | None) -> float:
+        if self._refer:
+            self._refer(self, drawn, on_step)
         self.model.gradients.zero_()
         total = 0.0
         for start in range(0, len(drawn), self.micro_batch):
@@ -196,6 +199,8 @@ class Engine:
 
     def measured(self, parameters: Float32Array, on_step: Beat = lambda: None) -> Mapping[str, float]:
         self.load(parameters)
+        if self._refer:
+            self._refer(self, None, on_step)
         with torch.no_grad():
             return self._measure(self.model, self.spec, self.tokens, on_step) if self._measure else {}
 

@@ -25,7 +25,8 @@ class PyTorch:
         return f"torch {torch.__version__}", torch.get_num_threads()
 
     def open(self, spec: JobSpec, tokens: Tokens, tokenizer: Tokenizer, first: Float32Array | None) -> Engine:
-        return DeclaringEngine(spec, tokens, tokenizer, first) if NAME in spec.kind.declarers else Engine(spec, tokens, tokenizer)
+        kind = DeclaringEngine if NAME in spec.kind.declarers else Engine
+        return kind(spec, tokens, tokenizer, first)
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         return is_out_of_memory(error)

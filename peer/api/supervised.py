@@ -1,0 +1,107 @@
+"""Jobs that learn from a set of responses, made of what a person typed."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from peer.api.new_job import base_of, fetched, parse_overrides, tolerated, trainers_of, typed
+from peer.api.running import RunningPeer
+from protocol import codec
+from protocol.api import TrainRequest
+from protocol.errors import UserError
+from rlhf import pairs, preferences, presets, responses
+from rlhf.preferences import Record
+from rlhf.supervised import INSTRUCT, Supervised
+from training.data import corpus
+from training.data.tokenizer import BpeTokenizer, Tokenizer, load_tokenizer
+from training.spec import JobSpec, completed
+
+EPOCHS = 3  # unless it is said how many rounds
+
+
+def instruct_spec(peer: RunningPeer, request: TrainRequest) -> JobSpec:
+    """Of `train --from JOB FILE`. Makes the blobs of the set. `UserError` for a file or values that cannot be used."""
+    shown = corpus.shown(request.examples)
+    if not request.base:
+        raise UserError(f"{shown}: prompts and responses are learned by a model that is there: say --from JOB, a finished job")
+    for argument, value in (("--data", request.data), ("--vocabulary", request.vocabulary)):
+        if value:
+            raise UserError(f"{argument} {value}: the responses of {shown} are what is learned; leave it out")
+    spec, said = supervised_spec(
+        peer, INSTRUCT, request.base, "--from", request.name or INSTRUCT.name, request.overrides, presets.INSTRUCT
+    )
+    with Path(request.examples).open("rb") as stream:
+        found = responses.read_examples(Path(request.examples).name, stream)
+    return with_set(peer, spec, found, Path(request.examples).name, request.rounds or said.get("rounds"), EPOCHS)[0]
+
+
+def supervised_spec(
+    peer: RunningPeer,
+    kind: Supervised,
+    base: str,
+    argument: str,
+    name: str,
+    overrides: dict[str, str],
+    preset: dict[str, Any],
+) -> tuple[JobSpec, dict[str, Any]]:
+    """A job of this objective without its set, and what was said of fields that all jobs have. Raises `UserError`."""
+    start, _, before = base_of(peer, base, argument)
+    assert kind.settings is not None
+    own, said = parsed(overrides, kind.settings, frozenset())
+    if "model" in said:
+        raise UserError("--set model.…: the model is that of the base; leave it out")
+    if before.tokenizer is not None and "stop" not in own:
+        own["stop"] = newline(base, BpeTokenizer(fetched(peer, before.tokenizer)))
+    spec = JobSpec(
+        name=name,
+        objective=kind.name,
+        base=start,
+        model=before.model,
+        tokenizer=before.tokenizer,
+        data=bytes(32),
+        liars=tolerated(peer, kind.role),
+        settings=codec.encode(kind.settings(**own)),
+    )
+    return replace(spec, **completed(preset | said)).checked(), said
+
+
+def with_set(
+    peer: RunningPeer, spec: JobSpec, records: Sequence[Record], file: str, rounds: int | None, epochs: int
+) -> tuple[JobSpec, corpus.Manifest]:
+    """The job on this set, whose blobs are made, for so many rounds or else epochs. Raises `UserError`, naming the file."""
+    bpe = None if spec.tokenizer is None else fetched(peer, spec.tokenizer)
+    tokenizer: Tokenizer = load_tokenizer(bpe)
+    encode: Any = responses.encoded if isinstance(spec.kind, Supervised) else pairs.encoded
+    try:
+        tokens = encode(spec, records, tokenizer)
+    except UserError as error:
+        raise UserError(f"{file}: {error}") from None
+    manifest = pairs.manifest_of(records, None if bpe is None else corpus.digest_of(tokens), peer.driver.blobs.add)
+    at_once = {"trainers": trainers_of(peer, spec.kind.role), "steps": spec.local_steps, "batch": spec.batch}
+    rounds = rounds or preferences.rounds_of(epochs, len(tokens.trained), **at_once)
+    return replace(spec, rounds=rounds, data=manifest.digest).checked(), manifest
+
+
+def parsed(overrides: dict[str, str], terms: type, apart: frozenset[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Fields of an objective's record but for those that are said `apart`, and fields of the job. Raises `UserError`."""
+    kinds = typing.get_type_hints(terms)
+    names = {field.name for field in dataclasses.fields(terms)} - apart
+    own = {key: typed(kinds[key], key, text) for key, text in overrides.items() if key in names}
+    return own, parse_overrides({key: text for key, text in overrides.items() if key not in names})
+
+
+def newline(base: str, pieces: Tokenizer) -> int:
+    """The one token with a newline. Raises `UserError` where there are several: none of them ends every line."""
+    found = [token for token in range(pieces.vocabulary) if b"\n" in pieces.decode([token])]
+    (alone,) = pieces.encode(b"\n")
+    if len(found) > 1:
+        many = f"{base!r}: its tokenizer has {len(found)} tokens with a newline"
+        raise UserError(
+            f"{many}: say which one ends a response, --set stop=TOKEN ({alone} is a newline alone), or --set stop=none"
+        )
+    return int(alone)

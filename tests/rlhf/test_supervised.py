@@ -1,0 +1,187 @@
+"""Learning from given responses in the worker: what is proposed passes every check, and only responses are learned."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from peer import features
+from peer.worker.main import Jobs
+from protocol import codec
+from protocol.errors import UserError
+from protocol.reasons import Finding, Verdict
+from rlhf.preferences import Record, packed
+from rlhf.responses import Example, encoded, read_examples, rows
+from rlhf.supervised import NATS, DpoTerms, InstructTerms, open_responses
+from tests.rlhf.test_reward import JOB, SPEC, TRAINER, some_pairs
+from training import tasks
+from training.data.tokenizer import ByteTokenizer
+from training.engines.pytorch.kind import KIND
+from training.replay import trace
+from training.replicated.model import ReplicatedModel
+
+OF = {
+    "instruct": replace(SPEC, objective="instruct", settings=codec.encode(InstructTerms())),
+    "dpo": replace(SPEC, objective="dpo", settings=codec.encode(DpoTerms(beta=0.5))),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def known() -> None:
+    features.install()
+
+
+def some_examples(count: int = 60) -> list[Example]:
+    return [Example(number.to_bytes(8, "big"), f"q{number}: ", "aeiou"[number % 3 :]) for number in range(1, count + 1)]
+
+
+def records(name: str) -> list[Record]:
+    return [*some_examples()] if name == "instruct" else [*some_pairs()]
+
+
+class World:
+    """One trainer's round, and those who look at it."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.folder, self.spec = folder, OF[name]
+        ReplicatedModel.initial(JOB, self.spec).save(folder / "model")
+        self.set = self.write("set", records(name))
+
+    def write(self, name: str, some: list[Record]) -> str:
+        (self.folder / name).write_bytes(b"".join(packed(some)))
+        return str(self.folder / name)
+
+    def worker(self, file: str | None = None, micro_batch: int = 1 << 30) -> Jobs:
+        jobs = Jobs(KIND, lambda: None, micro_batch)
+        jobs.answer(tasks.OpenJob(JOB, self.spec.encode(), file or self.set, None))
+        return jobs
+
+    def propose(self, jobs: Jobs) -> tasks.Proposed:
+        out = {"buffer_out": str(self.folder / "m"), "states_out": str(self.folder / "states")}
+        done = jobs.answer(tasks.Propose(JOB, 0, TRAINER, str(self.folder / "model"), None, None, **out))
+        assert isinstance(done, tasks.Proposed)
+        (self.folder / "payload").write_bytes(done.payload)
+        return done
+
+    def audited(self, jobs: Jobs) -> Verdict:
+        files = (str(self.folder / "payload"), str(self.folder / "m"), None, None)
+        found = jobs.answer(tasks.Audit(JOB, 0, TRAINER, str(self.folder / "model"), *files))
+        assert isinstance(found, tasks.Audited)
+        return found.verdict
+
+    def replayed(self, jobs: Jobs, done: tasks.Proposed, step: int) -> Finding:
+        assert done.trace is not None
+        made = self.folder / "states"
+        listed = trace.Trace.decode((made / done.trace.hex()).read_bytes(), self.spec)
+        states = {digest: str(made / digest.hex()) for digest in trace.needed(listed, step, self.spec)}
+        model, payload = str(self.folder / "model"), str(self.folder / "payload")
+        how = (JOB, 0, TRAINER, step, model, payload, done.buffer_digest, None, None, str(made / done.trace.hex()), states)
+        found = jobs.answer(tasks.Replay(*how, None, None))
+        assert isinstance(found, tasks.Replayed)
+        return found.finding
+
+
+@pytest.mark.parametrize("name", OF)
+def test_an_honest_proposal_passes_every_check_and_one_of_other_responses_none(tmp_path: Path, name: str) -> None:
+    world = World(tmp_path, name)
+    done, other = world.propose(world.worker()), world.worker(micro_batch=3)
+    assert world.audited(other) is Verdict.ACCEPT
+    # Another auditor passes over the pairs of this step alone.
+    assert [world.replayed(world.worker(), done, step) for step in range(SPEC.local_steps)] == [Finding.MATCH] * SPEC.local_steps
+    false: list[Record] = [replace(example, response="zzz") for example in some_examples()]
+    if name == "dpo":
+        false = [replace(pair, p=1000 - pair.p) for pair in some_pairs()]
+    lie = world.propose(world.worker(world.write("false", false)))
+    assert world.audited(other) is Verdict.REPLAY
+    assert [world.replayed(other, lie, step) for step in range(SPEC.local_steps)] == [Finding.MISMATCH] * SPEC.local_steps
+
+
+@pytest.mark.parametrize("name", OF)
+def test_it_learns_and_is_measured_on_prompts_that_were_never_trained_on(tmp_path: Path, name: str) -> None:
+    world = World(tmp_path, name)
+    found = open_responses(world.spec, Path(world.set), ByteTokenizer())
+    parameters = ReplicatedModel.initial(JOB, world.spec).parameters
+    engine = KIND.open(world.spec, found, ByteTokenizer(), parameters)
+    before = engine.measured(parameters)
+    for number in range(4):
+        delta, _ = engine.local_steps(parameters, JOB, number, TRAINER)
+        parameters = parameters - delta
+    after = engine.measured(parameters)
+    if name == "dpo":
+        assert before["held_out_accuracy"] < 0.8 and after["held_out_accuracy"] == 1.0
+    else:
+        assert abs(before[NATS] - np.log(256)) < 0.5 and after[NATS] < before[NATS] - 1
+    assert len(found.measured) and len(found.trained) + len(found.measured) == 60
+
+
+def test_the_reference_of_a_pair_is_what_the_first_model_gives_it_token_by_token(tmp_path: Path) -> None:
+    world = World(tmp_path, "dpo")
+    found = open_responses(world.spec, Path(world.set), ByteTokenizer())
+    first = ReplicatedModel.initial(JOB, world.spec).parameters
+    engine = KIND.open(world.spec, found, ByteTokenizer(), first)
+    moved = first + np.float32(0.1)
+    delta, _ = engine.local_steps(moved, JOB, 0, TRAINER)
+    assert not np.isnan(delta).any()
+    known = ~np.isnan(found.trained.reference)
+    assert 0 < known.sum() < len(known) and np.isnan(found.measured.reference).all()
+    engine.load(first)  # type: ignore[attr-defined]
+    for text in np.flatnonzero(known)[:5]:
+        start, response, end = found.trained.starts[text], found.trained.responses[text], found.trained.starts[text + 1]
+        ids = torch.from_numpy(found.train[start:end].astype(np.int64))
+        logp = (engine.model.features(ids[None, :-1]) @ engine.model.embedding_VC.T).log_softmax(-1)[0]  # type: ignore[attr-defined]
+        summed = sum(logp[at - 1, ids[at]] for at in range(int(response - start), len(ids)))
+        assert found.trained.reference[text] == pytest.approx(float(summed.detach()), abs=1e-4)
+
+
+def test_only_the_tokens_of_a_response_and_its_stop_are_learned() -> None:
+    some = [Example(b"1", "ab", "xy"), Example(b"2", "c", "z\n")]
+    found = encoded(replace(OF["instruct"], held_out_permille=0), some, ByteTokenizer())
+    x, y, mask = rows(found.train, found.trained, np.array([0, 1]))
+    assert [bytes(row.astype(np.uint8)) for row in x] == [b"abxy", b"cz\0\0"]
+    assert [bytes(y[row][mask[row]].astype(np.uint8)) for row in range(2)] == [b"xy\n", b"z\n"]
+    assert found.trained.tokens_mean == 2.5
+    unstopped = replace(OF["instruct"], held_out_permille=0, settings=codec.encode(InstructTerms(stop=None)))
+    assert bytes(encoded(unstopped, some, ByteTokenizer()).train) == b"abxycz\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("{", r"f:2: no JSON"),
+        ('{"prompt": "a"}', "f:2: response must be a text, not null"),
+        ('{"prompt": "a", "response": ""}', 'f:2: response must be a text, not ""'),
+        (
+            json.dumps({"prompt": "a" * 9, "response": "b" * 9}),
+            "line 2: prompt and response are 19 tokens",
+        ),
+        ('{"prompt": "", "response": "b"}', "line 2: its prompt is empty"),
+    ],
+)
+def test_a_line_that_cannot_be_learned_is_named(line: str, why: str) -> None:
+    file = f'{{"prompt": "a", "response": "b"}}\n{line}\n'
+    with pytest.raises(UserError, match=why):
+        encoded(replace(OF["instruct"], held_out_permille=0), read_examples("f", io.BytesIO(file.encode())), ByteTokenizer())
+
+
+def test_a_file_without_a_response_is_refused() -> None:
+    with pytest.raises(UserError, match="f: there is no response in it"):
+        read_examples("f", io.BytesIO(b"\n"))
+
+
+@pytest.mark.parametrize(
+    ("objective", "other", "why"),
+    [
+        ("instruct", {"data": None}, "learns from a set of responses"),
+        ("dpo", {"settings": codec.encode(DpoTerms(beta=0.0))}, "beta must be positive"),
+        ("dpo", {"settings": codec.encode(DpoTerms(stop=256))}, "stop 256 is no token of a vocabulary of 256"),
+        ("instruct", {"settings": codec.encode(DpoTerms())}, ""),
+    ],
+)
+def test_a_job_that_cannot_be_is_told_why(objective: str, other: dict[str, object], why: str) -> None:
+    assert why in (replace(OF[objective], **other).problem() or "")
