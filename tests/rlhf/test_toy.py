@@ -30,6 +30,7 @@ from training.transformer import FIRST
 
 DEMO_SECONDS_MAX = 120.0
 FIGURES = {"algorithm", "beta", "rounds", "reference_value", "optimum", "value", "gap_closed", "kl", "score"}
+FIGURES |= {"distinct_2", "tokens", "length_correlation"}  # of the last round
 
 
 @pytest.fixture(scope="module")
