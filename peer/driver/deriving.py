@@ -1,6 +1,7 @@
 """Sets of preferences that people decided in a project: a voter derives those that plans wait for, and says what it found.
 
-What is due follows from the applied state alone, so a restart forgets nothing.
+Every peer deletes sets that nobody may read any more. What is due follows from the applied state alone, so a restart forgets
+nothing.
 """
 
 from __future__ import annotations

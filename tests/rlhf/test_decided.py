@@ -18,12 +18,12 @@ from protocol.errors import UserError
 from protocol.identity import Identity
 from tests.peer.processes import Daemon
 from tests.rlhf import test_daemons
-from tests.rlhf.test_daemons import SECONDS_MAX, TERMS, TINY, finished, start
+from tests.rlhf.test_daemons import SECONDS_MAX, TINY, finished, start
 
 network = test_daemons.network
 PAIRS = {f"q{number}: ": number % 3 for number in range(12)}  # by prompt, what people say: the first, the second, a tie
 OF_REWARD = {"rounds": "2", "local_steps": "2", "batch": "4", "proposal_seconds": "1"}
-QUICK = TERMS | {"proposal_seconds": "1"} | {f"reward.{name}": value for name, value in OF_REWARD.items()}
+QUICK = {f"reward.{name}": value for name, value in OF_REWARD.items()}
 
 
 async def imported(daemon: Daemon, folder: Path, name: str, prompts: list[str], response: str = "aeiou") -> str:
@@ -58,9 +58,9 @@ async def test_a_project_teaches_a_reward_model_without_its_author(network: list
         begin = author.client.start_rlhf_training
         for named, why in (("pairs", "--project 'pairs': no pair of it is decided yet"), ("none", "'none' fits 0 projects")):
             with pytest.raises(UserError, match=why):
-                await begin("base", "", 1, "", QUICK, project=named)
+                await begin("base", "", 0, "", QUICK, project=named)
         await compared(author, PAIRS)
-        reward = await begin("base", "", 1, "", QUICK, project="pairs")
+        reward = await begin("base", "", 0, "", QUICK, project="pairs")
         author.kill()
         done = await finished(first, reward)
         for daemon in (first, *network[2:]):
