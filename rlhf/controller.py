@@ -2,11 +2,10 @@
 
 | a job's term | after a round, with the median k1 of its accepted proposals as nats a response |
 |---|---|
-| `kl_target` | β of the next round is β · (1 + e), where e = nats / target − 1, within ±1/5 |
+| `kl_target` | β of the next round is β · (1 + e), where e = K · (nats / target − 1), within ±1/5 |
 | `kl_stop` | at so many nats or more the job ends |
 
-This is the controller of Ziegler et al. 2019 (arXiv:1909.08593, section 2.2) with K_β = 1. They have 0.1, for thousands of
-iterations; a job here has tens.
+This is the controller of Ziegler et al. 2019 (arXiv:1909.08593, section 2.2), whose bound of 1/5 is on nats / target − 1.
 """
 
 from __future__ import annotations
@@ -21,6 +20,8 @@ from protocol import codec
 from protocol.codec import Between
 
 BILLIONTHS: Final = 10**9  # of one β, in score a nat
+# K. They have 1/10, for thousands of iterations, where a job here has tens. With 1 the distance swings by half of the target.
+GAIN: Final = Fraction(1, 4)
 CHANGE_MAX: Final = Fraction(1, 5)  # of β, in a round: one round's sample of responses says little
 # The least β is so large that a fifth of it is not lost where it is rounded down; the largest is the largest that a job may say.
 BETA_MIN, BETA_MAX = 1_000, 1_000 * BILLIONTHS
@@ -40,8 +41,8 @@ def nats(k1: int, responses: int) -> Fraction:
 
 def next_beta(beta: int, of_round: Fraction, target: float) -> int:
     """In billionths, as `beta`. `of_round` is in nats, as the target."""
-    error = of_round / Fraction(target) - 1
-    return _bounded(math.floor(beta * (1 + max(-CHANGE_MAX, min(CHANGE_MAX, error)))))
+    change = GAIN * (of_round / Fraction(target) - 1)
+    return _bounded(math.floor(beta * (1 + max(-CHANGE_MAX, min(CHANGE_MAX, change)))))
 
 
 def first_beta(said: float) -> int:

@@ -25,14 +25,14 @@ Rule = Callable[[int, Fraction, float], int]
 TENTH = BILLIONTHS // 10
 TABLE = [  # β before, nats of the round, target, β after; in billionths
     (TENTH, Fraction(6), 6.0, TENTH),
-    (TENTH, Fraction(33, 5), 6.0, TENTH * 11 // 10),
-    (TENTH, Fraction(27, 5), 6.0, TENTH * 9 // 10),
+    (TENTH, Fraction(33, 5), 6.0, 102_500_000),
+    (TENTH, Fraction(27, 5), 6.0, 97_500_000),
     (TENTH, Fraction(600), 6.0, TENTH * 12 // 10),
     (TENTH, Fraction(0), 6.0, TENTH * 8 // 10),
     (TENTH, Fraction(-5), 6.0, TENTH * 8 // 10),
-    (333_333_334, Fraction(19, 3), 6.0, 351_851_852),  # 351,851,852.6
+    (333_333_334, Fraction(19, 3), 6.0, 337_962_963),  # 337,962,963.6
     (BETA_MIN, Fraction(0), 6.0, BETA_MIN),
-    (BETA_MIN, Fraction(601, 100), 6.0, BETA_MIN + 1),
+    (BETA_MIN, Fraction(61, 10), 6.0, BETA_MIN + 4),
     (BETA_MAX, Fraction(600), 6.0, BETA_MAX),
 ]
 
@@ -46,7 +46,7 @@ def test_beta_follows_the_table() -> None:
 
 
 def unbounded(beta: int, found: Fraction, target: float) -> int:
-    return max(BETA_MIN, min(BETA_MAX, int(beta * found / Fraction(target))))
+    return max(BETA_MIN, min(BETA_MAX, int(beta * (3 + found / Fraction(target)) / 4)))
 
 
 def upside_down(beta: int, found: Fraction, target: float) -> int:
@@ -54,7 +54,7 @@ def upside_down(beta: int, found: Fraction, target: float) -> int:
 
 
 def rounded_to_the_nearest(beta: int, found: Fraction, target: float) -> int:
-    error = max(-Fraction(1, 5), min(Fraction(1, 5), found / Fraction(target) - 1))
+    error = max(-Fraction(1, 5), min(Fraction(1, 5), (found / Fraction(target) - 1) / 4))
     return max(BETA_MIN, min(BETA_MAX, round(beta * (1 + error))))
 
 
@@ -112,9 +112,9 @@ def test_the_model_of_a_round_has_the_beta_of_that_round() -> None:
     """16 responses: a median of 35.2 nats in all is 1.1 times the target."""
     model = ReplicatedModel.initial(JOB, STEERED)
     first = after_round(model, 35_200_000, 900_000_000, -5)
-    assert beta_of(first.state.steering, 0.5) == 0.55
+    assert beta_of(first.state.steering, 0.5) == 0.5125
     assert after_round(first).state.steering == first.state.steering, "a round that accepts nothing says nothing"
-    assert beta_of(after_round(first, 33_600_000).state.steering, 0.5) == 0.5775
+    assert beta_of(after_round(first, 33_600_000).state.steering, 0.5) == 0.51890625
     assert first.root != replace_steering(first, b"").root, "whoever computes another beta has another root"
     assert after_round(ReplicatedModel.initial(JOB, replace(STEERED, settings=SPEC.settings)), 64_000_000).state.steering == b""
 
