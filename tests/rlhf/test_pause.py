@@ -13,6 +13,7 @@ from ledger.jobs import Held, JobsModule, Phase, Start, Stop, job_id
 from peer import features
 from rlhf import plans
 from rlhf.plans import Cancel, Pause, Plan, Resume
+from tests.ledger.court import Court
 from tests.rlhf.test_plans import AUTHOR, BASE, OTHER, REWARD, Tuned
 
 MARKS = {Phase.RUNNING: "", Phase.PAUSED: "=", Phase.FINISHED: "."}
@@ -140,3 +141,16 @@ def test_only_its_author_pauses_a_plan_and_only_once(world: Tuned) -> None:
     world.decide(say(world, Pause, key))
     assert "is paused already" in (world.problem(say(world, Pause, key)) or "")
     assert "only its author" in (world.problem(world.tx(OTHER, "rlhf/resume", Resume(key))) or "")
+
+
+def test_audits_of_a_paused_job_go_on_as_those_of_one_that_runs() -> None:
+    """Re-executors may yet draw a proposal that nobody has drawn: were it forgotten, nobody would ever look at it."""
+    kept = []
+    for phase in (Phase.RUNNING, Phase.PAUSED):
+        court = Court(rate=0.5)
+        court.round()
+        jobs = {court.key: replace(court.job(court.key), phase=phase)}
+        court.ledger.state = court.state.with_modules(jobs=replace(court.state.jobs, jobs=jobs))
+        court.say(*court.due()[0])
+        kept.append({trainer: len(drawn.steps) for trainer, drawn in court.audits.rounds[0].drawn.items()})
+    assert kept[0] == kept[1] and 0 in kept[0].values()
