@@ -185,7 +185,7 @@ async def reached(peer: DemoPeer, place: int, round: int) -> None:
 
 def bare(view: RlhfView) -> RlhfView:
     """Without what a peer has measured for itself."""
-    return replace(view, stages=tuple(replace(stage, held_out_accuracy=None) for stage in view.stages))
+    return replace(view, stages=tuple(replace(stage, held_out_accuracy=None, calibration_error=None) for stage in view.stages))
 
 
 def problems(peer: DemoPeer, view: RlhfView) -> list[str]:
