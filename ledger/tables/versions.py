@@ -48,8 +48,8 @@ class Version:
         version: Version | None = self
         while version is not None:
             found = version._superseded.get(slot)
-            # Commits of another thread may overtake us: the one that took the slot from us, behind us, and a later one that took
-            # it from its bucket, before us.
+            # Two commits of another thread may come while we look. The version that keeps our bucket then lies behind us, and the
+            # next one keeps the bucket that followed ours in this slot.
             if found is not None and found[0] == hash:
                 return found[1]
             version = version._following
