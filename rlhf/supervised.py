@@ -113,6 +113,8 @@ class Dpo(Supervised):
     settings = DpoTerms
     record = Pair
     origin = "rlhf.module:origin"
+    exported = "rlhf.module:is_exported"
+    loss_unit = "nats/pair"
     losses: ClassVar[Mapping[str, str]] = {"pytorch": "rlhf.pytorch.supervised:dpo_loss"}
     measures: ClassVar[Mapping[str, str]] = {"pytorch": "rlhf.pytorch.supervised:dpo_figures"}
     references: ClassVar[Mapping[str, str]] = {"pytorch": "rlhf.pytorch.supervised:refer"}

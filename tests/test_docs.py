@@ -59,12 +59,14 @@ from protocol.identity import Identity, Signed, peer_id, preimage, sign
 from protocol.messages import NO_VIEW, Certificate, Commit, Prepare, TimedOut, Timeout, TimeoutCertificate, Transaction
 from protocol.names import REFUSED
 from protocol.reasons import OWN_FIRST, OWN_MAX, Finding, Verdict
-from rlhf import pairs, plans, prompts, rollouts, sets
+from rlhf import pairs, plans, prompts, responses, rollouts, sets
 from rlhf.controller import Steering
 from rlhf.guards import Course, Medians
 from rlhf.module import RlhfState
 from rlhf.objective import PpoTerms, Rollouts
-from rlhf.preferences import Pair
+from rlhf.preferences import Pair, pairs_of_step
+from rlhf.responses import Example
+from rlhf.supervised import DpoTerms, InstructTerms
 from rounds.ballots import Closing
 from tests.ledger.world import PlainJobs
 from tests.rooms import ROOMS
@@ -165,6 +167,8 @@ RECORDS: tuple[type, ...] = (
     curation.Share,
     curation.Due,
     PpoTerms,
+    InstructTerms,
+    DpoTerms,
     Rollouts,
     Steering,
     RlhfState,
@@ -410,7 +414,17 @@ def of_rlhf() -> dict[str, str]:
     some = [Pair(number.to_bytes(8, "big"), text, "yes", "no", 1_000) for number, text in enumerate(texts)]
     set_ = JobSpec(name="reward", objective="reward", data=bytes(32), held_out_permille=0)
     asked = prompts.drawn(place, 4, prompts.OfSet(pairs.encoded(set_, some, ByteTokenizer()), 6))
+    given = [Example(b"1", "ab", "xy"), Example(b"2", "c", "z\n")]
+    of_given = responses.encoded(
+        dataclasses.replace(set_, objective="instruct", settings=encode(InstructTerms())), given, ByteTokenizer()
+    )
+    numbers = responses.rows(of_given.train, of_given.trained, np.array([0, 1]))
+    learned = [bytes(array.astype(np.uint8).ravel()).hex() for array in numbers]
     return {
+        "records of a step": " ".join(
+            map(str, pairs_of_step(hashlib.sha256(b"job").digest(), 2, SIGNER.public, 3, count=4, pairs=1_000, seed=0))
+        ),
+        "inputs, next tokens and which of them are of a response": " ".join(learned),
         "prompts of a set": " ".join(bytes(prompt.tolist()).hex() for prompt in asked),
         "prompts": " ".join(map(str, rollouts.prompt_numbers(place, 0, 3, 1_000 - 16 + 1))),
         "prompts of the next draw": " ".join(map(str, rollouts.prompt_numbers(place, 1, 3, 1_000 - 16 + 1))),

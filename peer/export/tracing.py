@@ -19,6 +19,7 @@ from rlhf.module import RlhfState
 from rlhf.objective import MODULE
 from rlhf.reward import REWARD
 from rlhf.sets import DecidedSet
+from rlhf.supervised import DPO
 from rlhf.tracing import Learned, Round, traced
 from training.spec import JobSpec
 
@@ -32,7 +33,7 @@ def trace(folder: Path, pair: str) -> TraceView:
         state = transition.state
         for job in transition.started:
             spec = JobSpec.decode(state.jobs.jobs[job].spec)
-            if spec.objective == REWARD.name:
+            if spec.objective in (REWARD.name, DPO.name):
                 jobs[job] = Learned(job, spec)
         for closed in transition.closed:
             if closed.job in jobs:
