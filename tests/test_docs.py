@@ -414,6 +414,7 @@ def of_rlhf() -> dict[str, str]:
     some = [Pair(number.to_bytes(8, "big"), text, "yes", "no", 1_000) for number, text in enumerate(texts)]
     set_ = JobSpec(name="reward", objective="reward", data=bytes(32), held_out_permille=0)
     asked = prompts.drawn(place, 4, prompts.OfSet(pairs.encoded(set_, some, ByteTokenizer()), 6))
+    features.install()
     given = [Example(b"1", "ab", "xy"), Example(b"2", "c", "z\n")]
     of_given = responses.encoded(
         dataclasses.replace(set_, objective="instruct", settings=encode(InstructTerms())), given, ByteTokenizer()
