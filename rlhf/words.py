@@ -78,7 +78,8 @@ async def rlhf(asked: Asked[RlhfCalls]) -> None:
                 raise UserError(f"rlhf start: say --base JOB, a finished job that `jobs` lists, and {what}")
             said = set_overrides(options.set)
             if "rounds" in said:
-                raise UserError(f"rlhf start: a round is an iteration: say --ppo-iterations {said['rounds']} instead")
+                instead = "--epochs N" if options.algorithm == "dpo" else f"--ppo-iterations {said['rounds']}"
+                raise UserError(f"rlhf start: rounds follow from something else: say {instead} instead")
             file = str(Path(options.preferences).expanduser().absolute()) if options.preferences else ""
             words = str(Path(options.words).expanduser().absolute()) if options.words else ""
             if options.beta is not None:

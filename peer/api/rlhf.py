@@ -76,13 +76,10 @@ class RlhfAnswers(RlhfCalls):
         said = overrides or {}
         if algorithm == DPO.name:
             if reward or words:
-                what = (
-                    "--reward: it learns from pairs, of --project or --preferences" if reward else "--words: it samples nothing"
-                )
-                raise UserError(f"dpo takes no {what}")
+                raise UserError(f"dpo takes no {'--reward' if reward else '--words'}: it learns from pairs, and samples nothing")
             source, found = await self._decided(project) if project else (None, preferences)
-            how_dpo = (base, found, source, reward_epochs, name or DPO.name, said)
-            begin = await trio.to_thread.run_sync(self._dpo, *how_dpo)
+            only = (base, found, source, reward_epochs, name or DPO.name, said)
+            begin = await trio.to_thread.run_sync(self._dpo, *only)
             transaction = await self.peer.author.submit("rlhf/start", begin)
             return plans.stage_job(job_id(self.peer.me, transaction), 0).hex()
         if algorithm:

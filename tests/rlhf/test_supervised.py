@@ -154,8 +154,8 @@ def test_only_the_tokens_of_a_response_and_its_stop_are_learned() -> None:
     ("line", "why"),
     [
         ("{", r"f:2: no JSON"),
-        ('{"prompt": "a"}', "f:2: response must be a text, not null"),
-        ('{"prompt": "a", "response": ""}', 'f:2: response must be a text, not ""'),
+        ('{"prompt": "a"}', "f:2: response must be a text that is not empty, not null"),
+        ('{"prompt": "a", "response": ""}', 'f:2: response must be a text that is not empty, not ""'),
         (
             json.dumps({"prompt": "a" * 9, "response": "b" * 9}),
             "line 2: prompt and response are 19 tokens",
