@@ -26,7 +26,11 @@ PPO: Final[dict[str, Any]] = {
 
 # A reward model sees each pair a few times: few, small steps, so that it does not learn them by heart.
 REWARD: Final[dict[str, Any]] = PPO | {"local_steps": 8, "batch": 8}
-INSTRUCT: Final[dict[str, Any]] = PPO | {"local_steps": 8, "batch": 16}
+# Three epochs over 360 responses in capitals, a small model, three trainers: 5.49 nats a held-out token become 3.44 at an inner
+# rate of 1e-3, 2.99 at 3e-3, 2.75 at 1e-2 (not tried with larger models, so the middle one is taken).
+INSTRUCT: Final[dict[str, Any]] = PPO | {"local_steps": 8, "batch": 16, "inner_rate": 3e-3}
+# The same prompts, capitals preferred, one pair in four turned: after three epochs 34 of 39 held-out pairs are right, at inner
+# rates of 3e-4, 1e-3 and 3e-3 alike. Other values of β are not measured yet.
 DPO: Final[dict[str, Any]] = PPO | {"local_steps": 8, "batch": 8}
 # The toy is so small that its best policy is known (`rlhf.rules`). It has no text and no base.
 TOY_MODEL: Final = ModelSpec(vocabulary=TOY_VOCABULARY, context=8, width=32, layers=1, hidden=64)
