@@ -19,6 +19,7 @@ from benchmarks.verdicts import MISSED
 BENCHMARKS = {
     "decoding": "payloads in every mode: bytes, and how fast one core reads and writes them",
     "rlhf_oracle": "losses and gradients of RLHF beside TRL's own, on random models",
+    "rollouts": "responses of a policy: how fast they are made and checked, how soon the tuning of a model begins",
     "safety": "the safety filter: words in disguises of ours and of others that are found, innocent texts that pass",
     "labels": "labels and points where some guess, lie or copy: how often they are right, and who gets them",
     "tables": "a table of a million rows: blocks, memory, proofs, restarts, ranges; random histories",
@@ -39,6 +40,7 @@ BENCHMARKS = {
 MINUTES = {
     "decoding": 1,
     "rlhf_oracle": 1,
+    "rollouts": 4,
     "safety": 1,
     "labels": 1,
     "tables": 4,

@@ -34,5 +34,11 @@ INSTRUCT: Final[dict[str, Any]] = PPO | {"local_steps": 8, "batch": 16, "inner_r
 DPO: Final[dict[str, Any]] = PPO | {"local_steps": 8, "batch": 8}
 # The toy is so small that its best policy is known (`rlhf.rules`). It has no text and no base.
 TOY_MODEL: Final = ModelSpec(vocabulary=TOY_VOCABULARY, context=8, width=32, layers=1, hidden=64)
-TOY_TERMS: Final[dict[str, Any]] = {"prompt_tokens": 1, "response_tokens": TOY_LENGTH, "stop": None, "beta": TOY_BETA}
+TOY_TERMS: Final[dict[str, Any]] = {
+    "prompt_tokens": 1,
+    "response_tokens": TOY_LENGTH,
+    "stop": None,
+    "beta": TOY_BETA,
+    "ramp": 0.05,  # with which its rates were found
+}
 TOY: Final[dict[str, Any]] = PPO | {"batch": 128, "micro_batch": 128, "inner_rate": 3e-3, "inner_rate_floor": 0.02}

@@ -68,7 +68,7 @@ def levels() -> list[Environment]:
 def dress(peer: DemoPeer) -> None:
     known = levels()
     peer.threads = 1 + peer.number % 2
-    peer.environment = dict(known[peer.number % len(known)].variables)
+    peer.environment = dict(known[peer.number % len(known)].variables) | dispatch.WAITING  # who has two threads is in time, too
 
 
 def dress_to_tune(peer: DemoPeer) -> None:

@@ -1,7 +1,8 @@
 """Two ways through a model: sampling responses, and one pass over responses that are there.
 
-Axes: B responses, T tokens of a response, S inputs: those of the longest prompt and T − 1, V vocabulary, C features. Prompts may
-differ in length. A row is a prompt, its response right behind it, and padding: no token sees what stands behind it.
+Axes: B responses, R some of them, T tokens of a response, S inputs: those of the longest prompt and T − 1, V vocabulary, C
+features. Prompts may differ in length. A row is a prompt, its response right behind it, and padding: no token sees what stands
+behind it.
 """
 
 from __future__ import annotations
@@ -48,27 +49,34 @@ def _sample_part(
     responses: list[list[int]] = [[] for _ in prompts]
     at, longest = len(prompts[0]), len(prompts[-1])
     spec = replace(model.spec, context=longest + bounds.tokens_max)  # what is seen of it
-    going, cache = list(range(len(prompts))), Cache(spec, len(prompts))
+    going, cache = list(range(len(prompts))), Cache(spec, len(prompts))  # rows of the cache
     pending = torch.from_numpy(np.stack([prompt[:at] for prompt in prompts]))
     while going:
-        logits_BV = F.linear(model.features(pending, cache)[:, -1], model.embedding_VC)
-        # What an ended response goes on with, nobody reads.
-        next_B = torch.tensor([int(prompt[at]) if at < len(prompt) else 0 for prompt in prompts])
-        answered = [row for row in going if at >= len(prompts[row])]
+        logits_BV = F.linear(model.features(pending, cache, last=1)[:, -1], model.embedding_VC)
+        next_B = torch.tensor([int(prompts[row][at]) if at < len(prompts[row]) else 0 for row in going])
+        answered = [place for place, row in enumerate(going) if at >= len(prompts[row])]
         if answered:
-            noise_GV = torch.from_numpy(noise((rows[row], at - len(prompts[row])) for row in answered))
+            noise_GV = torch.from_numpy(noise((rows[row], at - len(prompts[row])) for row in map(going.__getitem__, answered)))
             next_B[answered] = (logits_BV[answered] + noise_GV).argmax(1)
-        for row in answered:
-            responses[row].append(int(next_B[row]))
-        going = [row for row in going if len(responses[row]) < bounds.tokens_max and responses[row][-1:] != [bounds.stop]]
+        for place in answered:
+            responses[going[place]].append(int(next_B[place]))
+        ended = {row for row in going if len(responses[row]) == bounds.tokens_max or responses[row][-1:] == [bounds.stop]}
+        if ended:
+            kept = [place for place, row in enumerate(going) if row not in ended]
+            cache.keep(kept)
+            going, next_B = [going[place] for place in kept], next_B[kept]
         pending, at = next_B[:, None], at + 1
         on_token()
     return responses
 
 
-def answering(features_BSC: Tensor, begin_B: Tensor, tokens: int) -> Tensor:
-    """(B, T, C): the features that give each of T tokens of a response, the first of which stands at `begin_B`."""
-    at_BT = begin_B[:, None] - 1 + torch.arange(tokens)
+def answering(model: GPT, x_BS: Tensor, begin_B: Tensor, tokens: int) -> Tensor:
+    """(B, T, C): the features that give each of T tokens of a response, the first of which stands at `begin_B`; behind the last
+    input any.
+    """
+    unseen = int(begin_B.min()) - 1  # positions at which no token is given
+    features_BSC = model.features(x_BS, last=x_BS.shape[1] - unseen)
+    at_BT = (begin_B[:, None] - 1 - unseen + torch.arange(tokens)).clamp(max=features_BSC.shape[1] - 1)
     return features_BSC.gather(1, at_BT[:, :, None].expand(-1, -1, features_BSC.shape[2]))
 
 
@@ -89,32 +97,41 @@ def over(
     noise: Noise | None = None,
     begin_B: Tensor | None = None,  # how long each prompt is; None: they are alike
 ) -> Passed:
-    """One pass over all responses, a few at a time, always the same ones together: so on one machine it gives the same bits."""
-    longest = tokens_BT.shape[1]
-    begin_B = torch.full((len(x_BS),), x_BS.shape[1] - longest + 1) if begin_B is None else begin_B
-    rows = max(1, NUMBERS_AT_ONCE // max(longest * model.spec.vocabulary, x_BS.shape[1] * 2 * model.spec.hidden))
-    logps, values, excesses = list[Tensor](), list[Tensor](), list[Tensor]()
+    """One pass over all responses, a few of like length at a time, always the same ones together: so on one machine it gives the
+    same bits.
+    """
+    logp_BT, value_BT = torch.zeros(tokens_BT.shape), torch.zeros(tokens_BT.shape)
+    excess_BT = None if noise is None else torch.zeros(tokens_BT.shape)
+    begin_B = torch.full((len(x_BS),), x_BS.shape[1] - tokens_BT.shape[1] + 1) if begin_B is None else begin_B
+    end_B = (begin_B - 1 + torch.tensor(lengths)).tolist()  # of the inputs
+    by_end, done = sorted(range(len(end_B)), key=end_B.__getitem__, reverse=True), 0
     with torch.no_grad():
-        for start in range(0, len(x_BS), rows):
-            part = slice(start, start + rows)
-            tokens = tokens_BT[part]
-            features_BTC = answering(model.features(x_BS[part]), begin_B[part], longest)
-            logits_BTV = F.linear(features_BTC, model.embedding_VC)
-            logps.append(log_probabilities(logits_BTV, tokens))
-            values.append(features_BTC @ model.heads[head] if head in model.heads else torch.zeros(tokens.shape))
-            if noise is not None:
-                excesses.append(_excess(logits_BTV, tokens, lengths[part], start, noise))
+        while done < len(by_end):
+            end = end_B[by_end[done]]
+            count = max(1, NUMBERS_AT_ONCE // max(tokens_BT.shape[1] * model.spec.vocabulary, end * 2 * model.spec.hidden))
+            rows = by_end[done : done + count]
+            longest = max(lengths[row] for row in rows)
+            tokens_RT = tokens_BT[rows, :longest]
+            features_RTC = answering(model, x_BS[rows, :end], begin_B[rows], longest)
+            logits_RTV = F.linear(features_RTC, model.embedding_VC)
+            logp_BT[rows, :longest] = log_probabilities(logits_RTV, tokens_RT)
+            if head in model.heads:
+                value_BT[rows, :longest] = features_RTC @ model.heads[head]
+            if noise is not None and excess_BT is not None:
+                excess_BT[rows, :longest] = _excess(logits_RTV, tokens_RT, [(row, lengths[row]) for row in rows], noise)
+            done += len(rows)
             on_part()
-    return Passed(torch.cat(logps), torch.cat(values), torch.cat(excesses) if excesses else None)
+    return Passed(logp_BT, value_BT, excess_BT)
 
 
-def _excess(logits_BTV: Tensor, tokens_BT: Tensor, lengths: Sequence[int], first: int, noise: Noise) -> Tensor:
-    excess_BT = torch.zeros(tokens_BT.shape)
-    at_once = max(1, NUMBERS_AT_ONCE // logits_BTV.shape[2])
-    for row, length in enumerate(lengths):
+def _excess(logits_RTV: Tensor, tokens_RT: Tensor, responses: Sequence[tuple[int, int]], noise: Noise) -> Tensor:
+    """Of responses, each named by its number and length."""
+    excess_RT = torch.zeros(tokens_RT.shape)
+    at_once = max(1, NUMBERS_AT_ONCE // logits_RTV.shape[2])
+    for row, (number, length) in enumerate(responses):
         for start in range(0, length, at_once):
             part = slice(start, min(start + at_once, length))
-            noise_TV = torch.from_numpy(noise((first + row, t) for t in range(part.start, part.stop)))
-            sums_TV = logits_BTV[row, part] + noise_TV
-            excess_BT[row, part] = sums_TV.amax(1) - sums_TV.gather(1, tokens_BT[row, part, None])[:, 0]
-    return excess_BT
+            noise_TV = torch.from_numpy(noise((number, t) for t in range(part.start, part.stop)))
+            sums_TV = logits_RTV[row, part] + noise_TV
+            excess_RT[row, part] = sums_TV.amax(1) - sums_TV.gather(1, tokens_RT[row, part, None])[:, 0]
+    return excess_RT

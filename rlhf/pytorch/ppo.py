@@ -60,7 +60,7 @@ def loss(
 ) -> Tensor:
     """The clipped losses of policy and, if there is one, value: means over the tokens of the inner step of these responses."""
     own: PpoTerms = model.job.own
-    features_BTC = passes.answering(model.features(x_BS), begin_B, tokens_BT.shape[1])
+    features_BTC = passes.answering(model, x_BS, begin_B, tokens_BT.shape[1])
     logp_BT = losses.log_probabilities(F.linear(features_BTC, model.embedding_VC), tokens_BT)
     edges = {"clip": own.clip_range, "ramp": own.ramp}
     loss_BT = losses.policy_losses(logp_BT, old_BT, advantage_BT, mask_BT, **edges)
@@ -189,7 +189,7 @@ class Declarer:
         reference = passes.over(engine.model, x_BS, tokens_BT, lengths, VALUE, on_step, begin_B=begin_B)
         engine.load(parameters)
         noise = self._noise(place) if is_checked else None
-        now = passes.over(engine.model, x_BS, tokens_BT, lengths, VALUE, on_step, noise, begin_B)
+        now = passes.over(engine.model, x_BS, tokens_BT, lengths, VALUE, on_step, noise=noise, begin_B=begin_B)
         score_B = self._scores(whole_BS, begins, responses, on_step)
         if self._own.words is not None:  # the lowest that a score counts, whatever said it
             blocked = [self._blocks_response(*row, on_step) for row in zip(asked, responses, strict=True)]

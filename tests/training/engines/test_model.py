@@ -81,6 +81,13 @@ def test_a_position_sees_only_its_own_past() -> None:
     assert not torch.allclose(before[:, 10:], after[:, 10:])
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("last", [1, 5, 12])
+def test_the_last_positions_alone_are_what_they_are_among_all(last: int) -> None:
+    model, x_BT = model_of(), tokens(2, 12)
+    assert torch.allclose(model.features(x_BT, last=last), model.features(x_BT)[:, -last:], atol=1e-6)
+
+
 def test_the_gradient_is_the_slope_of_the_loss() -> None:
     model, x_BT = model_of(), tokens(2, 17)
     model.gradients.zero_()

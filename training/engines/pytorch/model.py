@@ -99,20 +99,27 @@ class GPT:
         loss: Tensor = _CrossEntropy.apply(logits_BTV.flatten(0, 1), y_BT.flatten())
         return loss if reduction == "sum" else loss / y_BT.numel()
 
-    def features(self, x_BT: Tensor, cache: Cache | None = None) -> Tensor:
-        """The normalised residual stream of shape (B, T, C). With a cache, `x_BT` continues what the cache holds."""
+    def features(self, x_BT: Tensor, cache: Cache | None = None, last: int | None = None) -> Tensor:
+        """The normalised residual stream of shape (B, T, C), or of the `last` positions alone.
+
+        With a cache, `x_BT` continues what the cache holds.
+        """
         start = cache.length if cache else 0
         x_BTC = F.embedding(x_BT, self.embedding_VC)
         if self.first_C is not None and start == 0:
             x_BTC = torch.cat((x_BTC[:, :1] + self.first_C, x_BTC[:, 1:]), dim=1)
         for index, layer in enumerate(self.layers):
-            x_BTC = x_BTC + self._attention(layer, normalise(x_BTC, layer.attention_norm), start, cache, index)
+            heads_BTC = self._attention(layer, normalise(x_BTC, layer.attention_norm), start, cache, index)
+            if last is not None and index == len(self.layers) - 1:  # nobody looks at the other positions any more
+                x_BTC, heads_BTC = x_BTC[:, -last:], heads_BTC[:, -last:]
+            x_BTC = x_BTC + F.linear(heads_BTC, layer.output)
             x_BTC = x_BTC + mlp(layer, normalise(x_BTC, layer.mlp_norm))
         if cache:
             cache.length += x_BT.shape[1]
         return normalise(x_BTC, self.final_norm_C)
 
     def _attention(self, layer: Layer, x_BTC: Tensor, start: int, cache: Cache | None, index: int) -> Tensor:
+        """What all heads found, side by side: (B, T, C)."""
         heads, kv_heads = self.spec.heads, self.spec.kv_heads
         batch, length, width = x_BTC.shape
         packed_BTND = F.linear(x_BTC, layer.query_key_value).view(batch, length, heads + 2 * kv_heads, width // heads)
@@ -123,7 +130,7 @@ class GPT:
             k_BGTD, v_BGTD = cache.extend(index, k_BGTD, v_BGTD)
         # A single new token may look at everything before it; a whole sequence only at its own past.
         out_BHTD = F.scaled_dot_product_attention(q_BHTD, k_BGTD, v_BGTD, is_causal=length > 1, enable_gqa=kv_heads != heads)
-        return F.linear(out_BHTD.transpose(1, 2).reshape(batch, length, width), layer.output)
+        return out_BHTD.transpose(1, 2).reshape(batch, length, width)
 
     def _rotate(self, x_BTND: Tensor, start: int) -> Tensor:
         """Turns each pair of features (d, d + D/2) by an angle that grows with the position."""
@@ -152,7 +159,7 @@ class GPT:
             if cache.length + len(pending) > self.spec.context:
                 # Positions are absolute inside the cache: start it again from the younger half of the context.
                 cache, pending = Cache(self.spec), tokens[-max(1, self.spec.context // 2) :]
-            last_BC = self.features(torch.tensor([pending]), cache)[:, -1]
+            last_BC = self.features(torch.tensor([pending]), cache, last=1)[:, -1]
             token = choose(F.linear(last_BC, self.embedding_VC)[0], temperature, generator)
             if token == stop:
                 break
@@ -168,8 +175,12 @@ class Cache:
 
     def __init__(self, spec: ModelSpec, sequences: int = 1) -> None:
         shape = (spec.layers, sequences, spec.kv_heads, spec.context, spec.width // spec.heads)
-        self.keys, self.values = torch.zeros(shape), torch.zeros(shape)
+        self.keys, self.values = torch.empty(shape), torch.empty(shape)  # what is behind `length` is never read
         self.length = 0
+
+    def keep(self, sequences: list[int]) -> None:
+        """From now on of these alone."""
+        self.keys, self.values = self.keys[:, sequences], self.values[:, sequences]
 
     def __bool__(self) -> bool:
         return True
