@@ -78,7 +78,7 @@ class PpoTerms:
     score_clip: float = 10.0
     decay: float = TRACE_DECAY  # λ of GAE
     clip_range: float = CLIP  # of the ratio, and of the value in its own units
-    ramp: float = 0.2  # within which gradients fall to zero at these edges; 0 is the textbook, and in a narrow one rounding grows
+    ramp: float = 0.4  # within which gradients fall to zero at these edges; 0 is the textbook, and in a narrow one rounding grows
     value_weight: float = 0.1
     reward_model: Base | None = codec.added(None)  # where `reward` is model
     algorithm: Algorithm = codec.added(Algorithm.PPO)
