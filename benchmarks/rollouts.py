@@ -21,10 +21,10 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -40,15 +40,15 @@ from benchmarks.provenance import write
 from benchmarks.verdicts import conclude, verdict
 from features.arguments import whole_number
 from peer import features
+from peer.demo.cast import DemoPeer
 from peer.demo.demo import end_like_ctrl_c
 from protocol import codec
 from protocol.errors import UserError
-from rlhf.calls import RlhfCalls
 from rlhf.objective import PPO, PpoTerms
 from rlhf.presets import PPO as PRESET
 from rlhf.pytorch import passes
 from scenarios import network
-from scenarios.rlhf import STAGE_SECONDS_MAX, is_over, tunes
+from scenarios.rlhf import calls, tunes
 from scenarios.trials import COUNT, Parser
 from training.data.default_text import default_text
 from training.data.tokenizer import BpeTokenizer, ByteTokenizer, Tokenizer, train_bpe
@@ -64,6 +64,7 @@ BYTES = ModelSpec(width=192, layers=4, heads=4, kv_heads=2, hidden=608)
 BPE = replace(BYTES, vocabulary=2_048, hidden=460)  # as many parameters, of which a fifth says tokens
 FEW = replace(BYTES, vocabulary=8)  # untrained, it ends a response at every eighth token
 SAMPLED_PER_SECOND_MIN, CHECK_SHARE_MAX, START_SECONDS_MAX = 4_000, 0.25, 5.0
+JOB_SECONDS_MAX = 300.0  # of one round, on a busy machine
 DRIFT = 0.02  # deviation of the policy's parameters from the reference's: they differ, as after some rounds
 JOB, TRAINER, ROUND = bytes(32), bytes([1]) * 32, 1
 
@@ -201,20 +202,23 @@ async def starts(count: int, seed: int) -> list[float]:
     found = list[float]()
     async with network.running(4, seed=seed, dress=tunes) as peers:
         watched, base = peers.demo.watched, await peers.train({}, rounds=1)
-        await expected(partial(is_over, peers.peers, base))
-        calls: RlhfCalls = watched.client  # type: ignore[assignment]
+        await finished(watched, base)
         for _ in range(count):
             started = trio.current_time()
-            job = await calls.start_rlhf_training(base, "rule:vowels", 1)
-            await expected(partial(is_over, [watched], job))
+            await finished(watched, await calls(watched).start_rlhf_training(base, "rule:vowels", 1))
             found.append(trio.current_time() - started)
             print(f"a start: {found[-1]:.1f} s", file=sys.stderr)
     return found
 
 
-async def expected(condition: Callable[[], Awaitable[bool]]) -> None:
-    if not await network.holds(condition, STAGE_SECONDS_MAX):
-        raise UserError(f"no round was closed in {STAGE_SECONDS_MAX:.0f} s")
+async def finished(asked: DemoPeer, job: str) -> None:
+    """Returns when it is, as this peer sees it."""
+
+    async def is_finished() -> bool:
+        return any(view.job == job and view.state == "finished" for view in await asked.client.jobs())
+
+    if not await network.holds(is_finished, JOB_SECONDS_MAX):
+        raise UserError(f"a job of one round was not finished in {JOB_SECONDS_MAX:.0f} s")
 
 
 # What is shown -------------------------------------------------------------------------------------------------------
