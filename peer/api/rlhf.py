@@ -19,7 +19,8 @@ from ledger.network import NetworkState
 from peer.api.new_job import FETCHING_SECONDS_MAX, base_of, fetched, parse_overrides, tolerated, trainers_of
 from peer.api.preferences import preferences_of
 from peer.api.running import RunningPeer
-from peer.api.supervised import newline, parsed, supervised_spec, with_set
+from peer.api.supervised import newline, supervised_spec, with_set
+from peer.api.supervised import parsed as parsed_terms
 from peer.api.tracing import learned
 from peer.driver.deriving import derived
 from peer.serving.projects import find_project
@@ -227,10 +228,11 @@ class RlhfAnswers(RlhfCalls):
                 raise UserError("--words: the toy says no text, so it says no words: leave it out")
             return toy_spec(reward, rounds, name, overrides, liars)
         start, _, before = base_of(self.peer, base, "--base")
-        said_of_own, said = _parsed(overrides)
+        said_of_own, said = parsed(overrides)
         if before.tokenizer is not None and "stop" not in said_of_own:
             said_of_own["stop"] = newline(base, tokenizer.BpeTokenizer(fetched(self.peer, before.tokenizer)))
-        own = PpoTerms(reward=reward, words=hashlib.sha256(listed).digest() if listed else None, **said_of_own)
+        usual = presets.TERMS if reward == MODEL else presets.RULE_TERMS
+        own = PpoTerms(reward=reward, words=hashlib.sha256(listed).digest() if listed else None, **usual | said_of_own)
         if learned is not None:
             own = replace(own, reward_model=UNKNOWN, **_of_set(learned, before, own) | said_of_own)
         if problem := own.problem():
@@ -405,15 +407,15 @@ def toy_spec(reward: str, rounds: int, name: str, overrides: dict[str, str], lia
         raise UserError(
             f"--reward {reward!r} needs --base JOB, a finished job whose model is tuned; without one there is {alone}"
         )
-    own, said = _parsed(overrides)
+    own, said = parsed(overrides)
     settings = codec.encode(PpoTerms(reward=reward, **presets.TOY_TERMS | own))
     spec = JobSpec(name=name, objective="ppo", model=presets.TOY_MODEL, settings=settings, liars=liars)
     return replace(spec, **completed(presets.TOY | {"rounds": rounds} | said)).checked()
 
 
-def _parsed(overrides: dict[str, str]) -> tuple[dict[str, Any], dict[str, Any]]:
+def parsed(overrides: dict[str, str]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Fields of the objective, and fields of the job. Raises `UserError`."""
-    return parsed(overrides, PpoTerms, APART)
+    return parsed_terms(overrides, PpoTerms, APART)
 
 
 def _stage(key: bytes, job: Job | Waiting) -> StageView:

@@ -16,6 +16,7 @@ from protocol.api import PARTS, PeerApi, StatsView
 from protocol.identity import Identity
 from training.spec import JobSpec
 
+TEXT = "text"  # of `--rlhf`: a base, a reward model and a policy, one after another
 DEFAULT_ROUNDS = JobSpec(name="demo").rounds
 
 

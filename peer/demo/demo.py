@@ -26,10 +26,9 @@ import trio
 
 from ledger.core.genesis import TRAINER, Founder, Genesis
 from peer.api.new_job import parse_overrides
-from peer.api.rlhf import toy_spec
 from peer.commands.terminal import EXIT_INTERRUPTED, let_go, terminals
 from peer.demo import tuning
-from peer.demo.cast import Demo, DemoPeer, key_of, sent
+from peer.demo.cast import TEXT, Demo, DemoPeer, key_of, sent
 from peer.demo.display import Display
 from peer.demo.report import Disk, Report, make_places, make_report, usable, write_files
 from peer.features import founding_modules, install, roles
@@ -46,6 +45,7 @@ from training.data import corpus as data
 from training.data import shards
 from training.spec import JobSpec, completed
 
+ANYWHERE = ("--web-listen", "127.0.0.1:0")
 START_SECONDS_MAX = 60.0  # a peer's process until it answers; Python and numpy from a cold disk
 POLL_SECONDS = 0.5
 SERVED_SECONDS_MAX = 60.0
@@ -62,6 +62,8 @@ WIDE = "X86_V3 X86_V4 AVX512F AVX512CD AVX512_SKX AVX512_CLX AVX512_CNL AVX512_I
 
 def main(options: argparse.Namespace) -> int:
     """The exit status: 0 only if everything that the demo promises was seen. An interrupt is told here."""
+    if getattr(options, "preferences", None):
+        options.preferences = str(Path(options.preferences).expanduser().absolute())
     if options.data:
         options.data = str(Path(options.data).expanduser().absolute())
         _require_usable(Path(options.data))
@@ -73,7 +75,7 @@ def main(options: argparse.Namespace) -> int:
     install()
     rounds = {"rounds": str(options.rounds)} if options.rounds else {}
     if options.rlhf:
-        toy_spec(tuning.REWARD, options.rounds or tuning.ROUNDS, "demo", demo.overrides, 0)
+        tuning.check(demo)
     else:
         replace(JobSpec(name="demo", data=bytes(32)), **completed(parse_overrides(demo.overrides | rounds))).checked()
     options.json = str(Path(options.json).expanduser().absolute()) if options.json else ""
@@ -157,6 +159,7 @@ def cast_roles(options: argparse.Namespace, folder: Path) -> list[DemoPeer]:
 
     The last trainers lie. Against a false challenge f + 1 honest ones must judge, beside the accused and the liars.
     """
+    # Whoever trains a base, and tunes it, has the roles of both: `full`, which serves people, too.
     count, liars, rlhf = options.peers, options.malicious, getattr(options, "rlhf", None)  # the demo's own flag
     faults = (count - 1) // 3
     asked = getattr(options, "trainers", None) or 0  # the demo's own flag
@@ -176,6 +179,7 @@ def cast_roles(options: argparse.Namespace, folder: Path) -> list[DemoPeer]:
                 threads,
                 restricted,
                 trains_as=ROLE if rlhf else TRAINER,
+                serves=ANYWHERE if trains and rlhf == TEXT else (),
             )
         )
     if getattr(options, "web", False):  # the demo's own flag, too
@@ -190,10 +194,14 @@ async def _run(demo: Demo) -> int:
         make_directories(demo)
         await start(demo)
         display.say(f"{len(demo.peers)} peers are running, data in", demo.folder)
-        if demo.watched.serves:
+        if demo.options.web:
             await _show_page(demo, display)
         job = await begin_job(demo)
         rounds, finished = await watch(demo, job, display)
+        while finished and (then := await tuning.following(demo, job)):
+            display.say(f"job {job[:8]} is finished, {then[:8]} goes on from it")
+            job = then
+            rounds, finished = await watch(demo, job, display)
         report = await conclude(demo, job, rounds, finished, display)
     display.summary(report)
     if demo.options.keep:
@@ -381,7 +389,7 @@ async def conclude(demo: Demo, job: str, rounds: tuple[RoundView, ...], finished
     if demo.options.baseline and finished:
         display.say("training the same model alone, on the same number of accepted samples")
         baseline = await train_baseline(demo, job, rounds)
-    tuned = await tuning.measure(demo, job, export, watched) if demo.options.rlhf and finished else None
+    tuned = await tuning.measure(demo, job, watched) if demo.options.rlhf and finished else None
     report = await trio.to_thread.run_sync(make_report, demo, job, rounds, finished, seconds, baseline, tuned)
     write_files(demo, report, text, export)
     return report

@@ -22,7 +22,7 @@ from consensus.quorum import quorum
 from features.tables import Column, Fitted, counted
 from peer.commands.drawing import WIDTH_WITHOUT_TERMINAL, drawn, fitting, wrapped
 from peer.commands.views import PLAIN_MEAN, milliseconds, seconds, short
-from peer.demo.cast import Demo
+from peer.demo.cast import TEXT, Demo
 from peer.demo.report import Report
 from protocol.api import PARTS, JobView, RoundView
 from protocol.identity import peer_id
@@ -53,7 +53,9 @@ class Display:
         options = self._demo.options
         liars = f"{options.malicious} of them lying ({options.attack})" if options.malicious else "all honest"
         begins = f"folkmoot demo: {options.peers} peers, {liars}, training on"
-        if options.rlhf:
+        if options.rlhf == TEXT:
+            self._print(f"folkmoot demo: {options.peers} peers, {liars}: a base, a reward model, a policy that is tuned by it")
+        elif options.rlhf:
             self._print(f"folkmoot demo: {options.peers} peers, {liars}, tuning a toy whose best policy is known")
         elif options.data:
             self._print(begins, Path(options.data))
@@ -224,10 +226,15 @@ class Display:
             table.add_row("held-out bits/byte", f"{fall}   {curve(bits, min(CURVE_WIDTH, left - len(fall) - 3))}")
         if report.rlhf is not None:
             of = report.rlhf
-            gap = f"{of.reference_value:.4f} → {of.value:.4f} of {of.optimum:.4f}, {of.gap_closed:.2%} of the way"
+            gap = f"{of.reference_value:.4f} → {of.value:.4f}"
+            if of.gap_closed is not None:
+                gap += f" of {of.optimum:.4f}, {of.gap_closed:.2%} of the way"
             table.add_row("value", f"{gap} (score {of.score:.4f}, {of.kl:.3f} nats from the reference)")
             if of.distinct_2 is not None:
                 table.add_row("responses", f"{of.tokens:.1f} tokens, distinct-2 {of.distinct_2:.4f} in the last round")
+            if of.pair_accuracy is not None:
+                beside = f", by a linear model {of.linear_accuracy:.1%}" if of.linear_accuracy is not None else ""
+                table.add_row("held-out preferences", f"foretold {of.pair_accuracy:.1%}{beside}")
         if report.baseline_bits_per_byte is not None and bits:
             ratio = bits[-1] / report.baseline_bits_per_byte
             table.add_row("one process alone", f"{report.baseline_bits_per_byte:.3f} bits/byte; ours is {ratio:.3f} × that")

@@ -26,7 +26,9 @@ from protocol.errors import FolkmootError, UserError
 from protocol.identity import peer_id
 from protocol.reasons import shown
 from storage.store import Store
-from training.host import ModelHost
+from training.data.corpus import Manifest, text_path
+from training.host import ModelHost, directory_of
+from training.replicated.model import ReplicatedModel
 from training.spec import JobSpec
 
 TARGET_BITS_PER_BYTE = 3.6  # with the default flags; otherwise the loss must end below its start
@@ -66,6 +68,18 @@ class Disk:
     def spec(self, job: str) -> JobSpec:
         return JobSpec.decode(self.job(job).spec)
 
+    def model(self, job: bytes) -> ReplicatedModel:
+        """The newest one."""
+        return ReplicatedModel.open(directory_of(self._directory.models, job, self.state.jobs.jobs[job].round))
+
+    def blob(self, digest: bytes) -> bytes:
+        return (self._directory.blobs / digest.hex()).read_bytes()
+
+    def text(self, spec: JobSpec) -> Path:
+        """The file of what the job is trained on, as the peer assembled it."""
+        assert spec.data is not None
+        return text_path(self._directory.path / "texts", Manifest.decode(self.blob(spec.data)))
+
     def held_out(self, job: str) -> dict[int, float]:
         measured = self._store.measured(bytes.fromhex(job))
         return {
@@ -83,11 +97,11 @@ class Rlhf:
     beta: float
     rounds: int
     reference_value: float
-    optimum: float
     value: float
-    gap_closed: float  # (value − reference_value) / (optimum − reference_value)
     kl: float  # nats
     score: float
+    optimum: float | None = None
+    gap_closed: float | None = None  # (value − reference_value) / (optimum − reference_value)
     distinct_2: float | None = None  # of the last round, as its trainers declared it; as the next two
     tokens: float | None = None  # of a response
     length_correlation: float | None = None  # with the score

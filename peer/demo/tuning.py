@@ -1,44 +1,152 @@
-"""`peer demo --rlhf toy`: what such a demo does in its own way. Everything else is as in every demo."""
+"""`peer demo --rlhf toy|text`: what such a demo does in its own way. Everything else is as in every demo.
+
+The toy is one job. Text is three, one after another: a base that learns a text, a reward model that learns preferences, and a
+policy that is tuned by it.
+"""
 
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from pathlib import Path
 from typing import Final, cast
 
 import trio
 
-from peer.demo.cast import Demo
-from peer.demo.report import Rlhf
-from peer.export.writing import model_path
+from peer.api.new_job import parse_overrides, typed
+from peer.api.rlhf import parsed, toy_spec
+from peer.demo.cast import TEXT, Demo
+from peer.demo.report import Disk, Rlhf, usable
+from protocol.api import TrainRequest
+from protocol.errors import UserError
+from rlhf import examples, preferences
 from rlhf.calls import FiguresView, RlhfCalls
-from rlhf.objective import PpoTerms
+from rlhf.objective import PpoTerms, Prompts
 from training import checkpoint
+from training.data import default_text
 from training.replicated.model import ReplicatedModel
 
 REWARD: Final = "rule:bigram"
-ROUNDS: Final = 40
-POLICY, REFERENCE, SAMPLES = "policy.safetensors", "reference.safetensors", "samples.jsonl"
+ROUNDS: Final = {"toy": 40, TEXT: 20}
+OF_BASE, OF_REWARD = "base.", "reward."  # begin what `--set` says of those jobs; everything else is of the policy
+OF_ALL: Final = ("seed", "liars", "audit")  # what `--set` says of these holds for all three jobs
+EXAMPLES: Final = 3_000  # preferences, where nobody gives any
+EPOCHS: Final = 3
+BEGIN_SECONDS_MAX: Final = 60.0  # until the next stage begins: two blocks
+POLICY, REFERENCE, OF_PREFERENCES = "policy.safetensors", "reference.safetensors", "reward.safetensors"
+SAMPLES, PREFERENCES, TOKENIZER = "samples.jsonl", "preferences.jsonl", "tokenizer.json"
+
+
+def check(demo: Demo) -> None:
+    """What no job can have is told before anything starts. Raises `UserError`."""
+    options = demo.options
+    rounds = options.rounds or ROUNDS[options.rlhf]
+    if options.rlhf != TEXT:
+        toy_spec(REWARD, rounds, "demo", demo.overrides, 0)
+        return
+    base, reward, policy = _said(demo)
+    _taken(base, "vocabulary", 0)
+    _taken(reward, "epochs", EPOCHS)
+    parse_overrides(base)
+    parse_overrides(reward)
+    parsed(policy)
+    if options.preferences:
+        path = Path(options.preferences)
+        with usable("--preferences", path, "name a file of JSONL that can be read"), path.open("rb") as stream:
+            preferences.read_file(path.name, stream)
 
 
 async def begin(demo: Demo) -> str:
-    """The job."""
-    rounds = demo.options.rounds or ROUNDS
-    return await cast(RlhfCalls, demo.watched.client).start_rlhf_training("", REWARD, rounds, "demo", demo.overrides)
+    """The first job."""
+    options, calls = demo.options, demo.watched.client
+    if options.rlhf != TEXT:
+        rounds = options.rounds or ROUNDS[options.rlhf]
+        return await cast(RlhfCalls, calls).start_rlhf_training("", REWARD, rounds, "demo", demo.overrides)
+    said, _, _ = _said(demo)
+    rounds, vocabulary = _taken(said, "rounds", 0), _taken(said, "vocabulary", 0)
+    return await calls.train(TrainRequest("base", options.data or "", rounds, vocabulary, said))
 
 
-async def measure(demo: Demo, job: str, export: str, watched: tuple[FiguresView, ...]) -> Rlhf:
-    """Writes both models and responses of them into the demo's folder. A process of its own computes: this one loads no torch."""
-    policy, reference = demo.folder / POLICY, demo.folder / REFERENCE
-    shutil.copyfile(Path(export) / model_path(bytes.fromhex(job)), policy)
-    spec, _, origin = checkpoint.read(policy)
-    first = ReplicatedModel.initial(origin.job, spec)
-    checkpoint.export(reference, spec, first.parameters, checkpoint.Origin(origin.job, 0, first.root))
-    command = [sys.executable, "-m", "rlhf.pytorch.toy", str(policy), str(reference)]
-    found = json.loads((await trio.run_process(command, capture_stdout=True)).stdout)
+async def following(demo: Demo, job: str) -> str:
+    """The job that goes on from this one, which is finished; empty where none does. Raises `UserError` if it does not begin."""
+    if demo.options.rlhf != TEXT:
+        return ""
+    calls = cast(RlhfCalls, demo.watched.client)
+    stages = [stage.job for stage in (await calls.rlhf_status()).stages]
+    if job in stages[-1:]:
+        return ""
+    then = stages[1] if stages else await _tune(demo, calls, job)
+    with trio.move_on_after(BEGIN_SECONDS_MAX):
+        while all(view.job != then for view in await demo.watched.client.jobs()):  # noqa: ASYNC110
+            await trio.sleep(0.1)
+        return then
+    raise UserError(f"the stage after job {job[:8]} does not begin: the plan is {(await calls.rlhf_status()).state}")
+
+
+async def _tune(demo: Demo, calls: RlhfCalls, base: str) -> str:
+    options, (_, reward, policy) = demo.options, _said(demo)
+    epochs = _taken(reward, "epochs", EPOCHS)
+    # The prompts of the demo's own figures are windows of held-out text: the policy answers such ones, too.
+    said = {"prompts": Prompts.TEXT.value} | policy | {f"{OF_REWARD}{name}": text for name, text in reward.items()}
+    file = options.preferences
+    if not file:
+        path = demo.folder / PREFERENCES
+        made = examples.pairs(default_text.default_text(), EXAMPLES)
+        path.write_text("".join(json.dumps(pair) + "\n" for pair in made))
+        file = str(path)
+    return await calls.start_rlhf_training(base, "", options.rounds or ROUNDS[TEXT], "demo", said, file, epochs)
+
+
+def _said(demo: Demo) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
+    """The fields of the three jobs of text: of the base, of the reward model, of the policy."""
+    said = demo.overrides
+    parts: dict[str, dict[str, str]] = {OF_BASE: {}, OF_REWARD: {}, "": {}}
+    for name, text in said.items():
+        prefix = next((prefix for prefix in (OF_BASE, OF_REWARD) if name.startswith(prefix)), "")
+        parts[prefix][name.removeprefix(prefix)] = text
+    common = {name: said[name] for name in OF_ALL if name in said}
+    return common | parts[OF_BASE], common | parts[OF_REWARD], parts[""]
+
+
+def _taken(said: dict[str, str], name: str, usual: int) -> int:
+    """A number that is no field of a job; it is taken out. Raises `UserError`."""
+    return cast(int, typed(int, name, said.pop(name, str(usual))))
+
+
+async def measure(demo: Demo, job: str, watched: tuple[FiguresView, ...]) -> Rlhf:
+    """Writes the models and responses of them into the demo's folder. A process of its own computes: this one loads no torch."""
+    module, files = await trio.to_thread.run_sync(_write, demo, bytes.fromhex(job))
+    found = json.loads((await trio.run_process([sys.executable, "-m", module, *files], capture_stdout=True)).stdout)
     (demo.folder / SAMPLES).write_text("".join(json.dumps(sample) + "\n" for sample in found["samples"]))
+    spec, _, origin = checkpoint.read(demo.folder / POLICY)
     own: PpoTerms = spec.own
     seen = {name: getattr(watched[-1], name) for name in ("distinct_2", "tokens", "length_correlation")} if watched else {}
     return Rlhf(algorithm=own.algorithm.value, beta=own.beta, rounds=origin.round, **found["figures"], **seen)
+
+
+def _write(demo: Demo, job: bytes) -> tuple[str, list[str]]:
+    """The module that measures, and the files that it takes."""
+    disk = Disk(demo.watched.directory)
+    try:
+        policy = disk.model(job)
+        spec = policy.spec
+        base = disk.model(spec.base.job) if spec.base else None
+        first = ReplicatedModel.initial(job, spec, base)
+        files = [_saved(demo, POLICY, policy), _saved(demo, REFERENCE, first)]
+        read = spec.kind.read(spec)
+        if read is None or base is None:
+            return "rlhf.pytorch.toy", files
+        reward = disk.model(read.job)
+        files += [_saved(demo, OF_PREFERENCES, reward), *(str(disk.text(of)) for of in (base.spec, reward.spec))]
+        if spec.tokenizer is not None:
+            (demo.folder / TOKENIZER).write_bytes(disk.blob(spec.tokenizer))
+            files.append(str(demo.folder / TOKENIZER))
+        return "rlhf.pytorch.text", files
+    finally:
+        disk.close()
+
+
+def _saved(demo: Demo, name: str, model: ReplicatedModel) -> str:
+    path = demo.folder / name
+    checkpoint.export(path, model.spec, model.parameters, checkpoint.Origin(model.job, model.round, model.root))
+    return str(path)

@@ -18,7 +18,7 @@ from features.parts import Desk
 from features.tables import counted
 from ledger.members import MembersState
 from ledger.network import NetworkState
-from peer.roles.trainer import require_space, text_path
+from peer.roles.trainer import require_space
 from peer.serving.fetching import fetch_page
 from protocol.errors import FolkmootError, MissingBlobError, RemoteProtocolError, UserError
 from rlhf.module import RlhfState, outdated, sets_in_use
@@ -26,7 +26,7 @@ from rlhf.objective import MODULE
 from rlhf.pairs import manifest_of
 from rlhf.preferences import Pair, decided_pairs
 from rlhf.sets import Claim, SaySet, Source, voters
-from training.data.corpus import Manifest, read_manifest
+from training.data.corpus import Manifest, read_manifest, text_path
 
 # For one page, before the state is looked at again: a page that was redacted meanwhile never comes.
 FETCHING_SECONDS = 10.0

@@ -202,17 +202,13 @@ class Trainer(Voter):
         """The file of a job's text or tokens, and what names it."""
         await _fetch(round, digest, MESSAGE_BYTES_MAX)
         manifest = data.Manifest.decode(read_fetched(round, digest, MESSAGE_BYTES_MAX))
-        path = text_path(self.texts, manifest)
+        path = data.text_path(self.texts, manifest)
         if not path.exists():
             require_space(self.texts, manifest.size)
             for shard in manifest.shards:
                 await _fetch(round, shard, DATA_SHARD_BYTES)
             await trio.to_thread.run_sync(data.assemble, manifest, round.blobs.read, path)
         return path, manifest
-
-
-def text_path(texts: Path, manifest: data.Manifest) -> Path:
-    return texts / f"{manifest.text.hex()[:32]}{'.tokens' if manifest.tokenized else '.txt'}"
 
 
 def require_space(folder: Path, size: int) -> None:

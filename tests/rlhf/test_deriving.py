@@ -18,7 +18,6 @@ from curation.tasks import Entry, Page, Task, redacted, root_of, task_id
 from peer import features
 from peer.driver import deriving
 from peer.driver.deriving import Deriving
-from peer.roles.trainer import text_path
 from protocol import codec
 from protocol.errors import MissingBlobError, UserError
 from rlhf import plans
@@ -30,6 +29,7 @@ from rlhf.tracing import set_of
 from tests.ledger.world import PEOPLE
 from tests.rlhf import test_sets
 from tests.rlhf.test_sets import AUTHOR, BOTH_BAD, TASKS, Compared
+from training.data.corpus import text_path
 
 VOTER = PEOPLE[1]
 

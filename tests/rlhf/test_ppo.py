@@ -266,7 +266,7 @@ def test_on_the_toy_a_policy_comes_near_the_best_that_there_is() -> None:
     """Its one trainer's updates are taken as they are. The best policy, and how near another is to it, are known exactly."""
     own = PpoTerms(reward="rule:bigram", prompt_tokens=1, response_tokens=5, stop=None, beta=rules.TOY_BETA)
     model = ModelSpec(vocabulary=rules.TOY_VOCABULARY, context=8, width=16, layers=1, hidden=32)
-    fields = completed(presets.PPO | {"batch": 32, "inner_rate": 3e-3})
+    fields = completed(presets.TOY | {"batch": 32, "inner_rate_floor": 0.1})
     spec = JobSpec(name="toy", objective="ppo", model=model, settings=codec.encode(own), **fields).checked()
     first = initial_parameters(spec)
     engine: Any = KIND.open(spec, Tokens.none(ByteTokenizer.token_bytes), ByteTokenizer(), first)

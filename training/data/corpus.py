@@ -242,6 +242,11 @@ def assemble(manifest: Manifest, read: Callable[[bytes], bytes], path: Path) -> 
             raise RemoteProtocolError("bad-manifest", f"shards make {size} bytes with another hash, {manifest.size} were named")
 
 
+def text_path(folder: Path, manifest: Manifest) -> Path:
+    """Where in a folder of texts this one is assembled."""
+    return folder / f"{manifest.text.hex()[:32]}{'.tokens' if manifest.tokenized else '.txt'}"
+
+
 # From the text file to tokens ----------------------------------------------------------------------------------------
 
 

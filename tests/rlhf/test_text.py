@@ -1,0 +1,114 @@
+"""Preferences over a text: the linear model of them, made-up ones, and a whole network that tunes a policy by them."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from peer import features
+from rlhf import examples, linear
+from rlhf.preferences import Pair
+from rlhf.rules import vowels
+from tests.peer.processes import environment
+from training import checkpoint
+from training.data import default_text
+
+DEMO_SECONDS_MAX = 120.0
+TINY = ("model.width=16", "model.layers=1", "model.hidden=16", "model.context=64", "local_steps=1", "batch=2", "rounds=1")
+TERMS = ("prompt_tokens=8", "response_tokens=8", "epochs=1", "local_steps=2", "batch=8")
+FIGURES = {"algorithm", "beta", "rounds", "reference_value", "optimum", "value", "gap_closed", "kl", "score", "distinct_2"}
+
+
+def said(count: int, wrong: float = 0.0) -> list[Pair]:
+    """Of two responses the one with `good` is the better one; the others' words say nothing. Some are turned around."""
+    draw, pairs = random.Random(0), list[Pair]()
+    for number in range(count):
+        words = [draw.choices("abcdefgh", k=6) for _ in range(2)]
+        words[0][draw.randrange(6)], words[1][draw.randrange(6)] = "good", "bad"
+        first = 1000 if draw.random() >= wrong else 0
+        pairs.append(Pair(number.to_bytes(8, "big"), f"p{number}", *(" ".join(of) for of in words), first))
+    return pairs
+
+
+def test_a_linear_model_learns_words_in_spite_of_noise() -> None:
+    weights = linear.fitted(said(400, wrong=0.25))
+    assert linear.accuracy(weights, said(100)) == 1.0
+    good, bad = linear.scores(weights, ("good", "bad"))
+    assert good > 0 > bad
+
+
+def test_the_weights_are_where_the_loss_is_least() -> None:
+    """At the least the slope is zero: for each feature, what the pairs pull is what the penalty holds."""
+    pairs, penalty = said(50, wrong=0.25), 0.1
+    weights, pulls = linear.fit(pairs, penalty), np.zeros(linear.FEATURES)
+    for pair in pairs:
+        first, second = linear.features(pair.first), linear.features(pair.second)
+        d = weights[list(first)].sum() - weights[list(second)].sum()
+        miss = pair.p / 1000 - 1 / (1 + np.exp(-d))
+        pulls[list(first - second)] += miss
+        pulls[list(second - first)] -= miss
+    np.testing.assert_allclose(pulls, penalty * len(pairs) * weights, atol=1e-3)
+
+
+def test_ties_count_nowhere() -> None:
+    tie = [Pair(b"1", "", "good", "bad", 500)]
+    assert linear.accuracy(np.zeros(linear.FEATURES), tie) is None
+    assert linear.accuracy(np.zeros(linear.FEATURES), said(4)) == 0.5, "equal scores count half"
+
+
+def test_made_up_preferences_like_vowels_and_are_wrong_now_and_then() -> None:
+    pairs = list(examples.pairs(default_text.default_text(), 400))
+    right = [vowels((), pair["chosen"].encode()) > vowels((), pair["rejected"].encode()) for pair in pairs]
+    assert 0.85 < sum(right) / len(right) < 0.95
+    text = default_text.default_text().decode("ascii", errors="ignore")
+    continued = [pair["prompt"] + pair["chosen"] in text for pair in pairs]
+    assert 0.4 < sum(continued) / len(continued) < 0.6, "that a response continues its prompt says nothing"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("demo --rlhf toy --preferences pairs.jsonl", "--preferences pairs.jsonl: say --rlhf text with it"),
+        ("demo --rlhf text --preferences nothing.jsonl", "nothing.jsonl: No such file or directory"),
+        ("demo --rlhf text --set reward.batches=2", "'batches' is not a field of a job"),
+        ("demo --rlhf text --baseline", "--baseline is about training on text: leave it out with --rlhf text"),
+    ],
+)
+def test_what_no_demo_can_have_is_told_at_once(words: str, told: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "peer.cli", *words.split(), "--report", str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=DEMO_SECONDS_MAX)
+    assert done.returncode != 0 and told in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_demo_goes_from_a_text_over_preferences_to_a_policy(tmp_path: Path) -> None:
+    settings = [f"base.{field}" for field in TINY] + ["reward.local_steps=1", "reward.batch=4", "reward.rounds=1", *TERMS]
+    words = ("demo", "--rlhf", "text", "--no-web", "--rounds", "1", "--set", *settings)
+    places = ("--report", str(tmp_path / "run"), "--json", str(tmp_path / "r.json"))
+    done = subprocess.run(
+        [sys.executable, "-m", "peer.cli", *words, *places],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        timeout=DEMO_SECONDS_MAX,
+        stdin=subprocess.DEVNULL,
+    )
+    report = json.loads((tmp_path / "r.json").read_text())
+    told = report["failures"]
+    assert told in ([], ["the tuned policy is no better than its reference"]), done.stdout + done.stderr  # after one round
+    assert report["rejected"].keys() == {"liar-2"} and report["rejected"]["liar-2"]["replay"] == 1
+    found = report["rlhf"]
+    assert found.keys() == FIGURES | {"tokens", "length_correlation", "pair_accuracy", "linear_accuracy"}
+    assert found["optimum"] is None and found["gap_closed"] is None and found["linear_accuracy"] > 0.5 and found["kl"] > -1
+    assert 0 < found["pair_accuracy"] < 1 and found["value"] == pytest.approx(found["score"] - found["beta"] * found["kl"])
+    features.install()
+    specs = [checkpoint.read(tmp_path / "run" / f"{name}.safetensors")[0] for name in ("policy", "reference", "reward")]
+    assert [spec.objective for spec in specs] == ["ppo", "ppo", "reward"]
+    samples = [json.loads(line) for line in (tmp_path / "run" / "samples.jsonl").read_text().splitlines()]
+    assert len(samples) >= 64 and all(sample.keys() == {"prompt", "policy", "reference"} for sample in samples)
