@@ -88,7 +88,7 @@ def test_what_no_demo_can_have_is_told_at_once(words: str, told: str, tmp_path: 
 
 
 def test_a_demo_goes_from_a_text_over_preferences_to_a_policy(tmp_path: Path) -> None:
-    settings = [f"base.{field}" for field in TINY] + ["reward.local_steps=1", "reward.batch=4", "reward.rounds=1", *TERMS]
+    settings = [f"base.{field}" for field in TINY] + ["reward.local_steps=2", "reward.batch=4", "reward.rounds=1", *TERMS]
     words = ("demo", "--rlhf", "text", "--no-web", "--rounds", "1", "--set", *settings)
     places = ("--report", str(tmp_path / "run"), "--json", str(tmp_path / "r.json"))
     done = subprocess.run(
