@@ -14,7 +14,7 @@ from typing import Final, cast
 import trio
 
 from peer.api.new_job import parse_overrides, typed
-from peer.api.rlhf import parsed, toy_spec
+from peer.api.rlhf import OF_REWARD, parsed, toy_spec
 from peer.demo.cast import TEXT, Demo
 from peer.demo.report import Disk, Rlhf, usable
 from protocol.api import TrainRequest
@@ -28,7 +28,7 @@ from training.replicated.model import ReplicatedModel
 
 REWARD: Final = "rule:bigram"
 ROUNDS: Final = {"toy": 40, TEXT: 20}
-OF_BASE, OF_REWARD = "base.", "reward."  # begin what `--set` says of those jobs; everything else is of the policy
+OF_BASE: Final = "base."  # begins what `--set` says of the base, as `OF_REWARD` does of the reward model
 OF_ALL: Final = ("seed", "liars", "audit")  # what `--set` says of these holds for all three jobs
 EXAMPLES: Final = 3_000  # preferences, where nobody gives any
 EPOCHS: Final = 3

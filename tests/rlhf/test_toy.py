@@ -88,7 +88,7 @@ def test_a_demo_tunes_and_names_who_trained_on_another_reward(tmp_path: Path) ->
     rejected: dict[str, Any] = report["rejected"]
     assert rejected.keys() == {"liar-2"} and rejected["liar-2"]["replay"] > 0 and report["accepted"].get("liar-2", 0) == 0
     found = report["rlhf"]
-    assert found.keys() == FIGURES | {"pair_accuracy", "linear_accuracy"}
+    assert found.keys() == FIGURES | {"distinct_2", "tokens", "length_correlation", "pair_accuracy", "linear_accuracy"}
     assert (found["algorithm"], found["beta"], found["rounds"], found["pair_accuracy"]) == ("ppo", 0.1, 2, None)
     assert found["reference_value"] < found["value"] < found["optimum"] and 0 < found["gap_closed"] < 1
 
