@@ -22,7 +22,7 @@ from rlhf import linear, rollouts
 from rlhf.objective import PPO, PpoTerms
 from rlhf.objectives import OBJECTIVES
 from rlhf.pairs import open_pairs
-from rlhf.preferences import parted, unpacked
+from rlhf.preferences import Pair, parted, unpacked
 from rlhf.pytorch import passes
 from rlhf.pytorch.reward import Scorer
 from rlhf.pytorch.reward import figures as figures_of_reward
@@ -66,7 +66,7 @@ def measured(
     score, reference_score = (_score(scorer, prompts_BP, responses, own.stop) for responses in (ours, theirs))
     kl = sum(sign * _logp(model, spec, prompts_BP, ours) for sign, model in zip((1, -1), models, strict=True))
     with pairs.open("rb") as stream:
-        trained, held_out = parted(unpacked(stream), of_reward.held_out_permille)
+        trained, held_out = parted(unpacked(stream, Pair), of_reward.held_out_permille)
     figures = Figures(
         reference_value=reference_score,
         value=score - own.beta * kl,
