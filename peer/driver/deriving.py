@@ -7,6 +7,7 @@ nothing.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 import trio
 
@@ -24,7 +25,7 @@ from protocol.errors import FolkmootError, MissingBlobError, RemoteProtocolError
 from rlhf.module import RlhfState, outdated, sets_in_use
 from rlhf.objective import MODULE
 from rlhf.pairs import manifest_of
-from rlhf.preferences import Pair, decided_pairs
+from rlhf.preferences import Pair, compared, decided_pairs
 from rlhf.sets import Claim, SaySet, Source, voters
 from training.data.corpus import Manifest, read_manifest, text_path
 
@@ -39,11 +40,16 @@ class _Changed(FolkmootError):
     """A page has another one in its place by now."""
 
 
+class _Over(FolkmootError):
+    """Nobody waits for the set any more."""
+
+
 class Deriving:
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
         self._begun: set[bytes] = set()
         self._forgotten: set[bytes] = set()
+        self._threads = trio.CapacityLimiter(1)  # whatever plans are begun and cancelled, the peer's other work has its threads
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -67,15 +73,17 @@ class Deriving:
     async def _answer(self, key: bytes) -> None:
         while (claim := self._due().get(key)) is not None:
             try:
-                await self._desk.submit("rlhf/set", SaySet(key, await self._found(claim)))
+                await self._desk.submit("rlhf/set", SaySet(key, await self._found(key, claim)))
+            except _Over:
+                continue
             except UserError as error:
                 log.info("the set of plan %s: %s", key.hex()[:8], error)
                 await trio.sleep(RETRY_SECONDS)
         self._begun.discard(key)
 
-    async def _found(self, claim: Claim) -> bytes | None:
+    async def _found(self, key: bytes, claim: Claim) -> bytes | None:
         """The set that this peer derives; None if there is none. One that others can be asked for by its name is kept."""
-        pairs = await derived(self._desk, claim.source)
+        pairs = await derived(self._desk, claim.source, lambda: key in self._due(), self._threads)
         try:
             found = await trio.to_thread.run_sync(manifest_of, pairs, claim.source.tokens)
         except UserError:
@@ -120,30 +128,50 @@ class Deriving:
             return None
 
 
-async def derived(desk: Desk, source: Source) -> list[Pair]:
-    """As `decided_pairs`, of the state as it is now. It waits for pages that are not here, and never gives up by itself."""
+async def derived(
+    desk: Desk, source: Source, goes_on: Callable[[], bool] = lambda: True, threads: trio.CapacityLimiter | None = None
+) -> list[Pair]:
+    """As `decided_pairs`, of the state as it is now. It waits for pages that are not here as long as it `goes_on`, and holds no
+    thread meanwhile. Raises `_Over`.
+    """
     while True:
+        state = desk.state.of(CurationState)
         try:
-            return await trio.to_thread.run_sync(_pairs, desk, source)
+            pages = await trio.to_thread.run_sync(_pages, state, source, limiter=threads)
+            await _fetched(desk, state, source, pages, goes_on)
+            return await trio.to_thread.run_sync(_pairs, desk, state, source, limiter=threads)
         except _Changed:
             await trio.lowlevel.checkpoint()
 
 
-def _pairs(desk: Desk, source: Source) -> list[Pair]:
-    """In a thread of Trio's, which ends with the call. Raises `_Changed`."""
-    state, members = desk.state.of(CurationState), desk.state.of(MembersState)
+def _pages(state: CurationState, source: Source) -> list[tuple[bytes, TaskPage]]:
+    return [(key, entry) for key, entry, _ in compared(state, source.project, source.height)]
 
-    async def is_here(key: bytes, entry: TaskPage) -> bool:
-        project = state.projects.get(source.project)
-        assert project is not None
-        while desk.state.of(CurationState).pages.get(key) == entry:
+
+async def _fetched(
+    desk: Desk, state: CurationState, source: Source, pages: list[tuple[bytes, TaskPage]], goes_on: Callable[[], bool]
+) -> None:
+    """Returns when all of them are here. Raises `_Changed`, `_Over`."""
+    project = state.projects.get(source.project)
+    assert project is not None
+    author = desk.state.of(MembersState).current(project.author)
+    for key, entry in pages:
+        is_here = False
+        while not is_here:
+            if not goes_on():
+                raise _Over("no plan waits for this set")
+            if desk.state.of(CurationState).pages.get(key) != entry:
+                raise _Changed("a page was replaced")
             with trio.move_on_after(FETCHING_SECONDS):
-                return await fetch_page(desk, key, entry, members.current(project.author))
-        return False
+                if not await fetch_page(desk, key, entry, author):
+                    raise _Changed("a page was replaced")
+                is_here = True
+
+
+def _pairs(desk: Desk, state: CurationState, source: Source) -> list[Pair]:
+    """In a thread. Raises `_Changed`."""
 
     def page(key: bytes, entry: TaskPage) -> Page | None:
-        if not trio.from_thread.run(is_here, key, entry):
-            raise _Changed("a page was replaced")
         try:
             return read_page(desk.read(entry.digest, PAGE_BYTES_MAX), Kind.PAIR, entry.root, entry.count)
         except MissingBlobError:

@@ -186,6 +186,28 @@ async def test_a_voter_waits_for_the_tasks(world: Paged, tmp_path: Path, monkeyp
         assert await said(desk) == [named]
 
 
+async def test_a_plan_whose_tasks_never_come_holds_no_thread_and_is_forgotten_when_it_is_cancelled(
+    world: Paged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else one member would take all threads of every voter, by plans that it begins and cancels."""
+    monkeypatch.setattr(deriving, "FETCHING_SECONDS", 0.02)
+    naming(world, world.pairs(), monkeypatch)
+    desk = Desk(world, tmp_path)
+    work = Deriving(desk)  # type: ignore[arg-type]
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(work.run)
+            await desk.asked.wait()
+            await trio.testing.wait_all_tasks_blocked()
+            limits = (work._threads, trio.to_thread.current_default_thread_limiter())
+            assert [limit.borrowed_tokens for limit in limits] == [0, 0]
+            world.say(AUTHOR, "rlhf/cancel", plans.Cancel(world.key))
+            while work._begun:  # noqa: ASYNC110
+                await trio.sleep(0.01)
+            nursery.cancel_scope.cancel()
+    assert not desk.said
+
+
 async def test_a_page_that_is_redacted_while_it_is_fetched_is_not_waited_for(
     world: Paged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
