@@ -43,11 +43,16 @@ ABOUT_ALGORITHMS = "of `rlhf start`: ppo (default); grpo: without a value head; 
     Argument("--reward", default="", metavar="rule:NAME", help="of `rlhf start`: a rule of the program, such as rule:vowels"),
     Argument("--preferences", default="", metavar="FILE", help="of `rlhf start`: JSONL with prompt, chosen, rejected, perhaps p"),
     Argument("--project", default="", metavar="PROJECT", help="of `rlhf start`: preferences that people decided in it"),
-    Argument("--reward-epochs", type=whole_number(1), default=3, metavar="N", help="of `rlhf start`: over these (default 3)"),
+    Argument(
+        "--reward-epochs",
+        type=whole_number(1),
+        default=3,
+        metavar="N",
+        help="of `rlhf start`: how often the pairs are gone through (default 3)",
+    ),
     Argument("--ppo-iterations", type=whole_number(0), default=10, metavar="N", help="of `rlhf start`: rounds (default 10)"),
     Argument("--algorithm", choices=ALGORITHMS, default="", metavar="NAME", help=ABOUT_ALGORITHMS),
     Argument("--beta", type=not_negative, default=None, metavar="B", help="of `rlhf start`: weight of the reference"),
-    Argument("--epochs", type=whole_number(1), default=0, metavar="N", help="of `rlhf start`: over the preferences (default 3)"),
     Argument("--name", default="", metavar="NAME", help="of `rlhf start`: what people call the job"),
     Argument("--set", action="extend", nargs="+", default=[], metavar="FIELD=VALUE", help="of `rlhf start`: other fields"),
     Argument("--tokens", type=whole_number(1, 100_000), default=64, metavar="N", help="of `rlhf compare` (default 64)"),
@@ -78,14 +83,22 @@ async def rlhf(asked: Asked[RlhfCalls]) -> None:
                 raise UserError(f"rlhf start: say --base JOB, a finished job that `jobs` lists, and {what}")
             said = set_overrides(options.set)
             if "rounds" in said:
-                instead = "--epochs N" if options.algorithm == "dpo" else f"--ppo-iterations {said['rounds']}"
+                instead = "--reward-epochs N" if options.algorithm == "dpo" else f"--ppo-iterations {said['rounds']}"
                 raise UserError(f"rlhf start: rounds follow from something else: say {instead} instead")
             file = str(Path(options.preferences).expanduser().absolute()) if options.preferences else ""
             words = str(Path(options.words).expanduser().absolute()) if options.words else ""
             if options.beta is not None:
                 said["beta"] = str(options.beta)
-            epochs = options.epochs or options.reward_epochs
-            how = (options.ppo_iterations, options.name, said, file, epochs, options.project, words, options.algorithm)
+            how = (
+                options.ppo_iterations,
+                options.name,
+                said,
+                file,
+                options.reward_epochs,
+                options.project,
+                words,
+                options.algorithm,
+            )
             start = asked.api.start_rlhf_training(options.base, options.reward, *how)
             asked.show(f"job {await asked.decided(start)} is decided; `rlhf status` shows how it goes")
             if file:

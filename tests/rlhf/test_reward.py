@@ -18,22 +18,21 @@ from protocol.errors import StorageError, UserError
 from protocol.reasons import Finding, Verdict, label
 from rlhf import pairs
 from rlhf.objective import PpoTerms
-from rlhf.preferences import Pair, packed, pairs_of_step, parted
+from rlhf.preferences import Pair, pairs_of_step, parted
 from rlhf.pytorch import score
 from rlhf.pytorch.reward import Scorer
 from rlhf.reward import REWARD, SCORE
+from tests.rlhf.seat import JOB, TRAINER, Seat, write
 from training import checkpoint, tasks
 from training.data.default_text import default_text
 from training.data.tokenizer import ByteTokenizer
 from training.engines.engine import Other
 from training.engines.pytorch.kind import KIND
-from training.replay import trace
 from training.replicated.layout import Float32Array, layout_of
 from training.replicated.model import ReplicatedModel
 from training.spec import AuditMode, JobSpec
 from training.transformer import ModelSpec
 
-JOB, TRAINER = bytes([1]) * 32, bytes([2]) * 32
 SPEC = JobSpec(
     name="reward",
     objective="reward",
@@ -66,60 +65,19 @@ def some_pairs(count: int = 60) -> list[Pair]:
     return [pair(number) for number in range(1, count + 1)]
 
 
-def write(path: Path, some: list[Pair]) -> str:
-    path.write_bytes(b"".join(packed(some)))
-    return str(path)
-
-
-class World:
-    """One trainer's round, and those who look at it."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.text = write(folder / "set", some_pairs())
-        self.model = ReplicatedModel.initial(JOB, SPEC)
-        self.model.save(folder / "model")
-
-    def worker(self, text: str | None = None, micro_batch: int = 1 << 30) -> Jobs:
-        jobs = Jobs(KIND, lambda: None, micro_batch)
-        opened = jobs.answer(tasks.OpenJob(JOB, SPEC.encode(), text or self.text, None))
-        assert isinstance(opened, tasks.Opened) and opened.train_tokens and opened.held_out_tokens
-        return jobs
-
-    def propose(self, jobs: Jobs) -> tasks.Proposed:
-        out = {"buffer_out": str(self.folder / "m"), "states_out": str(self.folder / "states")}
-        done = jobs.answer(tasks.Propose(JOB, 0, TRAINER, str(self.folder / "model"), None, None, **out))
-        assert isinstance(done, tasks.Proposed)
-        (self.folder / "payload").write_bytes(done.payload)
-        return done
-
-    def audited(self, jobs: Jobs) -> Verdict:
-        files = (str(self.folder / "payload"), str(self.folder / "m"), None, None)
-        found = jobs.answer(tasks.Audit(JOB, 0, TRAINER, str(self.folder / "model"), *files))
-        assert isinstance(found, tasks.Audited)
-        return found.verdict
-
-    def replayed(self, jobs: Jobs, done: tasks.Proposed, step: int) -> Finding:
-        assert done.trace is not None
-        made = self.folder / "states"
-        listed = trace.Trace.decode((made / done.trace.hex()).read_bytes(), SPEC)
-        states = {digest: str(made / digest.hex()) for digest in trace.needed(listed, step, SPEC)}
-        model, payload = str(self.folder / "model"), str(self.folder / "payload")
-        how = (JOB, 0, TRAINER, step, model, payload, done.buffer_digest, None, None, str(made / done.trace.hex()), states)
-        found = jobs.answer(tasks.Replay(*how, None, None))
-        assert isinstance(found, tasks.Replayed)
-        return found.finding
+def seat_of(folder: Path) -> Seat:
+    return Seat(folder, SPEC, some_pairs())
 
 
 def test_an_honest_proposal_passes_every_check_whatever_the_parts_of_a_batch(tmp_path: Path) -> None:
-    world = World(tmp_path)
+    world = seat_of(tmp_path)
     done, other = world.propose(world.worker()), world.worker(micro_batch=3)
     assert world.audited(other) is Verdict.ACCEPT
     assert [world.replayed(other, done, step) for step in range(SPEC.local_steps)] == [Finding.MATCH] * SPEC.local_steps
 
 
 def test_turned_preferences_are_found_out(tmp_path: Path) -> None:
-    world = World(tmp_path)
+    world = seat_of(tmp_path)
     turned = write(tmp_path / "turned", [replace(pair, p=1000 - pair.p) for pair in some_pairs()])
     done, honest = world.propose(world.worker(turned)), world.worker()
     assert world.audited(honest) is Verdict.REPLAY

@@ -12,18 +12,16 @@ import pytest
 import torch
 
 from peer import features
-from peer.worker.main import Jobs
 from protocol import codec
 from protocol.errors import UserError
 from protocol.reasons import Finding, Verdict
-from rlhf.preferences import Record, packed
+from rlhf.preferences import Record
 from rlhf.responses import Example, encoded, read_examples, rows
 from rlhf.supervised import NATS, DpoTerms, InstructTerms, open_responses
-from tests.rlhf.test_reward import JOB, SPEC, TRAINER, some_pairs
-from training import tasks
+from tests.rlhf.seat import JOB, TRAINER, Seat, write
+from tests.rlhf.test_reward import SPEC, some_pairs
 from training.data.tokenizer import ByteTokenizer
 from training.engines.pytorch.kind import KIND
-from training.replay import trace
 from training.replicated.model import ReplicatedModel
 
 OF = {
@@ -45,51 +43,13 @@ def records(name: str) -> list[Record]:
     return [*some_examples()] if name == "instruct" else [*some_pairs()]
 
 
-class World:
-    """One trainer's round, and those who look at it."""
-
-    def __init__(self, folder: Path, name: str) -> None:
-        self.folder, self.spec = folder, OF[name]
-        ReplicatedModel.initial(JOB, self.spec).save(folder / "model")
-        self.set = self.write("set", records(name))
-
-    def write(self, name: str, some: list[Record]) -> str:
-        (self.folder / name).write_bytes(b"".join(packed(some)))
-        return str(self.folder / name)
-
-    def worker(self, file: str | None = None, micro_batch: int = 1 << 30) -> Jobs:
-        jobs = Jobs(KIND, lambda: None, micro_batch)
-        jobs.answer(tasks.OpenJob(JOB, self.spec.encode(), file or self.set, None))
-        return jobs
-
-    def propose(self, jobs: Jobs) -> tasks.Proposed:
-        out = {"buffer_out": str(self.folder / "m"), "states_out": str(self.folder / "states")}
-        done = jobs.answer(tasks.Propose(JOB, 0, TRAINER, str(self.folder / "model"), None, None, **out))
-        assert isinstance(done, tasks.Proposed)
-        (self.folder / "payload").write_bytes(done.payload)
-        return done
-
-    def audited(self, jobs: Jobs) -> Verdict:
-        files = (str(self.folder / "payload"), str(self.folder / "m"), None, None)
-        found = jobs.answer(tasks.Audit(JOB, 0, TRAINER, str(self.folder / "model"), *files))
-        assert isinstance(found, tasks.Audited)
-        return found.verdict
-
-    def replayed(self, jobs: Jobs, done: tasks.Proposed, step: int) -> Finding:
-        assert done.trace is not None
-        made = self.folder / "states"
-        listed = trace.Trace.decode((made / done.trace.hex()).read_bytes(), self.spec)
-        states = {digest: str(made / digest.hex()) for digest in trace.needed(listed, step, self.spec)}
-        model, payload = str(self.folder / "model"), str(self.folder / "payload")
-        how = (JOB, 0, TRAINER, step, model, payload, done.buffer_digest, None, None, str(made / done.trace.hex()), states)
-        found = jobs.answer(tasks.Replay(*how, None, None))
-        assert isinstance(found, tasks.Replayed)
-        return found.finding
+def seat_of(folder: Path, name: str) -> Seat:
+    return Seat(folder, OF[name], records(name))
 
 
 @pytest.mark.parametrize("name", OF)
 def test_an_honest_proposal_passes_every_check_and_one_of_other_responses_none(tmp_path: Path, name: str) -> None:
-    world = World(tmp_path, name)
+    world = seat_of(tmp_path, name)
     done, other = world.propose(world.worker()), world.worker(micro_batch=3)
     assert world.audited(other) is Verdict.ACCEPT
     # Another auditor passes over the pairs of this step alone.
@@ -97,14 +57,14 @@ def test_an_honest_proposal_passes_every_check_and_one_of_other_responses_none(t
     false: list[Record] = [replace(example, response="zzz") for example in some_examples()]
     if name == "dpo":
         false = [replace(pair, p=1000 - pair.p) for pair in some_pairs()]
-    lie = world.propose(world.worker(world.write("false", false)))
+    lie = world.propose(world.worker(write(tmp_path / "false", false)))
     assert world.audited(other) is Verdict.REPLAY
     assert [world.replayed(other, lie, step) for step in range(SPEC.local_steps)] == [Finding.MISMATCH] * SPEC.local_steps
 
 
 @pytest.mark.parametrize("name", OF)
 def test_it_learns_and_is_measured_on_prompts_that_were_never_trained_on(tmp_path: Path, name: str) -> None:
-    world = World(tmp_path, name)
+    world = seat_of(tmp_path, name)
     found = open_responses(world.spec, Path(world.set), ByteTokenizer())
     parameters = ReplicatedModel.initial(JOB, world.spec).parameters
     engine = KIND.open(world.spec, found, ByteTokenizer(), parameters)
@@ -121,7 +81,7 @@ def test_it_learns_and_is_measured_on_prompts_that_were_never_trained_on(tmp_pat
 
 
 def test_the_reference_of_a_pair_is_what_the_first_model_gives_it_token_by_token(tmp_path: Path) -> None:
-    world = World(tmp_path, "dpo")
+    world = seat_of(tmp_path, "dpo")
     found = open_responses(world.spec, Path(world.set), ByteTokenizer())
     first = ReplicatedModel.initial(JOB, world.spec).parameters
     engine = KIND.open(world.spec, found, ByteTokenizer(), first)

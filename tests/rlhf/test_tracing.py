@@ -12,7 +12,8 @@ from rlhf.pairs import encoded
 from rlhf.preferences import Pair, parted
 from rlhf.reward import REWARD
 from rlhf.tracing import Round, draws, found
-from tests.rlhf.test_reward import JOB, SPEC
+from tests.rlhf.seat import JOB
+from tests.rlhf.test_reward import SPEC
 from training.data.tokenizer import ByteTokenizer
 from training.objectives.objective import Step
 
