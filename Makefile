@@ -54,7 +54,7 @@ demo: setup
 test: setup
 	@echo "the tests take about 7 minutes on two idle cores, and up to 25 on a busy machine; lint, types and simulations have their own commands"
 	@$(COLLECT) tests/[a-o]*/ tests/test_*.py > /dev/null & $(COLLECT) tests/[p-z]*/ > /dev/null; wait
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist worksteal
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist worksteal -m "not large"
 
 test-browser: setup
 	@command -v chromium >/dev/null && command -v chromedriver >/dev/null || { echo "make: no browser and driver; Debian: apt install chromium chromium-driver" >&2; exit 1; }

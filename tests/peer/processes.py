@@ -20,6 +20,7 @@ from peer.cli import main
 from protocol.api import StatusView
 from protocol.errors import UserError
 
+LOG_SHOWN = 4_000  # characters at its end, where a test fails after a daemon has ended
 SECONDS_MAX = 20.0  # for anything that takes a second or two when it works
 
 
@@ -100,6 +101,8 @@ def daemons(directories: Sequence[Path]) -> Iterator[list[Daemon]]:
         yield made
     finally:
         for daemon in made:
+            if daemon.process is not None and daemon.process.poll() is not None:  # pytest shows it where the test failed
+                print(f"{daemon.directory.name} ended with {daemon.process.returncode}:\n{daemon.log[-LOG_SHOWN:]}")
             daemon.kill()
 
 
