@@ -66,6 +66,7 @@ class AuditTerms:
 
 JOBS = ModuleVersion("jobs", 1)
 JOBS_OF_ESTIMATES = ModuleVersion("jobs", 2)  # specifications may say `memory`
+JOBS_OF_MODELS = ModuleVersion("jobs", 3)  # specifications may say `model.tied`, `model.rope_base`, `model.norm_epsilon`
 
 
 @dataclass(frozen=True, slots=True)
@@ -545,6 +546,12 @@ class JobsOfEstimatesModule(JobsModule):
 
     def upgraded(self, old: JobsState, version: int) -> JobsState:
         return old
+
+
+class JobsOfModelsModule(JobsOfEstimatesModule):
+    """As version 2. Only programs that know models of other forms are in a network that runs this one."""
+
+    version = JOBS_OF_MODELS.version
 
 
 def _stop(state: JobsState, members: MembersState, key: bytes, author: bytes, height: int) -> JobsState:

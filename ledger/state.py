@@ -19,7 +19,16 @@ from ledger.audits.docket import AuditsModule, FirstAuditsModule
 from ledger.audits.state import AuditsState
 from ledger.core.genesis import Genesis, ModuleVersion
 from ledger.core.module import Change, Context, Module, Refused, Replaced, Said
-from ledger.jobs import RUNNING_MAX, ClosedRound, JobRules, JobsModule, JobsOfEstimatesModule, JobsState, JobStarted
+from ledger.jobs import (
+    RUNNING_MAX,
+    ClosedRound,
+    JobRules,
+    JobsModule,
+    JobsOfEstimatesModule,
+    JobsOfModelsModule,
+    JobsState,
+    JobStarted,
+)
 from ledger.members import Expelled, MembersModule, MembersState, Rekeyed
 from ledger.network import NetworkModule, NetworkState, Upgrade
 from ledger.tables import Table, table_fields
@@ -159,7 +168,7 @@ class StoredState:
 
 def core_modules(job_rules: JobRules) -> tuple[Module[Any], ...]:
     """The modules of every network in all their versions, in their order inside a block."""
-    jobs = JobsModule(job_rules), JobsOfEstimatesModule(job_rules)
+    jobs = JobsModule(job_rules), JobsOfEstimatesModule(job_rules), JobsOfModelsModule(job_rules)
     audits = FirstAuditsModule(job_rules), AuditsModule(job_rules)
     return MembersModule(), *jobs, *audits, NetworkModule()
 

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from ledger.core.genesis import ModuleVersion
-from ledger.jobs import JOBS_OF_ESTIMATES, AuditTerms, Base, ClosedRound, JobTerms
+from ledger.jobs import JOBS_OF_ESTIMATES, JOBS_OF_MODELS, AuditTerms, Base, ClosedRound, JobTerms
 from protocol import codec
 from protocol.errors import StorageError
 from protocol.identity import Signed
@@ -62,7 +62,7 @@ class ModelHost:
         return JobTerms(
             name=job.name,
             objective=job.objective,
-            requires=(ModuleVersion(job.kind.module, job.kind.version), *((JOBS_OF_ESTIMATES,) if job.has_estimates else ())),
+            requires=_requires(job),
             rounds=job.rounds,
             audited=job.audit is AuditMode.FULL,
             needs_worker=job.kind.needs_worker,
@@ -234,6 +234,11 @@ class ModelHost:
                 files.retire(directory)
         if number == spec.rounds:
             files.remove_spare(self.directory(job, number))
+
+
+def _requires(job: JobSpec) -> tuple[ModuleVersion, ...]:
+    said = {JOBS_OF_ESTIMATES: job.has_estimates, JOBS_OF_MODELS: not job.model.is_first_form}
+    return ModuleVersion(job.kind.module, job.kind.version), *(module for module, is_said in said.items() if is_said)
 
 
 def _audit_terms(job: JobSpec) -> AuditTerms:

@@ -160,6 +160,10 @@ def typed(kind: Any, name: str, text: str) -> Any:
         if text == "none":
             return None
         kind = get_args(kind)[0]
+    if kind is bool:
+        if text not in ("true", "false"):
+            raise UserError(f"{name} = {text!r} is neither true nor false")
+        return text == "true"
     try:
         value = kind(text)
     except ValueError:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from rlhf.losses import log_probabilities
 from rlhf.rollouts import Bounds, TokenIds
@@ -52,7 +51,7 @@ def _sample_part(
     going, cache = list(range(len(prompts))), Cache(spec, len(prompts))  # rows of the cache
     pending = torch.from_numpy(np.stack([prompt[:at] for prompt in prompts]))
     while going:
-        logits_BV = F.linear(model.features(pending, cache, last=1)[:, -1], model.embedding_VC)
+        logits_BV = model.logits(model.features(pending, cache, last=1)[:, -1])
         next_B = torch.tensor([int(prompts[row][at]) if at < len(prompts[row]) else 0 for row in going])
         answered = [place for place, row in enumerate(going) if at >= len(prompts[row])]
         if answered:
@@ -113,7 +112,7 @@ def over(
             longest = max(lengths[row] for row in rows)
             tokens_RT = tokens_BT[rows, :longest]
             features_RTC = answering(model, x_BS[rows, :end], begin_B[rows], longest)
-            logits_RTV = F.linear(features_RTC, model.embedding_VC)
+            logits_RTV = model.logits(features_RTC)
             logp_BT[rows, :longest] = log_probabilities(logits_RTV, tokens_RT)
             if head in model.heads:
                 value_BT[rows, :longest] = features_RTC @ model.heads[head]

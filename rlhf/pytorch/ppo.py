@@ -12,7 +12,6 @@ from typing import Final
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from rlhf import blocklist, guards, losses, prompts, rollouts
 from rlhf.blocklist import Blocklist
@@ -61,7 +60,7 @@ def loss(
     """The clipped losses of policy and, if there is one, value: means over the tokens of the inner step of these responses."""
     own: PpoTerms = model.job.own
     features_BTC = passes.answering(model, x_BS, begin_B, tokens_BT.shape[1])
-    logp_BT = losses.log_probabilities(F.linear(features_BTC, model.embedding_VC), tokens_BT)
+    logp_BT = losses.log_probabilities(model.logits(features_BTC), tokens_BT)
     edges = {"clip": own.clip_range, "ramp": own.ramp}
     loss_BT = losses.policy_losses(logp_BT, old_BT, advantage_BT, mask_BT, **edges)
     if own.algorithm is Algorithm.PPO:

@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from rlhf import losses
 from rlhf.pytorch.reward import MEASURED_PAIRS_MAX, TOKENS_AT_ONCE, figures_of
@@ -26,7 +25,7 @@ from training.spec import JobSpec
 
 def response_logp(model: GPT, x_BS: Tensor, y_BS: Tensor, mask_BS: Tensor) -> Tensor:
     """(B,): log-probability of each response behind its prompt. Logits are made for its tokens alone."""
-    logits_MV = F.linear(model.features(x_BS)[mask_BS], model.embedding_VC)
+    logits_MV = model.logits(model.features(x_BS)[mask_BS])
     logp_M = losses.log_probabilities(logits_MV[None], y_BS[mask_BS][None])[0]
     row_M = mask_BS.nonzero()[:, 0]
     return torch.zeros(len(x_BS)).index_add(0, row_M, logp_M)

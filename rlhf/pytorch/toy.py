@@ -51,7 +51,7 @@ def log_probabilities(spec: JobSpec, parameters: Float32Array) -> rules.Float64A
     model, responses = _model(spec, parameters), torch.from_numpy(rules.toy_responses())
     prompted = F.pad(responses[:, :-1], (1, 0), value=rules.TOY_PROMPT)
     with torch.no_grad():
-        logits = F.linear(model.features(prompted), model.embedding_VC)
+        logits = model.logits(model.features(prompted))
         logp: rules.Float64Array = losses.log_probabilities(logits, responses).double().sum(1).numpy()
     return logp
 

@@ -47,7 +47,7 @@ class World:
         self.engine.load(self.first)
         with torch.no_grad():
             features = self.engine.model.features(torch.zeros((1, 1), dtype=torch.int64))[0]
-            logits = features @ self.engine.model.embedding_VC.T  # the prompt is token 0, so they are alike
+            logits = self.engine.model.logits(features)  # the prompt is token 0, so they are alike
         noise = rollouts.gumbel(rollouts.Place(JOB, 0, TRAINER), ((row, 0) for row in range(RESPONSES)), 256)
         best = (logits + torch.from_numpy(noise)).topk(2, dim=1)
         assert [int(response[0]) for response in self.responses] == best.indices[:, 0].tolist()

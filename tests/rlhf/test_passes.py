@@ -42,7 +42,7 @@ def test_responses_of_many_lengths_are_what_each_would_be_alone(monkeypatch: pyt
         length = lengths[row]
         with torch.no_grad():
             features_TC = model.features(rows[row][None, :-1])[0, -length:]
-        logits_TV = F.linear(features_TC, model.embedding_VC)
+        logits_TV = model.logits(features_TC)
         sums_TV = logits_TV + torch.from_numpy(noise((row, t) for t in range(length)))
         excess_T = sums_TV.amax(1) - sums_TV[range(length), response]
         assert excess_T.max() <= EPSILON, "each token is the one that its noise chooses"

@@ -277,7 +277,7 @@ def test_on_the_toy_a_policy_comes_near_the_best_that_there_is() -> None:
         responses = torch.from_numpy(rules.toy_responses())
         prompted = torch.nn.functional.pad(responses[:, :-1], (1, 0), value=rules.TOY_PROMPT)
         with torch.no_grad():
-            logits = engine.model.features(prompted) @ engine.model.embedding_VC.T
+            logits = engine.model.logits(engine.model.features(prompted))
         return log_probabilities(logits, responses).sum(1).double().numpy()
 
     reference, parameters = logp(first), first

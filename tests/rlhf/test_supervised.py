@@ -94,7 +94,7 @@ def test_the_reference_of_a_pair_is_what_the_first_model_gives_it_token_by_token
     for text in np.flatnonzero(known)[:5]:
         start, response, end = found.trained.starts[text], found.trained.responses[text], found.trained.starts[text + 1]
         ids = torch.from_numpy(found.train[start:end].astype(np.int64))
-        logp = (engine.model.features(ids[None, :-1]) @ engine.model.embedding_VC.T).log_softmax(-1)[0]  # type: ignore[attr-defined]
+        logp = engine.model.logits(engine.model.features(ids[None, :-1])).log_softmax(-1)[0]  # type: ignore[attr-defined]
         summed = sum(logp[at - 1, ids[at]] for at in range(int(response - start), len(ids)))
         assert found.trained.reference[text] == pytest.approx(float(summed.detach()), abs=1e-4)
 

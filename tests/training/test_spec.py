@@ -1,13 +1,17 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ledger.core.genesis import ModuleVersion
 from protocol.errors import RemoteProtocolError, UserError
 from protocol.limits import BLOB_BYTES_MAX, TRAINERS_MAX
+from training.host import ModelHost
 from training.replay.inner_state import inner_bytes
 from training.spec import (
     ESTIMATES,
@@ -39,6 +43,27 @@ def test_a_specification_survives_the_wire() -> None:
 def test_a_job_that_says_nothing_of_memory_has_the_bytes_and_the_identity_that_it_had() -> None:
     old = replace(JOB, outer_rate=0.7)
     assert hashlib.sha256(old.encode()).hexdigest() == "9fd17215469da3503b01566b9ff95ec67612f22f6fe20b052ea97c49acf58fe8"
+
+
+@pytest.mark.parametrize("said", [{"tied": False}, {"rope_base": 5e5}, {"norm_epsilon": 1e-5}])
+def test_a_model_of_another_form_survives_the_wire_and_needs_programs_that_know_it(said: dict[str, Any], tmp_path: Path) -> None:
+    host, other = ModelHost(tmp_path), replace(JOB, model=ModelSpec(**said))
+    assert JobSpec.decode(other.encode()) == other and other.encode() != JOB.encode()
+    assert ModuleVersion("jobs", 3) in host.terms(other.encode()).requires
+    assert host.terms(JOB.encode()).requires == (ModuleVersion("jobs", 1),)
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ({"rope_base": 0.5}, r"rope_base 0\.5 must lie in 1\.\.1e\+09"),
+        ({"rope_base": float("nan")}, "rope_base nan must lie"),
+        ({"norm_epsilon": 0.0}, "norm_epsilon 0 must lie"),
+        ({"norm_epsilon": float("inf")}, "norm_epsilon inf must lie"),
+    ],
+)
+def test_forms_out_of_bounds_are_refused_by_name(said: dict[str, Any], why: str) -> None:
+    assert re.match(why, ModelSpec(**said).problem() or "")
 
 
 @pytest.mark.parametrize(

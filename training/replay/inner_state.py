@@ -16,6 +16,7 @@ import numpy as np
 from protocol.errors import RemoteProtocolError
 from training.replicated.layout import Float32Array, Layout, Tensor, float32_bytes, layout_of
 from training.spec import Inner, JobSpec
+from training.transformer import EMBEDDING, OUTPUT
 
 # Beside the root of AdamW's second moments. Not 1e-8: rounding would then turn the step of a parameter whose gradient is that
 # small, and honest replays on other processors would differ by more than a job tolerates (decision 42).
@@ -128,7 +129,7 @@ def _flushed(matrix: Float32Array) -> Float32Array:
 
 
 def hidden_matrices(layout: Layout) -> list[Tensor]:
-    """What Muon is for: the matrices between the embedding, which is the output layer too, and the loss."""
+    """What Muon is for: the matrices between the embedding and the output layer, whether those are one or two."""
     return [tensor for tensor in layout.tensors if _is_hidden_matrix(tensor)]
 
 
@@ -137,4 +138,4 @@ def others(layout: Layout) -> list[Tensor]:
 
 
 def _is_hidden_matrix(tensor: Tensor) -> bool:
-    return len(tensor.shape) == 2 and tensor.name != "embedding.weight"
+    return len(tensor.shape) == 2 and tensor.name not in (EMBEDDING, OUTPUT)

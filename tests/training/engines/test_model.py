@@ -15,6 +15,9 @@ from training.transformer import ModelSpec
 SPEC = JobSpec(name="t", data=bytes(32), model=ModelSpec(context=32, width=32, layers=2, heads=4, kv_heads=2, hidden=48))
 
 
+OTHER = replace(SPEC, model=replace(SPEC.model, tied=False, rope_base=100.0, norm_epsilon=1e-2))
+
+
 def model_of(spec: JobSpec = SPEC) -> GPT:
     model = GPT(spec)
     with torch.no_grad():
@@ -29,17 +32,17 @@ def tokens(batch: int, length: int, seed: int = 0) -> torch.Tensor:
 
 def reference_logits(model: GPT, x_T: torch.Tensor) -> torch.Tensor:
     """The same network written the slow way: one sequence, one head and one position at a time."""
-    spec, layout = SPEC.model, layout_of(SPEC)
+    spec, layout = model.spec, layout_of(model.job)
     weights = {name: torch.from_numpy(view) for name, view in layout.view(model.parameters.numpy()).items()}
     head = spec.width // spec.heads
 
     def norm(x: torch.Tensor, name: str) -> torch.Tensor:
-        return x / torch.sqrt((x * x).mean(-1, keepdim=True) + 1e-6) * weights[name]
+        return x / torch.sqrt((x * x).mean(-1, keepdim=True) + spec.norm_epsilon) * weights[name]
 
     def turn(x_D: torch.Tensor, position: int) -> torch.Tensor:
         turned = x_D.clone()
         for d in range(head // 2):
-            angle = torch.tensor(position * 10_000.0 ** (-2 * d / head), dtype=torch.float64)
+            angle = torch.tensor(position * spec.rope_base ** (-2 * d / head), dtype=torch.float64)
             a, b = x_D[d], x_D[d + head // 2]
             turned[d], turned[d + head // 2] = a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()
         return turned
@@ -60,13 +63,14 @@ def reference_logits(model: GPT, x_T: torch.Tensor) -> torch.Tensor:
         y_TC = norm(x_TC, at + "mlp_norm.weight")
         gated_TF = F.silu(y_TC @ weights[at + "gate.weight"].T) * (y_TC @ weights[at + "up.weight"].T)
         x_TC = x_TC + gated_TF @ weights[at + "down.weight"].T
-    return norm(x_TC, "final_norm.weight") @ weights["embedding.weight"].T
+    return norm(x_TC, "final_norm.weight") @ weights["embedding.weight" if spec.tied else "lm_head.weight"].T
 
 
-def test_the_model_is_the_network_it_says_it_is() -> None:
-    model, x_BT = model_of(), tokens(2, 7)
+@pytest.mark.parametrize("spec", [SPEC, OTHER])
+def test_the_model_is_the_network_it_says_it_is(spec: JobSpec) -> None:
+    model, x_BT = model_of(spec), tokens(2, 7)
     with torch.no_grad():
-        logits = F.linear(model.features(x_BT), model.embedding_VC)
+        logits = model.logits(model.features(x_BT))
         for row in range(2):
             torch.testing.assert_close(logits[row], reference_logits(model, x_BT[row]), rtol=1e-4, atol=1e-4)
 
@@ -131,7 +135,7 @@ def test_generation_with_a_cache_gives_what_the_whole_sequence_gives(kv_heads: i
     model, prompt = model_of(spec), tokens(1, 5)[0].tolist()
     made = model.generate(prompt, 20, temperature=0, seed=0, on_token=lambda: None)
     with torch.no_grad():
-        logits = F.linear(model.features(torch.tensor([prompt + made])), model.embedding_VC)[0]
+        logits = model.logits(model.features(torch.tensor([prompt + made])))[0]
     assert made == logits[len(prompt) - 1 : -1].argmax(-1).tolist()
 
 
@@ -153,7 +157,7 @@ def test_a_low_temperature_prefers_the_likeliest_token() -> None:
 
 
 def test_rotary_tables_turn_by_the_position() -> None:
-    cos_TD, sin_TD = rotary_tables(4, 6)
+    cos_TD, sin_TD = rotary_tables(ModelSpec(context=4, width=6, heads=1, kv_heads=1))
     assert cos_TD.shape == sin_TD.shape == (4, 6)
     torch.testing.assert_close(cos_TD[3, :1], torch.tensor([3.0]).cos())
     torch.testing.assert_close(-sin_TD[:, :3], sin_TD[:, 3:])

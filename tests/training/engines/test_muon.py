@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -39,6 +41,12 @@ def test_matrices_between_embedding_and_loss_are_its_own_and_adamw_has_the_rest(
     rest = sum(tensor.size for tensor in others(LAYOUT))
     assert slots(SPEC) == {"momentum": slice(0, LAYOUT.size), "second": slice(LAYOUT.size, LAYOUT.size + rest)}
     assert inner_size(SPEC) == LAYOUT.size + rest
+
+
+def test_an_output_layer_of_its_own_is_left_to_adamw() -> None:
+    untied = layout_of(replace(SPEC, model=replace(SPEC.model, tied=False)))
+    assert hidden_matrices(untied) == hidden_matrices(LAYOUT)
+    assert [tensor.name for tensor in others(untied)][-1] == "lm_head.weight"
 
 
 def test_it_walks_as_written_down_for_each_tensor_alone() -> None:

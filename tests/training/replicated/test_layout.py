@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -24,6 +26,16 @@ def test_names_and_shapes_are_those_of_the_model_in_torch_orientation() -> None:
     assert shapes["layers.0.down.weight"] == (64, 192)
     assert shapes["layers.0.mlp_norm.weight"] == shapes["layers.1.attention_norm.weight"] == (64,)
     assert len(shapes) == 2 + 2 * 9
+
+
+def test_an_output_layer_of_its_own_is_one_more_matrix_at_the_end() -> None:
+    tied = ModelSpec(vocabulary=256, width=64)
+    untied = replace(tied, tied=False)
+    layouts = [layout_of(JobSpec(name="job", data=bytes(32), model=model)) for model in (tied, untied)]
+    assert layouts[1].tensors[:-1] == layouts[0].tensors
+    last = layouts[1].tensors[-1]
+    assert (last.name, last.shape, last.decayed) == ("lm_head.weight", (256, 64), True)
+    assert [layout.size for layout in layouts] == [tied.parameters, untied.parameters]
 
 
 def test_the_default_job_has_about_160_thousand_parameters() -> None:

@@ -1,5 +1,5 @@
 """A modern GPT in one file: RMSNorm (Zhang 2019), rotary positions (Su 2021), SwiGLU (Shazeer 2020), grouped-query attention
-(Ainslie 2023), tied embeddings, generation with a key/value cache.
+(Ainslie 2023), an output layer that is the embedding or a matrix of its own, generation with a key/value cache.
 
 Its parameters are views of one flat float32 vector in the canonical order of `replicated.layout`, so that loading, updating and
 reading them back costs one copy. Suffixes name the axes: B sequences, T tokens, C features (width), H query heads, G key/value
@@ -18,10 +18,8 @@ from torch.nn import functional as F
 
 from training.replicated.layout import layout_of
 from training.spec import JobSpec
-from training.transformer import FIRST, HEAD, ModelSpec
+from training.transformer import EMBEDDING, FIRST, HEAD, OUTPUT, ModelSpec
 
-ROTARY_BASE = 10_000.0  # Su et al. 2021, section 3.2.2
-NORM_EPSILON = 1e-6
 TEMPERATURE_MIN = 1e-6  # below it the likeliest token is as good as sure, and quotients overflow
 
 
@@ -66,12 +64,13 @@ class GPT:
         self._tensors = {tensor.name: tensor for tensor in layout.tensors}
         self.parameters = torch.zeros(layout.size)
         self.gradients = torch.zeros(layout.size)
-        self.embedding_VC = self._view("embedding.weight")
+        self.embedding_VC = self._view(EMBEDDING)
+        self.output_VC = self.embedding_VC if spec.tied else self._view(OUTPUT)
         self.final_norm_C = self._view("final_norm.weight")
         self.layers = [self._layer(f"layers.{index}.") for index in range(spec.layers)]
         self.heads = {name: self._view(name) for name in self._tensors if name.startswith(HEAD)}  # (C,) each, if any
         self.first_C = self.heads.get(FIRST)
-        self.cos_TD, self.sin_TD = rotary_tables(spec.context, spec.width // spec.heads)
+        self.cos_TD, self.sin_TD = rotary_tables(spec)
 
     def _layer(self, prefix: str) -> Layer:
         return Layer(
@@ -95,9 +94,13 @@ class GPT:
 
     def loss(self, x_BT: Tensor, y_BT: Tensor, reduction: str = "mean") -> Tensor:
         """Cross-entropy of the next tokens `y_BT`, in nats."""
-        logits_BTV = F.linear(self.features(x_BT), self.embedding_VC)
+        logits_BTV = self.logits(self.features(x_BT))
         loss: Tensor = _CrossEntropy.apply(logits_BTV.flatten(0, 1), y_BT.flatten())
         return loss if reduction == "sum" else loss / y_BT.numel()
+
+    def logits(self, features: Tensor) -> Tensor:
+        """Of every token, (…, V), from features of shape (…, C)."""
+        return F.linear(features, self.output_VC)
 
     def features(self, x_BT: Tensor, cache: Cache | None = None, last: int | None = None) -> Tensor:
         """The normalised residual stream of shape (B, T, C), or of the `last` positions alone.
@@ -109,14 +112,17 @@ class GPT:
         if self.first_C is not None and start == 0:
             x_BTC = torch.cat((x_BTC[:, :1] + self.first_C, x_BTC[:, 1:]), dim=1)
         for index, layer in enumerate(self.layers):
-            heads_BTC = self._attention(layer, normalise(x_BTC, layer.attention_norm), start, cache, index)
+            heads_BTC = self._attention(layer, self._normalise(x_BTC, layer.attention_norm), start, cache, index)
             if last is not None and index == len(self.layers) - 1:  # nobody looks at the other positions any more
                 x_BTC, heads_BTC = x_BTC[:, -last:], heads_BTC[:, -last:]
             x_BTC = x_BTC + F.linear(heads_BTC, layer.output)
-            x_BTC = x_BTC + mlp(layer, normalise(x_BTC, layer.mlp_norm))
+            x_BTC = x_BTC + mlp(layer, self._normalise(x_BTC, layer.mlp_norm))
         if cache:
             cache.length += x_BT.shape[1]
-        return normalise(x_BTC, self.final_norm_C)
+        return self._normalise(x_BTC, self.final_norm_C)
+
+    def _normalise(self, x_BTC: Tensor, weight_C: Tensor) -> Tensor:
+        return F.rms_norm(x_BTC, weight_C.shape, weight_C, self.spec.norm_epsilon)
 
     def _attention(self, layer: Layer, x_BTC: Tensor, start: int, cache: Cache | None, index: int) -> Tensor:
         """What all heads found, side by side: (B, T, C)."""
@@ -160,7 +166,7 @@ class GPT:
                 # Positions are absolute inside the cache: start it again from the younger half of the context.
                 cache, pending = Cache(self.spec), tokens[-max(1, self.spec.context // 2) :]
             last_BC = self.features(torch.tensor([pending]), cache, last=1)[:, -1]
-            token = choose(F.linear(last_BC, self.embedding_VC)[0], temperature, generator)
+            token = choose(self.logits(last_BC)[0], temperature, generator)
             if token == stop:
                 break
             tokens.append(token)
@@ -197,15 +203,11 @@ def mlp(layer: Layer, x_BTC: Tensor) -> Tensor:
     return F.linear(F.silu(gate_BTF) * up_BTF, layer.down)
 
 
-def normalise(x_BTC: Tensor, weight_C: Tensor) -> Tensor:
-    return F.rms_norm(x_BTC, weight_C.shape, weight_C, NORM_EPSILON)
-
-
-def rotary_tables(context: int, head_width: int) -> tuple[Tensor, Tensor]:
+def rotary_tables(spec: ModelSpec) -> tuple[Tensor, Tensor]:
     """Cosines and signed sines of shape (context, D)."""
-    half = head_width // 2
-    frequency_D = ROTARY_BASE ** (-torch.arange(half, dtype=torch.float64) / half)
-    angle_TD = torch.arange(context, dtype=torch.float64)[:, None] * frequency_D
+    half = spec.width // spec.heads // 2
+    frequency_D = spec.rope_base ** (-torch.arange(half, dtype=torch.float64) / half)
+    angle_TD = torch.arange(spec.context, dtype=torch.float64)[:, None] * frequency_D
     cos_TD, sin_TD = angle_TD.cos().float(), angle_TD.sin().float()
     return torch.cat((cos_TD, cos_TD), dim=1), torch.cat((-sin_TD, sin_TD), dim=1)
 
