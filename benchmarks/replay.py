@@ -258,11 +258,17 @@ def child(options: argparse.Namespace) -> None:
         kept = dict(np.load(file))
         variants = [variant for variant in (EVERYWHERE, *VARIANTS, *ON_A_GPU) if variant.name in options.replays]
         variants = [variant for variant in variants if variant.rate == 1 or not spec.sends_gradients]
+        variants = [variant for variant in variants if variant.shift == 0 or not _sees_the_same(spec)]
         for variant in {variant.name: variant for variant in variants}.values():
             steps, whole = replay(spec, options.rounds, kept, options.device, variant)
             precision = f"{variant.precision} on {options.device}"
             rows.append(asdict(Row(name, variant.kind, precision, variant.name, spec.seed, tuple(steps), whole)))
     print(json.dumps({"seen": dispatch.seen(), "rows": rows}))
+
+
+def _sees_the_same(spec: JobSpec) -> bool:
+    """Whether every inner step goes through all responses: the next step's data are then no lie."""
+    return isinstance(spec.own, PpoTerms) and spec.own.epochs == spec.local_steps
 
 
 # The parent ------------------------------------------------------------------------------------------------------------

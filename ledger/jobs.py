@@ -66,7 +66,9 @@ class AuditTerms:
 
 JOBS = ModuleVersion("jobs", 1)
 JOBS_OF_ESTIMATES = ModuleVersion("jobs", 2)  # specifications may say `memory`
-JOBS_OF_MODELS = ModuleVersion("jobs", 3)  # specifications may say `model.tied`, `model.rope_base`, `model.norm_epsilon`
+JOBS_OF_MODELS = ModuleVersion(
+    "jobs", 3
+)  # specifications may say `replayed_steps`, and of models `tied`, `rope_base`, `norm_epsilon`
 
 
 @dataclass(frozen=True, slots=True)

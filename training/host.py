@@ -237,7 +237,7 @@ class ModelHost:
 
 
 def _requires(job: JobSpec) -> tuple[ModuleVersion, ...]:
-    said = {JOBS_OF_ESTIMATES: job.has_estimates, JOBS_OF_MODELS: not job.model.is_first_form}
+    said = {JOBS_OF_ESTIMATES: job.has_estimates, JOBS_OF_MODELS: not job.model.is_first_form or job.replayed_steps > 1}
     return ModuleVersion(job.kind.module, job.kind.version), *(module for module, is_said in said.items() if is_said)
 
 

@@ -173,6 +173,8 @@ class JobSpec:
     memory: Memory = codec.added(Memory.RESIDUAL)
     # Mbit/s: with sampled audits, a trainer with a slower uplink may be suspended as if it withheld its states.
     least_uplink: Annotated[int, Between(1, UPLINK_MBIT_MAX)] = codec.added(LEAST_UPLINK_MBIT)
+    # Sampled: inner steps that one audit replays. Of a round only the states between so many are committed to and kept.
+    replayed_steps: Annotated[int, Between(1, LOCAL_STEPS_MAX)] = codec.added(1)
 
     @property
     def kind(self) -> Objective:
@@ -234,8 +236,13 @@ class JobSpec:
 
     @property
     def traces_states(self) -> bool:
-        """Whether a proposal commits to the states between its inner steps. A single step is replayed whole."""
+        """Whether a proposal commits to states between its inner steps. A single step is replayed whole."""
         return self.audit is AuditMode.SAMPLED and self.local_steps > 1 and self.kind.needs_worker
+
+    @property
+    def replays(self) -> int:
+        """The stretches of `replayed_steps` inner steps in a round: what an audit draws one of."""
+        return self.local_steps // self.replayed_steps
 
     @property
     def rounds_audited(self) -> int:
@@ -311,6 +318,10 @@ class JobSpec:
     def _audit_problem(self) -> str | None:
         if self.audit is not AuditMode.SAMPLED and self.least_uplink != LEAST_UPLINK_MBIT:
             return f"least_uplink {self.least_uplink} says nothing with audit {self.audit.value!r}: leave it out"
+        if self.audit is not AuditMode.SAMPLED and self.replayed_steps != 1:
+            return f"replayed_steps {self.replayed_steps} says nothing with audit {self.audit.value!r}: leave it out"
+        if self.local_steps % self.replayed_steps:
+            return f"local_steps {self.local_steps} must be a multiple of replayed_steps {self.replayed_steps}"
         inner = 8 + 8 * self.model.parameters
         if (self.traces_states or self.keeps_inner_state) and inner > BLOB_BYTES_MAX:
             size = f"the inner optimizer's state has {inner} bytes, and auditors can get {BLOB_BYTES_MAX} at most"
@@ -321,7 +332,9 @@ class JobSpec:
         if self.audit is AuditMode.SAMPLED and self.audit_bytes > AUDIT_BYTES_MAX:
             beside = f", {self.estimates_max} estimates in each round's model among them" if self.has_estimates else ""
             kept = f"audit 'sampled' would keep {self.audit_bytes / 2**30:.0f} GiB on each trainer's disk{beside}"
-            return f"{kept}, more than {AUDIT_BYTES_MAX >> 30}: take a shorter audit_window, fewer local_steps or a smaller model"
+            return (
+                f"{kept}, more than {AUDIT_BYTES_MAX >> 30}: take a shorter audit_window, more replayed_steps or a smaller model"
+            )
         return None
 
     def _memory_problem(self) -> str | None:
@@ -343,10 +356,10 @@ class JobSpec:
     @property
     def audit_bytes(self) -> int:
         """What a trainer keeps on its disk at most where audits are sampled: of every round that may be asked for the model, its
-        buffer, what its declaration names, and parameters and moments of every step, or the moments alone after a single one.
+        buffer, what its declaration names, and parameters and moments between replays, or the moments alone after a single step.
         Others keep the models.
         """
-        own = 3 * (self.local_steps + 1) if self.traces_states else 2 * self.keeps_inner_state
+        own = 3 * (self.replays + 1) if self.traces_states else 2 * self.keeps_inner_state
         of_round = self.model_bytes + 4 * self.model.parameters * (1 + own) + self.kind.blob_bytes_max(self)
         return of_round * (self.rounds_audited + 1)
 

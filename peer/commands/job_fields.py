@@ -37,6 +37,7 @@ USED_ONLY_WITH = (
     ("auditors", "audit", ("sampled",), "full"),
     ("audit_window", "audit", ("sampled",), "full"),
     ("least_uplink", "audit", ("sampled",), "full"),
+    ("replayed_steps", "audit", ("sampled",), "full"),
 )
 
 RULES_BY_LIARS = ("arc-nnm-trim", "trimmed-mean", "krum")  # they ask for the number; the others get along without it

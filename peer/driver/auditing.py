@@ -469,7 +469,7 @@ class Auditing:
         """The step to replay, and the largest deviation from this peer's own states that was seen."""
         if not past.spec.traces_states:
             return 0, 0.0
-        last = past.spec.local_steps
+        last = past.spec.replays
         try:
             found = await self._search(role, past, due, last, partial(self._closed, due))
         except RemoteProtocolError:

@@ -192,7 +192,7 @@ def _states(request: Propose, trace: bytes, round: OpenRound) -> list[TrainingSt
     listed = Trace.decode((made / trace.hex()).read_bytes(), round.spec)
     states = States(listed, round.spec, lambda digest: made / digest.hex(), round.model.parameters)
     start = round.model.parameters, InnerState.fresh(round.spec)  # of which only the parameters are used
-    return [start, *(((np.array(states.parameters(k))), states.inner(k)) for k in range(1, round.spec.local_steps + 1))]
+    return [start, *(((np.array(states.parameters(k))), states.inner(k)) for k in range(1, round.spec.replays + 1))]
 
 
 def _turn_back(
@@ -207,11 +207,12 @@ def _turn_back(
     **_: object,
 ) -> tuple[Float32Array, Sequence[float]]:
     """The last steps of a round go backwards. All else is true, and everything fits together."""
-    now, wrong = parameters, max(1, int(WRONG_SHARE * spec.local_steps + 0.5))
-    for step in range(spec.local_steps):
-        moved = honest[step + 1][0] - honest[step][0]
-        now = now - moved if step >= spec.local_steps - wrong else honest[step + 1][0]
-        on_state(now, honest[step + 1][1])
+    now, wrong = parameters, max(1, int(WRONG_SHARE * spec.replays + 0.5))
+    for part in range(spec.replays):
+        moved = honest[part + 1][0] - honest[part][0]
+        now = now - moved if part >= spec.replays - wrong else honest[part + 1][0]
+        for _step in range(spec.replayed_steps):
+            on_state(now, honest[part + 1][1])
     return parameters - now, [0.0] * spec.local_steps
 
 

@@ -45,6 +45,9 @@ class Job(Protocol):
     def local_steps(self) -> int: ...
 
     @property
+    def replays(self) -> int: ...
+
+    @property
     def batch(self) -> int: ...
 
     @property
@@ -173,8 +176,8 @@ class Objective:
         return before
 
     def steps(self, job: Job) -> int:
-        """Inner steps of a round, of which a sampled audit replays one."""
-        return job.local_steps
+        """Parts of a round, of which a sampled audit replays one."""
+        return job.replays
 
     def draw(
         self, job: Job, step: Step, count: int, data: Tokens, declaration: Declaration | None = None

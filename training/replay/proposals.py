@@ -100,12 +100,12 @@ def propose(request: Propose, update: Update, declarer: Declarer | None = None) 
     digests = hashlib.sha256(payload).digest(), hashlib.sha256(buffer).digest()
     committed = states.finish() if states else (None, None)
     seconds, encoded = time.perf_counter() - started, wire.encode(declaration.record) if declaration else b""
-    loss, of_steps = sum(losses) / len(losses), tuple(map(in_millionths, losses))
-    return Proposed(payload, *digests, loss, seconds, *committed, feedback_from, inner_from, encoded, of_steps)
+    loss, of_replays = sum(losses) / len(losses), tuple(map(in_millionths, losses[:: model.spec.replayed_steps]))
+    return Proposed(payload, *digests, loss, seconds, *committed, feedback_from, inner_from, encoded, of_replays)
 
 
 def reexecute(request: Reexecute, update: Update, declarer: Declarer | None = None) -> Reexecuted:
-    """Somebody else's update, of which only the states are kept; or the first step whose declaration is refuted."""
+    """Somebody else's update, of which only the states are kept; or the first part whose declaration is refuted."""
     model = _open(request)
     try:
         inner, declaration = _previous_inner(request, model.spec), _declaration(request, model.spec)
@@ -113,9 +113,9 @@ def reexecute(request: Reexecute, update: Update, declarer: Declarer | None = No
     except RemoteProtocolError:
         return Reexecuted(None)
     if number is not None:
-        steps = range(model.spec.kind.steps(model.spec))
+        steps = range(model.spec.local_steps)
         refuted = (step for step in steps if _refutation(request, model, declaration, declarer, step) is not None)
-        return Reexecuted(None, next(refuted, 0))
+        return Reexecuted(None, next(refuted, 0) // model.spec.replayed_steps)
     record = model.records.get(request.trainer)
     begun = record.inner if record and request.previous_inner else None
     states = StateWriter(Path(request.states_out), model.spec, model.parameters, begun)
@@ -169,13 +169,13 @@ def known_update(spec: JobSpec) -> Update:
     )
 
 
-# One step of a trace -------------------------------------------------------------------------------------------------
+# One part of a trace -------------------------------------------------------------------------------------------------
 
 
 def replay(request: Replay, inner_step: InnerStep, declarer: Declarer | None = None) -> Replayed:
-    """Replays the step, after the cheap checks that tie the trace to model, buffer and payload.
+    """Replays inner steps, after the cheap checks that tie the trace to model, buffer and payload.
 
-    All of that together costs one inner step and a few passes over the vectors, wherever in the round the step is, and whatever
+    All of that together costs these steps and a few passes over the vectors, wherever in the round they are, and whatever
     numbers the states are of: see `training.engines.pytorch.engine.no_subnormal_numbers`.
     """
     started = time.perf_counter()
@@ -190,8 +190,9 @@ def replay(request: Replay, inner_step: InnerStep, declarer: Declarer | None = N
 def _find(
     request: Replay, model: ReplicatedModel, inner_step: InnerStep, declarer: Declarer | None
 ) -> tuple[Finding, float, int | None]:
-    """And the loss, where the step was replayed."""
-    spec, step = model.spec, request.step
+    """And the loss before the first step, where it was replayed."""
+    spec, part = model.spec, request.step
+    steps = range(part * spec.replayed_steps, (part + 1) * spec.replayed_steps)
     declaration = _declaration(request, spec)
     listed = Trace.decode(Path(request.trace).read_bytes(), spec)
     states = States(listed, spec, lambda digest: Path(request.states[digest]), model.parameters)
@@ -201,15 +202,19 @@ def _find(
         return Finding.MALFORMED, 0.0, None
     if not _ends(request, model, states):
         return Finding.PAYLOAD, 0.0, None
-    number = _refutation(request, model, declaration, declarer, step)
-    if number is not None:
-        return Finding(OWN_FIRST + number), 0.0, None
+    for step in steps:
+        number = _refutation(request, model, declaration, declarer, step)
+        if number is not None:
+            return Finding(OWN_FIRST + number), 0.0, None
     declaration = _derived(request, model, declaration, declarer)
-    before, committed = states[step], states[step + 1]
-    place = request.job, request.round, request.trainer, step
-    parameters, inner, loss = inner_step(*before, *place, declaration=declaration)
+    before, committed = states[part], states[part + 1]
+    (parameters, inner), losses = before, list[float]()
+    for step in steps:
+        place = request.job, request.round, request.trainer, step
+        parameters, inner, loss = inner_step(parameters, inner, *place, declaration=declaration)
+        losses.append(loss)
     error = trace.step_error(before, committed, (parameters, inner), spec)
-    return Finding.MATCH if error <= spec.replay_tolerance else Finding.MISMATCH, error, in_millionths(loss)
+    return Finding.MATCH if error <= spec.replay_tolerance else Finding.MISMATCH, error, in_millionths(losses[0])
 
 
 def _starts(request: Replay, model: ReplicatedModel, first: StateDigests) -> bool:
@@ -220,7 +225,7 @@ def _starts(request: Replay, model: ReplicatedModel, first: StateDigests) -> boo
 
 def _ends(request: Replay, model: ReplicatedModel, states: States) -> bool:
     """Whether the buffer is m = decay·e + (θ_0 − θ_H), bit for bit, and the payload says m. Nobody has to show the buffer."""
-    delta, spec = model.parameters - states.parameters(model.spec.local_steps), model.spec
+    delta, spec = model.parameters - states.parameters(model.spec.replays), model.spec
     m = feedback.accumulate(_feedback(request, model), delta, spec.feedback_decay, spec.update_weight)
     if feedback.buffer_digest(m) != request.buffer:
         return False

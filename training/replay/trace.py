@@ -1,8 +1,8 @@
 """The committed states of a round's inner steps: what the replay of a single step starts from, and is compared with. numpy only.
 
-    state 0 --step 0--> state 1 --step 1--> … --step H-1--> state H
+    state 0 --replay 0--> state 1 --replay 1--> … --replay R-1--> state R
 
-State 0 is the round's model with fresh inner state, or with the one that the trainer's last accepted proposal committed to. A
+A replay is one inner step, or `replayed_steps` of them: then the states between these are neither listed nor kept (decision 72). State 0 is the round's model with fresh inner state, or with the one that the trainer's last accepted proposal committed to. A
 state is two files named by digest: the parameters as little-endian float32, and the inner state. The trace lists the digests of
 all of them; its own digest stands in the proposal (decision 31).
 """
@@ -42,22 +42,22 @@ class StateDigests:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    states: Annotated[tuple[StateDigests, ...], Length(2, LOCAL_STEPS_MAX + 1)]  # 0 to H
+    states: Annotated[tuple[StateDigests, ...], Length(2, LOCAL_STEPS_MAX + 1)]  # 0 to R
 
     def encode(self) -> bytes:
         return codec.encode(self)
 
     @classmethod
     def decode(cls, data: bytes, spec: JobSpec) -> Trace:
-        """`RemoteProtocolError` unless it is the canonical trace of as many steps as the job has."""
+        """`RemoteProtocolError` unless it is the canonical trace of as many replays as the job has."""
         trace = codec.decode(cls, data)
-        if len(trace.states) != spec.local_steps + 1:
-            raise RemoteProtocolError("bad-trace", f"{len(trace.states)} states of {spec.local_steps} steps")
+        if len(trace.states) != spec.replays + 1:
+            raise RemoteProtocolError("bad-trace", f"{len(trace.states)} states around {spec.replays} replays")
         return trace
 
 
 def trace_bytes_max(spec: JobSpec) -> int:
-    return 16 + STATE_DIGESTS_BYTES_MAX * (spec.local_steps + 1)
+    return 16 + STATE_DIGESTS_BYTES_MAX * (spec.replays + 1)
 
 
 def needed(trace: Trace, step: int, spec: JobSpec) -> dict[bytes, int]:
@@ -130,6 +130,8 @@ class StateWriter:
     def take(self, parameters: Float32Array, inner: InnerState) -> None:
         """The state after one more inner step."""
         self._taken += 1
+        if self._taken % self._spec.replayed_steps:
+            return
         if self._spec.traces_states:
             self._inner = self._write(inner.pieces())
             self._states.append(StateDigests(self._write([float32_bytes(parameters)]), self._inner))
@@ -220,7 +222,7 @@ def _turned(committed: InnerState, replayed: InnerState, spec: JobSpec) -> float
 
 
 def bisect(own: States, theirs: States, tolerance: float, until: int) -> tuple[int | None, float]:
-    """The first inner step of `theirs`, of those to state `until`, that leads away from `own`, found by looking at log2 of their
+    """The first replay of `theirs`, of those to state `until`, that leads away from `own`, found by looking at log2 of their
     states, and the largest deviation among those that were looked at. No step if the states `until` agree.
 
     `own` is a re-execution from the same state 0. Two states agree while their distance is at most `tolerance` of the way gone

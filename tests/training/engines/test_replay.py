@@ -50,6 +50,7 @@ SPECS = {
     "muon": replace(SPEC, inner=Inner.MUON),
     "adamw kept": replace(SPEC, inner_state=InnerStatePolicy.KEEP, beta1=0.9),
     "muon kept": replace(SPEC, inner=Inner.MUON, inner_state=InnerStatePolicy.KEEP, beta1=0.9),
+    "three steps at once": replace(SPEC, local_steps=6, replayed_steps=3, inner_state=InnerStatePolicy.KEEP, beta1=0.9),
 }
 
 
@@ -149,7 +150,7 @@ class World:
         return proposals.replay(request, self.engine.inner_step)
 
     def findings(self) -> list[Finding]:
-        return [self.find(step).finding for step in range(STEPS)]
+        return [self.find(step).finding for step in range(self.spec.replays)]
 
 
 @pytest.fixture(params=SPECS, scope="module")
@@ -180,13 +181,13 @@ def two_threads() -> Iterator[None]:
 
 
 def test_every_step_of_honest_work_passes_bit_for_bit_where_it_was_done(honest: World) -> None:
-    for step in range(STEPS):
+    for step in range(honest.spec.replays):
         found = honest.find(step)
         assert (found.finding, found.relative_error) == (Finding.MATCH, 0), step
 
 
 def test_every_step_of_honest_work_passes_with_another_number_of_threads(honest: World, two_threads: None) -> None:
-    for step in range(STEPS):
+    for step in range(honest.spec.replays):
         found = honest.find(step)
         assert found.finding is Finding.MATCH, step
         assert found.relative_error < SPEC.replay_tolerance / 3, "or the tolerance is too narrow"
@@ -194,7 +195,7 @@ def test_every_step_of_honest_work_passes_with_another_number_of_threads(honest:
 
 def test_a_trace_begins_with_the_model_and_ends_with_what_the_buffer_says(honest: World) -> None:
     listed = honest.listed
-    assert len(listed.states) == STEPS + 1
+    assert len(listed.states) == honest.spec.replays + 1
     assert listed.states[0].parameters == hashlib.sha256(honest.model.parameters.tobytes()).digest()
     if not honest.spec.keeps_inner_state:
         assert listed.states[0].inner == trace.fresh_digest(honest.spec)
@@ -211,7 +212,7 @@ def test_the_files_are_those_that_the_trace_names_and_no_others(honest: World) -
         assert hashlib.sha256(file.read_bytes()).hexdigest() == file.name
 
 
-def test_a_replay_costs_one_step(honest: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replay_costs_the_steps_between_two_states(honest: World, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     batch = Engine.batch
 
@@ -220,8 +221,8 @@ def test_a_replay_costs_one_step(honest: World, monkeypatch: pytest.MonkeyPatch)
         return batch(engine, job, round, trainer, step, size)
 
     monkeypatch.setattr(Engine, "batch", counted)
-    honest.find(3)
-    assert asked == [3]
+    honest.find(1)
+    assert asked == ([3, 4, 5] if honest.spec.replayed_steps == 3 else [1])
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon"])
@@ -375,6 +376,30 @@ def test_a_lie_in_a_step_fails_at_that_step_and_at_no_other(world: World, how: s
     assert world.find(step).relative_error > 5 * SPEC.replay_tolerance
 
 
+@pytest.mark.parametrize("step", range(6))
+@pytest.mark.parametrize("how", ["wrong data", "skipped", "moments"])
+def test_a_lie_in_any_of_several_steps_fails_where_these_are_replayed(tmp_path: Path, text: Path, how: str, step: int) -> None:
+    spec = SPECS["three steps at once"]
+    world = World(tmp_path, Engine(spec, open_tokens(spec, text, ByteTokenizer()), ByteTokenizer()))
+    world.begin()
+    world.done = world.propose(1, Cheat(world, step, how))
+    assert world.findings() == [Finding.MISMATCH if part == step // 3 else Finding.MATCH for part in range(2)]
+
+
+def test_what_is_kept_and_said_of_several_steps_is_of_where_they_begin(tmp_path: Path, text: Path) -> None:
+    spec, each = SPECS["three steps at once"], replace(SPECS["three steps at once"], replayed_steps=1)
+    done = []
+    for number, of in enumerate((spec, each)):
+        world = World(tmp_path / str(number), Engine(of, open_tokens(of, text, ByteTokenizer()), ByteTokenizer()))
+        world.folder.mkdir()
+        ReplicatedModel.initial(JOB, of).save(world.folder / "model0")
+        made = world.propose(0)
+        assert made.trace is not None
+        done.append((made, Trace.decode((world.folder / "states0" / made.trace.hex()).read_bytes(), of).states))
+    (some, few), (every, many) = done
+    assert few == many[::3] and some.losses == every.losses[::3] and some.buffer_digest == every.buffer_digest
+
+
 @pytest.mark.parametrize("honest", ["muon", "muon kept"], indirect=True)
 def test_momentum_that_turns_the_directions_of_muon_fails_though_it_is_near(honest: World) -> None:
     """What is small in momentum is as large as all else once it is orthogonal."""
@@ -477,9 +502,10 @@ def test_an_inner_state_of_more_steps_than_the_job_has_is_malformed(honest: Worl
         path.write_bytes(b"".join(bytes(piece) for piece in InnerState(steps, InnerState.fresh(spec).moments).pieces()))
         return InnerState.load(path, spec)
 
-    assert load(spec.rounds * STEPS).steps == 50
-    with pytest.raises(RemoteProtocolError, match="51 steps"):
-        load(51)
+    most = spec.rounds * spec.local_steps
+    assert load(most).steps == most
+    with pytest.raises(RemoteProtocolError, match=f"{most + 1} steps"):
+        load(most + 1)
 
 
 @pytest.mark.parametrize("lies", ["parameters", "inner"])
