@@ -206,7 +206,9 @@ class Audit(Request[Audited]):
 
 @dataclass(frozen=True, slots=True)
 class Replay(Request[Replayed]):
-    """Replay a part of `trainer`'s traced proposal, one inner step unless the job says more, after checking what ties the trace to it → Replayed."""
+    """Replay a part of `trainer`'s traced proposal, one inner step unless the job says more, after checking what ties the trace
+    to it → Replayed.
+    """
 
     TAG: ClassVar[str] = "replay"
     PRIORITY: ClassVar[int] = 3  # no ballot waits for it; it may lapse, which an evaluation does not

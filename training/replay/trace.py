@@ -2,7 +2,8 @@
 
     state 0 --replay 0--> state 1 --replay 1--> … --replay R-1--> state R
 
-A replay is one inner step, or `replayed_steps` of them: then the states between these are neither listed nor kept (decision 72). State 0 is the round's model with fresh inner state, or with the one that the trainer's last accepted proposal committed to. A
+A replay is one inner step, or `replayed_steps` of them: then the states between these are neither listed nor kept (decision 72).
+State 0 is the round's model with fresh inner state, or with the one that the trainer's last accepted proposal committed to. A
 state is two files named by digest: the parameters as little-endian float32, and the inner state. The trace lists the digests of
 all of them; its own digest stands in the proposal (decision 31).
 """
