@@ -549,7 +549,7 @@ def test_every_field_that_a_person_may_set_is_in_the_guide_with_its_default() ->
     tuned = {field.name: said(field.default) for field in dataclasses.fields(PpoTerms) if field.name not in rewards}
     assert tuned.keys().isdisjoint(field.name for field in dataclasses.fields(spec)), "`--set` tells them apart by their names"
     assert {name: found.get(name) for name in tuned} == tuned
-    model = dict(re.findall(r"`model\.(\w+)` ([\w.-]+\w)", guide))
+    model = dict(re.findall(r"`model\.(\w+)` ([\w.-]*\w)", guide))
     assert {name: value.title() for name, value in model.items()} == {
         field.name: said(field.default).title() for field in dataclasses.fields(ModelSpec)
     }
