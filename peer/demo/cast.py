@@ -38,6 +38,7 @@ class DemoPeer:
     looked: float = 0.0  # when `stats` were taken, seconds since the epoch
     traffic_before: int = 0  # bytes sent before the job started
     trains_as: str = "trainer"  # role of those who train and serve nobody
+    evaluates: bool = True  # if it is the watched one
     serves: tuple[str, ...] = ()  # the settings with which it serves people; empty: it serves none
 
     @property

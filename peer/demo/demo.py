@@ -262,7 +262,7 @@ def launch(demo: Demo, peer: DemoPeer, bootstrap: str, command: Sequence[str] = 
     module = lies if peer.lies else peer.module
     settings = ["--data-dir", str(peer.directory), "--role", peer.role, "--name", peer.name, *peer.serves]
     settings += ["--listen", peer.address, "--threads", str(peer.threads), "--log-level", "info"]
-    settings += ["--evaluate" if peer is demo.watched and peer.trains else "--no-evaluate", "--no-console"]
+    settings += ["--evaluate" if peer is demo.watched and peer.trains and peer.evaluates else "--no-evaluate", "--no-console"]
     settings += ["--bootstrap", bootstrap] if bootstrap else []
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PEER_")} | peer.environment
     if peer.restricted:

@@ -84,6 +84,7 @@ class Trainer(Voter):
         finally:
             self._left |= made
         await round.measured("training_nats" if round.spec.kind.loss_unit == NATS else "training_loss", done.loss)
+        await round.measured("worker_seconds", done.seconds)
 
     async def judge(self, round: OpenRound, signed: Signed, proposal: Proposal) -> Judged:
         if not round.spec.kind.needs_worker or round.spec.audit is not AuditMode.FULL:
