@@ -39,6 +39,18 @@ def whole_number(low: int, high: int | None = None) -> Callable[[str], int]:
     return read
 
 
+def amount(text: str) -> int:
+    """A type for argparse: a number, or one with K, M or B behind it for thousands, millions or billions."""
+    unit = {"K": 10**3, "M": 10**6, "B": 10**9}.get(text[-1:].upper(), 1)
+    try:
+        value = int(text) if unit == 1 else round(float(text[:-1]) * unit)
+    except (ValueError, OverflowError):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number such as 300M") from None
+    if not 1 <= value <= COUNT_MAX:
+        raise argparse.ArgumentTypeError(f"{value} is outside 1..{COUNT_MAX}")
+    return value
+
+
 def not_negative(text: str) -> float:
     """A type for argparse."""
     try:

@@ -94,6 +94,7 @@ class JobTerms:
     base: Base | None = None
     read: Base | None = None  # another finished job, whose model everybody who trains this one reads
     requires: tuple[ModuleVersion, ...] = (JOBS,)  # the network must run these modules, in these versions or later ones
+    parameters: int = 0  # of its model
     role: str = TRAINER  # if the job needs a worker: members with this role train, and those of them that vote re-execute
 
     @property
@@ -303,6 +304,7 @@ class JobsModule(Module[JobsState]):
         """With one more job, which runs or waits. Raises `Refused`, and `RemoteProtocolError` for what is no specification."""
         members, network = view.of(MembersState), view.of(NetworkState)
         self._require_known(spec, network)
+        network.require_allowed(self.rules.terms(spec).parameters)
         self._require_in_time(spec, members, network)
         return self._start(state, members, key, spec, author, height)
 

@@ -12,6 +12,8 @@ first block that this version acts on. Once a quorum of the voters has one wish,
 | an upgrade that is due | the network's version of the module | the block before the named height is applied (`Rules.begun`) |
 
 A peer whose program lacks a version applies all blocks below that height, and signs nothing at it or above.
+
+From version 2 of this module on, voters also set limits of what the network allows: `Limit` says how.
 """
 
 from __future__ import annotations
@@ -25,15 +27,23 @@ from consensus.voters import VoterSet
 from ledger.core.genesis import MODULES_MAX, Genesis, ModuleVersion, ModuleVersions
 from ledger.core.module import Change, Context, Module, Refused, Said, View
 from ledger.members import MembersState
+from protocol import codec
 from protocol.codec import Between, Count, Key, Length
 from protocol.identity import short_id
-from protocol.limits import UPGRADE_AHEAD_HEIGHTS_MAX, UPGRADE_NOTICE_HEIGHTS, VOTERS_MAX
+from protocol.limits import (
+    PARAMETERS_ALLOWED,
+    PARAMETERS_ALLOWED_MAX,
+    UPGRADE_AHEAD_HEIGHTS_MAX,
+    UPGRADE_NOTICE_HEIGHTS,
+    VOTERS_MAX,
+)
 from protocol.messages import Name
 from protocol.names import check_name
 
 # Of the module `audits`: from it on windows are counted in seconds, too, judges that did not see a step are told apart from those
 # that found it false, proposals commit to losses, and reports carry one.
 SECOND_AUDITS = 2
+PARAMETERS = "parameters"  # of the model of a job that is started: the one limit there is
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +56,24 @@ class Upgrade:
 
 
 @dataclass(frozen=True, slots=True)
+class Limit:
+    """`network/limit`, by a voter: its wish that the network allows no more than `most`.
+
+    A quorum with one wish decides it from the next transaction on. A voter has one wish for each limit. Its wish for what holds
+    already takes back another one.
+    """
+
+    name: Name  # `PARAMETERS`
+    most: Annotated[int, Between(1, PARAMETERS_ALLOWED_MAX)]
+
+
+@dataclass(frozen=True, slots=True)
 class NetworkState:
     modules: ModuleVersions  # in their order inside a block
     wishes: Annotated[dict[Key, Upgrade], Length(0, VOTERS_MAX)] = field(default_factory=dict)  # by voter
     due: Annotated[tuple[Upgrade, ...], Length(0, MODULES_MAX)] = ()  # one of a module at most, ascending by height and name
+    parameters_max: Annotated[int, Between(1, PARAMETERS_ALLOWED_MAX)] = codec.added(PARAMETERS_ALLOWED)
+    limits: Annotated[dict[Key, Limit], Length(0, VOTERS_MAX)] = codec.added(factory=dict)  # wishes, by voter
 
     def version(self, module: str) -> int:
         """The one that runs; 0 if the network has no such module."""
@@ -58,6 +82,12 @@ class NetworkState:
     @property
     def has_second_audits(self) -> bool:
         return self.version("audits") >= SECOND_AUDITS
+
+    def require_allowed(self, parameters: int) -> None:
+        """Raises `Refused` for a job whose model has too many."""
+        if parameters > self.parameters_max:
+            size = f"its model has {parameters} parameters, and this network allows {self.parameters_max}"
+            raise Refused(f"{size}: `peer limit {PARAMETERS} N` raises that, said by a quorum of its voters")
 
     def due_at(self, height: int) -> tuple[Upgrade, ...]:
         """The upgrades that the block of this height begins with."""
@@ -110,6 +140,37 @@ class NetworkModule(Module[NetworkState]):
             if voter in voters and wish.height > context.height + UPGRADE_NOTICE_HEIGHTS
         }
         return Change(replace(state, wishes=kept))
+
+
+class NetworkOfLimitsModule(NetworkModule):
+    version = 2
+    contents: ClassVar[Mapping[str, type]] = {**NetworkModule.contents, "network/limit": Limit}
+
+    def upgraded(self, old: NetworkState, version: int) -> NetworkState:
+        return old
+
+    def apply(self, state: NetworkState, said: Said, view: View, context: Context) -> Change:
+        if not isinstance(said.content, Limit):
+            return super().apply(state, said, view, context)
+        wish, author, voters = said.content, said.author, VoterSet(view.of(MembersState).voters)
+        if author not in voters.members:
+            raise Refused(f"{short_id(author)} does not vote, so it cannot set a limit")
+        if wish.name != PARAMETERS:
+            raise Refused(f"there is no limit {wish.name!r}: {PARAMETERS!r} is one")
+        others = {voter: other for voter, other in state.limits.items() if voter != author}
+        if wish.most == state.parameters_max:
+            if len(others) == len(state.limits):
+                raise Refused(f"the network allows {wish.most} {PARAMETERS} already")
+            return Change(replace(state, limits=others))
+        limits = {**others, author: wish}
+        if sum(limits.get(voter) == wish for voter in voters.members) >= voters.quorum:
+            return Change(replace(state, parameters_max=wish.most, limits={}))
+        return Change(replace(state, limits=limits))
+
+    def settle(self, state: NetworkState, view: View, context: Context) -> Change:
+        """Wishes go with their author's vote."""
+        settled, voters = super().settle(state, view, context).state, view.of(MembersState).voters
+        return Change(replace(settled, limits={voter: wish for voter, wish in settled.limits.items() if voter in voters}))
 
 
 def _decided(state: NetworkState, members: MembersState) -> NetworkState:

@@ -30,7 +30,7 @@ from ledger.jobs import (
     JobStarted,
 )
 from ledger.members import Expelled, MembersModule, MembersState, Rekeyed
-from ledger.network import NetworkModule, NetworkState, Upgrade
+from ledger.network import NetworkModule, NetworkOfLimitsModule, NetworkState, Upgrade
 from ledger.tables import Table, table_fields
 from protocol import codec, merkle
 from protocol.codec import Count, Digest, Length
@@ -170,7 +170,7 @@ def core_modules(job_rules: JobRules) -> tuple[Module[Any], ...]:
     """The modules of every network in all their versions, in their order inside a block."""
     jobs = JobsModule(job_rules), JobsOfEstimatesModule(job_rules), JobsOfModelsModule(job_rules)
     audits = FirstAuditsModule(job_rules), AuditsModule(job_rules)
-    return MembersModule(), *jobs, *audits, NetworkModule()
+    return MembersModule(), *jobs, *audits, NetworkModule(), NetworkOfLimitsModule()
 
 
 def newest(modules: Iterable[Module[Any]]) -> tuple[ModuleVersion, ...]:

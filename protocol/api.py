@@ -103,6 +103,7 @@ class StatusView:
     unreached: tuple[DialView, ...] = ()  # addresses that this peer dials in vain
     behind: int | None = 0  # heights that others have decided and this peer has not applied; None: nobody is there to say
     late: str = ""  # why this trainer's updates come too late, and what helps; empty when they do not
+    parameters_max: int = 0  # that the network allows a job's model
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,6 +365,15 @@ class ModuleView:
     wishes: tuple[str, ...]  # of voters for upgrades that are not decided, in words
 
 
+@dataclass(frozen=True, slots=True)
+class LimitView:
+    """What the voters allow in this network."""
+
+    name: str
+    most: int
+    wishes: tuple[str, ...]  # of voters for other limits that are not decided, in words
+
+
 class ThisPeerCalls(Protocol):
     async def status(self) -> StatusView: ...
 
@@ -475,6 +485,12 @@ class NetworkCalls(Protocol):
 
     async def upgrade(self, module: str, version: int, height: int) -> str:
         """Says that this voter wants the network to run a version of a module from a height on; height 0: soon."""
+        ...
+
+    async def limits(self) -> tuple[LimitView, ...]: ...
+
+    async def limit(self, name: str, most: int) -> str:
+        """Says that this voter wants the network to allow so many at most; says how many voters do, and how many are needed."""
         ...
 
 

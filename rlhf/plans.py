@@ -30,6 +30,7 @@ from typing import Annotated, Final
 from ledger.core.module import Refused, View
 from ledger.jobs import PLANNED_MAX, Base, Held, Job, JobRules, JobsState, Launch, Needed
 from ledger.jobs import Phase as JobPhase
+from ledger.network import NetworkState
 from protocol import codec
 from protocol.codec import Between, Count, Digest, Key, Length
 from protocol.errors import RemoteProtocolError
@@ -124,7 +125,8 @@ def stage_job(plan: bytes, stage: int) -> bytes:
 
 def made(rules: JobRules, key: bytes, author: bytes, said: Begin, view: View, height: int) -> Plan:
     """The plan of a transaction. Raises `Refused`, or `RemoteProtocolError` for what is no specification."""
-    first = rules.terms(said.reward)
+    first, network = rules.terms(said.reward), view.of(NetworkState)
+    network.require_allowed(first.parameters)
     if first.objective not in (REWARD.name, DPO.name) or first.base is None:
         raise Refused("a plan begins with a job of the objective 'reward' or 'dpo' that starts from another's model")
     stages = [Stage(stage_job(key, 0), first.objective, first.rounds, said.reward)]
@@ -132,6 +134,7 @@ def made(rules: JobRules, key: bytes, author: bytes, said: Begin, view: View, he
         # Everything but the root is known now: so a policy that can never start is refused before anything is trained.
         spec = rewarded(said.policy, Base(stages[0].job, first.rounds, bytes(32)))
         then = rules.terms(spec)
+        network.require_allowed(then.parameters)
         if then.objective != PPO.name or then.base != first.base:
             raise Refused("a plan ends with a job of the objective 'ppo' that starts from the same model")
         misread = rules.misread(said.reward, spec)

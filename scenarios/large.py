@@ -7,7 +7,6 @@ Four peers, of which two train and two vote without a worker. Nothing is re-exec
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 import time
 from collections.abc import Sequence
@@ -20,7 +19,7 @@ import trio
 from rich.console import Console
 from rich.table import Table
 
-from features.arguments import set_overrides
+from features.arguments import amount, set_overrides
 from peer.demo.cast import DemoPeer
 from protocol.api import PARTS
 from protocol.errors import UserError
@@ -100,14 +99,6 @@ def shape_of(parameters: int) -> dict[str, int]:
     return {**sizes, "hidden": HIDDEN_STEP * (1 + max(0, more))}
 
 
-def parameters_of(text: str) -> int:
-    """A type for argparse: 124M, 300K, or a number."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMB]?)", text.upper())
-    if not found:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of parameters such as 124M")
-    return int(float(found[1]) * {"": 1, "K": 10**3, "M": 10**6, "B": 10**9}[found[2]])
-
-
 def dress(peer: DemoPeer) -> None:
     peer.trains = peer.number < TRAINERS
     peer.evaluates = False
@@ -136,7 +127,7 @@ async def run(options: argparse.Namespace) -> int:
             await trio.to_thread.run_sync(peers.stop)
         failures = peers.failures()
     survivors = [watch for name, watch in watches.items() if name != killed]
-    begun = max(event.at_ms / 1000 for watch in survivors for event in watch.events if event.kind == "job")
+    begun = max(map(begun_at, survivors))
     rounds = [times_of(number, survivors, killed if number == middle(options) else "") for number in range(options.rounds)]
     return conclude(options, peers, ModelSpec(**shape).parameters, begun - started, costs, rounds, failures)
 
@@ -220,11 +211,15 @@ def disk_mb(folder: Path) -> float:
 # Times ---------------------------------------------------------------------------------------------------------------
 
 
+def begun_at(watch: Watch) -> float:
+    """When the first round was open."""
+    return next(event.at_ms for event in watch.events if event.kind == "job") / 1000
+
+
 def seen_of(number: int, watch: Watch) -> Seen | None:
     """None if this peer does not know the whole round: it was away."""
     closed = dict(watch.rounds())
-    begun = next((event.at_ms / 1000 for event in watch.events if event.kind == "job"), None)
-    opened = closed.get(number - 1) if number else begun
+    opened = closed.get(number - 1) if number else begun_at(watch)
     mine = [event for event in watch.events if event.fields.get("round") == str(number)]
     if opened is None or number not in closed:
         return None
@@ -294,7 +289,7 @@ def conclude(
 
 def main() -> int:
     parser = arguments("large", __doc__, peers=None)
-    parser.add_argument("--parameters", type=parameters_of, default="124M", metavar="N", help="of the model, such as 124M")
+    parser.add_argument("--parameters", type=amount, default="124M", metavar="N", help="of the model, such as 124M")
     parser.add_argument("--rounds", type=COUNT, default=3, metavar="N", help="of the job")
     parser.add_argument("--victim", choices=("trainer", "voter"), default="trainer", help="who is killed")
     parser.add_argument("--after", type=duration, default=2.0, metavar="S", help="from the middle round's begin to the kill")

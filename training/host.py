@@ -20,6 +20,7 @@ from protocol.reasons import Verdict
 from training.replay.trace import reveal_bytes_max
 from training.replicated import files
 from training.replicated.incoming import IncomingModel, part_of
+from training.replicated.layout import layout_of
 from training.replicated.model import Accepted, ReplicatedModel
 from training.spec import AuditMode, JobSpec
 
@@ -70,6 +71,7 @@ class ModelHost:
             audits=_audit_terms(job) if job.audit is AuditMode.SAMPLED else None,
             base=job.base,
             read=job.kind.read(job),
+            parameters=max(job.model.parameters, layout_of(job).size),  # an objective may have vectors beside the model's
             role=job.kind.role,
         )
 

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 from consensus.voters import VoterSet
 from features.feature import Feature
-from ledger.network import NetworkState, Upgrade
+from ledger.network import PARAMETERS, Limit, NetworkModule, NetworkOfLimitsModule, NetworkState, Upgrade
 from peer import features
 from peer.api.running import RunningPeer
-from protocol.api import ModuleView, NetworkCalls
+from protocol.api import LimitView, ModuleView, NetworkCalls
 from protocol.errors import UserError
+from protocol.limits import PARAMETERS_ALLOWED_MAX
 
 UPGRADE_HEIGHTS = 100  # from now to an upgrade whose height nobody names: minutes of a network that trains
 
@@ -64,6 +65,28 @@ class NetworkAnswers(NetworkCalls):
         if wish in self._network.due:
             return f"decided: the network runs {module} {version} from height {wish.height} on; peers that lack it stop before"
         return self._wish(wish, self._wishes(module)[wish])
+
+    async def limits(self) -> tuple[LimitView, ...]:
+        wishes = tuple(self._limit_wish(wish, count) for wish, count in Counter(self._network.limits.values()).items())
+        return (LimitView(PARAMETERS, self._network.parameters_max, wishes),)
+
+    async def limit(self, name: str, most: int) -> str:
+        self.peer.require_member()
+        version, needed = self._network.version(NetworkModule.name), NetworkOfLimitsModule.version
+        if name != PARAMETERS or most > PARAMETERS_ALLOWED_MAX:
+            raise UserError(f"{name} {most}: voters can set {PARAMETERS}, to {PARAMETERS_ALLOWED_MAX} at most")
+        if version < needed:
+            way_out = f"`upgrade {NetworkModule.name} {needed}`, said by a quorum of voters, brings them"
+            raise UserError(f"this network runs {NetworkModule.name} {version}, in which voters set no limits: {way_out}")
+        wish = Limit(name, most)
+        await self.peer.author.submit("network/limit", wish)
+        if self._network.parameters_max == most:
+            return f"decided: models of jobs have {most} {name} at most from now on"
+        return self._limit_wish(wish, Counter(self._network.limits.values())[wish])
+
+    def _limit_wish(self, wish: Limit, count: int) -> str:
+        needed = VoterSet(self.peer.driver.state.members.voters).quorum
+        return f"{count} of the {needed} voters needed want {wish.most} {wish.name} at most"
 
 
 def _known() -> dict[str, tuple[Feature, tuple[int, ...]]]:

@@ -14,6 +14,7 @@ from pathlib import Path
 import trio
 
 from consensus.voters import VoterSet
+from ledger.network import NetworkState
 from ledger.state import State
 from peer.api.audits import standing_of
 from peer.api.causes import Look, causes
@@ -70,6 +71,7 @@ class ThisPeerAnswers(ThisPeerCalls):
             state=state_of(halted, waiting, behind, ago, suspended),
             decided_seconds_ago=ago,
             behind=behind,
+            parameters_max=driver.state.of(NetworkState).parameters_max,
             late=driver.witness.why_late(driver.state.jobs.running()),
         )
 

@@ -16,6 +16,7 @@ from protocol.api import (
     EventView,
     InvitationView,
     JobView,
+    LimitView,
     ModuleView,
     PeerView,
     RoundView,
@@ -70,6 +71,7 @@ def status(view: StatusView) -> Pairs:
             "state root": view.state_root,
             **({"too late": view.late} if view.late else {}),
             "unaudited": _unaudited(view),
+            "largest model": f"{view.parameters_max} parameters are allowed",
             "voters": f"{view.voters}; {view.quorum} decide, {view.tolerated} may lie",
             "links": view.links,
             "address": view.address,
@@ -310,6 +312,13 @@ def features(views: Iterable[ModuleView]) -> Fitted:
         due = [f"{view.due_version} from height {view.due_height}"] if view.due_version else []
         knows = ", ".join(map(str, view.knows)) or "–"
         table.add_row(view.module, view.feature or "–", str(view.runs or "–"), knows, "; ".join([*due, *view.wishes]) or "–")
+    return table
+
+
+def limits(views: Iterable[LimitView]) -> Fitted:
+    table = Fitted("limit", "at most", Column("wishes", wraps=True))
+    for view in views:
+        table.add_row(view.name, str(view.most), "; ".join(view.wishes) or "–")
     return table
 
 

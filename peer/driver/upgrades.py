@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ledger.network import NetworkState
+from ledger.network import PARAMETERS, NetworkState
 from peer.driver.driver import Driver
 
 
@@ -37,6 +37,12 @@ class UpgradeNews:
         for upgrade in now.due:
             if upgrade not in before.due:
                 add("network", f"decided: {upgrade.module} {upgrade.version} from height {upgrade.height} on")
+        for limit in dict.fromkeys(now.limits.values()):
+            if is_voter and limit not in before.limits.values() and now.limits.get(me) != limit:
+                wanted = f"{limit.name} {limit.most}"
+                add("network", f"a voter wants the limit {wanted}: `peer limit {wanted}` says so, too")
+        if now.parameters_max != before.parameters_max:
+            add("network", f"decided: models of jobs have {now.parameters_max} {PARAMETERS} at most from now on")
         for running in now.modules:
             if running not in before.modules:
                 add("network", f"the network runs {running.name} {running.version} now")

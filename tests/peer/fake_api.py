@@ -17,6 +17,7 @@ from protocol.api import (
     ExportView,
     InvitationView,
     JobView,
+    LimitView,
     LinkView,
     ModuleView,
     PeerView,
@@ -210,6 +211,12 @@ class FakeApi:
 
     async def features(self) -> tuple[ModuleView, ...]:
         return MODULES
+
+    async def limits(self) -> tuple[LimitView, ...]:
+        return (LimitView("parameters", 1 << 27, ("1 of the 3 voters needed want 300000000 parameters at most",)),)
+
+    async def limit(self, name: str, most: int) -> str:
+        return f"1 of the 3 voters needed want {most} {name} at most"
 
     async def upgrade(self, module: str, version: int, height: int) -> str:
         self.asked.append((module, version, height))

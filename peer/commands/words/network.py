@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from features.arguments import Argument, whole_number
+from features.arguments import Argument, amount, whole_number
 from features.words import Asked, listing, word
 from peer.commands import views
-from protocol.api import ModuleView, PeerApi
+from protocol.api import LimitView, ModuleView, PeerApi
 
 
 async def _show_features(asked: Asked[PeerApi], modules: tuple[ModuleView, ...]) -> None:
@@ -26,3 +26,21 @@ async def features(asked: Asked[PeerApi]) -> tuple[ModuleView, ...]:
 async def upgrade(asked: Asked[PeerApi]) -> None:
     options = asked.options
     asked.show(await asked.decided(asked.api.upgrade(options.module, options.version, options.at)))
+
+
+async def _show_limits(asked: Asked[PeerApi], limits: tuple[LimitView, ...]) -> None:
+    asked.show(views.limits(limits))
+
+
+@listing("what the voters of this network allow at most", _show_limits)
+async def limits(asked: Asked[PeerApi]) -> tuple[LimitView, ...]:
+    return await asked.api.limits()
+
+
+@word(
+    "let the network allow more, or less: limit parameters N (voters by a quorum)",
+    Argument("name", metavar="NAME", help="as `limits` names it: parameters, of the model of a job that is started"),
+    Argument("most", type=amount, metavar="N", help="the most that is allowed, such as 300M"),
+)
+async def limit(asked: Asked[PeerApi]) -> None:
+    asked.show(await asked.decided(asked.api.limit(asked.options.name, asked.options.most)))

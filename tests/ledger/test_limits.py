@@ -1,0 +1,125 @@
+"""Voters set how large the models of a network's jobs may be. The first limit is what programs before it allowed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import ledger.network
+from consensus.voters import VoterSet
+from ledger.core.module import Module, Refused
+from ledger.jobs import JobTerms, Start
+from ledger.members import Leave
+from ledger.network import PARAMETERS, Limit, NetworkModule, NetworkState
+from ledger.state import Body, Rules, core_modules, newest
+from protocol import codec
+from protocol.identity import Signed
+from protocol.limits import PARAMETERS_ALLOWED, PARAMETERS_ALLOWED_MAX
+from tests.ledger.world import PEOPLE, PlainJobs, World
+from tests.sim.keys import FastVerifier
+
+
+class SizedJobs(PlainJobs):
+    """Specifications are `kind:rounds:parameters`."""
+
+    def terms(self, spec: bytes) -> JobTerms:
+        plain, _, parameters = spec.rpartition(b":")
+        return replace(super().terms(plain), parameters=int(parameters))
+
+
+class Limited(World):
+    """Of modules up to this version of `network`."""
+
+    def __init__(self, version: int = 2) -> None:
+        super().__init__()
+        known: tuple[Module[Any], ...] = core_modules(SizedJobs())
+        runs = [module for module in known if module.name != NetworkModule.name or module.version <= version]
+        self.genesis = replace(self.genesis, modules=newest(runs))
+        self.rules = Rules(self.genesis, FastVerifier(), known)
+        self.chain = self.genesis.chain_id
+        state = self.rules.first_state()
+        self.ledger = type(self.ledger)(self.rules, state, state.root)
+
+    def wish(self, number: int, most: int, name: str = PARAMETERS) -> Signed:
+        return self.tx(PEOPLE[number], "network/limit", Limit(name, most))
+
+    def start(self, parameters: int, author: int = 0) -> Signed:
+        return self.tx(PEOPLE[author], "job/start", Start(b"language:2:%d" % parameters))
+
+    @property
+    def network(self) -> NetworkState:
+        return self.state.of(NetworkState)
+
+    def refusal(self, signed: Signed) -> str:
+        return self.rules.problem(self.state, codec.encode(Body((), (), (signed,)))) or ""
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_network_allows_what_programs_before_it_did_and_no_more(version: int) -> None:
+    world = Limited(version)
+    assert world.refusal(world.start(PARAMETERS_ALLOWED)) == ""
+    told = world.refusal(world.start(PARAMETERS_ALLOWED + 1))
+    assert "134217729 parameters, and this network allows 134217728: `peer limit parameters N` raises that" in told
+
+
+def test_a_state_without_limits_has_the_bytes_that_it_had() -> None:
+    plain = codec.to_plain(NetworkState(()))
+    assert "parameters_max" not in str(plain) and len(codec.encode(NetworkState(()))) == 4
+    assert codec.decode(NetworkState, codec.encode(NetworkState(()))).parameters_max == PARAMETERS_ALLOWED
+
+
+def test_a_quorum_raises_it_and_a_minority_does_not() -> None:
+    world = Limited()
+    world.decide(world.wish(0, 300_000_000))
+    world.decide(world.wish(1, 300_000_000))
+    world.decide(world.wish(2, 400_000_000))
+    assert world.network.parameters_max == PARAMETERS_ALLOWED and len(world.network.limits) == 3
+    assert world.refusal(world.start(300_000_000))
+    world.decide(world.wish(2, 300_000_000))
+    assert world.network.parameters_max == 300_000_000 and not world.network.limits
+    assert world.refusal(world.start(300_000_001)) and not world.refusal(world.start(300_000_000))
+    world.decide(*(world.wish(number, 1_000) for number in range(3)))
+    assert world.refusal(world.start(1_001)) and not world.refusal(world.start(1_000)), "voters can lower it, too"
+    again = world.rules.decode_state(world.rules.encode_state(world.state))
+    assert again.root == world.state.root and again.of(NetworkState).parameters_max == 1_000
+
+
+def test_a_wish_for_what_holds_takes_another_one_back() -> None:
+    world = Limited()
+    world.decide(world.wish(0, 5_000))
+    world.decide(world.wish(0, PARAMETERS_ALLOWED))
+    assert not world.network.limits
+    assert "allows 134217728 parameters already" in world.refusal(world.wish(0, PARAMETERS_ALLOWED))
+
+
+def test_only_voters_set_limits_that_there_are() -> None:
+    world = Limited()
+    assert "is one" in world.refusal(world.wish(0, 5, "layers"))
+    assert world.refusal(world.wish(4, 5)), "no member"
+    assert world.refusal(world.wish(0, PARAMETERS_ALLOWED_MAX)) == ""
+    assert world.refusal(world.wish(0, PARAMETERS_ALLOWED_MAX + 1))
+    assert "unknown-transaction" in Limited(1).refusal(Limited(1).wish(0, 5)), "of the second version"
+
+
+def test_wishes_go_with_their_author_s_vote() -> None:
+    world = Limited()
+    world.decide(world.wish(3, 5_000))
+    world.decide(world.tx(PEOPLE[3], "member/leave", Leave()))
+    world.decide()
+    world.decide()
+    assert not world.network.limits
+
+
+def test_planted_bugs_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as planted, pytest.raises((AssertionError, Refused)):  # a minority raises it
+        planted.setattr(ledger.network, "VoterSet", _Any)
+        test_a_quorum_raises_it_and_a_minority_does_not()
+    with monkeypatch.context() as planted, pytest.raises(AssertionError):  # a job above it starts
+        planted.setattr(NetworkState, "require_allowed", lambda state, parameters: None)
+        test_a_network_allows_what_programs_before_it_did_and_no_more(2)
+
+
+class _Any(VoterSet):
+    quorum = 1  # type: ignore[assignment]
