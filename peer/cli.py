@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import errno
 import re
 import sys
@@ -20,6 +21,7 @@ from peer.commands.terminal import EXIT_INTERRUPTED, complete_streams, mute_outp
 from peer.commands.words import words
 from peer.settings.config import Config, abouts, nearest, show
 from protocol.errors import UserError
+from training.resources import Resources
 
 VERSION = "0.2.0"
 ATTACKS = (
@@ -167,7 +169,12 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--engine", metavar="ENGINE", help=f"{about['engine']}: {', '.join(features.engines())} (default pytorch)"
     )
-    parser.add_argument("--threads", metavar="N", help=about["threads"])
+    for field in dataclasses.fields(Resources):
+        flag = f"--{field.name.replace('_', '-')}"
+        if isinstance(field.default, bool):
+            parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=about[field.name])
+        else:
+            parser.add_argument(flag, metavar="N" if isinstance(field.default, int) else "NAME", help=about[field.name])
     parser.add_argument("--evaluate", action=argparse.BooleanOptionalAction, default=None, help=about["evaluate"])
     parser.add_argument("--local-data", metavar="PATH", help=about["local_data"])
     parser.add_argument("--approve-invited", metavar="N", help=about["approve_invited"])

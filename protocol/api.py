@@ -374,6 +374,30 @@ class LimitView:
     wishes: tuple[str, ...]  # of voters for other limits that are not decided, in words
 
 
+@dataclass(frozen=True, slots=True)
+class DeviceView:
+    """What the worker can compute on. MB are 10^6 bytes."""
+
+    device: str  # as the setting `device` names it
+    about: str
+    memory_mb: int
+    free_mb: int
+    held_mb: int  # by this peer's worker
+    in_use: bool
+
+
+@dataclass(frozen=True, slots=True)
+class EngineView:
+    """What a worker can compute with, of those that this program knows."""
+
+    engine: str  # as the setting `engine` names it
+    in_use: bool
+    state: str  # of the worker that uses it; empty where none does
+    threads: int = 0
+    versions: dict[str, str] = field(default_factory=dict)
+    devices: tuple[DeviceView, ...] = ()
+
+
 class ThisPeerCalls(Protocol):
     async def status(self) -> StatusView: ...
 
@@ -388,6 +412,10 @@ class ThisPeerCalls(Protocol):
         ...
 
     async def disk(self) -> DiskView: ...
+
+    async def engines(self) -> tuple[EngineView, ...]:
+        """What this peer computes with; of a busy worker, what it said last."""
+        ...
 
     async def stop(self) -> None: ...
 

@@ -24,6 +24,7 @@ from training.transformer import PARAMETERS_MAX
 FRAME_BYTES_MAX = PARAMETERS_MAX + PARAMETERS_MAX // 8 + (1 << 20)
 STATES_MAX = 8  # files of states that a replay reads: two states of two files, and the last parameters
 FILES_MAX = 8  # beside text and tokenizer that an objective reads
+DEVICES_MAX = 64  # of one machine; as many libraries are told of
 TEXT_BYTES_MAX = 64 << 10  # prompts and generated text
 ERROR_CHARACTERS_MAX = 500  # one line for a person
 
@@ -99,6 +100,29 @@ class Generated:
     TAG: ClassVar[str] = "generated"
     text: Annotated[bytes, Length(0, TEXT_BYTES_MAX)]  # nothing where the job's objective withholds it
     is_withheld: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What an engine can compute on, in MB of 10^6 bytes."""
+
+    name: Name  # as the setting `device` says it
+    about: Text  # as its maker calls it
+    memory_mb: Count
+    free_mb: Count
+    held_mb: Count  # by the worker
+    is_used: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """What the worker says of itself: unasked when everything slow is imported, and when it is asked."""
+
+    TAG: ClassVar[str] = "ready"
+    engine: Text
+    threads: Count
+    devices: Annotated[tuple[Device, ...], Length(0, DEVICES_MAX)] = ()
+    versions: Annotated[dict[Name, Text], Length(0, DEVICES_MAX)] = field(default_factory=dict)  # of libraries
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,16 +285,15 @@ class Ping(Request[Pong]):
     PRIORITY: ClassVar[int] = 0
 
 
-# Beside requests and replies -----------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
-class Ready:
-    """The worker's first words, when everything slow is imported."""
+class Describe(Request[Ready]):
+    """→ Ready, as it is now."""
 
-    TAG: ClassVar[str] = "ready"
-    engine: Text
-    threads: Count
+    TAG: ClassVar[str] = "describe"
+    PRIORITY: ClassVar[int] = 0
+
+
+# Beside requests and replies -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,8 +310,8 @@ class Cancel:
     TAG: ClassVar[str] = "cancel"
 
 
-Reply = Opened | Proposed | Reexecuted | Audited | Replayed | Evaluated | Generated | Pong | Failed
-TO_WORKER: tuple[type[Any], ...] = (OpenJob, Propose, Reexecute, Audit, Replay, Evaluate, Generate, Ping, Cancel)
+Reply = Opened | Proposed | Reexecuted | Audited | Replayed | Evaluated | Generated | Pong | Ready | Failed
+TO_WORKER: tuple[type[Any], ...] = (OpenJob, Propose, Reexecute, Audit, Replay, Evaluate, Generate, Ping, Describe, Cancel)
 FROM_WORKER: tuple[type[Any], ...] = (
     Ready,
     Beat,

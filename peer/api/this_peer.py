@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import shutil
 import time
@@ -16,6 +17,7 @@ import trio
 from consensus.voters import VoterSet
 from ledger.network import NetworkState
 from ledger.state import State
+from peer import features
 from peer.api.audits import standing_of
 from peer.api.causes import Look, causes
 from peer.api.memory import process_memory_mb
@@ -25,7 +27,7 @@ from peer.driver.condition import heights_behind, state_of, why_stalled
 from peer.driver.membership import NOT_DECIDED
 from peer.driver.witness import why_disputed, why_halted, why_waiting
 from peer.worker.supervisor import Worker
-from protocol.api import AlertView, DialView, DiskView, EventView, StatsView, StatusView, ThisPeerCalls
+from protocol.api import AlertView, DeviceView, DialView, DiskView, EngineView, EventView, StatsView, StatusView, ThisPeerCalls
 from protocol.identity import peer_id
 from transport.network import DialInfo, Priority
 
@@ -133,6 +135,18 @@ class ThisPeerAnswers(ThisPeerCalls):
         folder = Path(self.peer.config.data_directory)
         usage = await trio.to_thread.run_sync(shutil.disk_usage, folder)
         return DiskView(await trio.to_thread.run_sync(_used_bytes, folder), usage.free, usage.total)
+
+    async def engines(self) -> tuple[EngineView, ...]:
+        worker = self.peer.worker
+        said = await worker.look() if worker else None
+        devices = tuple(DeviceView(*dataclasses.astuple(device)) for device in said.devices) if said else ()
+        about = (said.threads, said.versions, devices) if said else ()
+        return tuple(
+            EngineView(name, True, _worker_state(worker), *about)
+            if worker and name == self.peer.config.engine
+            else EngineView(name, False, "")
+            for name in features.engines()
+        )
 
     async def stop(self) -> None:
         self.peer.stop_daemon()

@@ -12,7 +12,9 @@ from protocol.api import (
     AlertView,
     AuditView,
     BlockView,
+    DeviceView,
     DiskView,
+    EngineView,
     EventView,
     InvitationView,
     JobView,
@@ -163,6 +165,27 @@ def alerts(found: Iterable[AlertView], names: Names) -> Fitted:
 def disk(view: DiskView) -> Pairs:
     free = f"{_mebibytes(view.free_bytes)} of {_mebibytes(view.total_bytes)}"
     return Pairs({"data directory": _mebibytes(view.used_bytes), "free": free})
+
+
+def engines(views: Iterable[EngineView]) -> Fitted:
+    table = Fitted("engine", "in use", Column("worker", wraps=True), Column("versions", wraps=True))
+    for view in views:
+        versions = ", ".join(f"{name} {version}" for name, version in view.versions.items())
+        table.add_row(view.engine, _yes(view.in_use), view.state or "–", versions or "–")
+    return table
+
+
+def devices(views: Iterable[DeviceView]) -> Fitted:
+    amounts = (Column(title, is_number=True) for title in ("memory", "free", "of the worker"))
+    table = Fitted("device", Column("what", may_be_cut=True), "in use", *amounts)
+    for view in views:
+        sizes = (f"{size} MB" for size in (view.memory_mb, view.free_mb, view.held_mb))
+        table.add_row(view.device, view.about, _yes(view.in_use), *sizes)
+    return table
+
+
+def _yes(is_so: bool) -> str:
+    return "yes" if is_so else "–"
 
 
 def block(view: BlockView, names: Names) -> Pairs:

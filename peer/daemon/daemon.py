@@ -94,7 +94,7 @@ async def running(config: Config, make_round_work: MakeRoundWork | None = None) 
             tell=lambda text: events.add("peer", text),
         )
         role = features.roles()[config.role]
-        worker = Worker(config.threads, engine=config.engine) if role.needs_worker else None
+        worker = Worker(config.resources, engine=config.engine) if role.needs_worker else None
         round_work = (make_round_work or configured_round_work)(config, worker, texts, lambda: driver)
         invitation = _invitation(directory)
         anchor = invitation.anchor if invitation else None

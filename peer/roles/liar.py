@@ -149,7 +149,7 @@ class Liar(Trainer):
         number: int,
         trainer: bytes,
         inner: InnerState | None,
-        on_state: OnState,
+        on_state: OnState | None,
         **_: object,
     ) -> tuple[Float32Array, Sequence[float]]:
         """An update without any training, with states on the straight way to it: only replaying a step shows the lie."""
@@ -157,7 +157,8 @@ class Liar(Trainer):
         state, now = inner or InnerState.fresh(spec), parameters
         for step in range(1, spec.local_steps + 1):
             now = parameters - noise * np.float32(step / spec.local_steps)
-            on_state(now, InnerState(state.steps + step, state.moments))
+            if on_state is not None:
+                on_state(now, InnerState(state.steps + step, state.moments))
         return parameters - now, [0.0] * spec.local_steps
 
     def _noise(self, round: OpenRound) -> Float32Array:
@@ -203,7 +204,7 @@ def _turn_back(
     number: int,
     trainer: bytes,
     inner: InnerState | None,
-    on_state: OnState,
+    on_state: OnState | None,
     **_: object,
 ) -> tuple[Float32Array, Sequence[float]]:
     """The last steps of a round go backwards. All else is true, and everything fits together."""
@@ -212,7 +213,8 @@ def _turn_back(
         moved = honest[part + 1][0] - honest[part][0]
         now = now - moved if part >= spec.replays - wrong else honest[part + 1][0]
         for _step in range(spec.replayed_steps):
-            on_state(now, honest[part + 1][1])
+            if on_state is not None:
+                on_state(now, honest[part + 1][1])
     return parameters - now, [0.0] * spec.local_steps
 
 

@@ -18,6 +18,7 @@ from protocol.addresses import dialable, parse_address
 from protocol.errors import UserError
 from protocol.limits import ADVERTISED_MAX, NAME_CHARACTERS_MAX
 from protocol.names import name_problem
+from training.resources import AUTO, Resources, device_problem
 
 FILE_NAME = "peer.toml"
 PREFIX = "PEER_"
@@ -46,6 +47,7 @@ class Config:
     bootstrap: tuple[str, ...] = _about("addresses to dial first", ())
     engine: str = _about("what the worker process computes with", "pytorch")
     threads: int = _about("threads of the worker process; 0: what its engine chooses", 0)
+    device: str = _about("where the worker computes: cpu, cuda, cuda:1, or auto: cuda where there is one", AUTO)
     evaluate: bool = _about("measure held-out loss after every round", True)
     local_data: str = _about("this trainer's own text, for jobs with `data: local`", "")
     approve_invited: int = _about("how many members invited by voters this voter approves as voters by itself", 0)
@@ -56,7 +58,12 @@ class Config:
     control_socket: str = _about("where consoles attach; empty: control.sock in the data directory", "")
     of_features: Mapping[str, Any] = field(default_factory=dict, metadata={})  # their settings, by name
 
+    @property
+    def resources(self) -> Resources:
+        return Resources(**{name: getattr(self, name) for name in RESOURCES})
 
+
+RESOURCES = tuple(field.name for field in dataclasses.fields(Resources))  # settings by the same names
 _HINTS = {name: kind for name, kind in typing.get_type_hints(Config).items() if name != "of_features"}
 _ABOUT: dict[str, str] = {field.name: field.metadata["about"] for field in dataclasses.fields(Config) if field.metadata}
 
@@ -257,6 +264,8 @@ def _check(config: Config, origins: Mapping[str, str]) -> None:
         raise refuse("log_format", f"is no format of a log; choose one of {', '.join(LOG_FORMATS)}")
     if not 0 <= config.threads <= THREADS_MAX:
         raise refuse("threads", f"is outside 0..{THREADS_MAX}")
+    if problem := device_problem(config.device):
+        raise refuse("device", problem)
     if not 0 <= config.approve_invited <= APPROVALS_MAX:
         raise refuse("approve_invited", f"is outside 0..{APPROVALS_MAX}")
     if len(config.name) > NAME_CHARACTERS_MAX:

@@ -30,6 +30,7 @@ from training.replay import proposals
 from training.replay.inner_state import InnerState, OnState
 from training.replicated.layout import Float32Array
 from training.replicated.model import ReplicatedModel
+from training.resources import Resources, add_arguments
 from training.sequences import Tokens
 from training.spec import JobSpec
 
@@ -110,6 +111,8 @@ class Jobs:
                 return self._evaluate(request)
             case tasks.Generate():
                 return self._generate(request)
+            case tasks.Describe():
+                return self.kind.describe()
             case _:
                 return tasks.Pong()
 
@@ -155,7 +158,7 @@ class Jobs:
             round: int,
             trainer: bytes,
             inner: InnerState | None,
-            on_state: OnState,
+            on_state: OnState | None,
             *,
             declaration: Declaration | None = None,
         ) -> tuple[Float32Array, Sequence[float]]:
@@ -291,7 +294,7 @@ def main(make_jobs: Callable[[EngineKind, Callable[[], None], int], Jobs] = Jobs
     features.install()
     parser = argparse.ArgumentParser(prog="peer.worker.main", description="computes for one peer; started by its daemon")
     parser.add_argument("--engine", choices=tuple(features.engines()), default="pytorch", help="what computes")
-    parser.add_argument("--threads", type=int, help="of the engine; default: what it chooses")
+    add_arguments(parser)
     parser.add_argument("--micro-batch-max", type=int, default=1 << 30, help="sequences per forward pass, whatever the job says")
     arguments = parser.parse_args()
     _be_modest()
@@ -299,8 +302,12 @@ def main(make_jobs: Callable[[EngineKind, Callable[[], None], int], Jobs] = Jobs
     pipes = _own_pipes()
     kind: EngineKind = named(features.engines()[arguments.engine])
     assert kind.name == arguments.engine, "a feature lists it under another name, by which no objective has a loss"
-    kind.start(arguments.threads)
-    pipes.send(tasks.Ready(*kind.describe()))
+    try:
+        kind.start(Resources.parsed(arguments))
+    except UserError as error:
+        pipes.send(tasks.Failed(str(error)[: tasks.ERROR_CHARACTERS_MAX]))
+        return
+    pipes.send(kind.describe())
     pipes.start()
     serve(pipes, make_jobs(kind, pipes.beat, arguments.micro_batch_max))
 

@@ -6,6 +6,7 @@ audits that ballots wait for, these before sampled ones, and sampled ones before
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import itertools
 import logging
@@ -24,6 +25,7 @@ import trio
 import peer
 from protocol.errors import FolkmootError, LocalProtocolError, RemoteProtocolError, UserError
 from training import tasks
+from training.resources import Resources
 from training.spec import JobSpec
 
 R = TypeVar("R")
@@ -31,6 +33,7 @@ log = logging.getLogger(__name__)
 
 START_SECONDS_MAX = 120.0  # importing torch from a cold disk on a slow machine
 SILENCE_SECONDS_MAX = 120.0  # without a beat while working: one step of a large model on a busy machine is far below
+LOOK_SECONDS = 1.0  # a person waits for the answer of a busy worker; what it said last is nearly as good
 PING_SECONDS = 30.0  # between pings of an idle worker
 REQUEST_SECONDS_MAX = 3_600.0  # one request; rounds have their own, shorter timers
 STOP_SECONDS = 2.0  # granted to end by itself, and again after SIGTERM
@@ -40,6 +43,7 @@ QUEUE_MAX = 1_024  # a round asks for one proposal and at most TRAINERS_MAX audi
 JOBS_MAX = 8  # reopened after a restart; the worker keeps as many
 STDERR_LINES = 20  # kept to say why it died
 STDERR_LINE_BYTES_MAX = 4_096
+ONE_THREAD = Resources(threads=1)
 CODE = Path(peer.__file__).parents[1]  # the folder that all our packages lie in, also where nobody has installed them
 
 
@@ -67,16 +71,17 @@ class Worker:
     """`run` in a nursery keeps a worker process alive; `ask` may be called from any number of tasks meanwhile."""
 
     def __init__(
-        self, threads: int = 1, command: Sequence[str] | None = None, backoff_seconds: float = 1.0, engine: str = "pytorch"
+        self,
+        resources: Resources = ONE_THREAD,
+        command: Sequence[str] | None = None,
+        backoff_seconds: float = 1.0,
+        engine: str = "pytorch",
     ) -> None:
-        """`threads` of 0 leaves their number to the engine.
-
-        `command` stands for `python -m peer.worker.main`; the worker's own arguments are appended to it.
-        """
+        """`command` stands for `python -m peer.worker.main`; the worker's own arguments are appended to it."""
         self.ready: tasks.Ready | None = None  # what the present process said when it was ready; None while there is none
         self.pid: int | None = None
         self.restarts = 0
-        self._threads, self._engine = threads, engine
+        self._resources, self._engine = resources, engine
         self.command = list(command or (sys.executable, "-m", "peer.worker.main"))
         self._backoff_seconds = backoff_seconds
         self._micro_batch_max: int | None = None
@@ -110,6 +115,13 @@ class Worker:
         if isinstance(request, tasks.OpenJob):
             self._remember(request)
         return cast(R, pending.reply)
+
+    async def look(self) -> tasks.Ready | None:
+        """What the present process says of itself; while it is busy, what it said last. None while there is none."""
+        if self.ready is not None:
+            with trio.move_on_after(LOOK_SECONDS), contextlib.suppress(WorkerDied):
+                self.ready = await self.ask(tasks.Describe())
+        return self.ready
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Runs until cancelled; started when the first process is ready. `UserError` if none ever gets ready."""
@@ -165,13 +177,13 @@ class Worker:
         return None
 
     def arguments(self) -> list[str]:
-        threads = ["--threads", str(self._threads)] if self._threads else []
         limit = [] if self._micro_batch_max is None else ["--micro-batch-max", str(self._micro_batch_max)]
-        return [*self.command, "--engine", self._engine, *threads, *limit]
+        return [*self.command, "--engine", self._engine, *self._resources.arguments(), *limit]
 
     def environment(self) -> dict[str, str]:
         path = os.pathsep.join(part for part in (str(CODE), os.environ.get("PYTHONPATH")) if part)
-        threads = {"OMP_NUM_THREADS": str(self._threads)} if self._threads else {}
+        count = self._resources.threads
+        threads = {"OMP_NUM_THREADS": str(count)} if count else {}
         return {**os.environ, **threads, "PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false"}
 
 
@@ -220,7 +232,13 @@ class _Session:
 
     async def _serve(self, task_status: trio.TaskStatus[None]) -> None:
         self._worker.pid = self._process.pid
-        self._worker.ready = await self._receive(START_SECONDS_MAX, "did not get ready")
+        ready = await self._receive(START_SECONDS_MAX, "did not get ready")
+        if isinstance(ready, tasks.Failed):  # another start would fail as this one, unless what it lacks was there before
+            if self._worker.restarts == 0:
+                raise UserError(ready.text)
+            self._end(ready.text)
+            await trio.sleep_forever()
+        self._worker.ready = ready
         self.was_ready = True
         task_status.started()
         for job in self._worker.jobs():

@@ -48,10 +48,10 @@ def _sample_part(
     responses: list[list[int]] = [[] for _ in prompts]
     at, longest = len(prompts[0]), len(prompts[-1])
     spec = replace(model.spec, context=longest + bounds.tokens_max)  # what is seen of it
-    going, cache = list(range(len(prompts))), Cache(spec, len(prompts))  # rows of the cache
+    going, cache = list(range(len(prompts))), Cache(spec, len(prompts), model.device)  # rows of the cache
     pending = torch.from_numpy(np.stack([prompt[:at] for prompt in prompts]))
     while going:
-        logits_BV = model.logits(model.features(pending, cache, last=1)[:, -1])
+        logits_BV = model.logits(model.features(pending.to(model.device), cache, last=1)[:, -1]).cpu()
         next_B = torch.tensor([int(prompts[row][at]) if at < len(prompts[row]) else 0 for row in going])
         answered = [place for place, row in enumerate(going) if at >= len(prompts[row])]
         if answered:
@@ -75,7 +75,7 @@ def answering(model: GPT, x_BS: Tensor, begin_B: Tensor, tokens: int) -> Tensor:
     """
     unseen = int(begin_B.min()) - 1  # positions at which no token is given
     features_BSC = model.features(x_BS, last=x_BS.shape[1] - unseen)
-    at_BT = (begin_B[:, None] - 1 - unseen + torch.arange(tokens)).clamp(max=features_BSC.shape[1] - 1)
+    at_BT = (begin_B[:, None] - 1 - unseen + torch.arange(tokens, device=x_BS.device)).clamp(max=features_BSC.shape[1] - 1)
     return features_BSC.gather(1, at_BT[:, :, None].expand(-1, -1, features_BSC.shape[2]))
 
 
@@ -110,12 +110,12 @@ def over(
             count = max(1, NUMBERS_AT_ONCE // max(tokens_BT.shape[1] * model.spec.vocabulary, end * 2 * model.spec.hidden))
             rows = by_end[done : done + count]
             longest = max(lengths[row] for row in rows)
-            tokens_RT = tokens_BT[rows, :longest]
-            features_RTC = answering(model, x_BS[rows, :end], begin_B[rows], longest)
+            here = [tensor.to(model.device) for tensor in (x_BS[rows, :end], begin_B[rows], tokens_BT[rows, :longest])]
+            features_RTC, tokens_RT = answering(model, *here[:2], longest), here[2]
             logits_RTV = model.logits(features_RTC)
-            logp_BT[rows, :longest] = log_probabilities(logits_RTV, tokens_RT)
+            logp_BT[rows, :longest] = log_probabilities(logits_RTV, tokens_RT).cpu()
             if head in model.heads:
-                value_BT[rows, :longest] = features_RTC @ model.heads[head]
+                value_BT[rows, :longest] = (features_RTC @ model.heads[head]).cpu()
             if noise is not None and excess_BT is not None:
                 excess_BT[rows, :longest] = _excess(logits_RTV, tokens_RT, [(row, lengths[row]) for row in rows], noise)
             done += len(rows)
@@ -125,12 +125,12 @@ def over(
 
 def _excess(logits_RTV: Tensor, tokens_RT: Tensor, responses: Sequence[tuple[int, int]], noise: Noise) -> Tensor:
     """Of responses, each named by its number and length."""
-    excess_RT = torch.zeros(tokens_RT.shape)
+    excess_RT, device = torch.zeros(tokens_RT.shape), logits_RTV.device
     at_once = max(1, NUMBERS_AT_ONCE // logits_RTV.shape[2])
     for row, (number, length) in enumerate(responses):
         for start in range(0, length, at_once):
             part = slice(start, min(start + at_once, length))
             noise_TV = torch.from_numpy(noise((number, t) for t in range(part.start, part.stop)))
-            sums_TV = logits_RTV[row, part] + noise_TV
-            excess_RT[row, part] = sums_TV.amax(1) - sums_TV.gather(1, tokens_RT[row, part, None])[:, 0]
+            sums_TV = logits_RTV[row, part] + noise_TV.to(device)
+            excess_RT[row, part] = (sums_TV.amax(1) - sums_TV.gather(1, tokens_RT[row, part, None])[:, 0]).cpu()
     return excess_RT

@@ -215,7 +215,7 @@ class Declarer:
             return torch.tensor([reward([int(token) for token in of], self._text(self._said(of))) for of in responses])
         if self._scorer is None:
             assert self._engine.other is not None
-            self._scorer = Scorer(self._engine.other, on_step)
+            self._scorer = Scorer(self._engine.other, on_step, self._engine.device)
         # No text of the set ends with a stop token; that of an unfinished response is its last one.
         last = [begin + len(self._said(response)) - 1 for begin, response in zip(begins, responses, strict=True)]
         return self._scorer.scores(whole_BS, torch.tensor(last), on_step)

@@ -17,6 +17,7 @@ from rlhf.calibration import calibration_error
 from rlhf.pairs import Pairs, rows
 from rlhf.reward import ACCURACY, CALIBRATION, SCORE
 from training.engines.engine import Beat, Other
+from training.engines.pytorch.device import CPU
 from training.engines.pytorch.model import GPT
 from training.sequences import Tokens
 from training.spec import JobSpec
@@ -29,7 +30,7 @@ DEVIATION_MIN: Final = 1e-2  # processors differ by 1e-6 of a score: divided by 
 def scores(model: GPT, x_BS: Tensor, last_B: Tensor) -> Tensor:
     """(B,): of each text, at its last token. What is behind it changes nothing: the model looks at the past alone."""
     features_BSC = model.features(x_BS)
-    return features_BSC[torch.arange(len(x_BS)), last_B] @ model.heads[SCORE]
+    return features_BSC[torch.arange(len(x_BS), device=x_BS.device), last_B] @ model.heads[SCORE]
 
 
 def loss(model: GPT, x_N2S: Tensor, last_N2: Tensor, p_N: Tensor) -> Tensor:
@@ -38,9 +39,10 @@ def loss(model: GPT, x_N2S: Tensor, last_N2: Tensor, p_N: Tensor) -> Tensor:
 
 
 def scores_of_pairs(model: GPT, x_N2S: Tensor, last_N2: Tensor) -> Tensor:
-    """(N, 2), of pairs that nothing is trained on."""
+    """(N, 2), of pairs that nothing is trained on. Those of a processor go in and come out."""
     with torch.no_grad():
-        return scores(model, x_N2S.flatten(0, 1), last_N2.flatten()).view(-1, 2)
+        texts = (tensor.flatten(0, 1).to(model.device) for tensor in (x_N2S, last_N2))
+        return scores(model, *texts).view(-1, 2).cpu()
 
 
 def held_out_scores(model: GPT, tokens: Pairs, on_step: Beat) -> Iterator[tuple[Tensor, Tensor]]:
@@ -60,10 +62,10 @@ class Scorer:
     So `beta` and `score_clip` mean the same whatever a model's scores are. Where nothing is held out they stay as they are.
     """
 
-    def __init__(self, other: Other, on_step: Beat) -> None:
+    def __init__(self, other: Other, on_step: Beat, device: torch.device = CPU) -> None:
         assert isinstance(other.data, Pairs)
-        self._model = GPT(other.spec)
-        np.copyto(self._model.parameters.numpy(), other.parameters)
+        self._model = GPT(other.spec, device)
+        self._model.load(other.parameters)
         parts = [score_N2.double().flatten() for score_N2, _ in held_out_scores(self._model, other.data, on_step)]
         found = torch.cat(parts) if parts else torch.tensor([-1.0, 1.0])
         self._mean, self._deviation = float(found.mean()), max(DEVIATION_MIN, float(found.std(correction=0)))
@@ -74,7 +76,8 @@ class Scorer:
         with torch.no_grad():
             for start in range(0, len(x_BS), at_once):
                 part = slice(start, start + at_once)
-                found.append((scores(self._model, x_BS[part], last_B[part]) - self._mean) / self._deviation)
+                of_part = (tensor[part].to(self._model.device) for tensor in (x_BS, last_B))
+                found.append((scores(self._model, *of_part).cpu() - self._mean) / self._deviation)
                 on_step()
         return torch.cat(found)
 

@@ -25,10 +25,11 @@ from training.spec import JobSpec
 
 def response_logp(model: GPT, x_BS: Tensor, y_BS: Tensor, mask_BS: Tensor) -> Tensor:
     """(B,): log-probability of each response behind its prompt. Logits are made for its tokens alone."""
+    x_BS, y_BS, mask_BS = (tensor.to(model.device) for tensor in (x_BS, y_BS, mask_BS))
     logits_MV = model.logits(model.features(x_BS)[mask_BS])
     logp_M = losses.log_probabilities(logits_MV[None], y_BS[mask_BS][None])[0]
     row_M = mask_BS.nonzero()[:, 0]
-    return torch.zeros(len(x_BS)).index_add(0, row_M, logp_M)
+    return logp_M.new_zeros(len(x_BS)).index_add(0, row_M, logp_M)
 
 
 def instruct_loss(model: GPT, x_BS: Tensor, y_BS: Tensor, mask_BS: Tensor, tokens_B: Tensor) -> Tensor:
@@ -58,7 +59,7 @@ def dpo_figures(model: GPT, spec: JobSpec, tokens: Tokens, on_step: Beat) -> Map
     differences, ps = list[Tensor](), list[Tensor]()
     for chosen in _held_out(tokens, spec):
         *texts, reference_N2, p_N = map(torch.from_numpy, of_pairs(tokens, chosen, is_held_out=True))
-        reward_N2 = spec.own.beta * (_logp_of_pairs(model, *texts) - reference_N2)
+        reward_N2 = spec.own.beta * (_logp_of_pairs(model, *texts).cpu() - reference_N2)
         differences.append(reward_N2[:, 0] - reward_N2[:, 1])
         ps.append(p_N)
         on_step()
@@ -81,7 +82,8 @@ def refer(engine: Engine, drawn: npt.NDArray[np.int64] | None, on_step: Beat) ->
     try:
         with torch.no_grad():
             for part in np.array_split(missing, -(-len(missing) // _at_once(engine.spec))):
-                side.reference[part] = response_logp(engine.model, *map(torch.from_numpy, rows(tokens, side, part))).numpy()
+                found_B = response_logp(engine.model, *map(torch.from_numpy, rows(tokens, side, part)))
+                side.reference[part] = found_B.cpu().numpy()
                 on_step()
     finally:
         engine.load(kept)

@@ -18,8 +18,10 @@ from training.engines.engine import Beat, EngineKind, Other
 from training.objectives.objective import Declaration, Reason, Step
 from training.replay.inner_state import InnerState, OnState
 from training.replicated.layout import Float32Array, layout_of
+from training.resources import Resources
 from training.sequences import Tokens
 from training.spec import JobSpec
+from training.tasks import Ready
 
 RATE = np.float32(0.5)
 Gradient = Callable[[Float32Array, Float32Array], tuple[Float32Array, float]]
@@ -52,7 +54,7 @@ class Slate:
         trainer: bytes,
         on_step: Beat = lambda: None,
         inner: InnerState | None = None,
-        on_state: OnState = lambda parameters, inner: None,
+        on_state: OnState | None = None,
         declaration: Declaration | None = None,
     ) -> tuple[Float32Array, Metrics]:
         now, losses = parameters, list[float]()
@@ -136,11 +138,11 @@ class Slate:
 class Slates:
     name = "slate"
 
-    def start(self, threads: int | None) -> None:
+    def start(self, resources: Resources) -> None:
         """There is nothing to start."""
 
-    def describe(self) -> tuple[str, int]:
-        return ("slate beside torch" if "torch" in sys.modules else "slate alone"), 1
+    def describe(self) -> Ready:
+        return Ready("slate beside torch" if "torch" in sys.modules else "slate alone", 1)
 
     def open(self, spec: JobSpec, tokens: Tokens, tokenizer: Tokenizer, first: Float32Array | None) -> Slate:
         return Slate(spec, tokens, named(spec.kind.losses[self.name]))

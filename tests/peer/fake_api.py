@@ -12,7 +12,9 @@ from protocol.api import (
     AuditsView,
     AuditView,
     BlockView,
+    DeviceView,
     DiskView,
+    EngineView,
     EventView,
     ExportView,
     InvitationView,
@@ -93,6 +95,17 @@ ALERTS = (
     ),
 )
 DISK = DiskView(5 << 20, 7 << 30, 9 << 30)
+ENGINES = (
+    EngineView(
+        "pytorch",
+        True,
+        "torch 9.9, 2 threads",
+        2,
+        {"torch": "9.9", "cuda": "13.0"},
+        (DeviceView("cpu", "x86_64", 16_000, 9_000, 700, False), DeviceView("cuda:0", "a GPU", 80_000, 60_000, 19_000, True)),
+    ),
+    EngineView("slate", False, ""),
+)
 SAMPLES = (SampleView("e" * 64, 10, "The Tsh"), SampleView("e" * 64, 20, "The end."))
 BLOCK = BlockView(12, "d" * 64, 1_700_000_000_000, ME, 1, (ME, OTHER), 4, 3, "f" * 64, "f" * 64, 3, "aa" * 8, "bb" * 8, "cc" * 8)
 VOTES = (
@@ -120,6 +133,9 @@ class FakeApi:
 
     async def disk(self) -> DiskView:
         return DISK
+
+    async def engines(self) -> tuple[EngineView, ...]:
+        return ENGINES
 
     async def block(self, height: int) -> BlockView:
         return BLOCK

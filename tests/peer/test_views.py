@@ -70,6 +70,8 @@ TABLES: dict[str, Callable[[], Any]] = {
     ),
     "help": lambda: Pairs({name: word.about for name, word in words().items()}),
     "stats": lambda: views.stats(fake_api.STATS),
+    "engines": lambda: views.engines(fake_api.ENGINES),
+    "devices": lambda: views.devices(fake_api.ENGINES[0].devices),
 }
 
 

@@ -23,10 +23,11 @@ MESSAGES = [
     tasks.Evaluate(bytes(32), "/model"),
     tasks.Generate(bytes(32), "/model", "Grüße", 10, 0.5, 7),
     tasks.Ping(),
+    tasks.Describe(),
     tasks.Cancel(),
 ]
 ANSWERS = [
-    tasks.Ready("torch", 1),
+    tasks.Ready("torch", 1, (tasks.Device("cuda:0", "a GPU", 80_000, 70_000, 3_000, True),), {"numpy": "2"}),
     tasks.Beat(),
     tasks.Opened(1, 2, 3),
     tasks.Proposed(b"p" * (2 << 20), bytes(32), bytes(32), 1.5, 0.1),

@@ -11,8 +11,10 @@ from training.data.tokenizer import Tokenizer
 from training.objectives.objective import Declaration, Reason
 from training.replay.inner_state import InnerState, OnState
 from training.replicated.layout import Float32Array
+from training.resources import Resources
 from training.sequences import Tokens
 from training.spec import JobSpec
+from training.tasks import Ready
 
 Beat = Callable[[], None]  # called after every piece of work; raises to stop it
 
@@ -52,7 +54,7 @@ class Engine(Protocol):
         trainer: bytes,
         on_step: Beat = ...,
         inner: InnerState | None = None,
-        on_state: OnState = ...,
+        on_state: OnState | None = None,
         declaration: Declaration | None = None,
     ) -> tuple[Float32Array, Metrics]:
         """Δ of the trainer in the round, and what it met; `on_state` sees the state after each inner step.
@@ -126,10 +128,11 @@ class EngineKind(Protocol):
     def name(self) -> str:
         """As features and the losses of objectives call it."""
 
-    def start(self, threads: int | None) -> None: ...
+    def start(self, resources: Resources) -> None:
+        """`UserError` for a device that is not here."""
 
-    def describe(self) -> tuple[str, int]:
-        """For people: name and version; and with how many threads it works."""
+    def describe(self) -> Ready:
+        """For people."""
 
     def open(self, spec: JobSpec, tokens: Tokens, tokenizer: Tokenizer, first: Float32Array | None) -> Engine:
         """`first` as `Engine.first`."""

@@ -41,12 +41,12 @@ class Update(Protocol):
         round: int,
         trainer: bytes,
         inner: InnerState | None,
-        on_state: OnState,
+        on_state: OnState | None,
         /,
         *,
         declaration: Declaration | None = None,
     ) -> tuple[Float32Array, Sequence[float]]:
-        """Δ and the loss of each inner step. `inner` is None for a fresh inner state; `on_state` is told each state."""
+        """Δ and the loss of each inner step. `inner` is None for a fresh inner state; `on_state`, if any, is told each state."""
 
 
 class InnerStep(Protocol):
@@ -89,7 +89,7 @@ def propose(request: Propose, update: Update, declarer: Declarer | None = None) 
     model = _open(request)
     (e, feedback_from), (inner, inner_from) = _own_feedback(request, model), _own_inner(request, model)
     states = _states_out(request, model, inner_from)
-    take = states.take if states else _forget
+    take = states.take if states else None
     place = request.job, request.round, request.trainer
     declaration = _own_declaration(request, model, declarer)
     delta, losses = update(model.parameters, *place, inner, take, declaration=declaration)
@@ -146,7 +146,7 @@ def _judge(
     if number is not None:
         return Verdict(OWN_FIRST + number), RELATIVE_ERROR_MAX, None
     payload, declaration = Path(request.payload).read_bytes(), _derived(request, model, declaration, declarer)
-    take = last.take if inner else _forget
+    take = last.take if inner else None
     delta, losses = update(model.parameters, request.job, request.round, trainer, previous, take, declaration=declaration)
     decay, tolerance, weight, held = spec.feedback_decay, spec.replay_tolerance, spec.update_weight, model.held(trainer)
     header, layout = model.header(trainer), model.layout
@@ -297,10 +297,6 @@ class _Last:
 
     def take(self, parameters: Float32Array, inner: InnerState) -> None:
         self.inner = inner
-
-
-def _forget(parameters: Float32Array, inner: InnerState) -> None:
-    pass
 
 
 def _own_feedback(request: Propose, model: ReplicatedModel) -> tuple[Float32Array, bytes | None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from features.arguments import HOW_MANY, Argument, whole_number
 from features.words import Asked, listing
 from peer.commands import views
-from protocol.api import AlertView, BlockView, DiskView, EventView, PeerApi, PeerState, StatsView, StatusView
+from protocol.api import AlertView, BlockView, DiskView, EngineView, EventView, PeerApi, PeerState, StatsView, StatusView
 
 # The exit status of `peer status`; 2 is an error, such as that no peer runs there.
 EXIT_STATUS = {
@@ -77,3 +77,16 @@ async def _show_disk(asked: Asked[PeerApi], disk: DiskView) -> None:
 @listing("how much of the disk is used and free", _show_disk)
 async def disk(asked: Asked[PeerApi]) -> DiskView:
     return await asked.api.disk()
+
+
+async def _show_engines(asked: Asked[PeerApi], engines: tuple[EngineView, ...]) -> None:
+    asked.show(views.engines(engines))
+    if devices := [device for engine in engines for device in engine.devices]:
+        asked.show(views.devices(devices))
+    elif not any(engine.in_use for engine in engines):
+        asked.show("this peer has no worker: it computes with none of them")
+
+
+@listing("what this peer computes with: engine, devices, memory, versions", _show_engines)
+async def engines(asked: Asked[PeerApi]) -> tuple[EngineView, ...]:
+    return await asked.api.engines()

@@ -39,7 +39,7 @@ class AdamW:
         `moments` has shape (2 · parameters,), the first moments before the second ones, after `steps` steps.
         """
         self.settings = settings
-        self.moments = torch.zeros(2 * len(parameters)) if moments is None else moments
+        self.moments = parameters.new_zeros(2 * len(parameters)) if moments is None else moments
         self.steps = steps
         self._parameters, self._gradients = parameters, gradients
         self._decayed = decayed

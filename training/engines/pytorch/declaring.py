@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
+import torch
+
 from features.lazily import named
 from training.data.tokenizer import Tokenizer
 from training.engines.engine import Beat
+from training.engines.pytorch.device import CPU
 from training.engines.pytorch.engine import NAME, Engine, no_subnormal_numbers
 from training.objectives.objective import Declaration, Reason
 from training.replicated.layout import Float32Array
@@ -41,8 +44,10 @@ class Declarer(Protocol):
 class DeclaringEngine(Engine):
     """Implements `training.engines.engine.DeclaringEngine`. Its passes over the model, too, are safe from subnormal numbers."""
 
-    def __init__(self, spec: JobSpec, tokens: Tokens, tokenizer: Tokenizer, first: Float32Array | None) -> None:
-        super().__init__(spec, tokens, tokenizer, first)
+    def __init__(
+        self, spec: JobSpec, tokens: Tokens, tokenizer: Tokenizer, first: Float32Array | None, device: torch.device = CPU
+    ) -> None:
+        super().__init__(spec, tokens, tokenizer, first, device)
         self._declarer: Declarer = named(spec.kind.declarers[NAME])(self)
 
     def declare(

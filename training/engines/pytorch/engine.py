@@ -14,13 +14,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from features.lazily import named
 from protocol.errors import UserError
 from training.data.tokenizer import Tokenizer
 from training.engines.engine import Beat, Other
 from training.engines.pytorch.adamw import AdamW, Settings, clip
+from training.engines.pytorch.device import CPU, to_device, to_numpy
 from training.engines.pytorch.model import GPT
 from training.engines.pytorch.muon import Muon
 from training.objectives.objective import Declaration, Step
@@ -71,7 +71,14 @@ def start_threads(count: int | None) -> None:
 
 
 class Engine:
-    def __init__(self, spec: JobSpec, tokens: Tokens, tokenizer: Tokenizer, first: Float32Array | None = None) -> None:
+    def __init__(
+        self,
+        spec: JobSpec,
+        tokens: Tokens,
+        tokenizer: Tokenizer,
+        first: Float32Array | None = None,
+        device: torch.device = CPU,
+    ) -> None:
         self.spec = spec
         self.tokens = tokens
         self.tokenizer = tokenizer
@@ -79,11 +86,12 @@ class Engine:
         self.first = first
         self.other: Other | None = None
         self.files: Mapping[bytes, Path] = {}
-        self.model = GPT(spec)
+        self.device = device
+        self.model = GPT(spec, device)
         self._loss = named(spec.kind.losses[NAME])
         self._measure = named(spec.kind.measures[NAME]) if NAME in spec.kind.measures else None
         self._refer = named(spec.kind.references[NAME]) if NAME in spec.kind.references else None
-        self._decayed = _decayed(spec)
+        self._decayed = to_device(_decayed(spec), device)
 
     @property
     def parameters(self) -> int:
@@ -91,12 +99,11 @@ class Engine:
 
     def load(self, parameters: Float32Array) -> None:
         assert parameters.shape == (self.parameters,) and parameters.dtype == np.float32
-        np.copyto(self.read(), parameters)
+        self.model.load(parameters)
 
     def read(self) -> Float32Array:
-        """The parameters as they are now; a view."""
-        parameters: Float32Array = self.model.parameters.numpy()
-        return parameters
+        """The parameters as they are now; on a processor a view."""
+        return to_numpy(self.model.parameters)
 
     def local_steps(
         self,
@@ -106,7 +113,7 @@ class Engine:
         trainer: bytes,
         on_step: Beat = lambda: None,
         inner: InnerState | None = None,
-        on_state: OnState = lambda parameters, inner: None,
+        on_state: OnState | None = None,
         declaration: Declaration | None = None,
     ) -> tuple[Float32Array, Metrics]:
         """Δ of `trainer` in `round`, from `parameters` and a fresh or the given inner state.
@@ -119,7 +126,8 @@ class Engine:
         optimizer, metrics = self._inner_optimizer(inner), []
         for step in range(self.spec.local_steps):
             metrics.append(self._inner_step(optimizer, Step(job, round, trainer, step), declaration, on_step))
-            on_state(self.read(), _state_of(optimizer))
+            if on_state is not None:
+                on_state(self.read(), _state_of(optimizer))
         losses = tuple(m.loss for m in metrics)
         return parameters - self.read(), Metrics(losses, _mean([m.gradient_norm for m in metrics]))
 
@@ -144,8 +152,7 @@ class Engine:
         with no_subnormal_numbers():
             loss = self.gradient(self.batch(*step.place, self.spec.batch, declaration), on_step, declaration)
             norm = clip(self.model.gradients, self.spec.clip)
-        gradient: Float32Array = self.model.gradients.numpy()
-        return gradient.copy(), Metrics((loss,), norm)
+        return to_numpy(self.model.gradients).copy(), Metrics((loss,), norm)
 
     def _inner_step(self, optimizer: AdamW | Muon, step: Step, declaration: Declaration | None, on_step: Beat) -> Metrics:
         with no_subnormal_numbers():
@@ -156,7 +163,7 @@ class Engine:
         """The job's, with moments of its own that begin as those given, or at zero."""
         spec = self.spec
         settings = Settings(spec.beta1, spec.beta2, spec.weight_decay, spec.clip)
-        state = (torch.from_numpy(inner.moments.copy()), inner.steps) if inner else (None, 0)
+        state = (to_device(inner.moments.copy(), self.device), inner.steps) if inner else (None, 0)
         if spec.inner is Inner.MUON:
             return Muon(self.model.parameters, self.model.gradients, settings, layout_of(spec), *state)
         return AdamW(self.model.parameters, self.model.gradients, self._decayed, settings, *state)
@@ -187,15 +194,15 @@ class Engine:
         if self._refer:
             self._refer(self, drawn, on_step)
         self.model.gradients.zero_()
-        total = 0.0
+        total = torch.zeros((), dtype=torch.float64, device=self.device)  # once read, so that an accelerator is waited for once
         for start in range(0, len(drawn), self.micro_batch):
             part = drawn[start : start + self.micro_batch]
-            examples = map(torch.from_numpy, self.spec.kind.examples(self.spec, part, self.tokens, declaration))
-            loss = self._loss(self.model, *examples) * (len(part) / len(drawn))
+            examples = self.spec.kind.examples(self.spec, part, self.tokens, declaration)
+            loss = self._loss(self.model, *(to_device(array, self.device) for array in examples)) * (len(part) / len(drawn))
             loss.backward()
-            total += float(loss.detach())
+            total += loss.detach().double()
             on_step()
-        return total
+        return float(total)
 
     def measured(self, parameters: Float32Array, on_step: Beat = lambda: None) -> Mapping[str, float]:
         self.load(parameters)
@@ -231,18 +238,18 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or ("alloc" in str(error) and "memory" in str(error))
 
 
-def _decayed(spec: JobSpec) -> Tensor:
+def _decayed(spec: JobSpec) -> Float32Array:
     """1 where weight decay applies, 0 elsewhere."""
     layout = layout_of(spec)
     decayed = np.zeros(layout.size, dtype=np.float32)
     for tensor in layout.tensors:
         decayed[tensor.elements] = float(tensor.decayed)
-    return torch.from_numpy(decayed)
+    return decayed
 
 
 def _state_of(optimizer: AdamW | Muon) -> InnerState:
-    """A view of its moments."""
-    return InnerState(optimizer.steps, optimizer.moments.numpy())
+    """On a processor a view of its moments."""
+    return InnerState(optimizer.steps, to_numpy(optimizer.moments))
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -32,9 +32,9 @@ def held_out_bits(model: GPT, spec: JobSpec, tokens: Tokens, on_step: Beat) -> M
     starts = evaluation_windows(len(held_out), context)
     nats, bytes_seen = 0.0, 0
     for batch in np.array_split(starts, max(1, len(starts) * context // EVALUATION_BATCH_TOKENS)):
-        x_BT, y_BT = windows(held_out, batch, context)
+        x_BT, y_BT = (tensor.to(model.device) for tensor in windows(held_out, batch, context))
         nats += float(model.loss(x_BT, y_BT, reduction="sum"))
-        bytes_seen += int(tokens.token_bytes[y_BT.numpy()].sum())
+        bytes_seen += int(tokens.token_bytes[y_BT.cpu().numpy()].sum())
         on_step()
     return {spec.kind.figure: nats / math.log(2) / bytes_seen}
 

@@ -12,11 +12,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from training.replicated.layout import layout_of
+from training.engines.pytorch.device import CPU, to_device
+from training.replicated.layout import Float32Array, layout_of
 from training.spec import JobSpec
 from training.transformer import EMBEDDING, FIRST, HEAD, OUTPUT, ModelSpec
 
@@ -58,19 +60,19 @@ class Layer:
 class GPT:
     """Computes on whatever the flat vector holds at the moment; gradients gather in the flat vector `gradients`."""
 
-    def __init__(self, job: JobSpec) -> None:
+    def __init__(self, job: JobSpec, device: torch.device = CPU) -> None:
         layout, spec = layout_of(job), job.model
-        self.job, self.spec = job, spec
+        self.job, self.spec, self.device = job, spec, device
         self._tensors = {tensor.name: tensor for tensor in layout.tensors}
-        self.parameters = torch.zeros(layout.size)
-        self.gradients = torch.zeros(layout.size)
+        self.parameters = torch.zeros(layout.size, device=device)
+        self.gradients = torch.zeros(layout.size, device=device)
         self.embedding_VC = self._view(EMBEDDING)
         self.output_VC = self.embedding_VC if spec.tied else self._view(OUTPUT)
         self.final_norm_C = self._view("final_norm.weight")
         self.layers = [self._layer(f"layers.{index}.") for index in range(spec.layers)]
         self.heads = {name: self._view(name) for name in self._tensors if name.startswith(HEAD)}  # (C,) each, if any
         self.first_C = self.heads.get(FIRST)
-        self.cos_TD, self.sin_TD = rotary_tables(spec)
+        self.cos_TD, self.sin_TD = (table.to(device) for table in rotary_tables(spec))
 
     def _layer(self, prefix: str) -> Layer:
         return Layer(
@@ -91,6 +93,13 @@ class GPT:
         leaf = self.parameters[start:stop].view(shape).requires_grad_()
         leaf.grad = self.gradients[start:stop].view(shape)
         return leaf
+
+    def load(self, parameters: Float32Array) -> None:
+        """A copy of this vector takes the place of all parameters. It may be one that is mapped into memory, to be read alone."""
+        if self.device.type == "cpu":
+            np.copyto(self.parameters.numpy(), parameters)
+        else:
+            self.parameters.copy_(to_device(np.array(parameters), self.device))
 
     def loss(self, x_BT: Tensor, y_BT: Tensor, reduction: str = "mean") -> Tensor:
         """Cross-entropy of the next tokens `y_BT`, in nats."""
@@ -159,13 +168,13 @@ class GPT:
         """
         generator = torch.Generator().manual_seed(seed)
         tokens, made = list(prompt), []
-        cache = Cache(self.spec)
+        cache = Cache(self.spec, device=self.device)
         pending = tokens[-self.spec.context :]
         for _ in range(count):
             if cache.length + len(pending) > self.spec.context:
                 # Positions are absolute inside the cache: start it again from the younger half of the context.
-                cache, pending = Cache(self.spec), tokens[-max(1, self.spec.context // 2) :]
-            last_BC = self.features(torch.tensor([pending]), cache, last=1)[:, -1]
+                cache, pending = Cache(self.spec, device=self.device), tokens[-max(1, self.spec.context // 2) :]
+            last_BC = self.features(torch.tensor([pending], device=self.device), cache, last=1)[:, -1]
             token = choose(self.logits(last_BC)[0], temperature, generator)
             if token == stop:
                 break
@@ -179,9 +188,10 @@ class GPT:
 class Cache:
     """Keys and values of the tokens seen so far, per layer."""
 
-    def __init__(self, spec: ModelSpec, sequences: int = 1) -> None:
+    def __init__(self, spec: ModelSpec, sequences: int = 1, device: torch.device = CPU) -> None:
         shape = (spec.layers, sequences, spec.kv_heads, spec.context, spec.width // spec.heads)
-        self.keys, self.values = torch.empty(shape), torch.empty(shape)  # what is behind `length` is never read
+        # What is behind `length` is never read.
+        self.keys, self.values = torch.empty(shape, device=device), torch.empty(shape, device=device)
         self.length = 0
 
     def keep(self, sequences: list[int]) -> None:
@@ -213,6 +223,8 @@ def rotary_tables(spec: ModelSpec) -> tuple[Tensor, Tensor]:
 
 
 def choose(logits_V: Tensor, temperature: float, generator: torch.Generator) -> int:
+    """The draws are a processor's, wherever the logits are."""
+    logits_V = logits_V.cpu()
     if temperature < TEMPERATURE_MIN:
         return int(logits_V.argmax())
     return int(torch.multinomial(torch.softmax((logits_V - logits_V.max()) / temperature, dim=-1), 1, generator=generator))

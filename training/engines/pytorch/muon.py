@@ -37,7 +37,7 @@ class Muon:
         self.steps = steps
         self._matrices, self._others = hidden_matrices(layout), others(layout)
         size = layout.size + sum(tensor.size for tensor in self._others)
-        self.moments = torch.zeros(size) if moments is None else moments
+        self.moments = parameters.new_zeros(size) if moments is None else moments
         self._parameters, self._gradients = parameters, gradients
         self._momentum, self._second = self.moments.split([layout.size, size - layout.size])
 
@@ -68,7 +68,7 @@ class Muon:
             part = tensor.elements
             second = self._second[start : start + tensor.size]
             parameters, gradients, first = (vector[part] for vector in (self._parameters, self._gradients, self._momentum))
-            decayed = torch.ones(()) if len(tensor.shape) > 1 else None
+            decayed = parameters.new_ones(()) if len(tensor.shape) > 1 else None
             move(parameters, gradients, first, second, decayed, self.settings, rate, self.steps)
             start += tensor.size
 

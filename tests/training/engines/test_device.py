@@ -1,0 +1,56 @@
+"""Where tensors are. No accelerator is here: `meta` stands for one, on which a tensor has a shape and no numbers."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from peer.worker.supervisor import Worker
+from protocol.errors import UserError
+from training.engines.pytorch import device
+from training.engines.pytorch.model import GPT, Cache
+from training.resources import Resources, device_problem
+from training.spec import JobSpec
+from training.transformer import ModelSpec
+
+META = torch.device("meta")
+SPEC = JobSpec(name="t", data=bytes(32), model=ModelSpec(context=16, width=16, layers=2, heads=2, kv_heads=1, hidden=24))
+
+
+def test_loss_gradient_and_cache_are_where_the_model_is() -> None:
+    model, x_BT = GPT(SPEC, META), torch.zeros(2, 16, dtype=torch.int64, device=META)
+    model.loss(x_BT, x_BT).backward()
+    assert model.features(x_BT, Cache(SPEC.model, 2, META), last=1).device == META
+    with pytest.raises(RuntimeError, match="device cpu"):
+        GPT(SPEC, META).features(x_BT).add(GPT(SPEC).features(torch.zeros(2, 16, dtype=torch.int64)))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
+def test_auto_is_the_processor_where_no_gpu_is_and_another_device_is_refused_with_what_there_is() -> None:
+    assert device.chosen("auto") == device.chosen("cpu") == device.CPU
+    for name in ("cuda", "cuda:1"):
+        with pytest.raises(UserError, match=rf"device '{name}' is not here: there is cpu"):
+            device.chosen(name)
+
+
+def test_a_setting_that_can_be_no_device_is_refused_before_any_engine_starts() -> None:
+    assert all(device_problem(name) is None for name in ("auto", "cpu", "cuda", "cuda:0", "cuda:12"))
+    assert all(device_problem(name) for name in ("", "gpu", "cuda:", "cuda:x", "CPU", "cpu:0", "cuda:0 "))
+
+
+def test_what_the_daemon_says_of_resources_is_what_the_worker_reads() -> None:
+    assert Worker(Resources()).arguments()[-2:] == ["--engine", "pytorch"]
+    said = Worker(Resources(threads=3, device="cuda:1")).arguments()
+    assert said[said.index("--threads") :] == ["--threads", "3", "--device", "cuda:1"]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
+def test_a_worker_whose_device_is_not_here_says_so_in_one_frame_and_ends() -> None:
+    command = [sys.executable, "-m", "peer.worker.main", "--device", "cuda:1"]
+    ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=60, env=os.environ)
+    assert ended.returncode == 0 and re.search(rb"failed.*device 'cuda:1' is not here: there is cpu", ended.stdout)

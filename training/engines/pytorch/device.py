@@ -1,0 +1,82 @@
+"""Where tensors are: which devices torch finds here, and numpy arrays on their way there and back."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from protocol.errors import UserError
+from training.resources import AUTO
+from training.tasks import Device
+
+CPU = torch.device("cpu")
+# cuBLAS gives the same bits each time where it works in a buffer of its own; it reads this when it starts.
+WORKSPACE = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
+
+
+def cuda_devices() -> list[torch.device]:
+    return [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
+
+
+def chosen(name: str) -> torch.device:
+    """The device that a setting names. `UserError` for one that is not here."""
+    here = cuda_devices()
+    if name in (AUTO, "cuda"):
+        if here or name == AUTO:
+            return here[0] if here else CPU
+    elif name == "cpu":
+        return CPU
+    else:
+        for device in here:
+            if str(device) == name:
+                return device
+    there_are = ", ".join(["cpu", *(f"{device} ({torch.cuda.get_device_name(device)})" for device in here)])
+    why = "" if torch.version.cuda else f"; torch {torch.__version__} is built without CUDA"
+    raise UserError(f"device {name!r} is not here: there is {there_are}{why}")
+
+
+def described(used: torch.device) -> Iterator[Device]:
+    """All that are here. The processor has the machine's memory, of which this process holds a part."""
+    page, mb = os.sysconf("SC_PAGE_SIZE"), 1_000_000
+    total, free = (page * os.sysconf(name) // mb for name in ("SC_PHYS_PAGES", "SC_AVPHYS_PAGES"))
+    held = page * int(Path("/proc/self/statm").read_text().split()[1]) // mb if Path("/proc/self/statm").exists() else 0
+    yield Device(str(CPU), platform.processor() or platform.machine(), total, free, held, used == CPU)
+    for here in cuda_devices():
+        free_bytes, total_bytes = torch.cuda.mem_get_info(here)
+        held = torch.cuda.memory_reserved(here) // mb
+        name = torch.cuda.get_device_name(here)
+        yield Device(str(here), name, total_bytes // mb, free_bytes // mb, held, here == used)
+
+
+def start(device: torch.device) -> None:
+    """Before anything else uses the device: float32 as processors compute it, and the same bits each time where torch can."""
+    if device.type != "cuda":
+        return
+    os.environ.setdefault(*WORKSPACE)
+    torch.set_float32_matmul_precision("highest")  # no TF32: its 10 bits are further from a replay than audits tolerate
+    torch.backends.cudnn.allow_tf32 = False
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # what is not written is not read
+    torch.cuda.set_device(device)
+
+
+def to_device(array: npt.NDArray[Any], device: torch.device) -> Tensor:
+    """On a processor a view of the array; else a copy that is on its way while Python goes on."""
+    tensor = torch.from_numpy(array)
+    if device.type == "cuda":  # only pages that cannot move are copied beside other work
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
+
+
+def to_numpy(tensor: Tensor) -> npt.NDArray[Any]:
+    """Of a tensor on a processor a view."""
+    array: npt.NDArray[Any] = np.asarray(tensor.detach().cpu().numpy())
+    return array

@@ -1,0 +1,49 @@
+"""What an engine may use of this machine, as the peer's settings say. The daemon hands it to its worker as arguments."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import re
+from dataclasses import dataclass
+from typing import Final
+
+AUTO: Final = "auto"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resources:
+    threads: int = 0  # 0: what the engine chooses
+    device: str = "cpu"  # or `AUTO`: an accelerator where there is one; or one of them by its name, as `cuda:1`
+
+    def arguments(self) -> list[str]:
+        """Those of the worker: whatever differs from the default."""
+        found = list[str]()
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if value != field.default:
+                found += [_flag(field.name)] if value is True else [_flag(field.name), str(value)]
+        return found
+
+    @classmethod
+    def parsed(cls, options: argparse.Namespace) -> Resources:
+        return cls(**{field.name: getattr(options, field.name) for field in dataclasses.fields(cls)})
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    for field in dataclasses.fields(Resources):
+        if isinstance(field.default, bool):
+            parser.add_argument(_flag(field.name), action="store_true")
+        else:
+            parser.add_argument(_flag(field.name), type=type(field.default), default=field.default)
+
+
+def device_problem(name: str) -> str | None:
+    """Why this cannot name a device, wherever the peer runs; None if it may."""
+    if re.fullmatch(rf"{AUTO}|cpu|cuda(:\d{{1,3}})?", name):
+        return None
+    return f"is no device; say {AUTO}, cpu, cuda, or one of several as cuda:1"
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
