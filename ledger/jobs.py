@@ -66,9 +66,8 @@ class AuditTerms:
 
 JOBS = ModuleVersion("jobs", 1)
 JOBS_OF_ESTIMATES = ModuleVersion("jobs", 2)  # specifications may say `memory`
-JOBS_OF_MODELS = ModuleVersion(
-    "jobs", 3
-)  # specifications may say `replayed_steps`, and of models `tied`, `rope_base`, `norm_epsilon`
+# Specifications may say `replayed_steps`, `precision`, and of models `tied`, `rope_base`, `norm_epsilon`.
+JOBS_OF_MODELS = ModuleVersion("jobs", 3)
 
 
 @dataclass(frozen=True, slots=True)

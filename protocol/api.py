@@ -179,6 +179,7 @@ class JobView:
     audits_open: int = 0  # audits not reported yet, and disputes not settled yet
     place: int = 0  # in the line, from 1 on; 0: it does not wait
     origin: str = ""  # of data that people decided, or might have
+    precision: str = "fp32"  # of matrix products; with bf16 nobody can audit
 
 
 @dataclass(frozen=True, slots=True)

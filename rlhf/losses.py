@@ -49,7 +49,7 @@ class _LogProbability(torch.autograd.Function):  # type: ignore[misc]  # torch i
 
 def log_probabilities(logits_BTV: Tensor, tokens_BT: Tensor) -> Tensor:
     """log π of each token, (B, T); `logits_BTV[:, t]` are those that token t was drawn from."""
-    logp_N: Tensor = _LogProbability.apply(logits_BTV.flatten(0, 1), tokens_BT.flatten())
+    logp_N: Tensor = _LogProbability.apply(logits_BTV.flatten(0, 1).float(), tokens_BT.flatten())
     return logp_N.view(tokens_BT.shape)
 
 

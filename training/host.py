@@ -22,7 +22,7 @@ from training.replicated import files
 from training.replicated.incoming import IncomingModel, part_of
 from training.replicated.layout import layout_of
 from training.replicated.model import Accepted, ReplicatedModel
-from training.spec import AuditMode, JobSpec
+from training.spec import AuditMode, JobSpec, Precision
 
 ROUNDS_KEPT = 2  # the open round's model and the one before, which a late re-execution may still read; audits need more
 # From one durable model to the next: the disk may take longer to make one durable than a whole round of single steps takes, and
@@ -239,7 +239,8 @@ class ModelHost:
 
 
 def _requires(job: JobSpec) -> tuple[ModuleVersion, ...]:
-    said = {JOBS_OF_ESTIMATES: job.has_estimates, JOBS_OF_MODELS: not job.model.is_first_form or job.replayed_steps > 1}
+    of_models = not job.model.is_first_form or job.precision is not Precision.FP32 or job.replayed_steps > 1
+    said = {JOBS_OF_ESTIMATES: job.has_estimates, JOBS_OF_MODELS: of_models}
     return ModuleVersion(job.kind.module, job.kind.version), *(module for module, is_said in said.items() if is_said)
 
 

@@ -86,6 +86,13 @@ class Memory(enum.StrEnum):
     ESTIMATES = "estimates"  # every voter adds payloads to an estimate of what the trainer means, and aggregates the estimates
 
 
+class Precision(enum.StrEnum):
+    """Of matrix products in a trainer's own steps. Parameters, moments and sums are float32 in both."""
+
+    FP32 = "fp32"
+    BF16 = "bf16"  # on GPUs several times as fast; replays differ by more than a small lie, so nobody audits
+
+
 class Outer(enum.StrEnum):
     """How the aggregated update moves the model."""
 
@@ -175,6 +182,7 @@ class JobSpec:
     least_uplink: Annotated[int, Between(1, UPLINK_MBIT_MAX)] = codec.added(LEAST_UPLINK_MBIT)
     # Sampled: inner steps that one audit replays. Of a round only the states between so many are committed to and kept.
     replayed_steps: Annotated[int, Between(1, LOCAL_STEPS_MAX)] = codec.added(1)
+    precision: Precision = codec.added(Precision.FP32)
 
     @property
     def kind(self) -> Objective:
@@ -316,6 +324,9 @@ class JobSpec:
         return None
 
     def _audit_problem(self) -> str | None:
+        if self.precision is Precision.BF16 and self.is_reexecuted:
+            differ = "honest replays in bf16 differ by .13 of an update, and small lies by .011"
+            return f"precision 'bf16' with audit {self.audit.value!r}: {differ}; take audit 'off', or precision 'fp32'"
         if self.audit is not AuditMode.SAMPLED and self.least_uplink != LEAST_UPLINK_MBIT:
             return f"least_uplink {self.least_uplink} says nothing with audit {self.audit.value!r}: leave it out"
         if self.audit is not AuditMode.SAMPLED and self.replayed_steps != 1:

@@ -183,6 +183,7 @@ def _job(key: bytes, job: Job, state: State, audits: JobAudits) -> JobView:
         suspended={peer_id(trainer): until for trainer, until in audits.suspended.items() if until > job.round},
         audits_open=_open_audits(audits),
         origin=_origin(spec, state),
+        precision=spec.precision.value,
     )
 
 
@@ -203,6 +204,7 @@ def _in_line(waiting: Waiting, state: State, place: int) -> JobView:
         started_height=waiting.since,
         place=place,
         origin=_origin(spec, state),
+        precision=spec.precision.value,
     )
 
 

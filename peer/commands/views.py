@@ -361,7 +361,7 @@ def jobs(views: Sequence[JobView], names: Names) -> Fitted:
             _job_state(view),
             f"{view.round}/{view.rounds}",
             "; ".join(f"{what}: {', '.join(trainers)}" for what, trainers in told.items() if trainers) or "–",
-            view.audit,
+            view.audit if view.precision == "fp32" else f"{view.audit} ({view.precision})",
             view.data if view.data == "local" else short(view.data) or "–",
             short(view.model_root) or "–",
         )

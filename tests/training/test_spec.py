@@ -24,6 +24,7 @@ from training.spec import (
     JobSpec,
     Memory,
     Outer,
+    Precision,
     Rule,
     completed,
 )
@@ -43,6 +44,15 @@ def test_a_specification_survives_the_wire() -> None:
 def test_a_job_that_says_nothing_of_memory_has_the_bytes_and_the_identity_that_it_had() -> None:
     old = replace(JOB, outer_rate=0.7)
     assert hashlib.sha256(old.encode()).hexdigest() == "9fd17215469da3503b01566b9ff95ec67612f22f6fe20b052ea97c49acf58fe8"
+
+
+def test_bf16_is_for_jobs_that_nobody_audits_and_needs_programs_that_know_it(tmp_path: Path) -> None:
+    half = replace(JOB, precision=Precision.BF16, audit=AuditMode.OFF)
+    assert JobSpec.decode(half.encode()) == half
+    assert ModuleVersion("jobs", 3) in ModelHost(tmp_path).terms(half.encode()).requires
+    for audit in (AuditMode.FULL, AuditMode.SAMPLED):
+        with pytest.raises(UserError, match=r"honest replays in bf16 differ by \.13 .* small lies by \.011; take audit 'off'"):
+            replace(half, audit=audit).checked()
 
 
 @pytest.mark.parametrize("said", [{"tied": False}, {"rope_base": 5e5}, {"norm_epsilon": 1e-5}])

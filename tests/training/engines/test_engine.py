@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from training.data.corpus import open_tokens
-from training.data.default_text import default_text
 from training.data.tokenizer import ByteTokenizer
 from training.engines.pytorch.baseline import rate_at, train_baseline
 from training.engines.pytorch.engine import Engine, is_out_of_memory
@@ -28,13 +27,6 @@ MODEL = ModelSpec(context=32, width=32, layers=2, heads=4, kv_heads=2, hidden=48
 SPEC = JobSpec(name="t", data=bytes(32), model=MODEL, local_steps=4, batch=4, micro_batch=4, rounds=10)
 PER_STEP = replace(SPEC, **PRESETS["per-step"])
 JOB, TRAINER = hashlib.sha256(b"job").digest(), b"t" * 32
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("text") / "text"
-    path.write_bytes(default_text()[:50_000])
-    return path
 
 
 def engine_of(text: Path, spec: JobSpec = SPEC) -> Engine:

@@ -7,7 +7,7 @@ far below what an audit tolerates.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,7 +28,7 @@ from training.replay.inner_state import InnerState, OnState
 from training.replicated.layout import Float32Array, layout_of
 from training.replicated.schedule import inner_rate
 from training.sequences import Tokens
-from training.spec import Inner, JobSpec
+from training.spec import Inner, JobSpec, Precision
 
 NAME = "pytorch"
 GENERATE_TOKENS_MAX = 4_096  # one request must not keep the worker from audits for long
@@ -198,11 +198,18 @@ class Engine:
         for start in range(0, len(drawn), self.micro_batch):
             part = drawn[start : start + self.micro_batch]
             examples = self.spec.kind.examples(self.spec, part, self.tokens, declaration)
-            loss = self._loss(self.model, *(to_device(array, self.device) for array in examples)) * (len(part) / len(drawn))
+            with self._precision():
+                loss = self._loss(self.model, *(to_device(array, self.device) for array in examples)) * (len(part) / len(drawn))
             loss.backward()
             total += loss.detach().double()
             on_step()
         return float(total)
+
+    def _precision(self) -> AbstractContextManager[None]:
+        """Of matrix products in a loss. What is measured is computed in float32 at all peers."""
+        is_half = self.spec.precision is Precision.BF16
+        found: AbstractContextManager[None] = torch.autocast(self.device.type, torch.bfloat16, enabled=is_half)
+        return found
 
     def measured(self, parameters: Float32Array, on_step: Beat = lambda: None) -> Mapping[str, float]:
         self.load(parameters)

@@ -104,7 +104,7 @@ class GPT:
     def loss(self, x_BT: Tensor, y_BT: Tensor, reduction: str = "mean") -> Tensor:
         """Cross-entropy of the next tokens `y_BT`, in nats."""
         logits_BTV = self.logits(self.features(x_BT))
-        loss: Tensor = _CrossEntropy.apply(logits_BTV.flatten(0, 1), y_BT.flatten())
+        loss: Tensor = _CrossEntropy.apply(logits_BTV.flatten(0, 1).float(), y_BT.flatten())
         return loss if reduction == "sum" else loss / y_BT.numel()
 
     def logits(self, features: Tensor) -> Tensor:
@@ -151,7 +151,7 @@ class GPT:
         """Turns each pair of features (d, d + D/2) by an angle that grows with the position."""
         length, half = x_BTND.shape[1], x_BTND.shape[3] // 2
         cos_TD, sin_TD = (table[start : start + length, None] for table in (self.cos_TD, self.sin_TD))
-        return x_BTND * cos_TD + x_BTND.roll(half, -1) * sin_TD
+        return (x_BTND * cos_TD + x_BTND.roll(half, -1) * sin_TD).type_as(x_BTND)
 
     @torch.no_grad()
     def generate(
