@@ -110,8 +110,9 @@ def over(
             count = max(1, NUMBERS_AT_ONCE // max(tokens_BT.shape[1] * model.spec.vocabulary, end * 2 * model.spec.hidden))
             rows = by_end[done : done + count]
             longest = max(lengths[row] for row in rows)
-            here = [tensor.to(model.device) for tensor in (x_BS[rows, :end], begin_B[rows], tokens_BT[rows, :longest])]
-            features_RTC, tokens_RT = answering(model, *here[:2], longest), here[2]
+            of_rows = (x_BS[rows, :end], begin_B[rows], tokens_BT[rows, :longest])
+            x_RS, begin_R, tokens_RT = (tensor.to(model.device) for tensor in of_rows)
+            features_RTC = answering(model, x_RS, begin_R, longest)
             logits_RTV = model.logits(features_RTC)
             logp_BT[rows, :longest] = log_probabilities(logits_RTV, tokens_RT).cpu()
             if head in model.heads:
