@@ -15,6 +15,8 @@ AUTO: Final = "auto"
 class Resources:
     threads: int = 0  # 0: what the engine chooses
     device: str = "cpu"  # or `AUTO`: an accelerator where there is one; or one of them by its name, as `cuda:1`
+    memory_mb_max: int = 0  # MB of 10^6 bytes that a job may take, by an estimate; 0: no bound
+    recompute: bool = False  # layers keep their inputs alone, and are computed again for the gradient
 
     def arguments(self) -> list[str]:
         """Those of the worker: whatever differs from the default."""

@@ -25,6 +25,7 @@ PREFIX = "PEER_"
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")
 THREADS_MAX = 256  # more than any machine we know of gives one process; a typing error is likelier
+MEMORY_MB_MAX = 100_000_000  # 100 TB, more than any machine we know of has
 APPROVALS_MAX = 10_000  # equals the largest member table
 
 
@@ -48,6 +49,12 @@ class Config:
     engine: str = _about("what the worker process computes with", "pytorch")
     threads: int = _about("threads of the worker process; 0: what its engine chooses", 0)
     device: str = _about("where the worker computes: cpu, cuda, cuda:1, or auto: cuda where there is one", AUTO)
+    memory_mb_max: int = _about(
+        "MB that a job may take in the worker, by an estimate: it makes micro-batches smaller; 0: no bound", 0
+    )
+    recompute: bool = _about(
+        "keep the inputs of layers alone and compute them again for the gradient: less memory, a third slower", False
+    )
     evaluate: bool = _about("measure held-out loss after every round", True)
     local_data: str = _about("this trainer's own text, for jobs with `data: local`", "")
     approve_invited: int = _about("how many members invited by voters this voter approves as voters by itself", 0)
@@ -264,6 +271,8 @@ def _check(config: Config, origins: Mapping[str, str]) -> None:
         raise refuse("log_format", f"is no format of a log; choose one of {', '.join(LOG_FORMATS)}")
     if not 0 <= config.threads <= THREADS_MAX:
         raise refuse("threads", f"is outside 0..{THREADS_MAX}")
+    if not 0 <= config.memory_mb_max <= MEMORY_MB_MAX:
+        raise refuse("memory_mb_max", f"is outside 0..{MEMORY_MB_MAX}")
     if problem := device_problem(config.device):
         raise refuse("device", problem)
     if not 0 <= config.approve_invited <= APPROVALS_MAX:

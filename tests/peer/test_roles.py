@@ -227,7 +227,8 @@ class Steps:
         state, now = inner or InnerState.fresh(spec), parameters
         for _ in range(spec.local_steps):
             now, state = now + np.float32(1), InnerState(state.steps + 1, state.moments + np.float32(1))
-            on_state(now, state)
+            if on_state is not None:
+                on_state(now, state)
         return parameters - now, [0.0] * spec.local_steps
 
 

@@ -11,9 +11,10 @@ from features.lazily import named
 from training.data.tokenizer import Tokenizer
 from training.engines.engine import Beat
 from training.engines.pytorch.device import CPU
-from training.engines.pytorch.engine import NAME, Engine, no_subnormal_numbers
+from training.engines.pytorch.engine import ANY, NAME, Engine, no_subnormal_numbers
 from training.objectives.objective import Declaration, Reason
 from training.replicated.layout import Float32Array
+from training.resources import Resources
 from training.sequences import Tokens
 from training.spec import JobSpec
 
@@ -45,9 +46,15 @@ class DeclaringEngine(Engine):
     """Implements `training.engines.engine.DeclaringEngine`. Its passes over the model, too, are safe from subnormal numbers."""
 
     def __init__(
-        self, spec: JobSpec, tokens: Tokens, tokenizer: Tokenizer, first: Float32Array | None, device: torch.device = CPU
+        self,
+        spec: JobSpec,
+        tokens: Tokens,
+        tokenizer: Tokenizer,
+        first: Float32Array | None,
+        device: torch.device = CPU,
+        resources: Resources = ANY,
     ) -> None:
-        super().__init__(spec, tokens, tokenizer, first, device)
+        super().__init__(spec, tokens, tokenizer, first, device, resources)
         self._declarer: Declarer = named(spec.kind.declarers[NAME])(self)
 
     def declare(

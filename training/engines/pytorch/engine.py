@@ -6,6 +6,7 @@ far below what an audit tolerates.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -21,16 +22,20 @@ from training.data.tokenizer import Tokenizer
 from training.engines.engine import Beat, Other
 from training.engines.pytorch.adamw import AdamW, Settings, clip
 from training.engines.pytorch.device import CPU, to_device, to_numpy
+from training.engines.pytorch.memory import sequences_that_fit
 from training.engines.pytorch.model import GPT
 from training.engines.pytorch.muon import Muon
 from training.objectives.objective import Declaration, Step
 from training.replay.inner_state import InnerState, OnState
 from training.replicated.layout import Float32Array, layout_of
 from training.replicated.schedule import inner_rate
+from training.resources import Resources
 from training.sequences import Tokens
 from training.spec import Inner, JobSpec, Precision
 
+log = logging.getLogger("peer")
 NAME = "pytorch"
+ANY = Resources()
 GENERATE_TOKENS_MAX = 4_096  # one request must not keep the worker from audits for long
 
 PARALLEL_ELEMENTS = 1 << 20  # enough for torch to share them out
@@ -78,20 +83,30 @@ class Engine:
         tokenizer: Tokenizer,
         first: Float32Array | None = None,
         device: torch.device = CPU,
+        resources: Resources = ANY,
     ) -> None:
         self.spec = spec
         self.tokens = tokens
         self.tokenizer = tokenizer
-        self.micro_batch = min(spec.micro_batch, spec.batch)  # halved when memory runs out
+        self.micro_batch = self._fitting(min(spec.micro_batch, spec.batch), resources)  # halved when memory runs out
         self.first = first
         self.other: Other | None = None
         self.files: Mapping[bytes, Path] = {}
         self.device = device
         self.model = GPT(spec, device)
+        self.model.recompute = resources.recompute
         self._loss = named(spec.kind.losses[NAME])
         self._measure = named(spec.kind.measures[NAME]) if NAME in spec.kind.measures else None
         self._refer = named(spec.kind.references[NAME]) if NAME in spec.kind.references else None
         self._decayed = to_device(_decayed(spec), device)
+
+    def _fitting(self, micro_batch: int, resources: Resources) -> int:
+        most = sequences_that_fit(self.spec, resources)
+        if most is None or most >= micro_batch:
+            return micro_batch
+        what = "job %r: micro-batches of %d sequences in the place of %d, for memory_mb_max %d"
+        log.warning(what, self.spec.name, most, micro_batch, resources.memory_mb_max)
+        return most
 
     @property
     def parameters(self) -> int:
@@ -188,7 +203,10 @@ class Engine:
             except (MemoryError, RuntimeError) as error:
                 if not is_out_of_memory(error) or self.micro_batch == 1:
                     raise
-                self.micro_batch //= 2
+            self.micro_batch //= 2
+            log.warning("job %r: out of memory; micro-batches of %d sequences from now on", self.spec.name, self.micro_batch)
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()  # what is left of the larger one lies in pieces of other sizes
 
     def _accumulate(self, drawn: npt.NDArray[np.int64], on_step: Beat, declaration: Declaration | None) -> float:
         if self._refer:

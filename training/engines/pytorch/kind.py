@@ -25,11 +25,11 @@ class PyTorch:
     name = NAME
 
     def __init__(self) -> None:
-        self._device = device.CPU
+        self._device, self._resources = device.CPU, Resources()
 
     def start(self, resources: Resources) -> None:
         start_threads(resources.threads or None)
-        self._device = device.chosen(resources.device)
+        self._device, self._resources = device.chosen(resources.device), resources
         device.start(self._device)
 
     def describe(self) -> Ready:
@@ -41,7 +41,7 @@ class PyTorch:
 
     def open(self, spec: JobSpec, tokens: Tokens, tokenizer: Tokenizer, first: Float32Array | None) -> Engine:
         kind = DeclaringEngine if NAME in spec.kind.declarers else Engine
-        return kind(spec, tokens, tokenizer, first, self._device)
+        return kind(spec, tokens, tokenizer, first, self._device, self._resources)
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         return is_out_of_memory(error)

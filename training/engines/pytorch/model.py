@@ -16,12 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from training.engines.pytorch.device import CPU, to_device
 from training.replicated.layout import Float32Array, layout_of
 from training.spec import JobSpec
 from training.transformer import EMBEDDING, FIRST, HEAD, OUTPUT, ModelSpec
 
+KEEPING_INPUTS: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}  # nothing here is random
 TEMPERATURE_MIN = 1e-6  # below it the likeliest token is as good as sure, and quotients overflow
 
 
@@ -63,6 +65,7 @@ class GPT:
     def __init__(self, job: JobSpec, device: torch.device = CPU) -> None:
         layout, spec = layout_of(job), job.model
         self.job, self.spec, self.device = job, spec, device
+        self.recompute = False  # whether layers keep their inputs alone for the gradient, and are computed again
         self._tensors = {tensor.name: tensor for tensor in layout.tensors}
         self.parameters = torch.zeros(layout.size, device=device)
         self.gradients = torch.zeros(layout.size, device=device)
@@ -121,14 +124,22 @@ class GPT:
         if self.first_C is not None and start == 0:
             x_BTC = torch.cat((x_BTC[:, :1] + self.first_C, x_BTC[:, 1:]), dim=1)
         for index, layer in enumerate(self.layers):
-            heads_BTC = self._attention(layer, self._normalise(x_BTC, layer.attention_norm), start, cache, index)
-            if last is not None and index == len(self.layers) - 1:  # nobody looks at the other positions any more
-                x_BTC, heads_BTC = x_BTC[:, -last:], heads_BTC[:, -last:]
-            x_BTC = x_BTC + F.linear(heads_BTC, layer.output)
-            x_BTC = x_BTC + mlp(layer, self._normalise(x_BTC, layer.mlp_norm))
+            wanted = last if index == len(self.layers) - 1 else None  # nobody looks at the other positions any more
+            if self.recompute and torch.is_grad_enabled():
+                x_BTC = checkpoint(self._through, layer, x_BTC, start, cache, index, wanted, **KEEPING_INPUTS)
+            else:
+                x_BTC = self._through(layer, x_BTC, start, cache, index, wanted)
         if cache:
             cache.length += x_BT.shape[1]
         return self._normalise(x_BTC, self.final_norm_C)
+
+    def _through(self, layer: Layer, x_BTC: Tensor, start: int, cache: Cache | None, index: int, last: int | None) -> Tensor:
+        """The residual stream behind a layer, of the `last` positions alone where that is said."""
+        heads_BTC = self._attention(layer, self._normalise(x_BTC, layer.attention_norm), start, cache, index)
+        if last is not None:
+            x_BTC, heads_BTC = x_BTC[:, -last:], heads_BTC[:, -last:]
+        x_BTC = x_BTC + F.linear(heads_BTC, layer.output)
+        return x_BTC + mlp(layer, self._normalise(x_BTC, layer.mlp_norm))
 
     def _normalise(self, x_BTC: Tensor, weight_C: Tensor) -> Tensor:
         return F.rms_norm(x_BTC, weight_C.shape, weight_C, self.spec.norm_epsilon)
