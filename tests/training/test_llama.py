@@ -1,0 +1,79 @@
+"""Names and sizes of Llama-shaped models, both ways."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from protocol.errors import UserError
+from training import llama
+from training.transformer import ModelSpec, shapes
+
+MODELS = (ModelSpec(), ModelSpec(tied=False, rope_base=500_000.0, norm_epsilon=1e-5, kv_heads=4, layers=12, vocabulary=1_000))
+# The state of transformers' own LlamaForCausalLM for these sizes, by `benchmarks.interop`.
+OF_TRANSFORMERS = {
+    "model.embed_tokens.weight": (256, 64),
+    "model.layers.0.self_attn.q_proj.weight": (64, 64),
+    "model.layers.0.self_attn.k_proj.weight": (32, 64),
+    "model.layers.0.self_attn.v_proj.weight": (32, 64),
+    "model.layers.0.self_attn.o_proj.weight": (64, 64),
+    "model.layers.0.mlp.gate_proj.weight": (192, 64),
+    "model.layers.0.mlp.up_proj.weight": (192, 64),
+    "model.layers.0.mlp.down_proj.weight": (64, 192),
+    "model.layers.0.input_layernorm.weight": (64,),
+    "model.layers.0.post_attention_layernorm.weight": (64,),
+    "model.norm.weight": (64,),
+    "lm_head.weight": (256, 64),
+}
+
+
+def test_names_and_shapes_are_those_of_transformers() -> None:
+    assert {llama.their_name(name): shape for name, shape in shapes(ModelSpec(layers=1, tied=False))} == OF_TRANSFORMERS
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_names_come_back(model: ModelSpec) -> None:
+    for name, _ in shapes(model):
+        theirs = llama.their_name(name)
+        assert theirs is not None
+        assert llama.our_name(theirs) == name
+
+
+def test_what_one_side_does_not_have_has_no_name() -> None:
+    assert llama.their_name("heads.value") is None
+    assert llama.our_name("model.layers.0.self_attn.q_proj.bias") is None
+    assert llama.our_name("model.layers.00.self_attn.q_proj.weight") is None  # would be a second name of one tensor
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_sizes_come_back(model: ModelSpec) -> None:
+    assert llama.model_of(json.loads(json.dumps(llama.config_of(model)))) == model
+
+
+def test_a_configuration_of_an_older_transformers_says_the_rotary_base_alone() -> None:
+    config = llama.config_of(MODELS[1])
+    del config["rope_parameters"]
+    assert llama.model_of(config | {"rope_scaling": None}) == MODELS[1]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("model_type", "mistral"),
+        ("rope_scaling", {"rope_type": "linear", "factor": 2.0}),
+        ("rope_parameters", {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0}),
+        ("attention_bias", True),
+        ("mlp_bias", True),
+        ("hidden_act", "gelu"),
+        ("head_dim", 32),
+        ("hidden_size", "64"),
+        ("num_key_value_heads", 0),
+        ("rms_norm_eps", float("nan")),
+        ("tie_word_embeddings", "yes"),
+        ("quantization_config", {"bits": 4}),
+    ],
+)
+def test_what_our_models_lack_is_refused_by_name(field: str, value: object) -> None:
+    with pytest.raises(UserError, match=field):
+        llama.model_of(llama.config_of(ModelSpec()) | {field: value})
