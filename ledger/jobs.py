@@ -66,7 +66,7 @@ class AuditTerms:
 
 JOBS = ModuleVersion("jobs", 1)
 JOBS_OF_ESTIMATES = ModuleVersion("jobs", 2)  # specifications may say `memory`
-# Specifications may say `replayed_steps`, `precision`, and of models `tied`, `rope_base`, `norm_epsilon`.
+# Specifications may say `start`, `replayed_steps`, `precision`, and of models `tied`, `rope_base`, `norm_epsilon`.
 JOBS_OF_MODELS = ModuleVersion("jobs", 3)
 
 
@@ -91,6 +91,7 @@ class JobTerms:
     proposal_seconds: float  # how long a round waits for proposals
     audits: AuditTerms | None = None  # re-executed after the round, by drawn auditors: then not `audited`
     base: Base | None = None
+    start: bytes | None = None  # digest of the parameters that it begins with, if those are of no job
     read: Base | None = None  # another finished job, whose model everybody who trains this one reads
     requires: tuple[ModuleVersion, ...] = (JOBS,)  # the network must run these modules, in these versions or later ones
     parameters: int = 0  # of its model
@@ -162,6 +163,7 @@ class Waiting:
     since: Count  # height
     base: Digest | None = None
     stops: Keys = ()  # voters that want it out of the line
+    holders: Keys = codec.added(())  # voters that hold what it starts from, and found nothing wrong with it
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +195,13 @@ class Start:
 @dataclass(frozen=True, slots=True)
 class Stop:
     """`job/stop`: ends a job and gives up its open round. The author does that alone, voters by a quorum."""
+
+    job: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """`job/hold`: this voter holds the parameters that a waiting job starts from, and they are sound."""
 
     job: Digest
 
@@ -381,7 +390,8 @@ class JobsModule(Module[JobsState]):
         if models and len(self._held(state) | models) > BASES_MAX:
             raise Refused(f"other jobs start from {BASES_MAX} models already, the most that are kept for that")
         job = self._made(terms, spec, author, members, height)
-        if self._has_place(state.jobs, terms) and not any(self._is_like(terms, waiting) for waiting in state.line):
+        is_alone = not any(self._is_like(terms, waiting) for waiting in state.line)
+        if self._has_place(state.jobs, terms) and is_alone and terms.start is None:
             return replace(state, jobs={**state.jobs, key: job})
         mine = sum(members.current(waiting.author) == author for waiting in state.line)
         if mine >= LINE_OF_MEMBER_MAX:
@@ -433,13 +443,14 @@ class JobsModule(Module[JobsState]):
 
     def _called_up(self, state: JobsState, members: MembersState, height: int, held: Set[bytes]) -> JobsState:
         """Starts jobs of the line, in order, while there is a place. A job that today's members cannot train waits on, as a held
-        one does.
+        one does, and one whose first parameters no quorum of voters holds: all would wait for them, perhaps for ever.
         """
         jobs, left = dict(state.jobs), list[Waiting]()
         for waiting in state.line:
             terms, author = self.rules.terms(waiting.spec), members.current(waiting.author)
             try:
                 is_called = self._has_place(jobs, terms) and members.speaks(author) and waiting.job not in held
+                is_called = is_called and (terms.start is None or _is_held(waiting, members))
                 job = self._made(terms, waiting.spec, author, members, height) if is_called else None
             except Refused:
                 job = None
@@ -552,9 +563,29 @@ class JobsOfEstimatesModule(JobsModule):
 
 
 class JobsOfModelsModule(JobsOfEstimatesModule):
-    """As version 2. Only programs that know models of other forms are in a network that runs this one."""
+    """Jobs may also start from parameters that are of no job. They wait in the line until a quorum of voters holds those."""
 
     version = JOBS_OF_MODELS.version
+    contents: ClassVar[Mapping[str, type]] = {**JobsModule.contents, "job/hold": Hold}
+
+    def apply(self, state: JobsState, said: Said, view: View, context: Context) -> Change:
+        if not isinstance(said.content, Hold):
+            return super().apply(state, said, view, context)
+        members, key = view.of(MembersState), said.content.job
+        waiting = next((waiting for waiting in state.line if waiting.job == key), None)
+        if waiting is None or self.rules.terms(waiting.spec).start is None:
+            raise Refused("no job in the line starts from such parameters")
+        if said.author not in members.voters:
+            raise Refused("only voters are asked what they hold")
+        if said.author in waiting.holders:
+            raise Refused("this voter has said so")
+        holders = tuple(sorted({*waiting.holders, said.author} & set(members.voters)))
+        line = (replace(other, holders=holders) if other is waiting else other for other in state.line)
+        return Change(replace(state, line=tuple(line)))
+
+
+def _is_held(waiting: Waiting, members: MembersState) -> bool:
+    return len(set(waiting.holders) & set(members.voters)) >= VoterSet(members.voters).quorum
 
 
 def _stop(state: JobsState, members: MembersState, key: bytes, author: bytes, height: int) -> JobsState:

@@ -313,6 +313,7 @@ class TrainRequest:
     overrides: dict[str, str]  # further fields of the job specification, as a person typed them
     base: str = ""  # the finished job whose model it starts from, by its name or the beginning of its id; empty: none
     examples: str = ""  # a path on the peer's machine: JSONL with prompts and responses that the base's model learns; empty: none
+    folder: str = ""  # a path on the peer's machine, if `base` may also be that of a folder with a model; empty: it is none
 
 
 @dataclass(frozen=True, slots=True)

@@ -531,6 +531,8 @@ def test_test_vectors_are_what_the_code_computes(protocol: str, name: str, value
 
 
 def said(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
     return f"{value:g}" if isinstance(value, float) else "none" if value is None else str(getattr(value, "value", value))
 
 

@@ -17,12 +17,14 @@ from protocol.identity import Signed
 from protocol.limits import ANSWER_MS, LEAST_UPLINK_MBIT
 from protocol.messages import Proposal
 from protocol.reasons import Verdict
+from training import starts
 from training.replay.trace import reveal_bytes_max
 from training.replicated import files
 from training.replicated.incoming import IncomingModel, part_of
 from training.replicated.layout import layout_of
 from training.replicated.model import Accepted, ReplicatedModel
 from training.spec import AuditMode, JobSpec, Precision
+from training.starts import Read
 
 ROUNDS_KEPT = 2  # the open round's model and the one before, which a late re-execution may still read; audits need more
 # From one durable model to the next: the disk may take longer to make one durable than a whole round of single steps takes, and
@@ -70,6 +72,7 @@ class ModelHost:
             proposal_seconds=job.proposal_seconds,
             audits=_audit_terms(job) if job.audit is AuditMode.SAMPLED else None,
             base=job.base,
+            start=job.start,
             read=job.kind.read(job),
             parameters=max(job.model.parameters, layout_of(job).size),  # an objective may have vectors beside the model's
             role=job.kind.role,
@@ -104,9 +107,13 @@ class ModelHost:
         model.verify()
         return model
 
-    def create(self, job: bytes, spec: bytes) -> bytes:
+    def create(self, job: bytes, spec: bytes, read: Read | None = None) -> bytes:
+        """`read` is needed for a job that starts from a blob, which is here."""
         decoded = JobSpec.decode(spec)
-        return self._save(ReplicatedModel.initial(job, decoded, self._start(decoded.base)))
+        if decoded.start is None:
+            return self._save(ReplicatedModel.initial(job, decoded, self._start(decoded.base)))
+        assert read is not None
+        return self._save(ReplicatedModel.first(job, decoded, starts.parameters(decoded, read)))
 
     def _start(self, base: Base | None) -> ReplicatedModel | None:
         if base is None:
@@ -239,8 +246,8 @@ class ModelHost:
 
 
 def _requires(job: JobSpec) -> tuple[ModuleVersion, ...]:
-    of_models = not job.model.is_first_form or job.precision is not Precision.FP32 or job.replayed_steps > 1
-    said = {JOBS_OF_ESTIMATES: job.has_estimates, JOBS_OF_MODELS: of_models}
+    is_first = job.model.is_first_form and job.precision is Precision.FP32 and job.replayed_steps == 1 and job.start is None
+    said = {JOBS_OF_ESTIMATES: job.has_estimates, JOBS_OF_MODELS: not is_first}
     return ModuleVersion(job.kind.module, job.kind.version), *(module for module, is_said in said.items() if is_said)
 
 

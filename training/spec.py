@@ -183,6 +183,7 @@ class JobSpec:
     # Sampled: inner steps that one audit replays. Of a round only the states between so many are committed to and kept.
     replayed_steps: Annotated[int, Between(1, LOCAL_STEPS_MAX)] = codec.added(1)
     precision: Precision = codec.added(Precision.FP32)
+    start: Digest | None = codec.added(None)  # blob of the parameters that it starts from (`training.starts`), of no job's model
 
     @property
     def kind(self) -> Objective:
@@ -299,6 +300,11 @@ class JobSpec:
         return None
 
     def _combination_problem(self) -> str | None:
+        if self.start is not None and self.base is not None:
+            return "both base and start name a model to start from: say one"
+        if self.start is not None and not self.kind.starts_from_parameters:
+            way_out = "train a language job on them, and start from that job"
+            return f"objective {self.objective!r} starts from no parameters of its own: {way_out}"
         if self.bits not in BITS:
             return f"bits must be 1, 2, 4 or 8, not {self.bits}"
         # A job of one round keeps the usual warm-up: nobody has to say that it needs none.

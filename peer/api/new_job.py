@@ -13,9 +13,8 @@ import trio
 
 from consensus.voters import VoterSet
 from ledger.core.genesis import TRAINER
-from ledger.jobs import Base, Job, Phase, Waiting
-from peer.api.naming import find_job
 from peer.api.running import RunningPeer
+from peer.api.starting import Start, start_of
 from peer.settings.config import nearest
 from protocol import codec
 from protocol.api import TrainRequest
@@ -30,17 +29,23 @@ BUILT_IN = ""  # `TrainRequest.data` for the text inside every Python
 LOCAL = "local"
 FETCHING_SECONDS_MAX = 30.0  # for a tokenizer of some megabytes
 # They follow from what else was said.
-NOT_SET_BY_NAME = frozenset({"data", "tokenizer", "model", "objective", "name", "base", "settings"})
+NOT_SET_BY_NAME = frozenset({"data", "tokenizer", "model", "objective", "name", "base", "settings", "start"})
 
 
 def job_spec(peer: RunningPeer, request: TrainRequest) -> JobSpec:
-    """Makes the job's blobs: shards, manifest and tokenizer. `UserError` for text or values that cannot be used."""
+    """Makes the job's blobs: shards, manifest, tokenizer, parameters. `UserError` for a text, a model or values of no use."""
+    start = start_of(peer, request) if request.base else None
+    spec = _job_spec(peer, request, start)
+    return spec if start is None else start.kept(peer, spec)
+
+
+def _job_spec(peer: RunningPeer, request: TrainRequest, start: Start | None) -> JobSpec:
     said = parse_overrides(request.overrides) | ({"rounds": request.rounds} if request.rounds else {})
     if request.data == LOCAL:
         said["audit"] = AuditMode.OFF  # nobody else has the text
     spec = replace(JobSpec(name=request.name or "text", data=bytes(32), liars=tolerated(peer)), **completed(said))
-    if request.base:
-        spec = _on_base(peer, request, spec)
+    if start is not None:
+        spec = _on_start(request, spec, start)
     if request.data == LOCAL:
         if request.vocabulary > BYTES:
             raise UserError(f"--vocabulary {request.vocabulary}: with local data the tokens are bytes; leave it out")
@@ -55,9 +60,9 @@ def job_spec(peer: RunningPeer, request: TrainRequest) -> JobSpec:
     _require_defended(peer, spec)
     keep = peer.driver.blobs.add
     if request.data and shards.is_token_folder(Path(request.data).expanduser()):
-        return _job_on_tokens(spec, request, keep)
+        return _job_on_tokens(spec, request, keep, start)
     pieces, bpe = _pieces(request.data), None
-    if spec.tokenizer is not None:  # the base's
+    if spec.tokenizer is not None:  # that of the model it starts from
         bpe = tokenizer.BpeTokenizer(fetched(peer, spec.tokenizer))
     elif request.vocabulary > BYTES:
         made = tokenizer.train_bpe(pieces(), request.vocabulary)
@@ -71,28 +76,16 @@ def job_spec(peer: RunningPeer, request: TrainRequest) -> JobSpec:
     return replace(spec, data=keep(manifest.encode())).checked()
 
 
-def _on_base(peer: RunningPeer, request: TrainRequest, spec: JobSpec) -> JobSpec:
-    """The job with the model and the tokenizer of the finished job that was named. Raises `UserError`."""
-    base, job, before = base_of(peer, request.base, "--from")
+def _on_start(request: TrainRequest, spec: JobSpec, start: Start) -> JobSpec:
+    """The job with the model and the tokenizer of what it starts from. Raises `UserError`."""
     others = [name for name in request.overrides if name.startswith("model.")]
-    if request.vocabulary or (others and spec.model != before.model):
-        said = f"--vocabulary {request.vocabulary}" if request.vocabulary else f"--set {others[0]}={request.overrides[others[0]]}"
-        raise UserError(f"{said}: the model is that of job {job.name!r}; leave it out")
-    return replace(spec, base=base, model=before.model, tokenizer=before.tokenizer)
-
-
-def base_of(peer: RunningPeer, text: str, argument: str) -> tuple[Base, Job, JobSpec]:
-    """The finished job that a person means as a base. Raises `UserError`."""
-    jobs = peer.driver.state.jobs
-    live: dict[bytes, Job | Waiting] = {**jobs.going_on(), **{waiting.job: waiting for waiting in jobs.line}}
-    if any(text == job.name or (text and key.hex().startswith(text.lower())) for key, job in live.items()):
-        raise UserError(f"{argument} {text!r}: that job is not finished yet; `jobs` shows how far it is")
-    finished = {key: job for key, job in jobs.jobs.items() if job.phase is Phase.FINISHED and job.round}
-    key = find_job(text, finished, "finished jobs")
-    job, spec = finished[key], JobSpec.decode(finished[key].spec)
-    if not spec.kind.makes_text:
-        raise UserError(f"{argument} {text!r}: job {job.name!r} has trained no model")
-    return Base(key, job.round, job.model_root), job, spec
+    if start.base is None and others == ["model.context"]:  # how far its training sequences reach is the job's
+        return start.of(spec, replace(start.model, context=spec.model.context))
+    own_bytes = request.vocabulary == BYTES and start.tokenizer is None
+    if (request.vocabulary and not own_bytes) or (others and spec.model != start.model):
+        said = f"--set {others[0]}={request.overrides[others[0]]}" if others else f"--vocabulary {request.vocabulary}"
+        raise UserError(f"{said}: the model is that of {start.name}; leave it out")
+    return start.of(spec, start.model)
 
 
 def fetched(
@@ -175,7 +168,7 @@ def typed(kind: Any, name: str, text: str) -> Any:
     return value
 
 
-def _job_on_tokens(spec: JobSpec, request: TrainRequest, keep: Callable[[bytes], bytes]) -> JobSpec:
+def _job_on_tokens(spec: JobSpec, request: TrainRequest, keep: Callable[[bytes], bytes], start: Start | None) -> JobSpec:
     """A job whose text is tokenized already, with that tokenizer and its vocabulary."""
     if request.vocabulary:
         raise UserError(f"--vocabulary {request.vocabulary}: {request.data} is tokenized already, and brings its own")
@@ -184,6 +177,8 @@ def _job_on_tokens(spec: JobSpec, request: TrainRequest, keep: Callable[[bytes],
     if said is not None and spec.model.vocabulary != folder.vocabulary:
         raise UserError(f"--set model.vocabulary={said}: the tokens of {request.data} are of {folder.vocabulary}; leave it out")
     made = None if folder.tokenizer is None else keep(folder.tokenizer)
+    if start is not None and (made, folder.vocabulary) != (spec.tokenizer, spec.model.vocabulary):
+        raise UserError(f"the tokens of {request.data} are another tokenizer's than those of {start.name}: give the text itself")
     spec = replace(spec, tokenizer=made, model=replace(spec.model, vocabulary=folder.vocabulary)).checked()
     if folder.tokens < data.bytes_needed(spec):
         few = f"{request.data} has {folder.tokens} tokens, but context {spec.model.context}"

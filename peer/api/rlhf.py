@@ -16,9 +16,10 @@ from curation.state import CurationState
 from features.tables import counted
 from ledger.jobs import Base, Job, Phase, Start, Waiting, job_id
 from ledger.network import NetworkState
-from peer.api.new_job import FETCHING_SECONDS_MAX, base_of, fetched, parse_overrides, tolerated, trainers_of
+from peer.api.new_job import FETCHING_SECONDS_MAX, fetched, parse_overrides, tolerated, trainers_of
 from peer.api.preferences import preferences_of
 from peer.api.running import RunningPeer
+from peer.api.starting import base_of
 from peer.api.supervised import newline, supervised_spec, with_set
 from peer.api.supervised import parsed as parsed_terms
 from peer.api.tracing import learned

@@ -9,8 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from peer.api.new_job import base_of, fetched, parse_overrides, tolerated, trainers_of, typed
+from peer.api.new_job import fetched, parse_overrides, tolerated, trainers_of, typed
 from peer.api.running import RunningPeer
+from peer.api.starting import base_of
 from protocol import codec
 from protocol.api import TrainRequest
 from protocol.errors import UserError

@@ -52,7 +52,15 @@ def train_request(options: argparse.Namespace) -> TrainRequest:
     if data not in ("", "local"):
         data = str(Path(data).expanduser().absolute())  # the daemon may have another working directory
     examples = str(Path(options.examples).expanduser().absolute()) if options.examples else ""
-    return TrainRequest(options.name, data, options.rounds, options.vocabulary, overrides, options.base, examples)
+    return TrainRequest(
+        options.name, data, options.rounds, options.vocabulary, overrides, options.base, examples, _folder(options.base)
+    )
+
+
+def _folder(base: str) -> str:
+    """What is typed with a slash is a path; any other text may also be the name of a folder that is here."""
+    path = Path(base).expanduser().absolute()
+    return str(path) if "/" in base or (base and path.is_dir()) else ""
 
 
 def preset_overrides(preset: str | None, said: Mapping[str, str]) -> dict[str, str]:

@@ -31,6 +31,7 @@ from peer.driver.author import Author
 from peer.driver.desk import DriverDesk
 from peer.driver.driver import Driver
 from peer.driver.eventlog import EventLog
+from peer.driver.holding import Holding
 from peer.driver.keeping import Keeping
 from peer.driver.membership import Membership
 from peer.driver.upgrades import UpgradeNews
@@ -146,6 +147,7 @@ async def running(config: Config, make_round_work: MakeRoundWork | None = None) 
                         agreeing.start_soon(membership.run)
                         agreeing.start_soon(UpgradeNews(driver).run)
                         agreeing.start_soon(Keeping(driver).run)
+                        agreeing.start_soon(Holding(driver, author).run)
                         agreeing.start_soon(auditing.run)
                         agreeing.start_soon(_watch, api)
                         agreeing.start_soon(addressbook.keep, book, lambda: _of_members(network, driver))

@@ -39,6 +39,7 @@ from protocol.messages import Decision, GetRound, Link, Proposal
 from protocol.reasons import Verdict, label, with_label
 from storage.blobs import Blobs
 from storage.store import Store, StoredRound
+from training import starts
 from training.host import JudgedRound, ModelHost
 from training.spec import JobSpec
 from transport.network import Connected, Copied, Disconnected, Network, Priority, Received
@@ -315,7 +316,8 @@ class Driver:
         roots: dict[bytes, bytes] = {}
         for job in transition.started:
             spec = transition.state.jobs.jobs[job].spec
-            roots[job] = await trio.to_thread.run_sync(self.host.create, job, spec)
+            await self._fetch_start(JobSpec.decode(spec), transition.state.members.voters)
+            roots[job] = await trio.to_thread.run_sync(self.host.create, job, spec, self.blobs.read)
         for closed in transition.closed:
             for signed in closed.proposals:
                 proposal = codec.decode_message(signed.body, (Proposal,))
@@ -323,6 +325,12 @@ class Driver:
                 self.blobs.keep(proposal.payload)
             roots[closed.job] = await trio.to_thread.run_sync(self.host.step, closed, self.blobs.read)
         return roots
+
+    async def _fetch_start(self, spec: JobSpec, voters: Sequence[bytes]) -> None:
+        """The parameters of the first model, if they are a blob: q of these voters have said that they hold it."""
+        if spec.start is not None:
+            await self.network.fetch(spec.start, starts.bytes_of(spec), voters)
+            self.blobs.keep(spec.start)
 
     def _recover_models(self) -> None:
         """If the machine stopped, the last models may not have reached the disk."""

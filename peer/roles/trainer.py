@@ -212,11 +212,13 @@ class Trainer(Voter):
         return path, manifest
 
 
-def require_space(folder: Path, size: int) -> None:
-    """`UserError` unless a text of so many bytes fits twice, in shards and whole. A full disk would end the peer."""
+def require_space(folder: Path, size: int, what: str = "text") -> None:
+    """`UserError` unless so many bytes fit twice: a text in shards and whole, parameters as they came and as the first model. A
+    full disk would end the peer.
+    """
     free = shutil.disk_usage(folder).free
     if free < 2 * size + SPARE_BYTES:
-        needs = f"this job's text of {size >> 20} MiB needs twice that and {SPARE_BYTES >> 20} MiB to spare"
+        needs = f"this job's {what} of {size >> 20} MiB needs twice that and {SPARE_BYTES >> 20} MiB to spare"
         raise UserError(f"{needs}, but {folder} has {free >> 20} MiB free: free some, or leave the job to others")
 
 

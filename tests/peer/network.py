@@ -21,6 +21,7 @@ from peer.driver.author import Author
 from peer.driver.desk import DriverDesk
 from peer.driver.driver import Driver
 from peer.driver.eventlog import EventLog
+from peer.driver.holding import Holding
 from peer.roles.base import RoundWork
 from peer.roles.voter import Voter
 from peer.settings.config import Config
@@ -79,6 +80,7 @@ class Seat:
                     await nursery.start(self.driver.run)
                     self.auditing = Auditing(self.driver, self.author)
                     nursery.start_soon(self.auditing.run)
+                    nursery.start_soon(Holding(self.driver, self.author).run)
                     task_status.started()
         except* StorageError as group:
             self.failure = _innermost(group)

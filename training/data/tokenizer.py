@@ -124,13 +124,13 @@ def _model_of(blob: bytes) -> tuple[dict[str, int], list[tuple[str, str]]]:
         raise RemoteProtocolError("bad-tokenizer", str(error)[:200]) from None
     if not BYTES <= len(vocabulary) <= VOCABULARY_MAX or ids != list(range(len(vocabulary))):
         raise RemoteProtocolError("bad-tokenizer", f"{len(vocabulary)} tokens without ids 0..n-1, or too few, or too many")
-    if not set(_alphabet()) <= set(vocabulary):
+    if not set(alphabet()) <= set(vocabulary):
         raise RemoteProtocolError("bad-tokenizer", "a byte has no token of its own")
     return vocabulary, merges
 
 
 def _bytes_of_id(vocabulary: dict[str, int]) -> list[bytes]:
-    byte_of = _alphabet()
+    byte_of = alphabet()
     try:
         tokens = {number: bytes(byte_of[character] for character in token) for token, number in vocabulary.items()}
     except KeyError as error:
@@ -138,7 +138,7 @@ def _bytes_of_id(vocabulary: dict[str, int]) -> list[bytes]:
     return [tokens[number] for number in range(len(vocabulary))]
 
 
-def _alphabet() -> dict[str, int]:
+def alphabet() -> dict[str, int]:
     """The printable character that stands for each byte inside a byte-level BPE (GPT-2's table)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(BYTES) if byte not in printable]

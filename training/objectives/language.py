@@ -12,6 +12,7 @@ from training.transformer import BYTES, shapes
 class Language(Objective):
     name = "language"
     about = "next-token prediction on text"
+    starts_from_parameters = True
     losses: ClassVar[Mapping[str, str]] = {"pytorch": "training.engines.pytorch.losses:next_token"}
     measures: ClassVar[Mapping[str, str]] = {"pytorch": "training.engines.pytorch.losses:held_out_bits"}
 

@@ -82,6 +82,11 @@ class ReplicatedModel:
             for name, values in layout_of(spec).view(parameters).items():
                 if name in known and known[name].shape == values.shape:
                     np.copyto(values, known[name])
+        return cls.first(job, spec, parameters)
+
+    @classmethod
+    def first(cls, job: bytes, spec: JobSpec, parameters: Float32Array) -> ReplicatedModel:
+        """Of round 0, with these parameters."""
         slots = {name: np.zeros(len(parameters), dtype=np.float32) for name in outer.slots_of(spec)}
         return cls.of(State(job, spec, 0, {}, (), outer.first_powers(spec)), {PARAMETERS: parameters, **slots})
 

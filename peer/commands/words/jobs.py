@@ -18,7 +18,13 @@ TEST_SECONDS_MAX = 180.0  # a scratch round waits at most for the slowest timers
 ROUNDS = Argument("--rounds", type=whole_number(1), default=0, metavar="N", help="how many rounds to train")
 DATA = Argument("--data", metavar="PATH", help="text file or folder, or `local`; default: the built-in text")
 NAME = Argument("--name", default="", metavar="NAME", help="what people call the job")
-BASE = Argument("--from", dest="base", default="", metavar="JOB", help="start from the model of a finished job: its name or id")
+BASE = Argument(
+    "--from",
+    dest="base",
+    default="",
+    metavar="JOB",
+    help="start from the model of a job, by its name or id (@ROUND: after so many rounds), or of a folder",
+)
 EXAMPLES = Argument(
     "examples", nargs="?", default="", metavar="FILE", help="with --from: JSONL with prompt, response; the responses are learned"
 )

@@ -1,0 +1,136 @@
+"""What a job starts from, as a person named it: a finished job, a job at a round, or a folder with a model of people's own."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import BinaryIO
+
+from ledger.jobs import Base, Job, Phase, Waiting
+from peer.api.naming import find_job
+from peer.api.running import RunningPeer
+from peer.roles.trainer import require_space
+from protocol.api import TrainRequest
+from protocol.errors import StorageError, UserError
+from training import own_models, starts
+from training.replicated.layout import BLOCK, float32_bytes, layout_of
+from training.replicated.model import ReplicatedModel
+from training.spec import JobSpec
+from training.transformer import BYTES, ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A model to start from."""
+
+    name: str  # for people
+    model: ModelSpec
+    tokenizer: bytes | None  # digest of a blob that this peer has, or may fetch
+    base: Base | None = None  # a finished job's, which every peer keeps
+    # Writes the parameters, if the job starts from a blob: the specification, where to; gives their digest.
+    write: Callable[[JobSpec, BinaryIO], bytes] | None = None
+
+    def of(self, spec: JobSpec, model: ModelSpec) -> JobSpec:
+        return replace(spec, base=self.base, model=model, tokenizer=self.tokenizer)
+
+    def kept(self, peer: RunningPeer, spec: JobSpec) -> JobSpec:
+        """With the blob that it starts from, if that is one, which others can fetch now. Raises `UserError`."""
+        if self.write is None:
+            return spec
+        folder = peer.driver.store.path.parent
+        require_space(folder, starts.bytes_of(spec), "first model")
+        with tempfile.TemporaryDirectory(prefix="start-", dir=folder) as made:
+            file = Path(made) / "parameters"
+            with file.open("wb") as stream:
+                digest = self.write(spec, stream)
+            peer.driver.blobs.adopt(file, digest)
+        return replace(spec, start=digest).checked()
+
+
+def start_of(peer: RunningPeer, request: TrainRequest) -> Start:
+    """Of `train --from`. Raises `UserError`."""
+    jobs = peer.driver.state.jobs
+    live: dict[bytes, Job | Waiting] = {**jobs.jobs, **{waiting.job: waiting for waiting in jobs.line}}
+    is_job = any(_fits(request.base, key, job) for key, job in live.items())
+    if request.folder and is_job and "/" not in request.base:
+        both = f"--from {request.base!r}: a job is called so, or its id begins so, and there is such a folder"
+        raise UserError(f"{both}: write ./{request.base} for the folder, or more of the job's id")
+    if request.folder and not is_job:
+        return _of_folder(peer, Path(request.folder), as_bytes=request.vocabulary == BYTES)
+    name, at, number = request.base.rpartition("@")
+    if at and not is_job and number.isdecimal():
+        return _of_round(peer, name, int(number))
+    base, job, before = base_of(peer, request.base, "--from")
+    return Start(f"job {job.name!r}", before.model, before.tokenizer, base)
+
+
+def _fits(text: str, key: bytes, job: Job | Waiting) -> bool:
+    return text == job.name or bool(text and key.hex().startswith(text.lower()))
+
+
+def base_of(peer: RunningPeer, text: str, argument: str) -> tuple[Base, Job, JobSpec]:
+    """The finished job that a person means as a base. Raises `UserError`."""
+    jobs = peer.driver.state.jobs
+    live: dict[bytes, Job | Waiting] = {**jobs.going_on(), **{waiting.job: waiting for waiting in jobs.line}}
+    if any(_fits(text, key, job) for key, job in live.items()):
+        raise UserError(f"{argument} {text!r}: that job is not finished yet; `jobs` shows how far it is")
+    finished = {key: job for key, job in jobs.jobs.items() if job.phase is Phase.FINISHED and job.round}
+    key = find_job(text, finished, "finished jobs")
+    job, spec = finished[key], JobSpec.decode(finished[key].spec)
+    if not spec.kind.makes_text:
+        raise UserError(f"{argument} {text!r}: job {job.name!r} has trained no model")
+    return Base(key, job.round, job.model_root), job, spec
+
+
+def _of_folder(peer: RunningPeer, folder: Path, as_bytes: bool) -> Start:
+    if not own_models.is_model_folder(folder):
+        raise UserError(f"--from: {folder} is no folder with a {own_models.CONFIG}, and no job is called so")
+    own = own_models.opened(folder, as_bytes)
+    tokenizer = None if own.tokenizer is None else peer.driver.blobs.add(own.tokenizer)
+    return Start(str(folder), own.model, tokenizer, write=own.write)
+
+
+def _of_round(peer: RunningPeer, name: str, number: int) -> Start:
+    """A job's model after `number` rounds. Every peer keeps a finished job's last one; others are a blob of what is here."""
+    jobs = {key: job for key, job in peer.driver.state.jobs.jobs.items() if job.round}
+    key = find_job(name, jobs, "jobs that have trained")
+    job, spec = jobs[key], JobSpec.decode(jobs[key].spec)
+    if not spec.kind.makes_text:
+        raise UserError(f"--from: job {job.name!r} has trained no model")
+    if job.phase is Phase.FINISHED and number == job.round:
+        return Start(f"job {job.name!r}", spec.model, spec.tokenizer, Base(key, number, job.model_root))
+    names = (directory.name for directory in peer.driver.host.directory(key, 0).parent.glob("*"))
+    here = sorted(int(name) for name in names if name.isdecimal() and 0 < int(name) <= job.round)
+    if number not in here:
+        listed = ", ".join(map(str, here)) or "none"
+        raise UserError(f"--from: the model of job {job.name!r} after round {number} is not kept here; kept are: {listed}")
+    try:
+        model = peer.driver.host.opened(key, number)
+    except StorageError as error:
+        raise UserError(f"--from: the model of job {job.name!r} after round {number} is not here any more: {error}") from None
+    if model.root != _root_of(peer, key, job, number):
+        raise UserError(f"--from: the model of job {job.name!r} after round {number} is not the one that was decided")
+    return Start(f"job {job.name!r}", spec.model, spec.tokenizer, write=lambda spec, file: _write(model, spec, file))
+
+
+def _root_of(peer: RunningPeer, key: bytes, job: Job, number: int) -> bytes | None:
+    """As decided, of the model after so many rounds, if this peer was there."""
+    if number == job.round:
+        return job.model_root
+    stored = peer.driver.store.round(key, number - 1)
+    return stored.model_root if stored else None
+
+
+def _write(model: ReplicatedModel, spec: JobSpec, file: BinaryIO) -> bytes:
+    """A tuned model has tensors beside those of a language model: they stay behind."""
+    hashed, known = hashlib.sha256(), model.layout.view(model.parameters)
+    for tensor in layout_of(spec).tensors:
+        values = known[tensor.name].reshape(-1)
+        for start in range(0, tensor.size, BLOCK):
+            data = float32_bytes(values[start : start + BLOCK])
+            file.write(data)
+            hashed.update(data)
+    return hashed.digest()

@@ -1,0 +1,81 @@
+"""What jobs in the line start from: a voter fetches and checks it, and says that it holds it. A job starts when a quorum does."""
+
+from __future__ import annotations
+
+import trio
+
+from ledger.jobs import Hold, Stop, Waiting
+from peer.driver.author import Author
+from peer.driver.driver import Driver
+from peer.roles.trainer import require_space
+from protocol.errors import UserError
+from training import starts
+from training.spec import JobSpec
+
+RETRY_SECONDS = 5.0  # after a statement was not decided, or there was no room
+
+
+class Holding:
+    """What is due follows from the applied state and what this process has looked at."""
+
+    def __init__(self, driver: Driver, author: Author) -> None:
+        self._driver, self._author = driver, author
+        self._begun: set[bytes] = set()
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            while True:
+                applied = self._driver.applied
+                for key, waiting in self._due().items():
+                    if key not in self._begun:
+                        self._begun.add(key)
+                        nursery.start_soon(self._answer, key, JobSpec.decode(waiting.spec))
+                await applied.wait()
+
+    def _due(self) -> dict[bytes, Waiting]:
+        state, me = self._driver.state, self._driver.signer.public
+        if me not in state.members.voters:
+            return {}
+        return {
+            waiting.job: waiting
+            for waiting in state.jobs.line
+            if me not in (*waiting.holders, *waiting.stops) and self._driver.host.terms(waiting.spec).start is not None
+        }
+
+    async def _answer(self, key: bytes, spec: JobSpec) -> None:
+        """Until it is decided that this voter has said something of the job, or the job waits no more."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._cancelled_when_over, key, nursery.cancel_scope)
+            await self._fetched(spec)
+            assert spec.start is not None
+            size = self._driver.blobs.size(spec.start) or 0
+            problem = await trio.to_thread.run_sync(starts.problem, spec, size, self._driver.blobs.read)
+            if problem is not None:
+                text = f"job {spec.name!r} cannot start, and this voter wants it to end: {problem}"
+                self._driver.events.add("warning", text, job=key)
+            while key in self._due():
+                try:
+                    await self._author.submit(*(("job/hold", Hold(key)) if problem is None else ("job/stop", Stop(key))))
+                except UserError as error:
+                    self._driver.events.detail("warning", f"what job {spec.name!r} starts from: {error}", job=key)
+                    await trio.sleep(RETRY_SECONDS)
+        self._begun.discard(key)
+
+    async def _cancelled_when_over(self, key: bytes, scope: trio.CancelScope) -> None:
+        while key in self._due():
+            await self._driver.applied.wait()
+        scope.cancel()
+
+    async def _fetched(self, spec: JobSpec) -> None:
+        """From whoever has it, as soon as this disk has room for it."""
+        assert spec.start is not None
+        size = starts.bytes_of(spec)
+        while True:
+            try:
+                require_space(self._driver.store.path.parent, size, "first model")
+                break
+            except UserError as error:
+                self._driver.events.add("warning", f"job {spec.name!r} waits for this voter: {error}")
+                await trio.sleep(RETRY_SECONDS)
+        await self._driver.network.fetch(spec.start, size, ())
+        self._driver.blobs.keep(spec.start)

@@ -1,0 +1,89 @@
+"""Jobs that start from a model of people's own, at real drivers of light voters: they fetch and check it, and make the model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import trio
+
+from ledger.core.genesis import TRAINER
+from ledger.jobs import Start, Stop, job_id
+from tests.peer.network import SECONDS_MAX, Network, Seat, network
+from training.replicated.layout import Float32Array, layout_of
+from training.spec import JobSpec
+from training.transformer import ModelSpec
+
+MODEL = ModelSpec(context=16, width=16, layers=1, heads=2, kv_heads=1, hidden=24, tied=False, rope_base=5e5)
+
+
+def own(seed: int = 0) -> Float32Array:
+    size = layout_of(JobSpec(name="own", data=bytes(32), model=MODEL)).size
+    return np.random.default_rng(seed).normal(size=size).astype("<f4")
+
+
+async def started(seat: Seat, start: bytes) -> bytes:
+    spec = JobSpec(name="own", data=bytes(32), model=MODEL, start=start, liars=0)
+    with trio.fail_after(SECONDS_MAX):
+        return job_id(seat.public, await seat.author.submit("job/start", Start(spec.encode())))
+
+
+async def has_model(made: Network, job: bytes, values: Float32Array) -> None:
+    for seat in made.seats:
+        await seat.until(lambda driver: job in driver.state.jobs.jobs)
+        assert np.array_equal(seat.driver.host.model(job, 0).parameters, values)
+    assert len({seat.driver.state.jobs.jobs[job].model_root for seat in made.seats}) == 1
+
+
+async def test_voters_fetch_it_from_whoever_has_it_and_all_make_one_model(tmp_path: Path) -> None:
+    values = own()
+    async with network(tmp_path, 4, roles=(TRAINER,)) as made:
+        start = made.seats[0].blobs.add(values.tobytes())
+        job = await started(made.seats[0], start)
+        await has_model(made, job, values)
+        assert all(seat.blobs.size(start) == values.nbytes for seat in made.seats)
+
+
+async def test_nothing_waits_for_what_nobody_has_and_it_starts_once_it_is_there(tmp_path: Path) -> None:
+    values, other = own(1), own(2)
+    async with network(tmp_path, 4, roles=(TRAINER,)) as made:
+        first, second, *_ = made.seats
+        start = first.blobs.add(values.tobytes())
+        first.blobs.delete(start)
+        job = await started(first, start)
+        passing = await started(second, second.blobs.add(other.tobytes()))
+        await has_model(made, passing, other)
+        assert [waiting.job for waiting in first.driver.state.jobs.line] == [job]
+        await second.author.submit("job/stop", Stop(passing))
+        first.blobs.add(values.tobytes())
+        await has_model(made, job, values)
+
+
+@pytest.mark.parametrize("bad", ["a number that is not finite", "1 parameters"])
+async def test_voters_end_what_is_unsound(tmp_path: Path, bad: str) -> None:
+    values = own(3)
+    values[-1] = np.nan
+    if bad == "1 parameters":
+        values = values[:-1]
+    async with network(tmp_path, 4, roles=(TRAINER,)) as made:
+        job = await started(made.seats[1], made.seats[1].blobs.add(values.tobytes()))
+        for seat in made.seats:
+            await seat.event("warning", "cannot start, and this voter wants it to end")
+            await seat.until(lambda driver: not driver.state.jobs.line)
+            assert job not in seat.driver.state.jobs.jobs and seat.failure is None
+
+
+async def test_bytes_of_another_digest_are_taken_by_nobody(tmp_path: Path) -> None:
+    values = own(4)
+    async with network(tmp_path, 4, observers=1, roles=(TRAINER,)) as made:
+        *voters, damaged = made.seats
+        start = damaged.blobs.add(values.tobytes())
+        data = damaged.blobs.read(start)
+        damaged.blobs.path(start).write_bytes(bytes([data[0] ^ 1]) + data[1:])
+        job = await started(voters[0], start)
+        await damaged.event("peer", "lost the link")
+        assert all(seat.blobs.size(start) is None for seat in voters)
+        voters[0].blobs.add(values.tobytes())
+        made.seats.remove(damaged)
+        await has_model(made, job, values)

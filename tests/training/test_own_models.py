@@ -1,0 +1,233 @@
+"""Models of people's own come in as they are, or are refused by name."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors import numpy as safetensors
+
+from protocol.errors import UserError
+from tests.training import folders
+from tests.training.folders import shapes, tensors, written
+from training import own_models
+from training.data.tokenizer import BpeTokenizer, alphabet, train_bpe
+from training.replicated.layout import Float32Array, layout_of
+from training.spec import JobSpec
+from training.transformer import ModelSpec
+
+OURS = {"self_attn.q_proj": "query", "mlp.down_proj": "down", "input_layernorm": "attention_norm"}
+
+
+def read(folder: Path) -> tuple[dict[str, Float32Array], bytes]:
+    """By our names, and the digest of the blob."""
+    own, stream = own_models.opened(folder), io.BytesIO()
+    spec = JobSpec(name="own", data=bytes(32), model=own.model)
+    digest = own.write(spec, stream)
+    assert hashlib.sha256(stream.getvalue()).digest() == digest
+    return layout_of(spec).view(np.frombuffer(stream.getvalue(), "<f4")), digest
+
+
+def test_every_number_comes_in_as_it_is(tmp_path: Path) -> None:
+    values = tensors()
+    own = own_models.opened(written(tmp_path, values))
+    model = ModelSpec(
+        context=32, width=16, layers=2, heads=2, kv_heads=1, hidden=24, tied=False, rope_base=5e5, norm_epsilon=1e-5
+    )
+    assert (own.model, own.tokenizer) == (model, None)
+    found, _ = read(tmp_path)
+    assert np.array_equal(found["embedding.weight"], values["model.embed_tokens.weight"])
+    assert np.array_equal(found["lm_head.weight"], values["lm_head.weight"])
+    assert np.array_equal(found["final_norm.weight"], values["model.norm.weight"])
+    for theirs, ours in OURS.items():
+        assert np.array_equal(found[f"layers.1.{ours}.weight"], values[f"model.layers.1.{theirs}.weight"])
+    assert len(found) == len(values) == len({array.tobytes() for array in values.values()})
+
+
+def test_several_files_and_a_tied_head_give_the_same(tmp_path: Path) -> None:
+    values = tensors(tied=True)
+    written(tmp_path / "one", values, tie_word_embeddings=True)
+    folder = written(tmp_path / "many", values, tie_word_embeddings=True)
+    (folder / "model.safetensors").unlink()
+    names = list(values)
+    parts = {"a.safetensors": names[:5], "b.safetensors": names[5:]}
+    for file, of in parts.items():
+        safetensors.save_file({name: values[name] for name in of}, folder / file)
+    index = {"weight_map": {name: file for file, of in parts.items() for name in of}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert read(folder)[1] == read(tmp_path / "one")[1]
+    index["weight_map"][names[0]] = "b.safetensors"
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(UserError, match=r"'model\.embed_tokens\.weight' is not in b\.safetensors"):
+        own_models.opened(folder)
+    index["weight_map"][names[0]] = "../one/model.safetensors"
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(UserError, match="no safetensors file in this folder"):
+        own_models.opened(folder)
+
+
+def test_halves_are_the_same_numbers_as_float32(tmp_path: Path) -> None:
+    halves = {name: array.astype(np.float16) for name, array in tensors().items()}
+    found, digest = read(written(tmp_path / "half", halves))
+    assert np.array_equal(found["embedding.weight"], halves["model.embed_tokens.weight"].astype(np.float32))
+    cut = {name: ((array.view("<u4") >> 16) << 16).view("<f4") for name, array in tensors().items()}
+    whole = read(written(tmp_path / "whole", cut))[1]
+    folder = written(tmp_path / "brain", {name: (array.view("<u4") >> 16).astype("<u2") for name, array in cut.items()})
+    file = folder / "model.safetensors"
+    file.write_bytes(_with_header(file.read_bytes(), lambda header: header.replace('"U16"', '"BF16"')))
+    assert read(folder)[1] == whole != digest
+
+
+def _with_header(data: bytes, change: Any) -> bytes:
+    length = int.from_bytes(data[:8], "little")
+    header = change(data[8 : 8 + length].decode()).encode()
+    return len(header).to_bytes(8, "little") + header + data[8 + length :]
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ({"architectures": ["MistralForCausalLM"]}, "architectures MistralForCausalLM are not read, LlamaForCausalLM is"),
+        ({"rope_scaling": {"type": "linear"}}, r"rope_scaling .*linear.* is not read"),
+        ({"rope_parameters": {"rope_theta": 1e4, "rope_type": "yarn"}}, r"rope_parameters .*yarn.* are not read"),
+        ({"attention_bias": True}, "attention_bias true is not read"),
+        ({"mlp_bias": True}, "mlp_bias true is not read"),
+        ({"hidden_act": "gelu"}, 'hidden_act "gelu" is not read'),
+        ({"head_dim": 16}, "head_dim 16 is not read; only width / heads is, 8"),
+        ({"sliding_window": 4096}, "sliding_window 4096 is not read"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config .* is not read"),
+        ({"hidden_size": 17, "head_dim": None}, "width 17 must be an even multiple of heads 2"),
+        ({"num_hidden_layers": "2"}, "num_hidden_layers must be a whole number"),
+        ({"hidden_size": 2**20, "head_dim": 2**19, "intermediate_size": 2**20}, "parameters are more than"),
+        ({"rms_norm_eps": 0.0}, "norm_epsilon 0 must lie"),
+        ({"vocab_size": 300}, "has no tokenizer.json, and a vocabulary of 300"),
+        ({"num_hidden_layers": 3}, r"'model\.layers\.2\.input_layernorm\.weight' is missing"),
+        ({"num_hidden_layers": 1}, r"'model\.layers\.1\.\S+' has no place"),
+        ({"intermediate_size": 25}, r"gate_proj\.weight' has shape \[24, 16\], config\.json asks for \[25, 16\]"),
+        ({"tie_word_embeddings": True}, "'lm_head.weight' is not the embedding"),
+    ],
+)
+def test_what_this_program_lacks_is_refused_by_name(tmp_path: Path, said: dict[str, Any], why: str) -> None:
+    folder = written(tmp_path, tensors(), **said)
+    with pytest.raises(UserError, match=why) as found:
+        own_models.opened(folder)
+    assert "\n" not in str(found.value) and str(folder) in str(found.value)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("name", ["model.embed_tokens.weight", "lm_head.weight"])
+def test_a_number_that_is_not_finite_is_refused(tmp_path: Path, bad: float, name: str) -> None:
+    values = tensors()
+    values[name][-1, -1] = bad
+    with pytest.raises(UserError, match=f"'{name}' has a number that is not finite"):
+        read(written(tmp_path, values))
+
+
+def _flipped(data: bytes, at: int) -> bytes:
+    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+
+
+def test_a_flipped_byte_is_found_wherever_something_says_what_it_was(tmp_path: Path) -> None:
+    """In the header always; in a number if the folder brings digests, and else as another digest of the job."""
+    folder = written(tmp_path / "a", sums=True)
+    _, digest = read(folder)
+    file = folder / "model.safetensors"
+    whole = file.read_bytes()
+    length = int.from_bytes(whole[:8], "little")
+    file.write_bytes(_flipped(whole, len(whole) - 1))
+    with pytest.raises(UserError, match=r"model\.safetensors is damaged: its SHA-256 is not"):
+        own_models.opened(folder)
+    (folder / "SHA256SUMS").unlink()
+    assert read(folder)[1] != digest
+    for at in range(0, 8 + length, 13):
+        file.write_bytes(_flipped(whole, at))
+        with pytest.raises(UserError):
+            own_models.opened(folder)
+    file.write_bytes(whole[:-1])
+    with pytest.raises(UserError, match="is damaged"):
+        own_models.opened(folder)
+
+
+def test_digests_of_downloads_are_known(tmp_path: Path) -> None:
+    folder = written(tmp_path)
+    file = folder / "model.safetensors"
+    beside = folder / ".cache" / "huggingface" / "download" / "model.safetensors.metadata"
+    beside.parent.mkdir(parents=True)
+    beside.write_text(f"{'0' * 40}\n{hashlib.sha256(file.read_bytes()).hexdigest()}\n1.0\n")
+    own_models.opened(folder)
+    beside.write_text(f"{'0' * 40}\n{'1' * 64}\n1.0\n")
+    with pytest.raises(UserError, match=r"its SHA-256 is not 1111111111111111…"):
+        own_models.opened(folder)
+
+
+def test_pickles_are_never_opened(tmp_path: Path) -> None:
+    folder = written(tmp_path)
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(UserError, match=r"pytorch_model\.bin may run a program when it is opened"):
+        own_models.opened(folder)
+    (folder / "pytorch_model.bin").unlink()
+    with pytest.raises(UserError, match=r"has neither model\.safetensors nor"):
+        own_models.opened(folder)
+
+
+def _bpe() -> dict[str, Any]:
+    made: dict[str, Any] = json.loads(train_bpe([b"in the beginning was the word, and the word was here\n" * 50], 270))
+    return made
+
+
+def test_a_byte_level_bpe_makes_the_same_tokens(tmp_path: Path) -> None:
+    found = _bpe()
+    values = tensors() | {name: np.zeros((270, 16), "<f4") for name in ("model.embed_tokens.weight", "lm_head.weight")}
+    folder = written(tmp_path, values, vocab_size=270)
+    text = "the word, äöü".encode()
+    for merges in (found["model"]["merges"], [" ".join(pair) for pair in found["model"]["merges"]]):
+        found["model"]["merges"] = merges
+        (folder / "tokenizer.json").write_text(json.dumps(found))
+        blob = own_models.opened(folder).tokenizer
+        assert blob is not None
+        assert BpeTokenizer(blob).encode(text).tolist() == BpeTokenizer(json.dumps(_bpe()).encode()).encode(text).tolist()
+
+
+def test_the_tokens_of_bytes_need_no_tokenizer(tmp_path: Path) -> None:
+    folder = written(tmp_path)
+    found = {"model": {"type": "BPE", "vocab": alphabet(), "merges": []}, "pre_tokenizer": {"type": "ByteLevel"}}
+    (folder / "tokenizer.json").write_text(json.dumps(found))
+    assert own_models.opened(folder).tokenizer is None
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"normalizer": {"type": "NFC"}}, 'normalizer "NFC"'),
+        ({"pre_tokenizer": {"type": "Metaspace"}}, "pre_tokenizer .*Metaspace"),
+        ({"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True}}, "add_prefix_space"),
+        ({"post_processor": {"type": "TemplateProcessing"}}, "post_processor"),
+        ({"model": {"type": "Unigram", "vocab": [], "merges": []}}, "model 'Unigram'"),
+        ({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": [], "byte_fallback": True}}, "byte_fallback true"),
+        ({"added_tokens": [{"content": "<s>", "id": 256}]}, "added token '<s>' is not in its vocabulary"),
+        ({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}}, "1 tokens without ids"),
+        ({"model": "none"}, "is no tokenizer"),
+    ],
+)
+def test_another_tokenizer_is_refused_by_name_unless_bytes_are_meant(tmp_path: Path, change: dict[str, Any], why: str) -> None:
+    folder = written(tmp_path)
+    (folder / "tokenizer.json").write_text(json.dumps(_bpe() | change))
+    with pytest.raises(UserError, match=why):
+        own_models.opened(folder)
+    assert own_models.opened(folder, as_bytes=True).tokenizer is None
+
+
+def test_a_tokenizer_of_another_size_is_refused(tmp_path: Path) -> None:
+    folder = written(tmp_path)
+    (folder / "tokenizer.json").write_text(json.dumps(_bpe()))
+    with pytest.raises(UserError, match=r"has 270 tokens, config\.json says vocab_size 256"):
+        own_models.opened(folder)
+
+
+def test_the_folders_of_these_tests_have_the_tensors_of_transformers() -> None:
+    assert set(shapes()) - set(shapes(tied=True)) == {"lm_head.weight"} and len(shapes()) == 2 + 9 * folders.LAYERS + 1

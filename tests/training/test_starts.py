@@ -1,0 +1,82 @@
+"""What a job starts from if that is no job's model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ledger.core.genesis import ModuleVersion
+from ledger.jobs import Base
+from protocol.errors import StorageError
+from storage.blobs import Blobs
+from training import starts
+from training.host import ModelHost
+from training.replicated.init import initial_parameters
+from training.replicated.layout import Float32Array, layout_of
+from training.replicated.model import ReplicatedModel
+from training.spec import JobSpec
+from training.transformer import ModelSpec
+
+JOB = bytes(31) + b"j"
+SPEC = JobSpec(
+    name="t", data=bytes(32), model=ModelSpec(context=16, width=16, layers=1, heads=2, kv_heads=1, hidden=24, tied=False)
+)
+SIZE = layout_of(SPEC).size
+
+
+@pytest.fixture
+def blobs(tmp_path: Path) -> Blobs:
+    return Blobs(tmp_path / "kept", tmp_path / "passing")
+
+
+def on(blobs: Blobs, values: Float32Array) -> JobSpec:
+    return replace(SPEC, start=blobs.add(values.astype("<f4").tobytes()))
+
+
+def problem(blobs: Blobs, spec: JobSpec) -> str | None:
+    assert spec.start is not None
+    return starts.problem(spec, blobs.size(spec.start) or 0, blobs.read)
+
+
+def own() -> Float32Array:
+    return initial_parameters(replace(SPEC, seed=9)) * np.float32(1.5)
+
+
+def test_the_first_model_has_the_parameters_of_the_blob_and_else_what_all_first_models_have(blobs: Blobs, tmp_path: Path) -> None:
+    spec, hosts = on(blobs, own()), [ModelHost(tmp_path / name) for name in ("a", "b")]
+    assert problem(blobs, spec) is None and JobSpec.decode(spec.encode()) == spec
+    roots = {host.create(JOB, spec.encode(), blobs.read) for host in hosts}
+    model = ReplicatedModel.open(hosts[0].directory(JOB, 0))
+    assert roots == {model.root} and np.array_equal(model.parameters, own())
+    assert (model.round, model.records) == (0, {}) and not model.vectors["momentum"].any()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("at", [0, SIZE - 1])
+def test_a_number_that_is_not_finite_is_found_wherever_it_is(blobs: Blobs, tmp_path: Path, bad: float, at: int) -> None:
+    values = own()
+    values[at] = bad
+    spec = on(blobs, values)
+    assert "has a number that is not finite" in (problem(blobs, spec) or "")
+    with pytest.raises(StorageError, match="not finite"):
+        ModelHost(tmp_path).create(JOB, spec.encode(), blobs.read)
+
+
+@pytest.mark.parametrize("size", [0, SIZE - 1, SIZE + 1])
+def test_another_length_is_found(blobs: Blobs, size: int) -> None:
+    assert f"{SIZE} parameters have {4 * SIZE}" in (problem(blobs, on(blobs, np.ones(size, np.float32))) or "")
+
+
+def test_such_jobs_need_programs_that_know_them(blobs: Blobs, tmp_path: Path) -> None:
+    terms = ModelHost(tmp_path).terms(on(blobs, own()).encode())
+    assert terms.start is not None and ModuleVersion("jobs", 3) in terms.requires
+
+
+def test_a_job_starts_from_one_model_and_only_where_all_its_tensors_are_a_models() -> None:
+    both = replace(SPEC, start=bytes(32), base=Base(bytes(32), 1, bytes(32)))
+    assert "say one" in (both.problem() or "")
+    scratch = JobSpec(name="test", objective="scratch", start=bytes(32))
+    assert "starts from no parameters" in (scratch.problem() or "")

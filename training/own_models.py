@@ -1,0 +1,271 @@
+"""Models of people's own: a folder as transformers writes one, of a model in Llama's shape. `config.json` says its sizes,
+safetensors files hold its tensors, `tokenizer.json` its byte-level BPE. What this program lacks is refused by name, and nothing
+is executed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+import numpy as np
+
+from protocol.errors import RemoteProtocolError, UserError
+from training import tensor_files
+from training.data.tokenizer import BpeTokenizer, alphabet
+from training.replicated.layout import float32_bytes, layout_of
+from training.spec import JobSpec
+from training.tensor_files import Stored
+from training.transformer import BYTES, EMBEDDING, OUTPUT, ModelSpec
+
+CONFIG: Final = "config.json"
+TOKENIZER: Final = "tokenizer.json"
+SUMS: Final = "SHA256SUMS"  # as `sha256sum` writes it
+JSON_BYTES_MAX: Final = 16 << 20  # a tokenizer of 65,536 tokens has four
+SHAPE: Final = "LlamaForCausalLM"
+DERIVED: Final = re.compile(r"\.rotary_emb\.inv_freq$")  # older files hold it beside the tensors it follows from
+_SUM: Final = re.compile(r"([0-9a-f]{64})[ ][ *](.+)")
+
+# Their names of our tensors.
+_THEIRS: Final = {
+    "attention_norm": "input_layernorm",
+    "query": "self_attn.q_proj",
+    "key": "self_attn.k_proj",
+    "value": "self_attn.v_proj",
+    "output": "self_attn.o_proj",
+    "mlp_norm": "post_attention_layernorm",
+    "gate": "mlp.gate_proj",
+    "up": "mlp.up_proj",
+    "down": "mlp.down_proj",
+}
+
+
+def _name_of(ours: str) -> str:
+    if ours == OUTPUT:
+        return ours
+    if ours.startswith("layers."):
+        _, index, part, _ = ours.split(".")
+        return f"model.layers.{index}.{_THEIRS[part]}.weight"
+    return {EMBEDDING: "model.embed_tokens.weight", "final_norm.weight": "model.norm.weight"}[ours]
+
+
+# Key of config.json -> what it must say, or not be there. Each would be another model.
+REFUSED: Final[dict[str, tuple[Any, str]]] = {
+    "hidden_act": ("silu", "the activation"),
+    "attention_bias": (False, "biases"),
+    "mlp_bias": (False, "biases"),
+    "sliding_window": (None, "a window"),
+    "rope_scaling": (None, "other positions"),
+    "quantization_config": (None, "quantised tensors"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class OwnModel:
+    folder: Path
+    model: ModelSpec
+    tokenizer: bytes | None  # JSON; None: the tokens are bytes
+    tensors: dict[str, Stored]  # by our names
+
+    def write(self, spec: JobSpec, file: BinaryIO) -> bytes:
+        """The parameters in the order of the layout, and their SHA-256. `UserError` at the first number that is not finite."""
+        hashed = hashlib.sha256()
+        for tensor in layout_of(spec).tensors:
+            for values in self.tensors[tensor.name].blocks():
+                if not np.isfinite(values).all():
+                    where = f"{self.tensors[tensor.name].path}: tensor {_name_of(tensor.name)!r}"
+                    raise UserError(f"{where} has a number that is not finite")
+                file.write(float32_bytes(values))
+                hashed.update(float32_bytes(values))
+        return hashed.digest()
+
+
+def is_model_folder(path: Path) -> bool:
+    return (path / CONFIG).is_file()
+
+
+def opened(folder: Path, as_bytes: bool = False) -> OwnModel:
+    """Reads all but the numbers. `as_bytes` takes a vocabulary of 256 for the bytes. Raises `UserError`."""
+    config = _json(folder / CONFIG)
+    model = _model_of(folder / CONFIG, config)
+    problem = model.problem()
+    if problem:
+        raise UserError(f"{folder / CONFIG}: {problem}")
+    _check_sums(folder, [folder / CONFIG, folder / TOKENIZER, *tensor_files.files_of(folder)])
+    return OwnModel(folder, model, _tokenizer(folder, model.vocabulary, as_bytes), _tensors(folder, model))
+
+
+def _model_of(path: Path, config: Any) -> ModelSpec:
+    kinds = config.get("architectures") or [config.get("model_type")]
+    if kinds not in ([SHAPE], ["llama"]):
+        raise UserError(f"{path}: architectures {', '.join(map(str, kinds))} are not read, {SHAPE} is")
+    for name, (wanted, what) in REFUSED.items():
+        if name in config and config[name] not in (wanted, None):
+            raise UserError(f"{path}: {name} {_shown(config[name])} is not read ({what}); only {json.dumps(wanted)} is")
+    rotary = config.get("rope_parameters") or {"rope_theta": config.get("rope_theta", 10_000.0)}
+    others = {key: value for key, value in rotary.items() if key != "rope_theta" and (key, value) != ("rope_type", "default")}
+    if others or config.get("partial_rotary_factor", 1.0) != 1.0:
+        raise UserError(f"{path}: rope_parameters {_shown(others)} are not read (other positions); only rope_theta is")
+    try:
+        width, heads = _count(config, "hidden_size"), _count(config, "num_attention_heads")
+        model = ModelSpec(
+            vocabulary=_count(config, "vocab_size"),
+            context=_count(config, "max_position_embeddings", 2_048),
+            width=width,
+            layers=_count(config, "num_hidden_layers"),
+            heads=heads,
+            kv_heads=_count(config, "num_key_value_heads", heads),
+            hidden=_count(config, "intermediate_size"),
+            tied=bool(config.get("tie_word_embeddings", False)),
+            rope_base=float(rotary["rope_theta"]),
+            norm_epsilon=float(config.get("rms_norm_eps", 1e-6)),
+        )
+    except (ValueError, TypeError, KeyError) as error:
+        raise UserError(f"{path}: {error}") from None
+    if config.get("head_dim") not in (None, width / heads):
+        raise UserError(f"{path}: head_dim {_shown(config['head_dim'])} is not read; only width / heads is, {width / heads:g}")
+    return model
+
+
+def _count(config: dict[str, Any], name: str, default: int | None = None) -> int:
+    value = config.get(name, default)
+    value = default if value is None else value
+    if type(value) is not int or not 1 <= value <= 2**31:
+        raise ValueError(f"{name} must be a whole number from 1 on, not {_shown(value)}")
+    return value
+
+
+def _tensors(folder: Path, model: ModelSpec) -> dict[str, Stored]:
+    """Those of the model and no others, by our names. Raises `UserError`."""
+    found = tensor_files.tensors_in(folder)
+    spec = JobSpec(name="own", data=bytes(32), model=model)
+    named = {}
+    for tensor in layout_of(spec).tensors:
+        theirs = _name_of(tensor.name)
+        stored = found.pop(theirs, None)
+        if stored is None:
+            raise UserError(f"{folder}: tensor {theirs!r} is missing")
+        if stored.shape != tensor.shape:
+            raise UserError(
+                f"{stored.path}: tensor {theirs!r} has shape {list(stored.shape)}, {CONFIG} asks for {list(tensor.shape)}"
+            )
+        named[tensor.name] = stored
+    twin = found.pop(OUTPUT, None)  # some programs write it twice
+    if twin is not None and not _alike(twin, named[EMBEDDING]):
+        raise UserError(f"{twin.path}: tensor {OUTPUT!r} is not the embedding, though {CONFIG} says tie_word_embeddings")
+    others = [name for name in found if not DERIVED.search(name)]
+    if others:
+        raise UserError(f"{found[others[0]].path}: tensor {others[0]!r} has no place in the model that {CONFIG} describes")
+    return named
+
+
+def _alike(one: Stored, other: Stored) -> bool:
+    return one.shape == other.shape and all(map(np.array_equal, one.blocks(), other.blocks()))
+
+
+# Tokenizers
+
+
+def _tokenizer(folder: Path, vocabulary: int, as_bytes: bool) -> bytes | None:
+    """Its JSON; None for the bytes. Raises `UserError` for one that makes other tokens than ours would."""
+    path = folder / TOKENIZER
+    if as_bytes or not path.is_file():
+        if vocabulary != BYTES:
+            raise UserError(f"{folder} has no {TOKENIZER}, and a vocabulary of {vocabulary} is not that of bytes")
+        return None
+    found = _json(path)
+    try:
+        problem = _other_tokenizer(found)
+        pairs = [tuple(pair.split(" ", 1)) if isinstance(pair, str) else tuple(pair) for pair in found["model"]["merges"]]
+        vocab = dict(found["model"]["vocab"])
+        added = {str(token["content"]): token["id"] for token in found.get("added_tokens") or []}
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise UserError(f"{path} is no tokenizer: {error!r}") from None
+    unknown = [token for token, number in added.items() if vocab.get(token) != number]
+    if unknown:
+        problem = f"added token {unknown[0]!r} is not in its vocabulary"
+    if problem:
+        raise UserError(f"{path}: {problem}; a byte-level BPE as GPT-2 has it is read, or bytes with --vocabulary {BYTES}")
+    if not pairs and vocab == alphabet():
+        return None
+    blob = json.dumps({"model": {"type": "BPE", "vocab": vocab, "merges": pairs}}, ensure_ascii=False).encode()
+    try:
+        made = BpeTokenizer(blob)
+    except RemoteProtocolError as error:
+        raise UserError(f"{path}: {error.detail}") from None
+    if made.vocabulary != vocabulary:
+        raise UserError(f"{path} has {made.vocabulary} tokens, {CONFIG} says vocab_size {vocabulary}")
+    return blob
+
+
+def _other_tokenizer(found: Any) -> str | None:
+    """What would make other tokens of a text than `BpeTokenizer` makes with this vocabulary and these merges."""
+    model, before, after = found["model"], found.get("pre_tokenizer"), found.get("post_processor")
+    if model.get("type", "BPE") != "BPE":
+        return f"model {model.get('type')!r}"
+    if found.get("normalizer") is not None:
+        return f"normalizer {_shown(found['normalizer'].get('type'))}"
+    if before is None or before.get("type") != "ByteLevel" or before.get("add_prefix_space") or not before.get("use_regex", True):
+        return f"pre_tokenizer {_shown(before)}"
+    if after is not None and after.get("type") != "ByteLevel":
+        return f"post_processor {_shown(after.get('type'))}"
+    for name in ("dropout", "byte_fallback", "ignore_merges", "continuing_subword_prefix", "end_of_word_suffix"):
+        if model.get(name):
+            return f"{name} {_shown(model[name])}"
+    return None
+
+
+# Digests that a folder may bring
+
+
+def _check_sums(folder: Path, paths: Iterable[Path]) -> None:
+    """Of every file that is read, if the folder says what its SHA-256 is: in `SHA256SUMS`, or as a download left it."""
+    listed = dict(_listed(folder / SUMS))
+    for path in paths:
+        wanted = listed.get(path.name) or _downloaded(path)
+        if wanted is None or not path.is_file():
+            continue
+        with path.open("rb") as stream:
+            if hashlib.file_digest(stream, "sha256").hexdigest() != wanted:
+                raise UserError(f"{path} is damaged: its SHA-256 is not {wanted[:16]}…, which it had")
+
+
+def _listed(path: Path) -> Iterator[tuple[str, str]]:
+    """(file, SHA-256)."""
+    lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
+    for line in lines:
+        found = _SUM.fullmatch(line.strip())
+        if found is None:
+            raise UserError(f"{path}: {line[:80]!r} is no line of `sha256sum`")
+        yield found[2].removeprefix("./"), found[1]
+
+
+def _downloaded(path: Path) -> str | None:
+    """The cache of huggingface_hub names large files by their SHA-256; a download into a folder leaves it beside them."""
+    beside = path.parent / ".cache" / "huggingface" / "download" / f"{path.name}.metadata"
+    lines = beside.read_text(errors="replace").splitlines() if beside.is_file() else []
+    named = (path.resolve().name, *(line.strip() for line in lines[1:2]))
+    return next((name for name in named if re.fullmatch("[0-9a-f]{64}", name)), None)
+
+
+def _json(path: Path) -> Any:
+    try:
+        with path.open("rb") as stream:
+            text = stream.read(JSON_BYTES_MAX + 1)
+        if len(text) > JSON_BYTES_MAX:
+            raise ValueError(f"more than {JSON_BYTES_MAX} bytes")
+        found = json.loads(text)
+        if not isinstance(found, dict):
+            raise ValueError("it holds no object")
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is no JSON that describes a model: {error}") from None
+    return found
+
+
+def _shown(value: Any) -> str:
+    return json.dumps(value)[:80]
