@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, Final
 import numpy as np
 
 from protocol.errors import RemoteProtocolError, UserError
-from training import tensor_files
+from training import llama, tensor_files
 from training.data.tokenizer import BpeTokenizer, alphabet
 from training.replicated.layout import float32_bytes, layout_of
 from training.spec import JobSpec
@@ -30,39 +30,6 @@ JSON_BYTES_MAX: Final = 16 << 20  # a tokenizer of 65,536 tokens has four
 SHAPE: Final = "LlamaForCausalLM"
 DERIVED: Final = re.compile(r"\.rotary_emb\.inv_freq$")  # older files hold it beside the tensors it follows from
 _SUM: Final = re.compile(r"([0-9a-f]{64})[ ][ *](.+)")
-
-# Their names of our tensors.
-_THEIRS: Final = {
-    "attention_norm": "input_layernorm",
-    "query": "self_attn.q_proj",
-    "key": "self_attn.k_proj",
-    "value": "self_attn.v_proj",
-    "output": "self_attn.o_proj",
-    "mlp_norm": "post_attention_layernorm",
-    "gate": "mlp.gate_proj",
-    "up": "mlp.up_proj",
-    "down": "mlp.down_proj",
-}
-
-
-def _name_of(ours: str) -> str:
-    if ours == OUTPUT:
-        return ours
-    if ours.startswith("layers."):
-        _, index, part, _ = ours.split(".")
-        return f"model.layers.{index}.{_THEIRS[part]}.weight"
-    return {EMBEDDING: "model.embed_tokens.weight", "final_norm.weight": "model.norm.weight"}[ours]
-
-
-# Key of config.json -> what it must say, or not be there. Each would be another model.
-REFUSED: Final[dict[str, tuple[Any, str]]] = {
-    "hidden_act": ("silu", "the activation"),
-    "attention_bias": (False, "biases"),
-    "mlp_bias": (False, "biases"),
-    "sliding_window": (None, "a window"),
-    "rope_scaling": (None, "other positions"),
-    "quantization_config": (None, "quantised tensors"),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +45,7 @@ class OwnModel:
         for tensor in layout_of(spec).tensors:
             for values in self.tensors[tensor.name].blocks():
                 if not np.isfinite(values).all():
-                    where = f"{self.tensors[tensor.name].path}: tensor {_name_of(tensor.name)!r}"
+                    where = f"{self.tensors[tensor.name].path}: tensor {llama.their_name(tensor.name)!r}"
                     raise UserError(f"{where} has a number that is not finite")
                 file.write(float32_bytes(values))
                 hashed.update(float32_bytes(values))
@@ -91,53 +58,20 @@ def is_model_folder(path: Path) -> bool:
 
 def opened(folder: Path, as_bytes: bool = False) -> OwnModel:
     """Reads all but the numbers. `as_bytes` takes a vocabulary of 256 for the bytes. Raises `UserError`."""
-    config = _json(folder / CONFIG)
-    model = _model_of(folder / CONFIG, config)
-    problem = model.problem()
-    if problem:
-        raise UserError(f"{folder / CONFIG}: {problem}")
+    model = _model_of(folder / CONFIG)
     _check_sums(folder, [folder / CONFIG, folder / TOKENIZER, *tensor_files.files_of(folder)])
     return OwnModel(folder, model, _tokenizer(folder, model.vocabulary, as_bytes), _tensors(folder, model))
 
 
-def _model_of(path: Path, config: Any) -> ModelSpec:
-    kinds = config.get("architectures") or [config.get("model_type")]
-    if kinds not in ([SHAPE], ["llama"]):
-        raise UserError(f"{path}: architectures {', '.join(map(str, kinds))} are not read, {SHAPE} is")
-    for name, (wanted, what) in REFUSED.items():
-        if name in config and config[name] not in (wanted, None):
-            raise UserError(f"{path}: {name} {_shown(config[name])} is not read ({what}); only {json.dumps(wanted)} is")
-    rotary = config.get("rope_parameters") or {"rope_theta": config.get("rope_theta", 10_000.0)}
-    others = {key: value for key, value in rotary.items() if key != "rope_theta" and (key, value) != ("rope_type", "default")}
-    if others or config.get("partial_rotary_factor", 1.0) != 1.0:
-        raise UserError(f"{path}: rope_parameters {_shown(others)} are not read (other positions); only rope_theta is")
+def _model_of(path: Path) -> ModelSpec:
+    config = _json(path)
+    kinds = config.get("architectures") or [SHAPE]
+    if kinds != [SHAPE]:
+        raise UserError(f"{path}: architectures {_shown(kinds)} are not read, {SHAPE} is")
     try:
-        width, heads = _count(config, "hidden_size"), _count(config, "num_attention_heads")
-        model = ModelSpec(
-            vocabulary=_count(config, "vocab_size"),
-            context=_count(config, "max_position_embeddings", 2_048),
-            width=width,
-            layers=_count(config, "num_hidden_layers"),
-            heads=heads,
-            kv_heads=_count(config, "num_key_value_heads", heads),
-            hidden=_count(config, "intermediate_size"),
-            tied=bool(config.get("tie_word_embeddings", False)),
-            rope_base=float(rotary["rope_theta"]),
-            norm_epsilon=float(config.get("rms_norm_eps", 1e-6)),
-        )
-    except (ValueError, TypeError, KeyError) as error:
+        return llama.model_of(config)
+    except UserError as error:
         raise UserError(f"{path}: {error}") from None
-    if config.get("head_dim") not in (None, width / heads):
-        raise UserError(f"{path}: head_dim {_shown(config['head_dim'])} is not read; only width / heads is, {width / heads:g}")
-    return model
-
-
-def _count(config: dict[str, Any], name: str, default: int | None = None) -> int:
-    value = config.get(name, default)
-    value = default if value is None else value
-    if type(value) is not int or not 1 <= value <= 2**31:
-        raise ValueError(f"{name} must be a whole number from 1 on, not {_shown(value)}")
-    return value
 
 
 def _tensors(folder: Path, model: ModelSpec) -> dict[str, Stored]:
@@ -146,7 +80,8 @@ def _tensors(folder: Path, model: ModelSpec) -> dict[str, Stored]:
     spec = JobSpec(name="own", data=bytes(32), model=model)
     named = {}
     for tensor in layout_of(spec).tensors:
-        theirs = _name_of(tensor.name)
+        theirs = llama.their_name(tensor.name)
+        assert theirs is not None, tensor.name
         stored = found.pop(theirs, None)
         if stored is None:
             raise UserError(f"{folder}: tensor {theirs!r} is missing")
