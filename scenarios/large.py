@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import trio
 from rich.console import Console
@@ -90,7 +91,7 @@ class Seen:
     worker: float  # seconds
 
 
-def shape_of(parameters: int) -> dict[str, int]:
+def shape_of(parameters: int) -> dict[str, Any]:
     """Of a model of nearly so many parameters with GPT-2's proportions: a layer for each head, 64 features a head."""
     heads = max(1, round((parameters / 12 / HEAD**2) ** (1 / 3)))
     sizes = {"vocabulary": 256, "width": heads * HEAD, "layers": heads, "heads": heads, "kv_heads": heads}
