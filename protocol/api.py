@@ -103,6 +103,7 @@ class StatusView:
     unreached: tuple[DialView, ...] = ()  # addresses that this peer dials in vain
     behind: int | None = 0  # heights that others have decided and this peer has not applied; None: nobody is there to say
     late: str = ""  # why this trainer's updates come too late, and what helps; empty when they do not
+    no_room: str = ""  # which jobs do not fit on this peer's disk, and what follows; empty when all do
     parameters_max: int = 0  # that the network allows a job's model
 
 
@@ -139,6 +140,7 @@ class Cause(enum.StrEnum):
     STALLED = "stalled"
     BEHIND = "behind"
     DISK_LOW = "disk-low"
+    NO_ROOM = "no-room"
     WORKER_GONE = "worker-gone"
     LIAR_FOUND = "liar-found"
 
@@ -180,6 +182,8 @@ class JobView:
     place: int = 0  # in the line, from 1 on; 0: it does not wait
     origin: str = ""  # of data that people decided, or might have
     precision: str = "fp32"  # of matrix products; with bf16 nobody can audit
+    parameters: int = 0  # of its model
+    disk_bytes: int = 0  # that it takes on this peer's disk at most, beside its text; 0: it is over
 
 
 @dataclass(frozen=True, slots=True)

@@ -307,7 +307,7 @@ async def test_an_engine_of_a_feature_trains_in_a_worker_without_torch(feature: 
             folder = tmp_path / "declared"
             propose = tasks.Propose(bytes(32), 0, b"t" * 32, model, None, None, buffer, declared_out=str(folder))
             proposed = await worker.ask(propose)
-            Path(payload).write_bytes(proposed.payload)
+            Path(propose.payload_out).rename(payload)
             update = np.fromfile(buffer, "<f4")
             assert update.argmin() == ord(" "), "of its share there is most to learn"
             declared = tasks.Declared(proposed.declaration, {bytes.fromhex(file.name): str(file) for file in folder.iterdir()})

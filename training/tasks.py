@@ -18,10 +18,9 @@ from protocol.errors import RemoteProtocolError
 from protocol.limits import DECLARATION_BYTES_MAX, TRANSACTION_BYTES_MAX
 from protocol.messages import Name
 from protocol.reasons import Finding, Verdict
-from training.transformer import PARAMETERS_MAX
 
-# The largest is a Proposed: 8 bits to say, and one to place, each element of the largest model. The rest is scales and digests.
-FRAME_BYTES_MAX = PARAMETERS_MAX + PARAMETERS_MAX // 8 + (1 << 20)
+# Whatever grows with the model is a file. The largest that is left is an OpenJob: a specification, some paths and digests.
+FRAME_BYTES_MAX = 1 << 20
 STATES_MAX = 8  # files of states that a replay reads: two states of two files, and the last parameters
 FILES_MAX = 8  # beside text and tokenizer that an objective reads
 DEVICES_MAX = 64  # of one machine; as many libraries are told of
@@ -49,8 +48,8 @@ class Opened:
 @dataclass(frozen=True, slots=True)
 class Proposed:
     TAG: ClassVar[str] = "proposed-update"
-    payload: Annotated[bytes, Length(1, FRAME_BYTES_MAX)]
-    payload_digest: Digest
+    payload_digest: Digest  # of the file `Propose.payload_out`
+    payload_bytes: Count
     buffer_digest: Digest
     loss: float  # mean training loss over the local steps, in the unit of the objective
     seconds: float
@@ -187,11 +186,15 @@ class Propose(Request[Proposed]):
     model_directory: Path  # as `ReplicatedModel.save` wrote it, after the round before
     previous_buffer: Path | None  # m of the trainer's last accepted proposal
     previous_payload: Path | None  # of the same proposal, unless the job has estimates
-    buffer_out: Path  # where the new m goes; who takes the file over makes it durable, with all else that is sent
+    buffer_out: Path  # where the new m goes; who takes it over, and the payload, makes them durable, with all else that is sent
     previous_inner: Path | None = None  # inner state of the trainer's last accepted proposal; None: fresh
     states_out: Path | None = None  # folder that is made anew for the files of `replay.trace`, where the job commits to any
     declared_out: Path | None = None  # folder that is made anew for the blobs of the declaration, where the objective has one
     declared: Declared | None = None  # goes by this declaration, whose files lie in that folder, and makes none
+
+    @property
+    def payload_out(self) -> str:
+        return f"{self.buffer_out}.payload"
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,8 @@ def causes(look: Look) -> Iterator[AlertView]:
     if look.free_bytes < DISK_WARNING_BYTES:
         severity = Severity.CRITICAL if look.free_bytes < DISK_CRITICAL_BYTES else Severity.WARNING
         yield AlertView(Cause.DISK_LOW, "", severity, f"{look.free_bytes >> 20} MiB are free on the disk of this peer")
+    if status.no_room:
+        yield AlertView(Cause.NO_ROOM, "", Severity.WARNING, status.no_room)
     if look.worker.startswith("starting") and ("restarted" in look.worker or status.uptime_seconds > WORKER_SECONDS):
         yield AlertView(Cause.WORKER_GONE, "", Severity.WARNING, f"the worker of this peer is gone: {look.worker}")
     yield from _liars(look)

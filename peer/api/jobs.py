@@ -20,12 +20,15 @@ from protocol import codec
 from protocol.api import JobCalls, JobView, RoundView, RoundVotesView, TrainRequest
 from protocol.errors import UserError
 from protocol.identity import peer_id
+from protocol.limits import TRAINERS_MAX
 from protocol.messages import Ballot
 from protocol.reasons import Verdict, label, shown
 from rounds.ballots import RoundBook, settled
 from storage.store import StoredRound
 from training.data import corpus as data
 from training.replicated.aggregate import is_plain_mean
+from training.replicated.layout import layout_of
+from training.room import room_of
 from training.spec import JobSpec
 
 ROUNDS_SHOWN_MAX = 10_000
@@ -40,8 +43,9 @@ class JobAnswers(JobCalls):
         """The jobs that wait stand behind the others, in the order of the line."""
         state = self.peer.driver.state
         jobs = sorted(state.jobs.jobs.items(), key=lambda item: item[1].started)
-        started = [_job(key, job, state, state.audits.jobs.get(key, JobAudits())) for key, job in jobs]
-        return (*started, *(_in_line(waiting, state, place) for place, waiting in enumerate(state.jobs.line, start=1)))
+        started = [_job(key, job, state, state.audits.jobs.get(key, JobAudits()), self.peer.me) for key, job in jobs]
+        line = enumerate(state.jobs.line, start=1)
+        return (*started, *(_in_line(waiting, state, place, self.peer.me) for place, waiting in line))
 
     async def rounds(self, last: int) -> tuple[RoundView, ...]:
         store = self.peer.driver.store
@@ -165,8 +169,9 @@ def _shown(reasons: Mapping[str, int], own: Sequence[str]) -> dict[str, int]:
     return {shown(reason, own): count for reason, count in reasons.items()}
 
 
-def _job(key: bytes, job: Job, state: State, audits: JobAudits) -> JobView:
+def _job(key: bytes, job: Job, state: State, audits: JobAudits, me: bytes) -> JobView:
     spec = JobSpec.decode(job.spec)
+    is_over = job.phase is Phase.FINISHED
     return JobView(
         job=key.hex(),
         name=job.name,
@@ -184,11 +189,14 @@ def _job(key: bytes, job: Job, state: State, audits: JobAudits) -> JobView:
         audits_open=_open_audits(audits),
         origin=_origin(spec, state),
         precision=spec.precision.value,
+        parameters=layout_of(spec).size,
+        disk_bytes=0 if is_over else room_of(spec, len(job.trainers), me in job.trainers).bytes(job.rounds),
     )
 
 
-def _in_line(waiting: Waiting, state: State, place: int) -> JobView:
+def _in_line(waiting: Waiting, state: State, place: int, me: bytes) -> JobView:
     spec = JobSpec.decode(waiting.spec)
+    trainers = [key for key, member in state.members.members.items() if spec.kind.role in member.roles]
     return JobView(
         job=waiting.job.hex(),
         name=waiting.name,
@@ -205,6 +213,8 @@ def _in_line(waiting: Waiting, state: State, place: int) -> JobView:
         place=place,
         origin=_origin(spec, state),
         precision=spec.precision.value,
+        parameters=layout_of(spec).size,
+        disk_bytes=room_of(spec, min(len(trainers), TRAINERS_MAX), me in trainers).bytes(spec.rounds),
     )
 
 

@@ -73,6 +73,7 @@ class ThisPeerAnswers(ThisPeerCalls):
             state=state_of(halted, waiting, behind, ago, suspended),
             decided_seconds_ago=ago,
             behind=behind,
+            no_room=driver.workshop.room.told,
             parameters_max=driver.state.of(NetworkState).parameters_max,
             late=driver.witness.why_late(driver.state.jobs.running()),
         )

@@ -315,9 +315,10 @@ class Driver:
         """The model roots after a block. Waits as long as it takes for payloads: q voters have said that they hold them."""
         roots: dict[bytes, bytes] = {}
         for job in transition.started:
-            spec = transition.state.jobs.jobs[job].spec
-            await self._fetch_start(JobSpec.decode(spec), transition.state.members.voters)
-            roots[job] = await trio.to_thread.run_sync(self.host.create, job, spec, self.blobs.read)
+            begun = transition.state.jobs.jobs[job]
+            await self._fetch_start(JobSpec.decode(begun.spec), transition.state.members.voters)
+            await self.workshop.room.look(job, begun)
+            roots[job] = await trio.to_thread.run_sync(self.host.create, job, begun.spec, self.blobs.read)
         for closed in transition.closed:
             for signed in closed.proposals:
                 proposal = codec.decode_message(signed.body, (Proposal,))

@@ -11,6 +11,7 @@ from ledger.audits.losses import LossesOpening
 from ledger.jobs import Job, Phase
 from ledger.state import State
 from peer.driver.eventlog import EventLog
+from peer.driver.room import LOOK_SECONDS, DiskRoom
 from peer.driver.showing import Showing
 from peer.node.early import RoundKey
 from peer.node.rounds import Effects, Rounds
@@ -51,6 +52,7 @@ class Workshop:
         self._me, self._rounds, self._store, self._blobs, self._host = me, rounds, store, blobs, host
         self._network, self._events, self._call, self._now = network, event_log, call, now
         self._state, self._showing = state, Showing(me, network, state)
+        self.room = DiskRoom(me, store.path.parent, host, event_log, state)
         self._open: dict[RoundKey, OpenRound] = {}
         self._working: dict[RoundKey, trio.Nursery] = {}
         self._judging: set[tuple[RoundKey, bytes]] = set()
@@ -69,7 +71,7 @@ class Workshop:
 
     def open(self, key: RoundKey, job: Job, spoken: bool) -> None:
         self._open[key] = self.view(key, job)
-        self._nursery.start_soon(self._work_on, key, self._open[key], spoken)
+        self._nursery.start_soon(self._work_on, key, job, self._open[key], spoken)
 
     def close(self, key: RoundKey) -> None:
         self._open.pop(key)
@@ -121,7 +123,7 @@ class Workshop:
             measured=measured,
         )
 
-    async def _work_on(self, key: RoundKey, opened: OpenRound, spoken: bool) -> None:
+    async def _work_on(self, key: RoundKey, job: Job, opened: OpenRound, spoken: bool) -> None:
         """Everything this peer's role does in one round, which may be closed, or given to others, before this starts."""
         if self._open.get(key) is not opened:
             return
@@ -129,9 +131,17 @@ class Workshop:
         async with trio.open_nursery() as self._working[key]:
             self.judge_new_proposals()
             if opened.me in opened.terms.trainers and not spoken:
-                self._working[key].start_soon(self._guarded, "training", self.role.propose, opened)
+                self._working[key].start_soon(self._train, job, opened)
+            await self.room.look(opened.job, job)
             await trio.to_thread.run_sync(self._tidy, key, opened.spec)  # beside the work: nobody waits for it
             await trio.sleep_forever()
+
+    async def _train(self, job: Job, opened: OpenRound) -> None:
+        """Waits for room on the disk, as the look of the round before found it."""
+        while self.room.is_lacking(opened.job):
+            await trio.sleep(LOOK_SECONDS)
+            await self.room.look(opened.job, job)
+        await self._guarded("training", self.role.propose, opened)
 
     async def _guarded(self, what: str, work: Callable[[OpenRound], Awaitable[None]], opened: OpenRound) -> None:
         """A role may fail in a round; the peer goes on, unless its disk fails."""

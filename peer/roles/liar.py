@@ -138,7 +138,7 @@ class Liar(Trainer):
             case "nan":
                 return request, _poisoned(round, request, done, m)
             case "garbage":
-                return request, _forged(done, _noise_bytes(round, len(done.payload)))
+                return request, _forged(request, done, _noise_bytes(round, done.payload_bytes))
         return request, done
 
     def _invent(
@@ -174,7 +174,7 @@ class Liar(Trainer):
         await round.fetch(proposal.buffer, size, (trainer,))
         request = propose_request(round, self.texts / f"{round.job.hex()[:16]}-{round.number}.buffer")
         request = replace(request, states_out=None)  # their states stay theirs
-        done = Proposed(b"-", proposal.payload, proposal.buffer, 0.0, 0.0, proposal.trace, proposal.inner)
+        done = Proposed(proposal.payload, 0, proposal.buffer, 0.0, 0.0, proposal.trace, proposal.inner)
         m = np.fromfile(round.blobs.path(proposal.buffer), dtype="<f4")
         m[0] += np.float32(1e-6)  # another buffer, so that nobody sees the copy by its digest
         await publish(round, request, _encoded(round, request, done, m))
@@ -271,20 +271,21 @@ def _from_zero(request: Propose) -> Propose:
 def _encoded(round: OpenRound, request: Propose, done: Proposed, m: Float32Array) -> Proposed:
     """A well-formed proposal for whatever m is, with the states of what was done."""
     m.astype("<f4").tofile(request.buffer_out)
-    return replace(_forged(done, round.model.payload(round.me, m)), buffer_digest=buffer_digest(m))
+    return replace(_forged(request, done, round.model.payload(round.me, m)), buffer_digest=buffer_digest(m))
 
 
 def _poisoned(round: OpenRound, request: Propose, done: Proposed, m: Float32Array) -> Proposed:
     """Arithmetic that gave NaN everywhere: no honest encoder has bytes for it, so all scales are forged to the largest."""
     m[:] = np.nan
     m.tofile(request.buffer_out)
-    honest = codec.read(done.payload, round.model.layout)
+    honest = codec.read(Path(request.payload_out).read_bytes(), round.model.layout)
     forged = replace(honest, exponent=codec.EXPONENT_MAX, codes=np.where(honest.codes > 0, 255, 0).astype(np.uint8))
-    return replace(_forged(done, forged.encode()), buffer_digest=buffer_digest(m))
+    return replace(_forged(request, done, forged.encode()), buffer_digest=buffer_digest(m))
 
 
-def _forged(done: Proposed, payload: bytes) -> Proposed:
-    return replace(done, payload=payload, payload_digest=hashlib.sha256(payload).digest())
+def _forged(request: Propose, done: Proposed, payload: bytes) -> Proposed:
+    Path(request.payload_out).write_bytes(payload)
+    return replace(done, payload_digest=hashlib.sha256(payload).digest(), payload_bytes=len(payload))
 
 
 def _noise_bytes(round: OpenRound, size: int) -> bytes:

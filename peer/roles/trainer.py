@@ -73,7 +73,8 @@ class Trainer(Voter):
             await super().propose(round)
             return
         request = propose_request(round, self.texts / f"{round.job.hex()[:16]}-{round.number}.buffer")
-        made = {Path(out) for out in (request.buffer_out, request.states_out, request.declared_out) if out is not None}
+        outs = (request.buffer_out, request.payload_out, request.states_out, request.declared_out)
+        made = {Path(out) for out in outs if out is not None}
         try:
             done = await self.ask(round, request)
             left = self._left - made  # one job trains at a time, so the worker is done with them

@@ -118,7 +118,7 @@ def proposal_of(round: OpenRound, done: Proposed) -> Proposal:
         round=round.number,
         model_root=round.model.root,
         payload=done.payload_digest,
-        payload_bytes=len(done.payload),
+        payload_bytes=done.payload_bytes,
         buffer=done.buffer_digest,
         feedback=done.feedback,
         trace=done.trace,
@@ -133,7 +133,7 @@ def keep(round: OpenRound, request: Propose, done: Proposed, proposal: Proposal,
     blobs, owner = round.blobs, (round.job, round.number)
     if opening is not None:
         losses.keep(Path(request.buffer_out).parent, opening)
-    blobs.add(done.payload)
+    blobs.adopt(Path(request.payload_out), proposal.payload)
     blobs.expect_to_pass(proposal.buffer, owner)
     blobs.adopt(Path(request.buffer_out), proposal.buffer)
     made = Path(request.states_out) if request.states_out else None

@@ -23,8 +23,8 @@ REST_SECONDS: Final = 0.25  # between two looks at one height
 LOOK_SECONDS: Final = 1.0  # between two looks when nothing is told
 MINUTE_MS: Final = 60_000
 ROUNDS, VOTES, BLOCKS = 200, 6, 10  # that are shown
-# Addresses, paths and processes are nobody's business.
-OF_OPERATORS: Final = (Cause.DISK_LOW, Cause.WORKER_GONE)  # alerts that say what only this machine's operator mends
+# Addresses, paths and processes are nobody's business, nor alerts that say what only this machine's operator mends.
+OF_OPERATORS: Final = (Cause.DISK_LOW, Cause.NO_ROOM, Cause.WORKER_GONE)
 OF_STATUS: Final = (
     "peer name network chain_id role version height view state_root voter voters tolerated quorum links halted waiting "
     "suspended unaudited disputed state behind late"

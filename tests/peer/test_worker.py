@@ -55,7 +55,7 @@ while True:
     elif what == "stubborn": signal.signal(signal.SIGTERM, signal.SIG_IGN); send(number, Opened(0, 0, 0)); time.sleep(1000)
     elif isinstance(request, OpenJob): [send(number, Beat()) for _ in range(3)]; send(number, Opened(1, 2, 3))
     elif isinstance(request, Evaluate): send(number, Evaluated({"bits": 2.5}, 0.1))
-    elif isinstance(request, Propose): send(number, Proposed(b"p", bytes(32), bytes(32), 1.0, 0.1))
+    elif isinstance(request, Propose): send(number, Proposed(bytes(32), 1, bytes(32), 1.0, 0.1))
     elif isinstance(request, Reexecute): send(number, Reexecuted(bytes(32)))
     elif isinstance(request, Audit): send(number, Audited(0, 0.0, 0.1))
     else: send(number, Failed("no such thing"))
@@ -288,8 +288,7 @@ async def propose_and_audit(worker: Worker, files: Files) -> None:
         model, buffer = files.path("model"), files.path("buffer")
         proposed = await worker.ask(tasks.Propose(JOB, 0, TRAINER, model, None, None, buffer))
         assert files.digest("buffer") == proposed.buffer_digest
-        files.write("payload", proposed.payload)
-        audit = tasks.Audit(JOB, 0, TRAINER, model, files.path("payload"), buffer, None, None)
+        audit = tasks.Audit(JOB, 0, TRAINER, model, f"{buffer}.payload", buffer, None, None)
         own = await worker.ask(audit)
         assert own.verdict is Verdict.ACCEPT and own.relative_error < 1e-5
         foreign = await worker.ask(replace(audit, trainer=b"u" * 32))

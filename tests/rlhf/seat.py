@@ -40,7 +40,7 @@ class Seat:
         out = {"buffer_out": str(self.folder / "m"), "states_out": str(self.folder / "states")}
         done = jobs.answer(tasks.Propose(JOB, 0, TRAINER, str(self.folder / "model"), None, None, **out))
         assert isinstance(done, tasks.Proposed)
-        (self.folder / "payload").write_bytes(done.payload)
+        (self.folder / "m.payload").rename(self.folder / "payload")
         return done
 
     def audited(self, jobs: Jobs) -> Verdict:

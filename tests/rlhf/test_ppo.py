@@ -77,7 +77,7 @@ class World:
         request = tasks.Propose(JOB, 0, TRAINER, str(self.folder / "model"), None, None, **out, declared=declared)
         done = self.jobs.answer(request)
         assert isinstance(done, tasks.Proposed)
-        (self.folder / "payload").write_bytes(done.payload)
+        (self.folder / "m.payload").rename(self.folder / "payload")
         return done
 
     def declared(self, done: tasks.Proposed) -> tasks.Declared:
@@ -223,14 +223,14 @@ def test_what_a_declaration_names_counts_where_audits_are_answered() -> None:
 
 def test_voters_without_torch_refuse_what_no_job_can_declare(full: World) -> None:
     done = full.propose()
-    said = codec.decode(Rollouts, done.declaration)
+    said, payload = codec.decode(Rollouts, done.declaration), (full.folder / "payload").read_bytes()
     proposal = Proposal(
-        JOB, 0, full.model.root, done.payload_digest, len(done.payload), done.buffer_digest, None, declaration=done.declaration
+        JOB, 0, full.model.root, done.payload_digest, done.payload_bytes, done.buffer_digest, None, declaration=done.declaration
     )
-    assert full.model.check(TRAINER, proposal, done.payload) is Verdict.ACCEPT
+    assert full.model.check(TRAINER, proposal, payload) is Verdict.ACCEPT
     for wrong in (replace(said, tokens=15), replace(said, tokens=97), replace(said, unfinished=17)):
         false = replace(proposal, declaration=codec.encode(wrong))
-        assert full.model.check(TRAINER, false, done.payload) is Verdict.MALFORMED, wrong
+        assert full.model.check(TRAINER, false, payload) is Verdict.MALFORMED, wrong
 
 
 def test_a_job_begins_with_the_model_of_its_base_and_a_head_of_zeros() -> None:

@@ -141,7 +141,7 @@ class World:
         out = {"buffer_out": str(self.folder / "m"), "states_out": None, "declared_out": str(self.folder / "declared")}
         done = jobs.answer(tasks.Propose(JOB, 0, TRAINER, str(self.folder / "model"), None, None, **out))
         assert isinstance(done, tasks.Proposed)
-        (self.folder / "payload").write_bytes(done.payload)
+        (self.folder / "m.payload").rename(self.folder / "payload")
         return done
 
     def audited(self, jobs: Jobs, done: tasks.Proposed) -> tasks.Audited:

@@ -172,13 +172,11 @@ def test_a_policy_is_rewarded_by_the_model_that_its_job_reads(tmp_path: Path) ->
     out = {name: str(tmp_path / name) for name in ("buffer_out", "states_out", "declared_out")}
     done = worker("reward").answer(tasks.Propose(TRAINER, 0, TRAINER, str(tmp_path / "model"), None, None, **out))
     assert isinstance(done, tasks.Proposed)
-    (tmp_path / "payload").write_bytes(done.payload)
     declared = tasks.Declared(
         done.declaration, {bytes.fromhex(file.name): str(file) for file in (tmp_path / "declared_out").iterdir()}
     )
-    audit = tasks.Audit(
-        TRAINER, 0, TRAINER, str(tmp_path / "model"), str(tmp_path / "payload"), out["buffer_out"], None, None, declared=declared
-    )
+    files = f"{out['buffer_out']}.payload", out["buffer_out"], None, None
+    audit = tasks.Audit(TRAINER, 0, TRAINER, str(tmp_path / "model"), *files, declared=declared)
     with pytest.raises(StorageError, match="holds another model"):  # whoever went on would call honest trainers liars
         worker("other", by="reward")
     verdicts = [found.verdict for found in (worker(of).answer(audit) for of in ("reward", "other"))]  # type: ignore[union-attr]

@@ -33,7 +33,7 @@ def propose_request(folder: Path, round: int, previous: int | None = None) -> ta
 
 def propose(folder: Path, round: int, previous: int | None = None) -> tasks.Proposed:
     proposed = proposals.propose(propose_request(folder, round, previous), UPDATE)
-    (folder / f"p{round}").write_bytes(proposed.payload)
+    (folder / f"m{round}.payload").rename(folder / f"p{round}")
     return proposed
 
 
@@ -53,8 +53,8 @@ def _two_rounds(folder: Path, spec: JobSpec) -> Path:
     model = ReplicatedModel.initial(JOB, spec)
     model.save(folder / "model0")
     proposed = propose(folder, 0)
-    digests = proposed.payload_digest, len(proposed.payload), proposed.buffer_digest
-    accepted = Accepted(TRAINER, Proposal(JOB, 0, model.root, *digests, None), proposed.payload)
+    digests = proposed.payload_digest, proposed.payload_bytes, proposed.buffer_digest
+    accepted = Accepted(TRAINER, Proposal(JOB, 0, model.root, *digests, None), (folder / "p0").read_bytes())
     model.apply([accepted], {}).save(folder / "model1")
     return folder
 
@@ -62,7 +62,8 @@ def _two_rounds(folder: Path, spec: JobSpec) -> Path:
 def test_the_digests_are_those_of_what_was_written(two_rounds: Path) -> None:
     proposed = propose(two_rounds, 1, previous=0)
     assert buffer_digest(np.fromfile(two_rounds / "m1", "<f4")) == proposed.buffer_digest
-    assert hashlib.sha256(proposed.payload).digest() == proposed.payload_digest
+    payload = (two_rounds / "p1").read_bytes()
+    assert (hashlib.sha256(payload).digest(), len(payload)) == (proposed.payload_digest, proposed.payload_bytes)
 
 
 @pytest.mark.parametrize("previous", [None, 0])
@@ -183,10 +184,10 @@ def test_what_is_sent_moves_the_estimate_towards_the_momentum(two_rounds_of_esti
 
 def test_an_update_continues_from_the_momentum_alone(two_rounds_of_estimates: Path) -> None:
     folder = two_rounds_of_estimates
-    said = propose(folder, 1, previous=0).payload
+    said = propose(folder, 1, previous=0).payload_digest
     (folder / "p0").unlink()
     request = replace(propose_request(folder, 1, previous=0), previous_payload=None)
-    assert proposals.propose(request, UPDATE).payload == said
+    assert proposals.propose(request, UPDATE).payload_digest == said
     audit = replace(audit_of(folder, 1, previous=0), previous_payload=None)
     assert proposals.audit(audit, UPDATE).verdict is Verdict.ACCEPT
 

@@ -1,16 +1,12 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
+from ledger.audits.losses import LOSS_MAX, LOSSES_MAX
 from protocol.errors import RemoteProtocolError
+from protocol.limits import DECLARATION_BYTES_MAX, TRANSACTION_BYTES_MAX
 from protocol.reasons import Finding, Verdict
 from training import tasks
-from training.replicated.codec import Mode, payload_bytes_max
-from training.replicated.layout import layout_of
-from training.spec import Compression, JobSpec
-from training.transformer import PARAMETERS_MAX, ModelSpec
 
 MESSAGES = [
     tasks.OpenJob(bytes(32), b"spec", "/text", None),
@@ -30,7 +26,7 @@ ANSWERS = [
     tasks.Ready("torch", 1, (tasks.Device("cuda:0", "a GPU", 80_000, 70_000, 3_000, True),), {"numpy": "2"}),
     tasks.Beat(),
     tasks.Opened(1, 2, 3),
-    tasks.Proposed(b"p" * (2 << 20), bytes(32), bytes(32), 1.5, 0.1),
+    tasks.Proposed(bytes(32), 2 << 40, bytes(32), 1.5, 0.1),
     tasks.Reexecuted(bytes(32)),
     tasks.Audited(Verdict.REPLAY, 0.5, 0.1),
     tasks.Replayed(Finding.MISMATCH, 0.5, 0.1),
@@ -61,20 +57,25 @@ def test_a_frame_longer_than_any_message_is_refused_before_it_is_read() -> None:
         tasks.parse_header(b"\xff" * tasks.FRAME_HEADER_BYTES)
 
 
+LONGEST = "/" * 4096
+DECLARED = tasks.Declared(bytes(DECLARATION_BYTES_MAX), {bytes([n]) * 32: LONGEST for n in range(DECLARATION_BYTES_MAX // 32)})
+FILES = {bytes([n]) * 32: LONGEST for n in range(tasks.FILES_MAX)}
 LARGEST = [
-    replace(model, vocabulary=(PARAMETERS_MAX - model.parameters) // model.width + model.vocabulary)
-    for model in (ModelSpec(width=1024, layers=10, hidden=2816), ModelSpec(width=64, layers=1024))
+    tasks.OpenJob(
+        bytes(32), bytes(TRANSACTION_BYTES_MAX), LONGEST, LONGEST, True, bytes(32), LONGEST, LONGEST, LONGEST, bytes(32), FILES
+    ),
+    tasks.Propose(bytes(32), 1, bytes(32), *[LONGEST] * 7, declared=DECLARED),
+    tasks.Replay(
+        bytes(32), 1, bytes(32), 3, LONGEST, LONGEST, bytes(32), LONGEST, LONGEST, LONGEST, FILES, None, None, declared=DECLARED
+    ),
+    tasks.Generate(bytes(32), LONGEST, "x" * tasks.TEXT_BYTES_MAX, 10, 0.5, 7),
+    tasks.Proposed(bytes(32), 0, bytes(32), 1.5, 0.1, declaration=bytes(DECLARATION_BYTES_MAX), losses=(LOSS_MAX,) * LOSSES_MAX),
 ]
 
 
-@pytest.mark.parametrize("model", LARGEST, ids=["wide", "deep"])
-@pytest.mark.parametrize("keep", [None, 4096, 3072, 2049, 2048, 1025, 4])
-def test_the_longest_payload_of_any_valid_job_fits_a_frame(model: ModelSpec, keep: int | None) -> None:
-    mode = {"compression": Compression.DENSE} if keep is None else {"compression": Compression.SPARSE, "keep": keep}
-    spec = JobSpec(name="large", tokenizer=bytes(32), data=bytes(32), model=model, bits=8, **mode).checked()  # type: ignore[arg-type]
-    assert PARAMETERS_MAX - model.width < model.parameters <= PARAMETERS_MAX
-    others = len(tasks.frame(0, tasks.Proposed(b"-", bytes(32), bytes(32), 0.5, 0.5, bytes(32), bytes(32)))) + 8
-    assert payload_bytes_max(layout_of(spec), Mode.of(spec)) + others <= tasks.FRAME_BYTES_MAX
+@pytest.mark.parametrize("message", LARGEST, ids=lambda message: message.TAG)
+def test_the_longest_messages_fit_a_frame_however_large_the_model_is(message: object) -> None:
+    assert tasks.parse_header(tasks.frame(0, message)[: tasks.FRAME_HEADER_BYTES])[0] <= tasks.FRAME_BYTES_MAX
 
 
 def test_what_the_round_waits_for_is_most_urgent_then_sampled_audits_which_can_lapse_then_what_can_be_done_any_time() -> None:

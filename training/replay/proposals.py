@@ -97,11 +97,12 @@ def propose(request: Propose, update: Update, declarer: Declarer | None = None) 
     payload = model.payload(request.trainer, m)
     buffer = float32_bytes(m)
     Path(request.buffer_out).write_bytes(buffer)
-    digests = hashlib.sha256(payload).digest(), hashlib.sha256(buffer).digest()
+    Path(request.payload_out).write_bytes(payload)
+    digests = hashlib.sha256(payload).digest(), len(payload), hashlib.sha256(buffer).digest()
     committed = states.finish() if states else (None, None)
     seconds, encoded = time.perf_counter() - started, wire.encode(declaration.record) if declaration else b""
     loss, of_replays = sum(losses) / len(losses), tuple(map(in_millionths, losses[:: model.spec.replayed_steps]))
-    return Proposed(payload, *digests, loss, seconds, *committed, feedback_from, inner_from, encoded, of_replays)
+    return Proposed(*digests, loss, seconds, *committed, feedback_from, inner_from, encoded, of_replays)
 
 
 def reexecute(request: Reexecute, update: Update, declarer: Declarer | None = None) -> Reexecuted:

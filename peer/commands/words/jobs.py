@@ -12,6 +12,7 @@ from peer.commands import views
 from peer.commands.job_fields import PRESET, SET, train_request, warnings_of
 from protocol.api import EventView, JobView, PeerApi, RoundView, RoundVotesView
 from protocol.errors import UserError
+from protocol.units import bytes_in_words
 
 TEST_SECONDS_MAX = 180.0  # a scratch round waits at most for the slowest timers of a round
 
@@ -39,9 +40,14 @@ VOCABULARY = Argument("--vocabulary", type=whole_number(256), default=0, metavar
 async def train(asked: Asked[PeerApi]) -> None:
     request = train_request(asked.options)
     job = await asked.decided(asked.api.train(request))
-    place = next((view.place for view in await asked.api.jobs() if view.job == job), 0)
+    view = next((view for view in await asked.api.jobs() if view.job == job), None)
+    place = view.place if view else 0
     waits = f"waits in line as number {place}: it starts by itself when its turn comes, `jobs` shows the line"
     asked.show(f"job {job} is decided{f', and {waits}' if place else '; `rounds` shows how it goes'}")
+    if view and view.disk_bytes:
+        asked.show(f"it takes up to {bytes_in_words(view.disk_bytes)} of this peer's disk")
+    if no_room := (await asked.api.status()).no_room:
+        asked.show(no_room)
     for warning in warnings_of(request, set_overrides(asked.options.set)):
         asked.show(f"{warning} (`cancel {views.short(job)}` ends this job)")
 

@@ -100,7 +100,7 @@ class World:
             str(self.folder / f"states{round}"),
         )
         done = proposals.propose(request, update or self.update)
-        (self.folder / f"payload{round}").write_bytes(done.payload)
+        Path(request.payload_out).rename(self.folder / f"payload{round}")
         if done.inner:
             shutil.copy(self.folder / f"states{round}" / done.inner.hex(), self.folder / f"inner{round}")
         return done
@@ -109,10 +109,11 @@ class World:
         model = ReplicatedModel.initial(JOB, self.spec)
         model.save(self.folder / "model0")
         done = self.propose(0)
-        digests = done.payload_digest, len(done.payload), done.buffer_digest
+        digests = done.payload_digest, done.payload_bytes, done.buffer_digest
         proposal = Proposal(JOB, 0, model.root, *digests, None, done.trace, done.inner, None)
-        assert model.check(TRAINER, proposal, done.payload) is Verdict.ACCEPT
-        model.apply([Accepted(TRAINER, proposal, done.payload)], {}).save(self.folder / "model1")
+        payload = (self.folder / "payload0").read_bytes()
+        assert model.check(TRAINER, proposal, payload) is Verdict.ACCEPT
+        model.apply([Accepted(TRAINER, proposal, payload)], {}).save(self.folder / "model1")
 
     @property
     def model(self) -> ReplicatedModel:
@@ -281,9 +282,9 @@ def test_who_lost_what_it_goes_on_from_begins_anew_and_says_so(tmp_path: Path, t
     path.unlink() if how == "gone" else path.write_bytes(data if how == "flipped" else data[:-4])
     world.done = done = world.propose(1)
     assert (done.feedback, done.inner_from) == ((record.buffer, None) if file == "inner0" else (None, record.inner))
-    digests = done.payload_digest, len(done.payload), done.buffer_digest
+    digests = done.payload_digest, done.payload_bytes, done.buffer_digest
     proposal = Proposal(JOB, 1, world.model.root, *digests, done.feedback, done.trace, done.inner, done.inner_from)
-    assert world.model.check(TRAINER, proposal, done.payload) is Verdict.ACCEPT
+    assert world.model.check(TRAINER, proposal, (tmp_path / "payload1").read_bytes()) is Verdict.ACCEPT
     first = InnerState.fresh(spec) if done.inner_from is None else InnerState.load(tmp_path / "inner0", spec)
     assert world.listed.states[0].inner == trace.inner_digest(first)
 

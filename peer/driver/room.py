@@ -1,0 +1,92 @@
+"""Whether a job fits on this peer's disk. Where it does not, the peer says so, votes on, and trains again when there is room."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import trio
+
+from ledger.jobs import Job
+from ledger.state import State
+from peer.driver.eventlog import EventLog
+from protocol.units import bytes_in_words
+from training.host import ModelHost
+from training.room import room_of
+from training.spec import JobSpec
+
+# Payloads of so many rounds must fit before a round is trained. Every round looks anew: a long job is not refused for its end.
+ROUNDS_AHEAD = 100
+SPARE_BYTES = 512 << 20  # that a job leaves for the ledger and all else: a full disk ends the peer
+LOOK_SECONDS = 10.0  # until a peer that has no room looks again
+
+
+@dataclass(frozen=True, slots=True)
+class Lack:
+    text: str
+    for_now: bool  # there is not even room for the next rounds
+
+
+@dataclass
+class DiskRoom:
+    """`look` before a job begins, and in each of its rounds."""
+
+    me: bytes
+    folder: Path  # of all data
+    host: ModelHost
+    events: EventLog
+    state: Callable[[], State]
+    free: Callable[[Path], int] = lambda folder: shutil.disk_usage(folder).free
+    _lacks: dict[bytes, Lack] = field(default_factory=dict)  # by job
+
+    @property
+    def told(self) -> str:
+        """For people: what does not fit; empty where everything does."""
+        going_on = self.state().jobs.going_on()
+        return "; ".join(lack.text for key, lack in self._lacks.items() if key in going_on)
+
+    def is_lacking(self, key: bytes) -> bool:
+        """Whether this peer must not train the job, as far as it has looked."""
+        return key in self._lacks and self._lacks[key].for_now
+
+    async def look(self, key: bytes, job: Job) -> None:
+        """What has changed is told."""
+        found = await trio.to_thread.run_sync(self._lack, key, job)
+        going_on, before = self.state().jobs.going_on(), self._lacks.get(key)
+        self._lacks = {of: lack for of, lack in self._lacks.items() if of != key and of in going_on}
+        if found is None and before is not None:
+            self.events.add("job", f"job {job.name} fits on this peer's disk now", job=key)
+        if found is not None:
+            self._lacks[key] = found
+            if before is None or before.for_now is not found.for_now:
+                self.events.add("warning", found.text, job=key)
+
+    def _lack(self, key: bytes, job: Job) -> Lack | None:
+        spec = JobSpec.decode(job.spec)
+        if not spec.kind.needs_worker:
+            return None
+        trains, left = self.me in job.trainers, job.rounds - job.round
+        room = room_of(spec, len(job.trainers), trains)
+        here = _size(self.host.directory(key, 0).parent) + _size(self.folder / "buffers")
+        beside, free = max(0, room.models + room.own - here) + SPARE_BYTES, self.free(self.folder)
+        whole = beside + room.round * left
+        if free >= whole:
+            return None
+        for_now = free < beside + room.round * min(left, ROUNDS_AHEAD)
+        lacks = f"job {job.name} may take {bytes_in_words(whole)} more of this peer's disk, and {bytes_in_words(free)} are free"
+        refuses = "this peer does not train it until there is room"
+        return Lack(f"{lacks}: {refuses if trains and for_now else 'free some before the disk is full'}", for_now)
+
+
+def _size(folder: Path) -> int:
+    """Files come and go meanwhile, and some have two names."""
+    sizes = {}
+    for path in folder.rglob("*"):
+        with contextlib.suppress(OSError):
+            found = path.lstat()
+            sizes[found.st_ino] = found.st_size if stat.S_ISREG(found.st_mode) else 0
+    return sum(sizes.values())

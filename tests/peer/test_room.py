@@ -1,0 +1,90 @@
+"""A peer without room for a job says so, does not train it, and does as soon as there is room."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+
+from peer.driver import workshop
+from peer.driver.room import ROUNDS_AHEAD, SPARE_BYTES, DiskRoom
+from tests.peer.chain import LANGUAGE, Chain
+from tests.peer.test_workshop import Busy, shop_of
+from training.replicated.codec import Mode, payload_bytes_max
+from training.replicated.layout import layout_of
+from training.room import room_of
+from training.spec import AuditMode, InnerStatePolicy, JobSpec, Outer
+
+SIZE = layout_of(LANGUAGE).size
+PAYLOAD = payload_bytes_max(layout_of(LANGUAGE), Mode.of(LANGUAGE))
+
+
+def spec_of(**fields: object) -> JobSpec:
+    return replace(LANGUAGE, **{"audit": AuditMode.OFF, "outer": Outer.NESTEROV, **fields})  # type: ignore[arg-type]
+
+
+def test_a_job_takes_its_models_what_its_trainers_go_on_from_and_the_payloads_of_all_rounds() -> None:
+    model = 8 * SIZE  # parameters and momentum
+    assert room_of(spec_of(), 3, trains=False).bytes(10) == 4 * model + 3 * 10 * PAYLOAD
+    assert room_of(spec_of(), 3, trains=True).own == 2 * 4 * SIZE
+    assert room_of(spec_of(audit=AuditMode.FULL), 3, trains=True).own == 3 * 2 * 4 * SIZE
+    assert room_of(spec_of(inner_state=InnerStatePolicy.KEEP), 3, trains=True).own == 3 * 2 * 4 * SIZE
+    sampled = spec_of(audit=AuditMode.SAMPLED, local_steps=4)
+    assert room_of(sampled, 3, trains=True).own > sampled.audit_bytes - (sampled.rounds_audited + 1) * model > 0
+    assert room_of(sampled, 3, trains=False).models == (sampled.rounds_audited + 3) * model
+
+
+class Disk:
+    def __init__(self, free: int) -> None:
+        self.free = free
+
+    def __call__(self, folder: Path) -> int:
+        return self.free
+
+
+async def test_a_peer_that_lacks_room_does_not_train_and_does_as_soon_as_there_is_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workshop, "LOOK_SECONDS", 0.01)
+    chain, role = Chain(tmp_path / "chain"), Busy()
+    key = chain.start(replace(LANGUAGE, rounds=3))
+    job, shop, disk = chain.ledger.state.jobs.jobs[key], shop_of(chain, role), Disk(SPARE_BYTES)
+    shop.room.free = disk
+    await shop.room.look(key, job)
+    assert "this peer does not train it until there is room" in shop.room.told and shop.room.is_lacking(key)
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(shop.run)
+            shop.open((key, 0), job, False)
+            await trio.testing.wait_all_tasks_blocked(0.05)
+            assert role.begun == 0, "planted: whoever trains without looking is seen here"
+            disk.free = SPARE_BYTES << 2
+            await role.began.wait()
+            nursery.cancel_scope.cancel()
+    assert not shop.room.told
+    told = [event.text for event in await shop.room.events.after(-10, 0.0)]
+    assert any("more of this peer's disk" in text for text in told) and f"job {job.name} fits on this peer's disk now" in told
+    chain.close()
+
+
+async def test_a_long_job_is_trained_while_there_is_room_for_the_next_rounds(tmp_path: Path) -> None:
+    chain = Chain(tmp_path / "chain")
+    key = chain.start(replace(LANGUAGE, rounds=10 * ROUNDS_AHEAD))
+    job = chain.ledger.state.jobs.jobs[key]
+    events = shop_of(chain, Busy()).room.events
+    looked = DiskRoom(chain.people[0].public, tmp_path, chain.host, events, lambda: chain.ledger.state)
+    of = room_of(replace(LANGUAGE, rounds=job.rounds), len(job.trainers), trains=True)
+    looked.free = Disk(SPARE_BYTES + of.bytes(ROUNDS_AHEAD))
+    await looked.look(key, job)
+    assert "free some before the disk is full" in looked.told and not looked.is_lacking(key)
+    here = sum(file.stat().st_size for file in chain.host.directory(key, 0).iterdir())
+    looked.free = Disk(SPARE_BYTES + of.bytes(ROUNDS_AHEAD) - here - 1)
+    await looked.look(key, job)
+    assert looked.is_lacking(key)
+    looked.free = Disk(SPARE_BYTES + of.bytes(job.rounds))
+    await looked.look(key, job)
+    assert not looked.told
+    chain.close()
