@@ -82,7 +82,7 @@ def test_what_is_being_fetched_is_kept_longer_but_not_for_ever(chain: Chain) -> 
 
 def test_nobody_makes_a_peer_keep_more_than_a_few_snapshots(chain: Chain) -> None:
     shelf = chain.shelf(until=10)
-    for height in range(11, 100):
+    for height in range(11, 50):
         shelf.applied(chain.states[height], 0.0)
         for other in range(1, height):
             shelf.answer(module(other), 0.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import trio
 
@@ -22,6 +24,7 @@ from protocol.errors import UserError
 
 LOG_SHOWN = 4_000  # characters at its end, where a test fails after a daemon has ended
 SECONDS_MAX = 20.0  # for anything that takes a second or two when it works
+DEMO_SECONDS_MAX = 120.0
 
 
 def environment() -> dict[str, str]:
@@ -117,6 +120,21 @@ def peer(*arguments: str) -> tuple[int, str, str]:
         timeout=SECONDS_MAX,
     )
     return done.returncode, done.stdout, done.stderr
+
+
+def demo(folder: Path, *arguments: str) -> tuple[int, dict[str, Any], str]:
+    """Status, report and all output of `peer demo`, whose files are in `folder / "run"`."""
+    command = [sys.executable, "-m", "peer.cli", "demo", "--no-web", *arguments]
+    done = subprocess.run(
+        [*command, "--report", str(folder / "run"), "--json", str(folder / "r.json")],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        timeout=DEMO_SECONDS_MAX,
+        stdin=subprocess.DEVNULL,
+    )
+    report = json.loads((folder / "r.json").read_text()) if (folder / "r.json").exists() else {}
+    return done.returncode, report, done.stdout + done.stderr
 
 
 def command(*arguments: str) -> tuple[int, str, str]:

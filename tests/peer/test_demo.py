@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import itertools
-import json
 import os
 import re
 import signal
@@ -25,11 +24,10 @@ from peer.demo import demo as demo_module
 from peer.demo.demo import BASELINE_RATES, baseline_rates, cast_roles
 from peer.demo.report import make_places
 from protocol.errors import UserError
-from tests.peer.processes import children, command, ended, environment
+from tests.peer.processes import DEMO_SECONDS_MAX, children, command, demo, ended, environment
 from training.spec import JobSpec
 from training.transformer import ModelSpec
 
-DEMO_SECONDS_MAX = 120.0
 KEYS = {
     "honest_roots_equal",
     "heights",
@@ -44,30 +42,6 @@ KEYS = {
     "seconds_total",
     "seconds_to_first_decision",
 }
-
-
-def demo(folder: Path, *arguments: str) -> tuple[int, dict[str, object], str]:
-    command = [
-        sys.executable,
-        "-m",
-        "peer.cli",
-        "demo",
-        "--report",
-        str(folder / "run"),
-        "--json",
-        str(folder / "r.json"),
-        "--no-web",
-    ]
-    done = subprocess.run(
-        [*command, *arguments],
-        capture_output=True,
-        text=True,
-        env=environment(),
-        timeout=DEMO_SECONDS_MAX,
-        stdin=subprocess.DEVNULL,
-    )
-    report = json.loads((folder / "r.json").read_text()) if (folder / "r.json").exists() else {}
-    return done.returncode, report, done.stdout + done.stderr
 
 
 def short(*settings: str) -> list[str]:

@@ -1,4 +1,7 @@
-"""Four daemons train a model and tune it; one of them invents its samples, or goes away."""
+"""Four daemons train a model and tune it; one of them invents its samples, or goes away.
+
+A start of four daemons with their workers takes longer than a round: so a network is asked for several things, one after another.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,13 @@ from string import ascii_lowercase, digits
 import pytest
 import trio
 
+from curation.calls import ImportRequest
+from curation.tasks import task_id
 from ledger.core.genesis import Founder, Genesis
+from peer.demo.crowd import Person, Site
+from peer.export.tracing import trace
 from peer.features import founding_modules, roles
+from peer.serving.part import ADDRESS
 from peer.settings.datadir import DataDirectory
 from protocol import codec
 from protocol.api import JobView, TrainRequest
@@ -27,6 +35,11 @@ LIAR = 3
 SECONDS_MAX = 120.0  # for what takes ten seconds on a machine that has time
 ROUNDS = 2
 TINY = {"model.width": "16", "model.layers": "1", "model.hidden": "16", "model.context": "24", "local_steps": "1", "batch": "2"}
+PAIRS = {f"q{number}: ": number % 3 for number in range(12)}  # by prompt, what people say: the first, the second, a tie
+OF_PROJECT = {"reward.rounds": "2", "reward.local_steps": "2", "reward.batch": "4", "reward.proposal_seconds": "1"}
+OPEN = ("--sign-up", "open")
+SERVES = Path("parts", "serve", ADDRESS)
+OF_SETS = {"local_steps": "2", "batch": "4"}
 TERMS = {"prompt_tokens": "4", "response_tokens": "8", "epochs": "2", "local_steps": "4", "batch": "8"}
 REFUSED = {  # base, reward, other fields
     ("bass", "rule:vowels"): r"'bass' fits 0 finished jobs \(there are: [0-9a-f]+ 'base'\)",
@@ -62,15 +75,21 @@ def network(tmp_path: Path) -> Iterator[list[Daemon]]:
         yield made
 
 
+PLACES = ("--listen", "127.0.0.1:0", "--web-listen", "127.0.0.1:0")
+
+
 async def start(network: list[Daemon], lies: bool = True, *more: str) -> None:
     bootstrap: list[str] = []
     for number, daemon in enumerate(network):
         module = ["peer.liar", "fabricate-rollouts", "-"] if lies and number == LIAR else ["peer.cli"]
-        quiet = ["--no-evaluate"] if lies or number else []
-        settings = ("--listen", "127.0.0.1:0", "--web-listen", "127.0.0.1:0", *quiet, *more, *bootstrap)
-        daemon.start(*module[1:], "run", *settings, module=module[0])
+        quiet = ["--no-evaluate"] if number else []
+        daemon.start(*module[1:], "run", *PLACES, *quiet, *more, *bootstrap, module=module[0])
         if not bootstrap:
             bootstrap = ["--bootstrap", (await daemon.answers()).address]
+
+
+def liar_of(network: list[Daemon]) -> str:
+    return peer_id(DataDirectory(network[LIAR].directory).load_identity().public)
 
 
 async def finished(daemon: Daemon, job: str) -> JobView:
@@ -81,7 +100,9 @@ async def finished(daemon: Daemon, job: str) -> JobView:
         await trio.sleep(0.05)
 
 
-async def test_a_trained_model_is_tuned_and_who_invents_samples_is_named(network: list[Daemon]) -> None:
+async def test_a_trained_model_learns_responses_and_pairs_and_is_tuned_and_who_invents_samples_is_named(
+    network: list[Daemon], tmp_path: Path
+) -> None:
     first = network[0]
     with trio.fail_after(SECONDS_MAX):
         await start(network)
@@ -93,12 +114,13 @@ async def test_a_trained_model_is_tuned_and_who_invents_samples_is_named(network
         for wrong, told in REFUSED.items():
             with pytest.raises(UserError, match=told):
                 await first.client.start_rlhf_training(*wrong[:2], ROUNDS, "", TERMS | dict(wrong[2:]))
+        await learns_responses_and_then_preferences(network, tmp_path)
         job = await first.client.start_rlhf_training("base", "rule:vowels", ROUNDS, "", TERMS | {"kl_target": "0.5"})
         view = await finished(first, job)
         status = await first.client.rlhf_status()
         (figures,) = await first.client.rlhf_figures()
         compared = await first.client.compare_policy("The ", 20, 1.0, 0)
-    liar = view.rejected.pop(peer_id(DataDirectory(network[LIAR].directory).load_identity().public))
+    liar = view.rejected.pop(liar_of(network))
     assert liar.keys() <= {"rollout", "absent"} and liar["rollout"] > 0, "nobody waits for it from the second round on"
     assert view.rejected == {} and len(view.accepted) == 3
     assert status == RlhfView("finished", (StageView("ppo", job, "finished", ROUNDS, ROUNDS, view.model_root),))
@@ -119,7 +141,49 @@ def pairs_file(path: Path, *lines: str) -> str:
     return str(path)
 
 
-async def test_a_plan_goes_from_preferences_to_a_tuned_policy_without_its_author(network: list[Daemon], tmp_path: Path) -> None:
+async def learns_responses_and_then_preferences(network: list[Daemon], folder: Path) -> None:
+    """Whoever invents samples lies about its update where nothing is sampled."""
+    first, lies = network[0], {liar_of(network)}
+    responses = [json.dumps({"prompt": f"q{number}: ", "response": "aeiou"}) for number in range(40)]
+    pairs = [json.dumps({"prompt": f"q{number}: ", "chosen": "aeiou", "rejected": "xkt"}) for number in range(40)]
+    file = pairs_file(folder / "examples.jsonl", responses[0], '{"prompt": "a"}')
+    wrong = [
+        (TrainRequest("", "", 1, 0, {}, "bass", file), r"'bass' fits 0 finished jobs"),
+        (TrainRequest("", "", 1, 0, {}, "", file), "say --from JOB, a finished job"),
+        (TrainRequest("", "", 1, 0, {"model.width": "32"}, "base", file), "the model is that of the base"),
+        (TrainRequest("", "", 1, 0, {}, "base", file), r"examples.jsonl:2: response must be a text"),
+        (TrainRequest("", "", 1, 0, {}, "base", str(folder / "none")), "none cannot be read"),
+    ]
+    for request, told in wrong:
+        with pytest.raises(UserError, match=told):
+            await first.client.train(request)
+    file = pairs_file(folder / "examples.jsonl", *responses)
+    tuned = await first.client.train(TrainRequest("", "", 1, 0, OF_SETS, "base", file))
+    view = await finished(first, tuned)
+    assert view.objective == "instruct" and view.rejected.keys() == lies and len(view.accepted) == 3
+    while (status := await first.client.rlhf_status()).stages[0].held_out_nats is None:  # noqa: ASYNC110
+        await trio.sleep(0.05)
+    file = pairs_file(folder / "pairs.jsonl", *pairs)
+    how = (1, "", OF_SETS | {"rounds": "1", "beta": "0.5"}, file, 1, "", "", "dpo")
+    with pytest.raises(UserError, match="dpo takes no --reward"):
+        await first.client.start_rlhf_training("instruct", "rule:vowels", 1, "", OF_SETS, "", 1, "", "", "dpo")
+    preferring = await first.client.start_rlhf_training("instruct", "", *how)
+    view = await finished(first, preferring)
+    assert view.rejected.keys() == lies and len(view.accepted) == 3
+    while (status := await first.client.rlhf_status()).stages[0].held_out_accuracy is None:  # noqa: ASYNC110
+        await trio.sleep(0.05)
+    while status.state != "finished":
+        status = await first.client.rlhf_status()
+    compared = await first.client.compare_policy("q1: ", 10, 1.0, 0)
+    (stage,) = status.stages
+    assert (stage.objective, stage.job, stage.state) == ("dpo", preferring, "finished")
+    assert stage.preferences is not None and not stage.preferences.decided_by_annotators
+    assert compared.job == preferring
+
+
+async def test_plans_go_from_preferences_to_a_tuned_policy_and_from_a_project_to_a_reward_model_without_their_author(
+    network: list[Daemon], tmp_path: Path
+) -> None:
     first, author = network[:2]
     lines = [json.dumps({"prompt": f"q{number}: ", "chosen": "aeiou", "rejected": "xkt"}) for number in range(60)]
     quick = {"proposal_seconds": "2", "rounds": "2", "local_steps": "2", "batch": "4"}
@@ -129,8 +193,9 @@ async def test_a_plan_goes_from_preferences_to_a_tuned_policy_without_its_author
         | {f"reward.{name}": value for name, value in quick.items()}
     )
     with trio.fail_after(SECONDS_MAX):
-        await start(network, lies=False)
+        await start(network, False, *OPEN)
         base = await first.client.train(TrainRequest("base", "", 1, 0, TINY))
+        project = await imported(author, tmp_path, "pairs", list(PAIRS))
         await finished(author, base)
         for wrong, told in WRONG_PAIRS.items():
             file = pairs_file(tmp_path / "pairs.jsonl", lines[0], wrong, lines[1])
@@ -162,7 +227,10 @@ async def test_a_plan_goes_from_preferences_to_a_tuned_policy_without_its_author
         compared = await first.client.compare_policy("q1: ", 64, 1.0, 0)
         (figures,) = await first.client.rlhf_figures()
         policy = next(view for view in await first.client.jobs() if view.job == seen[0].job)
-        await first.client.export(str(tmp_path / "export"))
+        (author.directory / SERVES).unlink()  # of the one that was killed
+        author.start("run", *PLACES, "--no-evaluate", *OPEN, "--bootstrap", (await first.answers()).address)
+        await author.answers()
+        await project_teaches_a_reward_model(network, tmp_path, project)
     assert [(stage.objective, stage.state, stage.round, stage.rounds) for stage in status.stages] == [
         ("reward", "finished", 2, 2),
         ("ppo", "finished", 1, 1),
@@ -174,3 +242,59 @@ async def test_a_plan_goes_from_preferences_to_a_tuned_policy_without_its_author
     # Its author alone had the list, and was gone before the policy began.
     assert (compared.policy, compared.reference, compared.withheld) == ("", "", ("policy", "reference"))
     assert figures.score < -5, "nearly every response holds a listed word"
+
+
+async def imported(daemon: Daemon, folder: Path, name: str, prompts: list[str], response: str = "aeiou") -> str:
+    file = folder / f"{name}.jsonl"
+    file.write_text("".join(json.dumps({"text": prompt, "items": [response, "xkt"]}) + "\n" for prompt in prompts))
+    request = ImportRequest(str(file), name, "", "pair", (), False, 1, 1, "", False)
+    return (await daemon.client.import_tasks(request)).project
+
+
+async def people_compare(daemon: Daemon, truth: dict[str, int]) -> None:
+    """Four of them answer all tasks that there are."""
+    address = daemon.directory / SERVES
+    while not address.exists():  # noqa: ASYNC110
+        await trio.sleep(0.02)
+    host, _, port = address.read_text().removeprefix("http://").rpartition(":")
+    people = [Person(f"p{n}", Identity(bytes([n]) * 32), 1.0, Site(host, int(port)), truth, 0.0) for n in range(4)]
+    async with trio.open_nursery() as crowd:
+        for person in people:
+            crowd.start_soon(person.take_part, trio.CapacityLimiter(4))
+        while any(view.settled < view.tasks for view in await daemon.client.projects()):  # noqa: ASYNC110
+            await trio.sleep(0.05)
+        crowd.cancel_scope.cancel()
+
+
+async def project_teaches_a_reward_model(network: list[Daemon], folder: Path, project: str) -> None:
+    """People compare responses, and each voter derives what they decided."""
+    first, author = network[:2]
+    begin = author.client.start_rlhf_training
+    for named, why in (("pairs", "--project 'pairs': no pair of it is decided yet"), ("none", "'none' fits 0 projects")):
+        with pytest.raises(UserError, match=why):
+            await begin("base", "", 0, "", OF_PROJECT, project=named)
+    await people_compare(author, PAIRS)
+    reward = await begin("base", "", 0, "", OF_PROJECT, project="pairs")
+    author.kill()
+    done = await finished(first, reward)
+    for daemon in (first, *network[2:]):
+        while ((status := await daemon.client.rlhf_status()).state, status.stages[0].job) != ("finished", reward):  # noqa: ASYNC110
+            await trio.sleep(0.05)
+        assert status.stages[0].model_root == done.model_root
+    traces = [await first.client.trace_pair(task_id(bytes.fromhex(project), n).hex()) for n in range(len(PAIRS))]
+    with pytest.raises(UserError, match="is in no set of 2 jobs with"):
+        await first.client.trace_pair("00" * 32)
+    await first.client.export(str(folder / "export"))
+    offline = await trio.to_thread.run_sync(trace, folder / "export", traces[0].pair)
+    assert offline == traces[0], "whoever has the export needs no peer"
+    drawn = [draw for trace in traces for draw in trace.draws]
+    assert {draw.job for draw in drawn} == {reward} and {draw.round for draw in drawn} == {0, 1}
+    assert {draw.trainer for draw in drawn if draw.accepted} == set(done.accepted)
+    assert {(trace.set, trace.height) for trace in traces} == {
+        (status.stages[0].preferences.set, status.stages[0].preferences.height)
+    }
+    assert not any(trace.draws for trace in traces if trace.held_out) and not any(trace.unknown for trace in traces)
+    assert done.origin.startswith(f"decided by annotators (project {project[:16]}, height ")
+    preferences = status.stages[0].preferences
+    assert preferences is not None and preferences.decided_by_annotators and preferences.project == project
+    assert preferences.height > 0 and preferences.redacted == preferences.agree == preferences.disagree == 0

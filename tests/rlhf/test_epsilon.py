@@ -25,7 +25,7 @@ from training.transformer import ModelSpec
 
 JOB, TRAINER = bytes([1]) * 32, bytes([2]) * 32
 MARGIN = 2.0**-10
-RESPONSES = 8_192  # of one token, so it is the last: about every thousandth has a runner-up within a margin
+RESPONSES = 4_096  # of one token, so it is the last: about every thousandth has a runner-up within a margin
 VOWELS = RULES["vowels"]
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +13,10 @@ from peer import features
 from rlhf import examples, linear
 from rlhf.preferences import Pair
 from rlhf.rules import vowels
-from tests.peer.processes import environment
+from tests.peer.processes import command, demo
 from training import checkpoint
 from training.data import default_text
 
-DEMO_SECONDS_MAX = 120.0
 TINY = ("model.width=16", "model.layers=1", "model.hidden=16", "model.context=64", "local_steps=1", "batch=2", "rounds=1")
 TERMS = ("prompt_tokens=8", "response_tokens=8", "epochs=1", "local_steps=2", "batch=8")
 FIGURES = {"algorithm", "beta", "rounds", "reference_value", "optimum", "value", "gap_closed", "kl", "score", "distinct_2"}
@@ -81,27 +78,15 @@ def test_made_up_preferences_like_vowels_and_are_wrong_now_and_then() -> None:
     ],
 )
 def test_what_no_demo_can_have_is_told_at_once(words: str, told: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "peer.cli", *words.split(), "--report", str(tmp_path / "run")]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=DEMO_SECONDS_MAX)
-    assert done.returncode != 0 and told in done.stderr
+    status, _, errors = command(*words.split(), "--report", str(tmp_path / "run"))
+    assert status and told in errors
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_demo_goes_from_a_text_over_preferences_to_a_policy(tmp_path: Path) -> None:
     settings = [f"base.{field}" for field in TINY] + ["reward.local_steps=2", "reward.batch=4", "reward.rounds=1", *TERMS]
-    words = ("demo", "--rlhf", "text", "--no-web", "--rounds", "1", "--set", *settings)
-    places = ("--report", str(tmp_path / "run"), "--json", str(tmp_path / "r.json"))
-    done = subprocess.run(
-        [sys.executable, "-m", "peer.cli", *words, *places],
-        capture_output=True,
-        text=True,
-        env=environment(),
-        timeout=DEMO_SECONDS_MAX,
-        stdin=subprocess.DEVNULL,
-    )
-    report = json.loads((tmp_path / "r.json").read_text())
-    told = report["failures"]
-    assert told in ([], ["the tuned policy is no better than its reference"]), done.stdout + done.stderr  # after one round
+    _, report, told = demo(tmp_path, "--rlhf", "text", "--rounds", "1", "--set", *settings)
+    assert report["failures"] in ([], ["the tuned policy is no better than its reference"]), told  # after one round
     assert report["rejected"].keys() == {"liar-2"} and report["rejected"]["liar-2"]["replay"] == 1
     found = report["rlhf"]
     assert found.keys() == FIGURES | {"tokens", "length_correlation", "pair_accuracy", "linear_accuracy"}

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,7 @@ from peer.api.rlhf import toy_spec
 from protocol.errors import UserError
 from rlhf import rules
 from rlhf.pytorch import toy
-from tests.peer.processes import environment
+from tests.peer.processes import demo
 from training import checkpoint
 from training.data.tokenizer import ByteTokenizer
 from training.engines.pytorch.kind import KIND
@@ -28,7 +26,6 @@ from training.sequences import Tokens
 from training.spec import JobSpec
 from training.transformer import FIRST
 
-DEMO_SECONDS_MAX = 120.0
 FIGURES = {"algorithm", "beta", "rounds", "reference_value", "optimum", "value", "gap_closed", "kl", "score"}
 FIGURES |= {"distinct_2", "tokens", "length_correlation"}  # of the last round
 
@@ -73,18 +70,9 @@ def test_without_a_base_only_a_reward_with_a_vocabulary_of_its_own_will_do() -> 
 
 
 def test_a_demo_tunes_and_names_who_trained_on_another_reward(tmp_path: Path) -> None:
-    words = ("demo", "--rlhf", "toy", "--attack", "other-reward", "--rounds", "2", "--set", "batch=32", "--no-web")
-    places = ("--report", str(tmp_path / "run"), "--json", str(tmp_path / "r.json"))
-    done = subprocess.run(
-        [sys.executable, "-m", "peer.cli", *words, *places],
-        capture_output=True,
-        text=True,
-        env=environment(),
-        timeout=DEMO_SECONDS_MAX,
-        stdin=subprocess.DEVNULL,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    report = json.loads((tmp_path / "r.json").read_text())
+    words = ("--rlhf", "toy", "--attack", "other-reward", "--rounds", "2", "--set", "batch=32")
+    status, report, told = demo(tmp_path, *words)
+    assert status == 0, told
     rejected: dict[str, Any] = report["rejected"]
     assert rejected.keys() == {"liar-2"} and rejected["liar-2"]["replay"] > 0 and report["accepted"].get("liar-2", 0) == 0
     found = report["rlhf"]
