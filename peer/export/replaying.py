@@ -27,6 +27,7 @@ from peer.export.writing import (
     model_path,
     payload_path,
     set_path,
+    starts_of,
     write_manifest,
     write_models,
 )
@@ -39,6 +40,7 @@ from training.data.corpus import read_manifest
 from training.host import ModelHost
 from training.spec import JobSpec
 
+OTHER_BYTES = "its bytes do not have the SHA-256 it is named after"
 Progress = Callable[[int, int], None]  # (blocks checked, blocks in all)
 
 
@@ -150,6 +152,9 @@ class _Replay:
         if block.height != height or (block.time_ms <= state.time_ms and height > 1):
             raise UserError("its height or time does not follow the block before it")
         self._check_parent_certificate(block)
+        for digest in starts_of(block.body):
+            if (self._folder / payload_path(digest)).is_file():  # else its job never began, or that is told where it begins
+                self._check_start(digest)
         self._signatures += len(decision.certificate.signatures)
         self._parent = vote.block
         return block, self._rules.apply(state, block)
@@ -165,9 +170,14 @@ class _Replay:
             raise UserError("it carries the certificate of another block")
 
     def _step(self, transition: Transition) -> dict[bytes, bytes]:
+        roots = {}
         for job in transition.started:
-            self._check_set(JobSpec.decode(transition.state.jobs.jobs[job].spec))
-        roots = {job: self._host.create(job, transition.state.jobs.jobs[job].spec) for job in transition.started}
+            encoded = transition.state.jobs.jobs[job].spec
+            spec = JobSpec.decode(encoded)
+            self._check_set(spec)
+            if spec.start is not None:
+                self._check_start(spec.start)
+            roots[job] = self._host.create(job, encoded, self._part)
         for closed in transition.closed:
             self._rounds += 1
             self._proposals += len(closed.proposals)
@@ -182,13 +192,30 @@ class _Replay:
             for shard in read_manifest(spec.data, lambda digest, size_max: self._blob(set_path(digest), digest)).shards:
                 self._blob(set_path(shard), shard)
 
+    def _check_start(self, digest: bytes) -> None:
+        """It may be large: it is read in pieces."""
+        name = payload_path(digest)
+        self._expected.add(name)
+        try:
+            with (self._folder / name).open("rb") as stream:
+                found = hashlib.file_digest(stream, "sha256").digest()
+        except OSError as error:
+            raise _Found(name, error.strerror or "cannot be read") from None
+        if found != digest:
+            raise _Found(name, OTHER_BYTES)
+
+    def _part(self, digest: bytes, offset: int, length: int) -> bytes:
+        with (self._folder / payload_path(digest)).open("rb") as stream:
+            stream.seek(offset)
+            return stream.read(length)
+
     def _payload(self, digest: bytes) -> bytes:
         return self._blob(payload_path(digest), digest)
 
     def _blob(self, name: str, digest: bytes) -> bytes:
         data = self._read(name)
         if hashlib.sha256(data).digest() != digest:
-            raise _Found(name, "its bytes do not have the SHA-256 it is named after")
+            raise _Found(name, OTHER_BYTES)
         return data
 
     def _conclude(self, last: Block) -> ExportVerdict:

@@ -3,7 +3,7 @@
 manifest.json            what the folder holds, each file with its SHA-256
 genesis.msgpack          the founding block; its hash is the chain id
 blocks/00000001.msgpack  `Decision`: the block and the quorum's signatures on it
-payloads/<sha256>        the accepted updates
+payloads/<sha256>        the accepted updates, and the parameters that jobs start from
 sets/<sha256>            of jobs whose draws can be traced, what their data is: a manifest and its shards
 <job>.safetensors        parameters under the last certified state root
 """
@@ -21,6 +21,7 @@ from consensus.block import FIRST_HEIGHT
 from consensus.turn import Decided
 from features.lazily import named
 from ledger.core.genesis import Genesis
+from ledger.jobs import Start
 from ledger.state import State, decode_body
 from peer.features import rules_of
 from protocol import codec
@@ -28,10 +29,10 @@ from protocol.api import ExportView
 from protocol.errors import MissingBlobError, RemoteProtocolError, StorageError, UserError
 from protocol.identity import short_id
 from protocol.limits import MESSAGE_BYTES_MAX
-from protocol.messages import Decision, Proposal
+from protocol.messages import Decision, Proposal, Transaction
 from storage.blobs import Blobs
 from storage.store import Store
-from training import checkpoint
+from training import checkpoint, starts
 from training.data.corpus import read_manifest
 from training.host import ModelHost
 from training.replicated.model import ReplicatedModel
@@ -42,6 +43,7 @@ Models = dict[str, dict[str, str | int]]
 FORMAT = 3
 FIRST_FORMAT = 2  # from release 0.2.0 on, all are read; tests/releases keeps one of each release
 FOUNDERS_NAMED_MAX = 4  # in an error message
+COPIED_BYTES = 1 << 20  # at once
 MANIFEST = "manifest.json"
 GENESIS = "genesis.msgpack"
 BLOCKS, PAYLOADS, SETS = "blocks", "payloads", "sets"
@@ -167,14 +169,21 @@ def _decided(store: Store, height: int) -> Decided:
 def _write(store: Store, blobs: Blobs, genesis: Genesis, state: State, models: Models, folder: Path) -> ExportView:
     (folder / PAYLOADS).mkdir()
     (folder / GENESIS).write_bytes(codec.encode(genesis))
+    begun = {JobSpec.decode(job.spec).start for job in state.jobs.jobs.values()}
     for height in range(1, state.height + 1):
         decided = _decided(store, height)
         (folder / block_path(height)).write_bytes(codec.encode(Decision(decided.block, decided.certificate)))
-        for digest in payloads_of(decided.decode().body):
-            if blobs.size(digest) is None:
+        body = decided.decode().body
+        for digest in (*payloads_of(body), *starts_of(body)):
+            size = blobs.size(digest)
+            if size is None and digest in starts_of(body) and digest not in begun:
+                continue  # of a job that never began, or that is forgotten
+            if size is None:
                 text = f"this peer does not hold every update that block {height} accepts, as after a snapshot"
                 raise UserError(f"{text}: {_who_holds_all(state)}")
-            (folder / payload_path(digest)).write_bytes(blobs.read(digest))
+            with (folder / payload_path(digest)).open("wb") as stream:
+                for offset in range(0, size, COPIED_BYTES):
+                    stream.write(blobs.read(digest, offset, COPIED_BYTES))
     _write_sets(blobs, state, folder)
     summary = Summary(genesis.network, genesis.chain_id.hex(), state.height, _certified(state).hex(), models)
     write_manifest(folder, summary)
@@ -205,13 +214,22 @@ def payloads_of(body: bytes) -> dict[bytes, int]:
     return {proposal.payload: proposal.payload_bytes for proposal in proposals}
 
 
+def starts_of(body: bytes) -> dict[bytes, int]:
+    """Digests and lengths of the parameters that jobs of a block's transactions start from, if they ever begin."""
+    transactions = [codec.decode_message(signed.body, (Transaction,)) for signed in decode_body(body).transactions]
+    started = [codec.decode(Start, said.content) for said in transactions if said.kind == "job/start"]
+    specs = [JobSpec.decode(start.spec) for start in started]
+    return {spec.start: starts.bytes_of(spec) for spec in specs if spec.start is not None}
+
+
 def missing_payloads(store: Store, blobs: Blobs) -> dict[bytes, int]:
     """Of all blocks that are here: what a snapshot that was restored over them spared this peer, with lengths."""
     missing: dict[bytes, int] = {}
     for height in range(FIRST_HEIGHT, store.decided_height + 1):
         if (decided := store.decision(height)) is not None:
-            accepted = payloads_of(decided.decode().body)
-            missing |= {digest: size for digest, size in accepted.items() if blobs.size(digest) is None}
+            body = decided.decode().body
+            named = payloads_of(body) | starts_of(body)
+            missing |= {digest: size for digest, size in named.items() if blobs.size(digest) is None}
     return missing
 
 

@@ -83,7 +83,7 @@ class Chain:
     def _apply(self, decided: Decided) -> None:
         block = decided.decode()
         transition = self.rules.apply(self.ledger.state, block)
-        roots = {job: self.host.create(job, transition.state.jobs.jobs[job].spec) for job in transition.started}
+        roots = {job: self.host.create(job, transition.state.jobs.jobs[job].spec, self.blobs.read) for job in transition.started}
         roots |= {closed.job: self.host.step(closed, self.blobs.read) for closed in transition.closed}
         state = transition.finish(roots)
         self.store.save_state(state.height, state.root, self.rules.encode_state(state), tables=state.tables)
@@ -100,12 +100,15 @@ class Chain:
     # Jobs
 
     def start(self, spec: JobSpec) -> bytes:
-        author = self.people[0]
+        return job_id(self.people[0].public, self.say(self.people[0], "job/start", Start(spec.encode())))
+
+    def say(self, author: Identity, kind: str, content: object) -> Transaction:
+        """A decided transaction."""
         nonce = self.ledger.state.members.members[author.public].nonce + 1
-        transaction = Transaction(nonce, self.ledger.state.height + 50, "job/start", wire.encode(Start(spec.encode())))
+        transaction = Transaction(nonce, self.ledger.state.height + 50, kind, wire.encode(content))
         self.ledger.pool.add(sign(author, self.id, transaction))
         self.decide()
-        return job_id(author.public, transaction)
+        return transaction
 
     def proposal(self, key: bytes, trainer: Identity) -> Signed:
         """A real payload of a known update, kept as a blob."""
