@@ -83,6 +83,7 @@ INVITATIONS = (
     InvitationView(OTHER, "open", 1_700_000_000_000, 1_700_604_800_000, ("192.0.2.7:7700", "[::1]:2")),
 )
 
+LIMITS = (LimitView("parameters", 1 << 27, ("1 of the 3 voters needed want 300000000 parameters at most",)),)
 MODULES = (
     ModuleView("members", "core", "what every network has", 1, (1,), 0, 0, ()),
     ModuleView("curation", "", "", 1, (), 2, 812, ("1 of the 3 voters needed want 3 from height 900",)),
@@ -229,7 +230,7 @@ class FakeApi:
         return MODULES
 
     async def limits(self) -> tuple[LimitView, ...]:
-        return (LimitView("parameters", 1 << 27, ("1 of the 3 voters needed want 300000000 parameters at most",)),)
+        return LIMITS
 
     async def limit(self, name: str, most: int) -> str:
         return f"1 of the 3 voters needed want {most} {name} at most"

@@ -28,6 +28,7 @@ from tests.peer.fake_api import (
     ENGINES,
     INVITATIONS,
     JOBS,
+    LIMITS,
     ME,
     MODULES,
     PEERS,
@@ -240,7 +241,15 @@ async def test_lists_are_one_json_document_with_the_fields_of_the_views(
     place = ("--data-dir", str(tmp_path))
     views = {"status": STATUS, "stats": STATS, "peers": PEERS, "jobs": JOBS, "rounds": ROUNDS, "invitations": INVITATIONS}
     views |= {"audits": AUDITS, "log": events, "features": MODULES, "projects": PROJECTS}
-    views |= {"alerts": ALERTS, "disk": DISK, "engines": ENGINES, "block": BLOCK, "votes": VOTES, "samples": SAMPLES}
+    views |= {
+        "limits": LIMITS,
+        "alerts": ALERTS,
+        "disk": DISK,
+        "engines": ENGINES,
+        "block": BLOCK,
+        "votes": VOTES,
+        "samples": SAMPLES,
+    }
     by_action = {"rlhf"}  # what it answers depends on what it is asked to do
     assert set(views) == {name for name, word in words().items() if word.has_json} - by_action
     for command, view in views.items():
