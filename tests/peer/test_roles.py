@@ -297,7 +297,7 @@ async def test_what_a_closed_round_left_is_deleted_once_the_worker_is_done_with_
     steps.ask = late  # type: ignore[method-assign]
     with trio.CancelScope() as closing:
         await role.propose(world.round)
-    assert len(list((tmp_path / "texts").iterdir())) == 6
+    assert len(list((tmp_path / "texts").iterdir())) == 7
     steps.ask = ask  # type: ignore[method-assign]
     await role.propose(world.round)
     left = {path.name for path in (tmp_path / "texts").iterdir() if path.suffix != losses.SUFFIX}
