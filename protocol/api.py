@@ -331,6 +331,21 @@ class ExportView:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelFilesView:
+    """A model as files for other programs."""
+
+    path: str
+    job: str
+    name: str
+    round: int  # rounds applied
+    model_root: str
+    format: str
+    files: int
+    bytes: int
+    left_out: tuple[str, ...]  # vectors of the job that the format has no place for
+
+
+@dataclass(frozen=True, slots=True)
 class RowProofView:
     """A file that shows one row of a table, or that there is none."""
 
@@ -504,6 +519,10 @@ class ModelCalls(Protocol):
         ...
 
     async def export(self, path: str) -> ExportView: ...
+
+    async def model(self, path: str, job: str, format: str) -> ModelFilesView:
+        """Writes a model into a new folder. `job` is JOB, JOB@ROUND, or empty for the latest model of text."""
+        ...
 
 
 class TableCalls(Protocol):

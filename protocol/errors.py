@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 
 class FolkmootError(Exception):
     """Base of everything this project raises on purpose."""
@@ -21,6 +23,14 @@ class RemoteProtocolError(FolkmootError):
 
 class UserError(FolkmootError):
     """Something a person can mend. The text is one line: what happened, the offending value, the way out."""
+
+
+class NotRunningError(UserError):
+    """No peer runs on this data directory."""
+
+    def __init__(self, text: str, directory: Path) -> None:
+        super().__init__(text)
+        self.directory = directory
 
 
 class StorageError(UserError):

@@ -23,7 +23,7 @@ from training.replicated import files
 from training.replicated.incoming import IncomingModel, part_of
 from training.replicated.layout import layout_of
 from training.replicated.model import Accepted, ReplicatedModel
-from training.spec import AuditMode, JobSpec, Precision
+from training.spec import AuditMode, JobSpec
 from training.starts import Read
 
 ROUNDS_KEPT = 2  # the open round's model and the one before, which a late re-execution may still read; audits need more
@@ -91,6 +91,10 @@ class ModelHost:
     def directory(self, job: bytes, number: int) -> Path:
         """Where the model that round `number` starts from is."""
         return directory_of(self._folder, job, number)
+
+    def rounds(self, job: bytes) -> list[int]:
+        """Those whose models are here, in ascending order."""
+        return [of for of, directory in self._directories(job) if directory == self.directory(job, of)]
 
     def model(self, job: bytes, number: int) -> ReplicatedModel:
         """The model that round `number` starts from. `StorageError` if it is damaged."""
@@ -245,10 +249,14 @@ class ModelHost:
             files.remove_spare(self.directory(job, number))
 
 
+SAID_OF_MODELS = ("start", "licence", "precision", "replayed_steps")  # fields that came with version 3 of the module `jobs`
+
+
 def _requires(job: JobSpec) -> tuple[ModuleVersion, ...]:
-    is_first = job.model.is_first_form and job.precision is Precision.FP32 and job.replayed_steps == 1 and job.start is None
-    said = {JOBS_OF_ESTIMATES: job.has_estimates, JOBS_OF_MODELS: not is_first}
-    return ModuleVersion(job.kind.module, job.kind.version), *(module for module, is_said in said.items() if is_said)
+    usual = JobSpec(name=job.name)
+    said = any(getattr(job, name) != getattr(usual, name) for name in SAID_OF_MODELS)
+    said_of = {JOBS_OF_ESTIMATES: job.has_estimates, JOBS_OF_MODELS: said or not job.model.is_first_form}
+    return ModuleVersion(job.kind.module, job.kind.version), *(module for module, is_said in said_of.items() if is_said)
 
 
 def _audit_terms(job: JobSpec) -> AuditTerms:

@@ -39,6 +39,7 @@ _SIZES: Final = {
     "hidden": "intermediate_size",
 }
 ACTIVATION: Final = "silu"
+SCORE: Final = "score.weight"  # (1, width): what gives a text a number, in a model that gives nothing else
 # As `transformers` reads a configuration that does not say them.
 _EPSILON, _ROPE_BASE = 1e-6, 10_000.0
 
@@ -82,6 +83,11 @@ def config_of(model: ModelSpec) -> dict[str, Any]:
         "dtype": "float32",
         "torch_dtype": "float32",
     }
+
+
+def scoring(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The same for a model that gives a text a score, by the features of its last token."""
+    return {**config, "architectures": ["LlamaForSequenceClassification"], "num_labels": 1}
 
 
 def model_of(config: Mapping[str, Any]) -> ModelSpec:

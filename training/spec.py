@@ -184,6 +184,7 @@ class JobSpec:
     replayed_steps: Annotated[int, Between(1, LOCAL_STEPS_MAX)] = codec.added(1)
     precision: Precision = codec.added(Precision.FP32)
     start: Digest | None = codec.added(None)  # blob of the parameters that it starts from (`training.starts`), of no job's model
+    licence: Name | None = codec.added(None)  # under which the model may be used; None: not named
 
     @property
     def kind(self) -> Objective:
@@ -267,6 +268,9 @@ class JobSpec:
         name = name_problem(self.name)
         if name:
             return f"its name {name}"
+        licence = name_problem(self.licence) if self.licence is not None else None
+        if licence:
+            return f"its licence {licence}"
         if registry.find(self.objective) is None:
             return f"objective {self.objective!r} is none that this program knows: {', '.join(registry.names())}"
         return self._number_problem() or self._own_problem() or self._combination_problem() or self.model.problem()

@@ -27,7 +27,7 @@ from peer.api.calls import calls
 from peer.settings.datadir import storage_errors
 from protocol import codec
 from protocol.api import PeerApi
-from protocol.errors import RemoteProtocolError, UserError
+from protocol.errors import NotRunningError, RemoteProtocolError, UserError
 from protocol.limits import MESSAGE_BYTES_MAX
 
 VERSION = "folkmoot-control/1"
@@ -249,7 +249,7 @@ class _Client:
             if error.errno in (errno.EACCES, errno.EPERM):
                 raise UserError(f"{path}: permission denied; the peer runs as another user") from None
             start = f"start it with `peer run --data-dir {shlex.quote(str(self._directory))}`"
-            raise UserError(f"no peer runs on {self._directory}: {start}") from None
+            raise NotRunningError(f"no peer runs on {self._directory}: {start}", self._directory) from None
 
     async def stop(self) -> None:
         """Returns once the peer has taken the order, also if it closes the connection while stopping."""

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import trio
 
 from ledger.jobs import Job
+from peer.api.new_job import fetched
 from peer.api.running import RunningPeer
+from peer.export import taking
+from peer.export.found import of_state
 from peer.export.writing import export, exported_state, missing_payloads
 from peer.roles import samples
-from protocol.api import ExportView, ModelCalls, SampleView
+from protocol.api import ExportView, ModelCalls, ModelFilesView, SampleView
 from protocol.errors import UserError
 from rlhf.blocklist import WITHHELD
 from training import tasks
@@ -63,3 +67,12 @@ class ModelAnswers(ModelCalls):
                 with trio.move_on_after(FETCHING_ONE_SECONDS_MAX):
                     await driver.network.fetch(digest, size, ())
         return await trio.to_thread.run_sync(export, driver.store, driver.blobs, driver.host, self.peer.genesis, folder)
+
+    async def model(self, path: str, job: str, format: str) -> ModelFilesView:
+        return await trio.to_thread.run_sync(self._take, Path(path), job, format)
+
+    def _take(self, folder: Path, job: str, format: str) -> ModelFilesView:
+        taking.require_new(folder)
+        driver = self.peer.driver
+        read = partial(fetched, self.peer)
+        return taking.write(of_state(driver.state, self.peer.genesis, driver.store, driver.host, read, job), folder, format)

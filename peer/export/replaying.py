@@ -28,6 +28,7 @@ from peer.export.writing import (
     payload_path,
     set_path,
     starts_of,
+    tokenizer_path,
     write_manifest,
     write_models,
 )
@@ -175,6 +176,7 @@ class _Replay:
             encoded = transition.state.jobs.jobs[job].spec
             spec = JobSpec.decode(encoded)
             self._check_set(spec)
+            self._check_tokenizer(spec)
             if spec.start is not None:
                 self._check_start(spec.start)
             roots[job] = self._host.create(job, encoded, self._part)
@@ -208,6 +210,11 @@ class _Replay:
         with (self._folder / payload_path(digest)).open("rb") as stream:
             stream.seek(offset)
             return stream.read(length)
+
+    def _check_tokenizer(self, spec: JobSpec) -> None:
+        """An export may lack it."""
+        if spec.tokenizer and (self._folder / tokenizer_path(spec.tokenizer)).is_file():
+            self._blob(tokenizer_path(spec.tokenizer), spec.tokenizer)
 
     def _payload(self, digest: bytes) -> bytes:
         return self._blob(payload_path(digest), digest)

@@ -5,6 +5,7 @@ genesis.msgpack          the founding block; its hash is the chain id
 blocks/00000001.msgpack  `Decision`: the block and the quorum's signatures on it
 payloads/<sha256>        the accepted updates, and the parameters that jobs start from
 sets/<sha256>            of jobs whose draws can be traced, what their data is: a manifest and its shards
+tokenizers/<sha256>      of jobs whose tokens are not the bytes
 <job>.safetensors        parameters under the last certified state root
 """
 
@@ -34,6 +35,7 @@ from storage.blobs import Blobs
 from storage.store import Store
 from training import checkpoint, starts
 from training.data.corpus import read_manifest
+from training.data.tokenizer import TOKENIZER_BYTES_MAX
 from training.host import ModelHost
 from training.replicated.model import ReplicatedModel
 from training.spec import JobSpec
@@ -46,7 +48,7 @@ FOUNDERS_NAMED_MAX = 4  # in an error message
 COPIED_BYTES = 1 << 20  # at once
 MANIFEST = "manifest.json"
 GENESIS = "genesis.msgpack"
-BLOCKS, PAYLOADS, SETS = "blocks", "payloads", "sets"
+BLOCKS, PAYLOADS, SETS, TOKENIZERS = "blocks", "payloads", "sets", "tokenizers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,10 @@ def payload_path(digest: bytes) -> str:
 
 def set_path(digest: bytes) -> str:
     return f"{SETS}/{digest.hex()}"
+
+
+def tokenizer_path(digest: bytes) -> str:
+    return f"{TOKENIZERS}/{digest.hex()}"
 
 
 def model_path(job: bytes) -> str:
@@ -113,7 +119,7 @@ def export(store: Store, blobs: Blobs, host: ModelHost, genesis: Genesis, folder
 
 def _clear(folder: Path, existed: bool) -> None:
     """Of what `export` makes nothing is left that would look like an export."""
-    for name in (BLOCKS, PAYLOADS, SETS):
+    for name in (BLOCKS, PAYLOADS, SETS, TOKENIZERS):
         shutil.rmtree(folder / name, ignore_errors=True)
     with contextlib.suppress(OSError):
         _clear_models(folder)
@@ -185,6 +191,7 @@ def _write(store: Store, blobs: Blobs, genesis: Genesis, state: State, models: M
                 for offset in range(0, size, COPIED_BYTES):
                     stream.write(blobs.read(digest, offset, COPIED_BYTES))
     _write_sets(blobs, state, folder)
+    _write_tokenizers(blobs, state, folder)
     summary = Summary(genesis.network, genesis.chain_id.hex(), state.height, _certified(state).hex(), models)
     write_manifest(folder, summary)
     files = listed_files(folder)
@@ -205,6 +212,15 @@ def _write_sets(blobs: Blobs, state: State, folder: Path) -> None:
                 (folder / SETS).mkdir(exist_ok=True)
                 for digest in parts:
                     (folder / set_path(digest)).write_bytes(blobs.read_whole(digest, MESSAGE_BYTES_MAX))
+
+
+def _write_tokenizers(blobs: Blobs, state: State, folder: Path) -> None:
+    """Those that this peer has: without them nobody can say what text the tokens of a model are."""
+    for job in state.jobs.jobs.values():
+        digest = JobSpec.decode(job.spec).tokenizer
+        if digest is not None and blobs.size(digest) is not None:
+            (folder / TOKENIZERS).mkdir(exist_ok=True)
+            (folder / tokenizer_path(digest)).write_bytes(blobs.read_whole(digest, TOKENIZER_BYTES_MAX))
 
 
 def payloads_of(body: bytes) -> dict[bytes, int]:

@@ -59,6 +59,7 @@ class DataDirectory:
         self.genesis = path / "genesis"
         self.ledger = path / "ledger.sqlite"
         self.blobs = path / "blobs"
+        self.buffers = path / "buffers"
         self.models = path / "models"
         self.control_socket = path / "control.sock"
         self.lock_file = path / "peer.lock"

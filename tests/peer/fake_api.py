@@ -21,6 +21,7 @@ from protocol.api import (
     JobView,
     LimitView,
     LinkView,
+    ModelFilesView,
     ModuleView,
     PeerView,
     RoundView,
@@ -244,6 +245,9 @@ class FakeApi:
 
     async def export(self, path: str) -> ExportView:
         return ExportView(path, 12, "d" * 64, "f" * 64, 7, 123_456)
+
+    async def model(self, path: str, job: str, format: str) -> ModelFilesView:
+        return ModelFilesView(path, "1" * 64, job.partition("@")[0], 12, "f" * 64, format, 6, 1_234_567, ("heads.value",))
 
     async def prove(self, table: str, key: bytes, path: str) -> RowProofView:
         return RowProofView(path, 12, key == b"here", 3_000, 690)

@@ -193,6 +193,7 @@ async def said(
         ("revoke abce", ["abce is revoked"]),
         ("retire ben --lower-tolerance", ["1 of the 3 voters needed"]),
         ("export out", ["7 files", "peer audit"]),
+        ("model out --job tiny@12 --format gguf", ["job 'tiny' at round 12, 6 files, 1.2 MB, without heads.value", "f" * 64]),
         ("prove notes/lines here -o x.proof", ["x.proof: the row after height 12", "peer verify", "690 show it"]),
         ("prove notes/lines 0xff", ["notes-lines-ff.proof: there is no row of this key"]),
         ("sample 'Once upon' --tokens 5", ["Once upon 5 0.8 0"]),

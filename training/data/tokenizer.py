@@ -48,7 +48,7 @@ class BpeTokenizer:
     is_bytes = False
 
     def __init__(self, blob: bytes) -> None:
-        vocabulary, merges = _model_of(blob)
+        vocabulary, merges = model_of(blob)
         package = _package()
         try:
             model = package.models.BPE(vocab=vocabulary, merges=merges)
@@ -112,7 +112,8 @@ def _lines(pieces: Iterable[bytes]) -> Iterator[str]:
         yield rest.decode("utf-8", errors="replace")
 
 
-def _model_of(blob: bytes) -> tuple[dict[str, int], list[tuple[str, str]]]:
+def model_of(blob: bytes) -> tuple[dict[str, int], list[tuple[str, str]]]:
+    """Vocabulary and merges. `RemoteProtocolError` if it is no byte-level BPE."""
     try:
         if len(blob) > TOKENIZER_BYTES_MAX:
             raise ValueError(f"{len(blob)} bytes, at most {TOKENIZER_BYTES_MAX} are allowed")

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 
 from features.arguments import Argument, not_negative, whole_number
 from features.tables import Verbatim
 from features.words import Asked, listing, word
-from protocol.api import PeerApi, SampleView
+from protocol.api import ModelFilesView, PeerApi, SampleView
+from protocol.errors import NotRunningError
 
+MODEL_FORMATS = ("transformers", "gguf", "gguf-f32")  # of `peer.export.taking`, which is imported only where it is used
 TOKENS = Argument("--tokens", type=whole_number(1, 100_000), default=200, metavar="N", help="how many (default 200)")
 TEMPERATURE = Argument("--temperature", type=not_negative, default=0.8, metavar="T", help="0: the likeliest (default 0.8)")
 SEED = Argument("--seed", type=whole_number(0), default=0, metavar="S", help="of the choice of tokens (default 0)")
@@ -51,4 +54,44 @@ async def export(asked: Asked[PeerApi]) -> None:
         f"{view.path}: {view.files} files, {view.bytes / 1e6:.1f} MB, up to height {view.height}\n"
         f"state root {view.state_root}\nmodel root of the last job {model_root}\n"
         f"check it anywhere with `peer audit {shlex.quote(view.path)}`"
+    )
+
+
+@word(
+    "a model as files for other programs: model DIR --job JOB@ROUND --format gguf",
+    Argument("directory", metavar="DIR", help="a new directory"),
+    Argument(
+        "--job", default="", metavar="JOB[@ROUND]", help="which job, and after how many rounds (default: the latest of text)"
+    ),
+    Argument(
+        "--format",
+        choices=MODEL_FORMATS,
+        default=MODEL_FORMATS[0],
+        metavar="FORMAT",
+        help="transformers: safetensors and tokenizer; gguf: float16 for llama.cpp; gguf-f32 (default transformers)",
+    ),
+    Argument("--export", default="", metavar="FOLDER", help="take it from what `peer export` wrote; no peer has to run"),
+)
+async def model(asked: Asked[PeerApi]) -> None:
+    import trio
+
+    from peer.export import found, taking
+
+    options = asked.options
+    path = Path(options.directory).expanduser().absolute()
+
+    async def without_a_peer(source: Callable[[Path, str], found.Found], place: Path) -> ModelFilesView:
+        return await trio.to_thread.run_sync(taking.take, source, place, options.job, path, options.format)
+
+    if options.export:
+        view = await without_a_peer(found.of_export, Path(options.export).expanduser().absolute())
+    else:
+        try:
+            view = await asked.api.model(str(path), options.job, options.format)
+        except NotRunningError as error:
+            view = await without_a_peer(found.at_rest, error.directory)
+    without = f", without {', '.join(view.left_out)}" if view.left_out else ""
+    asked.show(
+        f"{view.path}: job {view.name!r} at round {view.round}, {view.files} files, {view.bytes / 1e6:.1f} MB{without}\n"
+        f"model root {view.model_root}\nREADME.md says where it comes from, and how to open it"
     )

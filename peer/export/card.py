@@ -1,0 +1,124 @@
+"""The card of a model that somebody takes home: README.md, as model hubs show it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Final
+
+from peer.export.found import Found
+from training.spec import AuditMode, JobSpec
+from training.transformer import FIRST
+
+TRANSFORMERS, GGUF = "transformers", "gguf"
+NOT_NAMED: Final = "not named"
+
+_SNIPPET: Final = """```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("DIR")
+model = AutoModelForCausalLM.from_pretrained("DIR")
+prompt = tokenizer("The ", return_tensors="pt")
+print(tokenizer.decode(model.generate(**prompt, max_new_tokens=64)[0]))
+```"""
+_SCORING: Final = """```python
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("DIR")
+model = AutoModelForSequenceClassification.from_pretrained("DIR")
+print(model(**tokenizer("a prompt and a response", return_tensors="pt")).logits)
+```"""
+_LLAMA_CPP: Final = """    llama-cli --model model.gguf --prompt "The " --n-predict 64 --no-conversation"""
+
+
+def card(found: Found, format: str, left_out: tuple[str, ...]) -> str:
+    """In Markdown. `left_out` are the job's vectors that the files do not have."""
+    spec = found.spec
+    rows = "\n".join(f"| {name} | {_cell(value)} |" for name, value in _rows(found, left_out))
+    how = _LLAMA_CPP if format != TRANSFORMERS else _SNIPPET if spec.kind.makes_text else _SCORING
+    where = "" if format != TRANSFORMERS else ", where `DIR` is this folder"
+    return f"""---
+{_front_matter(found, format)}
+---
+
+# {_cell(spec.name)}, round {found.round}
+
+Trained with Folkmoot by people who need not trust each other: two thirds of the voters decided every round.
+
+| | |
+|---|---|
+{rows}
+
+Open it{where}:
+
+{how}
+"""
+
+
+def _front_matter(found: Found, format: str) -> str:
+    licence = [f"license: {json.dumps(found.spec.licence)}"] if found.spec.licence else []
+    kind = "text-generation" if found.spec.kind.makes_text else "text-classification"
+    library = "transformers" if format == TRANSFORMERS else "gguf"
+    return "\n".join([*licence, f"library_name: {library}", f"pipeline_tag: {kind}", "tags: [folkmoot]"])
+
+
+def _rows(found: Found, left_out: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    spec = found.spec
+    yield "job", f"{spec.name}, `{found.job.hex()}`"
+    yield "objective", f"{spec.objective}: {spec.kind.about}"
+    yield "round", f"{found.round} of {spec.rounds}"
+    yield "model root", f"`{found.root.hex()}`"
+    yield "network", f"{found.network}, chain id `{found.chain_id}`"
+    yield "taken from", found.source
+    yield "parameters", f"{spec.model.parameters:,}"
+    yield "tokens", "the 256 bytes" if spec.tokenizer is None else f"{spec.model.vocabulary}, tokenizer `{spec.tokenizer.hex()}`"
+    yield "data", _data(found)
+    yield "licence", spec.licence or NOT_NAMED
+    if found.accepted is not None:
+        yield "proposals", f"{found.accepted} accepted, {found.refused} refused"
+    yield "audit", _audit(spec)
+    yield (
+        "held out",
+        ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in sorted(found.figures.items()))
+        or ("not measured by this peer" if found.accepted is not None else "an export has no measurements"),
+    )
+    stop = stop_of(spec)
+    if stop is not None:
+        yield "a response ends with", f"token {stop}"
+    if left_out:
+        yield "left out", f"{', '.join(left_out)}: vectors that the objective trained beside the transformer{_of_first(left_out)}"
+
+
+def stop_of(spec: JobSpec) -> int | None:
+    """The token that ends a text, where the objective has one."""
+    stop: int | None = getattr(spec.own, "stop", None)
+    return stop
+
+
+def _of_first(left_out: tuple[str, ...]) -> str:
+    added = "the job added it to the embedding of the first token, so that these files give other logits than the job's model"
+    return f"; {FIRST} changes what the model says: {added}" if FIRST in left_out else ""
+
+
+def _data(found: Found) -> str:
+    spec = found.spec
+    if spec.data is None:
+        return "each trainer's own text" if spec.kind.reads_text else "none beside the prompts"
+    return f"`{spec.data.hex()}` (SHA-256 of its manifest){f', {found.origin}' if found.origin else ''}"
+
+
+def _audit(spec: JobSpec) -> str:
+    rule = f"updates were aggregated by {spec.rule.value} against {spec.liars} liars"
+    match spec.audit:
+        case AuditMode.FULL:
+            return f"full: every voter that could re-executed each proposal before its vote; {rule}"
+        case AuditMode.SAMPLED:
+            replays = spec.audit_rate * spec.auditors
+            return f"sampled: {replays:g} replays of one step for each accepted proposal on average; {rule}"
+        case _:
+            return f"off: nobody re-executed anything; {rule}"
+
+
+def _cell(text: str) -> str:
+    """One line of Markdown: names may hold what means something there."""
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")

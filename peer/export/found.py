@@ -1,0 +1,169 @@
+"""A model to take home, and what is known of it: from a running peer, from the data directory of one that is stopped, or from an
+export. numpy only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from features.lazily import named
+from ledger.core.genesis import Genesis
+from ledger.jobs import Job
+from ledger.state import State
+from peer.export.writing import MANIFEST, tokenizer_path
+from peer.features import rules_of
+from peer.settings.datadir import DataDirectory
+from protocol.errors import MissingBlobError, UserError
+from storage.blobs import Blobs
+from storage.store import Store
+from training import checkpoint
+from training.data.tokenizer import TOKENIZER_BYTES_MAX
+from training.host import ModelHost
+from training.replicated.layout import Float32Array
+from training.replicated.model import ReplicatedModel
+from training.spec import JobSpec
+
+ROUNDS_SHOWN_MAX: Final = 8
+ReadTokenizer = Callable[[bytes], bytes]  # by digest
+
+
+@dataclass(frozen=True)
+class Found:
+    """A model, and what is known of it."""
+
+    network: str
+    chain_id: str
+    job: bytes
+    spec: JobSpec
+    round: int  # rounds applied
+    root: bytes
+    parameters: Float32Array
+    tokenizer: bytes | None
+    source: str  # for the card
+    origin: str = ""  # of the data, in words
+    accepted: int | None = None  # proposals; None: not known
+    refused: int | None = None
+    figures: Mapping[str, float] = field(default_factory=dict)
+
+
+def of_state(state: State, genesis: Genesis, store: Store, host: ModelHost, read_tokenizer: ReadTokenizer, text: str) -> Found:
+    """From what a peer has on its disk. `text` is JOB, JOB@ROUND or empty. Raises `UserError`."""
+    name, number = _asked(text, {job.name for job in state.jobs.jobs.values()})
+    specs = {key: JobSpec.decode(job.spec) for key, job in state.jobs.jobs.items()}
+    order = {key: job.started for key, job in state.jobs.jobs.items()}
+    key = _chosen(name, specs, order)
+    job, spec = state.jobs.jobs[key], specs[key]
+    model = _opened(host, store, key, job, job.round if number is None else number)
+    return Found(
+        network=genesis.network,
+        chain_id=genesis.chain_id.hex(),
+        job=key,
+        spec=spec,
+        round=model.round,
+        root=model.root,
+        parameters=model.parameters,
+        tokenizer=None if spec.tokenizer is None else read_tokenizer(spec.tokenizer),
+        source="a peer's own disk",
+        origin=named(spec.kind.origin)(state, spec.data) if spec.kind.origin else "",
+        accepted=sum(job.accepted.values()),
+        refused=sum(sum(reasons.values()) for reasons in job.rejected.values()),
+        figures=store.measured(key).get(model.round, {}),
+    )
+
+
+def _opened(host: ModelHost, store: Store, key: bytes, job: Job, number: int) -> ReplicatedModel:
+    kept = host.rounds(key)
+    if number not in kept:
+        shown = [str(round) for round in kept[-ROUNDS_SHOWN_MAX:]]
+        are = f"this peer keeps {'…, ' * (len(kept) > len(shown))}{', '.join(shown)}" if kept else "this peer keeps none"
+        raise UserError(f"the model of job {job.name!r} at round {number} is not here: {are}")
+    model = host.opened(key, number)
+    closed = None if number == job.round else store.round(key, number - 1)
+    decided = job.model_root if number == job.round else closed.model_root if closed else model.root
+    if model.root != decided:
+        raise UserError(f"{host.directory(key, number)} holds another model than the network decided: take one of another round")
+    return model
+
+
+def at_rest(folder: Path, text: str) -> Found:
+    """From the data directory of a peer that does not run."""
+    directory = DataDirectory(folder)
+    genesis = Genesis.decode(directory.read_genesis())
+    host = ModelHost(directory.models)
+
+    def read(digest: bytes) -> bytes:
+        try:
+            return Blobs(directory.blobs, directory.buffers).read_whole(digest, TOKENIZER_BYTES_MAX)
+        except MissingBlobError:
+            raise UserError(f"this peer lacks the tokenizer {digest.hex()[:16]} of the job: run it, and ask it then") from None
+
+    with directory.lock(), contextlib.closing(Store(directory.ledger, genesis.chain_id)) as store:
+        encoded = store.state()
+        if encoded is None:
+            raise UserError(f"{directory.path}: nothing has been decided yet, so there is no model")
+        return of_state(rules_of(genesis, host).decode_state(encoded), genesis, store, host, read, text)
+
+
+def of_export(folder: Path, text: str) -> Found:
+    """From what `peer export` wrote. It is read as it is: `peer audit` checks it."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_bytes())
+        rounds = {bytes.fromhex(job): int(model["round"]) for job, model in manifest["models"].items()}
+        network, chain_id = str(manifest["network"]), str(manifest["chain_id"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise UserError(f"{folder} is no export, or a damaged one: make one with `peer export FOLDER`") from None
+    read = {job: checkpoint.read(folder / f"{job.hex()}.safetensors") for job in rounds}
+    specs = {job: spec for job, (spec, _, _) in read.items()}
+    name, number = _asked(text, {spec.name for spec in specs.values()})
+    key = _chosen(name, specs, {job: place for place, job in enumerate(specs)})
+    spec, parameters, origin = read[key]
+    if number not in (None, origin.round):
+        raise UserError(f"the model of job {spec.name!r} at round {number} is not here: the export has {origin.round}")
+    return Found(
+        network=network,
+        chain_id=chain_id,
+        job=key,
+        spec=spec,
+        round=origin.round,
+        root=origin.model_root,
+        parameters=parameters,
+        tokenizer=None if spec.tokenizer is None else _exported_tokenizer(folder, spec.tokenizer),
+        source="an export, which `peer audit` checks",
+    )
+
+
+def _exported_tokenizer(folder: Path, digest: bytes) -> bytes:
+    try:
+        return (folder / tokenizer_path(digest)).read_bytes()
+    except OSError:
+        text = f"{folder} has no {tokenizer_path(digest)}"
+        raise UserError(f"{text}: whoever exported it lacked it, or had an older program; take the model from a peer") from None
+
+
+def _asked(text: str, names: set[str]) -> tuple[str, int | None]:
+    """The job and the round that `JOB@ROUND` means; a job may be called like that."""
+    job, at, number = text.rpartition("@")
+    if text in names or not at:
+        return text, None
+    if not re.fullmatch(r"\d{1,9}", number):
+        raise UserError(f"--job {text!r}: say JOB or JOB@ROUND, where ROUND is a number")
+    return job, int(number)
+
+
+def _chosen(text: str, specs: Mapping[bytes, JobSpec], order: Mapping[bytes, int]) -> bytes:
+    if not text:
+        with_text = [key for key, spec in specs.items() if spec.kind.needs_worker and spec.has_text]
+        if not with_text:
+            raise UserError("no model of text has been trained yet: start one with `train`")
+        return max(with_text, key=lambda key: (order[key], key))
+    found = [key for key, spec in specs.items() if text == spec.name or key.hex().startswith(text.lower())]
+    if len(found) != 1:
+        known = ", ".join(f"{key.hex()[:8]} {spec.name!r}" for key, spec in specs.items()) or "none"
+        raise UserError(f"--job {text!r} fits {len(found)} jobs (there are: {known})")
+    return found[0]

@@ -1,0 +1,132 @@
+"""A model as files that other programs open: those of `transformers`, or GGUF, with a card that says where it comes from."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+from peer.export.card import GGUF, TRANSFORMERS, card, stop_of
+from peer.export.found import Found
+from protocol.api import ModelFilesView
+from protocol.errors import UserError
+from storage.durable import sync_directory
+from training import llama
+from training.formats import gguf, tensor_file
+from training.formats.tokenizer_file import Vocabulary, tokenizer_config, tokenizer_json, vocabulary_of
+from training.replicated.layout import Float32Array, layout_of
+from training.transformer import HEAD, shapes
+
+SCORE: Final = "heads.reward"  # of `rlhf.reward`
+
+
+def take(source: Callable[[Path, str], Found], place: Path, job: str, folder: Path, format: str) -> ModelFilesView:
+    """Where no running peer is asked: `source` is `at_rest` or `of_export`, and `place` where that finds the model."""
+    require_new(folder)
+    return write(source(place, job), folder, format)
+
+
+def require_new(folder: Path) -> None:
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder} exists and is not an empty folder: name a new one")
+
+
+def write(found: Found, folder: Path, format: str) -> ModelFilesView:
+    """Into a folder beside it, which then gets its name. `folder` is new or empty. Raises `UserError`."""
+    require_new(folder)
+    vocabulary, own = _vocabulary(found, format), found.spec.kind.makes_text
+    part = folder.with_name(f".{folder.name}.part-{os.getpid()}")
+    try:
+        part.mkdir(parents=True)
+        try:
+            if format == TRANSFORMERS:
+                _write_transformers(found, vocabulary, part)
+            else:
+                _write_gguf(found, vocabulary, part, is_half=format == GGUF)
+            left_out = _left_out(found, keeps_score=not own)
+            _put(part / "README.md", card(found, format, left_out).encode())
+            sizes = [path.stat().st_size for path in part.iterdir()]
+            sync_directory(part)
+            part.rename(folder)  # over an empty folder, too
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
+    except OSError as error:
+        raise UserError(f"cannot write {folder}: {error.strerror}") from None
+    spec = found.spec
+    return ModelFilesView(
+        path=str(folder),
+        job=found.job.hex(),
+        name=spec.name,
+        round=found.round,
+        model_root=found.root.hex(),
+        format=format,
+        files=len(sizes),
+        bytes=sum(sizes),
+        left_out=left_out,
+    )
+
+
+def _vocabulary(found: Found, format: str) -> Vocabulary:
+    spec = found.spec
+    if not spec.kind.needs_worker:
+        raise UserError(f"job {spec.name!r} trains no model: `jobs` lists those that do")
+    if not spec.kind.makes_text and format != TRANSFORMERS:
+        raise UserError(f"job {spec.name!r} gives scores and no text, which GGUF has no place for: take --format {TRANSFORMERS}")
+    vocabulary = vocabulary_of(found.tokenizer)
+    if len(vocabulary.ids) > spec.model.vocabulary:
+        raise UserError(f"the {spec.model.vocabulary} tokens of job {spec.name!r} stand for no text: no tokenizer says them")
+    return vocabulary
+
+
+def _left_out(found: Found, keeps_score: bool) -> tuple[str, ...]:
+    names = [tensor.name for tensor in layout_of(found.spec).tensors if tensor.name.startswith(HEAD)]
+    return tuple(name for name in names if not (keeps_score and name == SCORE))
+
+
+def _tensors(found: Found) -> dict[str, Float32Array]:
+    """Those of the transformer, without what an objective has added."""
+    views = layout_of(found.spec).view(found.parameters)
+    return {name: views[name] for name, _ in shapes(found.spec.model)}
+
+
+def _write_transformers(found: Found, vocabulary: Vocabulary, folder: Path) -> None:
+    spec = found.spec
+    tensors = {str(llama.their_name(name)): values for name, values in _tensors(found).items()}
+    config, stop = llama.config_of(spec.model), stop_of(spec)
+    if not spec.kind.makes_text:
+        config = llama.scoring(config)
+        tensors[llama.SCORE] = layout_of(spec).view(found.parameters)[SCORE].reshape(1, -1)
+    _json(folder / "config.json", config)
+    _json(folder / "generation_config.json", {"bos_token_id": None, "eos_token_id": stop, "pad_token_id": stop})
+    _json(folder / "tokenizer.json", tokenizer_json(vocabulary))
+    _json(folder / "tokenizer_config.json", tokenizer_config(spec.model.context))
+    with _file(folder / "model.safetensors") as stream:
+        tensor_file.write(stream, tensors.items())
+
+
+def _write_gguf(found: Found, vocabulary: Vocabulary, folder: Path, is_half: bool) -> None:
+    model = found.spec.model
+    fields = gguf.fields_of(model, vocabulary, found.spec.name, stop_of(found.spec), is_half)
+    with _file(folder / "model.gguf") as stream:
+        gguf.write(stream, fields, model, list(_tensors(found).items()), is_half)
+
+
+@contextlib.contextmanager
+def _file(path: Path) -> Iterator[BinaryIO]:
+    with path.open("wb") as stream:
+        yield stream
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def _json(path: Path, content: Mapping[str, Any]) -> None:
+    _put(path, json.dumps(content, indent=2, ensure_ascii=False).encode() + b"\n")
+
+
+def _put(path: Path, data: bytes) -> None:
+    with _file(path) as stream:
+        stream.write(data)

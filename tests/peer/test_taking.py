@@ -1,0 +1,194 @@
+"""A model as files for other programs: from a peer's disk, from a data directory at rest, from an export."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from peer.export import found as finding
+from peer.export.found import Found, of_state
+from peer.export.replaying import audit
+from peer.export.taking import take, write
+from peer.export.writing import export
+from peer.settings.datadir import DataDirectory
+from protocol import codec
+from protocol.errors import UserError
+from rlhf.objective import PpoTerms
+from tests.peer.chain import Chain
+from training.data.tokenizer import train_bpe
+from training.llama import our_name
+from training.replicated.layout import layout_of
+from training.spec import JobSpec
+from training.transformer import ModelSpec
+
+SMALL = ModelSpec(context=8, width=8, layers=1, heads=2, kv_heads=1, hidden=8)
+BYTES = JobSpec(name="bytes", data=bytes(32), model=SMALL, rounds=2, liars=0)
+FIGURES = {"held_out_bits_per_byte": 2.5}
+
+
+@pytest.fixture(scope="module")
+def chain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chain]:
+    """A job of bytes with two rounds, then one with a BPE and one round; `test` trains nothing."""
+    made = Chain(tmp_path_factory.mktemp("chain"))
+    first = made.start(BYTES)
+    made.play(first, rejected=1)
+    made.play(first)
+    bpe = made.blobs.add(train_bpe([b"one two three, one two three\n" * 9], 260))
+    second = made.start(
+        replace(BYTES, name="bpe", tokenizer=bpe, rounds=1, licence="CC-BY-4.0", model=replace(SMALL, vocabulary=260))
+    )
+    made.play(second)
+    made.play(made.start(JobSpec(name="test", objective="scratch", rounds=1, liars=0)))
+    made.settle()
+    made.store.measure(first, 2, FIGURES)
+    yield made
+    made.close()
+
+
+def of_chain(chain: Chain, text: str = "") -> Found:
+    def read(digest: bytes) -> bytes:
+        return chain.blobs.read_whole(digest, 1 << 20)
+
+    return of_state(chain.ledger.state, chain.genesis, chain.store, chain.host, read, text)
+
+
+def test_the_latest_model_of_text_is_written_with_tokenizer_and_card(chain: Chain, tmp_path: Path) -> None:
+    view = write(of_chain(chain), tmp_path / "out", "transformers")
+    names = ["README.md", "config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == names
+    assert (view.name, view.round, view.files, view.left_out) == ("bpe", 1, 6, ())
+    card = (tmp_path / "out" / "README.md").read_text()
+    for said in (
+        view.job,
+        view.model_root,
+        'license: "CC-BY-4.0"',
+        "1 of 1",
+        "full: every voter",
+        bytes(32).hex(),
+        "4 accepted, 0 refused",
+    ):
+        assert said in card, said
+
+
+def test_the_tensors_are_those_of_the_decided_model_bit_for_bit(chain: Chain, tmp_path: Path) -> None:
+    found = of_chain(chain, "bytes")
+    write(found, tmp_path / "out", "transformers")
+    ours = layout_of(found.spec).view(chain.host.model(found.job, 2).parameters)
+    theirs = load_file(tmp_path / "out" / "model.safetensors")
+    assert {our_name(name) for name in theirs} == set(ours)
+    assert all(np.array_equal(values, ours[str(our_name(name))]) for name, values in theirs.items())
+    assert "held out bits per byte 2.5" in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_a_round_that_is_kept_is_taken_and_another_one_is_told_with_those_that_are(chain: Chain) -> None:
+    assert of_chain(chain, "bytes@1").root != of_chain(chain, "bytes@2").root
+    with pytest.raises(UserError, match=r"'bytes' at round 7 is not here: this peer keeps 0, 1, 2$"):
+        of_chain(chain, "bytes@7")
+
+
+def test_a_model_that_is_not_the_decided_one_is_not_taken(chain: Chain, tmp_path: Path) -> None:
+    last = chain.host.directory(of_chain(chain, "bytes").job, 2)
+    last.rename(tmp_path / "last")
+    last.symlink_to(last.with_name("00000001"))
+    try:
+        with pytest.raises(UserError, match="another model than the network decided"):
+            of_chain(chain, "bytes")
+    finally:
+        last.unlink()
+        (tmp_path / "last").rename(last)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [("nix", "fits 0 jobs"), ("bytes@", "JOB@ROUND"), ("bytes@x", "JOB@ROUND"), ("test", "trains no model")],
+)
+def test_what_names_no_model_is_told_in_one_line(chain: Chain, tmp_path: Path, text: str, complaint: str) -> None:
+    with pytest.raises(UserError, match=complaint) as error:
+        write(of_chain(chain, text), tmp_path / "out", "transformers")
+    assert "\n" not in str(error.value) and not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_holds_something_stays_as_it_is(chain: Chain, tmp_path: Path) -> None:
+    (tmp_path / "note").write_text("mine")
+    with pytest.raises(UserError, match="not an empty folder"):
+        write(of_chain(chain), tmp_path, "gguf")
+    assert [path.name for path in tmp_path.iterdir()] == ["note"]
+
+
+def test_an_empty_folder_is_filled_and_nothing_is_left_beside_it(chain: Chain, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    write(of_chain(chain), tmp_path / "out", "gguf")
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["README.md", "model.gguf"]
+
+
+def test_a_data_directory_at_rest_gives_the_same_files(chain: Chain, tmp_path: Path) -> None:
+    directory = DataDirectory.create(tmp_path / "peer")
+    directory.write_genesis(codec.encode(chain.genesis))
+    folder = chain.store.path.parent
+    for file in folder.glob("ledger.db*"):
+        (directory.path / file.name.replace("ledger.db", directory.ledger.name)).write_bytes(file.read_bytes())
+    for name in ("models", "blobs"):
+        (directory.path / name).rmdir()
+        (directory.path / name).symlink_to(folder / name)
+    take(finding.at_rest, directory.path, "bpe@1", tmp_path / "rest", "transformers")
+    write(of_chain(chain, "bpe"), tmp_path / "live", "transformers")
+    for file in (tmp_path / "live").iterdir():
+        assert (tmp_path / "rest" / file.name).read_bytes() == file.read_bytes()
+
+
+def test_an_export_gives_the_same_model_and_its_tokenizer_is_checked(chain: Chain, tmp_path: Path) -> None:
+    export(chain.store, chain.blobs, chain.host, chain.genesis, tmp_path / "run")
+    audit(tmp_path / "run")
+    take(finding.of_export, tmp_path / "run", "bpe", tmp_path / "exported", "transformers")
+    write(of_chain(chain, "bpe"), tmp_path / "live", "transformers")
+    for name in ("model.safetensors", "tokenizer.json", "config.json"):
+        assert (tmp_path / "exported" / name).read_bytes() == (tmp_path / "live" / name).read_bytes()
+    with pytest.raises(UserError, match="at round 0 is not here: the export has 1"):
+        finding.of_export(tmp_path / "run", "bpe@0")
+    (tokenizer,) = (tmp_path / "run" / "tokenizers").iterdir()
+    tokenizer.write_bytes(tokenizer.read_bytes()[:-1])
+    with pytest.raises(UserError, match=f"tokenizers/{tokenizer.name}"):
+        audit(tmp_path / "run")
+
+
+def tuned(objective: str, **more: object) -> Found:
+    """A model of an objective that adds vectors."""
+    spec = replace(BYTES, name="tuned", objective=objective, **more)  # type: ignore[arg-type]
+    size = layout_of(spec).size
+    parameters = np.arange(size, dtype=np.float32) / size
+    return Found("lab", "c" * 64, bytes(32), spec, 3, bytes(32), parameters, None, "a test", accepted=0, refused=0)
+
+
+def test_vectors_of_the_objective_are_left_out_and_the_card_says_so(tmp_path: Path) -> None:
+    terms = PpoTerms(reward="rule:vowels", prompt_tokens=2, response_tokens=4)
+    view = write(tuned("ppo", data=None, settings=codec.encode(terms)), tmp_path / "out", "transformers")
+    assert view.left_out == ("heads.value", "heads.first")
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "left out | heads.value, heads.first" in card and "other logits than the job's model" in card
+    assert json.loads((tmp_path / "out" / "generation_config.json").read_text())["eos_token_id"] == terms.stop
+    assert not [name for name in load_file(tmp_path / "out" / "model.safetensors") if "heads" in name]
+
+
+def test_a_reward_model_gives_scores_in_transformers_and_has_no_place_in_gguf(tmp_path: Path) -> None:
+    found = tuned("reward")
+    with pytest.raises(UserError, match="no text, which GGUF has no place for"):
+        write(found, tmp_path / "out", "gguf")
+    write(found, tmp_path / "out", "transformers")
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert (config["architectures"], config["num_labels"]) == (["LlamaForSequenceClassification"], 1)
+    assert np.array_equal(load_file(tmp_path / "out" / "model.safetensors")["score.weight"][0], found.parameters[-SMALL.width :])
+
+
+def test_tokens_that_stand_for_no_text_are_told(tmp_path: Path) -> None:
+    terms = PpoTerms(reward="rule:bigram", prompt_tokens=1, response_tokens=4, stop=None)
+    found = tuned("ppo", data=None, settings=codec.encode(terms), model=replace(SMALL, vocabulary=6))
+    with pytest.raises(UserError, match="6 tokens of job 'tuned' stand for no text"):
+        write(found, tmp_path / "out", "transformers")
+    assert not list(tmp_path.iterdir())

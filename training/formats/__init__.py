@@ -1,0 +1,1 @@
+"""Files that other programs read: models and tokenizers in the formats of `safetensors`, `tokenizers` and GGUF."""

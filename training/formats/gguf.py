@@ -1,0 +1,139 @@
+"""GGUF, the format of llama.cpp (github.com/ggml-org/ggml, docs/gguf.md, version 3): a model with its tokenizer in one file.
+
+It turns neighbouring features of a head by one angle, and we those half a head apart. So rows of query and key change places.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any, BinaryIO, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from protocol.errors import UserError
+from training.data.tokenizer import alphabet
+from training.formats.tokenizer_file import Vocabulary
+from training.replicated.layout import Float32Array
+from training.transformer import EMBEDDING, OUTPUT, ModelSpec
+
+MAGIC, VERSION, ALIGNMENT = b"GGUF", 3, 32
+ROWS_AT_ONCE: Final = 1 << 20  # elements that are converted at a time
+UINT32, INT32, FLOAT32, BOOL, STRING, ARRAY = 4, 5, 6, 7, 8, 9  # codes of values
+_PLAIN: Final = {UINT32: "<I", INT32: "<i", FLOAT32: "<f", BOOL: "<?"}
+NORMAL: Final = 1  # of a token: nothing but its text
+
+_LAYER: Final = {
+    "attention_norm": "attn_norm",
+    "query": "attn_q",
+    "key": "attn_k",
+    "value": "attn_v",
+    "output": "attn_output",
+    "mlp_norm": "ffn_norm",
+    "gate": "ffn_gate",
+    "up": "ffn_up",
+    "down": "ffn_down",
+}
+_OUTSIDE: Final = {EMBEDDING: "token_embd.weight", "final_norm.weight": "output_norm.weight", OUTPUT: "output.weight"}
+
+Field = tuple[int, Any]  # code and value; of an array the codes of its elements, and those
+
+
+def name_of(name: str) -> str | None:
+    """GGUF's name of one of our tensors; None of a vector that an objective has added to the model."""
+    layer = re.fullmatch(r"layers\.(\d+)\.(\w+)\.weight", name)
+    return f"blk.{layer[1]}.{_LAYER[layer[2]]}.weight" if layer else _OUTSIDE.get(name)
+
+
+def fields_of(model: ModelSpec, vocabulary: Vocabulary, name: str, stop: int | None, is_half: bool) -> dict[str, Field]:
+    """What the file says beside tensors. `stop` is the token that ends a text, if one does.
+
+    llama.cpp takes token 11 where none is named. So where no token ends a text, the byte 0 is named, which no text has.
+    """
+    nothing = next(character for character, byte in alphabet().items() if byte == 0)
+    end = vocabulary.ids[nothing] if stop is None else stop
+    return {
+        "general.architecture": (STRING, "llama"),
+        "general.name": (STRING, name),
+        "general.file_type": (UINT32, int(is_half)),
+        "llama.vocab_size": (UINT32, model.vocabulary),
+        "llama.context_length": (UINT32, model.context),
+        "llama.embedding_length": (UINT32, model.width),
+        "llama.block_count": (UINT32, model.layers),
+        "llama.feed_forward_length": (UINT32, model.hidden),
+        "llama.rope.dimension_count": (UINT32, model.width // model.heads),
+        "llama.rope.freq_base": (FLOAT32, model.rope_base),
+        "llama.attention.head_count": (UINT32, model.heads),
+        "llama.attention.head_count_kv": (UINT32, model.kv_heads),
+        "llama.attention.layer_norm_rms_epsilon": (FLOAT32, model.norm_epsilon),
+        "tokenizer.ggml.model": (STRING, "gpt2"),
+        "tokenizer.ggml.pre": (STRING, "gpt-2"),
+        "tokenizer.ggml.tokens": (ARRAY, (STRING, vocabulary.tokens)),
+        "tokenizer.ggml.token_type": (ARRAY, (INT32, [NORMAL] * len(vocabulary.ids))),
+        "tokenizer.ggml.merges": (ARRAY, (STRING, [f"{left} {right}" for left, right in vocabulary.merges])),
+        "tokenizer.ggml.bos_token_id": (UINT32, end),
+        "tokenizer.ggml.eos_token_id": (UINT32, end),
+        "tokenizer.ggml.add_bos_token": (BOOL, False),
+        "tokenizer.ggml.add_eos_token": (BOOL, False),
+    }
+
+
+def write(
+    stream: BinaryIO, fields: Mapping[str, Field], model: ModelSpec, tensors: Sequence[tuple[str, Float32Array]], is_half: bool
+) -> None:
+    """`tensors` under our names, none but those of `shapes`. Matrices are float16 if `is_half`, norms always float32."""
+    header = MAGIC + struct.pack("<IQQ", VERSION, len(tensors), len(fields))
+    header += b"".join(_string(key) + struct.pack("<I", code) + _value(code, value) for key, (code, value) in fields.items())
+    offset = 0
+    for name, values in tensors:
+        theirs, dtype = name_of(name), _dtype(values, is_half)
+        assert theirs is not None, name
+        sizes = values.shape[::-1]  # the fastest first
+        header += _string(theirs) + struct.pack(f"<I{len(sizes)}QIQ", len(sizes), *sizes, int(dtype == np.float16), offset)
+        offset += _padded(values.size * dtype.itemsize)
+    stream.write(header.ljust(_padded(len(header)), b"\0"))
+    for name, values in tensors:
+        heads = {"query": model.heads, "key": model.kv_heads}.get(name.split(".")[-2])
+        _write_tensor(stream, name, values if heads is None else interleaved(values, heads), _dtype(values, is_half))
+
+
+def interleaved(values: Float32Array, heads: int) -> Float32Array:
+    """Rows of each head in the order 0, D/2, 1, D/2 + 1, …"""
+    of_heads = values.reshape(heads, 2, -1, values.shape[1])
+    return of_heads.swapaxes(1, 2).reshape(values.shape)
+
+
+def _write_tensor(stream: BinaryIO, name: str, values: Float32Array, dtype: np.dtype[Any]) -> None:
+    flat = values.reshape(-1)
+    for start in range(0, len(flat), ROWS_AT_ONCE):
+        with np.errstate(over="ignore"):
+            part = flat[start : start + ROWS_AT_ONCE].astype(dtype)
+        if not np.isfinite(part).all():
+            raise UserError(f"{name} has a number that float16 cannot hold: take --format gguf-f32")
+        stream.write(part.data)
+    size = len(flat) * dtype.itemsize
+    stream.write(bytes(_padded(size) - size))
+
+
+def _dtype(values: npt.NDArray[Any], is_half: bool) -> np.dtype[Any]:
+    return np.dtype("<f2" if is_half and values.ndim > 1 else "<f4")
+
+
+def _value(code: int, value: Any) -> bytes:
+    if code == STRING:
+        return _string(value)
+    if code == ARRAY:
+        of, items = value
+        return struct.pack("<IQ", of, len(items)) + b"".join(_value(of, item) for item in items)
+    return struct.pack(_PLAIN[code], value)
+
+
+def _string(text: str) -> bytes:
+    encoded = text.encode()
+    return struct.pack("<Q", len(encoded)) + encoded
+
+
+def _padded(size: int) -> int:
+    return size + -size % ALIGNMENT
