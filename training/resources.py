@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import enum
 import re
 from dataclasses import dataclass
 from typing import Final
 
 AUTO: Final = "auto"
+GPUS_MAX: Final = 64  # of one machine
+
+
+class Parallel(enum.StrEnum):
+    """How several processes of a worker train one model, each on a device of its own."""
+
+    OFF = "off"
+    DDP = "ddp"  # each has the whole model, and a share of the batch
+    FSDP = "fsdp"  # each has a piece of every tensor, too
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,6 +26,8 @@ class Resources:
     threads: int = 0  # 0: what the engine chooses
     device: str = "cpu"  # or `AUTO`: an accelerator where there is one; or one of them by its name, as `cuda:1`
     memory_mb_max: int = 0  # MB of 10^6 bytes that a job may take, by an estimate; 0: no bound
+    gpus: int = 0  # processes that train together, on a GPU each, or all on the processor; 0: one
+    parallel: Parallel = Parallel.OFF
     recompute: bool = False  # layers keep their inputs alone, and are computed again for the gradient
 
     def arguments(self) -> list[str]:
@@ -45,6 +57,17 @@ def device_problem(name: str) -> str | None:
     if re.fullmatch(rf"{AUTO}|cpu|cuda(:\d{{1,3}})?", name):
         return None
     return f"is no device; say {AUTO}, cpu, cuda, or one of several as cuda:1"
+
+
+def parallel_problem(resources: Resources) -> str | None:
+    """Why these processes cannot train together; None if they may."""
+    if resources.parallel is Parallel.OFF:
+        return f"gpus {resources.gpus} with parallel off: say parallel ddp or fsdp" if resources.gpus > 1 else None
+    if not 2 <= resources.gpus <= GPUS_MAX:
+        return f"parallel {resources.parallel} with gpus {resources.gpus}: it needs 2 to {GPUS_MAX}"
+    if ":" in resources.device:
+        return f"parallel {resources.parallel} with device {resources.device}: it takes the first {resources.gpus} GPUs; say cuda"
+    return None
 
 
 def _flag(name: str) -> str:

@@ -18,7 +18,7 @@ from protocol.addresses import dialable, parse_address
 from protocol.errors import UserError
 from protocol.limits import ADVERTISED_MAX, NAME_CHARACTERS_MAX
 from protocol.names import name_problem
-from training.resources import AUTO, Resources, device_problem
+from training.resources import AUTO, Parallel, Resources, device_problem, parallel_problem
 
 FILE_NAME = "peer.toml"
 PREFIX = "PEER_"
@@ -55,6 +55,8 @@ class Config:
     recompute: bool = _about(
         "keep the inputs of layers alone and compute them again for the gradient: less memory, a third slower", False
     )
+    gpus: int = _about("processes of the worker that train together, on a GPU each, or all on the processor; 0: one", 0)
+    parallel: str = _about("how they do: ddp, each with the whole model, or fsdp, each with a piece; off: there is one", "off")
     evaluate: bool = _about("measure held-out loss after every round", True)
     local_data: str = _about("this trainer's own text, for jobs with `data: local`", "")
     approve_invited: int = _about("how many members invited by voters this voter approves as voters by itself", 0)
@@ -67,7 +69,8 @@ class Config:
 
     @property
     def resources(self) -> Resources:
-        return Resources(**{name: getattr(self, name) for name in RESOURCES})
+        said = {name: getattr(self, name) for name in RESOURCES}
+        return Resources(**said | {"parallel": Parallel(self.parallel)})
 
 
 RESOURCES = tuple(field.name for field in dataclasses.fields(Resources))  # settings by the same names
@@ -271,6 +274,10 @@ def _check(config: Config, origins: Mapping[str, str]) -> None:
         raise refuse("log_format", f"is no format of a log; choose one of {', '.join(LOG_FORMATS)}")
     if not 0 <= config.threads <= THREADS_MAX:
         raise refuse("threads", f"is outside 0..{THREADS_MAX}")
+    if config.parallel not in list(Parallel):
+        raise refuse("parallel", f"is none of {', '.join(Parallel)}")
+    if problem := parallel_problem(config.resources):
+        raise UserError(f"{problem} ({origins['parallel']}, {origins['gpus']})")
     if not 0 <= config.memory_mb_max <= MEMORY_MB_MAX:
         raise refuse("memory_mb_max", f"is outside 0..{MEMORY_MB_MAX}")
     if problem := device_problem(config.device):

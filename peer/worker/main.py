@@ -11,6 +11,7 @@ import contextlib
 import os
 import queue
 import signal
+import sys
 import threading
 import time
 from collections import OrderedDict
@@ -296,14 +297,19 @@ def main(make_jobs: Callable[[EngineKind, Callable[[], None], int], Jobs] = Jobs
     parser.add_argument("--engine", choices=tuple(features.engines()), default="pytorch", help="what computes")
     add_arguments(parser)
     parser.add_argument("--micro-batch-max", type=int, default=1 << 30, help="sequences per forward pass, whatever the job says")
+    parser.add_argument("--rank", type=int, default=0, help="of a process that assists a worker; its orders come on stdin")
+    parser.add_argument("--store", type=Path, help="file where all processes of a worker meet")
     arguments = parser.parse_args()
+    resources = Resources.parsed(arguments)
     _be_modest()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the daemon stops us in its own order
-    pipes = _own_pipes()
     kind: EngineKind = named(features.engines()[arguments.engine])
     assert kind.name == arguments.engine, "a feature lists it under another name, by which no objective has a loss"
+    if arguments.rank:
+        kind.assist(resources, arguments.rank, arguments.store, sys.stdin.buffer)
+    pipes = _own_pipes()
     try:
-        kind.start(Resources.parsed(arguments))
+        kind.start(resources, sys.orig_argv)
     except UserError as error:
         pipes.send(tasks.Failed(str(error)[: tasks.ERROR_CHARACTERS_MAX]))
         return

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -138,8 +139,11 @@ class Slate:
 class Slates:
     name = "slate"
 
-    def start(self, resources: Resources) -> None:
+    def start(self, resources: Resources, command: Sequence[str]) -> None:
         """There is nothing to start."""
+
+    def assist(self, resources: Resources, rank: int, store: Path, orders: BinaryIO) -> None:
+        raise NotImplementedError("it works alone")
 
     def describe(self) -> Ready:
         return Ready("slate beside torch" if "torch" in sys.modules else "slate alone", 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import BinaryIO, Protocol, runtime_checkable
 
 from training.data.tokenizer import Tokenizer
 from training.objectives.objective import Declaration, Reason
@@ -128,8 +128,11 @@ class EngineKind(Protocol):
     def name(self) -> str:
         """As features and the losses of objectives call it."""
 
-    def start(self, resources: Resources) -> None:
-        """`UserError` for a device that is not here."""
+    def start(self, resources: Resources, command: Sequence[str]) -> None:
+        """`command` started this process, and starts others that assist it. `UserError` for a device that is not here."""
+
+    def assist(self, resources: Resources, rank: int, store: Path, orders: BinaryIO) -> None:
+        """In a process that another one has started with the same resources: never returns. They meet at the file `store`."""
 
     def describe(self) -> Ready:
         """For people."""

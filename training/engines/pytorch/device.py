@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,17 +43,17 @@ def chosen(name: str) -> torch.device:
     raise UserError(f"device {name!r} is not here: there is {there_are}{why}")
 
 
-def described(used: torch.device) -> Iterator[Device]:
+def described(used: Sequence[torch.device]) -> Iterator[Device]:
     """All that are here. The processor has the machine's memory, of which this process holds a part."""
     page, mb = os.sysconf("SC_PAGE_SIZE"), 1_000_000
     total, free = (page * os.sysconf(name) // mb for name in ("SC_PHYS_PAGES", "SC_AVPHYS_PAGES"))
     held = page * int(Path("/proc/self/statm").read_text().split()[1]) // mb if Path("/proc/self/statm").exists() else 0
-    yield Device(str(CPU), platform.processor() or platform.machine(), total, free, held, used == CPU)
+    yield Device(str(CPU), platform.processor() or platform.machine(), total, free, held, CPU in used)
     for here in cuda_devices():
         free_bytes, total_bytes = torch.cuda.mem_get_info(here)
         held = torch.cuda.memory_reserved(here) // mb
         name = torch.cuda.get_device_name(here)
-        yield Device(str(here), name, total_bytes // mb, free_bytes // mb, held, here == used)
+        yield Device(str(here), name, total_bytes // mb, free_bytes // mb, held, here in used)
 
 
 def start(device: torch.device) -> None:

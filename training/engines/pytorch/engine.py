@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from features.lazily import named
 from protocol.errors import UserError
@@ -93,12 +94,16 @@ class Engine:
         self.other: Other | None = None
         self.files: Mapping[bytes, Path] = {}
         self.device = device
-        self.model = GPT(spec, device)
-        self.model.recompute = resources.recompute
+        self._resources = resources
         self._loss = named(spec.kind.losses[NAME])
         self._measure = named(spec.kind.measures[NAME]) if NAME in spec.kind.measures else None
         self._refer = named(spec.kind.references[NAME]) if NAME in spec.kind.references else None
-        self._decayed = to_device(_decayed(spec), device)
+        self._prepare()
+
+    def _prepare(self) -> None:
+        self.model = GPT(self.spec, self.device)
+        self.model.recompute = self._resources.recompute
+        self._decayed = to_device(decayed(self.spec), self.device)
 
     def _fitting(self, micro_batch: int, resources: Resources) -> int:
         most = sequences_that_fit(self.spec, resources)
@@ -166,8 +171,13 @@ class Engine:
     def _clipped_gradient(self, step: Step, declaration: Declaration | None, on_step: Beat) -> tuple[Float32Array, Metrics]:
         with no_subnormal_numbers():
             loss = self.gradient(self.batch(*step.place, self.spec.batch, declaration), on_step, declaration)
-            norm = clip(self.model.gradients, self.spec.clip)
-        return to_numpy(self.model.gradients).copy(), Metrics((loss,), norm)
+            norm, gradient = self._clipped()
+        return gradient, Metrics((loss,), norm)
+
+    def _clipped(self) -> tuple[float, Float32Array]:
+        """The gradient, and its norm before it was clipped."""
+        norm = clip(self.model.gradients, self.spec.clip)
+        return norm, to_numpy(self.model.gradients).copy()
 
     def _inner_step(self, optimizer: AdamW | Muon, step: Step, declaration: Declaration | None, on_step: Beat) -> Metrics:
         with no_subnormal_numbers():
@@ -176,12 +186,8 @@ class Engine:
 
     def _inner_optimizer(self, inner: InnerState | None) -> AdamW | Muon:
         """The job's, with moments of its own that begin as those given, or at zero."""
-        spec = self.spec
-        settings = Settings(spec.beta1, spec.beta2, spec.weight_decay, spec.clip)
-        state = (to_device(inner.moments.copy(), self.device), inner.steps) if inner else (None, 0)
-        if spec.inner is Inner.MUON:
-            return Muon(self.model.parameters, self.model.gradients, settings, layout_of(spec), *state)
-        return AdamW(self.model.parameters, self.model.gradients, self._decayed, settings, *state)
+        moments = to_device(inner.moments.copy(), self.device) if inner else None
+        return optimizer_of(self.spec, self.model, self._decayed, moments, inner.steps if inner else 0)
 
     def optimizer(self, settings: Settings) -> AdamW:
         """A fresh AdamW for the loaded parameters; its `step` takes what `gradient` gathered."""
@@ -216,18 +222,12 @@ class Engine:
         for start in range(0, len(drawn), self.micro_batch):
             part = drawn[start : start + self.micro_batch]
             examples = self.spec.kind.examples(self.spec, part, self.tokens, declaration)
-            with self._precision():
+            with precision_of(self.spec, self.device):
                 loss = self._loss(self.model, *(to_device(array, self.device) for array in examples)) * (len(part) / len(drawn))
             loss.backward()
             total += loss.detach().double()
             on_step()
         return float(total)
-
-    def _precision(self) -> AbstractContextManager[None]:
-        """Of matrix products in a loss. What is measured is computed in float32 at all peers."""
-        is_half = self.spec.precision is Precision.BF16
-        found: AbstractContextManager[None] = torch.autocast(self.device.type, torch.bfloat16, enabled=is_half)
-        return found
 
     def measured(self, parameters: Float32Array, on_step: Beat = lambda: None) -> Mapping[str, float]:
         self.load(parameters)
@@ -263,13 +263,31 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or ("alloc" in str(error) and "memory" in str(error))
 
 
-def _decayed(spec: JobSpec) -> Float32Array:
+def precision_of(spec: JobSpec, device: torch.device) -> AbstractContextManager[None]:
+    """Of matrix products in a loss. What is measured is computed in float32 at all peers."""
+    is_half = spec.precision is Precision.BF16
+    found: AbstractContextManager[None] = torch.autocast(device.type, torch.bfloat16, enabled=is_half)
+    return found
+
+
+def settings_of(spec: JobSpec) -> Settings:
+    return Settings(spec.beta1, spec.beta2, spec.weight_decay, spec.clip)
+
+
+def optimizer_of(spec: JobSpec, model: GPT, decayed: Tensor, moments: Tensor | None, steps: int) -> AdamW | Muon:
+    """The job's inner one, with these moments (None: zero) after so many steps."""
+    if spec.inner is Inner.MUON:
+        return Muon(model.parameters, model.gradients, settings_of(spec), layout_of(spec), moments, steps)
+    return AdamW(model.parameters, model.gradients, decayed, settings_of(spec), moments, steps)
+
+
+def decayed(spec: JobSpec) -> Float32Array:
     """1 where weight decay applies, 0 elsewhere."""
     layout = layout_of(spec)
-    decayed = np.zeros(layout.size, dtype=np.float32)
+    found = np.zeros(layout.size, dtype=np.float32)
     for tensor in layout.tensors:
-        decayed[tensor.elements] = float(tensor.decayed)
-    return decayed
+        found[tensor.elements] = float(tensor.decayed)
+    return found
 
 
 def _state_of(optimizer: AdamW | Muon) -> InnerState:

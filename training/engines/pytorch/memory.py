@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from training.replicated.layout import layout_of
-from training.resources import Resources
+from training.resources import Parallel, Resources
 from training.spec import JobSpec
 from training.transformer import ModelSpec
 
@@ -29,5 +29,6 @@ def sequences_that_fit(spec: JobSpec, resources: Resources) -> int | None:
     """In one micro-batch, 1 at least: less than a sequence cannot be trained on. None: there is no bound."""
     if not resources.memory_mb_max:
         return None
-    left = resources.memory_mb_max * MB - KEPT * FLOAT_BYTES * layout_of(spec).size
+    parts = resources.gpus if resources.parallel is Parallel.FSDP else 1
+    left = resources.memory_mb_max * MB - KEPT * FLOAT_BYTES * layout_of(spec).size // parts
     return max(1, left // sequence_bytes(spec.model, resources.recompute))

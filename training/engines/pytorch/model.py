@@ -67,8 +67,7 @@ class GPT:
         self.job, self.spec, self.device = job, spec, device
         self.recompute = False  # whether layers keep their inputs alone for the gradient, and are computed again
         self._tensors = {tensor.name: tensor for tensor in layout.tensors}
-        self.parameters = torch.zeros(layout.size, device=device)
-        self.gradients = torch.zeros(layout.size, device=device)
+        self._allocate(layout.size)
         self.embedding_VC = self._view(EMBEDDING)
         self.output_VC = self.embedding_VC if spec.tied else self._view(OUTPUT)
         self.final_norm_C = self._view("final_norm.weight")
@@ -87,15 +86,23 @@ class GPT:
             down=self._view(prefix + "down.weight"),
         )
 
+    def _allocate(self, size: int) -> None:
+        self.parameters = torch.zeros(size, device=self.device)
+        self.gradients = torch.zeros(size, device=self.device)
+
     def _view(self, *names: str) -> Tensor:
         """Neighbouring tensors as one leaf of autograd whose gradient is a view of `gradients`."""
+        place, shape = self._place(*names)
+        leaf = self.parameters[place].view(shape).requires_grad_()
+        leaf.grad = self.gradients[place].view(shape)
+        return leaf
+
+    def _place(self, *names: str) -> tuple[slice, tuple[int, ...]]:
+        """Where neighbouring tensors lie in the flat vector, and their shape as one tensor."""
         tensors = [self._tensors[name] for name in names]
         start, stop = tensors[0].elements.start, tensors[-1].elements.stop
         assert stop - start == sum(tensor.size for tensor in tensors), names
-        shape = (-1, *tensors[0].shape[1:])
-        leaf = self.parameters[start:stop].view(shape).requires_grad_()
-        leaf.grad = self.gradients[start:stop].view(shape)
-        return leaf
+        return slice(start, stop), (sum(tensor.shape[0] for tensor in tensors), *tensors[0].shape[1:])
 
     def load(self, parameters: Float32Array) -> None:
         """A copy of this vector takes the place of all parameters. It may be one that is mapped into memory, to be read alone."""

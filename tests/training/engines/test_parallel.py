@@ -1,0 +1,189 @@
+"""Two processes that train as one trainer, on processors with gloo: what a peer of several GPUs does with NCCL."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+
+from peer import features
+from peer.worker.supervisor import Worker, WorkerDied
+from protocol.errors import UserError
+from protocol.reasons import Verdict
+from rlhf.objective import PPO
+from tests.training.engines.test_engine import JOB, PER_STEP, SPEC, TRAINER, difference, engine_of
+from training import tasks
+from training.data.corpus import open_tokens
+from training.data.tokenizer import ByteTokenizer
+from training.engines.pytorch.engine import Engine
+from training.engines.pytorch.parallel import Crew, ParallelEngine
+from training.engines.pytorch.parts import shares
+from training.replay import proposals
+from training.replay.inner_state import InnerState
+from training.replicated.init import initial_parameters
+from training.replicated.layout import Float32Array, layout_of
+from training.replicated.model import ReplicatedModel
+from training.resources import Parallel, Resources
+from training.sequences import Tokens
+from training.spec import Inner, JobSpec
+
+TEN = replace(SPEC, local_steps=10, batch=5, micro_batch=2)  # shares of 3 and 2: one process has a micro-batch of one
+BOTH = [Parallel.DDP, Parallel.FSDP]
+
+
+@pytest.fixture(scope="module")
+def crew() -> Iterator[Crew]:
+    fallen = list[int]()
+    command = [sys.executable, "-m", "peer.worker.main", "--gpus", "2", "--threads", "1", "--parallel", "ddp"]
+    crew = Crew(Resources(gpus=2, threads=1, parallel=Parallel.DDP), command, fallen.append)
+    yield crew
+    crew.close()
+    assert fallen == []
+
+
+def engine_in(crew: Crew, text: Path, spec: JobSpec, parallel: Parallel, tokens: Tokens | None = None) -> ParallelEngine:
+    tokenizer = ByteTokenizer()
+    found = open_tokens(spec, text, tokenizer) if tokens is None else tokens
+    return ParallelEngine(spec, found, tokenizer, None, crew, Resources(gpus=2, parallel=parallel))
+
+
+def updates_of(engine: Engine) -> proposals.Update:
+    def update(*arguments: Any, declaration: Any = None) -> tuple[Float32Array, Sequence[float]]:
+        parameters, job, round, trainer, inner, on_state = arguments
+        delta, metrics = engine.local_steps(parameters, job, round, trainer, inner=inner, on_state=on_state)
+        return delta, metrics.losses
+
+    return update
+
+
+@pytest.mark.parametrize("parallel", BOTH)
+def test_ten_steps_of_two_processes_are_those_of_one_whose_full_audit_accepts_them(
+    crew: Crew, text: Path, tmp_path: Path, parallel: Parallel
+) -> None:
+    together, alone = engine_in(crew, text, TEN, parallel), engine_of(text, TEN)
+    model, buffer, payload = tmp_path / "model", tmp_path / "buffer", tmp_path / "payload"
+    ReplicatedModel.initial(JOB, TEN).save(model)
+    asked = tasks.Propose(JOB, 0, TRAINER, str(model), None, None, str(buffer))
+    done = proposals.propose(asked, updates_of(together))
+    payload.write_bytes(done.payload)
+    audit = tasks.Audit(JOB, 0, TRAINER, str(model), str(payload), str(buffer), None, None)
+    audited = proposals.audit(audit, updates_of(alone))
+    assert audited.verdict is Verdict.ACCEPT and 0 < audited.relative_error < 1e-4
+    start = initial_parameters(TEN)
+    deltas = [engine.local_steps(start, JOB, 0, TRAINER) for engine in (together, alone)]
+    assert difference(deltas[0][0], deltas[1][0]) < 1e-4
+    assert deltas[0][1].losses == pytest.approx(deltas[1][1].losses, rel=1e-5)
+
+
+def test_with_fsdp_a_process_holds_half_of_parameters_and_moments_and_with_ddp_all(crew: Crew, text: Path) -> None:
+    everything, held = 3 * layout_of(TEN).size, dict[Parallel, float]()
+    for parallel in BOTH:
+        engine = engine_in(crew, text, TEN, parallel)
+        engine.local_steps(initial_parameters(TEN), JOB, 0, TRAINER)
+        held[parallel] = engine.part.held / everything
+    assert held[Parallel.DDP] == 1 and 0.4 < held[Parallel.FSDP] < 0.6, "the leader has the larger share"
+
+
+@pytest.mark.parametrize("parallel", BOTH)
+def test_states_are_gathered_after_each_step_and_a_step_goes_on_from_one(crew: Crew, text: Path, parallel: Parallel) -> None:
+    spec, states = replace(TEN, local_steps=3), dict[str, list[tuple[Float32Array, InnerState]]]()
+    engines = {"together": engine_in(crew, text, spec, parallel), "alone": engine_of(text, spec)}
+    for name, engine in engines.items():
+        states[name] = []
+
+        def take(parameters: Float32Array, inner: InnerState, name: str = name) -> None:
+            states[name].append((parameters.copy(), InnerState(inner.steps, inner.moments.copy())))
+
+        engine.local_steps(initial_parameters(spec), JOB, 0, TRAINER, on_state=take)
+    for (ours, inner), (theirs, other) in zip(states["together"], states["alone"], strict=True):
+        assert np.allclose(ours, theirs, atol=1e-5) and inner.steps == other.steps
+        assert difference(inner.moments, other.moments) < 1e-4
+    parameters, inner, _ = engines["together"].inner_step(*states["alone"][1], JOB, 0, TRAINER, 2)
+    assert np.allclose(parameters, states["alone"][2][0], atol=1e-5) and inner.steps == 3
+
+
+@pytest.mark.parametrize("spec, parallel", [(PER_STEP, mode) for mode in BOTH] + [(replace(TEN, inner=Inner.MUON), Parallel.DDP)])
+def test_clipped_gradients_and_muon_are_those_of_one_process(crew: Crew, text: Path, spec: JobSpec, parallel: Parallel) -> None:
+    clipped, start = replace(spec, clip=0.1), initial_parameters(spec)
+    together, alone = engine_in(crew, text, clipped, parallel), engine_of(text, clipped)
+    deltas = [engine.local_steps(start, JOB, 0, TRAINER)[0] for engine in (together, alone)]
+    assert difference(*deltas) < 1e-4
+    assert together.evaluate(start) == alone.evaluate(start)
+
+
+def test_every_example_is_in_one_share_with_its_weight_and_all_exchange_gradients_equally_often() -> None:
+    for drawn, processes, micro_batch in ((5, 2, 2), (1, 2, 4), (7, 3, 1), (8, 2, 8)):
+        orders = list(shares([np.arange(drawn)], drawn, processes, micro_batch))
+        weighed = np.zeros(drawn)
+        for order in orders:
+            (rows,), starts = [rows.array() for rows in order.examples], (0, *order.ends[:-1])
+            for start, end, weight in zip(starts, order.ends, order.weights, strict=True):
+                assert 1 <= end - start <= micro_batch
+                weighed[rows[start:end]] += weight / (end - start)
+        assert np.allclose(weighed, 1 / drawn) and len({len(order.ends) for order in orders}) == 1
+
+
+def test_what_several_processes_cannot_train_yet_is_refused_in_one_line(crew: Crew, text: Path) -> None:
+    features.install()
+    nothing = Tokens.none(ByteTokenizer.token_bytes)
+    with pytest.raises(UserError, match="parallel 'ddp' cannot train the objective 'ppo' yet: start this peer with parallel off"):
+        engine_in(crew, text, JobSpec(name="p", objective=PPO.name), Parallel.DDP, nothing)
+    with pytest.raises(UserError, match="inner 'muon', which needs whole matrices"):
+        engine_in(crew, text, replace(TEN, inner=Inner.MUON), Parallel.FSDP, nothing)
+
+
+# A worker of two processes -------------------------------------------------------------------------------------------------
+
+
+def children(process: int | None) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+
+
+@pytest.mark.large
+async def test_a_killed_process_ends_the_worker_and_the_next_round_has_the_trainer_again(text: Path, tmp_path: Path) -> None:
+    model, buffer = str(tmp_path / "model"), str(tmp_path / "buffer")
+    ReplicatedModel.initial(JOB, TEN).save(tmp_path / "model")
+    worker, asked = (
+        Worker(Resources(threads=1, gpus=2, parallel=Parallel.FSDP)),
+        tasks.Propose(JOB, 0, TRAINER, model, None, None, buffer),
+    )
+    with trio.fail_after(120):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(worker.run)
+            await worker.ask(tasks.OpenJob(JOB, replace(TEN, local_steps=10_000).encode(), str(text), None))
+            (rank,) = children(worker.pid)
+
+            async def killed() -> None:
+                with pytest.raises(WorkerDied):
+                    await worker.ask(asked)
+
+            async with trio.open_nursery() as busy:
+                busy.start_soon(killed)
+                await trio.sleep(1)  # whenever it comes, the worker ends: nothing depends on how far the round is
+                os.kill(rank, signal.SIGKILL)
+            await worker.ask(tasks.OpenJob(JOB, TEN.encode(), str(text), None))
+            done = await worker.ask(asked)
+            assert worker.restarts == 1 and len(done.payload) > 0
+            leader, (rank,) = worker.pid, children(worker.pid)
+            assert leader is not None
+            os.kill(leader, signal.SIGKILL)
+            with trio.fail_after(10):
+                while Path(f"/proc/{rank}").exists():  # noqa: ASYNC110
+                    await trio.sleep(0.01)
+            nursery.cancel_scope.cancel()
+
+
+@pytest.mark.large
+def test_more_gpus_than_are_here_are_refused_before_anything_starts() -> None:
+    command = [sys.executable, "-m", "peer.worker.main", "--device", "cuda", "--gpus", "2", "--parallel", "ddp"]
+    ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=60)
+    assert b"device 'cuda' is not here" in ended.stdout or b"gpus 2 are more than are here" in ended.stdout

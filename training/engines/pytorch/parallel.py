@@ -1,0 +1,274 @@
+"""An engine of several processes, one for each device: this one leads, the others obey (`parts.py`). They are one trainer.
+
+The others are started by the command line of this process and end with it: their standard input, by which orders come, is closed
+then, however it ended. If one of them ends, or fails where the others wait for it, this process ends, too: its supervisor starts
+all of them again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import queue
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, BinaryIO, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+
+from protocol.errors import UserError
+from training import tasks
+from training.data.tokenizer import Tokenizer
+from training.engines.engine import Beat
+from training.engines.pytorch import device as devices
+from training.engines.pytorch.engine import NAME, Engine, is_out_of_memory
+from training.engines.pytorch.parts import (
+    ORDERS,
+    Begin,
+    Clip,
+    Gather,
+    Given,
+    Load,
+    Open,
+    Part,
+    Parts,
+    Step,
+    shares,
+)
+from training.objectives.objective import Declaration
+from training.replay.inner_state import InnerState
+from training.replicated.layout import Float32Array
+from training.resources import Parallel, Resources
+from training.sequences import Tokens
+from training.spec import Inner, JobSpec
+
+log = logging.getLogger("peer")
+EXCHANGE_SECONDS_MAX = (
+    600.0  # of what all processes take part in: one is a layer's tensors, the longest a model of 30 GB over a bus
+)
+LOOPBACK = "lo"
+
+
+def device_of(resources: Resources, rank: int) -> torch.device:
+    """One GPU each, or the processor for all. `UserError` where there are too few."""
+    here = devices.cuda_devices()
+    if devices.chosen(resources.device) == devices.CPU:
+        return devices.CPU
+    if len(here) < resources.gpus:
+        raise UserError(f"gpus {resources.gpus} are more than are here: {', '.join(map(str, here))}")
+    return here[rank]
+
+
+def _join(store: Path, rank: int, resources: Resources, device: torch.device) -> None:
+    if any(name == LOOPBACK for _, name in socket.if_nameindex()):  # nobody else hears of it
+        os.environ.update(GLOO_SOCKET_IFNAME=LOOPBACK, NCCL_SOCKET_IFNAME=LOOPBACK)
+    dist.init_process_group(
+        "nccl" if device.type == "cuda" else "gloo",
+        store=dist.FileStore(str(store), resources.gpus),
+        rank=rank,
+        world_size=resources.gpus,
+        timeout=timedelta(seconds=EXCHANGE_SECONDS_MAX),
+    )
+
+
+# The processes that obey ---------------------------------------------------------------------------------------------------
+
+
+def assist(resources: Resources, rank: int, store: Path, orders: BinaryIO) -> NoReturn:
+    """Obeys until `orders` ends, with the process that gives them."""
+    waiting: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def read() -> None:  # a thread: the end is seen while the others are waited for, too
+        try:
+            while header := orders.read(tasks.FRAME_HEADER_BYTES):
+                length, _ = tasks.parse_header(header)
+                waiting.put(tasks.parse_body(orders.read(length), ORDERS))
+        finally:
+            shutil.rmtree(store.parent, ignore_errors=True)
+            os._exit(0)
+
+    threading.Thread(target=read, daemon=True).start()
+    device = device_of(resources, rank)
+    devices.start(device)
+    _join(store, rank, resources, device)
+    parts = Parts(resources, device)
+    while True:
+        try:
+            parts.obey(waiting.get())
+        except RuntimeError as error:
+            if is_out_of_memory(error):  # the supervisor takes it for what it is, and halves the micro-batches
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise
+
+
+# The process that leads ----------------------------------------------------------------------------------------------------
+
+
+class Crew:
+    """The other processes, and this one's own parts."""
+
+    def __init__(self, resources: Resources, command: Sequence[str], fall: Callable[[int], None]) -> None:
+        """`command` starts a worker with these resources. `fall` is called, in any thread, with the exit status of the first that
+        ended: nothing can be computed any more.
+        """
+        self.device = device_of(resources, 0)
+        self._fall, self._numbers, self._is_closed = fall, 0, False
+        store = Path(tempfile.mkdtemp(prefix="folkmoot-ranks-")) / "store"
+        self.processes = [
+            subprocess.Popen([*command, "--rank", str(rank), "--store", str(store)], stdin=subprocess.PIPE)
+            for rank in range(1, resources.gpus)
+        ]
+        for process in self.processes:
+            threading.Thread(target=self._watch, args=(process,), daemon=True).start()
+        devices.start(self.device)
+        _join(store, 0, resources, self.device)
+        self.parts = Parts(resources, self.device)
+
+    @property
+    def count(self) -> int:
+        return 1 + len(self.processes)
+
+    def number(self) -> int:
+        """Of one more job."""
+        self._numbers += 1
+        return self._numbers
+
+    def order(self, order: Any, given: Given = None) -> Any:
+        return self.orders([order] * self.count, given)
+
+    def orders(self, orders: Sequence[Any], given: Given = None) -> Any:
+        """One for each process, this one first. What it says after it has obeyed its own."""
+        try:
+            for process, order in zip(self.processes, orders[1:], strict=True):
+                assert process.stdin is not None
+                process.stdin.write(tasks.frame(0, order))
+                process.stdin.flush()
+            return self.parts.obey(orders[0], given)
+        except Exception as error:  # the others may wait for this process now, for what it will never send
+            log.warning("the processes of this worker do not go on together: %s: %s", type(error).__name__, error)
+            self._fall(-signal.SIGKILL if is_out_of_memory(error) else 1)
+            raise
+
+    def _watch(self, process: subprocess.Popen[bytes]) -> None:
+        status = process.wait()
+        if self._is_closed:
+            return
+        log.warning("a process of this worker ended with status %d", status)
+        self._fall(status)
+
+    def close(self) -> None:
+        self._is_closed = True
+        for process in self.processes:
+            assert process.stdin is not None
+            process.stdin.close()
+        for process in self.processes:
+            process.wait()
+        dist.destroy_process_group()
+
+
+def fall(status: int) -> None:
+    """This process ends as the other one did: its supervisor knows what a SIGKILL out of the blue means."""
+    if status < 0:
+        os.kill(os.getpid(), -status)
+    os._exit(1)
+
+
+class _Optimizer:
+    """Of all processes together."""
+
+    def __init__(self, crew: Crew, number: int, inner: InnerState | None) -> None:
+        self.steps = inner.steps if inner else 0
+        self._crew, self._number = crew, number
+        crew.order(Begin(number, self.steps, inner is not None), inner.moments if inner else None)
+
+    def step(self, rate: float) -> float:
+        self.steps += 1
+        norm: float = self._crew.order(Step(self._number, rate))
+        return norm
+
+    @property
+    def moments(self) -> torch.Tensor:
+        return torch.from_numpy(self._crew.order(Gather(self._number, "moments")))
+
+
+class ParallelEngine(Engine):
+    """What is measured or generated is computed by this process alone, on the processor where no process has the whole model."""
+
+    def __init__(
+        self, spec: JobSpec, tokens: Tokens, tokenizer: Tokenizer, first: Float32Array | None, crew: Crew, resources: Resources
+    ) -> None:
+        mode, kind = resources.parallel.value, spec.kind
+        if NAME in kind.declarers or NAME in kind.references:
+            raise UserError(
+                f"parallel {mode!r} cannot train the objective {spec.objective!r} yet: start this peer with parallel off"
+            )
+        if resources.parallel is Parallel.FSDP and spec.inner is Inner.MUON:
+            raise UserError(
+                "parallel 'fsdp' cannot train with inner 'muon', which needs whole matrices: take parallel ddp or off"
+            )
+        self._crew, self._number = crew, crew.number()
+        super().__init__(spec, tokens, tokenizer, first, crew.device, resources)
+
+    def _prepare(self) -> None:
+        """The processes hold the model."""
+
+    @property
+    def part(self) -> Part:
+        return self._crew.parts.open[self._number]
+
+    def load(self, parameters: Float32Array) -> None:
+        if self._number not in self._crew.parts.open:
+            self._crew.order(Open(self._number, self.spec.encode(), self._resources.parallel))
+        self._crew.order(Load(self._number), parameters)
+
+    def read(self) -> Float32Array:
+        found: Float32Array = self._crew.order(Gather(self._number, "parameters"))
+        return found
+
+    def _inner_optimizer(self, inner: InnerState | None) -> Any:
+        return _Optimizer(self._crew, self._number, inner)
+
+    def _clipped(self) -> tuple[float, Float32Array]:
+        norm: float = self._crew.order(Clip(self._number))
+        return norm, self._crew.order(Gather(self._number, "gradients"))
+
+    def gradient(
+        self, drawn: npt.NDArray[np.int64], on_step: Beat = lambda: None, declaration: Declaration | None = None
+    ) -> float:
+        on_step()  # it may raise: never between two processes that wait for one another
+        examples = self.spec.kind.examples(self.spec, drawn, self.tokens, declaration)
+        orders = [
+            dataclasses.replace(order, number=self._number)
+            for order in shares(list(examples), len(drawn), self._crew.count, self.micro_batch)
+        ]
+        loss: float = self._crew.orders(orders)
+        return loss
+
+    def measured(self, parameters: Float32Array, on_step: Beat = lambda: None) -> Mapping[str, float]:
+        return self._alone().measured(parameters, on_step)
+
+    def generate(self, parameters: Float32Array, *how: Any, **more: Any) -> bytes:
+        return self._alone().generate(parameters, *how, **more)
+
+    def _alone(self) -> Engine:
+        """An engine of this process, made anew each time: a model of its own would stay in the way of training."""
+        device = self.device if self._resources.parallel is Parallel.DDP else devices.CPU
+        alone = Engine(self.spec, self.tokens, self.tokenizer, self.first, device)
+        alone.other, alone.files = self.other, self.files
+        return alone
+
+
+def crew_of(resources: Resources, command: Sequence[str]) -> Crew:
+    return Crew(resources, [sys.executable, *command[1:]], fall)

@@ -1,0 +1,441 @@
+"""One process's part of a model that several processes train: all of it (`ddp`) or a piece of every tensor (`fsdp`).
+
+The leader sends the same orders to all processes and obeys them itself; between two orders no process waits for another. Each one
+computes the gradient of its share of a batch, and torch's own DDP or `fully_shard` makes one gradient of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+from features.lazily import named
+from protocol.codec import Count, Length
+from protocol.limits import TRANSACTION_BYTES_MAX
+from training.engines.pytorch.adamw import clip, move
+from training.engines.pytorch.device import to_device, to_numpy
+from training.engines.pytorch.engine import NAME, decayed, no_subnormal_numbers, optimizer_of, precision_of, settings_of
+from training.engines.pytorch.model import GPT, KEEPING_INPUTS, Cache, Layer
+from training.replicated.layout import Float32Array
+from training.resources import Parallel, Resources
+from training.spec import JobSpec
+from training.tasks import FRAME_BYTES_MAX, Path
+from training.transformer import FIRST
+
+JOBS_MAX = 8  # whose models are held; the least recently used one goes, in all processes alike
+DIMENSIONS_MAX = 8  # of an array
+
+# Orders --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """An array of examples."""
+
+    kind: Path  # as numpy calls it
+    shape: Annotated[tuple[Count, ...], Length(1, DIMENSIONS_MAX)]
+    data: Annotated[bytes, Length(0, FRAME_BYTES_MAX)]
+
+    @classmethod
+    def of(cls, array: npt.NDArray[Any]) -> Rows:
+        return cls(array.dtype.str, array.shape, array.tobytes())
+
+    def array(self) -> npt.NDArray[Any]:
+        return np.frombuffer(self.data, self.kind).reshape(self.shape).copy()
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    TAG: ClassVar[str] = "open-part"
+    number: Count
+    spec: Annotated[bytes, Length(1, TRANSACTION_BYTES_MAX)]
+    parallel: Parallel
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """The parameters that the leader has."""
+
+    TAG: ClassVar[str] = "load"
+    number: Count
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """An optimizer after so many steps, with the moments that the leader has, or none."""
+
+    TAG: ClassVar[str] = "begin"
+    number: Count
+    steps: Count
+    has_moments: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Gradient:
+    """Of this process's examples, in so many micro-batches. `weights` are those of each one in the mean over the batch."""
+
+    TAG: ClassVar[str] = "gradient"
+    number: Count
+    examples: Annotated[tuple[Rows, ...], Length(1, 16)]
+    ends: Annotated[tuple[Count, ...], Length(1, 65_536)]  # of micro-batches
+    weights: Annotated[tuple[float, ...], Length(1, 65_536)]
+
+
+@dataclass(frozen=True, slots=True)
+class Clip:
+    TAG: ClassVar[str] = "clip"
+    number: Count
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    TAG: ClassVar[str] = "step"
+    number: Count
+    rate: float
+
+
+@dataclass(frozen=True, slots=True)
+class Gather:
+    """What the leader reads: parameters, gradients or moments."""
+
+    TAG: ClassVar[str] = "gather"
+    number: Count
+    what: Path
+
+
+ORDERS: tuple[type[Any], ...] = (Open, Load, Begin, Gradient, Clip, Step, Gather)
+Given = Float32Array | None  # the leader's numbers; the others get them from it
+
+# The model as torch's modules --------------------------------------------------------------------------------------------
+
+
+class _Tensors(GPT):
+    """Its tensors are parameters of modules, which `torch` may take apart."""
+
+    def __init__(self, job: JobSpec, device: torch.device, parallel: Parallel) -> None:
+        self.places = dict[int, slice]()  # where in the flat vector a parameter lies, by its identity
+        self._is_whole = parallel is Parallel.DDP
+        super().__init__(job, device)
+
+    def _allocate(self, size: int) -> None:
+        if self._is_whole:
+            super()._allocate(size)
+
+    def _view(self, *names: str) -> Tensor:
+        place, shape = self._place(*names)
+        if self._is_whole:
+            leaf = nn.Parameter(self.parameters[place].view(shape))
+            leaf.grad = self.gradients[place].view(shape)
+        else:
+            leaf = nn.Parameter(torch.empty(shape, device="meta"))  # no process ever has all of it
+        self.places[id(leaf)] = place
+        return leaf
+
+    def _through(self, layer: Any, x_BTC: Tensor, start: int, cache: Cache | None, index: int, last: int | None) -> Tensor:
+        assert cache is None and last is None, "nothing but losses is computed by several processes"
+        return layer(x_BTC)
+
+
+class _Block(nn.Module):
+    """The parameters of a `model.Layer`, by the same names. `fully_shard` gathers them for as long as it runs."""
+
+    def __init__(self, gpt: _Tensors, layer: Layer, recompute: bool) -> None:
+        super().__init__()
+        self.gpt, self.recompute = gpt, recompute
+        for field in dataclasses.fields(layer):
+            setattr(self, field.name, getattr(layer, field.name))
+
+    def forward(self, x_BTC: Tensor) -> Tensor:
+        if self.recompute:
+            return checkpoint(GPT._through, self.gpt, self, x_BTC, 0, None, 0, None, **KEEPING_INPUTS)
+        return GPT._through(self.gpt, self, x_BTC, 0, None, 0, None)  # type: ignore[arg-type]
+
+
+class _Net(nn.Module):
+    """Examples in, the objective's loss out."""
+
+    def __init__(self, gpt: _Tensors, recompute: bool) -> None:
+        super().__init__()
+        self.gpt, self.loss, self.head_names = gpt, named(gpt.job.kind.losses[NAME]), list(gpt.heads)
+        self.embedding, self.final_norm = gpt.embedding_VC, gpt.final_norm_C
+        self.output = None if gpt.spec.tied else gpt.output_VC
+        self.heads = nn.ParameterList(gpt.heads.values())
+        self.blocks = nn.ModuleList(_Block(gpt, layer, recompute) for layer in gpt.layers)
+
+    def forward(self, *examples: Tensor) -> Tensor:
+        gpt = self.gpt  # which computes with whatever stands for the parameters at the moment
+        gpt.embedding_VC, gpt.final_norm_C = self.embedding, self.final_norm
+        gpt.output_VC = self.embedding if self.output is None else self.output
+        gpt.heads = dict(zip(self.head_names, self.heads, strict=True))
+        gpt.first_C, gpt.layers = gpt.heads.get(FIRST), self.blocks
+        return self.loss(gpt, *examples)
+
+
+# Parts -------------------------------------------------------------------------------------------------------------------
+
+
+class Part(ABC):
+    mode: ClassVar[Parallel]
+
+    def __init__(self, spec: JobSpec, resources: Resources, device: torch.device) -> None:
+        self.spec, self.device = spec, device
+        self.is_leader, self.processes = dist.get_rank() == 0, dist.get_world_size()
+        self._gpt = _Tensors(spec, device, self.mode)
+        self._net: Any = _Net(self._gpt, resources.recompute)
+        self._places = [self._gpt.places[id(parameter)] for parameter in self._net.parameters()]
+
+    def load(self, given: Given) -> None:
+        for place, parameter in self._placed():
+            self._keep(parameter, self._told(given, place, parameter.shape))
+
+    def _placed(self) -> Iterator[tuple[slice, Any]]:
+        return zip(self._places, self._net.parameters(), strict=True)
+
+    def _told(self, given: Given, place: slice, shape: Any) -> Tensor:
+        """What the leader's vector holds there, in all processes."""
+        if given is None:
+            told = torch.empty(shape, device=self.device)
+        else:
+            told = to_device(np.array(given[place], dtype=np.float32), self.device).view(shape)
+        dist.broadcast(told, 0)
+        return told
+
+    def gradient(self, order: Gradient) -> float:
+        """And the mean loss over the batch, in every process."""
+        self._forget_gradients()
+        arrays, total, start = [rows.array() for rows in order.examples], torch.zeros((), dtype=torch.float64), 0
+        total = total.to(self.device)
+        for end, weight in zip(order.ends, order.weights, strict=True):
+            examples = [to_device(array[start:end], self.device) for array in arrays]
+            with self._syncing(end == order.ends[-1]):
+                with precision_of(self.spec, self.device):
+                    loss = self._net(*examples) * (weight * self.processes)  # torch takes the mean over processes
+                loss.backward()
+            total += loss.detach().double() / self.processes
+            start = end
+        dist.all_reduce(total)
+        return float(total)
+
+    @abstractmethod
+    def _keep(self, parameter: Any, whole: Tensor) -> None: ...
+
+    @abstractmethod
+    def _forget_gradients(self) -> None: ...
+
+    @abstractmethod
+    def _syncing(self, is_last: bool) -> AbstractContextManager[Any]:
+        """Gradients are exchanged once a step."""
+
+    @abstractmethod
+    def begin(self, steps: int, has_moments: bool, given: Given) -> None: ...
+
+    @abstractmethod
+    def clip(self) -> float:
+        """The norm of the whole gradient before it was clipped."""
+
+    @abstractmethod
+    def step(self, rate: float) -> float:
+        """The norm of the whole gradient before it was clipped."""
+
+    @abstractmethod
+    def gathered(self, what: str) -> Given:
+        """The whole vector, for the leader."""
+
+    @property
+    @abstractmethod
+    def held(self) -> int:
+        """Numbers of parameters and moments in this process, between two orders."""
+
+
+class Replica(Part):
+    """Every process has the whole model and takes the same steps."""
+
+    mode = Parallel.DDP
+
+    def __init__(self, spec: JobSpec, resources: Resources, device: torch.device) -> None:
+        super().__init__(spec, resources, device)
+        self._decayed = to_device(decayed(spec), device)
+        self._net = DistributedDataParallel(self._net, device_ids=[device.index] if device.type == "cuda" else None)
+
+    def _keep(self, parameter: Any, whole: Tensor) -> None:
+        with torch.no_grad():
+            parameter.copy_(whole)
+
+    def _forget_gradients(self) -> None:
+        self._gpt.gradients.zero_()
+
+    def _syncing(self, is_last: bool) -> AbstractContextManager[Any]:
+        found: AbstractContextManager[Any] = nullcontext() if is_last else self._net.no_sync()
+        return found
+
+    def begin(self, steps: int, has_moments: bool, given: Given) -> None:
+        self._optimizer = optimizer_of(self.spec, self._gpt, self._decayed, None, steps)
+        if has_moments:
+            moments = self._optimizer.moments
+            moments.copy_(self._told(given, slice(0, len(moments)), moments.shape))
+
+    def clip(self) -> float:
+        return clip(self._gpt.gradients, self.spec.clip)
+
+    def step(self, rate: float) -> float:
+        return self._optimizer.step(rate)
+
+    def gathered(self, what: str) -> Given:
+        if not self.is_leader:
+            return None
+        found: Float32Array = to_numpy(self._optimizer.moments if what == "moments" else getattr(self._gpt, what))
+        return found.copy()
+
+    @property
+    def held(self) -> int:
+        return len(self._gpt.parameters) + len(self._optimizer.moments)
+
+
+class Sharded(Part):
+    """Every process has some rows of each tensor, and of its moments."""
+
+    mode = Parallel.FSDP
+
+    def __init__(self, spec: JobSpec, resources: Resources, device: torch.device) -> None:
+        super().__init__(spec, resources, device)
+        self._mesh = init_device_mesh(device.type, (self.processes,))
+        for block in self._net.blocks:
+            fully_shard(block, mesh=self._mesh)
+        fully_shard(self._net, mesh=self._mesh)
+        self._net.to_empty(device=device)
+        self._steps, self._moments = 0, list[tuple[Tensor, Tensor]]()
+
+    def _keep(self, parameter: Any, whole: Tensor) -> None:
+        with torch.no_grad():
+            own = parameter.to_local()
+            if len(own):
+                own.copy_(whole.chunk(self.processes)[dist.get_rank()])
+
+    def _forget_gradients(self) -> None:
+        self._net.zero_grad(set_to_none=True)
+
+    def _syncing(self, is_last: bool) -> AbstractContextManager[Any]:
+        self._net.set_requires_gradient_sync(is_last)
+        return nullcontext()
+
+    def begin(self, steps: int, has_moments: bool, given: Given) -> None:
+        """The moments given are those of AdamW: the first ones of all parameters, then the second ones."""
+        self._steps, self._moments = steps, []
+        size = max(place.stop for place in self._places)
+        for place, parameter in self._placed():
+            both = []
+            for start in (0, size):
+                own = torch.zeros_like(parameter.to_local())
+                if has_moments:
+                    moved = slice(start + place.start, start + place.stop)
+                    whole = self._told(given, moved, parameter.shape)
+                    own = whole.chunk(self.processes)[dist.get_rank()].clone() if len(own) else own
+                both.append(own.detach())
+            self._moments.append((both[0], both[1]))
+
+    def clip(self) -> float:
+        gradients = [parameter.grad.to_local() for parameter in self._net.parameters()]
+        total = torch.stack([gradient.double().square().sum() for gradient in gradients]).sum()
+        dist.all_reduce(total)
+        norm = float(total.sqrt())
+        if norm > self.spec.clip:
+            for gradient in gradients:
+                gradient.mul_(self.spec.clip / norm)
+        return norm
+
+    @torch.no_grad()
+    def step(self, rate: float) -> float:
+        norm, settings = self.clip(), settings_of(self.spec)
+        self._steps += 1
+        for parameter, (first, second) in zip(self._net.parameters(), self._moments, strict=True):
+            decays = first.new_ones(()) if parameter.ndim > 1 else None
+            move(parameter.to_local(), parameter.grad.to_local(), first, second, decays, settings, rate, self._steps)
+        return norm
+
+    @torch.no_grad()
+    def gathered(self, what: str) -> Given:
+        size = max(place.stop for place in self._places)
+        out = np.empty(2 * size if what == "moments" else size, dtype=np.float32) if self.is_leader else None
+        for number, (place, parameter) in enumerate(self._placed()):
+            if what == "moments":
+                for start, own in zip((0, size), self._moments[number], strict=True):
+                    moment = DTensor.from_local(own, self._mesh, [Shard(0)], shape=parameter.shape, stride=parameter.stride())
+                    _write(out, slice(start + place.start, start + place.stop), moment)
+            else:
+                _write(out, place, parameter.grad if what == "gradients" else parameter)
+        return out
+
+    @property
+    def held(self) -> int:
+        parameters = sum(parameter.to_local().numel() for parameter in self._net.parameters())
+        return parameters + sum(first.numel() + second.numel() for first, second in self._moments)
+
+
+def _write(out: Given, place: slice, tensor: Any) -> None:
+    whole = tensor.full_tensor()  # all processes take part
+    if out is not None:
+        out[place] = to_numpy(whole).ravel()
+
+
+class Parts:
+    """The parts of one process: the same orders do the same in every one."""
+
+    def __init__(self, resources: Resources, device: torch.device) -> None:
+        self._resources, self._device = resources, device
+        self.open = OrderedDict[int, Part]()
+
+    def obey(self, order: Any, given: Given = None) -> Any:
+        if isinstance(order, Open):
+            kind = Replica if order.parallel is Parallel.DDP else Sharded
+            self.open[order.number] = kind(JobSpec.decode(order.spec), self._resources, self._device)
+            while len(self.open) > JOBS_MAX:
+                self.open.popitem(last=False)
+            return None
+        self.open.move_to_end(order.number)
+        part = self.open[order.number]
+        with no_subnormal_numbers():
+            match order:
+                case Load():
+                    return part.load(given)
+                case Begin():
+                    return part.begin(order.steps, order.has_moments, given)
+                case Gradient():
+                    return part.gradient(order)
+                case Clip():
+                    return part.clip()
+                case Step():
+                    return part.step(order.rate)
+                case Gather():
+                    return part.gathered(order.what)
+        raise AssertionError(order)
+
+
+def shares(arrays: Sequence[npt.NDArray[Any]], drawn: int, processes: int, micro_batch: int) -> Iterator[Gradient]:
+    """The order to each process, but for its number: a like share of the examples, in as many micro-batches as all have.
+
+    A process without an example for one of them gets one of weight zero: all exchange gradients equally often.
+    """
+    parts = np.array_split(np.arange(drawn), processes)
+    count = -(-len(parts[0]) // micro_batch)
+    for part in parts:
+        pieces = np.array_split(part, count)
+        weights = tuple(len(piece) / drawn for piece in pieces)
+        filled = [piece if len(piece) else np.zeros(1, dtype=np.int64) for piece in pieces]
+        chosen, ends = np.concatenate(filled), tuple(int(end) for end in np.cumsum([len(piece) for piece in filled]))
+        yield Gradient(0, tuple(Rows.of(array[chosen]) for array in arrays), ends, weights)
