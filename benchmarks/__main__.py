@@ -17,6 +17,7 @@ from pathlib import Path
 from benchmarks.verdicts import MISSED
 
 BENCHMARKS = {
+    "gpu": "samples a second on a GPU beside torch's plain loop, memory, replays beside a processor's; one line without a GPU",
     "decoding": "payloads in every mode: bytes, and how fast one core reads and writes them",
     "rlhf_oracle": "losses and gradients of RLHF beside TRL's own, on random models",
     "rollouts": "responses of a policy: how fast they are made and checked, how soon the tuning of a model begins",
@@ -38,6 +39,7 @@ BENCHMARKS = {
 }
 # Of the clock on two idle cores, roughly: whoever starts all of them should know when to come back.
 MINUTES = {
+    "gpu": 1,
     "decoding": 1,
     "rlhf_oracle": 1,
     "rollouts": 4,

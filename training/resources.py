@@ -28,6 +28,7 @@ class Resources:
     memory_mb_max: int = 0  # MB of 10^6 bytes that a job may take, by an estimate; 0: no bound
     gpus: int = 0  # processes that train together, on a GPU each, or all on the processor; 0: one
     parallel: Parallel = Parallel.OFF
+    compile: bool = False  # losses are compiled for the device, where that works
     recompute: bool = False  # layers keep their inputs alone, and are computed again for the gradient
 
     def arguments(self) -> list[str]:
@@ -65,6 +66,8 @@ def parallel_problem(resources: Resources) -> str | None:
         return f"gpus {resources.gpus} with parallel off: say parallel ddp or fsdp" if resources.gpus > 1 else None
     if not 2 <= resources.gpus <= GPUS_MAX:
         return f"parallel {resources.parallel} with gpus {resources.gpus}: it needs 2 to {GPUS_MAX}"
+    if resources.compile:
+        return f"compile with parallel {resources.parallel}: one of them at a time"
     if ":" in resources.device:
         return f"parallel {resources.parallel} with device {resources.device}: it takes the first {resources.gpus} GPUs; say cuda"
     return None

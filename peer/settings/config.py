@@ -52,6 +52,7 @@ class Config:
     memory_mb_max: int = _about(
         "MB that a job may take in the worker, by an estimate: it makes micro-batches smaller; 0: no bound", 0
     )
+    compile: bool = _about("compile losses for the device: minutes at the first step, faster ones afterwards", False)
     recompute: bool = _about(
         "keep the inputs of layers alone and compute them again for the gradient: less memory, a third slower", False
     )

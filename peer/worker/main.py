@@ -301,7 +301,8 @@ def main(make_jobs: Callable[[EngineKind, Callable[[], None], int], Jobs] = Jobs
     parser.add_argument("--store", type=Path, help="file where all processes of a worker meet")
     arguments = parser.parse_args()
     resources = Resources.parsed(arguments)
-    _be_modest()
+    if not arguments.rank:  # an assistant is as modest as who started it
+        _be_modest()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the daemon stops us in its own order
     kind: EngineKind = named(features.engines()[arguments.engine])
     assert kind.name == arguments.engine, "a feature lists it under another name, by which no objective has a loss"

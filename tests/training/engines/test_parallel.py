@@ -19,7 +19,11 @@ from peer import features
 from peer.worker.supervisor import Worker, WorkerDied
 from protocol.errors import UserError
 from protocol.reasons import Verdict
+from rlhf import pairs
 from rlhf.objective import PPO
+from rlhf.reward import SCORE
+from tests.rlhf.test_reward import SPEC as REWARD
+from tests.rlhf.test_reward import some_pairs
 from tests.training.engines.test_engine import JOB, PER_STEP, SPEC, TRAINER, difference, engine_of
 from training import tasks
 from training.data.corpus import open_tokens
@@ -34,7 +38,7 @@ from training.replicated.layout import Float32Array, layout_of
 from training.replicated.model import ReplicatedModel
 from training.resources import Parallel, Resources
 from training.sequences import Tokens
-from training.spec import Inner, JobSpec
+from training.spec import AuditMode, Inner, JobSpec
 
 TEN = replace(SPEC, local_steps=10, batch=5, micro_batch=2)  # shares of 3 and 2: one process has a micro-batch of one
 BOTH = [Parallel.DDP, Parallel.FSDP]
@@ -118,6 +122,18 @@ def test_clipped_gradients_and_muon_are_those_of_one_process(crew: Crew, text: P
     deltas = [engine.local_steps(start, JOB, 0, TRAINER)[0] for engine in (together, alone)]
     assert difference(*deltas) < 1e-4
     assert together.evaluate(start) == alone.evaluate(start)
+
+
+@pytest.mark.parametrize("parallel", BOTH)
+def test_a_reward_models_head_is_trained_as_by_one_process_and_an_output_layer_without_a_loss_stays(
+    crew: Crew, text: Path, parallel: Parallel
+) -> None:
+    features.install()
+    spec = replace(REWARD, model=replace(REWARD.model, tied=False), audit=AuditMode.OFF)
+    found, tokenizer = pairs.encoded(spec, some_pairs(), ByteTokenizer()), ByteTokenizer()
+    engines = engine_in(crew, text, spec, parallel, found), Engine(spec, found, tokenizer)
+    deltas = [engine.local_steps(initial_parameters(spec), JOB, 0, TRAINER)[0] for engine in engines]
+    assert difference(*deltas) < 1e-4 and layout_of(spec).view(deltas[0])[SCORE].any()
 
 
 def test_every_example_is_in_one_share_with_its_weight_and_all_exchange_gradients_equally_often() -> None:

@@ -7,10 +7,11 @@ far below what an audit tolerates.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -95,7 +96,8 @@ class Engine:
         self.files: Mapping[bytes, Path] = {}
         self.device = device
         self._resources = resources
-        self._loss = named(spec.kind.losses[NAME])
+        loss = named(spec.kind.losses[NAME])
+        self._loss = compiled(loss, spec.name) if resources.compile else loss
         self._measure = named(spec.kind.measures[NAME]) if NAME in spec.kind.measures else None
         self._refer = named(spec.kind.references[NAME]) if NAME in spec.kind.references else None
         self._prepare()
@@ -261,6 +263,23 @@ class Engine:
 
 def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or ("alloc" in str(error) and "memory" in str(error))
+
+
+def compiled(loss: Callable[..., Tensor], job: str) -> Callable[..., Tensor]:
+    """The loss compiled at its first use, or as it is where that fails for whatever reason a compiler has."""
+    known: list[Callable[..., Tensor]] = [torch.compile(loss)]
+
+    def tried(*arguments: Any) -> Tensor:
+        try:
+            return known[-1](*arguments)
+        except Exception as error:
+            if known[-1] is loss or is_out_of_memory(error):
+                raise
+            log.warning("job %r: its loss is not compiled: %s", job, str(error).strip().partition("\n")[0])
+            known.append(loss)
+            return loss(*arguments)
+
+    return tried
 
 
 def precision_of(spec: JobSpec, device: torch.device) -> AbstractContextManager[None]:

@@ -58,6 +58,7 @@ log = logging.getLogger("peer")
 EXCHANGE_SECONDS_MAX = (
     600.0  # of what all processes take part in: one is a layer's tensors, the longest a model of 30 GB over a bus
 )
+END_SECONDS = 5.0  # until a process whose connections are broken has ended, too
 LOOPBACK = "lo"
 
 
@@ -125,6 +126,7 @@ class Crew:
         """
         self.device = device_of(resources, 0)
         self._fall, self._numbers, self._is_closed = fall, 0, False
+        self._status, self._has_ended = 1, threading.Event()  # of the first process that ended
         store = Path(tempfile.mkdtemp(prefix="folkmoot-ranks-")) / "store"
         self.processes = [
             subprocess.Popen([*command, "--rank", str(rank), "--store", str(store)], stdin=subprocess.PIPE)
@@ -158,7 +160,10 @@ class Crew:
             return self.parts.obey(orders[0], given)
         except Exception as error:  # the others may wait for this process now, for what it will never send
             log.warning("the processes of this worker do not go on together: %s: %s", type(error).__name__, error)
-            self._fall(-signal.SIGKILL if is_out_of_memory(error) else 1)
+            if is_out_of_memory(error):
+                self._fall(-signal.SIGKILL)
+            self._has_ended.wait(END_SECONDS)  # most likely another one ended, whose status says why
+            self._fall(self._status)
             raise
 
     def _watch(self, process: subprocess.Popen[bytes]) -> None:
@@ -166,6 +171,8 @@ class Crew:
         if self._is_closed:
             return
         log.warning("a process of this worker ended with status %d", status)
+        self._status = status
+        self._has_ended.set()
         self._fall(status)
 
     def close(self) -> None:

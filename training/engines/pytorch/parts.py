@@ -28,6 +28,7 @@ from torch.utils.checkpoint import checkpoint
 from features.lazily import named
 from protocol.codec import Count, Length
 from protocol.limits import TRANSACTION_BYTES_MAX
+from protocol.messages import Name
 from training.engines.pytorch.adamw import clip, move
 from training.engines.pytorch.device import to_device, to_numpy
 from training.engines.pytorch.engine import NAME, decayed, no_subnormal_numbers, optimizer_of, precision_of, settings_of
@@ -35,7 +36,7 @@ from training.engines.pytorch.model import GPT, KEEPING_INPUTS, Cache, Layer
 from training.replicated.layout import Float32Array
 from training.resources import Parallel, Resources
 from training.spec import JobSpec
-from training.tasks import FRAME_BYTES_MAX, Path
+from training.tasks import FRAME_BYTES_MAX
 from training.transformer import FIRST
 
 JOBS_MAX = 8  # whose models are held; the least recently used one goes, in all processes alike
@@ -48,7 +49,7 @@ DIMENSIONS_MAX = 8  # of an array
 class Rows:
     """An array of examples."""
 
-    kind: Path  # as numpy calls it
+    kind: Name  # as numpy calls it
     shape: Annotated[tuple[Count, ...], Length(1, DIMENSIONS_MAX)]
     data: Annotated[bytes, Length(0, FRAME_BYTES_MAX)]
 
@@ -116,7 +117,7 @@ class Gather:
 
     TAG: ClassVar[str] = "gather"
     number: Count
-    what: Path
+    what: Name
 
 
 ORDERS: tuple[type[Any], ...] = (Open, Load, Begin, Gradient, Clip, Step, Gather)
@@ -164,7 +165,7 @@ class _Block(nn.Module):
     def forward(self, x_BTC: Tensor) -> Tensor:
         if self.recompute:
             return checkpoint(GPT._through, self.gpt, self, x_BTC, 0, None, 0, None, **KEEPING_INPUTS)
-        return GPT._through(self.gpt, self, x_BTC, 0, None, 0, None)  # type: ignore[arg-type]
+        return GPT._through(self.gpt, self, x_BTC, 0, None, 0, None)
 
 
 class _Net(nn.Module):
@@ -271,7 +272,9 @@ class Replica(Part):
     def __init__(self, spec: JobSpec, resources: Resources, device: torch.device) -> None:
         super().__init__(spec, resources, device)
         self._decayed = to_device(decayed(spec), device)
-        self._net = DistributedDataParallel(self._net, device_ids=[device.index] if device.type == "cuda" else None)
+        devices = [device.index] if device.type == "cuda" else None
+        # A loss without logits leaves an output layer of its own unused.
+        self._net = DistributedDataParallel(self._net, devices, find_unused_parameters=not spec.kind.makes_text)
 
     def _keep(self, parameter: Any, whole: Tensor) -> None:
         with torch.no_grad():
@@ -350,7 +353,7 @@ class Sharded(Part):
             self._moments.append((both[0], both[1]))
 
     def clip(self) -> float:
-        gradients = [parameter.grad.to_local() for parameter in self._net.parameters()]
+        gradients = [_gradient_of(parameter) for parameter in self._net.parameters()]
         total = torch.stack([gradient.double().square().sum() for gradient in gradients]).sum()
         dist.all_reduce(total)
         norm = float(total.sqrt())
@@ -365,7 +368,7 @@ class Sharded(Part):
         self._steps += 1
         for parameter, (first, second) in zip(self._net.parameters(), self._moments, strict=True):
             decays = first.new_ones(()) if parameter.ndim > 1 else None
-            move(parameter.to_local(), parameter.grad.to_local(), first, second, decays, settings, rate, self._steps)
+            move(parameter.to_local(), _gradient_of(parameter), first, second, decays, settings, rate, self._steps)
         return norm
 
     @torch.no_grad()
@@ -377,14 +380,24 @@ class Sharded(Part):
                 for start, own in zip((0, size), self._moments[number], strict=True):
                     moment = DTensor.from_local(own, self._mesh, [Shard(0)], shape=parameter.shape, stride=parameter.stride())
                     _write(out, slice(start + place.start, start + place.stop), moment)
-            else:
-                _write(out, place, parameter.grad if what == "gradients" else parameter)
+            elif what == "parameters":
+                _write(out, place, parameter)
+            elif parameter.grad is not None:  # in all processes alike
+                _write(out, place, parameter.grad)
+            elif out is not None:
+                out[place] = 0.0
         return out
 
     @property
     def held(self) -> int:
         parameters = sum(parameter.to_local().numel() for parameter in self._net.parameters())
         return parameters + sum(first.numel() + second.numel() for first, second in self._moments)
+
+
+def _gradient_of(parameter: Any) -> Tensor:
+    """Of the rows that are here; zero where the loss does not depend on them."""
+    found: Tensor = torch.zeros_like(parameter.to_local()) if parameter.grad is None else parameter.grad.to_local()
+    return found
 
 
 def _write(out: Given, place: slice, tensor: Any) -> None:
