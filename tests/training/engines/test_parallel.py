@@ -129,7 +129,7 @@ def test_a_reward_models_head_is_trained_as_by_one_process_and_an_output_layer_w
     crew: Crew, text: Path, parallel: Parallel
 ) -> None:
     features.install()
-    spec = replace(REWARD, model=replace(REWARD.model, tied=False), audit=AuditMode.OFF)
+    spec = replace(REWARD, model=replace(REWARD.model, tied=False), audit=AuditMode.FULL)
     found, tokenizer = pairs.encoded(spec, some_pairs(), ByteTokenizer()), ByteTokenizer()
     engines = engine_in(crew, text, spec, parallel, found), Engine(spec, found, tokenizer)
     deltas = [engine.local_steps(initial_parameters(spec), JOB, 0, TRAINER)[0] for engine in engines]
