@@ -76,9 +76,8 @@ def test_ten_steps_of_two_processes_are_those_of_one_whose_full_audit_accepts_th
     together, alone = engine_in(crew, text, TEN, parallel), engine_of(text, TEN)
     model, buffer, payload = tmp_path / "model", tmp_path / "buffer", tmp_path / "payload"
     ReplicatedModel.initial(JOB, TEN).save(model)
-    asked = tasks.Propose(JOB, 0, TRAINER, str(model), None, None, str(buffer))
-    done = proposals.propose(asked, updates_of(together))
-    payload.write_bytes(done.payload)
+    asked = tasks.Propose(JOB, 0, TRAINER, str(model), None, None, str(buffer), str(payload))
+    proposals.propose(asked, updates_of(together))
     audit = tasks.Audit(JOB, 0, TRAINER, str(model), str(payload), str(buffer), None, None)
     audited = proposals.audit(audit, updates_of(alone))
     assert audited.verdict is Verdict.ACCEPT and 0 < audited.relative_error < 1e-4
