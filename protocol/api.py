@@ -184,6 +184,7 @@ class JobView:
     precision: str = "fp32"  # of matrix products; with bf16 nobody can audit
     parameters: int = 0  # of its model
     disk_bytes: int = 0  # that it takes on this peer's disk at most, beside its text; 0: it is over
+    held: str = ""  # of a job that waits for its first model: how many voters hold it, of how many that are needed
 
 
 @dataclass(frozen=True, slots=True)

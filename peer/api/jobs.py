@@ -215,7 +215,12 @@ def _in_line(waiting: Waiting, state: State, place: int, me: bytes) -> JobView:
         precision=spec.precision.value,
         parameters=layout_of(spec).size,
         disk_bytes=room_of(spec, min(len(trainers), TRAINERS_MAX), me in trainers).bytes(spec.rounds),
+        held=_held(waiting, spec, VoterSet(state.members.voters)),
     )
+
+
+def _held(waiting: Waiting, spec: JobSpec, voters: VoterSet) -> str:
+    return f"{len(voters.members & set(waiting.holders))} of {voters.quorum}" if spec.start is not None else ""
 
 
 def _data(spec: JobSpec) -> str:

@@ -371,7 +371,7 @@ def jobs(views: Sequence[JobView], names: Names) -> Fitted:
 
 def _job_state(view: JobView) -> str:
     if view.place:
-        return f"waits, number {view.place}"
+        return f"waits, number {view.place}" + (f"; {view.held} voters hold its model" if view.held else "")
     return "stopped" if view.state == "finished" and view.round < view.rounds else view.state
 
 

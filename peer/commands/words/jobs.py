@@ -41,9 +41,13 @@ async def train(asked: Asked[PeerApi]) -> None:
     request = train_request(asked.options)
     job = await asked.decided(asked.api.train(request))
     view = next((view for view in await asked.api.jobs() if view.job == job), None)
-    place = view.place if view else 0
-    waits = f"waits in line as number {place}: it starts by itself when its turn comes, `jobs` shows the line"
-    asked.show(f"job {job} is decided{f', and {waits}' if place else '; `rounds` shows how it goes'}")
+    if view is None or not view.place:
+        how = "; `rounds` shows how it goes"
+    elif view.held:
+        how = ", and starts by itself when enough voters hold its model; `jobs` shows how many do"
+    else:
+        how = f", and waits in line as number {view.place}: it starts by itself when its turn comes, `jobs` shows the line"
+    asked.show(f"job {job} is decided{how}")
     if view and view.disk_bytes:
         asked.show(f"it takes up to {bytes_in_words(view.disk_bytes)} of this peer's disk")
     if no_room := (await asked.api.status()).no_room:

@@ -74,11 +74,11 @@ def test_ten_steps_of_two_processes_are_those_of_one_whose_full_audit_accepts_th
     crew: Crew, text: Path, tmp_path: Path, parallel: Parallel
 ) -> None:
     together, alone = engine_in(crew, text, TEN, parallel), engine_of(text, TEN)
-    model, buffer, payload = tmp_path / "model", tmp_path / "buffer", tmp_path / "payload"
+    model, buffer = tmp_path / "model", tmp_path / "buffer"
     ReplicatedModel.initial(JOB, TEN).save(model)
-    asked = tasks.Propose(JOB, 0, TRAINER, str(model), None, None, str(buffer), str(payload))
+    asked = tasks.Propose(JOB, 0, TRAINER, str(model), None, None, str(buffer))
     proposals.propose(asked, updates_of(together))
-    audit = tasks.Audit(JOB, 0, TRAINER, str(model), str(payload), str(buffer), None, None)
+    audit = tasks.Audit(JOB, 0, TRAINER, str(model), asked.payload_out, str(buffer), None, None)
     audited = proposals.audit(audit, updates_of(alone))
     assert audited.verdict is Verdict.ACCEPT and 0 < audited.relative_error < 1e-4
     start = initial_parameters(TEN)
