@@ -28,6 +28,7 @@ from protocol.limits import (
     NONCE_BYTES,
     NOTICED_MAX,
     PART_BYTES_MAX,
+    PLAIN_BLOB_BYTES_MAX,
     TRAINERS_MAX,
     TRANSACTION_BYTES_MAX,
     VOTERS_MAX,
@@ -397,7 +398,7 @@ class BlobChunk:
     TAG: ClassVar[str] = "blob-chunk"
     digest: Digest
     offset: Count
-    total: Annotated[int, Between(0, BLOB_BYTES_MAX)]
+    total: Annotated[int, Between(0, PLAIN_BLOB_BYTES_MAX)]
     chunk: Annotated[bytes, Length(0, BLOB_CHUNK_BYTES)]
 
 

@@ -47,6 +47,7 @@ UNREACHED = {
     "identity.next": "`peer rekey` writes it, which a test cuts off at every step",
     "store-migrate": "only where an older program wrote the database: tests/storage/test_store.py",
     "append-silence": "only on a disk that was put back: `python -m scenarios.rollback`",
+    "blob-part": "only of objects above 16 MiB: tests/storage/test_parts.py",
     "blob-keep": "only where a liar names somebody's payload as its buffer",
 }
 

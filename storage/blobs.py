@@ -1,48 +1,54 @@
 """Content-addressed files: payloads and data are kept, error-feedback buffers pass when nobody re-executes with them any more.
 
-What the audits of a round may ask for is kept together, and deleted together when they are over.
+What the audits of a round may ask for is kept together, and deleted together when they are over. An object that is larger than a
+part is one file here like any other; its list, and what of it still comes, are in `storage.parts`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import hashlib
 import itertools
 import logging
 import os
 import shutil
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from protocol.digests import DOMAIN, LIST_BYTES_MAX, Hasher
 from protocol.errors import MissingBlobError, RemoteProtocolError, StorageError
+from protocol.limits import BLOB_PART_BYTES
 from storage.crash_points import crash_points
-from storage.durable import make_directory, sync_directory
+from storage.durable import explained, make_directory, sync_directory
+from storage.parts import LIST, PartsFolder, PartWriter
+from transport.blobs import Wanted
 
 UNFINISHED = ".made"  # of the name of a folder of links that is not whole yet
 JOB_BYTES = 16  # of a job's id in the name of a folder: enough to tell jobs apart
 SYNCS_AT_ONCE = 16  # of the small files of a round: a journal commits them together, one by one each waits for the disk
 
+TakeList = Callable[[bytes, bytes], bool]  # given a digest, and bytes that have it: whether they are a list, which is kept then
 log = logging.getLogger(__name__)
 
 
 class Blobs:
     """Implements `transport.exchange.BlobStore`. A file is durable before it is visible under its name."""
 
-    def __init__(self, kept: Path, passing: Path) -> None:
+    def __init__(self, kept: Path, passing: Path, part_bytes: int = BLOB_PART_BYTES) -> None:
         self._kept, self._passing = kept, passing
+        self._parts = PartsFolder(kept / "parts", part_bytes)
         self._expected_to_pass: dict[bytes, frozenset[object]] = {}  # digest -> its owners
         self._together: dict[bytes, Path] = {}  # digest -> a folder that holds it
         self._whole: set[Path] = set()  # the folders that were written by this process, or verified by it
         self._together_lock = threading.Lock()  # training keeps, audits delete, each in a thread of its own
         self._numbers = itertools.count()
         for folder in (kept, passing):
-            with _explained(folder):
+            with explained(folder):
                 make_directory(folder)
                 for leftover in folder.glob("*.part"):
                     leftover.unlink()
+        self._parts.load(self._found)
 
     def path(self, digest: bytes) -> Path:
         """Where this blob is, or would be."""
@@ -61,15 +67,13 @@ class Blobs:
             return None
 
     def is_reveal(self, digest: bytes) -> bool:
-        """Whether this blob is, or would be, here only for those who re-execute."""
-        return self.path(digest).parent != self._kept
+        """Whether this blob, or the object of this part, is here only for those who re-execute, or would be."""
+        places = self._parts.places(digest)
+        return self.path(places[0][0] if places else digest).parent != self._kept
 
     def read(self, digest: bytes, offset: int = 0, length: int = -1) -> bytes:
         """`MissingBlobError` if it is not here, or is deleted now."""
-        path = self.path(digest)
-        with _explained(path, "read"), path.open("rb", buffering=0) as file:
-            file.seek(offset)
-            return file.read(length)
+        return _read(self.path(digest), offset, length)
 
     def read_whole(self, digest: bytes, size_max: int) -> bytes:
         """`MissingBlobError` also if it is larger: somebody named another blob than was asked for."""
@@ -78,22 +82,47 @@ class Blobs:
             raise MissingBlobError(f"the blob {digest.hex()} is larger than {size_max} bytes")
         return data
 
-    def begin(self, digest: bytes, total: int) -> Writer:
-        """Several writers may work on one blob: each has a file of its own, and whoever finishes gives the same bytes."""
-        return Writer(self.path(digest), digest, total, next(self._numbers))
+    def begin(self, digest: bytes, total: int, of: bytes | None = None) -> Writer | PartWriter:
+        """Several writers may work on one blob: each has a file of its own, and whoever finishes gives the same bytes.
 
-    def add(self, data: bytes) -> bytes:
-        digest = hashlib.sha256(data).digest()
+        `of` is the object of which it is a part. A blob that turns out to be a list makes the object one that comes.
+        """
+        if of is not None:
+            return self._parts.writer(digest, total)
+        take = self._take_list if total <= LIST_BYTES_MAX else None
+        return Writer(self.path(digest), digest, total, next(self._numbers), Hasher(in_parts=False), take)
+
+    def _take_list(self, digest: bytes, data: bytes) -> bool:
+        """Whether these bytes are the list of an object."""
+        parts = self._parts.parse(digest, data)
+        if parts is not None:
+            self._parts.add(parts)
+            self.settle(digest)
+        return parts is not None
+
+    def add(self, data: bytes, in_parts: bool = False) -> bytes:
+        """Its digest. `in_parts`: what is larger than a part is named by the list of its parts."""
+        hasher = Hasher(in_parts, self._parts.part_bytes)
+        hasher.update(data)
+        digest = hasher.digest()
         if self.size(digest) is None:
-            writer = self.begin(digest, len(data))
-            writer.write(data)
-            writer.finish()
+            with self._parts.adding():
+                if hasher.parts is not None:
+                    self._parts.add(hasher.parts)
+                again = Hasher(in_parts, self._parts.part_bytes)
+                writer = Writer(self.path(digest), digest, len(data), next(self._numbers), again)
+                writer.write(data)
+                writer.finish()
         return digest
 
     def adopt(self, file: Path, digest: bytes) -> None:
-        """Takes over a finished file that somebody else wrote on the same file system; the caller vouches for the digest."""
+        """Takes over a finished file that somebody else wrote on the same file system; the caller vouches for the digest.
+
+        If that is of a list of parts, the list is beside the file (`storage.parts.write_list`).
+        """
         path = self.path(digest)
-        with _explained(path), crash_points("blob"):
+        with self._parts.adding(), explained(path), crash_points("blob"):
+            self._adopt_list(file, digest)
             _sync(file)
             os.replace(file, path)
             sync_directory(path.parent)
@@ -101,10 +130,68 @@ class Blobs:
     def adopt_link(self, file: Path, digest: bytes) -> None:
         """As `adopt`, and `file` stays where it is."""
         link = file.with_name(f"{file.name}.link")
-        with _explained(link):
+        with self._parts.adding(), explained(link):
+            self._adopt_list(file, digest)
             link.unlink(missing_ok=True)
             os.link(file, link)
-        self.adopt(link, digest)
+            self.adopt(link, digest)
+
+    def _adopt_list(self, file: Path, digest: bytes) -> None:
+        """It is durable before the blob is, which would otherwise be sent as if it had no parts."""
+        listed = file.with_name(f"{file.name}{LIST}")
+        with contextlib.suppress(FileNotFoundError):
+            parts = self._parts.parse(digest, listed.read_bytes())
+            assert parts is not None, f"{listed} is not of {digest.hex()}"
+            self._parts.add(parts)
+            listed.unlink()
+
+    # Lists and parts, which travel as blobs of their own
+
+    def piece_size(self, digest: bytes) -> int | None:
+        """Bytes of what others get under this digest: a part, the list of an object that has parts, any other blob whole."""
+        if (parts := self._parts.of(digest)) is not None:
+            return parts.list_bytes
+        found = self._place(digest)
+        return self.size(digest) if found is None else found[2]
+
+    def read_piece(self, digest: bytes, offset: int, length: int) -> bytes:
+        if (parts := self._parts.of(digest)) is not None:
+            return parts.encode()[offset : offset + length]
+        if (found := self._place(digest)) is not None:
+            path, start, size = found
+            return _read(path, start + offset, min(length, size - offset))
+        return self.read(digest, offset, length)
+
+    def _place(self, part: bytes) -> tuple[Path, int, int] | None:
+        """A file that has this part, where it begins, and its bytes."""
+        for digest, index in self._parts.places(part):
+            parts, path = self._parts.of(digest), self._parts.comes(digest) or self._found(digest)
+            if parts is not None and path is not None and not self._parts.lacks(digest, index):
+                return path, index * parts.part_bytes, parts.size(index)
+        return None
+
+    def wanted(self, digest: bytes) -> Wanted | None:
+        """What still has to come of an object whose list is here and that is not held. None: its list is not here."""
+        parts = self._parts.of(digest)
+        return None if parts is None else Wanted(parts.total, self._parts.lacking(digest))
+
+    def lacks(self, digest: bytes, part: bytes) -> bool:
+        return any(of == digest and self._parts.lacks(of, index) for of, index in self._parts.places(part))
+
+    def settle(self, digest: bytes) -> None:
+        """An object whose parts have come is held from here on; one that is gone lacks all again."""
+        self._parts.settle(digest, self.path(digest))
+
+    def sweep(self, wanted: Collection[bytes]) -> None:
+        """Forgets objects that come and are not `wanted`, but for a bounded rest."""
+        self._parts.sweep(wanted, self._found)
+
+    def _found(self, digest: bytes) -> Path | None:
+        """Where this blob is, also in a folder that `verify_together` has not read yet."""
+        name = digest.hex()
+        if os.path.exists(path := self.path(digest)):
+            return path
+        return next((folder / name for folder in self._folders() if os.path.exists(os.path.join(folder, name))), None)
 
     # Passing blobs
 
@@ -117,7 +204,7 @@ class Blobs:
         """This blob stays, whoever said that it would pass."""
         self._expected_to_pass.pop(digest, None)
         passing, kept = self._passing / digest.hex(), self._kept / digest.hex()
-        with _explained(kept):
+        with explained(kept):
             if passing.exists():
                 with crash_points("blob-keep"):
                     os.replace(passing, kept)
@@ -127,9 +214,10 @@ class Blobs:
         """Gone for good when this returns, whoever said that it stays."""
         self._expected_to_pass.pop(digest, None)
         path = self.path(digest)
-        with _explained(path):
+        with explained(path):
             path.unlink(missing_ok=True)
             sync_directory(path.parent)
+        self._parts.forget(digest)
 
     def release(self, owner: object) -> None:
         left = {digest: owners - {owner} for digest, owners in self._expected_to_pass.items()}
@@ -142,6 +230,7 @@ class Blobs:
                 continue
             if digest not in self._expected_to_pass:  # nor one that came after this began: it was expected before it was there
                 file.unlink(missing_ok=True)
+        self._parts.forget_gone(self._found)
 
     # Blobs of a round that are deleted together
 
@@ -150,9 +239,11 @@ class Blobs:
         `delete_rounds`. All of it is durable when this returns; the caller vouches for the digests, and `made` is gone.
         """
         folder = self._passing / _folder_name(job, round)
-        with self._together_lock, _explained(folder), crash_points("blob"):
+        with self._together_lock, self._parts.adding(), explained(folder), crash_points("blob"):
             made = made or folder.with_name(f"{folder.name}{UNFINISHED}")
             made.mkdir(exist_ok=True)
+            for listed in list(made.glob(f"*{LIST}")):
+                self._adopt_list(listed.with_suffix(""), bytes.fromhex(listed.stem))
             with ThreadPoolExecutor(SYNCS_AT_ONCE) as threads:
                 list(threads.map(_sync, made.iterdir()))  # the errors, if any
             for digest in digests:
@@ -172,9 +263,9 @@ class Blobs:
             for left in self._passing.glob(f"*{UNFINISHED}"):
                 shutil.rmtree(left, ignore_errors=True)
         for folder in sorted(set(self._folders()) - self._whole):
-            with _explained(folder, "read"), contextlib.suppress(FileNotFoundError):  # it was deleted meanwhile
+            with explained(folder, "read"), contextlib.suppress(FileNotFoundError):  # it was deleted meanwhile
                 for file in list(folder.iterdir()):
-                    if not _is_whole(file):
+                    if not self._is_whole(file):
                         log.warning("%s is damaged: this peer deletes it, and cannot show it to an audit any more", file)
                         with contextlib.suppress(FileNotFoundError):
                             if (passing := self._passing / file.name).samefile(file):  # another may have come since then
@@ -199,6 +290,18 @@ class Blobs:
             for folder in self._whole:  # some of it may be in a later folder too
                 listed |= _listed(folder)
             self._together = listed
+        self._parts.forget_gone(self._found)
+
+    def _is_whole(self, file: Path) -> bool:
+        hasher = Hasher(self._parts.of(bytes.fromhex(file.name)) is not None, self._parts.part_bytes)
+        try:
+            with file.open("rb", buffering=0) as stream:
+                hasher.read(stream)
+            return hasher.digest().hex() == file.name
+        except FileNotFoundError:
+            raise
+        except OSError:
+            return False  # a part of the disk that cannot be read
 
     def _folders(self) -> list[Path]:
         return [path for path in self._passing.iterdir() if path.is_dir() and path.suffix != UNFINISHED]
@@ -212,19 +315,15 @@ def _listed(folder: Path) -> dict[bytes, Path]:
     return {bytes.fromhex(file.name): folder for file in folder.iterdir()}
 
 
+def _read(path: Path, offset: int, length: int) -> bytes:
+    with explained(path, "read"), path.open("rb", buffering=0) as file:
+        file.seek(offset)
+        return file.read(length)
+
+
 def _sync(file: Path) -> None:
     with file.open("rb+") as stream:
         os.fsync(stream.fileno())
-
-
-def _is_whole(file: Path) -> bool:
-    try:
-        with file.open("rb") as stream:
-            return hashlib.file_digest(stream, "sha256").hexdigest() == file.name
-    except FileNotFoundError:
-        raise
-    except OSError:
-        return False  # a part of the disk that cannot be read
 
 
 def _folder_name(job: bytes, round: int) -> str:
@@ -234,11 +333,13 @@ def _folder_name(job: bytes, round: int) -> str:
 class Writer:
     """Exactly one of `finish` and `abort` ends it."""
 
-    def __init__(self, path: Path, digest: bytes, total: int, number: int) -> None:
+    def __init__(
+        self, path: Path, digest: bytes, total: int, number: int, hasher: Hasher, take_list: TakeList | None = None
+    ) -> None:
         self._path, self._digest, self._total = path, digest, total
         self._part = path.with_name(f"{path.name}.{number}.part")
-        self._hash, self._written = hashlib.sha256(), 0
-        with _explained(self._part):
+        self._hash, self._written, self._take_list = hasher, 0, take_list
+        with explained(self._part):
             self._file = self._part.open("wb")
 
     def write(self, chunk: bytes) -> None:
@@ -246,7 +347,7 @@ class Writer:
         if self._written > self._total:
             raise RemoteProtocolError("bad-blob", f"more than the {self._total} bytes announced")
         self._hash.update(chunk)
-        with _explained(self._part):
+        with explained(self._part):
             self._file.write(chunk)
 
     def finish(self) -> None:
@@ -254,8 +355,11 @@ class Writer:
         if self._hash.digest() != self._digest:
             self.abort()
             raise RemoteProtocolError("bad-blob", f"{self._digest.hex()[:16]} has other bytes")
+        if self._take_list is not None and self._is_list():
+            self.abort()
+            return
         try:
-            with _explained(self._path), crash_points("blob"):
+            with explained(self._path), crash_points("blob"):
                 self._file.flush()
                 os.fsync(self._file.fileno())
                 self._file.close()
@@ -265,19 +369,14 @@ class Writer:
             self.abort()
             raise
 
+    def _is_list(self) -> bool:
+        with explained(self._part):
+            self._file.flush()
+            data = self._part.read_bytes()
+        return data.startswith(DOMAIN) and self._take_list is not None and self._take_list(self._digest, data)
+
     def abort(self) -> None:
         with contextlib.suppress(OSError):  # what a full disk does not take is not wanted any more
             self._file.close()
         with contextlib.suppress(OSError):
             self._part.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def _explained(path: Path, verb: str = "write") -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        way_out = "free some space and start again" if error.errno == errno.ENOSPC else "check the disk and its permissions"
-        is_missing = verb == "read" and isinstance(error, FileNotFoundError)
-        kind = MissingBlobError if is_missing else StorageError
-        raise kind(f"cannot {verb} {path}: {error.strerror}; {way_out}") from error

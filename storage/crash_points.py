@@ -39,6 +39,7 @@ WRITES = {
     "restore": "a snapshot: its state with the decisions that prove it",
     "measure": "figures for people, of a job's last model",
     "blob": "payloads, pieces of data and what a proposal commits to, made durable and then named",
+    "blob-part": "a part of a large object that others send, in its place",
     "blob-keep": "a blob that was to pass is kept",
     "model-write": "a model, beside its final name",
     "model-fetched": "the model of a snapshot, beside its final name",

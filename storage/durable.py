@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from protocol.errors import StorageError
+from protocol.errors import MissingBlobError, StorageError
 from storage.crash_points import crash_points
 
 
@@ -55,3 +56,15 @@ def writing(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
             sync_directory(path.parent)
     finally:
         part.unlink(missing_ok=True)
+
+
+@contextmanager
+def explained(path: Path, verb: str = "write") -> Iterator[None]:
+    """Turns an `OSError` into a line for a person; `MissingBlobError` if what is read is not there."""
+    try:
+        yield
+    except OSError as error:
+        way_out = "free some space and start again" if error.errno == errno.ENOSPC else "check the disk and its permissions"
+        is_missing = verb == "read" and isinstance(error, FileNotFoundError)
+        kind = MissingBlobError if is_missing else StorageError
+        raise kind(f"cannot {verb} {path}: {error.strerror}; {way_out}") from error

@@ -16,9 +16,9 @@ from protocol.errors import RemoteProtocolError, UserError
 from protocol.limits import (
     AUDIT_WINDOW_MAX,
     AUDITORS_MAX,
-    BLOB_BYTES_MAX,
     LEAST_UPLINK_MBIT,
     NAME_CHARACTERS_MAX,
+    PLAIN_BLOB_BYTES_MAX,
     TRAINERS_MAX,
     UPLINK_MBIT_MAX,
 )
@@ -344,8 +344,8 @@ class JobSpec:
         if self.local_steps % self.replayed_steps:
             return f"local_steps {self.local_steps} must be a multiple of replayed_steps {self.replayed_steps}"
         inner = 8 + 8 * self.model.parameters
-        if (self.traces_states or self.keeps_inner_state) and inner > BLOB_BYTES_MAX:
-            size = f"the inner optimizer's state has {inner} bytes, and auditors can get {BLOB_BYTES_MAX} at most"
+        if (self.traces_states or self.keeps_inner_state) and inner > PLAIN_BLOB_BYTES_MAX:
+            size = f"the inner optimizer's state has {inner} bytes, and auditors can get {PLAIN_BLOB_BYTES_MAX} at most"
             return f"{size}: take a smaller model, or inner_state 'reset' with audit 'full'"
         if self.audit is AuditMode.SAMPLED and self.audit_rate < AUDIT_RATE_MIN:
             nothing = f"audit 'sampled' with audit_rate {self.audit_rate:g} would audit nothing"

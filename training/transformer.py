@@ -7,10 +7,10 @@ from typing import Annotated, Final
 
 from protocol import codec
 from protocol.codec import Between
-from protocol.limits import BLOB_BYTES_MAX
+from protocol.limits import PLAIN_BLOB_BYTES_MAX
 
 BYTES: Final = 256  # tokens without a tokenizer; with one every byte is a token, too, so that nothing is unknown
-PARAMETERS_MAX: Final = BLOB_BYTES_MAX // 4  # a committed buffer of float32 must fit a blob
+PARAMETERS_MAX: Final = PLAIN_BLOB_BYTES_MAX // 4  # a committed buffer of float32 must fit a blob
 # Rotary positions: below 1 later features would turn faster, and beyond 1e9 no context turns the last ones at all.
 ROPE_BASE_MIN: Final = 1.0
 ROPE_BASE_MAX: Final = 1e9

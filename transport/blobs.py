@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 
@@ -16,13 +18,39 @@ class BlobWriter(Protocol):
     def abort(self) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """An object of which the list is here."""
+
+    total: int  # bytes
+    lacking: Mapping[bytes, int]  # the parts that still have to come, and their bytes
+
+
 class BlobStore(Protocol):
+    """Objects by digest. What travels is a *piece*: a list, a part, or an object that has no parts."""
+
     def size(self, digest: bytes) -> int | None:
-        """Bytes of a blob that is held and verified; None if it is not."""
+        """Bytes of an object that is held and verified; None if it is not."""
 
     def is_reveal(self, digest: bytes) -> bool:
-        """Whether it serves audits alone: what is sent of such blobs is counted apart."""
+        """Whether this piece serves audits alone: what is sent of such is counted apart."""
 
-    def read(self, digest: bytes, offset: int, length: int) -> bytes: ...
+    def piece_size(self, digest: bytes) -> int | None:
+        """Bytes of a piece that is here; None if it is not."""
 
-    def begin(self, digest: bytes, total: int) -> BlobWriter: ...
+    def read_piece(self, digest: bytes, offset: int, length: int) -> bytes: ...
+
+    def begin(self, digest: bytes, total: int, of: bytes | None = None) -> BlobWriter:
+        """Of a piece; `of` is the object of which it is a part."""
+
+    def wanted(self, digest: bytes) -> Wanted | None:
+        """None: of this object no list is here."""
+
+    def lacks(self, digest: bytes, part: bytes) -> bool:
+        """Whether this part of an object still has to come."""
+
+    def settle(self, digest: bytes) -> None:
+        """An object whose parts have come is held from here on; one that is gone lacks all again. May run in a worker thread."""
+
+    def sweep(self, wanted: Collection[bytes]) -> None:
+        """Of objects that came in part and are not `wanted` now, a bounded rest stays. May run in a worker thread."""

@@ -6,6 +6,10 @@ says NoBlob, stalls or disappears is left for another, and the transfer goes on 
 transfer (a stopped process keeps its links) is known to be silent: asked after all others until it answers. If bytes of several
 holders turn out not to have the right hash, nobody can say whose were wrong: the transfer starts again and keeps to bytes of one
 holder, whose lie is his.
+
+Of an object that is larger than a part, the list of its parts comes first, under the object's own digest. Each part then is a
+transfer of its own, a few at once, and each peer asks in an order of its own. So several holders are asked, also those that have
+a few parts only; a lie costs a part; and what has come stays when this process ends.
 """
 
 from __future__ import annotations
@@ -14,8 +18,9 @@ import hashlib
 import logging
 import math
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import trio
 
@@ -43,10 +48,12 @@ REST_SECONDS_MAX = 15.0
 # own: a trainer that drips its states holds up no payload.
 TRANSFERS_MAX = 10
 REVEALS_MAX = 18  # more than one auditor fetches at once (`auditing`): who drips its states holds up nobody else's either
+PARTS_AT_ONCE = 4  # of one object: its holders answer side by side, and turns are left for what is small
 TURN_SECONDS = 15.0  # then it is the turn of who waits, and the transfer goes on later where it stands: a holder may drip
 
 # What one asker can have queued at one holder fits into the holder's queue.
 assert BLOB_CHUNK_BYTES * (WINDOW_CHUNKS * TRANSFERS_MAX // 2 + REVEAL_CHUNKS_MAX + REVEALS_MAX) <= 16 << 20
+assert PARTS_AT_ONCE < TRANSFERS_MAX
 assert REVEAL_CHUNKS_MIN <= REVEAL_CHUNKS_START <= REVEAL_CHUNKS_MAX
 
 RunBlocking = Callable[[Callable[[], None]], Awaitable[None]]
@@ -74,10 +81,25 @@ class Pace:
             self.window, self.shrunk = max(REVEAL_CHUNKS_MIN, self.window // 2), now
 
 
+Rests = dict[bytes, tuple[float, float]]  # peer -> (asked again at, last pause)
+
+
+@dataclass(slots=True)
+class _Goal:
+    """An object that somebody waits for."""
+
+    waiters: int = 0
+    has_parts: bool = False
+    rests: Rests = field(default_factory=dict)  # of all its parts: a peer that lacks one mostly lacks them all
+    slow: Counter[bytes] = field(default_factory=Counter)  # how often a part had to be asked of another than this peer
+
+
 @dataclass(slots=True)
 class _Transfer:
     digest: bytes
     size_max: int
+    goal: _Goal | None = None  # of a part: what all parts of its object share
+    of: bytes | None = None  # the object, of a part
     preferred: list[bytes] = field(default_factory=list)
     waiters: int = 0
     done: trio.Event = field(default_factory=trio.Event)
@@ -97,8 +119,9 @@ class _Transfer:
     window: int = WINDOW_CHUNKS * BLOB_CHUNK_BYTES  # bytes
     writer: BlobWriter | None = None
     contributors: set[bytes] = field(default_factory=set)
+    lacked: bool = False  # its holder said so
     one_holder: bool = False  # after a wrong hash: never mix holders again
-    rests: dict[bytes, tuple[float, float]] = field(default_factory=dict)  # peer -> (asked again at, last pause)
+    rests: Rests = field(default_factory=dict)
 
     @property
     def complete(self) -> bool:
@@ -132,7 +155,9 @@ class Exchange:
         self._me, self._blobs = me, blobs
         self._send, self._drop, self._connected, self._run_blocking = send, drop, connected, run_blocking
         self._transfers: dict[bytes, _Transfer] = {}
+        self._goals: dict[bytes, _Goal] = {}
         self._paces: dict[bytes, Pace] = {}  # by holder
+        self._left = trio.Event()  # somebody does not wait any more
         self._silent: set[bytes] = set()  # asked in vain, and not heard from since
         self._turns, self._reveals = trio.CapacityLimiter(TRANSFERS_MAX), trio.CapacityLimiter(REVEALS_MAX)
         self._nursery: trio.Nursery | None = None
@@ -145,13 +170,65 @@ class Exchange:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         async with trio.open_nursery() as self._nursery:
             task_status.started()
-            await trio.sleep_forever()
+            while True:
+                await self._left.wait()
+                self._left = trio.Event()
+                try:
+                    await self._run_blocking(partial(self._blobs.sweep, frozenset(self._goals)))
+                except StorageError as error:  # nobody waits for it
+                    log.warning("what came in part stays: %s", error)
 
     async def fetch(self, digest: bytes, size_max: int, sources: Iterable[bytes] | None = None) -> None:
         await trio.lowlevel.checkpoint()
         if self._blobs.size(digest) is not None:
             return
-        transfer = self._join(digest, size_max, sources or ())
+        goal = self._goals.setdefault(digest, _Goal())
+        goal.waiters += 1
+        try:
+            await self._fetch(digest, size_max, tuple(sources or ()), goal)
+        finally:
+            goal.waiters -= 1
+            if goal.waiters == 0:
+                del self._goals[digest]
+                if goal.has_parts:
+                    self._left.set()
+
+    async def _fetch(self, digest: bytes, size_max: int, sources: tuple[bytes, ...], goal: _Goal) -> None:
+        while self._blobs.size(digest) is None:
+            wanted = self._blobs.wanted(digest)
+            goal.has_parts = wanted is not None
+            if wanted is None:  # it is small, or its list comes first
+                await self._piece(digest, size_max, sources)
+            elif wanted.total > size_max:  # whoever named it said that it is smaller: there is no such object
+                await trio.sleep(REST_SECONDS_MAX)
+            elif wanted.lacking:
+                await self._parts(digest, wanted.lacking, sources, goal)
+            else:
+                await self._run_blocking(partial(self._blobs.settle, digest))
+
+    async def _parts(self, digest: bytes, lacking: Mapping[bytes, int], sources: tuple[bytes, ...], goal: _Goal) -> None:
+        """Each peer in an order of its own, so that they can give one another what they have."""
+        parts = iter(sorted(lacking, key=lambda part: hashlib.sha256(self._me + part).digest()))
+        errors: list[Exception] = []
+
+        async def pull() -> None:
+            for part in parts:
+                try:
+                    await self._piece(part, lacking[part], sources, digest, goal)
+                except Exception as error:  # of the local store
+                    errors.append(error)
+                    nursery.cancel_scope.cancel()
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(PARTS_AT_ONCE):
+                nursery.start_soon(pull)
+        if errors:
+            raise errors[0]
+
+    async def _piece(
+        self, digest: bytes, size_max: int, sources: tuple[bytes, ...], of: bytes | None = None, goal: _Goal | None = None
+    ) -> None:
+        transfer = self._join(digest, size_max, sources, of, goal)
         try:
             await transfer.done.wait()
         finally:
@@ -161,11 +238,12 @@ class Exchange:
         if transfer.error is not None:
             raise transfer.error
 
-    def _join(self, digest: bytes, size_max: int, sources: Iterable[bytes]) -> _Transfer:
+    def _join(self, digest: bytes, size_max: int, sources: tuple[bytes, ...], of: bytes | None, goal: _Goal | None) -> _Transfer:
         transfer = self._transfers.get(digest)
         if transfer is None:
             assert self._nursery is not None, "fetch before run"
-            transfer = self._transfers[digest] = _Transfer(digest, size_max)
+            transfer = self._transfers[digest] = _Transfer(digest, size_max, goal, of)
+            transfer.rests = goal.rests if goal is not None else transfer.rests
             self._nursery.start_soon(self._run_transfer, transfer)
         transfer.waiters += 1
         transfer.size_max = max(transfer.size_max, size_max)
@@ -180,6 +258,8 @@ class Exchange:
     # What the links report -------------------------------------------------------------------------------------------
 
     def peer_connected(self, peer: bytes) -> None:
+        for goal in self._goals.values():
+            goal.rests.pop(peer, None)
         for transfer in self._transfers.values():
             transfer.rests.pop(peer, None)
             if transfer.holder is None:
@@ -194,7 +274,7 @@ class Exchange:
 
     def on_get_blob(self, peer: bytes, request: GetBlob) -> None:
         """Whoever does not know how long a blob is asks ahead for more than there is; that is answered by what there is."""
-        size = self._blobs.size(request.digest)
+        size = self._blobs.piece_size(request.digest)
         if size is not None and request.offset >= size > 0:
             return
         chunk = None if size is None else self._read(request, size)
@@ -208,7 +288,7 @@ class Exchange:
 
     def _read(self, request: GetBlob, size: int) -> BlobChunk | None:
         try:
-            chunk = self._blobs.read(request.digest, request.offset, min(BLOB_CHUNK_BYTES, size - request.offset))
+            chunk = self._blobs.read_piece(request.digest, request.offset, min(BLOB_CHUNK_BYTES, size - request.offset))
         except (OSError, StorageError) as error:  # whoever needs the store for itself will stop over it; the asker goes on
             log.warning("cannot read blob %s, which a peer asked for: %s", request.digest.hex()[:12], error)
             return None
@@ -229,6 +309,7 @@ class Exchange:
         self._hear(peer)
         transfer = self._transfers.get(answer.digest)
         if transfer is not None and transfer.holder == peer:
+            transfer.lacked = True
             transfer.wake()
 
     def on_blob_chunk(self, peer: bytes, chunk: BlobChunk) -> None:
@@ -254,7 +335,7 @@ class Exchange:
         if chunk.offset != transfer.offset or len(chunk.chunk) < min(BLOB_CHUNK_BYTES, chunk.total - transfer.offset):
             return  # a gap, where the link loses messages, or a holder that drips bytes: the stall deadline asks another
         if transfer.writer is None:
-            transfer.total, transfer.writer = chunk.total, self._blobs.begin(transfer.digest, chunk.total)
+            transfer.total, transfer.writer = chunk.total, self._blobs.begin(transfer.digest, chunk.total, transfer.of)
         if transfer.offset + len(chunk.chunk) > chunk.total:
             transfer.wake()
             return
@@ -305,7 +386,7 @@ class Exchange:
         transfer.done.set()
 
     async def _pull_until_held(self, transfer: _Transfer) -> None:
-        while transfer.error is None and self._blobs.size(transfer.digest) is None:
+        while transfer.error is None and not self._is_here(transfer):
             transfer.is_reveal = self._blobs.is_reveal(transfer.digest)
             turns = self._reveals if transfer.is_reveal else self._turns
             async with turns:  # held only while a holder is at work: a blob that nobody has blocks no other
@@ -322,27 +403,41 @@ class Exchange:
             if transfer.complete:
                 await self._finish(transfer)
 
+    def _is_here(self, transfer: _Transfer) -> bool:
+        if transfer.of is not None:
+            return not self._blobs.lacks(transfer.of, transfer.digest)
+        return self._blobs.size(transfer.digest) is not None or self._blobs.wanted(transfer.digest) is not None
+
     def _choose(self, transfer: _Transfer) -> tuple[bytes | None, float]:
         """The holder to ask now, or None and how long to wait for one."""
         now = trio.current_time()
         peers = self._connected()
-        ready = [peer for peer in peers if transfer.rests.get(peer, (now, 0.0))[0] <= now]
+        ready = self._ready(transfer)
         if not ready:
             return None, min((transfer.rests[peer][0] - now for peer in peers), default=REST_SECONDS_MAX)
         return min(ready, key=lambda peer: self._preference(transfer, peer)), 0.0
 
-    def _preference(self, transfer: _Transfer, peer: bytes) -> tuple[float, bool, bool, bytes]:
-        """Asked first: whoever failed least, who answers, the named sources; the rest spreads the load over the holders."""
-        failed = transfer.rests.get(peer, (0.0, 0.0))[1]
+    def _ready(self, transfer: _Transfer) -> set[bytes]:
+        now = trio.current_time()
+        return {peer for peer in self._connected() if transfer.rests.get(peer, (now, 0.0))[0] <= now}
+
+    def _preference(self, transfer: _Transfer, peer: bytes) -> tuple[float, bool, float, bytes]:
+        """Asked first: whoever failed least, who answers, the named sources; the rest spreads the load over the holders.
+
+        Parts of one object are asked of as many peers as can be: most of those that lack one now get it soon.
+        """
         spread = hashlib.sha256(self._me + transfer.digest + peer).digest()
-        return failed, peer in self._silent, peer not in transfer.preferred, spread
+        if transfer.goal is not None:
+            busy = sum(other.goal is transfer.goal and other.holder == peer for other in self._transfers.values())
+            return transfer.goal.slow.get(peer, 0), peer in self._silent, busy, spread
+        return transfer.rests.get(peer, (0.0, 0.0))[1], peer in self._silent, peer not in transfer.preferred, spread
 
     async def _pull(self, transfer: _Transfer, holder: bytes, turns: trio.CapacityLimiter) -> None:
         """Take chunks from `holder` until the blob is complete, the holder is given up, or it is the turn of another transfer."""
         if transfer.one_holder and transfer.contributors - {holder}:
             transfer.restart()
         transfer.holder, transfer.requested, transfer.asked = holder, transfer.offset, trio.current_time()
-        transfer.moved = transfer.asked
+        transfer.moved, transfer.lacked = transfer.asked, False
         transfer.times.clear()
         patience = self._patience(transfer, holder)
         self._request(transfer, holder)
@@ -354,9 +449,14 @@ class Exchange:
                 self._silent.add(holder)
         finally:
             transfer.holder = transfer.pull = transfer.pace = None
-        if not transfer.complete:
+        now = trio.current_time()
+        if transfer.goal is not None and transfer.complete:
+            transfer.rests.pop(holder, None)  # it does not lack them all
+        elif transfer.goal is not None and not transfer.lacked:
+            transfer.goal.slow[holder] += 1
+        if not transfer.complete and transfer.rests.get(holder, (now, 0.0))[0] <= now:  # another part may have said so meanwhile
             pause = min(REST_SECONDS_MAX, 2 * transfer.rests.get(holder, (0.0, REST_SECONDS / 2))[1])
-            transfer.rests[holder] = (trio.current_time() + pause, pause)
+            transfer.rests[holder] = (now + pause, pause)
 
     async def _is_over(self, transfer: _Transfer, turns: trio.CapacityLimiter) -> bool:
         """Whether others have waited long enough; False once the transfer has changed."""
@@ -366,6 +466,11 @@ class Exchange:
                 return False
             if turns.statistics().tasks_waiting and transfer.offset:
                 return True
+            if transfer.goal is not None and transfer.holder is not None and not transfer.one_holder:
+                others = self._ready(transfer) - {transfer.holder} - self._silent - transfer.goal.slow.keys()
+                if others:  # a part takes longer than a turn: this holder has a slow link, or drips
+                    transfer.goal.slow[transfer.holder] += 1
+                    return True
 
     def _patience(self, transfer: _Transfer, holder: bytes) -> float:
         """Seconds for its first answer. Who fails often gets more, so that a link of any delay is waited for in the end."""
@@ -391,6 +496,9 @@ class Exchange:
         writer, transfer.writer = transfer.writer, None
         try:
             await self._run_blocking(writer.finish)
+        except trio.Cancelled:  # perhaps before it began
+            writer.abort()
+            raise
         except RemoteProtocolError as error:
             if len(transfer.contributors) == 1:
                 self._drop(next(iter(transfer.contributors)), error)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from protocol.digests import Hasher
 from protocol.errors import MissingBlobError, RemoteProtocolError, StorageError
 from storage import blobs as blobs_module
 from storage.blobs import JOB_BYTES, Blobs
@@ -302,10 +303,10 @@ def test_what_is_kept_is_shown_also_while_others_are_expected_to_send_it(tmp_pat
 def test_what_cannot_be_read_is_damaged(tmp_path: Path, blobs: Blobs, monkeypatch: pytest.MonkeyPatch) -> None:
     blobs.keep_together(JOB, 3, folder_of(tmp_path, b"state"), [])
 
-    def unreadable(stream: object, name: str) -> None:
+    def unreadable(hasher: Hasher, stream: object) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(hashlib, "file_digest", unreadable)
+    monkeypatch.setattr(Hasher, "read", unreadable)
     assert started(tmp_path).size(hashlib.sha256(b"state").digest()) is None
 
 
@@ -414,15 +415,15 @@ def test_rounds_that_are_deleted_or_kept_while_others_are_verified_are_as_they_w
     for number, content in ((3, b"three"), (4, b"four"), (5, b"five")):
         blobs.keep_together(JOB, number, folder_of(tmp_path, content), [])
     again = Blobs(tmp_path / "kept", tmp_path / "passing")
-    is_whole = blobs_module._is_whole
+    is_whole = Blobs._is_whole
 
-    def meanwhile(file: Path) -> bool:
+    def meanwhile(blobs: Blobs, file: Path) -> bool:
         if file.read_bytes() == b"three":
             again.delete_rounds([(JOB[:JOB_BYTES], 3)])
             assert [again.size(digest) for digest in digests] == [None] * 4, "what is not verified yet"
             again.keep_together(JOB, 5, folder_of(tmp_path, b"new"), [])
-        return is_whole(file)
+        return is_whole(blobs, file)
 
-    monkeypatch.setattr(blobs_module, "_is_whole", meanwhile)
+    monkeypatch.setattr(Blobs, "_is_whole", meanwhile)
     again.verify_together()
     assert [again.size(digest) for digest in digests] == [None, 4, None, 3]

@@ -30,13 +30,19 @@ class MemoryBlobs:
     def size(self, digest: bytes) -> int | None:
         return len(self.blobs[digest]) if digest in self.blobs else None
 
-    def read(self, digest: bytes, offset: int, length: int) -> bytes:
+    def piece_size(self, digest: bytes) -> int | None:
+        return self.size(digest)
+
+    def read_piece(self, digest: bytes, offset: int, length: int) -> bytes:
         return self.blobs[digest][offset : offset + length]
+
+    def wanted(self, digest: bytes) -> None:
+        """Nothing has parts here."""
 
     def wrote(self, digest: bytes) -> None:
         """A chunk of it has come."""
 
-    def begin(self, digest: bytes, total: int) -> MemoryWriter:
+    def begin(self, digest: bytes, total: int, of: bytes | None = None) -> MemoryWriter:
         return MemoryWriter(self, digest, total)
 
 

@@ -74,7 +74,7 @@ class Links:
         if size is None or (peer, request.digest) in self.lacking:
             self.exchange.on_no_blob(peer, NoBlob(request.digest))
         else:
-            chunk = self.blobs.read(request.digest, request.offset, size)
+            chunk = self.blobs.read_piece(request.digest, request.offset, size)
             self.exchange.on_blob_chunk(peer, BlobChunk(request.digest, request.offset, size, chunk))
 
     def _drop(self, peer: bytes, error: RemoteProtocolError) -> None:

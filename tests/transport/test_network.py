@@ -265,8 +265,8 @@ async def test_of_two_contributors_nobody_is_blamed_for_the_sum(world: World, mo
     class HalfALie(LyingBlobs):
         silent = True
 
-        def read(self, digest: bytes, offset: int, length: int) -> bytes:
-            return b"" if offset > 1_000_000 and self.silent else super().read(digest, offset, length)
+        def read_piece(self, digest: bytes, offset: int, length: int) -> bytes:
+            return b"" if offset > 1_000_000 and self.silent else super().read_piece(digest, offset, length)
 
     liar = HalfALie(digest(blob), bytes(len(blob)))
     with trio.fail_after(DEADLINE_SECONDS):
@@ -292,11 +292,11 @@ async def test_after_a_wrong_sum_holders_are_not_mixed_and_the_liar_is_found(
             super().__init__(digest(blob), content)
             self.name, self.starts_until_well = name, starts_until_well
 
-        def read(self, digest: bytes, offset: int, length: int) -> bytes:
+        def read_piece(self, digest: bytes, offset: int, length: int) -> bytes:
             if offset == 0:
                 starts.append(self.name)
             silent = offset > 1_500_000 and len(starts) == self.starts_until_well
-            return b"" if silent else super().read(digest, offset, length)
+            return b"" if silent else super().read_piece(digest, offset, length)
 
     with trio.fail_after(DEADLINE_SECONDS):
         await world.start(ALICE, Stalling("liar", bytes(len(blob)), 1))
@@ -389,7 +389,7 @@ async def test_one_cancelled_waiter_does_not_cancel_the_others(world: World) -> 
 
 async def test_a_holder_that_cannot_read_its_store_says_that_it_has_nothing(world: World) -> None:
     class BadDisk(MemoryBlobs):
-        def read(self, digest: bytes, offset: int, length: int) -> bytes:
+        def read_piece(self, digest: bytes, offset: int, length: int) -> bytes:
             raise OSError("input/output error")
 
     blob, store = blob_of(100_000), MemoryBlobs()
@@ -403,7 +403,7 @@ async def test_a_holder_that_cannot_read_its_store_says_that_it_has_nothing(worl
 
 async def test_a_store_that_fails_is_reported_to_whoever_fetches(world: World) -> None:
     class FullDisk(MemoryBlobs):
-        def begin(self, digest: bytes, total: int) -> None:  # type: ignore[override]
+        def begin(self, digest: bytes, total: int, of: bytes | None = None) -> None:  # type: ignore[override]
             raise StorageError("no space left")
 
     blob = blob_of(100_000)

@@ -1,0 +1,306 @@
+"""Objects of parts on disk: what is held, what still comes, what is left and for how long."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from protocol.digests import Hasher, Parts
+from protocol.errors import MissingBlobError, RemoteProtocolError, StorageError
+from storage import parts as parts_module
+from storage.blobs import Blobs
+from storage.parts import LIST, write_list
+
+PART = 1000  # bytes
+DATA = random.Random(1).randbytes(3258)  # four parts
+JOB = bytes(range(32))
+
+
+def blobs_in(folder: Path) -> Blobs:
+    return Blobs(folder / "kept", folder / "passing", part_bytes=PART)
+
+
+@pytest.fixture
+def blobs(tmp_path: Path) -> Blobs:
+    return blobs_in(tmp_path)
+
+
+def listed(data: bytes) -> Parts:
+    hasher = Hasher(part_bytes=PART)
+    hasher.update(data)
+    assert hasher.parts is not None
+    return hasher.parts
+
+
+PARTS = listed(DATA)
+DIGEST = PARTS.digest
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
+def come(blobs: Blobs, digest: bytes, data: bytes, of: bytes | None = None) -> None:
+    writer = blobs.begin(digest, len(data), of)
+    try:
+        for start in range(0, len(data), 300):
+            writer.write(data[start : start + 300])
+        writer.finish()
+    finally:
+        writer.abort()
+
+
+def part(index: int, data: bytes = DATA) -> bytes:
+    return data[index * PART : (index + 1) * PART]
+
+
+def lacking(blobs: Blobs, digest: bytes = DIGEST) -> dict[bytes, int]:
+    wanted = blobs.wanted(digest)
+    assert wanted is not None and wanted.total == len(DATA)
+    return dict(wanted.lacking)
+
+
+ALL = {PARTS.digests[index]: PARTS.size(index) for index in range(4)}
+
+
+def test_an_object_comes_as_its_list_and_then_its_parts_and_is_held_when_all_are_there(blobs: Blobs, tmp_path: Path) -> None:
+    assert blobs.wanted(DIGEST) is None
+    come(blobs, DIGEST, PARTS.encode())
+    assert lacking(blobs) == ALL and blobs.size(DIGEST) is None
+    assert blobs.read_piece(DIGEST, 0, 9999) == PARTS.encode(), "others may have the list at once"
+    for index in (3, 1, 0, 2):
+        assert PARTS.digests[index] in lacking(blobs)
+        assert blobs.piece_size(PARTS.digests[index]) is None
+        come(blobs, PARTS.digests[index], part(index), DIGEST)
+        assert not blobs.lacks(DIGEST, PARTS.digests[index])
+        assert blobs.read_piece(PARTS.digests[index], 10, 20) == part(index)[10:30], "and each part as soon as it is here"
+    assert lacking(blobs) == {} and blobs.size(DIGEST) is None
+    blobs.settle(DIGEST)
+    assert (blobs.size(DIGEST), blobs.read(DIGEST)) == (len(DATA), DATA)
+    assert files(tmp_path) == [f"kept/{DIGEST.hex()}", f"kept/parts/{DIGEST.hex()}"]
+    again = blobs_in(tmp_path)
+    assert again.read(DIGEST) == DATA and again.read_piece(DIGEST, 0, 9999) == PARTS.encode()
+    assert again.read_piece(PARTS.digests[3], 100, 9999) == part(3)[100:], "not beyond the part"
+    assert again.read_piece(PARTS.digests[1], 990, 9999) == part(1)[990:]
+
+
+def test_equal_parts_come_once(blobs: Blobs) -> None:
+    data = bytes(3 * PART) + b"end"
+    parts = listed(data)
+    come(blobs, parts.digest, parts.encode())
+    come(blobs, parts.digests[0], bytes(PART), parts.digest)
+    assert blobs.wanted(parts.digest).lacking == {parts.digests[3]: 3}  # type: ignore[union-attr]
+    come(blobs, parts.digests[3], b"end", parts.digest)
+    blobs.settle(parts.digest)
+    assert blobs.read(parts.digest) == data
+
+
+def test_after_a_restart_what_was_there_does_not_lack(blobs: Blobs, tmp_path: Path) -> None:
+    come(blobs, DIGEST, PARTS.encode())
+    come(blobs, PARTS.digests[0], part(0), DIGEST)
+    begun = blobs.begin(PARTS.digests[3], PARTS.size(3), DIGEST)
+    begun.write(part(3)[:5])
+    begun.abort()
+    again = blobs_in(tmp_path)
+    assert lacking(again) == {digest: size for digest, size in ALL.items() if digest != PARTS.digests[0]}
+    for index in (1, 2, 3):
+        come(again, PARTS.digests[index], part(index), DIGEST)
+    last = blobs_in(tmp_path)
+    assert lacking(last) == {} and last.size(DIGEST) is None
+    last.settle(DIGEST)
+    assert last.read(DIGEST) == DATA
+
+
+@pytest.mark.parametrize("sent", [b"x" + part(1)[1:], part(1)[:-1], b""])
+def test_a_wrong_part_is_refused_and_touches_nothing(blobs: Blobs, tmp_path: Path, sent: bytes) -> None:
+    come(blobs, DIGEST, PARTS.encode())
+    come(blobs, PARTS.digests[0], part(0), DIGEST)
+    before = (tmp_path / "kept/parts" / f"{DIGEST.hex()}.data").read_bytes()
+    with pytest.raises(RemoteProtocolError, match="bad-blob"):
+        come(blobs, PARTS.digests[1], sent, DIGEST)
+    assert PARTS.digests[1] in lacking(blobs) and PARTS.digests[0] not in lacking(blobs)
+    assert (tmp_path / "kept/parts" / f"{DIGEST.hex()}.data").read_bytes() == before
+    assert PARTS.digests[1] in lacking(blobs_in(tmp_path))
+
+
+def test_a_part_is_no_longer_than_its_list_says(blobs: Blobs) -> None:
+    come(blobs, DIGEST, PARTS.encode())
+    with pytest.raises(RemoteProtocolError, match="bad-blob"):
+        come(blobs, PARTS.digests[1], part(1) + b"x", DIGEST)
+
+
+def test_a_part_is_durable_before_it_is_here(blobs: Blobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    come(blobs, DIGEST, PARTS.encode())
+    seen: list[bool] = []
+    fsync = os.fsync
+    monkeypatch.setattr(parts_module.os, "fsync", lambda file: (seen.append(blobs.lacks(DIGEST, PARTS.digests[0])), fsync(file)))
+    come(blobs, PARTS.digests[0], part(0), DIGEST)
+    assert seen == [True, True], "its bytes, and that it is here"
+    assert not blobs.lacks(DIGEST, PARTS.digests[0])
+
+
+def test_a_disk_that_is_full_is_a_storage_error_and_the_part_lacks(blobs: Blobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    come(blobs, DIGEST, PARTS.encode())
+    monkeypatch.setattr(parts_module.os, "pwrite", lambda *written: 0)
+    with pytest.raises(StorageError, match="No space left"):
+        come(blobs, PARTS.digests[0], part(0), DIGEST)
+    assert blobs.lacks(DIGEST, PARTS.digests[0])
+
+
+def test_a_writer_that_ends_late_does_not_touch_what_is_here(blobs: Blobs) -> None:
+    """Of a fetch that was cancelled, while the next one has come to an end."""
+    come(blobs, DIGEST, PARTS.encode())
+    late = blobs.begin(PARTS.digests[0], PART, DIGEST)
+    late.write(b"x" * PART)
+    come(blobs, PARTS.digests[0], part(0), DIGEST)
+    with pytest.raises(RemoteProtocolError):
+        late.finish()
+    assert blobs.read_piece(PARTS.digests[0], 0, PART) == part(0)
+
+
+# Made here ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["adopt", "adopt_link", "add", "keep_together"])
+def test_what_this_peer_made_is_held_with_its_list(blobs: Blobs, tmp_path: Path, how: str) -> None:
+    made = tmp_path / "made"
+    made.mkdir()
+    file = made / DIGEST.hex()
+    if how == "add":
+        assert blobs.add(DATA, in_parts=True) == DIGEST
+    else:
+        file.write_bytes(DATA)
+        write_list(file, PARTS)
+    if how == "keep_together":
+        blobs.keep_together(JOB, 3, made, [])
+    elif how != "add":
+        getattr(blobs, how)(file, DIGEST)
+        assert file.exists() == (how == "adopt_link")
+    assert not file.with_name(f"{file.name}{LIST}").exists()
+    for store in (blobs, again := blobs_in(tmp_path)):
+        assert store.piece_size(DIGEST) == len(PARTS.encode())
+    again.verify_together()
+    assert again.read(DIGEST) == DATA and again.read_piece(PARTS.digests[3], 0, 9999) == part(3)
+    assert again.is_reveal(PARTS.digests[3]) == again.is_reveal(DIGEST) == (how == "keep_together")
+
+
+def test_an_object_of_an_older_program_is_sent_whole(blobs: Blobs, tmp_path: Path) -> None:
+    digest = blobs.add(DATA)
+    assert digest == hashlib.sha256(DATA).digest()
+    for store in (blobs, blobs_in(tmp_path)):
+        assert store.piece_size(digest) == len(DATA) and store.read_piece(digest, 5, 2000) == DATA[5:2005]
+        assert store.wanted(digest) is None
+    come(other := blobs_in(tmp_path / "other"), digest, DATA)
+    assert other.read(digest) == DATA
+
+
+def test_damaged_states_of_a_round_are_deleted_with_their_list(blobs: Blobs, tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    made.mkdir()
+    (made / DIGEST.hex()).write_bytes(DATA[:-1] + b"x")
+    write_list(made / DIGEST.hex(), PARTS)
+    blobs.keep_together(JOB, 3, made, [])
+    again = blobs_in(tmp_path)
+    again.verify_together()
+    assert again.size(DIGEST) is None
+    again.sweep(())
+    assert files(tmp_path) == [] and again.piece_size(PARTS.digests[0]) is None
+
+
+# What goes ---------------------------------------------------------------------------------------------------------------
+
+
+def test_the_list_goes_with_the_object(blobs: Blobs, tmp_path: Path) -> None:
+    blobs.add(DATA, in_parts=True)
+    blobs.delete(DIGEST)
+    assert files(tmp_path) == [] and blobs.piece_size(DIGEST) is None and blobs.piece_size(PARTS.digests[0]) is None
+    blobs.expect_to_pass(DIGEST, "a round")
+    blobs.add(DATA, in_parts=True)
+    blobs.delete_passed(set())
+    assert blobs.read_piece(DIGEST, 0, 9999) == PARTS.encode()
+    blobs.release("a round")
+    blobs.delete_passed(set())
+    assert files(tmp_path) == [] and blobs.piece_size(DIGEST) is None
+    with pytest.raises(MissingBlobError):
+        blobs.read_piece(PARTS.digests[0], 0, 1)
+
+
+def test_an_object_that_is_gone_can_come_again(blobs: Blobs) -> None:
+    blobs.add(DATA, in_parts=True)
+    blobs.path(DIGEST).unlink()
+    assert lacking(blobs) == {}, "its list is here, and nothing else is known of it"
+    blobs.settle(DIGEST)
+    assert lacking(blobs) == ALL
+
+
+def object_of(number: int) -> bytes:
+    return random.Random(number).randbytes(2 * PART)
+
+
+def left(blobs: Blobs, count: int, numbers: range) -> list[bytes]:
+    """Objects of which so many parts have come, the oldest first."""
+    digests = []
+    for number in numbers:
+        parts = listed(object_of(number))
+        come(blobs, parts.digest, parts.encode())
+        for place in range(count):
+            come(blobs, parts.digests[place], object_of(number)[place * PART : (place + 1) * PART], parts.digest)
+        here = blobs._kept / "parts" / f"{parts.digest.hex()}.here"
+        changed = here.stat().st_mtime - 100 + number
+        os.utime(here, (changed, changed))
+        digests.append(parts.digest)
+    return digests
+
+
+def test_what_nobody_waits_for_stays_in_a_bounded_number(blobs: Blobs, tmp_path: Path) -> None:
+    digests = left(blobs, 0, range(parts_module.LEFT_MAX + 3))
+    blobs.sweep({digests[0]})
+    assert [blobs.wanted(digest) is not None for digest in digests] == [True] + [False] * 2 + [True] * parts_module.LEFT_MAX
+    blobs_in(tmp_path)
+    assert len(files(tmp_path)) == 3 * parts_module.LEFT_MAX, "nor after a restart"
+
+
+def test_what_nobody_waits_for_stays_in_bounded_bytes(blobs: Blobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts_module, "LEFT_BYTES_MAX", 2 * PART)
+    digests = left(blobs, 1, range(4))
+    blobs.sweep(())
+    assert [blobs.wanted(digest) is not None for digest in digests] == [False, False, True, True]
+
+
+def test_what_nobody_waits_for_stays_for_a_day(blobs: Blobs, tmp_path: Path) -> None:
+    (digest,) = left(blobs, 1, range(1))
+    blobs.sweep(())
+    assert blobs.wanted(digest) is not None
+    here = tmp_path / "kept/parts" / f"{digest.hex()}.here"
+    os.utime(here, (0, here.stat().st_mtime - parts_module.LEFT_SECONDS))
+    blobs.sweep(())
+    assert files(tmp_path) == []
+
+
+@pytest.mark.parametrize("lost", [".data", ".here", ""])
+def test_what_a_crash_left_of_an_object_that_comes_is_nothing(blobs: Blobs, tmp_path: Path, lost: str) -> None:
+    come(blobs, DIGEST, PARTS.encode())
+    (tmp_path / "kept/parts" / f"{DIGEST.hex()}{lost}").unlink()
+    again = blobs_in(tmp_path)
+    assert files(tmp_path) == []
+    come(again, DIGEST, PARTS.encode())
+    assert lacking(again) == ALL
+
+
+def test_a_crash_between_an_objects_name_and_the_end_of_its_coming_is_no_loss(blobs: Blobs, tmp_path: Path) -> None:
+    blobs.add(DATA, in_parts=True)
+    (tmp_path / "kept/parts" / f"{DIGEST.hex()}.here").write_bytes(b"\1\1\1\0")
+    again = blobs_in(tmp_path)
+    assert again.read(DIGEST) == DATA
+    assert files(tmp_path) == [f"kept/{DIGEST.hex()}", f"kept/parts/{DIGEST.hex()}"]
+
+
+def test_a_damaged_list_takes_the_object_with_it(blobs: Blobs, tmp_path: Path) -> None:
+    """Otherwise it would be sent as if it had no parts, and whoever sends that loses the link."""
+    blobs.add(DATA, in_parts=True)
+    (tmp_path / "kept/parts" / DIGEST.hex()).write_bytes(PARTS.encode()[:-1])
+    assert blobs_in(tmp_path).size(DIGEST) is None and files(tmp_path) == []
