@@ -273,13 +273,14 @@ class Run:
         for trainer in trainers:
             spec, others = self.world.spec, [key for key in everybody if key != trainer]
             tickets = draws.tickets_for(JOB, number, nonces, trainer, others)
-            drawn = draws.draw(tickets, len(others), spec.auditors, spec.audit_rate, spec.local_steps)
+            drawn = draws.draw(tickets, len(others), spec.auditors, spec.audit_rate, spec.replays)
             self.outcome.audits += len(drawn)
             chance = random.Random(f"{spec.seed} {number} {trainer.hex()}")
             # The lying auditors report nothing.
             seen = {step for key, step in drawn.items() if key in self.world.honest and chance.random() >= LAPSES}
             last = {spec.local_steps - 1}  # where nothing else is false, or there would be no lie
-            caught = {lie: bool(seen & (steps(spec.local_steps, chance) or last)) for lie, steps in LIES.items()}
+            false = {lie: steps(spec.local_steps, chance) or last for lie, steps in LIES.items()}
+            caught = {lie: bool(seen & {step // spec.replayed_steps for step in of}) for lie, of in false.items()}
             if trainer in self.world.lying:
                 self.outcome.found = {lie: count + caught[lie] for lie, count in self.outcome.found.items()}
                 if caught[falsified] and all(liar != trainer for _, liar in self.pending):
