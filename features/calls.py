@@ -1,14 +1,15 @@
 """Calls: what people and programs ask a running peer. Each is declared once, as a method of a `Protocol` class.
 
 Its name, the types of its arguments and of its answer are those of the method, and its docstring says what it is about. The
-client's stub, the server's dispatch and the decoding of both directions follow from that.
+client's stub, the server's dispatch and the decoding of both directions follow from that. A method that gives an `AsyncGenerator`
+answers in parts; whoever stops reading closes it (`contextlib.aclosing`), which ends the call.
 """
 
 from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +24,8 @@ class Call:
     about: str
     signature: inspect.Signature  # without `self`
     kinds: Mapping[str, Any]  # the type of each argument
-    result: Any  # that of the answer
+    result: Any  # that of the answer, or of each of its parts
+    is_streamed: bool = False  # the answer comes in parts, as they are made
 
     def write_arguments(self, *arguments: Any, **named: Any) -> list[Any]:
         """For the wire, as the method itself would take them."""
@@ -57,7 +59,9 @@ def declared(*protocols: type) -> dict[str, Call]:
             signature = inspect.signature(function)
             without_self = signature.replace(parameters=list(signature.parameters.values())[1:])
             assert list(without_self.parameters) == list(hints), f"the call {name!r} has an argument without a type"
-            found[name] = Call(name, inspect.getdoc(function) or "", without_self, hints, result)
+            is_streamed = typing.get_origin(result) is AsyncGenerator
+            of_each = typing.get_args(result)[0] if is_streamed else result
+            found[name] = Call(name, inspect.getdoc(function) or "", without_self, hints, of_each, is_streamed)
     return found
 
 

@@ -41,6 +41,10 @@ class Verbatim(str):
     """Text for programs, or of a model: it is shown as it is. Other text wraps between words."""
 
 
+class Piece(Verbatim):
+    """A part of such a text: the next one goes on in the same line, and all else that is shown begins a new one."""
+
+
 Shown = str | Fitted | Pairs
 
 

@@ -10,7 +10,7 @@ import argparse
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from features.arguments import JSON, Argument
 from features.as_json import as_json
@@ -19,6 +19,16 @@ from features.tables import Shown, Verbatim
 
 A = TypeVar("A")  # the calls that a word makes: a `Protocol` class
 R = TypeVar("R")  # what its call answers
+
+
+class Person(Protocol):
+    """Whoever types, for words that go on asking."""
+
+    async def line(self, prompt: str) -> str | None:
+        """What is typed behind this prompt; None: nothing more comes."""
+
+    async def interruptible(self, do: Callable[[], Awaitable[None]]) -> None:
+        """Ctrl-C ends this alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +41,8 @@ class Asked(Generic[A]):
     names: Callable[[], Awaitable[Names]]  # what people are shown instead of peer ids
     decided: Callable[[Awaitable[str]], Awaitable[str]]  # the answer to a call on which voters decide; tells why it takes long
     words: Mapping[str, Word]  # all that there are
+    person: Person
+    is_at_prompt: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,11 @@ full as text (`peer_id` or hex); a display shortens them.
 from __future__ import annotations
 
 import enum
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Protocol
+
+from protocol.sampling import Sampling
 
 PARTS = (
     "blobs",
@@ -288,6 +291,15 @@ class BlockView:
 
 
 @dataclass(frozen=True, slots=True)
+class PieceView:
+    """A part of a text that a model goes on with; the next one follows without a blank."""
+
+    text: str
+    is_withheld: bool = False  # people may not see the text: it holds a word of the list that the job names
+    is_checked: bool = False  # said first, of a text that is not shown before all of it was compared with such a list
+
+
+@dataclass(frozen=True, slots=True)
 class SampleView:
     """Text of a model, drawn by this peer on its way."""
 
@@ -513,7 +525,13 @@ class AuditCalls(Protocol):
 
 
 class ModelCalls(Protocol):
-    async def sample(self, prompt: str, tokens: int, temperature: float, seed: int) -> str: ...
+    def sample(self, prompt: str, how: Sampling, job: str = "", turns: tuple[str, ...] = ()) -> AsyncGenerator[PieceView, None]:
+        """What goes on from the prompt, as it is made, with the model of JOB[@ROUND]; of no name, of the job started last.
+
+        `turns` are a chat's, the oldest first: prompts with what was said to them. As many of the last ones stand before the
+        prompt as the model's context can hold.
+        """
+        ...
 
     async def samples(self) -> tuple[SampleView, ...]:
         """What this peer keeps of each job's models while it trains, the oldest first; none where it does not."""

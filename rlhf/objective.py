@@ -213,6 +213,14 @@ class Ppo(Objective):
         own: PpoTerms = job.own
         return {} if own.words is None else {own.words: blocklist.BYTES_MAX}
 
+    def ends_text(self, job: Job) -> int | None:
+        own: PpoTerms = job.own
+        return own.stop
+
+    def checks_texts(self, job: Job) -> bool:
+        own: PpoTerms = job.own
+        return own.words is not None
+
     def withholds(self, job: Job, files: Mapping[bytes, Path], prompt: bytes, text: bytes) -> bool:
         own: PpoTerms = job.own
         return own.words is not None and blocklist.read(files[own.words]).blocks_response(prompt, text)

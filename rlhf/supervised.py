@@ -71,6 +71,10 @@ class Supervised(Objective):
         found: str | None = settings.problem()
         return found
 
+    def ends_text(self, job: Job) -> int | None:
+        own: InstructTerms | DpoTerms = job.own
+        return own.stop
+
     def tensors(self, job: Job, settings: Any) -> Sequence[tuple[str, Shape]]:
         return shapes(job.model)
 

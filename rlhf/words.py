@@ -11,6 +11,7 @@ from features.lazily import named
 from features.tables import Column, Fitted, Verbatim, counted
 from features.words import Asked, word
 from protocol.errors import UserError
+from protocol.sampling import TOKENS_MAX
 from rlhf.blocklist import WITHHELD
 from rlhf.calls import DrawView, FiguresView, PreferencesView, RlhfCalls, RlhfView, TraceView
 
@@ -55,7 +56,7 @@ ABOUT_ALGORITHMS = "of `rlhf start`: ppo (default); grpo: without a value head; 
     Argument("--beta", type=not_negative, default=None, metavar="B", help="of `rlhf start`: weight of the reference"),
     Argument("--name", default="", metavar="NAME", help="of `rlhf start`: what people call the job"),
     Argument("--set", action="extend", nargs="+", default=[], metavar="FIELD=VALUE", help="of `rlhf start`: other fields"),
-    Argument("--tokens", type=whole_number(1, 100_000), default=64, metavar="N", help="of `rlhf compare` (default 64)"),
+    Argument("--tokens", type=whole_number(1, TOKENS_MAX), default=64, metavar="N", help="of `rlhf compare` (default 64)"),
     Argument(
         "--temperature", type=not_negative, default=1.0, metavar="T", help="of `rlhf compare`: 0: the likeliest (default 1)"
     ),

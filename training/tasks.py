@@ -13,11 +13,12 @@ from typing import Annotated, Any, ClassVar, Generic, TypeVar
 
 from ledger.audits.losses import LOSSES_MAX, Loss
 from protocol import codec
-from protocol.codec import Between, Count, Digest, Key, Length
+from protocol.codec import Count, Digest, Key, Length
 from protocol.errors import RemoteProtocolError
 from protocol.limits import DECLARATION_BYTES_MAX, TRANSACTION_BYTES_MAX
 from protocol.messages import Name
 from protocol.reasons import Finding, Verdict
+from protocol.sampling import TURNS_MAX, Sampling
 
 # Whatever grows with the model is a file. The largest that is left is an OpenJob: a specification, some paths and digests.
 FRAME_BYTES_MAX = 1 << 20
@@ -97,7 +98,8 @@ class Evaluated:
 @dataclass(frozen=True, slots=True)
 class Generated:
     TAG: ClassVar[str] = "generated"
-    text: Annotated[bytes, Length(0, TEXT_BYTES_MAX)]  # nothing where the job's objective withholds it
+    text: Text  # what goes on from `Generate.told`; nothing where the job's objective withholds it
+    is_over: bool  # else the next request goes on
     is_withheld: bool = False
 
 
@@ -267,17 +269,20 @@ class Evaluate(Request[Evaluated]):
 
 @dataclass(frozen=True, slots=True)
 class Generate(Request[Generated]):
-    """Continue a prompt → Generated. Temperature 0 always takes the likeliest token."""
+    """Continue a prompt for a while → Generated. The same request, with what was told since, goes on (`training.texts`)."""
 
     TAG: ClassVar[str] = "generate"
     PRIORITY: ClassVar[int] = 4
     job: Digest
     model_directory: Path | None  # None: the model of the first round, where the job's objective refers to it
     prompt: Text
-    tokens: Annotated[int, Between(1, 4096)]
-    temperature: float
-    seed: Count
+    how: Sampling
     stop: Count | None = None  # the token that ends the text and is no part of it
+    turns: Annotated[
+        tuple[Text, ...], Length(0, TURNS_MAX)
+    ] = ()  # before the prompt, as many of the last as the context can hold
+    text: Count = 0  # a number that no other text has
+    told: Count = 0  # characters of it
 
 
 @dataclass(frozen=True, slots=True)

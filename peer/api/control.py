@@ -1,12 +1,14 @@
 """The control socket: the `PeerApi` of a running daemon, for consoles and scripts on the same machine.
 
 One call per connection: a length-prefixed msgpack request `[version, method, arguments]`, one reply `["ok", value]` or
-`["error", text]`. Who may connect is the file system's business: the socket has mode 0600. A caller that goes away cancels
-its call.
+`["error", text]`. An answer that comes in parts is any number of `["part", value]` before `["ok", null]`; the next part is made
+when the caller has taken the one before. Who may connect is the file system's business: the socket has mode 0600. A caller that
+goes away, or takes nothing for a while, cancels its call.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -14,7 +16,7 @@ import shlex
 import stat
 import tempfile
 import typing
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,7 +43,7 @@ POINTER = "control.path"  # in the data directory: where the socket is, when its
 logger = logging.getLogger(__name__)
 
 
-async def _send(stream: trio.abc.Stream, plain: Any) -> None:
+async def _send(stream: trio.abc.SendStream, plain: Any) -> None:
     try:
         data: bytes = msgpack.packb(plain, use_bin_type=True)
     except UnicodeEncodeError as error:  # bytes of a command line, which Python hands on as halves of surrogate pairs
@@ -165,7 +167,7 @@ async def _answer(api: PeerApi, stream: trio.SocketStream) -> None:
     try:
         with trio.fail_after(REQUEST_SECONDS_MAX):
             request = await _receive(stream)
-        reply = await _call_unless_caller_leaves(stream, lambda: _reply(api, request))
+        reply = await _call_unless_caller_leaves(stream, lambda: _reply(api, request, stream))
         if reply is not None:
             with trio.fail_after(REPLY_SECONDS_MAX):
                 await _send(stream, reply)
@@ -193,20 +195,30 @@ async def _call_unless_caller_leaves(stream: trio.SocketStream, call: Callable[[
     return result
 
 
-async def _reply(api: PeerApi, request: Any) -> list[Any]:
+async def _reply(api: PeerApi, request: Any, stream: trio.abc.SendStream) -> list[Any] | None:
+    """None: the caller takes the parts of its answer too slowly, or not at all."""
     if not isinstance(request, list) or len(request) != 3 or request[0] != VERSION:
         return ["error", f"this peer speaks {VERSION}; use the `peer` command of the same installation"]
     call = calls().get(request[1]) if isinstance(request[1], str) else None
     if call is None:
         return ["error", f"this peer has no method {str(request[1])[:40]!r}"]
     try:
-        result = await getattr(api, call.name)(*call.read_arguments(request[2]))
+        answer = getattr(api, call.name)(*call.read_arguments(request[2]))
+        if not call.is_streamed:
+            return ["ok", codec.to_plain(await answer)]
+        async with contextlib.aclosing(answer):
+            async for part in answer:
+                try:
+                    with trio.fail_after(REPLY_SECONDS_MAX):
+                        await _send(stream, ["part", codec.to_plain(part)])
+                except (trio.BrokenResourceError, trio.TooSlowError):
+                    return None
+        return ["ok", None]
     except (UserError, RemoteProtocolError) as error:
         return ["error", str(error)]
     except Exception:  # one failed call must not stop the daemon
         logger.exception("control socket: %s failed", request[1])
         return ["error", f"the peer failed at {request[1]!r}; its log says why"]
-    return ["ok", codec.to_plain(result)]
 
 
 # Client --------------------------------------------------------------------------------------------------------------
@@ -222,24 +234,36 @@ class _Client:
         self._directory = directory
         self._configured = configured
 
-    def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
-        """The stub of a call: it takes what the call's declaration says."""
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        """The stub of a call: it takes and gives what the call's declaration says."""
         if name not in calls():
             raise AttributeError(f"no call {name!r} is declared")
-        return partial(self._call, calls()[name])
+        return partial(self._stream if calls()[name].is_streamed else self._call, calls()[name])
 
     async def _call(self, call: Call, *arguments: Any, **named: Any) -> Any:
-        plain = call.write_arguments(*arguments, **named)
+        async with contextlib.aclosing(self._replies(call, call.write_arguments(*arguments, **named))) as replies:
+            return call.read_result((await anext(replies))[1])
+
+    async def _stream(self, call: Call, *arguments: Any, **named: Any) -> AsyncGenerator[Any, None]:
+        async with contextlib.aclosing(self._replies(call, call.write_arguments(*arguments, **named))) as replies:
+            async for kind, value in replies:
+                if kind == "part":
+                    yield call.read_result(value)
+
+    async def _replies(self, call: Call, plain: list[Any]) -> AsyncGenerator[tuple[str, Any], None]:
+        """The parts, and `ok` at last. Raises `UserError`."""
         stream = await self._connect()
         async with stream:
+            kind = "part"
             try:
                 await _send(stream, [VERSION, call.name, plain])
-                reply = await _receive(stream)
+                while kind == "part":
+                    kind, value = await _receive(stream)
+                    if kind == "error":
+                        raise UserError(str(value))
+                    yield kind, value
             except (RemoteProtocolError, trio.BrokenResourceError):
                 raise UserError(f"the peer on {self._directory} stopped before it answered {call.name!r}") from None
-        if reply[0] != "ok":
-            raise UserError(str(reply[1]))
-        return call.read_result(reply[1])
 
     async def _connect(self) -> trio.SocketStream:
         path = socket_path(self._directory, self._configured)

@@ -2,42 +2,60 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 import trio
 
 from ledger.jobs import Job
+from peer.api.naming import find_job
 from peer.api.new_job import fetched
 from peer.api.running import RunningPeer
 from peer.export import taking
 from peer.export.found import of_state
 from peer.export.writing import export, exported_state, missing_payloads
-from peer.roles import samples
-from protocol.api import ExportView, ModelCalls, ModelFilesView, SampleView
+from peer.roles import samples, texts
+from protocol.api import ExportView, ModelCalls, ModelFilesView, PieceView, SampleView
 from protocol.errors import UserError
-from rlhf.blocklist import WITHHELD
+from protocol.sampling import Sampling
 from training import tasks
 from training.spec import JobSpec
 
 FETCHING_SECONDS_MAX = 600.0  # of all updates that an export lacks: it is told what is missing then
 FETCHING_ONE_SECONDS_MAX = 20.0  # of one of them, which nobody may hold any more
+NAMES_ROUND: Final = re.compile(r"@[0-9]{1,8}$")
 
 
 @dataclass(frozen=True)
 class ModelAnswers(ModelCalls):
     peer: RunningPeer
 
-    async def sample(self, prompt: str, tokens: int, temperature: float, seed: int) -> str:
+    async def sample(
+        self, prompt: str, how: Sampling, job: str = "", turns: tuple[str, ...] = ()
+    ) -> AsyncGenerator[PieceView, None]:
         computing = self.peer.driver.workshop.role.computing
         if computing is None:
             raise UserError("this peer has no worker to generate with: ask one with --role trainer")
-        key, job = self._latest_job()
-        opened = self.peer.driver.workshop.view((key, job.round), job)
-        directory = str(self.peer.driver.host.directory(key, job.round))
-        done = await computing.ask(opened, tasks.Generate(key, directory, prompt, tokens, temperature, seed))
-        return WITHHELD if done.is_withheld else done.text.decode(errors="replace")
+        if not prompt:
+            raise UserError("the prompt is empty: say some text to go on from")
+        if len(prompt) > tasks.TEXT_BYTES_MAX:
+            raise UserError(f"a prompt of {len(prompt)} characters is longer than {tasks.TEXT_BYTES_MAX}: leave some out")
+        key, found, directory = self._model(job)
+        opened = self.peer.driver.workshop.view((key, found.round), found)
+        kind, spec = opened.spec.kind, opened.spec
+        request = tasks.Generate(key, str(directory), prompt, how.checked(), kind.ends_text(spec), turns)
+        with self.peer.making_text():
+            if kind.checks_texts(spec):
+                yield PieceView("", is_checked=True)
+            async with aclosing(texts.slices(partial(computing.ask, opened), request)) as made:
+                async for done in made:
+                    if done.text or done.is_withheld:
+                        yield PieceView(done.text, is_withheld=done.is_withheld)
 
     async def samples(self) -> tuple[SampleView, ...]:
         computing = self.peer.driver.workshop.role.computing
@@ -46,16 +64,19 @@ class ModelAnswers(ModelCalls):
         kept = await trio.to_thread.run_sync(samples.kept, computing.texts)
         return tuple(SampleView(job, round, text) for job, round, text in kept)
 
-    def _latest_job(self) -> tuple[bytes, Job]:
-        jobs = [
-            (job.started, key, job)
-            for key, job in self.peer.driver.state.jobs.jobs.items()
-            if JobSpec.decode(job.spec).kind.makes_text
-        ]
-        if not jobs:
+    def _model(self, text: str) -> tuple[bytes, Job, Path]:
+        """What JOB[@ROUND] names: a job, and the model that the round begins with, or the newest; of no name, the newest job."""
+        jobs = self.peer.driver.state.jobs.jobs
+        making = {key: job for key, job in jobs.items() if JobSpec.decode(job.spec).kind.makes_text}
+        if not making:
             raise UserError("no model has been trained yet: start one with `train`")
-        _, key, job = max(jobs, key=lambda item: item[:2])
-        return key, job
+        name, _, number = text.rpartition("@") if NAMES_ROUND.search(text) else (text, "", "")
+        key = find_job(name, making, "jobs that make text") if text else max(making, key=lambda key: (making[key].started, key))
+        directory = self.peer.driver.host.directory(key, int(number or making[key].round))
+        if number and not directory.is_dir():
+            here = ", ".join(str(int(place.name)) for place in sorted(directory.parent.iterdir()) if place.name.isdigit())
+            raise UserError(f"{text!r}: this peer keeps the model of no such round; of that job it has those of {here}")
+        return key, making[key], directory
 
     async def export(self, path: str) -> ExportView:
         """What others hold of the updates that this peer lacks is fetched first, one by one: votes come before."""

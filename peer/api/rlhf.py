@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,12 @@ from peer.api.supervised import newline, supervised_spec, with_set
 from peer.api.supervised import parsed as parsed_terms
 from peer.api.tracing import learned
 from peer.driver.deriving import derived
+from peer.roles import texts
 from peer.serving.projects import find_project
 from peer.worker.supervisor import WorkerFailed
 from protocol import codec
 from protocol.errors import StorageError, UserError
+from protocol.sampling import Sampling
 from rlhf import blocklist, guards, pairs, plans, preferences, presets
 from rlhf.calls import CompareView, FiguresView, RlhfCalls, RlhfView, StageView, TraceView
 from rlhf.controller import beta_of
@@ -344,18 +347,21 @@ class RlhfAnswers(RlhfCalls):
             raise UserError("no model has been tuned yet: begin with `rlhf start`")
         key, job = tuned[-1]
         opened = workshop.view((key, job.round), job)
-        how: tuple[Any, ...] = (prompt, tokens, temperature, seed, opened.spec.own.stop)
+        how = Sampling(tokens=tokens, temperature=temperature, seed=seed).checked()
+        ask = partial(workshop.role.computing.ask, opened)
         told: dict[str, str] = {}
         withheld: list[str] = []
         for name, directory in (("policy", str(host.directory(key, job.round))), ("reference", None)):
             try:
-                done = await workshop.role.computing.ask(opened, tasks.Generate(key, directory, *how))
+                done = await texts.whole(
+                    ask, tasks.Generate(key, directory, prompt, how, opened.spec.kind.ends_text(opened.spec))
+                )
             except WorkerFailed:
                 if opened.base_directory is None or opened.base_directory.exists():
                     raise
                 base = opened.base_directory.parent.name[:8]
                 raise UserError(f"the reference is gone: the model of job {base} was kept until the tuning was over") from None
-            told[name] = done.text.decode(errors="replace")
+            told[name] = done.text
             withheld += [name] * done.is_withheld
         return CompareView(key.hex(), job.round, **told, withheld=tuple(withheld))
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Final
+
+import trio
 
 from features.parts import Desk
 from ledger.audits.state import Due
@@ -17,6 +21,8 @@ from peer.settings.invitations import InvitationBook
 from peer.worker.supervisor import Worker
 from protocol.errors import UserError
 from transport.swarm import Swarm
+
+TEXTS_MAX: Final = 4  # that people wait for at once: the worker keeps what each has of the model
 
 
 @dataclass
@@ -35,6 +41,7 @@ class RunningPeer:
     started: float
     desk: Callable[[str], Desk]  # of a part
     alerts: AlertBook = field(default_factory=AlertBook)
+    texts: trio.Semaphore = field(default_factory=lambda: trio.Semaphore(TEXTS_MAX))
 
     @property
     def me(self) -> bytes:
@@ -44,6 +51,18 @@ class RunningPeer:
     def now_ms(self) -> int:
         """The later one of this clock and the last block's: an idle network's time stands still."""
         return max(time.time_ns() // 1_000_000, self.driver.state.time_ms)
+
+    @contextmanager
+    def making_text(self) -> Iterator[None]:
+        """`UserError` where too many texts are made already."""
+        try:
+            self.texts.acquire_nowait()
+        except trio.WouldBlock:
+            raise UserError(f"{TEXTS_MAX} texts are being made at this peer: wait until one of them ends") from None
+        try:
+            yield
+        finally:
+            self.texts.release()
 
     def require_member(self) -> None:
         members = self.driver.state.members

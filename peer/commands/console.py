@@ -8,6 +8,7 @@ import logging
 import signal
 import sys
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO, cast
@@ -16,11 +17,12 @@ import trio
 
 from features.names import Names
 from features.tables import Shown
-from features.words import Asked
+from features.words import Asked, Person
 from peer.commands import views
 from peer.commands.announcements import Announcements, announce
 from peer.commands.drawing import printer
 from peer.commands.grammar import option_names, parse
+from peer.commands.person import Lines
 from peer.commands.words import words
 from protocol.api import PeerApi
 from protocol.errors import UserError
@@ -39,10 +41,11 @@ Print = Callable[[Shown], None]
 # Saying a word --------------------------------------------------------------------------------------------------------
 
 
-async def execute(api: PeerApi, options: argparse.Namespace, show: Print) -> int:
+async def execute(api: PeerApi, options: argparse.Namespace, show: Print, at_prompt: Person | None = None) -> int:
     """Carries out one parsed command and returns the exit status that `peer COMMAND` has. Raises `UserError`."""
     known = words()
-    asked = Asked(api, options, show, partial(names, api), partial(_decided, api, show), known)
+    person, is_at_prompt = at_prompt or Lines(), at_prompt is not None
+    asked = Asked(api, options, show, partial(names, api), partial(_decided, api, show), known, person, is_at_prompt)
     try:
         return await known[options.command].do(asked) or 0
     except UserError as error:
@@ -113,12 +116,13 @@ async def _run_prompt(api: PeerApi, prompt: Prompt, show: Print, quitting: str) 
     show(f"network {status.network}, {who} at {status.address}: {(await names(api)).in_text(views.state(status))}")
     show(f"type `help`; `quit` {quitting}")
     interrupts, chosen = _Interrupts(show, quitting), Announcements(status.peer)
+    person = _AtPrompt(prompt, interrupts)
     async with trio.open_nursery() as nursery:
         await nursery.start(interrupts.follow, nursery.cancel_scope)
         nursery.start_soon(_announce, api, show, chosen)
         while (line := await prompt.ask(interrupts.dropped)) is not None:
             chosen.typed(line)
-            if await interrupts.run(line, partial(_do, api, line, show)) == "quit":
+            if await interrupts.run(line, partial(_do, api, line, show, person)) == "quit":
                 break
         nursery.cancel_scope.cancel()
 
@@ -152,6 +156,15 @@ class _Interrupts:
         self._show(f"interrupted: {line.strip()!r}; what it asked the others for may still be decided")
         return ""
 
+    async def interruptible(self, do: Callable[[], Awaitable[None]]) -> None:
+        """A part of the command that runs: Ctrl-C ends that part alone."""
+        command = self._running
+        try:
+            with trio.CancelScope() as self._running:
+                await do()
+        finally:
+            self._running = command
+
     def dropped(self, typed: str) -> bool:
         """Whether this Ctrl-C at the prompt ends it: the second one in a row with nothing typed."""
         if typed:
@@ -173,13 +186,28 @@ class _Interrupts:
                     prompt.cancel()
 
 
-async def _do(api: PeerApi, line: str, show: Print) -> str:
+@dataclass(frozen=True)
+class _AtPrompt:
+    """Implements `features.words.Person`."""
+
+    prompt: Prompt
+    interrupts: _Interrupts
+
+    async def line(self, prompt: str) -> str | None:
+        """None at Ctrl-D, and at Ctrl-C with nothing typed."""
+        return await self.prompt.ask(lambda typed: not typed, prompt)
+
+    async def interruptible(self, do: Callable[[], Awaitable[None]]) -> None:
+        await self.interrupts.interruptible(do)
+
+
+async def _do(api: PeerApi, line: str, show: Print, person: Person) -> str:
     """Executes a line and returns the command's name; `error` if it failed."""
     try:
         options = parse(words(), line)
         if options is None:
             return ""
-        await execute(api, options, show)
+        await execute(api, options, show, person)
     except UserError as error:
         show(f"error: {error}")
         return "error"
@@ -191,10 +219,9 @@ async def _do(api: PeerApi, line: str, show: Print) -> str:
 
 
 async def _run_lines(api: PeerApi, show: Print, *, attached: bool) -> int:
-    failed = 0
-    # A thread waiting for a pipe that never speaks must not hold up the end of the program.
-    while line := await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True):
-        done = await _do(api, line, show)
+    failed, person = 0, Lines()
+    while (line := await person.line("")) is not None:
+        done = await _do(api, line, show, person)
         failed |= done == "error"
         if done == "quit":
             if not attached:

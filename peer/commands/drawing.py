@@ -15,11 +15,14 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from features.tables import Fitted, Pairs, Shown, Verbatim
+from features.tables import Fitted, Pairs, Piece, Shown, Verbatim
 
 GAP = 2  # blanks between columns
 READABLE = 36  # characters of a cell that wraps: for less room columns are left out, or a row grows taller than a screen bears
 CUT_MIN = 8  # characters that stay of a cell that may be cut
+CONTROLS = dict.fromkeys(
+    {*range(0x20), *range(0x7F, 0xA0)} - {9, 10}, "\ufffd"
+)  # a model may write what moves a terminal's cursor
 WIDTH_WITHOUT_TERMINAL = 100_000  # columns: nothing is wrapped or cut
 
 
@@ -30,7 +33,18 @@ def printer(out: TextIO | None = None) -> Callable[[Shown], None]:
         file=out, width=None if out.isatty() else WIDTH_WITHOUT_TERMINAL, highlight=False, markup=False, soft_wrap=False
     )
 
+    is_within_line = False
+
     def show(what: Shown) -> None:
+        nonlocal is_within_line
+        if isinstance(what, Piece):
+            out.write(what.translate(CONTROLS) if out.isatty() else what)
+            out.flush()
+            is_within_line = not what.endswith("\n")
+            return
+        if is_within_line:
+            out.write("\n")
+            is_within_line = False
         if isinstance(what, str) and not isinstance(what, Verbatim):
             what = "\n".join(shown for line in what.split("\n") for shown in wrapped(line, console.width))
         console.print(drawn(what), soft_wrap=isinstance(what, str), crop=False)

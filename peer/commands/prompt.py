@@ -42,16 +42,21 @@ class Prompt(io.TextIOBase):
         self._session: PromptSession[str] = PromptSession(
             text,
             history=FileHistory(str(history)) if history else InMemoryHistory(),
-            completer=Words(completions),
             **session,
         )
+        self._text, self._words, self._history = text, Words(completions), self._session.default_buffer.history
         self._cancelled = False
         self._is_reading = False  # the thread has the terminal: only its loop may write there
         self._written: deque[str] = deque()  # while it was starting or busy
         self._context: contextvars.Context | None = None  # in which prompt_toolkit finds the running application
 
-    async def ask(self, dropped: Callable[[str], bool]) -> str | None:
-        """One line; None at Ctrl-D. Ctrl-C drops the line; `dropped`, which gets it, says whether it ends the prompt as well."""
+    async def ask(self, dropped: Callable[[str], bool], other: str = "") -> str | None:
+        """One line; None at Ctrl-D. Ctrl-C drops the line; `dropped`, which gets it, says whether it ends the prompt as well.
+
+        Behind another prompt no command is typed: none is completed, and the line is not remembered.
+        """
+        self._session.message, self._session.completer = other or self._text, None if other else self._words
+        self._session.default_buffer.history = InMemoryHistory() if other else self._history
         while True:
             self._cancelled = False
             line, typed = None, None

@@ -38,6 +38,7 @@ from protocol import codec
 from protocol.api import JobView, RoundView, TrainRequest
 from protocol.errors import UserError
 from protocol.identity import peer_id, short_id
+from protocol.sampling import Sampling
 from rlhf.calls import FiguresView, RlhfCalls
 from rlhf.objective import ROLE
 from training import grid
@@ -380,7 +381,9 @@ async def conclude(demo: Demo, job: str, rounds: tuple[RoundView, ...], finished
         if demo.options.rlhf:
             watched = await cast(RlhfCalls, demo.watched.client).rlhf_figures()
         else:
-            text = await demo.watched.client.sample("The ", 400, 0.8, demo.options.seed)
+            how = Sampling(tokens=400, seed=demo.options.seed)
+            async with contextlib.aclosing(demo.watched.client.sample("The ", how)) as pieces:
+                text = "".join([piece.text async for piece in pieces])
         export = (await demo.watched.client.export(str(demo.folder / "export"))).path
     seconds = time.time() - demo.started
     if not demo.options.keep:

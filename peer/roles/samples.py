@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from protocol.sampling import Sampling
+
 ROUNDS = 10  # between two of them
 KEPT = 2
-PROMPT, TOKENS, TEMPERATURE, SEED = "The ", 120, 0.8, 0  # always the same, so that the model alone makes the difference
+PROMPT, HOW = "The ", Sampling(tokens=120)  # always the same, so that the model alone makes the difference
 
 
 def is_due(folder: Path, job: bytes, round: int) -> bool:
@@ -15,9 +17,9 @@ def is_due(folder: Path, job: bytes, round: int) -> bool:
     return not last or round // ROUNDS > _round(last[0]) // ROUNDS
 
 
-def keep(folder: Path, job: bytes, round: int, text: bytes) -> None:
+def keep(folder: Path, job: bytes, round: int, text: str) -> None:
     part = folder / f"{job.hex()}.part"
-    part.write_bytes(text)
+    part.write_bytes(text.encode())
     part.replace(folder / f"{job.hex()}-{round:08}.sample")
     for old in _files(folder, job.hex())[:-KEPT]:
         old.unlink(missing_ok=True)

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import trio
 
-from peer.roles import samples
+from peer.roles import samples, texts
 from peer.roles.base import Computing, Judged, OpenRound, Round
 from peer.roles.voter import Voter, audit_request, propose_request, publish, read_fetched, replayed
 from peer.worker.supervisor import Worker, WorkerDied, WorkerFailed
@@ -139,14 +139,15 @@ class Trainer(Voter):
         """Keeps some text of the model where that is due; how many seconds it took."""
         if not round.spec.has_text or not samples.is_due(self.texts, round.job, round.number):
             return 0.0
-        began, how = trio.current_time(), (samples.PROMPT, samples.TOKENS, samples.TEMPERATURE, samples.SEED)
+        began = trio.current_time()
+        asked = tasks.Generate(round.job, str(round.model_directory), samples.PROMPT, samples.HOW)
         try:
-            done = await self._until_alive(tasks.Generate(round.job, str(round.model_directory), *how))
+            done = await texts.whole(self._until_alive, asked)
         except WorkerFailed:
             if round.model_directory.exists():
                 raise
             return 0.0  # pruned meanwhile
-        samples.keep(self.texts, round.job, round.number, WITHHELD.encode() if done.is_withheld else done.text)
+        samples.keep(self.texts, round.job, round.number, WITHHELD if done.is_withheld else done.text)
         return trio.current_time() - began
 
     async def ask(self, round: Round, request: tasks.Request[R]) -> R:

@@ -17,6 +17,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -34,6 +35,8 @@ from training.replicated.model import ReplicatedModel
 from training.resources import Resources, add_arguments
 from training.sequences import Tokens
 from training.spec import JobSpec
+from training.stops import Stops
+from training.texts import Text, Texts
 
 NICENESS = 5
 BEAT_SECONDS = 1.0  # between signs of progress
@@ -95,6 +98,7 @@ class Jobs:
         self.kind, self._beat = kind, beat
         self._micro_batch_max = micro_batch_max
         self._engines: OrderedDict[bytes, Engine] = OrderedDict()
+        self._texts = Texts()
 
     def answer(self, request: Any) -> tasks.Reply:
         match request:
@@ -115,6 +119,7 @@ class Jobs:
             case tasks.Describe():
                 return self.kind.describe()
             case _:
+                self._texts.forget()  # a ping comes when the daemon has had nothing else to ask for a while
                 return tasks.Pong()
 
     def _open(self, request: tasks.OpenJob) -> tasks.Opened:
@@ -196,14 +201,20 @@ class Jobs:
         return tasks.Evaluated(dict(figures), time.perf_counter() - started)
 
     def _generate(self, request: tasks.Generate) -> tasks.Generated:
+        return self._texts.go_on(request, partial(self._begun, request))
+
+    def _begun(self, request: tasks.Generate) -> Text:
         engine, prompt = self._engine(request.job), request.prompt.encode()
         parameters = engine.first if request.model_directory is None else _parameters(request.model_directory)
         if parameters is None:
             raise FolkmootError(f"job {request.job.hex()[:8]} does not refer to its first model")
-        how = (request.tokens, request.temperature, request.seed, self._beat, request.stop)
-        text = engine.generate(parameters, prompt, *how)
-        is_withheld = engine.spec.kind.withholds(engine.spec, engine.files, prompt, text)
-        return tasks.Generated(b"" if is_withheld else text, is_withheld)
+        pieces = engine.generate(parameters, _with_turns(engine, request), request.how, self._beat, request.stop)
+        kind, spec, files = engine.spec.kind, engine.spec, engine.files
+
+        def withholds(text: str) -> bool:
+            return kind.withholds(spec, files, prompt, text.encode())
+
+        return Text(pieces, Stops(request.how.stop), request.told, withholds if kind.checks_texts(spec) else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +258,22 @@ def _other(spec: JobSpec, request: tasks.OpenJob, tokenizer: Tokenizer, beat: Ca
     model = ReplicatedModel.open_decided(Path(request.other or ""), read.root)
     data = named(model.spec.kind.reader)(model.spec, Path(request.other_text or ""), tokenizer, beat, named=request.other_tokens)
     return Other(model.spec, model.parameters, data)
+
+
+def _with_turns(engine: Engine, request: tasks.Generate) -> bytes:
+    """The prompt behind as many whole turns as the context can hold beside the text, which has at most half of it. A turn ends
+    with the token that the model learned to end with, or with a line break.
+    """
+    text, context, tokenizer = request.prompt.encode(), engine.spec.model.context, engine.tokenizer
+    end = b"\n" if request.stop is None else tokenizer.decode([request.stop])
+    room = context - min(request.how.tokens, context // 2) - len(tokenizer.encode(text))
+    for turn in reversed(request.turns):
+        before = turn.encode() + end
+        room -= len(tokenizer.encode(before))
+        if room < 0:
+            break
+        text = before + text
+    return text
 
 
 def _parameters(model_directory: str) -> Float32Array:

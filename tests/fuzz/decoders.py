@@ -8,13 +8,14 @@ import itertools
 import json
 import sqlite3
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import trio
+import trio.testing
 from hypothesis import strategies as st
 
 from ledger import jobs
@@ -323,7 +324,10 @@ class _Anybody:
         async def answer(*arguments: Any) -> None:
             return None
 
-        return answer
+        async def parts(*arguments: Any) -> AsyncGenerator[None, None]:
+            yield None
+
+        return parts if calls()[name].is_streamed else answer
 
 
 def _control() -> Decoder:
@@ -333,7 +337,8 @@ def _control() -> Decoder:
     valid = requests.map(lambda call: codec.encode([control.VERSION, call[0], call[1]]))
 
     def decode(data: bytes) -> Any:
-        reply = trio.run(control._reply, _Anybody(), codec.unpack(data, len(data)))
+        reply = trio.run(control._reply, _Anybody(), codec.unpack(data, len(data)), trio.testing.MemorySendStream())
+        assert reply is not None
         if reply[0] != "ok":
             raise RemoteProtocolError("refused", reply[1])
         return reply

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from pathlib import Path
 from typing import BinaryIO
 
@@ -13,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from features.lazily import named
+from protocol.sampling import Sampling
 from tests.notes.objective import Counted
 from training.data.tokenizer import Tokenizer
 from training.engines.engine import Beat, EngineKind, Other
@@ -37,6 +39,7 @@ class Metrics:
 class Slate:
     spec: JobSpec
     tokens: Tokens
+    tokenizer: Tokenizer
     gradient: Gradient
     micro_batch: int = 1
     first: Float32Array | None = None
@@ -127,13 +130,11 @@ class Slate:
         self,
         parameters: Float32Array,
         prompt: bytes,
-        count: int,
-        temperature: float,
-        seed: int,
+        how: Sampling,
         on_step: Beat = lambda: None,
         stop: int | None = None,
-    ) -> bytes:
-        return bytes([int(parameters.argmax())]) * count
+    ) -> Iterator[bytes]:
+        return repeat(bytes([int(parameters.argmax())]), how.tokens)
 
 
 class Slates:
@@ -149,7 +150,7 @@ class Slates:
         return Ready("slate beside torch" if "torch" in sys.modules else "slate alone", 1)
 
     def open(self, spec: JobSpec, tokens: Tokens, tokenizer: Tokenizer, first: Float32Array | None) -> Slate:
-        return Slate(spec, tokens, named(spec.kind.losses[self.name]))
+        return Slate(spec, tokens, tokenizer, named(spec.kind.losses[self.name]))
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         return False

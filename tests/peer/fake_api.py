@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 
 import trio
@@ -24,6 +25,7 @@ from protocol.api import (
     ModelFilesView,
     ModuleView,
     PeerView,
+    PieceView,
     RoundView,
     RoundVotesView,
     RowProofView,
@@ -35,6 +37,7 @@ from protocol.api import (
     TrainRequest,
 )
 from protocol.errors import UserError
+from protocol.sampling import Sampling
 
 ME, OTHER = "abcd" + "a" * 48, "abce" + "b" * 48
 PROJECTS = (ProjectView("5" * 64, "shuffled", "label", "open", ME, 3, 40, 9, 4, 1),)
@@ -215,9 +218,13 @@ class FakeApi:
     async def leave(self) -> str:
         raise UserError("the last voter cannot leave")
 
-    async def sample(self, prompt: str, tokens: int, temperature: float, seed: int) -> str:
-        """Waits for ever at the prompt `wait`, fails as a bug would at `bug`."""
+    async def sample(
+        self, prompt: str, how: Sampling, job: str = "", turns: tuple[str, ...] = ()
+    ) -> AsyncGenerator[PieceView, None]:
+        """Waits for ever at the prompt `wait`, fails as a bug would at `bug`, and may show nothing of what follows a `secret`."""
+        self.asked.append((prompt, how, job, turns))
         if prompt == "wait":
+            yield PieceView("once")
             self.waiting.set()
             try:
                 await trio.sleep_forever()
@@ -225,7 +232,12 @@ class FakeApi:
                 self.cancelled.set()
         if prompt == "bug":
             raise KeyError(prompt)
-        return f"{prompt} {tokens} {temperature} {seed}"
+        if "secret" in prompt:
+            yield PieceView("", is_checked=True)
+            yield PieceView("", is_withheld=True)
+            return
+        for word in (prompt, " goes", " on"):
+            yield PieceView(word)
 
     async def features(self) -> tuple[ModuleView, ...]:
         return MODULES

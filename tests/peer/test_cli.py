@@ -203,7 +203,8 @@ async def test_commands_ask_the_running_peer(peer: Callable[..., Result], tmp_pa
         assert (await on_thread(peer, command, *place))[0] == 0
     assert json.loads((await on_thread(peer, "status", "--json", *place))[1])["peer"] == ME
     assert "1 of 3" in (await on_thread(peer, "approve", "abcd", *place))[1]
-    assert "Once 7 0.8 0" in (await on_thread(peer, "sample", "Once", "--tokens", "7", *place))[1]
+    assert (await on_thread(peer, "sample", "Once", "--tokens", "7", *place))[1] == "Once goes on\n"
+    assert (await on_thread(peer, "sample", "Once", "--stream", *place))[1] == "Once goes on\n"
     assert "7 files" in (await on_thread(peer, "export", str(tmp_path / "out"), *place))[1]
     assert "invitation-string" in (await on_thread(peer, "console", *place, "invite"))[1]
     assert "1" * 64 in (await on_thread(peer, "console", *place, "train --rounds 20 --set seed=4"))[1], "one quoted argument"

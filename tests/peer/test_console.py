@@ -19,13 +19,16 @@ from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.input.base import PipeInput
 from prompt_toolkit.output import DummyOutput
 
+from features.tables import Piece
 from peer.api.new_job import parse_overrides
 from peer.commands import console, grammar, job_fields
+from peer.commands.drawing import printer
 from peer.commands.grammar import option_names
 from peer.commands.prompt import Prompt, Words
 from peer.commands.words import words
 from protocol.api import AuditsView, PeerView, TrainRequest
 from protocol.errors import UserError
+from protocol.sampling import Sampling
 from tests.peer import fake_api
 from tests.peer.fake_api import ME, OTHER, FakeApi
 from training.spec import ESTIMATES, PRESETS, AuditMode, Rule, completed
@@ -87,7 +90,13 @@ def test_the_path_of_the_data_is_made_absolute(monkeypatch: pytest.MonkeyPatch, 
         ("challenge", "TRAINER"),
         ("challenge abce first", "'first'"),
         ("sample 'open", "close the quotation"),
-        ("sample a --tokens 100001", "outside 1..100000"),
+        ("sample a --tokens 0", "0 is outside 1..4096"),
+        ("sample a --tokens 4097", "4097 is outside 1..4096"),
+        ("sample a --top-k -1", "-1 is outside 0..65536"),
+        ("sample a --top-p 0", "0 is no probability above 0 and at most 1"),
+        ("sample a --top-p 1.1", "1.1 is no probability above 0 and at most 1"),
+        ("sample a --beams 17", "17 is outside 1..16"),
+        ("sample a --stop ''", "the text is empty"),
     ],
 )
 def test_what_is_not_understood_is_named_with_the_way_out(line: str, words: str) -> None:
@@ -196,7 +205,8 @@ async def said(
         ("model out --job tiny@12 --format gguf", ["job 'tiny' at round 12, 6 files, 1.2 MB, without heads.value", "f" * 64]),
         ("prove notes/lines here -o x.proof", ["x.proof: the row after height 12", "peer verify", "690 show it"]),
         ("prove notes/lines 0xff", ["notes-lines-ff.proof: there is no row of this key"]),
-        ("sample 'Once upon' --tokens 5", ["Once upon 5 0.8 0"]),
+        ("sample 'Once upon' --tokens 5", ["Once upon goes on\n"]),
+        ("sample secret", ["the text is shown when all of it was checked\n", "withheld: it holds a word of the list"]),
         ("help", ["approve", "quit"]),
     ],
 )
@@ -310,6 +320,87 @@ async def test_who_re_executes_in_a_job_that_is_fully_audited_is_told_beside_the
 def test_no_temperature_below_zero_or_beyond_numbers(value: str) -> None:
     with pytest.raises(UserError, match=re.escape(value)):
         parse(f"sample hello --temperature={value}")
+
+
+async def test_what_a_text_is_drawn_by_is_handed_on(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    line = r"sample Hi --job base@3 --tokens 9 --temperature 0.5 --top-k 4 --top-p .9 --stop '\n\n' --stop 'a\\b' --seed 7"
+    _, _, api = await said(monkeypatch, capsys, line + "\nsample Hi --beams 3\n")
+    first, second = api.asked
+    assert first == ("Hi", Sampling(9, 0.5, 4, 0.9, ("\n\n", "a\\b"), 7), "base@3", ())
+    assert second == ("Hi", Sampling(200, 0.0, beams=3), "", ())
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ("--beams 2 --temperature 0.5", "beams 2 and temperature 0.5: a beam search draws no tokens"),
+        ("--beams 2 --top-k 5", "beams 2 and top_k 5"),
+        ("--beams 2 --stream", "--stream and --beams 2: a beam search knows its text at the end"),
+        ("--stop a " * 9, "--stop: 9 texts are more than 8"),
+    ],
+)
+async def test_ways_to_draw_that_exclude_each_other_are_refused_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], options: str, told: str
+) -> None:
+    printed, status, api = await said(monkeypatch, capsys, f"sample Hi {options}\n")
+    assert status == 1 and told in printed and printed.count("\n") == 1 and not api.asked
+
+
+async def test_a_chat_takes_its_turns_along_until_it_is_left(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = r"chat --template 'Q: {}\nA:'", "one", "", "secret", "two", "quit", "invite"
+    printed, status, api = await said(monkeypatch, capsys, "\n".join(lines) + "\n")
+    assert status == 0 and "invitation-string" in printed, "the chat ends, and the prompt goes on"
+    how = Sampling(stop=("\n",))
+    first = "Q: one\nA:"
+    assert api.asked[:3] == [
+        (first, how, "", ()),
+        ("Q: secret\nA:", how, "", (f"{first}{first} goes on",)),
+        ("Q: two\nA:", how, "", (f"{first}{first} goes on",)),
+    ]
+    api.asked.clear()
+    assert "error: --template 'Q': write {} once" in (await said(monkeypatch, capsys, "chat --template Q\n"))[0]
+
+
+async def test_control_c_ends_a_text_and_the_chat_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the prompt, where it is the signal of a command that runs; the same on the command line."""
+    shown = list[str]()
+    interrupts = console._Interrupts(shown.append, "stops the peer")  # type: ignore[arg-type]
+
+    class AtPrompt(console._AtPrompt):
+        async def line(self, prompt: str) -> str | None:
+            return lines.pop(0) if lines else None
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(interrupts.follow, nursery.cancel_scope)
+        for at_prompt in (AtPrompt(None, interrupts), None):  # type: ignore[arg-type]
+            lines, api, options = ["wait", "go"], FakeApi(), parse("chat")
+            monkeypatch.setattr(sys, "stdin", io.StringIO("wait\ngo\n"))
+            assert options is not None
+            nursery.start_soon(_interrupt, api)
+            with trio.fail_after(10):
+                assert await console.execute(api, options, shown.append, at_prompt) == 0  # type: ignore[arg-type]
+            assert api.cancelled.is_set() and [asked[0] for asked in api.asked] == ["wait", "go"]  # type: ignore[index]
+            assert api.asked[1][3] == ("waitonce",), "what was said is a turn"  # type: ignore[index]
+        nursery.cancel_scope.cancel()
+    assert "".join(shown) == "oncego goes on\n" * 2
+
+
+async def _interrupt(api: FakeApi) -> None:
+    await api.waiting.wait()
+    signal.raise_signal(signal.SIGINT)
+
+
+def test_parts_of_a_text_stand_in_one_line_and_move_no_cursor(monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.StringIO()
+    show = printer(out)
+    for what in (Piece("a\x1b[2J"), Piece("b"), "an event", Piece("c\n"), "another"):
+        show(what)
+    assert out.getvalue() == "a\x1b[2Jb\nan event\nc\nanother\n"
+    monkeypatch.setattr(out, "isatty", lambda: True)
+    printer(out)(Piece("\x1b[2J\x07\x9b\tü\n"))
+    assert out.getvalue().endswith("another\n\ufffd[2J\ufffd\ufffd\tü\n")
 
 
 @pytest.mark.parametrize(

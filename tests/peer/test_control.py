@@ -4,7 +4,8 @@ import os
 import shlex
 import socket
 import stat
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
 from pathlib import Path
 
 import msgpack
@@ -14,8 +15,9 @@ import trio
 from peer.api import control
 from peer.api.calls import calls
 from peer.api.control import serve, socket_path
-from protocol.api import PeerApi, TrainRequest
+from protocol.api import PeerApi, PieceView, TrainRequest
 from protocol.errors import UserError
+from protocol.sampling import Sampling
 from tests.peer.fake_api import JOBS, ME, PEERS, ROUNDS, STATS, STATUS, FakeApi
 
 
@@ -38,7 +40,9 @@ async def test_every_value_arrives_as_it_was_given(client: PeerApi, api: FakeApi
     assert await client.rounds(5) == ROUNDS
     job = await client.test()
     assert await client.events(0, 0) == tuple(api.log)
-    assert await client.sample("once", 3, 0, 9) == "once 3 0.0 9"
+    async with aclosing(client.sample("once", Sampling(3, top_k=9, stop=("\n",)), "e@7", ("a turn",))) as pieces:
+        assert [piece.text async for piece in pieces] == ["once", " goes", " on"]
+    assert api.asked.pop() == ("once", Sampling(3, top_k=9, stop=("\n",)), "e@7", ("a turn",))
     assert job == "2" * 64
     assert (await client.export("/x")).path == "/x"
     assert await client.approve(ME) == "1 of 3 approvals"
@@ -48,6 +52,16 @@ async def test_every_value_arrives_as_it_was_given(client: PeerApi, api: FakeApi
     assert api.asked == [ME, (ME, None), (ME, 4), request]
     await client.stop()
     assert api.stopped
+
+
+async def all_of(pieces: AsyncGenerator[PieceView, None]) -> list[PieceView]:
+    async with aclosing(pieces):
+        return [piece async for piece in pieces]
+
+
+async def socket_pair() -> tuple[trio.SocketStream, trio.SocketStream]:
+    ours, theirs = trio.socket.socketpair()
+    return trio.SocketStream(ours), trio.SocketStream(theirs)
 
 
 def test_the_client_offers_every_declared_call_and_no_other(tmp_path: Path) -> None:
@@ -65,23 +79,44 @@ async def test_what_a_person_can_mend_travels_as_text(client: PeerApi) -> None:
 async def test_a_text_that_no_message_can_hold_is_told(client: PeerApi) -> None:
     """Bytes of a command line that are not UTF-8."""
     with pytest.raises(UserError, match=r"'\\udcff' is not UTF-8"):
-        await client.sample("\udcff", 1, 0.0, 0)
+        await all_of(client.sample("\udcff", Sampling()))
 
 
 async def test_a_bug_in_one_call_is_logged_and_stops_nothing(client: PeerApi, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(UserError, match="failed at 'sample'"):
-        await client.sample("bug", 1, 0.0, 0)
+        await all_of(client.sample("bug", Sampling()))
     assert "KeyError" in caplog.text
     assert await client.status() == STATUS
 
 
 async def test_a_caller_that_leaves_cancels_its_call_only(client: PeerApi, api: FakeApi) -> None:
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(client.sample, "wait", 1, 0.0, 0)
+    async with aclosing(client.sample("wait", Sampling())) as pieces:
+        assert (await anext(pieces)).text == "once"
         await api.waiting.wait()
-        nursery.cancel_scope.cancel()
     await api.cancelled.wait()
     assert await client.status() == STATUS
+
+
+async def test_a_caller_that_takes_no_part_of_its_answer_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next part is made when the one before was taken; nothing is kept for it."""
+    monkeypatch.setattr(control, "REPLY_SECONDS_MAX", 0.05)
+    made, ended = list[int](), trio.Event()
+
+    class Endless(FakeApi):
+        async def sample(self, *asked: object) -> AsyncGenerator[PieceView, None]:  # type: ignore[override]
+            try:
+                while True:
+                    made.append(len(made))
+                    yield PieceView("x" * 50_000)
+            finally:
+                ended.set()
+
+    ours, theirs = await socket_pair()
+    async with ours, theirs:
+        await control._send(theirs, [control.VERSION, "sample", calls()["sample"].write_arguments("p", Sampling())])
+        with trio.fail_after(10):
+            await control._answer(Endless(), ours)
+    assert ended.is_set() and len(made) < 100
 
 
 async def test_only_the_owner_may_connect(client: PeerApi, tmp_path: Path) -> None:
@@ -214,7 +249,7 @@ async def test_a_peer_that_stops_while_it_is_asked_says_so(api: FakeApi, tmp_pat
             inner.cancel_scope.shield = True
             inner.start_soon(stop_when_asked)
             with pytest.raises(UserError, match="stopped before it answered 'sample'"):
-                await control.client(tmp_path).sample("wait", 1, 0.0, 0)
+                await all_of(control.client(tmp_path).sample("wait", Sampling()))
 
 
 async def test_a_path_in_advice_can_be_pasted_into_a_shell(tmp_path: Path) -> None:

@@ -14,10 +14,12 @@ import pytest
 import trio
 import trio.testing
 
+from peer.roles import texts
 from peer.worker import supervisor as supervisor
 from peer.worker.supervisor import Worker, WorkerDied, WorkerFailed
 from protocol.errors import LocalProtocolError, UserError
 from protocol.reasons import Verdict
+from protocol.sampling import Sampling
 from training import tasks
 from training.data.default_text import default_text
 from training.replicated.model import ReplicatedModel
@@ -295,7 +297,21 @@ async def propose_and_audit(worker: Worker, files: Files) -> None:
         assert foreign.verdict is Verdict.REPLAY and foreign.relative_error > 0.1
         evaluated = await worker.ask(tasks.Evaluate(JOB, model))
         assert evaluated.figures["held_out_bits_per_byte"] == pytest.approx(8.5, abs=1)
-        assert len((await worker.ask(tasks.Generate(JOB, model, "The ", 5, 1.0, 0))).text) == 5
+        # A proposal that is asked for while a text is made goes before the text's end, and changes nothing of it.
+        text = tasks.Generate(JOB, model, "The ", Sampling(tokens=1_000, temperature=1.0, stop=("no model says this by chance",)))
+        slices = [await worker.ask(replace(text, text=1))]
+        assert not slices[0].is_over, "a text longer than a slice"
+        again = await worker.ask(tasks.Propose(JOB, 0, TRAINER, model, None, None, files.path("again")))
+        assert again.payload == proposed.payload
+        while not slices[-1].is_over:
+            slices.append(await worker.ask(replace(text, text=1, told=sum(len(done.text) for done in slices))))
+        whole = "".join(done.text for done in slices)
+        assert (await texts.whole(worker.ask, text)).text == whole
+        # Where the worker lost the text, as by a restart, it begins anew behind what was told.
+        lost = replace(text, text=9, told=100)
+        while not (part := await worker.ask(lost)).text:
+            pass
+        assert whole[100:].startswith(part.text)
         with pytest.raises(WorkerFailed, match="is not open"):
             await worker.ask(tasks.Evaluate(bytes(32), model))
         with pytest.raises(WorkerFailed, match="nowhere"):

@@ -18,6 +18,7 @@ from peer.worker.main import Jobs
 from protocol import codec
 from protocol.messages import Proposal
 from protocol.reasons import Finding, Verdict, label
+from protocol.sampling import Sampling
 from rlhf import presets, rollouts, rules
 from rlhf.losses import log_probabilities
 from rlhf.objective import MILLIONTHS, PPO, VALUE, PpoTerms, Rollouts
@@ -251,15 +252,14 @@ def test_text_of_the_policy_and_of_its_reference(full: World) -> None:
     moved = full.folder / "moved"
     model = ReplicatedModel.initial(JOB, replace(full.spec, seed=5))
     model.save(moved)
-    how = ("The ", 20, 0.0, 0)
 
-    def text(directory: str | None, stop: int | None = None) -> bytes:
-        done = full.jobs.answer(tasks.Generate(JOB, directory, *how, stop))
-        assert isinstance(done, tasks.Generated)
+    def text(directory: str | None, *stop: str) -> str:
+        done = full.jobs.answer(tasks.Generate(JOB, directory, "The ", Sampling(20, temperature=0.0, stop=stop)))
+        assert isinstance(done, tasks.Generated) and done.is_over
         return done.text
 
     assert text(None) == text(str(full.folder / "model")) != text(str(moved))
-    assert text(None, text(None)[3]) == text(None).partition(text(None)[3:4])[0]
+    assert text(None, text(None)[3]) == text(None).partition(text(None)[3])[0]
 
 
 def test_on_the_toy_a_policy_comes_near_the_best_that_there_is() -> None:

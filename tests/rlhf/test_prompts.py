@@ -17,6 +17,7 @@ from peer.worker.main import Jobs
 from protocol import codec
 from protocol.errors import UserError
 from protocol.reasons import Verdict, label
+from protocol.sampling import Sampling
 from rlhf import blocklist, pairs, rollouts
 from rlhf.blocklist import Blocklist, unpacked
 from rlhf.objective import MODEL, PPO, VALUE, PpoTerms, Prompts, Rollouts
@@ -207,9 +208,11 @@ def test_a_response_with_a_listed_word_has_the_lowest_score_and_is_not_shown(tmp
     worker = world.worker()
     said = codec.decode(Rollouts, world.propose(worker).declaration)
     assert said.score <= -10 * OWN.score_clip * 1e6, "of 16 bytes that a model without training says, most hold a letter"
-    done = worker.answer(tasks.Generate(JOB, str(tmp_path / "model"), "abc", 5, 1.0, 0))
-    assert done == tasks.Generated(b"", is_withheld=True)
-    shown = World(tmp_path).worker().answer(tasks.Generate(JOB, str(tmp_path / "model"), "abc", 5, 1.0, 0))
+    done = worker.answer(tasks.Generate(JOB, str(tmp_path / "model"), "abc", Sampling(tokens=5, temperature=1.0)))
+    assert done == tasks.Generated("", is_over=True, is_withheld=True)
+    shown = (
+        World(tmp_path).worker().answer(tasks.Generate(JOB, str(tmp_path / "model"), "abc", Sampling(tokens=5, temperature=1.0)))
+    )
     assert isinstance(shown, tasks.Generated) and shown.text and not shown.is_withheld
 
 

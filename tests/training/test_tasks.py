@@ -6,6 +6,7 @@ from ledger.audits.losses import LOSS_MAX, LOSSES_MAX
 from protocol.errors import RemoteProtocolError
 from protocol.limits import DECLARATION_BYTES_MAX, TRANSACTION_BYTES_MAX
 from protocol.reasons import Finding, Verdict
+from protocol.sampling import Sampling
 from training import tasks
 
 MESSAGES = [
@@ -17,7 +18,7 @@ MESSAGES = [
         bytes(32), 1, bytes(32), 3, "/model", "/payload", bytes(32), None, None, "/trace", {bytes(32): "/state"}, bytes(32), None
     ),
     tasks.Evaluate(bytes(32), "/model"),
-    tasks.Generate(bytes(32), "/model", "Grüße", 10, 0.5, 7),
+    tasks.Generate(bytes(32), "/model", "Grüße", Sampling(10, 0.5, stop=("\n",)), 7, ("Hallo",), 3, 9),
     tasks.Ping(),
     tasks.Describe(),
     tasks.Cancel(),
@@ -31,7 +32,7 @@ ANSWERS = [
     tasks.Audited(Verdict.REPLAY, 0.5, 0.1),
     tasks.Replayed(Finding.MISMATCH, 0.5, 0.1),
     tasks.Evaluated({"bits": 2.5}, 0.1),
-    tasks.Generated(b"\xff"),
+    tasks.Generated("ß", is_over=False),
     tasks.Pong(),
     tasks.Failed("why"),
 ]

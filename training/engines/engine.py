@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol, runtime_checkable
 
+from protocol.sampling import Sampling
 from training.data.tokenizer import Tokenizer
 from training.objectives.objective import Declaration, Reason
 from training.replay.inner_state import InnerState, OnState
@@ -38,6 +39,7 @@ class Engine(Protocol):
     """For one job. Vectors have the job's layout: float32, shape (parameters,)."""
 
     spec: JobSpec
+    tokenizer: Tokenizer
     micro_batch: int  # sequences in one forward pass at most; it may be lowered
     first: Float32Array | None  # the parameters of the job's first round, where its objective refers to them
     other: Other | None  # set before the first use, where the job reads another's model
@@ -82,13 +84,16 @@ class Engine(Protocol):
         self,
         parameters: Float32Array,
         prompt: bytes,
-        count: int,
-        temperature: float,
-        seed: int,
+        how: Sampling,
         on_step: Beat = ...,
         stop: int | None = None,
-    ) -> bytes:
-        """The text of at most `count` tokens after the prompt, up to the first token `stop`."""
+    ) -> Iterator[bytes]:
+        """The bytes after the prompt (after a newline, if it is empty), as tokens have them, up to the first token `stop`.
+
+        They come one token at a time, or, of a beam search, nothing for each step and all at last. The stop texts of `how` may be
+        in them: whoever reads ends there. What the engine computes in between changes nothing of them. `parameters` must not
+        change meanwhile. Raises `UserError` at once where tokens are no text.
+        """
 
 
 @runtime_checkable

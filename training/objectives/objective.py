@@ -153,6 +153,14 @@ class Objective:
         """Digest -> size at most, in bytes, of each other blob that trainers and auditors read."""
         return {}
 
+    def ends_text(self, job: Job) -> int | None:
+        """The token that ends what the job's model says, if one does."""
+        return None
+
+    def checks_texts(self, job: Job) -> bool:
+        """Whether people see nothing of a text before `withholds` has seen all of it."""
+        return False
+
     def withholds(self, job: Job, files: Mapping[bytes, Path], prompt: bytes, text: bytes) -> bool:
         """Whether people do not see what the job's model says after a prompt. `files` are those of these names."""
         return False

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from features.lazily import named
 from features.words import Word, words_of
-from peer.commands.words import audits, jobs, joining, members, models, network, prompt, tables, this_peer
+from peer.commands.words import audits, jobs, joining, members, models, network, prompt, tables, texts, this_peer
 from peer.features import FEATURES
 
-TOPICS = (this_peer, jobs, audits, members, joining, models, tables, network)  # in the order in which the help lists them
+TOPICS = (this_peer, jobs, audits, members, joining, texts, models, tables, network)  # in the order in which the help lists them
 
 
 def words() -> dict[str, Word]:

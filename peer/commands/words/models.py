@@ -1,4 +1,4 @@
-"""Words about what was trained: text from a model, and everything decided as files."""
+"""Words about what was trained: texts that were kept of a model, and everything decided as files."""
 
 from __future__ import annotations
 
@@ -6,28 +6,13 @@ import shlex
 from collections.abc import Callable
 from pathlib import Path
 
-from features.arguments import Argument, not_negative, whole_number
+from features.arguments import Argument
 from features.tables import Verbatim
 from features.words import Asked, listing, word
 from protocol.api import ModelFilesView, PeerApi, SampleView
 from protocol.errors import NotRunningError
 
 MODEL_FORMATS = ("transformers", "gguf", "gguf-f32")  # of `peer.export.taking`, which is imported only where it is used
-TOKENS = Argument("--tokens", type=whole_number(1, 100_000), default=200, metavar="N", help="how many (default 200)")
-TEMPERATURE = Argument("--temperature", type=not_negative, default=0.8, metavar="T", help="0: the likeliest (default 0.8)")
-SEED = Argument("--seed", type=whole_number(0), default=0, metavar="S", help="of the choice of tokens (default 0)")
-
-
-@word(
-    'text from the current model: sample "PROMPT"',
-    Argument("prompt", metavar="PROMPT", help="text to go on from"),
-    TOKENS,
-    TEMPERATURE,
-    SEED,
-)
-async def sample(asked: Asked[PeerApi]) -> None:
-    options = asked.options
-    asked.show(Verbatim(await asked.api.sample(options.prompt, options.tokens, options.temperature, options.seed)))
 
 
 async def _show_samples(asked: Asked[PeerApi], samples: tuple[SampleView, ...]) -> None:

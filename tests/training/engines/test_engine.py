@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from protocol.sampling import Sampling
 from training.data.corpus import open_tokens
 from training.data.tokenizer import ByteTokenizer
 from training.engines.pytorch.baseline import rate_at, train_baseline
@@ -114,6 +115,7 @@ SCRIPT = """
 import sys
 from pathlib import Path
 import numpy as np, torch
+from protocol.sampling import Sampling
 from tests.training.engines.test_engine import SPEC, delta_of, engine_of
 torch.set_num_threads(int(sys.argv[1]))
 np.save(sys.argv[3], delta_of(engine_of(Path(sys.argv[2]), SPEC)))
@@ -190,9 +192,20 @@ def test_without_a_held_out_part_there_is_no_held_out_loss(text: Path) -> None:
 
 
 def test_text_follows_a_prompt_and_an_empty_prompt_too(text: Path) -> None:
+    engine, parameters, how = engine_of(text), initial_parameters(SPEC), Sampling(tokens=10, temperature=1.0)
+    assert len(list(engine.generate(parameters, b"The", how))) == 10
+    assert list(engine.generate(parameters, b"", how)) == list(engine.generate(parameters, b"\n", how))
+
+
+@pytest.mark.parametrize("beams", [0, 3])
+def test_what_an_engine_computes_between_two_tokens_changes_nothing_of_a_text(text: Path, beams: int) -> None:
     engine, parameters = engine_of(text), initial_parameters(SPEC)
-    assert len(engine.generate(parameters, b"The", 10, 1.0, 0)) == 10
-    assert engine.generate(parameters, b"", 10, 1.0, 0) == engine.generate(parameters, b"\n", 10, 1.0, 0)
+    how = Sampling(tokens=12, temperature=0.0 if beams else 1.0, beams=beams)
+    alone, found = list(engine.generate(parameters, b"The", how)), list[bytes]()
+    for piece in engine.generate(parameters, b"The", how):
+        found.append(piece)
+        engine.local_steps(initial_parameters(replace(SPEC, seed=9)), JOB, 0, TRAINER)
+    assert found == alone and b"".join(found)
 
 
 def test_a_read_only_map_can_be_loaded(text: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from training.engines.pytorch.model import GPT, _CrossEntropy, choose, rotary_tables
+from training.engines.pytorch.model import GPT, _CrossEntropy, rotary_tables
 from training.replicated.init import initial_parameters
 from training.replicated.layout import layout_of
 from training.spec import JobSpec
@@ -127,33 +127,6 @@ def test_every_parameter_gets_a_gradient() -> None:
     model.loss(x_BT[:, :-1], x_BT[:, 1:]).backward()
     for tensor in layout_of(SPEC).tensors:
         assert model.gradients[tensor.elements].count_nonzero() > tensor.size // 3, tensor.name
-
-
-@pytest.mark.parametrize("kv_heads", [1, 2, 4])
-def test_generation_with_a_cache_gives_what_the_whole_sequence_gives(kv_heads: int) -> None:
-    spec = replace(SPEC, model=replace(SPEC.model, kv_heads=kv_heads))
-    model, prompt = model_of(spec), tokens(1, 5)[0].tolist()
-    made = model.generate(prompt, 20, temperature=0, seed=0, on_token=lambda: None)
-    with torch.no_grad():
-        logits = model.logits(model.features(torch.tensor([prompt + made])))[0]
-    assert made == logits[len(prompt) - 1 : -1].argmax(-1).tolist()
-
-
-def test_generation_goes_on_when_the_context_is_full_and_repeats_with_its_seed() -> None:
-    model = model_of()
-    long_prompt = tokens(1, 100)[0].tolist()
-    made = model.generate(long_prompt, 70, temperature=1.0, seed=3, on_token=lambda: None)
-    assert len(made) == 70 and set(made) <= set(range(256))
-    assert made == model.generate(long_prompt, 70, temperature=1.0, seed=3, on_token=lambda: None)
-    assert made != model.generate(long_prompt, 70, temperature=1.0, seed=4, on_token=lambda: None)
-
-
-def test_a_low_temperature_prefers_the_likeliest_token() -> None:
-    logits, generator = torch.tensor([0.0, 1.0, 0.5]), torch.Generator().manual_seed(0)
-    assert choose(logits, 0, generator) == choose(logits, 1e-320, generator) == choose(1e5 * logits, 2e-6, generator) == 1
-    often = [choose(logits, 0.05, generator) for _ in range(100)].count(1)
-    seldom = [choose(logits, 10.0, generator) for _ in range(100)].count(1)
-    assert often > 95 and seldom < 60
 
 
 def test_rotary_tables_turn_by_the_position() -> None:

@@ -20,8 +20,10 @@ from torch import Tensor
 
 from features.lazily import named
 from protocol.errors import UserError
+from protocol.sampling import Sampling
 from training.data.tokenizer import Tokenizer
 from training.engines.engine import Beat, Other
+from training.engines.pytorch import sampling
 from training.engines.pytorch.adamw import AdamW, Settings, clip
 from training.engines.pytorch.device import CPU, to_device, to_numpy
 from training.engines.pytorch.memory import sequences_that_fit
@@ -38,8 +40,6 @@ from training.spec import Inner, JobSpec, Precision
 log = logging.getLogger("peer")
 NAME = "pytorch"
 ANY = Resources()
-GENERATE_TOKENS_MAX = 4_096  # one request must not keep the worker from audits for long
-
 PARALLEL_ELEMENTS = 1 << 20  # enough for torch to share them out
 
 
@@ -106,6 +106,7 @@ class Engine:
         self.model = GPT(self.spec, self.device)
         self.model.recompute = self._resources.recompute
         self._decayed = to_device(decayed(self.spec), self.device)
+        self._loaded: Float32Array | None = None  # what the model has, while it makes text
 
     def _fitting(self, micro_batch: int, resources: Resources) -> int:
         most = sequences_that_fit(self.spec, resources)
@@ -122,6 +123,7 @@ class Engine:
     def load(self, parameters: Float32Array) -> None:
         assert parameters.shape == (self.parameters,) and parameters.dtype == np.float32
         self.model.load(parameters)
+        self._loaded = None  # who asked for it may change them
 
     def read(self) -> Float32Array:
         """The parameters as they are now; on a processor a view."""
@@ -246,19 +248,32 @@ class Engine:
         self,
         parameters: Float32Array,
         prompt: bytes,
-        count: int,
-        temperature: float,
-        seed: int,
+        how: Sampling,
         on_step: Beat = lambda: None,
         stop: int | None = None,
-    ) -> bytes:
-        """The text of at most `count` more tokens after `prompt` (a newline if it is empty), up to the first token `stop`."""
+    ) -> Iterator[bytes]:
         if not self.spec.has_text:
             raise UserError(f"the model of {self.spec.name!r} has {self.spec.model.vocabulary} tokens that are no text")
-        self.load(parameters)
         ids = [int(token) for token in self.tokenizer.encode(prompt or b"\n")]
-        most = min(count, GENERATE_TOKENS_MAX)
-        return self.tokenizer.decode(self.model.generate(ids, most, temperature, seed, on_step, stop))
+
+        def before_pass() -> None:
+            on_step()
+            if self._loaded is not parameters:  # something else was computed since the last token
+                self.load(parameters)
+                self._loaded = parameters
+
+        if not how.beams:
+            return (self.tokenizer.decode([token]) for token in sampling.drawn(self.model, ids, how, stop, before_pass))
+        stops = [text.encode() for text in how.stop]
+        longest = max(map(len, stops), default=0)
+
+        def ends(made: Sequence[int]) -> bool:
+            """By its last token: each has a byte at least."""
+            tail = self.tokenizer.decode(made[-longest:])
+            return any(text in tail for text in stops)
+
+        found = sampling.searched(self.model, ids, how, stop, before_pass, ends)
+        return (self.tokenizer.decode(tokens) for tokens in found)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

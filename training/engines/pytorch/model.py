@@ -1,5 +1,5 @@
 """A modern GPT in one file: RMSNorm (Zhang 2019), rotary positions (Su 2021), SwiGLU (Shazeer 2020), grouped-query attention
-(Ainslie 2023), an output layer that is the embedding or a matrix of its own, generation with a key/value cache.
+(Ainslie 2023), an output layer that is the embedding or a matrix of its own, a key/value cache for generation.
 
 Its parameters are views of one flat float32 vector in the canonical order of `replicated.layout`, so that loading, updating and
 reading them back costs one copy. Suffixes name the axes: B sequences, T tokens, C features (width), H query heads, G key/value
@@ -8,7 +8,6 @@ heads, D features of one head, V vocabulary, F features inside the SwiGLU.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +23,6 @@ from training.spec import JobSpec
 from training.transformer import EMBEDDING, FIRST, HEAD, OUTPUT, ModelSpec
 
 KEEPING_INPUTS: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}  # nothing here is random
-TEMPERATURE_MIN = 1e-6  # below it the likeliest token is as good as sure, and quotients overflow
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -171,37 +169,6 @@ class GPT:
         cos_TD, sin_TD = (table[start : start + length, None] for table in (self.cos_TD, self.sin_TD))
         return (x_BTND * cos_TD + x_BTND.roll(half, -1) * sin_TD).type_as(x_BTND)
 
-    @torch.no_grad()
-    def generate(
-        self,
-        prompt: list[int],
-        count: int,
-        temperature: float,
-        seed: int,
-        on_token: Callable[[], None],
-        stop: int | None = None,
-    ) -> list[int]:
-        """`count` tokens after `prompt`, fewer where `stop` comes next; temperature 0 always takes the likeliest. The context
-        slides when it is full.
-        """
-        generator = torch.Generator().manual_seed(seed)
-        tokens, made = list(prompt), []
-        cache = Cache(self.spec, device=self.device)
-        pending = tokens[-self.spec.context :]
-        for _ in range(count):
-            if cache.length + len(pending) > self.spec.context:
-                # Positions are absolute inside the cache: start it again from the younger half of the context.
-                cache, pending = Cache(self.spec, device=self.device), tokens[-max(1, self.spec.context // 2) :]
-            last_BC = self.features(torch.tensor([pending], device=self.device), cache, last=1)[:, -1]
-            token = choose(self.logits(last_BC)[0], temperature, generator)
-            if token == stop:
-                break
-            tokens.append(token)
-            made.append(token)
-            pending = [token]
-            on_token()
-        return made
-
 
 class Cache:
     """Keys and values of the tokens seen so far, per layer."""
@@ -238,11 +205,3 @@ def rotary_tables(spec: ModelSpec) -> tuple[Tensor, Tensor]:
     angle_TD = torch.arange(spec.context, dtype=torch.float64)[:, None] * frequency_D
     cos_TD, sin_TD = angle_TD.cos().float(), angle_TD.sin().float()
     return torch.cat((cos_TD, cos_TD), dim=1), torch.cat((-sin_TD, sin_TD), dim=1)
-
-
-def choose(logits_V: Tensor, temperature: float, generator: torch.Generator) -> int:
-    """The draws are a processor's, wherever the logits are."""
-    logits_V = logits_V.cpu()
-    if temperature < TEMPERATURE_MIN:
-        return int(logits_V.argmax())
-    return int(torch.multinomial(torch.softmax((logits_V - logits_V.max()) / temperature, dim=-1), 1, generator=generator))

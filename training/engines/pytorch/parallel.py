@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
@@ -29,6 +29,7 @@ import torch
 import torch.distributed as dist
 
 from protocol.errors import UserError
+from protocol.sampling import Sampling
 from training import tasks
 from training.data.tokenizer import Tokenizer
 from training.engines.engine import Beat
@@ -266,8 +267,15 @@ class ParallelEngine(Engine):
     def measured(self, parameters: Float32Array, on_step: Beat = lambda: None) -> Mapping[str, float]:
         return self._alone().measured(parameters, on_step)
 
-    def generate(self, parameters: Float32Array, *how: Any, **more: Any) -> bytes:
-        return self._alone().generate(parameters, *how, **more)
+    def generate(
+        self,
+        parameters: Float32Array,
+        prompt: bytes,
+        how: Sampling,
+        on_step: Beat = lambda: None,
+        stop: int | None = None,
+    ) -> Iterator[bytes]:
+        return self._alone().generate(parameters, prompt, how, on_step, stop)
 
     def _alone(self) -> Engine:
         """An engine of this process, made anew each time: a model of its own would stay in the way of training."""

@@ -1,0 +1,143 @@
+"""Words about what a model says: a text that goes on from a prompt, and a chat."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from contextlib import aclosing
+from functools import partial
+from typing import Final
+
+from features.arguments import Argument, not_negative, whole_number
+from features.tables import Piece, Verbatim
+from features.words import Asked, word
+from protocol.api import PeerApi
+from protocol.errors import UserError
+from protocol.sampling import BEAMS_MAX, STOP_CHARACTERS_MAX, STOPS_MAX, TOKENS_MAX, TOP_K_MAX, TURNS_MAX, Sampling
+from rlhf.blocklist import WITHHELD
+
+TEMPERATURE_DEFAULT: Final = 0.8
+ESCAPED: Final = {"n": "\n", "t": "\t", "\\": "\\"}
+SLOT: Final = "{}"  # of a template: where what is typed goes
+YOU: Final = "you> "
+CHAT_CHARACTERS_MAX: Final = 64 << 10  # of turns that go along with the next one; few models see that far
+CHECKED: Final = "this job names words that block a text, so the text is shown when all of it was checked"
+
+
+def _text(typed: str) -> str:
+    r"""A type for argparse: `\n`, `\t` and `\\` stand for what they stand for elsewhere."""
+    text = re.sub(r"\\([nt\\])", lambda found: ESCAPED[found[1]], typed)
+    if not text:
+        raise argparse.ArgumentTypeError("the text is empty")
+    if len(text) > STOP_CHARACTERS_MAX:
+        raise argparse.ArgumentTypeError(f"{len(text)} characters are more than {STOP_CHARACTERS_MAX}")
+    return text
+
+
+def _probability(text: str) -> float:
+    """A type for argparse."""
+    value = not_negative(text)
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is no probability above 0 and at most 1")
+    return value
+
+
+JOB = Argument("--job", default="", metavar="JOB[@ROUND]", help="whose model, and before which round (default: the newest)")
+TOKENS = Argument("--tokens", type=whole_number(1, TOKENS_MAX), default=200, metavar="N", help="at most so many (default 200)")
+TEMPERATURE = Argument("--temperature", type=not_negative, metavar="T", help="0: the likeliest (default 0.8)")
+TOP_K = Argument(
+    "--top-k", type=whole_number(0, TOP_K_MAX), default=0, metavar="K", help="of the K likeliest (0, the default: of all)"
+)
+TOP_P = Argument(
+    "--top-p", type=_probability, default=1.0, metavar="P", help="of the fewest that have probability P together (default 1)"
+)
+STOP = Argument(
+    "--stop",
+    type=_text,
+    action="append",
+    default=[],
+    metavar="TEXT",
+    help=r"ends the text; \n is a line break; several times: each",
+)
+SEED = Argument("--seed", type=whole_number(0), default=0, metavar="S", help="of the choice of tokens (default 0)")
+DRAWING = (JOB, TOKENS, TEMPERATURE, TOP_K, TOP_P, STOP, SEED)
+
+
+def _sampling(options: argparse.Namespace, beams: int = 0) -> Sampling:
+    """Raises `UserError`."""
+    if len(options.stop) > STOPS_MAX:
+        raise UserError(f"--stop: {len(options.stop)} texts are more than {STOPS_MAX}")
+    temperature = options.temperature
+    if temperature is None:
+        temperature = 0.0 if beams else TEMPERATURE_DEFAULT
+    how = Sampling(options.tokens, temperature, options.top_k, options.top_p, tuple(options.stop), options.seed, beams)
+    return how.checked()
+
+
+@word(
+    'text from a model: sample "PROMPT"',
+    Argument("prompt", metavar="PROMPT", help="text to go on from"),
+    *DRAWING,
+    Argument("--stream", action="store_true", help="shows the text as it is made, as the prompt `peer>` always does"),
+    Argument(
+        "--beams", type=whole_number(1, BEAMS_MAX), default=0, metavar="B", help="the best text of B beams; nothing is drawn"
+    ),
+)
+async def sample(asked: Asked[PeerApi]) -> None:
+    options = asked.options
+    how = _sampling(options, options.beams)
+    if options.stream and how.beams:
+        raise UserError(f"--stream and --beams {how.beams}: a beam search knows its text at the end, so leave one of them out")
+    if asked.is_at_prompt:
+        await asked.person.interruptible(partial(_stream, asked, options.prompt, how))
+    elif options.stream:
+        await _stream(asked, options.prompt, how)
+    else:
+        async with aclosing(asked.api.sample(options.prompt, how, options.job)) as pieces:
+            made = [piece async for piece in pieces]
+        asked.show(Verbatim("".join(piece.text for piece in made)) if not made or not made[-1].is_withheld else WITHHELD)
+
+
+async def _stream(
+    asked: Asked[PeerApi], prompt: str, how: Sampling, turns: tuple[str, ...] = (), said: list[str] | None = None
+) -> None:
+    """`said` gets what was shown; of a text that is withheld it stays empty."""
+    async with aclosing(asked.api.sample(prompt, how, asked.options.job, turns)) as pieces:
+        async for piece in pieces:
+            if piece.is_checked and not turns:
+                asked.show(CHECKED)
+            if piece.is_withheld:
+                asked.show(WITHHELD)
+                return
+            asked.show(Piece(piece.text))
+            if piece.text and said is not None:
+                said.append(piece.text)
+    asked.show(Piece("\n"))
+
+
+@word(
+    "talk with a model, turn by turn, until `quit` or Ctrl-D",
+    *DRAWING,
+    Argument(
+        "--template",
+        type=_text,
+        default=SLOT,
+        metavar="TEXT",
+        help=r"how the model was taught to be asked, with {} for what you type: 'Q: {}\nA:' (default {})",
+    ),
+)
+async def chat(asked: Asked[PeerApi]) -> None:
+    options = asked.options
+    if options.template.count(SLOT) != 1:
+        raise UserError(f"--template {options.template!r}: write {SLOT} once, where what you type goes")
+    options.stop = options.stop or ["\n"]
+    how, turns = _sampling(options), list[str]()
+    while (line := await asked.person.line(YOU)) is not None and line.strip() != "quit":
+        if not line.strip():
+            continue
+        prompt, said = options.template.replace(SLOT, line), list[str]()
+        await asked.person.interruptible(partial(_stream, asked, prompt, how, tuple(turns), said))
+        if said:  # a turn that is withheld would withhold all that follow it
+            turns.append(prompt + "".join(said))
+        while len(turns) > TURNS_MAX or sum(map(len, turns)) > CHAT_CHARACTERS_MAX:
+            del turns[0]

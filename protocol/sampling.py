@@ -1,0 +1,43 @@
+"""How a text is made of a model: the options that people know from other programs, and their bounds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Final
+
+from protocol.codec import Between, Count, Length
+from protocol.errors import UserError
+
+TOKENS_MAX: Final = 4_096  # of one text
+TOP_K_MAX: Final = 1 << 16  # no vocabulary is larger
+STOPS_MAX: Final = 8
+STOP_CHARACTERS_MAX: Final = 256
+BEAMS_MAX: Final = 16  # each has keys and values of its own
+TURNS_MAX: Final = 64  # of a chat that go along with the next one
+
+Stop = Annotated[str, Length(1, STOP_CHARACTERS_MAX)]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """The temperature comes first, then top-k, then the nucleus of top-p (Holtzman et al. 2020, arXiv:1904.09751)."""
+
+    tokens: Annotated[int, Between(1, TOKENS_MAX)] = 200
+    temperature: float = 0.8  # 0: always the likeliest token
+    top_k: Annotated[int, Between(0, TOP_K_MAX)] = 0  # so many of the likeliest tokens; 0: all
+    top_p: float = 1.0  # the fewest of the likeliest tokens that have this probability together; 1: all
+    stop: Annotated[tuple[Stop, ...], Length(0, STOPS_MAX)] = ()  # the first of them ends the text, and is no part of it
+    seed: Count = 0  # the same one, on the same machine, gives the same text
+    beams: Annotated[int, Between(0, BEAMS_MAX)] = 0  # of a beam search, which draws nothing; 0: there is none
+
+    def checked(self) -> Sampling:
+        """Raises `UserError` with the first value that is none."""
+        if not self.temperature >= 0:
+            raise UserError(f"temperature {self.temperature:g} is less than 0, which takes the likeliest token")
+        if not 0 < self.top_p <= 1:
+            raise UserError(f"top_p {self.top_p:g} is no probability above 0 and at most 1")
+        if self.beams and (self.temperature or self.top_k or self.top_p < 1):
+            drawing = {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
+            said = ", ".join(f"{name} {value:g}" for name, value in drawing.items() if value != (name == "top_p"))
+            raise UserError(f"beams {self.beams} and {said}: a beam search draws no tokens, so leave one of them out")
+        return self

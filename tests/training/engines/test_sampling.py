@@ -1,0 +1,196 @@
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from torch.nn import functional as F
+
+from protocol.errors import UserError
+from protocol.sampling import Sampling
+from tests.training.engines.test_model import SPEC, model_of, tokens
+from training.engines.pytorch.model import GPT
+from training.engines.pytorch.sampling import Course, chances, choose, drawn, searched
+
+GREEDY = Sampling(tokens=20, temperature=0.0)
+
+
+def made(model: GPT, prompt: list[int], how: Sampling, stop: int | None = None) -> list[int]:
+    return list(drawn(model, prompt, how, stop, lambda: None))
+
+
+def found(model: GPT, prompt: list[int], how: Sampling, stop: int | None = None, end: tuple[int, ...] = ()) -> list[int]:
+    def ends(tokens: Sequence[int]) -> bool:
+        return bool(end) and tuple(tokens[-len(end) :]) == end
+
+    *passes, last = searched(model, prompt, how, stop, lambda: None, ends)
+    assert not any(passes)
+    return last
+
+
+def lively() -> GPT:
+    """One that does not say the same token for ever, as a fresh one with a tied head does."""
+    model = model_of()
+    with torch.no_grad():
+        model.final_norm_C.copy_(4 * torch.randn(SPEC.model.width, generator=torch.Generator().manual_seed(3)))
+    return model
+
+
+def whole_logits(model: GPT, sequence: list[int]) -> torch.Tensor:
+    """Of the token behind each position, without a cache."""
+    with torch.no_grad():
+        return F.linear(model.features(torch.tensor([sequence])), model.embedding_VC)[0]
+
+
+# The cache ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_what_a_cache_gives_is_what_the_whole_sequence_gives(kv_heads: int) -> None:
+    model, sequence = model_of(replace(SPEC, model=replace(SPEC.model, kv_heads=kv_heads))), tokens(1, 25)[0].tolist()
+    whole, course = whole_logits(model, sequence), Course(model, sequence[:5])
+    for place in range(5, len(sequence)):
+        torch.testing.assert_close(course.logits()[0], whole[place - 1], atol=1e-5, rtol=0)
+        course.append([0], [sequence[place]])
+    assert made(model, sequence[:5], GREEDY) == made(model, sequence[:5], replace(GREEDY, top_k=3, top_p=0.1, seed=5))
+
+
+def test_rows_that_change_places_take_their_keys_and_values_along() -> None:
+    model, prompt = model_of(), tokens(1, 5)[0].tolist()
+    course = Course(model, prompt)
+    for rows, chosen in (([0, 0, 0], [7, 8, 9]), ([2, 0, 0], [1, 2, 3]), ([1, 2, 0], [4, 5, 6])):
+        course.logits()
+        course.append(rows, chosen)
+    assert course.tokens_BT.tolist() == [[*prompt, 7, 2, 4], [*prompt, 7, 3, 5], [*prompt, 9, 1, 6]]
+    for logits, row in zip(course.logits(), course.tokens_BT.tolist(), strict=True):
+        torch.testing.assert_close(logits, whole_logits(model, row)[-1], atol=1e-5, rtol=0)
+
+
+# Drawing ------------------------------------------------------------------------------------------------------------------
+
+
+def reference(logits: npt.NDArray[np.float64], how: Sampling) -> npt.NDArray[np.float64]:
+    """Written from the definitions: one token after another, the likeliest first, until there are enough."""
+    p = np.exp(logits / how.temperature - (logits / how.temperature).max())
+    order = sorted(range(len(p)), key=lambda token: (-p[token], token))[: how.top_k or len(p)]
+    total, kept = sum(p[token] for token in order), np.zeros(len(p))
+    for token in order:
+        if kept.sum() >= how.top_p * total:
+            break
+        kept[token] = p[token]
+    return kept / kept.sum()
+
+
+@pytest.mark.parametrize(
+    ("temperature", "top_k", "top_p"), list(itertools.product((0.1, 1.0, 3.0), (0, 1, 7, 40), (0.01, 0.5, 0.95, 1.0)))
+)
+def test_the_temperature_comes_first_then_top_k_then_the_nucleus(temperature: float, top_k: int, top_p: float) -> None:
+    how = Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
+    for seed in range(5):
+        logits = np.random.default_rng(seed).normal(scale=2, size=30)
+        logits[seed] = logits[seed + 7]  # a tie
+        p = chances(torch.from_numpy(logits), how)
+        np.testing.assert_allclose((p / p.sum()).numpy(), reference(logits, how), atol=1e-9)
+
+
+def test_a_tie_at_the_edge_goes_to_the_smaller_token() -> None:
+    p = chances(torch.tensor([0.0, 1.0, 1.0, 1.0]), Sampling(temperature=1.0, top_k=2))
+    assert p.nonzero().flatten().tolist() == [1, 2]
+
+
+def test_tokens_are_drawn_as_often_as_they_are_likely() -> None:
+    logits, generator = torch.tensor([0.0, 1.0, 2.0, 3.0, -9.0]), torch.Generator().manual_seed(0)
+    how = Sampling(temperature=1.0, top_k=3)
+    counts = np.bincount([choose(logits, how, generator) for _ in range(4_000)], minlength=5)
+    np.testing.assert_allclose(counts / 4_000, reference(logits.numpy().astype(float), how), atol=0.03)
+    assert not counts[[0, 4]].any()
+
+
+def test_a_low_temperature_prefers_the_likeliest_token() -> None:
+    logits, generator = torch.tensor([0.0, 1.0, 0.5]), torch.Generator().manual_seed(0)
+    for large, temperature in ((1, 0.0), (1, 1e-320), (1e5, 2e-6)):
+        assert choose(large * logits, Sampling(temperature=temperature), generator) == 1
+    often, seldom = (
+        [choose(logits, Sampling(temperature=temperature), generator) for _ in range(100)].count(1)
+        for temperature in (0.05, 10.0)
+    )
+    assert often > 95 and seldom < 60
+
+
+def test_text_goes_on_when_the_context_is_full_and_repeats_with_its_seed() -> None:
+    model, long_prompt = model_of(), tokens(1, 100)[0].tolist()
+    how = Sampling(tokens=70, temperature=1.0, top_p=0.9, seed=3)
+    first = made(model, long_prompt, how)
+    assert len(first) == 70 and set(first) <= set(range(256))
+    assert first == made(model, long_prompt, how) != made(model, long_prompt, replace(how, seed=4))
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"temperature": -0.5}, "temperature -0.5 is less than 0"),
+        ({"temperature": float("nan")}, "temperature nan"),
+        ({"top_p": 0.0}, "top_p 0 is no probability"),
+        ({"top_p": 1.5}, "top_p 1.5 is no probability"),
+        ({"beams": 2}, "beams 2 and temperature 0.8: a beam search draws no tokens"),
+        ({"beams": 2, "temperature": 0.0, "top_k": 5, "top_p": 0.5}, "beams 2 and top_k 5, top_p 0.5: "),
+    ],
+)
+def test_what_is_no_way_to_draw_is_named(fields: dict[str, float], told: str) -> None:
+    with pytest.raises(UserError, match=told):
+        Sampling(**fields).checked()  # type: ignore[arg-type]
+
+
+# Beams --------------------------------------------------------------------------------------------------------------------
+
+
+def logp(model: GPT, prompt: list[int], response: list[int]) -> float:
+    p_TV = torch.log_softmax(whole_logits(model, [*prompt, *response]).double(), dim=-1)
+    return float(sum(p_TV[len(prompt) - 1 + t, token] for t, token in enumerate(response)))
+
+
+@pytest.mark.parametrize("stop", [None, 0])
+def test_one_beam_always_takes_the_likeliest_and_ends_where_that_does(stop: int | None) -> None:
+    model, prompt = lively(), tokens(1, 5)[0].tolist()
+    likeliest = made(model, prompt, GREEDY)
+    stop = stop if stop is None else likeliest[7]
+    assert found(model, prompt, replace(GREEDY, beams=1), stop) == made(model, prompt, GREEDY, stop)
+    assert found(model, prompt, replace(GREEDY, beams=1), None, tuple(likeliest[4:6])) == likeliest[:6]
+
+
+def test_beams_that_hold_everything_find_the_best_continuation_that_there_is() -> None:
+    """Of two tokens, of which the first is any: 16 beams hold all first tokens that the best can begin with."""
+    model, prompt = lively(), tokens(1, 5)[0].tolist()
+    first = torch.log_softmax(whole_logits(model, prompt)[-1].double(), dim=-1)
+    best = max(
+        ((first[a] + p, a, b) for a in first.topk(16).indices.tolist() for b, p in enumerate(_after(model, [*prompt, a]))),
+    )
+    assert found(model, prompt, Sampling(tokens=2, temperature=0.0, beams=16)) == [best[1], best[2]]
+
+
+def _after(model: GPT, sequence: list[int]) -> list[float]:
+    return torch.log_softmax(whole_logits(model, sequence)[-1].double(), dim=-1).tolist()
+
+
+def test_a_short_ending_and_a_long_one_are_compared_by_what_a_token_has_in_the_mean() -> None:
+    model, prompt = lively(), tokens(1, 5)[0].tolist()
+    greedy, how = replace(GREEDY, tokens=12), Sampling(tokens=12, temperature=0.0, beams=4)
+    lengths = set()
+    for stop in found(model, prompt, how):
+        response, likeliest = found(model, prompt, how, stop), made(model, prompt, greedy, stop)
+        best, other = (
+            logp(model, prompt, whole) / len(whole)
+            for whole in (tokens if len(tokens) == how.tokens else [*tokens, stop] for tokens in (response, likeliest))
+        )
+        assert best >= other - 1e-6
+        lengths.add(len(response))
+    assert len(lengths) > 1
+
+
+def test_beams_go_on_when_the_context_is_full() -> None:
+    model, long_prompt = lively(), tokens(1, 100)[0].tolist()
+    assert len(found(model, long_prompt, Sampling(tokens=40, temperature=0.0, beams=3))) == 40

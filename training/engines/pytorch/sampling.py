@@ -1,0 +1,127 @@
+"""Text out of a model: tokens that are drawn one by one, or the best of some beams. Every pass uses what the passes before left.
+
+Suffixes as in `model`; a row B is one continuation of the prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from protocol.sampling import Sampling
+from training.engines.pytorch.model import GPT, Cache
+
+TEMPERATURE_MIN = 1e-6  # below it the likeliest token is as good as sure, and quotients overflow
+
+Beat = Callable[[], None]  # called before every pass
+
+
+class Course:
+    """Continuations of one prompt, all of the same length. Tokens and logits are a processor's, wherever the model is."""
+
+    def __init__(self, model: GPT, prompt: Sequence[int]) -> None:
+        self._model, self._cache = model, Cache(model.spec, device=model.device)
+        self._pending = min(len(prompt), model.spec.context)  # tokens that the cache does not have yet
+        self.tokens_BT = torch.tensor([prompt])
+
+    @torch.no_grad()
+    def logits(self) -> Tensor:
+        """Of the next token: (B, V). The context slides when it is full."""
+        context = self._model.spec.context
+        if self._cache.length + self._pending > context:
+            # Positions are absolute inside the cache: start it again from the younger half of the context.
+            self._cache = Cache(self._model.spec, len(self.tokens_BT), self._model.device)
+            self._pending = max(1, context // 2)
+        pending_BT = self.tokens_BT[:, -self._pending :].to(self._model.device)
+        return self._model.logits(self._model.features(pending_BT, self._cache, last=1)[:, -1]).cpu()
+
+    def append(self, rows: list[int], tokens: list[int]) -> None:
+        """From now on there are these rows, each with one token more. Needs `logits` before."""
+        if rows != list(range(len(self.tokens_BT))):
+            self._cache.keep(rows)
+        self.tokens_BT = torch.cat((self.tokens_BT[rows], torch.tensor(tokens)[:, None]), dim=1)
+        self._pending = 1
+
+
+# Drawing --------------------------------------------------------------------------------------------------------------
+
+
+def drawn(model: GPT, prompt: Sequence[int], how: Sampling, stop: int | None, before_pass: Beat) -> Iterator[int]:
+    """The tokens after the prompt, up to `stop`."""
+    generator, course = torch.Generator().manual_seed(how.seed), Course(model, prompt)
+    for _ in range(how.tokens):
+        before_pass()
+        token = choose(course.logits()[0], how, generator)
+        if token == stop:
+            return
+        course.append([0], [token])
+        yield token
+
+
+def choose(logits_V: Tensor, how: Sampling, generator: torch.Generator) -> int:
+    if how.temperature < TEMPERATURE_MIN:
+        return int(logits_V.argmax())
+    return int(torch.multinomial(chances(logits_V, how), 1, generator=generator))
+
+
+def chances(logits_V: Tensor, how: Sampling) -> Tensor:
+    """How likely each token is drawn, up to a common factor. Of equally likely ones the smaller goes first."""
+    p_V = torch.softmax((logits_V - logits_V.max()) / how.temperature, dim=-1)
+    if not how.top_k and how.top_p == 1:
+        return p_V
+    sorted_V, order_V = p_V.sort(descending=True, stable=True)
+    if how.top_k:
+        sorted_V[how.top_k :] = 0
+    sum_V = sorted_V.double().cumsum(dim=-1)
+    likelier_V = sum_V - sorted_V  # what all that are likelier have together
+    sorted_V[likelier_V >= how.top_p * sum_V[-1]] = 0
+    return torch.zeros_like(p_V).scatter_(0, order_V, sorted_V)
+
+
+# Beams ----------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(order=True, frozen=True, slots=True)
+class Ended:
+    mean: float  # log-probability of a token, with the one that ended it
+    tokens: list[int] = field(compare=False)
+
+
+def searched(
+    model: GPT, prompt: Sequence[int], how: Sampling, stop: int | None, before_pass: Beat, ends: Callable[[Sequence[int]], bool]
+) -> Iterator[list[int]]:
+    """The best continuation that a beam search finds, after an empty list for each pass.
+
+    The best one has the largest s(y) = (1/|y|) Σ_t log p(y_t | prompt, y_<t), the log-probability normalised by the length
+    (Jean et al. 2015, Montreal Neural Machine Translation Systems for WMT'15; `length_penalty` 1 of transformers). `stop` counts
+    as a token of y. A continuation of which `ends` is true is over; it sees the tokens after the prompt. The search is over when
+    as many have ended as there are beams, and the mean of no other one is above theirs. One beam always takes the likeliest.
+    """
+    course, sums_B, ended = Course(model, prompt), torch.zeros(1, dtype=torch.float64), list[Ended]()
+    for length in range(1, how.tokens + 1):
+        before_pass()
+        sums_BV = sums_B[:, None] + torch.log_softmax(course.logits().double(), dim=-1)
+        # So many that enough go on whatever happens, unless several tokens end one row.
+        best, places = sums_BV.flatten().topk(min(2 * how.beams, sums_BV.numel()))
+        going: list[tuple[float, int, int]] = []
+        for rank, (total, place) in enumerate(zip(best.tolist(), places.tolist(), strict=True)):
+            row, token = divmod(place, sums_BV.shape[1])
+            made = [*course.tokens_BT[row, len(prompt) :].tolist(), token]
+            if token != stop and not ends(made):
+                going.append((total, row, token))
+            elif rank < how.beams:
+                ended.append(Ended(total / length, made[:-1] if token == stop else made))
+        going, ended = going[: how.beams], sorted(ended, reverse=True)[: how.beams]
+        if not going or (len(ended) == how.beams and ended[-1].mean >= going[0][0] / length):
+            break
+        totals, rows, tokens = zip(*going, strict=True)
+        sums_B = torch.tensor(totals, dtype=torch.float64)
+        course.append(list(rows), list(tokens))
+        yield []
+    else:
+        live = zip(sums_B.tolist(), course.tokens_BT[:, len(prompt) :].tolist(), strict=True)
+        ended += [Ended(total / how.tokens, made) for total, made in live]
+    yield max(ended).tokens

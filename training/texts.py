@@ -1,0 +1,81 @@
+"""Texts that a worker makes for people, a slice at a time: what a round waits for goes in between.
+
+A slice is a request with a reply like any other, so texts wait behind proposals and audits in the daemon's one queue, and nobody
+who reads slowly is waited for. Between slices a text lies here, with all that its next token needs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from training import tasks
+from training.stops import Stops
+
+SLICE_SECONDS: Final = 0.1  # so long a proposal may wait for a text, and one token longer; ten times a second people see it grow
+OPEN_MAX: Final = 8  # more than the daemon lets people begin at once: those that nobody reads any more go first
+
+
+class Texts:
+    def __init__(self) -> None:
+        self._open: OrderedDict[int, Text] = OrderedDict()  # by the daemon's number; the least recently used first
+
+    def go_on(self, request: tasks.Generate, begin: Callable[[], Text]) -> tasks.Generated:
+        """The text's next slice. One that is not here, as after a restart, begins anew, and what was told of it is passed over:
+        it comes to the same text. An exception, such as that nobody waits for the text any more, drops it.
+        """
+        text = self._open.pop(request.text, None)
+        if text is None or text.told != request.told:
+            text = begin()
+        piece = text.slice(time.monotonic() + SLICE_SECONDS)
+        if not text.is_over:
+            self._open[request.text] = text
+            while len(self._open) > OPEN_MAX:
+                self._open.popitem(last=False)
+        return tasks.Generated(piece, text.is_over, text.is_withheld)
+
+    def forget(self) -> None:
+        """Nobody has asked for anything for a while, so nobody reads any of them."""
+        self._open.clear()
+
+
+class Text:
+    """One text, as far as it is made."""
+
+    def __init__(self, pieces: Iterator[bytes], stops: Stops, told: int, withholds: Callable[[str], bool] | None = None) -> None:
+        """`pieces` are the bytes of the next tokens. The first `told` characters were told before.
+
+        Where people may not see some texts, `withholds` judges a whole one, and nothing of it is told before.
+        """
+        self.told = told
+        self.is_over = self.is_withheld = False
+        self._pieces, self._stops, self._known, self._withholds = pieces, stops, told, withholds
+        self._whole, self._bytes = "", 0
+
+    def slice(self, until: float) -> str:
+        """What is to be told, when it is over or this time has come, as `time.monotonic` has it; one token at least."""
+        parts = [self._next()]
+        while not self.is_over and time.monotonic() < until:
+            parts.append(self._next())
+        text = "".join(parts)
+        if self._withholds is not None:
+            self._whole += text
+            text = self._whole if self.is_over else ""
+            self.is_withheld = self.is_over and self._withholds(text)
+            text = "" if self.is_withheld else text
+        piece, self._known = text[self._known :], max(0, self._known - len(text))
+        self.told += len(piece)
+        return piece
+
+    def _next(self) -> str:
+        data = next(self._pieces, None)
+        if data is not None:
+            self._bytes += len(data)
+        if data is None or self._bytes > tasks.TEXT_BYTES_MAX:
+            self.is_over = True
+            return self._stops.rest()
+        text = self._stops.add(data)
+        self.is_over = self._stops.has_ended
+        return text
