@@ -384,7 +384,7 @@ async def test_control_c_ends_a_text_and_the_chat_goes_on(monkeypatch: pytest.Mo
             assert api.cancelled.is_set() and [asked[0] for asked in api.asked] == ["wait", "go"]  # type: ignore[index]
             assert api.asked[1][3] == ("waitonce",), "what was said is a turn"  # type: ignore[index]
         nursery.cancel_scope.cancel()
-    assert "".join(shown) == "oncego goes on\n" * 2
+    assert "".join(shown) == "once\ngo goes on\n" * 2
 
 
 async def _interrupt(api: FakeApi) -> None:

@@ -7,15 +7,18 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
 import trio
 
-from protocol.api import TrainRequest
+from protocol.api import PieceView, TrainRequest
 from protocol.errors import UserError
+from protocol.sampling import TOKENS_MAX, Sampling
 from tests.peer.processes import SECONDS_MAX, Daemon, children, command, daemons, has_aiohttp, has_torch, peer
 from training.host import ModelHost
 
@@ -51,6 +54,7 @@ async def test_with_its_default_settings_it_trains(daemon: Daemon) -> None:
             await trio.sleep(0.05)
     assert list(rounds[0].verdicts.values()) == ["accept"]
     assert (await daemon.client.stats()).worker.startswith("torch")
+    await assert_it_says_what_it_is_asked(daemon)
     with pytest.raises(UserError, match="fits 0 finished jobs"):
         await daemon.client.train(TrainRequest("more", "", 1, 0, {}, "huge"))
     with pytest.raises(UserError, match="the model is that of job 'tiny'"):
@@ -69,6 +73,36 @@ async def test_with_its_default_settings_it_trains(daemon: Daemon) -> None:
         "it starts where the other one ended"
     )
     assert command("audit", export)[0] == 0, "whoever replays the run comes to the same models"
+
+
+async def assert_it_says_what_it_is_asked(daemon: Daemon) -> None:
+    def asked(how: Sampling, job: str = "", prompt: str = "The ") -> AsyncGenerator[PieceView, None]:
+        return daemon.client.sample(prompt, how, job)
+
+    async def text(pieces: AsyncGenerator[PieceView, None]) -> str:
+        async with aclosing(pieces):
+            return "".join([piece.text async for piece in pieces])
+
+    long = Sampling(tokens=TOKENS_MAX, temperature=1.0)
+    async with aclosing(asked(long)) as pieces:
+        begun = [(await anext(pieces)).text, (await anext(pieces)).text]
+    short = await text(asked(replace(long, tokens=40)))
+    assert "".join(begun)[:20] == short[:20] and short == await text(asked(replace(long, tokens=40), "tiny@1"))
+    assert short != await text(asked(replace(long, tokens=40, seed=1), "tiny@0"))
+    stop = next(character for character in short[3:] if character.isascii())  # others may be bytes that are no text
+    assert await text(asked(replace(long, tokens=40, stop=(stop,)))) == short.partition(stop)[0]
+    greedy = Sampling(tokens=9, temperature=0.0)
+    assert await text(asked(greedy)) == await text(asked(replace(greedy, beams=1)))
+    for pieces, told in (
+        (asked(long, "tiny@7"), "'tiny@7': this peer keeps the model of no such round; of that job it has those of 0, 1"),
+        (asked(long, "huge"), "'huge' fits 0 jobs that make text"),
+        (asked(long, prompt=""), "the prompt is empty"),
+        (asked(long, prompt="x" * 70_000), "a prompt of 70000 characters is longer than 65536"),
+        (asked(replace(long, top_p=1.5)), "top_p 1.5 is no probability"),
+        (asked(replace(long, tokens=0)), "tokens: 0 .* is outside 1..4096"),
+    ):
+        with pytest.raises(UserError, match=told):
+            await text(pieces)
 
 
 async def test_killed_at_any_time_it_comes_back_to_a_root_it_had(daemon: Daemon) -> None:

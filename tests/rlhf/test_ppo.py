@@ -22,6 +22,7 @@ from protocol.sampling import Sampling
 from rlhf import presets, rollouts, rules
 from rlhf.losses import log_probabilities
 from rlhf.objective import MILLIONTHS, PPO, VALUE, PpoTerms, Rollouts
+from tests.rlhf.slices import whole
 from training import tasks
 from training.data.default_text import default_text
 from training.data.tokenizer import ByteTokenizer
@@ -254,9 +255,7 @@ def test_text_of_the_policy_and_of_its_reference(full: World) -> None:
     model.save(moved)
 
     def text(directory: str | None, *stop: str) -> str:
-        done = full.jobs.answer(tasks.Generate(JOB, directory, "The ", Sampling(20, temperature=0.0, stop=stop)))
-        assert isinstance(done, tasks.Generated) and done.is_over
-        return done.text
+        return whole(full.jobs, tasks.Generate(JOB, directory, "The ", Sampling(20, temperature=0.0, stop=stop))).text
 
     assert text(None) == text(str(full.folder / "model")) != text(str(moved))
     assert text(None, text(None)[3]) == text(None).partition(text(None)[3])[0]

@@ -25,6 +25,7 @@ from rlhf.preferences import Pair, packed, parted
 from rlhf.prompts import OfSet, drawn
 from rlhf.pytorch import passes
 from rlhf.rollouts import Place, TokenIds
+from tests.rlhf.slices import whole
 from training import tasks
 from training.data.tokenizer import ByteTokenizer
 from training.engines.pytorch.kind import KIND
@@ -208,12 +209,10 @@ def test_a_response_with_a_listed_word_has_the_lowest_score_and_is_not_shown(tmp
     worker = world.worker()
     said = codec.decode(Rollouts, world.propose(worker).declaration)
     assert said.score <= -10 * OWN.score_clip * 1e6, "of 16 bytes that a model without training says, most hold a letter"
-    done = worker.answer(tasks.Generate(JOB, str(tmp_path / "model"), "abc", Sampling(tokens=5, temperature=1.0)))
-    assert done == tasks.Generated("", is_over=True, is_withheld=True)
-    shown = (
-        World(tmp_path).worker().answer(tasks.Generate(JOB, str(tmp_path / "model"), "abc", Sampling(tokens=5, temperature=1.0)))
-    )
-    assert isinstance(shown, tasks.Generated) and shown.text and not shown.is_withheld
+    asked = tasks.Generate(JOB, str(tmp_path / "model"), "abc", Sampling(tokens=5, temperature=1.0))
+    assert whole(worker, asked) == tasks.Generated("", is_over=True, is_withheld=True)
+    shown = whole(World(tmp_path).worker(), asked)
+    assert shown.text and not shown.is_withheld
 
 
 def test_whoever_leaves_the_list_out_is_named(tmp_path: Path) -> None:

@@ -102,17 +102,22 @@ async def _stream(
     asked: Asked[PeerApi], prompt: str, how: Sampling, turns: tuple[str, ...] = (), said: list[str] | None = None
 ) -> None:
     """`said` gets what was shown; of a text that is withheld it stays empty."""
-    async with aclosing(asked.api.sample(prompt, how, asked.options.job, turns)) as pieces:
-        async for piece in pieces:
-            if piece.is_checked and not turns:
-                asked.show(CHECKED)
-            if piece.is_withheld:
-                asked.show(WITHHELD)
-                return
-            asked.show(Piece(piece.text))
-            if piece.text and said is not None:
-                said.append(piece.text)
-    asked.show(Piece("\n"))
+    is_shown = False
+    try:
+        async with aclosing(asked.api.sample(prompt, how, asked.options.job, turns)) as pieces:
+            async for piece in pieces:
+                if piece.is_checked and not turns:
+                    asked.show(CHECKED)
+                if piece.is_withheld:
+                    asked.show(WITHHELD)
+                if piece.text:
+                    asked.show(Piece(piece.text))
+                    is_shown = True
+                    if said is not None:
+                        said.append(piece.text)
+    finally:
+        if is_shown:
+            asked.show(Piece("\n"))
 
 
 @word(

@@ -1,0 +1,215 @@
+"""How fast text is made, with what earlier passes left and without: `python -m benchmarks.generate --json FILE`.
+
+Three sizes of model, untrained, in one thread; a prompt of 16 tokens, and text up to the end of the context. Rates are tokens a
+second of processor time, the median of all repeats.
+
+- *cache*, *no cache*: always the likeliest token, with keys and values of the passes before, and with whole passes.
+- *drawn*: temperature 0.8, top-k 40, top-p 0.9. *4 beams*: passes of a beam search a second, each of four rows.
+- *logits*: how far those of both ways are apart at most, over all positions.
+- *waits*: what a proposal waits at most for a text of 4,096 tokens, its longest slice. *whole*: all of it, as it once waited.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch.nn import functional as F
+
+from benchmarks.provenance import write
+from benchmarks.verdicts import conclude, verdict
+from protocol.sampling import TOKENS_MAX, Sampling
+from scenarios.trials import COUNT, Parser
+from training import tasks
+from training.data.tokenizer import ByteTokenizer
+from training.engines.pytorch import sampling
+from training.engines.pytorch.engine import Engine
+from training.engines.pytorch.model import GPT
+from training.replicated.init import initial_parameters
+from training.replicated.layout import Float32Array
+from training.sequences import Tokens
+from training.spec import JobSpec
+from training.stops import Stops
+from training.texts import SLICE_SECONDS, Text, Texts
+from training.transformer import ModelSpec
+
+MODELS = (
+    ModelSpec(),
+    ModelSpec(width=192, layers=4, heads=4, kv_heads=2, hidden=608, context=256),
+    ModelSpec(width=512, layers=6, heads=8, kv_heads=4, hidden=1_376, context=512),
+)
+PROMPT_TOKENS, BEAMS = 16, 4
+LOGITS_APART_MAX = 1e-5  # float32 has seven digits, and logits are below ten
+SLICE_SECONDS_MAX = 2 * SLICE_SECONDS  # with its last token, and what else the machine does
+SCALE = np.float32(1.5)  # of the first parameters: attention is far from uniform, as in a trained model
+DRAWN = Sampling(temperature=0.8, top_k=40, top_p=0.9)
+
+
+@dataclass(frozen=True)
+class Row:
+    parameters: int
+    seed: int
+    context: int
+    cached: float  # tokens a second
+    uncached: float
+    drawn: float
+    beam_passes: float  # a second
+    logits_apart: float
+    beam_gain: float  # nats a token by which the text of four beams is likelier than that of one
+    waits: float  # seconds of the clock
+    whole: float
+
+
+def measure(shape: ModelSpec, seed: int, repeats: int) -> Row:
+    spec = JobSpec(name="generate", data=bytes(32), model=shape, seed=seed)
+    engine = Engine(spec, Tokens.none(ByteTokenizer.token_bytes), ByteTokenizer())
+    parameters = initial_parameters(spec) * SCALE
+    engine.load(parameters)
+    model, draw = engine.model, np.random.default_rng(seed)
+    prompt = draw.integers(0, 256, PROMPT_TOKENS).tolist()
+    greedy = Sampling(tokens=shape.context - PROMPT_TOKENS, temperature=0.0)
+    drawing, beams = replace(DRAWN, tokens=greedy.tokens), replace(greedy, beams=BEAMS)
+
+    def cached(how: Sampling) -> list[int]:
+        return list(sampling.drawn(model, prompt, how, None, _quietly))
+
+    def searched(how: Sampling) -> list[int]:
+        return list(sampling.searched(model, prompt, how, None, _quietly, lambda made: False))[-1]
+
+    def rate(make: Callable[[], Sequence[int]]) -> float:
+        make()  # finds caches empty
+        return statistics.median(greedy.tokens / _seconds(make) for _ in range(repeats))
+
+    waits, whole = _slices(engine, parameters)
+    return Row(
+        parameters=engine.parameters,
+        seed=seed,
+        context=shape.context,
+        cached=rate(lambda: cached(greedy)),
+        uncached=rate(lambda: uncached(model, prompt, greedy.tokens)),
+        drawn=rate(lambda: cached(drawing)),
+        beam_passes=rate(lambda: searched(beams)),
+        logits_apart=apart(model, [*prompt, *cached(drawing)]),
+        beam_gain=_mean(model, prompt, searched(beams)) - _mean(model, prompt, cached(greedy)),
+        waits=waits,
+        whole=whole,
+    )
+
+
+def _quietly() -> None: ...
+
+
+def _seconds(make: Callable[[], Any]) -> float:
+    started = time.process_time()
+    make()
+    return time.process_time() - started
+
+
+@torch.no_grad()
+def uncached(model: GPT, prompt: list[int], count: int) -> list[int]:
+    tokens = list(prompt)
+    for _ in range(count):
+        last_BC = model.features(torch.tensor([tokens]), last=1)[:, -1]
+        tokens.append(int(F.linear(last_BC, model.embedding_VC)[0].argmax()))
+    return tokens[len(prompt) :]
+
+
+@torch.no_grad()
+def _logits(model: GPT, tokens: list[int]) -> torch.Tensor:
+    return F.linear(model.features(torch.tensor([tokens])), model.embedding_VC)[0]
+
+
+def apart(model: GPT, tokens: list[int]) -> float:
+    """The largest difference of a logit."""
+    whole_TV, course, most = _logits(model, tokens), sampling.Course(model, tokens[:PROMPT_TOKENS]), 0.0
+    for place in range(PROMPT_TOKENS, len(tokens)):
+        most = max(most, float((course.logits()[0] - whole_TV[place - 1]).abs().max()))
+        course.append([0], [tokens[place]])
+    return most
+
+
+def _mean(model: GPT, prompt: list[int], made: list[int]) -> float:
+    """Nats of a token."""
+    logp_TV = torch.log_softmax(_logits(model, [*prompt, *made]).double(), dim=-1)
+    places = range(len(prompt) - 1, len(prompt) + len(made) - 1)
+    return statistics.mean(float(logp_TV[place, token]) for place, token in zip(places, made, strict=True))
+
+
+def _slices(engine: Engine, parameters: Float32Array) -> tuple[float, float]:
+    """Seconds of the longest slice, and of all of them."""
+    asked = tasks.Generate(bytes(32), None, "The ", Sampling(tokens=TOKENS_MAX, temperature=1.0))
+    texts, seconds, is_over, told = Texts(), list[float](), False, 0
+    while not is_over:
+        started = time.perf_counter()
+        how = replace(asked, told=told)
+        done = texts.go_on(how, lambda: Text(engine.generate(parameters, b"The ", asked.how), Stops(()), 0))
+        seconds.append(time.perf_counter() - started)
+        is_over, told = done.is_over, told + len(done.text)
+    return max(seconds), sum(seconds)
+
+
+# What is shown -------------------------------------------------------------------------------------------------------
+
+
+def show(rows: list[Row]) -> None:
+    table = Table(title="tokens a second")
+    for heading in (
+        "parameters",
+        "context",
+        "seed",
+        "cache",
+        "no cache",
+        "drawn",
+        "4 beams",
+        "logits",
+        "gain",
+        "waits, ms",
+        "whole, s",
+    ):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        rates = (f"{rate:,.0f}" for rate in (row.cached, row.uncached, row.drawn, row.beam_passes))
+        rest = (f"{row.logits_apart:.1e}", f"{row.beam_gain:+.4f}", f"{1e3 * row.waits:.0f}", f"{row.whole:.1f}")
+        table.add_row(f"{row.parameters / 1e6:.2f}M", str(row.context), str(row.seed), *rates, *rest)
+    Console(width=130).print(table)
+
+
+def verdicts(rows: list[Row]) -> Iterator[str]:
+    apart, waits = max(row.logits_apart for row in rows), max(row.waits for row in rows)
+    yield verdict(apart <= LOGITS_APART_MAX, f"logits with a cache within {LOGITS_APART_MAX:g} of those without: {apart:.1e}")
+    yield verdict(waits <= SLICE_SECONDS_MAX, f"a proposal waits at most {SLICE_SECONDS_MAX:g} s for a text: {waits:.2f} s")
+
+
+def main() -> int:
+    parser = Parser("generate", __doc__.splitlines()[0], package="benchmarks")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
+    parser.add_argument("--seeds", type=int, nargs="+", default=(0, 1, 2), metavar="S", help="of models and prompts: rows each")
+    parser.add_argument("--repeats", type=COUNT, default=3, metavar="N", help="of which the median is shown")
+    parser.add_argument("--only", type=COUNT, default=len(MODELS), metavar="N", help="the N smallest models")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    started, rows = time.time(), list[Row]()
+    for shape, seed in product(MODELS[: options.only], options.seeds):
+        rows.append(measure(shape, seed, options.repeats))
+        write(options.json, started, figures(options, rows))
+    show(rows)
+    return conclude(verdicts(rows))
+
+
+def figures(options: argparse.Namespace, rows: list[Row]) -> dict[str, Any]:
+    return {"seeds": list(options.seeds), "repeats": options.repeats, "rows": [asdict(row) for row in rows]}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
