@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,11 +21,13 @@ from protocol.reasons import Verdict
 from training import starts
 from training.replay.trace import reveal_bytes_max
 from training.replicated import files
+from training.replicated.each import Each
 from training.replicated.incoming import IncomingModel, part_of
 from training.replicated.layout import layout_of
 from training.replicated.model import Accepted, ReplicatedModel
 from training.spec import AuditMode, JobSpec
 from training.starts import Read
+from training.threads import chosen, in_threads
 
 ROUNDS_KEPT = 2  # the open round's model and the one before, which a late re-execution may still read; audits need more
 # From one durable model to the next: the disk may take longer to make one durable than a whole round of single steps takes, and
@@ -53,8 +56,9 @@ def directory_of(folder: Path, job: bytes, number: int) -> Path:
 class ModelHost:
     """Implements `ledger.jobs.JobRules`. `step` may run in a thread; one at a time."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, threads: int = 1) -> None:
+        """`threads` share the work on a model that is large enough; 0: as many as the machine has processors, but a few."""
+        self._folder, self._threads = folder, threads or chosen()
         self._models: dict[bytes, ReplicatedModel] = {}
         self._served: ReplicatedModel | None = None  # whose parts somebody asked for last
         self._pinned: frozenset[tuple[bytes, int]] = frozenset()  # models of snapshots that others may ask for
@@ -108,21 +112,33 @@ class ModelHost:
         must not be held against somebody. It may run in another thread.
         """
         model = ReplicatedModel.open(self.directory(job, number))
-        model.verify()
+        self._verify(model)
         return model
+
+    def _verify(self, model: ReplicatedModel) -> None:
+        with self._sharing(model.spec) as each:
+            model.verify(each)
+
+    def _sharing(self, spec: JobSpec) -> AbstractContextManager[Each]:
+        return in_threads(self._threads, len(layout_of(spec).stretches))
 
     def create(self, job: bytes, spec: bytes, read: Read | None = None) -> bytes:
         """`read` is needed for a job that starts from a blob, which is here."""
-        decoded = JobSpec.decode(spec)
-        if decoded.start is None:
-            return self._save(ReplicatedModel.initial(job, decoded, self._start(decoded.base)))
-        assert read is not None
-        return self._save(ReplicatedModel.first(job, decoded, starts.parameters(decoded, read)))
+        decoded, directory = JobSpec.decode(spec), self.directory(job, 0)
+        if decoded.start is not None:
+            assert read is not None
+            ReplicatedModel.first(job, decoded, starts.parameters(decoded, read)).save(directory)
+            self._models[job] = ReplicatedModel.open(directory)  # mapped: its pages can be given back
+            return self._models[job].root
+        with self._sharing(decoded) as each:
+            start = self._start(decoded.base, each)
+            self._models[job] = ReplicatedModel.initial_into(directory, job, decoded, start, each)
+        return self._models[job].root
 
-    def _start(self, base: Base | None) -> ReplicatedModel | None:
+    def _start(self, base: Base | None, each: Each) -> ReplicatedModel | None:
         if base is None:
             return None
-        return ReplicatedModel.open_decided(self.directory(base.job, base.round), base.root)
+        return ReplicatedModel.open_decided(self.directory(base.job, base.round), base.root, each)
 
     def step(self, closed: ClosedRound, payload: Callable[[bytes], bytes]) -> bytes:
         """Applies a closed round; `payload` gives the bytes of a digest. Returns the new model root."""
@@ -138,7 +154,9 @@ class ModelHost:
         durable = number % DURABLE_ROUNDS == 0 or number == before.spec.rounds
         directory = self.directory(judged.job, number)
         gone = before.records.keys() - judged.rejected.keys() - judged.absent - {item.trainer for item in accepted}
-        self._models[judged.job] = model = before.apply_into(directory, accepted, judged.rejected, durable, gone)
+        with self._sharing(before.spec) as each:
+            model = before.apply_into(directory, accepted, judged.rejected, durable, gone, each)
+        self._models[judged.job] = model
         return model.root
 
     # After a restart -------------------------------------------------------------------------------------------------
@@ -205,8 +223,7 @@ class ModelHost:
 
     def holds(self, job: bytes, number: int, root: bytes) -> bool:
         try:
-            model = ReplicatedModel.open(self.directory(job, number))
-            model.verify()
+            model = self.opened(job, number)
         except StorageError:
             return False
         return model.root == root
@@ -222,14 +239,6 @@ class ModelHost:
         """What belongs to a job that the ledger has forgotten goes as soon as it is part of no snapshot any more."""
         self._forget(job)
         self._discarded.add(job)
-
-    def _save(self, model: ReplicatedModel) -> bytes:
-        directory = self.directory(model.job, model.round)
-        model.save(directory)
-        mapped = ReplicatedModel.open(directory)  # the pages of a memory-mapped model can be given back
-        assert mapped.root == model.root
-        self._models[model.job] = mapped
-        return model.root
 
     def prune(self, job: bytes, number: int, spec: JobSpec, audited: Collection[int] = ()) -> None:
         """Retires models older than what round `number` and audits need, but for pinned ones, and what a crash left of them.

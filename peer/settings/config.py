@@ -47,7 +47,7 @@ class Config:
     advertise: tuple[str, ...] = _about("where others reach this peer, names too; empty: where it listens", ())
     bootstrap: tuple[str, ...] = _about("addresses to dial first", ())
     engine: str = _about("what the worker process computes with", "pytorch")
-    threads: int = _about("threads of the worker process; 0: what its engine chooses", 0)
+    threads: int = _about("threads of the worker, and of the daemon where a model is large; 0: each chooses", 0)
     device: str = _about("where the worker computes: cpu, cuda, cuda:1, or auto: cuda where there is one", AUTO)
     memory_mb_max: int = _about(
         "MB that a job may take in the worker, by an estimate: it makes micro-batches smaller; 0: no bound", 0

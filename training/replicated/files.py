@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import functools
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,7 +33,7 @@ from protocol.limits import TRAINERS_MAX
 from storage.crash_points import crash_points
 from storage.durable import lock, make_directory, sync_directory
 from training.replicated import estimates
-from training.replicated.layout import CHUNKS_MAX, Float32Array, float32_bytes, layout_of
+from training.replicated.layout import BLOCKS_MAX, Float32Array, float32_bytes, layout_of
 from training.replicated.outer import slots_of
 from training.replicated.state import ESTIMATES, PARAMETERS, PIECE_BYTES, Encoded, Piece, State, pieces_of, root_of
 from training.spec import ESTIMATES_BYTES_MAX, JobSpec
@@ -41,7 +42,7 @@ STATE: Final = "state.msgpack"
 DURABLE: Final = "durable"
 VECTORS_MAX: Final = 3  # parameters and the two moments of AdamW
 LEAVES_MAX: Final = (
-    VECTORS_MAX * CHUNKS_MAX + TRAINERS_MAX + 2 * (ESTIMATES_BYTES_MAX // PIECE_BYTES)
+    VECTORS_MAX * BLOCKS_MAX + TRAINERS_MAX + 2 * (ESTIMATES_BYTES_MAX // PIECE_BYTES)
 )  # estimates have scales, too
 
 
@@ -66,8 +67,24 @@ def parts_of(spec: JobSpec) -> tuple[str, ...]:
 
 def pieces_in(state: State) -> tuple[Piece, ...]:
     """All that has a leaf, in their order; the state's own comes after them."""
-    spec = state.spec
-    return tuple(pieces_of(layout_of(spec), vectors_of(spec), sorted(state.records) if spec.has_estimates else ()))
+    return _pieces(state.spec, _trainers(state))
+
+
+@functools.lru_cache(maxsize=2)
+def _pieces(spec: JobSpec, trainers: tuple[bytes, ...]) -> tuple[Piece, ...]:
+    return tuple(pieces_of(layout_of(spec), vectors_of(spec), trainers))
+
+
+def _trainers(state: State) -> tuple[bytes, ...]:
+    """Those that have estimates, in the order of these."""
+    return tuple(sorted(state.records)) if state.spec.has_estimates else ()
+
+
+def sizes_of(state: State) -> dict[str, int]:
+    """Bytes of every part."""
+    layout = layout_of(state.spec)
+    sizes = dict.fromkeys(vectors_of(state.spec), 4 * layout.size)
+    return sizes | ({ESTIMATES: len(state.records) * estimates.size(layout)} if state.spec.has_estimates else {})
 
 
 def file_of(part: str) -> str:
@@ -96,8 +113,16 @@ class Fresh:
     def __exit__(self, *_: object) -> None:
         self._opened.close()
 
-    def append(self, part: str, data: Float32Array | Encoded) -> None:
-        self._files[part].write(float32_bytes(data) if isinstance(data, np.ndarray) else data)
+    def write(self, part: str, start: int, data: Float32Array | Encoded) -> None:
+        """`data` stands `start` bytes behind the beginning of the part's file. Any thread may write any bytes in any order."""
+        left = float32_bytes(data) if isinstance(data, np.ndarray) else memoryview(data)
+        while left:
+            written = os.pwrite(self._files[part].fileno(), left, start)
+            left, start = left[written:], start + written
+
+    def write_estimates(self, held: Mapping[bytes, Encoded]) -> None:
+        for number, trainer in enumerate(sorted(held)):
+            self.write(ESTIMATES, number * len(held[trainer]), held[trainer])
 
     def install(self, saved: Saved, durable: bool) -> None:
         """It gets its name, and if it is to be `durable`, is so once this returns."""
@@ -105,9 +130,9 @@ class Fresh:
             remove(self._folder)
             return
         with crash_points("model-write"):
-            for file in self._files.values():
-                file.truncate()
-                file.flush()
+            for part, size in sizes_of(saved.state).items():
+                file = self._files[part]
+                file.truncate(size)
                 if durable:
                     os.fsync(file.fileno())
             finish(self._folder, saved, durable)
@@ -135,9 +160,8 @@ def write(
     """Raises `StorageError` if the disk is full or refuses; what was there is still there then."""
     with explained(directory), Fresh(directory, parts_of(saved.state.spec)) as fresh:
         for name, vector in vectors.items():
-            fresh.append(name, vector)
-        for trainer in sorted(held):
-            fresh.append(ESTIMATES, held[trainer])
+            fresh.write(name, 0, vector)
+        fresh.write_estimates(held)
         fresh.install(saved, durable)
 
 
@@ -159,7 +183,7 @@ def read(directory: Path) -> tuple[Saved, dict[str, Float32Array], dict[bytes, E
     vectors = {name: _map(directory / file_of(name), "<f4", layout.size) for name in vectors_of(saved.state.spec)}
     if not saved.state.spec.has_estimates:
         return saved, vectors, {}
-    trainers, size = sorted(saved.state.records), estimates.size(layout)
+    trainers, size = _trainers(saved.state), estimates.size(layout)
     data = _map(directory / file_of(ESTIMATES), "u1", len(trainers) * size).data
     return saved, vectors, {trainer: data[at * size : (at + 1) * size] for at, trainer in enumerate(trainers)}
 

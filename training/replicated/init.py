@@ -10,7 +10,7 @@ import math
 import numpy as np
 
 from training import stream
-from training.replicated.layout import BLOCK, Float32Array, Tensor, layout_of
+from training.replicated.layout import Block, Float32Array, Tensor, layout_of
 from training.spec import JobSpec
 from training.transformer import EMBEDDING
 
@@ -23,22 +23,16 @@ RESIDUAL = ("output.weight", "down.weight")  # they write into the residual stre
 
 def initial_parameters(spec: JobSpec) -> Float32Array:
     """The flat vector of a job's first round. Scratch jobs start at zero."""
-    layout = layout_of(spec)
-    parameters = np.zeros(layout.size, dtype=np.float32)
-    for tensor in layout.tensors:
-        parameters[tensor.elements] = _tensor(tensor, spec)
-    return parameters
+    return np.concatenate([initial_block(spec, block) for block in layout_of(spec).blocks])
 
 
-def _tensor(tensor: Tensor, spec: JobSpec) -> Float32Array | float:
+def initial_block(spec: JobSpec, block: Block) -> Float32Array:
+    tensor = layout_of(spec).named[block.tensor]
     if len(tensor.shape) == 1:
-        return 1.0 if tensor.name.endswith("norm.weight") else 0.0
-    values = np.empty(tensor.size, dtype=np.float32)
+        return np.full(block.size, tensor.name.endswith("norm.weight"), dtype=np.float32)
     factor = np.float32(_deviation(tensor, spec) / stream.IRWIN_HALL_DEVIATION)
-    for start in range(0, tensor.size, BLOCK):
-        part = values[start : start + BLOCK]
-        integers = stream.irwin_hall(len(part), "initial", spec.seed, tensor.name, start)
-        np.multiply(integers.astype(np.float32), factor, out=part)  # the integers stay below 2^24: exact
+    integers = stream.irwin_hall(block.size, "initial", spec.seed, tensor.name, block.elements.start - tensor.offset)
+    values: Float32Array = integers.astype(np.float32) * factor  # the integers stay below 2^24: exact
     return values
 
 

@@ -1,14 +1,15 @@
 """The canonical flat layout of a job's tensors: one float32 vector, cut into tensors, chunks and blocks.
 
 A *chunk* (at most 4096 elements of one tensor) shares one scale in the codec. A *block* (at most 16 chunks of one tensor) is what
-streaming code works on at a time, and one leaf of the model root. Names and shapes are those of the torch model.
+streaming code works on at a time, and one leaf of the model root. A *stretch* (at most 64 blocks) is one thread's at a time.
+Names and shapes are those of the torch model.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -22,9 +23,10 @@ from training.transformer import LAYERS_MAX, PARAMETERS_MAX
 
 CHUNK: Final = 4096  # elements that share a scale (DeMo and SparseLoCo use the same)
 BLOCK: Final = 16 * CHUNK  # elements streamed at once: a dozen arrays of 256 KiB stay in the cache
-CHUNKS_MAX: Final = 1 << 18  # of the largest model with the most tensors
-
-assert PARAMETERS_MAX // CHUNK + 9 * (LAYERS_MAX + 1) <= CHUNKS_MAX  # every tensor may end in a shorter chunk
+STRETCH: Final = 64  # blocks: a dozen milliseconds of work, and memory for a few hundred of them in the largest models
+TENSORS_MAX: Final = 9 * (LAYERS_MAX + 1)  # every one of them may end in a shorter chunk, and so in a shorter block
+CHUNKS_MAX: Final = PARAMETERS_MAX // CHUNK + TENSORS_MAX
+BLOCKS_MAX: Final = PARAMETERS_MAX // BLOCK + TENSORS_MAX
 
 
 def float32_bytes(vector: Float32Array) -> memoryview:
@@ -81,6 +83,14 @@ class Layout:
     @functools.cached_property
     def blocks(self) -> tuple[Block, ...]:
         return tuple(_blocks(self.tensors))
+
+    @functools.cached_property
+    def stretches(self) -> tuple[tuple[Block, ...], ...]:
+        return tuple(self.blocks[start : start + STRETCH] for start in range(0, len(self.blocks), STRETCH))
+
+    @functools.cached_property
+    def named(self) -> Mapping[str, Tensor]:
+        return {tensor.name: tensor for tensor in self.tensors}
 
     @functools.cached_property
     def chunk_lengths(self) -> npt.NDArray[np.int64]:

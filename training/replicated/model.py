@@ -21,9 +21,10 @@ from protocol.identity import short_id
 from protocol.messages import Proposal
 from protocol.reasons import Verdict
 from training.replicated import aggregate, codec, estimates, feedback, files, outer
+from training.replicated.each import Each, one_by_one
 from training.replicated.feedback import HALVINGS_MAX, Record, unsaid
-from training.replicated.init import initial_parameters
-from training.replicated.layout import Block, Float32Array, Layout, float32_bytes, layout_of
+from training.replicated.init import initial_block
+from training.replicated.layout import STRETCH, Block, Float32Array, Layout, float32_bytes, layout_of
 from training.replicated.state import (
     ESTIMATES,
     NORM_ROUNDS,
@@ -38,6 +39,7 @@ from training.replicated.state import (
 from training.spec import JobSpec
 
 CHECKED_BYTES_MAX: Final = 8 << 20  # of payloads that stay decoded from their check to the step; it decodes the others again
+Take = Callable[[str, Block, Float32Array], object]
 NORM_RATIO: Final = 16  # of the median accepted norm: honest norms grow sixfold while feedback builds up, attacks use 10^6
 
 
@@ -76,19 +78,41 @@ class ReplicatedModel:
     @classmethod
     def initial(cls, job: bytes, spec: JobSpec, start: ReplicatedModel | None = None) -> ReplicatedModel:
         """With the tensors of `start`, as far as they have the same names and shapes; the others begin as the seed says."""
-        parameters = initial_parameters(spec)
-        if start is not None:
-            known = start.layout.view(start.parameters)
-            for name, values in layout_of(spec).view(parameters).items():
-                if name in known and known[name].shape == values.shape:
-                    np.copyto(values, known[name])
-        return cls.first(job, spec, parameters)
+        layout = layout_of(spec)
+        vectors = {name: np.zeros(layout.size, dtype=np.float32) for name in files.vectors_of(spec)}
+        for block in layout.blocks:
+            vectors[PARAMETERS][block.elements] = _first_values(spec, block, start)
+        return cls.of(_first_state(job, spec), vectors)
 
     @classmethod
     def first(cls, job: bytes, spec: JobSpec, parameters: Float32Array) -> ReplicatedModel:
         """Of round 0, with these parameters."""
         slots = {name: np.zeros(len(parameters), dtype=np.float32) for name in outer.slots_of(spec)}
-        return cls.of(State(job, spec, 0, {}, (), outer.first_powers(spec)), {PARAMETERS: parameters, **slots})
+        return cls.of(_first_state(job, spec), {PARAMETERS: parameters, **slots})
+
+    @classmethod
+    def initial_into(
+        cls, directory: Path, job: bytes, spec: JobSpec, start: ReplicatedModel | None = None, each: Each = one_by_one
+    ) -> ReplicatedModel:
+        """As `initial` and `save`, with a block of each thread in memory at a time."""
+        state, layout, slots = _first_state(job, spec), layout_of(spec), outer.slots_of(spec)
+
+        def write(stretch: Sequence[Block]) -> list[bytes]:
+            leaves = []
+            for block in stretch:
+                values = _first_values(spec, block, start)
+                fresh.write(PARAMETERS, 4 * block.elements.start, values)
+                leaves.append(leaf_of(values))
+            return leaves
+
+        with files.explained(directory), files.Fresh(directory, files.parts_of(spec)) as fresh:
+            leaves = list(itertools.chain.from_iterable(each(write, layout.stretches)))
+            for slot, block in itertools.product(slots, layout.blocks):
+                zeros = np.zeros(block.size, dtype=np.float32)
+                fresh.write(slot, 4 * block.elements.start, zeros)
+                leaves.append(leaf_of(zeros))
+            fresh.install(files.Saved(state, tuple(leaves), root_of(leaves, state)), durable=True)
+        return cls.open(directory)
 
     @classmethod
     def of(
@@ -107,7 +131,7 @@ class ReplicatedModel:
         assert set(held) == (set(state.records) if state.spec.has_estimates else set())
         for vector in vectors.values():
             vector.flags.writeable = False
-        leaves = (*leaves, *(leaf for trainer in sorted(held) for leaf in leaves_of(held[trainer])))
+        leaves = _with_estimates(leaves, held)
         return cls(state, vectors, held, leaves, root_of(leaves, state))
 
     @classmethod
@@ -117,10 +141,10 @@ class ReplicatedModel:
         return cls(saved.state, vectors, held, saved.leaves, saved.root)
 
     @classmethod
-    def open_decided(cls, directory: Path, root: bytes) -> ReplicatedModel:
+    def open_decided(cls, directory: Path, root: bytes, each: Each = one_by_one) -> ReplicatedModel:
         """The model under this root, every piece hashed; `StorageError` if the directory holds another one."""
         model = cls.open(directory)
-        model.verify()
+        model.verify(each)
         if model.root != root:
             raise StorageError(f"{directory} holds another model than the network decided")
         return model
@@ -132,11 +156,17 @@ class ReplicatedModel:
         """
         files.write(directory, files.Saved(self.state, self.leaves, self.root), self.vectors, self.estimates, durable)
 
-    def verify(self) -> None:
+    def verify(self, each: Each = one_by_one) -> None:
         """Hashes everything again; `StorageError` names the first tensor or estimate that is not what the root says."""
-        for piece, leaf in zip(self.pieces, self.leaves, strict=True):
-            if leaf_of(self.bytes_of(piece)) != leaf:
-                raise StorageError(f"{piece.name} of the model does not hash to its model root: restore a snapshot")
+        pieces = self.pieces
+
+        def hash(part: slice) -> None:
+            for piece, leaf in zip(pieces[part], self.leaves[part], strict=True):
+                if leaf_of(self.bytes_of(piece)) != leaf:
+                    raise StorageError(f"{piece.name} of the model does not hash to its model root: restore a snapshot")
+
+        for _ in each(hash, [slice(start, start + STRETCH) for start in range(0, len(pieces), STRETCH)]):
+            pass
         if root_of(self.leaves, self.state) != self.root:
             raise StorageError("the state of the model does not hash to its model root: restore a snapshot")
 
@@ -260,17 +290,21 @@ class ReplicatedModel:
     # Applying --------------------------------------------------------------------------------------------------------
 
     def apply(
-        self, accepted: Sequence[Accepted], rejected: Mapping[bytes, Verdict], gone: Collection[bytes] = ()
+        self,
+        accepted: Sequence[Accepted],
+        rejected: Mapping[bytes, Verdict],
+        gone: Collection[bytes] = (),
+        each: Each = one_by_one,
     ) -> ReplicatedModel:
         """The model of the next round, after the vote has accepted these proposals and rejected those trainers'.
 
         `gone` are keys that were no trainers of the round any more: their estimates leave the rule.
         """
-        state, plan, held = self._decide(accepted, rejected, gone)
+        state, plan, held = self._decide(accepted, rejected, gone, each)
         if plan is None:
             return self._under_root(state, self.vectors, held, self._vector_leaves)
         following = {name: np.empty_like(vector) for name, vector in self.vectors.items()}
-        leaves = self._step(state, plan, lambda name, block, moved: np.copyto(following[name][block.elements], moved))
+        leaves = self._step(state, plan, lambda name, block, moved: np.copyto(following[name][block.elements], moved), each)
         return self._under_root(state, following, held, leaves)
 
     def apply_into(
@@ -280,18 +314,18 @@ class ReplicatedModel:
         rejected: Mapping[bytes, Verdict],
         durable: bool = True,
         gone: Collection[bytes] = (),
+        each: Each = one_by_one,
     ) -> ReplicatedModel:
-        """As `apply` and `save`, with a few blocks in memory at a time, and the estimates that have moved."""
-        state, plan, held = self._decide(accepted, rejected, gone)
+        """As `apply` and `save`, with a few blocks of each thread in memory at a time, and the estimates that have moved."""
+        state, plan, held = self._decide(accepted, rejected, gone, each)
         if plan is None:
             self._under_root(state, self.vectors, held, self._vector_leaves).save(directory, durable)
             return self.open(directory)
         with files.explained(directory), files.Fresh(directory, files.parts_of(self.spec)) as fresh:
-            leaves = list(self._step(state, plan, lambda name, _, moved: fresh.append(name, moved)))
-            for trainer in sorted(held):
-                fresh.append(ESTIMATES, held[trainer])
-                leaves += leaves_of(held[trainer])
-            fresh.install(files.Saved(state, tuple(leaves), root_of(leaves, state)), durable)
+            moved = self._step(state, plan, lambda name, block, moved: fresh.write(name, 4 * block.elements.start, moved), each)
+            fresh.write_estimates(held)
+            leaves = _with_estimates(moved, held)
+            fresh.install(files.Saved(state, leaves, root_of(leaves, state)), durable)
         return self.open(directory)
 
     @property
@@ -299,10 +333,10 @@ class ReplicatedModel:
         return self.leaves[: len(self.vectors) * len(self.layout.blocks)]
 
     def _decide(
-        self, accepted: Sequence[Accepted], rejected: Mapping[bytes, Verdict], gone: Collection[bytes]
+        self, accepted: Sequence[Accepted], rejected: Mapping[bytes, Verdict], gone: Collection[bytes], each: Each
     ) -> tuple[State, aggregate.Plan | None, dict[bytes, Encoded]]:
         """The next state, how to aggregate if the round takes a step, and the next estimates."""
-        checked = {item.trainer: self._checked_as_accepted(item) for item in accepted}
+        checked = dict(zip((item.trainer for item in accepted), each(self._checked_as_accepted, accepted), strict=True))
         if len(checked) < len(accepted):
             raise LocalProtocolError(f"{len(accepted)} accepted proposals: need one per trainer")
         stepped = len(checked) >= self.spec.accepted_min
@@ -313,7 +347,8 @@ class ReplicatedModel:
             held = {
                 trainer: update.encode() if trainer in checked else self.estimates[trainer] for trainer, update in updates.items()
             }
-        return state, aggregate.plan(list(updates.values()), self.spec.rule, self.spec.liars) if stepped else None, held
+        plan = aggregate.plan(list(updates.values()), self.spec.rule, self.spec.liars, each) if stepped else None
+        return state, plan, held
 
     def _stale(self, trainer: bytes) -> codec.Update:
         estimate = self.estimate(trainer)
@@ -329,18 +364,24 @@ class ReplicatedModel:
             raise LocalProtocolError("the payload is not the one that was accepted")
         return self._decode(item.trainer, digest, item.payload)
 
-    def _step(self, state: State, plan: aggregate.Plan, take: Callable[[str, Block, Float32Array], object]) -> tuple[bytes, ...]:
+    def _step(self, state: State, plan: aggregate.Plan, take: Take, each: Each) -> tuple[bytes, ...]:
         """Gives `take` each block of each vector after the outer step, which it may not keep; the leaves of them all."""
         optimizer = outer.optimizer_of(self.spec, self.round, state.powers)
-        leaves: dict[str, list[bytes]] = {name: [] for name in self.vectors}
-        for block in self.layout.blocks:
-            moved = {name: np.array(vector[block.elements]) for name, vector in self.vectors.items()}
-            parameters, *slots = moved.values()
-            optimizer.step(parameters, slots, plan.values(block), block.decayed)
-            for name, vector in moved.items():
-                leaves[name].append(leaf_of(vector))
-                take(name, block, vector)
-        return tuple(itertools.chain.from_iterable(leaves.values()))
+
+        def move(stretch: Sequence[Block]) -> list[list[bytes]]:
+            """The leaves of each vector's blocks."""
+            own, leaves = plan.apart(), []
+            for block in stretch:
+                moved = {name: np.array(vector[block.elements]) for name, vector in self.vectors.items()}
+                parameters, *slots = moved.values()
+                optimizer.step(parameters, slots, own.values(block), block.decayed)
+                for name, vector in moved.items():
+                    take(name, block, vector)
+                leaves.append([leaf_of(vector) for vector in moved.values()])
+            return leaves
+
+        by_block = itertools.chain.from_iterable(each(move, self.layout.stretches))
+        return tuple(itertools.chain.from_iterable(zip(*by_block, strict=True)))
 
     def _next_state(
         self,
@@ -373,6 +414,25 @@ class ReplicatedModel:
         declared = [self.spec.declaration(item.proposal.declaration) for item in accepted]
         steering = self.spec.kind.steering(self.spec, self.state.steering, declared)
         return State(self.job, self.spec, number, records, remembered, powers, steering)
+
+
+def _first_state(job: bytes, spec: JobSpec) -> State:
+    return State(job, spec, 0, {}, (), outer.first_powers(spec))
+
+
+def _first_values(spec: JobSpec, block: Block, start: ReplicatedModel | None) -> Float32Array:
+    """Of the parameters, see `ReplicatedModel.initial`."""
+    if start is not None:
+        tensor, known = layout_of(spec).named[block.tensor], start.layout.named.get(block.tensor)
+        if known is not None and known.shape == tensor.shape:
+            first = known.offset + block.elements.start - tensor.offset
+            return start.parameters[first : first + block.size]
+    return initial_block(spec, block)
+
+
+def _with_estimates(leaves: tuple[bytes, ...], held: Mapping[bytes, Encoded]) -> tuple[bytes, ...]:
+    """All leaves, from those of the vectors."""
+    return (*leaves, *(leaf for trainer in sorted(held) for leaf in leaves_of(held[trainer])))
 
 
 def _halved(record: Record) -> Record:

@@ -19,18 +19,19 @@ from training.replicated.aggregate.gram import gram
 from training.replicated.aggregate.plan import Plan, onto_grid
 from training.replicated.aggregate.rules import combination, is_plain_mean, tolerated
 from training.replicated.codec import Update
+from training.replicated.each import Each, one_by_one
 from training.replicated.layout import Float32Array, Layout
 from training.spec import Rule
 
 __all__ = ["Plan", "aggregate", "gram", "is_plain_mean", "plan", "tolerated"]
 
 
-def plan(updates: Sequence[Update], rule: Rule, liars: int) -> Plan:
+def plan(updates: Sequence[Update], rule: Rule, liars: int, each: Each = one_by_one) -> Plan:
     """How to aggregate `updates` (at least one, one per trainer) of which at most `liars` lie."""
     ordered = tuple(sorted(updates, key=lambda update: update.origin))
     if not ordered or len({update.origin for update in ordered}) < len(ordered):
         raise LocalProtocolError(f"{len(ordered)} updates: need at least one, and one per trainer")
-    return onto_grid(ordered, combination(ordered, rule, liars))
+    return onto_grid(ordered, combination(ordered, rule, liars, each))
 
 
 def aggregate(updates: Sequence[Update], layout: Layout, rule: Rule, liars: int) -> Float32Array:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -41,6 +41,10 @@ class Plan:
     trimmed: int  # largest and smallest values of each coordinate that are dropped
     divisor: int
     sums: type[np.signedinteger[Any]]  # of the last sum: int32 where it fits
+
+    def apart(self) -> Plan:
+        """The same plan for another thread."""
+        return replace(self, updates=tuple(update.apart() for update in self.updates))
 
     def values(self, block: Block) -> Float32Array:
         """The aggregate over one block."""

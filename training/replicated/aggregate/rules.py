@@ -25,6 +25,7 @@ from typing import Final
 
 from training.replicated.aggregate.gram import Integers, gram
 from training.replicated.codec import Update
+from training.replicated.each import Each, one_by_one
 from training.spec import Rule
 
 FACTOR_BITS: Final = 30  # factors and weights are integers in units of 2^-30
@@ -59,7 +60,7 @@ def is_plain_mean(count: int, rule: Rule, liars: int) -> bool:
     return count <= 2 or rule is Rule.MEAN or (rule is Rule.ARC_NNM_TRIM and not tolerated(count, liars))
 
 
-def combination(updates: Sequence[Update], rule: Rule, liars: int) -> Combination:
+def combination(updates: Sequence[Update], rule: Rule, liars: int, each: Each = one_by_one) -> Combination:
     """What `rule` makes of these updates, which are in ascending order of their origins: ties go to the first."""
     count = len(updates)
     f = tolerated(count, liars)
@@ -69,7 +70,7 @@ def combination(updates: Sequence[Update], rule: Rule, liars: int) -> Combinatio
         return _trimmed_mean(count, (count - 1) // 2)
     if rule is Rule.TRIMMED_MEAN:
         return _trimmed_mean(count, f)
-    return _BY_DISTANCE[rule](aligned(gram(updates), [update.exponent for update in updates]), f)
+    return _BY_DISTANCE[rule](aligned(gram(updates, each), [update.exponent for update in updates]), f)
 
 
 def aligned(products: Integers, exponents: Sequence[int]) -> Integers:

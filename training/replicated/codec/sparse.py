@@ -9,6 +9,7 @@ Only the number of quotient bits depends on where the elements are; it is what t
 
 from __future__ import annotations
 
+import copy
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -52,6 +53,12 @@ class Sparse:
         self._spans: list[int] = [*edges[begins].tolist(), len(chunk_scales)]
         self._starts = [0]  # the first bit of quotients of each span, as far as they have been read
         self._last: tuple[int, _Span] | None = None
+
+    def apart(self) -> Sparse:
+        """For another thread: what it has decoded is its own."""
+        other = copy.copy(self)
+        other._starts, other._last = list(self._starts), None
+        return other
 
     def entries(self, block: Block) -> Entries:
         number = bisect_right(self._spans, block.chunks.start) - 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import dataclass
 from functools import cached_property
@@ -43,6 +44,14 @@ class Update:
     def body(self) -> Dense | Sparse:
         kind = Sparse if self.mode.sparse else Dense
         return kind(self.layout, self.mode, self.scales, self.packed)
+
+    def apart(self) -> Update:
+        """The same update for another thread."""
+        if isinstance(self.body, Dense):
+            return self
+        other = copy.copy(self)
+        other.__dict__["body"] = self.body.apart()
+        return other
 
     def entries(self, block: Block) -> Entries:
         return self.body.entries(block)

@@ -1,0 +1,123 @@
+"""A model whose stretches are shared out among threads is the model of one thread, bit for bit."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from protocol.errors import StorageError
+from tests.training.replicated.support import JOB, ODD, round_of
+from training.replicated import codec, files
+from training.replicated.aggregate.gram import HALF, gram, total
+from training.replicated.codec.levels import TOP
+from training.replicated.each import Each, Part, Result, one_by_one
+from training.replicated.layout import BLOCK, CHUNK, STRETCH, layout_of, of_shapes
+from training.replicated.model import ReplicatedModel
+from training.spec import ESTIMATES, Compression
+from training.threads import chosen, in_threads
+from training.transformer import PARAMETERS_MAX
+
+# Many small tensors behind one of several blocks: three stretches, and spans of sparse payloads that end inside of them.
+MANY = replace(ODD, model=replace(ODD.model, vocabulary=22_000, layers=15))
+SETTINGS: dict[str, dict[str, Any]] = {
+    "dense": {"compression": Compression.DENSE, "bits": 1},
+    "sparse": {"compression": Compression.SPARSE, "bits": 2, "keep": 1_024},
+    "estimates": ESTIMATES,
+}
+
+
+def backwards(work: Callable[[Part], Result], parts: Iterable[Part], /) -> Iterable[Result]:
+    """The last part is done first."""
+    return reversed([work(part) for part in reversed(list(parts))])
+
+
+def side_by_side(count: int) -> Each:
+    def each(work: Callable[[Part], Result], parts: Iterable[Part], /) -> Iterable[Result]:
+        waiting = list(parts)
+        with in_threads(count, len(waiting)) as shared:
+            return list(shared(work, waiting))
+
+    return each
+
+
+WAYS = {"one thread": one_by_one, "backwards": backwards, "two threads": side_by_side(2), "three threads": side_by_side(3)}
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_any_number_of_threads_in_any_order_makes_the_same_models(settings: str, tmp_path: Path) -> None:
+    spec = replace(MANY, **SETTINGS[settings])
+    assert len(layout_of(spec).stretches) == 3
+    first = ReplicatedModel.initial(JOB, spec)
+    second = first.apply(round_of(first, 4), {})
+    rounds = round_of(first, 4), round_of(second, 4)
+    third = second.apply(rounds[1], {})
+    for number, each in enumerate(WAYS.values()):
+        models = [ReplicatedModel.initial_into(tmp_path / f"{number}-0", JOB, spec, each=each)]
+        for at, accepted in enumerate(rounds, 1):
+            models.append(models[-1].apply_into(tmp_path / f"{number}-{at}", accepted, {}, each=each))
+        assert [model.root for model in models] == [first.root, second.root, third.root]
+        models[-1].verify(each)
+        assert models[0].apply(rounds[0], {}, each=each).root == second.root
+
+
+def test_a_block_that_a_thread_writes_at_anothers_place_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, write = ReplicatedModel.initial(JOB, MANY), files.Fresh.write
+    later = first.layout.stretches[1][7]
+
+    def misplaced(fresh: files.Fresh, part: str, start: int, data: Any) -> None:
+        write(fresh, part, 0 if start == 4 * later.elements.start else start, data)
+
+    monkeypatch.setattr(files.Fresh, "write", misplaced)
+    after = first.apply_into(tmp_path / "1", round_of(first, 4), {}, each=side_by_side(2))
+    for each in WAYS.values():
+        with pytest.raises(StorageError, match="does not hash"):
+            after.verify(each)
+
+
+def test_what_fails_in_a_thread_fails_for_all_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = ReplicatedModel.initial(JOB, MANY)
+    later = first.layout.stretches[2][0]
+
+    def full(_fresh: files.Fresh, _part: str, start: int, _data: Any) -> None:
+        if start == 4 * later.elements.start:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files.Fresh, "write", full)
+    with pytest.raises(StorageError, match="No space left"):
+        first.apply_into(tmp_path / "1", round_of(first, 4), {}, each=side_by_side(2))
+    assert not (tmp_path / "1").exists()
+
+
+def test_the_largest_products_of_the_largest_model_are_summed_exactly() -> None:
+    """One stretch of nothing but the largest level and scale, counted as often as the largest model has stretches."""
+    layout = of_shapes([("largest", (STRETCH * BLOCK,))])
+    mode = codec.Mode(Compression.DENSE, 8, CHUNK)
+    levels, codes = np.full(layout.size, TOP[8], dtype=np.uint8), np.full(STRETCH * BLOCK // CHUNK, 255, dtype=np.uint8)
+    update = codec.Update(mode, bytes(32), layout, 0, codes, levels)
+    negative = codec.Update(mode, bytes(31) + b"-", layout, 0, codes, (-levels.view(np.int8)).view(np.uint8))
+    square = layout.size * (TOP[8] * int(update.scales[0])) ** 2
+    assert gram([update, negative]) == [[square, -square], [-square, square]]
+
+    lower = layout.size * TOP[8] ** 2 * (int(update.scales[0]) ** 2 & (1 << HALF) - 1)
+    part = np.array([[[lower]], [[square - lower >> HALF]]])
+    times = PARAMETERS_MAX // layout.size
+    assert times * layout.size == PARAMETERS_MAX and times * square >> HALF >= 1 << 63  # not even the upper half has room
+    assert total(itertools.repeat(part, times)) == [[times * square]]
+
+
+def test_carries_between_the_halves_are_kept() -> None:
+    parts = [np.array([[[(1 << 63) - 1]], [[(1 << 63) - 1]]])] * 5 + [np.array([[[-(1 << 63)]], [[-3]]])]
+    assert total(parts) == [[5 * ((1 << 63) - 1) * (1 + (1 << HALF)) - (1 << 63) - (3 << HALF)]]
+
+
+def test_few_parts_get_no_threads_and_somebody_who_says_nothing_gets_a_few() -> None:
+    for count, parts in ((1, 9), (8, 1), (8, 0)):
+        with in_threads(count, parts) as each:
+            assert each is one_by_one
+    assert 1 <= chosen() <= 4
