@@ -1,7 +1,9 @@
 """What one round costs a voter after the vote: `python -m benchmarks.apply --json FILE`.
 
 Payloads are decoded and checked, aggregated, the outer step is taken, and the new model is hashed and written. Every case runs in
-a process of its own with one thread, on proposals that another one has made. Seconds are the processor's, beside the clock's.
+a process of its own, with one thread unless it says otherwise, on proposals that another one has made. Seconds are the
+processor's, beside the clock's. What an earlier run has written is on the disk before the next one begins: a disk that is behind
+stops whoever writes.
 """
 
 from __future__ import annotations
@@ -14,11 +16,13 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import tracemalloc
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
-from itertools import product
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, replace
+from itertools import groupby, product
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +39,7 @@ from training.replicated.layout import Float32Array
 from training.replicated.model import Accepted, ReplicatedModel
 from training.replicated.state import leaf_of
 from training.spec import AuditMode, Compression, JobSpec, Outer, Rule
+from training.threads import in_threads
 from training.transformer import ModelSpec
 
 JOB = bytes(32)
@@ -42,6 +47,7 @@ MODELS = {
     "1M": ModelSpec(vocabulary=256, width=128, layers=5, heads=4, kv_heads=2, hidden=384),
     "4.2M": ModelSpec(vocabulary=1_024, width=256, layers=5, heads=4, kv_heads=2, hidden=768),
     "100M": ModelSpec(vocabulary=5_500, width=1_024, layers=8, heads=16, kv_heads=8, hidden=2_816),
+    "300M": ModelSpec(vocabulary=16_384, width=1_024, layers=24, heads=16, kv_heads=8, hidden=2_816),
 }
 MODES = {
     "sparse k=64": {"compression": Compression.SPARSE, "bits": 1, "keep": 64},
@@ -59,6 +65,7 @@ class Case:
     mode: str
     rule: Rule = Rule.ARC_NNM_TRIM
     outer: Outer = Outer.NESTEROV
+    threads: int = 1
 
     def spec(self) -> JobSpec:
         steps = 1 if self.outer is Outer.ADAMW else 15
@@ -66,7 +73,8 @@ class Case:
         return JobSpec(model=MODELS[self.size], rule=self.rule, outer=self.outer, liars=self.liars, **common)
 
     def __str__(self) -> str:
-        return f"{self.n} × {self.size}, {self.mode}, {self.rule.value}, {self.outer.value}"
+        threads = f", {self.threads} threads" * (self.threads > 1)
+        return f"{self.n} × {self.size}, {self.mode}, {self.rule.value}, {self.outer.value}{threads}"
 
 
 CASES = (
@@ -77,7 +85,12 @@ CASES = (
     *(Case(13, 4, "4.2M", "sparse k=64", rule) for rule in Rule if rule is not Rule.ARC_NNM_TRIM),
     *(Case(100, 33, "1M", mode) for mode in ("sparse k=64", "dense 1 bit")),
 )
-LARGE = (Case(4, 1, "100M", "dense 1 bit"), Case(4, 1, "100M", "sparse k=64"))
+LARGE = (
+    Case(4, 1, "100M", "dense 1 bit"),
+    Case(4, 1, "100M", "sparse k=64"),
+    Case(4, 1, "300M", "sparse k=64"),
+    Case(4, 1, "300M", "sparse k=64", threads=2),
+)
 
 
 @dataclass
@@ -96,6 +109,8 @@ class Row:
     encode_extra_megabytes: float  # the same while one update is encoded, the buffer that it is encoded from left out
     seconds: dict[str, float] = field(default_factory=dict)  # of the parts
     root: str = ""
+    threads: int = 1
+    anonymous_megabytes: float = 0.0  # RssAnon at its most during one application, beyond what it was before
 
 
 @dataclass(frozen=True)
@@ -116,6 +131,10 @@ class Aim:
 
 def _default_of(row: Row, n: int, least: float) -> bool:
     return row.n == n and row.parameters >= least and row.rule == Rule.ARC_NNM_TRIM.value
+
+
+def _of_300m(row: Row) -> bool:
+    return row.parameters > 2e8
 
 
 AIMS = (
@@ -144,8 +163,21 @@ AIMS = (
         lambda row: row.peak_extra_megabytes - row.n * row.payload_bytes / 1e6,
         25.0,
     ),
+    Aim("4 on 300M: ≤ 8 s of the processor", lambda row: _of_300m(row) and row.threads == 1, lambda row: row.total_seconds, 8.0),
+    Aim("4 on 300M: ≤ 200 MB more of anonymous memory", _of_300m, lambda row: row.anonymous_megabytes, 200.0),
     Aim("every step, 4 on 1M: ≤ .06 s", lambda row: row.outer == Outer.ADAMW.value, lambda row: row.total_seconds, 0.06),
 )
+
+
+def beside_one_thread(rows: list[Row]) -> Iterator[str]:
+    """What several threads are worth, of cases that ran with one as well."""
+    alone = {(row.n, row.parameters, row.mode, row.rule, row.outer): row for row in rows if row.threads == 1}
+    for row in rows:
+        one = alone.get((row.n, row.parameters, row.mode, row.rule, row.outer))
+        if row.threads > 1 and one is not None:
+            ratio, about = one.total_wall_seconds / row.total_wall_seconds, f"{row.n} on {row.parameters / 1e6:.0f}M"
+            yield verdict(ratio >= 1.5, f"{about}, {row.threads} threads: ≥ 1.5 × as fast as one: {ratio:.3g}")
+            yield verdict(row.root == one.root, f"{about}, {row.threads} threads: the same root as one's")
 
 
 # In a process of its own ----------------------------------------------------------------------------------------------
@@ -153,9 +185,8 @@ AIMS = (
 
 def make(case: Case, folder: Path, seed: int) -> None:
     """A model in its second round, and honest proposals for it."""
-    model = ReplicatedModel.initial(JOB, case.spec())
-    model = model.apply(_proposals(model, case, seed), {})
-    model.save(folder / "model")
+    model = ReplicatedModel.initial_into(folder / "first", JOB, case.spec())
+    model = model.apply_into(folder / "model", _proposals(model, case, seed), {})
     for number, accepted in enumerate(_proposals(model, case, seed + 1)):
         (folder / f"{number}.payload").write_bytes(accepted.payload)
 
@@ -194,9 +225,15 @@ def measure(case: Case, folder: Path) -> Row:
         np.max(vector)  # a peer has just used its model: it is in the page cache
     own, header = _buffer(model, 0, 0), model.header(_trainer(0))
     encode_peak = _peak(lambda: codec.encode(header, own, model.layout))
-    peak = _peak(lambda: model.apply_into(folder / "next", _received(model, case, folder), {}))
+
+    def apply(accepted: list[Accepted]) -> None:
+        with in_threads(case.threads, len(model.layout.stretches)) as each:
+            model.apply_into(folder / "next", accepted, {}, each=each)
+
+    peak = _peak(lambda: apply(_received(model, case, folder)))
+    anonymous = _anonymous_peak(lambda: apply(_received(model, case, folder)))
     accepted = _received(model, case, folder)
-    total, wall = _seconds(lambda: model.apply_into(folder / "next", accepted, {}))
+    total, wall = _seconds(lambda: apply(accepted))
     encode, encode_wall = _seconds(lambda: codec.encode(header, own, model.layout))
     return Row(
         n=case.n,
@@ -212,6 +249,8 @@ def measure(case: Case, folder: Path) -> Row:
         peak_extra_megabytes=peak / 1e6,
         encode_extra_megabytes=encode_peak / 1e6,
         seconds=_parts(model, accepted),
+        threads=case.threads,
+        anonymous_megabytes=anonymous / 1e6,
         root=ReplicatedModel.open(folder / "next").root.hex(),
     )
 
@@ -229,10 +268,35 @@ def _peak(work: Callable[[], object]) -> int:
     return peak
 
 
+def _anonymous_peak(work: Callable[[], object]) -> int:
+    """Bytes of RssAnon beyond those before it, read a hundred times a second."""
+    before, peak, ended = _anonymous(), 0, threading.Event()
+
+    def watch() -> None:
+        nonlocal peak
+        while not ended.wait(0.01):
+            peak = max(peak, _anonymous())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        work()
+    finally:
+        ended.set()
+        watcher.join()
+    return max(0, peak - before)
+
+
+def _anonymous() -> int:
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon:"))
+    return 1024 * int(line.split()[1])
+
+
 def _seconds(work: Callable[[], object]) -> tuple[float, float]:
     """The processor's seconds, and those of the clock: medians."""
     runs = []
     for _ in range(RUNS):
+        os.sync()
         started, wall = time.process_time(), time.perf_counter()
         work()
         runs.append((time.process_time() - started, time.perf_counter() - wall))
@@ -271,35 +335,50 @@ def _parts(model: ReplicatedModel, accepted: list[Accepted]) -> dict[str, float]
 # Report ---------------------------------------------------------------------------------------------------------------
 
 
-def run(case: Case, seed: int) -> Row:
-    """In two processes: what making the proposals takes in memory must not be counted."""
+def run(cases: Sequence[Case], seed: int, made: Path | None) -> Iterator[Row]:
+    """Of cases with the same proposals. In processes of their own: what making them takes in memory must not be counted."""
+    with ExitStack() as removed:
+        if made is None:
+            folder = Path(removed.enter_context(tempfile.TemporaryDirectory(prefix="folkmoot-apply-")))
+        else:
+            folder = made / hashlib.sha256(f"{cases[0]} {seed}".encode()).hexdigest()[:16]
+            folder.mkdir(parents=True, exist_ok=True)
+        if not (folder / "made").exists():
+            _in_process("make", folder, cases[0], seed)
+            (folder / "made").touch()
+        for case in cases:
+            yield Row(**json.loads(_in_process("measure", folder, case, seed)))
+
+
+def _in_process(step: str, folder: Path, case: Case, seed: int) -> str:
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-    with tempfile.TemporaryDirectory(prefix="folkmoot-apply-") as folder:
-        for step in ("make", "measure"):
-            command = [sys.executable, "-m", "benchmarks.apply", f"--{step}", folder, "--case", str(case), "--seeds", str(seed)]
-            done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
-    return Row(**json.loads(done.stdout))
+    command = [sys.executable, "-m", "benchmarks.apply", f"--{step}", str(folder), "--case", str(case), "--seeds", str(seed)]
+    return subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 def show(rows: list[Row]) -> None:
-    console = Console(width=150)
+    console = Console(width=170)
     table = Table(title="one round, after the vote: milliseconds of one core's time, and of the clock")
     parts = tuple(rows[0].seconds)
-    for heading in ("n", "parameters", "mode", "rule", "outer", "kB each", "encode one", *parts, "total", "wall", "MB more"):
+    about_it = ("n", "parameters", "mode", "rule", "outer", "threads", "kB each", "encode one")
+    for heading in (*about_it, *parts, "total", "wall", "MB more", "RssAnon"):
         table.add_column(heading, justify="right")
     for row in rows:
-        about = (str(row.n), f"{row.parameters / 1e6:.2f}M", row.mode, row.rule, row.outer, f"{row.payload_bytes / 1e3:.0f}")
+        of_job = (str(row.n), f"{row.parameters / 1e6:.2f}M", row.mode, row.rule, row.outer)
+        about = (*of_job, str(row.threads), f"{row.payload_bytes / 1e3:.0f}")
         times = (row.encode_seconds, *row.seconds.values(), row.total_seconds, row.total_wall_seconds)
         figures = (f"{1e3 * value:.0f}" for value in times)
-        table.add_row(*about, *figures, f"{max(row.peak_extra_megabytes, row.encode_extra_megabytes):.1f}")
+        memory = max(row.peak_extra_megabytes, row.encode_extra_megabytes), row.anonymous_megabytes
+        table.add_row(*about, *figures, *(f"{megabytes:.1f}" for megabytes in memory))
     console.print(table)
 
 
 def main() -> int:
     parser = Parser("apply", __doc__.splitlines()[0], package="benchmarks")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
-    parser.add_argument("--large", action="store_true", help="100M parameters too: minutes, and 3 GB of disk")
-    parser.add_argument("--only", metavar="TEXT", default="", help="just the cases whose name contains this")
+    parser.add_argument("--large", action="store_true", help="100M and 300M parameters too: minutes, and 9 GB of disk")
+    parser.add_argument("--only", metavar="TEXT", default="", help="just the cases whose name contains this, such as 300M")
+    parser.add_argument("--made", type=Path, metavar="FOLDER", help="keep the proposals there, and take those that are there")
     parser.add_argument("--seeds", type=int, nargs="+", default=(0,), metavar="S", help="of the made-up updates: a row each")
     for step in ("make", "measure"):
         parser.add_argument(f"--{step}", type=Path, help=argparse.SUPPRESS)
@@ -312,16 +391,19 @@ def main() -> int:
         else:
             print(json.dumps(asdict(measure(case, options.measure))))
         return 0
-    cases = [case for case in (*CASES, *(LARGE if options.large else ())) if options.only in str(case)]
+    large = [case for case in LARGE if options.large or case.size in options.only]
+    cases = [case for case in (*CASES, *large) if options.only in str(case)]
     if not cases:
         parser.error(f"no case is called {options.only!r}: {'; '.join(map(str, CASES))}")
     started, rows = time.time(), []
-    for case, seed in product(cases, options.seeds):
-        rows.append(run(case, seed))
-        print(f"{case}, seed {seed}: {1e3 * rows[-1].total_seconds:.0f} ms", file=sys.stderr, flush=True)
-        write(options.json, started, {"seeds": list(options.seeds), "rows": [asdict(row) for row in rows]})
+    same = [list(group) for _, group in groupby(cases, key=lambda case: replace(case, threads=1))]
+    for group, seed in product(same, options.seeds):
+        for case, row in zip(group, run(group, seed, options.made), strict=True):
+            rows.append(row)
+            print(f"{case}, seed {seed}: {1e3 * row.total_seconds:.0f} ms", file=sys.stderr, flush=True)
+            write(options.json, started, {"seeds": list(options.seeds), "rows": [asdict(row) for row in rows]})
     show(rows)
-    return conclude(aim.verdict(rows) for aim in AIMS)
+    return conclude((*(aim.verdict(rows) for aim in AIMS), *beside_one_thread(rows)))
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ BLOB_BYTES_MAX: Final = 1 << 35  # float32 of 2^33 parameters: 2,048 parts, whos
 BLOB_PART_BYTES: Final = 16 << 20  # of larger objects: a wrong byte costs so much at most, and 32 bytes name it
 PLAIN_BLOB_BYTES_MAX: Final = 512 << 20  # named by the hash of all its bytes, as programs before lists of parts know it
 BLOB_CHUNK_BYTES: Final = (64 << 10) - 128  # fills one frame together with its header: no fragments, and a vote waits for one
+MANIFEST_BYTES_MAX: Final = 24 << 20  # hashes of all blocks of the largest model, and its state; it comes in parts
 PART_BYTES_MAX: Final = 1 << 20  # of a snapshot: the unit that is asked for, checked, and asked of another if it is wrong or late
 LINKS_MAX: Final = 4_096  # changes of the voter set proven in one message; a longer proof comes in several
 DATA_SHARD_BYTES: Final = 1 << 20  # training text travels in shards of this size: resumable, from several holders

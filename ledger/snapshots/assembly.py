@@ -27,7 +27,7 @@ from ledger.tables import IncomingRows, named_range, range_name, ranges
 from protocol import codec
 from protocol.codec import Length
 from protocol.errors import RemoteProtocolError, StorageError
-from protocol.limits import BLOCK_BYTES_MAX, HEADER_BYTES_MAX, MESSAGE_BYTES_MAX
+from protocol.limits import BLOCK_BYTES_MAX, HEADER_BYTES_MAX, MANIFEST_BYTES_MAX
 from protocol.messages import Content
 
 FETCHED_MODULE_BYTES_MAX: Final = (
@@ -53,7 +53,7 @@ class Key:
 _SIZES_MAX = {
     Content.BLOCK: BLOCK_BYTES_MAX,
     Content.MODULE: FETCHED_MODULE_BYTES_MAX,
-    Content.MANIFEST: MESSAGE_BYTES_MAX,  # as it is read from disk
+    Content.MANIFEST: MANIFEST_BYTES_MAX,
 }
 
 

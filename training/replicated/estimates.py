@@ -13,17 +13,26 @@ holds g', too, and its next payload contains the error.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
 
 from protocol.errors import LocalProtocolError
-from training.replicated.codec import Mode, Update, dense, payload_bytes_max, scales
+from training.replicated.codec import Mode, Update, dense, header, levels, payload_bytes_max, scales
+from training.replicated.codec.header import HEADER_BYTES
 from training.replicated.feedback import Record, buffer_digest, unsaid
-from training.replicated.layout import CHUNK, Float32Array, Layout
+from training.replicated.layout import CHUNK, Block, Float32Array, Layout
 from training.spec import Compression
 
 MODE: Final = Mode(Compression.DENSE, 8, CHUNK)
+WHOLE_MAX: Final = 1 << 22  # elements of a sum that is held, in 16 MiB; blocks of a longer one are made three times
+
+Room = Callable[[int], levels.Bytes]  # an array of so many bytes, with anything in it
+
+
+def in_memory(size: int) -> levels.Bytes:
+    return np.empty(size, dtype=np.uint8)
 
 
 def size(layout: Layout) -> int:
@@ -44,11 +53,25 @@ def said(target: Float32Array, estimate: Update | None) -> Float32Array:
     return unsaid(target, None if estimate is None else estimate.dense())
 
 
-def moved(estimate: Update | None, payload: Update) -> Update:
-    """The estimate after a payload, with the payload's origin. `LocalProtocolError` if the sum is too large for any encoding."""
-    total = payload.dense()
-    if estimate is not None:
-        values = scales.values(estimate.codes, estimate.exponent)
-        for block in payload.layout.blocks:
-            total[block.elements] += estimate.signed(block, values)
-    return Update(MODE, payload.origin, payload.layout, *dense.coded(total, payload.layout, MODE))
+def moved(estimate: Update | None, payload: Update, room: Room = in_memory) -> Update:
+    """The estimate after a payload, with the payload's origin, in bytes that `room` gives.
+
+    `LocalProtocolError` if the sum is too large for any encoding.
+    """
+    layout, chunks = payload.layout, len(payload.layout.chunk_lengths)
+    said = [(update, scales.values(update.codes, update.exponent)) for update in (payload, estimate) if update is not None]
+
+    def total(block: Block) -> Float32Array:
+        first, *others = (update.signed(block, values) for update, values in said)
+        for other in others:
+            first += other
+        return first
+
+    if layout.size <= WHOLE_MAX:
+        whole = np.concatenate([total(block) for block in layout.blocks])
+    encoded = room(size(layout))
+    codes, packed = encoded[HEADER_BYTES : HEADER_BYTES + chunks], encoded[HEADER_BYTES + chunks :]
+    values = total if layout.size > WHOLE_MAX else lambda block: whole[block.elements]
+    exponent, codes[:] = dense.coded_into(packed, values, layout, MODE)
+    encoded[:HEADER_BYTES] = np.frombuffer(header.pack(MODE, payload.origin, exponent), np.uint8)
+    return Update(MODE, payload.origin, layout, exponent, codes, packed, encoded)

@@ -17,6 +17,7 @@ import fcntl
 import functools
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ import numpy.typing as npt
 from protocol import codec
 from protocol.codec import Digest, Length
 from protocol.errors import RemoteProtocolError, StorageError
-from protocol.limits import TRAINERS_MAX
+from protocol.limits import MANIFEST_BYTES_MAX, MEMBERS_MAX, TRAINERS_MAX
 from storage.crash_points import crash_points
 from storage.durable import lock, make_directory, sync_directory
 from training.replicated import estimates
@@ -40,10 +41,14 @@ from training.spec import ESTIMATES_BYTES_MAX, JobSpec
 
 STATE: Final = "state.msgpack"
 DURABLE: Final = "durable"
+MAPPED_BYTES_MIN: Final = 16 << 20  # what is smaller is kept in memory
 VECTORS_MAX: Final = 3  # parameters and the two moments of AdamW
 LEAVES_MAX: Final = (
     VECTORS_MAX * BLOCKS_MAX + TRAINERS_MAX + 2 * (ESTIMATES_BYTES_MAX // PIECE_BYTES)
 )  # estimates have scales, too
+RECORD_BYTES: Final = 256  # of a trainer in the state, at most
+
+assert 34 * LEAVES_MAX + RECORD_BYTES * MEMBERS_MAX < MANIFEST_BYTES_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,9 +201,14 @@ def read_manifest(directory: Path) -> bytes:
         raise StorageError(f"{directory / STATE} cannot be read ({error}): restore a snapshot") from None
 
 
+def decode_manifest(data: bytes) -> Saved:
+    """`RemoteProtocolError` for every other byte string."""
+    return codec.decode(Saved, data, MANIFEST_BYTES_MAX)
+
+
 def _read_state(directory: Path) -> Saved:
     try:
-        return codec.decode(Saved, read_manifest(directory))
+        return decode_manifest(read_manifest(directory))
     except RemoteProtocolError as error:
         raise StorageError(f"{directory / STATE} cannot be read ({error}): restore a snapshot") from None
 
@@ -223,6 +233,15 @@ def _map(path: Path, dtype: str, size: int) -> npt.NDArray[Any]:
             return np.asarray(np.memmap(file, dtype, mode="r", shape=(size,))) if size else np.empty(0, dtype)
     except OSError as error:
         raise StorageError(f"{path} cannot be read ({error}): restore a snapshot") from None
+
+
+def room(folder: Path, size: int) -> npt.NDArray[np.uint8]:
+    """An array of so many bytes; a large one is mapped to a file in `folder` that has no name and goes with the array."""
+    if size < MAPPED_BYTES_MIN:
+        return np.empty(size, np.uint8)
+    with explained(folder), tempfile.TemporaryFile(dir=folder) as file:
+        file.truncate(size)
+        return np.asarray(np.memmap(file, np.uint8, mode="r+", shape=(size,)))
 
 
 def _damaged(path: Path) -> StorageError:

@@ -9,7 +9,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from protocol import codec
 from protocol.errors import RemoteProtocolError, StorageError
 from protocol.limits import PART_BYTES_MAX
 from storage.crash_points import crash_points
@@ -42,7 +41,7 @@ class IncomingModel:
         self, directory: Path, job: bytes, number: int, root: bytes, manifest: bytes, replaced: Callable[[], object]
     ) -> None:
         """`replaced` is called once another model stands in `directory` than before."""
-        saved = codec.decode(files.Saved, manifest)
+        saved = files.decode_manifest(manifest)
         if saved.root != root or root_of(saved.leaves, saved.state) != root:
             raise RemoteProtocolError("bad-part", "another manifest than the one under the model root")
         self._saved, self._directory, self._replaced = saved, directory, replaced

@@ -6,6 +6,7 @@ get the same root, bit for bit.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -22,6 +23,7 @@ from protocol.messages import Proposal
 from protocol.reasons import Verdict
 from training.replicated import aggregate, codec, estimates, feedback, files, outer
 from training.replicated.each import Each, one_by_one
+from training.replicated.estimates import Room, in_memory
 from training.replicated.feedback import HALVINGS_MAX, Record, unsaid
 from training.replicated.init import initial_block
 from training.replicated.layout import STRETCH, Block, Float32Array, Layout, float32_bytes, layout_of
@@ -73,6 +75,7 @@ class ReplicatedModel:
     estimates: Mapping[bytes, Encoded] = field(repr=False)  # of every trainer with a record, where the job has any
     leaves: tuple[bytes, ...] = field(repr=False)  # of the `pieces`
     root: bytes
+    _room: Room = field(default=in_memory, repr=False)  # for what the payloads of this round change
     _checked: dict[bytes, _Checked] = field(default_factory=dict, repr=False)  # by trainer; what deciding this round saves
 
     @classmethod
@@ -138,7 +141,7 @@ class ReplicatedModel:
     def open(cls, directory: Path) -> ReplicatedModel:
         """The model that `save` wrote, memory-mapped; `StorageError` if it is damaged. Pieces are hashed only by `verify`."""
         saved, vectors, held = files.read(directory)
-        return cls(saved.state, vectors, held, saved.leaves, saved.root)
+        return cls(saved.state, vectors, held, saved.leaves, saved.root, functools.partial(files.room, directory.parent))
 
     @classmethod
     def open_decided(cls, directory: Path, root: bytes, each: Each = one_by_one) -> ReplicatedModel:
@@ -262,7 +265,7 @@ class ReplicatedModel:
         """`LocalProtocolError` if the payload would move an estimate beyond all that can be written."""
         update = codec.decode(payload, self.header(trainer), self.layout)
         if self.spec.has_estimates:
-            update = estimates.moved(self.estimate(trainer), update)
+            update = estimates.moved(self.estimate(trainer), update, self._room)
         return _Checked(digest, payload, update, update.norm_squared())
 
     @property
@@ -344,9 +347,7 @@ class ReplicatedModel:
         updates, held = {trainer: item.update for trainer, item in checked.items()}, dict[bytes, Encoded]()
         if self.spec.has_estimates:  # of those who said nothing as well
             updates = {trainer: updates.get(trainer) or self._stale(trainer) for trainer in state.records}
-            held = {
-                trainer: update.encode() if trainer in checked else self.estimates[trainer] for trainer, update in updates.items()
-            }
+            held = {key: _encoded(update) if key in checked else self.estimates[key] for key, update in updates.items()}
         plan = aggregate.plan(list(updates.values()), self.spec.rule, self.spec.liars, each) if stepped else None
         return state, plan, held
 
@@ -428,6 +429,11 @@ def _first_values(spec: JobSpec, block: Block, start: ReplicatedModel | None) ->
             first = known.offset + block.elements.start - tensor.offset
             return start.parameters[first : first + block.size]
     return initial_block(spec, block)
+
+
+def _encoded(estimate: codec.Update) -> Encoded:
+    assert estimate.encoded is not None  # `estimates.moved` has made it
+    return estimate.encoded.data
 
 
 def _with_estimates(leaves: tuple[bytes, ...], held: Mapping[bytes, Encoded]) -> tuple[bytes, ...]:

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from protocol.errors import StorageError
+from protocol.reasons import Verdict
 from tests.training.replicated.support import JOB, ODD, round_of
-from training.replicated import codec, files
+from training.replicated import codec, estimates, files
 from training.replicated.aggregate.gram import HALF, gram, total
 from training.replicated.codec.levels import TOP
 from training.replicated.each import Each, Part, Result, one_by_one
@@ -121,3 +122,27 @@ def test_few_parts_get_no_threads_and_somebody_who_says_nothing_gets_a_few() -> 
         with in_threads(count, parts) as each:
             assert each is one_by_one
     assert 1 <= chosen() <= 4
+
+
+def test_estimates_that_are_too_large_for_memory_have_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = replace(ODD, **ESTIMATES)
+    first = ReplicatedModel.initial(JOB, spec)
+    second = first.apply(round_of(first, 4), {})
+    accepted = round_of(second, 4)
+    third = second.apply(accepted, {})
+    second.save(tmp_path / "2")
+    monkeypatch.setattr(estimates, "WHOLE_MAX", 0)
+    monkeypatch.setattr(files, "MAPPED_BYTES_MIN", 0)
+    rooms, room = list[Path](), files.room
+
+    def noted(folder: Path, size: int) -> Any:
+        rooms.append(folder)
+        return room(folder, size)
+
+    monkeypatch.setattr(files, "room", noted)
+    opened = ReplicatedModel.open(tmp_path / "2")
+    assert opened.check(accepted[0].trainer, accepted[0].proposal, accepted[0].payload) is Verdict.ACCEPT
+    after = opened.apply_into(tmp_path / "3", accepted, {})
+    after.verify()
+    assert after.root == third.root and rooms == [tmp_path] * 4, "the one that was checked is made once"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["2", "3"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -12,7 +13,9 @@ from training.replicated.codec import levels, scales
 from training.replicated.codec.entries import Entries
 from training.replicated.codec.header import Mode, malformed
 from training.replicated.codec.rows import Rows, rows_of
-from training.replicated.layout import Block, Float32Array, Layout
+from training.replicated.layout import CHUNK, Block, Float32Array, Layout
+
+Values = Callable[[Block], Float32Array]
 
 
 def chunk_bytes(layout: Layout, bits: int) -> npt.NDArray[np.int64]:
@@ -95,29 +98,46 @@ class Dense:
 
 def coded(m: Float32Array, layout: Layout, mode: Mode) -> tuple[int, scales.Codes, levels.Bytes]:
     """Exponent, scale codes and body of what can be said of `m`."""
-    unit = scales.unit_of(m)
-    sums, largest = _magnitudes(m, layout, unit)
+    packed = np.empty(size(layout, mode.bits), dtype=np.uint8)
+    return *coded_into(packed, lambda block: m[block.elements], layout, mode), packed
+
+
+def coded_into(packed: levels.Bytes, values: Values, layout: Layout, mode: Mode) -> tuple[int, scales.Codes]:
+    """The same of a vector of which `values` gives each block three times; its body is written into `packed`."""
+    unit = scales.unit_of(np.array([(part.max(), part.min()) for part in map(values, layout.blocks)]))
+    sums, largest = _magnitudes(values, layout, unit)
     codes, exponent = scales.of_chunks(sums, layout.chunk_lengths, largest, unit, mode.bits)
-    return exponent, codes, _pack(m, layout, mode, scales.values(codes, exponent))
+    _pack(packed, values, layout, mode, scales.values(codes, exponent))
+    return exponent, codes
 
 
-def _magnitudes(m: Float32Array, layout: Layout, unit: int) -> tuple[scales.Integers, scales.Integers]:
-    """The sum and the largest of |m| / 2^unit, rounded to integers, of every chunk."""
+def _rows(values: Values, layout: Layout) -> Iterator[tuple[slice, Float32Array]]:
+    """Chunks of equal length of one block, and the block's values as a matrix with a row for each of them."""
+    for block in layout.blocks:
+        part, full = values(block), block.size // CHUNK
+        middle = block.chunks.start + full
+        if full:
+            yield slice(block.chunks.start, middle), part[: full * CHUNK].reshape(full, CHUNK)
+        if middle < block.chunks.stop:
+            yield slice(middle, block.chunks.stop), part[None, full * CHUNK :]
+
+
+def _magnitudes(values: Values, layout: Layout, unit: int) -> tuple[scales.Integers, scales.Integers]:
+    """The sum and the largest of |value| / 2^unit, rounded to integers, of every chunk."""
     sums, largest = (np.empty(len(layout.chunk_lengths), dtype=np.int64) for _ in range(2))
-    for rows in rows_of(layout):
-        grid = scales.grid(rows.of(m), unit)
-        sums[rows.chunks] = grid.sum(axis=1, dtype=np.float64)
-        largest[rows.chunks] = grid.max(axis=1)
+    for chunks, rows in _rows(values, layout):
+        grid = scales.grid(rows, unit)
+        sums[chunks] = grid.sum(axis=1, dtype=np.float64)
+        largest[chunks] = grid.max(axis=1)
     return sums, largest
 
 
-def _pack(m: Float32Array, layout: Layout, mode: Mode, chunk_scales: Float32Array) -> levels.Bytes:
-    """The body that says `m` by the scales of chunks."""
-    units = levels.units_of(chunk_scales, mode.bits)
-    packed, end = np.empty(size(layout, mode.bits), dtype=np.uint8), 0
-    for rows in rows_of(layout):
-        part = levels.pack(levels.quantise(rows.of(m), units[rows.chunks, None], mode.bits), mode.bits)
-        part[chunk_scales[rows.chunks] == 0] = 0
+def _pack(packed: levels.Bytes, values: Values, layout: Layout, mode: Mode, chunk_scales: Float32Array) -> None:
+    """Writes the body that says the values by the scales of chunks."""
+    units, end = levels.units_of(chunk_scales, mode.bits), 0
+    for chunks, rows in _rows(values, layout):
+        part = levels.pack(levels.quantise(rows, units[chunks, None], mode.bits), mode.bits)
+        part[chunk_scales[chunks] == 0] = 0
         start, end = end, end + part.size
         packed[start:end] = part.ravel()
-    return packed
+    assert end == len(packed)

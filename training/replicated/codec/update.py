@@ -31,6 +31,7 @@ class Update:
     exponent: int
     codes: scales.Codes  # (chunks,), of the scales
     packed: levels.Bytes  # the body, see `dense` and `sparse`
+    encoded: levels.Bytes | None = None  # all of it, where `codes` and `packed` are parts of one array
 
     def encode(self) -> bytes:
         return pack(self.mode, self.origin, self.exponent) + self.codes.tobytes() + self.packed.tobytes()
