@@ -67,8 +67,8 @@ class RoundTimes:
     """Of one round, in seconds. A phase ends when the slowest peer is through with it; together they are the round."""
 
     round: int
-    worker: float  # the slowest worker: steps, m and payload
-    handing: float  # else until the last proposal is sent: the job opened, files durable
+    worker: float  # the slowest worker: the job opened, steps, m and payload
+    handing: float  # else until the last proposal is sent: the text fetched, files durable
     judging: float  # until the last ballot before the decision: payloads fetched and checked
     agreeing: float  # until the decision
     applying: float  # until the next round is open

@@ -46,6 +46,7 @@ class _Job:
 
     opening: trio.Lock = field(default_factory=trio.Lock)
     opened: bool = False
+    opening_seconds: float = 0.0  # of the worker, until somebody has told them
     observed: bool = False  # somebody opens or measures right now
     to_evaluate: OpenRound | None = None  # the newest model that waits for being measured
 
@@ -85,7 +86,9 @@ class Trainer(Voter):
         finally:
             self._left |= made
         await round.measured("training_nats" if round.spec.kind.loss_unit == NATS else "training_loss", done.loss)
-        await round.measured("worker_seconds", done.seconds)
+        job = self._job(round)
+        await round.measured("worker_seconds", job.opening_seconds + done.seconds)
+        job.opening_seconds = 0.0
 
     async def judge(self, round: OpenRound, signed: Signed, proposal: Proposal) -> Judged:
         if not round.spec.kind.needs_worker or round.spec.audit is not AuditMode.FULL:
@@ -184,8 +187,9 @@ class Trainer(Voter):
                 if digest is not None:
                     text, manifest = await self._shared_text(round, digest)
                     opening = replace(opening, other_text=str(text), other_tokens=manifest.tokens)
+            began = trio.current_time()
             await self._until_alive(opening)
-            job.opened = True
+            job.opened, job.opening_seconds = True, trio.current_time() - began
 
     async def _until_alive(self, request: tasks.Request[R]) -> R:
         """Asks again when the worker died, which is started again after a pause that grows, but not what kills it each time."""
