@@ -210,6 +210,8 @@ def _figure(name: str, value: float, number: int, unit: str) -> str:
     """Held-out figures are of the model with which a round begins. `unit` is that of the training loss."""
     if name.startswith("training_"):
         return f"in round {number}: training loss {value:.4f} {unit}"
+    if name == "worker_seconds":
+        return f"in round {number}: the worker took {value:.1f} s"
     if name == "held_out_bits_per_byte":
         return f"before round {number}: held-out loss {value:.3f} bits/byte"
     return f"before round {number}: {name.replace('_', ' ')} {value:.4g}"
