@@ -8,7 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from scenarios import bad_input, determinism, idle, kill, rollback
+from peer.demo.cast import DemoPeer
+from protocol.api import EventView
+from protocol.identity import Identity
+from scenarios import bad_input, determinism, idle, kill, large, rollback
+from scenarios.network import Watch
+from training.transformer import ModelSpec
 
 
 async def test_a_killed_peer_comes_back_and_has_signed_nothing_twice(tmp_path: Path) -> None:
@@ -74,3 +79,33 @@ def test_the_height_of_a_vote_is_told_from_the_job_of_a_round_vote() -> None:
     job, signer = bytes(16).hex().upper(), bytes(32).hex().upper()
     assert rollback._height("prepare 12 0") == 12
     assert rollback._height(f"ballot {job} 3 {signer}") is None
+
+
+@pytest.mark.parametrize("parameters", [1_000_000, 10_000_000, 124_000_000])
+def test_a_large_model_has_nearly_as_many_parameters_as_were_asked_for(parameters: int) -> None:
+    model = ModelSpec(**large.shape_of(parameters))
+    assert 0.97 * parameters < model.parameters <= parameters and model.problem() is None
+
+
+def _event(seconds: float, kind: str, **fields: str) -> EventView:
+    return EventView(0, int(1_000 * seconds), kind, "", fields)
+
+
+def test_the_phases_of_a_round_are_those_of_the_slowest_peer_and_add_up_to_the_round() -> None:
+    peer = DemoPeer(0, Identity.generate(), Path(), True, False, 1, False)
+    watches = [Watch(peer), Watch(peer)]
+    for late, watch in enumerate(watches):
+        watch.events = [
+            _event(10 + late, "job"),
+            _event(30 + late, "proposal", round="0", peer="a"),
+            _event(33, "ballot", round="0"),
+            _event(34 + late, "decided", height="2"),
+            _event(36 + 2 * late, "round", round="0", height="2"),
+            _event(37, "ballot", round="0"),  # of a voter that was not waited for
+        ]
+    watches[0].events.append(_event(30, "measured", round="0", name="worker_seconds", value="15.0"))
+    times = large.times_of(0, watches, "")
+    assert times == large.RoundTimes(0, 15.0, 4.0, 3.0, 2.0, 3.0) and times.outside == 12.0
+    assert times.outside + times.worker == 38 - 11
+    watches[1].events = watches[1].events[:2]
+    assert large.times_of(0, watches, "b").applying == 2.0, "a peer that was away says nothing of the round"
