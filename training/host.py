@@ -23,7 +23,7 @@ from training.replay.trace import reveal_bytes_max
 from training.replicated import files
 from training.replicated.each import Each
 from training.replicated.incoming import IncomingModel, part_of
-from training.replicated.layout import layout_of
+from training.replicated.layout import of_shapes
 from training.replicated.model import Accepted, ReplicatedModel
 from training.spec import AuditMode, JobSpec
 from training.starts import Read
@@ -78,7 +78,8 @@ class ModelHost:
             base=job.base,
             start=job.start,
             read=job.kind.read(job),
-            parameters=max(job.model.parameters, layout_of(job).size),  # an objective may have vectors beside the model's
+            # An objective may have vectors beside the model's.
+            parameters=max(job.model.parameters, of_shapes(job.kind.tensors(job, job.own)).size),
             role=job.kind.role,
         )
 
