@@ -415,7 +415,7 @@ class DeviceView:
     device: str  # as the setting `device` names it
     about: str
     memory_mb: int
-    free_mb: int
+    free_mb: int | None  # None: not known, of a GPU that the worker does not use
     held_mb: int  # by this peer's worker
     in_use: bool
 

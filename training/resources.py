@@ -62,10 +62,12 @@ def device_problem(name: str) -> str | None:
 
 def parallel_problem(resources: Resources) -> str | None:
     """Why these processes cannot train together; None if they may."""
+    if not 0 <= resources.gpus <= GPUS_MAX:
+        return f"gpus {resources.gpus} is outside 0..{GPUS_MAX}"
     if resources.parallel is Parallel.OFF:
         return f"gpus {resources.gpus} with parallel off: say parallel ddp or fsdp" if resources.gpus > 1 else None
-    if not 2 <= resources.gpus <= GPUS_MAX:
-        return f"parallel {resources.parallel} with gpus {resources.gpus}: it needs 2 to {GPUS_MAX}"
+    if resources.gpus < 2:
+        return f"parallel {resources.parallel} with gpus {resources.gpus}: it needs 2 at least"
     if resources.compile:
         return f"compile with parallel {resources.parallel}: one of them at a time"
     if ":" in resources.device:

@@ -110,7 +110,7 @@ class Device:
     name: Name  # as the setting `device` says it
     about: Text  # as its maker calls it
     memory_mb: Count
-    free_mb: Count
+    free_mb: Count | None  # None: of a GPU that is not used, where asking would take some of it
     held_mb: Count  # by the worker
     is_used: bool
 

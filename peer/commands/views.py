@@ -180,7 +180,7 @@ def devices(views: Iterable[DeviceView]) -> Fitted:
     amounts = (Column(title, is_number=True) for title in ("memory", "free", "of the worker"))
     table = Fitted("device", Column("what", may_be_cut=True), "in use", *amounts)
     for view in views:
-        sizes = (f"{size} MB" for size in (view.memory_mb, view.free_mb, view.held_mb))
+        sizes = ("–" if size is None else f"{size} MB" for size in (view.memory_mb, view.free_mb, view.held_mb))
         table.add_row(view.device, view.about, _yes(view.in_use), *sizes)
     return table
 

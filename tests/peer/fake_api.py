@@ -107,7 +107,11 @@ ENGINES = (
         "torch 9.9, 2 threads",
         2,
         {"torch": "9.9", "cuda": "13.0"},
-        (DeviceView("cpu", "x86_64", 16_000, 9_000, 700, False), DeviceView("cuda:0", "a GPU", 80_000, 60_000, 19_000, True)),
+        (
+            DeviceView("cpu", "x86_64", 16_000, 9_000, 700, False),
+            DeviceView("cuda:0", "a GPU", 80_000, 60_000, 19_000, True),
+            DeviceView("cuda:1", "a GPU", 80_000, None, 0, False),
+        ),
     ),
     EngineView("slate", False, ""),
 )

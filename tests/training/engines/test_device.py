@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from peer.worker.supervisor import Worker
 from protocol.errors import UserError
 from training.engines.pytorch import device
 from training.engines.pytorch.model import GPT, Cache
-from training.resources import Resources, device_problem
+from training.resources import Parallel, Resources, device_problem, parallel_problem
 from training.spec import JobSpec
 from training.transformer import ModelSpec
 
@@ -54,3 +55,18 @@ def test_a_worker_whose_device_is_not_here_says_so_in_one_frame_and_ends() -> No
     command = [sys.executable, "-m", "peer.worker.main", "--device", "cuda:1"]
     ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=60, env=os.environ)
     assert ended.returncode == 0 and re.search(rb"failed.*device 'cuda:1' is not here: there is cpu", ended.stdout)
+
+
+@pytest.mark.parametrize(
+    "said, why",
+    [
+        ({"gpus": 2}, "gpus 2 with parallel off: say parallel ddp or fsdp"),
+        ({"gpus": 65}, "gpus 65 is outside 0..64"),
+        ({"parallel": Parallel.DDP}, "parallel ddp with gpus 0: it needs 2 at least"),
+        ({"parallel": Parallel.FSDP, "gpus": 2, "device": "cuda:1"}, "it takes the first 2 GPUs; say cuda"),
+        ({"parallel": Parallel.FSDP, "gpus": 2, "compile": True}, "compile with parallel fsdp: one of them at a time"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused_by_name(said: dict[str, Any], why: str) -> None:
+    assert why in str(parallel_problem(Resources(**said)))
+    assert parallel_problem(Resources(gpus=2, parallel=Parallel.FSDP, device="cuda")) is None

@@ -50,10 +50,10 @@ def described(used: Sequence[torch.device]) -> Iterator[Device]:
     held = page * int(Path("/proc/self/statm").read_text().split()[1]) // mb if Path("/proc/self/statm").exists() else 0
     yield Device(str(CPU), platform.processor() or platform.machine(), total, free, held, CPU in used)
     for here in cuda_devices():
-        free_bytes, total_bytes = torch.cuda.mem_get_info(here)
-        held = torch.cuda.memory_reserved(here) // mb
-        name = torch.cuda.get_device_name(here)
-        yield Device(str(here), name, total_bytes // mb, free_bytes // mb, held, here in used)
+        about, is_used = torch.cuda.get_device_properties(here), here in used
+        free_mb = torch.cuda.mem_get_info(here)[0] // mb if is_used else None
+        held = torch.cuda.memory_reserved(here) // mb if is_used else 0
+        yield Device(str(here), about.name, about.total_memory // mb, free_mb, held, is_used)
 
 
 def start(device: torch.device) -> None:
