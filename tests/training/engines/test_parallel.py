@@ -93,7 +93,7 @@ def test_with_fsdp_a_process_holds_half_of_parameters_and_moments_and_with_ddp_a
         engine = engine_in(crew, text, TEN, parallel)
         engine.local_steps(initial_parameters(TEN), JOB, 0, TRAINER)
         held[parallel] = engine.part.held / everything
-    assert held[Parallel.DDP] == 1 and 0.4 < held[Parallel.FSDP] < 0.6, "the leader has the larger share"
+    assert held[Parallel.DDP] == 1 and 0.4 < held[Parallel.FSDP] < 0.6
 
 
 @pytest.mark.parametrize("parallel", BOTH)

@@ -128,7 +128,8 @@ class Crew:
         self.device = device_of(resources, 0)
         self._fall, self._numbers, self._is_closed = fall, 0, False
         self._status, self._has_ended = 1, threading.Event()  # of the first process that ended
-        store = Path(tempfile.mkdtemp(prefix="folkmoot-ranks-")) / "store"
+        self._folder = Path(tempfile.mkdtemp(prefix="folkmoot-ranks-"))
+        store = self._folder / "store"
         self.processes = [
             subprocess.Popen([*command, "--rank", str(rank), "--store", str(store)], stdin=subprocess.PIPE)
             for rank in range(1, resources.gpus)
@@ -162,10 +163,14 @@ class Crew:
         except Exception as error:  # the others may wait for this process now, for what it will never send
             log.warning("the processes of this worker do not go on together: %s: %s", type(error).__name__, error)
             if is_out_of_memory(error):
-                self._fall(-signal.SIGKILL)
+                self._end(-signal.SIGKILL)
             self._has_ended.wait(END_SECONDS)  # most likely another one ended, whose status says why
-            self._fall(self._status)
+            self._end(self._status)
             raise
+
+    def _end(self, status: int) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._fall(status)
 
     def _watch(self, process: subprocess.Popen[bytes]) -> None:
         status = process.wait()
@@ -174,7 +179,7 @@ class Crew:
         log.warning("a process of this worker ended with status %d", status)
         self._status = status
         self._has_ended.set()
-        self._fall(status)
+        self._end(status)
 
     def close(self) -> None:
         self._is_closed = True
