@@ -10,11 +10,16 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional as F
 
+from peer import features
 from peer.worker.supervisor import Worker
 from protocol.errors import UserError
+from rlhf.pytorch import reward
+from tests.rlhf.test_reward import SPEC as REWARD
 from training.engines.pytorch import device
-from training.engines.pytorch.model import GPT, Cache
+from training.engines.pytorch.model import GPT, Cache, shared_out
+from training.replicated.init import initial_parameters
 from training.resources import Parallel, Resources, device_problem, parallel_problem
 from training.spec import JobSpec
 from training.transformer import ModelSpec
@@ -25,10 +30,26 @@ SPEC = JobSpec(name="t", data=bytes(32), model=ModelSpec(context=16, width=16, l
 
 def test_loss_gradient_and_cache_are_where_the_model_is() -> None:
     model, x_BT = GPT(SPEC, META), torch.zeros(2, 16, dtype=torch.int64, device=META)
+    model.load(initial_parameters(SPEC))
     model.loss(x_BT, x_BT).backward()
     assert model.features(x_BT, Cache(SPEC.model, 2, META), last=1).device == META
     with pytest.raises(RuntimeError, match="device cpu"):
         GPT(SPEC, META).features(x_BT).add(GPT(SPEC).features(torch.zeros(2, 16, dtype=torch.int64)))
+
+
+def test_keys_and_values_for_each_head_give_what_shared_ones_give() -> None:
+    q_BHTD, k_BGTD, v_BGTD = (torch.randn(2, count, 5, 8) for count in (4, 2, 2))
+    whole = F.scaled_dot_product_attention(q_BHTD, shared_out(k_BGTD, 4), shared_out(v_BGTD, 4), is_causal=True)
+    assert torch.allclose(
+        whole, F.scaled_dot_product_attention(q_BHTD, k_BGTD, v_BGTD, is_causal=True, enable_gqa=True), atol=1e-6
+    )
+
+
+def test_the_score_of_a_reward_model_is_where_it_is() -> None:
+    features.install()
+    model = GPT(REWARD, META)
+    x_BS, last_B = (torch.zeros(shape, dtype=torch.int64, device=META) for shape in ((2, 16), (2,)))
+    assert reward.scores(model, x_BS, last_B).device == META
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")

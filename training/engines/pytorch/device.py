@@ -70,10 +70,13 @@ def start(device: torch.device) -> None:
 
 def to_device(array: npt.NDArray[Any], device: torch.device) -> Tensor:
     """On a processor a view of the array; else a copy that is on its way while Python goes on."""
+    return ready_for(device, array).to(device, non_blocking=True)
+
+
+def ready_for(device: torch.device, array: npt.NDArray[Any]) -> Tensor:
+    """Still on the processor. CUDA copies only pages that cannot move while other work goes on."""
     tensor = torch.from_numpy(array)
-    if device.type == "cuda":  # only pages that cannot move are copied beside other work
-        tensor = tensor.pin_memory()
-    return tensor.to(device, non_blocking=True)
+    return tensor.pin_memory() if device.type == "cuda" else tensor
 
 
 def to_numpy(tensor: Tensor) -> npt.NDArray[Any]:

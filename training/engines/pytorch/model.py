@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from training.engines.pytorch.device import CPU, to_device
+from training.engines.pytorch.device import CPU, ready_for
 from training.replicated.layout import Float32Array, layout_of
 from training.spec import JobSpec
 from training.transformer import EMBEDDING, FIRST, HEAD, OUTPUT, ModelSpec
@@ -107,7 +107,7 @@ class GPT:
         if self.device.type == "cpu":
             np.copyto(self.parameters.numpy(), parameters)
         else:
-            self.parameters.copy_(to_device(np.array(parameters), self.device))
+            self.parameters.copy_(ready_for(self.device, np.array(parameters)), non_blocking=True)
 
     def loss(self, x_BT: Tensor, y_BT: Tensor, reduction: str = "mean") -> Tensor:
         """Cross-entropy of the next tokens `y_BT`, in nats."""
@@ -159,8 +159,11 @@ class GPT:
         v_BGTD = packed_BTND[:, :, heads + kv_heads :].transpose(1, 2)
         if cache:
             k_BGTD, v_BGTD = cache.extend(index, k_BGTD, v_BGTD)
+        if q_BHTD.is_cuda:  # in float32 no kernel that shares keys and values does without all weights of the attention in memory
+            k_BGTD, v_BGTD = (shared_out(tensor, heads) for tensor in (k_BGTD, v_BGTD))
         # A single new token may look at everything before it; a whole sequence only at its own past.
-        out_BHTD = F.scaled_dot_product_attention(q_BHTD, k_BGTD, v_BGTD, is_causal=length > 1, enable_gqa=kv_heads != heads)
+        is_shared = k_BGTD.shape[1] != heads
+        out_BHTD = F.scaled_dot_product_attention(q_BHTD, k_BGTD, v_BGTD, is_causal=length > 1, enable_gqa=is_shared)
         return out_BHTD.transpose(1, 2).reshape(batch, length, width)
 
     def _rotate(self, x_BTND: Tensor, start: int) -> Tensor:
@@ -191,6 +194,11 @@ class Cache:
         self.keys[layer, :, :, self.length : stop] = k_BGTD
         self.values[layer, :, :, self.length : stop] = v_BGTD
         return self.keys[layer, :, :, :stop], self.values[layer, :, :, :stop]
+
+
+def shared_out(x_BGTD: Tensor, heads: int) -> Tensor:
+    """(B, H, T, D): keys or values, once for each of the query heads that share them."""
+    return x_BGTD.repeat_interleave(heads // x_BGTD.shape[1], dim=1)
 
 
 def mlp(layer: Layer, x_BTC: Tensor) -> Tensor:
