@@ -123,7 +123,7 @@ class StatsView:
     evidence: tuple[str, ...]
     transactions_pending: int
     worker: str  # state of the worker process; empty without one
-    memory_mb: float  # PSS of the daemon and its worker
+    memory_mb: float  # PSS of the daemon and its worker, all of its processes
     expelled: tuple[str, ...] = ()  # peer ids
     standing: StandingView | None = None  # this peer's own; None: no sampled audit has been about it or by it
 

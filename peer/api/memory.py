@@ -15,3 +15,11 @@ def process_memory_mb(process: int, kind: str = "Pss") -> float:
         return 0.0
     kib = next((int(line.split()[1]) for line in lines if line.startswith(f"{kind}:")), 0)
     return kib * 1024 / 1e6
+
+
+def children_of(process: int) -> list[int]:
+    """Those that its first thread has started. None if the kernel does not tell."""
+    try:
+        return [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+    except OSError:
+        return []

@@ -20,7 +20,7 @@ from ledger.state import State
 from peer import features
 from peer.api.audits import standing_of
 from peer.api.causes import Look, causes
-from peer.api.memory import process_memory_mb
+from peer.api.memory import children_of, process_memory_mb
 from peer.api.running import RunningPeer
 from peer.driver.auditing import suspension
 from peer.driver.condition import heights_behind, state_of, why_stalled
@@ -99,7 +99,8 @@ class ThisPeerAnswers(ThisPeerCalls):
             refused[reason] = refused.get(reason, 0) + count
         evidence = await trio.to_thread.run_sync(driver.store.evidence)
         known = driver.state.audits.standings
-        processes = [os.getpid(), self.peer.worker.pid if self.peer.worker else None]
+        worker = self.peer.worker.pid if self.peer.worker else None
+        processes = [os.getpid(), *(() if worker is None else (worker, *children_of(worker)))]
         return StatsView(
             status=await self.status(),
             decisions=driver.witness.decisions,
@@ -112,7 +113,7 @@ class ThisPeerAnswers(ThisPeerCalls):
             evidence=tuple(f"{peer_id(first.signer)}" for first, _ in evidence),
             transactions_pending=len(driver.ledger.pool),
             worker=_worker_state(self.peer.worker),
-            memory_mb=sum(process_memory_mb(process) for process in processes if process is not None),
+            memory_mb=sum(map(process_memory_mb, processes)),
             expelled=tuple(peer_id(key) for key in driver.state.members.members if driver.state.members.is_expelled(key)),
             standing=standing_of(driver.signer.public, known[driver.signer.public]) if driver.signer.public in known else None,
         )

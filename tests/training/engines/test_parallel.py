@@ -16,6 +16,7 @@ import pytest
 import trio
 
 from peer import features
+from peer.api.memory import children_of
 from peer.worker.supervisor import Worker, WorkerDied
 from protocol.errors import UserError
 from protocol.reasons import Verdict
@@ -159,10 +160,6 @@ def test_what_several_processes_cannot_train_yet_is_refused_in_one_line(crew: Cr
 # A worker of two processes -------------------------------------------------------------------------------------------------
 
 
-def children(process: int | None) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
-
-
 @pytest.mark.large
 async def test_a_killed_process_ends_the_worker_and_the_next_round_has_the_trainer_again(text: Path, tmp_path: Path) -> None:
     model, buffer = str(tmp_path / "model"), str(tmp_path / "buffer")
@@ -175,7 +172,7 @@ async def test_a_killed_process_ends_the_worker_and_the_next_round_has_the_train
         async with trio.open_nursery() as nursery:
             await nursery.start(worker.run)
             await worker.ask(tasks.OpenJob(JOB, replace(TEN, local_steps=10_000).encode(), str(text), None))
-            (rank,) = children(worker.pid)
+            (rank,) = children_of(worker.pid or 0)
 
             async def killed() -> None:
                 with pytest.raises(WorkerDied):
@@ -188,7 +185,7 @@ async def test_a_killed_process_ends_the_worker_and_the_next_round_has_the_train
             await worker.ask(tasks.OpenJob(JOB, TEN.encode(), str(text), None))
             done = await worker.ask(asked)
             assert worker.restarts == 1 and len(done.payload) > 0
-            leader, (rank,) = worker.pid, children(worker.pid)
+            leader, (rank,) = worker.pid, children_of(worker.pid or 0)
             assert leader is not None
             os.kill(leader, signal.SIGKILL)
             with trio.fail_after(10):

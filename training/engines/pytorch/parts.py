@@ -33,7 +33,7 @@ from training.engines.pytorch.adamw import clip, move
 from training.engines.pytorch.device import to_device, to_numpy
 from training.engines.pytorch.engine import NAME, decayed, no_subnormal_numbers, optimizer_of, precision_of, settings_of
 from training.engines.pytorch.model import GPT, KEEPING_INPUTS, Cache, Layer
-from training.replicated.layout import Float32Array
+from training.replicated.layout import Float32Array, layout_of
 from training.resources import Parallel, Resources
 from training.spec import JobSpec
 from training.tasks import FRAME_BYTES_MAX
@@ -340,7 +340,7 @@ class Sharded(Part):
     def begin(self, steps: int, has_moments: bool, given: Given) -> None:
         """The moments given are those of AdamW: the first ones of all parameters, then the second ones."""
         self._steps, self._moments = steps, []
-        size = max(place.stop for place in self._places)
+        size = layout_of(self.spec).size
         for place, parameter in self._placed():
             both = []
             for start in (0, size):
@@ -373,7 +373,7 @@ class Sharded(Part):
 
     @torch.no_grad()
     def gathered(self, what: str) -> Given:
-        size = max(place.stop for place in self._places)
+        size = layout_of(self.spec).size
         out = np.empty(2 * size if what == "moments" else size, dtype=np.float32) if self.is_leader else None
         for number, (place, parameter) in enumerate(self._placed()):
             if what == "moments":
