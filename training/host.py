@@ -23,8 +23,7 @@ from training.replay.trace import reveal_bytes_max
 from training.replicated import files
 from training.replicated.each import Each
 from training.replicated.incoming import IncomingModel, part_of
-from training.replicated.layout import of_shapes
-from training.replicated.layout import layout_of
+from training.replicated.layout import layout_of, of_shapes
 from training.replicated.model import Accepted, ReplicatedModel
 from training.spec import AuditMode, JobSpec
 from training.starts import Read
