@@ -138,14 +138,11 @@ def test_a_reward_models_head_is_trained_as_by_one_process_and_an_output_layer_w
 
 def test_every_example_is_in_one_share_with_its_weight_and_all_exchange_gradients_equally_often() -> None:
     for drawn, processes, micro_batch in ((5, 2, 2), (1, 2, 4), (7, 3, 1), (8, 2, 8)):
-        orders = list(shares([np.arange(drawn)], drawn, processes, micro_batch))
-        weighed = np.zeros(drawn)
-        for order in orders:
-            (rows,), starts = [rows.array() for rows in order.examples], (0, *order.ends[:-1])
-            for start, end, weight in zip(starts, order.ends, order.weights, strict=True):
-                assert 1 <= end - start <= micro_batch
-                weighed[rows[start:end]] += weight / (end - start)
-        assert np.allclose(weighed, 1 / drawn) and len({len(order.ends) for order in orders}) == 1
+        found, weighed = shares(drawn, processes, micro_batch), np.zeros(drawn)
+        for rows, weight in (piece for share in found for piece in share):
+            assert 1 <= rows.stop - rows.start <= micro_batch
+            weighed[rows] += weight / (rows.stop - rows.start)
+        assert np.allclose(weighed, 1 / drawn) and len({len(share) for share in found}) == 1
 
 
 def test_what_several_processes_cannot_train_yet_is_refused_in_one_line(crew: Crew, text: Path) -> None:
@@ -184,7 +181,7 @@ async def test_a_killed_process_ends_the_worker_and_the_next_round_has_the_train
                 os.kill(rank, signal.SIGKILL)
             await worker.ask(tasks.OpenJob(JOB, TEN.encode(), str(text), None))
             done = await worker.ask(asked)
-            assert worker.restarts == 1 and len(done.payload) > 0
+            assert worker.restarts == 1 and done.payload_bytes > 0
             leader, (rank,) = worker.pid, children_of(worker.pid or 0)
             assert leader is not None
             os.kill(leader, signal.SIGKILL)

@@ -7,7 +7,6 @@ all of them again.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
 import queue
@@ -39,14 +38,14 @@ from training.engines.pytorch.parts import (
     ORDERS,
     Begin,
     Clip,
+    Form,
     Gather,
-    Given,
+    Gradient,
     Load,
     Open,
     Part,
     Parts,
     Step,
-    shares,
 )
 from training.objectives.objective import Declaration
 from training.replay.inner_state import InnerState
@@ -140,26 +139,19 @@ class Crew:
         _join(store, 0, resources, self.device)
         self.parts = Parts(resources, self.device)
 
-    @property
-    def count(self) -> int:
-        return 1 + len(self.processes)
-
     def number(self) -> int:
         """Of one more job."""
         self._numbers += 1
         return self._numbers
 
-    def order(self, order: Any, given: Given = None) -> Any:
-        return self.orders([order] * self.count, given)
-
-    def orders(self, orders: Sequence[Any], given: Given = None) -> Any:
-        """One for each process, this one first. What it says after it has obeyed its own."""
+    def order(self, order: Any, given: Any = None) -> Any:
+        """To all processes. What this one says when it has obeyed; `given` is what it has and the others have not."""
         try:
-            for process, order in zip(self.processes, orders[1:], strict=True):
+            for process in self.processes:
                 assert process.stdin is not None
                 process.stdin.write(tasks.frame(0, order))
                 process.stdin.flush()
-            return self.parts.obey(orders[0], given)
+            return self.parts.obey(order, given)
         except Exception as error:  # the others may wait for this process now, for what it will never send
             log.warning("the processes of this worker do not go on together: %s: %s", type(error).__name__, error)
             if is_out_of_memory(error):
@@ -261,12 +253,9 @@ class ParallelEngine(Engine):
         self, drawn: npt.NDArray[np.int64], on_step: Beat = lambda: None, declaration: Declaration | None = None
     ) -> float:
         on_step()  # it may raise: never between two processes that wait for one another
-        examples = self.spec.kind.examples(self.spec, drawn, self.tokens, declaration)
-        orders = [
-            dataclasses.replace(order, number=self._number)
-            for order in shares(list(examples), len(drawn), self._crew.count, self.micro_batch)
-        ]
-        loss: float = self._crew.orders(orders)
+        examples = list(self.spec.kind.examples(self.spec, drawn, self.tokens, declaration))
+        order = Gradient(self._number, tuple(map(Form.of, examples)), self.micro_batch)
+        loss: float = self._crew.order(order, examples)
         return loss
 
     def measured(self, parameters: Float32Array, on_step: Beat = lambda: None) -> Mapping[str, float]:

@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from features.lazily import named
-from protocol.codec import Count, Length
+from protocol.codec import Between, Count, Length
 from protocol.limits import TRANSACTION_BYTES_MAX
 from protocol.messages import Name
 from training.engines.pytorch.adamw import clip, move
@@ -35,30 +35,26 @@ from training.engines.pytorch.engine import NAME, decayed, no_subnormal_numbers,
 from training.engines.pytorch.model import GPT, KEEPING_INPUTS, Cache, Layer
 from training.replicated.layout import Float32Array, layout_of
 from training.resources import Parallel, Resources
-from training.spec import JobSpec
-from training.tasks import FRAME_BYTES_MAX
+from training.spec import BATCH_MAX, JobSpec
 from training.transformer import FIRST
 
 JOBS_MAX = 8  # whose models are held; the least recently used one goes, in all processes alike
 DIMENSIONS_MAX = 8  # of an array
+ARRAYS_MAX = 16  # that an objective makes of a batch
 
 # Orders --------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
-    """An array of examples."""
+class Form:
+    """Of an array of examples."""
 
     kind: Name  # as numpy calls it
     shape: Annotated[tuple[Count, ...], Length(1, DIMENSIONS_MAX)]
-    data: Annotated[bytes, Length(0, FRAME_BYTES_MAX)]
 
     @classmethod
-    def of(cls, array: npt.NDArray[Any]) -> Rows:
-        return cls(array.dtype.str, array.shape, array.tobytes())
-
-    def array(self) -> npt.NDArray[Any]:
-        return np.frombuffer(self.data, self.kind).reshape(self.shape).copy()
+    def of(cls, array: npt.NDArray[Any]) -> Form:
+        return cls(array.dtype.str, array.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +85,12 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Gradient:
-    """Of this process's examples, in so many micro-batches. `weights` are those of each one in the mean over the batch."""
+    """Of a batch that the leader has, whose arrays have these forms."""
 
     TAG: ClassVar[str] = "gradient"
     number: Count
-    examples: Annotated[tuple[Rows, ...], Length(1, 16)]
-    ends: Annotated[tuple[Count, ...], Length(1, 65_536)]  # of micro-batches
-    weights: Annotated[tuple[float, ...], Length(1, 65_536)]
+    examples: Annotated[tuple[Form, ...], Length(1, ARRAYS_MAX)]
+    micro_batch: Annotated[int, Between(1, BATCH_MAX)]  # examples in one pass of a process at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,21 +212,27 @@ class Part(ABC):
         dist.broadcast(told, 0)
         return told
 
-    def gradient(self, order: Gradient) -> float:
+    def gradient(self, order: Gradient, given: Sequence[npt.NDArray[Any]] | None) -> float:
         """And the mean loss over the batch, in every process."""
         self._forget_gradients()
-        arrays, total, start = [rows.array() for rows in order.examples], torch.zeros((), dtype=torch.float64), 0
-        total = total.to(self.device)
-        for end, weight in zip(order.ends, order.weights, strict=True):
-            examples = [to_device(array[start:end], self.device) for array in arrays]
-            with self._syncing(end == order.ends[-1]):
+        batch = [self._shared(form, None if given is None else given[index]) for index, form in enumerate(order.examples)]
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        share = shares(len(batch[0]), self.processes, order.micro_batch)[dist.get_rank()]
+        for index, (rows, weight) in enumerate(share):
+            with self._syncing(index == len(share) - 1):
                 with precision_of(self.spec, self.device):
-                    loss = self._net(*examples) * (weight * self.processes)  # torch takes the mean over processes
+                    loss = self._net(*(tensor[rows] for tensor in batch)) * (weight * self.processes)  # torch takes the mean
                 loss.backward()
             total += loss.detach().double() / self.processes
-            start = end
         dist.all_reduce(total)
         return float(total)
+
+    def _shared(self, form: Form, array: npt.NDArray[Any] | None) -> Tensor:
+        """The leader's array, in all processes. Its bytes go through, whatever it holds."""
+        of = np.empty(form.shape, form.kind) if array is None else np.ascontiguousarray(array)
+        told = to_device(of.reshape(-1).view(np.uint8), self.device)
+        dist.broadcast(told, 0)
+        return told.view(torch.from_numpy(of[:0]).dtype).view(form.shape)
 
     @abstractmethod
     def _keep(self, parameter: Any, whole: Tensor) -> None: ...
@@ -413,7 +414,7 @@ class Parts:
         self._resources, self._device = resources, device
         self.open = OrderedDict[int, Part]()
 
-    def obey(self, order: Any, given: Given = None) -> Any:
+    def obey(self, order: Any, given: Any = None) -> Any:
         if isinstance(order, Open):
             kind = Replica if order.parallel is Parallel.DDP else Sharded
             self.open[order.number] = kind(JobSpec.decode(order.spec), self._resources, self._device)
@@ -429,7 +430,7 @@ class Parts:
                 case Begin():
                     return part.begin(order.steps, order.has_moments, given)
                 case Gradient():
-                    return part.gradient(order)
+                    return part.gradient(order, given)
                 case Clip():
                     return part.clip()
                 case Step():
@@ -439,16 +440,16 @@ class Parts:
         raise AssertionError(order)
 
 
-def shares(arrays: Sequence[npt.NDArray[Any]], drawn: int, processes: int, micro_batch: int) -> Iterator[Gradient]:
-    """The order to each process, but for its number: a like share of the examples, in as many micro-batches as all have.
+def shares(drawn: int, processes: int, micro_batch: int) -> list[list[tuple[slice, float]]]:
+    """For each process the rows of its micro-batches, and the weight of each in the mean over the batch.
 
-    A process without an example for one of them gets one of weight zero: all exchange gradients equally often.
+    All have as many, since all exchange gradients equally often: a process without an example for one passes over some other at
+    weight zero.
     """
     parts = np.array_split(np.arange(drawn), processes)
     count = -(-len(parts[0]) // micro_batch)
-    for part in parts:
-        pieces = np.array_split(part, count)
-        weights = tuple(len(piece) / drawn for piece in pieces)
-        filled = [piece if len(piece) else np.zeros(1, dtype=np.int64) for piece in pieces]
-        chosen, ends = np.concatenate(filled), tuple(int(end) for end in np.cumsum([len(piece) for piece in filled]))
-        yield Gradient(0, tuple(Rows.of(array[chosen]) for array in arrays), ends, weights)
+    pieces = (np.array_split(part, count) for part in parts)
+    return [
+        [(slice(int(piece[0]), int(piece[-1]) + 1), len(piece) / drawn) if len(piece) else (slice(0, 1), 0.0) for piece in share]
+        for share in pieces
+    ]
