@@ -98,14 +98,22 @@ class Sums:
         return parameters + moved, InnerState(inner.steps + 1, inner.moments + np.float32(1)), loss_of(round, trainer, step)
 
     def _update(
-        self, parameters: Any, job: bytes, round: int, trainer: bytes, inner: InnerState | None, on_state: OnState, **_: object
+        self,
+        parameters: Any,
+        job: bytes,
+        round: int,
+        trainer: bytes,
+        inner: InnerState | None,
+        on_state: OnState | None,
+        **_: object,
     ) -> tuple[Any, Sequence[float]]:
         assert self.spec is not None
         state, now = inner or InnerState.fresh(self.spec), parameters
         for step in range(self.spec.local_steps):
             after, state, _ = self._inner_step(now, state, job, round, trainer, step)
             now = now + np.float32(1 + self.drift) * (after - now) + np.float32(FAR * (step == self.jumps_at))
-            on_state(now, state)
+            if on_state is not None:
+                on_state(now, state)
         return parameters - now, [loss_of(round, trainer, step) for step in range(self.spec.local_steps)]
 
 
@@ -432,7 +440,7 @@ def lying(worker: Sums, how: str, hidden: set[bytes] | None = None) -> Callable[
     """
 
     def update(
-        parameters: Any, job: bytes, round: int, trainer: bytes, inner: InnerState | None, on_state: OnState, **_: object
+        parameters: Any, job: bytes, round: int, trainer: bytes, inner: InnerState | None, on_state: OnState | None, **_: object
     ) -> tuple[Any, Sequence[float]]:
         state, now = inner or InnerState.fresh(SPEC), parameters
         for step in range(SPEC.local_steps):
@@ -452,7 +460,8 @@ def lying(worker: Sums, how: str, hidden: set[bytes] | None = None) -> Callable[
                     now = now + np.float32(1 + drift) * (after - now) + np.float32(FAR * ((step == 1) - (step == DRAWN + 1)))
             if hidden is not None and how == "hidden" and step < 2:
                 hidden.add(hashlib.sha256(np.ascontiguousarray(now, dtype="<f4").tobytes()).digest())
-            on_state(now, state)
+            if on_state is not None:
+                on_state(now, state)
         return parameters - now, [loss_of(round, trainer, step) for step in range(SPEC.local_steps)]
 
     return update

@@ -221,7 +221,14 @@ class Steps:
         return proposals.propose(request, self._update)
 
     def _update(
-        self, parameters: Any, job: bytes, round: int, trainer: bytes, inner: InnerState | None, on_state: OnState, **_: object
+        self,
+        parameters: Any,
+        job: bytes,
+        round: int,
+        trainer: bytes,
+        inner: InnerState | None,
+        on_state: OnState | None,
+        **_: object,
     ) -> tuple[Any, Sequence[float]]:
         spec = ReplicatedModel.open(Path(self.requests[-1].model_directory)).spec
         state, now = inner or InnerState.fresh(spec), parameters
