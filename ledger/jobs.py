@@ -66,7 +66,7 @@ class AuditTerms:
 
 JOBS = ModuleVersion("jobs", 1)
 JOBS_OF_ESTIMATES = ModuleVersion("jobs", 2)  # specifications may say `memory`
-# Specifications may say `start`, `licence`, `replayed_steps`, `precision`, and of models `tied`, `rope_base`, `norm_epsilon`.
+# Specifications may say `start`, `licence`, `replayed_steps`, `precision`, `parts`, and what `ModelSpec.is_first_form` lacks.
 JOBS_OF_MODELS = ModuleVersion("jobs", 3)
 
 

@@ -44,6 +44,8 @@ from protocol.names import check_name
 # that found it false, proposals commit to losses, and reports carry one.
 SECOND_AUDITS = 2
 PARAMETERS = "parameters"  # of the model of a job that is started: the one limit there is
+# Of the module `jobs`: from it on models may have other forms, and proposals name objects of more than 512 MiB.
+THIRD_JOBS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,11 @@ class NetworkState:
     @property
     def has_second_audits(self) -> bool:
         return self.version("audits") >= SECOND_AUDITS
+
+    @property
+    def has_models(self) -> bool:
+        """Whether jobs may have the models, and name the objects, that version 3 of `jobs` brought."""
+        return self.version("jobs") >= THIRD_JOBS
 
     def require_allowed(self, parameters: int) -> None:
         """Raises `Refused` for a job whose model has too many."""

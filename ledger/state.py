@@ -36,7 +36,12 @@ from protocol import codec, merkle
 from protocol.codec import Count, Digest, Length
 from protocol.errors import RemoteProtocolError, UserError
 from protocol.identity import Signed, Verifier, open_signed
-from protocol.limits import EVIDENCE_PER_BLOCK_MAX, TRANSACTION_LIFETIME_HEIGHTS, TRANSACTIONS_PER_BLOCK_MAX
+from protocol.limits import (
+    EVIDENCE_PER_BLOCK_MAX,
+    PLAIN_BLOB_BYTES_MAX,
+    TRANSACTION_LIFETIME_HEIGHTS,
+    TRANSACTIONS_PER_BLOCK_MAX,
+)
 from protocol.messages import Ballot, CutOff, Proposal, Transaction
 from rounds.ballots import Closing, check_closing, outcome
 
@@ -519,6 +524,9 @@ def _settled(new: T, old: T | None) -> T:
 
 def _require_known(state: State, messages: Iterable[object]) -> None:
     """Programs of earlier versions could not read a block with such a message."""
-    commits = any(isinstance(message, Proposal) and message.losses is not None for message in messages)
-    if commits and not state.of(NetworkState).has_second_audits:
-        raise Refused("a proposal commits to losses, which this network does not know yet")
+    network = state.of(NetworkState)
+    for message in messages:
+        if isinstance(message, Proposal) and message.losses is not None and not network.has_second_audits:
+            raise Refused("a proposal commits to losses, which this network does not know yet")
+        if isinstance(message, Proposal) and message.payload_bytes > PLAIN_BLOB_BYTES_MAX and not network.has_models:
+            raise Refused("a proposal has a payload that is larger than this network knows yet")

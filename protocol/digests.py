@@ -98,12 +98,12 @@ class Hasher:
         return self._part.digest() if parts is None else parts.digest
 
 
-def digest_of(*pieces: bytes | bytearray | memoryview, in_parts: bool = True) -> bytes:
-    """Of the object that these pieces are together."""
-    return hashed(pieces, in_parts).digest()
+def digest_of(data: bytes | bytearray | memoryview, in_parts: bool = True) -> bytes:
+    return hashed([data], in_parts).digest()
 
 
 def hashed(pieces: Iterable[bytes | bytearray | memoryview], in_parts: bool = True) -> Hasher:
+    """Has taken the object that these pieces are together."""
     hasher = Hasher(in_parts)
     for piece in pieces:
         hasher.update(piece)

@@ -85,7 +85,7 @@ class Blobs:
     def begin(self, digest: bytes, total: int, of: bytes | None = None) -> Writer | PartWriter:
         """Several writers may work on one blob: each has a file of its own, and whoever finishes gives the same bytes.
 
-        `of` is the object of which it is a part. A blob that turns out to be a list makes the object one that comes.
+        `of` is the object of which it is a part. A blob that turns out to be a list is kept as one.
         """
         if of is not None:
             return self._parts.writer(digest, total)
@@ -97,7 +97,6 @@ class Blobs:
         parts = self._parts.parse(digest, data)
         if parts is not None:
             self._parts.add(parts)
-            self.settle(digest)
         return parts is not None
 
     def add(self, data: bytes, in_parts: bool = False) -> bytes:
@@ -217,7 +216,8 @@ class Blobs:
         with explained(path):
             path.unlink(missing_ok=True)
             sync_directory(path.parent)
-        self._parts.forget(digest)
+        if self._found(digest) is None:
+            self._parts.forget(digest)
 
     def release(self, owner: object) -> None:
         left = {digest: owners - {owner} for digest, owners in self._expected_to_pass.items()}

@@ -27,7 +27,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
-from protocol.digests import Parts
+from protocol.digests import Parts, hashed
 from protocol.errors import RemoteProtocolError
 from protocol.limits import BLOB_BYTES_MAX, BLOB_PART_BYTES
 from storage.crash_points import crash_points
@@ -184,11 +184,10 @@ class PartsFolder:
                 self._begin(digest, parts)
 
     def _begin(self, digest: bytes, parts: Parts) -> None:
-        data, here = self._path(digest, DATA), self._path(digest, HERE)
-        for path, size in ((data, parts.total), (here, len(parts.digests))):
-            with path.open("wb") as stream:
-                stream.truncate(size)
-                os.fsync(stream.fileno())
+        self._path(digest, DATA).touch()
+        with self._path(digest, HERE).open("wb") as stream:
+            stream.truncate(len(parts.digests))
+            os.fsync(stream.fileno())
         sync_directory(self._folder)
         self._lacking[digest] = set(range(len(parts.digests)))
 
@@ -198,14 +197,13 @@ class PartsFolder:
         """The list, and what has come of the object."""
         with self._lock, explained(self._folder):
             parts = self._lists.pop(digest, None)
-            self._lacking.pop(digest, None)
             for index, part in enumerate(parts.digests if parts else ()):
                 places = self._places[part]
                 del places[digest, index]
                 if not places:
                     del self._places[part]
-            for suffix in (HERE, DATA, ""):  # the list last: the others would mean nothing without it
-                self._path(digest, suffix).unlink(missing_ok=True)
+            self._end(digest)
+            self._path(digest).unlink(missing_ok=True)
 
     def forget_gone(self, file_of: FileOf) -> None:
         """Lists of objects that are deleted."""
@@ -216,18 +214,29 @@ class PartsFolder:
 
     def sweep(self, wanted: Collection[bytes], file_of: FileOf) -> None:
         """Forgets what nobody waits for, but for a bounded rest that came last: somebody may want that again soon."""
-        self.forget_gone(file_of)
         with self._lock:
+            if self._adding:  # what is added may be an object that comes; the next sweep comes soon
+                return
+            self.forget_gone(file_of)
+            coming = {digest: file_of(digest) is not None for digest in self._lacking}
+            for digest in [digest for digest, is_held in coming.items() if is_held]:  # this peer has made it meanwhile
+                self._end(digest)
             self._sweep(wanted)
 
     def _sweep(self, wanted: Collection[bytes]) -> None:
-        left = [(self._changed(digest), digest) for digest in list(self._lacking) if digest not in wanted]
+        left = [(self._changed(digest), digest) for digest in self._lacking if digest not in wanted]
         room, now = LEFT_BYTES_MAX, time.time()
         for place, (changed, digest) in enumerate(sorted(left, reverse=True)):
             parts, lacking = self._lists[digest], self._lacking[digest]
             room -= parts.total - sum(parts.size(index) for index in lacking)
             if place >= LEFT_MAX or room < 0 or now - changed > LEFT_SECONDS:
                 self.forget(digest)
+
+    def _end(self, digest: bytes) -> None:
+        """It does not come any more."""
+        self._lacking.pop(digest, None)
+        for suffix in (HERE, DATA):  # without the first the second means nothing
+            self._path(digest, suffix).unlink(missing_ok=True)
 
     def _changed(self, digest: bytes) -> float:
         with contextlib.suppress(FileNotFoundError):
@@ -272,6 +281,14 @@ def write_list(file: Path, parts: Parts | None) -> None:
     """Beside a file that is handed over to `Blobs`, which makes it durable. None: the file has no parts."""
     if parts is not None:
         file.with_name(f"{file.name}{LIST}").write_bytes(parts.encode())
+
+
+def write_object(file: Path, data: bytes | memoryview, in_parts: bool) -> bytes:
+    """Its digest. Who takes the file over makes it durable, and the list that is beside it if it has parts."""
+    file.write_bytes(data)
+    hasher = hashed([data], in_parts)
+    write_list(file, hasher.parts)
+    return hasher.digest()
 
 
 def _write(descriptor: int, data: bytes, offset: int) -> None:

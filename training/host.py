@@ -259,7 +259,8 @@ class ModelHost:
             files.remove_spare(self.directory(job, number))
 
 
-SAID_OF_MODELS = ("start", "licence", "precision", "replayed_steps")  # fields that came with version 3 of the module `jobs`
+# Fields that came with version 3 of the module `jobs`.
+SAID_OF_MODELS = ("start", "licence", "precision", "replayed_steps", "parts")
 
 
 def _requires(job: JobSpec) -> tuple[ModuleVersion, ...]:

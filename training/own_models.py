@@ -15,6 +15,7 @@ from typing import Any, BinaryIO, Final
 
 import numpy as np
 
+from protocol.digests import Hasher
 from protocol.errors import RemoteProtocolError, UserError
 from training import llama, tensor_files
 from training.data.tokenizer import BpeTokenizer, alphabet
@@ -39,9 +40,9 @@ class OwnModel:
     tokenizer: bytes | None  # JSON; None: the tokens are bytes
     tensors: dict[str, Stored]  # by our names
 
-    def write(self, spec: JobSpec, file: BinaryIO) -> bytes:
-        """The parameters in the order of the layout, and their SHA-256. `UserError` at the first number that is not finite."""
-        hashed = hashlib.sha256()
+    def write(self, spec: JobSpec, file: BinaryIO) -> Hasher:
+        """The parameters in layout order; gives what names it. `UserError` at the first number that is not finite."""
+        hashed = Hasher()
         for tensor in layout_of(spec).tensors:
             for values in self.tensors[tensor.name].blocks():
                 if not np.isfinite(values).all():
@@ -49,7 +50,7 @@ class OwnModel:
                     raise UserError(f"{where} has a number that is not finite")
                 file.write(float32_bytes(values))
                 hashed.update(float32_bytes(values))
-        return hashed.digest()
+        return hashed
 
 
 def is_model_folder(path: Path) -> bool:

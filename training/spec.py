@@ -16,6 +16,7 @@ from protocol.errors import RemoteProtocolError, UserError
 from protocol.limits import (
     AUDIT_WINDOW_MAX,
     AUDITORS_MAX,
+    BLOB_BYTES_MAX,
     LEAST_UPLINK_MBIT,
     NAME_CHARACTERS_MAX,
     PLAIN_BLOB_BYTES_MAX,
@@ -185,6 +186,8 @@ class JobSpec:
     precision: Precision = codec.added(Precision.FP32)
     start: Digest | None = codec.added(None)  # blob of the parameters that it starts from (`training.starts`), of no job's model
     licence: Name | None = codec.added(None)  # under which the model may be used; None: not named
+    # What a proposal commits to is named by the list of its parts where it is larger than one (`protocol.digests`).
+    parts: bool = codec.added(False)
 
     @property
     def kind(self) -> Objective:
@@ -343,10 +346,11 @@ class JobSpec:
             return f"replayed_steps {self.replayed_steps} says nothing with audit {self.audit.value!r}: leave it out"
         if self.local_steps % self.replayed_steps:
             return f"local_steps {self.local_steps} must be a multiple of replayed_steps {self.replayed_steps}"
-        inner = 8 + 8 * self.model.parameters
-        if (self.traces_states or self.keeps_inner_state) and inner > PLAIN_BLOB_BYTES_MAX:
-            size = f"the inner optimizer's state has {inner} bytes, and auditors can get {PLAIN_BLOB_BYTES_MAX} at most"
-            return f"{size}: take a smaller model, or inner_state 'reset' with audit 'full'"
+        limit = BLOB_BYTES_MAX if self.parts else PLAIN_BLOB_BYTES_MAX
+        if self.object_bytes_max > limit:
+            size = f"what an update commits to has {self.object_bytes_max} bytes, and others can get {limit} at most"
+            upgrade = "" if self.parts else ", or `peer upgrade jobs 3` first"
+            return f"{size}: take a smaller model, or inner_state 'reset' with audit 'full'{upgrade}"
         if self.audit is AuditMode.SAMPLED and self.audit_rate < AUDIT_RATE_MIN:
             nothing = f"audit 'sampled' with audit_rate {self.audit_rate:g} would audit nothing"
             return f"{nothing}: take {AUDIT_RATE_MIN:g} at least, or audit 'off', which says so"
@@ -368,6 +372,12 @@ class JobSpec:
             fit = f"{self.estimates_max} estimates of {self.model.parameters} bytes are within {ESTIMATES_BYTES_MAX >> 30} GiB"
             return f"memory 'estimates' with liars {self.liars} needs {least} trainers, and {fit}: take a smaller model"
         return None
+
+    @property
+    def object_bytes_max(self) -> int:
+        """Of the largest object that a proposal commits to. A payload has fewer bytes than the buffer."""
+        buffer, inner = 4 * self.model.parameters, 8 + 8 * self.model.parameters
+        return inner if self.traces_states or self.keeps_inner_state else buffer
 
     @property
     def estimates_max(self) -> int:

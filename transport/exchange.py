@@ -91,6 +91,7 @@ class _Goal:
     waiters: int = 0
     has_parts: bool = False
     rests: Rests = field(default_factory=dict)  # of all its parts: a peer that lacks one mostly lacks them all
+    holders: set[bytes] = field(default_factory=set)  # who sent some of it, and who was named as a source
     slow: Counter[bytes] = field(default_factory=Counter)  # how often a part had to be asked of another than this peer
 
 
@@ -184,8 +185,9 @@ class Exchange:
             return
         goal = self._goals.setdefault(digest, _Goal())
         goal.waiters += 1
+        goal.holders.update(named := tuple(sources or ()))
         try:
-            await self._fetch(digest, size_max, tuple(sources or ()), goal)
+            await self._fetch(digest, size_max, named, goal)
         finally:
             goal.waiters -= 1
             if goal.waiters == 0:
@@ -342,6 +344,8 @@ class Exchange:
         transfer.writer.write(chunk.chunk)
         transfer.offset += len(chunk.chunk)
         transfer.contributors.add(peer)
+        if transfer.goal is not None:
+            transfer.goal.holders.add(peer)
         transfer.requested = max(transfer.requested, transfer.offset)
         asked = transfer.times.pop(chunk.offset, None)
         if peer == transfer.holder:
@@ -421,16 +425,19 @@ class Exchange:
         now = trio.current_time()
         return {peer for peer in self._connected() if transfer.rests.get(peer, (now, 0.0))[0] <= now}
 
-    def _preference(self, transfer: _Transfer, peer: bytes) -> tuple[float, bool, float, bytes]:
+    def _preference(self, transfer: _Transfer, peer: bytes) -> tuple[object, ...]:
         """Asked first: whoever failed least, who answers, the named sources; the rest spreads the load over the holders.
 
-        Parts of one object are asked of as many peers as can be: most of those that lack one now get it soon.
+        Of the parts of one object each holder is asked for about as many. At most one is asked of a peer that may have none, and
+        if that is so, of a holder next.
         """
-        spread = hashlib.sha256(self._me + transfer.digest + peer).digest()
-        if transfer.goal is not None:
-            busy = sum(other.goal is transfer.goal and other.holder == peer for other in self._transfers.values())
-            return transfer.goal.slow.get(peer, 0), peer in self._silent, busy, spread
-        return transfer.rests.get(peer, (0.0, 0.0))[1], peer in self._silent, peer not in transfer.preferred, spread
+        spread, goal = hashlib.sha256(self._me + transfer.digest + peer).digest(), transfer.goal
+        if goal is None:
+            return transfer.rests.get(peer, (0.0, 0.0))[1], peer in self._silent, peer not in transfer.preferred, spread
+        busy = [other.holder for other in self._transfers.values() if other.goal is goal and other.holder is not None]
+        is_unknown = peer not in goal.holders
+        is_second_try = is_unknown and (transfer.lacked or not goal.holders.issuperset(busy))
+        return goal.slow.get(peer, 0), peer in self._silent, is_second_try, busy.count(peer), is_unknown, spread
 
     async def _pull(self, transfer: _Transfer, holder: bytes, turns: trio.CapacityLimiter) -> None:
         """Take chunks from `holder` until the blob is complete, the holder is given up, or it is the turn of another transfer."""

@@ -13,12 +13,14 @@ import trio
 
 from consensus.voters import VoterSet
 from ledger.core.genesis import TRAINER
+from ledger.network import NetworkState
 from peer.api.running import RunningPeer
 from peer.api.starting import Start, start_of
 from peer.settings.config import nearest
 from protocol import codec
 from protocol.api import TrainRequest
 from protocol.errors import UserError
+from protocol.limits import BLOB_PART_BYTES
 from training.data import corpus as data
 from training.data import default_text, shards, tokenizer
 from training.defended import undefended
@@ -29,7 +31,7 @@ BUILT_IN = ""  # `TrainRequest.data` for the text inside every Python
 LOCAL = "local"
 FETCHING_SECONDS_MAX = 30.0  # for a tokenizer of some megabytes
 # They follow from what else was said.
-NOT_SET_BY_NAME = frozenset({"data", "tokenizer", "model", "objective", "name", "base", "settings", "start"})
+NOT_SET_BY_NAME = frozenset({"data", "tokenizer", "model", "objective", "name", "base", "settings", "start", "parts"})
 
 
 def job_spec(peer: RunningPeer, request: TrainRequest) -> JobSpec:
@@ -51,7 +53,7 @@ def _job_spec(peer: RunningPeer, request: TrainRequest, start: Start | None) -> 
             raise UserError(f"--vocabulary {request.vocabulary}: with local data the tokens are bytes; leave it out")
         if peer.worker is not None and not peer.config.local_data:
             raise UserError("this peer has no text of its own: name it with `peer run --local-data PATH`")
-        spec = replace(spec, data=None).checked()
+        spec = checked(peer, replace(spec, data=None))
         _require_defended(peer, spec)
         if peer.worker is not None:
             own = peer.config.local_data
@@ -60,7 +62,7 @@ def _job_spec(peer: RunningPeer, request: TrainRequest, start: Start | None) -> 
     _require_defended(peer, spec)
     keep = peer.driver.blobs.add
     if request.data and shards.is_token_folder(Path(request.data).expanduser()):
-        return _job_on_tokens(spec, request, keep, start)
+        return _job_on_tokens(peer, spec, request, keep, start)
     pieces, bpe = _pieces(request.data), None
     if spec.tokenizer is not None:  # that of the model it starts from
         bpe = tokenizer.BpeTokenizer(fetched(peer, spec.tokenizer))
@@ -68,12 +70,18 @@ def _job_spec(peer: RunningPeer, request: TrainRequest, start: Start | None) -> 
         made = tokenizer.train_bpe(pieces(), request.vocabulary)
         bpe = tokenizer.BpeTokenizer(made)
         spec = replace(spec, tokenizer=keep(made), model=replace(spec.model, vocabulary=request.vocabulary))
-    spec.checked()
+    checked(peer, spec)
     manifest = data.split(pieces(), keep)
     data.require_enough(spec, manifest.size, request.data or "the built-in text")
     if bpe is not None:
         manifest = replace(manifest, tokens=_digest_of_tokens(peer, spec, manifest, bpe))
-    return replace(spec, data=keep(manifest.encode())).checked()
+    return checked(peer, replace(spec, data=keep(manifest.encode())))
+
+
+def checked(peer: RunningPeer, spec: JobSpec) -> JobSpec:
+    """Its large objects have parts, if the network knows such jobs. Raises `UserError` for values that cannot be used."""
+    is_large = spec.object_bytes_max > BLOB_PART_BYTES
+    return replace(spec, parts=is_large and peer.driver.state.of(NetworkState).has_models).checked()
 
 
 def _on_start(request: TrainRequest, spec: JobSpec, start: Start) -> JobSpec:
@@ -168,7 +176,9 @@ def typed(kind: Any, name: str, text: str) -> Any:
     return value
 
 
-def _job_on_tokens(spec: JobSpec, request: TrainRequest, keep: Callable[[bytes], bytes], start: Start | None) -> JobSpec:
+def _job_on_tokens(
+    peer: RunningPeer, spec: JobSpec, request: TrainRequest, keep: Callable[[bytes], bytes], start: Start | None
+) -> JobSpec:
     """A job whose text is tokenized already, with that tokenizer and its vocabulary."""
     if request.vocabulary:
         raise UserError(f"--vocabulary {request.vocabulary}: {request.data} is tokenized already, and brings its own")
@@ -179,12 +189,12 @@ def _job_on_tokens(spec: JobSpec, request: TrainRequest, keep: Callable[[bytes],
     made = None if folder.tokenizer is None else keep(folder.tokenizer)
     if start is not None and (made, folder.vocabulary) != (spec.tokenizer, spec.model.vocabulary):
         raise UserError(f"the tokens of {request.data} are another tokenizer's than those of {start.name}: give the text itself")
-    spec = replace(spec, tokenizer=made, model=replace(spec.model, vocabulary=folder.vocabulary)).checked()
+    spec = checked(peer, replace(spec, tokenizer=made, model=replace(spec.model, vocabulary=folder.vocabulary)))
     if folder.tokens < data.bytes_needed(spec):
         few = f"{request.data} has {folder.tokens} tokens, but context {spec.model.context}"
         raise UserError(f"{few} needs at least {data.bytes_needed(spec)}; give more")
     manifest = data.split(folder.pieces(), keep, tokenized=True)
-    return replace(spec, data=keep(manifest.encode())).checked()
+    return checked(peer, replace(spec, data=keep(manifest.encode())))
 
 
 def _pieces(source: str) -> Callable[[], Any]:

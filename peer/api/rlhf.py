@@ -17,7 +17,7 @@ from curation.state import CurationState
 from features.tables import counted
 from ledger.jobs import Base, Job, Phase, Start, Waiting, job_id
 from ledger.network import NetworkState
-from peer.api.new_job import FETCHING_SECONDS_MAX, fetched, parse_overrides, tolerated, trainers_of
+from peer.api.new_job import FETCHING_SECONDS_MAX, checked, fetched, parse_overrides, tolerated, trainers_of
 from peer.api.preferences import preferences_of
 from peer.api.running import RunningPeer
 from peer.api.starting import base_of
@@ -183,7 +183,7 @@ class RlhfAnswers(RlhfCalls):
         if "rounds" not in of_reward:
             at_once = {"trainers": trainers_of(self.peer, ROLE), "steps": spec.local_steps, "batch": spec.batch}
             spec = replace(spec, rounds=preferences.rounds_of(epochs, len(tokens.trained), **at_once))
-        spec = replace(spec, data=manifest.digest).checked()
+        spec = checked(self.peer, replace(spec, data=manifest.digest))
         source = replace(source, tokens=manifest.tokens) if source else None
         return plans.Begin(spec.encode(), _without_model(policy).encode() if policy else b"", source)
 
@@ -211,7 +211,7 @@ class RlhfAnswers(RlhfCalls):
             data=bytes(32),
             liars=tolerated(self.peer, ROLE),
         )
-        return replace(spec, **completed(presets.REWARD | said)).checked()
+        return checked(self.peer, replace(spec, **completed(presets.REWARD | said)))
 
     def _policy(
         self,
@@ -260,7 +260,7 @@ class RlhfAnswers(RlhfCalls):
             settings=codec.encode(own),
             liars=liars,
         )
-        spec = replace(spec, **completed(presets.PPO | {"rounds": rounds} | said)).checked()
+        spec = checked(self.peer, replace(spec, **completed(presets.PPO | {"rounds": rounds} | said)))
         if listed:
             self.peer.driver.blobs.add(listed)
         return spec

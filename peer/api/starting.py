@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -14,7 +13,9 @@ from peer.api.naming import find_job
 from peer.api.running import RunningPeer
 from peer.roles.trainer import require_space
 from protocol.api import TrainRequest
+from protocol.digests import Hasher
 from protocol.errors import StorageError, UserError
+from storage.parts import write_list
 from training import own_models, starts
 from training.replicated.layout import BLOCK, float32_bytes, layout_of
 from training.replicated.model import ReplicatedModel
@@ -30,8 +31,8 @@ class Start:
     model: ModelSpec
     tokenizer: bytes | None  # digest of a blob that this peer has, or may fetch
     base: Base | None = None  # a finished job's, which every peer keeps
-    # Writes the parameters, if the job starts from a blob: the specification, where to; gives their digest.
-    write: Callable[[JobSpec, BinaryIO], bytes] | None = None
+    # Writes the parameters, if the job starts from a blob: the specification, where to; gives what names them.
+    write: Callable[[JobSpec, BinaryIO], Hasher] | None = None
 
     def of(self, spec: JobSpec, model: ModelSpec) -> JobSpec:
         return replace(spec, base=self.base, model=model, tokenizer=self.tokenizer)
@@ -45,9 +46,10 @@ class Start:
         with tempfile.TemporaryDirectory(prefix="start-", dir=folder) as made:
             file = Path(made) / "parameters"
             with file.open("wb") as stream:
-                digest = self.write(spec, stream)
-            peer.driver.blobs.adopt(file, digest)
-        return replace(spec, start=digest).checked()
+                hashed = self.write(spec, stream)
+            write_list(file, hashed.parts)
+            peer.driver.blobs.adopt(file, hashed.digest())
+        return replace(spec, start=hashed.digest()).checked()
 
 
 def start_of(peer: RunningPeer, request: TrainRequest) -> Start:
@@ -124,13 +126,13 @@ def _root_of(peer: RunningPeer, key: bytes, job: Job, number: int) -> bytes | No
     return stored.model_root if stored else None
 
 
-def _write(model: ReplicatedModel, spec: JobSpec, file: BinaryIO) -> bytes:
+def _write(model: ReplicatedModel, spec: JobSpec, file: BinaryIO) -> Hasher:
     """A tuned model has tensors beside those of a language model: they stay behind."""
-    hashed, known = hashlib.sha256(), model.layout.view(model.parameters)
+    hashed, known = Hasher(), model.layout.view(model.parameters)
     for tensor in layout_of(spec).tensors:
         values = known[tensor.name].reshape(-1)
         for start in range(0, tensor.size, BLOCK):
             data = float32_bytes(values[start : start + BLOCK])
             file.write(data)
             hashed.update(data)
-    return hashed.digest()
+    return hashed

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from peer.api.new_job import fetched, parse_overrides, tolerated, trainers_of, typed
+from peer.api.new_job import checked, fetched, parse_overrides, tolerated, trainers_of, typed
 from peer.api.running import RunningPeer
 from peer.api.starting import base_of
 from protocol import codec
@@ -68,7 +68,7 @@ def supervised_spec(
         liars=tolerated(peer, kind.role),
         settings=codec.encode(kind.settings(**own)),
     )
-    return replace(spec, **completed(preset | said)).checked(), said
+    return checked(peer, replace(spec, **completed(preset | said))), said
 
 
 def with_set(
@@ -85,7 +85,7 @@ def with_set(
     manifest = pairs.manifest_of(records, None if bpe is None else corpus.digest_of(tokens), peer.driver.blobs.add)
     at_once = {"trainers": trainers_of(peer, spec.kind.role), "steps": spec.local_steps, "batch": spec.batch}
     rounds = rounds or preferences.rounds_of(epochs, len(tokens.trained), **at_once)
-    return replace(spec, rounds=rounds, data=manifest.digest).checked(), manifest
+    return checked(peer, replace(spec, rounds=rounds, data=manifest.digest)), manifest
 
 
 def parsed(overrides: dict[str, str], terms: type, apart: frozenset[str]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -34,6 +34,7 @@ from peer.export.writing import (
 )
 from peer.features import rules_of
 from protocol import codec
+from protocol.digests import Hasher, digest_of
 from protocol.errors import FolkmootError, StorageError, UserError
 from protocol.identity import Ed25519Verifier
 from protocol.messages import Commit, Decision
@@ -41,7 +42,7 @@ from training.data.corpus import read_manifest
 from training.host import ModelHost
 from training.spec import JobSpec
 
-OTHER_BYTES = "its bytes do not have the SHA-256 it is named after"
+OTHER_BYTES = "its bytes do not have the digest it is named after"
 Progress = Callable[[int, int], None]  # (blocks checked, blocks in all)
 
 
@@ -199,11 +200,12 @@ class _Replay:
         name = payload_path(digest)
         self._expected.add(name)
         try:
+            hasher = Hasher()
             with (self._folder / name).open("rb") as stream:
-                found = hashlib.file_digest(stream, "sha256").digest()
+                hasher.read(stream)
         except OSError as error:
             raise _Found(name, error.strerror or "cannot be read") from None
-        if found != digest:
+        if hasher.digest() != digest:
             raise _Found(name, OTHER_BYTES)
 
     def _part(self, digest: bytes, offset: int, length: int) -> bytes:
@@ -221,7 +223,7 @@ class _Replay:
 
     def _blob(self, name: str, digest: bytes) -> bytes:
         data = self._read(name)
-        if hashlib.sha256(data).digest() != digest:
+        if digest not in (digest_of(data), digest_of(data, in_parts=False)):
             raise _Found(name, OTHER_BYTES)
         return data
 

@@ -11,6 +11,7 @@ from ledger.audits.state import Due
 from ledger.network import NetworkState
 from ledger.state import State
 from protocol.identity import Signer, secret
+from protocol.limits import PLAIN_BLOB_BYTES_MAX
 from protocol.messages import Proposal
 
 OPENED, SEALED = "audit-losses", "audit-loss"  # the tags of no message
@@ -23,17 +24,25 @@ class Sealing:
     def __init__(self, signer: Signer, chain_id: bytes) -> None:
         self._signer, self._chain_id = signer, chain_id
         self._committing: frozenset[bytes] = frozenset()
+        self._is_large_known = False
 
     def follow(self, state: State) -> None:
-        self._committing = frozenset(state.audits.jobs if state.of(NetworkState).has_second_audits else ())
+        network = state.of(NetworkState)
+        self._committing = frozenset(state.audits.jobs if network.has_second_audits else ())
+        self._is_large_known = network.has_models
 
     def commits(self, job: bytes) -> bool:
         """Whether proposals of this job commit to losses."""
         return job in self._committing
 
     def knows(self, message: object) -> bool:
-        """Whether other programs can read this message of an open round: before the upgrade they do not know commitments."""
-        return not isinstance(message, Proposal) or message.losses is None or self.commits(message.job)
+        """Whether other programs can read this message of an open round: before the upgrades they know neither commitments nor
+        payloads of more than 512 MiB.
+        """
+        if not isinstance(message, Proposal):
+            return True
+        is_small = self._is_large_known or message.payload_bytes <= PLAIN_BLOB_BYTES_MAX
+        return is_small and (message.losses is None or self.commits(message.job))
 
     def added_to(self, proposal: Proposal, opening: LossesOpening | None) -> Proposal:
         """With a commitment to what `opening` will open, if this job's proposals commit to anything."""

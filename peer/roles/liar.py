@@ -26,12 +26,12 @@ from rlhf import rollouts
 from rlhf.objective import MILLIONTHS, PPO, PpoTerms, Rollouts
 from rlhf.rules import RULES
 from storage.blobs import JOB_BYTES
+from storage.parts import write_object
 from training.replay import proposals
 from training.replay.inner_state import InnerState, OnState
 from training.replay.trace import States, Trace, TrainingState
 from training.replicated import codec
-from training.replicated.feedback import buffer_digest
-from training.replicated.layout import Float32Array
+from training.replicated.layout import Float32Array, float32_bytes
 from training.spec import AuditMode, JobSpec
 from training.tasks import Audit, Declared, Propose, Proposed, Replay, Replayed
 from training.transformer import BYTES
@@ -138,7 +138,7 @@ class Liar(Trainer):
             case "nan":
                 return request, _poisoned(round, request, done, m)
             case "garbage":
-                return request, _forged(request, done, _noise_bytes(round, done.payload_bytes))
+                return request, _forged(round, request, done, m, _noise_bytes(round, done.payload_bytes))
         return request, done
 
     def _invent(
@@ -270,22 +270,21 @@ def _from_zero(request: Propose) -> Propose:
 
 def _encoded(round: OpenRound, request: Propose, done: Proposed, m: Float32Array) -> Proposed:
     """A well-formed proposal for whatever m is, with the states of what was done."""
-    m.astype("<f4").tofile(request.buffer_out)
-    return replace(_forged(request, done, round.model.payload(round.me, m)), buffer_digest=buffer_digest(m))
+    return _forged(round, request, done, m, round.model.payload(round.me, m))
 
 
 def _poisoned(round: OpenRound, request: Propose, done: Proposed, m: Float32Array) -> Proposed:
     """Arithmetic that gave NaN everywhere: no honest encoder has bytes for it, so all scales are forged to the largest."""
     m[:] = np.nan
-    m.tofile(request.buffer_out)
     honest = codec.read(Path(request.payload_out).read_bytes(), round.model.layout)
     forged = replace(honest, exponent=codec.EXPONENT_MAX, codes=np.where(honest.codes > 0, 255, 0).astype(np.uint8))
-    return replace(_forged(request, done, forged.encode()), buffer_digest=buffer_digest(m))
+    return _forged(round, request, done, m, forged.encode())
 
 
-def _forged(request: Propose, done: Proposed, payload: bytes) -> Proposed:
-    Path(request.payload_out).write_bytes(payload)
-    return replace(done, payload_digest=hashlib.sha256(payload).digest(), payload_bytes=len(payload))
+def _forged(round: OpenRound, request: Propose, done: Proposed, m: Float32Array, payload: bytes) -> Proposed:
+    buffer = write_object(Path(request.buffer_out), float32_bytes(m), round.spec.parts)
+    digest = write_object(Path(request.payload_out), payload, round.spec.parts)
+    return replace(done, payload_digest=digest, payload_bytes=len(payload), buffer_digest=buffer)
 
 
 def _noise_bytes(round: OpenRound, size: int) -> bytes:

@@ -19,8 +19,8 @@ LONG = SAMPLED + b":200"
 class Court(World):
     """A running job with sampled audits; everybody votes and trains."""
 
-    def __init__(self, n: int = 4, spec: bytes = LONG, version: int = 2, **terms: object) -> None:
-        super().__init__(n, n, replace(AUDITS, **terms), audits_version=version)  # type: ignore[arg-type]
+    def __init__(self, n: int = 4, spec: bytes = LONG, version: int = 2, jobs: int = 3, **terms: object) -> None:
+        super().__init__(n, n, replace(AUDITS, **terms), audits_version=version, jobs_version=jobs)  # type: ignore[arg-type]
         self.key = self.start(PEOPLE[0], spec)
         self.people = {person.public: person for person in PEOPLE}
 

@@ -13,7 +13,7 @@ from ledger.audits.losses import committed
 from ledger.blocks.ledger import Ledger
 from ledger.core.genesis import TRAINER, Founder, Genesis
 from ledger.core.module import Module
-from ledger.jobs import AuditTerms, Job, JobTerms, Start, job_id
+from ledger.jobs import AuditTerms, Job, JobsModule, JobTerms, Start, job_id
 from ledger.members import Admit, Invitation, Rotate, Stand, rotation_preimage, token_preimage
 from ledger.network import SECOND_AUDITS
 from ledger.state import Body, Rules, State, core_modules, decode_body, newest
@@ -86,10 +86,12 @@ class World:
         audits: AuditTerms = AUDITS,
         modules: tuple[Module[Any], ...] = (),
         audits_version: int = 2,
+        jobs_version: int = 3,
     ) -> None:
         founders = {p.public: Founder("founder", (TRAINER,) if i < trainers else ()) for i, p in enumerate(PEOPLE[:voters])}
         known = *core_modules(PlainJobs(audits)), *modules
-        runs = [module for module in known if module.name != AuditsModule.name or module.version <= audits_version]
+        last = {AuditsModule.name: audits_version, JobsModule.name: jobs_version}
+        runs = [module for module in known if module.version <= last.get(module.name, module.version)]
         self.genesis = Genesis("world", 1_000, bytes(16), founders, newest(runs))
         self.rules = Rules(self.genesis, FastVerifier(), known)
         self.commits = audits_version >= SECOND_AUDITS

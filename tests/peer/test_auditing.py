@@ -34,13 +34,16 @@ from peer.roles.voter import Voter, fetch_reveal
 from protocol import codec
 from protocol.errors import StorageError, UserError
 from protocol.identity import peer_id, short_id
+from protocol.limits import BLOB_PART_BYTES
 from protocol.messages import GetBlob, NoBlob
 from protocol.reasons import Finding
 from rlhf.objective import PpoTerms
 from storage.blobs import JOB_BYTES, Blobs
+from storage.parts import PartsFolder
 from tests.ledger.court import Court, withheld
 from tests.ledger.world import AUDITS, LOSSES, PEOPLE, secret_of
-from tests.peer.network import SCRATCH, SECONDS_MAX, Network, Seat, has_finished, network, poll, service_of, settled
+from tests.peer import network as network_module
+from tests.peer.network import SCRATCH, SECONDS_MAX, Network, Seat, accepted, has_finished, network, poll, service_of, settled
 from training import host, tasks
 from training.data import corpus as data
 from training.replay import proposals
@@ -201,6 +204,28 @@ async def test_every_drawn_step_of_honest_trainers_is_replayed_and_passes(tmp_pa
         received = made.seats[0].network.traffic()
         assert 0 < received.reveals_received <= received.blobs_received
         assert received.reveals_sent > 0
+
+
+@pytest.mark.large
+@pytest.mark.parametrize(
+    "how", [{"audit": AuditMode.FULL, "local_steps": 1, "least_uplink": 2}, {"local_steps": 2, "least_uplink": 100}], ids=str
+)
+async def test_what_is_larger_than_a_part_is_audited_like_all_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: dict[str, Any]
+) -> None:
+    """Buffers of two parts; with sampled audits, states of two and of three."""
+    monkeypatch.setattr(network_module, "SECONDS_MAX", 300.0)
+    took, came = PartsFolder.took, list[bytes]()
+    monkeypatch.setattr(PartsFolder, "took", lambda folder, part, *file: (came.append(part), took(folder, part, *file)))
+    model = replace(MODEL, vocabulary=256, width=512, heads=4, kv_heads=4, layers=2, hidden=1024)
+    assert 4 * model.parameters > BLOB_PART_BYTES
+    async with trainers(tmp_path) as made:
+        job = await made.train(replace(SPEC, model=model, parts=True, **how))
+        await ended(made, job)
+        assert set(accepted(made.seats[0], job)) == {seat.public for seat in made.seats}
+        state = made.seats[0].driver.state
+        assert not [auditing.describe(entry, state) for entry in state.audits.log if entry.result is not Result.PASSED]
+        assert len(came) >= 8, "two parts of a buffer, or more, at each of four"
 
 
 async def test_an_auditor_that_replays_nothing_is_suspended_by_the_losses_that_trainers_open(tmp_path: Path) -> None:
@@ -912,8 +937,8 @@ class Unserved:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._blobs, name)
 
-    def size(self, digest: bytes) -> int | None:
-        return None if digest in self._digests else self._blobs.size(digest)
+    def piece_size(self, digest: bytes) -> int | None:
+        return None if digest in self._digests else self._blobs.piece_size(digest)
 
 
 async def test_that_the_window_closed_while_a_step_was_fetched_is_told_as_just_that(tmp_path: Path) -> None:

@@ -5,12 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from ledger.audits.losses import committed, is_opened_by, is_wrong, unsealed
 from ledger.audits.state import OPENS
 from peer.node.rounds import Effects, Rounds
 from peer.node.sealing import Sealing
 from peer.roles import losses
+from protocol import codec
 from protocol.identity import Signed, sign
+from protocol.limits import PLAIN_BLOB_BYTES_MAX
 from protocol.messages import Proposal
 from tests.ledger.court import Court
 from tests.ledger.world import AUDITS, BY_KEY, LOSSES, NEW, PEOPLE, UNAUDITED
@@ -88,6 +92,27 @@ def test_a_commitment_that_other_programs_do_not_know_yet_is_not_heard() -> None
         with_losses = replace(proposal_of(court, court.key), losses=commitment)
         heard = rounds.receive(sign(PEOPLE[0], court.chain, with_losses), with_losses, 0.0)
         assert isinstance(heard, Effects) is court.commits
+
+
+class Large(Court):
+    """Its trainers name payloads of more than 512 MiB."""
+
+    def proposal(self, key: bytes, trainer: bytes) -> Signed:
+        said = codec.decode_message(super().proposal(key, trainer).body, (Proposal,))
+        return sign(BY_KEY[trainer], self.chain, replace(said, payload_bytes=PLAIN_BLOB_BYTES_MAX + 1))
+
+
+@pytest.mark.parametrize("jobs", [2, 3])
+def test_a_payload_that_other_programs_cannot_read_of_yet_is_neither_heard_nor_decided(jobs: int) -> None:
+    court = Large(jobs=jobs)
+    rounds = Rounds(PEOPLE[1], court.chain, {})
+    rounds.follow(court.state)
+    rounds.open(court.key, court.job(court.key), 0.0, {}, 60.0)
+    signed = court.proposal(court.key, PEOPLE[0].public)
+    heard = rounds.receive(signed, codec.decode_message(signed.body, (Proposal,)), 0.0)
+    assert isinstance(heard, Effects) is (jobs == 3)
+    problem = court.problem(closings=(court.closing(court.key),))
+    assert problem is None if jobs == 3 else "larger than this network knows yet" in str(problem)
 
 
 def test_a_trainer_whose_disk_is_from_before_the_job_is_told_what_it_has_proposed_and_proposes_nothing_else() -> None:

@@ -47,8 +47,8 @@ def test_an_object_has_one_name_however_its_bytes_come(data: bytes, cuts: list[i
 def test_objects_of_one_part_and_those_of_older_programs_are_named_by_their_bytes() -> None:
     data = bytes(BLOB_PART_BYTES)
     assert digest_of(data) == digest_of(data, in_parts=False) == sha256(data)
-    assert digest_of(data, b"x", in_parts=False) == sha256(data + b"x") != digest_of(data, b"x")
-    assert digest_of(data, b"x") == sha256(DOMAIN + struct.pack(">Q", len(data) + 1) + sha256(data) + sha256(b"x"))
+    assert digest_of(data + b"x", in_parts=False) == sha256(data + b"x") != digest_of(data + b"x")
+    assert digest_of(data + b"x") == sha256(DOMAIN + struct.pack(">Q", len(data) + 1) + sha256(data) + sha256(b"x"))
 
 
 def test_a_list_is_read_as_it_was_written() -> None:

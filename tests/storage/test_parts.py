@@ -11,6 +11,7 @@ import pytest
 
 from protocol.digests import Hasher, Parts
 from protocol.errors import MissingBlobError, RemoteProtocolError, StorageError
+from storage import blobs as blobs_module
 from storage import parts as parts_module
 from storage.blobs import Blobs
 from storage.parts import LIST, write_list
@@ -44,6 +45,12 @@ def files(folder: Path) -> list[str]:
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
 
 
+def begin(blobs: Blobs, parts: Parts = PARTS) -> None:
+    """The list of an object comes, and it begins to come."""
+    come(blobs, parts.digest, parts.encode())
+    blobs.settle(parts.digest)
+
+
 def come(blobs: Blobs, digest: bytes, data: bytes, of: bytes | None = None) -> None:
     writer = blobs.begin(digest, len(data), of)
     try:
@@ -70,6 +77,8 @@ ALL = {PARTS.digests[index]: PARTS.size(index) for index in range(4)}
 def test_an_object_comes_as_its_list_and_then_its_parts_and_is_held_when_all_are_there(blobs: Blobs, tmp_path: Path) -> None:
     assert blobs.wanted(DIGEST) is None
     come(blobs, DIGEST, PARTS.encode())
+    assert lacking(blobs) == {} and files(tmp_path) == [f"kept/parts/{DIGEST.hex()}"], "the list alone fills no disk"
+    blobs.settle(DIGEST)
     assert lacking(blobs) == ALL and blobs.size(DIGEST) is None
     assert blobs.read_piece(DIGEST, 0, 9999) == PARTS.encode(), "others may have the list at once"
     for index in (3, 1, 0, 2):
@@ -91,7 +100,7 @@ def test_an_object_comes_as_its_list_and_then_its_parts_and_is_held_when_all_are
 def test_equal_parts_come_once(blobs: Blobs) -> None:
     data = bytes(3 * PART) + b"end"
     parts = listed(data)
-    come(blobs, parts.digest, parts.encode())
+    begin(blobs, parts)
     come(blobs, parts.digests[0], bytes(PART), parts.digest)
     assert blobs.wanted(parts.digest).lacking == {parts.digests[3]: 3}  # type: ignore[union-attr]
     come(blobs, parts.digests[3], b"end", parts.digest)
@@ -100,7 +109,7 @@ def test_equal_parts_come_once(blobs: Blobs) -> None:
 
 
 def test_after_a_restart_what_was_there_does_not_lack(blobs: Blobs, tmp_path: Path) -> None:
-    come(blobs, DIGEST, PARTS.encode())
+    begin(blobs)
     come(blobs, PARTS.digests[0], part(0), DIGEST)
     begun = blobs.begin(PARTS.digests[3], PARTS.size(3), DIGEST)
     begun.write(part(3)[:5])
@@ -117,7 +126,7 @@ def test_after_a_restart_what_was_there_does_not_lack(blobs: Blobs, tmp_path: Pa
 
 @pytest.mark.parametrize("sent", [b"x" + part(1)[1:], part(1)[:-1], b""])
 def test_a_wrong_part_is_refused_and_touches_nothing(blobs: Blobs, tmp_path: Path, sent: bytes) -> None:
-    come(blobs, DIGEST, PARTS.encode())
+    begin(blobs)
     come(blobs, PARTS.digests[0], part(0), DIGEST)
     before = (tmp_path / "kept/parts" / f"{DIGEST.hex()}.data").read_bytes()
     with pytest.raises(RemoteProtocolError, match="bad-blob"):
@@ -128,13 +137,13 @@ def test_a_wrong_part_is_refused_and_touches_nothing(blobs: Blobs, tmp_path: Pat
 
 
 def test_a_part_is_no_longer_than_its_list_says(blobs: Blobs) -> None:
-    come(blobs, DIGEST, PARTS.encode())
+    begin(blobs)
     with pytest.raises(RemoteProtocolError, match="bad-blob"):
         come(blobs, PARTS.digests[1], part(1) + b"x", DIGEST)
 
 
 def test_a_part_is_durable_before_it_is_here(blobs: Blobs, monkeypatch: pytest.MonkeyPatch) -> None:
-    come(blobs, DIGEST, PARTS.encode())
+    begin(blobs)
     seen: list[bool] = []
     fsync = os.fsync
     monkeypatch.setattr(parts_module.os, "fsync", lambda file: (seen.append(blobs.lacks(DIGEST, PARTS.digests[0])), fsync(file)))
@@ -144,7 +153,7 @@ def test_a_part_is_durable_before_it_is_here(blobs: Blobs, monkeypatch: pytest.M
 
 
 def test_a_disk_that_is_full_is_a_storage_error_and_the_part_lacks(blobs: Blobs, monkeypatch: pytest.MonkeyPatch) -> None:
-    come(blobs, DIGEST, PARTS.encode())
+    begin(blobs)
     monkeypatch.setattr(parts_module.os, "pwrite", lambda *written: 0)
     with pytest.raises(StorageError, match="No space left"):
         come(blobs, PARTS.digests[0], part(0), DIGEST)
@@ -153,7 +162,7 @@ def test_a_disk_that_is_full_is_a_storage_error_and_the_part_lacks(blobs: Blobs,
 
 def test_a_writer_that_ends_late_does_not_touch_what_is_here(blobs: Blobs) -> None:
     """Of a fetch that was cancelled, while the next one has come to an end."""
-    come(blobs, DIGEST, PARTS.encode())
+    begin(blobs)
     late = blobs.begin(PARTS.digests[0], PART, DIGEST)
     late.write(b"x" * PART)
     come(blobs, PARTS.digests[0], part(0), DIGEST)
@@ -186,6 +195,21 @@ def test_what_this_peer_made_is_held_with_its_list(blobs: Blobs, tmp_path: Path,
     again.verify_together()
     assert again.read(DIGEST) == DATA and again.read_piece(PARTS.digests[3], 0, 9999) == part(3)
     assert again.is_reveal(PARTS.digests[3]) == again.is_reveal(DIGEST) == (how == "keep_together")
+
+
+def test_a_list_stays_while_its_blob_is_on_the_way(blobs: Blobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread deletes what has passed: the list is here by then, and the blob is not."""
+    file, replace = tmp_path / "made", os.replace
+    file.write_bytes(DATA)
+    write_list(file, PARTS)
+
+    def meanwhile(*paths: Path) -> None:
+        blobs.delete_passed(set())
+        replace(*paths)
+
+    monkeypatch.setattr(blobs_module.os, "replace", meanwhile)
+    blobs.adopt(file, DIGEST)
+    assert blobs.piece_size(DIGEST) == len(PARTS.encode())
 
 
 def test_an_object_of_an_older_program_is_sent_whole(blobs: Blobs, tmp_path: Path) -> None:
@@ -237,6 +261,27 @@ def test_an_object_that_is_gone_can_come_again(blobs: Blobs) -> None:
     assert lacking(blobs) == ALL
 
 
+def test_what_this_peer_made_while_it_came_keeps_its_list(blobs: Blobs, tmp_path: Path) -> None:
+    """Otherwise it would be sent as if it had no parts, and whoever sends that loses the link."""
+    begin(blobs)
+    come(blobs, PARTS.digests[0], part(0), DIGEST)
+    blobs.add(DATA, in_parts=True)
+    blobs.sweep(())
+    assert files(tmp_path) == [f"kept/{DIGEST.hex()}", f"kept/parts/{DIGEST.hex()}"]
+    assert blobs.read_piece(DIGEST, 0, 9999) == PARTS.encode() and blobs.read_piece(PARTS.digests[1], 0, 9999) == part(1)
+
+
+def test_what_a_round_keeps_too_keeps_its_list(blobs: Blobs) -> None:
+    blobs.expect_to_pass(DIGEST, "a round")
+    blobs.add(DATA, in_parts=True)
+    blobs.keep_together(JOB, 3, None, [DIGEST])
+    blobs.release("a round")
+    blobs.delete_passed(set())
+    assert blobs.read(DIGEST) == DATA and blobs.read_piece(DIGEST, 0, 9999) == PARTS.encode()
+    blobs.delete_rounds([(JOB[:16], 3)])
+    assert blobs.piece_size(DIGEST) is None
+
+
 def object_of(number: int) -> bytes:
     return random.Random(number).randbytes(2 * PART)
 
@@ -246,7 +291,7 @@ def left(blobs: Blobs, count: int, numbers: range) -> list[bytes]:
     digests = []
     for number in numbers:
         parts = listed(object_of(number))
-        come(blobs, parts.digest, parts.encode())
+        begin(blobs, parts)
         for place in range(count):
             come(blobs, parts.digests[place], object_of(number)[place * PART : (place + 1) * PART], parts.digest)
         here = blobs._kept / "parts" / f"{parts.digest.hex()}.here"
@@ -283,11 +328,11 @@ def test_what_nobody_waits_for_stays_for_a_day(blobs: Blobs, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("lost", [".data", ".here", ""])
 def test_what_a_crash_left_of_an_object_that_comes_is_nothing(blobs: Blobs, tmp_path: Path, lost: str) -> None:
-    come(blobs, DIGEST, PARTS.encode())
+    begin(blobs)
     (tmp_path / "kept/parts" / f"{DIGEST.hex()}{lost}").unlink()
     again = blobs_in(tmp_path)
     assert files(tmp_path) == []
-    come(again, DIGEST, PARTS.encode())
+    begin(again)
     assert lacking(again) == ALL
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from ledger.core.genesis import ModuleVersion
 from protocol.errors import RemoteProtocolError, UserError
-from protocol.limits import BLOB_BYTES_MAX, TRAINERS_MAX
+from protocol.limits import PLAIN_BLOB_BYTES_MAX, TRAINERS_MAX
 from training.host import ModelHost
 from training.replay.inner_state import inner_bytes
 from training.spec import (
@@ -180,11 +180,12 @@ def test_an_inner_state_that_no_peer_may_send_is_refused_where_audits_need_it(fi
     for vocabulary, is_valid in ((62_300, True), (62_700, False)):
         spec = replace(JOB, tokenizer=bytes(32), model=ModelSpec(vocabulary=vocabulary, width=1024, layers=1, hidden=8), **fields)
         if is_valid:
-            assert inner_bytes(spec.checked()) <= BLOB_BYTES_MAX
+            assert inner_bytes(spec.checked()) <= PLAIN_BLOB_BYTES_MAX
         else:
-            assert inner_bytes(spec) > BLOB_BYTES_MAX
-            with pytest.raises(UserError, match=r"inner optimizer's state has \d+ bytes.* 536870912 at most: take a"):
+            assert inner_bytes(spec) > PLAIN_BLOB_BYTES_MAX
+            with pytest.raises(UserError, match=r"commits to has \d+ bytes.* 536870912 at most: take a .* upgrade jobs 3"):
                 spec.checked()
+            assert replace(spec, parts=True).checked()
             assert replace(spec, audit=AuditMode.FULL, inner_state=InnerStatePolicy.RESET).checked()
 
 

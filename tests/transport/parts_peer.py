@@ -9,6 +9,7 @@ input, or when the object is there, and says by how many bytes its anonymous mem
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from pathlib import Path
 
@@ -28,6 +29,11 @@ def anonymous_bytes() -> int:
     return int(line.split()[1]) << 10
 
 
+def say(word: str, what: object) -> None:
+    """A whole line, whichever thread says it."""
+    os.write(sys.stdout.fileno(), f"{word} {what}\n".encode())
+
+
 class Telling(Blobs):
     def begin(self, digest: bytes, total: int, of: bytes | None = None):  # type: ignore[no-untyped-def]
         writer = super().begin(digest, total, of)
@@ -36,7 +42,7 @@ class Telling(Blobs):
 
             def tell() -> None:
                 finish()
-                print("came", digest.hex(), flush=True)
+                say("came", digest.hex())
 
             writer.finish = tell  # type: ignore[method-assign]
         return writer
@@ -47,7 +53,7 @@ async def main(number: int, folder: Path, part_bytes: int, address: str = "", di
     swarm = Swarm(Identity(bytes([number]) * 32), CHAIN, "127.0.0.1:0", [address] if address else [], blobs)
     async with trio.open_nursery() as nursery:
         await nursery.start(swarm.run)
-        print("listens", swarm.address, flush=True)
+        say("listens", swarm.address)
         start = largest = anonymous_bytes()
 
         async def measure() -> None:
@@ -61,8 +67,8 @@ async def main(number: int, folder: Path, part_bytes: int, address: str = "", di
             await swarm.fetch(bytes.fromhex(digest), size)
         else:
             await trio.to_thread.run_sync(sys.stdin.read)
-        print("received", swarm.traffic().blobs_received, flush=True)
-        print("grew", largest - start, flush=True)
+        say("received", swarm.traffic().blobs_received)
+        say("grew", largest - start)
         nursery.cancel_scope.cancel()
 
 

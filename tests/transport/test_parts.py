@@ -16,12 +16,14 @@ import trio
 from trio.testing import MockClock
 
 from protocol.digests import Hasher, Parts
+from protocol.identity import Identity
 from protocol.limits import BLOB_CHUNK_BYTES, BLOB_PART_BYTES
 from storage.blobs import Blobs
 from storage.parts import write_list
 from tests.transport.conftest import MemoryWorld, World, open_world
 from tests.transport.helpers import ALICE, BOB, CAROL, DAVE, linked, until
-from transport.memory import Conditions
+from transport.exchange import TURN_SECONDS
+from transport.memory import Conditions, Mesh
 
 PART = 2 * BLOB_CHUNK_BYTES + 1000  # three chunks each
 COUNT = 24
@@ -103,6 +105,43 @@ async def test_two_peers_that_fetch_give_each_other_what_they_have(tmp_path: Pat
     _, bob, carol = stores
     assert bob.read(DIGEST) == carol.read(DIGEST) == DATA
     assert sum(bob.served.values()) + sum(carol.served.values()) >= 3 * 4, "four parts of three chunks, or more"
+
+
+async def seconds_of_a_fetch(folder: Path, others: int) -> float:
+    """From the one that has it, which is named, beside so many peers that have nothing."""
+    folder.mkdir()
+    async with open_world(MemoryWorld) as world:
+        assert isinstance(world, MemoryWorld)
+        world.mesh = Mesh(seed=1, conditions=Conditions(latency_seconds=0.1, bytes_per_second=2_000_000))
+        alice, bob = await world.start(ALICE, Counting(folder / "alice", DATA)), await world.start(BOB, Counting(folder / "bob"))
+        empty = [await world.start(Identity(bytes([100 + n]) * 32), Counting(folder / str(n))) for n in range(others)]
+        await linked(alice, bob, *empty)
+        start = trio.current_time()
+        await bob.fetch(DIGEST, len(DATA), [alice.me])
+        return trio.current_time() - start
+
+
+async def test_peers_that_have_nothing_cost_little_time(tmp_path: Path, autojump_clock: MockClock) -> None:
+    """A round trip of .2 s to each of them would be seconds."""
+    assert await seconds_of_a_fetch(tmp_path / "many", 20) < 1.0 + await seconds_of_a_fetch(tmp_path / "none", 0)
+
+
+async def test_a_holder_that_drips_costs_a_turn(tmp_path: Path, autojump_clock: MockClock) -> None:
+    """A part of 24 chunks would take it 22 s."""
+    part_bytes, data = 24 * BLOB_CHUNK_BYTES, DATA * 2
+    alice, carol = (Counting(tmp_path / name, data, part_bytes=part_bytes) for name in ("alice", "carol"))
+    bob = Counting(tmp_path / "bob", part_bytes=part_bytes)
+    async with open_world(MemoryWorld) as world:
+        assert isinstance(world, MemoryWorld)
+        world.mesh.set_conditions(BOB.public, CAROL.public, Conditions(bytes_per_second=BLOB_CHUNK_BYTES / 0.9))
+        networks = [await world.start(*pair) for pair in ((ALICE, alice), (BOB, bob), (CAROL, carol))]
+        await linked(*networks)
+        start = trio.current_time()
+        hasher = Hasher(part_bytes=part_bytes)
+        hasher.update(data)
+        await networks[1].fetch(hasher.digest(), len(data), [networks[0].me, networks[2].me])
+        assert TURN_SECONDS <= trio.current_time() - start < TURN_SECONDS + 2
+        assert bob.read(hasher.digest()) == data and networks[2].me in networks[1].connected()
 
 
 async def test_a_wrong_part_costs_its_sender_the_link_and_nothing_else(world: World, tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ The worker computes updates with torch; for scratch jobs the daemon does it all 
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import shutil
 import time
@@ -20,6 +19,7 @@ from ledger.audits.losses import in_millionths
 from protocol import codec as wire
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.reasons import OWN_FIRST, Finding, Verdict
+from storage.parts import write_object
 from training.objectives.objective import Declaration, Reason
 from training.replay import trace
 from training.replay.inner_state import InnerState, OnState
@@ -95,10 +95,8 @@ def propose(request: Propose, update: Update, declarer: Declarer | None = None) 
     delta, losses = update(model.parameters, *place, inner, take, declaration=declaration)
     m = feedback.accumulate(e, delta, model.spec.feedback_decay, model.spec.update_weight)
     payload = model.payload(request.trainer, m)
-    buffer = float32_bytes(m)
-    Path(request.buffer_out).write_bytes(buffer)
-    Path(request.payload_out).write_bytes(payload)
-    digests = hashlib.sha256(payload).digest(), len(payload), hashlib.sha256(buffer).digest()
+    payload_digest = write_object(Path(request.payload_out), payload, model.spec.parts)
+    digests = payload_digest, len(payload), write_object(Path(request.buffer_out), float32_bytes(m), model.spec.parts)
     committed = states.finish() if states else (None, None)
     seconds, encoded = time.perf_counter() - started, wire.encode(declaration.record) if declaration else b""
     loss, of_replays = sum(losses) / len(losses), tuple(map(in_millionths, losses[:: model.spec.replayed_steps]))
@@ -221,14 +219,14 @@ def _find(
 def _starts(request: Replay, model: ReplicatedModel, first: StateDigests) -> bool:
     """Whether state 0 is the model, with fresh inner state or the one that was committed to before."""
     inner = request.inner_from or trace.fresh_digest(model.spec)
-    return first.inner == inner and first.parameters == trace.parameters_digest(model.parameters)
+    return first.inner == inner and first.parameters == trace.parameters_digest(model.parameters, model.spec)
 
 
 def _ends(request: Replay, model: ReplicatedModel, states: States) -> bool:
     """Whether the buffer is m = decay·e + (θ_0 − θ_H), bit for bit, and the payload says m. Nobody has to show the buffer."""
     delta, spec = model.parameters - states.parameters(model.spec.replays), model.spec
     m = feedback.accumulate(_feedback(request, model), delta, spec.feedback_decay, spec.update_weight)
-    if feedback.buffer_digest(m) != request.buffer:
+    if feedback.buffer_digest(m, spec.parts) != request.buffer:
         return False
     said = feedback.unsaid(m, model.held(request.trainer))
     return feedback.encodes(said, Path(request.payload).read_bytes(), model.header(request.trainer), model.layout)
@@ -317,7 +315,7 @@ def _own_inner(request: Propose, model: ReplicatedModel) -> tuple[InnerState | N
     digest = model.records[request.trainer].inner
     try:
         inner = _previous_inner(request, model.spec)
-        if inner is not None and trace.inner_digest(inner) == digest:
+        if inner is not None and trace.inner_digest(inner, model.spec) == digest:
             return inner, digest
         problem = "other bytes than the record says"
     except (RemoteProtocolError, OSError) as error:

@@ -11,7 +11,6 @@ all of them; its own digest stands in the proposal (decision 31).
 from __future__ import annotations
 
 import functools
-import hashlib
 import math
 import shutil
 from collections.abc import Callable, Iterable
@@ -23,7 +22,9 @@ import numpy as np
 
 from protocol import codec
 from protocol.codec import Digest, Length
+from protocol.digests import Hasher, digest_of, hashed
 from protocol.errors import RemoteProtocolError
+from storage.parts import write_list
 from training.replay.inner_state import InnerState, directions, inner_bytes, slots
 from training.replicated.layout import BLOCK, Float32Array, float32_bytes, layout_of
 from training.spec import LOCAL_STEPS_MAX, JobSpec
@@ -90,22 +91,15 @@ def _read_parameters(trace: Trace, step: int) -> Iterable[StateDigests]:
 
 @functools.lru_cache(maxsize=8)
 def fresh_digest(spec: JobSpec) -> bytes:
-    return _sha256(InnerState.fresh(spec).pieces())
+    return inner_digest(InnerState.fresh(spec), spec)
 
 
-def parameters_digest(parameters: Float32Array) -> bytes:
-    return _sha256([float32_bytes(parameters)])
+def parameters_digest(parameters: Float32Array, spec: JobSpec) -> bytes:
+    return digest_of(float32_bytes(parameters), spec.parts)
 
 
-def inner_digest(inner: InnerState) -> bytes:
-    return _sha256(inner.pieces())
-
-
-def _sha256(pieces: Iterable[bytes | memoryview]) -> bytes:
-    digest = hashlib.sha256()
-    for piece in pieces:
-        digest.update(piece)
-    return digest.digest()
+def inner_digest(inner: InnerState, spec: JobSpec) -> bytes:
+    return hashed(inner.pieces(), spec.parts).digest()
 
 
 # Writing -------------------------------------------------------------------------------------------------------------
@@ -126,7 +120,7 @@ class StateWriter:
         shutil.rmtree(folder, ignore_errors=True)  # of an attempt that did not end
         folder.mkdir()
         if spec.traces_states:
-            self._states.append(StateDigests(parameters_digest(parameters), inner or fresh_digest(spec)))
+            self._states.append(StateDigests(parameters_digest(parameters, spec), inner or fresh_digest(spec)))
 
     def take(self, parameters: Float32Array, inner: InnerState) -> None:
         """The state after one more inner step."""
@@ -146,15 +140,16 @@ class StateWriter:
 
     def _write(self, pieces: Iterable[bytes | memoryview]) -> bytes:
         """Hashed on the way to the file: the pieces are read once while they are in the cache."""
-        digest, part = hashlib.sha256(), self._folder / "part"
+        hasher, part = Hasher(self._spec.parts), self._folder / "part"
         with part.open("wb", buffering=0) as stream:
             for piece in pieces:
                 for start in range(0, len(piece), 4 * BLOCK):
                     stretch = piece[start : start + 4 * BLOCK]
-                    digest.update(stretch)
+                    hasher.update(stretch)
                     stream.write(stretch)
-        part.rename(self._folder / digest.hexdigest())
-        return digest.digest()
+        digest = hasher.digest()
+        write_list(part.rename(self._folder / digest.hex()), hasher.parts)
+        return digest
 
 
 # Reading and comparing -----------------------------------------------------------------------------------------------

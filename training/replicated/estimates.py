@@ -40,9 +40,9 @@ def size(layout: Layout) -> int:
     return payload_bytes_max(layout, MODE)
 
 
-def momentum_after(record: Record, v: Float32Array) -> Float32Array:
+def momentum_after(record: Record, v: Float32Array, in_parts: bool = False) -> Float32Array:
     """The momentum that a trainer continues from: `v`, which its record commits to, halved for each NORM rejection since."""
-    if buffer_digest(v) != record.buffer:
+    if buffer_digest(v, in_parts) != record.buffer:
         raise LocalProtocolError("the buffer is not that of the record")
     with np.errstate(over="ignore", invalid="ignore"):
         return v * np.float32(math.ldexp(1.0, -record.halvings))

@@ -6,7 +6,6 @@ can check that a payload follows from the update it re-executed.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from dataclasses import dataclass
 from typing import Annotated, Final
@@ -15,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from protocol.codec import Between, Count, Digest
+from protocol.digests import digest_of
 from protocol.errors import LocalProtocolError
 from protocol.reasons import Verdict
 from training.replicated import codec
@@ -35,16 +35,19 @@ class Record:
     inner: Digest | None = None  # of the inner optimizer's state after it, where the job keeps that
 
 
-def buffer_digest(m: Float32Array) -> bytes:
-    """SHA-256 of the little-endian float32 bytes: what `Proposal.buffer` commits to."""
-    return hashlib.sha256(np.ascontiguousarray(m, dtype="<f4").data).digest()
+def buffer_digest(m: Float32Array, in_parts: bool = False) -> bytes:
+    """Of the little-endian float32 bytes: what `Proposal.buffer` commits to. `in_parts` as the job says."""
+    return digest_of(np.ascontiguousarray(m, dtype="<f4").data, in_parts=in_parts)
 
 
-def feedback_after(record: Record | None, m: Float32Array | None, payload: bytes | None, layout: Layout) -> Float32Array:
+def feedback_after(
+    record: Record | None, m: Float32Array | None, payload: bytes | None, layout: Layout, in_parts: bool = False
+) -> Float32Array:
     """The e that a trainer continues from, given its last accepted buffer and payload (both of `record`; None without one)."""
     if record is None:
         return np.zeros(layout.size, dtype=np.float32)
-    if m is None or payload is None or buffer_digest(m) != record.buffer or hashlib.sha256(payload).digest() != record.payload:
+    named = record.buffer, record.payload
+    if m is None or payload is None or (buffer_digest(m, in_parts), digest_of(payload, in_parts)) != named:
         raise LocalProtocolError("buffer and payload are not those of the record")
     left = codec.read(payload, layout).dense() if record.stepped else np.zeros_like(m)
     with np.errstate(over="ignore", invalid="ignore"):  # somebody else's m may be any bytes

@@ -7,7 +7,6 @@ get the same root, bit for bit.
 from __future__ import annotations
 
 import functools
-import hashlib
 import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,6 +16,7 @@ from typing import Final
 
 import numpy as np
 
+from protocol.digests import digest_of
 from protocol.errors import LocalProtocolError, RemoteProtocolError, StorageError
 from protocol.identity import short_id
 from protocol.messages import Proposal
@@ -226,8 +226,8 @@ class ReplicatedModel:
         """What a trainer continues from, given its last accepted buffer and payload: e, or its momentum; zero without them."""
         record = None if buffer is None else self.records.get(trainer)
         if self.spec.has_estimates and record is not None and buffer is not None:
-            return estimates.momentum_after(record, buffer)
-        return feedback.feedback_after(record, buffer, payload, self.layout)
+            return estimates.momentum_after(record, buffer, self.spec.parts)
+        return feedback.feedback_after(record, buffer, payload, self.layout, self.spec.parts)
 
     def held(self, trainer: bytes) -> Float32Array | None:
         """What everybody knows of a trainer's buffer before its payload; None is zero."""
@@ -244,7 +244,7 @@ class ReplicatedModel:
         """The cheap, exact checks, which every voter can make; re-execution comes after them."""
         if (proposal.job, proposal.round, proposal.model_root) != (self.job, self.round, self.root):
             return Verdict.STALE
-        if (len(payload), hashlib.sha256(payload).digest()) != (proposal.payload_bytes, proposal.payload):
+        if (len(payload), digest_of(payload, self.spec.parts)) != (proposal.payload_bytes, proposal.payload):
             return Verdict.MALFORMED
         try:
             checked = self._decode(trainer, proposal.payload, payload)
@@ -360,7 +360,7 @@ class ReplicatedModel:
         checked = self._checked.get(item.trainer)
         if checked is not None and (checked.digest, checked.payload) == (item.proposal.payload, item.payload):
             return checked
-        digest = hashlib.sha256(item.payload).digest()
+        digest = digest_of(item.payload, self.spec.parts)
         if digest != item.proposal.payload:
             raise LocalProtocolError("the payload is not the one that was accepted")
         return self._decode(item.trainer, digest, item.payload)

@@ -286,7 +286,7 @@ def test_who_lost_what_it_goes_on_from_begins_anew_and_says_so(tmp_path: Path, t
     proposal = Proposal(JOB, 1, world.model.root, *digests, done.feedback, done.trace, done.inner, done.inner_from)
     assert world.model.check(TRAINER, proposal, (tmp_path / "payload1").read_bytes()) is Verdict.ACCEPT
     first = InnerState.fresh(spec) if done.inner_from is None else InnerState.load(tmp_path / "inner0", spec)
-    assert world.listed.states[0].inner == trace.inner_digest(first)
+    assert world.listed.states[0].inner == trace.inner_digest(first, spec)
 
 
 @pytest.mark.parametrize("poison", [np.nan, 1e30, None])
