@@ -130,8 +130,8 @@ class Withheld:
     def __getattr__(self, name: str) -> object:
         return getattr(self._blobs, name)
 
-    def size(self, digest: bytes) -> int | None:
-        return self._blobs.size(digest) if self.released else None
+    def piece_size(self, digest: bytes) -> int | None:
+        return self._blobs.piece_size(digest) if self.released else None
 
 
 async def test_a_payload_that_does_not_come_blocks_no_vote_and_is_judged_when_it_comes(tmp_path: Path) -> None:
