@@ -22,7 +22,7 @@ from rlhf.rules import RULES, Rule
 from training.data.tokenizer import VOCABULARY_MAX
 from training.objectives.objective import Declaration, Job, Objective, Reason, Shape, Step
 from training.sequences import Tokens
-from training.transformer import BYTES, FIRST, HEAD, PARAMETERS_UNASKED, shapes
+from training.transformer import BYTES, FIRST, HEAD, PARAMETERS_TUNED_MAX, shapes
 
 MODULE: Final = "rlhf"
 ROLE: Final = "rlhf"
@@ -194,8 +194,8 @@ class Ppo(Objective):
             return f"{tokens} tokens in prompts and responses are more than {ROLLOUT_TOKENS_MAX}: take fewer or shorter ones"
         if responses * settings.epochs > PLACES_MAX:
             return f"{responses} responses in {settings.epochs} epochs are more than {PLACES_MAX}: take fewer of one of them"
-        if job.model.parameters + 2 * job.model.width > PARAMETERS_UNASKED:
-            return f"{job.model.parameters} parameters and two vectors beside them are more than {PARAMETERS_UNASKED}"
+        if job.model.parameters + 2 * job.model.width > PARAMETERS_TUNED_MAX:
+            return f"{job.model.parameters} parameters and two vectors beside them are more than {PARAMETERS_TUNED_MAX}"
         return None
 
     def tensors(self, job: Job, settings: Any) -> Sequence[tuple[str, Shape]]:

@@ -13,7 +13,7 @@ from rlhf.pairs import Pairs, rows
 from rlhf.preferences import pairs_of_step
 from training.objectives.objective import Declaration, Job, Objective, Shape, Step
 from training.sequences import Tokens
-from training.transformer import BYTES, HEAD, PARAMETERS_UNASKED, shapes
+from training.transformer import BYTES, HEAD, PARAMETERS_TUNED_MAX, shapes
 
 SCORE: Final = f"{HEAD}reward"
 ACCURACY: Final = "held_out_accuracy"
@@ -49,8 +49,8 @@ class RewardModel(Objective):
             return f"model.vocabulary {job.model.vocabulary} needs a tokenizer: name a base that has one"
         if job.local_steps < STEPS_MIN:
             return f"local_steps {job.local_steps} would move the head alone in the first round: take {STEPS_MIN} at least"
-        if job.model.parameters + job.model.width > PARAMETERS_UNASKED:
-            return f"{job.model.parameters} parameters and a head for scores are more than {PARAMETERS_UNASKED}"
+        if job.model.parameters + job.model.width > PARAMETERS_TUNED_MAX:
+            return f"{job.model.parameters} parameters and a head for scores are more than {PARAMETERS_TUNED_MAX}"
         return None
 
     def tensors(self, job: Job, settings: Any) -> Sequence[tuple[str, Shape]]:

@@ -11,8 +11,7 @@ from protocol.limits import PLAIN_BLOB_BYTES_MAX
 
 BYTES: Final = 256  # tokens without a tokenizer; with one every byte is a token, too, so that nothing is unknown
 PARAMETERS_MAX: Final = 1 << 33  # bounds what sums over a model need: 32 GiB of float32
-# Of a job that nobody was asked about: a committed buffer of float32 fits one blob.
-PARAMETERS_UNASKED: Final = PLAIN_BLOB_BYTES_MAX // 4
+PARAMETERS_TUNED_MAX: Final = PLAIN_BLOB_BYTES_MAX // 4  # of a model that is tuned by rewards, with the vectors that its objective adds
 # Rotary positions: below 1 later features would turn faster, and beyond 1e9 no context turns the last ones at all.
 ROPE_BASE_MIN: Final = 1.0
 ROPE_BASE_MAX: Final = 1e9
@@ -49,8 +48,8 @@ class ModelSpec:
             return f"heads {self.heads} must be a multiple of kv_heads {self.kv_heads}"
         if self.layers > LAYERS_MAX:
             return f"layers {self.layers} are more than {LAYERS_MAX}"
-        if self.parameters > PARAMETERS_UNASKED:
-            return f"{self.parameters} parameters are more than {PARAMETERS_UNASKED}"
+        if self.parameters > PARAMETERS_MAX:
+            return f"{self.parameters} parameters are more than {PARAMETERS_MAX}"
         if not ROPE_BASE_MIN <= self.rope_base <= ROPE_BASE_MAX:  # also if it is not a number
             return f"rope_base {self.rope_base:g} must lie in {ROPE_BASE_MIN:g}..{ROPE_BASE_MAX:g}"
         if not NORM_EPSILON_MIN <= self.norm_epsilon <= NORM_EPSILON_MAX:
