@@ -11,7 +11,8 @@ from protocol.limits import PLAIN_BLOB_BYTES_MAX
 
 BYTES: Final = 256  # tokens without a tokenizer; with one every byte is a token, too, so that nothing is unknown
 PARAMETERS_MAX: Final = 1 << 33  # bounds what sums over a model need: 32 GiB of float32
-PARAMETERS_TUNED_MAX: Final = PLAIN_BLOB_BYTES_MAX // 4  # of a model that is tuned by rewards, with the vectors that its objective adds
+# Of a model that is tuned by rewards, with the vectors that its objective adds.
+PARAMETERS_TUNED_MAX: Final = PLAIN_BLOB_BYTES_MAX // 4
 # Rotary positions: below 1 later features would turn faster, and beyond 1e9 no context turns the last ones at all.
 ROPE_BASE_MIN: Final = 1.0
 ROPE_BASE_MAX: Final = 1e9
