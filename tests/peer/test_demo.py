@@ -71,7 +71,7 @@ def test_who_signs_two_proposals_is_expelled_by_the_proof_in_the_chain_and_the_r
 
 
 def test_who_cheats_in_some_of_its_steps_is_suspended_by_sampled_audits_and_the_export_shows_it(tmp_path: Path) -> None:
-    rounds = "14"  # two looks a round miss two of five steps: all of them once in 10^5 runs
+    rounds = "12"  # two looks a round miss two of five steps: all of them once in 10^4 runs
     status, report, said = demo(
         tmp_path, "--rounds", rounds, "--audit", "sampled", "--attack", "wrong-steps", *short("audit_window=6")
     )

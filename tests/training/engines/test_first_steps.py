@@ -23,7 +23,7 @@ from training.spec import AuditMode, Inner, JobSpec
 from training.transformer import ModelSpec
 
 JOB = bytes(range(32))
-BATCHES = 20
+BATCHES = 10
 MODEL = ModelSpec(context=64, width=32, layers=2, heads=2, kv_heads=1, hidden=96)
 SPEC = JobSpec(name="first", data=bytes(32), model=MODEL, audit=AuditMode.SAMPLED)
 ROUNDS = {"text": 8, "runs": 8, "one byte": 16}  # trained before: at first no gradient is small, at last the loss is 3e-5
