@@ -591,7 +591,7 @@ def _is_held(waiting: Waiting, members: MembersState) -> bool:
 def _stop(state: JobsState, members: MembersState, key: bytes, author: bytes, height: int) -> JobsState:
     waiting = next((waiting for waiting in state.line if waiting.job == key), None)
     if waiting is not None:
-        stops, is_over = _stops(waiting, members, author)
+        stops, is_over = stopped(waiting, members, author)
         others = tuple(replace(other, stops=stops) if other is waiting else other for other in state.line)
         return replace(state, line=tuple(other for other in others if not (is_over and other.job == key)))
     job = state.jobs.get(key)
@@ -599,17 +599,24 @@ def _stop(state: JobsState, members: MembersState, key: bytes, author: bytes, he
         raise Refused("no such job is running, paused or waits in line")
     if job.model_root == UNBUILT:
         raise Refused("the job begins with this block, and can be stopped in a later one")
-    stops, is_over = _stops(job, members, author)
+    stops, is_over = stopped(job, members, author)
     phase, opened = (Phase.FINISHED, height) if is_over else (job.phase, job.opened)
     return replace(state, jobs={**state.jobs, key: replace(job, stops=stops, phase=phase, opened=opened)})
 
 
-def _stops(job: Job | Waiting, members: MembersState, author: bytes) -> tuple[tuple[bytes, ...], bool]:
-    """(members that want this job to end, with `author`; whether it ends, by its author or by a quorum of voters)."""
-    is_author = author == members.current(job.author)
+class Stoppable(Protocol):
+    @property
+    def author(self) -> bytes: ...
+    @property
+    def stops(self) -> Keys: ...
+
+
+def stopped(what: Stoppable, members: MembersState, author: bytes) -> tuple[tuple[bytes, ...], bool]:
+    """(members that want it to end, with `author`; whether it ends, by its author or by a quorum of voters). Raises `Refused`."""
+    is_author = author == members.current(what.author)
     if not is_author and author not in members.voters:
-        raise Refused("only its author or a voter can stop a job")
-    stops = tuple(sorted({*job.stops, author} & {*members.voters, author}))
+        raise Refused("only its author or a voter can stop it")
+    stops = tuple(sorted({*what.stops, author} & {*members.voters, author}))
     return stops, is_author or len(set(stops) & set(members.voters)) >= VoterSet(members.voters).quorum
 
 

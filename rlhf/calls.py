@@ -117,8 +117,8 @@ class RlhfCalls(Protocol):
         """
         ...
 
-    async def cancel_rlhf_training(self) -> str:
-        """Ends this member's plan, and the job that it has come to."""
+    async def cancel_rlhf_training(self, job: str = "") -> str:
+        """Ends this member's plan, and the job that it has come to. Of another's, named by its job: a voter wants it to end."""
         ...
 
     async def pause_rlhf_training(self) -> str:

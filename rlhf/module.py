@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Final
 
 from curation.module import is_run
 from curation.state import CurationState
@@ -13,6 +13,7 @@ from ledger.core.genesis import Genesis
 from ledger.core.module import Change, Context, Module, Refused, Said, View
 from ledger.jobs import (
     FINISHED_KEPT_MAX,
+    LINE_MAX,
     RUNNING_MAX,
     ClosedRound,
     Halt,
@@ -22,6 +23,7 @@ from ledger.jobs import (
     LastRound,
     Launch,
     job_id,
+    stopped,
 )
 from ledger.jobs import Phase as JobPhase
 from ledger.members import MembersState
@@ -36,14 +38,16 @@ from rlhf.guards import Course, Medians, medians
 from rlhf.objective import PPO, PpoTerms, Rollouts
 from rlhf.plans import Begin, Cancel, Pause, Phase, Plan, Resume
 from rlhf.sets import DecidedSet, Heard, SaySet
-from training.spec import JobSpec
+from training.spec import AuditMode, JobSpec
+
+SETS_MAX: Final = sets.KEPT_MAX + RUNNING_MAX + FINISHED_KEPT_MAX + LINE_MAX + plans.RUNNING_MAX  # one of each job and plan
 
 
 @dataclass(frozen=True, slots=True)
 class RlhfState:
     jobs: Annotated[dict[Digest, Course], Length(0, RUNNING_MAX + FINISHED_KEPT_MAX)] = field(default_factory=dict)
     plans: Annotated[dict[Digest, Plan], Length(0, plans.RUNNING_MAX + plans.KEPT_MAX)] = field(default_factory=dict)
-    sets: Annotated[dict[Digest, DecidedSet], Length(0, sets.KEPT_MAX)] = field(default_factory=dict)  # by what a job's data is
+    sets: Annotated[dict[Digest, DecidedSet], Length(0, SETS_MAX)] = field(default_factory=dict)  # by what a job's data is
 
     def running(self) -> dict[bytes, Plan]:
         return {key: plan for key, plan in self.plans.items() if plan.phase is Phase.RUNNING}
@@ -86,16 +90,15 @@ class RlhfModule(Module[RlhfState]):
                 claim = sets.said(running.claim if running else None, sets.voters(members), said.author, found)
                 assert running is not None
                 return Change(replace(state, plans={**state.plans, key: replace(running, claim=claim)}))
-            case Pause(key) | Resume(key) | Cancel(key):
+            case Pause(key) | Resume(key):
                 plan = _own(state, members, key, said.author)
-                facts: tuple[Any, ...] = ()
-                match said.content:
-                    case Pause():
-                        plan = plans.paused(plan, context.height)
-                    case Resume():
-                        plan = plans.resumed(plan, context.height)
-                    case Cancel():
-                        plan, facts = replace(plan, phase=Phase.CANCELLED), (Halt(plan.current.job, said.author),)
+                follow = plans.paused if isinstance(said.content, Pause) else plans.resumed
+                return Change(replace(state, plans={**state.plans, key: follow(plan, context.height)}))
+            case Cancel(key):
+                plan = _running(state, key)
+                stops, is_over = stopped(plan, members, said.author)
+                plan = replace(plan, stops=stops, phase=Phase.CANCELLED if is_over else plan.phase)
+                facts = (Halt(plan.current.job, members.current(plan.author)),) if is_over else ()
                 return Change(replace(state, plans={**state.plans, key: plan}), facts)
         raise AssertionError(said.content)
 
@@ -122,8 +125,9 @@ class RlhfModule(Module[RlhfState]):
                 facts.append(Halt(plan.current.job, author))
             elif plan.phase is Phase.RUNNING and members.speaks(author):
                 facts += plans.asked(plan, author)
-            elif plan.phase is Phase.RUNNING:  # expelled: what it has not begun yet does not begin
+            elif plan.phase is Phase.RUNNING:  # expelled: what it has not begun yet does not begin, and what it paused ends
                 moved[key] = replace(plan, phase=Phase.CANCELLED)
+                facts += [Halt(plan.current.job, author)] * (plan.paused is not None)
         facts += [LastRound(job) for job, spec, found in self._closed(view, context) if _is_last(spec, found)]
         return Change(replace(state, plans=moved), tuple(facts))
 
@@ -138,15 +142,9 @@ class RlhfModule(Module[RlhfState]):
         return Change(replace(state, jobs=left, plans=plans.bounded(followed)))
 
     def rekeyed(self, state: RlhfState, current: Callable[[bytes], bytes]) -> RlhfState:
-        """What a voter has said of a set goes on with it."""
-        claims = {key: plan.claim for key, plan in state.plans.items() if plan.claim is not None and plan.claim.said}
-        moved = {key: {current(voter): found for voter, found in claim.said.items()} for key, claim in claims.items()}
-        changed = {
-            key: replace(state.plans[key], claim=replace(claims[key], said=said))
-            for key, said in moved.items()
-            if said != claims[key].said
-        }
-        return replace(state, plans={**state.plans, **changed}) if changed else state
+        """What a voter has said of a set, or of a plan, goes on with it."""
+        moved = {key: _rekeyed(plan, current) for key, plan in state.plans.items()}
+        return replace(state, plans=moved) if moved != state.plans else state
 
     def _closed(self, view: View, context: Context) -> Iterator[tuple[bytes, JobSpec, Medians]]:
         """The policies of which the block closes a round that has accepted something: job, specification, figures."""
@@ -156,6 +154,12 @@ class RlhfModule(Module[RlhfState]):
             if job is not None and closed.proposals and self._rules.terms(job.spec).objective == PPO.name:
                 said = [_said(signed.body) for signed in closed.proposals]
                 yield closed.job, JobSpec.decode(job.spec), medians(closed.round, said)
+
+
+def _rekeyed(plan: Plan, current: Callable[[bytes], bytes]) -> Plan:
+    said = {} if plan.claim is None else {current(voter): found for voter, found in plan.claim.said.items()}
+    claim = None if plan.claim is None else replace(plan.claim, said=said)
+    return replace(plan, claim=claim, stops=tuple(sorted(map(current, plan.stops))))
 
 
 def _decided(state: RlhfState, view: View, height: int) -> RlhfState:
@@ -169,7 +173,17 @@ def _decided(state: RlhfState, view: View, height: int) -> RlhfState:
         if heard is Heard.DECIDED:
             known[claim.set] = DecidedSet(claim.source, height, claim.seen)
         after[key] = replace(plan, claim=claim, phase=Phase.CANCELLED if heard is Heard.REFUSED else plan.phase)
-    return replace(state, plans=after, sets=sets.followed(known, curation))
+    return replace(state, plans=after, sets=sets.followed(known, curation, _named(view.of(JobsState)) | _claimed(state)))
+
+
+def _named(jobs: JobsState) -> set[bytes]:
+    """What the jobs that are known learn from, also those that are over."""
+    specs = [job.spec for job in jobs.jobs.values()] + [waiting.spec for waiting in jobs.line]
+    return {spec.data for spec in map(JobSpec.decode, specs) if spec.data is not None}
+
+
+def _claimed(state: RlhfState) -> set[bytes]:
+    return {plan.claim.set for plan in state.running().values() if plan.claim is not None}
 
 
 def origin(view: View, data: bytes) -> str:
@@ -180,19 +194,27 @@ def origin(view: View, data: bytes) -> str:
     return f"decided by annotators (project {found.source.project.hex()[:16]}, height {found.source.height})"
 
 
-def _own(state: RlhfState, members: MembersState, key: bytes, author: bytes) -> Plan:
-    """The plan of a transaction by its author. Raises `Refused`."""
+def _running(state: RlhfState, key: bytes) -> Plan:
     if key not in state.running():
         raise Refused("no such plan goes on")
-    plan = state.plans[key]
+    return state.plans[key]
+
+
+def _own(state: RlhfState, members: MembersState, key: bytes, author: bytes) -> Plan:
+    """The plan of a transaction by its author. Raises `Refused`."""
+    plan = _running(state, key)
     if members.current(plan.author) != author:
-        raise Refused("only its author can say that of a plan; `cancel JOB` ends its job, said by a quorum of voters")
+        raise Refused("only its author can say that of a plan; `rlhf cancel JOB`, said by a quorum of the voters, ends it")
     return plan
 
 
 def _is_last(spec: JobSpec, found: Medians) -> bool:
+    """Where audits are sampled, figures that nobody looked at may be accepted. No median of more than twice as many proposals as
+    there may be liars is theirs.
+    """
     own: PpoTerms = spec.own
-    return is_far(nats(found.k1, PPO.responses(spec, own)), own.kl_stop)
+    is_theirs = spec.audit is AuditMode.SAMPLED and found.accepted <= 2 * spec.liars
+    return not is_theirs and is_far(nats(found.k1, PPO.responses(spec, own)), own.kl_stop)
 
 
 def outdated(state: RlhfState) -> set[bytes]:
@@ -210,8 +232,7 @@ def sets_in_use(view: View) -> set[bytes]:
     named = {plan.stages[0].job for plan in state.running().values()}
     named |= {read.job for spec in map(JobSpec.decode, live) if (read := spec.kind.read(spec)) is not None}
     live += [jobs.jobs[key].spec for key in sorted(named) if key in jobs.jobs]
-    claimed = {plan.claim.set for plan in state.running().values() if plan.claim is not None}
-    return claimed | {spec.data for spec in map(JobSpec.decode, live) if spec.data is not None}
+    return _claimed(state) | {spec.data for spec in map(JobSpec.decode, live) if spec.data is not None}
 
 
 def is_exported(view: View, data: bytes) -> bool:

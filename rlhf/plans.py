@@ -1,8 +1,8 @@
 """Plans: jobs of which each begins by itself when the one before it is done. Pure rules of the decided state.
 
-A plan is a reward model, and perhaps a policy that is tuned by it; or a policy that learns from preferences by itself. It goes
-on whoever is away, its author too. Where it learns from what people decided in a project, it first waits until the voters have
-derived its set (`rlhf.sets`). In each block:
+A plan is a reward model, and perhaps a policy that is tuned by it; or a policy that learns from preferences by itself, or by a
+rule. It goes on whoever is away, its author too. Where it learns from what people decided in a project, it first waits until the
+voters have derived its set (`rlhf.sets`). In each block:
 
 | the current stage's job, after the block | the plan |
 |---|---|
@@ -13,7 +13,8 @@ derived its set (`rlhf.sets`). In each block:
 | ended before, or was taken out of the line | is cancelled |
 
 A paused plan holds its current job: the open round is closed as always, and then none begins; a job that waits, waits on. It
-starts none. All else is as in the table. After 10,000 blocks it is cancelled.
+starts none. All else is as in the table. Once its pauses have lasted for 10,000 blocks together it is cancelled. Of the first row
+only blocks count in which it was not paused: so nobody keeps a place for ever. A quorum of the voters ends any plan.
 
 The next block, and not this one: what the last round makes of the model is computed when its block is applied, and the next
 block names the root of the state with it. Whoever has computed another model cannot apply that block.
@@ -28,7 +29,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Final
 
 from ledger.core.module import Refused, View
-from ledger.jobs import PLANNED_MAX, Base, Held, Job, JobRules, JobsState, Launch, Needed
+from ledger.jobs import PLANNED_MAX, Base, Held, Job, JobRules, JobsState, Keys, Launch, Needed
 from ledger.jobs import Phase as JobPhase
 from ledger.network import NetworkState
 from protocol import codec
@@ -45,7 +46,7 @@ RUNNING_MAX: Final = 4  # plans at once, of all members: each holds a base and a
 OF_MEMBER_MAX: Final = 1  # running; so nobody alone fills them
 KEPT_MAX: Final = 16  # that are over, for `rlhf status`
 REFUSED_HEIGHTS_MAX: Final = 10_000  # for which the current stage's job may be refused: hours of rounds of a few seconds
-PAUSED_HEIGHTS_MAX: Final = 10_000  # then a paused plan is cancelled: it holds a place and models as one that runs
+PAUSED_HEIGHTS_MAX: Final = 10_000  # of all pauses of a plan: paused it holds a place and models as one that runs
 SPEC_BYTES_MAX: Final = SETTINGS_BYTES_MAX + 4_096  # numbers, names and digests beside the objective's own record
 
 assert 3 * RUNNING_MAX <= PLANNED_MAX  # a base and both stages each
@@ -63,14 +64,14 @@ class Phase(enum.StrEnum):
 class Begin:
     """`rlhf/start`, by any member: a plan."""
 
-    reward: Annotated[bytes, Length(1, SPEC_BYTES_MAX)]  # specification of the `reward` or `dpo` job that learns from preferences
-    policy: Spec = b""  # of the job that its model then rewards, whose `reward_model` is left out; empty: there is none
+    first: Annotated[bytes, Length(1, SPEC_BYTES_MAX)]  # specification of a `reward` or `dpo` job, or of a `ppo` job with a rule
+    policy: Spec = b""  # of the job that a reward model then rewards, whose `reward_model` is left out; empty: there is none
     source: Source | None = None  # of the set that the first job names; None: whose preferences they are is not known
 
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """`rlhf/cancel`, by the plan's author: ends it, and the job that it has come to."""
+    """`rlhf/cancel`, by the plan's author or a quorum of the voters: ends it, and the job that it has come to."""
 
     plan: Digest
 
@@ -102,12 +103,14 @@ class Stage:
 class Plan:
     author: Key
     decided: Count  # height
-    base: Digest  # job whose model all stages begin with
+    base: Digest | None  # job whose model all stages begin with; None: a first model
     stages: Annotated[tuple[Stage, ...], Length(1, 2)]
     since: Count  # height at which the current stage became it
     at: Annotated[int, Between(0, 1)] = 0  # the current stage
     phase: Phase = Phase.RUNNING
     paused: Count | None = None  # running, and since this height paused
+    rested: Count = 0  # heights that earlier pauses lasted for
+    stops: Keys = ()  # voters that want it to end
     claim: Claim | None = None  # where its set is said to come from a project
 
     @property
@@ -125,11 +128,14 @@ def stage_job(plan: bytes, stage: int) -> bytes:
 
 def made(rules: JobRules, key: bytes, author: bytes, said: Begin, view: View, height: int) -> Plan:
     """The plan of a transaction. Raises `Refused`, or `RemoteProtocolError` for what is no specification."""
-    first, network = rules.terms(said.reward), view.of(NetworkState)
+    first, network = rules.terms(said.first), view.of(NetworkState)
     network.require_allowed(first.parameters)
-    if first.objective not in (REWARD.name, DPO.name) or first.base is None:
+    if first.objective == PPO.name:
+        if said.policy or said.source or first.read is not None:
+            raise Refused("a plan that begins with a job of the objective 'ppo' is that job alone, and a rule rewards it")
+    elif first.objective not in (REWARD.name, DPO.name) or first.base is None:
         raise Refused("a plan begins with a job of the objective 'reward' or 'dpo' that starts from another's model")
-    stages = [Stage(stage_job(key, 0), first.objective, first.rounds, said.reward)]
+    stages = [Stage(stage_job(key, 0), first.objective, first.rounds, said.first)]
     if said.policy:
         # Everything but the root is known now: so a policy that can never start is refused before anything is trained.
         spec = rewarded(said.policy, Base(stages[0].job, first.rounds, bytes(32)))
@@ -137,14 +143,16 @@ def made(rules: JobRules, key: bytes, author: bytes, said: Begin, view: View, he
         network.require_allowed(then.parameters)
         if then.objective != PPO.name or then.base != first.base:
             raise Refused("a plan ends with a job of the objective 'ppo' that starts from the same model")
-        misread = rules.misread(said.reward, spec)
+        misread = rules.misread(said.first, spec)
         if misread:
             raise Refused(f"the policy cannot read that reward model: {misread}")
         stages.append(Stage(stage_job(key, 1), then.objective, then.rounds, said.policy))
-    named = JobSpec.decode(said.reward).data
-    assert named is not None, "such a job has a set"
-    claim = claimed(view, said.source, named, height) if said.source else None
-    return Plan(author, height, first.base.job, tuple(stages), height, claim=claim)
+    claim = None
+    if said.source:
+        named = JobSpec.decode(said.first).data
+        assert named is not None, "such a job has a set"
+        claim = claimed(view, said.source, named, height)
+    return Plan(author, height, first.base.job if first.base else None, tuple(stages), height, claim=claim)
 
 
 def rewarded(spec: bytes, model: Base) -> bytes:
@@ -163,14 +171,15 @@ def paused(plan: Plan, height: int) -> Plan:
 
 
 def resumed(plan: Plan, height: int) -> Plan:
-    """The time that its current stage may be refused begins anew."""
+    """The time that its current stage may be refused stood still meanwhile."""
     if plan.paused is None:
         raise Refused("the plan is not paused")
-    return replace(plan, paused=None, since=height)
+    rest = height - plan.paused
+    return replace(plan, paused=None, since=plan.since + rest, rested=plan.rested + rest)
 
 
 def is_forgotten(plan: Plan, height: int) -> bool:
-    return plan.paused is not None and height >= plan.paused + PAUSED_HEIGHTS_MAX
+    return plan.paused is not None and plan.rested + height - plan.paused >= PAUSED_HEIGHTS_MAX
 
 
 def moved_on(plan: Plan, jobs: JobsState, height: int) -> Plan:
@@ -187,7 +196,8 @@ def moved_on(plan: Plan, jobs: JobsState, height: int) -> Plan:
 
 def asked(plan: Plan, author: bytes) -> Iterator[Needed | Launch | Held]:
     """What a running plan wants of the block. `author` is the author's key of now."""
-    yield Needed(plan.base)
+    if plan.base is not None:
+        yield Needed(plan.base)
     yield from (Needed(stage.job) for stage in plan.stages[: plan.at + 1])
     if plan.paused is not None:
         yield Held(plan.current.job)

@@ -17,7 +17,7 @@ Of a quorum at least f + 1 voters are honest: so no set is decided that nobody h
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Final
 
@@ -32,7 +32,7 @@ from protocol.codec import Count, Digest, Key, Length
 from protocol.limits import VOTERS_MAX
 from rlhf.preferences import NO_PROJECT, is_compared
 
-KEPT_MAX: Final = 64  # decided sets, for `rlhf status` and `rlhf trace`
+KEPT_MAX: Final = 64  # decided sets beside those of jobs and plans that are known: of these no redaction may be forgotten
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +85,8 @@ def claimed(view: View, source: Source, named: bytes, height: int) -> Claim:
     project = curation.projects.get(source.project)
     if project is None or project.asked.kind is not Kind.PAIR:
         raise Refused(NO_PROJECT.format(source.project.hex()[:16]))
+    if source.project in curation.closing:
+        raise Refused(f"the project {project.asked.name!r} is being closed, which may change its labels: wait until that is done")
     if source.height >= height:
         raise Refused(f"height {source.height} is not decided yet")
     if not project.settled:
@@ -137,8 +139,9 @@ def redacted_since(curation: CurationState, source: Source, seen: int) -> int:
     return found
 
 
-def followed(sets: Mapping[bytes, DecidedSet], curation: CurationState) -> dict[bytes, DecidedSet]:
-    """With what was redacted since the last block; without the oldest ones."""
-    newest = sorted(sets, key=lambda key: (sets[key].decided, key))[-KEPT_MAX:]
-    counted = {key: redacted_since(curation, sets[key].source, sets[key].seen) for key in sorted(newest)}
+def followed(sets: Mapping[bytes, DecidedSet], curation: CurationState, named: Set[bytes]) -> dict[bytes, DecidedSet]:
+    """With what was redacted since the last block; without the oldest ones of those that are not `named` any more."""
+    others = sorted(sets.keys() - named, key=lambda key: (sets[key].decided, key))
+    kept = sets.keys() - set(others[: max(0, len(others) - KEPT_MAX)])
+    counted = {key: redacted_since(curation, sets[key].source, sets[key].seen) for key in sorted(kept)}
     return {key: replace(sets[key], redacted=sets[key].redacted + more, seen=curation.redacted) for key, more in counted.items()}

@@ -29,8 +29,8 @@ ABOUT_ALGORITHMS = "of `rlhf start`: ppo (default); grpo: without a value head; 
         "what",
         nargs="?",
         default="",
-        metavar="PROMPT|FILE|PAIR",
-        help="text to go on from; JSONL to filter; a model that scores; a pair",
+        metavar="PROMPT|FILE|PAIR|JOB",
+        help="text to go on from; JSONL to filter; a model that scores; a pair; the job of another's plan to cancel",
     ),
     Argument(
         "pairs",
@@ -113,7 +113,7 @@ async def rlhf(asked: Asked[RlhfCalls]) -> None:
                 return
             _show_status(asked, view, await asked.api.rlhf_figures())
         case "cancel":
-            asked.show(await asked.decided(asked.api.cancel_rlhf_training()))
+            asked.show(await asked.decided(asked.api.cancel_rlhf_training(options.what)))
         case "pause":
             asked.show(await asked.decided(asked.api.pause_rlhf_training()))
         case "resume":

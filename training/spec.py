@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Annotated, Any, Final
 
 from ledger.jobs import Base
@@ -32,6 +33,7 @@ from training.transformer import BYTES, ModelSpec
 ROUNDS_MAX = 1_000_000  # a job is to end some day: years at a round a minute
 LOCAL_STEPS_MAX = 10_000  # one round is to end too, and to be re-executed by everybody
 BATCH_MAX = 65_536  # sequences; their offsets are drawn one by one
+DECODED_KEPT_MAX: Final = 256  # specifications: each is some kilobytes
 SETTINGS_BYTES_MAX: Final = 4_096  # of an objective's own record: hashes and numbers; what is larger is a blob
 BITS: Final = (1, 2, 4, 8)  # of a level; whole ones to a byte
 ROUNDS: Final = 60  # unless said otherwise: a minute or two of the demo
@@ -406,11 +408,7 @@ class JobSpec:
     @classmethod
     def decode(cls, data: bytes) -> JobSpec:
         """A valid specification, or `RemoteProtocolError`."""
-        spec = codec.decode(cls, data)
-        problem = spec.problem()
-        if problem:
-            raise RemoteProtocolError("bad-job", problem)
-        return spec
+        return _decoded(data, registry.names())
 
     def checked(self) -> JobSpec:
         """Itself, or `UserError`."""
@@ -423,6 +421,16 @@ class JobSpec:
         if problem:
             raise UserError(f"job {self.name[:NAME_CHARACTERS_MAX]!r}: {_ON_THE_WIRE.sub('', problem)}")
         return made
+
+
+# Every block asks for the terms of the jobs that the state has, 164 at most. Features may add objectives between two calls.
+@lru_cache(maxsize=DECODED_KEPT_MAX)
+def _decoded(data: bytes, objectives: tuple[str, ...]) -> JobSpec:
+    spec = codec.decode(JobSpec, data)
+    problem = spec.problem()
+    if problem:
+        raise RemoteProtocolError("bad-job", problem)
+    return spec
 
 
 MUON_RATE: Final = 3e-2  # of .003, .01, .02, .03 and .04 the best for the default job: decision 45

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -12,16 +13,17 @@ from typing import Any
 import numpy as np
 import trio
 
+from consensus.voters import VoterSet
 from curation.module import is_run
 from curation.state import CurationState
 from features.tables import counted
-from ledger.jobs import Base, Job, Phase, Start, Waiting, job_id
+from ledger.jobs import Base, Job, Phase, Waiting, job_id
 from ledger.network import NetworkState
-from peer.api.new_job import FETCHING_SECONDS_MAX, checked, fetched, parse_overrides, tolerated, trainers_of
+from peer.api.new_job import FETCHING_SECONDS_MAX, fetched, tolerated
 from peer.api.preferences import preferences_of
 from peer.api.running import RunningPeer
 from peer.api.starting import base_of
-from peer.api.supervised import newline, supervised_spec, with_set
+from peer.api.supervised import newline, set_as_tokens, supervised_spec, with_set
 from peer.api.supervised import parsed as parsed_terms
 from peer.api.tracing import learned
 from peer.driver.deriving import derived
@@ -83,10 +85,7 @@ class RlhfAnswers(RlhfCalls):
             if reward or words:
                 raise UserError(f"dpo takes no {'--reward' if reward else '--words'}: it learns from pairs, and samples nothing")
             source, found = await self._decided(project) if project else (None, preferences)
-            only = (base, found, source, reward_epochs, name or DPO.name, said)
-            begin = await trio.to_thread.run_sync(self._dpo, *only)
-            transaction = await self.peer.author.submit("rlhf/start", begin)
-            return plans.stage_job(job_id(self.peer.me, transaction), 0).hex()
+            return await self._begun(self._dpo, base, found, source, reward_epochs, name or DPO.name, said)
         if algorithm:
             said = said | {"algorithm": algorithm}
         of_reward = {key.removeprefix(OF_REWARD): text for key, text in said.items() if key.startswith(OF_REWARD)}
@@ -100,23 +99,30 @@ class RlhfAnswers(RlhfCalls):
             if not ppo_iterations:
                 raise UserError("--ppo-iterations 0 would tune nothing by a rule: take 1 at least")
             how = (base, reward, ppo_iterations, name or "ppo", of_policy, listed)
-            spec = await trio.to_thread.run_sync(self._policy, *how)
-            transaction = await self.peer.author.submit("job/start", Start(spec.encode()))
-            return job_id(self.peer.me, transaction).hex()
+            return await self._begun(lambda: plans.Begin(self._policy(*how).encode()))
         if listed and not ppo_iterations:
             raise UserError("--words: no policy is tuned, and a reward model says nothing: leave it out")
         if of_policy and not ppo_iterations:
             raise UserError(f"--set {next(iter(of_policy))}=…: no policy is tuned; of the reward model say `{OF_REWARD}…`")
         source, found = await self._decided(project) if project else (None, preferences)
-        plan = (base, found, source, reward_epochs, ppo_iterations, name, of_reward, of_policy, listed)
-        begin = await trio.to_thread.run_sync(self._plan, *plan)
+        return await self._begun(
+            self._plan, base, found, source, reward_epochs, ppo_iterations, name, of_reward, of_policy, listed
+        )
+
+    async def _begun(self, make: Callable[..., plans.Begin], *how: Any) -> str:
+        """The first job of a plan that is made in a thread, once it is decided."""
+        begin = await trio.to_thread.run_sync(make, *how)
         transaction = await self.peer.author.submit("rlhf/start", begin)
         return plans.stage_job(job_id(self.peer.me, transaction), 0).hex()
 
-    async def cancel_rlhf_training(self) -> str:
-        key, plan = self._own_plan()
+    async def cancel_rlhf_training(self, job: str = "") -> str:
+        key, plan = self._plan_of(job) if job else self._own_plan()
         await self.peer.author.submit("rlhf/cancel", plans.Cancel(key))
-        return f"ended; {plan.current.objective} was its last stage"
+        after = self.peer.driver.state.of(RlhfState).plans.get(key)
+        if after is None or after.phase is not plans.Phase.RUNNING:
+            return f"ended; {plan.current.objective} was its last stage"
+        needed = VoterSet(self.peer.driver.state.members.voters).quorum
+        return f"{len(after.stops)} of the {needed} voters needed want the plan to end; the others have to say the same"
 
     async def pause_rlhf_training(self) -> str:
         key, plan = self._own_plan()
@@ -135,7 +141,16 @@ class RlhfAnswers(RlhfCalls):
         for key, plan in running.items():
             if members.current(plan.author) == self.peer.me:
                 return key, plan
-        raise UserError("no plan of yours goes on (a rule makes a job and no plan): `cancel JOB` ends a job, said by its author")
+        raise UserError("no plan of yours goes on: `cancel JOB` ends a job, said by its author")
+
+    def _plan_of(self, job: str) -> tuple[bytes, plans.Plan]:
+        """The one that has come to this job, which may not have begun. Raises `UserError`."""
+        running = self.peer.driver.state.of(RlhfState).running() if self._is_run() else {}
+        found = [(key, plan) for key, plan in running.items() if plan.current.job.hex().startswith(job)]
+        if len(found) != 1:
+            there = ", ".join(plan.current.job.hex()[:8] for plan in running.values()) or "none"
+            raise UserError(f"{job!r} fits {len(found)} plans that go on (their jobs are: {there})")
+        return found[0]
 
     async def _decided(self, text: str) -> tuple[Source, list[Pair]]:
         """What people have decided of a project's pairs up to now. Raises `UserError`."""
@@ -169,21 +184,14 @@ class RlhfAnswers(RlhfCalls):
         """Makes the blobs of the set, which is given as pairs, or as the name of a file with them. Raises `UserError` for a
         base, values or preferences that cannot be used.
         """
-        spec = self._reward_model(base, f"{name}-reward" if name else "reward", of_reward)
-        found = _read(given) if isinstance(given, str) else given
-        bpe = None if spec.tokenizer is None else fetched(self.peer, spec.tokenizer)
-        try:
-            tokens = pairs.encoded(spec, found, tokenizer.load_tokenizer(bpe))
-        except UserError as error:
-            raise UserError(f"{Path(given).name if isinstance(given, str) else '--project'}: {error}") from None
+        called = f"{name}-reward" if name else "reward"
+        spec, said = supervised_spec(self.peer, REWARD, base, "--base", called, of_reward, presets.REWARD, OF_REWARD)
+        found, file = _given(given)
+        tokens = set_as_tokens(self.peer, spec, found, file)
         if listed and of_policy.get("prompts") != Prompts.TEXT:
             _require_prompt(preferences.parted(found, spec.held_out_permille)[0], listed)
         policy = self._policy(base, MODEL, iterations, name or "ppo", of_policy, listed, tokens) if iterations else None
-        manifest = pairs.manifest_of(found, None if bpe is None else corpus.digest_of(tokens), self.peer.driver.blobs.add)
-        if "rounds" not in of_reward:
-            at_once = {"trainers": trainers_of(self.peer, ROLE), "steps": spec.local_steps, "batch": spec.batch}
-            spec = replace(spec, rounds=preferences.rounds_of(epochs, len(tokens.trained), **at_once))
-        spec = checked(self.peer, replace(spec, data=manifest.digest))
+        spec, manifest = with_set(self.peer, spec, found, tokens, said.get("rounds"), epochs)
         source = replace(source, tokens=manifest.tokens) if source else None
         return plans.Begin(spec.encode(), _without_model(policy).encode() if policy else b"", source)
 
@@ -192,26 +200,9 @@ class RlhfAnswers(RlhfCalls):
     ) -> plans.Begin:
         """As `_plan`, of one job."""
         spec, said = supervised_spec(self.peer, DPO, base, "--base", name, overrides, presets.DPO)
-        found, file = (_read(given), Path(given).name) if isinstance(given, str) else (given, "--project")
-        spec, manifest = with_set(self.peer, spec, found, file, said.get("rounds"), epochs)
+        found, file = _given(given)
+        spec, manifest = with_set(self.peer, spec, found, set_as_tokens(self.peer, spec, found, file), said.get("rounds"), epochs)
         return plans.Begin(spec.encode(), b"", replace(source, tokens=manifest.tokens) if source else None)
-
-    def _reward_model(self, base: str, name: str, overrides: dict[str, str]) -> JobSpec:
-        """Without its data. Raises `UserError` for a base or values that cannot be used."""
-        start, _, before = base_of(self.peer, base, "--base")
-        said = parse_overrides(overrides)
-        if "model" in said:
-            raise UserError("--set reward.model.…: the model is that of the base; leave it out")
-        spec = JobSpec(
-            name=name,
-            objective=REWARD.name,
-            base=start,
-            model=before.model,
-            tokenizer=before.tokenizer,
-            data=bytes(32),
-            liars=tolerated(self.peer, ROLE),
-        )
-        return checked(self.peer, replace(spec, **completed(presets.REWARD | said)))
 
     def _policy(
         self,
@@ -364,6 +355,11 @@ class RlhfAnswers(RlhfCalls):
             told[name] = done.text
             withheld += [name] * done.is_withheld
         return CompareView(key.hex(), job.round, **told, withheld=tuple(withheld))
+
+
+def _given(pairs: str | list[Pair]) -> tuple[list[Pair], str]:
+    """Them, and what people call where they come from. Raises `UserError`."""
+    return (_read(pairs), Path(pairs).name) if isinstance(pairs, str) else (pairs, "--project")
 
 
 def _read(file: str) -> list[Pair]:

@@ -20,6 +20,7 @@ from rlhf.preferences import Record
 from rlhf.supervised import INSTRUCT, Supervised
 from training.data import corpus
 from training.data.tokenizer import BpeTokenizer, Tokenizer, load_tokenizer
+from training.objectives.objective import Objective
 from training.spec import JobSpec, completed
 
 EPOCHS = 3  # unless it is said how many rounds
@@ -36,27 +37,31 @@ def instruct_spec(peer: RunningPeer, request: TrainRequest) -> JobSpec:
     spec, said = supervised_spec(
         peer, INSTRUCT, request.base, "--from", request.name or INSTRUCT.name, request.overrides, presets.INSTRUCT
     )
+    file = Path(request.examples).name
     with Path(request.examples).open("rb") as stream:
-        found = responses.read_examples(Path(request.examples).name, stream)
-    return with_set(peer, spec, found, Path(request.examples).name, request.rounds or said.get("rounds"), EPOCHS)[0]
+        found = responses.read_examples(file, stream)
+    tokens = set_as_tokens(peer, spec, found, file)
+    return with_set(peer, spec, found, tokens, request.rounds or said.get("rounds"), EPOCHS)[0]
 
 
 def supervised_spec(
     peer: RunningPeer,
-    kind: Supervised,
+    kind: Objective,
     base: str,
     argument: str,
     name: str,
     overrides: dict[str, str],
     preset: dict[str, Any],
+    field: str = "",
 ) -> tuple[JobSpec, dict[str, Any]]:
-    """A job of this objective without its set, and what was said of fields that all jobs have. Raises `UserError`."""
+    """A job of this objective without its set, and what was said of fields that all jobs have. What people say begins with
+    `field`. Raises `UserError`.
+    """
     start, _, before = base_of(peer, base, argument)
-    assert kind.settings is not None
-    own, said = parsed(overrides, kind.settings, frozenset())
+    own, said = parsed(overrides, kind.settings, frozenset()) if kind.settings else ({}, parse_overrides(overrides))
     if "model" in said:
-        raise UserError("--set model.…: the model is that of the base; leave it out")
-    if before.tokenizer is not None and "stop" not in own:
+        raise UserError(f"--set {field}model.…: the model is that of the base; leave it out")
+    if kind.settings and before.tokenizer is not None and "stop" not in own:
         own["stop"] = newline(base, BpeTokenizer(fetched(peer, before.tokenizer)))
     spec = JobSpec(
         name=name,
@@ -66,23 +71,26 @@ def supervised_spec(
         tokenizer=before.tokenizer,
         data=bytes(32),
         liars=tolerated(peer, kind.role),
-        settings=codec.encode(kind.settings(**own)),
+        settings=codec.encode(kind.settings(**own)) if kind.settings else b"",
     )
     return checked(peer, replace(spec, **completed(preset | said))), said
 
 
-def with_set(
-    peer: RunningPeer, spec: JobSpec, records: Sequence[Record], file: str, rounds: int | None, epochs: int
-) -> tuple[JobSpec, corpus.Manifest]:
-    """The job on this set, whose blobs are made, for so many rounds or else epochs. Raises `UserError`, naming the file."""
-    bpe = None if spec.tokenizer is None else fetched(peer, spec.tokenizer)
-    tokenizer: Tokenizer = load_tokenizer(bpe)
+def set_as_tokens(peer: RunningPeer, spec: JobSpec, records: Sequence[Record], file: str) -> Any:
+    """What the job's trainers make of a set. Raises `UserError`, naming the file."""
     encode: Any = responses.encoded if isinstance(spec.kind, Supervised) else pairs.encoded
     try:
-        tokens = encode(spec, records, tokenizer)
+        return encode(spec, records, load_tokenizer(None if spec.tokenizer is None else fetched(peer, spec.tokenizer)))
     except UserError as error:
         raise UserError(f"{file}: {error}") from None
-    manifest = pairs.manifest_of(records, None if bpe is None else corpus.digest_of(tokens), peer.driver.blobs.add)
+
+
+def with_set(
+    peer: RunningPeer, spec: JobSpec, records: Sequence[Record], tokens: Any, rounds: int | None, epochs: int
+) -> tuple[JobSpec, corpus.Manifest]:
+    """The job on this set, whose blobs are made, for so many rounds or else epochs."""
+    digest = None if spec.tokenizer is None else corpus.digest_of(tokens)
+    manifest = pairs.manifest_of(records, digest, peer.driver.blobs.add)
     at_once = {"trainers": trainers_of(peer, spec.kind.role), "steps": spec.local_steps, "batch": spec.batch}
     rounds = rounds or preferences.rounds_of(epochs, len(tokens.trained), **at_once)
     return checked(peer, replace(spec, rounds=rounds, data=manifest.digest)), manifest

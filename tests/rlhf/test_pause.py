@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
-from ledger.jobs import Held, JobsModule, Phase, Start, Stop, job_id
+from ledger.jobs import Held, JobsModule, Launch, Phase, Start, Stop, job_id
 from peer import features
+from protocol import codec
 from rlhf import plans
-from rlhf.plans import Cancel, Pause, Plan, Resume
+from rlhf.plans import Begin, Cancel, Pause, Plan, Resume
 from tests.ledger.court import Court
-from tests.rlhf.test_plans import AUTHOR, BASE, OTHER, REWARD, Tuned
+from tests.ledger.world import PEOPLE
+from tests.rlhf.test_plans import AUTHOR, BASE, OTHER, OWN, POLICY, REWARD, Tuned
 
 MARKS = {Phase.RUNNING: "", Phase.PAUSED: "=", Phase.FINISHED: "."}
 
@@ -66,6 +68,11 @@ def test_the_open_round_is_closed_and_nothing_begins_before_the_plan_goes_on(wor
 
 def without_holding(plan: Plan, author: bytes) -> Iterator[Any]:
     return (fact for fact in ASKED(plan, author) if not isinstance(fact, Held))
+
+
+def without_launching(plan: Plan, author: bytes) -> Iterator[Any]:
+    """As where its stage is refused."""
+    return (fact for fact in ASKED(plan, author) if not isinstance(fact, Launch))
 
 
 def starting_stages(plan: Plan, author: bytes) -> Iterator[Any]:
@@ -132,6 +139,58 @@ def test_a_plan_that_nobody_resumes_is_cancelled(world: Tuned, monkeypatch: pyte
         world.decide()
         assert world.plan(key).phase is phase
     assert world.job(job).phase is Phase.FINISHED and job not in world.state.jobs.going_on()
+
+
+@pytest.mark.parametrize("clock", ["REFUSED_HEIGHTS_MAX", "PAUSED_HEIGHTS_MAX"])
+def test_nobody_keeps_a_place_by_pausing_and_resuming(world: Tuned, monkeypatch: pytest.MonkeyPatch, clock: str) -> None:
+    """A pause stops the clock of a stage that is refused, and all pauses together have a clock of their own."""
+    monkeypatch.setattr(plans, clock, 4)
+    monkeypatch.setattr(plans, "asked", without_launching)
+    key, blocks = world.planned(), 0
+    while world.plan(key).phase is plans.Phase.RUNNING:
+        what = Pause if world.plan(key).paused is None else Resume
+        world.decide(say(world, what, key))
+        world.decide()
+        blocks += 2
+        assert blocks < 30, "it goes on for ever"
+    assert blocks >= 8, "half of them count"
+
+
+def test_a_quorum_of_the_voters_ends_a_plan_that_has_no_job_yet(world: Tuned, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plans, "asked", without_launching)
+    key = world.planned()
+    for voter, phase in zip(PEOPLE[1:4], (plans.Phase.RUNNING, plans.Phase.RUNNING, plans.Phase.CANCELLED), strict=True):
+        world.decide(world.tx(voter, "rlhf/cancel", Cancel(key)))
+        assert world.plan(key).phase is phase
+    assert world.plan(key).stops == tuple(sorted(voter.public for voter in PEOPLE[1:4]))
+
+
+def test_who_wants_a_plan_to_end_still_does_with_another_key(world: Tuned) -> None:
+    key, newer = world.planned(), PEOPLE[6]
+    world.decide(world.tx(OTHER, "rlhf/cancel", Cancel(key)))
+    world.decide(world.rotation(OTHER, newer))
+    assert world.plan(key).stops == (newer.public,)
+
+
+def test_what_an_expelled_author_has_paused_ends(world: Tuned) -> None:
+    key = world.planned()
+    job = plans.stage_job(key, 0)
+    world.decide(say(world, Pause, key), closings=(world.closing(job),))
+    assert world.job(job).phase is Phase.PAUSED
+    world.decide(evidence=(world.double(AUTHOR),))
+    world.decide()
+    assert world.plan(key).phase is plans.Phase.CANCELLED and world.job(job).phase is Phase.FINISHED
+
+
+def test_a_job_that_a_rule_rewards_is_a_plan_that_is_paused_like_others(world: Tuned) -> None:
+    rule = replace(POLICY, settings=codec.encode(replace(OWN, reward="rule:vowels")))
+    key = world.planned(Begin(world.on(rule)))
+    job = plans.stage_job(key, 0)
+    world.decide(say(world, Pause, key), closings=(world.closing(job),))
+    assert world.job(job).phase is Phase.PAUSED
+    world.decide(say(world, Resume, key))
+    world.close(job)
+    assert world.plan(key).phase is plans.Phase.FINISHED and world.plan(key).base == world.base
 
 
 def test_only_its_author_pauses_a_plan_and_only_once(world: Tuned) -> None:

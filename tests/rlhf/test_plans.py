@@ -30,6 +30,7 @@ from training.spec import AuditMode, JobSpec
 from training.transformer import ModelSpec
 
 AUTHOR, OTHER = PEOPLE[:2]
+NOVICE = PEOPLE[5]
 TINY = ModelSpec(context=16, width=16, layers=1, hidden=16)
 SAMPLES = Rollouts(bytes(32), 100, 0, 0, 0, 0, 0)
 OWN = PpoTerms(reward=MODEL, prompt_tokens=4, response_tokens=6, epochs=2)
@@ -142,6 +143,18 @@ def test_a_policy_ends_early_as_finished_when_it_is_as_far_as_it_may_go(world: T
     assert world.plan(key).phase is plans.Phase.FINISHED
 
 
+@pytest.mark.parametrize("audit, liars, rounds", [("sampled", 1, 1), ("sampled", 2, 2), ("full", 2, 1)])
+def test_figures_that_may_be_the_liars_end_no_job(world: Tuned, audit: str, liars: int, rounds: int) -> None:
+    """Four accepted proposals: of them two may be false where audits are sampled, and one of those is in the middle."""
+    world.samples = replace(SAMPLES, k1=16 * 2 * MILLIONTHS)
+    own = codec.encode(replace(OWN, kl_stop=2.0))
+    key = world.planned(world.begin(policy=replace(POLICY, settings=own, audit=AuditMode(audit), liars=liars)))
+    world.close(plans.stage_job(key, 0))
+    world.decide()
+    world.close(plans.stage_job(key, 1))
+    assert world.job(plans.stage_job(key, 1)).rounds == rounds
+
+
 def test_stages_wait_their_turn_behind_jobs_of_others(world: Tuned) -> None:
     other = world.start(OTHER, replace(BASE, name="other").encode())
     key = world.planned()
@@ -214,8 +227,10 @@ def test_what_audits_of_a_policy_read_is_not_forgotten_before_they_are_over(
     assert not world.state.audits.jobs and not world.state.jobs.jobs
 
 
+READS = codec.encode(replace(OWN, reward_model=Base(bytes(32), 1, bytes(32))))
 REFUSED: dict[str, tuple[Callable[[Tuned], Begin], str]] = {
     "reward": (lambda world: Begin(world.on(BASE)), "begins with a job of the objective 'reward'"),
+    "rewarded": (lambda world: Begin(world.on(POLICY, settings=READS)), "is that job alone, and a rule rewards it"),
     "base": (lambda world: Begin(REWARD.encode()), "starts from another's model"),
     "policy": (lambda world: Begin(world.on(REWARD), world.on(REWARD)), "leaves out which model"),
     "its base": (lambda world: Begin(world.on(REWARD), POLICY.encode()), "starts from the same model"),
@@ -236,9 +251,10 @@ def test_a_plan_that_could_never_end_well_is_refused_before_it_begins(world: Tun
 
 def test_nobody_has_two_plans_or_cancels_those_of_others(world: Tuned) -> None:
     key = world.planned()
+    world.decide(world.admission(NOVICE))
     assert "goes on" in (world.problem(world.tx(AUTHOR, "rlhf/start", world.begin())) or "")
     assert world.problem(world.tx(OTHER, "rlhf/start", world.begin())) is None
-    assert "only its author" in (world.problem(world.tx(OTHER, "rlhf/cancel", Cancel(key))) or "")
+    assert "only its author or a voter" in (world.problem(world.tx(NOVICE, "rlhf/cancel", Cancel(key))) or "")
     assert "no such plan" in (world.problem(world.tx(AUTHOR, "rlhf/cancel", Cancel(bytes(32)))) or "")
 
 

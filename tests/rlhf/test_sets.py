@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from curation.answers import Kind
+from curation.contents import Move
 from curation.module import CurationModule
-from curation.state import Asked, Redaction
+from curation.state import Asked, Phase, Redaction
 from curation.tasks import task_id
 from ledger.jobs import job_id
 from ledger.members import Leave
@@ -21,7 +22,7 @@ from peer import features
 from protocol import codec
 from protocol.identity import Signed
 from rlhf import plans, sets
-from rlhf.module import RlhfModule, RlhfState
+from rlhf.module import RlhfModule, RlhfState, is_exported
 from rlhf.plans import Begin, Cancel, Plan
 from rlhf.sets import Claim, DecidedSet, Heard, SaySet, Source
 from tests.curation.room import Room, annotators
@@ -242,10 +243,29 @@ def settled(world: Compared, number: int) -> int:
     return row.height
 
 
-def test_the_oldest_sets_are_forgotten(world: Compared, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_oldest_sets_are_forgotten_but_for_those_that_are_named(world: Compared, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sets, "KEPT_MAX", 2)
     made = {bytes([number]) * 32: DecidedSet(world.source, number, 0) for number in range(4)}
-    assert sets.followed(made, world.curation).keys() == {bytes([2]) * 32, bytes([3]) * 32}
+    assert sets.followed(made, world.curation, {bytes([0]) * 32}).keys() == made.keys() - {bytes([1]) * 32}
+
+
+def test_no_redaction_of_a_job_s_set_is_forgotten_however_many_plans_begin(
+    world: Compared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sets, "KEPT_MAX", 0)
+    world.begun().told(NAMED, NAMED, NAMED)
+    for stage in range(2):
+        world.close(plans.stage_job(world.key, stage))
+        world.decide()
+    assert world.now_plan.phase is plans.Phase.FINISHED
+    world.redact(0)
+    assert world.sets[NAMED].redacted == 1 and not is_exported(world.state, NAMED)
+
+
+def test_no_plan_begins_with_a_project_that_is_being_closed(world: Compared) -> None:
+    """Its labels may change while voters derive them."""
+    world.say(AUTHOR, "curation/move", Move(world.project_key, Phase.CLOSED))
+    assert "is being closed" in (world.problem(world.beginning()) or "")
 
 
 # Planted bugs -------------------------------------------------------------------------------------------------------------

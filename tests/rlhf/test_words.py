@@ -19,7 +19,7 @@ def say(*typed: str) -> None:
     parser, nothing = argparse.ArgumentParser(), {}
     rlhf.add_arguments(parser)
     unused: Any = None
-    trio.run(rlhf.do, Asked(unused, parser.parse_args(["start", *typed]), print, unused, unused, nothing))
+    trio.run(rlhf.do, Asked(unused, parser.parse_args(["start", *typed]), print, unused, unused, nothing, unused))
 
 
 @pytest.mark.parametrize(

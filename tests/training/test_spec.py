@@ -41,6 +41,15 @@ def test_a_specification_survives_the_wire() -> None:
     assert JobSpec.decode(estimated.encode()) == estimated
 
 
+def test_bytes_that_each_block_asks_for_are_decoded_once() -> None:
+    first = JobSpec.decode(JOB.encode())
+    assert JobSpec.decode(JOB.encode()) is first
+    bad = replace(JOB, rounds=2, warmup_rounds=9).encode()
+    for _ in range(2):
+        with pytest.raises(RemoteProtocolError):
+            JobSpec.decode(bad)
+
+
 def test_a_job_that_says_nothing_of_memory_has_the_bytes_and_the_identity_that_it_had() -> None:
     old = replace(JOB, outer_rate=0.7)
     assert hashlib.sha256(old.encode()).hexdigest() == "9fd17215469da3503b01566b9ff95ec67612f22f6fe20b052ea97c49acf58fe8"
