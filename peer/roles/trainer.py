@@ -23,6 +23,7 @@ from protocol.messages import Proposal
 from protocol.reasons import Verdict
 from rlhf.blocklist import WITHHELD
 from storage import durable
+from storage.parts import LIST
 from training import tasks
 from training.data import corpus as data
 from training.data.tokenizer import TOKENIZER_BYTES_MAX
@@ -75,7 +76,7 @@ class Trainer(Voter):
             return
         request = propose_request(round, self.texts / f"{round.job.hex()[:16]}-{round.number}.buffer")
         outs = (request.buffer_out, request.payload_out, request.states_out, request.declared_out)
-        made = {Path(out) for out in outs if out is not None}
+        made = {Path(f"{out}{end}") for out in outs if out is not None for end in ("", LIST)}  # with lists of their parts
         try:
             done = await self.ask(round, request)
             left = self._left - made  # one job trains at a time, so the worker is done with them
