@@ -19,7 +19,7 @@ from curation.state import CurationState
 from features.tables import counted
 from ledger.jobs import Base, Job, Phase, Waiting, job_id
 from ledger.network import NetworkState
-from peer.api.new_job import FETCHING_SECONDS_MAX, fetched, tolerated
+from peer.api.new_job import FETCHING_SECONDS_MAX, checked, fetched, tolerated
 from peer.api.preferences import preferences_of
 from peer.api.running import RunningPeer
 from peer.api.starting import base_of
