@@ -25,7 +25,6 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
-from torch.nn import functional as F
 
 from benchmarks.provenance import write
 from benchmarks.verdicts import conclude, verdict
@@ -121,13 +120,13 @@ def uncached(model: GPT, prompt: list[int], count: int) -> list[int]:
     tokens = list(prompt)
     for _ in range(count):
         last_BC = model.features(torch.tensor([tokens]), last=1)[:, -1]
-        tokens.append(int(F.linear(last_BC, model.embedding_VC)[0].argmax()))
+        tokens.append(int(model.logits(last_BC)[0].argmax()))
     return tokens[len(prompt) :]
 
 
 @torch.no_grad()
 def _logits(model: GPT, tokens: list[int]) -> torch.Tensor:
-    return F.linear(model.features(torch.tensor([tokens])), model.embedding_VC)[0]
+    return model.logits(model.features(torch.tensor([tokens])))[0]
 
 
 def apart(model: GPT, tokens: list[int]) -> float:
