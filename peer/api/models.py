@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final
 
 import trio
 
-from ledger.jobs import Job
-from peer.api.naming import find_job
 from peer.api.new_job import fetched
 from peer.api.running import RunningPeer
 from peer.export import taking
-from peer.export.found import of_state
+from peer.export.found import chosen, of_state
 from peer.export.writing import export, exported_state, missing_payloads
 from peer.roles import samples, texts
 from protocol.api import ExportView, ModelCalls, ModelFilesView, PieceView, SampleView
 from protocol.errors import UserError
 from protocol.sampling import Sampling
 from training import tasks
-from training.spec import JobSpec
 
 FETCHING_SECONDS_MAX = 600.0  # of all updates that an export lacks: it is told what is missing then
 FETCHING_ONE_SECONDS_MAX = 20.0  # of one of them, which nobody may hold any more
-NAMES_ROUND: Final = re.compile(r"@[0-9]{1,8}$")
 
 
 @dataclass(frozen=True)
@@ -45,10 +39,17 @@ class ModelAnswers(ModelCalls):
             raise UserError("the prompt is empty: say some text to go on from")
         if len(prompt) > tasks.TEXT_BYTES_MAX:
             raise UserError(f"a prompt of {len(prompt)} characters is longer than {tasks.TEXT_BYTES_MAX}: leave some out")
-        key, found, directory = self._model(job)
-        opened = self.peer.driver.workshop.view((key, found.round), found)
+        if sum(map(len, turns)) > tasks.TEXT_BYTES_MAX:
+            raise UserError(f"the turns before have more than {tasks.TEXT_BYTES_MAX} characters: leave the first ones out")
+        driver = self.peer.driver
+        key, number = chosen(driver.state, driver.host, job)
+        found = driver.state.jobs.jobs[key]
+        opened = driver.workshop.view((key, found.round), found)
         kind, spec = opened.spec.kind, opened.spec
-        request = tasks.Generate(key, str(directory), prompt, how.checked(), kind.ends_text(spec), turns)
+        if not kind.makes_text:
+            raise UserError(f"job {found.name!r} makes no text: it is of the objective {spec.objective!r}")
+        directory = str(driver.host.directory(key, number))
+        request = tasks.Generate(key, directory, prompt, how.checked(), kind.ends_text(spec), turns)
         with self.peer.making_text():
             if kind.checks_texts(spec):
                 yield PieceView("", is_checked=True)
@@ -63,20 +64,6 @@ class ModelAnswers(ModelCalls):
             return ()
         kept = await trio.to_thread.run_sync(samples.kept, computing.texts)
         return tuple(SampleView(job, round, text) for job, round, text in kept)
-
-    def _model(self, text: str) -> tuple[bytes, Job, Path]:
-        """What JOB[@ROUND] names: a job, and the model that the round begins with, or the newest; of no name, the newest job."""
-        jobs = self.peer.driver.state.jobs.jobs
-        making = {key: job for key, job in jobs.items() if JobSpec.decode(job.spec).kind.makes_text}
-        if not making:
-            raise UserError("no model has been trained yet: start one with `train`")
-        name, _, number = text.rpartition("@") if NAMES_ROUND.search(text) else (text, "", "")
-        key = find_job(name, making, "jobs that make text") if text else max(making, key=lambda key: (making[key].started, key))
-        directory = self.peer.driver.host.directory(key, int(number or making[key].round))
-        if number and not directory.is_dir():
-            here = ", ".join(str(int(place.name)) for place in sorted(directory.parent.iterdir()) if place.name.isdigit())
-            raise UserError(f"{text!r}: this peer keeps the model of no such round; of that job it has those of {here}")
-        return key, making[key], directory
 
     async def export(self, path: str) -> ExportView:
         """What others hold of the updates that this peer lacks is fetched first, one by one: votes come before."""

@@ -54,12 +54,9 @@ class Found:
 
 def of_state(state: State, genesis: Genesis, store: Store, host: ModelHost, read_tokenizer: ReadTokenizer, text: str) -> Found:
     """From what a peer has on its disk. `text` is JOB, JOB@ROUND or empty. Raises `UserError`."""
-    name, number = _asked(text, {job.name for job in state.jobs.jobs.values()})
-    specs = {key: JobSpec.decode(job.spec) for key, job in state.jobs.jobs.items()}
-    order = {key: job.started for key, job in state.jobs.jobs.items()}
-    key = _chosen(name, specs, order)
-    job, spec = state.jobs.jobs[key], specs[key]
-    model = _opened(host, store, key, job, job.round if number is None else number)
+    key, number = chosen(state, host, text)
+    job = state.jobs.jobs[key]
+    spec, model = JobSpec.decode(job.spec), _opened(host, store, key, job, number)
     return Found(
         network=genesis.network,
         chain_id=genesis.chain_id.hex(),
@@ -77,12 +74,23 @@ def of_state(state: State, genesis: Genesis, store: Store, host: ModelHost, read
     )
 
 
-def _opened(host: ModelHost, store: Store, key: bytes, job: Job, number: int) -> ReplicatedModel:
-    kept = host.rounds(key)
+def chosen(state: State, host: ModelHost, text: str) -> tuple[bytes, int]:
+    """The job that JOB or JOB@ROUND names, and the round whose model is meant, which is here. Empty: the newest that makes text.
+    Raises `UserError`.
+    """
+    jobs = state.jobs.jobs
+    name, number = _asked(text, {job.name for job in jobs.values()})
+    specs = {key: JobSpec.decode(job.spec) for key, job in jobs.items()}
+    key = _chosen(name, specs, {key: job.started for key, job in jobs.items()})
+    number, kept = jobs[key].round if number is None else number, host.rounds(key)
     if number not in kept:
         shown = [str(round) for round in kept[-ROUNDS_SHOWN_MAX:]]
         are = f"this peer keeps {'…, ' * (len(kept) > len(shown))}{', '.join(shown)}" if kept else "this peer keeps none"
-        raise UserError(f"the model of job {job.name!r} at round {number} is not here: {are}")
+        raise UserError(f"the model of job {jobs[key].name!r} at round {number} is not here: {are}")
+    return key, number
+
+
+def _opened(host: ModelHost, store: Store, key: bytes, job: Job, number: int) -> ReplicatedModel:
     model = host.opened(key, number)
     closed = None if number == job.round else store.round(key, number - 1)
     decided = job.model_root if number == job.round else closed.model_root if closed else model.root
