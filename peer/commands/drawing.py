@@ -20,9 +20,7 @@ from features.tables import Fitted, Pairs, Piece, Shown, Verbatim
 GAP = 2  # blanks between columns
 READABLE = 36  # characters of a cell that wraps: for less room columns are left out, or a row grows taller than a screen bears
 CUT_MIN = 8  # characters that stay of a cell that may be cut
-CONTROLS = dict.fromkeys(
-    {*range(0x20), *range(0x7F, 0xA0)} - {9, 10}, "\ufffd"
-)  # a model may write what moves a terminal's cursor
+CONTROLS = dict.fromkeys({*range(0x20), *range(0x7F, 0xA0)} - {9, 10}, "\ufffd")  # of a terminal: a model may write them
 WIDTH_WITHOUT_TERMINAL = 100_000  # columns: nothing is wrapped or cut
 
 
@@ -37,8 +35,10 @@ def printer(out: TextIO | None = None) -> Callable[[Shown], None]:
 
     def show(what: Shown) -> None:
         nonlocal is_within_line
+        if isinstance(what, Verbatim) and out.isatty():
+            what = type(what)(what.translate(CONTROLS))
         if isinstance(what, Piece):
-            out.write(what.translate(CONTROLS) if out.isatty() else what)
+            out.write(what)
             out.flush()
             is_within_line = not what.endswith("\n")
             return

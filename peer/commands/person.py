@@ -13,13 +13,17 @@ class Lines:
     """Implements `features.words.Person` on standard input."""
 
     async def line(self, prompt: str) -> str | None:
-        if sys.stdin.isatty():
+        if sys.stdin.isatty() and sys.stdout.isatty():
             print(prompt, end="", flush=True)
         # A thread waiting for a pipe that never speaks must not hold up the end of the program.
         line = await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True)
         return line.rstrip("\n") if line else None
 
     async def interruptible(self, do: Callable[[], Awaitable[None]]) -> None:
+        """Of a person alone: in a script Ctrl-C ends all of it."""
+        if not sys.stdin.isatty():
+            await do()
+            return
         failed: Exception | None = None
         async with trio.open_nursery() as nursery:
             await nursery.start(_cancel_at_interrupt, nursery.cancel_scope)

@@ -19,7 +19,7 @@ from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.input.base import PipeInput
 from prompt_toolkit.output import DummyOutput
 
-from features.tables import Piece
+from features.tables import Piece, Verbatim
 from peer.api.new_job import parse_overrides
 from peer.commands import console, grammar, job_fields
 from peer.commands.drawing import printer
@@ -376,7 +376,9 @@ async def test_control_c_ends_a_text_and_the_chat_goes_on(monkeypatch: pytest.Mo
         await nursery.start(interrupts.follow, nursery.cancel_scope)
         for at_prompt in (AtPrompt(None, interrupts), None):  # type: ignore[arg-type]
             lines, api, options = ["wait", "go"], FakeApi(), parse("chat")
-            monkeypatch.setattr(sys, "stdin", io.StringIO("wait\ngo\n"))
+            typed = io.StringIO("wait\ngo\n")
+            typed.isatty = lambda: True  # type: ignore[method-assign]
+            monkeypatch.setattr(sys, "stdin", typed)
             assert options is not None
             nursery.start_soon(_interrupt, api)
             with trio.fail_after(10):
@@ -400,7 +402,8 @@ def test_parts_of_a_text_stand_in_one_line_and_move_no_cursor(monkeypatch: pytes
     assert out.getvalue() == "a\x1b[2Jb\nan event\nc\nanother\n"
     monkeypatch.setattr(out, "isatty", lambda: True)
     printer(out)(Piece("\x1b[2J\x07\x9b\tü\n"))
-    assert out.getvalue().endswith("another\n\ufffd[2J\ufffd\ufffd\tü\n")
+    printer(out)(Verbatim("\x1b[2J"))
+    assert out.getvalue().endswith("another\n\ufffd[2J\ufffd\ufffd\tü\n\ufffd[2J\n")
 
 
 @pytest.mark.parametrize(
