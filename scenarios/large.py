@@ -7,10 +7,10 @@ Four peers, of which two train and two vote without a worker. Nothing is re-exec
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from rich.table import Table
 
 from features.arguments import amount, set_overrides
 from peer.demo.cast import DemoPeer
+from peer.demo.report import Disk
 from protocol.api import PARTS
 from protocol.errors import UserError
 from scenarios import network
@@ -88,7 +89,6 @@ class Seen:
     decided: float
     proposals: dict[str, float]  # by trainer
     ballots: list[float]
-    worker: float  # seconds
 
 
 def shape_of(parameters: int) -> dict[str, Any]:
@@ -126,10 +126,11 @@ async def run(options: argparse.Namespace) -> int:
             await count(peer, costs[peer.name])
         with trio.CancelScope(shield=True):
             await trio.to_thread.run_sync(peers.stop)
-        failures = peers.failures()
+        failures, working = peers.failures(), worker_seconds(peers, job)
     survivors = [watch for name, watch in watches.items() if name != killed]
     begun = max(map(begun_at, survivors))
-    rounds = [times_of(number, survivors, killed if number == middle(options) else "") for number in range(options.rounds)]
+    in_round = [killed if number == middle(options) else "" for number in range(options.rounds)]
+    rounds = [times_of(number, survivors, working.get(number, 0.0), who) for number, who in enumerate(in_round)]
     return conclude(options, peers, ModelSpec(**shape).parameters, begun - started, costs, rounds, failures)
 
 
@@ -184,7 +185,7 @@ async def look(peers: Network, costs: dict[str, Cost]) -> None:
 
 
 def anonymous_mb(process: int) -> float:
-    with suppress(OSError):
+    with contextlib.suppress(OSError):
         for line in Path(f"/proc/{process}/status").read_text().splitlines():
             if line.startswith("RssAnon:"):
                 return int(line.split()[1]) * 1024 / 1e6
@@ -203,7 +204,7 @@ def disk_mb(folder: Path) -> float:
     """What its files take, each once however many names it has."""
     blocks = {}
     for path in folder.rglob("*"):
-        with suppress(OSError):
+        with contextlib.suppress(OSError):
             found = path.stat()
             blocks[found.st_ino] = found.st_blocks * 512 * path.is_file()
     return sum(blocks.values()) / 1e6
@@ -232,14 +233,22 @@ def seen_of(number: int, watch: Watch) -> Seen | None:
         next(decided),
         {event.fields["peer"]: event.at_ms / 1000 for event in reversed(mine) if event.kind == "proposal"},
         [event.at_ms / 1000 for event in mine if event.kind == "ballot"],
-        max((float(event.fields["value"]) for event in mine if event.fields.get("name") == "worker_seconds"), default=0.0),
     )
 
 
-def times_of(number: int, watches: Sequence[Watch], killed: str) -> RoundTimes:
+def worker_seconds(peers: Network, job: str) -> dict[int, float]:
+    """Of the slowest worker in each round, from the disks: a peer that was killed has lost its events."""
+    slowest = dict[int, float]()
+    for peer in peers.peers:
+        with contextlib.closing(Disk(peer.directory)) as disk:
+            for number, seconds in disk.figures(job, "worker_seconds").items():
+                slowest[number] = max(seconds, slowest.get(number, 0.0))
+    return slowest
+
+
+def times_of(number: int, watches: Sequence[Watch], worker: float, killed: str) -> RoundTimes:
     found = [seen for watch in watches if (seen := seen_of(number, watch))]
     opened, decided, closed = (max(getattr(seen, name) for seen in found) for name in ("opened", "decided", "closed"))
-    worker = max(seen.worker for seen in found)
     proposed = max(min(seen.proposals[key] for seen in found if key in seen.proposals) for key in found[0].proposals)
     voted = max(at for seen in found for at in seen.ballots if at <= decided)
     phases = (proposed - opened - worker, voted - proposed, decided - voted, closed - decided)

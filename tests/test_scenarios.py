@@ -103,9 +103,8 @@ def test_the_phases_of_a_round_are_those_of_the_slowest_peer_and_add_up_to_the_r
             _event(36 + 2 * late, "round", round="0", height="2"),
             _event(37, "ballot", round="0"),  # of a voter that was not waited for
         ]
-    watches[0].events.append(_event(30, "measured", round="0", name="worker_seconds", value="15.0"))
-    times = large.times_of(0, watches, "")
+    times = large.times_of(0, watches, 15.0, "")
     assert times == large.RoundTimes(0, 15.0, 4.0, 3.0, 2.0, 3.0) and times.outside == 12.0
     assert times.outside + times.worker == 38 - 11
     watches[1].events = watches[1].events[:2]
-    assert large.times_of(0, watches, "b").applying == 2.0, "a peer that was away says nothing of the round"
+    assert large.times_of(0, watches, 15.0, "b").applying == 2.0, "a peer that was away says nothing of the round"

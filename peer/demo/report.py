@@ -81,12 +81,12 @@ class Disk:
         return text_path(self._directory.path / "texts", Manifest.decode(self.blob(spec.data)))
 
     def held_out(self, job: str) -> dict[int, float]:
+        return self.figures(job, "held_out_bits_per_byte")
+
+    def figures(self, job: str, name: str) -> dict[int, float]:
+        """By round, what this peer has measured under this name."""
         measured = self._store.measured(bytes.fromhex(job))
-        return {
-            number: figures["held_out_bits_per_byte"]
-            for number, figures in measured.items()
-            if "held_out_bits_per_byte" in figures
-        }
+        return {number: figures[name] for number, figures in measured.items() if name in figures}
 
 
 @dataclass(frozen=True, kw_only=True)
