@@ -128,8 +128,7 @@ class ModelHost:
         decoded, directory = JobSpec.decode(spec), self.directory(job, 0)
         if decoded.start is not None:
             assert read is not None
-            ReplicatedModel.first(job, decoded, starts.parameters(decoded, read)).save(directory)
-            self._models[job] = ReplicatedModel.open(directory)  # mapped: its pages can be given back
+            self._models[job] = ReplicatedModel.first_into(directory, job, decoded, partial(starts.values, decoded, read))
             return self._models[job].root
         with self._sharing(decoded) as each:
             start = self._start(decoded.base, each)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 
@@ -21,23 +21,20 @@ def problem(spec: JobSpec, size: int, read: Read) -> str | None:
     """Why no job can start from the blob, which has `size` bytes; None if one can. It holds one block in memory."""
     if size != bytes_of(spec):
         return f"the blob has {size} bytes, {layout_of(spec).size} parameters have {bytes_of(spec)}"
-    for block, values in _blocks(spec, read):
-        if not np.isfinite(values).all():
+    for block in layout_of(spec).blocks:
+        if not np.isfinite(_values(spec, read, block)).all():
             return f"{block.tensor} has a number that is not finite"
     return None
 
 
-def parameters(spec: JobSpec, read: Read) -> Float32Array:
+def values(spec: JobSpec, read: Read, block: Block) -> Float32Array:
     """`StorageError` if they are unsound: a quorum of voters has found them sound, so that what is here is not what they hold."""
-    found = np.empty(layout_of(spec).size, dtype=np.float32)
-    for block, values in _blocks(spec, read):
-        if len(values) != block.size or not np.isfinite(values).all():
-            raise StorageError(f"job {spec.name!r} cannot start: {block.tensor} is cut short, or has a number that is not finite")
-        found[block.elements] = values
+    found = _values(spec, read, block)
+    if len(found) != block.size or not np.isfinite(found).all():
+        raise StorageError(f"job {spec.name!r} cannot start: {block.tensor} is cut short, or has a number that is not finite")
     return found
 
 
-def _blocks(spec: JobSpec, read: Read) -> Iterator[tuple[Block, Float32Array]]:
+def _values(spec: JobSpec, read: Read, block: Block) -> Float32Array:
     assert spec.start is not None
-    for block in layout_of(spec).blocks:
-        yield block, np.frombuffer(read(spec.start, 4 * block.elements.start, 4 * block.size), dtype="<f4")
+    return np.frombuffer(read(spec.start, 4 * block.elements.start, 4 * block.size), dtype="<f4")

@@ -7,10 +7,10 @@ from typing import Annotated, Final
 
 from protocol import codec
 from protocol.codec import Between
-from protocol.limits import PLAIN_BLOB_BYTES_MAX
+from protocol.limits import PARAMETERS_ALLOWED_MAX, PLAIN_BLOB_BYTES_MAX
 
 BYTES: Final = 256  # tokens without a tokenizer; with one every byte is a token, too, so that nothing is unknown
-PARAMETERS_MAX: Final = 1 << 33  # bounds what sums over a model need: 32 GiB of float32
+PARAMETERS_MAX: Final = PARAMETERS_ALLOWED_MAX  # what layout, sums over a model and files are made for
 # Of a model that is tuned by rewards, with the vectors that its objective adds.
 PARAMETERS_TUNED_MAX: Final = PLAIN_BLOB_BYTES_MAX // 4
 # Rotary positions: below 1 later features would turn faster, and beyond 1e9 no context turns the last ones at all.

@@ -84,28 +84,29 @@ class ReplicatedModel:
         layout = layout_of(spec)
         vectors = {name: np.zeros(layout.size, dtype=np.float32) for name in files.vectors_of(spec)}
         for block in layout.blocks:
-            vectors[PARAMETERS][block.elements] = _first_values(spec, block, start)
+            vectors[PARAMETERS][block.elements] = _first_values(spec, start, block)
         return cls.of(_first_state(job, spec), vectors)
-
-    @classmethod
-    def first(cls, job: bytes, spec: JobSpec, parameters: Float32Array) -> ReplicatedModel:
-        """Of round 0, with these parameters."""
-        slots = {name: np.zeros(len(parameters), dtype=np.float32) for name in outer.slots_of(spec)}
-        return cls.of(_first_state(job, spec), {PARAMETERS: parameters, **slots})
 
     @classmethod
     def initial_into(
         cls, directory: Path, job: bytes, spec: JobSpec, start: ReplicatedModel | None = None, each: Each = one_by_one
     ) -> ReplicatedModel:
         """As `initial` and `save`, with a block of each thread in memory at a time."""
+        return cls.first_into(directory, job, spec, functools.partial(_first_values, spec, start), each)
+
+    @classmethod
+    def first_into(
+        cls, directory: Path, job: bytes, spec: JobSpec, values: Callable[[Block], Float32Array], each: Each = one_by_one
+    ) -> ReplicatedModel:
+        """Of round 0, with the parameters that `values` gives of each block; saved, and opened."""
         state, layout, slots = _first_state(job, spec), layout_of(spec), outer.slots_of(spec)
 
         def write(stretch: Sequence[Block]) -> list[bytes]:
             leaves = []
             for block in stretch:
-                values = _first_values(spec, block, start)
-                fresh.write(PARAMETERS, 4 * block.elements.start, values)
-                leaves.append(leaf_of(values))
+                parameters = values(block)
+                fresh.write(PARAMETERS, 4 * block.elements.start, parameters)
+                leaves.append(leaf_of(parameters))
             return leaves
 
         with files.explained(directory), files.Fresh(directory, files.parts_of(spec)) as fresh:
@@ -421,7 +422,7 @@ def _first_state(job: bytes, spec: JobSpec) -> State:
     return State(job, spec, 0, {}, (), outer.first_powers(spec))
 
 
-def _first_values(spec: JobSpec, block: Block, start: ReplicatedModel | None) -> Float32Array:
+def _first_values(spec: JobSpec, start: ReplicatedModel | None, block: Block) -> Float32Array:
     """Of the parameters, see `ReplicatedModel.initial`."""
     if start is not None:
         tensor, known = layout_of(spec).named[block.tensor], start.layout.named.get(block.tensor)
