@@ -181,6 +181,7 @@ class Crew:
         for process in self.processes:
             process.wait()
         dist.destroy_process_group()
+        shutil.rmtree(self._folder, ignore_errors=True)  # the group may have written its file once more
 
 
 def fall(status: int) -> None:
