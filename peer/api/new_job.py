@@ -162,9 +162,9 @@ def typed(kind: Any, name: str, text: str) -> Any:
             return None
         kind = get_args(kind)[0]
     if kind is bool:
-        if text not in ("true", "false"):
+        if text.lower() not in ("true", "false"):
             raise UserError(f"{name} = {text!r} is neither true nor false")
-        return text == "true"
+        return text.lower() == "true"
     try:
         value = kind(text)
     except ValueError:

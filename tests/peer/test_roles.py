@@ -261,7 +261,7 @@ async def test_measuring_leaves_the_worker_to_training_for_most_of_the_time(
 
     async def evaluate(request: Any) -> Any:
         if isinstance(request, tasks.Generate):
-            return tasks.Generated(b"The end")
+            return tasks.Generated("The end", is_over=True)
         assert isinstance(request, tasks.Evaluate)
         begun.append(trio.current_time())
         await trio.sleep(1.0)
@@ -279,7 +279,7 @@ async def test_measuring_leaves_the_worker_to_training_for_most_of_the_time(
 def test_the_newest_text_of_a_model_is_kept_and_that_of_ten_rounds_before(tmp_path: Path) -> None:
     for number in (0, 4, 9, 13, 19, 20, 21, 34):
         if samples.is_due(tmp_path, JOB, number):
-            samples.keep(tmp_path, JOB, number, b"round %d" % number)
+            samples.keep(tmp_path, JOB, number, f"round {number}")
     assert [(number, text) for _, number, text in samples.kept(tmp_path)] == [(20, "round 20"), (34, "round 34")]
 
 
