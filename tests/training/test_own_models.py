@@ -201,13 +201,25 @@ def test_the_tokens_of_bytes_need_no_tokenizer(tmp_path: Path) -> None:
     assert own_models.opened(folder).tokenizer is None
 
 
+def test_a_template_of_the_text_alone_changes_no_tokenizer(tmp_path: Path) -> None:
+    folder = written(tmp_path)
+    template = {"type": "TemplateProcessing", "single": [{"Sequence": {"id": "A", "type_id": 0}}], "special_tokens": {}}
+    model = {"type": "BPE", "vocab": alphabet(), "merges": []}
+    found = {"model": model, "pre_tokenizer": {"type": "ByteLevel"}, "post_processor": template}
+    (folder / "tokenizer.json").write_text(json.dumps(found))
+    assert own_models.opened(folder).tokenizer is None
+
+
 @pytest.mark.parametrize(
     ("change", "why"),
     [
         ({"normalizer": {"type": "NFC"}}, 'normalizer "NFC"'),
         ({"pre_tokenizer": {"type": "Metaspace"}}, "pre_tokenizer .*Metaspace"),
         ({"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True}}, "add_prefix_space"),
-        ({"post_processor": {"type": "TemplateProcessing"}}, "post_processor"),
+        (
+            {"post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": {}}, {"Sequence": {}}]}},
+            "post_processor",
+        ),
         ({"model": {"type": "Unigram", "vocab": [], "merges": []}}, "model 'Unigram'"),
         ({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": [], "byte_fallback": True}}, "byte_fallback true"),
         ({"added_tokens": [{"content": "<s>", "id": 256}]}, "added token '<s>' is not in its vocabulary"),

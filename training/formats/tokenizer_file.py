@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from training.data.tokenizer import alphabet, model_of
+
+BYTE_LEVEL: Final = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +17,6 @@ class Vocabulary:
 
     ids: Mapping[str, int]
     merges: tuple[tuple[str, str], ...]
-    cuts_words: bool  # a text is cut into words before anything is merged
 
     @property
     def tokens(self) -> list[str]:
@@ -26,9 +27,9 @@ class Vocabulary:
 def vocabulary_of(blob: bytes | None) -> Vocabulary:
     """Of the tokenizer that a job names; without one, of the bytes, of which nothing is merged. Raises as `load_tokenizer`."""
     if blob is None:
-        return Vocabulary(alphabet(), (), cuts_words=False)
+        return Vocabulary(alphabet(), ())
     ids, merges = model_of(blob)
-    return Vocabulary(ids, tuple(merges), cuts_words=True)
+    return Vocabulary(ids, tuple(merges))
 
 
 def tokenizer_json(vocabulary: Vocabulary) -> dict[str, Any]:
@@ -38,9 +39,9 @@ def tokenizer_json(vocabulary: Vocabulary) -> dict[str, Any]:
         "padding": None,
         "added_tokens": [],
         "normalizer": None,
-        "pre_tokenizer": _byte_level(vocabulary.cuts_words),
+        "pre_tokenizer": BYTE_LEVEL,
         "post_processor": None,
-        "decoder": _byte_level(cuts_words=True),  # which a decoder does not look at
+        "decoder": BYTE_LEVEL,
         "model": {
             "type": "BPE",
             "dropout": None,
@@ -54,10 +55,6 @@ def tokenizer_json(vocabulary: Vocabulary) -> dict[str, Any]:
             "merges": [list(pair) for pair in vocabulary.merges],
         },
     }
-
-
-def _byte_level(cuts_words: bool) -> dict[str, Any]:
-    return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": cuts_words}
 
 
 def tokenizer_config(context: int) -> dict[str, Any]:
