@@ -1,8 +1,9 @@
 """Models that leave a network and come in, beside transformers 5: `python -m benchmarks.interop --json FILE`.
 
-A peer of a network of its own trains small jobs, of bytes and of a BPE, as a person would ask it to, and writes their models. transformers
-and gguf, in an environment of their own (`benchmarks.rivals.transformers_oracle`), say what they make of them: logits and greedy tokens
-beside ours, ids of texts. The other way, a job starts from a Llama that transformers made, and the model of its round 0 leaves again.
+A peer of a network of its own trains small jobs, of bytes and of a BPE, as a person would ask it to, and writes their models.
+transformers and gguf, in an environment of their own (`benchmarks.rivals.transformers_oracle`), say what they make of them:
+logits and greedy tokens beside ours, ids of texts. The other way, a job starts from a Llama that transformers made, and the model
+of its round 0 leaves again.
 """
 
 from __future__ import annotations
@@ -35,7 +36,6 @@ from scenarios.trials import Parser
 from training.data.default_text import default_text
 from training.data.tokenizer import load_tokenizer
 from training.engines.pytorch.model import GPT
-from training.replicated.layout import layout_of
 
 LOGITS_MAX, GGUF_LOGITS_MAX = 1e-4, 1e-2
 GREEDY, PROMPT, WINDOWS = 64, 16, 4

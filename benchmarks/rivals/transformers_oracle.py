@@ -1,8 +1,8 @@
-"""What transformers (github.com/huggingface/transformers, Apache-2.0) makes of models: `make FOLDER SEED` or `open FOLDER`.
+"""What transformers (github.com/huggingface/transformers, Apache-2.0) makes of models: `make FOLDER SEED` or `open FOLDER FILE`.
 
-`make` leaves random Llamas in FOLDER: `bytes`, tied and as small as ours, and `bpe`, with a tokenizer and everything else than ours
-usually is. `open` reads in each folder NAME of FOLDER the model `transformers`, the file `gguf/model.gguf`, and what ours does with it
-in `ours.safetensors` and `texts.json`; it leaves `theirs.json` there. Runs in an environment of its own, see `environment.INTEROP`.
+`make` leaves random Llamas in FOLDER: `bytes`, tied as ours usually are, and `bpe`, with a tokenizer and what ours seldom have.
+`open` reads in each folder in FOLDER the model in `transformers`, the file `gguf/model.gguf`, and what ours does with it in
+`ours.safetensors` and `texts.json`. What it finds goes to FILE. Runs in an environment of its own, see `environment.INTEROP`.
 """
 
 from __future__ import annotations

@@ -21,7 +21,8 @@ from protocol import codec
 from protocol.errors import UserError
 from rlhf.objective import PpoTerms
 from tests.peer.chain import Chain
-from training.data.tokenizer import train_bpe
+from training import own_models
+from training.data.tokenizer import load_tokenizer, train_bpe
 from training.llama import our_name
 from training.replicated.layout import layout_of
 from training.spec import JobSpec
@@ -84,6 +85,19 @@ def test_the_tensors_are_those_of_the_decided_model_bit_for_bit(chain: Chain, tm
     assert {our_name(name) for name in theirs} == set(ours)
     assert all(np.array_equal(values, ours[str(our_name(name))]) for name, values in theirs.items())
     assert "held out bits per byte 2.5" in (tmp_path / "out" / "README.md").read_text()
+
+
+@pytest.mark.parametrize("name", ["bytes", "bpe"])
+def test_what_leaves_may_come_in_again(chain: Chain, tmp_path: Path, name: str) -> None:
+    found = of_chain(chain, name)
+    write(found, tmp_path / "out", "transformers")
+    own = own_models.opened(tmp_path / "out")
+    assert own.model == found.spec.model
+    with (tmp_path / "parameters").open("wb") as stream:
+        own.write(found.spec, stream)
+    assert (tmp_path / "parameters").read_bytes() == found.parameters.tobytes()
+    text = "one two, threë\n".encode()
+    assert load_tokenizer(own.tokenizer).encode(text).tolist() == load_tokenizer(found.tokenizer).encode(text).tolist()
 
 
 def test_a_round_that_is_kept_is_taken_and_another_one_is_told_with_those_that_are(chain: Chain) -> None:
