@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from peer.export.found import Found
+from rlhf.reward import CALIBRATION
 from training.spec import AuditMode, JobSpec
 from training.transformer import FIRST
 
@@ -77,16 +78,19 @@ def _rows(found: Found, left_out: tuple[str, ...]) -> Iterator[tuple[str, str]]:
     if found.accepted is not None:
         yield "proposals", f"{found.accepted} accepted, {found.refused} refused"
     yield "audit", _audit(spec)
-    yield (
-        "held out",
-        ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in sorted(found.figures.items()))
-        or ("not measured by this peer" if found.accepted is not None else "an export has no measurements"),
-    )
+    yield "held out", _held_out(found)
     stop = stop_of(spec)
     if stop is not None:
         yield "a response ends with", f"token {stop}"
     if left_out:
         yield "left out", f"{', '.join(left_out)}: vectors that the objective trained beside the transformer{_of_first(left_out)}"
+
+
+def _held_out(found: Found) -> str:
+    """Beside these, a peer measures how long its rounds take."""
+    figures = {name: value for name, value in found.figures.items() if name.startswith("held_out") or name == CALIBRATION}
+    missing = "not measured by this peer" if found.accepted is not None else "an export has no measurements"
+    return ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in sorted(figures.items())) or missing
 
 
 def stop_of(spec: JobSpec) -> int | None:

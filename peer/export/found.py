@@ -17,7 +17,7 @@ from ledger.core.genesis import Genesis
 from ledger.jobs import Job
 from ledger.state import State
 from peer.export.writing import MANIFEST, tokenizer_path
-from peer.features import rules_of
+from peer.features import install, rules_of
 from peer.settings.datadir import DataDirectory
 from protocol.errors import MissingBlobError, UserError
 from storage.blobs import Blobs
@@ -120,6 +120,7 @@ def at_rest(folder: Path, text: str) -> Found:
 
 def of_export(folder: Path, text: str) -> Found:
     """From what `peer export` wrote. It is read as it is: `peer audit` checks it."""
+    install()  # objectives of features
     try:
         manifest = json.loads((folder / MANIFEST).read_bytes())
         rounds = {bytes.fromhex(job): int(model["round"]) for job, model in manifest["models"].items()}

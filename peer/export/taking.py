@@ -8,20 +8,19 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO
 
 from peer.export.card import GGUF, TRANSFORMERS, card, stop_of
 from peer.export.found import Found
 from protocol.api import ModelFilesView
 from protocol.errors import UserError
+from rlhf.reward import SCORE
 from storage.durable import sync_directory
 from training import llama
 from training.formats import gguf, tensor_file
 from training.formats.tokenizer_file import Vocabulary, tokenizer_config, tokenizer_json, vocabulary_of
 from training.replicated.layout import Float32Array, layout_of
 from training.transformer import HEAD, shapes
-
-SCORE: Final = "heads.reward"  # of `rlhf.reward`
 
 
 def take(source: Callable[[Path, str], Found], place: Path, job: str, folder: Path, format: str) -> ModelFilesView:
