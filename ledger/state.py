@@ -34,7 +34,7 @@ from ledger.network import NetworkModule, NetworkOfLimitsModule, NetworkState, U
 from ledger.tables import Table, table_fields
 from protocol import codec, merkle
 from protocol.codec import Count, Digest, Length
-from protocol.errors import RemoteProtocolError, UserError
+from protocol.errors import RemoteProtocolError, StorageError, UserError
 from protocol.identity import Signed, Verifier, open_signed
 from protocol.limits import (
     EVIDENCE_PER_BLOCK_MAX,
@@ -304,6 +304,16 @@ class Rules:
         modules = {name: state.encoded(name) for name in state.modules}
         return codec.encode(StoredState(state.height, state.time_ms, modules, dict(state.certified_roots)))
 
+    def restored(self, encoded: bytes | None) -> State:
+        """As the disk of this peer has it; the first one where there is none yet. Raises `Unknown`, and `StorageError`."""
+        try:
+            return self.decode_state(encoded) if encoded else self.first_state()
+        except RemoteProtocolError as error:
+            raise StorageError(
+                f"the state on this disk cannot be read ({error.detail}): run the program that wrote it, or join the network "
+                "again with a new data directory"
+            ) from None
+
     def decode_state(self, data: bytes) -> State:
         """Raises `Unknown` for a version that this program lacks, `RemoteProtocolError` for what is no state."""
         stored = codec.decode(StoredState, data, len(data))
@@ -312,9 +322,12 @@ class Rules:
         running = self.running(network.modules).modules
         if stored.modules.keys() != running.keys():
             raise RemoteProtocolError("bad-state", f"modules {sorted(stored.modules)}, expected {sorted(running)}")
-        values: dict[str, Any] = {
-            name: codec.decode(running[name].state_type, value, len(value)) for name, value in stored.modules.items()
-        }
+        values: dict[str, Any] = {}
+        for name, value in stored.modules.items():
+            try:
+                values[name] = codec.decode(running[name].state_type, value, len(value))
+            except RemoteProtocolError as error:
+                raise RemoteProtocolError("bad-state", f"module {name} {running[name].version}: {error.detail}") from None
         return State(stored.height, stored.time_ms, values, stored.certified_roots)
 
     def open(self, signed: Signed, kinds: tuple[type[M], ...]) -> M:

@@ -56,12 +56,15 @@ class FiguresView:
     beta: float | None = None  # of the next round; None: there is none, or this peer has no model of the job
     kl_stop: float | None = None  # at which the job ended, before all its rounds
     warning: str = ""  # the score rises while responses become alike
+    blocked: float = 0.0  # share of responses that hold a word of the job's list
 
     @property
     def told(self) -> str:
         """In one line."""
         length = f"{self.tokens:.1f} tokens ({self.length_correlation:+.2f} with the score), {self.unfinished:.0%} unfinished"
-        return f"score {self.score:.3f}, {self.nats:.2f} nats from the reference, {length}, distinct-2 {self.distinct_2:.3f}"
+        blocked = f", {self.blocked:.0%} blocked" if self.blocked else ""
+        nats = f"{self.nats:.2f} nats from the reference"
+        return f"score {self.score:.3f}, {nats}, {length}, distinct-2 {self.distinct_2:.3f}{blocked}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from typing import Annotated, Final
 import numpy as np
 import numpy.typing as npt
 
+from protocol import codec
 from protocol.codec import Count, Length
 from rlhf.calls import FiguresView
 from rlhf.controller import median
@@ -59,6 +60,7 @@ class Medians:
     score: Figure
     distinct: Share
     correlation: Figure
+    blocked: Count = codec.added(0)
 
 
 def medians(number: int, said: Sequence[Rollouts]) -> Medians:
@@ -102,6 +104,7 @@ def view(job: bytes, spec: bytes, found: Medians) -> FiguresView:
         unfinished=found.unfinished / responses,
         distinct_2=found.distinct / MILLIONTHS,
         length_correlation=found.correlation / MILLIONTHS,
+        blocked=found.blocked / responses,
     )
 
 

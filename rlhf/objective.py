@@ -124,6 +124,7 @@ class Rollouts:
     score: Figure  # Σ of the rewards of all responses, without penalties
     distinct: Share  # `rlhf.guards.distinct_2`
     correlation: Annotated[int, Between(-MILLIONTHS, MILLIONTHS)]  # of length and score: `rlhf.guards.correlation`
+    blocked: Count = codec.added(0)  # responses that hold a listed word
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +237,10 @@ class Ppo(Objective):
         bounds = self.bounds(job, job.own)
         if not bounds.responses <= record.tokens <= bounds.responses * bounds.tokens_max:
             return f"{record.tokens} tokens in {bounds.responses} responses"
-        return None if record.unfinished <= bounds.responses else f"{record.unfinished} of {bounds.responses} unfinished"
+        for name in ("unfinished", "blocked"):
+            if getattr(record, name) > bounds.responses:
+                return f"{getattr(record, name)} of {bounds.responses} {name}"
+        return None
 
     def blobs(self, job: Job, record: Any) -> Mapping[bytes, int]:
         bounds = self.bounds(job, job.own)

@@ -11,12 +11,14 @@ import pytest
 from peer.demo.cast import DemoPeer
 from protocol.api import EventView
 from protocol.identity import Identity
-from scenarios import bad_input, determinism, idle, kill, large, rollback
+from scenarios import bad_input, determinism, idle, kill, large, pace, rollback
 from scenarios.network import Watch
 from training.transformer import ModelSpec
 
 
-async def test_a_killed_peer_comes_back_and_has_signed_nothing_twice(tmp_path: Path) -> None:
+async def test_a_killed_peer_comes_back_and_has_signed_nothing_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pace, "NORMAL_ROUNDS", 2)
+    monkeypatch.setattr(kill, "DOWN_ROUNDS", 4)
     report = tmp_path / "kill.json"
     options = argparse.Namespace(peers=4, malicious=0, trials=1, seed=1, small=True, keep=tmp_path / "peers", json=str(report))
     await kill.run(options)

@@ -83,7 +83,7 @@ def _voters(directory: DataDirectory, genesis: Genesis) -> VoterSet:
     with contextlib.closing(Store(directory.ledger, genesis.chain_id)) as store:
         encoded = store.state()
     rules = rules_of(genesis, ModelHost(directory.models))
-    return VoterSet((rules.decode_state(encoded) if encoded else rules.first_state()).members.voters)
+    return VoterSet(rules.restored(encoded).members.voters)
 
 
 def _require_not_needed(voters: VoterSet, old: Identity) -> None:

@@ -48,8 +48,7 @@ class Disk:
 
     @property
     def state(self) -> State:
-        encoded = self._store.state()
-        return self._rules.decode_state(encoded) if encoded else self._rules.first_state()
+        return self._rules.restored(self._store.state())
 
     def state_with_rows(self) -> State:
         state = self.state

@@ -134,8 +134,7 @@ class Driver:
         return Node(self.signer, self.rules, ledger, restart, self._verifier, spoken, accepted, self._anchor_height, measured)
 
     def _restored_ledger(self) -> Ledger:
-        encoded = self.store.state()
-        state = self.rules.decode_state(encoded) if encoded else self.rules.first_state()
+        state = self.rules.restored(self.store.state())
         self.store.rows.attach(state.tables)
         last = self.store.decision(state.height)
         return Ledger(self.rules, state, last.decode().state_root if last else state.root)

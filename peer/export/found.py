@@ -115,7 +115,7 @@ def at_rest(folder: Path, text: str) -> Found:
         encoded = store.state()
         if encoded is None:
             raise UserError(f"{directory.path}: nothing has been decided yet, so there is no model")
-        return of_state(rules_of(genesis, host).decode_state(encoded), genesis, store, host, read, text)
+        return of_state(rules_of(genesis, host).restored(encoded), genesis, store, host, read, text)
 
 
 def of_export(folder: Path, text: str) -> Found:

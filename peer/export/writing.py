@@ -98,7 +98,7 @@ def _newest_state(store: Store, host: ModelHost, genesis: Genesis) -> State:
     encoded = store.state()
     if encoded is None:
         raise UserError("nothing has been decided yet, so there is nothing to export")
-    return rules_of(genesis, host).decode_state(encoded)
+    return rules_of(genesis, host).restored(encoded)
 
 
 def export(store: Store, blobs: Blobs, host: ModelHost, genesis: Genesis, folder: Path) -> ExportView:

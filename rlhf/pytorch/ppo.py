@@ -84,6 +84,7 @@ class _Known:
     value_BT: Tensor
     score_B: Tensor
     excess_BT: Tensor | None  # `passes.Passed`
+    blocked: int
 
     def record(self, stop: int | None, vocabulary: int) -> Rollouts:
         k1 = (self.old_BT - self.reference_BT)[self.mask_BT].double().sum()
@@ -91,7 +92,7 @@ class _Known:
         sums = int(self.mask_BT.sum()), unfinished, in_millionths(float(k1)), in_millionths(float(self.score_B.sum()))
         lengths = self.mask_BT.sum(1).double().numpy()
         shares = guards.distinct_2(self.responses, vocabulary), guards.correlation(lengths, self.score_B.double().numpy())
-        return Rollouts(self.key[1], *sums, *shares)
+        return Rollouts(self.key[1], *sums, *shares, self.blocked)
 
 
 class Declarer:
@@ -190,6 +191,7 @@ class Declarer:
         noise = self._noise(place) if is_checked else None
         now = passes.over(engine.model, x_BS, tokens_BT, lengths, VALUE, on_step, noise=noise, begin_B=begin_B)
         score_B = self._scores(whole_BS, begins, responses, on_step)
+        blocked = [False] * len(responses)
         if self._own.words is not None:  # the lowest that a score counts, whatever said it
             blocked = [self._blocks_response(*row, on_step) for row in zip(asked, responses, strict=True)]
             score_B[torch.tensor(blocked)] = -self._own.score_clip
@@ -205,6 +207,7 @@ class Declarer:
             value_BT=now.value_BT,
             score_B=score_B,
             excess_BT=now.excess_BT,
+            blocked=sum(blocked),
         )
         return self._last
 
@@ -270,7 +273,8 @@ class Declarer:
         return known.record(self._own.stop, self._bounds.vocabulary)
 
     def _differ(self, said: Rollouts, found: Rollouts) -> bool:
-        counted = (said.tokens, said.unfinished, said.distinct) != (found.tokens, found.unfinished, found.distinct)
+        counts = ("tokens", "unfinished", "distinct", "blocked")
+        counted = any(getattr(said, name) != getattr(found, name) for name in counts)
         allowed = FIGURE_TOLERANCE * MILLIONTHS
         return (
             counted

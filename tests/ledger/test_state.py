@@ -15,9 +15,9 @@ from ledger.blocks.ledger import Ledger
 from ledger.core.genesis import TRAINER
 from ledger.jobs import RUNNING_MAX, UNBUILT, Phase, Start, Stop, job_id
 from ledger.members import Leave, Register, Stand
-from ledger.state import EMPTY_BODY, Body, decode_body
+from ledger.state import EMPTY_BODY, Body, StoredState, decode_body
 from protocol import codec
-from protocol.errors import RemoteProtocolError
+from protocol.errors import RemoteProtocolError, StorageError
 from protocol.identity import Signed, sign
 from protocol.limits import TRANSACTION_BYTES_MAX
 from protocol.messages import Proposal, Transaction
@@ -42,6 +42,15 @@ def test_an_empty_block_changes_nothing_but_the_height(world: World) -> None:
     before = world.state
     after = world.decide_body(EMPTY_BODY)
     assert (after.root, after.modules, after.height) == (before.root, before.modules, before.height + 1)
+
+
+def test_a_state_that_another_program_wrote_is_one_line_that_names_the_module(world: World) -> None:
+    stored = codec.decode(StoredState, world.rules.encode_state(world.state))
+    older = codec.encode(replace(stored, modules={**stored.modules, "jobs": codec.encode((1, 2))}))
+    with pytest.raises(StorageError, match=r"this disk cannot be read \(module jobs \d+: .*\): run the program that wrote it"):
+        world.rules.restored(older)
+    assert world.rules.restored(codec.encode(stored)).root == world.state.root
+    assert world.rules.restored(None).height == 0
 
 
 def test_every_change_of_a_module_changes_the_root(world: World) -> None:

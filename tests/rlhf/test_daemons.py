@@ -241,7 +241,7 @@ async def test_plans_go_from_preferences_to_a_tuned_policy_and_from_a_project_to
     assert policy.data == "", "its prompts are those of the pairs, so it reads no text"
     # Its author alone had the list, and was gone before the policy began.
     assert (compared.policy, compared.reference, compared.withheld) == ("", "", ("policy", "reference"))
-    assert figures.score < -5, "nearly every response holds a listed word"
+    assert figures.score < -5 and figures.blocked > 0.5, "nearly every response holds a listed word"
 
 
 async def imported(daemon: Daemon, folder: Path, name: str, prompts: list[str], response: str = "aeiou") -> str:

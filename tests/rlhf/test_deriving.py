@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from curation.answers import Answer
 from curation.contents import AddPage
 from curation.state import Redaction
 from curation.tasks import Entry, Page, Task, redacted, root_of, task_id
+from ledger.jobs import Base
 from peer import features
 from peer.driver import deriving
 from peer.driver.deriving import Deriving
@@ -28,6 +30,7 @@ from rlhf.sets import SaySet, Source
 from rlhf.tracing import set_of
 from tests.ledger.world import PEOPLE
 from tests.rlhf import test_sets
+from tests.rlhf.test_plans import OWN, POLICY
 from tests.rlhf.test_sets import AUTHOR, BOTH_BAD, TASKS, Compared
 from training.data.corpus import text_path
 
@@ -287,6 +290,22 @@ async def test_a_set_of_which_a_pair_is_redacted_is_deleted_when_no_job_needs_it
         assert (named in sets_in_use(world.state)) == (job == reward), "also in the block between the stages"
         world.decide()
     await until(desk, lambda: not any(held(desk, named)))
+
+
+def test_the_set_of_a_reward_model_that_a_policy_without_a_plan_reads_is_in_use(
+    world: Paged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named, desk = naming(world, world.pairs(), monkeypatch), Desk(world, tmp_path, world.first)
+    decided_and_redacted(world, desk)
+    reward = plans.stage_job(world.key, 0)
+    world.close(reward)
+    model = Base(reward, world.job(reward).round, world.job(reward).model_root)
+    world.decide(world.tx(PEOPLE[0], "rlhf/cancel", plans.Cancel(world.key)))
+    assert named not in sets_in_use(world.state)
+    policy = world.start(PEOPLE[1], world.on(POLICY, settings=codec.encode(replace(OWN, reward_model=model))))
+    assert named in sets_in_use(world.state)
+    world.close(policy)
+    assert named not in sets_in_use(world.state)
 
 
 async def test_a_set_that_was_not_decided_is_deleted(world: Paged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,9 +14,10 @@ from ledger.jobs import JobsState
 from ledger.network import NetworkState
 from peer import features
 from rlhf.calls import FiguresView
-from rlhf.guards import ROUNDS_KEPT, Course, Medians, correlation, distinct_2
+from rlhf.guards import ROUNDS_KEPT, Course, Medians, correlation, distinct_2, medians, view
 from rlhf.module import RlhfState
 from rlhf.news import news
+from rlhf.objective import Rollouts
 from tests.rlhf.test_ppo import SPEC
 
 RESPONSES = 10
@@ -111,6 +112,12 @@ def test_a_round_is_told_in_one_line() -> None:
     assert view.told == (
         "score 0.500, 1.25 nats from the reference, 20.5 tokens (-0.30 with the score), 10% unfinished, distinct-2 0.400"
     )
+
+
+def test_blocked_responses_are_told_where_there_are_any() -> None:
+    found = medians(0, [Rollouts(bytes(32), 50, 0, 0, 0, 0, 0, blocked) for blocked in (4, 0, 8)])
+    assert found.blocked == 4
+    assert view(b"job", SPEC.encode(), found).told.endswith("distinct-2 0.000, 25% blocked")
 
 
 def test_each_round_is_news_and_a_warning_is_so_once() -> None:

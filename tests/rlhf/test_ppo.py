@@ -177,7 +177,7 @@ def test_one_invented_response_is_found_at_whatever_step_is_drawn(sampled: World
         assert label(sampled.replayed(false, step).finding, PPO.labels) == "rollout", step
 
 
-@pytest.mark.parametrize("figure", ["tokens", "unfinished", "k1", "score", "distinct", "correlation"])
+@pytest.mark.parametrize("figure", ["tokens", "unfinished", "k1", "score", "distinct", "correlation", "blocked"])
 def test_false_figures_are_named(full: World, figure: str) -> None:
     done = full.propose()
     said = codec.decode(Rollouts, done.declaration)
