@@ -115,6 +115,7 @@ def test_a_round_is_told_in_one_line() -> None:
 
 
 def test_blocked_responses_are_told_where_there_are_any() -> None:
+    features.install()
     found = medians(0, [Rollouts(bytes(32), 50, 0, 0, 0, 0, 0, blocked) for blocked in (4, 0, 8)])
     assert found.blocked == 4
     assert view(b"job", SPEC.encode(), found).told.endswith("distinct-2 0.000, 25% blocked")

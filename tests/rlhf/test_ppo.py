@@ -181,7 +181,7 @@ def test_one_invented_response_is_found_at_whatever_step_is_drawn(sampled: World
 def test_false_figures_are_named(full: World, figure: str) -> None:
     done = full.propose()
     said = codec.decode(Rollouts, done.declaration)
-    by = {"k1": MILLIONTHS, "score": MILLIONTHS, "correlation": 20_000}.get(figure, -1)
+    by = {"k1": MILLIONTHS, "score": MILLIONTHS, "correlation": 30_000, "blocked": 1}.get(figure, -1)
     false = replace(done, declaration=codec.encode(replace(said, **{figure: getattr(said, figure) + by})))
     assert label(full.audited(false).verdict, PPO.labels) == "figures"
 
