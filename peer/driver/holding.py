@@ -69,13 +69,15 @@ class Holding:
     async def _fetched(self, spec: JobSpec) -> None:
         """From whoever has it, as soon as this disk has room for it."""
         assert spec.start is not None
-        size = starts.bytes_of(spec)
+        size, told = starts.bytes_of(spec), False
         while True:
             try:
                 require_space(self._driver.store.path.parent, size, "first model")
                 break
             except UserError as error:
-                self._driver.events.add("warning", f"job {spec.name!r} waits for this voter: {error}")
+                if not told:
+                    self._driver.events.add("warning", f"job {spec.name!r} waits for this voter: {error}")
+                told = True
                 await trio.sleep(RETRY_SECONDS)
         await self._driver.network.fetch(spec.start, size, ())
         self._driver.blobs.keep(spec.start)

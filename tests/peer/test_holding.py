@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -87,3 +88,30 @@ async def test_bytes_of_another_digest_are_taken_by_nobody(tmp_path: Path) -> No
         voters[0].blobs.add(values.tobytes())
         made.seats.remove(damaged)
         await has_model(made, job, values)
+
+
+async def test_planted_a_quorum_that_does_not_look_whether_numbers_are_finite(tmp_path: Path) -> None:
+    values = own(5)
+    values[0] = np.inf
+    async with network(tmp_path, 4, roles=(TRAINER,)) as made:
+        with mock.patch("training.starts.problem", return_value=None):
+            await started(made.seats[0], made.seats[0].blobs.add(values.tobytes()))
+            for seat in made.seats:
+                with trio.fail_after(SECONDS_MAX):
+                    await seat.ended.wait()
+                assert "has a number that is not finite" in str(seat.failure)
+
+
+async def test_planted_a_peer_that_takes_bytes_of_another_digest(tmp_path: Path) -> None:
+    """It makes another first model than the others, and knows by the next block that its state is not the decided one."""
+    values = own(6)
+    async with network(tmp_path, 4, roles=(TRAINER,)) as made:
+        *honest, careless = made.seats
+        start = honest[0].blobs.add(values.tobytes())
+        other = careless.blobs.path(start)
+        other.write_bytes(bytes([values.tobytes()[0] ^ 1]) + values.tobytes()[1:])
+        job = await started(honest[0], start)
+        made.seats.remove(careless)
+        await has_model(made, job, values)
+        await honest[0].scratch()
+        await careless.event("warning", "restoring the certified state")
