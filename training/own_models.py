@@ -146,7 +146,13 @@ def _other_tokenizer(found: Any) -> str | None:
         return f"model {model.get('type')!r}"
     if found.get("normalizer") is not None:
         return f"normalizer {_shown(found['normalizer'].get('type'))}"
-    if before is None or before.get("type") != "ByteLevel" or before.get("add_prefix_space") or not before.get("use_regex", True):
+    cuts_words = before is not None and before.get("use_regex", True)  # which matters only where something is merged
+    if (
+        before is None
+        or before.get("type") != "ByteLevel"
+        or before.get("add_prefix_space")
+        or (model["merges"] and not cuts_words)
+    ):
         return f"pre_tokenizer {_shown(before)}"
     if after is not None and after.get("type") != "ByteLevel" and not _adds_nothing(after):
         return f"post_processor {_shown(after.get('type'))}"
@@ -166,16 +172,23 @@ def _adds_nothing(processor: Any) -> bool:
 # Digests that a folder may bring
 
 
+def sums_of(folder: Path) -> str:
+    """Of all files in the folder but `SHA256SUMS` itself, as `sha256sum` writes them."""
+    return "".join(f"{_sum_of(path)}  {path.name}\n" for path in sorted(folder.iterdir()) if path.name != SUMS)
+
+
+def _sum_of(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
 def _check_sums(folder: Path, paths: Iterable[Path]) -> None:
     """Of every file that is read, if the folder says what its SHA-256 is: in `SHA256SUMS`, or as a download left it."""
     listed = dict(_listed(folder / SUMS))
     for path in paths:
         wanted = listed.get(path.name) or _downloaded(path)
-        if wanted is None or not path.is_file():
-            continue
-        with path.open("rb") as stream:
-            if hashlib.file_digest(stream, "sha256").hexdigest() != wanted:
-                raise UserError(f"{path} is damaged: its SHA-256 is not {wanted[:16]}…, which it had")
+        if wanted is not None and path.is_file() and _sum_of(path) != wanted:
+            raise UserError(f"{path} is damaged: its SHA-256 is not {wanted[:16]}…, which it had")
 
 
 def _listed(path: Path) -> Iterator[tuple[str, str]]:

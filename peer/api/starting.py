@@ -11,10 +11,11 @@ from typing import BinaryIO
 from ledger.jobs import Base, Job, Phase, Waiting
 from peer.api.naming import find_job
 from peer.api.running import RunningPeer
+from peer.export.found import opened
 from peer.roles.trainer import require_space
 from protocol.api import TrainRequest
 from protocol.digests import Hasher
-from protocol.errors import StorageError, UserError
+from protocol.errors import UserError
 from storage.parts import write_list
 from training import own_models, starts
 from training.replicated.layout import BLOCK, float32_bytes, layout_of
@@ -97,33 +98,15 @@ def _of_folder(peer: RunningPeer, folder: Path, as_bytes: bool) -> Start:
 
 def _of_round(peer: RunningPeer, name: str, number: int) -> Start:
     """A job's model after `number` rounds. Every peer keeps a finished job's last one; others are a blob of what is here."""
-    jobs = {key: job for key, job in peer.driver.state.jobs.jobs.items() if job.round}
-    key = find_job(name, jobs, "jobs that have trained")
+    jobs = peer.driver.state.jobs.jobs
+    key = find_job(name, jobs, "jobs")
     job, spec = jobs[key], JobSpec.decode(jobs[key].spec)
     if not spec.kind.makes_text:
         raise UserError(f"--from: job {job.name!r} has trained no model")
     if job.phase is Phase.FINISHED and number == job.round:
         return Start(f"job {job.name!r}", spec.model, spec.tokenizer, Base(key, number, job.model_root))
-    names = (directory.name for directory in peer.driver.host.directory(key, 0).parent.glob("*"))
-    here = sorted(int(name) for name in names if name.isdecimal() and 0 < int(name) <= job.round)
-    if number not in here:
-        listed = ", ".join(map(str, here)) or "none"
-        raise UserError(f"--from: the model of job {job.name!r} after round {number} is not kept here; kept are: {listed}")
-    try:
-        model = peer.driver.host.opened(key, number)
-    except StorageError as error:
-        raise UserError(f"--from: the model of job {job.name!r} after round {number} is not here any more: {error}") from None
-    if model.root != _root_of(peer, key, job, number):
-        raise UserError(f"--from: the model of job {job.name!r} after round {number} is not the one that was decided")
+    model = opened(peer.driver.host, peer.driver.store, key, job, number)
     return Start(f"job {job.name!r}", spec.model, spec.tokenizer, write=lambda spec, file: _write(model, spec, file))
-
-
-def _root_of(peer: RunningPeer, key: bytes, job: Job, number: int) -> bytes | None:
-    """As decided, of the model after so many rounds, if this peer was there."""
-    if number == job.round:
-        return job.model_root
-    stored = peer.driver.store.round(key, number - 1)
-    return stored.model_root if stored else None
 
 
 def _write(model: ReplicatedModel, spec: JobSpec, file: BinaryIO) -> Hasher:

@@ -56,7 +56,7 @@ def of_state(state: State, genesis: Genesis, store: Store, host: ModelHost, read
     """From what a peer has on its disk. `text` is JOB, JOB@ROUND or empty. Raises `UserError`."""
     key, number = chosen(state, host, text)
     job = state.jobs.jobs[key]
-    spec, model = JobSpec.decode(job.spec), _opened(host, store, key, job, number)
+    spec, model = JobSpec.decode(job.spec), opened(host, store, key, job, number)
     return Found(
         network=genesis.network,
         chain_id=genesis.chain_id.hex(),
@@ -82,15 +82,22 @@ def chosen(state: State, host: ModelHost, text: str) -> tuple[bytes, int]:
     name, number = _asked(text, {job.name for job in jobs.values()})
     specs = {key: JobSpec.decode(job.spec) for key, job in jobs.items()}
     key = _chosen(name, specs, {key: job.started for key, job in jobs.items()})
-    number, kept = jobs[key].round if number is None else number, host.rounds(key)
-    if number not in kept:
-        shown = [str(round) for round in kept[-ROUNDS_SHOWN_MAX:]]
-        are = f"this peer keeps {'…, ' * (len(kept) > len(shown))}{', '.join(shown)}" if kept else "this peer keeps none"
-        raise UserError(f"the model of job {jobs[key].name!r} at round {number} is not here: {are}")
+    number = jobs[key].round if number is None else number
+    _require_kept(host, key, jobs[key], number)
     return key, number
 
 
-def _opened(host: ModelHost, store: Store, key: bytes, job: Job, number: int) -> ReplicatedModel:
+def _require_kept(host: ModelHost, key: bytes, job: Job, number: int) -> None:
+    kept = host.rounds(key)
+    if number not in kept:
+        shown = [str(round) for round in kept[-ROUNDS_SHOWN_MAX:]]
+        are = f"this peer keeps {'…, ' * (len(kept) > len(shown))}{', '.join(shown)}" if kept else "this peer keeps none"
+        raise UserError(f"the model of job {job.name!r} at round {number} is not here: {are}")
+
+
+def opened(host: ModelHost, store: Store, key: bytes, job: Job, number: int) -> ReplicatedModel:
+    """The model of a job after so many rounds, if this peer keeps it and it is the decided one. Raises `UserError`."""
+    _require_kept(host, key, job, number)
     model = host.opened(key, number)
     closed = None if number == job.round else store.round(key, number - 1)
     decided = job.model_root if number == job.round else closed.model_root if closed else model.root

@@ -199,8 +199,8 @@ class _Replay:
         """It may be large: it is read in pieces."""
         name = payload_path(digest)
         self._expected.add(name)
+        hasher = Hasher()
         try:
-            hasher = Hasher()
             with (self._folder / name).open("rb") as stream:
                 hasher.read(stream)
         except OSError as error:

@@ -16,7 +16,7 @@ from protocol.api import ModelFilesView
 from protocol.errors import UserError
 from rlhf.reward import SCORE
 from storage.durable import sync_directory
-from training import llama
+from training import llama, own_models
 from training.formats import gguf, tensor_file
 from training.formats.tokenizer_file import Vocabulary, tokenizer_config, tokenizer_json, vocabulary_of
 from training.replicated.layout import Float32Array, layout_of
@@ -48,6 +48,7 @@ def write(found: Found, folder: Path, format: str) -> ModelFilesView:
                 _write_gguf(found, vocabulary, part, is_half=format == GGUF)
             left_out = _left_out(found, keeps_score=not own)
             _put(part / "README.md", card(found, format, left_out).encode())
+            _put(part / own_models.SUMS, own_models.sums_of(part).encode())
             sizes = [path.stat().st_size for path in part.iterdir()]
             sync_directory(part)
             part.rename(folder)  # over an empty folder, too

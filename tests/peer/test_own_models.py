@@ -93,7 +93,7 @@ async def test_a_model_of_ones_own_is_trained_on_and_a_round_of_it_and_both_audi
         assert await first.client.jobs() == ()
         assert train(first, "--from", str(own), "--name", "own", "--rounds", "2", *FAST)[0] == 0
         await finished(first, "own")
-        assert "kept are: 1, 2" in train(first, "--from", "own@7")[2]
+        assert "this peer keeps 1, 2" in train(first, "--from", "own@7")[2]
         assert train(first, "--from", "own@1", "--name", "earlier", "--rounds", "1", *FAST)[0] == 0
         await finished(first, "earlier")
         assert train(first, "--from", "own@2", "--name", "later", "--rounds", "1", *FAST)[0] == 0

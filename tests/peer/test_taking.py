@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -22,7 +23,8 @@ from protocol.errors import UserError
 from rlhf.objective import PpoTerms
 from tests.peer.chain import Chain
 from training import own_models
-from training.data.tokenizer import load_tokenizer, train_bpe
+from training.data.tokenizer import train_bpe
+from training.formats.tokenizer_file import vocabulary_of
 from training.llama import our_name
 from training.replicated.layout import layout_of
 from training.spec import JobSpec
@@ -61,9 +63,17 @@ def of_chain(chain: Chain, text: str = "") -> Found:
 
 def test_the_latest_model_of_text_is_written_with_tokenizer_and_card(chain: Chain, tmp_path: Path) -> None:
     view = write(of_chain(chain), tmp_path / "out", "transformers")
-    names = ["README.md", "config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
+    names = [
+        "README.md",
+        "SHA256SUMS",
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ]
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == names
-    assert (view.name, view.round, view.files, view.left_out) == ("bpe", 1, 6, ())
+    assert (view.name, view.round, view.files, view.left_out) == ("bpe", 1, 7, ())
     card = (tmp_path / "out" / "README.md").read_text()
     for said in (
         view.job,
@@ -88,16 +98,19 @@ def test_the_tensors_are_those_of_the_decided_model_bit_for_bit(chain: Chain, tm
 
 
 @pytest.mark.parametrize("name", ["bytes", "bpe"])
-def test_what_leaves_may_come_in_again(chain: Chain, tmp_path: Path, name: str) -> None:
-    found = of_chain(chain, name)
-    write(found, tmp_path / "out", "transformers")
-    own = own_models.opened(tmp_path / "out")
-    assert own.model == found.spec.model
-    with (tmp_path / "parameters").open("wb") as stream:
-        own.write(found.spec, stream)
-    assert (tmp_path / "parameters").read_bytes() == found.parameters.tobytes()
-    text = "one two, threë\n".encode()
-    assert load_tokenizer(own.tokenizer).encode(text).tolist() == load_tokenizer(found.tokenizer).encode(text).tolist()
+def test_what_was_taken_comes_in_again_with_the_same_bytes(chain: Chain, tmp_path: Path, name: str) -> None:
+    found, folder, stream = of_chain(chain, name), tmp_path / "out", io.BytesIO()
+    write(found, folder, "transformers")
+    own = own_models.opened(folder)
+    own.write(found.spec, stream)
+    assert own.model == found.spec.model and stream.getvalue() == found.parameters.tobytes()
+    assert (own.tokenizer is None) == (found.tokenizer is None)
+    if own.tokenizer is not None and found.tokenizer is not None:
+        assert vocabulary_of(own.tokenizer) == vocabulary_of(found.tokenizer)
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"\x01")
+    with pytest.raises(UserError, match="is damaged: its SHA-256"):
+        own_models.opened(folder)
 
 
 def test_a_round_that_is_kept_is_taken_and_another_one_is_told_with_those_that_are(chain: Chain) -> None:

@@ -196,9 +196,11 @@ def test_a_byte_level_bpe_makes_the_same_tokens(tmp_path: Path) -> None:
 
 def test_the_tokens_of_bytes_need_no_tokenizer(tmp_path: Path) -> None:
     folder = written(tmp_path)
-    found = {"model": {"type": "BPE", "vocab": alphabet(), "merges": []}, "pre_tokenizer": {"type": "ByteLevel"}}
-    (folder / "tokenizer.json").write_text(json.dumps(found))
-    assert own_models.opened(folder).tokenizer is None
+    for cuts_words in (True, False):  # nothing is merged, in words or beyond them
+        before = {"type": "ByteLevel", "use_regex": cuts_words}
+        found = {"model": {"type": "BPE", "vocab": alphabet(), "merges": []}, "pre_tokenizer": before}
+        (folder / "tokenizer.json").write_text(json.dumps(found))
+        assert own_models.opened(folder).tokenizer is None
 
 
 def test_a_template_of_the_text_alone_changes_no_tokenizer(tmp_path: Path) -> None:
@@ -216,6 +218,7 @@ def test_a_template_of_the_text_alone_changes_no_tokenizer(tmp_path: Path) -> No
         ({"normalizer": {"type": "NFC"}}, 'normalizer "NFC"'),
         ({"pre_tokenizer": {"type": "Metaspace"}}, "pre_tokenizer .*Metaspace"),
         ({"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True}}, "add_prefix_space"),
+        ({"pre_tokenizer": {"type": "ByteLevel", "use_regex": False}}, "use_regex"),
         (
             {"post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": {}}, {"Sequence": {}}]}},
             "post_processor",
