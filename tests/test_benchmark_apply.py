@@ -32,10 +32,11 @@ def test_every_bound_of_a_round_is_held_and_missed() -> None:
         return [aim.verdict(list(rows)).split()[0] for aim in apply.AIMS]
 
     assert said() == ["not"] * len(apply.AIMS)
-    large, every_step = (4, 100_000_000), (4, 1_000_000, 0.05, 1.0, "adamw")
-    good = (row(13, 4_200_000, 0.9, 1.0), row(*large, 9.0, 190.0), row(100, 1_000_000, 1.0, 1.0), row(*every_step))
+    large, every_step, largest = (4, 100_000_000), (4, 1_000_000, 0.05, 1.0, "adamw"), row(4, 300_000_000, 7.0, 1.0)
+    good = (row(13, 4_200_000, 0.9, 1.0), row(*large, 9.0, 190.0), row(100, 1_000_000, 1.0, 1.0), row(*every_step), largest)
     assert said(*good) == ["held"] * len(apply.AIMS)
     assert said(row(13, 4_200_000, 1.1, 1.0), *good[1:])[0] == "MISSED"
     assert said(good[0], row(*large, 11.0, 210.0), *good[2:])[1:3] == ["MISSED", "MISSED"]
     greedy = replace(good[2], peak_extra_megabytes=30.0)
-    assert said(*good[:2], greedy, replace(good[3], total_seconds=0.07))[3:] == ["MISSED", "MISSED"]
+    heavy = replace(largest, total_seconds=9.0, anonymous_megabytes=201.0)
+    assert said(*good[:2], greedy, replace(good[3], total_seconds=0.07), heavy)[3:] == ["MISSED"] * 4

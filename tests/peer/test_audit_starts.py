@@ -51,7 +51,7 @@ def test_the_first_root_is_computed_again_from_the_blob_and_another_byte_is_name
     file = folder / payload_path(start)
     whole = file.read_bytes()
     file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    with pytest.raises(UserError, match=f"{start.hex()}: its bytes do not have the SHA-256"):
+    with pytest.raises(UserError, match=f"{start.hex()}: its bytes do not have the digest"):
         audit(folder)
     file.unlink()
     with pytest.raises(UserError, match=f"{start.hex()}: No such file"):
