@@ -59,7 +59,7 @@ async def test_a_peer_that_lacks_room_does_not_train_and_does_as_soon_as_there_i
         async with trio.open_nursery() as nursery:
             await nursery.start(shop.run)
             shop.open((key, 0), job, False)
-            while disk.asked < 4:  # noqa: ASYNC110: it looks from a thread
+            while disk.asked < 4:  # noqa: ASYNC110
                 await trio.sleep(0.005)
             assert role.begun == 0, "planted: whoever trains without looking is seen here"
             disk.free = SPARE_BYTES << 2
