@@ -152,7 +152,7 @@ def test_an_empty_folder_is_filled_and_nothing_is_left_beside_it(chain: Chain, t
     (tmp_path / "out").mkdir()
     write(of_chain(chain), tmp_path / "out", "gguf")
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["README.md", "model.gguf"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["README.md", "SHA256SUMS", "model.gguf"]
 
 
 def test_a_data_directory_at_rest_gives_the_same_files(chain: Chain, tmp_path: Path) -> None:
