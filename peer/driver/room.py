@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
-import stat
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -83,10 +83,11 @@ class DiskRoom:
 
 
 def _size(folder: Path) -> int:
-    """Files come and go meanwhile, and some have two names."""
+    """Files and folders come and go meanwhile, and some files have two names."""
     sizes = {}
-    for path in folder.rglob("*"):
-        with contextlib.suppress(OSError):
-            found = path.lstat()
-            sizes[found.st_ino] = found.st_size if stat.S_ISREG(found.st_mode) else 0
+    for inside, _, names in os.walk(folder):  # it passes over folders that are gone
+        for name in names:
+            with contextlib.suppress(OSError):
+                found = os.lstat(os.path.join(inside, name))
+                sizes[found.st_ino] = found.st_size
     return sum(sizes.values())

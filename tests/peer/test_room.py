@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import trio
 
-from peer.driver import workshop
+from peer.driver import room, workshop
 from peer.driver.room import ROUNDS_AHEAD, SPARE_BYTES, DiskRoom
 from tests.peer.chain import LANGUAGE, Chain
 from tests.peer.test_workshop import Busy, shop_of
@@ -89,3 +91,17 @@ async def test_a_long_job_is_trained_while_there_is_room_for_the_next_rounds(tmp
     await looked.look(key, job)
     assert not looked.told
     chain.close()
+
+
+def test_a_folder_that_goes_while_bytes_are_counted_counts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_bytes(b"123")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "file").write_bytes(b"12345")
+    lstat = os.lstat
+
+    def gone(path: str) -> os.stat_result:
+        shutil.rmtree(tmp_path / "folder", ignore_errors=True)
+        return lstat(path)
+
+    monkeypatch.setattr(room.os, "lstat", gone)
+    assert room._size(tmp_path) == 3
