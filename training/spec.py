@@ -256,7 +256,7 @@ class JobSpec:
 
     @property
     def replays(self) -> int:
-        """The stretches of `replayed_steps` inner steps in a round: what an audit draws one of."""
+        """How many parts a round has. A sampled audit draws one part and replays its `replayed_steps` inner steps."""
         return self.local_steps // self.replayed_steps
 
     @property
