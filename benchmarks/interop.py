@@ -31,11 +31,13 @@ from benchmarks.rivals.environment import Unavailable
 from benchmarks.verdicts import conclude, verdict
 from peer.api import control
 from peer.export.found import at_rest
+from protocol.sampling import Sampling
 from scenarios.bad_input import Place
 from scenarios.trials import Parser
 from training.data.default_text import default_text
 from training.data.tokenizer import load_tokenizer
 from training.engines.pytorch.model import GPT
+from training.engines.pytorch.sampling import drawn
 
 LOGITS_MAX, GGUF_LOGITS_MAX = 1e-4, 1e-2
 GREEDY, PROMPT, WINDOWS = 64, 16, 4
@@ -110,7 +112,7 @@ def ours(home: Home, path: Path) -> None:
     with torch.no_grad():
         logits = model.logits(model.features(tokens))
     prompt = tokens[0, :PROMPT].tolist()
-    greedy = model.generate(prompt, GREEDY, 0.0, 0, lambda: None)
+    greedy = list(drawn(model, prompt, Sampling(tokens=GREEDY, temperature=0.0), None, lambda: None))
     tensors = {"tokens": tokens, "logits": logits, "prompt": torch.tensor([prompt]), "greedy": torch.tensor([greedy])}
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path / "ours.safetensors")
     ids = [(text, tokenizer.encode(text.encode()).tolist()) for text in (*TEXTS, default_text()[:2_000].decode(errors="ignore"))]
