@@ -23,7 +23,8 @@ from protocol.limits import MESSAGE_BYTES_MAX
 
 M = TypeVar("M")
 
-WIRE_VERSION = 2  # of what peers say to each other on a link: both ends have the same, or say so and part
+WIRE_VERSIONS = (2, 3)  # of what peers say on a link: both ends speak the highest that both know, or part
+WIRE_VERSION = WIRE_VERSIONS[-1]
 SIGNED_VERSION = 2  # part of all that is signed. It stays: blocks of every later release are verified with it
 
 

@@ -452,4 +452,6 @@ AGREEMENT = (
 )
 ROUNDS = (Relay, GetRound, Accusation)
 SNAPSHOTS = (GetSnapshot, SnapshotOffer, NoSnapshot, GetPart, Part)
-LINKS = (GetBlob, BlobChunk, NoBlob, Addresses, Ping, Pong)
+LINKS_OF = {2: (GetBlob, BlobChunk, NoBlob, Addresses, Ping, Pong)}  # by wire version
+LINKS_OF[3] = LINKS_OF[2]
+LINKS = LINKS_OF[3]

@@ -10,8 +10,8 @@ import trio
 
 from protocol.codec import decode_message, encode
 from protocol.errors import RemoteProtocolError
-from protocol.identity import short_id
-from protocol.messages import LINKS, Addresses, BlobChunk, GetBlob, NoBlob, Ping, Pong
+from protocol.identity import WIRE_VERSION, short_id
+from protocol.messages import LINKS_OF, Addresses, BlobChunk, GetBlob, NoBlob, Ping, Pong
 from transport.blobs import BlobStore
 from transport.exchange import Exchange, RunBlocking
 from transport.framing import MESSAGE_OVERHEAD_BYTES, ByPriority, Channel, Inbox, Message, Outbox, Priority
@@ -102,6 +102,7 @@ class Link:
     def __init__(self, peer: bytes, address: str, dialed: bool, outbox: Outbox, inbox: Inbox) -> None:
         self.peer, self.address, self.dialed = peer, address, dialed
         self.outbox, self.inbox = outbox, inbox
+        self.version = WIRE_VERSION  # what both ends speak
         self.scope = trio.CancelScope()  # around everything that serves this link
         self.since = trio.current_time()
         self.round_trip_seconds: float | None = None
@@ -117,6 +118,9 @@ class Link:
         return True
 
     def post(self, message: Any, priority: Priority) -> bool:
+        """False: it is not queued, or the peer's wire version does not know it."""
+        if not isinstance(message, LINKS_OF[self.version]):
+            return False
         return self.push(Channel.LINK, encode(message), priority)
 
     async def output(self) -> None:
@@ -241,7 +245,7 @@ class Hub:
         if message.channel is Channel.APPLICATION:
             await self.events.put_received(Received(link.peer, message.data))
         else:
-            self._on_link_message(link, decode_message(message.data, LINKS))
+            self._on_link_message(link, decode_message(message.data, LINKS_OF[link.version]))
 
     def on_addresses(self, link: Link, addresses: Addresses) -> None:
         """Only a network that dials cares."""
@@ -264,6 +268,9 @@ class Hub:
                 link.on_pong(message)
 
     def _post(self, peer: bytes, message: Any, priority: Priority) -> bool:
+        link = self._links.get(peer)
+        if link is not None and not isinstance(message, LINKS_OF[link.version]):
+            return False
         return self._push(peer, Channel.LINK, encode(message), priority)
 
     def _push(self, peer: bytes, channel: Channel, data: bytes, priority: Priority) -> bool:

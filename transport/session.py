@@ -1,9 +1,10 @@
 """One encrypted connection: bytes in, events out. Sans-IO; after an error it is dead.
 
-Both sides open with a preamble in clear: magic, wire version, and a tag of the chain. It lets a person be told *why* two peers
-do not talk; nothing is trusted because of it. The Noise prologue says the same in full, so a preamble changed on the way, or
-a side that claims one version and speaks another, fails the handshake. The three handshake messages have fixed lengths; after
-them come frames: `length u16, ciphertext`.
+Both sides open with a preamble in clear: magic, wire version, and a tag of the chain. The initiator opens with the version that
+it wants to speak; the responder answers with that one, or with its own highest if it does not know it, and then both part. The
+preamble also lets a person be told *why* two peers do not talk; nothing is trusted because of it. The Noise prologue says the
+same in full, so a preamble changed on the way, or a side that claims one version and speaks another, fails the handshake. The
+three handshake messages have fixed lengths; after them come frames: `length u16, ciphertext`.
 
 Who is it? The encrypted payloads of messages 2 and 3 carry an Ed25519 key and its signature over (context, chain id, role,
 handshake hash). That hash covers the prologue, both ephemeral keys and the ciphertext of the signer's static key. The keys that
@@ -20,12 +21,12 @@ open this ciphertext follow from the two ephemeral keys, so the hash stands for 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from protocol.errors import LocalProtocolError, RemoteProtocolError
-from protocol.identity import WIRE_VERSION, Ed25519Verifier, Signer, Verifier, preimage, short_id
+from protocol.identity import WIRE_VERSIONS, Ed25519Verifier, Signer, Verifier, preimage, short_id
 from transport.framing import TAG_BYTES, Inbox, Message, Outbox
 from transport.noise import DH_BYTES, CipherState, HandshakeState, KeyPair
 
@@ -43,6 +44,14 @@ _DOMAIN: Final = "noise-identity"  # no message has this tag
 _ROLES: Final = {True: b"initiator", False: b"responder"}
 
 
+class OtherVersion(RemoteProtocolError):
+    """The peer wants to speak `version`; whoever dialed it may dial again with that, if it knows it."""
+
+    def __init__(self, version: int, ours: int) -> None:
+        super().__init__("wrong-version", f"wire version {version}, ours is {ours}")
+        self.version, self.ours = version, ours
+
+
 @dataclass(frozen=True, slots=True)
 class Established:
     """The peer has proven its key, and nobody else can read or write on this connection."""
@@ -52,8 +61,8 @@ class Established:
 
 
 class Session:
-    """`expected`: the only key to talk to. The key pairs are arguments so that the core holds no randomness; the ephemeral
-    one must be fresh for each session."""
+    """`expected`: the only key to talk to. `versions`: all that are known, ascending. The key pairs are arguments so
+    that the core holds no randomness; the ephemeral one must be fresh for each session."""
 
     def __init__(
         self,
@@ -65,22 +74,23 @@ class Session:
         ephemeral: KeyPair,
         expected: bytes | None = None,
         verifier: Verifier | None = None,
+        versions: Sequence[int] = WIRE_VERSIONS,
     ) -> None:
         self.outbox, self.inbox = Outbox(), Inbox()
         self.peer: bytes | None = None
         self._identity, self._chain_id = identity, chain_id
         self._initiator, self._expected = initiator, expected
         self._verifier = verifier or Ed25519Verifier()
-        prologue = MAGIC + WIRE_VERSION.to_bytes(2, "big") + chain_id
-        self._handshake = HandshakeState(initiator=initiator, prologue=prologue, static=static, ephemeral=ephemeral)
+        self._versions, self.version = versions, versions[-1]  # a responder takes the initiator's
+        self._static, self._ephemeral = static, ephemeral
         self._ciphers: tuple[CipherState, CipherState] | None = None  # to send, to receive
         self._buffer = bytearray()
         self._next: Callable[[], list[Established | Message] | None] = self._read_preamble
         self._step = 0  # of the handshake
         self._dead = False
-        self._ready = self._preamble()
+        self._ready = b""
         if initiator:
-            self._write_handshake()
+            self._open()
 
     def receive(self, data: bytes) -> list[Established | Message]:
         """What `data` completes. Raises `RemoteProtocolError`, and only `LocalProtocolError` from then on."""
@@ -104,10 +114,8 @@ class Session:
 
     def data_to_send(self) -> bytes:
         """Handshake bytes, or one sealed frame; empty if there is nothing to send now."""
-        if self._dead:
-            return b""
         data, self._ready = self._ready, b""
-        if data or self._ciphers is None:
+        if data or self._dead or self._ciphers is None:
             return data
         plaintext = self.outbox.fill()
         if not plaintext:
@@ -117,20 +125,32 @@ class Session:
 
     # Handshake -------------------------------------------------------------------------------------------------------
 
+    def _open(self) -> None:
+        prologue = MAGIC + self.version.to_bytes(2, "big") + self._chain_id
+        self._handshake = HandshakeState(
+            initiator=self._initiator, prologue=prologue, static=self._static, ephemeral=self._ephemeral
+        )
+        self._ready = self._preamble()
+        if self._initiator:
+            self._write_handshake()
+
     def _preamble(self) -> bytes:
-        return MAGIC + WIRE_VERSION.to_bytes(2, "big") + hashlib.sha256(self._chain_id).digest()[:CHAIN_TAG_BYTES]
+        return MAGIC + self.version.to_bytes(2, "big") + hashlib.sha256(self._chain_id).digest()[:CHAIN_TAG_BYTES]
 
     def _read_preamble(self) -> list[Established | Message] | None:
-        theirs, ours = bytes(self._buffer[:PREAMBLE_BYTES]), self._preamble()
+        theirs = bytes(self._buffer[:PREAMBLE_BYTES])
         # Refused at the first wrong byte: a program that speaks something else may never send this many.
         if theirs[: len(MAGIC)] != MAGIC[: len(theirs)]:
             raise RemoteProtocolError("not-folkmoot", "something else speaks on this connection")
         if len(theirs) < PREAMBLE_BYTES:
             return None
-        version = theirs[len(MAGIC) : len(MAGIC) + 2]
-        if version != ours[len(MAGIC) : len(MAGIC) + 2]:
-            raise RemoteProtocolError("wrong-version", f"wire version {int.from_bytes(version, 'big')}, ours is {WIRE_VERSION}")
-        if theirs != ours:
+        version = int.from_bytes(theirs[len(MAGIC) : len(MAGIC) + 2], "big")
+        if not self._initiator:
+            self.version = version if version in self._versions else self.version
+            self._open()  # also to a peer that is refused now: it reads there why
+        if version != self.version:
+            raise OtherVersion(version, self.version)
+        if theirs != self._preamble():
             raise RemoteProtocolError("wrong-chain", "the peer belongs to another network")
         self._take(PREAMBLE_BYTES)
         self._step = 1 if self._initiator else 0

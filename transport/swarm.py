@@ -22,7 +22,7 @@ import trio
 
 from protocol.addresses import WILDCARDS, format_address, parse_address
 from protocol.errors import RemoteProtocolError, UserError
-from protocol.identity import Signer, parse_peer_id, short_id
+from protocol.identity import WIRE_VERSIONS, Signer, parse_peer_id, short_id
 from protocol.limits import ADDRESSES_MAX
 from protocol.messages import Addresses, PeerAddress
 from transport.blobs import BlobStore
@@ -30,7 +30,7 @@ from transport.framing import Message, Priority
 from transport.hub import IDLE_SECONDS, Allow, Hub, Link
 from transport.network import Copied, DialInfo
 from transport.noise import KeyPair
-from transport.session import Established, Session
+from transport.session import Established, OtherVersion, Session
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +71,7 @@ class _Known:
     reason: str = ""  # why the last attempt failed; empty: it did not
     linked: bool = False  # the last attempt has led to a link
     told: str = ""  # the reason that was told last
+    version: int | None = None  # an older one, to open the next attempt with: the last attempt was answered in it
     next_at: float = 0.0  # when it is dialed again
     at_once: trio.Event = field(default_factory=trio.Event)  # somebody does not want to wait until then
     tried: trio.Event = field(default_factory=trio.Event)  # an attempt has come to a link, or to its end
@@ -84,7 +85,7 @@ class _Known:
 class TcpLink(Link):
     def __init__(self, peer: bytes, address: str, dialed: bool, session: Session, incarnation: bytes) -> None:
         super().__init__(peer, address, dialed, session.outbox, session.inbox)
-        self.incarnation = incarnation
+        self.incarnation, self.version = incarnation, session.version
         self.heard = 0  # addresses in all of its messages
         self.idle_scope = trio.CancelScope()
         self.ended = trio.Event()
@@ -113,6 +114,7 @@ class Swarm(Hub):
         allow: Allow = lambda peer: True,
         tell: Callable[[str], None] = log.info,
         random: Random | None = None,
+        versions: Sequence[int] = WIRE_VERSIONS,
     ) -> None:
         """`listen`: "host:port", port 0 for any free one. `advertise`: where others reach this peer, if not there; `tell` hears
         what a person should know, each thing once. `bootstrap`: "host:port" or "peer id@host:port".
@@ -123,7 +125,7 @@ class Swarm(Hub):
         super().__init__(identity.public, blobs, allow, trio.to_thread.run_sync)
         self.address = listen  # with the real port once `run` has started
         self._listen, self._advertise, self._tell = parse_address(listen), tuple(advertise), tell
-        self._identity, self._chain_id = identity, chain_id
+        self._identity, self._chain_id, self._versions = identity, chain_id, versions
         self._random = random or Random(secrets.randbits(64))
         self._static = KeyPair.of(secrets.token_bytes(32))  # one for each start, see `Established.incarnation`
         self._book: dict[str, _Known] = {}
@@ -187,6 +189,8 @@ class Swarm(Hub):
             if dialed:
                 self._note(address, "the other side ended the connection")
         except RemoteProtocolError as error:
+            if dialed and isinstance(error, OtherVersion) and self._speak(address, error):
+                return
             if error.reason != "self":
                 # A dial that came to no link is told by `_pause`, at fewer and fewer of its tries.
                 is_told = dialed and address in self._book and not self._book[address].linked
@@ -212,6 +216,7 @@ class Swarm(Hub):
             static=self._static,
             ephemeral=KeyPair.of(secrets.token_bytes(32)),
             expected=expected,
+            versions=self._versions_for(address) if dialed else self._versions,
         )
         deadline = trio.current_time() + HANDSHAKE_SECONDS
         with _counted(self._half_open, parse_address(address)[0]):
@@ -251,7 +256,11 @@ class Swarm(Hub):
         with trio.move_on_at(deadline):
             await stream.send_all(session.data_to_send())
             while True:
-                events = await self._receive(stream, session)
+                try:
+                    events = await self._receive(stream, session)
+                except RemoteProtocolError:
+                    await stream.send_all(session.data_to_send())  # our preamble, in which a refused peer reads why
+                    raise
                 await stream.send_all(session.data_to_send())
                 if events and isinstance(events[0], Established):
                     return events[0], [event for event in events[1:] if isinstance(event, Message)]
@@ -381,6 +390,23 @@ class Swarm(Hub):
         expected = known.peer if known.pinned else None
         await self._converse(stream, known.address, expected, dialed=True)
         return trio.current_time() - start
+
+    def _versions_for(self, address: str) -> Sequence[int]:
+        """Up to the newest, or to the one in which the attempt before was answered."""
+        known = self._book.get(address)
+        version = known.version if known is not None else None
+        if known is not None:
+            known.version = None
+        return [one for one in self._versions if version is None or one <= version]
+
+    def _speak(self, address: str, error: OtherVersion) -> bool:
+        """Whether the address is dialed again at once, in the older version of whoever answered."""
+        known = self._book.get(address)
+        if known is None or error.version not in self._versions or error.version >= error.ours:
+            return False
+        known.version = error.version
+        known.at_once.set()
+        return True
 
     def _note(self, address: str, reason: str) -> None:
         """An attempt has failed; a link that was in use, or another one to the same peer, is no failure."""

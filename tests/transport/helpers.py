@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import trio
 
 from protocol.errors import RemoteProtocolError
-from protocol.identity import Identity
+from protocol.identity import WIRE_VERSIONS, Identity
 from transport.framing import Message
 from transport.network import Event, Network
 from transport.noise import KeyPair
@@ -78,11 +78,17 @@ def digest(data: bytes | bytearray) -> bytes:
 
 
 def make_session(
-    me: Identity, initiator: bool, *, chain: bytes = CHAIN, expected: bytes | None = None, ephemeral: int = 0
+    me: Identity,
+    initiator: bool,
+    *,
+    chain: bytes = CHAIN,
+    expected: bytes | None = None,
+    ephemeral: int = 0,
+    versions: Sequence[int] = WIRE_VERSIONS,
 ) -> Session:
     static = KeyPair.of(hashlib.sha256(me.seed + b"static").digest())
     fresh = KeyPair.of(hashlib.sha256(me.seed + bytes([initiator, ephemeral])).digest())
-    return Session(me, chain, initiator=initiator, static=static, ephemeral=fresh, expected=expected)
+    return Session(me, chain, initiator=initiator, static=static, ephemeral=fresh, expected=expected, versions=versions)
 
 
 def exchange_bytes(one: Session, other: Session) -> list[tuple[Session, Established | Message]]:

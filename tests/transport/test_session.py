@@ -8,15 +8,14 @@ import pytest
 
 from protocol import codec
 from protocol.errors import LocalProtocolError, RemoteProtocolError
-from protocol.identity import WIRE_VERSION, Identity
+from protocol.identity import Identity
 from protocol.limits import BLOB_BYTES_MAX, BLOB_CHUNK_BYTES, MESSAGE_BYTES_MAX
 from protocol.messages import BlobChunk
 from tests.transport.helpers import ALICE, BOB, CAROL, CHAIN, digest, exchange_bytes, joined_sessions, make_session
 from transport import framing
-from transport import session as session_module
 from transport.framing import FRAME_PLAINTEXT_MAX, QUEUE_BYTES_MAX, Channel, Inbox, Message, Outbox, Priority
 from transport.noise import KeyPair
-from transport.session import HANDSHAKE_BYTES, PREAMBLE_BYTES, Established, Session
+from transport.session import HANDSHAKE_BYTES, PREAMBLE_BYTES, Established, OtherVersion, Session
 
 
 def send(session: Session, data: bytes, priority: Priority = Priority.CONTROL) -> bytes:
@@ -35,6 +34,7 @@ def refusal(session: Session, data: bytes) -> str | None:
     except RemoteProtocolError as error:
         with pytest.raises(LocalProtocolError):
             session.receive(b"")
+        session.data_to_send()  # what the handshake had to say before
         assert session.data_to_send() == b""
         return error.reason
     return None
@@ -123,7 +123,7 @@ def test_a_frame_length_that_was_made_longer_is_refused_with_the_next_frame() ->
 )
 def test_the_preamble_tells_why_two_programs_do_not_talk(position: int, reason: str) -> None:
     preamble = bytearray(make_session(ALICE, True).data_to_send())
-    preamble[position] ^= 1
+    preamble[position] ^= 0x10
     assert refusal(make_session(BOB, False), bytes(preamble)) == reason
 
 
@@ -132,9 +132,10 @@ def test_another_protocol_is_refused_at_its_first_line() -> None:
 
 
 def test_another_chain_is_refused_by_both_sides() -> None:
+    assert refusal(make_session(BOB, False, chain=digest(b"another")), make_session(ALICE, True).data_to_send()) == "wrong-chain"
     initiator, responder = make_session(ALICE, True), make_session(BOB, False, chain=digest(b"another"))
-    assert refusal(responder, initiator.data_to_send()) == "wrong-chain"
-    initiator, responder = make_session(ALICE, True), make_session(BOB, False, chain=digest(b"another"))
+    with pytest.raises(RemoteProtocolError, match="another network"):
+        responder.receive(initiator.data_to_send())
     assert refusal(initiator, responder.data_to_send()) == "wrong-chain"
 
 
@@ -144,25 +145,35 @@ def rewritten(data: bytes, preamble: bytes) -> bytes:
 
 def test_a_chain_cannot_be_disguised_by_rewriting_the_preamble() -> None:
     initiator, responder = make_session(ALICE, True), make_session(BOB, False, chain=digest(b"another"))
-    to_responder, to_initiator = initiator.data_to_send(), responder.data_to_send()
-    responder.receive(rewritten(to_responder, to_initiator[:PREAMBLE_BYTES]))
-    answer = to_initiator + responder.data_to_send()
+    to_responder = initiator.data_to_send()
+    responder.receive(rewritten(to_responder, make_session(BOB, True, chain=digest(b"another")).data_to_send()[:PREAMBLE_BYTES]))
+    answer = responder.data_to_send()
     assert refusal(initiator, rewritten(answer, to_responder[:PREAMBLE_BYTES])) == "handshake"
 
 
-def test_a_version_cannot_be_downgraded_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two peers of the next version, each told that the other one speaks this version and ready to believe it."""
-    old_preamble = make_session(ALICE, True).data_to_send()[:PREAMBLE_BYTES]
-    monkeypatch.setattr(session_module, "WIRE_VERSION", WIRE_VERSION + 1)
-    assert refusal(make_session(BOB, False), old_preamble) == "wrong-version"
-    newer = make_session(ALICE, True)
-    first = newer.data_to_send()
-    monkeypatch.setattr(session_module, "WIRE_VERSION", WIRE_VERSION)
-    older = make_session(BOB, False)
-    older.receive(rewritten(first, old_preamble))
-    answer = older.data_to_send()
-    monkeypatch.setattr(session_module, "WIRE_VERSION", WIRE_VERSION + 1)
-    assert refusal(newer, rewritten(answer, first[:PREAMBLE_BYTES])) == "handshake"
+def test_both_speak_the_highest_version_that_both_know() -> None:
+    for opens, knows in itertools.product(((2,), (2, 3)), repeat=2):
+        version = min(opens[-1], knows[-1])
+        initiator, responder = make_session(ALICE, True, versions=opens), make_session(BOB, False, versions=knows)
+        if opens[-1] > version:
+            with pytest.raises(OtherVersion):
+                responder.receive(initiator.data_to_send())
+            with pytest.raises(OtherVersion) as heard:
+                initiator.receive(responder.data_to_send())
+            assert heard.value.version == version
+            initiator, responder = make_session(ALICE, True, versions=(version,)), make_session(BOB, False, versions=knows)
+        exchange_bytes(initiator, responder)
+        assert initiator.version == responder.version == version
+        assert (initiator.peer, responder.peer) == (BOB.public, ALICE.public)
+
+
+def test_a_version_cannot_be_downgraded_inside_a_handshake() -> None:
+    """Each of two newer peers is told on the way that the other one speaks the older version."""
+    newer, responder = make_session(ALICE, True), make_session(BOB, False)
+    first, old_preamble = newer.data_to_send(), make_session(ALICE, True, versions=(2,)).data_to_send()[:PREAMBLE_BYTES]
+    responder.receive(rewritten(first, old_preamble))
+    assert responder.version == 2
+    assert refusal(newer, rewritten(responder.data_to_send(), first[:PREAMBLE_BYTES])) == "handshake"
 
 
 class Forger:

@@ -67,6 +67,26 @@ async def dial_each_other(tcp: SwarmWorld) -> None:
         nursery.cancel_scope.cancel()
 
 
+@pytest.mark.parametrize("old_dials", [True, False])
+async def test_a_peer_of_the_version_before_is_linked_at_once_and_hears_nothing_newer(tcp: SwarmWorld, old_dials: bool) -> None:
+    told: list[str] = []
+    versions = {BOB: (2,), ALICE: (2, 3)}
+    dials, listens = (BOB, ALICE) if old_dials else (ALICE, BOB)
+    listener = tcp.make(listens, MemoryBlobs(), versions=versions[listens], listen=free_address(), tell=told.append)
+    dialer = tcp.make(dials, MemoryBlobs(), versions=versions[dials], bootstrap=[listener.address], tell=told.append)
+    old, new = (dialer, listener) if old_dials else (listener, dialer)
+    with trio.fail_after(DEADLINE_SECONDS):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(listener.run)
+            await nursery.start(dialer.run)
+            await linked(old, new)
+            assert [link.version for link in new._links.values()] == [2]
+            assert new.send(BOB.public, b"hello")
+            assert [await old.events.receive() for _ in range(2)] == [Connected(new.me), Received(new.me, b"hello")]
+            assert not new.refused() and not new.unreached() and not [line for line in told if "cannot" in line]
+            nursery.cancel_scope.cancel()
+
+
 # Dials that fail ------------------------------------------------------------------------------------------------------
 
 
