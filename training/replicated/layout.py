@@ -101,7 +101,8 @@ class Layout:
 def layout_of(spec: JobSpec) -> Layout:
     """The layout of a valid job, see `JobSpec.problem`."""
     layout = of_shapes(spec.kind.tensors(spec, spec.own))
-    assert len(layout.chunk_lengths) <= CHUNKS_MAX
+    # Counted, not made: whoever asks to start a job of the largest size must not cost all voters a list of its chunks.
+    assert sum(math.ceil(tensor.size / CHUNK) for tensor in layout.tensors) <= CHUNKS_MAX
     return layout
 
 

@@ -42,6 +42,15 @@ def test_the_default_job_has_about_160_thousand_parameters() -> None:
     assert 150_000 < layout_of(JobSpec(name="default", data=bytes(32))).size < 175_000
 
 
+def test_the_layout_of_the_largest_model_makes_no_list_of_its_chunks() -> None:
+    """A stranger's request to start such a job asks every voter for this layout, whatever becomes of it."""
+    large = ModelSpec(width=8192, heads=64, kv_heads=64, hidden=22_016, layers=10)
+    assert large.problem() is None and large.parameters > 2**32
+    layout = layout_of(JobSpec(name="large", data=bytes(32), model=large))
+    assert layout.size == large.parameters
+    assert vars(layout).keys() == {"tensors", "size"}
+
+
 def test_a_scratch_job_has_one_tensor() -> None:
     layout = layout_of(JobSpec(name="test", objective="scratch"))
     assert [(tensor.name, tensor.shape) for tensor in layout.tensors] == [("scratch", (4096,))]
