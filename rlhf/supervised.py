@@ -89,6 +89,7 @@ class Supervised(Objective):
 class Instruct(Supervised):
     name = "instruct"
     about = "the responses of a file, behind their prompts"
+    starts_from_parameters = True
     settings = InstructTerms
     record = Example
     losses: ClassVar[Mapping[str, str]] = {"pytorch": "rlhf.pytorch.supervised:instruct_loss"}

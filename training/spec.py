@@ -312,7 +312,7 @@ class JobSpec:
         if self.start is not None and self.base is not None:
             return "both base and start name a model to start from: say one"
         if self.start is not None and not self.kind.starts_from_parameters:
-            way_out = "train a language job on them, and start from that job"
+            way_out = "train a language job on them, or learn responses, and start from that job"
             return f"objective {self.objective!r} starts from no parameters of its own: {way_out}"
         if self.bits not in BITS:
             return f"bits must be 1, 2, 4 or 8, not {self.bits}"

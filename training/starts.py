@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 
+from protocol.digests import digest_of
 from protocol.errors import StorageError
-from training.replicated.layout import Block, Float32Array, layout_of
+from training.replicated.layout import BLOCK, Block, Float32Array, float32_bytes, layout_of
+from training.replicated.model import ReplicatedModel
 from training.spec import JobSpec
+from training.transformer import shapes
 
 Read = Callable[[bytes, int, int], bytes]  # of a blob that is here: digest, offset, most bytes
 
 
 def bytes_of(spec: JobSpec) -> int:
     return 4 * layout_of(spec).size
+
+
+def pieces(model: ReplicatedModel) -> Iterator[memoryview]:
+    """The parameters of a trained model as a blob to start from. What a tuned model has beside them stays behind."""
+    known = model.layout.view(model.parameters)
+    for name, _ in shapes(model.spec.model):
+        values = known[name].reshape(-1)
+        for start in range(0, len(values), BLOCK):
+            yield float32_bytes(values[start : start + BLOCK])
 
 
 def problem(spec: JobSpec, size: int, read: Read) -> str | None:
@@ -32,6 +45,14 @@ def values(spec: JobSpec, read: Read, block: Block) -> Float32Array:
     found = _values(spec, read, block)
     if len(found) != block.size or not np.isfinite(found).all():
         raise StorageError(f"job {spec.name!r} cannot start: {block.tensor} is cut short, or has a number that is not finite")
+    return found
+
+
+def whole(spec: JobSpec, path: Path) -> Float32Array:
+    """All of them, of a file. `StorageError` if it is not what the job names."""
+    found = np.fromfile(path, dtype="<f4")
+    if len(found) != layout_of(spec).size or digest_of(float32_bytes(found), spec.parts) != spec.start:
+        raise StorageError(f"{path} does not hold the parameters that job {spec.name!r} starts from")
     return found
 
 

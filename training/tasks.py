@@ -23,7 +23,7 @@ from protocol.sampling import TURNS_MAX, Sampling
 # Whatever grows with the model is a file. The largest that is left is an OpenJob: a specification, some paths and digests.
 FRAME_BYTES_MAX = 1 << 20
 STATES_MAX = 8  # files of states that a replay reads: two states of two files, and the last parameters
-FILES_MAX = 8  # beside text and tokenizer that an objective reads
+FILES_MAX = 9  # beside text and tokenizer: eight that an objective reads, and the parameters that a job starts from
 DEVICES_MAX = 64  # of one machine; as many libraries are told of
 TEXT_BYTES_MAX = 64 << 10  # prompts and generated text
 ERROR_CHARACTERS_MAX = 500  # one line for a person
@@ -173,7 +173,8 @@ class OpenJob(Request[Opened]):
     other: Path | None = None  # the same of the job that it reads, if there is one
     other_text: Path | None = None  # of that job, as `text`
     other_tokens: Digest | None = None  # of that job, as `tokens`
-    files: Annotated[dict[Digest, Path], Length(0, FILES_MAX)] = field(default_factory=dict)  # those of `Objective.files`
+    # Those of `Objective.files`, and the job's `start` where its objective refers to the first model.
+    files: Annotated[dict[Digest, Path], Length(0, FILES_MAX)] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

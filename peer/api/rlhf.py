@@ -22,7 +22,7 @@ from ledger.network import NetworkState
 from peer.api.new_job import FETCHING_SECONDS_MAX, checked, fetched, tolerated
 from peer.api.preferences import preferences_of
 from peer.api.running import RunningPeer
-from peer.api.starting import base_of
+from peer.api.starting import base_of, of_finished
 from peer.api.supervised import newline, set_as_tokens, supervised_spec, with_set
 from peer.api.supervised import parsed as parsed_terms
 from peer.api.tracing import learned
@@ -185,7 +185,9 @@ class RlhfAnswers(RlhfCalls):
         base, values or preferences that cannot be used.
         """
         called = f"{name}-reward" if name else "reward"
-        spec, said = supervised_spec(self.peer, REWARD, base, "--base", called, of_reward, presets.REWARD, OF_REWARD)
+        spec, said = supervised_spec(
+            self.peer, REWARD, of_finished(self.peer, base, "--base"), called, of_reward, presets.REWARD, OF_REWARD
+        )
         found, file = _given(given)
         tokens = set_as_tokens(self.peer, spec, found, file)
         if listed and of_policy.get("prompts") != Prompts.TEXT:
@@ -199,7 +201,7 @@ class RlhfAnswers(RlhfCalls):
         self, base: str, given: str | list[Pair], source: Source | None, epochs: int, name: str, overrides: dict[str, str]
     ) -> plans.Begin:
         """As `_plan`, of one job."""
-        spec, said = supervised_spec(self.peer, DPO, base, "--base", name, overrides, presets.DPO)
+        spec, said = supervised_spec(self.peer, DPO, of_finished(self.peer, base, "--base"), name, overrides, presets.DPO)
         found, file = _given(given)
         spec, manifest = with_set(self.peer, spec, found, set_as_tokens(self.peer, spec, found, file), said.get("rounds"), epochs)
         return plans.Begin(spec.encode(), b"", replace(source, tokens=manifest.tokens) if source else None)

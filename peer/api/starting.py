@@ -18,7 +18,6 @@ from protocol.digests import Hasher
 from protocol.errors import UserError
 from storage.parts import write_list
 from training import own_models, starts
-from training.replicated.layout import BLOCK, float32_bytes, layout_of
 from training.replicated.model import ReplicatedModel
 from training.spec import JobSpec
 from training.transformer import BYTES, ModelSpec
@@ -66,7 +65,12 @@ def start_of(peer: RunningPeer, request: TrainRequest) -> Start:
     name, at, number = request.base.rpartition("@")
     if at and not is_job and number.isdecimal():
         return _of_round(peer, name, int(number))
-    base, job, before = base_of(peer, request.base, "--from")
+    return of_finished(peer, request.base, "--from")
+
+
+def of_finished(peer: RunningPeer, text: str, argument: str) -> Start:
+    """The last model of a finished job. Raises `UserError`."""
+    base, job, before = base_of(peer, text, argument)
     return Start(f"job {job.name!r}", before.model, before.tokenizer, base)
 
 
@@ -106,16 +110,12 @@ def _of_round(peer: RunningPeer, name: str, number: int) -> Start:
     if job.phase is Phase.FINISHED and number == job.round:
         return Start(f"job {job.name!r}", spec.model, spec.tokenizer, Base(key, number, job.model_root))
     model = opened(peer.driver.host, peer.driver.store, key, job, number)
-    return Start(f"job {job.name!r}", spec.model, spec.tokenizer, write=lambda spec, file: _write(model, spec, file))
+    return Start(f"job {job.name!r}", spec.model, spec.tokenizer, write=lambda spec, file: _write(model, file))
 
 
-def _write(model: ReplicatedModel, spec: JobSpec, file: BinaryIO) -> Hasher:
-    """A tuned model has tensors beside those of a language model: they stay behind."""
-    hashed, known = Hasher(), model.layout.view(model.parameters)
-    for tensor in layout_of(spec).tensors:
-        values = known[tensor.name].reshape(-1)
-        for start in range(0, tensor.size, BLOCK):
-            data = float32_bytes(values[start : start + BLOCK])
-            file.write(data)
-            hashed.update(data)
+def _write(model: ReplicatedModel, file: BinaryIO) -> Hasher:
+    hashed = Hasher()
+    for data in starts.pieces(model):
+        file.write(data)
+        hashed.update(data)
     return hashed

@@ -11,7 +11,7 @@ from typing import Any
 
 from peer.api.new_job import checked, fetched, parse_overrides, tolerated, trainers_of, typed
 from peer.api.running import RunningPeer
-from peer.api.starting import base_of
+from peer.api.starting import Start, start_of
 from protocol import codec
 from protocol.api import TrainRequest
 from protocol.errors import UserError
@@ -22,33 +22,35 @@ from training.data import corpus
 from training.data.tokenizer import BpeTokenizer, Tokenizer, load_tokenizer
 from training.objectives.objective import Objective
 from training.spec import JobSpec, completed
+from training.transformer import BYTES
 
 EPOCHS = 3  # unless it is said how many rounds
 
 
 def instruct_spec(peer: RunningPeer, request: TrainRequest) -> JobSpec:
-    """Of `train --from JOB FILE`. Makes the blobs of the set. `UserError` for a file or values that cannot be used."""
+    """Of `train --from MODEL FILE`. Makes the blobs of the set. `UserError` for a file or values that cannot be used."""
     shown = corpus.shown(request.examples)
     if not request.base:
-        raise UserError(f"{shown}: prompts and responses are learned by a model that is there: say --from JOB, a finished job")
+        raise UserError(f"{shown}: prompts and responses are learned by a model that is there: say --from JOB or FOLDER")
     for argument, value in (("--data", request.data), ("--vocabulary", request.vocabulary)):
-        if value:
+        if value and value != BYTES:
             raise UserError(f"{argument} {value}: the responses of {shown} are what is learned; leave it out")
-    spec, said = supervised_spec(
-        peer, INSTRUCT, request.base, "--from", request.name or INSTRUCT.name, request.overrides, presets.INSTRUCT
-    )
+    start = start_of(peer, request)
+    if request.vocabulary and start.tokenizer is not None:
+        raise UserError(f"--vocabulary {request.vocabulary}: the tokens are those of {start.name}; leave it out")
+    spec, said = supervised_spec(peer, INSTRUCT, start, request.name or INSTRUCT.name, request.overrides, presets.INSTRUCT)
     file = Path(request.examples).name
     with Path(request.examples).open("rb") as stream:
         found = responses.read_examples(file, stream)
     tokens = set_as_tokens(peer, spec, found, file)
-    return with_set(peer, spec, found, tokens, request.rounds or said.get("rounds"), EPOCHS)[0]
+    spec, _ = with_set(peer, spec, found, tokens, request.rounds or said.get("rounds"), EPOCHS)
+    return start.kept(peer, spec)
 
 
 def supervised_spec(
     peer: RunningPeer,
     kind: Objective,
-    base: str,
-    argument: str,
+    start: Start,
     name: str,
     overrides: dict[str, str],
     preset: dict[str, Any],
@@ -57,23 +59,19 @@ def supervised_spec(
     """A job of this objective without its set, and what was said of fields that all jobs have. What people say begins with
     `field`. Raises `UserError`.
     """
-    start, _, before = base_of(peer, base, argument)
     own, said = parsed(overrides, kind.settings, frozenset()) if kind.settings else ({}, parse_overrides(overrides))
     if "model" in said:
-        raise UserError(f"--set {field}model.…: the model is that of the base; leave it out")
-    if kind.settings and before.tokenizer is not None and "stop" not in own:
-        own["stop"] = newline(base, BpeTokenizer(fetched(peer, before.tokenizer)))
+        raise UserError(f"--set {field}model.…: the model is that of {start.name}; leave it out")
+    if kind.settings and start.tokenizer is not None and "stop" not in own:
+        own["stop"] = newline(start.name, BpeTokenizer(fetched(peer, start.tokenizer)))
     spec = JobSpec(
         name=name,
         objective=kind.name,
-        base=start,
-        model=before.model,
-        tokenizer=before.tokenizer,
         data=bytes(32),
         liars=tolerated(peer, kind.role),
         settings=codec.encode(kind.settings(**own)) if kind.settings else b"",
     )
-    return checked(peer, replace(spec, **completed(preset | said))), said
+    return checked(peer, replace(start.of(spec, start.model), **completed(preset | said))), said
 
 
 def set_as_tokens(peer: RunningPeer, spec: JobSpec, records: Sequence[Record], file: str) -> Any:
@@ -109,7 +107,7 @@ def newline(base: str, pieces: Tokenizer) -> int:
     found = [token for token in range(pieces.vocabulary) if b"\n" in pieces.decode([token])]
     (alone,) = pieces.encode(b"\n")
     if len(found) > 1:
-        many = f"{base!r}: its tokenizer has {len(found)} tokens with a newline"
+        many = f"{base}: its tokenizer has {len(found)} tokens with a newline"
         raise UserError(
             f"{many}: say which one ends a response, --set stop=TOKEN ({alone} is a newline alone), or --set stop=none"
         )

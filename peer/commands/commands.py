@@ -243,6 +243,8 @@ def audit(options: argparse.Namespace) -> int:
     print(f"{found.rounds} rounds with {found.proposals} accepted updates")
     for job, root in found.models.items():
         print(f"job {job[:16]}: model root {root} reproduced")
+    for job, (before, rounds) in found.starts.items():
+        print(f"job {job[:16]} starts from job {before[:16]}@{rounds}, reproduced")
     print(f"certified state root {found.state_root} reproduced")
     print("the export is sound: every certificate verified, every block replayed, nothing missing, changed or added")
     return 0

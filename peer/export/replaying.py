@@ -34,10 +34,11 @@ from peer.export.writing import (
 )
 from peer.features import rules_of
 from protocol import codec
-from protocol.digests import Hasher, digest_of
+from protocol.digests import Hasher, digest_of, hashed
 from protocol.errors import FolkmootError, StorageError, UserError
 from protocol.identity import Ed25519Verifier
 from protocol.messages import Commit, Decision
+from training import starts
 from training.data.corpus import read_manifest
 from training.host import ModelHost
 from training.spec import JobSpec
@@ -58,6 +59,7 @@ class ExportVerdict:
     proposals: int
     state_root: str  # certified, and reproduced
     models: dict[str, str]  # job -> model root, reproduced
+    starts: dict[str, tuple[str, int]]  # job that names parameters by their digest -> job and round of the model that has them
 
 
 def audit(
@@ -117,6 +119,10 @@ class _Replay:
             self._state = self._rules.first_state()
         self._parent = self._genesis.chain_id
         self._signatures = self._rounds = self._proposals = 0
+        blobs = (folder / payload_path(bytes(32))).parent
+        self._sizes = {file.stat().st_size for file in blobs.glob("*")}  # a model that a job starts from is one of these files
+        self._models: dict[bytes, tuple[str, int]] = {}  # by the digest of the parameters: the job, and the round
+        self._starts: dict[str, tuple[str, int]] = {}
 
     def run(self, progress: Progress, seen: Callable[[Transition], None]) -> ExportVerdict:
         total = self._heights()
@@ -180,14 +186,23 @@ class _Replay:
             self._check_tokenizer(spec)
             if spec.start is not None:
                 self._check_start(spec.start)
+                if (found := self._models.get(spec.start)) is not None:
+                    self._starts[job.hex()] = found
             roots[job] = self._host.create(job, encoded, self._part)
         for closed in transition.closed:
             self._rounds += 1
             self._proposals += len(closed.proposals)
             roots[closed.job] = self._host.step(closed, self._payload)
             spec = JobSpec.decode(transition.state.jobs.jobs[closed.job].spec)
+            self._know(closed.job, closed.round + 1, spec)
             self._host.prune(closed.job, closed.round + 1, spec)
         return roots
+
+    def _know(self, job: bytes, number: int, spec: JobSpec) -> None:
+        """A later job may start from this model."""
+        if spec.kind.makes_text and 4 * spec.model.parameters in self._sizes:
+            digest = hashed(starts.pieces(self._host.model(job, number))).digest()
+            self._models.setdefault(digest, (job.hex(), number))
 
     def _check_set(self, spec: JobSpec) -> None:
         """An export may lack it."""
@@ -252,6 +267,7 @@ class _Replay:
             self._proposals,
             last.state_root.hex(),
             roots,
+            self._starts,
         )
 
     def _check_manifest(self, summary: Summary) -> None:

@@ -24,7 +24,7 @@ from protocol.reasons import Verdict
 from rlhf.blocklist import WITHHELD
 from storage import durable
 from storage.parts import LIST
-from training import tasks
+from training import starts, tasks
 from training.data import corpus as data
 from training.data.tokenizer import TOKENIZER_BYTES_MAX
 from training.objectives.objective import NATS
@@ -179,7 +179,10 @@ class Trainer(Voter):
                 tokenizer = str(round.blobs.path(round.spec.tokenizer))
             path, base = (str(place) if place else None for place in (text, round.base_directory))
             opening = tasks.OpenJob(round.job, round.spec.encode(), path, tokenizer, tokenized, tokens, base)
-            for other, size in round.spec.kind.files(round.spec).items():
+            files = dict(round.spec.kind.files(round.spec))
+            if round.spec.start is not None and round.spec.kind.refers_to_first:
+                files[round.spec.start] = starts.bytes_of(round.spec)
+            for other, size in files.items():
                 await _fetch(round, other, size)
                 opening.files[other] = str(round.blobs.path(other))
             if (read := round.read_directory) is not None:

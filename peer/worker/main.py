@@ -24,7 +24,7 @@ from typing import Any, BinaryIO
 from features.lazily import named
 from peer import features
 from protocol.errors import FolkmootError, UserError
-from training import tasks
+from training import starts, tasks
 from training.data.tokenizer import Tokenizer, load_tokenizer
 from training.engines.engine import DeclaringEngine, Engine, EngineKind, Other
 from training.objectives.objective import Declaration, Reason
@@ -238,6 +238,8 @@ def _first(request: tasks.OpenJob, spec: JobSpec) -> Float32Array | None:
     """The parameters of the job's first round, if its objective refers to them."""
     if not spec.kind.refers_to_first:
         return None
+    if spec.start is not None:
+        return starts.whole(spec, Path(request.files[spec.start]))
     return ReplicatedModel.initial(request.job, spec, _base(request, spec)).parameters
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
 from collections.abc import Iterator
@@ -97,18 +98,27 @@ async def test_a_model_of_ones_own_is_trained_on_and_a_round_of_it_and_both_audi
         assert train(first, "--from", "own@1", "--name", "earlier", "--rounds", "1", *FAST)[0] == 0
         await finished(first, "earlier")
         assert train(first, "--from", "own@2", "--name", "later", "--rounds", "1", *FAST)[0] == 0
-        jobs = {name: bytes.fromhex((await finished(first, name)).job) for name in ("own", "earlier", "later")}
+        examples = tmp_path / "examples.jsonl"
+        examples.write_text("".join(json.dumps({"prompt": f"{n}: ", "response": "aeiou"}) + "\n" for n in range(40)))
+        assert train(first, "--from", str(own), "--name", "helpful", "--rounds", "1", *FAST, str(examples))[0] == 0
+        await finished(first, "helpful")
+        compared = await first.client.compare_policy("7: ", 8, 0.0, 0)
+        assert compared.round == 1
+        jobs = {name: bytes.fromhex((await finished(first, name)).job) for name in ("own", "earlier", "later", "helpful")}
         for daemon in network:
-            await finished(daemon, "later")
+            await finished(daemon, "helpful")
         export = tmp_path / "export"
         await network[3].client.export(str(export))
     verdict = audit(export)
     assert set(verdict.models) == {job.hex() for job in jobs.values()}
+    own_job = jobs["own"].hex()
+    assert verdict.starts == {jobs["earlier"].hex(): (own_job, 1)}, "the last round's model is named as such"
     assert all(daemon.terminate() == 0 for daemon in network)
     hosts = [ModelHost(daemon.directory / "models") for daemon in network]
     for host in hosts:
         assert np.array_equal(host.model(jobs["own"], 1).parameters, host.model(jobs["earlier"], 0).parameters)
         assert np.array_equal(host.model(jobs["own"], 2).parameters, host.model(jobs["later"], 0).parameters)
+        assert np.array_equal(host.model(jobs["own"], 0).parameters, host.model(jobs["helpful"], 0).parameters)
     blobs = {path.read_bytes() for path in (network[3].directory / "blobs").iterdir()}
     layout = hosts[3].model(jobs["own"], 2).layout
     assert b"".join(values[llama.their_name(tensor.name) or ""].tobytes() for tensor in layout.tensors) in blobs

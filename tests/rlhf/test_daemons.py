@@ -149,8 +149,8 @@ async def learns_responses_and_then_preferences(network: list[Daemon], folder: P
     file = pairs_file(folder / "examples.jsonl", responses[0], '{"prompt": "a"}')
     wrong = [
         (TrainRequest("", "", 1, 0, {}, "bass", file), r"'bass' fits 0 finished jobs"),
-        (TrainRequest("", "", 1, 0, {}, "", file), "say --from JOB, a finished job"),
-        (TrainRequest("", "", 1, 0, {"model.width": "32"}, "base", file), "the model is that of the base"),
+        (TrainRequest("", "", 1, 0, {}, "", file), "say --from JOB or FOLDER"),
+        (TrainRequest("", "", 1, 0, {"model.width": "32"}, "base", file), "the model is that of job 'base'"),
         (TrainRequest("", "", 1, 0, {}, "base", file), r"examples.jsonl:2: response must be a text"),
         (TrainRequest("", "", 1, 0, {}, "base", str(folder / "none")), "none cannot be read"),
     ]

@@ -12,16 +12,20 @@ import pytest
 import torch
 
 from peer import features
+from peer.worker.main import Jobs
 from protocol import codec
-from protocol.errors import UserError
+from protocol.digests import digest_of
+from protocol.errors import StorageError, UserError
 from protocol.reasons import Finding, Verdict
 from rlhf.preferences import Record
 from rlhf.responses import Example, encoded, read_examples, rows
 from rlhf.supervised import NATS, DpoTerms, InstructTerms, open_responses
 from tests.rlhf.seat import JOB, TRAINER, Seat, write
 from tests.rlhf.test_reward import SPEC, some_pairs
+from training import tasks
 from training.data.tokenizer import ByteTokenizer
 from training.engines.pytorch.kind import KIND
+from training.replicated.layout import float32_bytes, layout_of
 from training.replicated.model import ReplicatedModel
 
 OF = {
@@ -145,3 +149,20 @@ def test_a_file_without_a_response_is_refused() -> None:
 )
 def test_a_job_that_cannot_be_is_told_why(objective: str, other: dict[str, object], why: str) -> None:
     assert why in (replace(OF[objective], **other).problem() or "")
+
+
+def test_the_reference_of_a_job_that_starts_from_parameters_is_these(tmp_path: Path) -> None:
+    values = np.arange(layout_of(OF["instruct"]).size, dtype=np.float32) / 1e6
+    (tmp_path / "start").write_bytes(float32_bytes(values))
+    spec = replace(OF["instruct"], start=digest_of(float32_bytes(values))).checked()
+    assert spec.start is not None
+    opening = tasks.OpenJob(
+        JOB, spec.encode(), write(tmp_path / "set", some_examples()), None, files={spec.start: str(tmp_path / "start")}
+    )
+    engine = Jobs(KIND, lambda: None, 1 << 30)
+    engine.answer(opening)
+    reference = engine._engine(JOB).first
+    assert reference is not None and np.array_equal(reference, values)
+    (tmp_path / "start").write_bytes(float32_bytes(values[::-1]))
+    with pytest.raises(StorageError, match="does not hold the parameters"):
+        Jobs(KIND, lambda: None, 1 << 30).answer(opening)
