@@ -96,6 +96,11 @@ class Layout:
     def chunk_lengths(self) -> npt.NDArray[np.int64]:
         return np.array([length for tensor in self.tensors for length in _cut(tensor.size, CHUNK)], dtype=np.int64)
 
+    @functools.cached_property
+    def chunk_offsets(self) -> npt.NDArray[np.int64]:
+        """(chunks,): elements of its block before each chunk."""
+        return np.concatenate([np.arange(0, block.size, CHUNK) for block in self.blocks])
+
 
 @functools.lru_cache(maxsize=8)
 def layout_of(spec: JobSpec) -> Layout:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import copy
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from functools import cached_property
 from itertools import pairwise
 from typing import Any, Final
 
@@ -22,7 +21,7 @@ import numpy.typing as npt
 from training.replicated.codec import bits, levels, scales, supports
 from training.replicated.codec.entries import Entries
 from training.replicated.codec.header import Mode, malformed
-from training.replicated.layout import CHUNK, Block, Float32Array, Layout
+from training.replicated.layout import Block, Float32Array, Layout
 
 SPAN: Final = 1 << 14  # entries decoded at once: half a dozen arrays of 64 to 128 KiB stay in the cache
 
@@ -78,7 +77,7 @@ class Sparse:
         """The entries of a span whose first bit is known."""
         chunks = self._chunks(number)
         positions, first = self._sums(number), int(self.before[chunks.start])
-        bases = self._bases(positions, chunks) - self._offsets[chunks] + 1
+        bases = self._bases(positions, chunks) - self.layout.chunk_offsets[chunks] + 1
         positions -= np.repeat(bases.astype(np.int32), self.counts[chunks])
         return positions, self._levels_of(first, len(positions))
 
@@ -120,11 +119,6 @@ class Sparse:
         bases = self._bases(sums, chunks)
         if np.any(np.diff(bases, append=sums[-1:] if len(sums) else 0) > self.layout.chunk_lengths[chunks]):
             raise malformed("a support ends beyond its chunk")
-
-    @cached_property
-    def _offsets(self) -> npt.NDArray[np.int64]:
-        """(chunks,): elements of its block before each chunk."""
-        return np.concatenate([np.arange(0, block.size, CHUNK) for block in self.layout.blocks])
 
     def _levels_of(self, first: int, count: int) -> levels.Levels:
         each = 8 // self.mode.bits
