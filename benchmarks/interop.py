@@ -3,7 +3,7 @@
 A peer of a network of its own trains small jobs, of bytes and of a BPE, as a person would ask it to, and writes their models.
 transformers and gguf, in an environment of their own (`benchmarks.rivals.transformers_oracle`), say what they make of them:
 logits and greedy tokens beside ours, ids of texts. The other way, a job starts from a Llama that transformers made, and the model
-of its round 0 leaves again.
+of its round 0 leaves again. `--llama PYTHON`, an interpreter that has `llama-cpp-python`, asks llama.cpp as well.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import trio
 from rich.console import Console
@@ -81,15 +82,18 @@ class Home(Place):
 
 def theirs(*arguments: str) -> None:
     """Runs transformers. `Unavailable` if it cannot."""
-    python = environment.interpreter("interop", environment.INTEROP)
-    command = [str(python), "-m", "benchmarks.rivals.transformers_oracle", *arguments]
+    _ask(environment.interpreter("interop", environment.INTEROP), "transformers", *arguments)
+
+
+def _ask(python: Path, who: str, *arguments: str) -> None:
+    command = [str(python), "-m", f"benchmarks.rivals.{who}_oracle", *arguments]
     surroundings = {**os.environ, "PYTHONPATH": str(REPOSITORY), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     try:
         done = subprocess.run(command, env=surroundings, capture_output=True, text=True, timeout=THEIRS_SECONDS_MAX, check=False)
     except subprocess.TimeoutExpired:
-        raise Unavailable(f"transformers was not done after {THEIRS_SECONDS_MAX:.0f} s") from None
+        raise Unavailable(f"{who} was not done after {THEIRS_SECONDS_MAX:.0f} s") from None
     if done.returncode:
-        raise SystemExit(f"transformers failed:\n{done.stderr}")
+        raise SystemExit(f"{who} failed:\n{done.stderr}")
 
 
 def out(home: Home, folder: Path, seed: int) -> None:
@@ -115,6 +119,7 @@ def ours(home: Home, path: Path) -> None:
     greedy = list(drawn(model, prompt, Sampling(tokens=GREEDY, temperature=0.0), None, lambda: None))
     tensors = {"tokens": tokens, "logits": logits, "prompt": torch.tensor([prompt]), "greedy": torch.tensor([greedy])}
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path / "ours.safetensors")
+    np.savez(path / "ours.npz", **{name: tensor.numpy() for name, tensor in tensors.items()})
     ids = [(text, tokenizer.encode(text.encode()).tolist()) for text in (*TEXTS, default_text()[:2_000].decode(errors="ignore"))]
     (path / "texts.json").write_text(json.dumps(ids))
 
@@ -150,7 +155,16 @@ def rows_of(name: str, found: dict[str, Any]) -> Iterator[Row]:
         yield Row(int(seed), kind, what, value, bound, holds)
 
 
-def measure(folder: Path, seeds: list[int]) -> tuple[list[Row], dict[str, str]]:
+def rows_of_llama(name: str, found: dict[str, Any]) -> Iterator[Row]:
+    kind, _, seed = name.partition("-")
+    apart, greedy, texts = found["logits"], found["greedy_tokens"], found["texts"]
+    bound, count = f"≤ {GGUF_LOGITS_MAX:g}", len(TEXTS) + 1
+    yield Row(int(seed), kind, "llama.cpp: logits, largest difference", apart, bound, apart <= GGUF_LOGITS_MAX)
+    yield Row(int(seed), kind, "llama.cpp: greedy tokens that are ours", greedy, f"= {GREEDY}", greedy == GREEDY)
+    yield Row(int(seed), kind, "llama.cpp: texts with our ids, which come back", texts, f"= {count}", texts == count)
+
+
+def measure(folder: Path, seeds: list[int], llama: Path | None) -> tuple[list[Row], dict[str, str]]:
     models, rows = folder / "models", list[Row]()
     home = Home(folder / "peer")
     home.says("init", "--network", "interop")
@@ -166,7 +180,13 @@ def measure(folder: Path, seeds: list[int]) -> tuple[list[Row], dict[str, str]]:
     theirs("open", str(models), str(folder / "theirs.json"))
     found = json.loads((folder / "theirs.json").read_text())
     versions: dict[str, str] = found.pop("versions")
-    return [*(row for name, of in found.items() for row in rows_of(name, of)), *rows], versions
+    rows = [*(row for name, of in found.items() for row in rows_of(name, of)), *rows]
+    if llama is not None:
+        _ask(llama, "llama", str(models), str(folder / "llama.json"))
+        found = json.loads((folder / "llama.json").read_text())
+        versions |= found.pop("versions")
+        rows += [row for name, of in found.items() for row in rows_of_llama(name, of)]
+    return rows, versions
 
 
 def show(rows: list[Row]) -> None:
@@ -192,6 +212,9 @@ def main() -> int:
     parser.add_argument(
         "--seeds", type=int, nargs="+", default=(0, 1), metavar="S", help="of the jobs and of transformers' models"
     )
+    parser.add_argument(
+        "--llama", type=Path, metavar="PYTHON", help="ask llama.cpp as well: an interpreter with llama-cpp-python"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     started = time.time()
@@ -201,7 +224,7 @@ def main() -> int:
         except Unavailable as error:
             print(f"transformers cannot be installed here, so nothing was compared: {error}")
             return 0
-        rows, versions = measure(Path(folder), list(options.seeds))
+        rows, versions = measure(Path(folder), list(options.seeds), options.llama)
     write(options.json, started, {"seeds": list(options.seeds), "theirs": versions, "rows": [asdict(row) for row in rows]})
     show(rows)
     return conclude(verdicts(rows))

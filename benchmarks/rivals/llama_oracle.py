@@ -1,7 +1,7 @@
 """What llama.cpp (github.com/ggml-org/llama.cpp, MIT) makes of models: `FOLDER FILE`.
 
-Reads in each folder in FOLDER the file `gguf/model.gguf`, and what ours does with it in `ours.npz` and `texts.json`. What it finds
-goes to FILE. Runs under an interpreter that has `llama-cpp-python`.
+Reads in each folder in FOLDER the file `gguf/model.gguf`, and what ours does with it in `ours.npz` and `texts.json`. What it
+finds goes to FILE. Runs under an interpreter that has `llama-cpp-python`.
 """
 
 from __future__ import annotations
