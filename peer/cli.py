@@ -218,6 +218,11 @@ def _add_offline_commands(command: Callable[..., argparse.ArgumentParser]) -> No
     about = "print the manifest of a folder of token shards, to be saved there as manifest.json"
     shards = command("shards", about, _hook("shards"), "`train --data DIR` then trains on them.")
     shards.add_argument("directory", metavar="DIR", help="*.bin of 16-bit little-endian token ids, and their tokenizer.json")
+    about = "look at port, peers, clock, key, disk, memory and version, and say what is wrong and what to do"
+    doctor = command("doctor", about, _doctor, "Whether the peer runs or not. Ends with 0, 3 (warnings) or 4 (faults).")
+    _add_place(doctor)
+    _add_settings(doctor)
+    JSON.add_to(doctor)
     config = command("config", "show the settings and where each one comes from", _config)
     config.add_argument("what", choices=["show"], metavar="show", help="print every setting as TOML")
     _add_place(config)
@@ -291,6 +296,12 @@ def _hook(name: str) -> Callable[[argparse.Namespace], Any]:
 
 def _config(options: argparse.Namespace) -> None:
     print(show(settings_of(options)), end="")
+
+
+def _doctor(options: argparse.Namespace) -> Any:
+    from peer.commands import commands
+
+    return commands.doctor(options)  # settings that cannot be read are a finding
 
 
 def _help(options: argparse.Namespace) -> None:

@@ -14,6 +14,8 @@ from features.feature import Feature
 from features.lazily import named
 from features.roles import Role
 from features.settings import Setting
+from protocol.addresses import is_loopback, parse_address
+from protocol.errors import UserError
 from rlhf.feature import RLHF
 
 if TYPE_CHECKING:
@@ -34,11 +36,25 @@ def _core_modules(job_rules: JobRules) -> tuple[Module[Any], ...]:
     return core_modules(job_rules)
 
 
+def _not_loopback(value: object) -> str | None:
+    """Why monitors cannot be served at this address. It says who is here and how this peer is, and asks for no password."""
+    if value == "":
+        return None
+    try:
+        host, _ = parse_address(str(value))
+    except UserError as error:
+        return str(error)
+    return None if is_loopback(host) else "is not on loopback: name 127.0.0.1:PORT, and let a monitor of this machine ask there"
+
+
 FEATURES: list[Feature] = [
     Feature(
         name="core",
         about="members, jobs, their audits, and what the network runs",
         modules=_core_modules,
+        parts={"metrics": "peer.serving.metrics:Metrics"},
+        everywhere=("metrics",),
+        settings=(Setting("metrics", "HOST:PORT on loopback for monitors; empty: none", "", _not_loopback),),
         roles=(Role("voter", "checks, votes and applies with numpy alone; it never loads torch"),),
     ),
     Feature(

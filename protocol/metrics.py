@@ -15,7 +15,7 @@ PREFIX = "folkmoot_"
 class Metric:
     name: str  # without the prefix; what only grows ends with `_total`
     about: str
-    values: Mapping[str, float]  # by label, such as `status="200"`; without one: by the empty text
+    values: Mapping[str, float]  # by `labels`, such as `status="200"`; without any: by the empty text
 
 
 def why_unhealthy(status: StatusView) -> str:
@@ -28,21 +28,28 @@ def why_unhealthy(status: StatusView) -> str:
 
 def of_peer(stats: StatsView, members: int) -> tuple[Metric, ...]:
     status = stats.status
+    who = labels(peer=status.peer, name=status.name, network=status.network, role=status.role, version=status.version)
+    times = {"0.5": stats.decision_ms_p50, "0.99": stats.decision_ms_p99}
+    ago = {} if status.decided_seconds_ago is None else {"": status.decided_seconds_ago}
 
     def one(name: str, about: str, value: float) -> Metric:
         return Metric(name, about, {"": value})
 
     return (
+        Metric("info", "who this peer is; always 1", {who: 1}),
         one("healthy", "1 if this peer takes part as it should", float(not why_unhealthy(status))),
         one("height", "blocks decided and applied", status.height),
         one("behind", "heights that others have decided and this peer has not applied", status.behind or 0),
         one("links", "peers that are connected", status.links),
+        one("unreached", "addresses that this peer dials in vain", len(status.unreached)),
         one("members", "members of the network", members),
         one("voters", "voters of the network", status.voters),
         one("quorum", "voters that decide", status.quorum),
         one("decisions_total", "blocks decided while this peer ran", stats.decisions),
+        Metric("decided_seconds_ago", "since the last decision that came here", ago),
+        Metric("decision_seconds", "how long decisions took", _labelled("quantile", _in_seconds(times))),
         one("transactions_pending", "transactions that wait for a block", stats.transactions_pending),
-        one("memory_bytes", "of the daemon and its worker", stats.memory_mb * 1_048_576),
+        one("memory_bytes", "of the daemon and its worker", stats.memory_mb * 1_000_000),
         one("uptime_seconds", "since the peer started", status.uptime_seconds),
         Metric("sent_bytes_total", "by kind of traffic", _labelled("kind", stats.bytes_sent)),
         Metric("received_bytes_total", "by kind of traffic", _labelled("kind", stats.bytes_received)),
@@ -51,7 +58,17 @@ def of_peer(stats: StatsView, members: int) -> tuple[Metric, ...]:
 
 
 def _labelled(label: str, values: Mapping[str, float]) -> dict[str, float]:
-    return {f'{label}="{name}"': value for name, value in values.items()}
+    return {labels(**{label: name}): value for name, value in values.items()}
+
+
+def labels(**named: str) -> str:
+    """As they stand between braces, escaped as the text format wants it."""
+    escaped = ((name, text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")) for name, text in named.items())
+    return ",".join(f'{name}="{text}"' for name, text in escaped)
+
+
+def _in_seconds(times_ms: Mapping[str, float | None]) -> dict[str, float]:
+    return {name: time / 1_000 for name, time in times_ms.items() if time is not None}
 
 
 def exposition(metrics: Iterable[Metric]) -> str:
@@ -60,5 +77,6 @@ def exposition(metrics: Iterable[Metric]) -> str:
     for metric in metrics:
         kind = "counter" if metric.name.endswith("_total") else "gauge"
         lines += [f"# HELP {PREFIX}{metric.name} {metric.about}", f"# TYPE {PREFIX}{metric.name} {kind}"]
-        lines += [f"{PREFIX}{metric.name}{{{label}}} {value:.15g}".replace("{}", "") for label, value in metric.values.items()]
+        of = {label and f"{{{label}}}": value for label, value in metric.values.items()}
+        lines += [f"{PREFIX}{metric.name}{label} {value:.15g}" for label, value in of.items()]
     return "".join(line + "\n" for line in lines)

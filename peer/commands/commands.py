@@ -1,4 +1,4 @@
-"""What `peer identity`, `rekey`, `init`, `join`, `run`, `audit` and `verify` do."""
+"""What `peer identity`, `rekey`, `init`, `join`, `run`, `audit`, `verify` and `doctor` do."""
 
 from __future__ import annotations
 
@@ -270,3 +270,17 @@ def shards(options: argparse.Namespace) -> int:
 
     print(describe(Path(options.directory)))
     return 0
+
+
+def doctor(options: argparse.Namespace) -> int:
+    from features.as_json import as_json
+    from peer.commands.drawing import printer
+    from peer.doctor.doctor import examine, table
+    from peer.doctor.findings import EXIT_STATUS, gravest
+
+    findings = trio.run(examine, partial(settings_of, options))
+    if options.json:
+        print(as_json(findings))
+    else:
+        printer()(table(findings))
+    return EXIT_STATUS[gravest(findings)]

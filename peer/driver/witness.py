@@ -67,8 +67,9 @@ class Witness:
         self.decisions += 1
         signers = sorted(decided.certificate.signatures)
         text = f"height {decided.height} decided by {len(signers)} signatures"
-        self.events.detail("decided", text, height=decided.height, signers=" ".join(map(short_id, signers)))
         seen = self._first_seen.pop(decided.height, None)
+        fields = {"height": decided.height, "signers": " ".join(map(short_id, signers)), "seen": seen is not None}
+        self.events.detail("decided", text, **fields)
         # A decision without votes here was made while this peer was away: its block says when.
         self.last_decision_at = self._now() if seen is not None else decided.decode().time_ms / 1_000
         if seen is not None:

@@ -10,19 +10,17 @@ from curation.state import CurationState
 from features.parts import Desk
 from ledger.members import MembersState
 from peer.serving.gathering import Gatherer
-from protocol.api import StatsView
+from peer.serving.looking import Looking
 from protocol.metrics import Metric, of_peer, why_unhealthy
 from web.site import Json
 
 NEWS_SECONDS: Final = 10.0  # a call waits that long for a block
-LOOK_SECONDS: Final = 1.0  # strangers may ask often; the peer looks at itself that often
 
 
 class Watching:
     def __init__(self, desk: Desk, gatherer: Gatherer) -> None:
         self._desk, self._gatherer = desk, gatherer
-        self._looking = trio.Lock()
-        self._looked: tuple[float, StatsView] | None = None
+        self._stats = Looking(desk.api).stats
 
     async def health(self) -> str:
         return why_unhealthy((await self._stats()).status)
@@ -39,12 +37,6 @@ class Watching:
         )
         members = len(self._desk.state.of(MembersState).members)
         return of_peer(await self._stats(), members) + tuple(Metric(name, about, {"": count}) for name, about, count in counts)
-
-    async def _stats(self) -> StatsView:
-        async with self._looking:
-            if self._looked is None or self._looked[0] + LOOK_SECONDS < trio.current_time():
-                self._looked = trio.current_time(), await self._desk.api.stats()
-            return self._looked[1]
 
     async def news(self, after: int) -> Json:
         with trio.move_on_after(NEWS_SECONDS):

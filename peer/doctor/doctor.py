@@ -1,0 +1,136 @@
+"""All that `peer doctor` looks at, of a peer that runs or does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from importlib import metadata
+from typing import Final
+
+import trio
+
+from features.roles import Role
+from features.tables import Column, Fitted, counted
+from ledger.core.genesis import Genesis
+from peer import features
+from peer.api import control
+from peer.doctor import files, machine, monitors
+from peer.doctor.clock import ahead_of_others, of_clock
+from peer.doctor.findings import Finding, fault, ok, refused, warning
+from peer.doctor.reaching import dialable_ones, of_free_port, of_others, of_own_port
+from peer.settings import addressbook
+from peer.settings.config import Config, Settings
+from peer.settings.datadir import DataDirectory
+from protocol.addresses import parse_address
+from protocol.api import AlertView, Cause, Severity, StatusView
+from protocol.errors import NotRunningError, UserError
+from protocol.identity import parse_peer_id
+from protocol.metrics import why_unhealthy
+
+ANSWER_SECONDS: Final = 10.0  # for all questions to the peer that runs: each takes some hundredths
+LOG = "`peer log` says what came before"
+ADVICE = {  # by the cause of an alert
+    Cause.HALTED: f"{LOG}; the guide has a section for each halt",
+    Cause.DISPUTED: "leave the disk as it is, and tell the other operators: more voters may lie than are tolerated",
+    Cause.NO_QUORUM: "`peer peers` shows which voters are away: ask their operators",
+    Cause.STALLED: f"`peer peers` shows who is linked, and {LOG}",
+    Cause.BEHIND: "let it catch up; if it does not, give it a faster disk, processor or link",
+    Cause.NO_ROOM: "free some space: until then it does not train that job",
+    Cause.WORKER_GONE: f"{LOG}: most often memory, torch or the setting `device`",
+    Cause.LIAR_FOUND: "`peer audits` shows of what it is accused",
+}
+
+
+async def examine(load: Callable[[], Settings]) -> list[Finding]:
+    """Raises nothing that a person can mend: that is a finding."""
+    try:
+        config = load().config
+    except UserError as error:
+        return [refused("settings", error)]
+    role = features.roles()[config.role]
+    found, runs = await _of_peer(config, role, DataDirectory(config.data_directory))
+    return [
+        *machine.of_version(role),
+        *found,
+        *machine.of_disk(config.data_directory),
+        *machine.of_memory(config, role, runs=runs),
+        *machine.of_open_files(),
+    ]
+
+
+async def _of_peer(config: Config, role: Role, directory: DataDirectory) -> tuple[list[Finding], bool]:
+    """All about this peer and its network, and whether it runs."""
+    if not directory.path.is_dir():
+        return [fault("data", f"{directory.path} is not there", files.NO_PEER)], False
+    genesis, of_network = files.of_network(directory)
+    key, of_key = files.of_key(directory)
+    found = [*files.of_folder(directory.path), *of_network, *of_key]
+    client = control.client(directory.path, config.control_socket)
+    try:
+        with trio.fail_after(ANSWER_SECONDS):
+            status, alerts = await client.status(), await client.alerts()
+            ahead = await ahead_of_others(client, status.peer)
+    except NotRunningError:
+        return [*found, *await _of_stopped(config, role, directory, genesis, key)], False
+    except trio.TooSlowError:
+        text = f"the peer that runs on {directory.path} has not answered for {ANSWER_SECONDS:g} s"
+        return [*found, fault("peer", text, "look at its log and at the machine's load; start it again")], True
+    except UserError as error:
+        return [*found, refused("peer", error)], True
+    if genesis is None:  # that is told already
+        return [*found, *_of_status(status, alerts)], True
+    clock = of_clock(ahead, None, genesis.created_ms)
+    return [*found, *_of_status(status, alerts), *await _of_running(config, role, directory, genesis, status), clock], True
+
+
+async def _of_stopped(
+    config: Config, role: Role, directory: DataDirectory, genesis: Genesis | None, key: bytes | None
+) -> list[Finding]:
+    ports = [await of_free_port("port", config.listen, "listen"), *await monitors.of_free_ports(config, role)]
+    if genesis is None:
+        return ports
+    try:
+        with directory.lock():
+            last_ms, damaged = files.last_block_ms(directory, genesis)
+    except UserError as error:  # a daemon that answers nobody
+        return [refused("peer", error, "kill that process, and start the peer again")]
+    others = await of_others(_known(config, directory), genesis.chain_id, key, runs=False, alone=set(genesis.founders) == {key})
+    return [*damaged, ok("peer", "it does not run"), *ports, *others, of_clock(None, last_ms, genesis.created_ms)]
+
+
+async def _of_running(
+    config: Config, role: Role, directory: DataDirectory, genesis: Genesis, status: StatusView
+) -> list[Finding]:
+    """What answers at its addresses, and at those of others."""
+    key, chain_id = parse_peer_id(status.peer), genesis.chain_id
+    listening = config.listen if config.advertise and parse_address(config.listen)[1] else status.address
+    return [
+        *await of_own_port(listening, config.advertise, chain_id, key),
+        *await monitors.of_served(config, role, directory.path / "parts", status.peer),
+        *await of_others(_known(config, directory), chain_id, key, runs=True, alone=status.voter and status.voters == 1),
+    ]
+
+
+def _of_status(status: StatusView, alerts: Iterable[AlertView]) -> Iterator[Finding]:
+    """What the peer says of itself. The disk is looked at anyway."""
+    if status.version != (here := metadata.version("folkmoot")):
+        yield warning("version", f"{status.version} runs, and this program is {here}", "start the peer again")
+    told = [alert for alert in alerts if alert.severity != Severity.INFO and alert.cause != Cause.DISK_LOW]
+    for alert in told:
+        make = fault if alert.severity == Severity.CRITICAL else warning
+        yield make("peer", alert.text, ADVICE[Cause(alert.cause)])
+    if why := why_unhealthy(status) if not told else "":
+        yield warning("peer", why, f"wait a minute; then {LOG}")
+    elif not told:
+        yield ok("peer", f"it runs, process {status.process}, height {status.height}, {counted(status.links, 'link')}")
+
+
+def _known(config: Config, directory: DataDirectory) -> tuple[str, ...]:
+    """Where others may be dialed: the addresses of the settings first."""
+    return dialable_ones(config.bootstrap, addressbook.load(directory.path / "addresses"))
+
+
+def table(findings: Iterable[Finding]) -> Fitted:
+    shown = Fitted("is", "what", Column("found", wraps=True), Column("what to do", wraps=True))
+    for finding in findings:
+        shown.add_row(finding.level, finding.check, finding.text, finding.advice)
+    return shown

@@ -1,0 +1,76 @@
+"""The data directory of a peer: what is there, whose it is, and whether a peer could start with it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from ledger.core.genesis import Genesis
+from peer.doctor.findings import Finding, fault, ok, refused, warning
+from peer.settings.datadir import DataDirectory
+from protocol.errors import RemoteProtocolError, UserError
+from protocol.identity import peer_id
+from storage.store import Store
+
+NO_PEER = "make a peer there with `peer init` or `peer join`, or name another place with --data-dir"
+
+
+def of_key(directory: DataDirectory) -> tuple[bytes | None, list[Finding]]:
+    """The peer's public key, if the peer can sign and nobody else as it."""
+    path = directory.identity_key
+    if not path.exists():
+        return None, [fault("key", f"{path} is not there", NO_PEER)]
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if mode & 0o077:
+        text = f"{path} has mode {mode:04o}: others of this machine can sign as this peer"
+        advice = f"chmod 600 {shlex.quote(str(path))}; if anybody may have read it, stop the peer and give `peer rekey`"
+        return None, [fault("key", text, advice)]
+    try:
+        key = directory.load_identity().public
+    except UserError as error:
+        return None, [refused("key", error, "restore it from a copy")]
+    found = [ok("key", f"{peer_id(key)}, mode {mode:04o}")]
+    if directory.former_key.exists():
+        text = f"{directory.former_key} is there: the network has not decided the change of this key yet"
+        found.append(warning("key", text, "let the peer run until it has; a quorum of voters must be there"))
+    return key, found
+
+
+def of_folder(path: Path) -> Iterator[Finding]:
+    """Of a directory that exists."""
+    if not os.access(path, os.W_OK | os.X_OK):
+        yield fault("data", f"{path} cannot be written by user {os.getuid()}", f"run as user {path.stat().st_uid}, or chown it")
+    elif (mode := stat.S_IMODE(path.stat().st_mode)) & 0o022:
+        yield warning("data", f"{path} has mode {mode:04o}: others of this machine can replace files in it", f"chmod go-w {path}")
+
+
+def of_network(directory: DataDirectory) -> tuple[Genesis | None, list[Finding]]:
+    """The network that the peer belongs to."""
+    if not directory.genesis.exists():
+        text = f"{directory.path} belongs to no network yet"
+        return None, [fault("data", text, "found one with `peer init`, or `peer join INVITATION`")]
+    try:
+        genesis = Genesis.decode(directory.genesis.read_bytes())
+    except (RemoteProtocolError, OSError) as error:
+        return None, [fault("data", f"{directory.genesis} is damaged: {error}", "copy it from a peer of the same network")]
+    return genesis, [ok("data", f"{directory.path}, network {genesis.network}")]
+
+
+def last_block_ms(directory: DataDirectory, genesis: Genesis) -> tuple[int | None, list[Finding]]:
+    """The time in the last block that a stopped peer holds, and what is wrong with its database: opening it checks it.
+
+    The caller holds the directory's lock.
+    """
+    if not directory.ledger.exists() and not directory.ledger.with_name("ledger.sqlite.committed").exists():
+        return None, []  # it has never run
+    try:
+        with contextlib.closing(Store(directory.ledger, genesis.chain_id)) as store:
+            height = store.decided_height
+            decided = store.decision(height) if height else None
+    except UserError as error:
+        return None, [refused("data", error)]
+    return (None if decided is None else decided.decode().time_ms), []

@@ -1,0 +1,141 @@
+"""What the machine gives a peer: disk, memory, files that may be open, a clock, programs."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import resource
+import shutil
+from collections.abc import Iterator
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+
+from features.roles import Role
+from peer import features
+from peer.api.causes import DISK_CRITICAL_BYTES, DISK_WARNING_BYTES
+from peer.doctor.findings import Finding, fault, ok, warning
+from peer.settings.config import Config
+from transport.swarm import LINKS_MAX
+
+MEMORY_BYTES_MIN = 120_000_000  # of a peer without a worker, with the default model: what `scenarios.idle` allows
+WORKER_BYTES_MIN = 400_000_000  # of a peer with a worker, in all
+SPARE_BYTES_MIN = 64_000_000  # for a peer that runs: it has its own already
+OPEN_FILES_MIN = LINKS_MAX + 256  # a descriptor a link; database, blobs, pipes, consoles and monitors take the others
+INODES_MIN = 10_000  # a blob is a file; a round leaves a dozen
+CLOCK_UNSYNCHRONISED = 5  # TIME_ERROR of adjtimex(2)
+TIMEX_BYTES = 512  # struct timex has 208; the kernel writes no more than that
+
+
+def of_version(role: Role) -> Iterator[Finding]:
+    """Whether this program has what its role needs."""
+    if role.needs_worker:
+        yield from _torch()
+    for part in features.roles().values():
+        if role.name in (part.name, features.FULL) and part.needs_package and not find_spec(part.needs_package):
+            text = f"the package {part.needs_package} of the role {part.name} is not installed: nobody is served"
+            yield warning("version", text, "install the extra `web`, or take another --role")
+    yield ok("version", f"folkmoot {metadata.version('folkmoot')}, Python {platform.python_version()}")
+
+
+def _torch() -> Iterator[Finding]:
+    if not find_spec("torch"):
+        text = "this peer trains and re-executes, and the package torch is not installed"
+        yield fault("version", text, "install it, or take --role voter, which needs none")
+        return
+    wanted = next((text[7:] for text in metadata.requires("folkmoot") or () if text.startswith("torch==")), "")
+    here = metadata.version("torch").partition("+")[0]
+    if wanted and here != wanted:
+        text = f"torch {here} is installed, and this program wants {wanted}: another one may round otherwise in a replay"
+        yield warning("version", text, f"install torch=={wanted}")
+
+
+def of_disk(folder: Path) -> Iterator[Finding]:
+    """Of a data directory that need not be there yet."""
+    while not folder.exists():
+        folder = folder.parent
+    usage, inodes = shutil.disk_usage(folder), _free_inodes(folder)
+    text = f"{usage.free / 1e9:.1f} of {usage.total / 1e9:.1f} GB are free where {folder} is"
+    advice = "free some space, or move the data directory to a larger disk and name it with --data-dir"
+    if usage.free < DISK_CRITICAL_BYTES:
+        yield fault("disk", text + ", and a full disk ends the peer", advice)
+    elif usage.free < DISK_WARNING_BYTES:
+        yield warning("disk", text, advice)
+    elif inodes is not None and inodes < INODES_MIN:
+        yield warning("disk", f"{inodes} more files fit where {folder} is, and every blob is one", advice)
+    else:
+        yield ok("disk", text)
+
+
+def _free_inodes(folder: Path) -> int | None:
+    """None where the file system makes them as they are needed."""
+    counted = os.statvfs(folder)
+    return counted.f_favail if counted.f_files else None
+
+
+def of_memory(config: Config, role: Role, *, runs: bool) -> Iterator[Finding]:
+    free, bound = available_bytes()
+    need = SPARE_BYTES_MIN if runs else WORKER_BYTES_MIN if role.needs_worker else MEMORY_BYTES_MIN
+    if free is None:
+        yield ok("memory", "this system does not tell how much is free")
+    elif free < need:
+        what = "as a reserve" if runs else f"by the role {role.name} with the default model"
+        text = f"{free / 1e6:.0f} MB are free ({bound}), {need / 1e6:.0f} MB are needed {what}"
+        way = "" if not role.needs_worker else ", or take --role voter, which needs less"
+        yield fault("memory", text, f"end other programs or raise that bound{way}")
+    else:
+        yield ok("memory", f"{free / 1e6:.0f} MB are free ({bound})")
+    total = _meminfo().get("MemTotal")
+    if total and config.memory_mb_max * 1_000_000 > total:
+        text = f"memory_mb_max allows jobs {config.memory_mb_max} MB, and this machine has {total / 1e6:.0f}"
+        yield warning("memory", text, "set memory_mb_max below that, or jobs that seem to fit end the worker")
+
+
+def available_bytes() -> tuple[int | None, str]:
+    """What this process could still take, and which bound says so; None where the system does not tell."""
+    bounds = {"machine": _meminfo().get("MemAvailable"), "control group": _left_in_group(), "ulimit -v": _address_space()}
+    known = {name: left for name, left in bounds.items() if left is not None}
+    name = min(known, key=known.__getitem__, default="")
+    return known.get(name), name
+
+
+def _meminfo() -> dict[str, int]:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return {}
+    return {line.partition(":")[0]: int(line.split()[1]) * 1024 for line in lines if line.endswith(" kB")}
+
+
+def _left_in_group() -> int | None:
+    """Of a container or service that bounds its memory: version 2 of control groups."""
+    try:
+        group = next(line[3:] for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::"))
+        folder = Path("/sys/fs/cgroup", group.lstrip("/"))
+        return max(0, int((folder / "memory.max").read_text()) - int((folder / "memory.current").read_text()))
+    except (OSError, StopIteration, ValueError):  # the last: `max`, which is no bound
+        return None
+
+
+def _address_space() -> int | None:
+    bound, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return None if bound == resource.RLIM_INFINITY else bound
+
+
+def of_open_files() -> Iterator[Finding]:
+    bound, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if bound != resource.RLIM_INFINITY and bound < OPEN_FILES_MIN:
+        text = f"a process may have {bound} files open here, and a peer with all its links needs {OPEN_FILES_MIN}"
+        yield warning("files", text, f"raise the bound: ulimit -n {OPEN_FILES_MIN}, or LimitNOFILE={OPEN_FILES_MIN} of a service")
+    else:
+        yield ok("files", "enough may be open at once")
+
+
+def clock_is_kept() -> bool | None:
+    """Whether the kernel says that something keeps its clock right; None where it does not tell."""
+    try:
+        state = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.create_string_buffer(TIMEX_BYTES))
+    except (OSError, AttributeError):
+        return None
+    return None if state < 0 else state != CLOCK_UNSYNCHRONISED

@@ -1,0 +1,288 @@
+"""`peer doctor`: each fault is planted, found by its check, and comes with what to do."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import socket
+import time
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import trio
+
+from peer import features
+from peer.doctor import calling, clock, machine, monitors, reaching
+from peer.doctor.doctor import examine
+from peer.doctor.findings import EXIT_STATUS, Finding, Level, gravest, ok, warning
+from peer.settings.config import load
+from peer.settings.datadir import DataDirectory
+from protocol.api import BlockView, EventView
+from protocol.identity import peer_id
+from tests.peer.fake_api import BLOCK, ME, OTHER
+from tests.peer.processes import command, daemons
+from tests.transport.helpers import ALICE, BOB, CAROL, CHAIN, MemoryBlobs
+from transport.swarm import Swarm
+
+VOTER, TRAINER = features.roles()["voter"], features.roles()["trainer"]
+CONFIG = load({}, {}).config
+
+
+def of(check: str, findings: Iterable[Finding]) -> Iterator[Finding]:
+    return (finding for finding in findings if finding.check == check)
+
+
+def fault_of(check: str, findings: Iterable[Finding]) -> Finding:
+    """The one that is wrong; what to do stands with it."""
+    [found] = [finding for finding in of(check, findings) if finding.level != Level.OK]
+    assert found.advice
+    return found
+
+
+# A peer that does not run ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> DataDirectory:
+    assert command("init", "--network", "lab", "--data-dir", str(tmp_path / "peer"))[0] == 0
+    return DataDirectory(tmp_path / "peer")
+
+
+async def looked(directory: DataDirectory, **flags: str) -> list[Finding]:
+    given = {"data_directory": directory.path, "role": "voter", "listen": "127.0.0.1:0", **flags}
+    return await examine(lambda: load(given, {}))
+
+
+async def test_a_peer_that_could_start_has_no_fault(directory: DataDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clock, "clock_is_kept", lambda: True)
+    monkeypatch.setattr(machine, "available_bytes", lambda: (1 << 40, "machine"))
+    found = [finding for finding in await looked(directory) if finding.check not in ("disk", "files")]  # as this machine is
+    assert {finding.check for finding in found} == {"version", "data", "key", "peer", "port", "peers", "clock", "memory"}
+    assert gravest(found) == Level.OK and not any(finding.advice for finding in found)
+
+
+async def test_an_open_key_is_named_with_its_mode(directory: DataDirectory) -> None:
+    directory.identity_key.chmod(0o640)
+    found = fault_of("key", await looked(directory))
+    assert found.level == Level.FAULT and "0640" in found.text and found.advice.startswith("chmod 600 ")
+    directory.identity_key.chmod(0o600)
+    directory.identity_key.write_text("no key")
+    assert "damaged" in fault_of("key", await looked(directory)).text
+    directory.identity_key.unlink()
+    assert "peer init" in fault_of("key", await looked(directory)).advice
+
+
+async def test_a_directory_that_is_missing_or_damaged_is_named(directory: DataDirectory) -> None:
+    missing = fault_of("data", await looked(DataDirectory(directory.path / "nowhere")))
+    assert "nowhere is not there" in missing.text and "peer join" in missing.advice
+    directory.path.chmod(0o777)
+    assert "chmod go-w" in fault_of("data", await looked(directory)).advice
+    directory.path.chmod(0o700)
+    directory.ledger.write_bytes(b"this is a text\n" * 400)
+    assert "ledger.sqlite" in fault_of("data", await looked(directory)).text
+    directory.ledger.unlink()
+    whole = directory.genesis.read_bytes()
+    directory.genesis.write_bytes(whole[:-1])
+    assert "is damaged" in fault_of("data", await looked(directory)).text
+    directory.genesis.unlink()
+    assert "no network yet" in fault_of("data", await looked(directory)).text
+
+
+async def test_a_taken_port_is_a_fault_and_one_that_the_peer_can_do_without_a_warning(directory: DataDirectory) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        found = fault_of("port", await looked(directory, listen=address))
+        assert found.level == Level.FAULT and address in found.text and "--listen" in found.advice
+        found = fault_of("metrics", await looked(directory, metrics=address))
+        assert found.level == Level.WARNING and "--metrics" in found.advice
+        found = fault_of("web", await looked(directory, role="annotator", web_listen=address))
+        assert found.level == Level.WARNING and "--web-listen" in found.advice
+
+
+async def test_a_daemon_that_answers_nobody_is_a_fault(directory: DataDirectory) -> None:
+    with directory.lock():
+        found = fault_of("peer", await looked(directory))
+    assert f"process {os.getpid()}" in found.text
+
+
+async def test_settings_that_cannot_be_read_are_a_finding() -> None:
+    [found] = await examine(lambda: load({"role": "trayner"}, {}))
+    assert (found.check, found.level) == ("settings", Level.FAULT) and "trayner" in found.text and "trainer" in found.advice
+
+
+def test_the_command_says_it_all_in_json_and_by_its_exit_status(directory: DataDirectory) -> None:
+    directory.identity_key.chmod(0o644)
+    words = ("doctor", "--data-dir", str(directory.path), "--listen", "127.0.0.1:0", "--role", "voter")
+    status, out, _ = command(*words, "--json")
+    found = [Finding(**one) for one in json.loads(out)]
+    assert status == EXIT_STATUS[Level.FAULT] == 4 and "0644" in fault_of("key", found).text
+    status, out, _ = command(*words)
+    assert status == 4 and "chmod 600" in out
+    assert command("doctor", "--config", str(directory.path / "none.toml"))[0] == 4
+    assert EXIT_STATUS[gravest([ok("a", ""), warning("b", "", ""), ok("c", "")])] == 3
+
+
+# A peer that runs -----------------------------------------------------------------------------------------------------
+
+
+async def test_a_running_peer_that_does_not_answer_is_named(directory: DataDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    with daemons([directory.path]) as [daemon], socket.create_server(("127.0.0.1", 0)) as other:
+        nobody, flags = f"127.0.0.1:{other.getsockname()[1]}", {"metrics": "127.0.0.1:0"}
+        await daemon.start("run", "--role", "voter", "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0").answers()
+        found = await looked(directory, **flags)
+        right = {finding.check for finding in found if finding.level == Level.OK}
+        assert {"peer", "port", "metrics", "key", "peers"} <= right
+        assert f"process {daemon.pid}" in next(of("peer", found)).text
+        (directory.path / "parts" / "metrics" / "address").write_text(nobody)
+        monkeypatch.setattr(monitors, "ASK_SECONDS", 0.1)
+        assert "not this peer answers" in fault_of("metrics", await looked(directory, **flags)).text
+        other.close()
+        found = fault_of("port", await looked(directory, advertise=nobody))
+        assert found.level == Level.WARNING and f"{nobody}, which others are told to dial" in found.text
+        assert daemon.terminate() == 0 and "Traceback" not in daemon.log and "truncated" not in daemon.log
+
+
+# Calls ----------------------------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def answering(chain: bytes = CHAIN) -> AsyncIterator[Swarm]:
+    swarm = Swarm(ALICE, chain, "127.0.0.1:0", (), MemoryBlobs())
+    async with trio.open_nursery() as nursery:
+        await nursery.start(swarm.run)
+        yield swarm
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_call_tells_who_answers_or_why_nobody_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with answering() as swarm:
+        assert (await calling.call(swarm.address, CHAIN)).peer == ALICE.public
+        assert "instead of" in (await calling.call(swarm.address, CHAIN, BOB.public)).why
+        foreign = await calling.call(swarm.address, b"\0" * 32)
+        assert foreign.peer is None and "another network" in foreign.why and foreign.advice == calling.ADVICE["wrong-chain"]
+        listening = reaching.of_own_port(swarm.address, [swarm.address], CHAIN, BOB.public)
+        assert [finding.level for finding in await listening] == [Level.FAULT], "somebody else answers where this peer listens"
+        advertised = await reaching.of_own_port(swarm.address, [swarm.address], CHAIN, ALICE.public)
+        assert [finding.level for finding in advertised] == [Level.OK, Level.OK]
+    gone = await calling.call(swarm.address, CHAIN)
+    assert (gone.why, gone.advice) == ("connection refused", calling.FIREWALL)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setattr(calling, "CALL_SECONDS", 0.05)
+        assert "no answer within" in (await calling.call(f"127.0.0.1:{silent.getsockname()[1]}", CHAIN)).why
+
+
+async def test_others_are_needed_one_of_them_at_least_and_nobody_with_our_key() -> None:
+    async def others(*addresses: str, me: bytes = BOB.public, runs: bool = True, alone: bool = False) -> list[Finding]:
+        return await reaching.of_others(addresses, CHAIN, me, runs=runs, alone=alone)
+
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        nobody = f"127.0.0.1:{closed.getsockname()[1]}"
+    async with answering() as swarm:
+        here, pinned = swarm.address, f"{peer_id(CAROL.public)}@{swarm.address}"
+        assert [one.level for one in await others(here, nobody)] == [Level.OK, Level.WARNING]
+        assert [one.level for one in await others(nobody, pinned)] == [Level.FAULT, Level.WARNING, Level.WARNING]
+        assert [one.level for one in await others()] == [Level.WARNING]
+        assert [one.level for one in await others(alone=True)] == [Level.OK]
+        assert [one.level for one in await others(here, me=ALICE.public, alone=True)] == [Level.OK], "it dials itself"
+        [copy] = await others(here, me=ALICE.public, runs=False)
+        assert copy.level == Level.FAULT and "with this peer's key" in copy.text
+
+
+def test_each_place_is_dialed_once_and_the_named_ones_first() -> None:
+    assert reaching.dialable_ones(["h:1", "h:2"], ["x@h:2", "y@h:3"]) == ("h:1", "h:2", "y@h:3")
+
+
+# The machine ----------------------------------------------------------------------------------------------------------
+
+
+def test_little_room_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for free, level in ((100 << 20, Level.FAULT), (1 << 30, Level.WARNING), (100 << 30, Level.OK)):
+        monkeypatch.setattr("shutil.disk_usage", lambda path, free=free: SimpleNamespace(free=free, total=1 << 40))
+        [found] = machine.of_disk(tmp_path / "not" / "there")
+        assert found.level == level and bool(found.advice) == (level != Level.OK)
+    monkeypatch.setattr("os.statvfs", lambda path: SimpleNamespace(f_files=10, f_favail=3))
+    assert "3 more files" in fault_of("disk", machine.of_disk(tmp_path)).text
+
+
+def test_little_memory_is_named_with_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    def levels(free: int) -> list[str]:
+        monkeypatch.setattr(machine, "available_bytes", lambda: (free, "control group"))
+        cases = ((VOTER, False), (TRAINER, False), (TRAINER, True))
+        return [finding.level for role, runs in cases for finding in machine.of_memory(CONFIG, role, runs=runs)]
+
+    assert levels(50_000_000) == [Level.FAULT] * 3
+    assert levels(200_000_000) == [Level.OK, Level.FAULT, Level.OK], "a peer that runs has its memory already"
+    assert levels(10**9) == [Level.OK] * 3
+    found = fault_of("memory", machine.of_memory(replace(CONFIG, memory_mb_max=10**7), TRAINER, runs=False))
+    assert found.level == Level.WARNING and "10000000 MB" in found.text
+
+
+def test_the_least_bound_of_memory_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    bounds = {"_left_in_group": 7_000, "_address_space": None}
+    for name, left in bounds.items():
+        monkeypatch.setattr(machine, name, lambda left=left: left)
+    monkeypatch.setattr(machine, "_meminfo", lambda: {"MemAvailable": 9_000})
+    assert machine.available_bytes() == (7_000, "control group")
+    monkeypatch.setattr(machine, "_left_in_group", lambda: None)
+    assert machine.available_bytes() == (9_000, "machine")
+    monkeypatch.setattr(machine, "_meminfo", dict)
+    assert machine.available_bytes() == (None, "")
+
+
+def test_few_open_files_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (256, 256))
+    assert "LimitNOFILE" in fault_of("files", machine.of_open_files()).advice
+
+
+def test_a_package_that_the_role_needs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "find_spec", lambda name: None)
+    assert "--role voter" in fault_of("version", machine.of_version(TRAINER)).advice
+    assert "extra `web`" in fault_of("version", machine.of_version(features.roles()["annotator"])).advice
+    assert [finding.level for finding in machine.of_version(VOTER)] == [Level.OK]
+
+
+# The clock ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ahead", "last_seconds", "kept", "level"),
+    [
+        (3_600.0, None, True, Level.FAULT),
+        (-3_600.0, None, True, Level.FAULT),
+        (0.3, None, False, Level.OK),  # the others say more than the kernel
+        (None, -3_600.0, True, Level.OK),
+        (None, 3_600.0, True, Level.FAULT),  # what is decided lies in the future
+        (None, None, False, Level.WARNING),
+        (None, None, None, Level.OK),
+    ],
+)
+def test_a_wrong_clock_is_named(
+    ahead: float | None, last_seconds: float | None, kept: bool | None, level: Level, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clock, "clock_is_kept", lambda: kept)
+    last_ms = None if last_seconds is None else int(1_000 * (time.time() + last_seconds))
+    found = clock.of_clock(ahead, last_ms, 0)
+    assert found.level == level and bool(found.advice) == (level != Level.OK)
+
+
+async def test_the_clock_is_compared_with_the_other_leaders_of_decisions_that_this_peer_saw() -> None:
+    leaders, wrong = [OTHER, "c" * 52, "d" * 52, ME], {"d" * 52: -9_000}  # one voter's clock is wrong, which proves nothing
+
+    class Api:
+        async def events(self, after: int, wait_seconds: float) -> tuple[EventView, ...]:
+            seen = [EventView(n, 1_000 * n + 3_040, "decided", "", {"height": str(n), "seen": "True"}) for n in range(5, 13)]
+            missed = [EventView(n, 90_000_000, "decided", "", {"height": str(n), "seen": "False"}) for n in range(1, 5)]
+            return (*missed, EventView(0, 0, "job", "", {}), *seen)
+
+        async def block(self, height: int) -> BlockView:
+            leader = leaders[height % len(leaders)]
+            return replace(BLOCK, height=height, proposer=leader, time_ms=1_000 * height + wrong.get(leader, 0))
+
+    assert await clock.ahead_of_others(Api(), ME) == pytest.approx(3.04)  # type: ignore[arg-type]
+    leaders[:] = [ME]
+    assert await clock.ahead_of_others(Api(), ME) is None  # type: ignore[arg-type]
