@@ -53,7 +53,7 @@ async def call(address: str, chain_id: bytes, expected: bytes | None = None) -> 
     except trio.TooSlowError:
         return Answer(address, None, f"no answer within {CALL_SECONDS:g} s", FIREWALL)
     except RemoteProtocolError as error:
-        return Answer(address, None, str(error), ADVICE.get(error.reason, FIREWALL))
+        return Answer(address, None, error.detail or error.reason, ADVICE.get(error.reason, FIREWALL))
     except (trio.BrokenResourceError, trio.ClosedResourceError):
         return Answer(address, None, "the connection was closed", FULL)
     except (OSError, ValueError) as error:

@@ -28,7 +28,11 @@ def of_clock(ahead: float | None, last_block_ms: int | None, genesis_ms: int) ->
     if late > CLOCK_AHEAD_SECONDS:
         return fault("clock", f"it is {late:.0f} s or more behind: so much later the last block was decided", SET_CLOCK)
     if clock_is_kept() is False:
-        return warning("clock", "the kernel says that nothing keeps it right, and no peer was there to compare with", SET_CLOCK)
+        return warning(
+            "clock",
+            "the kernel says that nothing keeps it right, and no decision of others was seen here",
+            SET_CLOCK,
+        )
     return ok("clock", "nothing contradicts it")
 
 
@@ -40,7 +44,7 @@ async def ahead_of_others(api: PeerApi, me: str) -> float | None:
     Decisions that were made while this peer was away say nothing.
     """
     events = await api.events(-EVENTS_READ, 0.0)
-    decided = [event for event in events if event.kind == "decided" and event.fields["seen"] == str(True)]
+    decided = [event for event in events if event.kind == "decided" and event.fields.get("seen") == str(True)]
     seconds: dict[str, float] = {}
     for event in decided[-BLOCKS_READ:]:
         block = await api.block(int(event.fields["height"]))

@@ -22,7 +22,7 @@ from peer.settings.config import Config, Settings
 from peer.settings.datadir import DataDirectory
 from protocol.addresses import parse_address
 from protocol.api import AlertView, Cause, Severity, StatusView
-from protocol.errors import NotRunningError, UserError
+from protocol.errors import NotRunningError, RemoteProtocolError, UserError
 from protocol.identity import parse_peer_id
 from protocol.metrics import why_unhealthy
 
@@ -59,8 +59,8 @@ async def examine(load: Callable[[], Settings]) -> list[Finding]:
 
 async def _of_peer(config: Config, role: Role, directory: DataDirectory) -> tuple[list[Finding], bool]:
     """All about this peer and its network, and whether it runs."""
-    if not directory.path.is_dir():
-        return [fault("data", f"{directory.path} is not there", files.NO_PEER)], False
+    if unusable := files.why_unusable(directory.path):
+        return [unusable], False
     genesis, of_network = files.of_network(directory)
     key, of_key = files.of_key(directory)
     found = [*files.of_folder(directory.path), *of_network, *of_key]
@@ -74,6 +74,9 @@ async def _of_peer(config: Config, role: Role, directory: DataDirectory) -> tupl
     except trio.TooSlowError:
         text = f"the peer that runs on {directory.path} has not answered for {ANSWER_SECONDS:g} s"
         return [*found, fault("peer", text, "look at its log and at the machine's load; start it again")], True
+    except RemoteProtocolError as error:
+        text = f"the answer of the peer that runs cannot be read ({error}): it is of another version than this program"
+        return [*found, fault("peer", text, "ask with the program that it runs, or start it again with this one")], True
     except UserError as error:
         return [*found, refused("peer", error)], True
     if genesis is None:  # that is told already

@@ -12,7 +12,7 @@ from pathlib import Path
 from ledger.core.genesis import Genesis
 from peer.doctor.findings import Finding, fault, ok, refused, warning
 from peer.settings.datadir import DataDirectory
-from protocol.errors import RemoteProtocolError, UserError
+from protocol.errors import LostVotesError, RemoteProtocolError, UserError
 from protocol.identity import peer_id
 from storage.store import Store
 
@@ -40,11 +40,17 @@ def of_key(directory: DataDirectory) -> tuple[bytes | None, list[Finding]]:
     return key, found
 
 
+def why_unusable(path: Path) -> Finding | None:
+    """Why nothing can be looked at in this place."""
+    if not path.is_dir():
+        return fault("data", f"{path} is not there", NO_PEER)
+    if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+        return fault("data", f"{path} cannot be used by user {os.getuid()}", f"run as user {path.stat().st_uid}, or chown it")
+    return None
+
+
 def of_folder(path: Path) -> Iterator[Finding]:
-    """Of a directory that exists."""
-    if not os.access(path, os.W_OK | os.X_OK):
-        yield fault("data", f"{path} cannot be written by user {os.getuid()}", f"run as user {path.stat().st_uid}, or chown it")
-    elif (mode := stat.S_IMODE(path.stat().st_mode)) & 0o022:
+    if (mode := stat.S_IMODE(path.stat().st_mode)) & 0o022:
         yield warning("data", f"{path} has mode {mode:04o}: others of this machine can replace files in it", f"chmod go-w {path}")
 
 
@@ -71,6 +77,8 @@ def last_block_ms(directory: DataDirectory, genesis: Genesis) -> tuple[int | Non
         with contextlib.closing(Store(directory.ledger, genesis.chain_id)) as store:
             height = store.decided_height
             decided = store.decision(height) if height else None
+    except LostVotesError as error:
+        return None, [refused("data", error, "give `peer rekey`: with a new key it contradicts nothing that the old one signed")]
     except UserError as error:
-        return None, [refused("data", error)]
+        return None, [refused("data", error, "look at the disk and at the owner of the file")]
     return (None if decided is None else decided.decode().time_ms), []

@@ -56,7 +56,7 @@ def of_disk(folder: Path) -> Iterator[Finding]:
     while not folder.exists():
         folder = folder.parent
     usage, inodes = shutil.disk_usage(folder), _free_inodes(folder)
-    text = f"{usage.free / 1e9:.1f} of {usage.total / 1e9:.1f} GB are free where {folder} is"
+    text = f"{_size(usage.free)} of {_size(usage.total)} are free where {folder} is"
     advice = "free some space, or move the data directory to a larger disk and name it with --data-dir"
     if usage.free < DISK_CRITICAL_BYTES:
         yield fault("disk", text + ", and a full disk ends the peer", advice)
@@ -66,6 +66,10 @@ def of_disk(folder: Path) -> Iterator[Finding]:
         yield warning("disk", f"{inodes} more files fit where {folder} is, and every blob is one", advice)
     else:
         yield ok("disk", text)
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
 
 
 def _free_inodes(folder: Path) -> int | None:
@@ -83,7 +87,8 @@ def of_memory(config: Config, role: Role, *, runs: bool) -> Iterator[Finding]:
         what = "as a reserve" if runs else f"by the role {role.name} with the default model"
         text = f"{free / 1e6:.0f} MB are free ({bound}), {need / 1e6:.0f} MB are needed {what}"
         way = "" if not role.needs_worker else ", or take --role voter, which needs less"
-        yield fault("memory", text, f"end other programs or raise that bound{way}")
+        make = warning if runs else fault
+        yield make("memory", text, f"end other programs or raise that bound{way}")
     else:
         yield ok("memory", f"{free / 1e6:.0f} MB are free ({bound})")
     total = _meminfo().get("MemTotal")

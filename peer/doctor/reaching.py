@@ -10,6 +10,7 @@ import trio
 from peer.doctor.calling import Answer, call
 from peer.doctor.findings import Finding, fault, ok, warning
 from protocol.addresses import format_address, parse_address
+from protocol.errors import UserError
 from protocol.identity import parse_peer_id, short_id
 
 CALLS_MAX: Final = 16  # addresses that are dialed, the named ones first: the book holds 64
@@ -23,7 +24,7 @@ async def of_free_port(check: str, address: str, setting: str) -> Finding:
         for listener in await trio.open_tcp_listeners(port, host=host):
             await listener.aclose()
     except OSError as error:
-        text = f"{address} cannot be listened on: {error.strerror or error}"
+        text = f"{address} cannot be listened on: {(error.strerror or str(error)).lower()}"
         return fault(check, text, f"stop the program that has it, or name another address with --{setting}")
     return ok(check, f"{address} is free")
 
@@ -72,7 +73,12 @@ async def _called(addresses: Iterable[str], chain_id: bytes) -> list[Answer]:
 
     async def dial(text: str) -> None:
         peer, _, address = text.rpartition("@")
-        answers[text] = await call(address, chain_id, parse_peer_id(peer) if peer else None)
+        try:
+            expected = parse_peer_id(peer) if peer else None
+        except UserError as error:
+            answers[text] = Answer(text, None, str(error), "write PEERID@HOST:PORT, or the address alone")
+        else:
+            answers[text] = await call(address, chain_id, expected)
 
     wanted = tuple(dict.fromkeys(addresses))
     async with trio.open_nursery() as nursery:

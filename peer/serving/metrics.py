@@ -45,7 +45,7 @@ class Metrics:
             listeners = await trio.open_tcp_listeners(port, host=host)
         except OSError as error:
             # A monitor is no reason to end a voter: `peer doctor` and the log say that it is missing.
-            why = error.strerror or str(error)
+            why = (error.strerror or str(error)).lower()
             self._desk.tell(f"metrics are not served at {listen}: {why}; name another address with --metrics, or port 0")
             return
         address = format_address(host, listeners[0].socket.getsockname()[1])

@@ -1,0 +1,82 @@
+"""What stands in `deploy/` agrees with itself, with the program and with the sources. `python -m scenarios.deploy` runs it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from typing import Any
+
+import pytest
+import yaml
+
+from peer.settings.config import load
+from tests.rooms import PROJECT, ROOMS, ROOT
+
+DEPLOY = ROOT / "deploy"
+COMPOSE: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+SERVICES: dict[str, Any] = COMPOSE["services"]
+DOCKERFILE = (DEPLOY / "Dockerfile").read_text()
+UNIT = (DEPLOY / "folkmoot.service").read_text()
+
+
+def test_the_compose_file_has_the_nine_peers_with_settings_that_the_program_takes() -> None:
+    roles = Counter(service["environment"]["PEER_ROLE"] for service in SERVICES.values())
+    assert roles == {"full": 1, "trainer": 3, "annotator": 2, "voter": 3}
+    for name, service in SERVICES.items():
+        config = load({}, service["environment"]).config
+        assert (config.name, config.advertise) == (name, (f"{name}:7700",))
+        assert f"{name}:/var/lib/folkmoot" in service["volumes"] and name in COMPOSE["volumes"], "a volume of its own"
+        light = config.role in ("voter", "annotator")
+        assert service["image"].endswith(":light" if light else ":full") and service["image"].endswith(service["build"]["target"])
+
+
+def test_every_peer_founds_or_joins_and_three_voters_re_execute() -> None:
+    [environment] = {tuple(service["environment"][name] for name in ("FOUNDERS", "JOINERS")) for service in SERVICES.values()}
+    founders, joiners = (names.split() for names in environment)
+    assert sorted(founders + joiners) == sorted(SERVICES)
+    tolerated = (len(founders) - 1) // 3
+    workers = [name for name in founders if SERVICES[name]["environment"]["PEER_ROLE"] in ("full", "trainer")]
+    assert tolerated == 1 and len(workers) >= 2 * tolerated + 1, "`train` re-executes everything unless it is told otherwise"
+    assert all(SERVICES[name]["environment"]["PEER_STAND"] == "no" for name in joiners), "they would change that number"
+
+
+def test_nothing_runs_as_root_or_is_published_beyond_this_machine() -> None:
+    stages = {stage.split()[2]: stage for stage in re.split(r"^FROM ", DOCKERFILE, flags=re.MULTILINE)[1:]}
+    assert "USER peer" in stages["base"]
+    assert all(stages[name].startswith("base AS") and "USER" not in stages[name] for name in ("light", "full"))
+    for service in SERVICES.values():
+        assert service["cap_drop"] == ["ALL"] and service["read_only"] and "user" not in service
+        assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ()))
+    assert re.search(r"^User=folkmoot$", UNIT, re.MULTILINE) and re.search(r"^CapabilityBoundingSet=$", UNIT, re.MULTILINE)
+
+
+def test_health_is_asked_where_metrics_are_served() -> None:
+    [listens] = re.findall(r"PEER_METRICS=(\S+)", DOCKERFILE)
+    assert f"http://{listens}/healthz" in DOCKERFILE and f"PEER_METRICS={listens}" in UNIT
+    assert load({}, {"PEER_METRICS": listens}).config.of_features["metrics"] == listens
+
+
+def test_images_are_built_from_all_rooms_and_all_packages_but_two() -> None:
+    lines = (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()
+    wanted = {line.removeprefix("!") for line in lines if line.startswith("!")}
+    assert wanted == {*ROOMS, "pyproject.toml", "constraints.txt", "README.md", "LICENSE", "deploy/start.sh"}
+    assert {PROJECT["project"]["readme"], *PROJECT["project"]["license-files"]} <= wanted
+    [script] = re.findall(r'python -c "(import tomllib.*?)" ', DOCKERFILE.replace("\\\n", ""))
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    asked = PROJECT["project"]["dependencies"] + PROJECT["project"]["optional-dependencies"]["web"]
+    left_out = set(asked) - set(done.stdout.splitlines())
+    assert {re.split("[=>]", text)[0] for text in left_out} == {"torch", "matplotlib"}
+
+
+def test_the_start_script_is_a_script_of_any_shell() -> None:
+    assert subprocess.run(["sh", "-n", DEPLOY / "start.sh"], check=False).returncode == 0
+    assert DEPLOY.joinpath("start.sh").stat().st_mode & 0o111
+
+
+@pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="no systemd here")
+def test_systemd_reads_the_unit() -> None:
+    done = subprocess.run(["systemd-analyze", "verify", DEPLOY / "folkmoot.service"], capture_output=True, text=True, check=False)
+    assert [line for line in done.stderr.splitlines() if "is not executable" not in line] == []
