@@ -139,9 +139,9 @@ async def _measure(network: scenario.Network, rounds: int) -> Row:
     with trio.fail_after(ROUND_SECONDS_MAX):
         while (await first.client.status()).links < len(network.peers) - 1:  # noqa: ASYNC110 - it is another process
             await trio.sleep(0.1)
-    await _scratch_round(first)
+    await scratch_round(first)
     before = await _figures(network)
-    seconds = [await _scratch_round(first) for _ in range(rounds)]
+    seconds = [await scratch_round(first) for _ in range(rounds)]
     after = await _figures(network)
     decisions = after["decisions"] - before["decisions"]
     peers = len(network.peers)
@@ -160,7 +160,7 @@ async def _measure(network: scenario.Network, rounds: int) -> Row:
     )
 
 
-async def _scratch_round(peer: DemoPeer) -> float:
+async def scratch_round(peer: DemoPeer) -> float:
     """Seconds from the order to the applied round: the job's block, proposal, ballots, the closing block."""
     started = trio.current_time()
     log = await peer.client.events(-1, 0.0)

@@ -55,11 +55,12 @@ from peer.settings.datadir import DataDirectory
 from protocol.api import PARTS, TrainRequest
 from protocol.errors import FolkmootError, UserError
 from scenarios import network as scenario
-from scenarios.proxy import Conditions, Proxy, running_proxy
+from scenarios.proxy import Proxy, running_proxy
 from scenarios.trials import COUNT, Parser, duration
 from training.host import ModelHost
 from training.spec import PRESETS, AuditMode, Compression, InnerStatePolicy, JobSpec
 from training.transformer import ModelSpec
+from transport.profiles import steady
 
 MODEL = ModelSpec(width=128, layers=4, heads=4, kv_heads=4, hidden=348, context=64)  # 0.83M parameters
 BASE = JobSpec(name="benchmark", data=bytes(32), model=MODEL)
@@ -255,8 +256,9 @@ def ours(name: str, task: Task, round_trip: float = 0.0, **settings: Any) -> Row
 
 
 async def _ours(name: str, task: Task, spec: JobSpec, settings: dict[str, Any], round_trip: float) -> Row:
+    profile = steady("far", math.inf, math.inf, 1e3 * round_trip)
     async with AsyncExitStack() as stack:
-        proxy = await stack.enter_async_context(running_proxy(Conditions(delay_seconds=round_trip / 2))) if round_trip else None
+        proxy = await stack.enter_async_context(running_proxy(profile)) if round_trip else None
         row = await _trained(name, task, spec, settings, proxy)
     row.settings |= {"round_trip": round_trip}
     return row

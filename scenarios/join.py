@@ -7,7 +7,7 @@ import itertools
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -77,8 +77,8 @@ async def is_long(peers: Network) -> bool:
     return await peers.height(peers.demo.watched) > LAG_HEIGHTS + 1
 
 
-async def join(peers: Network, number: int, keeps: bool) -> Join:
-    """One newcomer comes, catches up and goes again."""
+async def join(peers: Network, number: int, keeps: bool, dress: Callable[[DemoPeer], None] = lambda peer: None) -> Join:
+    """One newcomer comes, catches up and goes again. `dress` may change how it is started."""
     watched, result = peers.demo.watched, Join(number)
     result.height_at_start = await peers.height(watched)
     invitation = await watched.client.invite(INVITATION_DAYS)
@@ -86,6 +86,7 @@ async def join(peers: Network, number: int, keeps: bool) -> Join:
     folder.mkdir(parents=True)
     place = len(peers.peers) + number
     newcomer = DemoPeer(place, Identity.generate(), folder, trains=False, lies=False, threads=1, restricted=False)
+    dress(newcomer)
     command = time.time()
     rounds = len(await watched.client.rounds(10_000))
     try:

@@ -2,68 +2,78 @@
 
 A peer started as `python -m scenarios.proxy peer.cli run …` dials nobody itself: it tells this proxy, in one line, who it is and
 whom it wants. What is cut is held back and not lost, as TCP does with packets that do not arrive; or the connections are closed
-as well. Where `Conditions` say so, every peer has an uplink of its own, which all its links share, and bytes take time to arrive.
+as well. Where there is a profile, every peer has an uplink and a downlink of its own, which all its links share, and bytes come
+as late as TCP would bring them (`transport/profiles.py`).
 """
 
 from __future__ import annotations
 
-import math
 import os
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from random import Random
+from typing import Any, Protocol
 
 import trio
 
 from peer.demo.cast import DemoPeer
+from scenarios.alarm import Alarm
+from transport.profiles import FREE, SEGMENT_BYTES, SHIFT_SECONDS, Access, Flow, Profile, Way
 
 VARIABLE = "FOLKMOOT_PROXY"  # port of the proxy and this peer's name
 GREETING_BYTES_MAX = 256
 READ_BYTES = 64 << 10
-# Of a slow uplink: what the kernel holds of one connection before a speaker waits, and what is read of it at once, so that the
+# With a profile: what the kernel holds of one connection before a speaker waits, and what is read of it at once, so that the
 # links of one peer take turns.
 SLOW_BUFFER_BYTES = 64 << 10
-SLOW_READ_BYTES = 8 << 10
+SLOW_READ_BYTES = 6 * SEGMENT_BYTES
 FLYING_MAX = 8_192  # reads on their way: 64 MiB, more than any uplink here sends in a round trip
+BURST_SECONDS = 0.002  # an uplink is given that much ahead: the event loop's timers are coarse, and it must not stand still
 
 Direction = tuple[str, str]  # names of the peer that speaks and the one that hears
 
 
-@dataclass(frozen=True, slots=True)
-class Conditions:
-    """What each peer's way to the others is like."""
-
-    uplink_bytes: float = math.inf  # a second
-    delay_seconds: float = 0.0  # one way
+class Place(Protocol):
+    @property
+    def name(self) -> str: ...
 
     @property
-    def are_slow(self) -> bool:
-        return self != Conditions()
+    def address(self) -> str: ...
 
 
 @dataclass
 class Proxy:
     """`run` it in a nursery. Peers are known by name; their addresses become known when they have started."""
 
-    conditions: Conditions = Conditions()
+    profile: Profile | None = None  # of peers for which none is named; None: bytes pass as they come
     port: int = 0
-    _free_at: dict[str, float] = field(default_factory=dict)  # by speaker: when its uplink has sent what it was given
-    _peers: list[DemoPeer] = field(default_factory=list)
+    random: Random = field(default_factory=lambda: Random(0))
+    flows: dict[Flow, Direction] = field(default_factory=dict)  # of all links that there have been
+    _accesses: dict[str, Access] = field(default_factory=dict)  # by name of the peer
+    _peers: list[Place] = field(default_factory=list)
     _cut: frozenset[Direction] = frozenset()
     _changed: trio.Event = field(default_factory=trio.Event)
     _links: dict[trio.CancelScope, Direction] = field(default_factory=dict)
 
-    def dress(self, peer: DemoPeer) -> None:
-        self._peers.append(peer)
+    def dress(self, peer: DemoPeer, profile: Profile | None = None) -> None:
+        self.add(peer, profile)
         peer.module = ("scenarios.proxy", *peer.module)
         peer.environment[VARIABLE] = f"{self.port} {peer.name}"
 
+    def add(self, place: Place, profile: Profile | None = None) -> None:
+        """With a profile of its own, or the proxy's, begun at a moment of its own."""
+        if profile is None and self.profile is not None:
+            profile = self.profile.shifted(SHIFT_SECONDS * len(self._peers))
+        if profile is not None:
+            self._accesses[place.name] = Access(profile)
+        self._peers.append(place)
+
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
-        if self.conditions.are_slow:  # before anybody connects: the window of a connection follows from it
+        if self.is_shaped:  # before anybody connects: the window of a connection follows from it
             listener.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SLOW_BUFFER_BYTES)
         self.port = listener.socket.getsockname()[1]
         async with trio.open_nursery() as nursery:
@@ -91,9 +101,11 @@ class Proxy:
                 speaker, address = await _greeting(stream)
                 self._links[scope] = speaker, self._name(address)
                 await self._open(speaker, address)  # a connection needs both directions
+                if self.is_shaped:  # the first round trip of a connection
+                    await trio.sleep(self._way((speaker, self._name(address))).round_trip(trio.current_time()))
                 host, _, port = address.rpartition(":")
                 async with await trio.open_tcp_stream(host, int(port)) as onward, trio.open_nursery() as nursery:
-                    pump = self._pump_slowly if self.conditions.are_slow else self._pump
+                    pump = self._pump_shaped if self.is_shaped else self._pump
                     nursery.start_soon(pump, stream, onward, lambda: (speaker, self._name(address)), scope)
                     nursery.start_soon(pump, onward, stream, lambda: (self._name(address), speaker), scope)
             except (OSError, trio.BrokenResourceError, trio.ClosedResourceError, ValueError):
@@ -117,17 +129,21 @@ class Proxy:
             pass
         scope.cancel()  # either end closed: so does the other
 
-    async def _pump_slowly(
+    async def _pump_shaped(
         self, source: trio.SocketStream, sink: trio.SocketStream, direction: Callable[[], Direction], scope: trio.CancelScope
     ) -> None:
-        """As `_pump`; each read waits for the speaker's uplink, and then flies."""
+        """As `_pump`; each read waits for the flow's window and the speaker's uplink, flies, and takes the hearer's downlink."""
         put, flying = trio.open_memory_channel[tuple[float, bytes]](FLYING_MAX)
         source.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SLOW_BUFFER_BYTES)
+        flow = Flow(self._way(direction()), self.random)
+        self.flows[flow] = direction()
 
         async def land() -> None:
-            async for at, data in flying:
-                await trio.sleep_until(at)
-                await sink.send_all(data)
+            with Alarm() as alarm:
+                async for at, data in flying:
+                    await alarm.sleep_until(at)
+                    await alarm.sleep_until(flow.way.hearer.down.take(trio.current_time(), len(data)))
+                    await sink.send_all(data)
 
         try:
             async with trio.open_nursery() as nursery:
@@ -136,24 +152,29 @@ class Proxy:
                     while data := await source.receive_some(SLOW_READ_BYTES):
                         while direction() in self._cut:
                             await self._changed.wait()
-                        sent = await self._sent(direction()[0], len(data))
-                        await put.send((sent + self.conditions.delay_seconds, data))
+                        flow.way = self._way(direction())  # the hearer's name is known once it has started
+                        while (at := flow.room_at(trio.current_time())) > trio.current_time():  # noqa: ASYNC110
+                            await trio.sleep_until(at)
+                        sent = flow.way.speaker.up.take(trio.current_time(), len(data))
+                        await put.send((flow.sent(sent, len(data)), data))
+                        await trio.sleep_until(sent - BURST_SECONDS)
         except* (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
             pass
         scope.cancel()
 
-    async def _sent(self, speaker: str, count: int) -> float:
-        """Returns, with the time, when the speaker's uplink has sent so many bytes more."""
-        begun = max(trio.current_time(), self._free_at.get(speaker, 0.0))
-        self._free_at[speaker] = sent = begun + count / self.conditions.uplink_bytes
-        await trio.sleep_until(sent)
-        return sent
+    @property
+    def is_shaped(self) -> bool:
+        return self.profile is not None or bool(self._accesses)
+
+    def _way(self, direction: Direction) -> Way:
+        speaker, hearer = (self._accesses.setdefault(name, Access(self.profile or FREE)) for name in direction)
+        return Way(speaker, hearer)
 
 
 @asynccontextmanager
-async def running_proxy(conditions: Conditions = Conditions()) -> AsyncIterator[Proxy]:
+async def running_proxy(profile: Profile | None = None) -> AsyncIterator[Proxy]:
     async with trio.open_nursery() as nursery:
-        proxy = Proxy(conditions)
+        proxy = Proxy(profile)
         await nursery.start(proxy.run)
         yield proxy
         nursery.cancel_scope.cancel()

@@ -7,6 +7,7 @@ suspended, however slow the links are. A trainer that withholds what its proposa
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections import Counter
 from contextlib import closing
@@ -28,11 +29,11 @@ from protocol.reasons import Finding
 from scenarios import network
 from scenarios.audits import view_of
 from scenarios.network import Network, journal
-from scenarios.proxy import Conditions, Proxy, running_proxy
+from scenarios.proxy import Proxy, running_proxy
 from scenarios.trials import COUNT, Trial, arguments, report, table_of
 from training.spec import PRESETS
+from transport.profiles import steady
 
-MEGABIT_BYTES = 1_000_000 / 8
 UPLINKS = (100.0, 10.0, 2.0)  # Mbit/s
 ROUND_TRIPS = (100.0, 200.0, 300.0)  # ms
 CASE_SECONDS_MAX = 1_800.0
@@ -43,14 +44,14 @@ LIAR = "withhold-states"
 
 async def case(options: argparse.Namespace, uplink: float, round_trip: float, attack: str = "") -> Trial:
     trial = Trial(f"{uplink:g} Mbit/s, {round_trip:g} ms{' and a liar that withholds' if attack else ''}")
-    conditions = Conditions(uplink * MEGABIT_BYTES, round_trip / 2_000)
+    profile = steady("slow", uplink, math.inf, round_trip)
     folder = options.keep / f"{uplink:g}-{round_trip:g}{attack and '-liar'}" if options.keep else None
 
     def dress(proxy: Proxy, peer: DemoPeer) -> None:
         peer.trains = True
         proxy.dress(peer)
 
-    async with running_proxy(conditions) as proxy:
+    async with running_proxy(profile) as proxy:
         running = network.running(
             options.peers, int(bool(attack)), seed=options.seed, attack=attack or LIAR, folder=folder, dress=partial(dress, proxy)
         )

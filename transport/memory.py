@@ -2,7 +2,7 @@
 
 Frames, priorities, queues, pings and payload exchange are the swarm's own code; only TCP and encryption are left out. Time is
 Trio's clock, so under `trio.testing.MockClock(autojump_threshold=0)` a slow network takes no time, and the same seed gives
-the same run.
+the same run. A link is as its `Conditions` say, or, where both ends have an access (`transport/profiles.py`), as TCP over both.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ import trio
 from protocol.errors import RemoteProtocolError
 from protocol.identity import short_id
 from transport.blobs import BlobStore
-from transport.framing import Channel, Inbox, Outbox, Priority
+from transport.framing import FRAME_PLAINTEXT_MAX, Channel, Inbox, Outbox, Priority
 from transport.hub import IDLE_SECONDS, Allow, Hub, Link
 from transport.network import DialInfo
+from transport.profiles import SEGMENT_BYTES, SHIFT_SECONDS, Access, Flow, Profile, Way
 
 REDIAL_SECONDS = 1.0  # after a link ended or was refused
+BURST_BYTES = 6 * SEGMENT_BYTES  # a frame where links are shaped: those of one peer take turns at its uplink
 FRAMES_IN_FLIGHT_MAX = 64  # 4 MiB, about what TCP holds; a sender waits when the receiver does not take what has arrived
 
 
@@ -42,6 +44,7 @@ class Mesh:
         self.random = random.Random(seed)
         self._default = conditions
         self._conditions: dict[frozenset[bytes], Conditions] = {}
+        self._accesses: dict[bytes, Access] = {}
         self._groups: tuple[frozenset[bytes], ...] = ()
         self._running: dict[bytes, MemoryNetwork] = {}
         self._changed = trio.Event()
@@ -53,6 +56,14 @@ class Mesh:
     def set_conditions(self, one: bytes, other: bytes, conditions: Conditions) -> None:
         """For links made from now on."""
         self._conditions[frozenset((one, other))] = conditions
+
+    def set_profile(self, peer: bytes, profile: Profile) -> None:
+        """For links made from now on with others that have one; it begins at a moment of its own."""
+        self._accesses[peer] = Access(profile.shifted(SHIFT_SECONDS * len(self._accesses)))
+
+    def way(self, one: bytes, other: bytes) -> Way | None:
+        speaker, hearer = self._accesses.get(one), self._accesses.get(other)
+        return None if speaker is None or hearer is None else Way(speaker, hearer)
 
     def partition(self, *groups: Iterable[bytes]) -> None:
         """Cut every link between different groups, at once, for both sides. Whoever is in no group is alone."""
@@ -93,11 +104,13 @@ class Mesh:
 
 
 class MemoryLink(Link):
-    def __init__(self, peer: bytes, dialed: bool, conditions: Conditions, random: random.Random) -> None:
+    def __init__(
+        self, peer: bytes, dialed: bool, conditions: Conditions, random: random.Random, frames_max: int = FRAMES_IN_FLIGHT_MAX
+    ) -> None:
         super().__init__(peer, f"{short_id(peer)}.memory:1", dialed, Outbox(), Inbox())
         self.conditions, self._random = conditions, random
         self.to_peer: trio.MemorySendChannel[tuple[float, bytes]]
-        self.to_peer, self._arriving = trio.open_memory_channel[tuple[float, bytes]](FRAMES_IN_FLIGHT_MAX)
+        self.to_peer, self._arriving = trio.open_memory_channel[tuple[float, bytes]](frames_max)
         self._arrival = 0.0
 
     def join(self, other: MemoryLink) -> None:
@@ -123,6 +136,30 @@ class MemoryLink(Link):
         with trio.fail_after(IDLE_SECONDS):
             arrival, frame = await self._arriving.receive()
             await trio.sleep_until(arrival)
+        return frame
+
+
+class ShapedLink(MemoryLink):
+    """As TCP would be from `way.speaker` to `way.hearer`."""
+
+    def __init__(self, peer: bytes, dialed: bool, way: Way, random: random.Random) -> None:
+        super().__init__(peer, dialed, Conditions(0.0), random, FRAMES_IN_FLIGHT_MAX * FRAME_PLAINTEXT_MAX // BURST_BYTES)
+        self.flow = Flow(way, random)
+
+    async def transmit(self) -> None:
+        flow = self.flow
+        while True:
+            await self.output()
+            while (at := flow.room_at(trio.current_time())) > trio.current_time():  # noqa: ASYNC110
+                await trio.sleep_until(at)
+            frame = self.outbox.fill(BURST_BYTES)
+            sent = flow.way.speaker.up.take(trio.current_time(), len(frame))
+            await self.to_peer.send((flow.sent(sent, len(frame)), frame))
+            await trio.sleep_until(sent)
+
+    async def receive(self) -> bytes:
+        frame = await super().receive()
+        await trio.sleep_until(self.flow.way.speaker.down.take(trio.current_time(), len(frame)))  # this end hears
         return frame
 
 
@@ -166,8 +203,9 @@ class MemoryNetwork(Hub):
             await self._mesh.changed()
 
     async def _dial(self, other: MemoryNetwork) -> None:
-        conditions = self._mesh.conditions(self.me, other.me)
-        await trio.sleep(3 * conditions.latency_seconds)  # the three messages of the handshake
+        conditions, way = self._mesh.conditions(self.me, other.me), self._mesh.way(self.me, other.me)
+        # The three messages of the handshake; of TCP, too, where there is a profile.
+        await trio.sleep(3 * conditions.latency_seconds if way is None else 2.5 * way.round_trip(trio.current_time()))
         if self._mesh.reachable(self.me, other.me) and self._admits(other.me) and other._admits(self.me):
             link, other_link = self._make_link(other, conditions)
             other.start_link(other_link)
@@ -185,12 +223,17 @@ class MemoryNetwork(Hub):
         return True
 
     def _make_link(self, other: MemoryNetwork, conditions: Conditions) -> tuple[MemoryLink, MemoryLink]:
-        link = MemoryLink(other.me, True, conditions, self._mesh.random)
-        other_link = MemoryLink(self.me, False, conditions, self._mesh.random)
+        link, other_link = self._end(other, conditions, dialed=True), other._end(self, conditions, dialed=False)
         link.join(other_link)
         self.attach(link)
         other.attach(other_link)
         return link, other_link
+
+    def _end(self, other: MemoryNetwork, conditions: Conditions, *, dialed: bool) -> MemoryLink:
+        way = self._mesh.way(self.me, other.me)
+        if way is not None:
+            return ShapedLink(other.me, dialed, way, self._mesh.random)
+        return MemoryLink(other.me, dialed, conditions, self._mesh.random)
 
     def start_link(self, link: MemoryLink) -> None:
         assert self._nursery is not None, "only a running network is reachable"

@@ -12,7 +12,8 @@ from trio.testing import wait_all_tasks_blocked
 
 from peer.demo.cast import DemoPeer
 from protocol.identity import Identity
-from scenarios.proxy import Conditions, Direction, Proxy, running_proxy
+from scenarios.proxy import Direction, Proxy, running_proxy
+from transport.profiles import Moment, Profile
 
 SECONDS_MAX = 10.0  # for what takes no time
 QUIET_SECONDS = 0.02  # nothing moves for so long: nothing will
@@ -69,10 +70,10 @@ class Place:
 
 
 @asynccontextmanager
-async def place(*conditions: float) -> AsyncIterator[Place]:
+async def place(profile: Profile | None = None) -> AsyncIterator[Place]:
     with trio.fail_after(SECONDS_MAX):
         (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
-        async with listener, running_proxy(Conditions(*conditions)) as proxy:
+        async with listener, running_proxy(profile) as proxy:
             made = Place(proxy, listener)
             async with made.streams:
                 yield made
@@ -125,7 +126,7 @@ async def test_whoever_dials_across_a_cut_waits_for_its_end() -> None:
 
 async def test_a_byte_takes_its_delay_and_many_bytes_wait_for_the_uplink_that_all_links_share() -> None:
     delay, rate, count = 0.1, 1 << 20, 1 << 18
-    async with place(rate, delay) as made:
+    async with place(Profile("slow", (Moment(up=rate, round_trip_seconds=2 * delay),))) as made:
         one, other = await made.link(), await made.link()
         started = trio.current_time()
         await one.here.send_all(b"x")

@@ -12,6 +12,7 @@ from tests.transport.helpers import ALICE, BOB, CAROL, DAVE, MemoryBlobs, digest
 from transport.exchange import STALL_SECONDS
 from transport.memory import Conditions, MemoryNetwork
 from transport.network import Connected, Disconnected, Priority, Received
+from transport.profiles import PROFILES, steady
 
 
 async def pair(world: MemoryWorld, conditions: Conditions) -> tuple[MemoryNetwork, MemoryNetwork]:
@@ -167,3 +168,32 @@ async def test_the_twin_is_as_quiet_as_the_swarm(autojump_clock: MockClock) -> N
         before = sum(alice.traffic().sent)
         await trio.sleep(3600)
         assert sum(alice.traffic().sent) - before < 36_000
+
+
+async def test_links_of_a_profile_have_its_round_trip_and_all_of_a_peer_share_its_uplink(autojump_clock: MockClock) -> None:
+    async with open_world(MemoryWorld) as world:
+        for identity in (ALICE, BOB, CAROL):
+            world.mesh.set_profile(identity.public, PROFILES["dsl"])
+        alice, bob, carol = [await world.start(identity) for identity in (ALICE, BOB, CAROL)]
+        await linked(alice, bob, carol)
+        await trio.sleep(1)
+        assert alice.links()[0].round_trip_seconds == pytest.approx(0.03, rel=0.1)
+        start = trio.current_time()
+        for one in (bob, carol):
+            alice.send(one.me, bytes(250_000), Priority.BULK)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(next_event, bob, Received)
+            nursery.start_soon(next_event, carol, Received)
+        assert trio.current_time() - start == pytest.approx(2 * 250_000 * 8 / 2e6, rel=0.05)
+
+
+async def test_a_profile_that_loses_delays_and_loses_nothing(autojump_clock: MockClock) -> None:
+    async with open_world(MemoryWorld) as world:
+        for identity in (ALICE, BOB):
+            world.mesh.set_profile(identity.public, steady("lossy", 10, 10, 100, loss=0.1))
+        alice, bob = await world.pair()
+        for n in range(300):
+            assert alice.send(bob.me, n.to_bytes(2, "big"))
+            await trio.sleep(0.1)
+        seen = [int.from_bytes((await next_event(bob, Received)).data, "big") for _ in range(300)]
+        assert seen == list(range(300))

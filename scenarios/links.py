@@ -1,0 +1,311 @@
+"""`python -m scenarios.links --profile dsl`: links as people have them: asked and measured, and what peers do over them.
+
+A profile (`transport/profiles.py`, or a trace file) is carried by the in-memory network, by a proxy, and by kernel TCP through
+TUN devices. Each carrier's round trip, rate and loss are measured from outside; then real peers decide, train and are joined over
+it, and as many in-memory ones decide the same in virtual time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import trio
+
+from benchmarks.consensus import scratch_round
+from peer.demo.cast import DemoPeer
+from protocol.errors import UserError
+from scenarios import network, probe, tun, virtual
+from scenarios.alarm import hurried
+from scenarios.join import MILLION, is_long, join, parameters
+from scenarios.network import Network, Watch
+from scenarios.probe import Pings, Poured, Server
+from scenarios.proxy import Proxy, running_proxy
+from scenarios.trials import COUNT, Trial, arguments, duration, report, table_of
+from scenarios.tun import Router, running_router
+from transport.profiles import CONGESTION_CONTROL, MEGABIT_BYTES, PROFILES, SHIFT_SECONDS, Access, Profile, Way, profile_of
+
+CARRIERS = ("memory", "proxy", "kernel")
+PORT = 7800  # of the probe, in a namespace of its own
+STREAMS = 32  # poured at once: one flow alone is slowed by its losses
+FLOOD = 1.2  # datagrams, times what the link can carry at most
+ROUND_TRIP_OFF_MAX, RATE_OFF_MAX, ROUNDS_OFF_MAX = 0.10, 0.15, 0.25
+LOSS_OFF_MAX = 0.01
+JOIN_SECONDS_MAX = 15.0  # on `transatlantic`, with a million parameters
+CALM_SECONDS = 2.0  # around a drop-out no ping is counted: connections wait a while after it, as TCP does
+STEP_SECONDS = 0.05  # in which a profile's rates are added up
+ROUND_SECONDS_MAX = 600.0
+LINKED_SECONDS_MAX = 60.0
+ROUNDS_WARM = 1
+
+
+# Asked and measured -----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Link:
+    """From `a` to `b`, both on the profile, and from a peer with a fast link to `b`; what was measured of them."""
+
+    way: Way
+    fast: Way
+    pings: Pings
+    up: Poured
+    down: Poured
+    one: Poured | None = None  # over one TCP connection; None: that is what `up` is made of
+
+
+def ways(profile: Profile) -> tuple[Way, Way]:
+    """As each carrier makes them of peers that come in this order."""
+    a, b = (Access(profile.shifted(SHIFT_SECONDS * number)) for number in range(2))
+    return Way(a, b), Way(Access(PROFILES["lan"]), b)
+
+
+def carried(way: Way, poured: Poured) -> float:
+    """Bytes a second that the path can carry at that time, by its profiles."""
+    steps = max(1, round((poured.end - poured.begin) / STEP_SECONDS))
+    times = [poured.begin + (step + 0.5) * STEP_SECONDS for step in range(steps)]
+    return statistics.mean(min(way.speaker.profile.at(at).up, way.hearer.profile.at(at).down) for at in times)
+
+
+def is_calm(way: Way, at: float) -> bool:
+    profiles = (way.speaker.profile, way.hearer.profile)
+    times = [at + step * STEP_SECONDS for step in range(-round(CALM_SECONDS / STEP_SECONDS), round(1.0 / STEP_SECONDS))]
+    return all(min(profile.at(time).up, profile.at(time).down) > 0 for profile in profiles for time in times)
+
+
+def compare(link: Link, trial: Trial) -> None:
+    """The figures of the table, and what is wrong with them."""
+    way, figures = link.way, trial.figures
+    calm = [(sent, took) for sent, took in zip(link.pings.sent, link.pings.seconds, strict=True) if is_calm(way, sent)]
+    asked = [way.round_trip(sent) for sent, _ in calm]
+    # Whatever comes later than a lost segment is sent again was lost, or waited for one that was.
+    ratios = [took / trip for (_, took), trip in zip(calm, asked, strict=True) if took is not None and took < 1.5 * trip + 0.1]
+    if not ratios:
+        trial.problems.append("no ping came back in time")
+        return
+    off = statistics.median(ratios) - 1
+    loss, lost = statistics.mean(way.loss(sent) for sent, _ in calm), 1 - math.sqrt(len(ratios) / len(calm))
+    figures["RTT ms"] = f"{1e3 * statistics.mean(asked):.1f} → {off:+.1%}"
+    figures["loss %"] = f"{100 * loss:.2f} → {100 * lost:.2f}"
+    trial.require(abs(off) <= ROUND_TRIP_OFF_MAX, f"round trip {off:+.1%}")
+    trial.require(abs(lost - loss) <= LOSS_OFF_MAX, f"loss {lost:.2%} instead of {loss:.2%}")
+    for name, poured, path in (("up", link.up, way), ("down", link.down, link.fast)):
+        rate = carried(path, poured)
+        figures[f"{name} Mbit/s"] = f"{rate / MEGABIT_BYTES:.2f} → {poured.rate / rate - 1:+.1%}"
+        trial.require(abs(poured.rate / rate - 1) <= RATE_OFF_MAX, f"{name} {poured.rate / rate - 1:+.1%}")
+    if link.one is not None:
+        figures["one TCP"] = f"{link.one.rate / MEGABIT_BYTES:.2f}"
+
+
+async def over_proxy(profile: Profile, seconds: float) -> Link:
+    server = Server(trio.current_time)
+    with hurried():
+        return await _over_proxy(profile, seconds, server)
+
+
+async def _over_proxy(profile: Profile, seconds: float, server: Server) -> Link:
+    async with running_proxy(profile) as proxy, trio.open_nursery() as nursery:
+        (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        address = f"127.0.0.1:{listener.socket.getsockname()[1]}"
+        proxy.add(virtual.Place("a", "-"))
+        proxy.add(virtual.Place("b", address))
+        proxy.add(virtual.Place("fast", "-"), PROFILES["lan"])
+        nursery.start_soon(trio.serve_listeners, server.serve_stream, [listener])
+        way, fast = ways(profile)
+
+        async def dial(name: str) -> trio.SocketStream:
+            stream = await trio.open_tcp_stream("127.0.0.1", proxy.port)
+            await stream.send_all(f"{name} {address}\n".encode())
+            return stream
+
+        pings = await probe.ping_streams(partial(dial, "a"), trio.current_time, seconds)
+        poured = []
+        for name, streams in (("a", STREAMS), ("fast", STREAMS), ("a", 1)):
+            await probe.pour_streams(partial(dial, name), seconds + probe.WARM_SECONDS, streams)
+            proxy.cut([(name, "b")], close=True)  # what still waits is not to take the next one's room
+            proxy.heal()
+            poured.append(server.poured())
+        nursery.cancel_scope.cancel()
+    return Link(way, fast, pings, *poured)
+
+
+def over_kernel(profile: Profile, seconds: float, congestion: str) -> Link:
+    with running_router(profile, congestion) as router, ExitStack() as stack:
+        a, b, fast = router.host("a"), router.host("b"), router.host("fast", PROFILES["lan"])
+        server = stack.enter_context(module_at(router, b, "serve", b, str(PORT)))
+        assert server.stdin is not None and server.stdout is not None
+        server.stdout.readline()
+
+        def ask(host: str, what: str, long: float, much: float) -> str:
+            with module_at(router, host, what, b, str(PORT), str(long), str(much)) as asking:
+                return asking.communicate(timeout=long + 60)[0]
+
+        def poured() -> Poured:
+            time.sleep(2 * probe.PAUSE_SECONDS)  # what still flew is there
+            assert server.stdin is not None and server.stdout is not None
+            server.stdin.write("?")
+            server.stdin.flush()
+            return Poured(**json.loads(server.stdout.readline()))
+
+        way, quick = ways(profile)
+        up, down = (FLOOD * max(moment.up for moment in one.moments) for one in (profile, PROFILES["lan"]))
+        pings = Pings(**json.loads(ask(a, "ping", seconds, 0)))
+        found = []
+        for host, what, much in ((a, "datagrams", up), (fast, "datagrams", down), (a, "streams", 1)):
+            ask(host, what, seconds + probe.WARM_SECONDS, much)
+            found.append(poured())
+        return Link(way, quick, pings, *found)
+
+
+@contextmanager
+def module_at(router: Router, host: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    command, environment = router.command(host, "scenarios.probe", *arguments)
+    process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+# Peers over it ----------------------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def carrier(name: str, profile: Profile, congestion: str) -> AsyncIterator[Callable[[DemoPeer], None]]:
+    if name == "proxy":
+        async with running_proxy(profile) as proxy:
+            yield partial(Proxy.dress, proxy)
+    else:
+        with running_router(profile, congestion) as router:
+            yield partial(Router.dress, router)
+
+
+async def peers_over(name: str, profile: Profile, options: argparse.Namespace, trial: Trial) -> None:
+    figures, folder = trial.figures, options.keep / f"{profile.name}-{name}" if options.keep else None
+    async with (
+        carrier(name, profile, options.congestion) as dress,
+        network.running(options.peers, seed=options.seed, folder=folder, dress=dress) as peers,
+    ):
+        with trio.fail_after(LINKED_SECONDS_MAX):
+            while (await peers.demo.watched.client.status()).links < options.peers - 1:  # noqa: ASYNC110 - another process
+                await trio.sleep(network.POLL_SECONDS)
+        seconds = [await scratch_round(peers.demo.watched) for _ in range(ROUNDS_WARM + options.rounds)][ROUNDS_WARM:]
+        stats = [await peer.client.stats() for peer in peers.peers]
+        figures["decision p50"] = statistics.median(view.decision_ms_p50 or 0.0 for view in stats) / 1e3
+        figures["decision p99"] = max(view.decision_ms_p99 or 0.0 for view in stats) / 1e3
+        figures["test round"] = statistics.median(seconds)
+        figures["round of 1.0M"], figures["join"] = await million(peers, options, dress)
+        trial.require(
+            profile.name != "transatlantic" or figures["join"] <= JOIN_SECONDS_MAX, f"a join took {figures['join']:.1f} s"
+        )
+
+
+async def million(peers: Network, options: argparse.Namespace, dress: Callable[[DemoPeer], None]) -> tuple[float, float]:
+    """Seconds of a round of a job with a million parameters, and of a join while it trains."""
+    watch = Watch(peers.demo.watched)
+    job = await peers.train(MILLION)
+    with trio.fail_after(ROUND_SECONDS_MAX):
+        await watch.until_round(options.trained - 1)
+        while not await is_long(peers):  # noqa: ASYNC110 - it is another process
+            await trio.sleep(network.POLL_SECONDS)
+    views = [view for view in await peers.demo.watched.client.rounds(options.trained) if view.job == job]
+    joined = await join(peers, 0, keeps=options.keep is not None, dress=dress)
+    if not joined.succeeded:
+        raise UserError(f"the join with {parameters(peers.demo.watched, job):,} parameters did not succeed")
+    return statistics.median(view.seconds or 0.0 for view in views), joined.certified_seconds
+
+
+# All of it --------------------------------------------------------------------------------------------------------------
+
+
+async def case(options: argparse.Namespace, profile: Profile, name: str, virtual_round: float | None) -> Trial:
+    trial = Trial(f"{profile.name} {name}")
+    trial.figures["TCP"] = options.congestion if name == "kernel" else f"as {CONGESTION_CONTROL}"
+    try:
+        if name == "proxy":
+            compare(await over_proxy(profile, options.seconds), trial)
+        elif name == "kernel":
+            compare(await trio.to_thread.run_sync(over_kernel, profile, options.seconds, options.congestion), trial)
+        if options.network:
+            await peers_over(name, profile, options, trial)
+            if virtual_round is not None:
+                off = virtual_round / trial.figures["test round"] - 1
+                trial.figures["virtual"] = f"{off:+.0%}"
+                trial.require(abs(off) <= ROUNDS_OFF_MAX, f"virtual rounds {off:+.0%}")
+    except (UserError, trio.TooSlowError) as error:
+        trial.problems.append(str(error) or "it took too long")
+    return trial
+
+
+def in_memory(options: argparse.Namespace, profile: Profile) -> tuple[Trial, float | None]:
+    trial, seconds = Trial(f"{profile.name} memory"), None
+    trial.figures["TCP"] = f"as {CONGESTION_CONTROL}"
+    way, fast = ways(profile)
+    compare(Link(way, fast, *virtual.measured(profile, options.seconds, STREAMS)), trial)
+    if options.network:
+        found = virtual.rounds(profile, options.peers, ROUNDS_WARM + options.rounds)
+        seconds = trial.figures["test round"] = statistics.median(found.rounds[ROUNDS_WARM:])
+        trial.figures["decision p50"] = statistics.median(found.decisions)
+        trial.figures["decision p99"] = max(found.decisions)
+    return trial, seconds
+
+
+async def run(options: argparse.Namespace, trials: list[Trial], carriers: list[str], rounds: dict[str, float | None]) -> int:
+    for profile in options.profile:
+        for name in carriers:
+            say(trial := await case(options, profile, name, rounds.get(profile.name)))
+            trials.append(trial)
+    failures = [f"{trial.what}: {problem}" for trial in trials for problem in trial.problems]
+    title = f"{options.peers} peers; asked → how far off what was measured; seconds"
+    result: dict[str, Any] = {"congestion_control": options.congestion, "trials": [asdict(trial) for trial in trials]}
+    return report(options, title, *table_of(trials), failures, result)
+
+
+def say(trial: Trial) -> None:
+    print(f"{trial.what}: {'; '.join(trial.problems) or 'held'} {trial.figures}", file=sys.stderr, flush=True)
+
+
+def _profile(text: str) -> Profile:
+    try:
+        return profile_of(text)
+    except UserError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def main() -> int:
+    parser = arguments("links", __doc__)
+    names = f"{', '.join(PROFILES)}, or a trace file"
+    parser.add_argument("--profile", type=_profile, nargs="+", default=None, metavar="P", help=f"{names}; all of them, if none")
+    parser.add_argument("--carrier", choices=CARRIERS, nargs="+", default=list(CARRIERS), help="what carries the links")
+    parser.add_argument("--seconds", type=duration, default=20.0, metavar="S", help="of each measurement of a link")
+    parser.add_argument("--rounds", type=COUNT, default=20, metavar="N", help="test rounds, each of a few decisions")
+    parser.add_argument("--trained", type=COUNT, default=5, metavar="N", help="rounds of the job with 1.0M parameters")
+    parser.add_argument("--congestion", default=CONGESTION_CONTROL, metavar="NAME", help="what kernel TCP uses")
+    parser.add_argument("--no-network", dest="network", action="store_false", help="links alone, without peers")
+    options = parser.parse_args()
+    options.profile = options.profile or list(PROFILES.values())
+    carriers = [name for name in options.carrier if name != "memory"]
+    if "kernel" in carriers and (why := tun.refusal(options.congestion)):
+        print(f"python -m scenarios.links: not over kernel TCP: {why}", file=sys.stderr, flush=True)
+        carriers.remove("kernel")
+    trials, rounds = list[Trial](), dict[str, float | None]()
+    for profile in options.profile if "memory" in options.carrier else ():
+        trial, rounds[profile.name] = in_memory(options, profile)
+        say(trial)
+        trials.append(trial)
+    return network.main(partial(run, options, trials, carriers, rounds))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,151 @@
+"""Carries packets between the TUN devices of a scenario, as profiles say: `scenarios/tun.py` starts it.
+
+A process of its own, since a scenario that reads a disk would delay packets. A packet waits for the speaker's uplink, where a
+full queue drops it, may be lost, flies, and waits for the hearer's downlink. Packets of one path keep their order.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import os
+import random
+import select
+import signal
+import socket
+import statistics
+import sys
+import time
+from collections import deque
+from pathlib import Path
+
+from scenarios.alarm import hurried
+from transport.profiles import Access, Moment, Profile, Way
+
+READ_BYTES = 1 << 16
+PACKETS_AT_ONCE = 64  # of one device, before what is due is delivered
+LATE_MAX = 10_000  # packets of which it is remembered how late they were
+
+
+class Router:
+    def __init__(self) -> None:
+        self._accesses: dict[bytes, Access] = {}  # by address, four bytes
+        self._devices: dict[int, bytes] = {}  # file -> address
+        self._files: dict[bytes, int] = {}
+        # When, number, whence, whither, packet. No whence: it is through the downlink as well.
+        self._due: list[tuple[float, int, bytes, bytes, bytes]] = []
+        self._arrivals: dict[tuple[bytes, bytes], float] = {}
+        self._random, self._number = random.Random(0), 0
+        self._packets = self._lost = self._dropped = 0
+        self._late = deque[float](maxlen=LATE_MAX)
+
+    def learn(self, file: Path) -> None:
+        """A profile; its file is named as its host."""
+        shift, moments = json.loads(file.read_text())
+        profile = Profile(file.name, tuple(Moment(*moment) for moment in moments), shift)
+        self._accesses[socket.inet_aton(file.name)] = Access(profile)
+
+    def attach(self, host: str, file: int) -> None:
+        """From here on this device is at this host."""
+        os.set_blocking(file, False)
+        address = socket.inet_aton(host)
+        if (old := self._files.get(address)) is not None:
+            self._detach(old)
+        self._files[address], self._devices[file] = file, address
+
+    def counted(self) -> dict[str, float]:
+        late = statistics.median(self._late) if self._late else 0.0
+        return {"packets": self._packets, "lost": self._lost, "dropped": self._dropped, "late": late}
+
+    def step(self, listener: socket.socket | None = None) -> bool:
+        """Waits until something comes in or is due, and does it; whether somebody calls at `listener`."""
+        wait = max(0.0, self._due[0][0] - time.monotonic()) if self._due else None
+        also = [] if listener is None else [listener.fileno()]
+        ready = select.select([*self._devices, *also], [], [], wait)[0]  # unlike `epoll`, it takes microseconds
+        for file in ready:
+            if file in self._devices:
+                self._read(file)
+        self._deliver()
+        return any(file in ready for file in also)
+
+    def _detach(self, file: int) -> None:
+        self._files.pop(self._devices.pop(file))
+        os.close(file)
+
+    def _read(self, file: int) -> None:
+        whence = self._devices.get(file)
+        try:
+            for _ in range(PACKETS_AT_ONCE if whence is not None else 0):
+                packet = os.read(file, READ_BYTES)
+                if packet[0] >> 4 == 4:  # IPv6 looks for routers, and there are none
+                    self._send(whence or b"", packet[16:20], packet)
+        except BlockingIOError:
+            pass
+        except OSError:  # the namespace has ended with its last process
+            self._detach(file)
+
+    def _send(self, whence: bytes, whither: bytes, packet: bytes) -> None:
+        if whither not in self._accesses or whence not in self._accesses:
+            return
+        now, way = time.monotonic(), Way(self._accesses[whence], self._accesses[whither])
+        self._packets += 1
+        sent = way.speaker.up.take_packet(now, len(packet))
+        if sent is None:
+            self._dropped += 1
+        elif self._random.random() < way.loss(now):
+            self._lost += 1
+        else:
+            arrival = max(self._arrivals.get((whence, whither), 0.0), sent + way.round_trip(now) / 2)
+            self._arrivals[whence, whither] = arrival
+            self._push(arrival, whence, whither, packet)
+
+    def _push(self, at: float, whence: bytes, whither: bytes, packet: bytes) -> None:
+        self._number += 1
+        heapq.heappush(self._due, (at, self._number, whence, whither, packet))
+
+    def _deliver(self) -> None:
+        while self._due and self._due[0][0] <= time.monotonic():
+            at, _, whence, whither, packet = heapq.heappop(self._due)
+            if whence:
+                through = self._accesses[whither].down.take_packet(at, len(packet))
+                if through is None:
+                    self._dropped += 1
+                else:
+                    self._push(through, b"", whither, packet)
+            elif whither in self._files:
+                self._late.append(time.monotonic() - at)
+                try:
+                    os.write(self._files[whither], packet)
+                except BlockingIOError:
+                    self._dropped += 1
+                except OSError:
+                    self._detach(self._files[whither])
+
+
+def obey(router: Router, listener: socket.socket) -> None:
+    """One order: the file of a profile, a device of a host, or nothing: then only what was counted is asked."""
+    control, _ = listener.accept()
+    with control:
+        data, files, _, _ = socket.recv_fds(control, READ_BYTES, 1)
+        order = json.loads(data)
+        if "profile" in order:
+            router.learn(Path(order["profile"]))
+        if "device" in order:
+            router.attach(order["device"], files[0])
+        control.send(json.dumps(router.counted()).encode())
+
+
+def main() -> int:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(sys.argv[1])
+        listener.listen(64)
+        router = Router()
+        with hurried():
+            while True:
+                if router.step(listener):
+                    obey(router, listener)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

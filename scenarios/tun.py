@@ -1,0 +1,120 @@
+"""Real kernel TCP over links of any profile: each peer in a network namespace of its own, whose one way out is a TUN device.
+
+A peer started as `python -m scenarios.namespace peer.cli run …` hands its device to the router of its scenario
+(`scenarios/router.py`), which carries, delays and drops its packets. Every TCP socket of the peer uses the congestion control
+that is named.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import astuple, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from peer.demo.cast import DemoPeer
+from protocol.errors import UserError
+from scenarios.namespace import VARIABLE
+from transport.profiles import CONGESTION_CONTROL, SHIFT_SECONDS, Profile
+
+NETWORK = "10.78.0."
+HOSTS_MAX = 250
+ROUTER_SECONDS_MAX = 10.0  # until the router listens or says what it counted
+
+
+def refusal(congestion: str = CONGESTION_CONTROL) -> str:
+    """Why this carrier cannot run here, in one line; empty if it can. Tried in a process of its own."""
+    command = [sys.executable, "-m", "scenarios.namespace", "try", NETWORK + "1", congestion]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=ROUTER_SECONDS_MAX)
+    return done.stderr.strip().rpartition("\n")[2] if done.returncode else ""
+
+
+# The scenario's side ----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Counted:
+    """Of all packets that came out of the devices."""
+
+    packets: int = 0
+    lost: int = 0  # drawn by the profile
+    dropped: int = 0  # a queue was full
+    late: float = 0.0  # seconds: how much later than due a packet was delivered, at the median
+
+
+@dataclass
+class Router:
+    folder: Path
+    profile: Profile
+    congestion: str
+    process: subprocess.Popen[bytes]
+    hosts: dict[str, str] = field(default_factory=dict)  # name -> host
+
+    @property
+    def socket(self) -> Path:
+        return self.folder / "router"
+
+    def dress(self, peer: DemoPeer, profile: Profile | None = None) -> None:
+        peer.address = f"{self.host(peer.name, profile)}:0"
+        peer.module = ("scenarios.namespace", *peer.module)
+        peer.environment[VARIABLE] = f"{self.socket} {self.hosts[peer.name]} {self.congestion}"
+
+    def host(self, name: str, profile: Profile | None = None) -> str:
+        """An address for this name, with a profile of its own or the router's, begun at a moment of its own."""
+        if name not in self.hosts:
+            assert len(self.hosts) < HOSTS_MAX
+            self.hosts[name] = f"{NETWORK}{len(self.hosts) + 1}"
+            profile = profile or self.profile_of(name)
+            file = self.folder / self.hosts[name]
+            file.write_text(json.dumps([profile.shift_seconds, list(map(astuple, profile.moments))]))
+            self._tell({"profile": str(file)})
+        return self.hosts[name]
+
+    def profile_of(self, name: str) -> Profile:
+        return self.profile.shifted(SHIFT_SECONDS * list(self.hosts).index(name))
+
+    def counted(self) -> Counted:
+        return Counted(**self._tell({}))
+
+    def _tell(self, what: dict[str, Any]) -> dict[str, Any]:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as control:
+            control.settimeout(ROUTER_SECONDS_MAX)
+            control.connect(str(self.socket))
+            control.send(json.dumps(what).encode())
+            answer: dict[str, Any] = json.loads(control.recv(1 << 16))
+        return answer
+
+    def command(self, host: str, *module: str) -> tuple[list[str], dict[str, str]]:
+        """To run a module of ours at a host, with its environment."""
+        variable = f"{self.socket} {host} {self.congestion}"
+        return [sys.executable, "-m", "scenarios.namespace", *module], dict(os.environ) | {VARIABLE: variable}
+
+
+@contextmanager
+def running_router(profile: Profile, congestion: str = CONGESTION_CONTROL) -> Iterator[Router]:
+    with tempfile.TemporaryDirectory(prefix="folkmoot-tun-") as folder:
+        process = subprocess.Popen([sys.executable, "-m", "scenarios.router", f"{folder}/router"], start_new_session=True)
+        try:
+            router = Router(Path(folder), profile, congestion, process)
+            deadline = time.monotonic() + ROUTER_SECONDS_MAX
+            while not router.socket.exists():
+                if process.poll() is not None or time.monotonic() > deadline:
+                    raise UserError("the router of the TUN devices did not start")
+                time.sleep(0.02)
+            yield router
+        finally:
+            process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(ROUTER_SECONDS_MAX)
+            process.kill()
+            process.wait()

@@ -1,0 +1,261 @@
+"""What people's links are like, for every carrier that imitates them: the in-memory network, the proxy, and TUN devices. Pure.
+
+Each peer has an access: an uplink and a downlink, which all its links share, a delay and a loss. A path between two peers has the
+mean of what both ends say of delay and loss. A profile is a list of moments that begins again at its end. Packets are really lost
+where there are packets; elsewhere a `Flow` says what TCP makes of it: segments come late, and a window keeps the rate down.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from pathlib import Path
+from random import Random
+
+from protocol.errors import UserError
+
+MEGABIT_BYTES = 125_000
+SEGMENT_BYTES = 1_448  # of TCP's payload in a packet of 1,500 bytes
+CONGESTION_CONTROL = "cubic"  # what flows imitate, and what kernels are told to use: what most machines have
+QUEUE_SECONDS = 0.05  # what the router before the uplink holds; more is dropped
+WINDOW_SEGMENTS_FIRST = 10  # RFC 6928
+RETRANSMISSION_SECONDS_MIN = 0.2  # Linux, beside the round trip
+DUPLICATES = 3  # segments behind a lost one, after which it is sent again at once
+CUBIC_SHRINKS, CUBIC_SCALE = 0.7, 0.4  # of the window after a loss, and of its growth (RFC 9438)
+MOMENTS_MAX = 100_000  # of a trace file: a day of seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What one peer's access is like for a while."""
+
+    seconds: float = 1.0
+    up: float = math.inf  # bytes a second; 0: nothing gets through
+    down: float = math.inf
+    round_trip_seconds: float = 0.0  # with a peer whose access is the same
+    loss: float = 0.0  # probability that a packet does not arrive
+
+
+@dataclass(frozen=True)
+class Profile:
+    name: str
+    moments: tuple[Moment, ...]
+    shift_seconds: float = 0.0  # how far into the moments it starts: drop-outs of different peers are not to meet
+    _ends: tuple[float, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        assert all(moment.seconds > 0 for moment in self.moments)
+        assert any(moment.up for moment in self.moments) and any(moment.down for moment in self.moments), (
+            "nothing would ever arrive"
+        )
+        object.__setattr__(self, "_ends", tuple(accumulate(moment.seconds for moment in self.moments)))
+
+    def shifted(self, seconds: float) -> Profile:
+        return replace(self, shift_seconds=self.shift_seconds + seconds)
+
+    def at(self, now: float) -> Moment:
+        return self.moments[self._place(now)[0]]
+
+    def _place(self, now: float) -> tuple[int, float]:
+        """Which moment it is, and how many seconds of it are left."""
+        into = (now + self.shift_seconds) % self._ends[-1]
+        place = min(bisect_right(self._ends, into), len(self.moments) - 1)
+        return place, self._ends[place] - into
+
+    def through(self, begin: float, size: int, *, up: bool) -> float:
+        """When an uplink (else the downlink) that begins with these bytes at `begin` is done with them."""
+        place, left = self._place(begin)
+        while True:
+            rate = self.moments[place].up if up else self.moments[place].down
+            if len(self.moments) == 1 or size <= rate * left:
+                return begin + size / rate
+            size, begin = max(0, size - int(rate * left)), begin + left
+            place = (place + 1) % len(self.moments)
+            left = self.moments[place].seconds
+
+    def bytes_between(self, begin: float, end: float, *, up: bool) -> float:
+        """What the link can carry in this time."""
+        total = 0.0
+        while begin < end:
+            place, left = self._place(begin)
+            left = min(max(left, 1e-6), end - begin)  # a place at the very end of a moment must not stand still
+            total += left * (self.moments[place].up if up else self.moments[place].down)
+            begin += left
+        return total
+
+
+class Gate:
+    """One direction of an access, which all links share: bytes go through one after another."""
+
+    def __init__(self, profile: Profile, *, up: bool) -> None:
+        self.profile, self._up, self.free_at = profile, up, -math.inf
+
+    def through(self, now: float, size: int) -> float:
+        return self.profile.through(max(now, self.free_at), size, up=self._up)
+
+    def take(self, now: float, size: int) -> float:
+        """When these bytes are through."""
+        self.free_at = self.through(now, size)
+        return self.free_at
+
+    def take_packet(self, now: float, size: int) -> float | None:
+        """As `take`; None: the queue before it is full, and the packet is dropped."""
+        done = self.through(now, size)
+        rate = self.profile.at(now).up if self._up else self.profile.at(now).down
+        if done - now > QUEUE_SECONDS + (size / rate if rate else 0.0):
+            return None
+        self.free_at = done
+        return done
+
+
+class Access:
+    """One peer's uplink and downlink in one carrier."""
+
+    def __init__(self, profile: Profile) -> None:
+        self.profile = profile
+        self.up, self.down = Gate(profile, up=True), Gate(profile, up=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """From a speaker to a hearer."""
+
+    speaker: Access
+    hearer: Access
+
+    def round_trip(self, now: float) -> float:
+        return (self.speaker.profile.at(now).round_trip_seconds + self.hearer.profile.at(now).round_trip_seconds) / 2
+
+    def loss(self, now: float) -> float:
+        return (self.speaker.profile.at(now).loss + self.hearer.profile.at(now).loss) / 2
+
+
+class Flow:
+    """One direction of a TCP connection, for carriers without packets: slow start, CUBIC (RFC 9438), late segments.
+
+    Whoever sends asks `room_at`, then sends through the speaker's uplink, then tells `sent`.
+    """
+
+    def __init__(self, way: Way, random: Random) -> None:
+        self.way, self._random = way, random
+        self.segments = self.lost = 0
+        self.window = float(WINDOW_SEGMENTS_FIRST)  # segments, as all of these
+        self._threshold = math.inf  # below it the window doubles with each round trip
+        self._before = math.inf  # the window before it shrank the last time
+        self._shrunk_at = self._sent_at = self._arrival = -math.inf
+        self._flying = deque[tuple[float, float]]()  # when it will be acknowledged, segments
+        self._in_flight = 0.0
+
+    def room_at(self, now: float) -> float:
+        """`now`, if the window has room; else when to ask again."""
+        while self._flying and self._flying[0][0] <= now:
+            at, count = self._flying.popleft()
+            self._in_flight -= count
+            self._grow(at, count)
+        return now if self._in_flight < self.window else self._flying[0][0]
+
+    def sent(self, at: float, size: int) -> float:
+        """When bytes arrive, in order, at the hearer's downlink, that have left the uplink at `at`."""
+        round_trip = self.way.round_trip(at)
+        if self._sent_at > -math.inf and not self._in_flight:  # a window that is not used is halved with each timeout
+            timeouts = int((at - self._sent_at) / (round_trip + RETRANSMISSION_SECONDS_MIN))
+            self.window = max(min(self.window, WINDOW_SEGMENTS_FIRST), self.window / 2 ** min(timeouts, 64))
+        delay, segments = round_trip / 2, -(-size // SEGMENT_BYTES)
+        lost = sum(self._random.random() < self.way.loss(at) for _ in range(segments))
+        if lost:
+            delay += round_trip + (0.0 if segments > DUPLICATES else RETRANSMISSION_SECONDS_MIN)
+            self._shrink(at, round_trip)
+        self.segments, self.lost, self._sent_at = self.segments + segments, self.lost + lost, at
+        self._arrival = max(self._arrival, at + delay)
+        self._flying.append((self._arrival + round_trip / 2, size / SEGMENT_BYTES))
+        self._in_flight += size / SEGMENT_BYTES
+        return self._arrival
+
+    def _shrink(self, at: float, round_trip: float) -> None:
+        if at - self._shrunk_at > round_trip:  # several losses in one round trip count once
+            self._before, self._shrunk_at = self.window, at
+            self.window = self._threshold = max(2.0, CUBIC_SHRINKS * self.window)
+
+    def _grow(self, now: float, acknowledged: float) -> None:
+        if self.window < self._threshold:
+            self.window += acknowledged
+            return
+        elapsed, before = now - self._shrunk_at, self._before
+        flat_after = (before * (1 - CUBIC_SHRINKS) / CUBIC_SCALE) ** (1 / 3)
+        trips = elapsed / max(self.way.round_trip(now), 1e-3)
+        friendly = CUBIC_SHRINKS * before + 3 * (1 - CUBIC_SHRINKS) / (1 + CUBIC_SHRINKS) * trips  # as Reno would
+        self.window = max(self.window, CUBIC_SCALE * (elapsed - flat_after) ** 3 + before, friendly)
+
+
+# Those that there are ---------------------------------------------------------------------------------------------------
+
+
+def steady(name: str, up_mbit: float, down_mbit: float, round_trip_ms: float, loss: float = 0.0) -> Profile:
+    return Profile(name, (_moment(1.0, up_mbit, down_mbit, round_trip_ms, loss),))
+
+
+def _moment(seconds: float, up_mbit: float, down_mbit: float, round_trip_ms: float, loss: float) -> Moment:
+    return Moment(seconds, up_mbit * MEGABIT_BYTES, down_mbit * MEGABIT_BYTES, round_trip_ms / 1e3, loss)
+
+
+def _flaky() -> Profile:
+    """Two minutes of a bad mobile link: the round trip swings between 50 and 300 ms, 0 to 5 % is lost, and it drops out."""
+    random, moments, round_trip = Random(29), list[Moment](), 150.0
+    for number in range(60):
+        round_trip = min(300.0, max(50.0, round_trip + random.uniform(-80.0, 80.0)))
+        up = random.uniform(2.0, 10.0)
+        if number % 15 == 14:
+            moments.append(_moment(1.0, 0.0, 0.0, round_trip, 0.0))  # a drop-out
+        moments.append(_moment(2.0, up, 2 * up, round_trip, random.uniform(0.0, 0.05)))
+    return Profile("flaky", tuple(moments))
+
+
+PROFILES = {
+    profile.name: profile
+    for profile in (
+        steady("lan", 100, 100, 4),  # a home's Wi-Fi
+        steady("dsl", 2, 20, 30),
+        steady("transatlantic", 100, 100, 90),
+        _flaky(),
+    )
+}
+FREE = Profile("free", (Moment(),))  # bytes pass as they come
+SHIFT_SECONDS = 11.0  # between the profiles of two peers, so that their drop-outs do not meet
+
+
+def profile_of(name: str) -> Profile:
+    """One of `PROFILES`, or that of a trace file. Raises `UserError`."""
+    return PROFILES[name] if name in PROFILES else read_trace(Path(name))
+
+
+def read_trace(file: Path) -> Profile:
+    """Each line is a moment: seconds, up and down in Mbit/s, round trip in ms, loss in %; `#` begins a comment."""
+    try:
+        lines = file.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{str(file)!r} is no profile ({', '.join(PROFILES)}) and no trace file: {error}") from None
+    moments = tuple(_moments(file, lines))
+    if not any(moment.up for moment in moments) or not any(moment.down for moment in moments):
+        raise UserError(f"{file}: a trace needs a moment at which something gets through, in each direction")
+    return Profile(file.stem, moments)
+
+
+def _moments(file: Path, lines: Iterable[str]) -> Iterable[Moment]:
+    for number, line in enumerate(lines, 1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        try:
+            seconds, up, down, round_trip, percent = values = [float(word) for word in words]
+            if not (all(map(math.isfinite, values)) and min(values) >= 0 < seconds and percent < 100):
+                raise ValueError("out of range")
+        except ValueError:
+            what = "seconds, up and down in Mbit/s, round trip in ms, loss in %"
+            raise UserError(f"{file}:{number}: {line.strip()!r} is not {what}") from None
+        if number > MOMENTS_MAX:
+            raise UserError(f"{file}: a trace has at most {MOMENTS_MAX:,} lines")
+        yield _moment(seconds, up, down, round_trip, percent / 100)
