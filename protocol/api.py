@@ -24,14 +24,34 @@ INVITATION_DAYS_MAX = 90  # beyond that nobody remembers whom it was meant for
 
 
 @dataclass(frozen=True, slots=True)
+class LinkMinute:
+    """What was measured in one minute over all links to a peer."""
+
+    ago_seconds: float  # since its end; 0: it is not over
+    pings: int
+    round_trip_ms: float | None  # on average; None: nothing was measured, as in the next four
+    round_trip_ms_least: float | None
+    round_trip_ms_most: float | None
+    mbit_per_second: float | None
+    retransmitted: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class LinkView:
     peer: str  # peer id
     address: str
     outgoing: bool
     connected_seconds: float
-    round_trip_ms: float | None
+    round_trip_ms: float | None  # the median of the last five pings
     bytes_sent: int
     bytes_received: int
+    kind: str = "direct"  # or "relayed"
+    by: str | None = None  # peer id of who forwards it, if it is relayed
+    mbit_per_second: float | None = None  # that transfers to this peer had when more was waiting than the link carried
+    retransmitted: float | None = (
+        None  # share of the bytes sent in the last hour; None: nothing was sent, or the kernel does not say
+    )
+    history: tuple[LinkMinute, ...] = ()  # of the last hour, the oldest first; minutes without a measurement are left out
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from protocol.messages import LINKS_OF, Addresses, BlobChunk, GetBlob, NoBlob, P
 from transport.blobs import BlobStore
 from transport.exchange import Exchange, RunBlocking
 from transport.framing import MESSAGE_OVERHEAD_BYTES, ByPriority, Channel, Inbox, Message, Outbox, Priority
+from transport.measures import History, Kernel, Meter
 from transport.network import (
     RECEIVED_BYTES_MAX,
     Connected,
@@ -31,6 +32,7 @@ BAN_SECONDS = 2.0  # the first; each further one is twice as long
 BAN_SECONDS_MAX = 600.0
 BAN_MEMORY_SECONDS = 3600.0  # a key that behaved for this long starts at the first ban again
 BANS_MAX = 1024  # the oldest is forgotten first
+HISTORIES_MAX = 1024  # of peers, 10 kB each: all that are linked, and as many that come and go
 
 Allow = Callable[[bytes], bool]
 
@@ -105,7 +107,7 @@ class Link:
         self.version = WIRE_VERSION  # what both ends speak
         self.scope = trio.CancelScope()  # around everything that serves this link
         self.since = trio.current_time()
-        self.round_trip_seconds: float | None = None
+        self.meter = Meter(History())  # until it is attached; from then on with the peer's history
         self.closed = False
         self._output = trio.Event()
         self._ping_number = 0
@@ -126,8 +128,13 @@ class Link:
     async def output(self) -> None:
         """Return when something waits to be sent: at the end of the turn in which it was pushed, all of it together."""
         if not self.outbox:
+            self.meter.idle(self.kernel(), trio.current_time())
             self._output = trio.Event()
             await self._output.wait()
+        self.meter.busy(self.kernel(), trio.current_time())
+
+    def kernel(self) -> Kernel:
+        return Kernel(sum(self.outbox.sent), 0, 0, 0)  # as if it had all been sent: the rate never falls
 
     def close(self) -> None:
         self.closed = True
@@ -140,7 +147,9 @@ class Link:
 
     def on_pong(self, pong: Pong) -> None:
         if self._ping_time is not None and pong.number == self._ping_number:
-            self.round_trip_seconds = trio.current_time() - self._ping_time
+            now = trio.current_time()
+            self.meter.trip(now - self._ping_time, now)
+            self.meter.count(self.kernel(), now)
             self._ping_time = None
 
     async def keep_alive(self) -> None:
@@ -150,7 +159,8 @@ class Link:
 
     def info(self) -> LinkInfo:
         sent, received = self.outbox.sent, self.inbox.received
-        return LinkInfo(self.peer, self.address, self.dialed, sent, received, self.round_trip_seconds, self.since)
+        trip, history = self.meter.round_trip_seconds, self.meter.history
+        return LinkInfo(self.peer, self.address, self.dialed, sent, received, trip, self.since, history)
 
 
 class Hub:
@@ -161,6 +171,7 @@ class Hub:
         self.events = EventQueue()
         self._allow = allow
         self._links: dict[bytes, Link] = {}
+        self._histories: OrderedDict[bytes, History] = OrderedDict()  # by peer, who was linked last at the end
         self._refused: Counter[str] = Counter()
         self._bans = Bans()
         self._past_sent = [0, 0, 0]
@@ -225,8 +236,15 @@ class Hub:
         if old is not None:
             self.detach(old)
         self._links[link.peer] = link
+        link.meter.history = self._history(link.peer)
         self.events.put(Connected(link.peer))
         self._exchange.peer_connected(link.peer)
+
+    def _history(self, peer: bytes) -> History:
+        history = self._histories[peer] = self._histories.pop(peer, None) or History()
+        if len(self._histories) > HISTORIES_MAX:
+            del self._histories[next(one for one in self._histories if one not in self._links)]
+        return history
 
     def detach(self, link: Link) -> None:
         """End the link, once; nothing of it is delivered afterwards."""

@@ -19,6 +19,7 @@ from protocol.identity import short_id
 from transport.blobs import BlobStore
 from transport.framing import FRAME_PLAINTEXT_MAX, Channel, Inbox, Outbox, Priority
 from transport.hub import IDLE_SECONDS, Allow, Hub, Link
+from transport.measures import Kernel
 from transport.network import DialInfo
 from transport.profiles import SEGMENT_BYTES, SHIFT_SECONDS, Access, Flow, Profile, Way
 
@@ -112,6 +113,7 @@ class MemoryLink(Link):
         self.to_peer: trio.MemorySendChannel[tuple[float, bytes]]
         self.to_peer, self._arriving = trio.open_memory_channel[tuple[float, bytes]](frames_max)
         self._arrival = 0.0
+        self._carried = 0  # bytes
 
     def join(self, other: MemoryLink) -> None:
         """Each end sends into the channel that the other one reads."""
@@ -122,11 +124,15 @@ class MemoryLink(Link):
             return True
         return super().push(channel, data, priority)
 
+    def kernel(self) -> Kernel:
+        return Kernel(self._carried, int(bool(self.outbox)), 0, 0)  # what waits, waits for the link alone
+
     async def transmit(self) -> None:
         while True:
             await self.output()
-            frame = self.outbox.fill()
+            frame = self.outbox.fill(self.meter.frame_bytes)
             await trio.sleep(len(frame) / self.conditions.bytes_per_second)
+            self._carried += len(frame)
             delay = self.conditions.latency_seconds + self._random.uniform(0, self.conditions.jitter_seconds)
             self._arrival = max(self._arrival, trio.current_time() + delay)
             await self.to_peer.send((self._arrival, frame))

@@ -12,6 +12,7 @@ import trio
 from protocol.errors import RemoteProtocolError
 from protocol.limits import MESSAGE_BYTES_MAX
 from transport.framing import ByPriority, Priority
+from transport.measures import History
 
 __all__ = [
     "Connected",
@@ -74,8 +75,11 @@ class LinkInfo:
     dialed: bool  # True: this peer opened the connection
     sent: ByPriority  # bytes of messages, before encryption
     received: ByPriority
-    round_trip_seconds: float | None  # None until the first ping was answered
+    round_trip_seconds: float | None  # in the median of the last pings; None until the first one was answered
     connected_since: float  # seconds on the event loop's clock
+    history: History  # of all links to this peer, this one included
+    kind: str = "direct"
+    by: bytes | None = None  # who forwards it, if it is not direct
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from typing import Final
 
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.identity import WIRE_VERSIONS, Ed25519Verifier, Signer, Verifier, preimage, short_id
-from transport.framing import TAG_BYTES, Inbox, Message, Outbox
+from transport.framing import FRAME_PLAINTEXT_MAX, TAG_BYTES, Inbox, Message, Outbox
 from transport.noise import DH_BYTES, CipherState, HandshakeState, KeyPair
 
 MAGIC: Final = b"folkmoot"
@@ -112,12 +112,12 @@ class Session:
         if self._buffer or self.peer is None:
             raise RemoteProtocolError("truncated", "the connection ended inside a handshake or frame")
 
-    def data_to_send(self) -> bytes:
-        """Handshake bytes, or one sealed frame; empty if there is nothing to send now."""
+    def data_to_send(self, frame_bytes: int = FRAME_PLAINTEXT_MAX) -> bytes:
+        """Handshake bytes, or one sealed frame of at most `frame_bytes` in clear; empty if there is nothing to send now."""
         data, self._ready = self._ready, b""
         if data or self._dead or self._ciphers is None:
             return data
-        plaintext = self.outbox.fill()
+        plaintext = self.outbox.fill(frame_bytes)
         if not plaintext:
             return b""
         ciphertext = self._ciphers[0].encrypt(plaintext)

@@ -13,6 +13,7 @@ import math
 import os
 import secrets
 import socket
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,6 +29,7 @@ from protocol.messages import Addresses, PeerAddress
 from transport.blobs import BlobStore
 from transport.framing import Message, Priority
 from transport.hub import IDLE_SECONDS, Allow, Hub, Link
+from transport.measures import PIECE_BYTES_START, TCP_INFO_BYTES, Kernel
 from transport.network import Copied, DialInfo
 from transport.noise import KeyPair
 from transport.session import Established, OtherVersion, Session
@@ -39,7 +41,6 @@ DIAL_SECONDS = 10.0  # for TCP to connect
 SEND_SECONDS = 30.0  # for one frame to fit into the kernel's buffer: slower than 2 KiB/s is dead
 PROBE_SECONDS = 5.0  # how long an old link may stay silent after its peer has dialed again
 READ_BYTES = 256 << 10  # at once; a few frames
-UNSENT_BYTES = 128 << 10  # in the kernel, not on the wire yet: what a vote has to wait for, beside the frame being sent
 
 DIALS_MAX = 16  # at once
 BACKOFF_SECONDS = 0.2  # a pause before dialing lies between 0 and this, twice as much after each failure, at most
@@ -83,8 +84,11 @@ class _Known:
 
 
 class TcpLink(Link):
-    def __init__(self, peer: bytes, address: str, dialed: bool, session: Session, incarnation: bytes) -> None:
+    def __init__(
+        self, peer: bytes, address: str, dialed: bool, session: Session, incarnation: bytes, stream: trio.SocketStream
+    ) -> None:
         super().__init__(peer, address, dialed, session.outbox, session.inbox)
+        self._stream, self._unsent_bytes = stream, PIECE_BYTES_START
         self.incarnation, self.version = incarnation, session.version
         self.heard = 0  # addresses in all of its messages
         self.idle_scope = trio.CancelScope()
@@ -93,6 +97,16 @@ class TcpLink(Link):
     def close(self) -> None:
         super().close()
         self.ended.set()
+
+    def kernel(self) -> Kernel:
+        return _kernel(self._stream) or super().kernel()
+
+    def frame_bytes(self) -> int:
+        """Of the next frame; and the kernel is told how much it may hold."""
+        if self.meter.unsent_bytes != self._unsent_bytes:
+            self._unsent_bytes = self.meter.unsent_bytes
+            _limit_unsent(self._stream, self._unsent_bytes)
+        return self.meter.frame_bytes
 
     def probe(self) -> None:
         """The peer seems to have lost this link: it must show soon that it has not."""
@@ -226,7 +240,7 @@ class Swarm(Hub):
         self.check_peer(established.peer)
         if dialed and address in self._book:
             self._book[address].peer = established.peer
-        link = TcpLink(established.peer, address, dialed, session, established.incarnation)
+        link = TcpLink(established.peer, address, dialed, session, established.incarnation, stream)
         error: RemoteProtocolError | None = None
         try:
             with link.scope:
@@ -336,7 +350,7 @@ class Swarm(Hub):
                 while True:
                     await link.output()
                     sending.deadline = trio.current_time() + SEND_SECONDS
-                    await stream.send_all(session.data_to_send())
+                    await stream.send_all(session.data_to_send(link.frame_bytes()))
                     sending.deadline = math.inf
             except (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
                 link.close()
@@ -563,8 +577,21 @@ def _in_words(error: RemoteProtocolError) -> str:
 
 def _tune(stream: trio.SocketStream) -> None:
     stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
-    if hasattr(socket, "TCP_NOTSENT_LOWAT"):  # keeps the kernel from taking megabytes of bulk that a vote then waits behind
-        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
+    _limit_unsent(stream, PIECE_BYTES_START)
+
+
+def _limit_unsent(stream: trio.SocketStream, count: int) -> None:
+    """Keeps the kernel from taking megabytes of bulk that a vote then waits behind."""
+    if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, count)
+
+
+def _kernel(stream: trio.SocketStream) -> Kernel | None:
+    if sys.platform != "linux":  # others have a structure of their own
+        return None
+    with contextlib.suppress(OSError):  # closed
+        return Kernel.of(stream.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES))
+    return None
 
 
 @contextlib.contextmanager

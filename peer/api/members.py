@@ -12,9 +12,10 @@ from ledger.members import Approve, Leave, Member, Retire, warning_for_removal, 
 from peer.api.naming import find
 from peer.api.running import RunningPeer
 from peer.settings.invitation import DAY_MS
-from protocol.api import LinkView, MemberCalls, PeerView
+from protocol.api import LinkMinute, LinkView, MemberCalls, PeerView
 from protocol.errors import UserError
 from protocol.identity import peer_id, short_id
+from transport.measures import MINUTE_SECONDS, Minute
 from transport.network import LinkInfo
 
 WISH_DAYS = 7  # how long a wish to retire somebody counts: whoever came back since is not retired by surprise
@@ -102,12 +103,37 @@ def _gone(member: Member | None) -> str:
 
 
 def _link(link: LinkInfo) -> LinkView:
+    now = trio.current_time()
     return LinkView(
         peer=peer_id(link.peer),
         address=link.address,
         outgoing=link.dialed,
-        connected_seconds=max(0.0, trio.current_time() - link.connected_since),
-        round_trip_ms=None if link.round_trip_seconds is None else 1_000 * link.round_trip_seconds,
+        connected_seconds=max(0.0, now - link.connected_since),
+        round_trip_ms=_ms(link.round_trip_seconds),
         bytes_sent=sum(link.sent),
         bytes_received=sum(link.received),
+        kind=link.kind,
+        by=None if link.by is None else peer_id(link.by),
+        mbit_per_second=_mbit(link.history.bytes_per_second(now)),
+        retransmitted=link.history.retransmitted(now),
+        history=tuple(_minute(minute, now) for minute in link.history.minutes(now)),
     )
+
+
+def _minute(minute: Minute, now: float) -> LinkMinute:
+    trips = (minute.trip_sum / minute.trips, minute.trip_least, minute.trip_most) if minute.trips else (None,) * 3
+    return LinkMinute(
+        max(0.0, now - MINUTE_SECONDS * (minute.number + 1)),
+        minute.trips,
+        *map(_ms, trips),
+        _mbit(minute.bytes_per_second),
+        minute.retransmitted / minute.sent if minute.sent else None,
+    )
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else 1_000 * seconds
+
+
+def _mbit(bytes_per_second: float | None) -> float | None:
+    return None if bytes_per_second is None else 8e-6 * bytes_per_second

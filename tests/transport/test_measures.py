@@ -1,0 +1,189 @@
+"""What links are measured to carry, and what follows from it: pieces that a vote waits for no longer than 25 ms each."""
+
+from __future__ import annotations
+
+import random
+import socket
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from protocol.identity import Identity
+from tests.transport.conftest import MemoryWorld, SwarmWorld, open_world
+from tests.transport.helpers import ALICE, BOB, linked, next_event, until
+from transport import hub
+from transport.framing import FRAME_PLAINTEXT_MAX
+from transport.measures import (
+    MINUTE_SECONDS,
+    MINUTES_KEPT,
+    PIECE_BYTES_MIN,
+    PIECE_BYTES_START,
+    TCP_INFO_BYTES,
+    UNSENT_BYTES_MAX,
+    History,
+    Kernel,
+    Meter,
+)
+from transport.memory import Conditions
+from transport.network import Priority, Received
+
+MEGABIT_BYTES = 125_000
+
+
+class Line:
+    """A link that carries so much a second; `busy` sends over it for a while, with frames every 10 ms."""
+
+    def __init__(self, bytes_per_second: float) -> None:
+        self.rate, self.now, self.delivered, self.meter = bytes_per_second, 0.0, 0.0, Meter(History())
+
+    def busy(self, seconds: float, unsent: int = 1) -> float:
+        for _ in range(round(seconds / 0.01)):
+            self.meter.busy(Kernel(int(self.delivered), unsent, 0, 0), self.now)
+            self.now += 0.01
+            self.delivered += 0.01 * self.rate
+        assert self.meter.bytes_per_second is not None
+        return self.meter.bytes_per_second / MEGABIT_BYTES
+
+    def idle(self) -> None:
+        self.meter.idle(Kernel(int(self.delivered), 0, 0, 0), self.now)
+
+
+def test_pieces_follow_the_rate_between_their_bounds() -> None:
+    for megabit, frame, unsent in [
+        (0.1, 4096, 4096),
+        (2, 6250, 6250),
+        (20, 62500, 62500),
+        (1000, FRAME_PLAINTEXT_MAX, UNSENT_BYTES_MAX),
+    ]:
+        line = Line(megabit * MEGABIT_BYTES)
+        assert (line.meter.frame_bytes, line.meter.unsent_bytes) == (PIECE_BYTES_START, PIECE_BYTES_START)
+        line.busy(3.0)
+        assert abs(line.meter.frame_bytes - frame) <= frame / 50 and abs(line.meter.unsent_bytes - unsent) <= unsent / 50
+        assert line.meter.frame_bytes >= PIECE_BYTES_MIN
+
+
+def test_a_link_that_becomes_slow_is_noticed_and_one_that_becomes_fast_again() -> None:
+    line = Line(100 * MEGABIT_BYTES)
+    assert abs(line.busy(2.0) - 100) < 1
+    line.rate = 2 * MEGABIT_BYTES
+    assert abs(line.busy(1.5) - 2) < 0.2
+    line.rate = 100 * MEGABIT_BYTES
+    assert abs(line.busy(1.5) - 100) < 10
+
+
+def test_a_peer_that_is_slow_itself_takes_its_link_for_no_slower() -> None:
+    line = Line(50 * MEGABIT_BYTES)
+    line.busy(2.0)
+    line.rate = MEGABIT_BYTES  # what it hands over now, while the kernel runs dry
+    assert line.busy(5.0, unsent=0) > 49
+    history = line.meter.history.bytes_per_second(line.now)
+    assert history is not None and history > 49 * MEGABIT_BYTES
+
+
+def test_a_burst_says_what_a_link_carries_at_least() -> None:
+    line = Line(80 * MEGABIT_BYTES)
+    for _ in range(5):
+        line.meter.busy(Kernel(int(line.delivered), 0, 0, 0), line.now)
+        line.now, line.delivered = line.now + 0.01, line.delivered + 100_000
+    line.idle()
+    assert line.meter.bytes_per_second == pytest.approx(80 * MEGABIT_BYTES)
+    assert line.meter.history.bytes_per_second(line.now) == pytest.approx(80 * MEGABIT_BYTES)
+
+
+def test_small_messages_say_nothing_of_the_throughput() -> None:
+    line = Line(1_000)
+    for _ in range(1_000):
+        line.meter.busy(Kernel(int(line.delivered), 0, 0, 0), line.now)
+        line.now, line.delivered = line.now + 0.006, line.delivered + 500
+        line.idle()
+    assert line.meter.bytes_per_second is None
+
+
+def test_an_hour_is_kept_and_no_more() -> None:
+    history = History()
+    for minute in range(3 * MINUTES_KEPT):
+        for trip in (0.1, 0.2, 0.6):
+            history.at(minute * MINUTE_SECONDS).trip(trip)
+    kept = history.minutes(3 * MINUTES_KEPT * MINUTE_SECONDS - 1)
+    assert len(kept) == MINUTES_KEPT == len(history._minutes)
+    assert (kept[0].trips, kept[0].trip_least, kept[0].trip_most) == (3, 0.1, 0.6) and kept[0].trip_sum == pytest.approx(0.9)
+    assert not history.minutes(5 * MINUTES_KEPT * MINUTE_SECONDS), (
+        "what is older is not shown, also of a peer that is silent since"
+    )
+
+
+def test_a_round_trip_is_the_median_of_the_last_pings() -> None:
+    meter = Meter(History())
+    for seconds in (9.0, 0.1, 0.1, 0.9, 0.1, 0.1):
+        meter.trip(seconds, 0.0)
+    assert meter.round_trip_seconds == 0.1
+
+
+def test_what_the_kernel_sent_twice_is_counted_once() -> None:
+    meter = Meter(History())
+    for sent, retransmitted in ((1_000, 20), (1_000, 20), (3_000, 60)):
+        meter.count(Kernel(0, 0, sent, retransmitted), 0.0)
+    assert meter.history.retransmitted(0.0) == 0.02
+    assert History().retransmitted(0.0) is None
+
+
+def test_the_kernel_is_understood() -> None:
+    if (told := getattr(socket, "TCP_INFO", None)) is None:
+        pytest.skip("this kernel has no TCP_INFO")
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as one:
+        other, _ = server.accept()
+        with other:
+            one.sendall(bytes(70_000))
+            other.recv(70_000, socket.MSG_WAITALL)
+            other.sendall(b"!")  # carries the acknowledgement
+            one.recv(1)
+            found = Kernel.of(one.getsockopt(socket.IPPROTO_TCP, told, TCP_INFO_BYTES))
+    assert found == Kernel(delivered=70_001, unsent=0, sent=70_000, retransmitted=0), "the SYN counts as one"
+    assert Kernel.of(bytes(TCP_INFO_BYTES - 1)) is None
+
+
+async def test_a_vote_waits_for_25_ms_of_bulk_on_a_slow_link(autojump_clock: MockClock) -> None:
+    async with open_world(MemoryWorld) as world:
+        world.mesh.set_conditions(ALICE.public, BOB.public, Conditions(0.01, bytes_per_second=2 * MEGABIT_BYTES))
+        alice, bob = await world.pair()
+        alice.send(bob.me, bytes(4 << 20), Priority.BULK)
+        await trio.sleep(2)
+        for _ in range(10):
+            await trio.sleep(random.Random(1).random())
+            start = trio.current_time()
+            alice.send(bob.me, b"vote", Priority.VOTE)
+            await next_event(bob, Received)
+            assert trio.current_time() - start < 0.01 + 2 * 0.025 + 0.001, "the frame being sent, and its own"
+        rate = alice.links()[0].history.bytes_per_second(trio.current_time())
+        assert rate == pytest.approx(2 * MEGABIT_BYTES, rel=0.01)
+
+
+async def test_the_kernel_is_told_how_much_it_may_hold(tcp: SwarmWorld) -> None:
+    if not hasattr(socket, "TCP_NOTSENT_LOWAT"):
+        pytest.skip("this kernel has no TCP_NOTSENT_LOWAT")
+    with trio.fail_after(20):
+        alice, bob = await tcp.pair()
+        (link,) = alice._links.values()
+        link.meter.bytes_per_second = 2.0 * MEGABIT_BYTES
+        alice.send(bob.me, b"x")
+        await next_event(bob, Received)
+        assert link._stream.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT) == link.meter.unsent_bytes == 6250
+        await until(lambda: alice.links()[0].round_trip_seconds is not None)
+        assert alice.links()[0].history.retransmitted(trio.current_time()) == 0.0
+
+
+async def test_a_history_outlives_its_links_and_they_are_bounded(tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    with trio.fail_after(20):
+        alice, bob = await tcp.pair()
+        await until(lambda: alice.links()[0].round_trip_seconds is not None)
+        history = alice.links()[0].history
+        tcp.stop(bob)
+        await until(lambda: not alice.connected())
+        again = await tcp.start(BOB)
+        await linked(alice, again)
+        assert alice.links()[0].history is history and history.minutes(trio.current_time())
+        monkeypatch.setattr(hub, "HISTORIES_MAX", 3)
+        for number in range(10):
+            alice._history(Identity(bytes([number]) * 32).public)
+        assert len(alice._histories) == 3 and bob.me in alice._histories, "whoever is linked is never forgotten"
