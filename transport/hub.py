@@ -241,7 +241,7 @@ class Hub:
         self._exchange.peer_connected(link.peer)
 
     def _history(self, peer: bytes) -> History:
-        history = self._histories[peer] = self._histories.pop(peer, None) or History()
+        history = self._histories[peer] = self._histories.pop(peer, History())
         if len(self._histories) > HISTORIES_MAX:
             del self._histories[next(one for one in self._histories if one not in self._links)]
         return history

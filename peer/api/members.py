@@ -121,13 +121,14 @@ def _link(link: LinkInfo) -> LinkView:
 
 
 def _minute(minute: Minute, now: float) -> LinkMinute:
-    trips = (minute.trip_sum / minute.trips, minute.trip_least, minute.trip_most) if minute.trips else (None,) * 3
     return LinkMinute(
-        max(0.0, now - MINUTE_SECONDS * (minute.number + 1)),
-        minute.trips,
-        *map(_ms, trips),
-        _mbit(minute.bytes_per_second),
-        minute.retransmitted / minute.sent if minute.sent else None,
+        ago_seconds=max(0.0, now - MINUTE_SECONDS * (minute.number + 1)),
+        pings=minute.trips,
+        round_trip_ms=_ms(minute.trip_sum / minute.trips) if minute.trips else None,
+        round_trip_ms_least=_ms(minute.trip_least) if minute.trips else None,
+        round_trip_ms_most=_ms(minute.trip_most) if minute.trips else None,
+        mbit_per_second=_mbit(minute.bytes_per_second),
+        retransmitted=minute.retransmitted / minute.sent if minute.sent else None,
     )
 
 
