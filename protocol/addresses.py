@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import ipaddress
 import re
 
@@ -38,6 +39,32 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host.rstrip(".").lower() == "localhost"
+
+
+class Scope(enum.StrEnum):
+    """Who can reach an address."""
+
+    LOOPBACK = "loopback"  # the machine itself
+    PRIVATE = "private"  # its local network: the same host elsewhere is another machine
+    PUBLIC = "public"  # everybody; names of the DNS are taken to be so
+
+    def includes(self, other: Scope) -> bool:
+        """Whether everybody of `other` is in this scope, too."""
+        order = list(Scope)
+        return order.index(self) >= order.index(other)
+
+
+def scope_of(address: str) -> Scope:
+    """Of "host:port". Raises `UserError` for an address that is none."""
+    host = parse_address(address)[0]
+    if is_loopback(host):
+        return Scope.LOOPBACK
+    try:
+        ip = ipaddress.ip_address(host)
+    except ValueError:
+        return Scope.PUBLIC
+    mapped = getattr(ip, "ipv4_mapped", None) or ip  # ::ffff:10.0.0.1 is 10.0.0.1
+    return Scope.LOOPBACK if mapped.is_loopback else Scope.PUBLIC if mapped.is_global else Scope.PRIVATE
 
 
 def dialable(text: str, what: str) -> str:

@@ -47,6 +47,10 @@ PARAMETERS_ALLOWED_MAX: Final = 1 << 33  # that voters can allow: 32 GB on each 
 UPGRADE_NOTICE_HEIGHTS: Final = 10  # from an upgrade's decision to its first block: every peer has applied the decision by then
 UPGRADE_AHEAD_HEIGHTS_MAX: Final = 1_000_000  # weeks of a busy network; further away nobody knows who will vote
 ADVERTISED_MAX: Final = 8  # addresses of one peer, or in one invitation: several networks, both IP versions, a name
+RELAYS_MAX: Final = 4  # that one peer is reached over: two, and as many while they are replaced
+RECORD_BYTES_MAX: Final = 4 << 10  # of a peer record: addresses as long as they may be, and relays
+RECORDS_MAX: Final = 64  # peer records in one message
+RECORD_AGE_SECONDS_MAX: Final = 7 * 86_400  # without a newer record of its peer, after which one is forgotten
 
 LEAST_UPLINK_MBIT: Final = 2  # a second: no trainer is suspended for a faster link; a job may ask for more
 LEAST_ROUND_TRIP_MS: Final = 300  # of such a link: a mobile phone in the country, another continent
@@ -59,5 +63,6 @@ assert BLOCK_BYTES_MAX + VOTERS_MAX * 200 < MESSAGE_BYTES_MAX
 assert TRANSACTION_BYTES_MAX < BLOCK_BYTES_MAX
 assert BLOB_CHUNK_BYTES + 128 <= FRAME_BYTES_MAX
 assert BLOB_BYTES_MAX // BLOB_PART_BYTES * 32 <= 64 << 10 < BLOB_PART_BYTES < PLAIN_BLOB_BYTES_MAX < BLOB_BYTES_MAX
+assert ADVERTISED_MAX * (ADDRESS_CHARACTERS_MAX + 3) + RELAYS_MAX * 34 + 64 <= RECORD_BYTES_MAX
 assert PART_BYTES_MAX + HEADER_BYTES_MAX < MESSAGE_BYTES_MAX
 assert DATA_BYTES_MAX // DATA_SHARD_BYTES * 40 < BLOCK_BYTES_MAX

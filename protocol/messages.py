@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from protocol import codec
+from protocol.addresses import Scope
 from protocol.codec import Between, Count, Digest, Key, Length, SignatureBytes
 from protocol.identity import Signed
 from protocol.limits import (
     ADDRESS_CHARACTERS_MAX,
     ADDRESSES_MAX,
+    ADVERTISED_MAX,
     BLOB_BYTES_MAX,
     BLOB_CHUNK_BYTES,
     BLOCK_BYTES_MAX,
@@ -29,6 +31,9 @@ from protocol.limits import (
     NOTICED_MAX,
     PART_BYTES_MAX,
     PLAIN_BLOB_BYTES_MAX,
+    RECORD_AGE_SECONDS_MAX,
+    RECORDS_MAX,
+    RELAYS_MAX,
     TRAINERS_MAX,
     TRANSACTION_BYTES_MAX,
     VOTERS_MAX,
@@ -39,6 +44,7 @@ NO_VIEW = -1  # the `high_view` of a Timeout whose sender holds no prepare certi
 
 Name = Annotated[str, Length(1, NAME_CHARACTERS_MAX)]
 Address = Annotated[str, Length(3, ADDRESS_CHARACTERS_MAX)]  # "host:port"
+Port = Annotated[int, Between(1, 65535)]
 View = Annotated[int, Between(NO_VIEW, 2**53 - 1)]
 Nonce = Annotated[bytes, Length(NONCE_BYTES, NONCE_BYTES)]  # of a voter, for the drawing of audits
 
@@ -423,6 +429,62 @@ class Addresses:
 
 
 @dataclass(frozen=True, slots=True)
+class PeerRecord:
+    """Where the signer is reached, for peers of one scope. Of one signer and scope the highest sequence holds."""
+
+    TAG: ClassVar[str] = "peer-record"
+    sequence: Count
+    scope: Scope
+    addresses: Annotated[tuple[Address, ...], Length(0, ADVERTISED_MAX)]  # all of them of this scope
+    relays: Annotated[tuple[Key, ...], Length(0, RELAYS_MAX)]  # members that forward to the signer; in the public record alone
+
+
+@dataclass(frozen=True, slots=True)
+class AgedRecord:
+    record: Signed  # a PeerRecord
+    age_seconds: Annotated[int, Between(0, RECORD_AGE_SECONDS_MAX)]  # since it was new, as the sender has heard
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """Signed by anybody, passed on by anybody."""
+
+    TAG: ClassVar[str] = "records"
+    known: Annotated[tuple[AgedRecord, ...], Length(1, RECORDS_MAX)]
+
+
+@dataclass(frozen=True, slots=True)
+class GetRecords:
+    """Send me all that you know."""
+
+    TAG: ClassVar[str] = "get-records"
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """The address at which I see you on this link."""
+
+    TAG: ClassVar[str] = "observed"
+    address: Address
+
+
+@dataclass(frozen=True, slots=True)
+class DialBack:
+    """Please dial me: at the host at which you see me on this link, and this port."""
+
+    TAG: ClassVar[str] = "dial-back"
+    port: Port
+
+
+@dataclass(frozen=True, slots=True)
+class NotReached:
+    """A DialBack to this port came to nothing, or was one too many."""
+
+    TAG: ClassVar[str] = "not-reached"
+    port: Port
+
+
+@dataclass(frozen=True, slots=True)
 class Ping:
     TAG: ClassVar[str] = "ping"
     number: Count
@@ -452,6 +514,6 @@ AGREEMENT = (
 )
 ROUNDS = (Relay, GetRound, Accusation)
 SNAPSHOTS = (GetSnapshot, SnapshotOffer, NoSnapshot, GetPart, Part)
-LINKS_OF = {2: (GetBlob, BlobChunk, NoBlob, Addresses, Ping, Pong)}  # by wire version
-LINKS_OF[3] = LINKS_OF[2]
+LINKS_OF: dict[int, tuple[type, ...]] = {2: (GetBlob, BlobChunk, NoBlob, Addresses, Ping, Pong)}  # by wire version
+LINKS_OF[3] = (*LINKS_OF[2], Records, GetRecords, Observed, DialBack, NotReached)
 LINKS = LINKS_OF[3]
