@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import trio
 
+from protocol.addresses import Scope, scope_of
 from protocol.codec import decode_message, encode
 from protocol.errors import RemoteProtocolError
 from protocol.identity import WIRE_VERSION, short_id
-from protocol.messages import LINKS_OF, Addresses, BlobChunk, GetBlob, NoBlob, Ping, Pong
+from protocol.messages import LINKS_OF, Addresses, BlobChunk, GetBlob, GetRecords, NoBlob, Ping, Pong, Records
 from transport.blobs import BlobStore
 from transport.exchange import Exchange, RunBlocking
 from transport.framing import MESSAGE_OVERHEAD_BYTES, ByPriority, Channel, Inbox, Message, Outbox, Priority
@@ -109,9 +111,16 @@ class Link:
         self.since = trio.current_time()
         self.meter = Meter(History())  # until it is attached; from then on with the peer's history
         self.closed = False
+        self.local_host: str | None = None  # of this machine, from which the link leads
+        self.records_told_at = -math.inf
         self._output = trio.Event()
         self._ping_number = 0
         self._ping_time: float | None = None
+
+    @property
+    def reach(self) -> Scope:
+        """Who can reach the host at the other end."""
+        return scope_of(self.address)
 
     def push(self, channel: Channel, data: bytes, priority: Priority) -> bool:
         if not self.outbox.push(channel, data, priority):
@@ -268,6 +277,9 @@ class Hub:
     def on_addresses(self, link: Link, addresses: Addresses) -> None:
         """Only a network that dials cares."""
 
+    def on_discovery(self, link: Link, message: Any) -> None:
+        """As `on_addresses`."""
+
     # Own -------------------------------------------------------------------------------------------------------------
 
     def _on_link_message(self, link: Link, message: Any) -> None:
@@ -280,6 +292,8 @@ class Hub:
                 self._exchange.on_no_blob(link.peer, message)
             case Addresses():
                 self.on_addresses(link, message)
+            case Records() | GetRecords():
+                self.on_discovery(link, message)
             case Ping():
                 link.post(Pong(message.number), Priority.VOTE)
             case Pong():

@@ -15,23 +15,26 @@ import secrets
 import socket
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
+from typing import Any
 
 import trio
 
-from protocol.addresses import WILDCARDS, format_address, parse_address
+from protocol.addresses import WILDCARDS, format_address, parse_address, scope_of
 from protocol.errors import RemoteProtocolError, UserError
 from protocol.identity import WIRE_VERSIONS, Signer, parse_peer_id, short_id
 from protocol.limits import ADDRESSES_MAX
 from protocol.messages import Addresses, PeerAddress
 from transport.blobs import BlobStore
+from transport.discovery import Discovery, completed
 from transport.framing import Message, Priority
 from transport.hub import IDLE_SECONDS, Allow, Hub, Link
 from transport.measures import PIECE_BYTES_START, TCP_INFO_BYTES, Kernel
 from transport.network import Copied, DialInfo
 from transport.noise import KeyPair
+from transport.records import RecordBook
 from transport.session import Established, OtherVersion, Session
 
 log = logging.getLogger(__name__)
@@ -129,10 +132,13 @@ class Swarm(Hub):
         tell: Callable[[str], None] = log.info,
         random: Random | None = None,
         versions: Sequence[int] = WIRE_VERSIONS,
+        members: Callable[[bytes], bool] = lambda peer: True,
+        hosts: Callable[[], Iterable[str]] = tuple,
     ) -> None:
         """`listen`: "host:port", port 0 for any free one. `advertise`: where others reach this peer, if not there; `tell` hears
         what a person should know, each thing once. `bootstrap`: "host:port" or "peer id@host:port".
-        `remembered`: "peer id@host:port", as `claims` said earlier; `bootstrap` goes before them.
+        `remembered`: "peer id@host:port", as `claims` said earlier; `bootstrap` goes before them. `hosts`: of this machine, that
+        others may reach it at where it listens on all.
 
         Raises `UserError` for an address that is none.
         """
@@ -146,7 +152,10 @@ class Swarm(Hub):
         for known in (*map(_parse_bootstrap, bootstrap), *(replace(_parse_bootstrap(e), remembered=True) for e in remembered)):
             self._book.setdefault(known.address, known)
         self._mine: dict[str, None] = {}  # said to be addresses of our key, and found to lead to this process
-        self._claims: dict[bytes, str] = {}  # peer -> its address in its own words, over an authenticated link
+        self._claims: dict[bytes, str] = {}  # peer of wire version 2 -> its address in its own words
+        self.records = RecordBook(identity, chain_id, allow=allow, members=members)
+        self._discovery = Discovery(self.records, self._links, self._hear, self._own_addresses, self.refuse, self._random)
+        self._hosts = hosts
         self._dials = trio.CapacityLimiter(DIALS_MAX)
         self._half_open: Counter[str] = Counter()
         self._open: Counter[str] = Counter()
@@ -157,6 +166,7 @@ class Swarm(Hub):
         try:
             async with trio.open_nursery() as self._nursery:
                 await self._nursery.start(self._exchange.run)
+                self._nursery.start_soon(self._discovery.run)
                 self._nursery.start_soon(trio.serve_listeners, self._accept, listeners)
                 for known in self._book.values():
                     self._nursery.start_soon(self._keep_dialed, known)
@@ -241,6 +251,7 @@ class Swarm(Hub):
         if dialed and address in self._book:
             self._book[address].peer = established.peer
         link = TcpLink(established.peer, address, dialed, session, established.incarnation, stream)
+        link.local_host = stream.socket.getsockname()[0]
         error: RemoteProtocolError | None = None
         try:
             with link.scope:
@@ -323,7 +334,9 @@ class Swarm(Hub):
         self.attach(link)
         if link.dialed:
             self._succeeded(link.address)
-        link.post(Addresses(self._addresses()), Priority.CONTROL)
+        if addresses := self._addresses(link):
+            link.post(Addresses(addresses), Priority.CONTROL)
+        self._discovery.linked(link)
         return messages
 
     def _keeps_another(self, link: TcpLink) -> bool:
@@ -486,18 +499,39 @@ class Swarm(Hub):
             known.peer, known.pinned = None, False  # who was there goes on under a new key, perhaps, and remembers our old one
         elif reason == "self" or (reason == "wrong-peer" and not self._is_named(address)):
             self._book.pop(address, None)
+            if known is not None and reason == "wrong-peer":  # of several who say that they are there, another one is
+                self._discovery.dial_at(address, without=known.peer)
 
     def _is_named(self, address: str) -> bool:
         return address in self._book and self._book[address].named
 
     def claims(self) -> dict[bytes, str]:
-        """Where connected peers are reached: where this peer reached them, or else where they say."""
-        return {**self._claims, **{link.peer: link.address for link in self._links.values() if link.dialed}}
+        """Where peers are reached: where this peer reached them, or else where they say."""
+        said = {peer: addresses[0] for peer in self.records.peers() if (addresses := self.records.addresses(peer))}
+        return {**self._claims, **said, **{link.peer: link.address for link in self._links.values() if link.dialed}}
 
-    def _addresses(self) -> tuple[PeerAddress, ...]:
-        """Where I am reached, and what other peers said of themselves."""
-        mine = [(self.me, address) for address in self._advertise or (self.address,)]
-        return tuple(PeerAddress(peer, address) for peer, address in [*mine, *self._claims.items()][:ADDRESSES_MAX])
+    def _addresses(self, link: Link) -> tuple[PeerAddress, ...]:
+        """For peers of wire version 2 where everybody is reached; for others where those peers are, which sign no records."""
+        said = dict(self._claims)
+        if link.version < 3:
+            for peer in self.records.peers():
+                for one in self.records.addresses(peer):
+                    if scope_of(one).includes(link.reach):
+                        said.setdefault(peer, one)
+        mine = [(self.me, address) for address in self._advertise or (self.address,)] if link.version < 3 else []
+        return tuple(PeerAddress(peer, address) for peer, address in [*mine, *said.items()][:ADDRESSES_MAX])
+
+    def on_discovery(self, link: Link, message: Any) -> None:
+        self._discovery.on_message(link, message)
+
+    def _own_addresses(self, hosts: Sequence[str]) -> Sequence[str]:
+        return self._advertise or completed([self.address], [*self._hosts(), *hosts])
+
+    def _hear(self, address: str, peer: bytes, first_hand: bool) -> None:
+        if peer == self.me:
+            self._look_for_a_copy(address)
+        else:
+            self._learn(address, peer, first_hand)
 
     def on_addresses(self, link: Link, addresses: Addresses) -> None:
         """Hearsay is only dialed, and must prove itself there; what a peer says of itself is also passed on."""
@@ -512,7 +546,7 @@ class Swarm(Hub):
                 self._look_for_a_copy(address)
                 continue
             first_hand = item.peer == link.peer
-            if first_hand and not has_claimed and self._claims.get(link.peer) != address:
+            if first_hand and not has_claimed and link.version < 3 and self._claims.get(link.peer) != address:
                 self._claim(link.peer, address)
             has_claimed = has_claimed or first_hand
             self._learn(address, item.peer, first_hand=first_hand)

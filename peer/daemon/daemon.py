@@ -25,7 +25,7 @@ from peer import features
 from peer.api import control
 from peer.api.running import RunningPeer
 from peer.api.service import service
-from peer.daemon.reachable import own_addresses
+from peer.daemon.reachable import hosts, own_addresses
 from peer.driver.auditing import Auditing
 from peer.driver.author import Author
 from peer.driver.desk import DriverDesk
@@ -93,6 +93,8 @@ async def running(config: Config, make_round_work: MakeRoundWork | None = None) 
             remembered=remembered,
             advertise=config.advertise,
             tell=lambda text: events.add("peer", text),
+            members=lambda peer: driver.state.members.speaks(peer),
+            hosts=hosts,
         )
         role = features.roles()[config.role]
         worker = Worker(config.resources, engine=config.engine) if role.needs_worker else None

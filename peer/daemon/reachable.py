@@ -31,6 +31,12 @@ def own_addresses(listening: str, advertised: Sequence[str]) -> tuple[str, ...]:
     return tuple(format_address(host, port) for host in usable[:ADVERTISED_MAX])
 
 
+def hosts() -> tuple[str, ...]:
+    """Of this machine, for others: without loopback."""
+    found = dict.fromkeys([*_routed(), *_of_interfaces(), *_of_interfaces_v6()])
+    return tuple(host for host in found if not ipaddress.ip_address(host).is_loopback)
+
+
 def _routed() -> Iterator[str]:
     """The host that the default route leaves from."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

@@ -1,0 +1,168 @@
+"""How peers find one another over links of wire version 3: own records go out, those of others come in and are passed on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from random import Random
+from typing import Any, Final
+
+import trio
+
+from protocol.addresses import WILDCARDS, Scope, format_address, parse_address, scope_of
+from protocol.codec import decode_message
+from protocol.limits import RECORDS_MAX
+from protocol.messages import AgedRecord, GetRecords, PeerRecord, Records
+from transport.framing import Priority
+from transport.hub import Link
+from transport.records import CHANGE_SECONDS, RecordBook, Told
+
+FANOUT: Final = 8  # links that a new record is passed on to: after three steps hundreds have it, and most hear it a few times
+TICK_SECONDS: Final = 60.0  # between questions for all records, which find what was passed on to everybody else
+ANSWER_SECONDS: Final = 10.0  # between answers with all records over one link: 200 kB with the most that are kept
+DIAL_AGAIN_TICKS: Final = 10  # until addresses of somebody who was dialed in vain, and forgotten, are dialed again
+OWN_AT_ONCE: Final = 4  # changes of the own record, then one in CHANGE_SECONDS: half of what others take
+
+
+class Discovery:
+    def __init__(
+        self,
+        book: RecordBook,
+        links: Mapping[bytes, Link],
+        learn: Callable[[str, bytes, bool], None],
+        own_addresses: Callable[[Sequence[str]], Sequence[str]],
+        refuse: Callable[[str], None],
+        random: Random,
+    ) -> None:
+        """`learn`: an address, whose it is said to be, and whether that peer said so itself. `own_addresses`: where this
+        peer is reached, given the hosts of this machine that links lead from."""
+        self.book, self._links, self._learn, self._own_addresses = book, links, learn, own_addresses
+        self._refuse, self._random = refuse, random
+        self._relays: tuple[bytes, ...] = ()
+        self._hosts: set[str] = set()
+        self._above = 0  # the highest sequence that an earlier life of this peer has signed, as others say
+        self._changed = trio.Event()
+        self._paid_until = 0.0
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._announce_changes)
+            nursery.start_soon(self._tick)
+
+    def set_relays(self, relays: tuple[bytes, ...]) -> None:
+        """The members that forward to this peer, from now on."""
+        if relays != self._relays:
+            self._relays = relays
+            self._changed.set()
+
+    # Links ------------------------------------------------------------------------------------------------------------
+
+    def linked(self, link: Link) -> None:
+        """A link is in use from now on."""
+        if link.version < 3:
+            return
+        if link.local_host is not None and link.local_host not in self._hosts:
+            self._hosts.add(link.local_host)
+            self._announce(trio.current_time())
+        self._send(link, self.book.told(link.reach, trio.current_time(), [self.book.me]))
+        if not self.book.knows(link.peer):  # whoever is new to us may know others that are
+            link.post(GetRecords(), Priority.CONTROL)
+
+    def on_message(self, link: Link, message: Any) -> None:
+        now = trio.current_time()
+        match message:
+            case Records():
+                self._on_records(link, message, now)
+            case GetRecords():
+                if now < link.records_told_at + ANSWER_SECONDS:
+                    self._refuse("too-often")
+                    return
+                link.records_told_at = now
+                self._send(link, self.book.told(link.reach, now))
+
+    def _on_records(self, link: Link, records: Records, now: float) -> None:
+        new: dict[bytes, None] = {}
+        for aged in records.known:
+            signer = aged.record.signer
+            told = self.book.take(aged, link.reach, now)
+            if told is Told.NEW:
+                new[signer] = None
+                self.dial(signer, first_hand=signer == link.peer)
+            elif told is Told.OWN:
+                record = decode_message(aged.record.body, (PeerRecord,))
+                self._above = max(self._above, record.sequence)
+                self._changed.set()
+                for address in record.addresses:  # another machine may have our key
+                    self._learn(address, signer, False)
+            elif told is Told.STALE and signer == link.peer:
+                self._send(link, self.book.told(link.reach, now, [signer]))
+        others = [other for other in self._links.values() if other is not link and other.version >= 3]
+        for other in self._random.sample(others, min(FANOUT, len(others))) if new else ():
+            self._send(other, self.book.told(other.reach, now, new.keys() - {other.peer}))
+
+    def dial(self, peer: bytes, *, first_hand: bool = False) -> None:
+        """A stranger gets one dial: nobody has a whole network dial a victim at the price of some keys."""
+        addresses = self.book.addresses(peer)
+        for address in addresses if self.book.is_member(peer) else addresses[:1]:
+            self._learn(address, peer, first_hand)
+
+    def dial_at(self, address: str, without: bytes | None) -> None:
+        """Whoever else says to be reached there: nobody hides another peer by naming its address."""
+        others = [peer for peer in self.book.peers() if peer != without and address in self.book.addresses(peer)]
+        if others:
+            self._learn(address, self._random.choice(others), False)
+
+    # Own record -------------------------------------------------------------------------------------------------------
+
+    def _announce(self, now: float) -> None:
+        if self._paid_until > now + (OWN_AT_ONCE - 1) * CHANGE_SECONDS:
+            self._changed.set()
+            return
+        by_scope: dict[Scope, tuple[str, ...]] = {}
+        for address in self._own_addresses(tuple(self._hosts)):
+            scope = scope_of(address)
+            by_scope[scope] = (*by_scope.get(scope, ()), address)
+        changed = self.book.say(by_scope, self._relays, now, self._above)
+        self._above = 0
+        if changed:
+            self._paid_until = max(now, self._paid_until) + CHANGE_SECONDS
+            for link in self._links.values():
+                own = self.book.told(link.reach, now, [self.book.me])
+                self._send(link, [aged for aged in own if aged.record in changed])
+
+    async def _announce_changes(self) -> None:
+        while True:
+            await self._changed.wait()
+            self._changed = trio.Event()
+            await trio.sleep_until(self._paid_until - (OWN_AT_ONCE - 1) * CHANGE_SECONDS)
+            self._announce(trio.current_time())
+
+    async def _tick(self) -> None:
+        ticks = 0
+        while True:
+            self._announce(trio.current_time())
+            await trio.sleep(TICK_SECONDS)
+            ticks += 1
+            self.book.forget(trio.current_time())
+            self._hosts = {link.local_host for link in self._links.values() if link.local_host is not None}
+            able = [link for link in self._links.values() if link.version >= 3]
+            if able:
+                self._random.choice(able).post(GetRecords(), Priority.CONTROL)
+            if ticks % DIAL_AGAIN_TICKS == 0:
+                for peer in self.book.peers():
+                    if peer not in self._links:
+                        self.dial(peer)
+
+    def _send(self, link: Link, known: list[AgedRecord]) -> None:
+        for start in range(0, len(known), RECORDS_MAX):
+            link.post(Records(tuple(known[start : start + RECORDS_MAX])), Priority.CONTROL)
+
+
+def completed(listening: Sequence[str], hosts: Sequence[str]) -> tuple[str, ...]:
+    """Where a peer that listens there is reached; a wildcard stands for those of the hosts that have its IP version."""
+    found: dict[str, None] = {}
+    for address in listening:
+        host, port = parse_address(address)
+        for one in hosts if host in WILDCARDS else [host]:
+            if host not in WILDCARDS or (":" in one) == (":" in host):
+                found[format_address(one, port)] = None
+    return tuple(found)
