@@ -165,6 +165,8 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--listen", metavar="ADDRESS", help=about["listen"] + " (default 0.0.0.0:7700)")
     parser.add_argument("--advertise", metavar="ADDRESS,…", help=about["advertise"])
     parser.add_argument("--bootstrap", metavar="ADDRESS,…", help=about["bootstrap"])
+    parser.add_argument("--ping-seconds", metavar="N", help=about["ping_seconds"])
+    parser.add_argument("--suspect-seconds", metavar="N", help=about["suspect_seconds"])
     parser.add_argument("--name", metavar="NAME", help=about["name"])
     parser.add_argument(
         "--engine", metavar="ENGINE", help=f"{about['engine']}: {', '.join(features.engines())} (default pytorch)"

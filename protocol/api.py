@@ -452,6 +452,9 @@ class EngineView:
     devices: tuple[DeviceView, ...] = ()
 
 
+Reach = dict[str, dict[str, float | None]]  # observer -> voter -> seconds of silence; null: nobody here can say, or never heard
+
+
 class ThisPeerCalls(Protocol):
     async def status(self) -> StatusView: ...
 
@@ -571,6 +574,10 @@ class TableCalls(Protocol):
 
 
 class NetworkCalls(Protocol):
+    async def reach(self) -> Reach:
+        """By observer and voter, both as peer ids, for how many seconds the voter was silent; null: nobody here can say."""
+        ...
+
     async def features(self) -> tuple[ModuleView, ...]:
         """What this program knows and what the network runs, a module each, in their order inside a block."""
         ...

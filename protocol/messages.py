@@ -498,6 +498,15 @@ class Pong:
     number: Count
 
 
+@dataclass(frozen=True, slots=True)
+class Hears:
+    """Which of these voters I hear. They ascend by key; the first one is the lowest bit of the first byte. For people alone."""
+
+    TAG: ClassVar[str] = "hears"
+    voters: Digest  # hash of the voter set
+    bits: Annotated[bytes, Length(1, -(-VOTERS_MAX // 8))]
+
+
 AGREEMENT = (
     Proposed,
     Vote,
@@ -515,5 +524,5 @@ AGREEMENT = (
 ROUNDS = (Relay, GetRound, Accusation)
 SNAPSHOTS = (GetSnapshot, SnapshotOffer, NoSnapshot, GetPart, Part)
 LINKS_OF: dict[int, tuple[type, ...]] = {2: (GetBlob, BlobChunk, NoBlob, Addresses, Ping, Pong)}  # by wire version
-LINKS_OF[3] = (*LINKS_OF[2], Records, GetRecords, Observed, DialBack, NotReached)
+LINKS_OF[3] = (*LINKS_OF[2], Records, GetRecords, Observed, DialBack, NotReached, Hears)
 LINKS = LINKS_OF[3]

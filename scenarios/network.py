@@ -76,6 +76,9 @@ class Network:
         """Of a peer id."""
         return next((peer.name for peer in self.peers if key == peer_id(peer.identity.public)), key[:8])
 
+    def key(self, name: str) -> str:
+        return next(peer_id(peer.identity.public) for peer in self.peers if peer.name == name)
+
     def named(self, key: str) -> DemoPeer | None:
         return next((peer for peer in self.peers if key == peer_id(peer.identity.public)), None)
 

@@ -1,14 +1,15 @@
 """`python -m scenarios.partition --shape 2,2`: real peers are cut into groups that do not hear each other, and joined again.
 
 Every link goes through a proxy (`scenarios/proxy.py`). In turn: the links between the groups are held back; they are closed; they
-are held back in one direction only; they come and go quickly. The seed draws who is with whom, when, and for how long.
+are held back in one direction only; they come and go quickly. The seed draws who is with whom, when, and for how long. Of all but
+the last, each peer must say soon who does not hear whom (`peer reach`), and one without a quorum must name both sides (`status`).
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import permutations
 from random import Random
@@ -17,6 +18,7 @@ import trio
 
 from consensus.quorum import quorum
 from peer.demo.cast import DemoPeer
+from protocol.api import Reach
 from protocol.codec import decode
 from protocol.messages import Certificate
 from scenarios import network
@@ -24,16 +26,19 @@ from scenarios.network import Network, holds, journal
 from scenarios.pace import STALL_SECONDS_MAX, in_order
 from scenarios.proxy import Direction, Proxy, running_proxy
 from scenarios.trials import COUNT, Attempt, Trial, arguments, conduct
+from transport.silence import SUSPECT_SECONDS
 
 SHAPES = ("2,2", "3,1", "5,2", "4,3")  # of four peers and of seven: without a quorum anywhere, and with one
 KINDS = ("hold", "close", "one way", "flapping")
 CUT_SECONDS = (5.0, 12.0)  # drawn from these; below what TCP and the links' own pings bear, and above it
 FLAP_SECONDS = (0.3, 1.5)  # between changes
+SAID_SECONDS_MAX = 20.0  # from the cut until every peer says what is cut, and after its end that nothing is
+LOOK_SECONDS = 0.5  # between looks at what they say
 SETTLE_SECONDS = 1.0  # what is on its way when the cut begins arrives, and is decided on
 HEAL_SECONDS_MAX = 60.0  # until all links are there again: a peer that found nobody pauses up to 20 s before it dials again
 HEAL_HEIGHTS_MAX = 3
 
-Groups = list[list[DemoPeer]]
+Groups = Sequence[list[DemoPeer]]
 
 
 def groups_of(peers: Sequence[DemoPeer], shape: Sequence[int], random: Random) -> Groups:
@@ -77,12 +82,15 @@ async def _flap(proxy: Proxy, groups: Groups, seconds: float, random: Random) ->
 
 
 async def _cut(proxy: Proxy, groups: Groups, kind: str, seconds: float, peers: Network, trial: Trial) -> None:
+    cut_at = trio.current_time()
     proxy.cut(one_way(groups) if kind == "one way" else between(groups), close=kind == "close")
     await trio.sleep(SETTLE_SECONDS)
     before = [[*map(peers.decided, group)] for group in groups]
     await trio.sleep(seconds)
     after = [[*map(peers.decided, group)] for group in groups]
     trial.figures["decided in the cut"] = " | ".join(str(max(b) - max(a)) for a, b in zip(before, after, strict=True))
+    alone = groups[1:] if kind == "one way" else groups  # cut one way, the first group hears all
+    await _is_said("said", proxy.cut_directions, alone, cut_at, peers, trial)
     if kind == "one way":
         return  # some of these can decide: who hears enough of the others; what they decide with is looked at in the end
     for group, old, new in zip(groups, before, after, strict=True):
@@ -91,6 +99,48 @@ async def _cut(proxy: Proxy, groups: Groups, kind: str, seconds: float, peers: N
         else:
             # All of a group may learn what one of it knew before the cut.
             trial.require(max(new) == max(old), f"{len(group)} together, no quorum, went from {max(old)} to {max(new)}")
+
+
+async def _is_said(what: str, cut: Iterable[Direction], alone: Groups, since: float, peers: Network, trial: Trial) -> None:
+    """All matrices must say what is cut, and each peer of groups that are `alone` who is on which side, soon after `since`."""
+    directions = {(peers.key(speaker), peers.key(hearer)) for speaker, hearer in cut}
+    wrong: list[str] = []
+
+    async def all_say_so() -> bool:
+        await trio.sleep(LOOK_SECONDS)
+        reaches = [(peers.key(peer.name), await peer.client.reach()) for peer in peers.peers]
+        wrong[:] = [text for me, reach in reaches for text in _misjudged(me, reach, directions)]
+        for group in alone:
+            wrong.extend([text for peer in group for text in await _unnamed(peer, group, peers)])
+        return not wrong
+
+    said = await holds(all_say_so, SAID_SECONDS_MAX - (trio.current_time() - since))
+    trial.figures[what] = trio.current_time() - since
+    trial.require(said, f"{SAID_SECONDS_MAX:.0f} s later: {'; '.join(wrong[:3])}")
+
+
+def _misjudged(me: str, reach: Reach, cut: set[tuple[str, str]]) -> Iterator[str]:
+    """Where a matrix differs from what the proxy does. A peer that is not heard cannot say whom it hears."""
+    for observer, row in reach.items():
+        for peer, seconds in row.items():
+            is_known = observer == me or (observer, me) not in cut
+            is_silent = seconds is None or seconds >= SUSPECT_SECONDS
+            if is_silent != ((peer, observer) in cut) if is_known else seconds is not None:
+                yield f"in the matrix of {me[:8]} the row of {observer[:8]} has {seconds} for {peer[:8]}"
+
+
+async def _unnamed(peer: DemoPeer, group: list[DemoPeer], peers: Network) -> list[str]:
+    """What a peer of this group says in its status, if it does not name both sides; nothing of one that has a quorum."""
+    if len(group) >= (needed := quorum(len(peers.peers))):
+        return []
+    waiting = (await peer.client.status()).waiting
+    here, _, there = waiting.partition("; not heard: ")
+    wanted = (
+        f"partition: {len(group)} of {len(peers.peers)} voters here",
+        f"nothing is decided until {needed - len(group)} more com",
+    )
+    names = all((other.name in here) == (other in group) and (other.name in there) != (other in group) for other in peers.peers)
+    return [] if names and all(text in here for text in wanted) else [f"{peer.name} says {waiting!r}"]
 
 
 async def _heal(peers: Network, trial: Trial) -> None:
@@ -116,6 +166,7 @@ async def _heal(peers: Network, trial: Trial) -> None:
     with trio.fail_after(STALL_SECONDS_MAX):
         await in_order(peers)
     trial.figures["all take part"] = trio.current_time() - started
+    await _is_said("unsaid", (), (), trio.current_time(), peers, trial)
 
 
 def thin(peers: Network) -> list[str]:

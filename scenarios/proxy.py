@@ -89,6 +89,10 @@ class Proxy:
             if close and {(speaker, hearer), (hearer, speaker)} & self._cut:
                 scope.cancel()
 
+    @property
+    def cut_directions(self) -> frozenset[Direction]:
+        return self._cut
+
     def heal(self) -> None:
         self.cut(())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Any
 
 import trio
@@ -13,7 +13,7 @@ from protocol.addresses import Scope, scope_of
 from protocol.codec import decode_message, encode
 from protocol.errors import RemoteProtocolError
 from protocol.identity import WIRE_VERSION, short_id
-from protocol.messages import LINKS_OF, Addresses, BlobChunk, GetBlob, GetRecords, NoBlob, Ping, Pong, Records
+from protocol.messages import LINKS_OF, Addresses, BlobChunk, GetBlob, GetRecords, Hears, NoBlob, Ping, Pong, Records
 from transport.blobs import BlobStore
 from transport.exchange import Exchange, RunBlocking
 from transport.framing import MESSAGE_OVERHEAD_BYTES, ByPriority, Channel, Inbox, Message, Outbox, Priority
@@ -27,9 +27,8 @@ from transport.network import (
     Received,
     Traffic,
 )
+from transport.silence import PROBE_SECONDS, Pace, Silence
 
-PING_SECONDS = 12.0  # often enough to keep a NAT's mapping (30 s and more), rare enough to cost an idle peer nothing
-IDLE_SECONDS = 3 * PING_SECONDS + 2  # a link that brings nothing for three pings is dead
 BAN_SECONDS = 2.0  # the first; each further one is twice as long
 BAN_SECONDS_MAX = 600.0
 BAN_MEMORY_SECONDS = 3600.0  # a key that behaved for this long starts at the first ban again
@@ -113,6 +112,10 @@ class Link:
         self.closed = False
         self.local_host: str | None = None  # of this machine, from which the link leads
         self.records_told_at = -math.inf
+        self.pace = Pace()  # of the hub, once it is attached, and `silence` is since then
+        self.silence = Silence(self.pace, self.since)
+        self.hears: Hears | None = None  # what the peer said last
+        self.told: Hears | None = None  # what it was told last
         self._output = trio.Event()
         self._ping_number = 0
         self._ping_time: float | None = None
@@ -164,19 +167,34 @@ class Link:
     async def keep_alive(self) -> None:
         while True:
             self.ping()
-            await trio.sleep(PING_SECONDS)
+            due = trio.current_time() + self.pace.ping_seconds
+            await trio.sleep(min(PROBE_SECONDS, self.pace.ping_seconds))
+            # Something may come meanwhile; then the regular time is soon enough.
+            while (at := self.silence.next_ping(trio.current_time(), due)) > trio.current_time():  # noqa: ASYNC110
+                await trio.sleep_until(at)
 
     def info(self) -> LinkInfo:
-        sent, received = self.outbox.sent, self.inbox.received
-        trip, history = self.meter.round_trip_seconds, self.meter.history
-        return LinkInfo(self.peer, self.address, self.dialed, sent, received, trip, self.since, history)
+        now = trio.current_time()
+        return LinkInfo(
+            self.peer,
+            self.address,
+            self.dialed,
+            self.outbox.sent,
+            self.inbox.received,
+            self.meter.round_trip_seconds,
+            self.since,
+            self.meter.history,
+            silent_seconds=self.silence.seconds(now),
+            suspected=self.silence.is_suspicious(now),
+            hears=self.hears,
+        )
 
 
 class Hub:
     """The common half of a `Network`. Subclasses make links, `attach` them, and feed what arrives to `deliver`."""
 
-    def __init__(self, me: bytes, blobs: BlobStore, allow: Allow, run_blocking: RunBlocking) -> None:
-        self.me = me
+    def __init__(self, me: bytes, blobs: BlobStore, allow: Allow, run_blocking: RunBlocking, pace: Pace = Pace()) -> None:
+        self.me, self.pace = me, pace
         self.events = EventQueue()
         self._allow = allow
         self._links: dict[bytes, Link] = {}
@@ -197,6 +215,15 @@ class Hub:
 
     def connected(self) -> frozenset[bytes]:
         return frozenset(self._links)
+
+    def heard(self) -> frozenset[bytes]:
+        now = trio.current_time()
+        return frozenset(peer for peer, link in self._links.items() if not link.silence.is_suspicious(now))
+
+    def tell(self, hears: Hears, to: Set[bytes]) -> None:
+        for link in self._links.values():
+            if link.peer in to and link.told != hears and link.post(hears, Priority.CONTROL):
+                link.told = hears
 
     def drop(self, peer: bytes, error: RemoteProtocolError) -> None:
         self.refuse(error.reason)
@@ -244,6 +271,7 @@ class Hub:
         old = self._links.get(link.peer)
         if old is not None:
             self.detach(old)
+        link.pace, link.silence = self.pace, Silence(self.pace, trio.current_time())
         self._links[link.peer] = link
         link.meter.history = self._history(link.peer)
         self.events.put(Connected(link.peer))
@@ -269,10 +297,12 @@ class Hub:
         """Raises `RemoteProtocolError` if it is a message of transport's own and bad."""
         if link.closed:
             return
+        link.silence.heard(trio.current_time())
         if message.channel is Channel.APPLICATION:
             await self.events.put_received(Received(link.peer, message.data))
         else:
             self._on_link_message(link, decode_message(message.data, LINKS_OF[link.version]))
+        link.silence.listens(trio.current_time())
 
     def on_addresses(self, link: Link, addresses: Addresses) -> None:
         """Only a network that dials cares."""
@@ -298,6 +328,8 @@ class Hub:
                 link.post(Pong(message.number), Priority.VOTE)
             case Pong():
                 link.on_pong(message)
+            case Hears():
+                link.hears = message
 
     def _post(self, peer: bytes, message: Any, priority: Priority) -> bool:
         link = self._links.get(peer)

@@ -11,17 +11,20 @@ import math
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import trio
 
 from protocol.errors import RemoteProtocolError
 from protocol.identity import short_id
+from protocol.messages import Ping, Pong
 from transport.blobs import BlobStore
 from transport.framing import FRAME_PLAINTEXT_MAX, Channel, Inbox, Outbox, Priority
-from transport.hub import IDLE_SECONDS, Allow, Hub, Link
+from transport.hub import Allow, Hub, Link
 from transport.measures import Kernel
 from transport.network import DialInfo
 from transport.profiles import SEGMENT_BYTES, SHIFT_SECONDS, Access, Flow, Profile, Way
+from transport.silence import Pace
 
 REDIAL_SECONDS = 1.0  # after a link ended or was refused
 BURST_BYTES = 6 * SEGMENT_BYTES  # a frame where links are shaped: those of one peer take turns at its uplink
@@ -36,6 +39,7 @@ class Conditions:
     jitter_seconds: float = 0.0  # added, uniformly; order is kept
     bytes_per_second: float = math.inf
     loss: float = 0.0  # probability that an application message never arrives; TCP would delay it
+    lost_pings: float = 0.0  # the same of pings and their answers
 
 
 class Mesh:
@@ -50,9 +54,9 @@ class Mesh:
         self._running: dict[bytes, MemoryNetwork] = {}
         self._changed = trio.Event()
 
-    def network(self, me: bytes, blobs: BlobStore, allow: Allow = lambda peer: True) -> MemoryNetwork:
+    def network(self, me: bytes, blobs: BlobStore, allow: Allow = lambda peer: True, *, pace: Pace = Pace()) -> MemoryNetwork:
         """A member of this mesh; it is reachable while its `run` runs, and may be run again after it ended."""
-        return MemoryNetwork(self, me, blobs, allow)
+        return MemoryNetwork(self, me, blobs, allow, pace)
 
     def set_conditions(self, one: bytes, other: bytes, conditions: Conditions) -> None:
         """For links made from now on."""
@@ -71,6 +75,11 @@ class Mesh:
         self._groups = tuple(frozenset(group) for group in groups)
         for network in self._running.values():
             network.cut(lambda peer, me=network.me: not self.reachable(me, peer))  # type: ignore[misc]
+
+    def mute(self, *peers: bytes) -> None:
+        """What these say over the links that there are arrives no more, and nobody notices that at once."""
+        for peer in peers:
+            self._running[peer].mute()
 
     def heal(self) -> None:
         self._groups = ()
@@ -110,6 +119,7 @@ class MemoryLink(Link):
     ) -> None:
         super().__init__(peer, f"{short_id(peer)}.memory:1", dialed, Outbox(), Inbox())
         self.conditions, self._random = conditions, random
+        self.is_mute = False  # nothing that is said from now on arrives
         self.to_peer: trio.MemorySendChannel[tuple[float, bytes]]
         self.to_peer, self._arriving = trio.open_memory_channel[tuple[float, bytes]](frames_max)
         self._arrival = 0.0
@@ -119,7 +129,15 @@ class MemoryLink(Link):
         """Each end sends into the channel that the other one reads."""
         self.to_peer, other.to_peer = other.to_peer, self.to_peer
 
+    def post(self, message: Any, priority: Priority) -> bool:
+        lost = self.conditions.lost_pings
+        if lost and isinstance(message, Ping | Pong) and self._random.random() < lost:
+            return True
+        return super().post(message, priority)
+
     def push(self, channel: Channel, data: bytes, priority: Priority) -> bool:
+        if self.is_mute:
+            return True
         if channel is Channel.APPLICATION and self._random.random() < self.conditions.loss:
             return True
         return super().push(channel, data, priority)
@@ -139,7 +157,7 @@ class MemoryLink(Link):
 
     async def receive(self) -> bytes:
         """The next frame. Raises `trio.EndOfChannel` when the other end is closed, `trio.TooSlowError` when it is silent."""
-        with trio.fail_after(IDLE_SECONDS):
+        with trio.fail_after(self.pace.idle_seconds):
             arrival, frame = await self._arriving.receive()
             await trio.sleep_until(arrival)
         return frame
@@ -172,8 +190,8 @@ class ShapedLink(MemoryLink):
 class MemoryNetwork(Hub):
     address = ""  # a mesh has none
 
-    def __init__(self, mesh: Mesh, me: bytes, blobs: BlobStore, allow: Allow) -> None:
-        super().__init__(me, blobs, allow, _inline)
+    def __init__(self, mesh: Mesh, me: bytes, blobs: BlobStore, allow: Allow, pace: Pace) -> None:
+        super().__init__(me, blobs, allow, _inline, pace)
         self._mesh = mesh
         self._nursery: trio.Nursery | None = None
         self._dialing: set[bytes] = set()
@@ -198,6 +216,11 @@ class MemoryNetwork(Hub):
         for link in tuple(self._links.values()):
             if condition(link.peer):
                 self.detach(link)
+
+    def mute(self) -> None:
+        for link in self._links.values():
+            assert isinstance(link, MemoryLink)
+            link.is_mute = True
 
     async def _dial_forever(self, nursery: trio.Nursery) -> None:
         """The smaller key of each pair makes the link, so that there is one."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,8 +11,10 @@ import trio
 
 from protocol.errors import RemoteProtocolError
 from protocol.limits import MESSAGE_BYTES_MAX
+from protocol.messages import Hears
 from transport.framing import ByPriority, Priority
 from transport.measures import History
+from transport.silence import Pace
 
 __all__ = [
     "Connected",
@@ -80,6 +82,9 @@ class LinkInfo:
     history: History  # of all links to this peer, this one included
     kind: str = "direct"
     by: bytes | None = None  # who forwards it, if it is not direct
+    silent_seconds: float = 0.0  # since something came
+    suspected: bool = False  # that is longer than this link is usually silent
+    hears: Hears | None = None  # whom the peer said last that it hears
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +119,9 @@ class Network(Protocol):
     def me(self) -> bytes: ...
 
     @property
+    def pace(self) -> Pace: ...
+
+    @property
     def events(self) -> Events: ...
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -126,6 +134,12 @@ class Network(Protocol):
         """Queue `data` for every connected peer; the number of peers it was queued for."""
 
     def connected(self) -> frozenset[bytes]: ...
+
+    def heard(self) -> frozenset[bytes]:
+        """Those connected that are not suspected: they were not silent for longer than their links usually are."""
+
+    def tell(self, hears: Hears, to: Set[bytes]) -> None:
+        """Tells those of `to` that are connected and were told something else last."""
 
     def drop(self, peer: bytes, error: RemoteProtocolError) -> None:
         """The peer misbehaved: close its connection, count `error.reason`, refuse its key for a while that grows."""

@@ -30,12 +30,13 @@ from protocol.messages import Addresses, PeerAddress
 from transport.blobs import BlobStore
 from transport.discovery import Discovery, completed
 from transport.framing import Message, Priority
-from transport.hub import IDLE_SECONDS, Allow, Hub, Link
+from transport.hub import Allow, Hub, Link
 from transport.measures import PIECE_BYTES_START, TCP_INFO_BYTES, Kernel
 from transport.network import Copied, DialInfo
 from transport.noise import KeyPair
 from transport.records import RecordBook
 from transport.session import Established, OtherVersion, Session
+from transport.silence import Pace
 
 log = logging.getLogger(__name__)
 
@@ -134,6 +135,7 @@ class Swarm(Hub):
         versions: Sequence[int] = WIRE_VERSIONS,
         members: Callable[[bytes], bool] = lambda peer: True,
         hosts: Callable[[], Iterable[str]] = tuple,
+        pace: Pace = Pace(),
     ) -> None:
         """`listen`: "host:port", port 0 for any free one. `advertise`: where others reach this peer, if not there; `tell` hears
         what a person should know, each thing once. `bootstrap`: "host:port" or "peer id@host:port".
@@ -142,7 +144,7 @@ class Swarm(Hub):
 
         Raises `UserError` for an address that is none.
         """
-        super().__init__(identity.public, blobs, allow, trio.to_thread.run_sync)
+        super().__init__(identity.public, blobs, allow, trio.to_thread.run_sync, pace)
         self.address = listen  # with the real port once `run` has started
         self._listen, self._advertise, self._tell = parse_address(listen), tuple(advertise), tell
         self._identity, self._chain_id, self._versions = identity, chain_id, versions
@@ -350,7 +352,7 @@ class Swarm(Hub):
         while True:
             for message in messages:
                 await self.deliver(link, message)
-            with trio.CancelScope(deadline=trio.current_time() + IDLE_SECONDS) as link.idle_scope:
+            with trio.CancelScope(deadline=trio.current_time() + self.pace.idle_seconds) as link.idle_scope:
                 events = await self._receive(stream, session)
             if link.idle_scope.cancelled_caught:
                 raise RemoteProtocolError("idle", "silent for too long")

@@ -10,7 +10,7 @@ from features.feature import Feature
 from ledger.network import PARAMETERS, Limit, NetworkModule, NetworkOfLimitsModule, NetworkState, Upgrade
 from peer import features
 from peer.api.running import RunningPeer
-from protocol.api import LimitView, ModuleView, NetworkCalls
+from protocol.api import LimitView, ModuleView, NetworkCalls, Reach
 from protocol.errors import UserError
 from protocol.limits import PARAMETERS_ALLOWED_MAX
 
@@ -20,6 +20,9 @@ UPGRADE_HEIGHTS = 100  # from now to an upgrade whose height nobody names: minut
 @dataclass(frozen=True)
 class NetworkAnswers(NetworkCalls):
     peer: RunningPeer
+
+    async def reach(self) -> Reach:
+        return self.peer.hearing.matrix()
 
     async def features(self) -> tuple[ModuleView, ...]:
         network = self._network

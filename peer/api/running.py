@@ -16,6 +16,7 @@ from ledger.core.genesis import Genesis
 from peer.api.causes import AlertBook
 from peer.driver.author import Author
 from peer.driver.driver import Driver
+from peer.driver.hearing import Hearing
 from peer.settings.config import Config
 from peer.settings.invitations import InvitationBook
 from peer.worker.supervisor import Worker
@@ -37,6 +38,7 @@ class RunningPeer:
     set_standing: Callable[[bool], None]  # whether this peer, where it does not vote, asks to
     challenge_due: Callable[[Due], Awaitable[str]]
     author: Author
+    hearing: Hearing
     invited: InvitationBook
     started: float
     desk: Callable[[str], Desk]  # of a part

@@ -42,8 +42,7 @@ class ThisPeerAnswers(ThisPeerCalls):
         links = self.peer.network.connected()
         problem = driver.witness.membership_problem or (NOT_DECIDED if member is None else "")
         halted = why_halted(driver.replica, member, problem, driver.rules.why_unknown(driver.state))
-        stalled = why_stalled(driver.node, links, driver.witness.awaits_seconds, driver.now())
-        waiting, suspended = why_waiting(driver.node, links) or stalled, suspension(driver.signer.public, driver.state)
+        waiting, suspended = self._why_waiting(), suspension(driver.signer.public, driver.state)
         behind, ago = heights_behind(driver.node, links), await self._seconds_since_decision()
         return StatusView(
             peer=peer_id(driver.signer.public),
@@ -77,6 +76,13 @@ class ThisPeerAnswers(ThisPeerCalls):
             parameters_max=driver.state.of(NetworkState).parameters_max,
             late=driver.witness.why_late(driver.state.jobs.running()),
         )
+
+    def _why_waiting(self) -> str:
+        driver, hearing, heard = self.peer.driver, self.peer.hearing, self.peer.network.heard()
+        waiting = hearing.partition(driver.events.names) or why_waiting(driver.node, heard)
+        stalled = why_stalled(driver.node, heard, driver.witness.awaits_seconds, driver.now())
+        gaps = hearing.gaps(driver.events.names) if stalled else ""
+        return waiting or "; ".join(filter(None, (stalled, gaps)))
 
     async def _seconds_since_decision(self) -> float | None:
         """Seconds since the last decision; after a restart since the time in its block."""

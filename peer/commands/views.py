@@ -21,6 +21,7 @@ from protocol.api import (
     LimitView,
     ModuleView,
     PeerView,
+    Reach,
     RoundView,
     RoundVotesView,
     StandingView,
@@ -32,6 +33,7 @@ from protocol.api import (
 if TYPE_CHECKING:
     from peer.export.proving import RowVerdict
 
+REACH_SIGNS = "a row says whom a voter hears: +, or for how long it was silent; ?: nobody here can say, or never heard"
 NOT_CHECKED = " (that this field is a table, the file alone says: this program does not know the module)"
 NOT_JUDGED = ("absent", "unjudged")  # says nothing against the trainer's work
 
@@ -318,6 +320,22 @@ def peers(views: Iterable[PeerView]) -> Fitted:
             view.record,
         )
     return table
+
+
+def reach(found: Reach, names: Names, me: str) -> Fitted:
+    found = {me: found[me], **found}  # this peer's own row first
+    numbers = {peer: str(number) for number, peer in enumerate(found, 1)}
+    heard = sorted({peer for row in found.values() for peer in row}, key=list(found).index)
+    columns = (Column(numbers[peer], len(heard) - place, is_number=True) for place, peer in enumerate(heard))
+    table = Fitted(Column("no.", is_number=True), Column("observer", may_be_cut=True), *columns)
+    for observer, row in found.items():
+        cells = ("·" if peer == observer else _silence(row[peer]) for peer in heard)
+        table.add_row(numbers[observer], names[observer], *cells)
+    return table
+
+
+def _silence(seconds: float | None) -> str:
+    return "?" if seconds is None else f"{seconds:.0f} s" if seconds else "+"
 
 
 def invitations(views: Iterable[InvitationView]) -> Fitted:

@@ -31,6 +31,7 @@ from peer.driver.author import Author
 from peer.driver.desk import DriverDesk
 from peer.driver.driver import Driver
 from peer.driver.eventlog import EventLog
+from peer.driver.hearing import Hearing
 from peer.driver.holding import Holding
 from peer.driver.keeping import Keeping
 from peer.driver.membership import Membership
@@ -95,6 +96,7 @@ async def running(config: Config, make_round_work: MakeRoundWork | None = None) 
             tell=lambda text: events.add("peer", text),
             members=lambda peer: driver.state.members.speaks(peer),
             hosts=hosts,
+            pace=config.pace,
         )
         role = features.roles()[config.role]
         worker = Worker(config.resources, engine=config.engine) if role.needs_worker else None
@@ -103,6 +105,7 @@ async def running(config: Config, make_round_work: MakeRoundWork | None = None) 
         anchor = invitation.anchor if invitation else None
         driver = Driver(signer, genesis, store, blobs, host, network, round_work, events, anchor)
         author, stopped = Author(driver), trio.Event()
+        hearing = Hearing(network, lambda: driver.state.members, lambda text, peer: events.add("peer", text, peer=peer))
         auditing = Auditing(driver, author)
         former = directory.load_former_identity()
         membership = Membership(
@@ -132,6 +135,7 @@ async def running(config: Config, make_round_work: MakeRoundWork | None = None) 
                 set_standing=lambda stands: setattr(membership, "stands", stands),
                 challenge_due=auditing.challenge,
                 author=author,
+                hearing=hearing,
                 invited=InvitationBook(directory.path / "invitations"),
                 started=time.monotonic(),
                 desk=desk,
@@ -151,6 +155,7 @@ async def running(config: Config, make_round_work: MakeRoundWork | None = None) 
                         agreeing.start_soon(Keeping(driver).run)
                         agreeing.start_soon(Holding(driver, author).run)
                         agreeing.start_soon(auditing.run)
+                        agreeing.start_soon(hearing.run)
                         agreeing.start_soon(_watch, api)
                         agreeing.start_soon(addressbook.keep, book, lambda: _of_members(network, driver))
                         async with trio.open_nursery() as talking:

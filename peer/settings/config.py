@@ -19,9 +19,13 @@ from protocol.errors import UserError
 from protocol.limits import ADVERTISED_MAX, NAME_CHARACTERS_MAX
 from protocol.names import name_problem
 from training.resources import AUTO, Parallel, Resources, device_problem, parallel_problem
+from transport.silence import PING_SECONDS, SUSPECT_SECONDS, Pace
 
 FILE_NAME = "peer.toml"
 PREFIX = "PEER_"
+PING_SECONDS_MAX = 25  # below the 30 seconds after which the first routers forget a quiet connection
+SUSPECT_SECONDS_MAX = 600  # whoever waits longer asks in vain what `peer reach` is for
+PINGS_SUSPECTED_MIN = 3  # that went unanswered: one or two are lost on any link
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")
 THREADS_MAX = 256  # more than any machine we know of gives one process; a typing error is likelier
@@ -46,6 +50,10 @@ class Config:
     listen: str = _about("address this peer accepts connections on; port 0: any free one", "0.0.0.0:7700")
     advertise: tuple[str, ...] = _about("where others reach this peer, names too; empty: where it listens", ())
     bootstrap: tuple[str, ...] = _about("addresses to dial first", ())
+    ping_seconds: int = _about("between pings of a quiet link", int(PING_SECONDS))
+    suspect_seconds: int = _about(
+        "of silence until a peer counts as not heard, unless its link was often silent", int(SUSPECT_SECONDS)
+    )
     engine: str = _about("what the worker process computes with", "pytorch")
     threads: int = _about("threads of the worker, and of the daemon where a model is large; 0: each chooses", 0)
     device: str = _about("where the worker computes: cpu, cuda, cuda:1, or auto: cuda where there is one", AUTO)
@@ -67,6 +75,10 @@ class Config:
     log_file: str = _about("where the log goes; empty: standard error, or peer.log while the prompt has the terminal", "")
     control_socket: str = _about("where consoles attach; empty: control.sock in the data directory", "")
     of_features: Mapping[str, Any] = field(default_factory=dict, metadata={})  # their settings, by name
+
+    @property
+    def pace(self) -> Pace:
+        return Pace(self.ping_seconds, self.suspect_seconds)
 
     @property
     def resources(self) -> Resources:
@@ -293,6 +305,10 @@ def _check(config: Config, origins: Mapping[str, str]) -> None:
     for name in ("bootstrap", "advertise"):
         for address in getattr(config, name):
             dialable(address.rpartition("@")[2] if name == "bootstrap" else address, f"{name} ({origins[name]})")
+    if not 1 <= config.ping_seconds <= PING_SECONDS_MAX:
+        raise refuse("ping_seconds", f"is outside 1..{PING_SECONDS_MAX}")
+    if not (least := PINGS_SUSPECTED_MIN * config.ping_seconds) <= config.suspect_seconds <= SUSPECT_SECONDS_MAX:
+        raise refuse("suspect_seconds", f"is outside {least}..{SUSPECT_SECONDS_MAX}: at least {PINGS_SUSPECTED_MIN} pings")
     if len(config.advertise) > ADVERTISED_MAX:
         raise refuse("advertise", f"names {len(config.advertise)} addresses, at most {ADVERTISED_MAX} are told to others")
 

@@ -26,6 +26,7 @@ from protocol.api import (
     ModuleView,
     PeerView,
     PieceView,
+    Reach,
     RoundView,
     RoundVotesView,
     RowProofView,
@@ -44,6 +45,7 @@ PROJECTS = (ProjectView("5" * 64, "shuffled", "label", "open", ME, 3, 40, 9, 4, 
 STATUS = StatusView(
     ME, "anna", "lab", "c" * 64, "trainer", "0.1.0", "127.0.0.1:7700", "/data", 4711, 12, 0, "d" * 64, True, 4, 1, 3, 2, "", 61.5
 )
+REACH: Reach = {ME: {OTHER: 2.4}, OTHER: {ME: 0.0}}
 STANDING = StandingView(ME, 3, 0, 0, 2, 1, 1, 0)
 STATS = StatsView(
     STATUS, 12, 41.0, None, 3.5, {"vote": 1_000_000}, {"bulk": 5}, {"bad-signature": 2}, (), 0, "ready", 130.0, (), STANDING
@@ -242,6 +244,9 @@ class FakeApi:
             return
         for word in (prompt, " goes", " on"):
             yield PieceView(word)
+
+    async def reach(self) -> Reach:
+        return REACH
 
     async def features(self) -> tuple[ModuleView, ...]:
         return MODULES

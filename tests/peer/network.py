@@ -21,6 +21,7 @@ from peer.driver.author import Author
 from peer.driver.desk import DriverDesk
 from peer.driver.driver import Driver
 from peer.driver.eventlog import EventLog
+from peer.driver.hearing import Hearing
 from peer.driver.holding import Holding
 from peer.roles.base import RoundWork
 from peer.roles.voter import Voter
@@ -70,6 +71,7 @@ class Seat:
             self.identity, self.genesis, self.store, self.blobs, host, self.network, role or Voter(), self.events, self.anchor
         )
         self.author = Author(self.driver)
+        self.hearing = Hearing(self.network, lambda: self.driver.state.members)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         self._scope, self.ended = trio.CancelScope(), trio.Event()
@@ -80,6 +82,7 @@ class Seat:
                     await nursery.start(self.driver.run)
                     self.auditing = Auditing(self.driver, self.author)
                     nursery.start_soon(self.auditing.run)
+                    nursery.start_soon(self.hearing.run)
                     nursery.start_soon(Holding(self.driver, self.author).run)
                     task_status.started()
         except* StorageError as group:
@@ -136,6 +139,7 @@ def running(seat: Seat, challenge: Callable[[Due], Awaitable[str]] | None = None
         set_standing=lambda stands: None,
         challenge_due=challenge or seat.auditing.challenge,
         author=seat.author,
+        hearing=seat.hearing,
         invited=InvitationBook(seat.folder / "invitations"),
         started=0.0,
         desk=desk,

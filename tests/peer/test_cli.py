@@ -33,6 +33,7 @@ from tests.peer.fake_api import (
     MODULES,
     PEERS,
     PROJECTS,
+    REACH,
     ROUNDS,
     SAMPLES,
     STATS,
@@ -243,6 +244,7 @@ async def test_lists_are_one_json_document_with_the_fields_of_the_views(
     views = {"status": STATUS, "stats": STATS, "peers": PEERS, "jobs": JOBS, "rounds": ROUNDS, "invitations": INVITATIONS}
     views |= {"audits": AUDITS, "log": events, "features": MODULES, "projects": PROJECTS}
     views |= {
+        "reach": REACH,
         "limits": LIMITS,
         "alerts": ALERTS,
         "disk": DISK,

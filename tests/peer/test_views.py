@@ -68,6 +68,7 @@ TABLES: dict[str, Callable[[], Any]] = {
     "status": lambda: views.status(
         replace(fake_api.STATUS, waiting="waiting for a quorum: 1 of 2 voters are here, 2 are needed")
     ),
+    "reach": lambda: views.reach({a: {b: 17.0 for b in KEYS if a != b} for a in KEYS}, NAMES, KEYS[0]),
     "help": lambda: Pairs({name: word.about for name, word in words().items()}),
     "stats": lambda: views.stats(fake_api.STATS),
     "engines": lambda: views.engines(fake_api.ENGINES),

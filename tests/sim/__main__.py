@@ -10,7 +10,7 @@ from pathlib import Path
 from features.arguments import whole_number
 from peer.commands.arguments import Parser
 from protocol.errors import UserError
-from tests.sim import campaign, shrink
+from tests.sim import campaign, heartbeats, shrink
 from tests.sim.plan import BLOCKS
 
 EXAMPLES = """examples:
@@ -21,6 +21,7 @@ EXAMPLES = """examples:
   python -m tests.sim --seed 12 --keep 3,9,14             one history with only these faults
   python -m tests.sim --twins 0:200                       two machines with one key, and partitions view by view
   python -m tests.sim --partitions 0:500                  splits, healed and flapping
+  python -m tests.sim --heartbeats                        an hour of pings on bad links, then one peer falls silent
 """
 
 
@@ -35,6 +36,8 @@ def main(arguments: list[str] | None = None) -> int:
     if options.keep is not None or options.shrink:
         print("--keep and --shrink are about one history: name it with --seed", file=sys.stderr)
         return 2
+    if options.heartbeats is not None:
+        return heartbeats.run(options.heartbeats, options.n or heartbeats.N)
     for kind in ("seeds", "twins", "partitions"):
         span = getattr(options, kind)
         if span is not None:
@@ -59,7 +62,9 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--seeds", type=_span, metavar="FIRST:LAST", help="histories to run, the last one excluded (0:50)")
     parser.add_argument("--twins", type=_span, metavar="FIRST:LAST", help="Twins scenarios to run")
     parser.add_argument("--partitions", type=_span, metavar="FIRST:LAST", help="partition scenarios to run")
-    parser.add_argument("--n", type=whole_number(2), help="founding voters (4; of partitions 4 and 7 by turns)")
+    about = f"hours of pings to run, on clean links and on bad ones ({':'.join(map(str, heartbeats.SEEDS))})"
+    parser.add_argument("--heartbeats", type=_span, nargs="?", const=heartbeats.SEEDS, metavar="FIRST:LAST", help=about)
+    parser.add_argument("--n", type=whole_number(2), help="founding voters (4; of partitions 4 and 7 by turns, of heartbeats 7)")
     parser.add_argument("--seed", type=int, help="run this one and say what happens in it")
     parser.add_argument("--keep", type=_numbers, metavar="N,N,…", help="with --seed: only the faults of these numbers")
     parser.add_argument("--shrink", action="store_true", help="with --seed: the fewest faults that still break the same rule")

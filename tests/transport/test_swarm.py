@@ -19,6 +19,7 @@ from tests.transport.helpers import ALICE, BOB, CAROL, CHAIN, DAVE, MemoryBlobs,
 from transport import hub, swarm
 from transport.framing import Channel
 from transport.network import Connected, Copied, Disconnected, Priority, Received
+from transport.silence import Pace
 from transport.swarm import Swarm
 
 DEADLINE_SECONDS = 20.0
@@ -340,21 +341,19 @@ async def test_open_links_are_bounded(tcp: SwarmWorld, monkeypatch: pytest.Monke
         assert alice.connected() == {bob.me}
 
 
-async def test_a_silent_link_is_ended(tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(swarm, "IDLE_SECONDS", 0.2)
+async def test_a_silent_link_is_ended(tcp: SwarmWorld) -> None:
     with trio.fail_after(DEADLINE_SECONDS):
-        alice = await tcp.start(ALICE)
+        alice = await tcp.start(ALICE, pace=Pace(suspect_seconds=0.08))
         await connect_as_bob(tcp, alice)
         await next_event(alice, Connected)
         await next_event(alice, Disconnected)
         await until(lambda: alice.refused() == {"idle": 1})
 
 
-async def test_pings_keep_an_idle_link(tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(swarm, "IDLE_SECONDS", 0.4)
-    monkeypatch.setattr(hub, "PING_SECONDS", 0.05)
+async def test_pings_keep_an_idle_link(tcp: SwarmWorld) -> None:
     with trio.fail_after(DEADLINE_SECONDS):
-        alice, _ = await tcp.pair()
+        alice, bob = [await tcp.start(identity, pace=Pace(0.05, 0.16)) for identity in (ALICE, BOB)]
+        await linked(alice, bob)
         with trio.move_on_after(1.2):
             await next_event(alice, Disconnected)
             raise AssertionError("the link ended")

@@ -5,7 +5,17 @@ from __future__ import annotations
 from features.arguments import Argument, amount, whole_number
 from features.words import Asked, listing, word
 from peer.commands import views
-from protocol.api import LimitView, ModuleView, PeerApi
+from protocol.api import LimitView, ModuleView, PeerApi, Reach
+
+
+async def _show_reach(asked: Asked[PeerApi], reach: Reach) -> None:
+    asked.show(views.reach(reach, await asked.names(), (await asked.api.status()).peer))
+    asked.show(views.REACH_SIGNS)
+
+
+@listing("which voter hears which other one, as far as this peer knows", _show_reach)
+async def reach(asked: Asked[PeerApi]) -> Reach:
+    return await asked.api.reach()
 
 
 async def _show_features(asked: Asked[PeerApi], modules: tuple[ModuleView, ...]) -> None:

@@ -1,0 +1,115 @@
+"""Pings on clean and on bad links, in virtual time: nobody who speaks is suspected, and whoever falls silent is, soon.
+
+The peers are real networks (`transport.memory`) and real `Hearing`; an hour takes half a minute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import permutations
+from types import SimpleNamespace
+from typing import Any
+
+import trio
+from trio._core import _run
+from trio.testing import MockClock
+
+from peer.driver.hearing import Hearing
+from protocol.identity import Identity, peer_id
+from tests.transport.helpers import MemoryBlobs
+from transport.memory import Conditions, MemoryNetwork, Mesh
+
+N = 7
+SEEDS = (0, 3)
+HOUR_SECONDS = 3_600.0
+SUSPECTED_SECONDS = (15.0, 20.0)  # after which silence the last peer must suspect, and none before
+LINKS = {
+    "clean, 300 ms": Conditions(latency_seconds=0.3),
+    "a fifth of all pings lost, 300 ms": Conditions(latency_seconds=0.3, lost_pings=0.2),
+}
+LOOK_SECONDS = 0.1
+
+
+@dataclass
+class Outcome:
+    falsely: int = 0  # times that somebody who spoke was suspected
+    longest: float = 0.0  # silence of somebody who spoke, in seconds
+    seconds: list[float] = field(default_factory=list)  # of silence, when each other peer suspected the one that fell silent
+    unknown: int = 0  # rows of matrices that did not say so in time
+
+    @property
+    def holds(self) -> bool:
+        low, high = SUSPECTED_SECONDS
+        return not self.falsely and not self.unknown and all(low <= seconds <= high for seconds in self.seconds)
+
+
+def run(seeds: tuple[int, int], n: int) -> int:
+    failed = 0
+    for seed in range(*seeds):
+        for what, conditions in LINKS.items():
+            outcome = one(seed, n, conditions)
+            failed += not outcome.holds
+            told = f"suspected falsely {outcome.falsely} times in an hour, silent for {outcome.longest:.1f} s at most"
+            told += f"; one that fell silent was suspected after {_span(outcome.seconds)} s"
+            print(f"seed {seed}, {n} peers, {what}: {told}{'' if outcome.holds else ' FAILED'}", flush=True)
+    count = (seeds[1] - seeds[0]) * len(LINKS)
+    print(f"{count - failed} passed, {failed} failed")
+    return 1 if failed else 0
+
+
+def _span(seconds: Sequence[float]) -> str:
+    return f"{min(seconds):.1f} to {max(seconds):.1f}"
+
+
+def one(seed: int, n: int, conditions: Conditions, seconds: float = HOUR_SECONDS) -> Outcome:
+    _run._ALLOW_DETERMINISTIC_SCHEDULING = True  # as pytest-trio has it for examples that must come again
+    _run._r.seed(seed)
+    return trio.run(_one, seed, n, conditions, seconds, clock=MockClock(autojump_threshold=0))
+
+
+async def _one(seed: int, n: int, conditions: Conditions, seconds: float) -> Outcome:
+    mesh, outcome = Mesh(seed, conditions), Outcome()
+    keys = sorted(Identity(bytes([number]) * 32).public for number in range(1, n + 1))
+    members: Any = SimpleNamespace(voters=tuple(keys), speaks=lambda key: True)
+    networks = [mesh.network(key, MemoryBlobs()) for key in keys]
+    hearings = [Hearing(network, lambda: members) for network in networks]
+    async with trio.open_nursery() as nursery:
+        for network, hearing in zip(networks, hearings, strict=True):
+            await nursery.start(network.run)
+            nursery.start_soon(hearing.run)
+        await _speak(networks, seconds, outcome)
+        mesh.mute(silent := keys[seed % n])
+        others = [network for network in networks if network.me != silent]
+        await _fall_silent(others, silent, outcome)
+        rows = [hearing.matrix() for hearing in hearings if hearing is not hearings[seed % n]]
+        for matrix, (a, b) in ((m, pair) for m in rows for pair in permutations(keys, 2) if silent not in (pair[0],)):
+            told = matrix[peer_id(a)][peer_id(b)]
+            outcome.unknown += told is None or (told >= SUSPECTED_SECONDS[0]) != (b == silent)
+        nursery.cancel_scope.cancel()
+    return outcome
+
+
+async def _speak(networks: Sequence[MemoryNetwork], seconds: float, outcome: Outcome) -> None:
+    before: set[tuple[bytes, bytes]] = set()
+    end = trio.current_time() + seconds
+    while trio.current_time() < end:
+        await trio.sleep(1.0)
+        now = {(network.me, peer) for network in networks for peer in network.connected() - network.heard()}
+        outcome.falsely += len(now - before)
+        outcome.longest = max(outcome.longest, *(link.silent_seconds for network in networks for link in network.links()))
+        before = now
+
+
+async def _fall_silent(others: Sequence[MemoryNetwork], silent: bytes, outcome: Outcome) -> None:
+    """Until all suspect it, and have told each other."""
+    end = trio.current_time() + SUSPECTED_SECONDS[1] + 2.0
+    waiting = list(others)
+    while trio.current_time() < end:
+        await trio.sleep(LOOK_SECONDS)
+        for network in tuple(waiting):
+            links = {link.peer: link for link in network.links()}
+            if links[silent].suspected:
+                waiting.remove(network)
+                outcome.seconds.append(links[silent].silent_seconds)
+    outcome.seconds += [float("inf")] * len(waiting)
