@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from peer.settings.config import load
+from scenarios import deploy
 from tests.rooms import PROJECT, ROOMS, ROOT
 
 DEPLOY = ROOT / "deploy"
@@ -51,6 +52,12 @@ def test_nothing_runs_as_root_or_is_published_beyond_this_machine() -> None:
         assert service["cap_drop"] == ["ALL"] and service["read_only"] and "user" not in service
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ()))
     assert re.search(r"^User=folkmoot$", UNIT, re.MULTILINE) and re.search(r"^CapabilityBoundingSet=$", UNIT, re.MULTILINE)
+
+
+def test_on_loopback_each_address_of_a_list_is_another_one() -> None:
+    places = {"full:7700": "127.0.0.1:1", "voter-1:7700": "127.0.0.1:2"}
+    assert deploy.mapped("full:7700,voter-1:7700", places) == "127.0.0.1:1,127.0.0.1:2"
+    assert deploy.mapped("full", places) == "full", "a name alone stays"
 
 
 def test_health_is_asked_where_metrics_are_served() -> None:
