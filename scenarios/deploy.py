@@ -20,9 +20,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
-from urllib.error import URLError
+from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import yaml
@@ -81,6 +82,7 @@ class Service:
             finally:
                 with suppress(ProcessLookupError):
                     os.killpg(self.process.pid, signal.SIGKILL)
+            self.process = None
 
     def peer(self, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
         return self.ran(["peer", *words], more)
@@ -110,8 +112,10 @@ class Service:
         try:
             with urlopen(f"http://{self.metrics}{path}", timeout=SECONDS_MAX) as reply:
                 return reply.status, reply.read().decode()
-        except URLError as error:
-            return getattr(error, "code", 0), error.read().decode() if hasattr(error, "read") else str(error)  # 503 is one
+        except HTTPError as error:  # 503 is one
+            return error.code, error.read().decode()
+        except (OSError, HTTPException) as error:
+            return 0, str(error)
 
     def samples(self) -> list[Sample]:
         """What another parser reads in /metrics."""
