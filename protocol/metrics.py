@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from protocol.api import PeerState, StatsView, StatusView
+from protocol.api import LinkView, PeerState, PeerView, StatsView, StatusView
 
 CONTENT_TYPE = "text/plain; version=0.0.4"
 PREFIX = "folkmoot_"
@@ -54,6 +54,21 @@ def of_peer(stats: StatsView, members: int) -> tuple[Metric, ...]:
         Metric("sent_bytes_total", "by kind of traffic", _labelled("kind", stats.bytes_sent)),
         Metric("received_bytes_total", "by kind of traffic", _labelled("kind", stats.bytes_received)),
         Metric("refused_total", "what peers sent and this one did not take", _labelled("reason", stats.refused)),
+    )
+
+
+def of_links(peers: Iterable[PeerView]) -> tuple[Metric, ...]:
+    """What was measured on each link; a link of which something was not measured is left out there."""
+    links = {labels(peer=peer.peer, name=peer.name): peer.link for peer in peers if peer.link}
+
+    def each(name: str, about: str, value: Callable[[LinkView], float | None]) -> Metric:
+        return Metric(name, about, {who: found for who, link in links.items() if (found := value(link)) is not None})
+
+    return (
+        each("link_relayed", "1 if a member forwards this link", lambda link: float(link.kind != "direct")),
+        each("link_round_trip_seconds", "of the last pings", lambda link: link.round_trip_ms and link.round_trip_ms / 1_000),
+        each("link_bytes_per_second", "that transfers had", lambda link: link.mbit_per_second and link.mbit_per_second * 125_000),
+        each("link_retransmitted_ratio", "share of the bytes sent in the last hour", lambda link: link.retransmitted),
     )
 
 

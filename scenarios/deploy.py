@@ -121,8 +121,9 @@ class Service:
         """What another parser reads in /metrics."""
         return [one for family in text_string_to_metric_families(self.asked("/metrics")[1]) for one in family.samples]
 
-    def figures(self) -> dict[str, float]:
-        return {one.name: one.value for one in self.samples() if not one.labels}
+    def figure(self, name: str) -> float:
+        """One without labels; -1 while nobody answers."""
+        return next((one.value for one in self.samples() if one.name == f"folkmoot_{name}" and not one.labels), -1.0)
 
 
 @dataclass
@@ -284,10 +285,11 @@ def late_clock_of_one_that_is_stopped(fleet: Fleet) -> list[Finding]:
 def wrong_clock(fleet: Fleet, seconds: int) -> list[Finding]:
     wrong = {CLOCK: f"{seconds} 0"}
     with fleet.started_again(**wrong) as victim:
-        before = fleet.services["full"].figures()["folkmoot_height"]
-        fleet.services["full"].peer("console", "test")
-        fleet.until("a round", lambda: fleet.services["full"].figures()["folkmoot_height"] >= before + 3)
-        fleet.until(f"{VICTIM} follows", lambda: victim.figures()["folkmoot_height"] >= before + 3)
+        full = fleet.services["full"]
+        before = full.figure("height")
+        full.peer("console", "test")
+        fleet.until("a round", lambda: full.figure("height") >= before + 3)
+        fleet.until(f"{VICTIM} follows", lambda: victim.figure("height") >= before + 3)
         return victim.doctor(**wrong)
 
 
@@ -460,12 +462,11 @@ def started(made: Fleet) -> Row:
     """All nine are members of one network, and well; six vote."""
     services = made.services.values()
     seconds = made.until("all nine are well", made.all_well)
-    seconds += made.until("all are members", lambda: all(one.figures()["folkmoot_members"] == len(services) for one in services))
-    figures = {one.name: one.figures() for one in services}
-    voters = {figure["folkmoot_voters"] for figure in figures.values()}
+    seconds += made.until("all are members", lambda: all(one.figure("members") == len(services) for one in services))
+    voters = {one.figure("voters") for one in services}
     wrong = [finding.text for finding in nothing(made) if finding.level == Level.FAULT]
     problem = "" if voters == {6} and not wrong else f"voters {voters}, faults where none was planted: {wrong}"
-    memory = ", ".join(f"{name} {figure['folkmoot_memory_bytes'] / 1e6:.0f}" for name, figure in figures.items())
+    memory = ", ".join(f"{one.name} {one.figure('memory_bytes') / 1e6:.0f}" for one in services)
     return Row("from nothing to nine members", f"{seconds:.0f} s; MB: {memory}", problem)
 
 

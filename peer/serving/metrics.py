@@ -18,7 +18,7 @@ from ledger.members import MembersState
 from peer.serving.looking import Looking
 from protocol.addresses import format_address, parse_address
 from protocol.errors import RemoteProtocolError
-from protocol.metrics import CONTENT_TYPE, Metric, exposition, labels, of_peer, why_unhealthy
+from protocol.metrics import CONTENT_TYPE, Metric, exposition, labels, of_links, of_peer, why_unhealthy
 
 LISTEN = "metrics"  # the setting
 ADDRESS = "address"  # a file: where it is served, while it is
@@ -104,6 +104,7 @@ class Metrics:
         told = {labels(cause=alert.cause, severity=alert.severity, about=alert.about): 1 for alert in alerts}
         return (
             *of_peer(stats, members),
+            *of_links(await self._desk.api.peers()),
             Metric("alert", "1 for each thing that the operator should know, as `peer alerts` shows it", told),
             Metric("disk_free_bytes", "on the disk of the data directory", {"": free}),
         )

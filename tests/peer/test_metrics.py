@@ -20,7 +20,7 @@ from peer.settings.config import load
 from protocol.addresses import parse_address
 from protocol.api import AlertView, StatsView
 from protocol.errors import UserError
-from tests.peer.fake_api import ME, STATS, FakeApi
+from tests.peer.fake_api import ME, OTHER, STATS, FakeApi
 
 HOSTILE = 'a"b\\c\nd'  # a name of a network cannot be that; a monitor must read whatever comes all the same
 
@@ -98,6 +98,9 @@ async def test_another_parser_reads_every_figure(tmp_path: Path, monkeypatch: py
     assert found["folkmoot_decided_seconds_ago",] == 2.5
     assert found["folkmoot_alert", ("about", ME), ("cause", "liar-found"), ("severity", "info")] == 1
     assert found["folkmoot_memory_bytes",] == STATS.memory_mb * 1e6 and found["folkmoot_disk_free_bytes",] > 0
+    who = ("name", "[bold]ben"), ("peer", OTHER)
+    assert found["folkmoot_link_round_trip_seconds", *who] == 0.0025 and found["folkmoot_link_relayed", *who] == 0
+    assert not families["folkmoot_link_bytes_per_second"].samples, "nothing was transferred"
     [info] = families["folkmoot_info"].samples
     assert (info.labels["peer"], info.labels["network"]) == (status.peer, HOSTILE)
     assert {family.type for family in families.values()} == {"counter", "gauge"}
