@@ -48,9 +48,7 @@ class LinkView:
     kind: str = "direct"  # or "relayed"
     by: str | None = None  # peer id of who forwards it, if it is relayed
     mbit_per_second: float | None = None  # that transfers to this peer had when more was waiting than the link carried
-    retransmitted: float | None = (
-        None  # share of the bytes sent in the last hour; None: nothing was sent, or the kernel does not say
-    )
+    retransmitted: float | None = None  # share of the segments of the last hour; None: the kernel does not say
     history: tuple[LinkMinute, ...] = ()  # of the last hour, the oldest first; minutes without a measurement are left out
 
 

@@ -29,26 +29,27 @@ MINUTES_KEPT: Final = 60
 
 assert PIECE_BYTES_MIN < PIECE_BYTES_START < FRAME_PLAINTEXT_MAX < UNSENT_BYTES_MAX
 
-_TCP_INFO = struct.Struct("=120xQ16xI52xQQ")  # bytes_acked, notsent_bytes, bytes_sent, bytes_retrans (Linux 4.19 and later)
+# total_retrans, bytes_acked, notsent_bytes, data_segs_out, dsack_dups: Linux 4.19 and later.
+_TCP_INFO = struct.Struct("=100xI16xQ16xI8xI56xI")
 TCP_INFO_BYTES: Final = _TCP_INFO.size
 
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """What the kernel says of a connection; bytes since it began."""
+    """What the kernel says of a connection since it began; in bytes where nothing else is said."""
 
     delivered: int  # the peer's kernel has said that it has them
     unsent: int  # handed over and never sent
-    sent: int  # with retransmissions; 0: it does not say
-    retransmitted: int
+    sent: int  # segments with data, with retransmissions; 0: it does not say
+    retransmitted: int  # segments, without those that the peer says it had
 
     @classmethod
     def of(cls, tcp_info: bytes) -> Kernel | None:
         """None: this kernel is older, or another one."""
         if len(tcp_info) < TCP_INFO_BYTES:
             return None
-        delivered, unsent, sent, retransmitted = _TCP_INFO.unpack_from(tcp_info)
-        return cls(delivered, unsent, sent, retransmitted)
+        retransmitted, delivered, unsent, sent, needless = _TCP_INFO.unpack_from(tcp_info)
+        return cls(delivered, unsent, sent, retransmitted - needless)
 
 
 @dataclass(slots=True)
@@ -61,7 +62,7 @@ class Minute:
     carried: int = 0  # bytes, in the seconds in which more was always waiting
     carrying: float = 0.0
     burst: float = 0.0  # the fastest sample of what came to its end at once, bytes a second: the link carries that at least
-    sent: int = 0  # bytes, with retransmissions
+    sent: int = 0  # segments, with retransmissions
     retransmitted: int = 0
 
     def trip(self, seconds: float) -> None:
@@ -95,10 +96,10 @@ class History:
         return full[-1] if full else max((minute.burst for minute in minutes), default=0.0) or None
 
     def retransmitted(self, now: float) -> float | None:
-        """The share of all bytes sent; None: nothing was counted."""
+        """The share of all segments sent; None: nothing was counted."""
         minutes = self.minutes(now)
-        sent = sum(minute.sent for minute in minutes)
-        return sum(minute.retransmitted for minute in minutes) / sent if sent else None
+        sent, again = sum(minute.sent for minute in minutes), sum(minute.retransmitted for minute in minutes)
+        return max(0, again) / sent if sent else None  # what was needless is heard a round trip later, perhaps in the next minute
 
 
 class Meter:

