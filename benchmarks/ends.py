@@ -1,0 +1,289 @@
+"""One end of a connection that `benchmarks.transport` measures: `python -m benchmarks.ends '{"who": "ours", …}'`.
+
+A receiver prints its port, and at its end what came; a sender connects, sends for some seconds and ends. Times are those of the
+clock that all processes of a machine share. Plain TCP and TLS are blocking sockets of Python: a length, the message, and no
+priorities; a vote that is due goes out as soon as the call before it returns, and counts from when it was due.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import resource
+import selectors
+import socket
+import ssl
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from protocol import codec
+from protocol.addresses import format_address, parse_address
+from protocol.identity import Ed25519Verifier, Identity, Signed, preimage
+from protocol.limits import MESSAGE_BYTES_MAX
+from protocol.messages import Prepare
+from storage.blobs import Blobs
+from transport.network import Connected, Disconnected, Priority, Received
+from transport.swarm import Swarm
+
+CHAIN = hashlib.sha256(b"benchmarks.transport").digest()
+BULK_BYTES = 65_408  # of one message, as of a blob's chunk
+WAITING_BYTES = 2 << 20  # a sender of ours keeps so much bulk in its queue
+POLL_SECONDS = 0.002  # in which a link of 1 GB/s sends as much
+READ_BYTES = 256 << 10  # at once, as in `transport.swarm`
+PRESIGNED = 500  # messages of a sender that repeats them: signing is not what is measured
+WARM_SECONDS = 1.0  # not counted
+LENGTH = struct.Struct(">I")
+STAMP = struct.Struct(">d")
+BULK, VOTE, SMALL = b"b", b"v", b"s"
+
+
+@dataclass(frozen=True)
+class Plan:
+    who: str  # "ours", "tcp", "tls"
+    seconds: float
+    bulk: bool = False
+    vote_every: float = 0.0  # seconds; 0: none
+    small: bool = False
+    host: str = "127.0.0.1"
+    port: int = 0  # 0: this is the receiver
+    number: int = 0  # of the sender
+    senders: int = 1
+    blob: int = 0  # bytes of an object that the receiver holds, and the sender fetches; nothing else is sent then
+    digest: str = ""
+
+
+@dataclass
+class Tally:
+    """What came, after the first second."""
+
+    began: float = 0.0  # when the first message came
+    last: float = 0.0
+    bytes: int = 0
+    messages: int = 0
+    waits: list[float] = field(default_factory=list)  # seconds of each vote from when it was due
+    wrong: int = 0
+    _processor: float = 0.0  # when counting began
+
+    def take(self, message: bytes) -> None:
+        now = time.monotonic()
+        self.began = self.began or now
+        if message[:1] == SMALL and not _is_signed(message[1:]):
+            self.wrong += 1
+        if now < self.began + WARM_SECONDS:
+            self._processor = time.process_time()
+            return
+        self.last = now
+        self.bytes += len(message)
+        self.messages += 1
+        if message[:1] == VOTE:
+            self.waits.append(now - STAMP.unpack_from(message, 1)[0])
+
+    def report(self) -> dict[str, Any]:
+        found = asdict(self)
+        del found["_processor"]
+        seconds = self.last - self.began - WARM_SECONDS
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1_024
+        return {**found, "seconds": seconds, "processor": time.process_time() - self._processor, "memory_mb": peak}
+
+
+def _is_signed(data: bytes) -> bool:
+    signed = codec.decode(Signed, data, MESSAGE_BYTES_MAX)
+    return Ed25519Verifier().verify(signed.signer, preimage("prepare", CHAIN, signed.body), signed.signature)
+
+
+def _presigned(number: int) -> list[bytes]:
+    identity = Identity(hashlib.sha256(b"%d" % number).digest())
+    found = []
+    for height in range(PRESIGNED):
+        body = codec.encode(Prepare(bytes(32), height, 0, bytes(32)))
+        found.append(SMALL + codec.encode(Signed(body, identity.public, identity.sign(preimage("prepare", CHAIN, body)))))
+    return found
+
+
+def _vote(due: float) -> bytes:
+    return VOTE + STAMP.pack(due) + bytes(200)  # about as long as a signed one
+
+
+def _bulk() -> bytes:
+    return BULK + os.urandom(BULK_BYTES - 1)
+
+
+# Plain TCP and TLS ------------------------------------------------------------------------------------------------------
+
+
+def _tls(folder: Path, *, is_server: bool) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if is_server else ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    if is_server:
+        files = str(folder / "key"), str(folder / "certificate")
+        make = ["openssl", "req", "-x509", "-newkey", "ed25519", "-nodes", "-days", "1", "-subj", "/CN=end"]
+        subprocess.run([*make, "-keyout", files[0], "-out", files[1]], check=True, capture_output=True)
+        context.load_cert_chain(files[1], files[0])
+    return context
+
+
+def send_plainly(plan: Plan, folder: Path) -> None:
+    connection = socket.create_connection((plan.host, plan.port))
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
+    if plan.who == "tls":
+        connection = _tls(folder, is_server=False).wrap_socket(connection)
+    steady = [_bulk()] if plan.bulk else _presigned(plan.number) if plan.small else []
+    due, end, count = time.monotonic(), time.monotonic() + plan.seconds, 0
+    with connection:
+        while time.monotonic() < end:
+            if plan.vote_every and (not steady or time.monotonic() >= due):
+                time.sleep(max(0.0, due - time.monotonic()))
+                message = _vote(due)
+                due = max(due + plan.vote_every, time.monotonic())  # not those that could not be sent in time
+            else:
+                message = steady[count % len(steady)]
+                count += 1
+            connection.sendall(LENGTH.pack(len(message)) + message)
+    _say({})
+
+
+def receive_plainly(plan: Plan, folder: Path) -> Tally:
+    tally, selector = Tally(), selectors.DefaultSelector()
+    context = _tls(folder, is_server=True) if plan.who == "tls" else None
+    with socket.create_server((plan.host, 0)) as server:
+        _say({"port": server.getsockname()[1]})
+        for _ in range(plan.senders):
+            connection, _ = server.accept()
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
+            if context is not None:
+                connection = context.wrap_socket(connection, server_side=True)
+            selector.register(connection, selectors.EVENT_READ, bytearray())
+    while selector.get_map():
+        for key, _ in selector.select():
+            connection = key.fileobj  # type: ignore[assignment]
+            data = _read(connection)
+            if not data:
+                selector.unregister(connection)
+                connection.close()
+            for message in _split(key.data, data):
+                tally.take(message)
+    return tally
+
+
+def _read(connection: socket.socket) -> bytes:
+    """What is there, also what TLS has opened already: the selector does not see that."""
+    try:
+        data = connection.recv(READ_BYTES)
+        while isinstance(connection, ssl.SSLSocket) and connection.pending():
+            data += connection.recv(connection.pending())
+    except OSError:
+        return b""
+    return data
+
+
+def _split(buffer: bytearray, data: bytes) -> Iterator[bytes]:
+    buffer += data
+    at = 0
+    while len(buffer) >= at + LENGTH.size:
+        end = at + LENGTH.size + LENGTH.unpack_from(buffer, at)[0]
+        if end > len(buffer):
+            break
+        yield bytes(memoryview(buffer)[at + LENGTH.size : end])
+        at = end
+    del buffer[:at]
+
+
+# Ours -------------------------------------------------------------------------------------------------------------------
+
+
+def _swarm(plan: Plan, number: int, folder: Path) -> Swarm:
+    identity = Identity(hashlib.sha256(b"end %d" % number).digest())
+    bootstrap = [format_address(plan.host, plan.port)] if plan.port else []
+    return Swarm(
+        identity, CHAIN, f"{'127.0.0.1' if plan.port else plan.host}:0", bootstrap, Blobs(folder / "kept", folder / "passing")
+    )
+
+
+async def send_ours(plan: Plan, folder: Path) -> None:
+    network = _swarm(plan, 1 + plan.number, folder)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(network.run)
+        while (await network.events.receive()) != Connected(peer := next(iter(network.connected()), b"")):
+            pass
+        if plan.blob:
+            began = time.monotonic()
+            await network.fetch(bytes.fromhex(plan.digest), plan.blob)
+            _say({"seconds": time.monotonic() - began})
+        else:
+            with trio.move_on_after(plan.seconds):
+                async with trio.open_nursery() as sending:
+                    if plan.vote_every:
+                        sending.start_soon(_send_votes, plan, network, peer)
+                    if plan.bulk or plan.small:
+                        sending.start_soon(_send_steadily, plan, network, peer)
+            link = network.links()[0]
+            now = trio.current_time()
+            _say({"rate": link.history.bytes_per_second(now), "retransmitted": link.history.retransmitted(now)})
+        nursery.cancel_scope.cancel()
+
+
+async def _send_votes(plan: Plan, network: Swarm, peer: bytes) -> None:
+    due = time.monotonic()
+    while True:
+        await trio.sleep(max(0.0, due - time.monotonic()))
+        network.send(peer, _vote(due), Priority.VOTE)
+        due = max(due + plan.vote_every, time.monotonic())
+
+
+async def _send_steadily(plan: Plan, network: Swarm, peer: bytes) -> None:
+    pieces, handed = [_bulk()] if plan.bulk else _presigned(plan.number), 0
+    start = sum(network.links()[0].sent)
+    while True:
+        while handed - sum(network.links()[0].sent) + start < WAITING_BYTES:
+            for piece in pieces:
+                network.send(peer, piece, Priority.BULK if plan.bulk else Priority.CONTROL)
+                handed += len(piece)
+        await trio.sleep(POLL_SECONDS)
+
+
+async def receive_ours(plan: Plan, folder: Path) -> Tally:
+    tally = Tally()
+    network = _swarm(plan, 0, folder)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(network.run)
+        digest = Blobs(folder / "kept", folder / "passing").add(random.Random(1).randbytes(plan.blob), True) if plan.blob else b""
+        _say({"port": parse_address(network.address)[1], "digest": digest.hex()})
+        left = plan.senders
+        while left:
+            event = await network.events.receive()
+            if isinstance(event, Received):
+                tally.take(event.data)
+            left -= isinstance(event, Disconnected)
+        nursery.cancel_scope.cancel()
+    return tally
+
+
+def _say(figures: dict[str, Any]) -> None:
+    print(json.dumps(figures), flush=True)
+
+
+def main() -> int:
+    plan = Plan(**json.loads(sys.argv[1]))
+    with tempfile.TemporaryDirectory() as folder:
+        if plan.port:
+            trio.run(send_ours, plan, Path(folder)) if plan.who == "ours" else send_plainly(plan, Path(folder))
+        else:
+            tally = trio.run(receive_ours, plan, Path(folder)) if plan.who == "ours" else receive_plainly(plan, Path(folder))
+            _say(tally.report())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
