@@ -1,7 +1,7 @@
 # `make demo` on a fresh machine sets everything up first. For another interpreter: rm -r .venv; make setup PYTHON=python3.12
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-browser pictures lint mutants model bench bench-consensus clean
+.PHONY: help setup demo test test-browser pictures lint mutants model bench bench-consensus bench-transport clean
 
 PYTHON ?=
 BIN := .venv/bin
@@ -21,6 +21,7 @@ help:
 	@echo "make mutants planted bugs: the simulator must notice each"
 	@echo "make bench   the benchmarks behind the figures in the documents"
 	@echo "make bench-consensus  that of the agreement alone, as JSON in runs/benchmarks"
+	@echo "make bench-transport  that of the links alone, beside plain TCP and TLS"
 	@echo "make clean   delete runs/, what demos and benchmarks left (some 40 MB a demo)"
 	@echo "make model   the model of the agreement, checked by spin (needs spin and gcc)"
 
@@ -78,6 +79,10 @@ bench: setup
 bench-consensus: setup
 	mkdir -p runs/benchmarks
 	$(BIN)/python -m benchmarks.consensus --json runs/benchmarks/consensus.json
+
+bench-transport: setup
+	mkdir -p runs/benchmarks
+	$(BIN)/python -m benchmarks.transport --json runs/benchmarks/transport.json
 
 model:
 	python3 docs/model/check.py

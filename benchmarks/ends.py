@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import random
 import resource
 import selectors
 import socket
@@ -203,16 +202,14 @@ def _split(buffer: bytearray, data: bytes) -> Iterator[bytes]:
 # Ours -------------------------------------------------------------------------------------------------------------------
 
 
-def _swarm(plan: Plan, number: int, folder: Path) -> Swarm:
+def _swarm(plan: Plan, number: int, blobs: Blobs) -> Swarm:
     identity = Identity(hashlib.sha256(b"end %d" % number).digest())
     bootstrap = [format_address(plan.host, plan.port)] if plan.port else []
-    return Swarm(
-        identity, CHAIN, f"{'127.0.0.1' if plan.port else plan.host}:0", bootstrap, Blobs(folder / "kept", folder / "passing")
-    )
+    return Swarm(identity, CHAIN, f"{'127.0.0.1' if plan.port else plan.host}:0", bootstrap, blobs)
 
 
-async def send_ours(plan: Plan, folder: Path) -> None:
-    network = _swarm(plan, 1 + plan.number, folder)
+async def send_ours(plan: Plan, blobs: Blobs) -> None:
+    network = _swarm(plan, 1 + plan.number, blobs)
     async with trio.open_nursery() as nursery:
         await nursery.start(network.run)
         while (await network.events.receive()) != Connected(peer := next(iter(network.connected()), b"")):
@@ -253,12 +250,11 @@ async def _send_steadily(plan: Plan, network: Swarm, peer: bytes) -> None:
         await trio.sleep(POLL_SECONDS)
 
 
-async def receive_ours(plan: Plan, folder: Path) -> Tally:
-    tally = Tally()
-    network = _swarm(plan, 0, folder)
+async def receive_ours(plan: Plan, blobs: Blobs) -> Tally:
+    tally, network = Tally(), _swarm(plan, 0, blobs)
+    digest = blobs.add(os.urandom(plan.blob), in_parts=True) if plan.blob else b""
     async with trio.open_nursery() as nursery:
         await nursery.start(network.run)
-        digest = Blobs(folder / "kept", folder / "passing").add(random.Random(1).randbytes(plan.blob), True) if plan.blob else b""
         _say({"port": parse_address(network.address)[1], "digest": digest.hex()})
         left = plan.senders
         while left:
@@ -274,13 +270,18 @@ def _say(figures: dict[str, Any]) -> None:
     print(json.dumps(figures), flush=True)
 
 
-def main() -> int:
-    plan = Plan(**json.loads(sys.argv[1]))
-    with tempfile.TemporaryDirectory() as folder:
-        if plan.port:
-            trio.run(send_ours, plan, Path(folder)) if plan.who == "ours" else send_plainly(plan, Path(folder))
+def main(arguments: list[str] | None = None) -> int:
+    (text,) = sys.argv[1:] if arguments is None else arguments
+    plan = Plan(**json.loads(text))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        blobs = Blobs(folder / "kept", folder / "passing")
+        if plan.port and plan.who == "ours":
+            trio.run(send_ours, plan, blobs)
+        elif plan.port:
+            send_plainly(plan, folder)
         else:
-            tally = trio.run(receive_ours, plan, Path(folder)) if plan.who == "ours" else receive_plainly(plan, Path(folder))
+            tally = trio.run(receive_ours, plan, blobs) if plan.who == "ours" else receive_plainly(plan, folder)
             _say(tally.report())
     return 0
 

@@ -1,14 +1,14 @@
 """How fast links are, beside plain TCP and TLS: `python -m benchmarks.transport --json FILE`.
 
-Every end is a process of its own (`benchmarks.ends`). Unshaped cases go over loopback. Shaped ones go through the kernel's own
-TCP between two private network namespaces, over a pair of virtual cards whose sending side has a rate and a queue (`tbf`); the
-congestion control is pinned. Where namespaces or `tbf` are not to be had, that is said, and those cases are left out.
+Every end is a process of its own (`benchmarks.ends`). Unshaped cases go over loopback. Shaped ones go through the kernel's TCP
+and TUN devices (`scenarios.tun`), at 2 Mbit/s behind a queue of 50 ms; where namespaces are not to be had, that is said, and
+they are left out.
 """
 
 from __future__ import annotations
 
 import json
-import shutil
+import os
 import statistics
 import subprocess
 import sys
@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ from benchmarks.provenance import write
 from benchmarks.verdicts import conclude, verdict
 from protocol.errors import UserError
 from scenarios.trials import Parser
+from scenarios.tun import refusal, running_router
+from transport.profiles import CONGESTION_CONTROL, MEGABIT_BYTES, QUEUE_SECONDS, Moment, Profile
 
 WHO = ("tcp", "tls", "ours")
 SENDERS = 3  # of small messages
@@ -35,12 +38,11 @@ VOTE_EVERY_SECONDS = 0.02
 SHAPED_TIMES = 2  # as long as the others: fewer bytes, and so fewer samples
 IDLE, UNDER_BULK = "a vote, idle", "a vote under bulk"
 SHAPED_IDLE, SHAPED_BULK = f"{IDLE}, shaped", f"{UNDER_BULK}, shaped"
-MEGABIT, QUEUE_MS = 2, 50
-QUEUE_BYTES = MEGABIT * 125 * QUEUE_MS
-TOKENS = f"tbf rate {MEGABIT}mbit burst 3000 limit {QUEUE_BYTES}"  # two packets may leave at once
-CONGESTION_CONTROL = "cubic"
-CARD, OTHER_CARD, HERE, THERE = "fm0", "fm1", "10.83.0.1", "10.83.0.2"
+MEGABIT = 2
+NARROW = Profile("narrow", (Moment(up=MEGABIT * MEGABIT_BYTES, down=MEGABIT * MEGABIT_BYTES),))
 OBJECT_BYTES = 256 << 20
+
+Place = Callable[..., tuple[list[str], dict[str, str]]]  # a module and its arguments: the command, and its environment
 
 BULK_MB_LEAST, SMALL_LEAST = 150.0, 5_000.0
 UNDER_BULK_MS, SHAPED_MS = 10.0, 150.0
@@ -61,9 +63,12 @@ class Row:
 
 
 @contextmanager
-def _running(*commands: Sequence[str]) -> Iterator[list[subprocess.Popen[str]]]:
-    started = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for command in commands]
+def _running(place: Place, plans: Sequence[Plan]) -> Iterator[list[subprocess.Popen[str]]]:
+    started = []
     try:
+        for plan in plans:
+            command, environment = place("benchmarks.ends", json.dumps(asdict(plan)))
+            started.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
         yield started
     finally:
         for process in started:
@@ -80,16 +85,15 @@ def _said(process: subprocess.Popen[str]) -> dict[str, Any]:
     return found
 
 
-def measured(case: str, plan: Plan, *, is_shaped: bool = False) -> Row:
+def _here(module: str, *arguments: str) -> tuple[list[str], dict[str, str]]:
+    return [sys.executable, "-m", module, *arguments], dict(os.environ)
+
+
+def measured(case: str, plan: Plan, sends: Place = _here, receives: Place = _here) -> Row:
     """One case: a receiver, and its senders."""
-    command = [sys.executable, "-m", "benchmarks.ends"]
-    waits = ["unshare", "--net", "sh", "-c", 'read -r line; exec "$@"', "sh"] if is_shaped else []
-    with _running([*waits, *command, json.dumps(asdict(plan))]) as (receiver,):
-        if is_shaped:
-            _lay_cable(receiver)
-        told = _said(receiver)
-        plan = replace(plan, **told)
-        with _running(*([*command, json.dumps(asdict(replace(plan, number=n)))] for n in range(plan.senders))) as senders:
+    with _running(receives, [plan]) as (receiver,):
+        plan = replace(plan, **_said(receiver))
+        with _running(sends, [replace(plan, number=number) for number in range(plan.senders)]) as senders:
             said = [_said(sender) for sender in senders]
         if plan.blob:
             return Row(case, plan.who, mb_per_second=plan.blob / 1e6 / said[0]["seconds"])
@@ -115,50 +119,6 @@ def _row(case: str, plan: Plan, came: dict[str, Any], said: dict[str, Any]) -> R
     )
 
 
-# A narrow cable ---------------------------------------------------------------------------------------------------------
-
-
-def _lay_cable(receiver: subprocess.Popen[str]) -> None:
-    """Between this namespace, which is private, and the receiver's, which still waits for a line."""
-    there = ["nsenter", "--net", "--target", str(receiver.pid)]
-    for words in (
-        f"ip link add {CARD} type veth peer name {OTHER_CARD}",
-        f"ip link set {OTHER_CARD} netns {receiver.pid}",
-        f"ip address add {HERE}/24 dev {CARD}",
-        f"ip link set {CARD} up",
-        f"tc qdisc add dev {CARD} root {TOKENS}",
-    ):
-        subprocess.run(words.split(), check=True)
-    control = f"sysctl -qw net.ipv4.tcp_congestion_control={CONGESTION_CONTROL}"
-    subprocess.run(control.split(), check=True)
-    for words in (f"ip address add {THERE}/24 dev {OTHER_CARD}", f"ip link set {OTHER_CARD} up", "ip link set lo up", control):
-        subprocess.run([*there, *words.split()], check=True)
-    assert receiver.stdin is not None
-    receiver.stdin.write("\n")
-    receiver.stdin.flush()
-
-
-def inside(seconds: float) -> None:
-    """Runs in a namespace of its own: a row is a line."""
-    subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
-    for who in WHO:
-        plan = Plan(who, seconds, vote_every=VOTE_EVERY_SECONDS, host=THERE)
-        for case, bulk in ((SHAPED_IDLE, False), (SHAPED_BULK, True)):
-            print(json.dumps(asdict(measured(case, replace(plan, bulk=bulk), is_shaped=True))), flush=True)
-
-
-def shaped(seconds: float) -> Iterator[Row]:
-    command = ["unshare", "--user", "--map-root-user", "--net"]
-    can = shutil.which("unshare") and shutil.which("tc") and shutil.which("nsenter")
-    probe = f"ip link add {CARD} type veth peer name {OTHER_CARD} && tc qdisc add dev {CARD} root {TOKENS}"
-    if not can or subprocess.run([*command, "sh", "-c", probe], capture_output=True).returncode:
-        print("no private namespaces, no virtual cards or no tbf here: the shaped cases are left out", flush=True)
-        return
-    with _running([*command, sys.executable, "-m", "benchmarks.transport", "--inside", "--seconds", str(seconds)]) as (process,):
-        for _ in range(2 * len(WHO)):
-            yield Row(**_said(process))
-
-
 # Report -----------------------------------------------------------------------------------------------------------------
 
 
@@ -169,6 +129,18 @@ def unshaped(seconds: float) -> Iterator[Row]:
         yield measured(IDLE, Plan(who, seconds, vote_every=VOTE_EVERY_SECONDS))
         yield measured(UNDER_BULK, Plan(who, seconds, bulk=True, vote_every=VOTE_EVERY_SECONDS))
     yield measured("object", Plan("ours", seconds, blob=OBJECT_BYTES))
+
+
+def shaped(seconds: float) -> Iterator[Row]:
+    if why := refusal():
+        print(f"the shaped cases are left out: {why}", flush=True)
+        return
+    with running_router(NARROW) as router:
+        sends, receives = (partial(router.command, router.host(name)) for name in ("sender", "receiver"))
+        for who in WHO:
+            for case, bulk in ((SHAPED_IDLE, False), (SHAPED_BULK, True)):
+                plan = Plan(who, seconds, bulk, VOTE_EVERY_SECONDS, host=router.host("receiver"))
+                yield measured(case, plan, sends, receives)
 
 
 def show(rows: Sequence[Row]) -> None:
@@ -236,17 +208,13 @@ def main() -> int:
     parser = Parser("transport", __doc__.splitlines()[0], package="benchmarks")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
     parser.add_argument("--seconds", type=float, default=6.0, metavar="S", help="of each case; the first one is not counted")
-    parser.add_argument("--inside", action="store_true", help="only the shaped cases, in the namespace that this runs in")
     options = parser.parse_args()
-    if options.inside:
-        inside(options.seconds)
-        return 0
     started, rows = time.time(), list[Row]()
-    about = {"shaped": {"megabit": MEGABIT, "queue_ms": QUEUE_MS, "congestion_control": CONGESTION_CONTROL}}
+    about = {"megabit": MEGABIT, "queue_ms": 1e3 * QUEUE_SECONDS, "congestion_control": CONGESTION_CONTROL}
     for row in chain(unshaped(options.seconds), shaped(SHAPED_TIMES * options.seconds)):
         rows.append(row)
         print(f"{row.case}, {row.who}", file=sys.stderr, flush=True)
-        write(options.json, started, {**about, "rows": [asdict(row) for row in rows]})
+        write(options.json, started, {"shaped": about, "rows": [asdict(row) for row in rows]})
     show(rows)
     return conclude(verdicts(rows))
 
