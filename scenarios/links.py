@@ -33,9 +33,11 @@ from scenarios.probe import Pings, Poured, Server
 from scenarios.proxy import Proxy, running_proxy
 from scenarios.trials import COUNT, Trial, arguments, duration, report, table_of
 from scenarios.tun import Router, running_router
-from transport.profiles import CONGESTION_CONTROL, MEGABIT_BYTES, PROFILES, SHIFT_SECONDS, Access, Profile, Way, profile_of
+from transport.profiles import CONGESTION_CONTROL, FREE, MEGABIT_BYTES, PROFILES, SHIFT_SECONDS, Access, Profile, Way, profile_of
 
 CARRIERS = ("memory", "proxy", "kernel")
+ENDS_SECONDS = 3.0  # for which both ends are measured by themselves, over a link that takes no time
+ASK_SECONDS_MAX = 60.0  # for a probe's start and end
 PORT = 7800  # of the probe, in a namespace of its own
 STREAMS = 32  # poured at once: one flow alone is slowed by its losses
 FLOOD = 1.2  # datagrams, times what the link can carry at most
@@ -58,10 +60,11 @@ class Link:
 
     way: Way
     fast: Way
+    ends: float  # seconds that both ends take for a ping by themselves
     pings: Pings
     up: Poured
     down: Poured
-    one: Poured | None = None  # over one TCP connection; None: that is what `up` is made of
+    one: Poured | None = None  # over one TCP connection; None: not measured
 
 
 def ways(profile: Profile) -> tuple[Way, Way]:
@@ -89,7 +92,8 @@ def compare(link: Link, trial: Trial) -> None:
     calm = [(sent, took) for sent, took in zip(link.pings.sent, link.pings.seconds, strict=True) if is_calm(way, sent)]
     asked = [way.round_trip(sent) for sent, _ in calm]
     # Whatever comes later than a lost segment is sent again was lost, or waited for one that was.
-    ratios = [took / trip for (_, took), trip in zip(calm, asked, strict=True) if took is not None and took < 1.5 * trip + 0.1]
+    on_time = [(took, trip) for (_, took), trip in zip(calm, asked, strict=True) if took is not None and took < 1.5 * trip + 0.1]
+    ratios = [(took - link.ends) / trip for took, trip in on_time]
     if not ratios:
         trial.problems.append("no ping came back in time")
         return
@@ -108,63 +112,68 @@ def compare(link: Link, trial: Trial) -> None:
 
 
 async def over_proxy(profile: Profile, seconds: float) -> Link:
-    server = Server(trio.current_time)
+    server, way, fast = Server(trio.current_time), *ways(profile)
+    pingers = probe.PINGERS if any(moment.loss for moment in profile.moments) else 1
     with hurried():
-        return await _over_proxy(profile, seconds, server)
+        async with running_proxy(profile) as proxy, trio.open_nursery() as nursery:
+            (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+            nursery.start_soon(trio.serve_listeners, server.serve_stream, [listener])
+            b, near = (f"{host}:{listener.socket.getsockname()[1]}" for host in ("127.0.0.1", "localhost"))
+            for name, address, own in (
+                ("a", "-", None), ("b", b, None), ("fast", "-", PROFILES["lan"]), ("here", "-", FREE), ("there", near, FREE)
+            ):  # fmt: skip
+                proxy.add(virtual.Place(name, address), own)
 
+            async def dial(name: str, address: str = b) -> trio.SocketStream:
+                stream = await trio.open_tcp_stream("127.0.0.1", proxy.port)
+                await stream.send_all(f"{name} {address}\n".encode())
+                return stream
 
-async def _over_proxy(profile: Profile, seconds: float, server: Server) -> Link:
-    async with running_proxy(profile) as proxy, trio.open_nursery() as nursery:
-        (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
-        address = f"127.0.0.1:{listener.socket.getsockname()[1]}"
-        proxy.add(virtual.Place("a", "-"))
-        proxy.add(virtual.Place("b", address))
-        proxy.add(virtual.Place("fast", "-"), PROFILES["lan"])
-        nursery.start_soon(trio.serve_listeners, server.serve_stream, [listener])
-        way, fast = ways(profile)
-
-        async def dial(name: str) -> trio.SocketStream:
-            stream = await trio.open_tcp_stream("127.0.0.1", proxy.port)
-            await stream.send_all(f"{name} {address}\n".encode())
-            return stream
-
-        pings = await probe.ping_streams(partial(dial, "a"), trio.current_time, seconds)
-        poured = []
-        for name, streams in (("a", STREAMS), ("fast", STREAMS), ("a", 1)):
-            await probe.pour_streams(partial(dial, name), seconds + probe.WARM_SECONDS, streams)
-            proxy.cut([(name, "b")], close=True)  # what still waits is not to take the next one's room
-            proxy.heal()
-            poured.append(server.poured())
-        nursery.cancel_scope.cancel()
-    return Link(way, fast, pings, *poured)
+            ends = await probe.ping_streams(partial(dial, "here", near), trio.current_time, ENDS_SECONDS, pingers)
+            pings = await probe.ping_streams(partial(dial, "a"), trio.current_time, seconds, pingers)
+            poured = []
+            for name, streams in (("a", STREAMS), ("fast", STREAMS), ("a", 1)):
+                await probe.pour_streams(partial(dial, name), seconds + probe.WARM_SECONDS, streams)
+                proxy.cut([(name, "b")], close=True)  # what still waits is not to take the next one's room
+                proxy.heal()
+                poured.append(server.poured())
+            nursery.cancel_scope.cancel()
+    return Link(way, fast, ends.median(), pings, *poured)
 
 
 def over_kernel(profile: Profile, seconds: float, congestion: str) -> Link:
-    with running_router(profile, congestion) as router, ExitStack() as stack:
+    with hurried(with_children=True), running_router(profile, congestion) as router, ExitStack() as stack:
         a, b, fast = router.host("a"), router.host("b"), router.host("fast", PROFILES["lan"])
-        server = stack.enter_context(module_at(router, b, "serve", b, str(PORT)))
-        assert server.stdin is not None and server.stdout is not None
-        server.stdout.readline()
+        here, there = router.host("here", FREE), router.host("there", FREE)
+        way, quick = ways(profile)
 
-        def ask(host: str, what: str, long: float, much: float) -> str:
-            with module_at(router, host, what, b, str(PORT), str(long), str(much)) as asking:
-                return asking.communicate(timeout=long + 60)[0]
+        def serve(host: str) -> subprocess.Popen[str]:
+            server = stack.enter_context(module_at(router, host, "serve", host, str(PORT)))
+            assert server.stdout is not None
+            server.stdout.readline()
+            return server
 
-        def poured() -> Poured:
-            time.sleep(2 * probe.PAUSE_SECONDS)  # what still flew is there
+        def ask(host: str, what: str, whom: str, long: float, much: float) -> str:
+            with module_at(router, host, what, whom, str(PORT), str(long), str(much)) as asking:
+                return asking.communicate(timeout=long + ASK_SECONDS_MAX)[0]
+
+        def poured(server: subprocess.Popen[str]) -> Poured:
             assert server.stdin is not None and server.stdout is not None
+            time.sleep(2 * probe.PAUSE_SECONDS)  # what still flew is there
             server.stdin.write("?")
             server.stdin.flush()
             return Poured(**json.loads(server.stdout.readline()))
 
-        way, quick = ways(profile)
+        serve(there)
+        ends = Pings(**json.loads(ask(here, "ping", there, ENDS_SECONDS, 0)))
+        server = serve(b)
+        pings = Pings(**json.loads(ask(a, "ping", b, seconds, 0)))
         up, down = (FLOOD * max(moment.up for moment in one.moments) for one in (profile, PROFILES["lan"]))
-        pings = Pings(**json.loads(ask(a, "ping", seconds, 0)))
         found = []
         for host, what, much in ((a, "datagrams", up), (fast, "datagrams", down), (a, "streams", 1)):
-            ask(host, what, seconds + probe.WARM_SECONDS, much)
-            found.append(poured())
-        return Link(way, quick, pings, *found)
+            ask(host, what, b, seconds + probe.WARM_SECONDS, much)
+            found.append(poured(server))
+        return Link(way, quick, ends.median(), pings, *found)
 
 
 @contextmanager
@@ -184,8 +193,9 @@ def module_at(router: Router, host: str, *arguments: str) -> Iterator[subprocess
 @asynccontextmanager
 async def carrier(name: str, profile: Profile, congestion: str) -> AsyncIterator[Callable[[DemoPeer], None]]:
     if name == "proxy":
-        async with running_proxy(profile) as proxy:
-            yield partial(Proxy.dress, proxy)
+        with hurried():
+            async with running_proxy(profile) as proxy:
+                yield partial(Proxy.dress, proxy)
     else:
         with running_router(profile, congestion) as router:
             yield partial(Router.dress, router)
@@ -252,7 +262,7 @@ def in_memory(options: argparse.Namespace, profile: Profile) -> tuple[Trial, flo
     trial, seconds = Trial(f"{profile.name} memory"), None
     trial.figures["TCP"] = f"as {CONGESTION_CONTROL}"
     way, fast = ways(profile)
-    compare(Link(way, fast, *virtual.measured(profile, options.seconds, STREAMS)), trial)
+    compare(Link(way, fast, 0.0, *virtual.measured(profile, options.seconds, STREAMS)), trial)
     if options.network:
         found = virtual.rounds(profile, options.peers, ROUNDS_WARM + options.rounds)
         seconds = trial.figures["test round"] = statistics.median(found.rounds[ROUNDS_WARM:])

@@ -7,6 +7,7 @@ can be lost, by UDP.
 from __future__ import annotations
 
 import json
+import statistics
 import struct
 import sys
 import time
@@ -15,8 +16,6 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 
 import trio
-
-from scenarios.alarm import hurried
 
 PING, POUR = b"p", b"b"
 PING_BYTES = 64
@@ -42,6 +41,9 @@ class Pings:
     def note(self, sent: float, seconds: float | None) -> None:
         self.sent.append(sent)
         self.seconds.append(seconds)
+
+    def median(self) -> float:
+        return statistics.median(took for took in self.seconds if took is not None)
 
 
 @dataclass
@@ -198,12 +200,11 @@ async def ask(what: str, host: str, port: int, seconds: float, much: float) -> N
 
 def main(arguments: list[str] | None = None) -> int:
     what, host, port, *more = sys.argv[1:] if arguments is None else arguments
-    with hurried():
-        if what == "serve":
-            trio.run(serve, host, int(port))
-        else:
-            seconds, much = map(float, more)
-            trio.run(ask, what, host, int(port), seconds, much)
+    if what == "serve":
+        trio.run(serve, host, int(port))
+    else:
+        seconds, much = map(float, more)
+        trio.run(ask, what, host, int(port), seconds, much)
     return 0
 
 

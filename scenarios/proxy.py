@@ -31,7 +31,7 @@ READ_BYTES = 64 << 10
 SLOW_BUFFER_BYTES = 64 << 10
 SLOW_READ_BYTES = 6 * SEGMENT_BYTES
 FLYING_MAX = 8_192  # reads on their way: 64 MiB, more than any uplink here sends in a round trip
-BURST_SECONDS = 0.002  # an uplink is given that much ahead: the event loop's timers are coarse, and it must not stand still
+BURST_SECONDS = 0.004  # an uplink is given that much ahead: the event loop's timers are coarse, and it must not stand still
 
 Direction = tuple[str, str]  # names of the peer that speaks and the one that hears
 
