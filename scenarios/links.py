@@ -262,7 +262,7 @@ def in_memory(options: argparse.Namespace, profile: Profile) -> tuple[Trial, flo
     trial, seconds = Trial(f"{profile.name} memory"), None
     trial.figures["TCP"] = f"as {CONGESTION_CONTROL}"
     way, fast = ways(profile)
-    compare(Link(way, fast, 0.0, *virtual.measured(profile, options.seconds, STREAMS)), trial)
+    compare(Link(way, fast, 0.0, *virtual.measured(profile, options.seconds)), trial)
     if options.network:
         found = virtual.rounds(profile, options.peers, ROUNDS_WARM + options.rounds)
         seconds = trial.figures["test round"] = statistics.median(found.rounds[ROUNDS_WARM:])

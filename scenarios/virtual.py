@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -28,8 +29,10 @@ from transport.profiles import PROFILES, Profile
 
 PINGS = 4_000  # as many as make a loss of some per cent certain within half a point
 PAUSE_SECONDS = 0.05
-FAST = 2  # peers with a fast link, so that no flow's window is what is measured
-POUR_SECONDS = 0.01  # between looks whether a queue has room
+FAST = 2  # peers with a fast link
+HEARERS, HEARERS_OF_LOSS = 2, 16  # one flow alone is slowed by its losses
+QUEUED_BYTES = 1 << 20  # for each link: more than any carries in a pause
+DRAINED_SECONDS = 300.0  # of virtual time, after which nothing is queued any more
 VIRTUAL_SECONDS_MAX = 3_600.0
 
 
@@ -44,8 +47,9 @@ class Place:
 # A link -----------------------------------------------------------------------------------------------------------------
 
 
-def measured(profile: Profile, seconds: float, hearers: int) -> tuple[Pings, Poured, Poured]:
+def measured(profile: Profile, seconds: float) -> tuple[Pings, Poured, Poured]:
     """Between two peers of a profile: pings, what one can say to many, and what it can hear of faster ones."""
+    hearers = HEARERS_OF_LOSS if any(moment.loss for moment in profile.moments) else HEARERS
     return trio.run(_measured, profile, seconds, hearers, clock=MockClock(autojump_threshold=0))
 
 
@@ -65,7 +69,7 @@ async def _measured(profile: Profile, seconds: float, hearers: int) -> tuple[Pin
         pings = await _pings(a, b)
         await _pour([(a, one.me) for one in networks[1 : hearers + 1]], seconds + WARM_SECONDS)
         up = server.poured()
-        await trio.sleep(VIRTUAL_SECONDS_MAX)  # what still waits is through
+        await trio.sleep(DRAINED_SECONDS)
         server.arrivals.clear()
         await _pour([(one, b.me) for one in fast], seconds + WARM_SECONDS)
         down = server.poured()
@@ -96,14 +100,14 @@ async def _pings(a: MemoryNetwork, b: MemoryNetwork) -> Pings:
 
 async def _pour(links: list[tuple[MemoryNetwork, bytes]], seconds: float) -> None:
     """Keeps some messages queued for each."""
-    end, given = trio.current_time() + seconds, dict.fromkeys(range(len(links)), 0)
+    end, given = trio.current_time() + seconds, Counter[bytes]()
     while trio.current_time() < end:
-        for number, (speaker, hearer) in enumerate(links):
-            (link,) = (link for link in speaker.links() if link.peer == hearer)
-            while given[number] - link.sent[Priority.BULK] < 2 * POUR_BYTES:
+        for speaker, hearer in links:
+            sent = next(link.sent[Priority.BULK] for link in speaker.links() if link.peer == hearer)
+            while given[speaker.me + hearer] - sent < QUEUED_BYTES:
                 speaker.send(hearer, POUR + bytes(POUR_BYTES - 1), Priority.BULK)
-                given[number] += POUR_BYTES
-        await trio.sleep(POUR_SECONDS)
+                given[speaker.me + hearer] += POUR_BYTES
+        await trio.sleep(PAUSE_SECONDS)
 
 
 # Rounds -----------------------------------------------------------------------------------------------------------------
