@@ -31,7 +31,7 @@ from scenarios.join import MILLION, is_long, join, parameters
 from scenarios.network import Network, Watch
 from scenarios.probe import Pings, Poured, Server
 from scenarios.proxy import Proxy, running_proxy
-from scenarios.trials import COUNT, Trial, arguments, duration, report, table_of
+from scenarios.trials import COUNT, Trial, arguments, duration, report, write
 from scenarios.tun import Router, running_router
 from transport.profiles import CONGESTION_CONTROL, FREE, MEGABIT_BYTES, PROFILES, SHIFT_SECONDS, Access, Profile, Way, profile_of
 
@@ -99,16 +99,16 @@ def compare(link: Link, trial: Trial) -> None:
         return
     off = statistics.median(ratios) - 1
     loss, lost = statistics.mean(way.loss(sent) for sent, _ in calm), 1 - math.sqrt(len(ratios) / len(calm))
-    figures["RTT ms"] = f"{1e3 * statistics.mean(asked):.1f} → {off:+.1%}"
-    figures["loss %"] = f"{100 * loss:.2f} → {100 * lost:.2f}"
+    figures |= {"round_trip_ms": 1e3 * statistics.mean(asked), "round_trip_off": off, "loss": loss, "loss_measured": lost}
     trial.require(abs(off) <= ROUND_TRIP_OFF_MAX, f"round trip {off:+.1%}")
     trial.require(abs(lost - loss) <= LOSS_OFF_MAX, f"loss {lost:.2%} instead of {loss:.2%}")
     for name, poured, path in (("up", link.up, way), ("down", link.down, link.fast)):
         rate = carried(path, poured)
-        figures[f"{name} Mbit/s"] = f"{rate / MEGABIT_BYTES:.2f} → {poured.rate / rate - 1:+.1%}"
-        trial.require(abs(poured.rate / rate - 1) <= RATE_OFF_MAX, f"{name} {poured.rate / rate - 1:+.1%}")
+        off = poured.rate / rate - 1
+        figures |= {f"{name}_mbit": rate / MEGABIT_BYTES, f"{name}_off": off}
+        trial.require(abs(off) <= RATE_OFF_MAX, f"rate {name} {off:+.1%}")
     if link.one is not None:
-        figures["one TCP"] = f"{link.one.rate / MEGABIT_BYTES:.2f}"
+        figures["one_tcp_mbit"] = link.one.rate / MEGABIT_BYTES
 
 
 async def over_proxy(profile: Profile, seconds: float) -> Link:
@@ -212,10 +212,10 @@ async def peers_over(name: str, profile: Profile, options: argparse.Namespace, t
                 await trio.sleep(network.POLL_SECONDS)
         seconds = [await scratch_round(peers.demo.watched) for _ in range(ROUNDS_WARM + options.rounds)][ROUNDS_WARM:]
         stats = [await peer.client.stats() for peer in peers.peers]
-        figures["decision p50"] = statistics.median(view.decision_ms_p50 or 0.0 for view in stats) / 1e3
-        figures["decision p99"] = max(view.decision_ms_p99 or 0.0 for view in stats) / 1e3
-        figures["test round"] = statistics.median(seconds)
-        figures["round of 1.0M"], figures["join"] = await million(peers, options, dress)
+        figures["decision_p50"] = statistics.median(view.decision_ms_p50 or 0.0 for view in stats) / 1e3
+        figures["decision_p99"] = max(view.decision_ms_p99 or 0.0 for view in stats) / 1e3
+        figures["test_round"] = statistics.median(seconds)
+        figures["million_round"], figures["join"] = await million(peers, options, dress)
         trial.require(
             profile.name != "transatlantic" or figures["join"] <= JOIN_SECONDS_MAX, f"a join took {figures['join']:.1f} s"
         )
@@ -241,7 +241,7 @@ async def million(peers: Network, options: argparse.Namespace, dress: Callable[[
 
 async def case(options: argparse.Namespace, profile: Profile, name: str, virtual_round: float | None) -> Trial:
     trial = Trial(f"{profile.name} {name}")
-    trial.figures["TCP"] = options.congestion if name == "kernel" else f"as {CONGESTION_CONTROL}"
+    trial.figures["congestion_control"] = options.congestion if name == "kernel" else f"as {CONGESTION_CONTROL}"
     try:
         if name == "proxy":
             compare(await over_proxy(profile, options.seconds), trial)
@@ -250,40 +250,75 @@ async def case(options: argparse.Namespace, profile: Profile, name: str, virtual
         if options.network:
             await peers_over(name, profile, options, trial)
             if virtual_round is not None:
-                off = virtual_round / trial.figures["test round"] - 1
-                trial.figures["virtual"] = f"{off:+.0%}"
+                off = virtual_round / trial.figures["test_round"] - 1
+                trial.figures["virtual_off"] = off
                 trial.require(abs(off) <= ROUNDS_OFF_MAX, f"virtual rounds {off:+.0%}")
-    except (UserError, trio.TooSlowError) as error:
-        trial.problems.append(str(error) or "it took too long")
+    except* (UserError, trio.TooSlowError) as group:
+        trial.problems.append(str(first_of(group)) or "it took too long")
     return trial
+
+
+def first_of(error: BaseException) -> BaseException:
+    return first_of(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
 
 
 def in_memory(options: argparse.Namespace, profile: Profile) -> tuple[Trial, float | None]:
     trial, seconds = Trial(f"{profile.name} memory"), None
-    trial.figures["TCP"] = f"as {CONGESTION_CONTROL}"
+    trial.figures["congestion_control"] = f"as {CONGESTION_CONTROL}"
     way, fast = ways(profile)
     compare(Link(way, fast, 0.0, *virtual.measured(profile, options.seconds)), trial)
     if options.network:
         found = virtual.rounds(profile, options.peers, ROUNDS_WARM + options.rounds)
-        seconds = trial.figures["test round"] = statistics.median(found.rounds[ROUNDS_WARM:])
-        trial.figures["decision p50"] = statistics.median(found.decisions)
-        trial.figures["decision p99"] = max(found.decisions)
+        seconds = trial.figures["test_round"] = statistics.median(found.rounds[ROUNDS_WARM:])
+        trial.figures["decision_p50"] = statistics.median(found.decisions)
+        trial.figures["decision_p99"] = max(found.decisions)
     return trial, seconds
 
 
 async def run(options: argparse.Namespace, trials: list[Trial], carriers: list[str], rounds: dict[str, float | None]) -> int:
     for profile in options.profile:
         for name in carriers:
-            say(trial := await case(options, profile, name, rounds.get(profile.name)))
-            trials.append(trial)
+            note(options, trials, await case(options, profile, name, rounds.get(profile.name)))
     failures = [f"{trial.what}: {problem}" for trial in trials for problem in trial.problems]
-    title = f"{options.peers} peers; asked → how far off what was measured; seconds"
-    result: dict[str, Any] = {"congestion_control": options.congestion, "trials": [asdict(trial) for trial in trials]}
-    return report(options, title, *table_of(trials), failures, result)
+    title = f"{options.peers} peers; asked, and how far off what was measured is; seconds where nothing is said"
+    rows = [
+        [trial.what, *(cell(trial.figures) for cell in CELLS.values()), "no" if trial.problems else "yes"] for trial in trials
+    ]
+    return report(options, title, ["what", *CELLS, "held"], rows, failures, {"trials": [asdict(trial) for trial in trials]})
 
 
-def say(trial: Trial) -> None:
-    print(f"{trial.what}: {'; '.join(trial.problems) or 'held'} {trial.figures}", file=sys.stderr, flush=True)
+def note(options: argparse.Namespace, trials: list[Trial], trial: Trial) -> None:
+    """A run that is ended half-way keeps what it has."""
+    trials.append(trial)
+    print(f"{trial.what}: {'; '.join(trial.problems) or 'held'}", file=sys.stderr, flush=True)
+    write(options, {"trials": [asdict(trial) for trial in trials], "failures": ["not over yet"]})
+
+
+def cell(form: str) -> Callable[[dict[str, Any]], str]:
+    """Empty where one of the figures was not measured."""
+
+    def filled(figures: dict[str, Any]) -> str:
+        try:
+            return form.format(**figures)
+        except KeyError:
+            return ""
+
+    return filled
+
+
+CELLS = {
+    "TCP": cell("{congestion_control}"),
+    "RTT ms": cell("{round_trip_ms:.0f} {round_trip_off:+.1%}"),
+    "loss": cell("{loss:.1%}, is {loss_measured:.1%}"),
+    "up Mbit/s": cell("{up_mbit:.1f} {up_off:+.1%}"),
+    "down": cell("{down_mbit:.1f} {down_off:+.1%}"),
+    "one TCP": cell("{one_tcp_mbit:.1f}"),
+    "decision p50, p99": cell("{decision_p50:.2f}, {decision_p99:.2f}"),
+    "test round": cell("{test_round:.2f}"),
+    "virtual": cell("{virtual_off:+.0%}"),
+    "round of 1.0M": cell("{million_round:.1f}"),
+    "join": cell("{join:.1f}"),
+}
 
 
 def _profile(text: str) -> Profile:
@@ -297,7 +332,7 @@ def main() -> int:
     parser = arguments("links", __doc__)
     names = f"{', '.join(PROFILES)}, or a trace file"
     parser.add_argument("--profile", type=_profile, nargs="+", default=None, metavar="P", help=f"{names}; all of them, if none")
-    parser.add_argument("--carrier", choices=CARRIERS, nargs="+", default=list(CARRIERS), help="what carries the links")
+    parser.add_argument("--carrier", choices=CARRIERS, nargs="+", default=CARRIERS, help="what carries the links")
     parser.add_argument("--seconds", type=duration, default=20.0, metavar="S", help="of each measurement of a link")
     parser.add_argument("--rounds", type=COUNT, default=20, metavar="N", help="test rounds, each of a few decisions")
     parser.add_argument("--trained", type=COUNT, default=5, metavar="N", help="rounds of the job with 1.0M parameters")
@@ -312,8 +347,7 @@ def main() -> int:
     trials, rounds = list[Trial](), dict[str, float | None]()
     for profile in options.profile if "memory" in options.carrier else ():
         trial, rounds[profile.name] = in_memory(options, profile)
-        say(trial)
-        trials.append(trial)
+        note(options, trials, trial)
     return network.main(partial(run, options, trials, carriers, rounds))
 
 

@@ -170,14 +170,19 @@ class ShapedLink(MemoryLink):
         super().__init__(peer, dialed, Conditions(0.0), random, FRAMES_IN_FLIGHT_MAX * FRAME_PLAINTEXT_MAX // BURST_BYTES)
         self.flow = Flow(way, random)
 
+    def kernel(self) -> Kernel:
+        again = self.flow.lost * SEGMENT_BYTES
+        return Kernel(self._carried, int(bool(self.outbox)), self._carried + again, again)
+
     async def transmit(self) -> None:
         flow = self.flow
         while True:
             await self.output()
             while (at := flow.room_at(trio.current_time())) > trio.current_time():  # noqa: ASYNC110
                 await trio.sleep_until(at)
-            frame = self.outbox.fill(BURST_BYTES)
+            frame = self.outbox.fill(min(BURST_BYTES, self.meter.frame_bytes))
             sent = flow.way.speaker.up.take(trio.current_time(), len(frame))
+            self._carried += len(frame)
             await self.to_peer.send((flow.sent(sent, len(frame)), frame))
             await trio.sleep_until(sent)
 
