@@ -42,6 +42,7 @@ ROW_BYTES_MAX: Final = 16 << 10  # of a record in a table: sixteen of them are r
 NAME_CHARACTERS_MAX: Final = 64  # names people give to networks, jobs and peers
 ADDRESSES_MAX: Final = 64  # one peer-exchange message
 ADDRESS_CHARACTERS_MAX: Final = 256  # HOST:PORT; names of the DNS have at most 253 characters, real ones far fewer
+REASON_CHARACTERS_MAX: Final = 32  # why a link is closed: a word or two that a table explains
 PARAMETERS_ALLOWED: Final = 1 << 27  # of a model until voters say otherwise: what programs allow that do not ask them
 PARAMETERS_ALLOWED_MAX: Final = 1 << 33  # that voters can allow: 32 GB on each disk
 UPGRADE_NOTICE_HEIGHTS: Final = 10  # from an upgrade's decision to its first block: every peer has applied the decision by then

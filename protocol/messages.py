@@ -31,6 +31,7 @@ from protocol.limits import (
     NOTICED_MAX,
     PART_BYTES_MAX,
     PLAIN_BLOB_BYTES_MAX,
+    REASON_CHARACTERS_MAX,
     RECORD_AGE_SECONDS_MAX,
     RECORDS_MAX,
     RELAYS_MAX,
@@ -507,6 +508,23 @@ class Hears:
     bits: Annotated[bytes, Length(1, -(-VOTERS_MAX // 8))]
 
 
+@dataclass(frozen=True, slots=True)
+class Closing:
+    """The last message on a link: why its sender ends it. Nothing follows."""
+
+    TAG: ClassVar[str] = "closing"
+    reason: Annotated[str, Length(1, REASON_CHARACTERS_MAX)]  # small letters, digits and hyphens; anything else is not shown
+
+
+@dataclass(frozen=True, slots=True)
+class Guest:
+    """I am no member yet, and hold this invitation."""
+
+    TAG: ClassVar[str] = "guest"
+    invitation: Signed
+    token_signature: SignatureBytes  # by the invitation's token, over what `member/admit` has, so that it names me
+
+
 AGREEMENT = (
     Proposed,
     Vote,
@@ -524,5 +542,5 @@ AGREEMENT = (
 ROUNDS = (Relay, GetRound, Accusation)
 SNAPSHOTS = (GetSnapshot, SnapshotOffer, NoSnapshot, GetPart, Part)
 LINKS_OF: dict[int, tuple[type, ...]] = {2: (GetBlob, BlobChunk, NoBlob, Addresses, Ping, Pong)}  # by wire version
-LINKS_OF[3] = (*LINKS_OF[2], Records, GetRecords, Observed, DialBack, NotReached, Hears)
+LINKS_OF[3] = (*LINKS_OF[2], Records, GetRecords, Observed, DialBack, NotReached, Hears, Closing, Guest)
 LINKS = LINKS_OF[3]

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from protocol.errors import RemoteProtocolError
 from protocol.limits import FRAME_BYTES_MAX, MESSAGE_BYTES_MAX
+from transport.shares import Account
 
 TAG_BYTES = 16  # Poly1305
 FRAME_PLAINTEXT_MAX = min(FRAME_BYTES_MAX, 65535) - TAG_BYTES  # a Noise message is at most 65535 bytes
@@ -63,9 +64,16 @@ class Outbox:
         self._offsets = [0, 0, 0]  # how much of each queue's first message has been sent
         self._waiting = [0, 0, 0]
         self._sent = [0, 0, 0]
+        self.account = Account()  # pays for what waits
+        self._is_over = False
 
     def __bool__(self) -> bool:
         return any(self._queues)
+
+    @property
+    def held(self) -> int:
+        """Bytes that wait."""
+        return sum(self._waiting)
 
     @property
     def sent(self) -> ByPriority:
@@ -74,11 +82,23 @@ class Outbox:
     def push(self, channel: Channel, data: bytes, priority: Priority) -> bool:
         assert len(data) <= MESSAGE_BYTES_MAX, f"a message of {len(data)} bytes: nobody would accept it"
         size = len(data) + MESSAGE_OVERHEAD_BYTES
-        if self._waiting[priority] + size > QUEUE_BYTES_MAX[priority]:
+        if self._is_over or self._waiting[priority] + size > QUEUE_BYTES_MAX[priority]:
             return False
         self._waiting[priority] += size
+        self.account.add(size)
         self._queues[priority].append((channel, data))
         return True
+
+    def end(self, channel: Channel, data: bytes) -> None:
+        """Nothing is sent any more but this, with a priority in which no message was begun; not even this if there is none."""
+        whole = [priority for priority in Priority if not self._offsets[priority]]
+        self.account.add(-self.held)
+        for queue in self._queues:
+            queue.clear()
+        self._waiting, self._offsets = [0, 0, 0], [0, 0, 0]
+        if whole:
+            self.push(channel, data, whole[0])
+        self._is_over = True
 
     def fill(self, capacity: int = FRAME_PLAINTEXT_MAX) -> bytes:
         """The plaintext of the next frame; empty if nothing waits."""
@@ -100,6 +120,7 @@ class Outbox:
         if not more:
             self._queues[priority].popleft()
             self._waiting[priority] -= len(data) + MESSAGE_OVERHEAD_BYTES
+            self.account.add(-len(data) - MESSAGE_OVERHEAD_BYTES)
         return _RECORD.size + end - start
 
 
@@ -110,6 +131,12 @@ class Inbox:
         self._partial: list[bytearray | None] = [None, None, None]
         self._channels = [Channel.APPLICATION] * 3
         self._received = [0, 0, 0]
+        self.account = Account()  # pays for what came in part
+
+    @property
+    def held(self) -> int:
+        """Bytes of messages that came in part."""
+        return sum(len(partial) for partial in self._partial if partial is not None)
 
     @property
     def received(self) -> ByPriority:
@@ -153,4 +180,5 @@ class Inbox:
             raise RemoteProtocolError("oversized", f"a message of more than {MESSAGE_BYTES_MAX} bytes")
         partial += data
         self._partial[priority] = partial if more else None
+        self.account.add(len(data) if more else len(data) - len(partial))
         return [] if more else [Message(channel, priority, bytes(partial))]

@@ -2,82 +2,54 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from typing import Any
 
 import trio
 
-from protocol.addresses import Scope, scope_of
+from protocol.addresses import Scope, parse_address, scope_of
 from protocol.codec import decode_message, encode
 from protocol.errors import RemoteProtocolError
 from protocol.identity import WIRE_VERSION, short_id
-from protocol.messages import LINKS_OF, Addresses, BlobChunk, GetBlob, GetRecords, Hears, NoBlob, Ping, Pong, Records
+from protocol.messages import (
+    LINKS_OF,
+    Addresses,
+    BlobChunk,
+    Closing,
+    GetBlob,
+    GetRecords,
+    Guest,
+    Hears,
+    NoBlob,
+    Ping,
+    Pong,
+    Records,
+)
 from transport.blobs import BlobStore
+from transport.effort import LINK, PATIENCE_SECONDS, Effort, Payer
+from transport.events import EventQueue
 from transport.exchange import Exchange, RunBlocking
+from transport.farewell import CLOSING_SECONDS, Farewell
 from transport.framing import MESSAGE_OVERHEAD_BYTES, ByPriority, Channel, Inbox, Message, Outbox, Priority
 from transport.measures import History, Kernel, Meter
-from transport.network import (
-    RECEIVED_BYTES_MAX,
-    Connected,
-    Disconnected,
-    Event,
-    LinkInfo,
-    Received,
-    Traffic,
-)
+from transport.network import Connected, Disconnected, LinkInfo, Received, Traffic
+from transport.shares import STRANGERS_MAX, Account, Memory
 from transport.silence import PROBE_SECONDS, Pace, Silence
+from transport.slots import least
+from transport.standing import Standing, StandingOf
 
 BAN_SECONDS = 2.0  # the first; each further one is twice as long
 BAN_SECONDS_MAX = 600.0
 BAN_MEMORY_SECONDS = 3600.0  # a key that behaved for this long starts at the first ban again
 BANS_MAX = 1024  # the oldest is forgotten first
 HISTORIES_MAX = 1024  # of peers, 10 kB each: all that are linked, and as many that come and go
+LINKS_MAX = 512  # VOTERS_MAX and as many others
 
 Allow = Callable[[bytes], bool]
-
-
-class EventQueue:
-    """The events of a network, in order; `Received` is bounded by bytes for each peer, by waiting in that peer's reader."""
-
-    def __init__(self) -> None:
-        self._queue: deque[Event] = deque()
-        self._unread: Counter[bytes] = Counter()
-        self._receivers = trio.lowlevel.ParkingLot()
-        self._senders: dict[bytes, trio.lowlevel.ParkingLot] = {}
-
-    def put(self, event: Event) -> None:
-        self._queue.append(event)
-        self._receivers.unpark()
-
-    async def put_received(self, event: Received) -> None:
-        while self._unread[event.peer] >= RECEIVED_BYTES_MAX:
-            await self._senders.setdefault(event.peer, trio.lowlevel.ParkingLot()).park()
-        self._unread[event.peer] += len(event.data) + MESSAGE_OVERHEAD_BYTES
-        self.put(event)
-
-    async def receive(self) -> Event:
-        await trio.lowlevel.checkpoint()
-        while not self._queue:
-            await self._receivers.park()
-        event = self._queue.popleft()
-        if isinstance(event, Received):
-            self._taken(event)
-        return event
-
-    def _taken(self, event: Received) -> None:
-        self._unread[event.peer] -= len(event.data) + MESSAGE_OVERHEAD_BYTES
-        if not self._unread[event.peer]:
-            del self._unread[event.peer]
-        if event.peer in self._senders and self._unread[event.peer] < RECEIVED_BYTES_MAX:
-            self._senders.pop(event.peer).unpark_all()
-
-    def __aiter__(self) -> EventQueue:
-        return self
-
-    async def __anext__(self) -> Event:
-        return await self.receive()
+Welcome = Callable[[bytes, Guest], None]  # raises `RemoteProtocolError` for what is no invitation
 
 
 class Bans:
@@ -104,8 +76,12 @@ class Link:
 
     def __init__(self, peer: bytes, address: str, dialed: bool, outbox: Outbox, inbox: Inbox) -> None:
         self.peer, self.address, self.dialed = peer, address, dialed
+        self.host = parse_address(address)[0]
         self.outbox, self.inbox = outbox, inbox
         self.version = WIRE_VERSION  # what both ends speak
+        # Of the network, once it is attached.
+        self.standing, self.account, self.payer = Standing.MEMBER, Account(), Payer(LINK[Standing.MEMBER])
+        self.waited = 0.0  # seconds that this peer, which sends as much as it can, was not read
         self.scope = trio.CancelScope()  # around everything that serves this link
         self.since = trio.current_time()
         self.meter = Meter(History())  # until it is attached; from then on with the peer's history
@@ -148,9 +124,26 @@ class Link:
     def kernel(self) -> Kernel:
         return Kernel(sum(self.outbox.sent), 0, 0, 0)  # as if it had all been sent: the rate never falls
 
-    def close(self) -> None:
+    def pay_with(self, account: Account) -> None:
+        """What this link holds is this account's from now on."""
+        before, self.account = self.account, account
+        before.is_linked, account.is_linked = False, True
+        for box in (self.outbox, self.inbox):
+            box.account.add(-box.held)
+            box.account = account
+            account.add(box.held)
+
+    def close(self, reason: str = "") -> None:
+        """At once; or, for a reason, as soon as the peer has it."""
+        if self.closed:
+            return
         self.closed = True
-        self.scope.cancel()
+        if reason and Closing in LINKS_OF[self.version]:
+            self.outbox.end(Channel.LINK, encode(Closing(reason)))
+            self._output.set()
+            self.scope.deadline = trio.current_time() + CLOSING_SECONDS
+        else:
+            self.scope.cancel()
 
     def ping(self) -> None:
         self._ping_number += 1
@@ -193,9 +186,23 @@ class Link:
 class Hub:
     """The common half of a `Network`. Subclasses make links, `attach` them, and feed what arrives to `deliver`."""
 
-    def __init__(self, me: bytes, blobs: BlobStore, allow: Allow, run_blocking: RunBlocking, pace: Pace = Pace()) -> None:
+    def __init__(
+        self,
+        me: bytes,
+        blobs: BlobStore,
+        allow: Allow,
+        run_blocking: RunBlocking,
+        pace: Pace = Pace(),
+        *,
+        standing_of: StandingOf,
+        welcome: Welcome = lambda peer, shown: None,
+        processor: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        """`processor`: seconds of processor time that this thread has spent; without it nobody spends any."""
         self.me, self.pace = me, pace
-        self.events = EventQueue()
+        self.memory, self.effort = Memory(), Effort()
+        self._standing_of, self._welcome, self._processor = standing_of, welcome, processor
+        self.events = EventQueue(lambda: self.effort.strangers.wait(trio.current_time()))
         self._allow = allow
         self._links: dict[bytes, Link] = {}
         self._histories: OrderedDict[bytes, History] = OrderedDict()  # by peer, who was linked last at the end
@@ -230,7 +237,7 @@ class Hub:
         self._bans.add(peer, trio.current_time())
         link = self._links.get(peer)
         if link is not None:
-            self.detach(link)
+            self.detach(link, error.reason)
 
     def links(self) -> tuple[LinkInfo, ...]:
         return tuple(link.info() for link in self._links.values())
@@ -271,10 +278,11 @@ class Hub:
         old = self._links.get(link.peer)
         if old is not None:
             self.detach(old)
+        self._take_slot(link)
         link.pace, link.silence = self.pace, Silence(self.pace, trio.current_time())
         self._links[link.peer] = link
         link.meter.history = self._history(link.peer)
-        self.events.put(Connected(link.peer))
+        self.events.put(Connected(link.peer), link)
         self._exchange.peer_connected(link.peer)
 
     def _history(self, peer: bytes) -> History:
@@ -283,15 +291,55 @@ class Hub:
             del self._histories[next(one for one in self._histories if one not in self._links)]
         return history
 
-    def detach(self, link: Link) -> None:
-        """End the link, once; nothing of it is delivered afterwards."""
+    def detach(self, link: Link, reason: str = "") -> None:
+        """End the link, once; nothing of it is delivered afterwards. The peer reads the reason."""
         if self._links.get(link.peer) is link:
             del self._links[link.peer]
+            if link.standing is Standing.STRANGER:
+                self.events.discard(link.peer)  # or one key after the other would leave what nobody has taken yet
             self._past_sent = list(_total(self._past_sent, [link.outbox.sent]))
             self._past_received = list(_total(self._past_received, [link.inbox.received]))
-            self.events.put(Disconnected(link.peer))
+            self.events.put(Disconnected(link.peer), link)
+            link.pay_with(Account())
             self._exchange.peer_disconnected(link.peer)
-        link.close()
+        link.close(reason)
+
+    def stand(self, link: Link) -> None:
+        """Sees who the peer is now: a stranger may have become a member."""
+        standing = self._standing_of(link.peer)
+        if standing is not link.standing:
+            link.standing, link.payer = standing, self.effort.link(standing)
+            self.memory.account(link.peer, standing)
+
+    @contextlib.contextmanager
+    def working(self, payer: Payer) -> Iterator[None]:
+        """What is done inside, without waiting, is done for whoever pays."""
+        started = self._processor()
+        try:
+            yield
+        finally:
+            payer.spend(self._processor() - started)
+
+    def worked(self, peer: bytes, seconds: float) -> None:
+        link = self._links.get(peer)
+        if link is not None:
+            link.payer.spend(seconds)
+        self.events.worked(peer)
+
+    async def turn(self, link: Link, is_full: bool) -> None:
+        """Returns when more of this link may be read. `is_full`: the last read was as much as fits.
+
+        Raises `RemoteProtocolError` for a stranger that goes on sending all that it can.
+        """
+        link.waited *= is_full
+        link.waited += await self.effort.turn(link.payer, link.standing)
+        if link.waited > PATIENCE_SECONDS and link.standing is Standing.STRANGER:
+            raise RemoteProtocolError("too-busy", f"more than a stranger may send, for {PATIENCE_SECONDS:g} s")
+
+    def hold(self, link: Link) -> None:
+        """Makes room for what has come in over this link."""
+        while (other := link.account.gives_way()) is not None and not link.closed:
+            self._give_way(other)
 
     async def deliver(self, link: Link, message: Message) -> None:
         """Raises `RemoteProtocolError` if it is a message of transport's own and bad."""
@@ -299,9 +347,17 @@ class Hub:
             return
         link.silence.heard(trio.current_time())
         if message.channel is Channel.APPLICATION:
-            await self.events.put_received(Received(link.peer, message.data))
+            account, size, started = link.account, len(message.data), trio.current_time()
+            account.add(size)  # also while it waits here
+            try:
+                self.hold(link)
+                await self.events.put_received(Received(link.peer, message.data), link)
+            finally:
+                account.add(-size)
+                link.waited += trio.current_time() - started
         else:
-            self._on_link_message(link, decode_message(message.data, LINKS_OF[link.version]))
+            with self.working(link.payer):
+                self._on_link_message(link, decode_message(message.data, LINKS_OF[link.version]))
         link.silence.listens(trio.current_time())
 
     def on_addresses(self, link: Link, addresses: Addresses) -> None:
@@ -311,6 +367,27 @@ class Hub:
         """As `on_addresses`."""
 
     # Own -------------------------------------------------------------------------------------------------------------
+
+    def _take_slot(self, link: Link) -> None:
+        """Another link gives way where there are too many. Raises `RemoteProtocolError` where none does."""
+        link.standing = self._standing_of(link.peer)
+        links = self._links.values()
+        strangers = [other for other in links if other.standing is Standing.STRANGER]
+        below = strangers if link.standing is Standing.STRANGER else [other for other in links if other.standing < link.standing]
+        if len(links) >= LINKS_MAX or (link.standing is Standing.STRANGER and len(strangers) >= STRANGERS_MAX):
+            if not below:
+                raise RemoteProtocolError("too-many-links", f"{LINKS_MAX} links, and none of them gives way")
+            self.refuse("gave-way")
+            self.detach(least(below), "gave-way")
+        link.payer = self.effort.link(link.standing)
+        link.pay_with(self.memory.account(link.peer, link.standing))
+
+    def _give_way(self, account: Account) -> None:
+        self.refuse("memory")
+        self.events.discard(account.owner)
+        link = self._links.get(account.owner)
+        if link is not None:
+            self.detach(link, "memory")
 
     def _on_link_message(self, link: Link, message: Any) -> None:
         match message:
@@ -330,6 +407,11 @@ class Hub:
                 link.on_pong(message)
             case Hears():
                 link.hears = message
+            case Guest():
+                self._welcome(link.peer, message)
+                self.stand(link)
+            case Closing():
+                raise Farewell(message.reason)
 
     def _post(self, peer: bytes, message: Any, priority: Priority) -> bool:
         link = self._links.get(peer)
@@ -341,11 +423,13 @@ class Hub:
         link = self._links.get(peer)
         if link is None:
             return False
-        if link.push(channel, data, priority):
+        while (other := link.account.gives_way(len(data) + MESSAGE_OVERHEAD_BYTES)) not in (None, link.account):
+            self._give_way(other)
+        if other is None and link.push(channel, data, priority):
             return True
         if priority is Priority.VOTE:  # a vote that silently gets lost is worse than a connection that has to be made again
             self.refuse("vote-queue-full")
-            self.detach(link)
+            self.detach(link, "vote-queue-full")
         else:
             self.refuse("queue-full")
         return False

@@ -7,6 +7,7 @@ the same run. A link is as its `Conditions` say, or, where both ends have an acc
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
 from collections.abc import Callable, Iterable
@@ -19,12 +20,14 @@ from protocol.errors import RemoteProtocolError
 from protocol.identity import short_id
 from protocol.messages import Ping, Pong
 from transport.blobs import BlobStore
+from transport.farewell import Farewell
 from transport.framing import FRAME_PLAINTEXT_MAX, Channel, Inbox, Outbox, Priority
 from transport.hub import Allow, Hub, Link
 from transport.measures import Kernel
 from transport.network import DialInfo
 from transport.profiles import SEGMENT_BYTES, SHIFT_SECONDS, Access, Flow, Profile, Way
 from transport.silence import Pace
+from transport.standing import Standing, StandingOf
 
 REDIAL_SECONDS = 1.0  # after a link ended or was refused
 BURST_BYTES = 6 * SEGMENT_BYTES  # a frame where links are shaped: those of one peer take turns at its uplink
@@ -54,9 +57,17 @@ class Mesh:
         self._running: dict[bytes, MemoryNetwork] = {}
         self._changed = trio.Event()
 
-    def network(self, me: bytes, blobs: BlobStore, allow: Allow = lambda peer: True, *, pace: Pace = Pace()) -> MemoryNetwork:
+    def network(
+        self,
+        me: bytes,
+        blobs: BlobStore,
+        allow: Allow = lambda peer: True,
+        *,
+        pace: Pace = Pace(),
+        standing_of: StandingOf = lambda peer: Standing.MEMBER,
+    ) -> MemoryNetwork:
         """A member of this mesh; it is reachable while its `run` runs, and may be run again after it ended."""
-        return MemoryNetwork(self, me, blobs, allow, pace)
+        return MemoryNetwork(self, me, blobs, allow, pace, standing_of)
 
     def set_conditions(self, one: bytes, other: bytes, conditions: Conditions) -> None:
         """For links made from now on."""
@@ -195,8 +206,8 @@ class ShapedLink(MemoryLink):
 class MemoryNetwork(Hub):
     address = ""  # a mesh has none
 
-    def __init__(self, mesh: Mesh, me: bytes, blobs: BlobStore, allow: Allow, pace: Pace) -> None:
-        super().__init__(me, blobs, allow, _inline, pace)
+    def __init__(self, mesh: Mesh, me: bytes, blobs: BlobStore, allow: Allow, pace: Pace, standing_of: StandingOf) -> None:
+        super().__init__(me, blobs, allow, _inline, pace, standing_of=standing_of)
         self._mesh = mesh
         self._nursery: trio.Nursery | None = None
         self._dialing: set[bytes] = set()
@@ -285,13 +296,21 @@ class MemoryNetwork(Hub):
 
     async def _read(self, link: MemoryLink) -> None:
         try:
-            while True:
-                for message in link.inbox.take(await link.receive()):
+            while not link.closed:
+                messages = link.inbox.take(await link.receive())
+                self.stand(link)
+                self.hold(link)
+                for message in messages:
                     await self.deliver(link, message)
         except (trio.EndOfChannel, trio.TooSlowError):
             return
+        except Farewell:
+            return
         except RemoteProtocolError as error:
             self.drop(link.peer, error)
+        with contextlib.suppress(trio.EndOfChannel, trio.TooSlowError):
+            while True:  # until the peer has read why
+                await link.receive()
 
 
 async def _inline(function: Callable[[], None]) -> None:

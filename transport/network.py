@@ -10,7 +10,6 @@ from typing import Protocol
 import trio
 
 from protocol.errors import RemoteProtocolError
-from protocol.limits import MESSAGE_BYTES_MAX
 from protocol.messages import Hears
 from transport.framing import ByPriority, Priority
 from transport.measures import History
@@ -29,9 +28,6 @@ __all__ = [
     "Received",
     "Traffic",
 ]
-
-
-RECEIVED_BYTES_MAX = 2 * MESSAGE_BYTES_MAX  # of one peer, delivered to `events` and not taken yet; then its link is not read
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +139,12 @@ class Network(Protocol):
 
     def drop(self, peer: bytes, error: RemoteProtocolError) -> None:
         """The peer misbehaved: close its connection, count `error.reason`, refuse its key for a while that grows."""
+
+    def worked(self, peer: bytes, seconds: float) -> None:
+        """A `Received` of this peer was dealt with, in so much processor time. A link that took too much is read more slowly.
+
+        No more of strangers are handed out than `transport.events.AT_WORK_MAX` before that is said of one.
+        """
 
     def links(self) -> tuple[LinkInfo, ...]: ...
 

@@ -14,7 +14,8 @@ import os
 import secrets
 import socket
 import sys
-from collections import Counter
+import time
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
@@ -26,17 +27,21 @@ from protocol.addresses import WILDCARDS, format_address, parse_address, scope_o
 from protocol.errors import RemoteProtocolError, UserError
 from protocol.identity import WIRE_VERSIONS, Signer, parse_peer_id, short_id
 from protocol.limits import ADDRESSES_MAX
-from protocol.messages import Addresses, PeerAddress
+from protocol.messages import Addresses, Guest, PeerAddress
 from transport.blobs import BlobStore
 from transport.discovery import Discovery, completed
+from transport.effort import Payer
+from transport.farewell import Farewell, check_first
 from transport.framing import Message, Priority
-from transport.hub import Allow, Hub, Link
+from transport.hub import LINKS_MAX, Allow, Hub, Link, Welcome
 from transport.measures import PIECE_BYTES_START, TCP_INFO_BYTES, Kernel
 from transport.network import Copied, DialInfo
 from transport.noise import KeyPair
 from transport.records import RecordBook
 from transport.session import Established, OtherVersion, Session
 from transport.silence import Pace
+from transport.slots import HALF_OPEN_MAX, HalfOpen, Place
+from transport.standing import Standing, StandingOf
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +50,7 @@ DIAL_SECONDS = 10.0  # for TCP to connect
 SEND_SECONDS = 30.0  # for one frame to fit into the kernel's buffer: slower than 2 KiB/s is dead
 PROBE_SECONDS = 5.0  # how long an old link may stay silent after its peer has dialed again
 READ_BYTES = 256 << 10  # at once; a few frames
+STRANGER_READ_BYTES = 16 << 10  # some hundred messages at most, before it is somebody else's turn
 
 DIALS_MAX = 16  # at once
 BACKOFF_SECONDS = 0.2  # a pause before dialing lies between 0 and this, twice as much after each failure, at most
@@ -52,9 +58,7 @@ BACKOFF_SECONDS_MAX = 20.0
 STABLE_SECONDS = 10.0  # a connection that held this long was a success: the backoff starts again
 FAILURES_MAX = 12  # in a row, after which an address that was only heard of is forgotten
 
-HALF_OPEN_MAX = 64  # connections whose handshake is not complete
-HALF_OPEN_PER_HOST_MAX = 16
-LINKS_MAX = 512  # open connections in all; VOTERS_MAX and as many others
+CONNECTIONS_MAX = LINKS_MAX + HALF_OPEN_MAX  # that were accepted
 LINKS_PER_HOST_MAX = 256  # many peers behind one address (a test machine, a NAT)
 BOOK_MAX = 1024  # addresses known
 HEARD_MAX = 4096  # addresses listened to over one link
@@ -89,17 +93,25 @@ class _Known:
 
 class TcpLink(Link):
     def __init__(
-        self, peer: bytes, address: str, dialed: bool, session: Session, incarnation: bytes, stream: trio.SocketStream
+        self,
+        peer: bytes,
+        address: str,
+        dialed: bool,
+        session: Session,
+        incarnation: bytes,
+        stream: trio.SocketStream,
+        half_open: Place | None,
     ) -> None:
         super().__init__(peer, address, dialed, session.outbox, session.inbox)
         self._stream, self._unsent_bytes = stream, PIECE_BYTES_START
-        self.incarnation, self.version = incarnation, session.version
+        self.incarnation, self.version, self.half_open = incarnation, session.version, half_open
+        self.error: RemoteProtocolError | None = None  # what ended it, before it was in use or without a ban
         self.heard = 0  # addresses in all of its messages
         self.idle_scope = trio.CancelScope()
         self.ended = trio.Event()
 
-    def close(self) -> None:
-        super().close()
+    def close(self, reason: str = "") -> None:
+        super().close(reason)
         self.ended.set()
 
     def kernel(self) -> Kernel:
@@ -130,6 +142,9 @@ class Swarm(Hub):
         remembered: Sequence[str] = (),
         advertise: Sequence[str] = (),
         allow: Allow = lambda peer: True,
+        standing_of: StandingOf = lambda peer: Standing.MEMBER,
+        welcome: Welcome = lambda peer, shown: None,
+        guest: Callable[[], Guest | None] = lambda: None,
         tell: Callable[[str], None] = log.info,
         random: Random | None = None,
         versions: Sequence[int] = WIRE_VERSIONS,
@@ -140,11 +155,21 @@ class Swarm(Hub):
         """`listen`: "host:port", port 0 for any free one. `advertise`: where others reach this peer, if not there; `tell` hears
         what a person should know, each thing once. `bootstrap`: "host:port" or "peer id@host:port".
         `remembered`: "peer id@host:port", as `claims` said earlier; `bootstrap` goes before them. `hosts`: of this machine, that
-        others may reach it at where it listens on all.
+        others may reach it at where it listens on all. `guest`: what this peer shows to others while it is no member. `welcome`:
+        others have shown it.
 
         Raises `UserError` for an address that is none.
         """
-        super().__init__(identity.public, blobs, allow, trio.to_thread.run_sync, pace)
+        super().__init__(
+            identity.public,
+            blobs,
+            allow,
+            trio.to_thread.run_sync,
+            pace,
+            standing_of=standing_of,
+            welcome=welcome,
+            processor=time.thread_time,
+        )
         self.address = listen  # with the real port once `run` has started
         self._listen, self._advertise, self._tell = parse_address(listen), tuple(advertise), tell
         self._identity, self._chain_id, self._versions = identity, chain_id, versions
@@ -159,7 +184,9 @@ class Swarm(Hub):
         self._discovery = Discovery(self.records, self._links, self._hear, self._own_addresses, self.refuse, self._random)
         self._hosts = hosts
         self._dials = trio.CapacityLimiter(DIALS_MAX)
-        self._half_open: Counter[str] = Counter()
+        self._guest = guest
+        self._half_open = HalfOpen()
+        self._member_hosts: OrderedDict[str, None] = OrderedDict()  # from which members were linked, the last one at the end
         self._open: Counter[str] = Counter()
         self._nursery: trio.Nursery | None = None
 
@@ -198,9 +225,7 @@ class Swarm(Hub):
             await trio.aclose_forcefully(stream)
             return
         host = parse_address(address)[0]
-        if self._half_open.total() >= HALF_OPEN_MAX or self._half_open[host] >= HALF_OPEN_PER_HOST_MAX:
-            self.refuse("half-open")
-        elif self._open.total() >= LINKS_MAX or self._open[host] >= LINKS_PER_HOST_MAX:
+        if self._open.total() >= CONNECTIONS_MAX or self._open[host] >= LINKS_PER_HOST_MAX:
             self.refuse("too-many-links")
         else:
             with _counted(self._open, host):
@@ -214,6 +239,10 @@ class Swarm(Hub):
             await self._serve(stream, address, expected, dialed)
             if dialed:
                 self._note(address, "the other side ended the connection")
+        except Farewell as farewell:
+            log.info("%s: %s", address, farewell.detail)
+            if dialed:
+                self._note(address, farewell.detail, was_linked=False)
         except RemoteProtocolError as error:
             if dialed and isinstance(error, OtherVersion) and self._speak(address, error):
                 return
@@ -235,6 +264,13 @@ class Swarm(Hub):
             await trio.aclose_forcefully(stream)
 
     async def _serve(self, stream: trio.SocketStream, address: str, expected: bytes | None, dialed: bool) -> None:
+        place = None if dialed else self._half_open.place(parse_address(address)[0], self._member_hosts)
+        with place or contextlib.nullcontext() as half_open:
+            await self._serve_at(stream, address, expected, half_open)
+
+    async def _serve_at(self, stream: trio.SocketStream, address: str, expected: bytes | None, half_open: Place | None) -> None:
+        dialed, host = half_open is None, parse_address(address)[0]
+        payer = None if dialed else self.effort.host(host, host in self._member_hosts)  # a dial is our own work
         session = Session(
             self._identity,
             self._chain_id,
@@ -245,20 +281,16 @@ class Swarm(Hub):
             versions=self._versions_for(address) if dialed else self._versions,
         )
         deadline = trio.current_time() + HANDSHAKE_SECONDS
-        with _counted(self._half_open, parse_address(address)[0]):
-            established, early = await self._shake_hands(stream, session, deadline)
+        established, early = await self._shake_hands(stream, session, deadline, payer)
         if established.peer == self.me:
             self._meet_own_key(address, established.incarnation, dialed)
-        self.check_peer(established.peer)
-        if dialed and address in self._book:
-            self._book[address].peer = established.peer
-        link = TcpLink(established.peer, address, dialed, session, established.incarnation, stream)
+        link = TcpLink(established.peer, address, dialed, session, established.incarnation, stream, half_open)
         link.local_host = stream.socket.getsockname()[0]
-        error: RemoteProtocolError | None = None
         try:
             with link.scope:
-                error = await self._serve_link(link, session, stream, early, deadline)
-            self._blame(link, error)
+                await self._serve_link(link, session, stream, early, deadline)
+            if link.error is not None:
+                raise link.error
         finally:
             self.detach(link)
 
@@ -269,22 +301,16 @@ class Swarm(Hub):
         elif dialed and len(self._mine) < ADDRESSES_MAX:
             self._mine[address] = None
 
-    def _blame(self, link: TcpLink, error: RemoteProtocolError | None) -> None:
-        if error is None:
-            return
-        if self._links.get(link.peer) is not link or error.reason in UNPROVEN:
-            raise error
-        log.info("%s at %s: %s", short_id(link.peer), link.address, error)
-        self.drop(link.peer, error)
-
     async def _shake_hands(
-        self, stream: trio.SocketStream, session: Session, deadline: float
+        self, stream: trio.SocketStream, session: Session, deadline: float, payer: Payer | None
     ) -> tuple[Established, list[Message]]:
         with trio.move_on_at(deadline):
             await stream.send_all(session.data_to_send())
             while True:
+                if payer is not None:
+                    await self.effort.turn_of_handshake(payer)
                 try:
-                    events = await self._receive(stream, session)
+                    events = await self._receive(stream, session, payer)
                 except RemoteProtocolError:
                     await stream.send_all(session.data_to_send())  # our preamble, in which a refused peer reads why
                     raise
@@ -293,35 +319,55 @@ class Swarm(Hub):
                     return events[0], [event for event in events[1:] if isinstance(event, Message)]
         raise RemoteProtocolError("handshake-timeout", f"no handshake within {HANDSHAKE_SECONDS:g} seconds")
 
-    async def _receive(self, stream: trio.SocketStream, session: Session) -> list[Established | Message]:
-        data = await stream.receive_some(READ_BYTES)
+    async def _receive(
+        self, stream: trio.SocketStream, session: Session, payer: Payer | None = None
+    ) -> list[Established | Message]:
+        return self._take(session, bytes(await stream.receive_some(READ_BYTES)), payer)
+
+    def _take(self, session: Session, data: bytes, payer: Payer | None) -> list[Established | Message]:
         if not data:
             session.receive_end()
             raise trio.BrokenResourceError("closed by the peer")
-        return session.receive(data)
+        with self.working(payer) if payer is not None else contextlib.nullcontext():
+            return session.receive(data)
 
     async def _serve_link(
         self, link: TcpLink, session: Session, stream: trio.SocketStream, early: list[Message], deadline: float
-    ) -> RemoteProtocolError | None:
-        """Read and write until the link ends; the error that ended it, if it is the peer's."""
-        error: RemoteProtocolError | None = None
+    ) -> None:
+        """Read and write until the link ends."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._write, link, session, stream)
             try:
+                self.check_peer(link.peer)
                 messages = await self._confirm(link, session, stream, early, deadline)
                 nursery.start_soon(link.keep_alive)
                 await self._read(link, session, stream, messages)
-            except RemoteProtocolError as caught:
-                error = caught
+            except RemoteProtocolError as error:
+                self._blame(link, error)
             except (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
-                pass
+                nursery.cancel_scope.cancel()
+            with contextlib.suppress(OSError, trio.BrokenResourceError, trio.ClosedResourceError):
+                while link.closed and await stream.receive_some(READ_BYTES):
+                    """Until the peer has read why; unread bytes would make the kernel throw our last ones away."""
             nursery.cancel_scope.cancel()
-        return error
+
+    def _blame(self, link: TcpLink, error: RemoteProtocolError) -> None:
+        """What cost the peer this link. It is counted by `_converse`, or the key is banned."""
+        if isinstance(error, Farewell) or error.reason in (*UNPROVEN, "self"):
+            link.error = error
+        elif self._links.get(link.peer) is link:
+            log.info("%s at %s: %s", short_id(link.peer), link.address, error)
+            self.drop(link.peer, error)
+        else:
+            link.error = error
+            link.close(error.reason)
 
     async def _confirm(
         self, link: TcpLink, session: Session, stream: trio.SocketStream, early: list[Message], deadline: float
     ) -> list[Message]:
         """Attach the link, if the smaller key keeps it; what the peer has sent by then."""
+        if link.dialed and link.address in self._book:
+            self._book[link.address].peer = link.peer
         decides = self.me < link.peer
         if not decides:
             link.ping()
@@ -331,11 +377,22 @@ class Swarm(Hub):
                 messages = [event for event in await self._receive(stream, session) if isinstance(event, Message)]
         if not messages:
             raise RemoteProtocolError("handshake-timeout", "the handshake was not confirmed")
+        check_first(messages[0])
         if decides and self._keeps_another(link):
             raise trio.ClosedResourceError
         self.attach(link)
+        if link.half_open is not None:
+            self._half_open.leave(link.half_open)
+        if link.standing >= Standing.MEMBER:
+            self._member_hosts[link.host] = None
+            self._member_hosts.move_to_end(link.host)
+            if len(self._member_hosts) > BOOK_MAX:
+                self._member_hosts.popitem(last=False)
         if link.dialed:
             self._succeeded(link.address)
+        shown = self._guest()
+        if shown is not None:
+            link.post(shown, Priority.CONTROL)
         if addresses := self._addresses(link):
             link.post(Addresses(addresses), Priority.CONTROL)
         self._discovery.linked(link)
@@ -349,14 +406,18 @@ class Swarm(Hub):
         return True
 
     async def _read(self, link: TcpLink, session: Session, stream: trio.SocketStream, messages: Sequence[Message]) -> None:
-        while True:
+        while not link.closed:
             for message in messages:
                 await self.deliver(link, message)
+            size = STRANGER_READ_BYTES if link.standing is Standing.STRANGER else READ_BYTES
             with trio.CancelScope(deadline=trio.current_time() + self.pace.idle_seconds) as link.idle_scope:
-                events = await self._receive(stream, session)
+                data = await stream.receive_some(size)
             if link.idle_scope.cancelled_caught:
                 raise RemoteProtocolError("idle", "silent for too long")
-            messages = [event for event in events if isinstance(event, Message)]
+            await self.turn(link, is_full=len(data) == size)
+            messages = [event for event in self._take(session, bytes(data), link.payer) if isinstance(event, Message)]
+            self.stand(link)
+            self.hold(link)
 
     async def _write(self, link: TcpLink, session: Session, stream: trio.SocketStream) -> None:
         """The only place that seals frames: what is sealed is sent, in order, or the connection ends."""
@@ -365,8 +426,13 @@ class Swarm(Hub):
                 while True:
                     await link.output()
                     sending.deadline = trio.current_time() + SEND_SECONDS
-                    await stream.send_all(session.data_to_send(link.frame_bytes()))
+                    with self.working(link.payer):
+                        data = session.data_to_send(link.frame_bytes())
+                    await stream.send_all(data)
                     sending.deadline = math.inf
+                    if link.closed:
+                        await stream.send_eof()
+                        return
             except (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
                 link.close()
         if sending.cancelled_caught:
@@ -437,12 +503,12 @@ class Swarm(Hub):
         known.at_once.set()
         return True
 
-    def _note(self, address: str, reason: str) -> None:
+    def _note(self, address: str, reason: str, was_linked: bool = True) -> None:
         """An attempt has failed; a link that was in use, or another one to the same peer, is no failure."""
         known = self._book.get(address)
         if known is not None:
             has_another = known.peer is not None and known.peer in self._links
-            known.came_to_something("" if known.linked or has_another else reason)
+            known.came_to_something("" if (known.linked and was_linked) or has_another else reason)
 
     def _succeeded(self, address: str) -> None:
         known = self._book.get(address)

@@ -35,6 +35,7 @@ from peer.driver.hearing import Hearing
 from peer.driver.holding import Holding
 from peer.driver.keeping import Keeping
 from peer.driver.membership import Membership
+from peer.driver.standings import Standings, guest
 from peer.driver.upgrades import UpgradeNews
 from peer.roles.base import RoundWork
 from peer.roles.trainer import Trainer
@@ -47,6 +48,7 @@ from peer.settings.invitations import InvitationBook
 from peer.worker.supervisor import Worker
 from protocol.api import PeerApi
 from protocol.errors import RemoteProtocolError, StorageError
+from protocol.identity import Ed25519Verifier
 from storage.blobs import Blobs
 from storage.store import Store
 from training.data.corpus import read_text
@@ -85,6 +87,8 @@ async def running(config: Config, make_round_work: MakeRoundWork | None = None) 
         host, events = ModelHost(directory.models, config.threads), EventLog()
         book = directory.path / "addresses"
         remembered = addressbook.load(book, lambda text: events.add("warning", text))
+        invitation = _invitation(directory)
+        standings = Standings(signer.public, genesis.chain_id, Ed25519Verifier(), lambda: driver.state)
         network = Swarm(
             signer,
             genesis.chain_id,
@@ -93,6 +97,9 @@ async def running(config: Config, make_round_work: MakeRoundWork | None = None) 
             blobs,
             remembered=remembered,
             advertise=config.advertise,
+            standing_of=standings,
+            welcome=standings.welcome,
+            guest=lambda: guest(invitation, signer.public, driver.state),
             tell=lambda text: events.add("peer", text),
             members=lambda peer: driver.state.members.speaks(peer),
             hosts=hosts,
@@ -101,7 +108,6 @@ async def running(config: Config, make_round_work: MakeRoundWork | None = None) 
         role = features.roles()[config.role]
         worker = Worker(config.resources, engine=config.engine) if role.needs_worker else None
         round_work = (make_round_work or configured_round_work)(config, worker, texts, lambda: driver)
-        invitation = _invitation(directory)
         anchor = invitation.anchor if invitation else None
         driver = Driver(signer, genesis, store, blobs, host, network, round_work, events, anchor)
         author, stopped = Author(driver), trio.Event()

@@ -17,7 +17,7 @@ from peer import features
 from peer.api.causes import DISK_CRITICAL_BYTES, DISK_WARNING_BYTES
 from peer.doctor.findings import Finding, fault, ok, warning
 from peer.settings.config import Config
-from transport.swarm import LINKS_MAX
+from transport.hub import LINKS_MAX
 
 MEMORY_BYTES_MIN = 120_000_000  # of a peer without a worker, with the default model: what `scenarios.idle` allows
 WORKER_BYTES_MIN = 400_000_000  # of a peer with a worker, in all

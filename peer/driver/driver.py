@@ -131,7 +131,8 @@ class Driver:
         spoken = partial(self.store.round_votes, self.signer.public)
         restart = restart_of(self.store, ledger.state.height)
         accepted = self.store.accepted_proposals
-        return Node(self.signer, self.rules, ledger, restart, self._verifier, spoken, accepted, self._anchor_height, measured)
+        known = self._anchor_height, measured, time.thread_time
+        return Node(self.signer, self.rules, ledger, restart, self._verifier, spoken, accepted, *known)
 
     def _restored_ledger(self) -> Ledger:
         state = self.rules.restored(self.store.state())
@@ -192,6 +193,7 @@ class Driver:
         async for event in self.network.events:
             if isinstance(event, Received) and is_about_snapshots(event.data):
                 self.snapshots.received(event.peer, event.data)
+                self.network.worked(event.peer, 0.0)  # it has bounds of its own
             else:
                 await self._inbox_send.send(event)
 
@@ -220,6 +222,9 @@ class Driver:
     async def _turn(self, items: list[Item]) -> None:
         turn = self.node.turn(items, self.now())
         self._deadline = turn.deadline
+        for peer, spent in self.node.spent.items():
+            for seconds in spent:
+                self.network.worked(peer, seconds)
         for fault in turn.faults:
             self.witness.misbehaved(fault.peer, fault.error)
             self.network.drop(fault.peer, fault.error)

@@ -122,7 +122,8 @@ class Node:
     must be applied first thing, each with an `AppliedBlock`. `spoken(job, round)` reads from disk what this key signed in a
     round: {message tag: signed}, and `accepted(job, round)` the proposals that its ballot there accepts; both are called when
     a round opens. `verifier` is asked about every signature outside the transition rules; give the one that `rules` has, and a
-    caching one. `anchor_height` is as for `Replica`, `measured` what the node knew whose state this one's replaces.
+    caching one. `anchor_height` is as for `Replica`, `measured` what the node knew whose state this one's replaces. `processor`
+    reads the processor time of this thread; the node only passes on what its messages took.
 
     The shell calls `turn` once at the start with no items, then whenever something came in or the last turn's `deadline` has
     passed. Before it calls `turn` again, it must have carried out the turn before: `consensus.turn.persist`, then `deliver`.
@@ -141,6 +142,7 @@ class Node:
         accepted: Callable[[bytes, int], Sequence[Signed]],
         anchor_height: int = 0,
         measured: Measured | None = None,
+        processor: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self.me = signer.public
         self.chain_id = rules.chain_id
@@ -151,6 +153,8 @@ class Node:
         self.heard: tuple[tuple[bytes, RoundMessage], ...] = ()  # round messages that began to count in the last turn, by signer
         self.dropped: tuple[tuple[Signed, str], ...] = ()  # our transactions that left the pool undecided, and why, likewise
         self.refused: dict[str, int] = {}  # how many messages were not for us, by reason
+        self.spent: dict[bytes, list[float]] = {}  # for each message of the last turn, by who sent it: seconds of the processor
+        self._processor = processor
         self._signer = signer
         self._spoken, self._accepted = spoken, accepted
         self._links: dict[bytes, float] = {}  # when each last said something
@@ -207,7 +211,7 @@ class Node:
     def turn(self, items: Sequence[Item], now: float) -> Turn:
         """Everything that `items` lead to, merged: one fsync, then the sends. `now` is as for `Replica`."""
         self._now = max(now, self._now)
-        self._turns, self.heard, self.dropped = [], (), ()
+        self._turns, self.heard, self.dropped, self.spent = [], (), (), {}
         if not self._has_started:
             self._has_started = True
             self._follow_rounds()
@@ -294,10 +298,12 @@ class Node:
             case Received(peer=peer, data=data):
                 if peer in self._links:
                     self._links[peer] = self._now
+                started = self._processor()
                 try:
                     self._handle_message(peer, data)
                 except RemoteProtocolError as error:
                     self._turns.append(Turn(faults=(Fault(peer, error),)))
+                self.spent.setdefault(peer, []).append(self._processor() - started)
             case Connected(peer=peer):
                 self._links[peer] = self._now
                 self._take(events.Connected(peer))

@@ -57,7 +57,7 @@ async def dial_each_other(tcp: SwarmWorld) -> None:
         nursery.start_soon(alice.run)
         nursery.start_soon(bob.run)
         await linked(alice, bob)
-        await until(lambda: alice._half_open.total() == bob._half_open.total() == 0)
+        await until(lambda: len(alice._half_open) == len(bob._half_open) == 0)
         await until(lambda: alice._open.total() + bob._open.total() == 1)
         assert alice.send(bob.me, b"ping")
         assert bob.send(alice.me, b"pong")
@@ -314,22 +314,6 @@ async def test_a_handshake_that_is_never_confirmed_is_ended(tcp: SwarmWorld, mon
         assert not alice._links
 
 
-async def test_half_open_connections_are_bounded(tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(swarm, "HALF_OPEN_PER_HOST_MAX", 3)
-    with trio.fail_after(DEADLINE_SECONDS):
-        alice = await tcp.start(ALICE)
-        idle = [await tcp.connect(alice) for _ in range(3)]
-        await until(lambda: alice._half_open.total() == 3)
-        extra = await tcp.connect(alice)
-        assert await extra.receive_some() == b""
-        assert alice.refused() == {"half-open": 1}
-        for stream in idle:
-            await stream.aclose()
-        await until(lambda: alice._half_open.total() == 0)
-        bob = await tcp.start(BOB)
-        await linked(alice, bob)
-
-
 async def test_open_links_are_bounded(tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(swarm, "LINKS_PER_HOST_MAX", 1)
     with trio.fail_after(DEADLINE_SECONDS):
@@ -445,7 +429,7 @@ async def test_what_is_said_of_my_own_key_and_leads_to_myself_is_no_other_machin
         assert bob.send(alice.me, b"after it")
         assert await next_event(alice, Received) == Received(bob.me, b"after it")
         assert mine not in alice._book
-        assert not [event for event in alice.events._queue if isinstance(event, Copied)]
+        assert not [event for line in alice.events._members.values() for event in line.events if isinstance(event, Copied)]
 
 
 async def test_a_busy_port_is_one_clear_line(tcp: SwarmWorld) -> None:

@@ -1,0 +1,84 @@
+"""Who is a stranger, a guest, a member, a voter: by the state and by invitations that were shown."""
+
+from __future__ import annotations
+
+import pytest
+
+from ledger.members import Leave, Revoke, token_preimage
+from peer.driver.standings import Standings
+from protocol.errors import RemoteProtocolError
+from protocol.messages import Guest
+from tests.ledger.world import FAR_MS, PEOPLE, TOKEN, World
+from tests.sim.keys import FastSigner, FastVerifier
+from transport.standing import Standing
+
+ME, OTHER, NEW, THIRD = PEOPLE[0], PEOPLE[1], PEOPLE[8], PEOPLE[9]
+
+
+def standings(world: World, me: FastSigner = ME) -> Standings:
+    return Standings(me.public, world.chain, FastVerifier(), lambda: world.state)
+
+
+def shown(world: World, holder: FastSigner, by: FastSigner = ME, expires: int = FAR_MS) -> Guest:
+    return Guest(world.invitation(by, TOKEN, expires), TOKEN.sign(token_preimage(world.chain, holder.public)))
+
+
+def test_whoever_shows_an_open_invitation_is_a_guest_until_it_is_used_and_a_member_then() -> None:
+    world = World()
+    of = standings(world)
+    assert of(OTHER.public) is Standing.VOTER
+    assert of(NEW.public) is Standing.STRANGER
+    of.welcome(NEW.public, shown(world, NEW))
+    assert of(NEW.public) is Standing.GUEST
+    world.decide(world.admission(NEW))
+    assert of(NEW.public) is Standing.MEMBER
+
+
+def test_one_invitation_makes_one_guest() -> None:
+    world = World()
+    of = standings(world)
+    for holder in (NEW, THIRD):
+        of.welcome(holder.public, shown(world, holder))
+    assert (of(NEW.public), of(THIRD.public)) == (Standing.STRANGER, Standing.GUEST)
+
+
+@pytest.mark.parametrize("wrong", ["a member that does not vote", "revoked", "expired"])
+def test_an_invitation_that_admits_nobody_makes_no_guest(wrong: str) -> None:
+    world = World()
+    of, by, expires = standings(world), ME, FAR_MS
+    if wrong == "revoked":
+        world.decide(world.tx(ME, "member/revoke", Revoke(world.invitation())))
+    elif wrong == "expired":
+        expires = 1
+        world.decide()
+    else:
+        by = THIRD
+    of.welcome(NEW.public, shown(world, NEW, by, expires))
+    assert of(NEW.public) is Standing.STRANGER
+
+
+def test_an_invitation_in_the_hands_of_somebody_else_is_no_honest_peers() -> None:
+    world = World()
+    of = standings(world)
+    with pytest.raises(RemoteProtocolError) as caught:
+        of.welcome(THIRD.public, shown(world, NEW))
+    assert caught.value.reason == "bad-signature"
+    assert of(THIRD.public) is Standing.STRANGER
+
+
+def test_a_guest_whose_invitation_is_revoked_is_a_stranger_again() -> None:
+    world = World()
+    of = standings(world)
+    of.welcome(NEW.public, shown(world, NEW))
+    world.decide(world.tx(ME, "member/revoke", Revoke(world.invitation())))
+    assert of(NEW.public) is Standing.STRANGER
+
+
+def test_to_a_newcomer_nobody_is_a_stranger_and_a_voter_that_left_stays_a_member() -> None:
+    world = World()
+    assert standings(world, NEW)(THIRD.public) is Standing.MEMBER
+    of = standings(world)
+    world.decide(world.tx(OTHER, "member/leave", Leave()))
+    for _ in range(3):
+        world.decide()
+    assert of(OTHER.public) is Standing.MEMBER

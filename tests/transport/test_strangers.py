@@ -1,0 +1,260 @@
+"""What strangers may take of a peer, over real sockets: memory, slots. Members lose nothing by them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+import pytest
+import trio
+
+from protocol.codec import decode_message, encode
+from protocol.errors import RemoteProtocolError
+from protocol.identity import Identity
+from protocol.messages import Closing, Ping
+from tests.transport.conftest import SwarmWorld
+from tests.transport.helpers import ALICE, BOB, CAROL, DAVE, linked, make_session, next_event, until
+from transport import hub, slots
+from transport.farewell import in_words
+from transport.framing import Channel, Inbox, Message, Outbox, Priority
+from transport.network import Disconnected, Received
+from transport.session import Session
+from transport.shares import Memory
+from transport.standing import Standing
+from transport.swarm import READ_BYTES, Swarm
+
+DEADLINE_SECONDS = 20.0
+KIB = 1 << 10
+
+
+def standing(**of: Standing) -> Callable[[bytes], Standing]:
+    keys = {identity.public: name for name, identity in {"alice": ALICE, "bob": BOB, "carol": CAROL, "dave": DAVE}.items()}
+    return lambda peer: of.get(keys.get(peer, ""), Standing.STRANGER)
+
+
+async def connected(tcp: SwarmWorld, network: Swarm, identity: Identity = BOB) -> tuple[trio.SocketStream, Session]:
+    """A stranger's link, made by hand: it takes and says nothing more by itself."""
+    stream, session = await tcp.connect(network), make_session(identity, True)
+    await stream.send_all(session.data_to_send())
+    while session.peer is None:
+        session.receive(await stream.receive_some())
+    session.outbox.push(Channel.LINK, encode(Ping(1)), Priority.VOTE)
+    while data := session.data_to_send():
+        await stream.send_all(data)
+    await until(lambda: identity.public in network.connected())
+    return stream, session
+
+
+async def test_strangers_that_take_nothing_hold_no_more_than_their_budget_and_members_have_their_own(tcp: SwarmWorld) -> None:
+    with trio.fail_after(DEADLINE_SECONDS):
+        alice = await tcp.start(ALICE, standing_of=standing(dave=Standing.MEMBER))
+        alice.memory = Memory(members=1024 * KIB, strangers=256 * KIB)
+        for identity in (BOB, CAROL):
+            await connected(tcp, alice, identity)
+        await connected(tcp, alice, DAVE)
+        message = bytes(16 * KIB)
+        for _ in range(300):  # far more than sockets and budget take together
+            alice.send(BOB.public, message, Priority.BULK)
+            alice.send(CAROL.public, message, Priority.CONTROL)
+            await trio.lowlevel.checkpoint()
+            assert alice.memory.held <= 256 * KIB
+        assert alice.refused()["queue-full"] > 0
+        assert {BOB.public, CAROL.public} <= alice.connected()
+        assert all(alice.send(DAVE.public, message, Priority.BULK) for _ in range(32))
+
+
+async def test_of_strangers_the_one_that_holds_most_gives_way_and_not_the_one_with_little(tcp: SwarmWorld) -> None:
+    with trio.fail_after(DEADLINE_SECONDS):
+        alice = await tcp.start(ALICE, standing_of=standing())
+        alice.memory = Memory(members=1024 * KIB, strangers=256 * KIB)
+        for identity in (BOB, CAROL):
+            await connected(tcp, alice, identity)
+        while alice.send(BOB.public, bytes(16 * KIB), Priority.BULK):
+            pass
+        for _ in range(7):
+            assert alice.send(CAROL.public, bytes(16 * KIB), Priority.BULK)
+        assert alice.connected() == {CAROL.public}
+        assert alice.refused() == {"queue-full": 1, "memory": 1}
+
+
+async def test_messages_that_come_in_part_are_counted_and_cost_the_stranger_its_link(tcp: SwarmWorld) -> None:
+    with trio.fail_after(DEADLINE_SECONDS):
+        alice = await tcp.start(ALICE, standing_of=standing())
+        alice.memory = Memory(members=1024 * KIB, strangers=256 * KIB)
+        stream, session = await connected(tcp, alice)
+        session.outbox.push(Channel.APPLICATION, bytes(512 * KIB), Priority.BULK)
+        with contextlib.suppress(trio.BrokenResourceError):
+            while data := session.data_to_send():
+                await stream.send_all(data)
+                assert alice.memory.held <= 256 * KIB + READ_BYTES
+        await next_event(alice, Disconnected)
+        assert alice.refused() == {"memory": 1}
+        assert alice.memory.held == 0
+
+
+async def test_what_a_stranger_said_and_nobody_has_taken_goes_with_its_link(tcp: SwarmWorld) -> None:
+    """One key after the other would else fill the memory."""
+    with trio.fail_after(DEADLINE_SECONDS):
+        alice = await tcp.start(ALICE, standing_of=standing(dave=Standing.MEMBER))
+        for identity in (BOB, DAVE):
+            stream, session = await connected(tcp, alice, identity)
+            session.outbox.push(Channel.APPLICATION, bytes(100 * KIB), Priority.CONTROL)
+            while data := session.data_to_send():
+                await stream.send_all(data)
+            await until(lambda: alice.memory.held > 100 * KIB)
+            await stream.aclose()
+            await until(lambda key=identity.public: key not in alice.connected())
+            is_kept = identity is DAVE
+            assert (alice.memory.held > 100 * KIB) == is_kept
+        assert await next_event(alice, Received) == Received(DAVE.public, bytes(100 * KIB))
+        assert alice.memory.held == 0
+
+
+async def test_a_voter_gets_in_where_strangers_and_members_fill_all_links(
+    tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub, "LINKS_MAX", 2)
+    with trio.fail_after(DEADLINE_SECONDS):
+        alice = await tcp.start(ALICE, standing_of=standing(carol=Standing.MEMBER, dave=Standing.VOTER))
+        await connected(tcp, alice, BOB)
+        await connected(tcp, alice, CAROL)
+        await tcp.start(DAVE, bootstrap=[alice.address])
+        await until(lambda: DAVE.public in alice.connected())
+        assert alice.connected() == {CAROL.public, DAVE.public}, "the stranger gives way first"
+        assert alice.refused() == {"gave-way": 1}
+
+
+async def test_a_stranger_takes_no_link_of_a_member(tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "LINKS_MAX", 1)
+    with trio.fail_after(DEADLINE_SECONDS):
+        alice = await tcp.start(ALICE, standing_of=standing(dave=Standing.MEMBER))
+        await connected(tcp, alice, DAVE)
+        await tcp.start(BOB, bootstrap=[alice.address])
+        await until(lambda: alice.refused().get("too-many-links"))
+        assert alice.connected() == {DAVE.public}
+
+
+async def test_strangers_have_slots_of_their_own_and_the_oldest_of_the_fullest_host_gives_way(
+    tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub, "STRANGERS_MAX", 2)
+    with trio.fail_after(DEADLINE_SECONDS):
+        alice = await tcp.start(ALICE, standing_of=standing())
+        for identity in (BOB, CAROL, DAVE):
+            await connected(tcp, alice, identity)
+        assert alice.connected() == {CAROL.public, DAVE.public}
+
+
+async def test_half_open_connections_are_bounded_the_oldest_gives_way(tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slots, "HALF_OPEN_PER_HOST_MAX", 3)
+    with trio.fail_after(DEADLINE_SECONDS):
+        alice = await tcp.start(ALICE, standing_of=standing())
+        idle = [await tcp.connect(alice) for _ in range(3)]
+        await until(lambda: len(alice._half_open) == 3)
+        bob = await tcp.start(BOB)
+        assert await idle[0].receive_some() == b""
+        await until(lambda: alice.refused() == {"half-open": 1})
+        await linked(alice, bob)
+        assert len(alice._half_open) == 2
+
+
+async def test_a_handshake_that_is_not_confirmed_is_half_open(tcp: SwarmWorld) -> None:
+    with trio.fail_after(DEADLINE_SECONDS):
+        alice = await tcp.start(ALICE, standing_of=standing())
+        stream, session = await tcp.connect(alice), make_session(BOB, True)
+        await stream.send_all(session.data_to_send())
+        while session.peer is None:
+            session.receive(await stream.receive_some())
+        await stream.send_all(session.data_to_send())
+        await trio.testing.wait_all_tasks_blocked(0.05)
+        assert len(alice._half_open) == 1
+
+
+async def test_hosts_of_members_are_spared_while_others_are_half_open() -> None:
+    half_open, ended = slots.HalfOpen(), []
+
+    async def hold(host: str, *, task_status: trio.TaskStatus[None]) -> None:
+        try:
+            with half_open.place(host, {"member"}):
+                task_status.started()
+                await trio.sleep_forever()
+        except RemoteProtocolError as error:
+            ended.append((host, error.reason))
+
+    async with trio.open_nursery() as nursery:
+        for number in range(slots.HALF_OPEN_MAX):
+            await nursery.start(hold, "member" if number < slots.HALF_OPEN_PER_HOST_MAX else f"host {number % 16}")
+        await nursery.start(hold, "newcomer")
+        await trio.testing.wait_all_tasks_blocked()
+        assert ended == [("host 0", "half-open")]
+        nursery.cancel_scope.cancel()
+
+
+# Why a link was closed ------------------------------------------------------------------------------------------------
+
+
+async def test_whoever_is_refused_reads_why_where_it_dials(tcp: SwarmWorld) -> None:
+    told: list[str] = []
+    with trio.fail_after(DEADLINE_SECONDS):
+        alice = await tcp.start(ALICE, allow=lambda peer: False)
+        bob = await tcp.start(BOB, bootstrap=[alice.address], tell=told.append)
+        await until(lambda: bob.unreached())
+        assert bob.unreached()[0].reason == "it closed the link: it does not talk to this peer's key"
+        assert not bob.connected() and not bob.refused()
+        await until(lambda: told)
+        assert "it does not talk to this peer's key" in told[0]
+
+
+async def test_whoever_is_dropped_reads_why(tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "BAN_SECONDS", 1000.0)
+    with trio.fail_after(DEADLINE_SECONDS):
+        alice = await tcp.start(ALICE)
+        bob = await tcp.start(BOB, bootstrap=[alice.address])
+        await linked(alice, bob)
+        bob.send(alice.me, bytes(1000 * KIB), Priority.BULK)
+        alice.drop(bob.me, RemoteProtocolError("flood"))
+        await until(lambda: bob.unreached())
+        assert bob.unreached()[0].reason in (
+            "it closed the link: flood",
+            "it closed the link: this peer's key is refused there for some minutes, after what it sent",
+        )
+        assert not bob.refused()
+
+
+async def test_a_stranger_reads_that_it_gave_way(tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "LINKS_MAX", 1)
+    with trio.fail_after(DEADLINE_SECONDS):
+        alice = await tcp.start(ALICE, standing_of=standing(dave=Standing.VOTER))
+        stream, session = await connected(tcp, alice)
+        await tcp.start(DAVE, bootstrap=[alice.address])
+        last = None
+        async for data in stream:
+            for event in session.receive(bytes(data)):
+                assert isinstance(event, Message)
+                last = event
+        assert last is not None
+        assert decode_message(last.data, (Closing,)) == Closing("gave-way")
+
+
+async def test_to_a_peer_of_the_version_before_no_reason_is_sent(tcp: SwarmWorld) -> None:
+    with trio.fail_after(DEADLINE_SECONDS):
+        alice = await tcp.start(ALICE, allow=lambda peer: False)
+        bob = await tcp.start(BOB, bootstrap=[alice.address], versions=(2,))
+        await until(lambda: bob.unreached())
+        assert bob.unreached()[0].reason.startswith("the other side ended the connection")
+
+
+def test_of_a_reason_that_a_stranger_made_up_nothing_is_shown_but_a_word() -> None:
+    assert in_words("some-new-reason") == "it closed the link: some-new-reason"
+    assert in_words("\x1b[2J") == "it closed the link: for a reason that is no word"
+
+
+def test_the_last_message_is_whole_where_another_was_begun() -> None:
+    outbox, inbox = Outbox(), Inbox()
+    outbox.push(Channel.APPLICATION, bytes(100 * KIB), Priority.VOTE)
+    outbox.push(Channel.APPLICATION, b"not sent any more", Priority.BULK)
+    assert inbox.take(outbox.fill()) == []
+    outbox.end(Channel.LINK, b"why")
+    assert not outbox.push(Channel.APPLICATION, b"too late", Priority.VOTE)
+    assert inbox.take(outbox.fill()) == [Message(Channel.LINK, Priority.CONTROL, b"why")]
+    assert not outbox and outbox.held == 0
