@@ -284,6 +284,7 @@ class Swarm(Hub):
         established, early = await self._shake_hands(stream, session, deadline, payer)
         if established.peer == self.me:
             self._meet_own_key(address, established.incarnation, dialed)
+            self.check_peer(self.me)  # raises
         link = TcpLink(established.peer, address, dialed, session, established.incarnation, stream, half_open)
         link.local_host = stream.socket.getsockname()[0]
         try:
@@ -353,7 +354,7 @@ class Swarm(Hub):
 
     def _blame(self, link: TcpLink, error: RemoteProtocolError) -> None:
         """What cost the peer this link. It is counted by `_converse`, or the key is banned."""
-        if isinstance(error, Farewell) or error.reason in (*UNPROVEN, "self"):
+        if isinstance(error, Farewell) or error.reason in UNPROVEN:
             link.error = error
         elif self._links.get(link.peer) is link:
             log.info("%s at %s: %s", short_id(link.peer), link.address, error)
