@@ -39,6 +39,7 @@ NONCE_BYTES: Final = 16  # nobody finds a second nonce for a commitment, nor gue
 DECLARATION_BYTES_MAX: Final = 1_024  # an objective's record in a proposal, of which a block may hold TRAINERS_MAX: some digests
 ROW_KEY_BYTES_MAX: Final = 64  # of a table: two digests
 ROW_BYTES_MAX: Final = 16 << 10  # of a record in a table: sixteen of them are read and written at once
+HOLDERS_MAX: Final = 3  # of a blob, named to a peer that asks for it: as many questions a liar can cause
 NAME_CHARACTERS_MAX: Final = 64  # names people give to networks, jobs and peers
 ADDRESSES_MAX: Final = 64  # one peer-exchange message
 ADDRESS_CHARACTERS_MAX: Final = 256  # HOST:PORT; names of the DNS have at most 253 characters, real ones far fewer

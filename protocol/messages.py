@@ -25,6 +25,7 @@ from protocol.limits import (
     DECLARATION_BYTES_MAX,
     HEADER_BYTES_MAX,
     HEARD_MAX,
+    HOLDERS_MAX,
     LINKS_MAX,
     NAME_CHARACTERS_MAX,
     NONCE_BYTES,
@@ -416,6 +417,24 @@ class NoBlob:
 
 
 @dataclass(frozen=True, slots=True)
+class BlobElsewhere:
+    """The answer to GetBlob of a peer that serves enough others, or is only getting the blob: these have it or are getting it."""
+
+    TAG: ClassVar[str] = "blob-elsewhere"
+    digest: Digest
+    held: bool  # I have it, too
+    holders: Annotated[tuple[Key, ...], Length(0, HOLDERS_MAX)]
+
+
+@dataclass(frozen=True, slots=True)
+class HasBlob:
+    """I have this blob now: to those I asked for it, and to those that I told to wait, whose turn it is."""
+
+    TAG: ClassVar[str] = "has-blob"
+    digest: Digest
+
+
+@dataclass(frozen=True, slots=True)
 class PeerAddress:
     peer: Key
     address: Address
@@ -542,5 +561,5 @@ AGREEMENT = (
 ROUNDS = (Relay, GetRound, Accusation)
 SNAPSHOTS = (GetSnapshot, SnapshotOffer, NoSnapshot, GetPart, Part)
 LINKS_OF: dict[int, tuple[type, ...]] = {2: (GetBlob, BlobChunk, NoBlob, Addresses, Ping, Pong)}  # by wire version
-LINKS_OF[3] = (*LINKS_OF[2], Records, GetRecords, Observed, DialBack, NotReached, Hears, Closing, Guest)
+LINKS_OF[3] = (*LINKS_OF[2], Records, GetRecords, Observed, DialBack, NotReached, Hears, Closing, Guest, BlobElsewhere, HasBlob)
 LINKS = LINKS_OF[3]

@@ -7,6 +7,10 @@ transfer (a stopped process keeps its links) is known to be silent: asked after 
 holders turn out not to have the right hash, nobody can say whose were wrong: the transfer starts again and keeps to bytes of one
 holder, whose lie is his.
 
+A holder serves one blob to few receivers at a time (`transport.serving`) and names to the others who has it or is getting it.
+Those wait until it is their turn somewhere, and ask the named ones, and everybody else, meanwhile. Names are hints: a liar that
+names peers without the blob costs a transfer so many questions, and its next names are not believed.
+
 Of an object that is larger than a part, the list of its parts comes first, under the object's own digest. Each part then is a
 transfer of its own, a few at once, and each peer asks in an order of its own. So several holders are asked, also those that have
 a few parts only; a lie costs a part; and what has come stays when this process ends.
@@ -26,9 +30,10 @@ import trio
 
 from protocol.errors import RemoteProtocolError, StorageError
 from protocol.limits import BLOB_CHUNK_BYTES
-from protocol.messages import BlobChunk, GetBlob, NoBlob
+from protocol.messages import BlobChunk, BlobElsewhere, GetBlob, HasBlob, NoBlob
 from transport.blobs import BlobStore, BlobWriter
 from transport.framing import Priority
+from transport.serving import REPEAT_SECONDS, Answer, Serving
 
 log = logging.getLogger(__name__)
 
@@ -51,13 +56,21 @@ REVEALS_MAX = 18  # more than one auditor fetches at once (`auditing`): who drip
 PARTS_AT_ONCE = 4  # of one object: its holders answer side by side, and turns are left for what is small
 TURN_SECONDS = 15.0  # then it is the turn of who waits, and the transfer goes on later where it stands: a holder may drip
 
+# A peer that was told to wait asks again after this long: for other names, and because its turn may have been lost.
+WAIT_SECONDS = 2.0
+WAIT_GETTING_SECONDS = 10.0  # the same of a peer that is getting the blob and says when it has it
+SOON_SECONDS = 2.0  # who has to wait longer for the rest of a blob goes where it is its turn
+SEARCH_SECONDS = 0.1  # meanwhile it asks one peer that nobody named in so long: whoever told it to wait may be a liar
+TURNS_BYTES_MIN = 2 * BLOB_CHUNK_BYTES  # what is smaller is sent at once: a turn costs as much
+
+assert WAIT_SECONDS > REPEAT_SECONDS
 # What one asker can have queued at one holder fits into the holder's queue.
 assert BLOB_CHUNK_BYTES * (WINDOW_CHUNKS * TRANSFERS_MAX // 2 + REVEAL_CHUNKS_MAX + REVEALS_MAX) <= 16 << 20
 assert PARTS_AT_ONCE < TRANSFERS_MAX
 assert REVEAL_CHUNKS_MIN <= REVEAL_CHUNKS_START <= REVEAL_CHUNKS_MAX
 
 RunBlocking = Callable[[Callable[[], None]], Awaitable[None]]
-Send = Callable[[bytes, GetBlob | BlobChunk | NoBlob, Priority], bool]
+Send = Callable[[bytes, GetBlob | BlobChunk | NoBlob | BlobElsewhere | HasBlob, Priority], bool]
 
 
 @dataclass(slots=True)
@@ -110,6 +123,7 @@ class _Transfer:
     pull: trio.CancelScope | None = None  # its deadline is the stall deadline
     holder: bytes | None = None
     asked: float = 0.0  # when this holder was
+    begun: int = 0  # the offset then
     moved: float = 0.0  # when the last chunk of this transfer came from it, or it was asked
     is_reveal: bool = False
     pace: Pace | None = None  # of a reveal: its holder's
@@ -123,6 +137,13 @@ class _Transfer:
     lacked: bool = False  # its holder said so
     one_holder: bool = False  # after a wrong hash: never mix holders again
     rests: Rests = field(default_factory=dict)
+    waits: dict[bytes, float] = field(default_factory=dict)  # who told us to wait for our turn -> asked again at
+    is_left: bool = False  # its holder told us to wait, or it is our turn elsewhere: no fault of that holder
+    named: dict[bytes, bytes] = field(default_factory=dict)  # who may have it -> who said so; by itself: it is our turn there
+    unbelieved: set[bytes] = field(default_factory=set)  # named peers without it, or a turn that was none
+    is_found: bool = False  # somebody that told us to wait says that it has it
+    search_at: float = 0.0  # while this is so: when a peer that nobody named is asked
+    asked_peers: set[bytes] = field(default_factory=set)  # who may keep a place for us, or may name us
 
     @property
     def complete(self) -> bool:
@@ -138,6 +159,15 @@ class _Transfer:
         """Over a slow link a holder answers after it was given up. Its chunks of a reveal are taken: nobody sends them again."""
         return self.holder == peer or (self.is_reveal and peer in self.rests and not self.one_holder)
 
+    def comes_soon(self, now: float) -> bool:
+        """Whether its holder sends the rest before another could, as far as one can tell."""
+        came = self.offset - self.begun
+        return self.holder is not None and came > 0 and (self.size_max - self.offset) / came * (now - self.asked) < SOON_SECONDS
+
+    def disbelieve(self, liar: bytes) -> None:
+        self.unbelieved.add(liar)
+        self.named = {peer: by for peer, by in self.named.items() if by != liar}
+
     def wake(self) -> None:
         self.changed.set()
 
@@ -152,13 +182,18 @@ class Exchange:
         drop: Callable[[bytes, RemoteProtocolError], None],
         connected: Callable[[], frozenset[bytes]],
         run_blocking: RunBlocking,
+        takes_turns: Callable[[bytes], bool] = lambda peer: False,
+        recall: Callable[[bytes, bytes], None] = lambda peer, digest: None,
     ) -> None:
+        """`takes_turns`: whether the link to a peer knows the messages about turns. `recall`: what waits to be sent of a blob."""
         self._me, self._blobs = me, blobs
         self._send, self._drop, self._connected, self._run_blocking = send, drop, connected, run_blocking
         self._transfers: dict[bytes, _Transfer] = {}
         self._goals: dict[bytes, _Goal] = {}
         self._paces: dict[bytes, Pace] = {}  # by holder
         self._left = trio.Event()  # somebody does not wait any more
+        self._takes_turns, self._recall, self._serving = takes_turns, recall, Serving()
+        self._served = trio.Event()  # who is served now, or waits, has changed
         self._silent: set[bytes] = set()  # asked in vain, and not heard from since
         self._turns, self._reveals = trio.CapacityLimiter(TRANSFERS_MAX), trio.CapacityLimiter(REVEALS_MAX)
         self._nursery: trio.Nursery | None = None
@@ -171,6 +206,7 @@ class Exchange:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         async with trio.open_nursery() as self._nursery:
             task_status.started()
+            self._nursery.start_soon(self._end_turns)
             while True:
                 await self._left.wait()
                 self._left = trio.Event()
@@ -270,7 +306,9 @@ class Exchange:
     def peer_disconnected(self, peer: bytes) -> None:
         self._silent.discard(peer)
         self._paces.pop(peer, None)
+        self._offer(self._serving.left(peer, trio.current_time()))
         for transfer in self._transfers.values():
+            transfer.waits.pop(peer, None)
             if transfer.holder == peer:
                 transfer.wake()
 
@@ -278,6 +316,8 @@ class Exchange:
         """Whoever does not know how long a blob is asks ahead for more than there is; that is answered by what there is."""
         size = self._blobs.piece_size(request.digest)
         if size is not None and request.offset >= size > 0:
+            return
+        if self._puts_off(peer, request.digest, size):
             return
         chunk = None if size is None else self._read(request, size)
         if chunk is not None and self._send(peer, chunk, Priority.BULK):
@@ -287,6 +327,64 @@ class Exchange:
                 self.reveals_to[peer] += len(chunk.chunk)
         else:  # also if the queue is full: "not now" is said at once, rather than left to be found out by a deadline
             self._send(peer, NoBlob(request.digest), Priority.CONTROL)
+
+    # Turns -----------------------------------------------------------------------------------------------------------
+
+    def _puts_off(self, peer: bytes, digest: bytes, size: int | None) -> bool:
+        """Whether it has to wait for its turn. What only audits ask for is sent at once: its asker has a deadline."""
+        is_coming = size is None and digest in self._transfers
+        if not (is_coming or (size or 0) >= TURNS_BYTES_MIN) or self._blobs.is_reveal(digest) or not self._takes_turns(peer):
+            return False
+        answer = self._serving.ask(digest, peer, size, trio.current_time())
+        if answer is Answer.ELSEWHERE:
+            self._send(peer, BlobElsewhere(digest, size is not None, self._serving.others(digest, peer)), Priority.CONTROL)
+        elif answer is Answer.PLACE:  # said at once: over a narrow uplink the first chunk takes longer than the asker's patience
+            self._send(peer, HasBlob(digest), Priority.CONTROL)
+        self._served.set()
+        return answer in (Answer.ELSEWHERE, Answer.NOTHING)
+
+    def _offer(self, turns: Iterable[tuple[bytes, bytes]]) -> None:
+        for peer, digest in turns:
+            self._send(peer, HasBlob(digest), Priority.CONTROL)
+        self._served.set()
+
+    async def _end_turns(self) -> None:
+        while True:
+            self._served = trio.Event()
+            with trio.move_on_at(self._serving.due()):
+                await self._served.wait()
+            self._offer(self._serving.lapse(trio.current_time()))
+
+    def on_blob_elsewhere(self, peer: bytes, answer: BlobElsewhere) -> None:
+        self._hear(peer)
+        transfer = self._transfers.get(answer.digest)
+        if transfer is None or transfer.holder != peer:
+            return
+        pause = WAIT_SECONDS if answer.held else WAIT_GETTING_SECONDS
+        transfer.waits[peer], transfer.is_left = trio.current_time() + pause, True
+        transfer.is_found = transfer.is_found or answer.held
+        if transfer.named.get(peer) == peer:
+            transfer.disbelieve(peer)
+        if peer not in transfer.unbelieved:
+            transfer.named |= {other: peer for other in answer.holders if other != self._me}
+            for other in answer.holders:
+                transfer.rests.pop(other, None)  # it may have got it meanwhile
+        transfer.wake()
+
+    def on_has_blob(self, peer: bytes, answer: HasBlob) -> None:
+        digest, now = answer.digest, trio.current_time()
+        self._offer((other, digest) for other in self._serving.has(digest, peer, now))
+        transfer = self._transfers.get(digest)
+        if transfer is not None and transfer.holder == peer:
+            self._hear(peer)  # we have a place, and the first chunk is on its way
+            return
+        if transfer is None or peer not in transfer.waits or peer in transfer.unbelieved:
+            return
+        if transfer.comes_soon(now):
+            self._send(peer, NoBlob(digest), Priority.CONTROL)
+        else:
+            transfer.waits[peer], transfer.named[peer], transfer.is_left = now, peer, True
+            transfer.wake()
 
     def _read(self, request: GetBlob, size: int) -> BlobChunk | None:
         try:
@@ -308,10 +406,15 @@ class Exchange:
                 transfer.pull.deadline = max(transfer.pull.deadline, until)
 
     def on_no_blob(self, peer: bytes, answer: NoBlob) -> None:
+        """Also: it does not want the blob from here any more."""
         self._hear(peer)
+        self._recall(peer, answer.digest)
+        self._offer((other, answer.digest) for other in self._serving.declined(answer.digest, peer, trio.current_time()))
         transfer = self._transfers.get(answer.digest)
         if transfer is not None and transfer.holder == peer:
             transfer.lacked = True
+            if peer in transfer.named:
+                transfer.disbelieve(transfer.named[peer])
             transfer.wake()
 
     def on_blob_chunk(self, peer: bytes, chunk: BlobChunk) -> None:
@@ -361,7 +464,7 @@ class Exchange:
             transfer.pull.deadline = now + STALL_SECONDS
         if transfer.pace is not None and asked is not None:
             transfer.pace.answered(now - asked, now)
-            transfer.window = self._share(transfer)
+        transfer.window = self._share(transfer)
 
     def _asked_of(self, pace: Pace) -> int:
         """Chunks that are awaited of its holder."""
@@ -387,7 +490,16 @@ class Exchange:
                     transfer.writer.abort()
         if self._transfers.get(transfer.digest) is transfer:
             del self._transfers[transfer.digest]
+        self._tell(transfer)
         transfer.done.set()
+
+    def _tell(self, transfer: _Transfer) -> None:
+        """Whoever was asked may have kept a place for this peer, or may name it; whoever waits for it may ask now."""
+        size = self._blobs.piece_size(transfer.digest)
+        for peer in transfer.asked_peers:
+            self._send(peer, NoBlob(transfer.digest) if size is None else HasBlob(transfer.digest), Priority.CONTROL)
+        if size is not None:
+            self._offer((peer, transfer.digest) for peer in self._serving.came(transfer.digest, size, trio.current_time()))
 
     async def _pull_until_held(self, transfer: _Transfer) -> None:
         while transfer.error is None and not self._is_here(transfer):
@@ -399,7 +511,7 @@ class Exchange:
                 holder, pause = (None, 0.0) if transfer.complete else self._choose(transfer)
                 if holder is not None:
                     transfer.pace = self._paces.setdefault(holder, Pace()) if transfer.is_reveal else None
-                    transfer.window = self._share(transfer)
+                    transfer.window = BLOB_CHUNK_BYTES if self._is_search(transfer, holder) else self._share(transfer)
                     await self._pull(transfer, holder, turns)
             if holder is None:
                 with trio.move_on_after(pause):
@@ -418,12 +530,24 @@ class Exchange:
         peers = self._connected()
         ready = self._ready(transfer)
         if not ready:
-            return None, min((transfer.rests[peer][0] - now for peer in peers), default=REST_SECONDS_MAX)
-        return min(ready, key=lambda peer: self._preference(transfer, peer)), 0.0
+            return None, min((self._asked_again(transfer, peer) - now for peer in peers), default=REST_SECONDS_MAX)
+        holder = min(ready, key=lambda peer: self._preference(transfer, peer))
+        if self._is_search(transfer, holder):
+            transfer.search_at = now + SEARCH_SECONDS
+        return holder, 0.0
 
     def _ready(self, transfer: _Transfer) -> set[bytes]:
         now = trio.current_time()
-        return {peer for peer in self._connected() if transfer.rests.get(peer, (now, 0.0))[0] <= now}
+        return {peer for peer in self._connected() if self._asked_again(transfer, peer) <= now}
+
+    def _asked_again(self, transfer: _Transfer, peer: bytes) -> float:
+        """When this peer may be asked."""
+        at = max(transfer.rests.get(peer, (-math.inf, 0.0))[0], transfer.waits.get(peer, -math.inf))
+        return max(at, transfer.search_at) if self._is_search(transfer, peer) else at
+
+    def _is_search(self, transfer: _Transfer, peer: bytes) -> bool:
+        is_hinted = peer in transfer.waits or peer in transfer.named or peer in transfer.preferred
+        return transfer.is_found and bool(transfer.waits) and not is_hinted
 
     def _preference(self, transfer: _Transfer, peer: bytes) -> tuple[object, ...]:
         """Asked first: whoever failed least, who answers, the named sources; the rest spreads the load over the holders.
@@ -432,19 +556,23 @@ class Exchange:
         if that is so, of a holder next.
         """
         spread, goal = hashlib.sha256(self._me + transfer.digest + peer).digest(), transfer.goal
+        hint = transfer.named.get(peer) != peer, peer not in transfer.named
         if goal is None:
-            return transfer.rests.get(peer, (0.0, 0.0))[1], peer in self._silent, peer not in transfer.preferred, spread
+            return transfer.rests.get(peer, (0.0, 0.0))[1], peer in self._silent, *hint, peer not in transfer.preferred, spread
         busy = [other.holder for other in self._transfers.values() if other.goal is goal and other.holder is not None]
         is_unknown = peer not in goal.holders
         is_second_try = is_unknown and (transfer.lacked or not goal.holders.issuperset(busy))
-        return goal.slow.get(peer, 0), peer in self._silent, is_second_try, busy.count(peer), is_unknown, spread
+        return goal.slow.get(peer, 0), peer in self._silent, *hint, is_second_try, busy.count(peer), is_unknown, spread
 
     async def _pull(self, transfer: _Transfer, holder: bytes, turns: trio.CapacityLimiter) -> None:
         """Take chunks from `holder` until the blob is complete, the holder is given up, or it is the turn of another transfer."""
         if transfer.one_holder and transfer.contributors - {holder}:
             transfer.restart()
-        transfer.holder, transfer.requested, transfer.asked = holder, transfer.offset, trio.current_time()
-        transfer.moved, transfer.lacked = transfer.asked, False
+        transfer.holder, transfer.requested, transfer.begun = holder, transfer.offset, transfer.offset
+        transfer.asked = trio.current_time()
+        transfer.moved, transfer.lacked, transfer.is_left = transfer.asked, False, False
+        if not transfer.is_reveal and self._takes_turns(holder):
+            transfer.asked_peers.add(holder)
         transfer.times.clear()
         patience = self._patience(transfer, holder)
         self._request(transfer, holder)
@@ -457,6 +585,13 @@ class Exchange:
         finally:
             transfer.holder = transfer.pull = transfer.pace = None
         now = trio.current_time()
+        if transfer.lacked:
+            transfer.asked_peers.discard(holder)
+        elif not transfer.complete and holder in transfer.asked_peers and transfer.waits.get(holder, 0.0) <= now:
+            self._send(holder, NoBlob(transfer.digest), Priority.CONTROL)  # our place there is another's
+        if transfer.is_left:
+            return
+        transfer.waits.pop(holder, None)
         if transfer.goal is not None and transfer.complete:
             transfer.rests.pop(holder, None)  # it does not lack them all
         elif transfer.goal is not None and not transfer.lacked:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 import struct
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from protocol.errors import RemoteProtocolError
@@ -99,6 +99,18 @@ class Outbox:
         if whole:
             self.push(channel, data, whole[0])
         self._is_over = True
+
+    def recall(self, priority: Priority, unwanted: Callable[[bytes], bool]) -> None:
+        """Takes back what waits, but for a message that has begun to leave."""
+        queue = self._queues[priority]
+        begun = [queue.popleft()] if self._offsets[priority] else []
+        kept = [message for message in queue if not unwanted(message[1])]
+        gone = sum(len(data) + MESSAGE_OVERHEAD_BYTES for _, data in queue)
+        gone -= sum(len(data) + MESSAGE_OVERHEAD_BYTES for _, data in kept)
+        self._waiting[priority] -= gone
+        self.account.add(-gone)
+        queue.clear()
+        queue.extend([*begun, *kept])
 
     def fill(self, capacity: int = FRAME_PLAINTEXT_MAX) -> bytes:
         """The plaintext of the next frame; empty if nothing waits."""

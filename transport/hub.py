@@ -18,10 +18,12 @@ from protocol.messages import (
     LINKS_OF,
     Addresses,
     BlobChunk,
+    BlobElsewhere,
     Closing,
     GetBlob,
     GetRecords,
     Guest,
+    HasBlob,
     Hears,
     NoBlob,
     Ping,
@@ -47,6 +49,8 @@ BAN_MEMORY_SECONDS = 3600.0  # a key that behaved for this long starts at the fi
 BANS_MAX = 1024  # the oldest is forgotten first
 HISTORIES_MAX = 1024  # of peers, 10 kB each: all that are linked, and as many that come and go
 LINKS_MAX = 512  # VOTERS_MAX and as many others
+
+CHUNK_HEAD_BYTES = 64  # of an encoded BlobChunk: its tag and digest stand first
 
 Allow = Callable[[bytes], bool]
 Welcome = Callable[[bytes, Guest], None]  # raises `RemoteProtocolError` for what is no invitation
@@ -210,7 +214,16 @@ class Hub:
         self._bans = Bans()
         self._past_sent = [0, 0, 0]
         self._past_received = [0, 0, 0]
-        self._exchange = Exchange(me, blobs, send=self._post, drop=self.drop, connected=self.connected, run_blocking=run_blocking)
+        self._exchange = Exchange(
+            me,
+            blobs,
+            send=self._post,
+            drop=self.drop,
+            connected=self.connected,
+            takes_turns=self._takes_turns,
+            recall=self._recall,
+            run_blocking=run_blocking,
+        )
 
     # Network ---------------------------------------------------------------------------------------------------------
 
@@ -397,6 +410,10 @@ class Hub:
                 self._exchange.on_blob_chunk(link.peer, message)
             case NoBlob():
                 self._exchange.on_no_blob(link.peer, message)
+            case BlobElsewhere():
+                self._exchange.on_blob_elsewhere(link.peer, message)
+            case HasBlob():
+                self._exchange.on_has_blob(link.peer, message)
             case Addresses():
                 self.on_addresses(link, message)
             case Records() | GetRecords():
@@ -412,6 +429,15 @@ class Hub:
                 self.stand(link)
             case Closing():
                 raise Farewell(message.reason)
+
+    def _takes_turns(self, peer: bytes) -> bool:
+        link = self._links.get(peer)
+        return link is not None and BlobElsewhere in LINKS_OF[link.version]
+
+    def _recall(self, peer: bytes, digest: bytes) -> None:
+        """Chunks of this blob that have not begun to leave are not sent."""
+        if peer in self._links:
+            self._links[peer].outbox.recall(Priority.BULK, lambda data: digest in data[:CHUNK_HEAD_BYTES])
 
     def _post(self, peer: bytes, message: Any, priority: Priority) -> bool:
         link = self._links.get(peer)

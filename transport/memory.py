@@ -17,7 +17,7 @@ from typing import Any
 import trio
 
 from protocol.errors import RemoteProtocolError
-from protocol.identity import short_id
+from protocol.identity import WIRE_VERSION, short_id
 from protocol.messages import Ping, Pong
 from transport.blobs import BlobStore
 from transport.farewell import Farewell
@@ -209,6 +209,7 @@ class MemoryNetwork(Hub):
     def __init__(self, mesh: Mesh, me: bytes, blobs: BlobStore, allow: Allow, pace: Pace, standing_of: StandingOf) -> None:
         super().__init__(me, blobs, allow, _inline, pace, standing_of=standing_of)
         self._mesh = mesh
+        self.version = WIRE_VERSION  # the highest that it speaks
         self._nursery: trio.Nursery | None = None
         self._dialing: set[bytes] = set()
 
@@ -269,6 +270,7 @@ class MemoryNetwork(Hub):
 
     def _make_link(self, other: MemoryNetwork, conditions: Conditions) -> tuple[MemoryLink, MemoryLink]:
         link, other_link = self._end(other, conditions, dialed=True), other._end(self, conditions, dialed=False)
+        link.version = other_link.version = min(self.version, other.version)
         link.join(other_link)
         self.attach(link)
         other.attach(other_link)

@@ -1,0 +1,185 @@
+"""A blob goes to three receivers at a time, and on from them; liars who name others, or keep places. Virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import trio
+from trio.testing import MockClock
+
+from protocol.identity import Identity
+from protocol.messages import BlobElsewhere, GetBlob, HasBlob
+from tests.transport.conftest import MemoryWorld, open_world
+from tests.transport.helpers import MemoryBlobs, digest, linked
+from transport import serving
+from transport.exchange import PATIENCE_SECONDS, SEARCH_SECONDS, STALL_SECONDS
+from transport.framing import Priority
+from transport.memory import MemoryNetwork, Mesh
+from transport.profiles import steady
+from transport.serving import ANSWER_SECONDS, PLACES, REPEAT_SECONDS, SLOW_SECONDS, Answer, Serving
+
+PEERS = [Identity(bytes([200 + n]) * 32) for n in range(13)]
+KEYS = [peer.public for peer in PEERS]
+BLOB = bytes(range(256)) * 4_000  # 16 chunks
+DIGEST = digest(BLOB)
+UPLINK = 20.0  # Mbit/s
+
+Spoil = Callable[[list[MemoryNetwork]], None]
+
+
+async def last_comes(
+    version: int,
+    *,
+    uplink: float = UPLINK / 10,
+    receivers: Iterable[int] = range(1, 13),
+    named: Iterable[int] = (0,),
+    spoil: Spoil = lambda networks: None,
+) -> float:
+    """Seconds until the last receiver has the blob of the first peer, whose uplink is `uplink`."""
+    async with open_world(MemoryWorld) as world:
+        assert isinstance(world, MemoryWorld)
+        world.mesh = Mesh(seed=1)
+        networks = []
+        for number, peer in enumerate(PEERS):
+            world.mesh.set_profile(peer.public, steady("", UPLINK if number else uplink, 100.0, 30.0))
+            network = await world.start(peer, MemoryBlobs(*() if number else (BLOB,)))
+            assert isinstance(network, MemoryNetwork)
+            network.version = version  # of the links that follow
+            networks.append(network)
+        await linked(*networks)
+        spoil(networks)
+        start = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            for number in receivers:
+                nursery.start_soon(networks[number].fetch, DIGEST, len(BLOB), [KEYS[source] for source in named])
+        return trio.current_time() - start
+
+
+async def test_the_last_of_twelve_has_it_in_half_the_time_or_less(autojump_clock: MockClock) -> None:
+    assert await last_comes(3) <= await last_comes(2) / 2
+
+
+async def test_a_fast_uplink_serves_all_at_once_when_that_is_known(autojump_clock: MockClock) -> None:
+    assert await last_comes(3, uplink=100 * UPLINK) < 1.0
+
+
+def lie(network: MemoryNetwork, answer: Callable[[bytes], object]) -> None:
+    """It answers each first request for the blob so, and nothing else."""
+
+    def on_get_blob(peer: bytes, request: GetBlob) -> None:
+        if request.offset == 0 and (said := answer(peer)) is not None:
+            network._post(peer, said, Priority.CONTROL)
+
+    network._exchange.on_get_blob = on_get_blob  # type: ignore[method-assign]
+
+
+async def test_a_liar_that_names_peers_without_the_blob_costs_a_few_questions(autojump_clock: MockClock) -> None:
+    """It is the named source; its accomplices say nothing, and the peer that has the blob is named by nobody."""
+
+    def spoil(networks: list[MemoryNetwork]) -> None:
+        lie(networks[1], lambda peer: BlobElsewhere(DIGEST, True, tuple(KEYS[2:5])))
+        for accomplice in networks[2:5]:
+            lie(accomplice, lambda peer: None)
+
+    seconds = await last_comes(3, uplink=UPLINK, receivers=[12], named=[1], spoil=spoil)
+    assert seconds < 3 * PATIENCE_SECONDS + 12 * SEARCH_SECONDS + 1.0
+
+
+async def test_turns_that_are_none_are_taken_once(autojump_clock: MockClock) -> None:
+    """A liar says "your turn" again and again, and then "elsewhere"."""
+    asked = list[float]()
+
+    def spoil(networks: list[MemoryNetwork]) -> None:
+        def answer(peer: bytes) -> BlobElsewhere:
+            asked.append(trio.current_time())
+            for _ in range(5):
+                networks[1]._post(peer, HasBlob(DIGEST), Priority.CONTROL)
+            return BlobElsewhere(DIGEST, True, ())
+
+        lie(networks[1], answer)
+        networks[0]._exchange.on_get_blob = lambda peer, request: None  # type: ignore[method-assign]
+
+    with trio.move_on_after(60):
+        await last_comes(3, receivers=[12], named=[1], spoil=spoil)
+    assert len(asked) <= 2 + 60 / 2
+
+
+async def test_receivers_that_take_and_keep_places_delay_others_once(autojump_clock: MockClock) -> None:
+    """They never say that they have it."""
+
+    def spoil(networks: list[MemoryNetwork]) -> None:
+        for liar in networks[1:4]:
+            for number in range(2):  # and nothing more: a window would be four
+                liar._post(KEYS[0], GetBlob(DIGEST, number), Priority.CONTROL)
+
+    direct = await last_comes(2, receivers=range(4, 13))
+    assert await last_comes(3, receivers=range(4, 13), spoil=spoil) < direct
+
+
+# Places, without a network -----------------------------------------------------------------------------------------------
+
+SIZE = 1_000_000
+
+
+def full(made: Serving, now: float = 0.0) -> None:
+    assert [made.ask(DIGEST, key, SIZE, now) for key in KEYS[:PLACES]] == [Answer.PLACE] * PLACES
+
+
+def test_the_fourth_waits_and_is_told_of_the_three() -> None:
+    made = Serving()
+    full(made)
+    assert made.ask(DIGEST, KEYS[3], SIZE, 0.0) is Answer.ELSEWHERE
+    assert set(made.others(DIGEST, KEYS[3])) == set(KEYS[:3])
+    assert made.ask(DIGEST, KEYS[3], SIZE, REPEAT_SECONDS / 2) is Answer.NOTHING, "the rest of its window"
+    assert made.ask(DIGEST, KEYS[0], SIZE, 0.0) is Answer.CHUNK
+    assert made.has(DIGEST, KEYS[1], 1.0) == [KEYS[3]], "it is its turn"
+    assert made.ask(DIGEST, KEYS[3], SIZE, 1.1) is Answer.PLACE
+
+
+def test_a_turn_that_is_not_taken_is_the_next_one_s_and_blames_nobody() -> None:
+    made = Serving()
+    full(made)
+    for key in KEYS[3:5]:
+        made.ask(DIGEST, key, SIZE, 0.0)
+    assert made.declined(DIGEST, KEYS[0], 1.0) == [KEYS[3]]
+    assert made.due() == 1.0 + ANSWER_SECONDS
+    assert made.lapse(1.0 + ANSWER_SECONDS) == [(KEYS[4], DIGEST)]
+    assert made.ask(DIGEST, KEYS[3], SIZE, 3.0) is Answer.ELSEWHERE
+
+
+def test_who_keeps_a_place_loses_it_and_holds_up_nobody_afterwards() -> None:
+    made = Serving()
+    for round in range(5):  # others have shown what the uplink carries
+        for key in KEYS[5:10]:
+            made.ask(bytes([round]) * 32, key, SIZE, 0.0)
+            made.has(bytes([round]) * 32, key, 0.05)
+    size = 1000 * SIZE
+    for key in KEYS[:3]:
+        made.ask(DIGEST, key, size, 0.0)
+    waits = KEYS[3]
+    assert made.ask(DIGEST, waits, size, 0.0) is Answer.ELSEWHERE
+    assert made.due() < SLOW_SECONDS + 0.1, "they have asked for little"
+    assert (waits, DIGEST) in made.lapse(made.due())
+    places = dict(made._blobs[DIGEST].places)
+    assert made.ask(DIGEST, KEYS[0], SIZE, 5.0) is Answer.CHUNK and KEYS[0] not in places, "beside the places"
+
+
+def test_nobody_is_named_that_never_asked_here() -> None:
+    made = Serving()
+    full(made)
+    made.has(DIGEST, KEYS[9], 0.0)
+    assert KEYS[9] not in [*made.others(DIGEST, KEYS[4]), *made.others(DIGEST, KEYS[4])]
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    made = Serving()
+    for number in range(2 * serving.BLOBS_MAX):
+        made.ask(number.to_bytes(32, "big"), KEYS[0], SIZE, 0.0)
+    assert len(made._blobs) == serving.BLOBS_MAX
+    for number in range(2 * serving.WAITING_MAX):
+        made.ask(DIGEST, number.to_bytes(32, "big"), SIZE, 0.0)
+    assert len(made._blobs[DIGEST].waiting) == serving.WAITING_MAX
+    for number in range(PLACES, PLACES + 2 * serving.KNOWN_MAX):
+        made.has(DIGEST, number.to_bytes(32, "big"), 0.0)
+    assert len(made._blobs[DIGEST].known) <= serving.KNOWN_MAX
+    assert STALL_SECONDS > SLOW_SECONDS

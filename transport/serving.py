@@ -1,0 +1,204 @@
+"""Who gets a blob from here now, and who waits: an uplink carries three copies at a time, and receivers pass the blob on.
+
+| a peer asks for a blob                                          | answer                                                    |
+|-----------------------------------------------------------------|-----------------------------------------------------------|
+| it has a place, or one is free                                  | the chunk                                                 |
+| the uplink carries one copy more within WORTH_SECONDS           | the chunk                                                 |
+| it kept a place for too long, less than REST_SECONDS ago        | the chunk, beside the places                              |
+| all places are taken, or this peer is only getting the blob     | who else has it or is getting it; it waits for its turn   |
+| it was told so less than REPEAT_SECONDS ago                     | none: this is the rest of the same window                 |
+
+| a place ends                                                                    | and then                                  |
+|---------------------------------------------------------------------------------|-------------------------------------------|
+| its peer says that it has the blob                                              | that peer is named to others              |
+| its peer says that it does not want it from here, or its link ends              |                                           |
+| its peer was told that it is its turn, and does not ask within ANSWER_SECONDS   |                                           |
+| what its peer asked for takes SLOW_FACTOR times as long as others' did, or more | that peer has none for REST_SECONDS       |
+
+So a peer that waits loses a bounded time, whatever others do: a liar can keep a place for so long once in REST_SECONDS.
+No I/O, no clock.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from statistics import median_low
+
+from protocol.limits import BLOB_CHUNK_BYTES, HOLDERS_MAX, LEAST_UPLINK_MBIT
+
+PLACES = 3  # receivers of one blob at a time: after k turns 4^k peers have it, and three copies share an uplink
+WORTH_SECONDS = 1.0  # a copy that is sent sooner is sent at once: to wait for a turn costs round trips
+ANSWER_SECONDS = 1.0  # from "your turn" to the first request: three round trips of 300 ms
+REPEAT_SECONDS = 0.25  # a window's requests leave together; a peer that waits asks again after WAIT_SECONDS at the earliest
+SLOW_SECONDS, SLOW_FACTOR = 1.0, 2.0  # three round trips of 300 ms, and an uplink that other things share
+REST_SECONDS = 600.0
+RATES_MAX = 32  # peers whose last rate is remembered: the median of them is this peer's, so most of them would have to lie
+BLOBS_MAX = 256  # of which somebody gets or has got copies; the one that was asked for longest ago is forgotten
+WAITING_MAX = 256  # of one blob: as many voters as there can be; others are told the same, and ask again
+KNOWN_MAX = 64  # peers that said they have a blob
+SLOW_MAX = 1_024  # peers that kept places; the first is forgotten
+
+LEAST_RATE = LEAST_UPLINK_MBIT * 1_000_000 / 8  # bytes a second, until receivers have shown another
+
+
+class Answer(enum.Enum):
+    CHUNK = "chunk"
+    PLACE = "place"  # the same, and it is the first one
+    ELSEWHERE = "elsewhere"
+    NOTHING = "nothing"
+
+
+@dataclass(slots=True)
+class _Place:
+    begun: float
+    size: int  # bytes of the blob
+    shared: int  # the most places of all blobs that were taken at once meanwhile
+    asked: int = 0  # bytes of it
+    is_offered: bool = False  # it is this peer's turn, and it has not asked yet
+
+
+@dataclass(slots=True)
+class _Blob:
+    places: dict[bytes, _Place] = field(default_factory=dict)
+    waiting: OrderedDict[bytes, float] = field(default_factory=OrderedDict)  # who was told to look elsewhere, and when last
+    known: OrderedDict[bytes, None] = field(default_factory=OrderedDict)  # who said that it has it
+    size: int = 0
+    named: int = 0  # so that not all are sent to the same holder
+
+
+class Serving:
+    def __init__(self) -> None:
+        self._blobs: OrderedDict[bytes, _Blob] = OrderedDict()
+        self._rates: OrderedDict[bytes, float] = OrderedDict()  # by peer, bytes a second of the whole uplink
+        self._slow: OrderedDict[bytes, float] = OrderedDict()  # peer -> until
+
+    def ask(self, digest: bytes, peer: bytes, size: int | None, now: float) -> Answer:
+        """`size`: None while this peer is only getting the blob."""
+        blob = self._blob(digest)
+        place = blob.places.get(peer)
+        if place is not None:
+            place.asked = min(place.size, place.asked + BLOB_CHUNK_BYTES)
+        if size is not None and (place is not None or self._slow.get(peer, -math.inf) > now):
+            if place is not None and place.is_offered:
+                return self._take(blob, peer, size, now)
+            return Answer.CHUNK
+        if now < blob.waiting.get(peer, -math.inf) + REPEAT_SECONDS:
+            return Answer.NOTHING
+        if size is not None and not self._is_full(blob, size):
+            return self._take(blob, peer, size, now)
+        if peer in blob.waiting or len(blob.waiting) < WAITING_MAX:
+            blob.waiting[peer] = now
+        return Answer.ELSEWHERE
+
+    def others(self, digest: bytes, peer: bytes) -> tuple[bytes, ...]:
+        """Who has the blob, or is getting it from here, as far as this peer knows: a few, to each asker others."""
+        blob = self._blob(digest)
+        getting = [taker for taker in blob.places if taker not in blob.known]
+        found = [other for other in (*blob.known, *getting) if other != peer]
+        blob.named += 1
+        start = (blob.named - 1) * HOLDERS_MAX % len(found) if found else 0
+        return tuple((found[start:] + found[:start])[:HOLDERS_MAX])
+
+    def came(self, digest: bytes, size: int, now: float) -> list[bytes]:
+        """This peer has the blob now. Whose turn it is."""
+        if digest not in self._blobs:  # nobody has asked for it
+            return []
+        self._blobs[digest].size = size
+        return self._offer(digest, now)
+
+    def has(self, digest: bytes, peer: bytes, now: float) -> list[bytes]:
+        """A peer says that it has the blob now. Whose turn it is."""
+        blob = self._blobs.get(digest)
+        if blob is None or (peer not in blob.places and peer not in blob.waiting):  # who never asked here is named to nobody
+            return []
+        place = blob.places.pop(peer, None)
+        if place is not None and not place.is_offered:
+            self._note_rate(peer, place, now)
+        blob.waiting.pop(peer, None)
+        blob.known[peer] = None
+        if len(blob.known) > KNOWN_MAX:
+            blob.known.popitem(last=False)
+        return self._offer(digest, now)
+
+    def declined(self, digest: bytes, peer: bytes, now: float) -> list[bytes]:
+        """A peer does not want the blob from here, or has not got it. Whose turn it is."""
+        blob = self._blobs.get(digest)
+        if blob is None:
+            return []
+        for table in (blob.places, blob.waiting, blob.known):
+            table.pop(peer, None)
+        return self._offer(digest, now)
+
+    def left(self, peer: bytes, now: float) -> list[tuple[bytes, bytes]]:
+        """Its link has ended."""
+        for blob in self._blobs.values():
+            blob.waiting.pop(peer, None)
+            blob.known.pop(peer, None)
+        held = [digest for digest, blob in self._blobs.items() if blob.places.pop(peer, None)]
+        return [(offered, digest) for digest in held for offered in self._offer(digest, now)]
+
+    def due(self) -> float:
+        """When the next place ends for which somebody waits."""
+        waited = [blob for blob in self._blobs.values() if blob.waiting]
+        return min((self._end(place) for blob in waited for place in blob.places.values()), default=math.inf)
+
+    def lapse(self, now: float) -> list[tuple[bytes, bytes]]:
+        """Ends the places that are over."""
+        offered = []
+        for digest, blob in self._blobs.items():
+            for peer, place in [(peer, place) for peer, place in blob.places.items() if self._end(place) <= now]:
+                del blob.places[peer]
+                if not place.is_offered:
+                    self._slow[peer] = now + REST_SECONDS
+            offered += [(peer, digest) for peer in self._offer(digest, now)]
+        while len(self._slow) > SLOW_MAX:
+            self._slow.popitem(last=False)
+        return offered
+
+    # Own -------------------------------------------------------------------------------------------------------------
+
+    def _blob(self, digest: bytes) -> _Blob:
+        blob = self._blobs.setdefault(digest, _Blob())
+        self._blobs.move_to_end(digest)
+        if len(self._blobs) > BLOBS_MAX:
+            self._blobs.popitem(last=False)
+        return blob
+
+    @property
+    def _rate(self) -> float:
+        return median_low([LEAST_RATE, *self._rates.values()])
+
+    def _is_full(self, blob: _Blob, size: int) -> bool:
+        return len(blob.places) >= PLACES and (len(blob.places) + 1) * size > self._rate * WORTH_SECONDS
+
+    def _take(self, blob: _Blob, peer: bytes, size: int, now: float) -> Answer:
+        blob.waiting.pop(peer, None)
+        blob.size = size
+        blob.places[peer] = _Place(now, size, 0, BLOB_CHUNK_BYTES)
+        taken = sum(len(other.places) for other in self._blobs.values())
+        for other in self._blobs.values():
+            for place in other.places.values():
+                place.shared = max(place.shared, taken)
+        return Answer.PLACE
+
+    def _offer(self, digest: bytes, now: float) -> list[bytes]:
+        blob, offered = self._blobs[digest], list[bytes]()
+        while blob.size and blob.waiting and not self._is_full(blob, blob.size):
+            peer, _ = blob.waiting.popitem(last=False)
+            blob.places[peer] = _Place(now, blob.size, 1, is_offered=True)
+            offered.append(peer)
+        return offered
+
+    def _end(self, place: _Place) -> float:
+        if place.is_offered:
+            return place.begun + ANSWER_SECONDS
+        return place.begun + SLOW_SECONDS + SLOW_FACTOR * place.asked * place.shared / self._rate
+
+    def _note_rate(self, peer: bytes, place: _Place, now: float) -> None:
+        self._rates[peer] = place.size * place.shared / max(now - place.begun, 0.001)
+        self._rates.move_to_end(peer)
+        if len(self._rates) > RATES_MAX:
+            self._rates.popitem(last=False)
