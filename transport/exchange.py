@@ -140,7 +140,7 @@ class _Transfer:
     waits: dict[bytes, float] = field(default_factory=dict)  # who told us to wait for our turn -> asked again at
     is_left: bool = False  # its holder told us to wait, or it is our turn elsewhere: no fault of that holder
     named: dict[bytes, bytes] = field(default_factory=dict)  # who may have it -> who said so; by itself: it is our turn there
-    unbelieved: set[bytes] = field(default_factory=set)  # named peers without it, or a turn that was none
+    unbelieved: set[bytes] = field(default_factory=set)  # who named a peer that gave nothing, or a turn that was none
     is_found: bool = False  # somebody that told us to wait says that it has it
     search_at: float = 0.0  # while this is so: when a peer that nobody named is asked
     asked_peers: set[bytes] = field(default_factory=set)  # who may keep a place for us, or may name us
@@ -413,8 +413,6 @@ class Exchange:
         transfer = self._transfers.get(answer.digest)
         if transfer is not None and transfer.holder == peer:
             transfer.lacked = True
-            if peer in transfer.named:
-                transfer.disbelieve(transfer.named[peer])
             transfer.wake()
 
     def on_blob_chunk(self, peer: bytes, chunk: BlobChunk) -> None:
@@ -592,6 +590,8 @@ class Exchange:
         if transfer.is_left:
             return
         transfer.waits.pop(holder, None)
+        if transfer.offset == transfer.begun and holder in transfer.named:
+            transfer.disbelieve(transfer.named[holder])
         if transfer.goal is not None and transfer.complete:
             transfer.rests.pop(holder, None)  # it does not lack them all
         elif transfer.goal is not None and not transfer.lacked:
