@@ -126,6 +126,7 @@ class StatusView:
     late: str = ""  # why this trainer's updates come too late, and what helps; empty when they do not
     no_room: str = ""  # which jobs do not fit on this peer's disk, and what follows; empty when all do
     parameters_max: int = 0  # that the network allows a job's model
+    reachable: str = "unknown"  # direct: others can dial this peer; relayed: they cannot; unknown: too few have said
 
 
 @dataclass(frozen=True, slots=True)

@@ -498,7 +498,7 @@ class DialBack:
 
 @dataclass(frozen=True, slots=True)
 class NotReached:
-    """A DialBack to this port came to nothing, or was one too many."""
+    """I dialed you at this port, as you asked, and did not reach you."""
 
     TAG: ClassVar[str] = "not-reached"
     port: Port

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from random import Random
 from typing import Any, Final
 
@@ -10,16 +11,20 @@ import trio
 
 from protocol.addresses import WILDCARDS, Scope, format_address, parse_address, scope_of
 from protocol.codec import decode_message
+from protocol.errors import RemoteProtocolError, UserError
 from protocol.limits import RECORDS_MAX
-from protocol.messages import AgedRecord, GetRecords, PeerRecord, Records
+from protocol.messages import AgedRecord, DialBack, GetRecords, NotReached, Observed, PeerRecord, Records
 from transport.framing import Priority
 from transport.hub import Link
+from transport.reachability import Reachability, Reachable
 from transport.records import CHANGE_SECONDS, RecordBook, Told
 
 FANOUT: Final = 8  # links that a new record is passed on to: after three steps hundreds have it, and most hear it a few times
 TICK_SECONDS: Final = 60.0  # between questions for all records, which find what was passed on to everybody else
 ANSWER_SECONDS: Final = 10.0  # between answers with all records over one link: 200 kB with the most that are kept
 DIAL_AGAIN_TICKS: Final = 10  # until addresses of somebody who was dialed in vain, and forgotten, are dialed again
+DIAL_BACK_SECONDS: Final = 60.0  # between two that one link is granted, and in which DIALS_BACK are in all
+DIALS_BACK: Final = 4
 OWN_AT_ONCE: Final = 4  # changes of the own record, then one in CHANGE_SECONDS: half of what others take
 
 
@@ -28,25 +33,32 @@ class Discovery:
         self,
         book: RecordBook,
         links: Mapping[bytes, Link],
-        learn: Callable[[str, bytes, bool], None],
+        learn: Callable[[str, bytes], None],
         own_addresses: Callable[[Sequence[str]], Sequence[str]],
+        dial_back: Callable[[bytes, str], Awaitable[bool]],
+        port: Callable[[], int | None],
         refuse: Callable[[str], None],
         random: Random,
     ) -> None:
-        """`learn`: an address, whose it is said to be, and whether that peer said so itself. `own_addresses`: where this
-        peer is reached, given the hosts of this machine that links lead from."""
+        """`learn`: an address, and whose it is said to be. `own_addresses`: where this peer is reached, given the hosts of
+        this machine that links lead from. `dial_back`: whether that peer answers at an address. `port`: at which others reach
+        this one; None: at none.
+        """
         self.book, self._links, self._learn, self._own_addresses = book, links, learn, own_addresses
-        self._refuse, self._random = refuse, random
+        self._dial_back, self._port, self._refuse, self._random = dial_back, port, refuse, random
+        self._reachability = Reachability(port() is not None, book.is_member)
+        self._dialed_back: deque[float] = deque(maxlen=DIALS_BACK)
         self._relays: tuple[bytes, ...] = ()
         self._hosts: set[str] = set()
         self._above = 0  # the highest sequence that an earlier life of this peer has signed, as others say
         self._changed = trio.Event()
         self._paid_until = 0.0
+        self._nursery: trio.Nursery | None = None
 
     async def run(self) -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._announce_changes)
-            nursery.start_soon(self._tick)
+        async with trio.open_nursery() as self._nursery:
+            self._nursery.start_soon(self._announce_changes)
+            self._nursery.start_soon(self._tick)
 
     def set_relays(self, relays: tuple[bytes, ...]) -> None:
         """The members that forward to this peer, from now on."""
@@ -63,6 +75,8 @@ class Discovery:
         if link.local_host is not None and link.local_host not in self._hosts:
             self._hosts.add(link.local_host)
             self._announce(trio.current_time())
+        if link.remote is not None:
+            link.post(Observed(link.remote), Priority.CONTROL)
         self._send(link, self.book.told(link.reach, trio.current_time(), [self.book.me]))
         if not self.book.knows(link.peer):  # whoever is new to us may know others that are
             link.post(GetRecords(), Priority.CONTROL)
@@ -78,38 +92,101 @@ class Discovery:
                     return
                 link.records_told_at = now
                 self._send(link, self.book.told(link.reach, now))
+            case Observed():
+                self._on_observed(link, message)
+            case DialBack():
+                self._on_dial_back(link, message, now)
+            case NotReached():
+                self._reachability.missed(link.peer)
+                self._ask_back()
 
     def _on_records(self, link: Link, records: Records, now: float) -> None:
         new: dict[bytes, None] = {}
+        is_stale = False
         for aged in records.known:
             signer = aged.record.signer
             told = self.book.take(aged, link.reach, now)
             if told is Told.NEW:
                 new[signer] = None
-                self.dial(signer, first_hand=signer == link.peer)
+                self.dial(signer)
             elif told is Told.OWN:
                 record = decode_message(aged.record.body, (PeerRecord,))
                 self._above = max(self._above, record.sequence)
                 self._changed.set()
                 for address in record.addresses:  # another machine may have our key
-                    self._learn(address, signer, False)
+                    self._learn(address, signer)
             elif told is Told.STALE and signer == link.peer:
-                self._send(link, self.book.told(link.reach, now, [signer]))
+                is_stale = True
+        if is_stale:
+            self._send(link, self.book.told(link.reach, now, [link.peer]))
         others = [other for other in self._links.values() if other is not link and other.version >= 3]
         for other in self._random.sample(others, min(FANOUT, len(others))) if new else ():
             self._send(other, self.book.told(other.reach, now, new.keys() - {other.peer}))
 
-    def dial(self, peer: bytes, *, first_hand: bool = False) -> None:
+    def dial(self, peer: bytes) -> None:
         """A stranger gets one dial: nobody has a whole network dial a victim at the price of some keys."""
         addresses = self.book.addresses(peer)
         for address in addresses if self.book.is_member(peer) else addresses[:1]:
-            self._learn(address, peer, first_hand)
+            self._learn(address, peer)
 
     def dial_at(self, address: str, without: bytes | None) -> None:
         """Whoever else says to be reached there: nobody hides another peer by naming its address."""
         others = [peer for peer in self.book.peers() if peer != without and address in self.book.addresses(peer)]
         if others:
-            self._learn(address, self._random.choice(others), False)
+            self._learn(address, self._random.choice(others))
+
+    # Reachability -----------------------------------------------------------------------------------------------------
+
+    @property
+    def reachable(self) -> Reachable:
+        self._reachability.linked_are(self._links.keys())
+        return self._reachability.state
+
+    @property
+    def host(self) -> str | None:
+        """Where others have reached this peer, as far as they agree."""
+        return self._reachability.host if self.reachable is Reachable.DIRECT else None
+
+    def came(self, peer: bytes) -> None:
+        """Somebody has completed a handshake that this peer had not dialed."""
+        before = self.host
+        self._reachability.came(peer)
+        if self.host != before:
+            self._announce(trio.current_time())
+
+    def _on_observed(self, link: Link, observed: Observed) -> None:
+        before = self.host
+        try:
+            self._reachability.observed(link.peer, observed.address, not link.dialed)
+        except UserError as error:
+            raise RemoteProtocolError("bad-address", str(error)) from None
+        if self.host != before:
+            self._announce(trio.current_time())
+        self._ask_back()
+
+    def _ask_back(self) -> None:
+        self._reachability.linked_are(self._links.keys())
+        port = self._port()
+        if port is not None:
+            for peer in self._reachability.ask(trio.current_time()):
+                self._links[peer].post(DialBack(port), Priority.CONTROL)
+
+    def _on_dial_back(self, link: Link, asked: DialBack, now: float) -> None:
+        """The host is the asker's own, as this peer sees it: nobody has it dial anybody else."""
+        is_full = len(self._dialed_back) == DIALS_BACK and now < self._dialed_back[0] + DIAL_BACK_SECONDS
+        if link.remote is None or not self.book.is_member(link.peer) or is_full:
+            return
+        if now < link.dialed_back_at + DIAL_BACK_SECONDS:
+            self._refuse("too-often")
+            return
+        link.dialed_back_at = now
+        self._dialed_back.append(now)
+        assert self._nursery is not None
+        self._nursery.start_soon(self._answer_dial_back, link, asked.port, link.remote)
+
+    async def _answer_dial_back(self, link: Link, port: int, seen_at: str) -> None:
+        if not await self._dial_back(link.peer, format_address(parse_address(seen_at)[0], port)):
+            link.post(NotReached(port), Priority.CONTROL)
 
     # Own record -------------------------------------------------------------------------------------------------------
 
@@ -143,8 +220,10 @@ class Discovery:
             await trio.sleep(TICK_SECONDS)
             ticks += 1
             self.book.forget(trio.current_time())
+            self._ask_back()
             self._hosts = {link.local_host for link in self._links.values() if link.local_host is not None}
-            able = [link for link in self._links.values() if link.version >= 3]
+            before = trio.current_time() - ANSWER_SECONDS
+            able = [link for link in self._links.values() if link.version >= 3 and link.since < before]
             if able:
                 self._random.choice(able).post(GetRecords(), Priority.CONTROL)
             if ticks % DIAL_AGAIN_TICKS == 0:

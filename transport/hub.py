@@ -20,12 +20,15 @@ from protocol.messages import (
     BlobChunk,
     BlobElsewhere,
     Closing,
+    DialBack,
     GetBlob,
     GetRecords,
     Guest,
     HasBlob,
     Hears,
     NoBlob,
+    NotReached,
+    Observed,
     Ping,
     Pong,
     Records,
@@ -90,8 +93,9 @@ class Link:
         self.since = trio.current_time()
         self.meter = Meter(History())  # until it is attached; from then on with the peer's history
         self.closed = False
-        self.local_host: str | None = None  # of this machine, from which the link leads
-        self.records_told_at = -math.inf
+        self.local_host: str | None = None  # of this machine, from which a direct link leads
+        self.remote: str | None = None  # "host:port" to which it leads, the host an IP address
+        self.records_told_at = self.dialed_back_at = -math.inf
         self.pace = Pace()  # of the hub, once it is attached, and `silence` is since then
         self.silence = Silence(self.pace, self.since)
         self.hears: Hears | None = None  # what the peer said last
@@ -103,7 +107,7 @@ class Link:
     @property
     def reach(self) -> Scope:
         """Who can reach the host at the other end."""
-        return scope_of(self.address)
+        return scope_of(self.remote or self.address)
 
     def push(self, channel: Channel, data: bytes, priority: Priority) -> bool:
         if not self.outbox.push(channel, data, priority):
@@ -416,7 +420,7 @@ class Hub:
                 self._exchange.on_has_blob(link.peer, message)
             case Addresses():
                 self.on_addresses(link, message)
-            case Records() | GetRecords():
+            case Records() | GetRecords() | Observed() | DialBack() | NotReached():
                 self.on_discovery(link, message)
             case Ping():
                 link.post(Pong(message.number), Priority.VOTE)

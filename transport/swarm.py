@@ -37,6 +37,7 @@ from transport.hub import LINKS_MAX, Allow, Hub, Link, Welcome
 from transport.measures import PIECE_BYTES_START, TCP_INFO_BYTES, Kernel
 from transport.network import Copied, DialInfo
 from transport.noise import KeyPair
+from transport.reachability import Reachable
 from transport.records import RecordBook
 from transport.session import Established, OtherVersion, Session
 from transport.silence import Pace
@@ -60,7 +61,7 @@ FAILURES_MAX = 12  # in a row, after which an address that was only heard of is 
 
 CONNECTIONS_MAX = LINKS_MAX + HALF_OPEN_MAX  # that were accepted
 LINKS_PER_HOST_MAX = 256  # many peers behind one address (a test machine, a NAT)
-BOOK_MAX = 1024  # addresses known
+BOOK_MAX = 2048  # addresses known: 200 voters with ten each, each a task that waits
 HEARD_MAX = 4096  # addresses listened to over one link
 
 # These may be the work of somebody on the way, so they end the connection and are counted, but the peer's key is not banned.
@@ -181,7 +182,16 @@ class Swarm(Hub):
         self._mine: dict[str, None] = {}  # said to be addresses of our key, and found to lead to this process
         self._claims: dict[bytes, str] = {}  # peer of wire version 2 -> its address in its own words
         self.records = RecordBook(identity, chain_id, allow=allow, members=members)
-        self._discovery = Discovery(self.records, self._links, self._hear, self._own_addresses, self.refuse, self._random)
+        self._discovery = Discovery(
+            self.records,
+            self._links,
+            self._hear,
+            self._own_addresses,
+            self._dial_back,
+            self._port,
+            self.refuse,
+            self._random,
+        )
         self._hosts = hosts
         self._dials = trio.CapacityLimiter(DIALS_MAX)
         self._guest = guest
@@ -220,7 +230,7 @@ class Swarm(Hub):
 
     async def _accept(self, stream: trio.SocketStream) -> None:
         try:
-            address = format_address(*stream.socket.getpeername()[:2])
+            address = _remote(stream)
         except OSError:  # gone before it was looked at
             await trio.aclose_forcefully(stream)
             return
@@ -285,8 +295,11 @@ class Swarm(Hub):
         if established.peer == self.me:
             self._meet_own_key(address, established.incarnation, dialed)
             self.check_peer(self.me)  # raises
+        if not dialed:
+            self._discovery.came(established.peer)
         link = TcpLink(established.peer, address, dialed, session, established.incarnation, stream, half_open)
-        link.local_host = stream.socket.getsockname()[0]
+        link.local_host = stream.socket.getsockname()[0].partition("%")[0]
+        link.remote = _remote(stream)
         try:
             with link.scope:
                 await self._serve_link(link, session, stream, early, deadline)
@@ -482,6 +495,10 @@ class Swarm(Hub):
         except trio.TooSlowError:
             known.came_to_something(f"no answer within {DIAL_SECONDS:g} s")
             return 0.0
+        if not known.named and _leads_home(stream, known.address):
+            await trio.aclose_forcefully(stream)
+            known.came_to_something("the name leads into this peer's own network")
+            return 0.0
         start, known.linked = trio.current_time(), False
         expected = known.peer if known.pinned else None
         await self._converse(stream, known.address, expected, dialed=True)
@@ -594,13 +611,47 @@ class Swarm(Hub):
         self._discovery.on_message(link, message)
 
     def _own_addresses(self, hosts: Sequence[str]) -> Sequence[str]:
-        return self._advertise or completed([self.address], [*self._hosts(), *hosts])
+        seen = [self._discovery.host] if self._discovery.host is not None else []
+        return self._advertise or completed([self.address], [*seen, *self._hosts(), *hosts])
 
-    def _hear(self, address: str, peer: bytes, first_hand: bool) -> None:
+    def _port(self) -> int | None:
+        return parse_address((self._advertise or (self.address,))[0])[1]
+
+    @property
+    def reachable(self) -> Reachable:
+        return self._discovery.reachable
+
+    async def _dial_back(self, peer: bytes, address: str) -> bool:
+        """Whether this very peer answers there; the connection ends with the handshake."""
+        try:
+            async with self._dials:
+                with trio.fail_after(DIAL_SECONDS):
+                    stream = await trio.open_tcp_stream(*parse_address(address))
+            async with stream:
+                session = Session(
+                    self._identity,
+                    self._chain_id,
+                    initiator=True,
+                    static=self._static,
+                    ephemeral=KeyPair.of(secrets.token_bytes(32)),
+                    expected=peer,
+                    versions=self._versions,
+                )
+                await self._shake_hands(stream, session, trio.current_time() + HANDSHAKE_SECONDS)
+                return True
+        except (OSError, trio.TooSlowError, trio.BrokenResourceError, trio.ClosedResourceError, RemoteProtocolError):
+            return False
+
+    def _hear(self, address: str, peer: bytes) -> None:
+        """A signed record says so. Several may claim one address; who only claims it gives way."""
         if peer == self.me:
             self._look_for_a_copy(address)
-        else:
-            self._learn(address, peer, first_hand)
+            return
+        known = self._book.get(address)
+        link = self._links.get(known.peer) if known is not None and known.peer != peer and known.peer is not None else None
+        if known is not None and link is not None and not known.named and not (link.dialed and link.address == address):
+            del self._book[address]  # whoever is linked from elsewhere needs no dial there
+        self._learn(address, peer, first_hand=False)
 
     def on_addresses(self, link: Link, addresses: Addresses) -> None:
         """Hearsay is only dialed, and must prove itself there; what a peer says of itself is also passed on."""
@@ -656,6 +707,19 @@ def _parse_bootstrap(text: str) -> _Known:
     peer, separator, address = text.rpartition("@")
     parse_address(address)
     return _Known(address, parse_peer_id(peer) if separator else None, named=True, pinned=bool(separator))
+
+
+def _remote(stream: trio.SocketStream) -> str:
+    host, port = stream.socket.getpeername()[:2]
+    return format_address(host.partition("%")[0], port)  # without the name of the interface
+
+
+def _leads_home(stream: trio.SocketStream, address: str) -> bool:
+    """Whether a name that somebody gave us leads to a nearer network than it seemed to."""
+    try:
+        return not scope_of(_remote(stream)).includes(scope_of(address))
+    except OSError:  # gone already
+        return False
 
 
 def _why(error: OSError | ValueError) -> str:

@@ -74,6 +74,7 @@ class ThisPeerAnswers(ThisPeerCalls):
             behind=behind,
             no_room=driver.workshop.room.told,
             parameters_max=driver.state.of(NetworkState).parameters_max,
+            reachable=self.peer.network.reachable,
             late=driver.witness.why_late(driver.state.jobs.running()),
         )
 

@@ -79,7 +79,7 @@ def status(view: StatusView) -> Pairs:
             "largest model": f"{view.parameters_max} parameters are allowed",
             "voters": f"{view.voters}; {view.quorum} decide, {view.tolerated} may lie",
             "links": view.links,
-            "address": view.address,
+            "address": f"{view.address} (reachable: {view.reachable})",
             "unreached": "\n".join(dial.text for dial in view.unreached) or "–",
             "data": view.data_directory,
             "process": f"{view.process}, up {_duration(view.uptime_seconds)}, version {view.version}",

@@ -1,0 +1,152 @@
+"""When a peer believes that others can dial it, and whom it asks."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+
+from protocol.errors import UserError
+from protocol.identity import Identity
+from protocol.messages import DialBack
+from tests.transport.conftest import SwarmWorld
+from tests.transport.helpers import ALICE, BOB, CAROL, DAVE, linked, next_event, until
+from transport.framing import Priority
+from transport.network import Received
+from transport.reachability import ANSWER_SECONDS, ASK_AGAIN_SECONDS, Reachability, Reachable
+
+DEADLINE_SECONDS = 20.0
+HOME, LAN = "8.8.8.8:5001", "192.168.1.5:5001"
+B, C, D = BOB.public, CAROL.public, DAVE.public
+
+
+@pytest.fixture
+def reach() -> Reachability:
+    return Reachability(True, members=lambda peer: peer in (B, C, D))
+
+
+def test_one_that_sees_it_is_not_believed_two_are_and_then_asked(reach: Reachability) -> None:
+    reach.observed(B, HOME, False)
+    assert reach.ask(0) == [] and reach.host is None
+    reach.observed(C, "8.8.8.8:7", False)
+    assert reach.host == "8.8.8.8" and reach.ask(0) == sorted([B, C]) and reach.state is Reachable.UNKNOWN
+    reach.came(C)
+    assert reach.state is Reachable.DIRECT and reach.ask(10 * ASK_AGAIN_SECONDS) == []
+
+
+def test_two_that_miss_it_make_it_relayed_and_they_are_asked_again_later(reach: Reachability) -> None:
+    for peer in (B, C):
+        reach.observed(peer, HOME, False)
+    reach.ask(0)
+    reach.missed(B)
+    assert reach.state is Reachable.UNKNOWN, "one may lie"
+    reach.missed(C)
+    assert reach.state is Reachable.RELAYED and reach.ask(ASK_AGAIN_SECONDS - 1) == []
+    assert len(reach.ask(ASK_AGAIN_SECONDS)) == 2
+    reach.came(B)
+    assert reach.state is Reachable.DIRECT
+
+
+def test_who_says_nothing_is_waited_for_before_another_is_asked(reach: Reachability) -> None:
+    for peer in (B, C, D):
+        reach.observed(peer, HOME, False)
+    first = reach.ask(0)
+    assert len(first) == 2 and reach.ask(1) == []
+    assert len(reach.ask(ANSWER_SECONDS)) == 1
+
+
+def test_what_nobody_was_asked_is_not_heard(reach: Reachability) -> None:
+    for peer in (B, C):
+        reach.observed(peer, HOME, False)
+        reach.missed(peer)
+    assert reach.state is Reachable.UNKNOWN
+
+
+def test_strangers_are_neither_believed_nor_asked(reach: Reachability) -> None:
+    strangers = [Identity(bytes([n]) * 32).public for n in range(50, 54)]
+    for peer in strangers:
+        reach.observed(peer, HOME, True)
+        reach.came(peer)
+    assert reach.host is None and reach.state is Reachable.UNKNOWN and reach.ask(0) == []
+
+
+def test_to_be_reached_in_its_own_network_is_not_to_be_reached_by_everybody(reach: Reachability) -> None:
+    members = [Identity(bytes([n]) * 32).public for n in range(50, 54)]
+    reach = Reachability(True, members=lambda peer: True)
+    for peer in members[:2]:
+        reach.observed(peer, LAN, True)
+    assert reach.state is Reachable.DIRECT
+    for peer in members[2:]:
+        reach.observed(peer, HOME, False)
+    assert reach.state is Reachable.UNKNOWN and reach.host == "8.8.8.8"
+
+
+def test_another_host_and_a_lost_link_end_what_was_known(reach: Reachability) -> None:
+    for peer in (B, C):
+        reach.observed(peer, HOME, True)
+    reach.observed(B, "9.9.9.9:1", False)
+    assert reach.host is None and reach.state is Reachable.UNKNOWN
+    reach.observed(C, "9.9.9.9:1", False)
+    assert reach.state is Reachable.UNKNOWN
+    reach.linked_are({B})
+    assert reach.host is None
+
+
+def test_who_accepts_nothing_is_relayed_and_asks_nobody() -> None:
+    reach = Reachability(False, members=lambda peer: True)
+    for peer in (B, C):
+        reach.observed(peer, HOME, False)
+    assert reach.state is Reachable.RELAYED and reach.ask(0) == []
+
+
+def test_an_address_that_is_none_is_refused(reach: Reachability) -> None:
+    with pytest.raises(UserError):
+        reach.observed(B, "nowhere", False)
+
+
+# Real sockets ---------------------------------------------------------------------------------------------------------
+
+
+async def test_a_peer_that_dials_everybody_is_dialed_back_and_knows_that_it_is_reached(tcp: SwarmWorld) -> None:
+    with trio.fail_after(DEADLINE_SECONDS):
+        alice, bob = await tcp.start(ALICE, bootstrap=[]), await tcp.start(BOB, bootstrap=[])
+        carol = await tcp.start(CAROL, bootstrap=[alice.address, bob.address])
+        await linked(carol, alice, bob)
+        await until(lambda: carol.reachable is Reachable.DIRECT)
+        assert not carol.refused()
+
+
+async def test_a_peer_that_nobody_reaches_knows_that_it_is_not(tcp: SwarmWorld) -> None:
+    with trio.fail_after(DEADLINE_SECONDS):
+        alice, bob = await tcp.start(ALICE, bootstrap=[]), await tcp.start(BOB, bootstrap=[])
+        carol = await tcp.start(CAROL, bootstrap=[alice.address, bob.address], advertise=["127.0.0.1:1"])
+        await linked(carol, alice, bob)
+        await until(lambda: carol.reachable is Reachable.RELAYED)
+
+
+async def test_a_dial_back_goes_to_the_askers_host_alone_and_not_often(tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    with trio.fail_after(DEADLINE_SECONDS):
+        alice = await tcp.start(ALICE, bootstrap=[])
+        dialed: list[str] = []
+
+        async def dial(peer: bytes, address: str) -> bool:
+            dialed.append(address)
+            return True
+
+        monkeypatch.setattr(alice._discovery, "_dial_back", dial)
+        bob = await tcp.start(BOB)
+        await linked(alice, bob)
+        for port in (22, 25, 80):
+            bob._links[alice.me].post(DialBack(port), Priority.CONTROL)
+        await until(lambda: alice.refused().get("too-often") == 2)
+        assert dialed == ["127.0.0.1:22"]
+
+
+async def test_strangers_get_no_dial_back(tcp: SwarmWorld) -> None:
+    with trio.fail_after(DEADLINE_SECONDS):
+        alice = await tcp.start(ALICE, bootstrap=[], members=lambda peer: False)
+        bob = await tcp.start(BOB)
+        await linked(alice, bob)
+        bob._links[alice.me].post(DialBack(22), Priority.CONTROL)
+        assert bob.send(alice.me, b"later")  # of the same priority: it comes after
+        await next_event(alice, Received)
+        assert not alice._discovery._dialed_back
