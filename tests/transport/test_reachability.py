@@ -137,7 +137,7 @@ async def test_a_dial_back_goes_to_the_askers_host_alone_and_not_often(tcp: Swar
         await linked(alice, bob)
         for port in (22, 25, 80):
             bob._links[alice.me].post(DialBack(port), Priority.CONTROL)
-        await until(lambda: alice.refused().get("too-often") == 2)
+        await until(lambda: dialed and alice.refused().get("too-often") == 2)
         assert dialed == ["127.0.0.1:22"]
 
 
