@@ -637,7 +637,7 @@ class Swarm(Hub):
                     expected=peer,
                     versions=self._versions,
                 )
-                await self._shake_hands(stream, session, trio.current_time() + HANDSHAKE_SECONDS)
+                await self._shake_hands(stream, session, trio.current_time() + HANDSHAKE_SECONDS, None)
                 return True
         except (OSError, trio.TooSlowError, trio.BrokenResourceError, trio.ClosedResourceError, RemoteProtocolError):
             return False
