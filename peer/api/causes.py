@@ -13,12 +13,8 @@ LIAR_HEIGHTS = 1_000  # for how long an expelled liar is told: the membership ke
 WORKER_SECONDS = 120.0  # until its first start is late: torch comes from a cold disk
 # Links come and go: these causes are told when they have held for so long.
 PATIENCE_MS = {Cause.NO_QUORUM: 3_000, Cause.STALLED: 3_000, Cause.BEHIND: 10_000}
-UNDECIDED = (
-    "partition",
-    "waiting for a quorum",
-    "waiting for the voters",
-    "waiting for a decision",
-)  # as `StatusView.waiting` begins
+# As `StatusView.waiting` begins.
+UNDECIDED = ("partition", "waiting for a quorum", "waiting for the voters", "waiting for a decision")
 ORDER = list(Severity)
 
 

@@ -32,9 +32,7 @@ class Hearing:
         self._network, self._members, self._tell = network, members, tell
         self._silent: Set[bytes] = frozenset()  # voters, as `tell` heard
         self._heard_at: dict[bytes, float] = {}  # voter -> when it was last heard here
-        self._deaf_since: dict[
-            tuple[bytes, bytes], float
-        ] = {}  # (observer, voter) -> when the observer said first that it is silent
+        self._deaf_since: dict[tuple[bytes, bytes], float] = {}  # (observer, voter) -> when it first said that it hears it not
 
     async def run(self) -> None:
         while True:

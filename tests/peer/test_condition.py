@@ -22,9 +22,11 @@ from peer.driver.condition import (
 from peer.driver.eventlog import EventLog
 from peer.driver.witness import Witness
 from protocol.api import PeerState
+from protocol.identity import short_id
 from tests.peer.network import network, one_root, poll, service_of
 from tests.sim.keys import FastSigner
 from transport.memory import MemoryNetwork
+from transport.silence import Pace
 
 KEYS = sorted(FastSigner(f"voter {number}").public for number in range(4))
 STRANGER, JOB = FastSigner("stranger").public, bytes(32)
@@ -176,6 +178,13 @@ async def test_a_cut_off_peer_waits_and_an_idle_one_works(tmp_path: Path, monkey
         await poll(lambda: len(voters[0].network.connected()) == 2)
         status = await service_of(voters[0]).status()
         assert (status.state, status.waiting) == ("waiting", "waiting for a quorum: 2 of 4 voters are here, 3 are needed")
+        voters[0].network.pace = Pace(suspect_seconds=0.1)
+        await poll(lambda: bool(voters[0].hearing.partition(voters[0].events.names)))
+        status = await service_of(voters[0]).status()
+        sides = [sorted(short_id(seat.public) for seat in side) for side in (voters[:2], voters[2:])]
+        here, there = (", ".join(f"founder ({key})" for key in side) for side in sides)
+        told = f"partition: 2 of 4 voters here ({here}), 3 are needed: nothing is decided until 1 more comes; not heard: {there}"
+        assert (status.state, status.waiting) == ("waiting", told)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(voters[0].scratch)
             await poll(lambda: voters[0].driver.witness.awaits_seconds > 0)
