@@ -49,6 +49,7 @@ class LinkView:
     by: str | None = None  # peer id of who forwards it, if it is relayed
     mbit_per_second: float | None = None  # that transfers to this peer had when more was waiting than the link carried
     retransmitted: float | None = None  # share of the segments of the last hour; None: the kernel does not say
+    silent_seconds: float | None = None  # for which nothing has come, once that is suspicious
     history: tuple[LinkMinute, ...] = ()  # of the last hour, the oldest first; minutes without a measurement are left out
 
 

@@ -420,7 +420,7 @@ FAULTS = (
     Fault("no data directory", no_directory, "data", Level.FAULT, "is not there"),
     Fault("a setting that is none", wrong_setting, "settings", Level.FAULT, "trayner"),
     Fault("a daemon that stands still", frozen, "peer", Level.FAULT, "has not answered"),
-    Fault("three of six voters away", no_quorum, "peer", Level.FAULT, "waiting for a quorum"),
+    Fault("three of six voters away", no_quorum, "peer", Level.FAULT, "3 of 6 voters"),
 )
 
 

@@ -116,6 +116,7 @@ def _link(link: LinkInfo) -> LinkView:
         by=None if link.by is None else peer_id(link.by),
         mbit_per_second=_mbit(link.history.bytes_per_second(now)),
         retransmitted=link.history.retransmitted(now),
+        silent_seconds=link.silent_seconds if link.suspected else None,
         history=tuple(_minute(minute, now) for minute in link.history.minutes(now)),
     )
 

@@ -307,6 +307,7 @@ def peers(views: Iterable[PeerView]) -> Fitted:
         part = view.gone or ("voter" if view.voter else "member" if view.member else "guest")
         part += " (leader)" if view.leader else ""
         part += f" {counted(len(view.approvals), 'approval')}" if view.approvals and not view.voter else ""
+        part += f" (silent for {view.link.silent_seconds:.0f} s)" if view.link and view.link.silent_seconds is not None else ""
         link = view.link
         table.add_row(
             (view.name or "–") + " (me)" * view.me,

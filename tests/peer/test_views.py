@@ -118,6 +118,12 @@ def test_the_least_important_columns_go_first_and_are_named() -> None:
     assert "c" not in narrow.split("\n")[1] and "b" * 10 in narrow and "(a wider terminal also" in narrow
 
 
+def test_a_silent_peer_is_shown_as_one() -> None:
+    (view, *_) = peers()
+    silent = replace(view, link=replace(view.link, silent_seconds=17.3))
+    assert "(silent for 17 s)" in shown(views.peers([silent]), 200) and "silent" not in shown(views.peers([view]), 200)
+
+
 def five(view: Any) -> Any:
     """A job or a round with five trainers, of which one was absent."""
     if isinstance(view, JobView):
