@@ -16,7 +16,7 @@ WORDS: Final = {
     "banned": "this peer's key is refused there for some minutes, after what it sent",
     "gave-way": "it has as many links as it takes, and members go before strangers",
     "half-open": "too many others were connecting to it",
-    "memory": "this peer did not take what was sent to it, and held too much memory there",
+    "memory-full": "this peer did not take what was sent to it, and held too much memory there",
     "not-allowed": "it does not talk to this peer's key",
     "too-busy": "this peer sent more than a stranger may",
     "too-many-links": "it has as many links as it takes",

@@ -400,11 +400,11 @@ class Hub:
         link.pay_with(self.memory.account(link.peer, link.standing))
 
     def _give_way(self, account: Account) -> None:
-        self.refuse("memory")
+        self.refuse("memory-full")
         self.events.discard(account.owner)
         link = self._links.get(account.owner)
         if link is not None:
-            self.detach(link, "memory")
+            self.detach(link, "memory-full")
 
     def _on_link_message(self, link: Link, message: Any) -> None:
         match message:

@@ -74,7 +74,7 @@ async def test_of_strangers_the_one_that_holds_most_gives_way_and_not_the_one_wi
         for _ in range(7):
             assert alice.send(CAROL.public, bytes(16 * KIB), Priority.BULK)
         assert alice.connected() == {CAROL.public}
-        assert alice.refused() == {"queue-full": 1, "memory": 1}
+        assert alice.refused() == {"queue-full": 1, "memory-full": 1}
 
 
 async def test_messages_that_come_in_part_are_counted_and_cost_the_stranger_its_link(tcp: SwarmWorld) -> None:
@@ -88,7 +88,7 @@ async def test_messages_that_come_in_part_are_counted_and_cost_the_stranger_its_
                 await stream.send_all(data)
                 assert alice.memory.held <= 256 * KIB + READ_BYTES
         await next_event(alice, Disconnected)
-        assert alice.refused() == {"memory": 1}
+        assert alice.refused() == {"memory-full": 1}
         assert alice.memory.held == 0
 
 
