@@ -31,7 +31,7 @@ LOG = "`peer log` says what came before"
 ADVICE = {  # by the cause of an alert
     Cause.HALTED: f"{LOG}; the guide has a section for each halt",
     Cause.DISPUTED: "leave the disk as it is, and tell the other operators: more voters may lie than are tolerated",
-    Cause.NO_QUORUM: "`peer peers` shows which voters are away: ask their operators",
+    Cause.NO_QUORUM: "`peer peers` shows which voters are away, `peer reach` who hears whom: ask their operators",
     Cause.STALLED: f"`peer peers` shows who is linked, and {LOG}",
     Cause.BEHIND: "let it catch up; if it does not, give it a faster disk, processor or link",
     Cause.NO_ROOM: "free some space: until then it does not train that job",
