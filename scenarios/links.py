@@ -168,7 +168,7 @@ def over_kernel(profile: Profile, seconds: float, congestion: str) -> Link:
         ends = Pings(**json.loads(ask(here, "ping", there, ENDS_SECONDS, 0)))
         server = serve(b)
         pings = Pings(**json.loads(ask(a, "ping", b, seconds, 0)))
-        up, down = (FLOOD * max(moment.up for moment in one.moments) for one in (profile, PROFILES["lan"]))
+        up, down = (FLOOD * one.up_max for one in (profile, PROFILES["lan"]))
         found = []
         for host, what, much in ((a, "datagrams", up), (fast, "datagrams", down), (a, "streams", 1)):
             ask(host, what, b, seconds + probe.WARM_SECONDS, much)

@@ -21,15 +21,16 @@ import trio
 
 from peer.demo.cast import DemoPeer
 from scenarios.alarm import Alarm
-from transport.profiles import FREE, SEGMENT_BYTES, SHIFT_SECONDS, Access, Flow, Profile, Way
+from transport.profiles import FREE, QUEUE_SECONDS, SEGMENT_BYTES, SHIFT_SECONDS, Access, Flow, Profile, Way
 
 VARIABLE = "FOLKMOOT_PROXY"  # port of the proxy and this peer's name
 GREETING_BYTES_MAX = 256
 READ_BYTES = 64 << 10
-# With a profile: what the kernel holds of one connection before a speaker waits, and what is read of it at once, so that the
-# links of one peer take turns.
-SLOW_BUFFER_BYTES = 64 << 10
-SLOW_READ_BYTES = 6 * SEGMENT_BYTES
+# With a profile: what the kernel holds of one connection before a speaker waits, as much as the queue of its uplink; below the
+# first of these Linux' windows close.
+BUFFER_BYTES_MIN, BUFFER_BYTES_MAX = 16 << 10, 1 << 20
+READ_SECONDS = 0.002  # of the uplink, at once, so that the links of one peer take turns
+READ_BYTES_MIN = 6 * SEGMENT_BYTES
 FLYING_MAX = 8_192  # reads on their way: 64 MiB, more than any uplink here sends in a round trip
 BURST_SECONDS = 0.004  # an uplink is given that much ahead: the event loop's timers are coarse, and it must not stand still
 
@@ -73,8 +74,6 @@ class Proxy:
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
-        if self.is_shaped:  # before anybody connects: the window of a connection follows from it
-            listener.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SLOW_BUFFER_BYTES)
         self.port = listener.socket.getsockname()[1]
         async with trio.open_nursery() as nursery:
             nursery.start_soon(trio.serve_listeners, self._serve, [listener])
@@ -138,8 +137,10 @@ class Proxy:
     ) -> None:
         """As `_pump`; each read waits for the flow's window and the speaker's uplink, flies, and takes the hearer's downlink."""
         put, flying = trio.open_memory_channel[tuple[float, bytes]](FLYING_MAX)
-        source.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SLOW_BUFFER_BYTES)
         flow = Flow(self._way(direction()), self.random)
+        queue = min(BUFFER_BYTES_MAX, max(BUFFER_BYTES_MIN, QUEUE_SECONDS * flow.way.speaker.profile.up_max))
+        source.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, int(queue))
+        at_once = int(min(READ_BYTES, max(READ_BYTES_MIN, READ_SECONDS * flow.way.speaker.profile.up_max)))
         self.flows[flow] = direction()
 
         async def land() -> None:
@@ -153,7 +154,7 @@ class Proxy:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(land)
                 async with put:
-                    while data := await source.receive_some(SLOW_READ_BYTES):
+                    while data := await source.receive_some(at_once):
                         while direction() in self._cut:
                             await self._changed.wait()
                         flow.way = self._way(direction())  # the hearer's name is known once it has started

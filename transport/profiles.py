@@ -57,6 +57,10 @@ class Profile:
     def shifted(self, seconds: float) -> Profile:
         return replace(self, shift_seconds=self.shift_seconds + seconds)
 
+    @property
+    def up_max(self) -> float:
+        return max(moment.up for moment in self.moments)
+
     def at(self, now: float) -> Moment:
         return self.moments[self._place(now)[0]]
 
