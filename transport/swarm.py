@@ -424,10 +424,12 @@ class Swarm(Hub):
             for message in messages:
                 await self.deliver(link, message)
             size = STRANGER_READ_BYTES if link.standing is Standing.STRANGER else READ_BYTES
+            link.silence.listens(trio.current_time())
             with trio.CancelScope(deadline=trio.current_time() + self.pace.idle_seconds) as link.idle_scope:
                 data = await stream.receive_some(size)
             if link.idle_scope.cancelled_caught:
                 raise RemoteProtocolError("idle", "silent for too long")
+            link.silence.heard(trio.current_time())  # also where what came has to wait for its turn
             await self.turn(link, is_full=len(data) == size)
             messages = [event for event in self._take(session, bytes(data), link.payer) if isinstance(event, Message)]
             self.stand(link)

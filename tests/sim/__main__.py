@@ -37,7 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
         print("--keep and --shrink are about one history: name it with --seed", file=sys.stderr)
         return 2
     if options.heartbeats is not None:
-        return heartbeats.run(options.heartbeats, options.n or heartbeats.N)
+        return heartbeats.run(options.heartbeats, options.n or heartbeats.N, options.json)
     for kind in ("seeds", "twins", "partitions"):
         span = getattr(options, kind)
         if span is not None:

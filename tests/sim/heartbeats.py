@@ -5,9 +5,11 @@ The peers are real networks (`transport.memory`) and real `Hearing`; an hour tak
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from itertools import permutations
+from dataclasses import asdict, dataclass, field
+from itertools import permutations, product
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,11 +17,13 @@ import trio
 from trio._core import _run
 from trio.testing import MockClock
 
+from benchmarks import provenance
 from peer.driver.hearing import Hearing
 from protocol.identity import Identity, peer_id
 from tests.transport.helpers import MemoryBlobs
 from transport.memory import Conditions, MemoryNetwork, Mesh
 
+STARTED = time.time()
 N = 7
 SEEDS = (0, 3)
 HOUR_SECONDS = 3_600.0
@@ -44,17 +48,17 @@ class Outcome:
         return not self.falsely and not self.unknown and all(low <= seconds <= high for seconds in self.seconds)
 
 
-def run(seeds: tuple[int, int], n: int) -> int:
-    failed = 0
-    for seed in range(*seeds):
-        for what, conditions in LINKS.items():
-            outcome = one(seed, n, conditions)
-            failed += not outcome.holds
-            told = f"suspected falsely {outcome.falsely} times in an hour, silent for {outcome.longest:.1f} s at most"
-            told += f"; one that fell silent was suspected after {_span(outcome.seconds)} s"
-            print(f"seed {seed}, {n} peers, {what}: {told}{'' if outcome.holds else ' FAILED'}", flush=True)
-    count = (seeds[1] - seeds[0]) * len(LINKS)
-    print(f"{count - failed} passed, {failed} failed")
+def run(seeds: tuple[int, int], n: int, json: Path | None) -> int:
+    outcomes = []
+    for seed, (what, conditions) in product(range(*seeds), LINKS.items()):
+        outcome = one(seed, n, conditions)
+        outcomes.append({"seed": seed, "links": what, **asdict(outcome), "holds": outcome.holds})
+        told = f"suspected falsely {outcome.falsely} times in an hour, silent for {outcome.longest:.1f} s at most"
+        told += f"; one that fell silent was suspected after {_span(outcome.seconds)} s"
+        print(f"seed {seed}, {n} peers, {what}: {told}{'' if outcome.holds else ' FAILED'}", flush=True)
+        provenance.write(json, STARTED, {"peers": n, "hours": outcomes})
+    failed = sum(not outcome["holds"] for outcome in outcomes)
+    print(f"{len(outcomes) - failed} passed, {failed} failed")
     return 1 if failed else 0
 
 
@@ -83,7 +87,7 @@ async def _one(seed: int, n: int, conditions: Conditions, seconds: float) -> Out
         others = [network for network in networks if network.me != silent]
         await _fall_silent(others, silent, outcome)
         rows = [hearing.matrix() for hearing in hearings if hearing is not hearings[seed % n]]
-        for matrix, (a, b) in ((m, pair) for m in rows for pair in permutations(keys, 2) if silent not in (pair[0],)):
+        for matrix, (a, b) in ((m, pair) for m in rows for pair in permutations(keys, 2) if pair[0] != silent):
             told = matrix[peer_id(a)][peer_id(b)]
             outcome.unknown += told is None or (told >= SUSPECTED_SECONDS[0]) != (b == silent)
         nursery.cancel_scope.cancel()
