@@ -9,6 +9,7 @@ import trio
 
 from consensus.voters import VoterSet
 from features.names import Names
+from features.tables import counted
 from ledger.members import MembersState
 from protocol.api import Reach
 from protocol.identity import peer_id, short_id
@@ -18,6 +19,7 @@ from transport.network import LinkInfo, Network
 
 LOOK_SECONDS = 1.0  # between looks, and so between two reports over one link
 NAMED_MAX = 12  # of one side of a partition
+GAPS_MAX = 4  # voters whose gaps are told in one line; `peer reach` has all
 
 Links = Mapping[bytes, LinkInfo]
 
@@ -109,8 +111,11 @@ class Hearing:
         voters, links = self._take_in()
         heard = self._heard(voters, links)
         reports = self._reports(voters, links)
-        deaf = {names[peer_id(who)]: heard - said for who, said in sorted(reports.items()) if heard - said}
-        return "; ".join(f"{who} does not hear {_named(peers, names)}" for who, peers in deaf.items())
+        deaf = [(names[peer_id(who)], heard - said) for who, said in sorted(reports.items()) if heard - said]
+        told = [f"{who} does not hear {_named(peers, names)}" for who, peers in deaf[:GAPS_MAX]]
+        return "; ".join(
+            told + [f"{counted(len(deaf) - GAPS_MAX, 'other')} with gaps: see `peer reach`"] * (len(deaf) > GAPS_MAX)
+        )
 
 
 def bits_of(voters: VoterSet, heard: frozenset[bytes]) -> bytes:

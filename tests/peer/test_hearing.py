@@ -108,6 +108,17 @@ async def test_a_voter_that_does_not_hear_another_is_named(autojump_clock: MockC
         assert peers[1][1].gaps(NAMES) == ""
 
 
+async def test_many_gaps_are_one_short_line(autojump_clock: MockClock) -> None:
+    async with world() as (mesh, peers):
+        mesh.partition(*([KEYS[0], key] for key in KEYS[1:]))
+        await trio.sleep(20)
+        assert (
+            peers[0][1]
+            .gaps(NAMES)
+            .endswith("emil does not hear bert, carl, dora, fred, gina; 2 others with gaps: see `peer reach`")
+        )
+
+
 async def test_what_the_others_say_changes_a_table_and_nothing_else(autojump_clock: MockClock) -> None:
     """The planted lie: nobody hears anybody."""
     async with world(voters=4) as (_, peers):
