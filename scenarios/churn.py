@@ -3,6 +3,8 @@
 Every few rounds somebody honest is killed at a random moment and started again seconds later, or leaves, loses its disk and joins
 anew. For every single round, the honest peers that hold it must have the same model root, and at least two must hold it.
 
+With `--profile flaky --minutes 30` instead, links are bad, and peers come and go (`coming.py`).
+
 Beside f liars every peer that is gone is one fault too many. The liars lie in their updates and ballots only, so the network goes
 on all the same: what is asked here is whether anybody ends up with another model.
 """
@@ -20,10 +22,10 @@ import trio
 from consensus.quorum import faults_tolerated
 from peer.commands.job_fields import PRESETS, preset_overrides
 from peer.roles.liar import ATTACKS
-from scenarios import network, rolling
+from scenarios import coming, network, rolling
 from scenarios.network import Network
 from scenarios.pace import STALL_SECONDS_MAX, comes_back, goes_on, in_order
-from scenarios.trials import COUNT, Attempt, Trial, arguments, conduct
+from scenarios.trials import COUNT, Attempt, Trial, arguments, conduct, duration
 
 QUIET_ROUNDS_MAX = 30  # between two things that happen
 DOWN_SECONDS_MAX = 5.0
@@ -84,8 +86,12 @@ def main() -> int:
     parser = arguments("churn", __doc__)
     parser.add_argument("--rounds", type=COUNT, default=1000, metavar="N", help="of one job")
     parser.add_argument("--preset", choices=PRESETS, default="local", help="how it trains")
+    parser.add_argument("--profile", metavar="NAME", help="of the links, or a trace file: peers come and go, and nobody lies")
+    parser.add_argument("--minutes", type=duration, default=30.0, metavar="M", help="with --profile")
     parser.add_argument("--attack", choices=ATTACKS, default="sign-flip", help="of the f liars, in every round")
     options = parser.parse_args()
+    if options.profile:
+        return network.main(partial(coming.run, options))
     churn, liars = Churn(options), faults_tolerated(options.peers)
     return network.main(
         partial(
