@@ -17,9 +17,9 @@ from random import Random
 import trio
 
 from peer.demo.cast import DemoPeer
+from peer.settings.datadir import DataDirectory
 from protocol.api import INVITATION_DAYS
 from protocol.errors import UserError
-from protocol.identity import Identity
 from scenarios import network
 from scenarios.network import SMALL_JOB, Network
 from scenarios.pace import STALL_SECONDS_MAX
@@ -76,8 +76,8 @@ class Crowd:
     async def _join(self, trial: Trial) -> None:
         number = len(self.peers.peers)
         folder = self.peers.demo.folder / "peers" / str(number)
-        folder.mkdir(parents=True)
-        newcomer = DemoPeer(number, Identity.generate(), folder, trains=False, lies=False, threads=1, restricted=False)
+        identity = DataDirectory.create(folder).create_identity()
+        newcomer = DemoPeer(number, identity, folder, trains=False, lies=False, threads=1, restricted=False)
         self.dress(newcomer)
         trial.figures["peer"] = newcomer.name
         invitation = await self.peers.demo.watched.client.invite(INVITATION_DAYS)
@@ -180,9 +180,8 @@ async def run(options: argparse.Namespace) -> int:
         failures.append(f"{END_SECONDS_MAX:.0f} s after the last one came or went not all hold the same height")
     if crowd.longest >= STALL_SECONDS_MAX:
         failures.append(f"no height for {crowd.longest:.0f} s")
-    title = (
-        f"profile {options.profile}, {options.minutes:g} minutes: {heights} heights, at most {crowd.longest:.1f} s without one"
-    )
+    took = f"{options.minutes:g} minutes: {heights} heights, at most {crowd.longest:.1f} s without one"
+    title = f"profile {options.profile}, {took}; seconds"
     result = {
         "heights": heights,
         "longest_seconds": crowd.longest,
