@@ -30,6 +30,7 @@ def of_peer(stats: StatsView, members: int) -> tuple[Metric, ...]:
     status = stats.status
     who = labels(peer=status.peer, name=status.name, network=status.network, role=status.role, version=status.version)
     times = {"0.5": stats.decision_ms_p50, "0.99": stats.decision_ms_p99}
+    reachable = {"": float(status.reachable == "direct")} if status.reachable in ("direct", "relayed") else {}
     ago = {} if status.decided_seconds_ago is None else {"": status.decided_seconds_ago}
 
     def one(name: str, about: str, value: float) -> Metric:
@@ -46,6 +47,7 @@ def of_peer(stats: StatsView, members: int) -> tuple[Metric, ...]:
         one("voters", "voters of the network", status.voters),
         one("quorum", "voters that decide", status.quorum),
         one("decisions_total", "blocks decided while this peer ran", stats.decisions),
+        Metric("reachable", "1 if others dial this peer, 0 if they cannot; left out while too few have said", reachable),
         Metric("decided_seconds_ago", "since the last decision that came here", ago),
         Metric("decision_seconds", "how long decisions took", _labelled("quantile", _in_seconds(times))),
         one("transactions_pending", "transactions that wait for a block", stats.transactions_pending),

@@ -16,7 +16,7 @@ from peer.api import control
 from peer.doctor import files, machine, monitors
 from peer.doctor.clock import ahead_of_others, of_clock
 from peer.doctor.findings import Finding, fault, ok, refused, warning
-from peer.doctor.reaching import dialable_ones, of_free_port, of_others, of_own_port
+from peer.doctor.reaching import dialable_ones, of_free_port, of_others, of_own_port, of_reachability
 from peer.settings import addressbook
 from peer.settings.config import Config, Settings
 from peer.settings.datadir import DataDirectory
@@ -108,6 +108,7 @@ async def _of_running(
     listening = config.listen if config.advertise and parse_address(config.listen)[1] else status.address
     return [
         *await of_own_port(listening, config.advertise, chain_id, key),
+        *of_reachability(status.reachable),
         *await monitors.of_served(config, role, directory.path / "parts", status.peer),
         *await of_others(_known(config, directory), chain_id, key, runs=True, alone=status.voter and status.voters == 1),
     ]

@@ -12,6 +12,7 @@ from peer.doctor.findings import Finding, fault, ok, warning
 from protocol.addresses import format_address, parse_address
 from protocol.errors import UserError
 from protocol.identity import parse_peer_id, short_id
+from transport.reachability import Reachable
 
 CALLS_MAX: Final = 16  # addresses that are dialed, the named ones first: the book holds 64
 LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # by wildcard
@@ -47,6 +48,16 @@ async def of_own_port(address: str, advertised: Sequence[str], chain_id: bytes, 
         else:
             found.append(ok("port", f"{answer.address} answers"))
     return found
+
+
+def of_reachability(said: str) -> list[Finding]:
+    """What other peers have found who dialed back. Too few have, at first."""
+    if said == Reachable.DIRECT:
+        return [ok("port", "others reach this peer, as they say")]
+    if said == Reachable.RELAYED:
+        advice = "forward its port in the router, open it in the firewall, name the outside with --advertise"
+        return [warning("port", "others do not reach this peer, as they say: it links where it dials, or over members", advice)]
+    return []
 
 
 async def of_others(addresses: Sequence[str], chain_id: bytes, me: bytes | None, *, runs: bool, alone: bool) -> list[Finding]:

@@ -27,6 +27,7 @@ from protocol.identity import peer_id
 from tests.peer.fake_api import BLOCK, ME, OTHER
 from tests.peer.processes import command, daemons
 from tests.transport.helpers import ALICE, BOB, CAROL, CHAIN, MemoryBlobs
+from transport.reachability import Reachable
 from transport.swarm import Swarm
 
 VOTER, TRAINER = features.roles()["voter"], features.roles()["trainer"]
@@ -192,6 +193,11 @@ async def test_others_are_needed_one_of_them_at_least_and_nobody_with_our_key() 
         assert [one.level for one in await others(here, me=ALICE.public, alone=True)] == [Level.OK], "it dials itself"
         [copy] = await others(here, me=ALICE.public, runs=False)
         assert copy.level == Level.FAULT and "with this peer's key" in copy.text
+
+
+def test_what_others_say_of_reaching_this_peer_is_told() -> None:
+    levels = {said: [found.level for found in reaching.of_reachability(said)] for said in Reachable}
+    assert levels == {Reachable.DIRECT: [Level.OK], Reachable.RELAYED: [Level.WARNING], Reachable.UNKNOWN: []}
 
 
 def test_each_place_is_dialed_once_and_the_named_ones_first() -> None:

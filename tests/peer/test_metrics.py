@@ -75,7 +75,7 @@ def get(path: str) -> bytes:
 
 
 async def test_another_parser_reads_every_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    status = dataclasses.replace(STATS.status, network=HOSTILE, decided_seconds_ago=2.5)
+    status = dataclasses.replace(STATS.status, network=HOSTILE, decided_seconds_ago=2.5, reachable="relayed")
     desk = Desk(tmp_path)
     stats: StatsView = dataclasses.replace(STATS, status=status, decision_ms_p99=80.0, refused={HOSTILE: 7})
 
@@ -95,7 +95,7 @@ async def test_another_parser_reads_every_figure(tmp_path: Path, monkeypatch: py
     assert found["folkmoot_height",] == status.height and found["folkmoot_members",] == 2
     assert found["folkmoot_refused_total", ("reason", HOSTILE)] == 7
     assert found["folkmoot_decision_seconds", ("quantile", "0.99")] == 0.08
-    assert found["folkmoot_decided_seconds_ago",] == 2.5
+    assert found["folkmoot_decided_seconds_ago",] == 2.5 and found["folkmoot_reachable",] == 0
     assert found["folkmoot_alert", ("about", ME), ("cause", "liar-found"), ("severity", "info")] == 1
     assert found["folkmoot_memory_bytes",] == STATS.memory_mb * 1e6 and found["folkmoot_disk_free_bytes",] > 0
     who = ("name", "[bold]ben"), ("peer", OTHER)
