@@ -113,9 +113,15 @@ class Outbox:
         queue.extend([*begun, *kept])
 
     def fill(self, capacity: int = FRAME_PLAINTEXT_MAX) -> bytes:
-        """The plaintext of the next frame; empty if nothing waits."""
+        """The plaintext of the next frame; empty if nothing waits.
+
+        A frame is opened when all of it is there. So where the link is slow, and frames are small, no bulk travels behind a vote.
+        """
         records: list[bytes | memoryview] = []
+        is_small, votes = capacity < FRAME_PLAINTEXT_MAX, self._sent[Priority.VOTE]
         for priority in Priority:
+            if priority is Priority.BULK and is_small and self._sent[Priority.VOTE] > votes:
+                break
             while self._queues[priority] and capacity > _RECORD.size + (_FRAGMENT_BYTES_MIN if records else 0):
                 capacity -= self._append_record(priority, capacity - _RECORD.size, records)
         return b"".join(records)

@@ -134,6 +134,10 @@ class Meter:
     def unsent_bytes(self) -> int:
         return self._piece(UNSENT_BYTES_MAX)
 
+    @property
+    def is_slow(self) -> bool:
+        return self.frame_bytes < FRAME_PLAINTEXT_MAX
+
     def _piece(self, most: int) -> int:
         if self.bytes_per_second is None:
             return PIECE_BYTES_START

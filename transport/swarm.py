@@ -442,6 +442,8 @@ class Swarm(Hub):
                 while True:
                     await link.output()
                     sending.deadline = trio.current_time() + SEND_SECONDS
+                    if link.meter.is_slow:  # a frame that is sealed before there is room for it is one more to wait for
+                        await trio.lowlevel.wait_writable(stream.socket)
                     with self.working(link.payer):
                         data = session.data_to_send(link.frame_bytes())
                     await stream.send_all(data)

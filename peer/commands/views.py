@@ -302,7 +302,8 @@ def suspensions(views: Iterable[SuspensionView], names: Names) -> Fitted:
 def peers(views: Iterable[PeerView]) -> Fitted:
     traffic = (Column("linked for", spare=3), Column("sent", spare=2), Column("received", spare=1))
     who = (Column("name", may_be_cut=True), "peer id", Column("part", wraps=True))
-    table = Fitted(*who, "link", Column("round trip", spare=4), *traffic, Column("record", wraps=True))
+    measured = (Column("round trip", spare=5), Column("Mbit/s", spare=4))
+    table = Fitted(*who, "link", *measured, *traffic, Column("record", wraps=True))
     for view in views:
         part = view.gone or ("voter" if view.voter else "member" if view.member else "guest")
         part += " (leader)" if view.leader else ""
@@ -315,6 +316,7 @@ def peers(views: Iterable[PeerView]) -> Fitted:
             f"{part} {','.join(view.roles)}",
             f"{'→' if link.outgoing else '←'}{link.address}" if link else "–",
             f"{_optional(link.round_trip_ms, '.1f')} ms" if link else "–",
+            _optional(link.mbit_per_second, ".3g") if link else "–",
             age(link.connected_seconds) if link else "–",
             f"{link.bytes_sent / 1e6:.2f} MB" if link else "–",
             f"{link.bytes_received / 1e6:.2f} MB" if link else "–",

@@ -342,6 +342,19 @@ def test_bulk_delays_a_vote_by_one_frame() -> None:
     assert messages(responder.receive(initiator.data_to_send())) == [b"vote", b"control"]
 
 
+def test_no_bulk_travels_behind_a_vote_in_a_frame_of_a_slow_link() -> None:
+    outbox = Outbox()
+    outbox.push(Channel.APPLICATION, bytes(100_000), Priority.BULK)
+    assert len(outbox.fill(6_000)) == 6_000
+    for data, priority in ((b"control", Priority.CONTROL), (b"vote", Priority.VOTE)):
+        outbox.push(Channel.APPLICATION, data, priority)
+    assert [message.data for message in Inbox().take(outbox.fill(6_000))] == [b"vote", b"control"]
+    outbox.push(Channel.APPLICATION, b"control", Priority.CONTROL)
+    assert len(outbox.fill(6_000)) == 6_000, "behind anything else there is some"
+    outbox.push(Channel.APPLICATION, b"vote", Priority.VOTE)
+    assert len(outbox.fill()) == FRAME_PLAINTEXT_MAX, "and where frames are large, too"
+
+
 def test_small_messages_share_one_frame() -> None:
     initiator, responder = joined_sessions()
     for n in range(100):
