@@ -1,7 +1,7 @@
 # `make demo` on a fresh machine sets everything up first. For another interpreter: rm -r .venv; make setup PYTHON=python3.12
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-browser pictures lint mutants model bench bench-consensus bench-transport clean
+.PHONY: help setup demo test test-browser pictures lint mutants fuzz model bench bench-consensus bench-transport clean
 
 PYTHON ?=
 BIN := .venv/bin
@@ -19,6 +19,7 @@ help:
 	@echo "make pictures  the screenshots of README and guide, made anew from peers that run"
 	@echo "make lint    style, types and import layers"
 	@echo "make mutants planted bugs: the simulator must notice each"
+	@echo "make fuzz MINUTES=60  random and changed bytes for everything that reads what others sent"
 	@echo "make bench   the benchmarks behind the figures in the documents"
 	@echo "make bench-consensus  that of the agreement alone, as JSON in runs/benchmarks"
 	@echo "make bench-transport  that of the links alone, beside plain TCP and TLS"
@@ -72,6 +73,10 @@ lint: setup
 
 mutants: setup
 	$(BIN)/python -m tests.sim.mutants --jobs 2
+
+MINUTES ?= 10
+fuzz: setup
+	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)
 
 bench: setup
 	$(BIN)/python -m benchmarks

@@ -21,13 +21,13 @@ BOMBS = 4  # in each of a few valid values: measuring memory is slow
 RANDOM_LENGTHS = (0, 1, 2, 3, 8, 40, 200, 1_000)
 
 
-def _profile(values: int) -> settings:
+def profile(values: int) -> settings:
     return settings(max_examples=values, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 
 
 def decodes_to_itself(kind: type, values: int, number: int) -> None:
     @seed(number)
-    @_profile(values)
+    @profile(values)
     @given(strategy_of(kind))
     def check(value: object) -> None:
         encoded = codec.encode(value)
@@ -38,7 +38,7 @@ def decodes_to_itself(kind: type, values: int, number: int) -> None:
 
 def keeps_to_its_bounds(kind: type, values: int, number: int) -> None:
     @seed(number)
-    @_profile(values)
+    @profile(values)
     @given(strategy_of(kind))
     def check(value: object) -> None:
         for what, plain in outside(kind, value):
@@ -55,7 +55,7 @@ def keeps_to_its_bounds(kind: type, values: int, number: int) -> None:
 
 def survives_mutations(decoder: Decoder, values: int, number: int) -> None:
     @seed(number)
-    @_profile(values)
+    @profile(values)
     @given(decoder.valid, st.integers(0, 2**32))
     def check(valid: bytes, mutations: int) -> None:
         random = Random(mutations)
@@ -76,7 +76,7 @@ def keeps_to_its_memory(decoder: Decoder, values: int, number: int) -> None:
     random = Random(number)
 
     @seed(number)
-    @_profile(values)
+    @profile(values)
     @given(decoder.valid)
     def check(valid: bytes) -> None:
         decoder.accepts(valid)  # what is built once and kept is no part of the bound

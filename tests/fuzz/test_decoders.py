@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from protocol.messages import AGREEMENT, LINKS, ROUNDS
-from tests.fuzz import checks, wire
+from tests.fuzz import checks, links, wire
 from tests.fuzz.decoders import LOCAL, decoders
 from training.tasks import FROM_WORKER, TO_WORKER
 
@@ -38,3 +38,7 @@ def test_random_bytes_are_refused_as_documented(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(decoders().keys() - LOCAL))
 def test_no_length_prefix_makes_a_decoder_take_more_memory_than_its_bound(name: str) -> None:
     checks.keeps_to_its_memory(decoders()[name], values=2, number=NUMBER)
+
+
+def test_links_hear_any_messages_in_any_order() -> None:
+    links.hear_anything(values=5, number=NUMBER)

@@ -1,0 +1,137 @@
+"""`python -m scenarios.hostile --minutes 5`: strangers attack all peers of a network, which trains and admits a member.
+
+300 half-open connections, slow handshakes, garbage, messages that are never whole, questions whose answers nobody takes, and
+floods of validly signed messages from 200 keys, all at once (`scenarios/attackers.py`). Before them, the network is measured for
+a third of the time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from statistics import median
+
+import trio
+
+from peer.api.memory import process_memory_mb
+from peer.demo.cast import DemoPeer
+from scenarios import network
+from scenarios.join import Join, join
+from scenarios.network import Network
+from scenarios.trials import SMALL_JOB, Trial, arguments, conduct, duration
+
+SLOWER_MAX = 1.5  # times the decision before, the median
+GROWTH_MB_MAX = 100.0  # of a daemon
+JOIN_SECONDS_MAX = 10.0  # from the first answer of the newcomer until it is where the network was
+SETTLE_SECONDS = 5.0  # until links and workers are there
+JOIN_AFTER_SECONDS = 15.0  # the attack is at its height
+NICE = 10  # attackers have machines of their own; here they would else take the peers' processors
+LOOK_SECONDS = 1.0
+# Each attack must be noticed, by one of these reasons.
+COUNTED = {
+    "half-open connections": ("half-open", "handshake-timeout"),
+    "garbage": ("not-folkmoot",),
+    "messages that are never whole": ("memory-full", "gave-way"),
+    "floods": ("too-busy", "gave-way"),
+}
+
+
+@dataclass
+class Seen:
+    """What a peer was like during a time."""
+
+    decision_ms: float = 0.0  # the median
+    decisions: int = 0
+    memory_mb: dict[str, float] = field(default_factory=dict)  # the most, by peer
+
+
+async def watch(peers: Network, seconds: float) -> Seen:
+    seen, watched = Seen(), peers.demo.watched
+    first = await last_round(watched)
+    with trio.move_on_after(seconds):
+        while True:
+            for peer in peers.peers:
+                assert peer.process is not None
+                seen.memory_mb[peer.name] = max(seen.memory_mb.get(peer.name, 0.0), process_memory_mb(peer.process.pid))
+            await trio.sleep(LOOK_SECONDS)
+    views = await watched.client.rounds(10_000)
+    taken = [view.decision_ms for view in views if view.round > first and view.decision_ms is not None]
+    seen.decisions, seen.decision_ms = len(taken), median(taken) if taken else float("inf")
+    return seen
+
+
+async def last_round(peer: DemoPeer) -> int:
+    views = await peer.client.rounds(1)
+    return views[-1].round if views else -1
+
+
+async def refused(peers: Network) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for peer in peers.peers:
+        for reason, number in (await peer.client.stats()).refused.items():
+            found[reason] = found.get(reason, 0) + number
+    return found
+
+
+async def attack(options: argparse.Namespace, peers: Network, trial: Trial) -> None:
+    seconds = 60 * options.minutes
+    await trio.sleep(SETTLE_SECONDS)
+    before = await watch(peers, seconds / 3)
+    chain = (await peers.demo.watched.client.status()).chain_id
+    addresses = [peer.address for peer in peers.peers]
+    command = [sys.executable, "-m", "scenarios.attackers", chain, str(options.keys), *addresses]
+    nice = ["nice", "-n", str(NICE), *command]
+    attackers = subprocess.Popen(nice, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True)  # noqa: ASYNC220
+    try:
+        assert attackers.stdin and attackers.stdout
+        assert (await trio.to_thread.run_sync(attackers.stdout.readline)).strip() == "ready"
+        joined: list[Join] = []
+
+        async def newcomer() -> None:
+            await trio.sleep(min(JOIN_AFTER_SECONDS, seconds / 4))
+            joined.append(await join(peers, 0, keeps=False))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(newcomer)
+            during = await watch(peers, seconds * 2 / 3)
+        counts = await refused(peers)
+        attackers.stdin.close()
+        told = json.loads(await trio.to_thread.run_sync(attackers.stdout.readline))
+    finally:
+        attackers.kill()
+        attackers.wait()
+    growth = max(during.memory_mb[name] - before.memory_mb[name] for name in before.memory_mb)
+    slower = during.decision_ms / before.decision_ms
+    trial.figures |= {
+        "decisions before": before.decisions, "p50 ms": before.decision_ms, "during": during.decisions,
+        "p50 ms during": during.decision_ms, "MB more": growth, "joined": joined[0].current_seconds,
+        "counted": ", ".join(f"{reason} {number}" for reason, number in sorted(counts.items())),
+        "attackers were told": ", ".join(f"{reason} {number}" for reason, number in sorted(told.items())),
+    }  # fmt: skip
+    trial.require(slower <= SLOWER_MAX, f"a decision takes {slower:.1f} times as long")
+    trial.require(growth <= GROWTH_MB_MAX, f"a daemon holds {growth:.0f} MB more")
+    is_in = joined[0].succeeded and joined[0].current_seconds <= JOIN_SECONDS_MAX
+    trial.require(is_in, f"the newcomer was not there after {JOIN_SECONDS_MAX:.0f} s: {joined[0].current_seconds:.1f} s")
+    for what, reasons in COUNTED.items():
+        trial.require(any(counts.get(reason) for reason in reasons), f"{what} are not counted")
+
+
+async def run(options: argparse.Namespace) -> int:
+    async def attempt(peers: Network, trial: Trial) -> None:
+        await attack(options, peers, trial)
+
+    return await conduct(options, f"{options.keys} strange keys", [("attacked", attempt)], job=SMALL_JOB)
+
+
+def main() -> int:
+    parser = arguments("hostile", __doc__)
+    parser.add_argument("--minutes", type=duration, default=5.0, metavar="M", help="a third of them before the attack")
+    parser.add_argument("--keys", type=int, default=200, metavar="N", help="that flood")
+    return network.main(lambda: run(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
