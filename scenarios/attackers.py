@@ -23,7 +23,7 @@ from protocol.addresses import parse_address
 from protocol.codec import decode_message, encode
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Identity, sign
-from protocol.limits import MESSAGE_BYTES_MAX
+from protocol.limits import FRAME_BYTES_MAX, MESSAGE_BYTES_MAX
 from protocol.messages import Closing, GetBlob, GetDecisions, Ping, Relay, Transaction
 from transport.framing import Channel, Message, Priority
 from transport.noise import KeyPair
@@ -110,12 +110,12 @@ class Attackers:
         async def flood(stream: trio.SocketStream) -> None:
             session = await self.linked(stream, key)
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self.listen, stream, session)
-                for message in cycle(self.floods[key.public]):
-                    session.outbox.push(Channel.APPLICATION, message, Priority.VOTE)
-                    with suppress(trio.BrokenResourceError):
-                        await stream.send_all(session.data_to_send())
-                    await trio.lowlevel.checkpoint()
+                nursery.start_soon(self.listen_to_the_end, stream, session, nursery.cancel_scope)
+                with suppress(trio.BrokenResourceError):
+                    for message in cycle(self.floods[key.public]):
+                        session.outbox.push(Channel.APPLICATION, message, Priority.VOTE)
+                        if session.outbox.held > FRAME_BYTES_MAX:
+                            await stream.send_all(session.data_to_send())
 
         return flood
 
@@ -138,6 +138,11 @@ class Attackers:
     async def listen(self, stream: trio.SocketStream, session: Session) -> None:
         while True:
             await self.hear(stream, session)
+
+    async def listen_to_the_end(self, stream: trio.SocketStream, session: Session, scope: trio.CancelScope) -> None:
+        with suppress(OSError, trio.BrokenResourceError, trio.ClosedResourceError, RemoteProtocolError):
+            await self.listen(stream, session)
+        scope.cancel()
 
     async def hear(self, stream: trio.SocketStream, session: Session) -> None:
         data = await stream.receive_some(64 << 10)
