@@ -5,10 +5,12 @@ from __future__ import annotations
 import enum
 import ipaddress
 import re
+from collections.abc import Sequence
 
 from protocol.errors import UserError
-from protocol.limits import ADDRESS_CHARACTERS_MAX
+from protocol.limits import ADDRESS_CHARACTERS_MAX, ADVERTISED_MAX
 
+NOWHERE = "none"  # as an address to listen on: this peer accepts no connections
 WILDCARDS = ("0.0.0.0", "::")  # listened on, they mean every interface; nobody can dial them
 _LABEL = "[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
 # A last label of digits alone is an IP address that is none, not a name (WHATWG URL, "ends in a number").
@@ -41,6 +43,16 @@ def is_loopback(host: str) -> bool:
         return host.rstrip(".").lower() == "localhost"
 
 
+def listened(text: str, what: str = "") -> tuple[str, ...]:
+    """The addresses that a peer listens on, of text that separates them by commas; none for NOWHERE. Raises `UserError`."""
+    addresses = tuple(address.strip() for address in text.split(",")) if text != NOWHERE else ()
+    for address in addresses:
+        parse_address(address, what)
+    if len(addresses) > ADVERTISED_MAX:
+        raise UserError(f"{what}{len(addresses)} addresses are too many: {ADVERTISED_MAX} are the most")
+    return addresses
+
+
 class Scope(enum.StrEnum):
     """Who can reach an address."""
 
@@ -65,6 +77,17 @@ def scope_of(address: str) -> Scope:
         return Scope.PUBLIC
     mapped = getattr(ip, "ipv4_mapped", None) or ip  # ::ffff:10.0.0.1 is 10.0.0.1
     return Scope.LOOPBACK if mapped.is_loopback else Scope.PUBLIC if mapped.is_global else Scope.PRIVATE
+
+
+def completed(listening: Sequence[str], hosts: Sequence[str]) -> tuple[str, ...]:
+    """Where a peer that listens there is reached; a wildcard stands for those of the hosts that have its IP version."""
+    found: dict[str, None] = {}
+    for address in listening:
+        host, port = parse_address(address)
+        for one in hosts if host in WILDCARDS else [host]:
+            if host not in WILDCARDS or (":" in one) == (":" in host):
+                found[format_address(one, port)] = None
+    return tuple(found)
 
 
 def dialable(text: str, what: str) -> str:

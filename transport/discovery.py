@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import trio
 
-from protocol.addresses import WILDCARDS, Scope, format_address, parse_address, scope_of
+from protocol.addresses import Scope, format_address, parse_address, scope_of
 from protocol.codec import decode_message
 from protocol.errors import RemoteProtocolError, UserError
 from protocol.limits import RECORDS_MAX
@@ -36,17 +36,17 @@ class Discovery:
         learn: Callable[[str, bytes], None],
         own_addresses: Callable[[Sequence[str]], Sequence[str]],
         dial_back: Callable[[bytes, str], Awaitable[bool]],
-        port: Callable[[], int | None],
+        port: Callable[[str | None], int | None],
         refuse: Callable[[str], None],
         random: Random,
     ) -> None:
         """`learn`: an address, and whose it is said to be. `own_addresses`: where this peer is reached, given the hosts of
         this machine that links lead from. `dial_back`: whether that peer answers at an address. `port`: at which others reach
-        this one; None: at none.
+        this one at a host, or at any; None: at none.
         """
         self.book, self._links, self._learn, self._own_addresses = book, links, learn, own_addresses
         self._dial_back, self._port, self._refuse, self._random = dial_back, port, refuse, random
-        self._reachability = Reachability(port() is not None, book.is_member)
+        self._reachability = Reachability(port(None) is not None, book.is_member)
         self._dialed_back: deque[float] = deque(maxlen=DIALS_BACK)
         self._relays: tuple[bytes, ...] = ()
         self._hosts: set[str] = set()
@@ -166,7 +166,7 @@ class Discovery:
 
     def _ask_back(self) -> None:
         self._reachability.linked_are(self._links.keys())
-        port = self._port()
+        port = self._port(self._reachability.host)
         if port is not None:
             for peer in self._reachability.ask(trio.current_time()):
                 self._links[peer].post(DialBack(port), Priority.CONTROL)
@@ -234,14 +234,3 @@ class Discovery:
     def _send(self, link: Link, known: list[AgedRecord]) -> None:
         for start in range(0, len(known), RECORDS_MAX):
             link.post(Records(tuple(known[start : start + RECORDS_MAX])), Priority.CONTROL)
-
-
-def completed(listening: Sequence[str], hosts: Sequence[str]) -> tuple[str, ...]:
-    """Where a peer that listens there is reached; a wildcard stands for those of the hosts that have its IP version."""
-    found: dict[str, None] = {}
-    for address in listening:
-        host, port = parse_address(address)
-        for one in hosts if host in WILDCARDS else [host]:
-            if host not in WILDCARDS or (":" in one) == (":" in host):
-                found[format_address(one, port)] = None
-    return tuple(found)

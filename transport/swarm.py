@@ -23,13 +23,13 @@ from typing import Any
 
 import trio
 
-from protocol.addresses import WILDCARDS, format_address, parse_address, scope_of
+from protocol.addresses import NOWHERE, WILDCARDS, completed, format_address, listened, parse_address, scope_of
 from protocol.errors import RemoteProtocolError, UserError
 from protocol.identity import WIRE_VERSIONS, Signer, parse_peer_id, short_id
 from protocol.limits import ADDRESSES_MAX
 from protocol.messages import Addresses, Guest, PeerAddress
 from transport.blobs import BlobStore
-from transport.discovery import Discovery, completed
+from transport.discovery import Discovery
 from transport.effort import Payer
 from transport.farewell import Farewell, check_first
 from transport.framing import Message, Priority
@@ -153,8 +153,8 @@ class Swarm(Hub):
         hosts: Callable[[], Iterable[str]] = tuple,
         pace: Pace = Pace(),
     ) -> None:
-        """`listen`: "host:port", port 0 for any free one. `advertise`: where others reach this peer, if not there; `tell` hears
-        what a person should know, each thing once. `bootstrap`: "host:port" or "peer id@host:port".
+        """`listen`: "host:port", port 0 for any free one; several with commas; or "none". `advertise`: where others reach this
+        peer, if not there; `tell` hears what a person should know, each thing once. `bootstrap`: "host:port" or "peer id@host:port".
         `remembered`: "peer id@host:port", as `claims` said earlier; `bootstrap` goes before them. `hosts`: of this machine, that
         others may reach it at where it listens on all. `guest`: what this peer shows to others while it is no member. `welcome`:
         others have shown it.
@@ -171,8 +171,8 @@ class Swarm(Hub):
             welcome=welcome,
             processor=time.thread_time,
         )
-        self.address = listen  # with the real port once `run` has started
-        self._listen, self._advertise, self._tell = parse_address(listen), tuple(advertise), tell
+        self.addresses = listened(listen)  # with the real ports once `run` has started
+        self._advertise, self._tell = tuple(advertise), tell
         self._identity, self._chain_id, self._versions = identity, chain_id, versions
         self._random = random or Random(secrets.randbits(64))
         self._static = KeyPair.of(secrets.token_bytes(32))  # one for each start, see `Established.incarnation`
@@ -206,7 +206,8 @@ class Swarm(Hub):
             async with trio.open_nursery() as self._nursery:
                 await self._nursery.start(self._exchange.run)
                 self._nursery.start_soon(self._discovery.run)
-                self._nursery.start_soon(trio.serve_listeners, self._accept, listeners)
+                if listeners:
+                    self._nursery.start_soon(trio.serve_listeners, self._accept, listeners)
                 for known in self._book.values():
                     self._nursery.start_soon(self._keep_dialed, known)
                 task_status.started()
@@ -215,16 +216,28 @@ class Swarm(Hub):
                 self.detach(link)
 
     async def _open_listeners(self) -> list[trio.SocketListener]:
-        host, port = self._listen
-        try:
-            listeners = await trio.open_tcp_listeners(port, host=host)
-        except OSError as error:
-            raise UserError(
-                f"cannot listen on {self.address}: {error.strerror or error}; stop the program that uses it, or name "
-                "another address (HOST:PORT, port 0 for any free one)"
-            ) from None
-        self.address = format_address(host, listeners[0].socket.getsockname()[1])
+        listeners: list[trio.SocketListener] = []
+        addresses = []
+        for address in self.addresses:
+            host, port = parse_address(address)
+            try:
+                opened = await trio.open_tcp_listeners(port, host=host)
+            except OSError as error:
+                for listener in listeners:
+                    await listener.aclose()
+                raise UserError(
+                    f"cannot listen on {address}: {error.strerror or error}; stop the program that uses it, or name "
+                    "another address (HOST:PORT, port 0 for any free one)"
+                ) from None
+            listeners += opened
+            addresses.append(format_address(host, opened[0].socket.getsockname()[1]))
+        self.addresses = tuple(addresses)
         return listeners
+
+    @property
+    def address(self) -> str:
+        """The first that this peer listens on."""
+        return self.addresses[0] if self.addresses else NOWHERE
 
     # Connections -----------------------------------------------------------------------------------------------------
 
@@ -608,7 +621,7 @@ class Swarm(Hub):
                 for one in self.records.addresses(peer):
                     if scope_of(one).includes(link.reach):
                         said.setdefault(peer, one)
-        mine = [(self.me, address) for address in self._advertise or (self.address,)] if link.version < 3 else []
+        mine = [(self.me, address) for address in self._advertise or self.addresses] if link.version < 3 else []
         return tuple(PeerAddress(peer, address) for peer, address in [*mine, *said.items()][:ADDRESSES_MAX])
 
     def on_discovery(self, link: Link, message: Any) -> None:
@@ -616,10 +629,14 @@ class Swarm(Hub):
 
     def _own_addresses(self, hosts: Sequence[str]) -> Sequence[str]:
         seen = [self._discovery.host] if self._discovery.host is not None else []
-        return self._advertise or completed([self.address], [*seen, *self._hosts(), *hosts])
+        return self._advertise or completed(self.addresses, [*seen, *self._hosts(), *hosts])
 
-    def _port(self) -> int | None:
-        return parse_address((self._advertise or (self.address,))[0])[1]
+    def _port(self, host: str | None) -> int | None:
+        """At which others reach this peer at that host; None where it listens at none of that IP version."""
+        for own, port in map(parse_address, self._advertise or self.addresses):
+            if host is None or not _is_ip(own) or (":" in own) == (":" in host):
+                return port
+        return None
 
     @property
     def reachable(self) -> Reachable:
@@ -677,7 +694,7 @@ class Swarm(Hub):
 
     def _look_for_a_copy(self, address: str) -> None:
         """Our own key is said to be there. That is this process, or nobody any more, or a machine that should not have it."""
-        if address != self.address and address not in self._advertise and address not in self._mine:
+        if address not in self.addresses and address not in self._advertise and address not in self._mine:
             self._learn(address, self.me, first_hand=False)
 
     def _complete(self, address: str, link: Link) -> str:
@@ -711,6 +728,10 @@ def _parse_bootstrap(text: str) -> _Known:
     peer, separator, address = text.rpartition("@")
     parse_address(address)
     return _Known(address, parse_peer_id(peer) if separator else None, named=True, pinned=bool(separator))
+
+
+def _is_ip(host: str) -> bool:
+    return ":" in host or host.rpartition(".")[2].isdigit()
 
 
 def _remote(stream: trio.SocketStream) -> str:

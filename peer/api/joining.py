@@ -11,7 +11,7 @@ from ledger.members import Revoke
 from peer.api.running import RunningPeer
 from peer.settings.invitation import DAY_MS, invitation_text, make_invitation
 from peer.settings.invitations import Made
-from protocol.addresses import dialable, is_loopback, parse_address
+from protocol.addresses import NOWHERE, dialable, is_loopback, parse_address
 from protocol.api import INVITATION_DAYS_MAX, InvitationView, JoiningCalls
 from protocol.errors import UserError
 from protocol.identity import short_id
@@ -58,10 +58,10 @@ class JoiningAnswers(JoiningCalls):
         for address in said:
             dialable(address, "--address")
         mine = said or self.peer.addresses()
-        if not mine:
+        others = sorted(link.address for link in self.peer.network.links() if link.dialed)
+        if not mine and (self.peer.config.listen != NOWHERE or not others):
             known = f"this peer listens on {self.peer.config.listen}, and knows no address of this machine but loopback"
             raise UserError(f"{known}; say where newcomers reach it: `invite --address HOST:PORT`, or the setting `advertise`")
-        others = sorted(link.address for link in self.peer.network.links() if link.dialed)
         if not all(_is_local(address) for address in mine):  # whoever joins is on another machine, then
             others = [address for address in others if not _is_local(address)]
         return tuple(dict.fromkeys((*mine, *others)))[:ADVERTISED_MAX]

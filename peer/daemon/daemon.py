@@ -46,8 +46,9 @@ from peer.settings.datadir import DataDirectory
 from peer.settings.invitation import InvitationString, parse_invitation
 from peer.settings.invitations import InvitationBook
 from peer.worker.supervisor import Worker
+from protocol.addresses import NOWHERE
 from protocol.api import PeerApi
-from protocol.errors import RemoteProtocolError, StorageError
+from protocol.errors import RemoteProtocolError, StorageError, UserError
 from protocol.identity import Ed25519Verifier
 from storage.blobs import Blobs
 from storage.store import Store
@@ -80,13 +81,15 @@ async def running(config: Config, make_round_work: MakeRoundWork | None = None) 
     with directory.lock():
         signer = directory.load_identity()
         genesis = read_genesis(directory)
+        host, events = ModelHost(directory.models, config.threads), EventLog()
+        book = directory.path / "addresses"
+        remembered = addressbook.load(book, lambda text: events.add("warning", text))
+        if config.listen == NOWHERE and not (config.bootstrap or remembered):
+            raise UserError("listen is none, and this peer knows nobody to dial: name a member with --bootstrap HOST:PORT")
         store = Store(directory.ledger, genesis.chain_id)
         blobs = Blobs(directory.blobs, directory.buffers)
         texts = directory.path / "texts"
         texts.mkdir(exist_ok=True)
-        host, events = ModelHost(directory.models, config.threads), EventLog()
-        book = directory.path / "addresses"
-        remembered = addressbook.load(book, lambda text: events.add("warning", text))
         invitation = _invitation(directory)
         standings = Standings(signer.public, genesis.chain_id, Ed25519Verifier(), lambda: driver.state)
         network = Swarm(
@@ -135,7 +138,7 @@ async def running(config: Config, make_round_work: MakeRoundWork | None = None) 
                 genesis=genesis,
                 driver=driver,
                 network=network,
-                addresses=lambda: own_addresses(network.address, config.advertise),
+                addresses=lambda: own_addresses(network.addresses, config.advertise),
                 worker=worker,
                 stop_daemon=stopped.set,
                 set_standing=lambda stands: setattr(membership, "stands", stands),

@@ -9,26 +9,21 @@ import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from protocol.addresses import WILDCARDS, format_address, parse_address
+from protocol.addresses import completed
 from protocol.limits import ADVERTISED_MAX
 
 GET_ADDRESS = 0x8915  # SIOCGIFADDR of Linux, netdevice(7)
 
 
-def own_addresses(listening: str, advertised: Sequence[str]) -> tuple[str, ...]:
-    """`advertised` if that names any; else where this peer listens, with the hosts of this machine for a wildcard.
+def own_addresses(listening: Sequence[str], advertised: Sequence[str]) -> tuple[str, ...]:
+    """`advertised` if that names any; else where this peer listens, with the hosts of this machine for wildcards.
 
     The host with the default route comes first. Loopback is among them only if it is all that this peer listens on; none at all
     where a wildcard leads to nothing else.
     """
     if advertised:
         return tuple(advertised)
-    host, port = parse_address(listening)
-    if host not in WILDCARDS:
-        return (listening,)
-    hosts = [*_routed(), *_of_interfaces()] if host == "0.0.0.0" else [*_of_interfaces_v6(), *_routed(), *_of_interfaces()]
-    usable = [host for host in dict.fromkeys(hosts) if not ipaddress.ip_address(host).is_loopback]
-    return tuple(format_address(host, port) for host in usable[:ADVERTISED_MAX])
+    return completed(listening, hosts())[:ADVERTISED_MAX]
 
 
 def hosts() -> tuple[str, ...]:

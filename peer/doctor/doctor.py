@@ -20,7 +20,7 @@ from peer.doctor.reaching import dialable_ones, of_free_port, of_others, of_own_
 from peer.settings import addressbook
 from peer.settings.config import Config, Settings
 from peer.settings.datadir import DataDirectory
-from protocol.addresses import parse_address
+from protocol.addresses import NOWHERE, listened, parse_address
 from protocol.api import AlertView, Cause, Severity, StatusView
 from protocol.errors import NotRunningError, RemoteProtocolError, UserError
 from protocol.identity import parse_peer_id
@@ -28,6 +28,7 @@ from protocol.metrics import why_unhealthy
 
 ANSWER_SECONDS: Final = 10.0  # for all questions to the peer that runs: each takes some hundredths
 LOG = "`peer log` says what came before"
+DIALS_ONLY: Final = ok("port", "this peer accepts no connections: it dials only")
 ADVICE = {  # by the cause of an alert
     Cause.HALTED: f"{LOG}; the guide has a section for each halt",
     Cause.DISPUTED: "leave the disk as it is, and tell the other operators: more voters may lie than are tolerated",
@@ -88,7 +89,8 @@ async def _of_peer(config: Config, role: Role, directory: DataDirectory) -> tupl
 async def _of_stopped(
     config: Config, role: Role, directory: DataDirectory, genesis: Genesis | None, key: bytes | None
 ) -> list[Finding]:
-    ports = [await of_free_port("port", config.listen, "listen"), *await monitors.of_free_ports(config, role)]
+    listens = [await of_free_port("port", address, "listen") for address in listened(config.listen)]
+    ports = [*(listens or [DIALS_ONLY]), *await monitors.of_free_ports(config, role)]
     if genesis is None:
         return ports
     try:
@@ -105,9 +107,14 @@ async def _of_running(
 ) -> list[Finding]:
     """What answers at its addresses, and at those of others."""
     key, chain_id = parse_peer_id(status.peer), genesis.chain_id
-    listening = config.listen if config.advertise and parse_address(config.listen)[1] else status.address
+    listening = [address for address in listened(config.listen) if parse_address(address)[1]]
+    if not listening and status.address != NOWHERE:  # at a port that the system chose
+        listening = [status.address]
+    own = [DIALS_ONLY] if not listening else []
+    for address in listening:
+        own += await of_own_port(address, config.advertise if address == listening[0] else (), chain_id, key)
     return [
-        *await of_own_port(listening, config.advertise, chain_id, key),
+        *own,
         *of_reachability(status.reachable),
         *await monitors.of_served(config, role, directory.path / "parts", status.peer),
         *await of_others(_known(config, directory), chain_id, key, runs=True, alone=status.voter and status.voters == 1),

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from peer import features
-from protocol.addresses import dialable, parse_address
+from protocol.addresses import dialable, listened
 from protocol.errors import UserError
 from protocol.limits import ADVERTISED_MAX, NAME_CHARACTERS_MAX
 from protocol.names import name_problem
@@ -47,7 +47,7 @@ class Config:
     data_directory: Path = field(metadata={"about": "everything this peer keeps: key, ledger, blobs, models"})
     name: str = _about("what other people see beside the peer id; empty: the peer id alone", "")
     role: str = _about("trainer, voter (never imports torch), another feature's, or full", "full")
-    listen: str = _about("address this peer accepts connections on; port 0: any free one", "0.0.0.0:7700")
+    listen: str = _about("where this peer accepts connections, or none: it dials only; port 0: any free one", "0.0.0.0:7700")
     advertise: tuple[str, ...] = _about("where others reach this peer, names too; empty: where it listens", ())
     bootstrap: tuple[str, ...] = _about("addresses to dial first", ())
     ping_seconds: int = _about("between pings of a quiet link", int(PING_SECONDS))
@@ -301,7 +301,8 @@ def _check(config: Config, origins: Mapping[str, str]) -> None:
         raise refuse("name", f"is longer than {NAME_CHARACTERS_MAX} characters")
     if problem := name_problem(config.name):
         raise refuse("name", problem)
-    parse_address(config.listen, f"listen ({origins['listen']}): ")
+    if not listened(config.listen, f"listen ({origins['listen']}): ") and config.advertise:
+        raise refuse("advertise", "tells others to dial this peer, which accepts no connections: listen is none")
     for name in ("bootstrap", "advertise"):
         for address in getattr(config, name):
             dialable(address.rpartition("@")[2] if name == "bootstrap" else address, f"{name} ({origins[name]})")
