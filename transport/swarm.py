@@ -154,7 +154,7 @@ class Swarm(Hub):
         pace: Pace = Pace(),
     ) -> None:
         """`listen`: "host:port", port 0 for any free one; several with commas; or "none". `advertise`: where others reach this
-        peer, if not there; `tell` hears what a person should know, each thing once. `bootstrap`: "host:port" or "peer id@host:port".
+        peer, if not there; `tell` hears what a person should know, each thing once. `bootstrap`: as `connect` takes it.
         `remembered`: "peer id@host:port", as `claims` said earlier; `bootstrap` goes before them. `hosts`: of this machine, that
         others may reach it at where it listens on all. `guest`: what this peer shows to others while it is no member. `welcome`:
         others have shown it.

@@ -118,6 +118,9 @@ def test_variables_that_others_set_with_our_prefix_are_none_of_our_business(home
         "log_level = 'loud'",
         "log_format = 'xml'",
         "listen = 'nowhere'",
+        "listen = '127.0.0.1:1,'",
+        "listen = 'none,127.0.0.1:1'",
+        f"listen = '{','.join(['127.0.0.1:0'] * 9)}'",
         "web_listen = 'nowhere'",
         "sign_up = 'closed'",
         "bootstrap = ['a:0']",
@@ -133,8 +136,15 @@ def test_a_bad_value_is_named_with_its_origin(tmp_path: Path, home: dict[str, st
     with pytest.raises(UserError) as caught:
         load({}, home, file)
     assert line.split()[0] in str(caught.value)
+
     assert str(file) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_peer_that_accepts_no_connections_tells_nobody_to_dial_it(home: dict[str, str]) -> None:
+    assert load({"listen": "none"}, home).config.listen == "none"
+    with pytest.raises(UserError, match=r"advertise = .* accepts no connections"):
+        load({"listen": "none", "advertise": "example.org:7700"}, home)
 
 
 @pytest.mark.parametrize(("name", "text"), [("PEER_THREADS", "two"), ("PEER_EVALUATE", "maybe"), ("PEER_DATA_DIRECTORY", "")])

@@ -9,7 +9,7 @@ import socket
 import pytest
 import trio
 
-from protocol.addresses import format_address, parse_address
+from protocol.addresses import NOWHERE, format_address, parse_address
 from protocol.codec import encode
 from protocol.errors import RemoteProtocolError, UserError
 from protocol.identity import Identity, peer_id
@@ -19,6 +19,7 @@ from tests.transport.helpers import ALICE, BOB, CAROL, CHAIN, DAVE, MemoryBlobs,
 from transport import hub, swarm
 from transport.framing import Channel
 from transport.network import Connected, Copied, Disconnected, Priority, Received
+from transport.reachability import Reachable
 from transport.silence import Pace
 from transport.swarm import Swarm
 
@@ -439,6 +440,32 @@ async def test_a_busy_port_is_one_clear_line(tcp: SwarmWorld) -> None:
     assert alice.address in str(caught.value)
     assert "in use" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+async def test_several_addresses_are_listened_on_or_none_if_one_is_taken(tcp: SwarmWorld) -> None:
+    with trio.fail_after(DEADLINE_SECONDS):
+        alice = await tcp.start(ALICE, listen="127.0.0.1:0,127.0.0.2:0", bootstrap=[])
+        first, second = alice.addresses
+        assert first.startswith("127.0.0.1:") and second.startswith("127.0.0.2:")
+        bob = await tcp.start(BOB, bootstrap=[second])
+        await linked(alice, bob)
+        await until(lambda: bob.records.addresses(alice.me) == (first, second))
+        free = free_address()
+        with pytest.raises(UserError, match=f"cannot listen on {first}"):
+            await tcp.make(CAROL, MemoryBlobs(), listen=f"{free},{first}").run()
+        carol = await tcp.start(CAROL, listen=free)
+        await linked(alice, bob, carol)
+
+
+async def test_a_peer_that_accepts_nothing_dials_everybody_and_is_dialed_by_nobody(tcp: SwarmWorld) -> None:
+    with trio.fail_after(DEADLINE_SECONDS):
+        alice = await tcp.start(ALICE, bootstrap=[])
+        bob = await tcp.start(BOB, bootstrap=[alice.address])
+        carol = await tcp.start(CAROL, listen=NOWHERE, bootstrap=[alice.address])
+        await linked(alice, bob, carol)
+        assert carol.address == NOWHERE and carol.reachable is Reachable.RELAYED
+        assert not alice.records.knows(carol.me)
+        assert all(link.dialed for link in carol.links())
 
 
 async def test_a_host_that_is_not_ours_is_one_clear_line() -> None:
