@@ -82,6 +82,15 @@ async def test_a_peer_that_starts_again_elsewhere_is_found_there_though_others_h
         await linked(alice, bob, carol)
 
 
+async def test_whoever_sends_an_old_record_of_its_own_is_told_the_newer_one_and_signs_above_it(tcp: SwarmWorld) -> None:
+    with trio.fail_after(DEADLINE_SECONDS):
+        alice, bob = await tcp.pair()
+        await until(lambda: alice.records.knows(bob.me))
+        alice.records.take(record(BOB, free_address(), sequence=7), Scope.LOOPBACK, trio.current_time())
+        bob._links[alice.me].post(Records((record(BOB, free_address(), sequence=0),)), Priority.CONTROL)
+        await until(lambda: alice.records.addresses(bob.me) == (bob.address,))
+
+
 async def test_a_forged_record_costs_its_carrier_the_link(tcp: SwarmWorld) -> None:
     with trio.fail_after(DEADLINE_SECONDS):
         alice, bob = await tcp.pair()
