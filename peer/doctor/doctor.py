@@ -110,12 +110,11 @@ async def _of_running(
     listening = [address for address in listened(config.listen) if parse_address(address)[1]]
     if not listening and status.address != NOWHERE:  # at a port that the system chose
         listening = [status.address]
-    own = [DIALS_ONLY] if not listening else []
+    own = of_reachability(status.reachable) if listening else [DIALS_ONLY]
     for address in listening:
         own += await of_own_port(address, config.advertise if address == listening[0] else (), chain_id, key)
     return [
         *own,
-        *of_reachability(status.reachable),
         *await monitors.of_served(config, role, directory.path / "parts", status.peer),
         *await of_others(_known(config, directory), chain_id, key, runs=True, alone=status.voter and status.voters == 1),
     ]
