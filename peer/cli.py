@@ -165,6 +165,7 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--listen", metavar="ADDRESS", help=about["listen"] + " (default 0.0.0.0:7700)")
     parser.add_argument("--advertise", metavar="ADDRESS,…", help=about["advertise"])
     parser.add_argument("--bootstrap", metavar="ADDRESS,…", help=about["bootstrap"])
+    parser.add_argument("--relay", action=argparse.BooleanOptionalAction, default=None, help=about["relay"])
     parser.add_argument("--ping-seconds", metavar="N", help=about["ping_seconds"])
     parser.add_argument("--suspect-seconds", metavar="N", help=about["suspect_seconds"])
     parser.add_argument("--name", metavar="NAME", help=about["name"])

@@ -12,6 +12,7 @@ from protocol.limits import ADDRESS_CHARACTERS_MAX, ADVERTISED_MAX
 
 NOWHERE = "none"  # as an address to listen on: this peer accepts no connections
 WILDCARDS = ("0.0.0.0", "::")  # listened on, they mean every interface; nobody can dial them
+NOWHERE = "none"  # as an address to listen on: this peer accepts no connections
 _LABEL = "[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
 # A last label of digits alone is an IP address that is none, not a name (WHATWG URL, "ends in a number").
 _NAME = re.compile(rf"(?:{_LABEL}\.)*(?![0-9]+\.?$){_LABEL}\.?", re.IGNORECASE | re.ASCII)

@@ -34,6 +34,10 @@ LINKS_MAX: Final = 4_096  # changes of the voter set proven in one message; a lo
 DATA_SHARD_BYTES: Final = 1 << 20  # training text travels in shards of this size: resumable, from several holders
 DATA_BYTES_MAX: Final = 64 << 30  # all shards of a job; the manifest then stays under MESSAGE_BYTES_MAX
 
+RESERVATIONS_MAX: Final = 64  # peers that one relay forwards to: each may cost it two circuits to every other one
+CIRCUIT_RECORD_BYTES_MAX: Final = 16 << 10  # with its tag; a vote waits for one of them, which is 65 ms at 2 Mbit/s
+CIRCUIT_WINDOW_BYTES_MAX: Final = 128 << 10  # of bulk, unread by the next hop: 1.3 MB/s over a hop with a round trip of 100 ms
+
 FRAME_BYTES_MAX: Final = 64 << 10  # Noise messages are at most 65535 bytes
 NONCE_BYTES: Final = 16  # nobody finds a second nonce for a commitment, nor guesses one: 2^128 tries
 DECLARATION_BYTES_MAX: Final = 1_024  # an objective's record in a proposal, of which a block may hold TRAINERS_MAX: some digests

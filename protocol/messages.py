@@ -21,6 +21,8 @@ from protocol.limits import (
     BLOB_BYTES_MAX,
     BLOB_CHUNK_BYTES,
     BLOCK_BYTES_MAX,
+    CIRCUIT_RECORD_BYTES_MAX,
+    CIRCUIT_WINDOW_BYTES_MAX,
     DECISIONS_PER_REPLY_MAX,
     DECLARATION_BYTES_MAX,
     HEADER_BYTES_MAX,
@@ -36,6 +38,7 @@ from protocol.limits import (
     RECORD_AGE_SECONDS_MAX,
     RECORDS_MAX,
     RELAYS_MAX,
+    RESERVATIONS_MAX,
     TRAINERS_MAX,
     TRANSACTION_BYTES_MAX,
     VOTERS_MAX,
@@ -544,6 +547,81 @@ class Guest:
     token_signature: SignatureBytes  # by the invitation's token, over what `member/admit` has, so that it names me
 
 
+# Links: circuits through a third peer, from wire version 3 on ---------------------------------------------------------
+
+CircuitId = Annotated[bytes, Length(16, 16)]  # drawn by whoever opens the circuit; the same on both links of the relay
+Lane = Annotated[int, Between(0, 2)]  # the priority of what is inside
+
+
+@dataclass(frozen=True, slots=True)
+class Reserve:
+    """Let others reach me through you, or no longer."""
+
+    TAG: ClassVar[str] = "reserve"
+    wanted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """I forward to these peers, which have reserved it here. All of them; sent when a link is made and when they change."""
+
+    TAG: ClassVar[str] = "reserved"
+    peers: Annotated[tuple[Key, ...], Length(0, RESERVATIONS_MAX)]  # ascending
+
+
+@dataclass(frozen=True, slots=True)
+class OpenCircuit:
+    """To a relay: I want to speak to `peer`."""
+
+    TAG: ClassVar[str] = "open-circuit"
+    circuit: CircuitId
+    peer: Key
+
+
+@dataclass(frozen=True, slots=True)
+class IncomingCircuit:
+    """From a relay: `peer` wants to speak to you."""
+
+    TAG: ClassVar[str] = "incoming-circuit"
+    circuit: CircuitId
+    peer: Key
+
+
+@dataclass(frozen=True, slots=True)
+class CircuitData:
+    """One record of the session that the two ends have: handshake bytes, then ciphertext of messages of one priority."""
+
+    TAG: ClassVar[str] = "circuit-data"
+    circuit: CircuitId
+    lane: Lane
+    data: Annotated[bytes, Length(1, CIRCUIT_RECORD_BYTES_MAX)]
+
+
+@dataclass(frozen=True, slots=True)
+class CircuitCredit:
+    """I have passed on, or read, so much of what you sent in this lane; you may send as much again."""
+
+    TAG: ClassVar[str] = "circuit-credit"
+    circuit: CircuitId
+    lane: Lane
+    bytes: Annotated[int, Between(1, CIRCUIT_WINDOW_BYTES_MAX)]
+
+
+@dataclass(frozen=True, slots=True)
+class CloseCircuit:
+    TAG: ClassVar[str] = "close-circuit"
+    circuit: CircuitId
+    reason: Name
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """Inside a circuit whose ends now have a direct link: nothing follows in this lane, or (`read`) all were read so far."""
+
+    TAG: ClassVar[str] = "moved"
+    read: bool
+
+
 AGREEMENT = (
     Proposed,
     Vote,
@@ -561,5 +639,7 @@ AGREEMENT = (
 ROUNDS = (Relay, GetRound, Accusation)
 SNAPSHOTS = (GetSnapshot, SnapshotOffer, NoSnapshot, GetPart, Part)
 LINKS_OF: dict[int, tuple[type, ...]] = {2: (GetBlob, BlobChunk, NoBlob, Addresses, Ping, Pong)}  # by wire version
+CIRCUITS = (Reserve, Reserved, OpenCircuit, IncomingCircuit, CircuitData, CircuitCredit, CloseCircuit)
 LINKS_OF[3] = (*LINKS_OF[2], Records, GetRecords, Observed, DialBack, NotReached, Hears, Closing, Guest, BlobElsewhere, HasBlob)
+LINKS_OF[3] += (*CIRCUITS, Moved)
 LINKS = LINKS_OF[3]

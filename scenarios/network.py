@@ -28,6 +28,7 @@ from peer.demo.cast import DemoPeer
 from peer.demo.report import Disk
 from peer.settings.datadir import DataDirectory
 from protocol import codec
+from protocol.addresses import NOWHERE
 from protocol.api import EventView, TrainRequest
 from protocol.errors import UserError
 from protocol.identity import Signed, peer_id
@@ -101,7 +102,7 @@ class Network:
         await demo.answers(peer)
 
     def launch(self, peer: DemoPeer, *command: str) -> None:
-        others = ",".join(other.address for other in self.peers if other is not peer)
+        others = ",".join(other.address for other in self.peers if other is not peer and other.address != NOWHERE)
         demo.launch(self.demo, peer, others, command or ("run",))
 
     async def end(self, peer: DemoPeer) -> None:

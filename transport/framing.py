@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 import struct
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from protocol.errors import RemoteProtocolError
@@ -70,6 +70,9 @@ class Outbox:
     def __bool__(self) -> bool:
         return any(self._queues)
 
+    def waits(self, priority: Priority) -> bool:
+        return bool(self._queues[priority])
+
     @property
     def held(self) -> int:
         """Bytes that wait."""
@@ -112,14 +115,24 @@ class Outbox:
         queue.clear()
         queue.extend([*begun, *kept])
 
-    def fill(self, capacity: int = FRAME_PLAINTEXT_MAX) -> bytes:
+    def move_waiting(self, other: Outbox, priority: Priority) -> None:
+        """All that was not begun to be sent, as far as the other one has room."""
+        queue = self._queues[priority]
+        begun = [queue.popleft()] if self._offsets[priority] else []
+        while queue and other.push(*queue[0], priority):
+            size = len(queue.popleft()[1]) + MESSAGE_OVERHEAD_BYTES
+            self._waiting[priority] -= size
+            self.account.add(-size)
+        queue.extendleft(begun)
+
+    def fill(self, capacity: int = FRAME_PLAINTEXT_MAX, priorities: Iterable[Priority] = Priority) -> bytes:
         """The plaintext of the next frame; empty if nothing waits.
 
         A frame is opened when all of it is there. So where the link is slow, and frames are small, no bulk travels behind a vote.
         """
         records: list[bytes | memoryview] = []
         is_small, votes = capacity < FRAME_PLAINTEXT_MAX, self._sent[Priority.VOTE]
-        for priority in Priority:
+        for priority in priorities:
             if priority is Priority.BULK and is_small and self._sent[Priority.VOTE] > votes:
                 break
             while self._queues[priority] and capacity > _RECORD.size + (_FRAGMENT_BYTES_MIN if records else 0):

@@ -15,6 +15,7 @@ from protocol.codec import decode_message, encode
 from protocol.errors import RemoteProtocolError
 from protocol.identity import WIRE_VERSION, short_id
 from protocol.messages import (
+    CIRCUITS,
     LINKS_OF,
     Addresses,
     BlobChunk,
@@ -26,6 +27,7 @@ from protocol.messages import (
     Guest,
     HasBlob,
     Hears,
+    Moved,
     NoBlob,
     NotReached,
     Observed,
@@ -46,6 +48,7 @@ from transport.silence import PROBE_SECONDS, Pace, Silence
 from transport.slots import least
 from transport.standing import Standing, StandingOf
 
+HANDOVER_SECONDS = 10.0  # from a circuit to a direct link: for the largest message, at the bytes a second that a relay allows
 BAN_SECONDS = 2.0  # the first; each further one is twice as long
 BAN_SECONDS_MAX = 600.0
 BAN_MEMORY_SECONDS = 3600.0  # a key that behaved for this long starts at the first ban again
@@ -81,6 +84,8 @@ class Bans:
 class Link:
     """One authenticated connection to a peer, as far as TCP and memory have it in common."""
 
+    by: bytes | None = None  # the relay; None: the link is direct
+
     def __init__(self, peer: bytes, address: str, dialed: bool, outbox: Outbox, inbox: Inbox) -> None:
         self.peer, self.address, self.dialed = peer, address, dialed
         self.host = parse_address(address)[0]
@@ -103,6 +108,11 @@ class Link:
         self._output = trio.Event()
         self._ping_number = 0
         self._ping_time: float | None = None
+        self.successor: Link | None = None  # a direct link, which has taken over
+        self.predecessor: Link | None = None  # the circuit that this one has taken over from
+        self.all_read = trio.Event()  # nothing more comes here: the peer has moved, or the link has ended
+        self._moved_lanes = 0  # of the peer
+        self._all_read_there = False
 
     @property
     def reach(self) -> Scope:
@@ -136,6 +146,9 @@ class Link:
         """What this link holds is this account's from now on."""
         before, self.account = self.account, account
         before.is_linked, account.is_linked = False, True
+        self.charge(account)
+
+    def charge(self, account: Account) -> None:
         for box in (self.outbox, self.inbox):
             box.account.add(-box.held)
             box.account = account
@@ -146,12 +159,39 @@ class Link:
         if self.closed:
             return
         self.closed = True
+        self.all_read.set()
         if reason and Closing in LINKS_OF[self.version]:
             self.outbox.end(Channel.LINK, encode(Closing(reason)))
             self._output.set()
             self.scope.deadline = trio.current_time() + CLOSING_SECONDS
         else:
             self.scope.cancel()
+
+    # A direct link takes over from a circuit: both ends send over it what is new, and read it once they have read the circuit to
+    # its end, which each lane marks. So nothing is lost or comes twice, and the order within each priority stays.
+
+    def hand_over_to(self, link: Link) -> None:
+        self.successor, link.predecessor = link, self
+        link.hears, link.told = self.hears, self.told
+        self.scope.deadline = trio.current_time() + HANDOVER_SECONDS
+        for lane in Priority:
+            self.outbox.move_waiting(link.outbox, lane)
+            self.post(Moved(read=False), lane)
+        link._output.set()
+
+    def on_moved(self, moved: Moved) -> None:
+        if moved.read:
+            self._all_read_there = True
+            return
+        self._moved_lanes += 1
+        if self._moved_lanes == len(Priority):
+            self.all_read.set()
+            self.post(Moved(read=True), Priority.VOTE)
+
+    @property
+    def handed_over(self) -> bool:
+        """Whether all that was sent over this link, either way, has been read."""
+        return self._all_read_there and self._moved_lanes >= len(Priority)
 
     def ping(self) -> None:
         self._ping_number += 1
@@ -185,6 +225,8 @@ class Link:
             self.meter.round_trip_seconds,
             self.since,
             self.meter.history,
+            kind="relayed" if self.by else "direct",
+            by=self.by,
             silent_seconds=self.silence.seconds(now),
             suspected=self.silence.is_suspicious(now),
             hears=self.hears,
@@ -291,14 +333,18 @@ class Hub:
             raise RemoteProtocolError("not-allowed", short_id(peer))
 
     def attach(self, link: Link) -> None:
-        """The link is in use from here on; an older one of the same peer ends first."""
+        """The link is in use from here on; an older one of the same peer ends first, or hands over to it."""
         old = self._links.get(link.peer)
-        if old is not None:
+        takes_over = old is not None and self.takes_over(old, link)
+        if old is not None and not takes_over:
             self.detach(old)
         self._take_slot(link)
         link.pace, link.silence = self.pace, Silence(self.pace, trio.current_time())
         self._links[link.peer] = link
         link.meter.history = self._history(link.peer)
+        if old is not None and takes_over:
+            old.hand_over_to(link)
+            return
         self.events.put(Connected(link.peer), link)
         self._exchange.peer_connected(link.peer)
 
@@ -308,18 +354,37 @@ class Hub:
             del self._histories[next(one for one in self._histories if one not in self._links)]
         return history
 
+    def takes_over(self, old: Link, link: Link) -> bool:
+        """Whether a peer's new link goes on where the old one stops."""
+        return False
+
     def detach(self, link: Link, reason: str = "") -> None:
         """End the link, once; nothing of it is delivered afterwards. The peer reads the reason."""
+        successor, link.successor = link.successor, None
         if self._links.get(link.peer) is link:
             del self._links[link.peer]
             if link.standing is Standing.STRANGER:
                 self.events.discard(link.peer)  # or one key after the other would leave what nobody has taken yet
-            self._past_sent = list(_total(self._past_sent, [link.outbox.sent]))
-            self._past_received = list(_total(self._past_received, [link.inbox.received]))
+            self._count(link)
             self.events.put(Disconnected(link.peer), link)
             link.pay_with(Account())
             self._exchange.peer_disconnected(link.peer)
+        elif successor is not None:
+            self._count(link)
+            link.charge(Account())
+            if self._links.get(link.peer) is successor and not link.handed_over:
+                # The peer is as good as linked anew: both sides say again what the other may have missed.
+                self.events.put(Disconnected(link.peer), successor)
+                self._exchange.peer_disconnected(link.peer)
+                self.events.put(Connected(link.peer), successor)
+                self._exchange.peer_connected(link.peer)
         link.close(reason)
+        if link.predecessor is not None:
+            self.detach(link.predecessor)
+
+    def _count(self, link: Link) -> None:
+        self._past_sent = list(_total(self._past_sent, [link.outbox.sent]))
+        self._past_received = list(_total(self._past_received, [link.inbox.received]))
 
     def stand(self, link: Link) -> None:
         """Sees who the peer is now: a stranger may have become a member."""
@@ -383,6 +448,9 @@ class Hub:
     def on_discovery(self, link: Link, message: Any) -> None:
         """As `on_addresses`."""
 
+    def on_circuit_message(self, link: Link, message: Any) -> None:
+        """One of `CIRCUITS`. Only a network that relays cares."""
+
     # Own -------------------------------------------------------------------------------------------------------------
 
     def _take_slot(self, link: Link) -> None:
@@ -428,11 +496,15 @@ class Hub:
                 link.on_pong(message)
             case Hears():
                 link.hears = message
+            case Moved():
+                link.on_moved(message)
             case Guest():
                 self._welcome(link.peer, message)
                 self.stand(link)
             case Closing():
                 raise Farewell(message.reason)
+            case _ if isinstance(message, CIRCUITS):
+                self.on_circuit_message(link, message)
 
     def _takes_turns(self, peer: bytes) -> bool:
         link = self._links.get(peer)

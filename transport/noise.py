@@ -44,9 +44,14 @@ def dh(key_pair: KeyPair, public: bytes) -> bytes:
 
 
 class CipherState:
-    def __init__(self, key: bytes) -> None:
+    def __init__(self, key: bytes, nonce: int = 0) -> None:
         self._key = key
-        self._nonce = 0
+        self._nonce = nonce
+
+    def lanes(self, count: int) -> tuple[CipherState, ...]:
+        """Of a fresh state: for messages that may overtake those of other lanes (section 11.4). Each has nonces of its own."""
+        assert self._nonce == 0, "these nonces are in use"
+        return tuple(CipherState(self._key, lane * (NONCE_MAX // count)) for lane in range(count))
 
     def encrypt(self, plaintext: bytes, ad: bytes = b"") -> bytes:
         return bindings.crypto_aead_chacha20poly1305_ietf_encrypt(plaintext, ad, self._next_nonce(), self._key)

@@ -61,7 +61,8 @@ class Established:
 
 
 class Session:
-    """`expected`: the only key to talk to. `versions`: all that are known, ascending. The key pairs are arguments so
+    """`expected`: the only key to talk to. `versions`: all that are known, ascending. `context`: part of the prologue,
+    so that both ends mean the same way of carrying it. The key pairs are arguments so
     that the core holds no randomness; the ephemeral one must be fresh for each session."""
 
     def __init__(
@@ -75,11 +76,12 @@ class Session:
         expected: bytes | None = None,
         verifier: Verifier | None = None,
         versions: Sequence[int] = WIRE_VERSIONS,
+        context: bytes = b"",
     ) -> None:
         self.outbox, self.inbox = Outbox(), Inbox()
         self.peer: bytes | None = None
         self._identity, self._chain_id = identity, chain_id
-        self._initiator, self._expected = initiator, expected
+        self._initiator, self._expected, self._context = initiator, expected, context
         self._verifier = verifier or Ed25519Verifier()
         self._versions, self.version = versions, versions[-1]  # a responder takes the initiator's
         self._static, self._ephemeral = static, ephemeral
@@ -126,7 +128,7 @@ class Session:
     # Handshake -------------------------------------------------------------------------------------------------------
 
     def _open(self) -> None:
-        prologue = MAGIC + self.version.to_bytes(2, "big") + self._chain_id
+        prologue = MAGIC + self.version.to_bytes(2, "big") + self._chain_id + self._context
         self._handshake = HandshakeState(
             initiator=self._initiator, prologue=prologue, static=self._static, ephemeral=self._ephemeral
         )

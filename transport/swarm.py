@@ -23,16 +23,18 @@ from typing import Any
 
 import trio
 
-from protocol.addresses import NOWHERE, WILDCARDS, completed, format_address, listened, parse_address, scope_of
+from protocol.addresses import NOWHERE, WILDCARDS, Scope, completed, format_address, listened, parse_address, scope_of
 from protocol.errors import RemoteProtocolError, UserError
 from protocol.identity import WIRE_VERSIONS, Signer, parse_peer_id, short_id
-from protocol.limits import ADDRESSES_MAX
+from protocol.limits import ADDRESSES_MAX, CIRCUIT_RECORD_BYTES_MAX
 from protocol.messages import Addresses, Guest, PeerAddress
 from transport.blobs import BlobStore
+from transport.circuit import CircuitSession
+from transport.detours import CircuitStream, Detours
 from transport.discovery import Discovery
 from transport.effort import Payer
 from transport.farewell import Farewell, check_first
-from transport.framing import Message, Priority
+from transport.framing import TAG_BYTES, Message, Priority
 from transport.hub import LINKS_MAX, Allow, Hub, Link, Welcome
 from transport.measures import PIECE_BYTES_START, TCP_INFO_BYTES, Kernel
 from transport.network import Copied, DialInfo
@@ -46,12 +48,19 @@ from transport.standing import Standing, StandingOf
 
 log = logging.getLogger(__name__)
 
+Stream = trio.abc.HalfCloseableStream  # a connection, or one end of a circuit
+
 HANDSHAKE_SECONDS = 10.0  # from the connection to its confirmation; a loaded two-core machine takes well under one
 DIAL_SECONDS = 10.0  # for TCP to connect
 SEND_SECONDS = 30.0  # for one frame to fit into the kernel's buffer: slower than 2 KiB/s is dead
 PROBE_SECONDS = 5.0  # how long an old link may stay silent after its peer has dialed again
 READ_BYTES = 256 << 10  # at once; a few frames
 STRANGER_READ_BYTES = 16 << 10  # some hundred messages at most, before it is somebody else's turn
+
+CIRCUIT_HANDSHAKE_SECONDS = 5.0  # a relay that forwards nothing costs so much; then another one is tried
+CIRCUIT_PING_SECONDS = 2.5  # more often than on a direct link: whether the relay forwards is seen only from what comes through
+CIRCUIT_IDLE_SECONDS = 3 * CIRCUIT_PING_SECONDS + 0.5
+DIRECT_SECONDS_MAX = 60.0  # between dials of a peer that is linked over a relay
 
 DIALS_MAX = 16  # at once
 BACKOFF_SECONDS = 0.2  # a pause before dialing lies between 0 and this, twice as much after each failure, at most
@@ -92,7 +101,34 @@ class _Known:
         self.tried = trio.Event()
 
 
-class TcpLink(Link):
+class SessionLink(Link):
+    """A link with a session of its own."""
+
+    half_open: Place | None = None  # that it takes until it is attached
+
+    def __init__(self, peer: bytes, address: str, dialed: bool, session: Session, incarnation: bytes) -> None:
+        super().__init__(peer, address, dialed, session.outbox, session.inbox)
+        self.incarnation, self.version = incarnation, session.version
+        self.error: RemoteProtocolError | None = None  # what ended it, before it was in use or without a ban
+        self.heard = 0  # addresses in all of its messages
+        self.idle_scope = trio.CancelScope()
+        self.ended = trio.Event()
+
+    def close(self, reason: str = "") -> None:
+        super().close(reason)
+        self.ended.set()
+
+    def frame_bytes(self) -> int:
+        """Of the next frame."""
+        return self.meter.frame_bytes
+
+    def probe(self) -> None:
+        """The peer seems to have lost this link: it must show soon that it has not."""
+        self.ping()
+        self.idle_scope.deadline = min(self.idle_scope.deadline, trio.current_time() + PROBE_SECONDS)
+
+
+class TcpLink(SessionLink):
     def __init__(
         self,
         peer: bytes,
@@ -103,17 +139,8 @@ class TcpLink(Link):
         stream: trio.SocketStream,
         half_open: Place | None,
     ) -> None:
-        super().__init__(peer, address, dialed, session.outbox, session.inbox)
-        self._stream, self._unsent_bytes = stream, PIECE_BYTES_START
-        self.incarnation, self.version, self.half_open = incarnation, session.version, half_open
-        self.error: RemoteProtocolError | None = None  # what ended it, before it was in use or without a ban
-        self.heard = 0  # addresses in all of its messages
-        self.idle_scope = trio.CancelScope()
-        self.ended = trio.Event()
-
-    def close(self, reason: str = "") -> None:
-        super().close(reason)
-        self.ended.set()
+        super().__init__(peer, address, dialed, session, incarnation)
+        self._stream, self._unsent_bytes, self.half_open = stream, PIECE_BYTES_START, half_open
 
     def kernel(self) -> Kernel:
         return _kernel(self._stream) or super().kernel()
@@ -123,12 +150,34 @@ class TcpLink(Link):
         if self.meter.unsent_bytes != self._unsent_bytes:
             self._unsent_bytes = self.meter.unsent_bytes
             _limit_unsent(self._stream, self._unsent_bytes)
-        return self.meter.frame_bytes
+        return super().frame_bytes()
 
-    def probe(self) -> None:
-        """The peer seems to have lost this link: it must show soon that it has not."""
-        self.ping()
-        self.idle_scope.deadline = min(self.idle_scope.deadline, trio.current_time() + PROBE_SECONDS)
+
+class RelayedLink(SessionLink):
+    """Over a circuit."""
+
+    reach = Scope.PUBLIC  # nobody sees at which host the peer is
+
+    def __init__(self, peer: bytes, stream: CircuitStream, session: CircuitSession, incarnation: bytes) -> None:
+        super().__init__(peer, stream.carrier.address, False, session, incarnation)
+        self.by, self.stream, self._session = stream.carrier.peer, stream, session
+        stream.credited = lambda: self._output.set()
+
+    async def output(self) -> None:
+        while self._session.next_lane() is None:
+            if not self.outbox:
+                self.meter.idle(self.kernel(), trio.current_time())
+            self._output = trio.Event()
+            await self._output.wait()
+        self.meter.busy(self.kernel(), trio.current_time())
+
+    def frame_bytes(self) -> int:
+        return min(super().frame_bytes(), CIRCUIT_RECORD_BYTES_MAX - TAG_BYTES)
+
+    async def keep_alive(self) -> None:
+        while True:
+            self.ping()
+            await trio.sleep(CIRCUIT_PING_SECONDS)
 
 
 class Swarm(Hub):
@@ -152,12 +201,13 @@ class Swarm(Hub):
         members: Callable[[bytes], bool] = lambda peer: True,
         hosts: Callable[[], Iterable[str]] = tuple,
         pace: Pace = Pace(),
+        relay: bool = True,
     ) -> None:
         """`listen`: "host:port", port 0 for any free one; several with commas; or "none". `advertise`: where others reach this
         peer, if not there; `tell` hears what a person should know, each thing once. `bootstrap`: as `connect` takes it.
         `remembered`: "peer id@host:port", as `claims` said earlier; `bootstrap` goes before them. `hosts`: of this machine, that
         others may reach it at where it listens on all. `guest`: what this peer shows to others while it is no member. `welcome`:
-        others have shown it.
+        others have shown it. `relay`: forward between `members`.
 
         Raises `UserError` for an address that is none.
         """
@@ -199,6 +249,17 @@ class Swarm(Hub):
         self._member_hosts: OrderedDict[str, None] = OrderedDict()  # from which members were linked, the last one at the end
         self._open: Counter[str] = Counter()
         self._nursery: trio.Nursery | None = None
+        self._detours = Detours(
+            self.me,
+            self._links,
+            self._serve_circuit,
+            serves=members,
+            forwards=relay and listen != NOWHERE,
+            is_hidden=lambda: self.reachable is Reachable.RELAYED,
+            refuse=self.refuse,
+            random=self._random,
+            changed=self._discovery.set_relays,
+        )
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         listeners = await self._open_listeners()
@@ -206,6 +267,7 @@ class Swarm(Hub):
             async with trio.open_nursery() as self._nursery:
                 await self._nursery.start(self._exchange.run)
                 self._nursery.start_soon(self._discovery.run)
+                self._nursery.start_soon(self._detours.run)
                 if listeners:
                     self._nursery.start_soon(trio.serve_listeners, self._accept, listeners)
                 for known in self._book.values():
@@ -321,6 +383,42 @@ class Swarm(Hub):
         finally:
             self.detach(link)
 
+    async def _serve_circuit(self, stream: CircuitStream, peer: bytes, opens: bool) -> None:
+        """Serve a link over a relay to its end. What goes wrong before the handshake is complete may be the relay's work."""
+        session = CircuitSession(
+            self._identity,
+            self._chain_id,
+            stream.name,
+            initiator=opens,
+            static=self._static,
+            ephemeral=KeyPair.of(secrets.token_bytes(32)),
+            expected=peer,
+            versions=self._versions,
+            credit=stream.credit,
+        )
+        link: RelayedLink | None = None
+        try:
+            self.check_peer(peer)
+            deadline = trio.current_time() + CIRCUIT_HANDSHAKE_SECONDS
+            established, early = await self._shake_hands(stream, session, deadline, None)
+            link = RelayedLink(peer, stream, session, established.incarnation)
+            with link.scope:
+                await self._serve_link(link, session, stream, early, deadline)
+            if link.error is not None:
+                raise link.error
+        except RemoteProtocolError as error:
+            log.debug("%s over %s: %s", short_id(peer), short_id(stream.carrier.peer), error)
+            if not isinstance(error, Farewell):
+                self.refuse(error.reason)
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            pass
+        except Exception:
+            log.exception("circuit with %s", short_id(peer))
+            self.refuse("internal-error")
+        finally:
+            if link is not None:
+                self.detach(link)
+
     def _meet_own_key(self, address: str, incarnation: bytes, dialed: bool) -> None:
         """This process itself, or another one, on a machine that has a copy of our key."""
         if incarnation != self._static.public:
@@ -329,7 +427,7 @@ class Swarm(Hub):
             self._mine[address] = None
 
     async def _shake_hands(
-        self, stream: trio.SocketStream, session: Session, deadline: float, payer: Payer | None
+        self, stream: Stream, session: Session, deadline: float, payer: Payer | None
     ) -> tuple[Established, list[Message]]:
         with trio.move_on_at(deadline):
             await stream.send_all(session.data_to_send())
@@ -346,9 +444,7 @@ class Swarm(Hub):
                     return events[0], [event for event in events[1:] if isinstance(event, Message)]
         raise RemoteProtocolError("handshake-timeout", f"no handshake within {HANDSHAKE_SECONDS:g} seconds")
 
-    async def _receive(
-        self, stream: trio.SocketStream, session: Session, payer: Payer | None = None
-    ) -> list[Established | Message]:
+    async def _receive(self, stream: Stream, session: Session, payer: Payer | None = None) -> list[Established | Message]:
         return self._take(session, bytes(await stream.receive_some(READ_BYTES)), payer)
 
     def _take(self, session: Session, data: bytes, payer: Payer | None) -> list[Established | Message]:
@@ -359,7 +455,7 @@ class Swarm(Hub):
             return session.receive(data)
 
     async def _serve_link(
-        self, link: TcpLink, session: Session, stream: trio.SocketStream, early: list[Message], deadline: float
+        self, link: SessionLink, session: Session, stream: Stream, early: list[Message], deadline: float
     ) -> None:
         """Read and write until the link ends."""
         async with trio.open_nursery() as nursery:
@@ -368,6 +464,8 @@ class Swarm(Hub):
                 self.check_peer(link.peer)
                 messages = await self._confirm(link, session, stream, early, deadline)
                 nursery.start_soon(link.keep_alive)
+                if link.predecessor is not None:
+                    await link.predecessor.all_read.wait()
                 await self._read(link, session, stream, messages)
             except RemoteProtocolError as error:
                 self._blame(link, error)
@@ -378,7 +476,7 @@ class Swarm(Hub):
                     """Until the peer has read why; unread bytes would make the kernel throw our last ones away."""
             nursery.cancel_scope.cancel()
 
-    def _blame(self, link: TcpLink, error: RemoteProtocolError) -> None:
+    def _blame(self, link: SessionLink, error: RemoteProtocolError) -> None:
         """What cost the peer this link. It is counted by `_converse`, or the key is banned."""
         if isinstance(error, Farewell) or error.reason in UNPROVEN:
             link.error = error
@@ -390,7 +488,7 @@ class Swarm(Hub):
             link.close(error.reason)
 
     async def _confirm(
-        self, link: TcpLink, session: Session, stream: trio.SocketStream, early: list[Message], deadline: float
+        self, link: SessionLink, session: Session, stream: Stream, early: list[Message], deadline: float
     ) -> list[Message]:
         """Attach the link, if the smaller key keeps it; what the peer has sent by then."""
         if link.dialed and link.address in self._book:
@@ -425,20 +523,44 @@ class Swarm(Hub):
         self._discovery.linked(link)
         return messages
 
-    def _keeps_another(self, link: TcpLink) -> bool:
+    def _keeps_another(self, link: SessionLink) -> bool:
         old = self._links.get(link.peer)
-        if not isinstance(old, TcpLink) or old.incarnation != link.incarnation:
+        if not isinstance(old, SessionLink) or old.incarnation != link.incarnation:
             return False  # none, or one to a process that has ended since
+        if self.takes_over(old, link):
+            return False
         old.probe()
         return True
 
-    async def _read(self, link: TcpLink, session: Session, stream: trio.SocketStream, messages: Sequence[Message]) -> None:
+    def takes_over(self, old: Link, link: Link) -> bool:
+        assert isinstance(old, SessionLink) and isinstance(link, SessionLink)
+        return old.by is not None and link.by is None and old.incarnation == link.incarnation
+
+    def attach(self, link: Link) -> None:
+        super().attach(link)
+        if isinstance(link, RelayedLink):
+            link.stream.linked = True
+        else:
+            self._detours.linked(link)
+
+    def detach(self, link: Link, reason: str = "") -> None:
+        if link.by is None and self._links.get(link.peer) is link:
+            self._detours.unlinked(link)
+        super().detach(link, reason)
+
+    def on_circuit_message(self, link: Link, message: Any) -> None:
+        if link.by is not None:
+            raise RemoteProtocolError("nested-circuit", "a circuit inside a circuit")
+        self._detours.on_message(link, message)
+
+    async def _read(self, link: SessionLink, session: Session, stream: Stream, messages: Sequence[Message]) -> None:
+        idle_seconds = self.pace.idle_seconds if link.by is None else CIRCUIT_IDLE_SECONDS
         while not link.closed:
             for message in messages:
                 await self.deliver(link, message)
             size = STRANGER_READ_BYTES if link.standing is Standing.STRANGER else READ_BYTES
             link.silence.listens(trio.current_time())
-            with trio.CancelScope(deadline=trio.current_time() + self.pace.idle_seconds) as link.idle_scope:
+            with trio.CancelScope(deadline=trio.current_time() + idle_seconds) as link.idle_scope:
                 data = await stream.receive_some(size)
             if link.idle_scope.cancelled_caught:
                 raise RemoteProtocolError("idle", "silent for too long")
@@ -448,14 +570,15 @@ class Swarm(Hub):
             self.stand(link)
             self.hold(link)
 
-    async def _write(self, link: TcpLink, session: Session, stream: trio.SocketStream) -> None:
+    async def _write(self, link: SessionLink, session: Session, stream: Stream) -> None:
         """The only place that seals frames: what is sealed is sent, in order, or the connection ends."""
         with trio.CancelScope() as sending:  # one for all frames
             try:
                 while True:
                     await link.output()
                     sending.deadline = trio.current_time() + SEND_SECONDS
-                    if link.meter.is_slow:  # a frame that is sealed before there is room for it is one more to wait for
+                    # A frame that is sealed before there is room for it is one more to wait for.
+                    if link.meter.is_slow and isinstance(stream, trio.SocketStream):
                         await trio.lowlevel.wait_writable(stream.socket)
                     with self.working(link.payer):
                         data = session.data_to_send(link.frame_bytes())
@@ -481,12 +604,14 @@ class Swarm(Hub):
                 known.failures = 0
             else:
                 known.failures += 1
-                if known.failures > FAILURES_MAX and not known.named and self._book.get(known.address) is known:
+                if link is None and known.failures > FAILURES_MAX and not known.named and self._book.get(known.address) is known:
                     self._book.pop(known.address, None)
             await self._pause(known)
 
     async def _pause(self, known: _Known) -> None:
-        pause = self._random.uniform(0, min(BACKOFF_SECONDS_MAX, BACKOFF_SECONDS * 2 ** min(known.failures, 16)))
+        is_relayed = known.peer in self._links and self._links[known.peer].by is not None
+        longest = DIRECT_SECONDS_MAX if is_relayed else BACKOFF_SECONDS_MAX
+        pause = self._random.uniform(0, min(longest, BACKOFF_SECONDS * 2 ** min(known.failures, 16)))
         known.next_at = trio.current_time() + pause
         # Told when it is new, when the reason changes, and at 2, 4, 8 … tries; nothing of what was only heard of.
         if known.reason and known.named and (known.reason != known.told or known.failures & (known.failures - 1) == 0):
@@ -676,7 +801,7 @@ class Swarm(Hub):
 
     def on_addresses(self, link: Link, addresses: Addresses) -> None:
         """Hearsay is only dialed, and must prove itself there; what a peer says of itself is also passed on."""
-        assert isinstance(link, TcpLink)
+        assert isinstance(link, SessionLink)
         link.heard += len(addresses.known)
         if link.heard > HEARD_MAX:
             return

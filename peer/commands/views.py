@@ -19,6 +19,7 @@ from protocol.api import (
     InvitationView,
     JobView,
     LimitView,
+    LinkView,
     ModuleView,
     PeerView,
     Reach,
@@ -299,7 +300,8 @@ def suspensions(views: Iterable[SuspensionView], names: Names) -> Fitted:
     return table
 
 
-def peers(views: Iterable[PeerView]) -> Fitted:
+def peers(views: Sequence[PeerView]) -> Fitted:
+    names = {view.peer: view.name for view in views}
     traffic = (Column("linked for", spare=3), Column("sent", spare=2), Column("received", spare=1))
     who = (Column("name", may_be_cut=True), "peer id", Column("part", wraps=True))
     measured = (Column("round trip", spare=5), Column("Mbit/s", spare=4))
@@ -314,7 +316,7 @@ def peers(views: Iterable[PeerView]) -> Fitted:
             (view.name or "–") + " (me)" * view.me,
             short(view.peer),
             f"{part} {','.join(view.roles)}",
-            f"{'→' if link.outgoing else '←'}{link.address}" if link else "–",
+            _way(link, names) if link else "–",
             f"{_optional(link.round_trip_ms, '.1f')} ms" if link else "–",
             _optional(link.mbit_per_second, ".3g") if link else "–",
             age(link.connected_seconds) if link else "–",
@@ -323,6 +325,12 @@ def peers(views: Iterable[PeerView]) -> Fitted:
             view.record,
         )
     return table
+
+
+def _way(link: LinkView, names: Mapping[str, str]) -> str:
+    if link.by:
+        return f"relayed by {names.get(link.by) or short(link.by)}"
+    return f"{'→' if link.outgoing else '←'}{link.address}"
 
 
 def reach(found: Reach, names: Names, me: str) -> Fitted:

@@ -107,6 +107,7 @@ async def running(config: Config, make_round_work: MakeRoundWork | None = None) 
             members=lambda peer: driver.state.members.speaks(peer),
             hosts=hosts,
             pace=config.pace,
+            relay=config.relay,
         )
         role = features.roles()[config.role]
         worker = Worker(config.resources, engine=config.engine) if role.needs_worker else None

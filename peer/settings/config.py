@@ -50,6 +50,7 @@ class Config:
     listen: str = _about("where this peer accepts connections, or none: it dials only; port 0: any free one", "0.0.0.0:7700")
     advertise: tuple[str, ...] = _about("where others reach this peer, names too; empty: where it listens", ())
     bootstrap: tuple[str, ...] = _about("addresses to dial first", ())
+    relay: bool = _about("forward, sealed, between members that cannot dial one another", True)
     ping_seconds: int = _about("between pings of a quiet link", int(PING_SECONDS))
     suspect_seconds: int = _about(
         "of silence until a peer counts as not heard, unless its link was often silent", int(SUSPECT_SECONDS)

@@ -1,0 +1,336 @@
+"""Links through third peers: where this peer has reserved, circuits to others that have, and what it forwards itself.
+
+A peer that cannot be dialed reserves at two members that it has dialed. Each relay tells its links who has reserved. Whoever
+lacks a link to one of them opens a circuit. Both ends treat it as a link from then on, until there is a direct one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import trio
+
+from protocol.identity import short_id
+from protocol.messages import (
+    CircuitCredit,
+    CircuitData,
+    CloseCircuit,
+    IncomingCircuit,
+    OpenCircuit,
+    Reserve,
+    Reserved,
+)
+from transport.framing import Priority
+from transport.hub import Link
+from transport.relay import CREDIT_SHARE, WINDOW_BYTES, Relay
+
+log = logging.getLogger(__name__)
+
+RELAYS = 2  # where a peer reserves: one may go without notice
+LOOK_SECONDS = 0.25  # between looks at what is missing: reservations, circuits, what others are to be told
+RESERVE_SECONDS = 2.0  # for the relay's answer; then another one is asked
+REFUSED_SECONDS = 5.0  # until a relay that has refused is asked again: it may not know yet that this peer is a member
+GRACE_SECONDS = 0.5  # so long a direct link may still come by itself; three times as long for the larger key of two
+RETRY_SECONDS = 0.25  # a pause before the next try lies between 0 and this, twice as much after each failure, at most
+RETRY_SECONDS_MAX = 10.0
+STABLE_SECONDS = 30.0  # a circuit that held this long was a success: its relay is as good as any
+OPENING_MAX = 16  # circuits whose handshake is not complete; of each relay, for those that others open
+ENDS_MAX = 256  # circuits that end here
+
+Serve = Callable[["CircuitStream", bytes, bool], Awaitable[None]]  # stream, peer, whether we open; returns at the end
+
+
+class CircuitStream(trio.abc.HalfCloseableStream):
+    """One end of a circuit. Bytes in and out are records, as `transport.circuit` has them."""
+
+    def __init__(self, name: bytes, carrier: Link) -> None:
+        self.name, self.carrier = name, carrier
+        self.linked = False  # the handshake is complete, and both ends use it as a link
+        self.ended = False
+        self.credited: Callable[[], None] = lambda: None
+        self._credit = list(WINDOW_BYTES)
+        self._arrived: tuple[deque[bytes], ...] = (deque(), deque(), deque())
+        self._unread = [0, 0, 0]  # bytes that the relay has no credit for yet
+        self._read = [0, 0, 0]  # of them, those that were read
+        self._last = (Priority.VOTE, 0)  # lane and size of the record that is being worked on
+        self._news = trio.Event()
+
+    def credit(self, lane: Priority) -> int:
+        return self._credit[lane]
+
+    def on_credit(self, message: CircuitCredit) -> None:
+        self._credit[message.lane] = min(WINDOW_BYTES[message.lane], self._credit[message.lane] + message.bytes)
+        self.credited()
+
+    def on_data(self, message: CircuitData) -> bool:
+        """False: more than the window holds."""
+        if self._unread[message.lane] + len(message.data) > WINDOW_BYTES[message.lane]:
+            return False
+        self._unread[message.lane] += len(message.data)
+        self._arrived[message.lane].append(message.data)
+        self._news.set()
+        return True
+
+    def end(self) -> None:
+        self.ended = True
+        self._news.set()
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        """The next record, of the first lane that has one; empty at the end."""
+        await trio.lowlevel.checkpoint()
+        self._give_credit()
+        while not self.ended:
+            for lane in Priority:
+                if self._arrived[lane]:
+                    record = self._arrived[lane].popleft()
+                    self._last = (lane, len(record))
+                    return bytes([lane]) + record
+            self._news = trio.Event()
+            await self._news.wait()
+        return b""
+
+    def _give_credit(self) -> None:
+        """For the record before: whoever asks for another one has done with it."""
+        lane, size = self._last
+        self._last = (lane, 0)
+        self._read[lane] += size
+        if self._read[lane] * CREDIT_SHARE >= WINDOW_BYTES[lane]:
+            self.carrier.post(CircuitCredit(self.name, lane, self._read[lane]), Priority.VOTE)
+            self._unread[lane] -= self._read[lane]
+            self._read[lane] = 0
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        await trio.lowlevel.checkpoint()
+        if not data:
+            return
+        lane, record = Priority(data[0]), bytes(data[1:])
+        self._credit[lane] -= len(record)
+        if self.ended or not self.carrier.post(CircuitData(self.name, lane, record), lane):
+            raise trio.BrokenResourceError("the relay's link does not take it")
+
+    async def wait_send_all_might_not_block(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+    async def send_eof(self) -> None:
+        """What was sent last says so itself."""
+        await trio.lowlevel.checkpoint()
+
+    async def aclose(self) -> None:
+        self.end()
+        await trio.lowlevel.checkpoint()
+
+
+@dataclass(slots=True)
+class _Missing:
+    """A peer without a link, which some relay forwards to."""
+
+    since: float
+    tries: int = 0
+    next_at: float = 0.0
+    opened: bool = False  # by us, and not ended
+
+
+class Detours:
+    """`serves`: members, for whom this peer forwards and through whom it goes. `forwards`: whether it forwards at all.
+    `is_hidden`: whether it needs others to forward to it. `changed`: is told who does, again and again."""
+
+    def __init__(
+        self,
+        me: bytes,
+        links: Mapping[bytes, Link],
+        serve: Serve,
+        *,
+        serves: Callable[[bytes], bool],
+        forwards: bool,
+        is_hidden: Callable[[], bool],
+        refuse: Callable[[str], None],
+        random: Random,
+        changed: Callable[[tuple[bytes, ...]], None],
+    ) -> None:
+        self._me, self._links, self._serve = me, links, serve
+        self._serves, self._forwards, self._is_hidden = serves, forwards, is_hidden
+        self._refuse, self._random, self._changed = refuse, random, changed
+        self.relay = Relay(self._post, lambda peer: forwards and serves(peer), refuse)
+        self._offers: dict[bytes, frozenset[bytes]] = {}  # relay -> who has reserved there
+        self._asked: dict[bytes, float] = {}  # relay -> when it was asked for our reservation
+        self._refused: dict[bytes, float] = {}  # relay -> when it may be asked again
+        self._failures: Counter[bytes] = Counter()  # relay -> circuits that failed, since one held
+        self._missing: dict[bytes, _Missing] = {}
+        self._ends: dict[bytes, CircuitStream] = {}
+        self._told: Reserved | None = None
+        self._woken = trio.Event()
+        self._nursery: trio.Nursery | None = None
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as self._nursery:
+            self._nursery.start_soon(self._forward)
+            while True:
+                self._reserve(trio.current_time())
+                self._open(self._nursery, trio.current_time())
+                self._tell()
+                self._changed(self._relays())
+                await trio.sleep(LOOK_SECONDS)
+
+    def linked(self, link: Link) -> None:
+        """A direct link is in use."""
+        if self._forwards:
+            link.post(self.relay.reservations, Priority.CONTROL)
+
+    def unlinked(self, link: Link) -> None:
+        """A direct link has ended, and with it all circuits over it."""
+        self.relay.gone(link.peer)
+        self._offers.pop(link.peer, None)
+        self._asked.pop(link.peer, None)
+        for stream in list(self._ends.values()):
+            if stream.carrier is link:
+                stream.end()
+
+    def on_message(self, link: Link, message: Any) -> None:
+        """A message of `protocol.messages.CIRCUITS`, over a direct link."""
+        match message:
+            case Reserve():
+                self.relay.reserve(link.peer, message.wanted)
+            case Reserved():
+                self._offers[link.peer] = frozenset(message.peers)
+            case OpenCircuit():
+                self.relay.open(link.peer, message, trio.current_time())
+            case IncomingCircuit():
+                self._incoming(link, message)
+            case CircuitData() | CircuitCredit() | CloseCircuit():
+                stream = self._ends.get(message.circuit)
+                if stream is not None and stream.carrier is link:
+                    self._on_end(stream, message)
+                else:
+                    self._on_relay(link.peer, message)
+
+    # This peer as an end ---------------------------------------------------------------------------------------------
+
+    def _on_end(self, stream: CircuitStream, message: CircuitData | CircuitCredit | CloseCircuit) -> None:
+        if isinstance(message, CircuitCredit):
+            stream.on_credit(message)
+        elif isinstance(message, CloseCircuit):
+            log.debug("a circuit by %s is closed: %s", short_id(stream.carrier.peer), message.reason)
+            stream.end()
+        elif not stream.on_data(message):
+            self._refuse("circuit-overrun")
+            stream.end()
+
+    def _reserve(self, now: float) -> None:
+        if not (self._is_hidden() and self._serves(self._me)):
+            for relay in self._asked:
+                self._post(relay, Reserve(False), Priority.CONTROL)
+            self._asked.clear()
+            return
+        for relay, asked_at in list(self._asked.items()):
+            if self._me not in self._offers.get(relay, ()) and asked_at + RESERVE_SECONDS <= now:
+                del self._asked[relay]
+                self._refused[relay] = now + REFUSED_SECONDS
+        usable = [
+            relay
+            for relay in self._offers.keys() - self._asked.keys()
+            if self._refused.get(relay, 0.0) <= now and self._serves(relay) and self._links[relay].dialed
+        ]
+        for relay in sorted(usable, key=self._rank)[: RELAYS - len(self._asked)]:
+            if self._post(relay, Reserve(True), Priority.CONTROL):
+                self._asked[relay] = now
+
+    def _relays(self) -> tuple[bytes, ...]:
+        """The members that forward to this peer now."""
+        return tuple(sorted(relay for relay in self._asked if self._me in self._offers.get(relay, ())))
+
+    def _rank(self, relay: bytes) -> tuple[int, bytes]:
+        """Good ones first; of these, others than the other peers choose."""
+        return self._failures[relay], hashlib.sha256(self._me + relay).digest()
+
+    def _open(self, nursery: trio.Nursery, now: float) -> None:
+        ways: dict[bytes, list[bytes]] = {}
+        for relay, peers in self._offers.items():
+            for peer in peers.difference(self._links) if self._serves(relay) else ():
+                if peer != self._me and self._serves(peer):
+                    ways.setdefault(peer, []).append(relay)
+        for peer in [peer for peer, missing in self._missing.items() if peer not in ways and not missing.opened]:
+            del self._missing[peer]
+        for peer, relays in ways.items():
+            missing = self._missing.setdefault(peer, _Missing(now))
+            due = max(missing.next_at, missing.since + GRACE_SECONDS * (1 if self._me < peer else 3))
+            if due <= now and not missing.opened and self._half_open() < OPENING_MAX and len(self._ends) < ENDS_MAX:
+                missing.opened = True
+                nursery.start_soon(self._dial, peer, min(relays, key=self._rank), missing)
+
+    async def _dial(self, peer: bytes, relay: bytes, missing: _Missing) -> None:
+        carrier = self._links.get(relay)
+        if carrier is None or carrier.by is not None:  # lost since this was decided
+            missing.opened = False
+            return
+        start = trio.current_time()
+        stream = CircuitStream(self._random.randbytes(16), carrier)
+        self._ends[stream.name] = stream
+        stream.carrier.post(OpenCircuit(stream.name, peer), Priority.VOTE)
+        await self._end(stream, peer, True)
+        now = trio.current_time()
+        held = stream.linked and now - start >= STABLE_SECONDS
+        missing.tries = 0 if stream.linked else missing.tries + 1
+        self._failures[relay] = 0 if held else self._failures[relay] + 1
+        pause = min(RETRY_SECONDS_MAX, RETRY_SECONDS * 2 ** min(missing.tries, 16))
+        missing.next_at, missing.opened = now + self._random.uniform(0, pause), False
+
+    def _incoming(self, link: Link, message: IncomingCircuit) -> None:
+        assert self._nursery is not None
+        crowded = self._half_open(link) >= OPENING_MAX or len(self._ends) >= ENDS_MAX
+        if link.peer not in self._asked or message.circuit in self._ends or crowded:
+            self._refuse("circuit-unasked" if link.peer not in self._asked else "too-many-links")
+            link.post(CloseCircuit(message.circuit, "refused"), Priority.VOTE)
+            return
+        stream = self._ends[message.circuit] = CircuitStream(message.circuit, link)
+        self._nursery.start_soon(self._end, stream, message.peer, False)
+
+    def _half_open(self, carrier: Link | None = None) -> int:
+        """Circuits whose handshake is not complete; None: over whatever link."""
+        return sum(not stream.linked and carrier in (None, stream.carrier) for stream in self._ends.values())
+
+    async def _end(self, stream: CircuitStream, peer: bytes, opens: bool) -> None:
+        """Serve one end of a circuit until it ends."""
+        try:
+            await self._serve(stream, peer, opens)
+        finally:
+            del self._ends[stream.name]
+            if not stream.ended:
+                stream.carrier.post(CloseCircuit(stream.name, "ended"), Priority.VOTE)
+                stream.end()
+
+    # This peer as a relay --------------------------------------------------------------------------------------------
+
+    def _on_relay(self, peer: bytes, message: CircuitData | CircuitCredit | CloseCircuit) -> None:
+        if isinstance(message, CircuitData):
+            self.relay.data(peer, message)
+        elif isinstance(message, CircuitCredit):
+            self.relay.credit(peer, message)
+        else:
+            self.relay.close(peer, message)
+        self._woken.set()
+
+    async def _forward(self) -> None:
+        while True:
+            self._woken = trio.Event()
+            with trio.move_on_at(self.relay.forward(trio.current_time())):
+                await self._woken.wait()
+
+    def _tell(self) -> None:
+        """Who has reserved here; to all, when it has changed."""
+        reservations = self.relay.reservations
+        if self._told is not None and reservations != self._told:
+            for link in self._links.values():
+                if link.by is None:
+                    link.post(reservations, Priority.CONTROL)
+        self._told = reservations
+
+    def _post(self, peer: bytes, message: Any, priority: Priority) -> bool:
+        """Over a direct link; circuits go through one relay, never through two."""
+        link = self._links.get(peer)
+        return link is not None and link.by is None and link.post(message, priority)
