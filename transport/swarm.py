@@ -334,8 +334,10 @@ class Swarm(Hub):
             if error.reason != "self":
                 # A dial that came to no link is told by `_pause`, at fewer and fewer of its tries.
                 is_told = dialed and address in self._book and not self._book[address].linked
-                log.log(logging.DEBUG if is_told else logging.INFO, "%s: %s", address, error)
                 self.refuse(error.reason)
+                count = self._refused[error.reason]
+                is_often = not dialed and count & (count - 1)  # told at 1, 2, 4, 8 … of them: strangers fill no log
+                log.log(logging.DEBUG if is_told or is_often else logging.INFO, "%s: %s", address, error)
             if dialed:
                 self._note(address, _in_words(error))
                 self._reconsider(address, error.reason)
