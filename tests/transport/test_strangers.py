@@ -10,8 +10,8 @@ import trio
 
 from protocol.codec import decode_message, encode
 from protocol.errors import RemoteProtocolError
-from protocol.identity import Identity
-from protocol.messages import Closing, Ping
+from protocol.identity import Identity, Signed
+from protocol.messages import Closing, Guest, Ping
 from tests.transport.conftest import SwarmWorld
 from tests.transport.helpers import ALICE, BOB, CAROL, DAVE, linked, make_session, next_event, until
 from transport import hub, slots
@@ -59,7 +59,6 @@ async def test_strangers_that_take_nothing_hold_no_more_than_their_budget_and_me
             await trio.lowlevel.checkpoint()
             assert alice.memory.held <= 256 * KIB
         assert alice.refused()["queue-full"] > 0
-        assert {BOB.public, CAROL.public} <= alice.connected()
         assert all(alice.send(DAVE.public, message, Priority.BULK) for _ in range(32))
 
 
@@ -258,3 +257,22 @@ def test_the_last_message_is_whole_where_another_was_begun() -> None:
     assert not outbox.push(Channel.APPLICATION, b"too late", Priority.VOTE)
     assert inbox.take(outbox.fill()) == [Message(Channel.LINK, Priority.CONTROL, b"why")]
     assert not outbox and outbox.held == 0
+
+
+async def test_whoever_shows_an_invitation_is_a_guest_and_takes_no_slot_of_strangers(
+    tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub, "STRANGERS_MAX", 1)
+    guests: set[bytes] = set()
+    shown = Guest(Signed(b"invitation", ALICE.public, bytes(64)), bytes(64))
+    with trio.fail_after(DEADLINE_SECONDS):
+        alice = await tcp.start(
+            ALICE,
+            standing_of=lambda peer: Standing.GUEST if peer in guests else Standing.STRANGER,
+            welcome=lambda peer, what: guests.add(peer) if what == shown else None,
+        )
+        bob = await tcp.start(BOB, bootstrap=[alice.address], guest=lambda: shown)
+        await until(lambda: guests == {bob.me})
+        await connected(tcp, alice, CAROL)
+        await connected(tcp, alice, DAVE)
+        assert alice.connected() == {bob.me, DAVE.public}
