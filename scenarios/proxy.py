@@ -30,9 +30,8 @@ READ_BYTES = 64 << 10
 # first of these Linux' windows close.
 BUFFER_BYTES_MIN, BUFFER_BYTES_MAX = 16 << 10, 1 << 20
 READ_SECONDS = 0.002  # of the uplink, at once, so that the links of one peer take turns
-READ_BYTES_MIN = 6 * SEGMENT_BYTES
+READ_BYTES_MIN = 3 * SEGMENT_BYTES
 FLYING_MAX = 8_192  # reads on their way: 64 MiB, more than any uplink here sends in a round trip
-BURST_SECONDS = 0.004  # an uplink is given that much ahead: the event loop's timers are coarse, and it must not stand still
 
 Direction = tuple[str, str]  # names of the peer that speaks and the one that hears
 
@@ -135,7 +134,7 @@ class Proxy:
     async def _pump_shaped(
         self, source: trio.SocketStream, sink: trio.SocketStream, direction: Callable[[], Direction], scope: trio.CancelScope
     ) -> None:
-        """As `_pump`; each read waits for the flow's window and the speaker's uplink, flies, and takes the hearer's downlink."""
+        """As `_pump`; each read waits for the flow's window, flies, and takes the hearer's downlink."""
         put, flying = trio.open_memory_channel[tuple[float, bytes]](FLYING_MAX)
         flow = Flow(self._way(direction()), self.random)
         queue = min(BUFFER_BYTES_MAX, max(BUFFER_BYTES_MIN, QUEUE_SECONDS * flow.way.speaker.profile.up_max))
@@ -160,9 +159,8 @@ class Proxy:
                         flow.way = self._way(direction())  # the hearer's name is known once it has started
                         while (at := flow.room_at(trio.current_time())) > trio.current_time():  # noqa: ASYNC110
                             await trio.sleep_until(at)
-                        sent = flow.way.speaker.up.take(trio.current_time(), len(data))
-                        await put.send((flow.sent(sent, len(data)), data))
-                        await trio.sleep_until(sent - BURST_SECONDS)
+                        arrival = flow.send(trio.current_time(), len(data), more=len(data) == at_once)
+                        await put.send((arrival, data))
         except* (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
             pass
         scope.cancel()

@@ -6,12 +6,14 @@ through the work of all peers, of which one thread does it here.
 
 from __future__ import annotations
 
+import json
 import os
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 from unittest import mock
@@ -25,7 +27,7 @@ from tests.transport.helpers import MemoryBlobs, linked
 from transport.blobs import BlobStore
 from transport.memory import MemoryNetwork, Mesh
 from transport.network import Priority, Received
-from transport.profiles import PROFILES, Profile
+from transport.profiles import PROFILES, Profile, profile_of
 
 PINGS = 4_000  # as many as make a loss of some per cent certain within half a point
 PAUSE_SECONDS = 0.05
@@ -113,14 +115,8 @@ async def _pour(links: list[tuple[MemoryNetwork, bytes]], seconds: float) -> Non
 # Rounds -----------------------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class Rounds:
-    rounds: list[float] = field(default_factory=list)  # seconds, of each
-    decisions: list[float] = field(default_factory=list)
-
-
-def rounds(profile: Profile, peers: int, count: int) -> Rounds:
-    """Test rounds, one after another, from the order to the applied round at whoever ordered it."""
+def rounds(profile: Profile, peers: int, count: int) -> list[float]:
+    """Seconds of test rounds, one after another, from the order to the applied round at the peer that ordered it."""
     clock = MockClock(rate=1 / min(peers, os.cpu_count() or 1), autojump_threshold=0)
     with _one_thread(), tempfile.TemporaryDirectory(prefix="folkmoot-virtual-") as folder:
         return trio.run(_rounds, profile, peers, count, Path(folder), clock=clock)
@@ -138,8 +134,8 @@ def _one_thread() -> Iterator[None]:
         yield
 
 
-async def _rounds(profile: Profile, peers: int, count: int, folder: Path) -> Rounds:
-    network, found = Network(folder, peers), Rounds()
+async def _rounds(profile: Profile, peers: int, count: int, folder: Path) -> list[float]:
+    network, found = Network(folder, peers), list[float]()
     for seat in network.seats:
         network.mesh.set_profile(seat.public, profile)
     with trio.fail_after(VIRTUAL_SECONDS_MAX):
@@ -151,7 +147,17 @@ async def _rounds(profile: Profile, peers: int, count: int, folder: Path) -> Rou
             for _ in range(count):
                 begun = trio.current_time()
                 await first.until(has_finished(await first.scratch()))
-                found.rounds.append(trio.current_time() - begun)
-            found.decisions = [one for seat in network.seats for one in seat.driver.witness.decision_seconds]
+                found.append(trio.current_time() - begun)
             network._nursery.cancel_scope.cancel()
     return found
+
+
+def main() -> int:
+    """Prints them, for `PROFILE PEERS COUNT`."""
+    name, peers, count = sys.argv[1:]
+    print(json.dumps(rounds(profile_of(name), int(peers), int(count))))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

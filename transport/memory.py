@@ -30,7 +30,7 @@ from transport.silence import Pace
 from transport.standing import Standing, StandingOf
 
 REDIAL_SECONDS = 1.0  # after a link ended or was refused
-BURST_BYTES = 6 * SEGMENT_BYTES  # a frame where links are shaped: those of one peer take turns at its uplink
+BURST_BYTES = 3 * SEGMENT_BYTES  # a frame where links are shaped: those of one peer take turns at its uplink
 FRAMES_IN_FLIGHT_MAX = 64  # 4 MiB, about what TCP holds; a sender waits when the receiver does not take what has arrived
 
 
@@ -192,10 +192,9 @@ class ShapedLink(MemoryLink):
             while (at := flow.room_at(trio.current_time())) > trio.current_time():  # noqa: ASYNC110
                 await trio.sleep_until(at)
             frame = self.outbox.fill(min(BURST_BYTES, self.meter.frame_bytes))
-            sent = flow.way.speaker.up.take(trio.current_time(), len(frame))
             self._carried += len(frame)
-            await self.to_peer.send((flow.sent(sent, len(frame)), frame))
-            await trio.sleep_until(sent)
+            arrival = flow.send(trio.current_time(), len(frame), more=bool(self.outbox))
+            await self.to_peer.send((arrival, frame))
 
     async def receive(self) -> bytes:
         frame = await super().receive()

@@ -23,6 +23,7 @@ SEGMENT_BYTES = 1_448  # of TCP's payload in a packet of 1,500 bytes
 CONGESTION_CONTROL = "cubic"  # what flows imitate, and what kernels are told to use: what most machines have
 QUEUE_SECONDS = 0.05  # what the router before the uplink holds; more is dropped
 WINDOW_SEGMENTS_FIRST = 10  # RFC 6928
+HYSTART_SECONDS = 0.004, 0.016  # more delay than an eighth of the round trip, and than this, ends slow start
 RETRANSMISSION_SECONDS_MIN = 0.2  # Linux, beside the round trip
 DUPLICATES = 3  # segments behind a lost one, after which it is sent again at once
 CUBIC_SHRINKS, CUBIC_SCALE = 0.7, 0.4  # of the window after a loss, and of its growth (RFC 9438)
@@ -141,7 +142,7 @@ class Way:
 class Flow:
     """One direction of a TCP connection, for carriers without packets: slow start, CUBIC (RFC 9438), late segments.
 
-    Whoever sends asks `room_at`, then sends through the speaker's uplink, then tells `sent`.
+    Whoever sends asks `room_at` before each `send`.
     """
 
     def __init__(self, way: Way, random: Random) -> None:
@@ -149,8 +150,8 @@ class Flow:
         self.segments = self.lost = 0
         self.window = float(WINDOW_SEGMENTS_FIRST)  # segments, as all of these
         self._threshold = math.inf  # below it the window doubles with each round trip
-        self._before = math.inf  # the window before it shrank the last time
-        self._shrunk_at = self._sent_at = self._arrival = -math.inf
+        self._origin = self._begun = self.window  # before and after it shrank the last time
+        self._since = self._lost_at = self._round_ends = self._sent_at = self._arrival = -math.inf
         self._flying = deque[tuple[float, float]]()  # when it will be acknowledged, segments
         self._in_flight = 0.0
 
@@ -162,37 +163,48 @@ class Flow:
             self._grow(at, count)
         return now if self._in_flight < self.window else self._flying[0][0]
 
-    def sent(self, at: float, size: int) -> float:
-        """When bytes arrive, in order, at the hearer's downlink, that have left the uplink at `at`."""
-        round_trip = self.way.round_trip(at)
-        if self._sent_at > -math.inf and not self._in_flight:  # a window that is not used is halved with each timeout
-            timeouts = int((at - self._sent_at) / (round_trip + RETRANSMISSION_SECONDS_MIN))
-            self.window = max(min(self.window, WINDOW_SEGMENTS_FIRST), self.window / 2 ** min(timeouts, 64))
-        delay, segments = round_trip / 2, -(-size // SEGMENT_BYTES)
-        lost = sum(self._random.random() < self.way.loss(at) for _ in range(segments))
-        if lost:
-            delay += round_trip + (0.0 if segments > DUPLICATES else RETRANSMISSION_SECONDS_MIN)
-            self._shrink(at, round_trip)
-        self.segments, self.lost, self._sent_at = self.segments + segments, self.lost + lost, at
+    def send(self, now: float, size: int, *, more: bool = False) -> float:
+        """When bytes that join the uplink's queue arrive, in order, at the hearer's downlink. `more`: others follow them."""
+        uplink, round_trip, segments = self.way.speaker.up, self.way.round_trip(now), -(-size // SEGMENT_BYTES)
+        if not self._flying:  # a window that is not used is halved with each timeout
+            timeouts = min(64.0, (now - self._sent_at) / (round_trip + RETRANSMISSION_SECONDS_MIN))
+            self.window = max(min(self.window, WINDOW_SEGMENTS_FIRST), self.window / 2 ** int(timeouts))
+        waits = uplink.free_at - now
+        at = uplink.take(now, size)
+        lost = segments if waits > QUEUE_SECONDS else sum(self._random.random() < self.way.loss(at) for _ in range(segments))
+        delay = round_trip / 2
+        if lost:  # those behind it tell of it; where none are, time does
+            delay += round_trip + (0.0 if more or segments > DUPLICATES else RETRANSMISSION_SECONDS_MIN)
+        self._note(now, round_trip, waits, lost=bool(lost))
+        self.segments, self.lost, self._sent_at = self.segments + segments, self.lost + lost, now
         self._arrival = max(self._arrival, at + delay)
-        self._flying.append((self._arrival + round_trip / 2, size / SEGMENT_BYTES))
+        self._flying.append((at + round_trip, size / SEGMENT_BYTES))  # selectively: nothing waits for what is lost
         self._in_flight += size / SEGMENT_BYTES
         return self._arrival
 
-    def _shrink(self, at: float, round_trip: float) -> None:
-        if at - self._shrunk_at > round_trip:  # several losses in one round trip count once
-            self._before, self._shrunk_at = self.window, at
-            self.window = self._threshold = max(2.0, CUBIC_SHRINKS * self.window)
+    def _note(self, now: float, round_trip: float, waits: float, *, lost: bool) -> None:
+        """What a send has to say to the window."""
+        if lost and now - self._lost_at > round_trip:  # several losses in one round trip count once
+            self._lost_at = now
+            self._begin(now, max(2.0, CUBIC_SHRINKS * self.window))
+        if now >= self._round_ends:  # HyStart: a queue that a round finds there shows that the window is large enough
+            self._round_ends = now + round_trip
+            if self.window < self._threshold and waits > min(HYSTART_SECONDS[1], max(HYSTART_SECONDS[0], round_trip / 8)):
+                self._begin(now, self.window)
+
+    def _begin(self, now: float, window: float) -> None:
+        self._since, self._origin = now, self.window
+        self.window = self._threshold = self._begun = window
 
     def _grow(self, now: float, acknowledged: float) -> None:
         if self.window < self._threshold:
             self.window += acknowledged
             return
-        elapsed, before = now - self._shrunk_at, self._before
-        flat_after = (before * (1 - CUBIC_SHRINKS) / CUBIC_SCALE) ** (1 / 3)
+        elapsed = now - self._since
+        flat_after = ((self._origin - self._begun) / CUBIC_SCALE) ** (1 / 3)
         trips = elapsed / max(self.way.round_trip(now), 1e-3)
-        friendly = CUBIC_SHRINKS * before + 3 * (1 - CUBIC_SHRINKS) / (1 + CUBIC_SHRINKS) * trips  # as Reno would
-        self.window = max(self.window, CUBIC_SCALE * (elapsed - flat_after) ** 3 + before, friendly)
+        friendly = self._begun + 3 * (1 - CUBIC_SHRINKS) / (1 + CUBIC_SHRINKS) * trips  # as Reno would
+        self.window = max(self.window, CUBIC_SCALE * (elapsed - flat_after) ** 3 + self._origin, friendly)
 
 
 # Those that there are ---------------------------------------------------------------------------------------------------
@@ -245,7 +257,7 @@ def read_trace(file: Path) -> Profile:
     moments = tuple(_moments(file, lines))
     if not any(moment.up for moment in moments) or not any(moment.down for moment in moments):
         raise UserError(f"{file}: a trace needs a moment at which something gets through, in each direction")
-    return Profile(file.stem, moments)
+    return Profile(str(file), moments)
 
 
 def _moments(file: Path, lines: Iterable[str]) -> Iterable[Moment]:

@@ -66,8 +66,7 @@ def carry(flow: Flow, count: int, now: float = 0.0) -> float:
     for _ in range(-(-count // size)):
         while (at := flow.room_at(now)) > now:
             now = at
-        now = flow.way.speaker.up.take(now, size)
-        arrival = flow.sent(now, size)
+        arrival = flow.send(now, size, more=True)
     return arrival
 
 
@@ -104,15 +103,25 @@ def test_a_flow_that_loses_is_about_as_fast_as_cubic_is(loss: float) -> None:
 def test_a_lost_segment_comes_late_and_what_follows_comes_after_it() -> None:
     profile = Profile("lost", (Moment(1.0, round_trip_seconds=0.1, loss=1.0), Moment(1.0, round_trip_seconds=0.1)))
     flow = Flow(way(profile), Random(0))
-    late = flow.sent(0.5, 100)
+    late = flow.send(0.5, 100)
     assert late == pytest.approx(0.5 + 0.05 + 0.1 + RETRANSMISSION_SECONDS_MIN)
-    assert flow.sent(0.55, 10 * SEGMENT_BYTES) == late  # of many, the missing one is told of by those behind
-    assert flow.sent(1.5, 100) == pytest.approx(1.55)
+    assert flow.send(0.55, 10 * SEGMENT_BYTES) == late  # of many, the missing one is told of by those behind
+    assert flow.send(1.5, 100) == pytest.approx(1.55)
+
+
+def test_what_would_wait_longer_than_the_queue_is_lost_and_the_window_shrinks() -> None:
+    flow = Flow(way(PROFILES["dsl"]), Random(0))
+    first = flow.send(0.0, 4 * SEGMENT_BYTES, more=True)
+    flow.send(0.0, 10 * SEGMENT_BYTES, more=True)
+    assert not flow.lost and flow.window == 10
+    late = flow.send(0.0, SEGMENT_BYTES, more=True)
+    assert flow.lost == 1 and flow.window < 10
+    assert late - first == pytest.approx(11 * SEGMENT_BYTES / (2 * MEGABIT_BYTES) + 0.03)
 
 
 def test_order_is_kept_where_the_round_trip_swings() -> None:
     flow, random = Flow(way(PROFILES["flaky"]), Random(0)), Random(1)
-    times = [flow.sent(at, 1_000) for at in sorted(random.uniform(0, 240) for _ in range(2_000))]
+    times = [flow.send(at, 1_000) for at in sorted(random.uniform(0, 240) for _ in range(2_000))]
     assert times == sorted(times)
 
 
@@ -128,7 +137,7 @@ def test_a_trace_file_is_a_profile(tmp_path: Path) -> None:
     file = tmp_path / "train.trace"
     file.write_text("# s up down ms %\n2 1 10 80 0.5\n\n1 0 0 80 0 # a tunnel\n")
     profile = profile_of(str(file))
-    assert profile.name == "train" and profile.at(4.0) == Moment(2.0, MEGABIT_BYTES, 10 * MEGABIT_BYTES, 0.08, 0.005)
+    assert profile == profile_of(profile.name) and profile.at(4.0) == Moment(2.0, MEGABIT_BYTES, 10 * MEGABIT_BYTES, 0.08, 0.005)
     assert profile.at(5.5).up == 0
 
 
