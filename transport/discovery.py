@@ -155,6 +155,8 @@ class Discovery:
             self._announce(trio.current_time())
 
     def _on_observed(self, link: Link, observed: Observed) -> None:
+        if link.remote is None:  # over a relay nobody sees the other's host
+            return
         before = self.host
         try:
             self._reachability.observed(link.peer, observed.address, not link.dialed)

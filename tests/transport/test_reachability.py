@@ -7,7 +7,7 @@ import trio
 
 from protocol.errors import UserError
 from protocol.identity import Identity
-from protocol.messages import DialBack
+from protocol.messages import DialBack, Observed
 from tests.transport.conftest import SwarmWorld
 from tests.transport.helpers import ALICE, BOB, CAROL, DAVE, linked, next_event, until
 from transport.framing import Priority
@@ -150,3 +150,14 @@ async def test_strangers_get_no_dial_back(tcp: SwarmWorld) -> None:
         assert bob.send(alice.me, b"later")  # of the same priority: it comes after
         await next_event(alice, Received)
         assert not alice._discovery._dialed_back
+
+
+async def test_what_comes_over_a_relay_says_nothing_of_where_a_peer_is_seen(tcp: SwarmWorld) -> None:
+    with trio.fail_after(DEADLINE_SECONDS):
+        alice, bob = await tcp.pair()
+        await until(lambda: bob.me in alice._discovery._reachability._seen)
+        alice._links[bob.me].remote = None
+        bob._links[alice.me].post(Observed(HOME), Priority.CONTROL)
+        assert bob.send(alice.me, b"later")  # of the same priority: it comes after
+        await next_event(alice, Received)
+        assert alice._discovery._reachability._seen == {bob.me: "127.0.0.1"}
