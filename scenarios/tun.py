@@ -20,7 +20,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from peer.demo.cast import DemoPeer
 from protocol.errors import UserError
@@ -29,7 +28,7 @@ from transport.profiles import CONGESTION_CONTROL, SHIFT_SECONDS, Profile
 
 NETWORK = "10.78.0."
 HOSTS_MAX = 250
-ROUTER_SECONDS_MAX = 10.0  # until the router listens or says what it counted
+ROUTER_SECONDS_MAX = 10.0  # until the router listens, or has obeyed
 
 
 def refusal(congestion: str = CONGESTION_CONTROL) -> str:
@@ -43,21 +42,10 @@ def refusal(congestion: str = CONGESTION_CONTROL) -> str:
 
 
 @dataclass
-class Counted:
-    """Of all packets that came out of the devices."""
-
-    packets: int = 0
-    lost: int = 0  # drawn by the profile
-    dropped: int = 0  # a queue was full
-    late: float = 0.0  # seconds: how much later than due a packet was delivered, at the median
-
-
-@dataclass
 class Router:
     folder: Path
     profile: Profile
     congestion: str
-    process: subprocess.Popen[bytes]
     hosts: dict[str, str] = field(default_factory=dict)  # name -> host
 
     @property
@@ -83,16 +71,12 @@ class Router:
     def profile_of(self, name: str) -> Profile:
         return self.profile.shifted(SHIFT_SECONDS * list(self.hosts).index(name))
 
-    def counted(self) -> Counted:
-        return Counted(**self._tell({}))
-
-    def _tell(self, what: dict[str, Any]) -> dict[str, Any]:
+    def _tell(self, what: dict[str, str]) -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as control:
             control.settimeout(ROUTER_SECONDS_MAX)
             control.connect(str(self.socket))
             control.send(json.dumps(what).encode())
-            answer: dict[str, Any] = json.loads(control.recv(1 << 16))
-        return answer
+            control.recv(1 << 16)  # it has done so
 
     def command(self, host: str, *module: str) -> tuple[list[str], dict[str, str]]:
         """To run a module of ours at a host, with its environment."""
@@ -105,7 +89,7 @@ def running_router(profile: Profile, congestion: str = CONGESTION_CONTROL) -> It
     with tempfile.TemporaryDirectory(prefix="folkmoot-tun-") as folder:
         process = subprocess.Popen([sys.executable, "-m", "scenarios.router", f"{folder}/router"], start_new_session=True)
         try:
-            router = Router(Path(folder), profile, congestion, process)
+            router = Router(Path(folder), profile, congestion)
             deadline = time.monotonic() + ROUTER_SECONDS_MAX
             while not router.socket.exists():
                 if process.poll() is not None or time.monotonic() > deadline:
