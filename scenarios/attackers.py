@@ -1,4 +1,4 @@
-"""`python -m scenarios.attackers CHAIN ADDRESS…` is what `scenarios.hostile` runs: strangers that attack these peers.
+"""What `scenarios.hostile` runs as `python -m scenarios.attackers CHAIN ADDRESS…`: strangers that attack these peers.
 
 Each kind of attack goes on, from addresses of its own on loopback, until standard input ends. Then what the attackers were told,
 when their links were closed, goes to standard output.
