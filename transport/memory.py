@@ -26,6 +26,7 @@ from transport.hub import Allow, Hub, Link
 from transport.measures import Kernel
 from transport.network import DialInfo
 from transport.profiles import SEGMENT_BYTES, SHIFT_SECONDS, Access, Flow, Profile, Way
+from transport.reachability import Reachable
 from transport.silence import Pace
 from transport.standing import Standing, StandingOf
 
@@ -203,7 +204,7 @@ class ShapedLink(MemoryLink):
 
 
 class MemoryNetwork(Hub):
-    address = ""  # a mesh has none
+    address, reachable = "", Reachable.UNKNOWN  # a mesh has no addresses
 
     def __init__(self, mesh: Mesh, me: bytes, blobs: BlobStore, allow: Allow, pace: Pace, standing_of: StandingOf) -> None:
         super().__init__(me, blobs, allow, _inline, pace, standing_of=standing_of)

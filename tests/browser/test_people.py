@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import cast
 
-import pytest
 import trio
 
 from curation.calls import CurationCalls, ImportRequest
@@ -17,7 +16,6 @@ from tests.browser.test_annotate import address, exported
 from tests.peer.network import network, service_of
 from tests.web.room import said
 from tests.web.test_sealed import served
-from transport.memory import MemoryNetwork
 
 pytestmark = NEEDED
 TASKS = 30
@@ -37,10 +35,7 @@ async def label(page: Browser, shown: str, count: int) -> None:
             shown = await page.task(shown)
 
 
-async def test_no_answer_of_thirty_is_lost_or_doubled_while_a_peer_is_killed_and_all_peers_say_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(MemoryNetwork, "unreached", lambda network: (), raising=False)  # in memory nothing is dialed
+async def test_no_answer_of_thirty_is_lost_or_doubled_while_a_peer_is_killed_and_all_peers_say_the_same(tmp_path: Path) -> None:
     async with (
         network(tmp_path, 4, roles=("annotator",), modules=founding_modules()) as made,
         trio.open_nursery() as nursery,

@@ -12,7 +12,6 @@ from peer.api.causes import DISK_CRITICAL_BYTES, LIAR_HEIGHTS, PATIENCE_MS, Aler
 from protocol.api import AlertView, Cause, PeerState
 from tests.peer.fake_api import ME, OTHER, STATUS
 from tests.peer.network import network, service_of
-from transport.memory import MemoryNetwork
 
 WELL = Look(STATUS, "pytorch, 1 threads", 1 << 40, {}, {})
 WAITING = "waiting for a quorum: 2 of 4 voters are here, 3 are needed"
@@ -69,7 +68,6 @@ def test_links_that_come_and_go_are_no_alert() -> None:
 async def test_a_peer_that_loses_the_others_says_so_until_they_are_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("peer.api.causes.PATIENCE_MS", {})
     monkeypatch.setattr("peer.api.causes.DISK_WARNING_BYTES", 0)
-    monkeypatch.setattr(MemoryNetwork, "unreached", lambda network: (), raising=False)  # it has no addresses
     async with network(tmp_path, founders=4) as made:
         api, others = service_of(made.seats[0]), made.seats[1:]
 
