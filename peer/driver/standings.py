@@ -46,9 +46,8 @@ class Standings:
         invitation = open_signed(shown.invitation, self._chain_id, self._verifier, (Invitation,))
         if not self._verifier.verify(invitation.token, token_preimage(self._chain_id, peer), shown.token_signature):
             raise RemoteProtocolError("bad-signature", "invitation token")
-        if invitation.token not in members.revoked.get(inviter, {}):
-            self._guests[invitation.token] = peer, invitation
-            self._look(self._state())
+        self._guests[invitation.token] = peer, invitation
+        self._look(self._state())
 
     def _look(self, state: State) -> None:
         """Forgets guests whose invitation was used, or admits nobody any more."""

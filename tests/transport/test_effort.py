@@ -53,6 +53,17 @@ async def test_all_strangers_together_get_their_share_and_the_modest_one_is_not_
     assert max(spent.values()) <= LINK[Standing.STRANGER].at_once + LINK[Standing.STRANGER].processor * took + 0.02
 
 
+async def test_a_stranger_that_is_alone_gets_the_share_of_its_link(autojump_clock: trio.testing.MockClock) -> None:
+    budget, spent, started = Effort(), 0.0, trio.current_time()
+    payer = budget.link(Standing.STRANGER)
+    while trio.current_time() < started + 20:
+        await budget.turn(payer, Standing.STRANGER)
+        payer.spend(0.01)
+        spent += 0.01
+    share = LINK[Standing.STRANGER]
+    assert spent <= share.at_once + share.processor * (trio.current_time() - started) + 0.02
+
+
 async def test_handshakes_of_a_busy_host_wait_and_those_of_another_do_not(autojump_clock: trio.testing.MockClock) -> None:
     budget = Effort()
     busy, quiet, members = budget.host("busy", False), budget.host("quiet", False), budget.host("busy", True)
