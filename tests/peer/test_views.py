@@ -124,6 +124,13 @@ def test_a_silent_peer_is_shown_as_one() -> None:
     assert "(silent for 17 s)" in shown(views.peers([silent]), 200) and "silent" not in shown(views.peers([view]), 200)
 
 
+def test_a_link_over_another_peer_names_that_peer() -> None:
+    first, *others = peers()
+    relayed = replace(first, link=replace(first.link, kind="relayed", by=KEYS[3]))
+    assert "relayed by dora" in shown(views.peers([relayed, *others]), 200)
+    assert f"relayed by {KEYS[3][:8]}" in shown(views.peers([relayed]), 200)
+
+
 def five(view: Any) -> Any:
     """A job or a round with five trainers, of which one was absent."""
     if isinstance(view, JobView):

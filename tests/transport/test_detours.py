@@ -115,6 +115,7 @@ async def test_a_relay_that_is_lost_is_replaced_by_the_other(tcp: SwarmWorld) ->
         carol, dave = await tcp.start(CAROL), await tcp.start(DAVE)
         alice, bob = await start_hidden(tcp, carol, dave)
         await until(lambda: {alice.me, bob.me} <= reserved(carol) & reserved(dave))
+        await until(lambda: set(bob.records.relays(alice.me)) == {carol.me, dave.me})  # as its own record says
         first, second = (carol, dave) if is_over(alice, bob, carol) else (dave, carol)
         tcp.stop(first)
         with trio.fail_after(detours.GRACE_SECONDS * 3 + 3):
