@@ -136,7 +136,7 @@ class Meter:
 
     @property
     def is_slow(self) -> bool:
-        return self.frame_bytes < FRAME_PLAINTEXT_MAX
+        return self.bytes_per_second is not None and self.frame_bytes < FRAME_PLAINTEXT_MAX
 
     def _piece(self, most: int) -> int:
         if self.bytes_per_second is None:
