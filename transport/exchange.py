@@ -161,8 +161,15 @@ class _Transfer:
 
     def comes_soon(self, now: float) -> bool:
         """Whether its holder sends the rest before another could, as far as one can tell."""
-        came = self.offset - self.begun
-        return self.holder is not None and came > 0 and (self.size_max - self.offset) / came * (now - self.asked) < SOON_SECONDS
+        came, left = self.offset - self.begun, (self.total or 0) - self.offset
+        return self.holder is not None and came > 0 and left / came * (now - self.asked) < SOON_SECONDS
+
+    def forget(self, peer: bytes) -> None:
+        """Its link has ended."""
+        for table in (self.waits, self.named):
+            table.pop(peer, None)
+        for peers in (self.unbelieved, self.asked_peers):
+            peers.discard(peer)
 
     def disbelieve(self, liar: bytes) -> None:
         self.unbelieved.add(liar)
@@ -308,7 +315,7 @@ class Exchange:
         self._paces.pop(peer, None)
         self._offer(self._serving.left(peer, trio.current_time()))
         for transfer in self._transfers.values():
-            transfer.waits.pop(peer, None)
+            transfer.forget(peer)
             if transfer.holder == peer:
                 transfer.wake()
 
@@ -333,14 +340,15 @@ class Exchange:
     def _puts_off(self, peer: bytes, digest: bytes, size: int | None) -> bool:
         """Whether it has to wait for its turn. What only audits ask for is sent at once: its asker has a deadline."""
         is_coming = size is None and digest in self._transfers
-        if not (is_coming or (size or 0) >= TURNS_BYTES_MIN) or self._blobs.is_reveal(digest) or not self._takes_turns(peer):
+        if not self._takes_turns(peer) or not (is_coming or (size or 0) >= TURNS_BYTES_MIN) or self._blobs.is_reveal(digest):
             return False
         answer = self._serving.ask(digest, peer, size, trio.current_time())
         if answer is Answer.ELSEWHERE:
             self._send(peer, BlobElsewhere(digest, size is not None, self._serving.others(digest, peer)), Priority.CONTROL)
         elif answer is Answer.PLACE:  # said at once: over a narrow uplink the first chunk takes longer than the asker's patience
             self._send(peer, HasBlob(digest), Priority.CONTROL)
-        self._served.set()
+        if answer is not Answer.CHUNK:
+            self._served.set()
         return answer in (Answer.ELSEWHERE, Answer.NOTHING)
 
     def _offer(self, turns: Iterable[tuple[bytes, bytes]]) -> None:
@@ -366,8 +374,8 @@ class Exchange:
         if transfer.named.get(peer) == peer:
             transfer.disbelieve(peer)
         if peer not in transfer.unbelieved:
-            transfer.named |= {other: peer for other in answer.holders if other != self._me}
-            for other in answer.holders:
+            for other in self._connected().intersection(answer.holders):
+                transfer.named[other] = peer
                 transfer.rests.pop(other, None)  # it may have got it meanwhile
         transfer.wake()
 
@@ -494,7 +502,8 @@ class Exchange:
     def _tell(self, transfer: _Transfer) -> None:
         """Whoever was asked may have kept a place for this peer, or may name it; whoever waits for it may ask now."""
         size = self._blobs.piece_size(transfer.digest)
-        for peer in transfer.asked_peers:
+        is_short = size is not None and size < TURNS_BYTES_MIN  # nobody had to wait for a place
+        for peer in transfer.waits.keys() if is_short else transfer.asked_peers:
             self._send(peer, NoBlob(transfer.digest) if size is None else HasBlob(transfer.digest), Priority.CONTROL)
         if size is not None:
             self._offer((peer, transfer.digest) for peer in self._serving.came(transfer.digest, size, trio.current_time()))

@@ -13,7 +13,7 @@ from tests.transport.conftest import MemoryWorld, open_world
 from tests.transport.helpers import MemoryBlobs, digest, linked
 from transport import serving
 from transport.exchange import PATIENCE_SECONDS, SEARCH_SECONDS, STALL_SECONDS
-from transport.framing import Priority
+from transport.framing import Channel, Inbox, Outbox, Priority
 from transport.memory import MemoryNetwork, Mesh
 from transport.profiles import steady
 from transport.serving import ANSWER_SECONDS, PLACES, REPEAT_SECONDS, SLOW_SECONDS, Answer, Serving
@@ -30,6 +30,7 @@ Spoil = Callable[[list[MemoryNetwork]], None]
 async def last_comes(
     version: int,
     *,
+    older: Iterable[int] = (),
     uplink: float = UPLINK / 10,
     receivers: Iterable[int] = range(1, 13),
     named: Iterable[int] = (0,),
@@ -44,7 +45,7 @@ async def last_comes(
             world.mesh.set_profile(peer.public, steady("", UPLINK if number else uplink, 100.0, 30.0))
             network = await world.start(peer, MemoryBlobs(*() if number else (BLOB,)))
             assert isinstance(network, MemoryNetwork)
-            network.version = version  # of the links that follow
+            network.version = 2 if number in older else version  # of the links that follow
             networks.append(network)
         await linked(*networks)
         spoil(networks)
@@ -61,6 +62,21 @@ async def test_the_last_of_twelve_has_it_in_half_the_time_or_less(autojump_clock
 
 async def test_a_fast_uplink_serves_all_at_once_when_that_is_known(autojump_clock: MockClock) -> None:
     assert await last_comes(3, uplink=100 * UPLINK) < 1.0
+
+
+async def test_peers_of_an_older_program_get_it_and_pass_it_on(autojump_clock: MockClock) -> None:
+    assert await last_comes(3, older=range(1, 13, 3)) < await last_comes(2)
+
+
+def test_what_waits_for_a_peer_that_goes_elsewhere_is_taken_back_but_for_what_has_begun() -> None:
+    outbox = Outbox()
+    for size in (3000, 5000, 7000):
+        outbox.push(Channel.LINK, bytes([size // 1000]) * size, Priority.BULK)
+    begun = outbox.fill(1000)
+    outbox.recall(Priority.BULK, lambda data: data[0] in (3, 7))
+    inbox, left = Inbox(), outbox.fill(60_000)
+    assert [len(message.data) for message in (*inbox.take(begun), *inbox.take(left))] == [3000, 5000]
+    assert not outbox and outbox.held == 0
 
 
 def lie(network: MemoryNetwork, answer: Callable[[bytes], object]) -> None:
