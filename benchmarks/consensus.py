@@ -238,7 +238,15 @@ def show(rows: list[Row], costs: Costs) -> None:
     for heading in HEADINGS:
         table.add_column(heading, justify="right")
     for row in rows:
-        figures = (row.round_trip_ms, row.p50_ms, row.p99_ms, row.limit_ms, row.processor_ms, row.kilobytes, row.verified)
+        figures: tuple[float | None, ...] = (
+            row.round_trip_ms,
+            row.p50_ms,
+            row.p99_ms,
+            row.limit_ms,
+            row.processor_ms,
+            row.kilobytes,
+            row.verified,
+        )
         figures += (row.block_kilobytes, row.proposal_kilobytes, row.first_turn_ms)
         table.add_row(row.kind, str(row.n), str(row.silent), *("" if value is None else f"{value:.1f}" for value in figures))
     console.print(table)

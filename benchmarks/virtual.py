@@ -147,6 +147,11 @@ class UnauditedJobs:
     def terms(self, spec: bytes) -> JobTerms:
         return JobTerms("bench", "bench", 10_000, audited=False, needs_worker=True, proposal_seconds=600.0)
 
+    def misfit(self, base: bytes, spec: bytes) -> str | None:
+        return None
+
+    misread = misfit
+
 
 class Log:
     """A journal in memory: what the disk costs is charged, not done."""
