@@ -106,7 +106,7 @@ def test_every_benchmark_says_what_it_takes(
         importlib.import_module(f"benchmarks.{name}").main()
     assert ended.value.code == 0
     said = capsys.readouterr().out
-    without_chance = ("consensus", "gpu", "site")  # nothing of it is drawn
+    without_chance = ("consensus", "gpu", "site", "transport")  # nothing of it is drawn
     assert all(option in said for option in ("--json", *(() if name in without_chance else ("--seeds",)), *ALSO.get(name, ())))
 
 

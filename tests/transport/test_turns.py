@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+import pytest
 import trio
 from trio.testing import MockClock
 
@@ -64,6 +65,7 @@ async def test_a_fast_uplink_serves_all_at_once_when_that_is_known(autojump_cloc
     assert await last_comes(3, uplink=100 * UPLINK) < 1.0
 
 
+@pytest.mark.large  # two whole fan-outs
 async def test_peers_of_an_older_program_get_it_and_pass_it_on(autojump_clock: MockClock) -> None:
     assert await last_comes(3, older=range(1, 13, 3)) < await last_comes(2)
 
