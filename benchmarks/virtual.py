@@ -19,6 +19,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ class Costs:
         signature, verifier = identity.sign(body), Ed25519Verifier()
         sender, receiver = socket.socketpair()
         with sender, receiver:
-            small, large = (_per_call(lambda size=size: _through(bytes(size), sender, receiver), 300) for size in (300, 60_000))
+            small, large = (_per_call(partial(_through, bytes(size), sender, receiver), 300) for size in (300, 60_000))
         per_byte = (large - small) / 59_700
         write, waits = _writes()
         return cls(
