@@ -355,18 +355,22 @@ class Swarm(Hub):
         with place or contextlib.nullcontext() as half_open:
             await self._serve_at(stream, address, expected, half_open)
 
+    def _session(self, initiator: bool, expected: bytes | None, versions: Sequence[int]) -> Session:
+        ephemeral = KeyPair.of(secrets.token_bytes(32))
+        return Session(
+            self._identity,
+            self._chain_id,
+            initiator=initiator,
+            static=self._static,
+            ephemeral=ephemeral,
+            expected=expected,
+            versions=versions,
+        )
+
     async def _serve_at(self, stream: trio.SocketStream, address: str, expected: bytes | None, half_open: Place | None) -> None:
         dialed, host = half_open is None, parse_address(address)[0]
         payer = None if dialed else self.effort.host(host, host in self._member_hosts)  # a dial is our own work
-        session = Session(
-            self._identity,
-            self._chain_id,
-            initiator=dialed,
-            static=self._static,
-            ephemeral=KeyPair.of(secrets.token_bytes(32)),
-            expected=expected,
-            versions=self._versions_for(address) if dialed else self._versions,
-        )
+        session = self._session(dialed, expected, self._versions_for(address) if dialed else self._versions)
         deadline = trio.current_time() + HANDSHAKE_SECONDS
         established, early = await self._shake_hands(stream, session, deadline, payer)
         if established.peer == self.me:
@@ -776,15 +780,7 @@ class Swarm(Hub):
                 with trio.fail_after(DIAL_SECONDS):
                     stream = await trio.open_tcp_stream(*parse_address(address))
             async with stream:
-                session = Session(
-                    self._identity,
-                    self._chain_id,
-                    initiator=True,
-                    static=self._static,
-                    ephemeral=KeyPair.of(secrets.token_bytes(32)),
-                    expected=peer,
-                    versions=self._versions,
-                )
+                session = self._session(True, peer, self._versions)
                 await self._shake_hands(stream, session, trio.current_time() + HANDSHAKE_SECONDS, None)
                 return True
         except (OSError, trio.TooSlowError, trio.BrokenResourceError, trio.ClosedResourceError, RemoteProtocolError):

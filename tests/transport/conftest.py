@@ -10,10 +10,14 @@ import pytest
 import trio
 
 from protocol.addresses import parse_address
+from protocol.codec import encode
 from protocol.identity import Identity
-from tests.transport.helpers import ALICE, BOB, CHAIN, MemoryBlobs, linked
+from protocol.messages import Ping
+from tests.transport.helpers import ALICE, BOB, CHAIN, MemoryBlobs, linked, make_session
+from transport.framing import Channel
 from transport.memory import Mesh
-from transport.network import Network
+from transport.network import Network, Priority
+from transport.session import Session
 from transport.swarm import Swarm
 
 
@@ -60,6 +64,17 @@ class SwarmWorld(World):
         stream = await trio.open_tcp_stream(*parse_address(network.address))
         self.streams.append(stream)
         return stream
+
+    async def confirm(self, network: Swarm, identity: Identity) -> tuple[trio.SocketStream, Session]:
+        """A connection made by hand, which is confirmed and says nothing more by itself."""
+        stream, session = await self.connect(network), make_session(identity, True)
+        await stream.send_all(session.data_to_send())
+        while session.peer is None:
+            session.receive(await stream.receive_some())
+        session.outbox.push(Channel.LINK, encode(Ping(1)), Priority.VOTE)
+        while data := session.data_to_send():
+            await stream.send_all(data)
+        return stream, session
 
 
 class MemoryWorld(World):

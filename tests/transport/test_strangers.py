@@ -8,10 +8,10 @@ from collections.abc import Callable
 import pytest
 import trio
 
-from protocol.codec import decode_message, encode
+from protocol.codec import decode_message
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Identity, Signed
-from protocol.messages import Closing, Guest, Ping
+from protocol.messages import Closing, Guest
 from tests.transport.conftest import SwarmWorld
 from tests.transport.helpers import ALICE, BOB, CAROL, DAVE, linked, make_session, next_event, until
 from transport import hub, slots
@@ -34,13 +34,7 @@ def standing(**of: Standing) -> Callable[[bytes], Standing]:
 
 async def connected(tcp: SwarmWorld, network: Swarm, identity: Identity = BOB) -> tuple[trio.SocketStream, Session]:
     """A stranger's link, made by hand: it takes and says nothing more by itself."""
-    stream, session = await tcp.connect(network), make_session(identity, True)
-    await stream.send_all(session.data_to_send())
-    while session.peer is None:
-        session.receive(await stream.receive_some())
-    session.outbox.push(Channel.LINK, encode(Ping(1)), Priority.VOTE)
-    while data := session.data_to_send():
-        await stream.send_all(data)
+    stream, session = await tcp.confirm(network, identity)
     await until(lambda: identity.public in network.connected())
     return stream, session
 

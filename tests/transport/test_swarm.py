@@ -10,14 +10,12 @@ import pytest
 import trio
 
 from protocol.addresses import NOWHERE, format_address, parse_address
-from protocol.codec import encode
 from protocol.errors import RemoteProtocolError, UserError
 from protocol.identity import Identity, peer_id
-from protocol.messages import Addresses, PeerAddress, Ping
+from protocol.messages import Addresses, PeerAddress
 from tests.transport.conftest import SwarmWorld
 from tests.transport.helpers import ALICE, BOB, CAROL, CHAIN, DAVE, MemoryBlobs, digest, linked, make_session, next_event, until
 from transport import hub, swarm
-from transport.framing import Channel
 from transport.network import Connected, Copied, Disconnected, Priority, Received
 from transport.reachability import Reachable
 from transport.silence import Pace
@@ -33,15 +31,7 @@ def free_address() -> str:
 
 
 async def connect_as_bob(tcp: SwarmWorld, network: Swarm) -> trio.SocketStream:
-    """A connection that is confirmed, and says nothing more."""
-    stream, session = await tcp.connect(network), make_session(BOB, True)
-    await stream.send_all(session.data_to_send())
-    while session.peer is None:
-        session.receive(await stream.receive_some())
-    session.outbox.push(Channel.LINK, encode(Ping(1)), Priority.VOTE)
-    while data := session.data_to_send():
-        await stream.send_all(data)
-    return stream
+    return (await tcp.confirm(network, BOB))[0]
 
 
 async def test_two_that_dial_each_other_at_once_keep_one_connection(tcp: SwarmWorld) -> None:
