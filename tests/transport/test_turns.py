@@ -78,7 +78,7 @@ def test_what_waits_for_a_peer_that_goes_elsewhere_is_taken_back_but_for_what_ha
     outbox.recall(Priority.BULK, lambda data: data[0] in (3, 7))
     inbox, left = Inbox(), outbox.fill(60_000)
     assert [len(message.data) for message in (*inbox.take(begun), *inbox.take(left))] == [3000, 5000]
-    assert not outbox and outbox.held == 0
+    assert not outbox and outbox.held == outbox.account.held == 0
 
 
 def lie(network: MemoryNetwork, answer: Callable[[bytes], object]) -> None:
