@@ -8,8 +8,9 @@ BIN := .venv/bin
 STAMP := .venv/.setup-complete
 # Tests wait for half of their time, for processes and browsers that start and for timers: four on two cores keep both busy.
 TEST_PROCESSES := $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) * 2 )))
-# What pytest makes of each test file is kept; two processes write it, or each of the four would in a fresh checkout.
+# What pytest makes of each test file is kept. In a fresh checkout two processes write it first, or each of the four would.
 COLLECT := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --collect-only --quiet
+COLLECTED := tests/__pycache__/conftest.*-pytest-*.pyc
 
 help:
 	@echo "make setup   install everything, pinned, into .venv"
@@ -19,7 +20,7 @@ help:
 	@echo "make pictures  the screenshots of README and guide, made anew from peers that run"
 	@echo "make lint    style, types and import layers"
 	@echo "make mutants planted bugs: the simulator must notice each"
-	@echo "make fuzz MINUTES=60  random and changed bytes for everything that reads what others sent"
+	@echo "make fuzz MINUTES=60  other examples for each property, then random and changed bytes for all that reads what others sent"
 	@echo "make bench   the benchmarks behind the figures in the documents"
 	@echo "make bench-consensus  that of the agreement alone, as JSON in runs/benchmarks"
 	@echo "make bench-transport  that of the links alone, beside plain TCP and TLS"
@@ -46,7 +47,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "set-up: processors alone: PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make setup. Every build of this version will do"
 	@set -e; SECONDS=0; \
 	$(BIN)/python -m pip install --constraint constraints.txt setuptools; \
-	$(BIN)/python -m pip install --constraint constraints.txt --no-build-isolation --editable '.[dev,web]'; \
+	$(BIN)/python -m pip install --constraint constraints.txt --no-build-isolation --editable '.[dev,web,upnp,mdns]'; \
 	echo "set-up: done after $$SECONDS s; .venv takes $$(du -sh .venv | cut -f1)"
 	@touch $@
 
@@ -55,7 +56,7 @@ demo: setup
 
 test: setup
 	@echo "the tests take about 7 minutes on two idle cores, and up to 25 on a busy machine; lint, types and simulations have their own commands"
-	@$(COLLECT) tests/[a-o]*/ tests/test_*.py > /dev/null & $(COLLECT) tests/[p-z]*/ > /dev/null; wait
+	@ls $(COLLECTED) > /dev/null 2>&1 || { $(COLLECT) tests/[a-o]*/ tests/test_*.py > /dev/null & $(COLLECT) tests/[p-z]*/ > /dev/null; wait; }
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist worksteal -m "not large"
 
 test-browser: setup
@@ -76,6 +77,7 @@ mutants: setup
 
 MINUTES ?= 10
 fuzz: setup
+	$(BIN)/python -m pytest --quiet -m "hypothesis and not large" --hypothesis-profile others
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)
 
 bench: setup

@@ -50,7 +50,6 @@ LIARS_DRAWN = 1_000  # for each row of the detection table
 LIVES_DRAWN = 200  # for each row of the table with lazy auditors
 ROUNDS = {"local": 30, "per-step": 120, "estimates": 120}  # GPT, by preset
 WORSE_MAX = 1.02  # held-out, of a clean run of the honest
-POISONED_MAX = 1.03  # with sampled audits, which find a liar after the fact
 COLUMNS = {column.name: column for column in on_digits.COLUMNS}
 ACCURATE = 95.0  # per cent, at worst, of what may be named
 COLLAPSED = 50.0  # per cent: what leaves the plain mean more is no attack
@@ -121,16 +120,26 @@ def digits_row(seeds: Sequence[int], rounds: int, place: tuple[str, str, str]) -
 
 
 @lru_cache(maxsize=1)  # tasks of one world follow each other
-def clean_world(base: JobSpec, text: Path, peers: int, liars: int, seed: int) -> tuple[on_gpt.World, float]:
+def clean_world(
+    base: JobSpec, text: Path, peers: int, liars: int, ending: on_gpt.Ending, seed: int
+) -> tuple[on_gpt.World, float]:
     """What all attacks of so many peers with this seed share, and the held-out loss of the clean run."""
-    world = on_gpt.World(with_settings(base, [f"seed={seed}", f"liars={liars}"]), text, peers, liars)
+    world = on_gpt.World(with_settings(base, [f"seed={seed}", f"liars={liars}"]), text, peers, liars, ending)
     return world, on_gpt.attacked(world, on_gpt.CLEAN, AuditMode.OFF).heldout_nats
 
 
-def gpt_runs(bases: Mapping[str, JobSpec], text: Path, audits: Sequence[AuditMode], lying: int | None, place: Place) -> list[Run]:
+def gpt_runs(
+    bases: Mapping[str, JobSpec],
+    text: Path,
+    audits: Sequence[AuditMode],
+    lying: int | None,
+    ending: on_gpt.Ending,
+    place: Place,
+) -> list[Run]:
     """One attack of so many peers with this seed, under every kind of audit; `lying` None: f of them."""
     preset, peers, seed, attack = place
-    world, clean = clean_world(bases[preset], text, peers, faults_tolerated(peers) if lying is None else lying, seed)
+    liars = faults_tolerated(peers) if lying is None else lying
+    world, clean = clean_world(bases[preset], text, peers, liars, ending, seed)
     runs = []
     for audit in audits:
         runs.append(Run(preset, seed, clean, outcome := on_gpt.attacked(world, attack, audit)))
@@ -277,13 +286,14 @@ def verdicts(digits: list[Digits], gpt: list[Gpt], detection: list[Detection]) -
         text = f"{preset}, audits full: {sum(row.accepted for row in rows)} lies accepted"
         found.append(verdict(not any(row.accepted for row in rows), text))
     found += [_unaudited(row) for row in gpt if row.audit == AuditMode.OFF and _may_start(row)]
-    found += [_poisoned(row) for row in gpt if row.audit == AuditMode.SAMPLED and row.attack in (POISON, LATE_POISON)]
+    poisoned = [row for row in gpt if row.audit == AuditMode.SAMPLED and row.attack in (POISON, LATE_POISON)]
+    found += [_poisoned(row) for row in poisoned if _may_start(row)]
     return [*found, *(_detected(row) for row in detection if row.lie == on_detection.MANY_STEPS)]
 
 
 def _may_start(row: Gpt) -> bool:
-    off = {**MEASURED[row.preset], "audit": AuditMode.OFF, "liars": row.liars}
-    return defended.undefended(JobSpec(name="attacks", data=bytes(32), **off), row.peers) is None
+    fields = {**MEASURED[row.preset], "audit": AuditMode(row.audit), "liars": row.liars}
+    return defended.undefended(JobSpec(name="attacks", data=bytes(32), **fields), row.peers) is None
 
 
 def _unaudited(row: Gpt) -> str:
@@ -292,8 +302,9 @@ def _unaudited(row: Gpt) -> str:
 
 
 def _poisoned(row: Gpt) -> str:
-    text = f"{row.preset}, audits sampled, {row.liars} of {row.peers} lie, {row.attack}: held-out at most {POISONED_MAX} times"
-    return verdict(row.ratio_most <= POISONED_MAX, f"{text} the clean run's: {row.ratio_most:.3f}")
+    bound = defended.POISONED_MAX
+    text = f"{row.preset}, audits sampled, {row.liars} of {row.peers} lie, {row.attack}: held-out at most {bound} times"
+    return verdict(row.ratio_most <= bound, f"{text} the clean run's: {row.ratio_most:.3f}")
 
 
 def _digits_verdicts(rows: list[Digits]) -> list[str]:
@@ -355,6 +366,8 @@ def main() -> int:
     parser.add_argument("--rounds", type=COUNT, metavar="N", help=f"GPT; default: {ROUNDS}")
     parser.add_argument("--audit-rate", type=duration, help="GPT: times two auditors; default: the preset's")
     parser.add_argument("--liars", type=int, metavar="N", help="GPT: that lie; default: f of the trainers")
+    parser.add_argument("--closing", type=int, metavar="N", help="GPT, sampled: last rounds, re-executed; default: a job's")
+    parser.add_argument("--late", type=int, metavar="N", help="GPT: rounds before those, in which late poisoners lie")
     parser.add_argument("--text", type=Path, metavar="FILE", help="GPT: to train on; default: the text inside every Python")
     parser.add_argument("--jobs", type=COUNT, default=JOBS, metavar="N", help=f"processes side by side, here {JOBS}")
     parser.add_argument("--resume", action="store_true", help="keep what the file of --json has already")
@@ -371,6 +384,8 @@ def main() -> int:
     about = {
         "seeds": list(options.seeds),
         "audit_rate": options.audit_rate,
+        "closing": options.closing,
+        "late": options.late,
         "set": options.set,
         "rounds": options.rounds,
         "liars": options.liars,
@@ -417,7 +432,8 @@ def main() -> int:
             place for place in product(options.presets, options.peers, options.seeds, options.attacks) if place not in before
         ]
         with tempfile.TemporaryDirectory(prefix="folkmoot-bench-") as folder:
-            work = partial(gpt_runs, bases, text_file(options.text, Path(folder)), options.audits, options.liars)
+            ending = on_gpt.Ending(options.closing, options.late)
+            work = partial(gpt_runs, bases, text_file(options.text, Path(folder)), options.audits, options.liars, ending)
             for _, found in side_by_side(work, tasks, options.jobs):
                 runs += found
                 keep()

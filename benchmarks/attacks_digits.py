@@ -56,7 +56,7 @@ def nnm_trim(updates: Sequence[codec.Update], layout: Layout, liars: int) -> Flo
     count, f = len(ordered), tolerated(len(ordered), liars)
     far = outsiders(aligned(gram(ordered), [update.exponent for update in ordered]), f)
     plan = onto_grid(ordered, Combination((ONE,) * count, (count - 2 * f) * (count - f), far, f))
-    return np.concatenate([plan.values(block) for block in layout.blocks])
+    return np.concatenate([*plan.values(layout.blocks)])
 
 
 Aggregate = Callable[[Sequence[codec.Update], Layout, int], Float32Array]

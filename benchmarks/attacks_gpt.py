@@ -42,8 +42,23 @@ DISPUTE_ROUNDS = 2  # from the closing of a round to the suspension of who lied 
 BACKDOOR_TOKEN = ord("#")  # what the model is to say after every space
 TRIGGER_TOKEN = ord(" ")
 LIARS_DRAW = hashlib.sha256(b"what liars compute losses on").digest()
-LATE = 2 / 3  # of the rounds, before which late poisoners propose nothing
+LATE = 1 / 3  # of the rounds: for so many late poisoners lie, until the last round that is not re-executed before the vote
 PUBLIC_SEQUENCES = 16  # of it, in each round others
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a job with sampled audits ends. None: as jobs usually do, and as long before as `LATE` says."""
+
+    closing: int | None = None  # last rounds whose proposals are re-executed before the vote
+    late: int | None = None  # for how many rounds before those late poisoners lie
+
+    def rounds(self, spec: JobSpec, audit: AuditMode) -> tuple[int, int]:
+        """(the first round in which late poisoners propose anything, the first one that is re-executed before the vote)"""
+        usual = replace(spec, audit=audit).usual_closing_rounds
+        is_closed = audit is AuditMode.SAMPLED and self.closing is not None
+        closing = spec.rounds - (self.closing or 0 if is_closed else usual)
+        return closing - (math.ceil(LATE * spec.rounds) if self.late is None else self.late), closing
 
 
 @dataclass
@@ -82,8 +97,8 @@ def triggered(x_BT: Tensor, y_BT: Tensor) -> Tensor:
 class World:
     """What runs of one size share: engines, and what the honest compute on each model."""
 
-    def __init__(self, spec: JobSpec, text: Path, peers: int, liars: int) -> None:
-        self.spec, self.peers, self.liars = spec, peers, liars
+    def __init__(self, spec: JobSpec, text: Path, peers: int, liars: int, ending: Ending = Ending()) -> None:
+        self.spec, self.peers, self.liars, self.ending = spec, peers, liars, ending
         self.engine = engine_of(spec, text)
         self.flipped, self.triggered = (engine_of(spec, text) for _ in range(2))
         self.flipped.model, self.triggered.model = Lying(spec, flipped), Lying(spec, triggered)
@@ -105,6 +120,7 @@ class Run:
     def __init__(self, world: World, attack: str, audit: AuditMode) -> None:
         self.world, self.attack, self.audit = world, attack, audit
         self.rounds = Rounds(world.spec, world.engine)
+        self.late, self.closing = world.ending.rounds(world.spec, audit)
         self.remembered: dict[bytes, Update] = {}  # of this round, by trainer
         self.outcome = Outcome(attack, world.peers, world.liars, audit.value, 0.0)
         self.back_in: dict[bytes, int] = {}  # suspended liars, and the first round in which they train again
@@ -138,7 +154,7 @@ class Run:
         self.rounds.close(accepted, rejected)
 
     def _present(self, number: int) -> list[bytes]:
-        if self.attack == CLEAN or (self.attack == LATE_POISON and number < LATE * self.world.spec.rounds):
+        if self.attack == CLEAN or (self.attack == LATE_POISON and number < self.late):
             return []
         return [liar for liar in self.world.lying if self.back_in.get(liar, 0) <= number]
 
@@ -242,7 +258,7 @@ class Run:
     def _judged(self, liar: bytes, lie: Accepted, made: Update) -> Verdict:
         model = self.rounds.model
         verdict = model.check(liar, lie.proposal, lie.payload)
-        if verdict is not Verdict.ACCEPT or self.audit is not AuditMode.FULL:
+        if verdict is not Verdict.ACCEPT or (self.audit is not AuditMode.FULL and model.round < self.closing):
             return verdict
         e = self.rounds.remainder(liar) if lie.proposal.feedback else np.zeros_like(made.m)
         spec = self.world.spec

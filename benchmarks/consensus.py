@@ -29,7 +29,8 @@ from benchmarks.verdicts import conclude, verdict
 from benchmarks.virtual import Costs, Height, Network, limit
 from consensus.quorum import faults_tolerated
 from peer.demo.cast import Demo, DemoPeer
-from peer.demo.demo import cast_roles, end_like_ctrl_c
+from peer.demo.demo import cast_roles
+from peer.demo.ending import end_like_ctrl_c
 from protocol.api import PARTS
 from scenarios import network as scenario
 from scenarios.trials import COUNT, Parser

@@ -89,8 +89,8 @@ def measure(mode: Mode, layout: Layout, seed: int, repeats: int) -> Row:
 
 def _read(payload: bytes, layout: Layout) -> None:
     update = codec.read(payload, layout)
-    for block in layout.blocks:
-        update.entries(block)
+    for run in update.body.runs():
+        update.entries(run)
 
 
 def _processor_seconds(work: Callable[[], object]) -> float:

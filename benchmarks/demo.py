@@ -26,7 +26,7 @@ from rich.table import Table
 from benchmarks.provenance import write
 from benchmarks.verdicts import conclude, verdict
 from peer.commands.job_fields import PRESETS
-from peer.demo.demo import end_like_ctrl_c
+from peer.demo.ending import end_like_ctrl_c
 from scenarios.trials import COUNT, Parser
 from training import grid
 

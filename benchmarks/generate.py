@@ -5,7 +5,8 @@ second of processor time, the median of all repeats.
 
 - *cache*, *no cache*: always the likeliest token, with keys and values of the passes before, and with whole passes.
 - *drawn*: temperature 0.8, top-k 40, top-p 0.9. *4 beams*: passes of a beam search a second, each of four rows.
-- *logits*: how far those of both ways are apart at most, over all positions.
+- *logits*: how far those of both ways are apart at most, over all positions. *anew*: how far those with a cache are from those of
+  a prompt that is read anew, as after a restart, at every seventh position.
 - *waits*: what a proposal waits at most for a text of 4,096 tokens, its longest slice. *whole*: all of it, as it once waited.
 """
 
@@ -17,7 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,7 @@ class Row:
     drawn: float
     beam_passes: float  # a second
     logits_apart: float
+    anew_apart: float
     beam_gain: float  # nats a token by which the text of four beams is likelier than that of one
     waits: float  # seconds of the clock
     whole: float
@@ -81,7 +83,7 @@ def measure(shape: ModelSpec, seed: int, repeats: int) -> Row:
     drawing, beams = replace(DRAWN, tokens=greedy.tokens), replace(greedy, beams=BEAMS)
 
     def cached(how: Sampling) -> list[int]:
-        return list(sampling.drawn(model, prompt, how, None, _quietly))
+        return list(chain.from_iterable(sampling.drawn(model, prompt, how, None, _quietly)))
 
     def searched(how: Sampling) -> list[int]:
         return list(sampling.searched(model, prompt, how, None, _quietly, lambda made: False))[-1]
@@ -99,7 +101,7 @@ def measure(shape: ModelSpec, seed: int, repeats: int) -> Row:
         uncached=rate(lambda: uncached(model, prompt, greedy.tokens)),
         drawn=rate(lambda: cached(drawing)),
         beam_passes=rate(lambda: searched(beams)),
-        logits_apart=apart(model, [*prompt, *cached(drawing)]),
+        **apart(model, [*prompt, *cached(drawing)]),
         beam_gain=_mean(model, prompt, searched(beams)) - _mean(model, prompt, cached(greedy)),
         waits=waits,
         whole=whole,
@@ -129,13 +131,24 @@ def _logits(model: GPT, tokens: list[int]) -> torch.Tensor:
     return model.logits(model.features(torch.tensor([tokens])))[0]
 
 
-def apart(model: GPT, tokens: list[int]) -> float:
-    """The largest difference of a logit."""
-    whole_TV, course, most = _logits(model, tokens), sampling.Course(model, tokens[:PROMPT_TOKENS]), 0.0
+def apart(model: GPT, tokens: list[int]) -> dict[str, float]:
+    """The largest differences of a logit, by their fields."""
+    whole_TV, course = _logits(model, tokens), sampling.Course(model, tokens[:PROMPT_TOKENS])
+    most = anew = 0.0
     for place in range(PROMPT_TOKENS, len(tokens)):
-        most = max(most, float((course.logits()[0] - whole_TV[place - 1]).abs().max()))
+        logits_V = course.logits()[0]
+        most = max(most, float((logits_V - whole_TV[place - 1]).abs().max()))
+        if place % 7 == 0:
+            anew = max(anew, float((logits_V - _anew(model, tokens[:place])).abs().max()))
         course.append([0], [tokens[place]])
-    return most
+    return {"logits_apart": most, "anew_apart": anew}
+
+
+def _anew(model: GPT, prompt: list[int]) -> torch.Tensor:
+    course = sampling.Course(model, prompt)
+    while course.goes_on():
+        pass
+    return course.logits()[0]
 
 
 def _mean(model: GPT, prompt: list[int], made: list[int]) -> float:
@@ -172,6 +185,7 @@ def show(rows: list[Row]) -> None:
         "drawn",
         "4 beams",
         "logits",
+        "anew",
         "gain",
         "waits, ms",
         "whole, s",
@@ -179,14 +193,17 @@ def show(rows: list[Row]) -> None:
         table.add_column(heading, justify="right")
     for row in rows:
         rates = (f"{rate:,.0f}" for rate in (row.cached, row.uncached, row.drawn, row.beam_passes))
-        rest = (f"{row.logits_apart:.1e}", f"{row.beam_gain:+.4f}", f"{1e3 * row.waits:.0f}", f"{row.whole:.1f}")
+        distances = f"{row.logits_apart:.1e}", f"{row.anew_apart:.0e}", f"{row.beam_gain:+.4f}"
+        rest = (*distances, f"{1e3 * row.waits:.0f}", f"{row.whole:.1f}")
         table.add_row(f"{row.parameters / 1e6:.2f}M", str(row.context), str(row.seed), *rates, *rest)
     Console(width=130).print(table)
 
 
 def verdicts(rows: list[Row]) -> Iterator[str]:
     apart, waits = max(row.logits_apart for row in rows), max(row.waits for row in rows)
+    anew = max(row.anew_apart for row in rows)
     yield verdict(apart <= LOGITS_APART_MAX, f"logits with a cache within {LOGITS_APART_MAX:g} of those without: {apart:.1e}")
+    yield verdict(anew == 0, f"they are those of a prompt that is read anew, bit for bit: {anew:.1e}")
     yield verdict(waits <= SLICE_SECONDS_MAX, f"a proposal waits at most {SLICE_SECONDS_MAX:g} s for a text: {waits:.2f} s")
 
 

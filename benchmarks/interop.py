@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +117,8 @@ def ours(home: Home, path: Path) -> None:
     with torch.no_grad():
         logits = model.logits(model.features(tokens))
     prompt = tokens[0, :PROMPT].tolist()
-    greedy = list(drawn(model, prompt, Sampling(tokens=GREEDY, temperature=0.0), None, lambda: None))
+    passes = drawn(model, prompt, Sampling(tokens=GREEDY, temperature=0.0), None, lambda: None)
+    greedy = list(chain.from_iterable(passes))
     tensors = {"tokens": tokens, "logits": logits, "prompt": torch.tensor([prompt]), "greedy": torch.tensor([greedy])}
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path / "ours.safetensors")
     np.savez(path / "ours.npz", **{name: tensor.numpy() for name, tensor in tensors.items()})

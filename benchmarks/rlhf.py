@@ -29,8 +29,8 @@ from benchmarks import rlhf_text
 from benchmarks.provenance import write
 from benchmarks.verdicts import conclude, verdict
 from peer import features
-from peer.api.rlhf import toy_spec
-from peer.demo.demo import end_like_ctrl_c
+from peer.api.tuning import toy_spec
+from peer.demo.ending import end_like_ctrl_c
 from peer.demo.tuning import REWARD, ROUNDS
 from rlhf.pytorch import toy
 from scenarios.trials import COUNT, Parser

@@ -41,7 +41,7 @@ from benchmarks.verdicts import conclude, verdict
 from features.arguments import whole_number
 from peer import features
 from peer.demo.cast import DemoPeer
-from peer.demo.demo import end_like_ctrl_c
+from peer.demo.ending import end_like_ctrl_c
 from protocol import codec
 from protocol.errors import UserError
 from rlhf.objective import PPO, PpoTerms

@@ -37,7 +37,8 @@ from benchmarks.rivals.work import Work
 from benchmarks.settings import with_settings
 from benchmarks.verdicts import conclude, verdict
 from peer.demo.cast import DemoPeer
-from peer.demo.demo import cast_roles, end_like_ctrl_c
+from peer.demo.demo import cast_roles
+from peer.demo.ending import end_like_ctrl_c
 from peer.settings.datadir import DataDirectory
 from protocol.api import PARTS
 from protocol.errors import UserError

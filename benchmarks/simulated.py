@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from protocol.digests import digest_of
 from protocol.messages import Proposal
 from protocol.reasons import Verdict
 from training.data.corpus import open_tokens
@@ -17,7 +18,7 @@ from training.data.default_text import default_text
 from training.data.tokenizer import ByteTokenizer
 from training.engines.pytorch.engine import Engine
 from training.replay.inner_state import InnerState
-from training.replicated import codec, estimates, feedback
+from training.replicated import buffers, codec, estimates, feedback
 from training.replicated.layout import Float32Array
 from training.replicated.model import Accepted, ReplicatedModel
 from training.spec import JobSpec
@@ -66,7 +67,7 @@ class Rounds:
         self.spec, self.engine = spec, engine
         self.model = ReplicatedModel.initial(JOB, spec)
         self.payload_bytes: list[int] = []
-        self._sent: dict[bytes, tuple[Float32Array, bytes]] = {}  # m and payload of each trainer's last accepted proposal
+        self._sent: dict[bytes, tuple[buffers.Buffer, bytes]] = {}  # of each trainer's last accepted proposal
         self._inner: dict[bytes, InnerState] = {}
 
     def update(self, trainer: bytes, engine: Engine | None = None) -> Update:
@@ -77,12 +78,18 @@ class Rounds:
             np.array(model.parameters), JOB, model.round, trainer, inner=self._inner.get(trainer), on_state=on_state
         )
         m = feedback.accumulate(self.remainder(trainer), delta, self.spec.feedback_decay, self.spec.update_weight)
-        return Update(delta, m, last.inner)
+        return Update(delta, self._buffer(trainer, m).m, last.inner)
+
+    def _buffer(self, trainer: bytes, m: Float32Array) -> buffers.Buffer:
+        """What the trainer commits to in this round. The m that a buffer says gives the same buffer."""
+        return buffers.of(m, self.model.header(trainer), self.spec)
 
     def remainder(self, trainer: bytes) -> Float32Array:
         """e, or the momentum, from which the trainer continues."""
-        m, payload = self._sent.get(trainer, (None, None))
-        return self.model.carried(trainer, m, payload)
+        if trainer not in self._sent:
+            return self.model.carried(trainer, None, None)
+        buffer, payload = self._sent[trainer]
+        return self.model.carried(trainer, buffer.m, payload, buffer.said)
 
     def encode(self, trainer: bytes, m: Float32Array) -> bytes:
         return self.model.payload(trainer, m)
@@ -101,7 +108,7 @@ class Rounds:
             self.model.root,
             hashlib.sha256(payload).digest(),
             len(payload),
-            feedback.buffer_digest(m),
+            digest_of(self._buffer(trainer, m).encode()),
             record.buffer if record else None,
             trace=UNREAD if spec.traces_states else None,
             inner=hashlib.sha256(committed).digest() if committed else None,
@@ -114,10 +121,10 @@ class Rounds:
         return self.proposal(trainer, made.m, self.encode(trainer, made.m), made.inner), made
 
     def close(self, accepted: Sequence[tuple[Accepted, Update]], rejected: Mapping[bytes, Verdict]) -> None:
+        self._sent |= {item.trainer: (self._buffer(item.trainer, made.m), item.payload) for item, made in accepted}
         self.model = self.model.apply([item for item, _ in accepted], rejected)
         self.payload_bytes += [len(item.payload) for item, _ in accepted]
         for item, made in accepted:
-            self._sent[item.trainer] = made.m, item.payload
             if made.inner is not None and self.spec.keeps_inner_state:
                 self._inner[item.trainer] = made.inner
 

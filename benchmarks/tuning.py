@@ -95,7 +95,7 @@ def train_network(spec: JobSpec, text: Path) -> dict[str, Any]:
         "heldout_bits_per_byte": measured,
         "step_ms": 1000 * step,
         "demo_compute_seconds": spec.rounds * spec.local_steps * runs * step / CORES,
-        "payload_bytes": codec.payload_bytes_max(layout_of(spec), codec.Mode.of(spec)),
+        "payload_bytes": codec.payload_bytes_max(layout_of(spec), codec.Mode.of(spec, spec.rounds)),
     }
 
 

@@ -197,7 +197,7 @@ def persist(turn: Turn, journal: Journal) -> tuple[Send, ...]:
         if isinstance(wanted, Send):
             sends.append(wanted)
         else:
-            sends += _resolve(wanted, journal)
+            sends += resolve(wanted, journal)
     return tuple(sends)
 
 
@@ -216,7 +216,8 @@ async def execute_in_thread(turn: Turn, journal: Journal, outlet: Outlet, run_in
     deliver(sends, outlet)
 
 
-def _resolve(wanted: SendDecisions | SendBlock, journal: Journal) -> Iterable[Send]:
+def resolve(wanted: SendDecisions | SendBlock, journal: Journal) -> Iterable[Send]:
+    """What is sent of what was asked for, as far as it is there. Reads the disk."""
     if isinstance(wanted, SendBlock):
         block = journal.block(wanted.digest)
         if block is not None:

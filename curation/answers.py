@@ -18,6 +18,8 @@ class Kind(enum.StrEnum):
     RANKING = "ranking"  # the items' numbers, the best first
 
 
+ITEMS = tuple(f"item{place}" for place in range(1, RANKED_MAX + 1))  # of a task, in columns of a file
+COLUMNS = ("text", "suggestion", "gold", *ITEMS)  # which a file may call otherwise
 PAIR_ANSWERS = ("the first", "the second", "a tie", "both bad")
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from protocol import codec
+
 
 @dataclass(frozen=True, slots=True)
 class ImportRequest:
@@ -20,6 +22,7 @@ class ImportRequest:
     price: int
     guidelines: str  # a path; empty: none
     suggests_first: bool
+    columns: dict[str, str] = codec.added(factory=dict)  # what the file calls some of `COLUMNS`
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -28,6 +30,38 @@ class Format:
 
 def _jsonl(asked: Asked, lines: Lines) -> Iterator[str]:
     return map(as_text, lines())
+
+
+# CSV ---------------------------------------------------------------------------------------------------------------------
+
+
+def _csv(asked: Asked, lines: Lines) -> Iterator[str]:
+    """A row a task, for spreadsheets: its label in words, how many voted, and how many of them as the label."""
+    places = range(1, 1 + max((len(line["items"]) for line in lines() if "text" in line), default=0))
+    yield _row(["number", "text", *(f"item{place}" for place in places), "label", "votes", "agree", "height", "task"])
+    for line in lines():
+        items, answers = line.get("items", []), [vote["answer"] for vote in line["votes"]]
+        shown = [line.get("text", ""), *items, *[""] * (len(places) - len(items)), "; ".join(_words(asked, line["label"]))]
+        yield _row([line["number"], *shown, len(answers), answers.count(line["label"]), line["height"], line["task"]])
+
+
+def _row(cells: list[Any]) -> str:
+    written = io.StringIO(newline="")
+    csv.writer(written, lineterminator="\n").writerow(cells)
+    return written.getvalue()
+
+
+def _words(asked: Asked, label: list[int]) -> list[str]:
+    """Of a ranking the places of its items, from 1 on, the best first."""
+    match asked.kind:
+        case Kind.LABEL:
+            return [asked.options[option] for option in label]
+        case Kind.RATING:
+            return [asked.options[label[0] - 1]]
+        case Kind.PAIR:
+            return [PAIR_ANSWERS[label[0]]]
+        case Kind.RANKING:
+            return [str(item + 1) for item in label]
 
 
 # Label Studio ------------------------------------------------------------------------------------------------------------
@@ -112,6 +146,7 @@ def _scores(lines: Lines) -> dict[tuple[str, str], float]:
 
 FORMATS: Final = {
     "jsonl": Format("application/jsonl", _jsonl),
+    "csv": Format("text/csv", _csv),
     "label-studio": Format("application/json", _label_studio),
     "preferences": Format("application/jsonl", _preferences),
 }

@@ -5,10 +5,11 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from curation.answers import Kind, answer_problem, items_problem
+from curation.answers import ITEMS, PAIR_ANSWERS, Kind, answer_problem, items_problem
 from curation.limits import PAGE_BYTES_MAX, PAGE_TASKS_MAX, PAGES_MAX, TEXT_CHARACTERS_MAX
 from curation.tasks import Task
 from protocol import codec
@@ -18,6 +19,7 @@ SPARE_BYTES = 64  # of an entry beside its task
 MISFITS_MAX = 20  # lines of a file that are named; then nobody reads on
 TASKS_MAX = PAGES_MAX * PAGE_TASKS_MAX
 NAMES = ("text", "items", "suggestion", "gold")  # of what a task may have
+NAMES_SHOWN = 200  # characters of the names that a row has
 SHOWN = 64  # characters of a name that is none of these
 NUMBER_DIGITS_MAX = 3  # of an option or item: Python makes no number of thousands of digits
 
@@ -39,15 +41,26 @@ Row = dict[str, Any] | UserError  # what stands in a line, or why that is no tas
 
 
 def read_tasks(
-    name: str, data: bytes, kind: Kind, options: tuple[str, ...], many: bool, tasks_max: int = TASKS_MAX
+    name: str,
+    data: bytes,
+    kind: Kind,
+    options: tuple[str, ...],
+    many: bool,
+    tasks_max: int = TASKS_MAX,
+    columns: Mapping[str, str] = MappingProxyType({}),
 ) -> list[Given]:
-    """Raises `Misfits` for lines that are no task, and `UserError` for what is no such file at all."""
+    """`columns`: what the file calls some of `COLUMNS`.
+
+    Raises `Misfits` for lines that are no task, and `UserError` for what is no such file at all.
+    """
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
         raise UserError(f"{name}:{line}: this is no text in UTF-8") from None
-    rows = _csv(name, text) if name.lower().endswith(".csv") else _json(name, text)
+    rows = _csv(name, text, columns) if name.lower().endswith(".csv") else _json(name, text)
+    if columns:
+        rows = ((where, _renamed(where, row, columns)) for where, row in rows)
     return tasks_of(name, rows, kind, options, many, tasks_max)
 
 
@@ -73,20 +86,46 @@ def tasks_of(
     return tasks
 
 
-def _csv(name: str, text: str) -> Iterator[tuple[str, Row]]:
+def _renamed(where: str, row: Row, columns: Mapping[str, str]) -> Row:
+    """As if the file had our names. A part that the row does not have stays out."""
+    if isinstance(row, UserError):
+        return row
+    try:
+        _require(where, row, columns)
+    except UserError as error:
+        return error
+    found = {ours: row[theirs] for ours, theirs in columns.items() if row[theirs] not in ("", None)}
+    items = [found.pop(item) for item in ITEMS if item in found]
+    return row | ({"items": items} if items else {}) | found
+
+
+def _require(where: str, names: Iterable[str], columns: Mapping[str, str]) -> None:
+    """`UserError` unless all that the columns are called is there."""
+    known = list(names)
+    missing = [theirs for theirs in columns.values() if theirs not in known]
+    if missing:
+        raise UserError(f"{where}: there is no {missing[0]!r}; it has {', '.join(known)[:NAMES_SHOWN]}")
+
+
+def _csv(name: str, text: str, columns: Mapping[str, str]) -> Iterator[tuple[str, Row]]:
     reader = csv.DictReader(io.StringIO(text, newline=""))
     names = reader.fieldnames or []
-    items = sorted(column for column in names if column.startswith("item"))
-    if "text" not in names and not items:
-        raise UserError(f"{name}:1: the first line of a CSV names its columns: `text`, or `item1`, `item2` and so on")
+    items = [item for item in ITEMS if item in names]
+    if "text" not in names and not items and not columns:
+        raise UserError(
+            f"{name}:1: the first line of a CSV names its columns: `text`, or `item1`, `item2` and so on; "
+            "`--columns text=NAME` says what this file calls them"
+        )
+    _require(f"{name}:1", names, columns)
     try:
         for row in reader:
             where = f"{name}:{reader.line_num}"
             if None in row or None in row.values():
                 yield where, UserError(f"{where}: this line has other columns than the first one names")
                 continue
-            found: dict[str, Any] = {"text": row.get("text", ""), "items": [row[column] for column in items]}
-            yield where, found | {known: row[known] for known in ("suggestion", "gold") if row.get(known)}
+            found: dict[str, Any] = {"text": "", "items": [row[column] for column in items]}
+            found |= {part: row[part] for part in ("text", "suggestion", "gold") if row.get(part)}
+            yield where, found | {theirs: row[theirs] for theirs in columns.values() if theirs in row}
     except csv.Error as error:
         raise UserError(f"{name}:{reader.line_num}: {error}") from None
 
@@ -159,7 +198,8 @@ def read_answer(
     given = said if isinstance(said, list) else [said]
     parts, shown = [_number(part, kind, options) for part in given], repr(",".join(map(str, given)))
     if not all(type(part) is int for part in parts):
-        expected = f"none of the options: {', '.join(options)}" if options else "no number"
+        known = PAIR_ANSWERS if kind is Kind.PAIR else options
+        expected = f"none of the options: {', '.join(known)}" if known else "no number"
         raise UserError(f"{where}: {what} {shown} is {expected}")
     answer = tuple(sorted(parts)) if many else tuple(parts)
     problem = answer_problem(kind, len(options), many, items, answer)
@@ -171,6 +211,8 @@ def read_answer(
 def _number(part: Any, kind: Kind, options: tuple[str, ...]) -> Any:
     if part in options:
         return options.index(part) + (kind is Kind.RATING)
+    if kind is Kind.PAIR and part in (names := [*PAIR_ANSWERS, *(name.split()[1] for name in PAIR_ANSWERS)]):
+        return names.index(part) % len(PAIR_ANSWERS)
     return int(part) if isinstance(part, str) and part.isdecimal() and len(part) <= NUMBER_DIGITS_MAX else part
 
 

@@ -437,7 +437,7 @@ def _own(work: Work, said: Said, members: MembersState, key: bytes) -> Project:
     if project is None:
         raise Refused("there is no such project")
     if members.current(project.author) != said.author:
-        raise Refused("another member's project")
+        raise Refused("it is another member's project, and its author alone does this")
     return project
 
 

@@ -159,7 +159,7 @@ class Folder:
         proofs = unframed(io.BytesIO(self._read(PAGES_PROOF)))
         for number in range(self._project.pages):
             where = f"{PAGES_PROOF}: page {number}"
-            shown = codec.decode(Shown, next(proofs, b""), PROVEN_BYTES_MAX)
+            shown = _decoded(Shown, next(proofs, b""), PROVEN_BYTES_MAX, where)
             row = self._proven(TaskPage, "pages", page_key(self._key, number), shown, where)
             data = self._read(f"{PAGES}/{number}")
             if data and hashlib.sha256(data).digest() != row.digest:
@@ -169,8 +169,8 @@ class Folder:
         return found
 
     def _rows(self, where: str, data: bytes) -> tuple[TaskRow, list[Assignment]]:
-        proof = codec.decode(LineProof, data, PROVEN_BYTES_MAX)
-        task = task_id(self._key, codec.decode(TaskRow, proof.task.value, ROW_BYTES_MAX).number)
+        proof = _decoded(LineProof, data, PROVEN_BYTES_MAX, where)
+        task = task_id(self._key, _decoded(TaskRow, proof.task.value, ROW_BYTES_MAX, where).number)
         row = self._proven(TaskRow, "tasks", task, proof.task, where)
         if row.label is None or len(proof.votes) != len(row.annotators):
             raise _bad(f"{where}: {LABELS_PROOF} has a task without a label, or lacks votes")
@@ -180,7 +180,7 @@ class Folder:
     def _proven(self, kind: type[R], table: str, key: bytes, shown: Shown, where: str) -> R:
         if not verify(self.row.root_of(CurationState, table).hash, key, shown.value, shown.proof):
             raise _bad(f"{where}: the row in the table {table} is not under the certified state root")
-        return codec.decode(kind, shown.value, ROW_BYTES_MAX)
+        return _decoded(kind, shown.value, ROW_BYTES_MAX, where)
 
 
 def _compare(where: str, line: str, decided: dict[str, Any]) -> None:
@@ -194,6 +194,13 @@ def _compare(where: str, line: str, decided: dict[str, Any]) -> None:
         if said.get(name) != decided[name]:
             raise _bad(f"{where}: {name} is {said.get(name)!r} here, and {decided[name]!r} was decided")
     raise _bad(f"{where}: this line is not written as an export writes it")
+
+
+def _decoded(kind: type[R], data: bytes, bytes_max: int, where: str) -> R:
+    try:
+        return codec.decode(kind, data, bytes_max)
+    except RemoteProtocolError as error:
+        raise _bad(f"{where}: what should prove it cannot be read: {error.detail or error}") from None
 
 
 def unframed(stream: BinaryIO) -> Iterator[bytes]:

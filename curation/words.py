@@ -8,6 +8,7 @@ from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
+from curation.answers import COLUMNS
 from curation.calls import AgreementView, CurationCalls, ImportRequest, ProjectView, WaitingView
 from curation.limits import KAPPA_COMMON_MIN, PRICE_MAX, VOTES_MAX
 from features.arguments import Argument, whole_number
@@ -16,7 +17,8 @@ from features.words import Asked, listing, word
 from protocol.errors import UserError
 
 SHORT = 8
-FORMATS = ("jsonl", "label-studio", "preferences")
+FORMATS = ("jsonl", "csv", "label-studio", "preferences")
+ENDINGS = {"csv": "csv", "label-studio": "json"}  # of files of other formats than JSONL
 ACTIONS = ("import", "export", "verify", "pause", "open", "close", "stop", "review", "redact")
 
 
@@ -78,6 +80,12 @@ async def projects(asked: Asked[CurationCalls]) -> tuple[ProjectView, ...] | Agr
     Argument("--project", default="", metavar="ID", help="the project that gets more tasks; else a new one is made"),
     Argument("--kind", default="label", choices=("label", "rating", "pair", "ranking"), help="what is asked (default: label)"),
     Argument("--options", default="", metavar="A,B,…", help="of a label or a rating, 2 to 16, with commas between them"),
+    Argument(
+        "--columns",
+        default="",
+        metavar="PART=NAME,…",
+        help="what the file calls text, gold, item1 …: text=prompt,gold=label",
+    ),
     Argument("--many", action="store_true", help="several options may fit"),
     Argument("--votes", type=whole_number(1, VOTES_MAX), default=1, metavar="N", help="of a task at most (default: 1)"),
     Argument("--price", type=whole_number(0, PRICE_MAX), default=1, metavar="N", help="points for a settled task (default: 1)"),
@@ -87,7 +95,7 @@ async def projects(asked: Asked[CurationCalls]) -> tuple[ProjectView, ...] | Agr
         "--proofs", action="store_true", help="`tasks export` writes a folder with a proof of every line, for `tasks verify`"
     ),
     Argument("--chain-id", default="", metavar="ID", help="for `tasks verify`: 64 digits of `peer init` or `peer status --json`"),
-    Argument("--format", default="jsonl", choices=FORMATS, help="of `tasks export`: jsonl, label-studio or preferences"),
+    Argument("--format", default="jsonl", choices=FORMATS, help="of `tasks export`: jsonl, csv, label-studio or preferences"),
     Argument("-o", "--output", default="", metavar="FILE", help="of `tasks export`: a new file (default: named by the project)"),
 )
 async def tasks(asked: Asked[CurationCalls]) -> None:
@@ -107,7 +115,7 @@ async def tasks(asked: Asked[CurationCalls]) -> None:
 
             asked.show(shown(check(Path(options.what).expanduser(), options.chain_id), options.chain_id))
         case "export":
-            path = options.output or f"{options.what}.{'json' if options.format == 'label-studio' else 'jsonl'}"
+            path = options.output or f"{options.what}-labels.{ENDINGS.get(options.format, 'jsonl')}"
             exported = await asked.api.export_tasks(options.what, str(Path(path).expanduser().absolute()), options.format)
             asked.show(f"{exported.path}: {exported.tasks} settled tasks")
         case "review" if options.label is None and options.number is not None:
@@ -162,6 +170,17 @@ async def web(asked: Asked[CurationCalls]) -> None:
             asked.show(f"{address}/admin#{token} signs you in")
 
 
+def _columns(text: str) -> dict[str, str]:
+    """Raises `UserError`."""
+    found: dict[str, str] = {}
+    for part in _parts(text):
+        ours, equals, theirs = map(str.strip, part.partition("="))
+        if not (equals and theirs) or ours not in COLUMNS or ours in found:
+            raise UserError(f"--columns {part!r}: write PART=NAME, such as text=prompt, once for each of {', '.join(COLUMNS)}")
+        found[ours] = theirs
+    return found
+
+
 def _request(options: object) -> ImportRequest:
     given = vars(options)
     names = _parts(given["options"])
@@ -182,6 +201,7 @@ def _request(options: object) -> ImportRequest:
         price=given["price"],
         guidelines=given["guidelines"],
         suggests_first=given["suggest_first"],
+        columns=_columns(given["columns"]),
     )
     if request.guidelines:
         request = replace(request, guidelines=os.fspath(Path(request.guidelines).expanduser().absolute()))

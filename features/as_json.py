@@ -5,11 +5,25 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import sys
+from collections.abc import Callable
 from typing import Any
+
+from protocol.errors import FolkmootError
 
 
 def as_json(view: Any) -> str:
     return json.dumps(plain(view), indent=2, ensure_ascii=False, allow_nan=False)
+
+
+def answered(answer: Callable[[], Any]) -> int:
+    """What a process prints that answers one question, and its exit status: the answer, or on stderr why there is none."""
+    try:
+        print(as_json(answer()))
+    except FolkmootError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
 
 
 def plain(value: Any) -> Any:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
@@ -9,4 +12,17 @@ from typing import Any
 def named(place: str) -> Any:
     """The module `package.module`, or what is called so in it: `package.module:name`."""
     module, _, name = place.partition(":")
-    return getattr(import_module(module), name) if name else import_module(module)
+    with importing():
+        return getattr(import_module(module), name) if name else import_module(module)
+
+
+@contextmanager
+def importing() -> Iterator[None]:
+    """Nothing that is imported goes away: to look for garbage meanwhile would take a sixth of the time that torch takes."""
+    looks = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if looks:
+            gc.enable()

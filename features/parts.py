@@ -88,6 +88,9 @@ class Desk(Protocol):
     def tell(self, text: str) -> None:
         """One line for the log, the prompt and the event stream."""
 
+    def warn(self, text: str) -> None:
+        """The same, of what a person has to mend: a warning in the log."""
+
 
 class Part(Protocol):
     async def run(self) -> None:

@@ -54,6 +54,7 @@ class AuditTerms:
     answer_ms: int = 0  # until the first bytes come, whatever is shown
     reveal_ms: int = 0  # for all that one re-executor fetches of a proposal
     version: int = 1  # of the module `audits` that knows what these terms follow from
+    closing: int = 0  # last rounds of the job, re-executed before the ballot: a dispute of theirs would end too late
 
     def served_ms(self, reexecutors: int) -> int:
         """How long the least link takes to show a proposal to all re-executors of its round but the trainer itself."""
@@ -66,7 +67,8 @@ class AuditTerms:
 
 JOBS = ModuleVersion("jobs", 1)
 JOBS_OF_ESTIMATES = ModuleVersion("jobs", 2)  # specifications may say `memory`
-# Specifications may say `start`, `licence`, `replayed_steps`, `precision`, `parts`, and what `ModelSpec.is_first_form` lacks.
+# Specifications may say `start`, `licence`, `replayed_steps`, `closing_rounds`, `precision`, `parts`,
+# `opening_rounds`, `lean_audits`, and what `ModelSpec.is_first_form` lacks.
 JOBS_OF_MODELS = ModuleVersion("jobs", 3)
 
 
@@ -101,6 +103,10 @@ class JobTerms:
     def is_reexecuted(self) -> bool:
         return self.audited or self.audits is not None
 
+    def is_audited(self, number: int) -> bool:
+        """Whether the proposals of this round are re-executed before the ballot."""
+        return self.audited or (self.audits is not None and self.rounds - number <= self.audits.closing)
+
 
 class JobRules(Protocol):
     def terms(self, spec: bytes) -> JobTerms:
@@ -133,8 +139,8 @@ class Job:
     round: Count  # the open round, or of a paused job the next one; after the last one, `rounds`
     opened: Count  # height of the block that opened it, or gave it the voters and trainers it has now
     model_root: Digest
-    audited: bool
-    voters: Keys  # of the open round, as all of the following
+    audited: bool  # in the open round
+    voters: Keys  # of it, as all of the following
     auditors: Keys  # voters that can re-execute; empty in a job that is not re-executed
     trainers: Keys
     awaited: Keys
@@ -431,7 +437,7 @@ class JobsModule(Module[JobsState]):
         job = replace(job, base=terms.base.job if terms.base else None)
         job = self.open_round(job, members, height, None)
         if not job.trainers and terms.needs_worker:
-            raise Refused(f"no member is registered as a {terms.role}")
+            raise Refused(f"no member is registered as a {terms.role}; run a peer with that role, or the role full")
         if not job.trainers:
             raise Refused(f"only {short_id(author)} would train it, who was retired: it registers or stands for a vote first")
         needed = 2 * VoterSet(job.voters).faults_tolerated + 1
@@ -481,7 +487,8 @@ class JobsModule(Module[JobsState]):
             awaited = tuple(sorted((accepted & set(trainers)) | new))
         else:
             awaited = tuple(sorted(set(job.awaited) & set(trainers) | (set(trainers) - set(job.trainers))))
-        return replace(job, opened=height, voters=voters, auditors=auditors, trainers=trainers, awaited=awaited)
+        audited = terms.is_audited(job.round)
+        return replace(job, opened=height, audited=audited, voters=voters, auditors=auditors, trainers=trainers, awaited=awaited)
 
     def renew_rounds(
         self, jobs: Mapping[bytes, Job], members: MembersState, height: int, suspended: Mapping[bytes, Suspended]

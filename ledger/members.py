@@ -150,6 +150,10 @@ class MembersState:
         was_retired = member is not None and member.retired is not None
         return self.speaks(key) and not (was_retired and self.holds_nothing(key))
 
+    def has_gone(self, key: bytes) -> bool:
+        """Whether this was a member's key, and nobody waits for it: it neither votes, stands nor has a role, or is replaced."""
+        return key in self.members and (not self.speaks(key) or self.holds_nothing(key))
+
     def holds_nothing(self, key: bytes) -> bool:
         """Whether this member neither votes, stands nor has a role."""
         return key not in self.upcoming and key not in self.standing and not self.members[key].roles
@@ -185,8 +189,9 @@ def rotation_preimage(chain_id: bytes, old_key: bytes) -> bytes:
 
 
 Content = Admit | Revoke | Register | Rename | Stand | Approve | Leave | Retire | Rotate
+ADMIT = "member/admit"  # the one kind that no member writes
 KINDS: dict[str, type[Content]] = {
-    "member/admit": Admit,
+    ADMIT: Admit,
     "member/revoke": Revoke,
     "member/register": Register,
     "member/name": Rename,
@@ -267,7 +272,7 @@ def use_nonce(state: MembersState, transaction: Transaction, author: bytes) -> M
     if transaction.nonce != expected:
         raise Refused(f"nonce {transaction.nonce} of {short_id(author)}, expected {expected}")
     if member is None:
-        if transaction.kind != "member/admit":
+        if transaction.kind != ADMIT:
             raise Refused(f"{short_id(author)} is not a member")
         return state
     return _with_member(state, author, replace(member, nonce=transaction.nonce))
@@ -570,4 +575,4 @@ def _leave(state: MembersState, author: bytes) -> MembersState:
 
 def warning_for_removal(voters: int) -> str | None:
     before, after = faults_tolerated(voters), faults_tolerated(voters - 1)
-    return f"with {voters - 1} voters f falls from {before} to {after}" if after < before else None
+    return f"with {voters - 1} voters {after} may lie, not {before} as now" if after < before else None

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from features.arguments import JSON, whole_number
+from features.lazily import importing
 from peer import features
 from peer.commands.arguments import Parser, settings_of
 from peer.commands.completion import SHELLS, script
@@ -165,7 +166,9 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--listen", metavar="ADDRESS", help=about["listen"] + " (default 0.0.0.0:7700)")
     parser.add_argument("--advertise", metavar="ADDRESS,…", help=about["advertise"])
     parser.add_argument("--bootstrap", metavar="ADDRESS,…", help=about["bootstrap"])
-    parser.add_argument("--relay", action=argparse.BooleanOptionalAction, default=None, help=about["relay"])
+    parser.add_argument("--relay", metavar="WHEN", help=about["relay"])
+    for name in ("upnp", "mdns"):
+        parser.add_argument(f"--{name}", action=argparse.BooleanOptionalAction, default=None, help=about[name])
     parser.add_argument("--ping-seconds", metavar="N", help=about["ping_seconds"])
     parser.add_argument("--suspect-seconds", metavar="N", help=about["suspect_seconds"])
     parser.add_argument("--name", metavar="NAME", help=about["name"])
@@ -181,6 +184,8 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--evaluate", action=argparse.BooleanOptionalAction, default=None, help=about["evaluate"])
     parser.add_argument("--local-data", metavar="PATH", help=about["local_data"])
     parser.add_argument("--approve-invited", metavar="N", help=about["approve_invited"])
+    parser.add_argument("--payloads-gb", metavar="N", help=about["payloads_gb"])
+    parser.add_argument("--retire-after-days", metavar="N", help=about["retire_after_days"])
     parser.add_argument("--stand", action=argparse.BooleanOptionalAction, default=None, help=about["stand"])
     parser.add_argument("--log-level", metavar="LEVEL", help=about["log_level"])
     parser.add_argument("--log-format", metavar="FORMAT", help=about["log_format"])
@@ -278,6 +283,7 @@ def _add_demo(demo: argparse.ArgumentParser) -> None:
 def _add_commands_about_commands(command: Callable[..., argparse.ArgumentParser]) -> None:
     explain = command("help", "this list, or one command", _help)
     explain.add_argument("topic", nargs="?", default="", metavar="COMMAND", help="a command of this list")
+    explain.add_argument("more", nargs="*", metavar="ACTION", help="of that command, whose help has all of them")
     about = "print a script that completes commands and their options in a shell"
     completion = command("completion", about, _completion, 'For bash: eval "$(peer completion bash)"')
     completion.add_argument("shell", choices=SHELLS, metavar="SHELL", help=", ".join(SHELLS))
@@ -290,7 +296,8 @@ def _hook(name: str) -> Callable[[argparse.Namespace], Any]:
     def action(options: argparse.Namespace) -> Any:
         if hasattr(options, "config"):
             options.settings = settings_of(options)  # complains before anything is touched
-        from peer.commands import commands
+        with importing():
+            from peer.commands import commands
 
         return getattr(commands, name)(options)
 
@@ -381,7 +388,7 @@ def _console(options: argparse.Namespace) -> int:
         command = parse(words(), options.line[0]) if len(options.line) == 1 else parse_words(words(), options.line)
         if command is None:
             raise UserError("an empty line is no command; `peer console help` lists them")
-        return trio.run(partial(console.execute, client, command, printer()))
+        return trio.run(partial(console.execute_attached, client, command, printer()))
 
     async def attach() -> int:
         await client.status()  # says at once if no peer runs here
@@ -404,7 +411,7 @@ def _ask(options: argparse.Namespace) -> int:
     from peer.commands.drawing import printer
 
     client, _ = _client(options)
-    return trio.run(partial(console.execute, client, options, printer()))
+    return trio.run(partial(console.execute_attached, client, options, printer()))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import errno
 import ipaddress
 import re
 from collections.abc import Sequence
@@ -10,7 +11,6 @@ from collections.abc import Sequence
 from protocol.errors import UserError
 from protocol.limits import ADDRESS_CHARACTERS_MAX, ADVERTISED_MAX
 
-NOWHERE = "none"  # as an address to listen on: this peer accepts no connections
 WILDCARDS = ("0.0.0.0", "::")  # listened on, they mean every interface; nobody can dial them
 NOWHERE = "none"  # as an address to listen on: this peer accepts no connections
 _LABEL = "[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
@@ -36,6 +36,21 @@ def format_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def is_ip(host: str) -> bool:
+    return ":" in host or host.rpartition(".")[2].isdigit()
+
+
+def site_of(host: str) -> str:
+    """Whose host it is, as far as budgets ask: of IPv6, everybody has a network of 2^64 hosts."""
+    try:
+        ip = ipaddress.ip_address(host)
+    except ValueError:
+        return host
+    if ip.version == 4 or ip.ipv4_mapped:
+        return str(getattr(ip, "ipv4_mapped", None) or ip)
+    return str(ipaddress.ip_network((ip, 64), strict=False).network_address)
+
+
 def is_loopback(host: str) -> bool:
     """Whether only this machine reaches itself there."""
     try:
@@ -48,10 +63,27 @@ def listened(text: str, what: str = "") -> tuple[str, ...]:
     """The addresses that a peer listens on, of text that separates them by commas; none for NOWHERE. Raises `UserError`."""
     addresses = tuple(address.strip() for address in text.split(",")) if text != NOWHERE else ()
     for address in addresses:
-        parse_address(address, what)
+        if address == NOWHERE:
+            raise UserError(f"{what}{NOWHERE!r} stands alone: a peer accepts connections at every other address, or dials only")
+        if parse_address(address, what)[1] and addresses.count(address) > 1:
+            raise UserError(f"{what}{address!r} is there twice")
     if len(addresses) > ADVERTISED_MAX:
         raise UserError(f"{what}{len(addresses)} addresses are too many: {ADVERTISED_MAX} are the most")
     return addresses
+
+
+def listening_in_words(listening: Sequence[str], told: Sequence[str]) -> str:
+    """Of a peer that runs: where it listens, with the ports that the system chose, and what others are told, if that differs."""
+    if not listening:
+        return "dials only and accepts no connections"
+    differs = told and list(told) != list(listening)
+    return f"listens on {', '.join(listening)}" + (f" (others are told {', '.join(told)})" if differs else "")
+
+
+def why_not_listening(error: OSError) -> str:
+    """What happened, and behind `; ` what to do."""
+    way = "stop the program that uses it, or name" if error.errno == errno.EADDRINUSE else "name"
+    return f"{(error.strerror or str(error)).lower()}; {way} another address (HOST:PORT, port 0 for any free one)"
 
 
 class Scope(enum.StrEnum):

@@ -94,6 +94,15 @@ class PeerState(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class AsideView:
+    """What a peer does beside its links because its operator asked for it."""
+
+    name: str  # of the setting
+    works: bool
+    text: str  # what it does, or why not
+
+
+@dataclass(frozen=True, slots=True)
 class StatusView:
     """One look at a peer, cheap enough to ask for every second."""
 
@@ -128,6 +137,9 @@ class StatusView:
     no_room: str = ""  # which jobs do not fit on this peer's disk, and what follows; empty when all do
     parameters_max: int = 0  # that the network allows a job's model
     reachable: str = "unknown"  # direct: others can dial this peer; relayed: they cannot; unknown: too few have said
+    listening: tuple[str, ...] = ()  # where this peer accepts connections, with the ports that it has
+    told: tuple[str, ...] = ()  # where others are told to dial it
+    asides: tuple[AsideView, ...] = ()  # UPnP and mDNS, where they are on
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +172,7 @@ class Cause(enum.StrEnum):
     HALTED = "halted"
     DISPUTED = "disputed"
     NO_QUORUM = "no-quorum"
+    NO_SPARE = "no-spare"
     STALLED = "stalled"
     BEHIND = "behind"
     DISK_LOW = "disk-low"
@@ -351,6 +364,7 @@ class TrainRequest:
     base: str = ""  # the finished job whose model it starts from, by its name or the beginning of its id; empty: none
     examples: str = ""  # a path on the peer's machine: JSONL with prompts and responses that the base's model learns; empty: none
     folder: str = ""  # a path on the peer's machine, if `base` may also be that of a folder with a model; empty: it is none
+    accept_risk: bool = False  # start it also where sampled audits were not measured to find liars in time
 
 
 @dataclass(frozen=True, slots=True)

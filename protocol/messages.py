@@ -622,6 +622,16 @@ class Moved:
     read: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """Inside a circuit: so many bytes of your messages have arrived here since it began, by lane."""
+
+    TAG: ClassVar[str] = "arrived"
+    votes: Count
+    control: Count
+    bulk: Count
+
+
 AGREEMENT = (
     Proposed,
     Vote,
@@ -641,5 +651,5 @@ SNAPSHOTS = (GetSnapshot, SnapshotOffer, NoSnapshot, GetPart, Part)
 LINKS_OF: dict[int, tuple[type, ...]] = {2: (GetBlob, BlobChunk, NoBlob, Addresses, Ping, Pong)}  # by wire version
 CIRCUITS = (Reserve, Reserved, OpenCircuit, IncomingCircuit, CircuitData, CircuitCredit, CloseCircuit)
 LINKS_OF[3] = (*LINKS_OF[2], Records, GetRecords, Observed, DialBack, NotReached, Hears, Closing, Guest, BlobElsewhere, HasBlob)
-LINKS_OF[3] += (*CIRCUITS, Moved)
+LINKS_OF[3] += (*CIRCUITS, Moved, Arrived)
 LINKS = LINKS_OF[3]

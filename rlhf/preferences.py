@@ -26,6 +26,7 @@ from curation.tasks import Page, Text, assignment_id, task_id
 from protocol import codec
 from protocol.codec import Between, Length
 from protocol.errors import RemoteProtocolError, UserError
+from rlhf.forms import plain
 from rlhf.jsonl import LINE_BYTES_MAX, rows
 
 PERMILLE: Final = 1_000
@@ -111,7 +112,8 @@ def _bad(detail: str) -> RemoteProtocolError:
 def read_file(name: str, stream: BinaryIO) -> list[Pair]:
     """The pairs of JSONL with `prompt`, `chosen`, `rejected` and perhaps `p`, how likely the chosen one is better (else 1).
 
-    `UserError` names the first line that is none. Empty lines are passed over, other fields ignored.
+    Also with messages, as `forms` has them. `UserError` names the first line that is none. Empty lines are passed over, other
+    fields ignored.
     """
     pairs = [_pair(f"{name}:{number}", number, row) for number, row in rows(name, stream, EXAMPLE, PAIRS_MAX)]
     if not pairs:
@@ -120,6 +122,7 @@ def read_file(name: str, stream: BinaryIO) -> list[Pair]:
 
 
 def _pair(where: str, number: int, row: dict[str, Any]) -> Pair:
+    row = plain(where, row)
     prompt, chosen, rejected = (text_of(where, row, field) for field in ("prompt", "chosen", "rejected"))
     return Pair(number.to_bytes(8, "big"), prompt, chosen, rejected, _permille(where, row.get("p", 1)))
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from curation.tasks import Text
 from protocol.codec import Length
 from protocol.errors import UserError
+from rlhf.forms import plain
 from rlhf.jsonl import rows as rows_of_file
 from rlhf.pairs import PAIRS_A_BEAT, name
 from rlhf.preferences import PAIRS_MAX, PERMILLE, Pair, R, parted, text_of
@@ -61,11 +62,12 @@ class Responses(Tokens):
 
 
 def read_examples(name: str, stream: BinaryIO) -> list[Example]:
-    """Of JSONL with `prompt` and `response`. `UserError` names the first line that is none; other fields are ignored."""
-    examples = [
-        Example(number.to_bytes(8, "big"), *(text_of(f"{name}:{number}", row, field) for field in ("prompt", "response")))
-        for number, row in rows_of_file(name, stream, EXAMPLE, PAIRS_MAX)
-    ]
+    """Of JSONL with `prompt` and `response`, or as `forms` has it. `UserError` names the first line that is none."""
+    examples: list[Example] = []
+    for number, found in rows_of_file(name, stream, EXAMPLE, PAIRS_MAX):
+        where = f"{name}:{number}"
+        row = plain(where, found)
+        examples.append(Example(number.to_bytes(8, "big"), text_of(where, row, "prompt"), text_of(where, row, "response")))
     if not examples:
         raise UserError(f"{name}: there is no response in it: every line must be like {EXAMPLE}")
     return examples

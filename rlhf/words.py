@@ -8,6 +8,7 @@ from pathlib import Path
 from features.arguments import JSON, Argument, not_negative, set_overrides, whole_number
 from features.as_json import as_json
 from features.lazily import named
+from features.names import Names
 from features.tables import Column, Fitted, Verbatim, counted
 from features.words import Asked, word
 from protocol.errors import UserError
@@ -16,6 +17,7 @@ from rlhf.blocklist import WITHHELD
 from rlhf.calls import DrawView, FiguresView, PreferencesView, RlhfCalls, RlhfView, TraceView
 
 SHORT = 8
+NOTHING = "(no text: the model ended its answer at once)"
 ACTIONS = ("start", "status", "pause", "resume", "cancel", "compare", "trace", "filter", "score")
 
 ALGORITHMS = ("ppo", "grpo", "dpo")
@@ -77,41 +79,13 @@ async def rlhf(asked: Asked[RlhfCalls]) -> None:
     options = asked.options
     match options.do:
         case "start":
-            if options.what:
-                raise UserError(f"rlhf start: {options.what!r} is no part of it: only `compare` and `filter` take a text")
-            if not (options.reward or (options.base and (options.preferences or options.project))):  # the peer may need a base
-                what = "--reward rule:NAME, --project PROJECT or --preferences FILE"
-                raise UserError(f"rlhf start: say --base JOB, a finished job that `jobs` lists, and {what}")
-            said = set_overrides(options.set)
-            if "rounds" in said:
-                instead = "--reward-epochs N" if options.algorithm == "dpo" else f"--ppo-iterations {said['rounds']}"
-                raise UserError(f"rlhf start: rounds follow from something else: say {instead} instead")
-            file = str(Path(options.preferences).expanduser().absolute()) if options.preferences else ""
-            words = str(Path(options.words).expanduser().absolute()) if options.words else ""
-            if options.beta is not None:
-                said["beta"] = str(options.beta)
-            how = (
-                options.ppo_iterations,
-                options.name,
-                said,
-                file,
-                options.reward_epochs,
-                options.project,
-                words,
-                options.algorithm,
-            )
-            start = asked.api.start_rlhf_training(options.base, options.reward, *how)
-            asked.show(f"job {await asked.decided(start)} is decided; `rlhf status` shows how it goes")
-            if file:
-                asked.show("its preferences are those of a file, not decided by annotators")
-            if options.project:
-                asked.show("it begins when a quorum of the voters has derived the same preferences from the project")
+            await _start(asked)
         case "status":
             view = await asked.api.rlhf_status()
             if options.json:
                 asked.show(Verbatim(as_json(view)))
-                return
-            _show_status(asked, view, await asked.api.rlhf_figures())
+            else:
+                _show_status(asked, view, await asked.api.rlhf_figures())
         case "cancel":
             asked.show(await asked.decided(asked.api.cancel_rlhf_training(options.what)))
         case "pause":
@@ -119,22 +93,62 @@ async def rlhf(asked: Asked[RlhfCalls]) -> None:
         case "resume":
             asked.show(await asked.decided(asked.api.resume_rlhf_training()))
         case "compare":
-            compared = await asked.api.compare_policy(options.what, options.tokens, options.temperature, options.seed)
-            if options.json:
-                asked.show(Verbatim(as_json(compared)))
-                return
-            policy = f"policy (job {compared.job[:SHORT]} after {compared.round} rounds):"
-            for head, name, text in ((policy, "policy", compared.policy), ("reference:", "reference", compared.reference)):
-                asked.show(head)
-                asked.show(WITHHELD if name in compared.withheld else Verbatim(text))
+            await _compare(asked)
         case "trace":
             await _trace(asked, options.what, options.pairs, options.json)
         case "filter":
             _filter(asked, options.words, options.what, options.json)
         case "score":
-            if not options.what or not options.pairs:
-                raise UserError("rlhf score: say MODEL, a .safetensors that `export` wrote, and a file of JSONL with preferences")
-            await _score(asked, [options.what, options.pairs, *filter(None, [options.tokenizer])], options.json)
+            await _score(asked)
+
+
+async def _start(asked: Asked[RlhfCalls]) -> None:
+    options = asked.options
+    if options.what:
+        raise UserError(f"rlhf start: {options.what!r} is no part of it: only `compare` and `filter` take a text")
+    if not (options.reward or (options.base and (options.preferences or options.project))):  # the peer may need a base
+        what = "--reward rule:NAME, --project PROJECT or --preferences FILE"
+        raise UserError(f"rlhf start: say --base JOB, a finished job that `jobs` lists, and {what}")
+    said = set_overrides(options.set)
+    if "rounds" in said:
+        instead = "--reward-epochs N" if options.algorithm == "dpo" else f"--ppo-iterations {said['rounds']}"
+        raise UserError(f"rlhf start: rounds follow from something else: say {instead} instead")
+    if options.beta is not None:
+        said["beta"] = str(options.beta)
+    start = asked.api.start_rlhf_training(
+        options.base,
+        options.reward,
+        options.ppo_iterations,
+        options.name,
+        said,
+        _absolute(options.preferences),
+        options.reward_epochs,
+        options.project,
+        _absolute(options.words),
+        options.algorithm,
+    )
+    asked.show(f"job {await asked.decided(start)} is decided; `rlhf status` shows how it goes")
+    if options.preferences:
+        asked.show("its preferences are those of a file, not decided by annotators")
+    if options.project:
+        asked.show("it begins when a quorum of the voters has derived the same preferences from the project")
+
+
+def _absolute(file: str) -> str:
+    """The peer has another working directory."""
+    return str(Path(file).expanduser().absolute()) if file else ""
+
+
+async def _compare(asked: Asked[RlhfCalls]) -> None:
+    options = asked.options
+    compared = await asked.api.compare_policy(options.what, options.tokens, options.temperature, options.seed)
+    if options.json:
+        asked.show(Verbatim(as_json(compared)))
+        return
+    policy = f"policy (job {compared.job[:SHORT]} after {compared.round} rounds):"
+    for head, name, text in ((policy, "policy", compared.policy), ("reference:", "reference", compared.reference)):
+        asked.show(head)
+        asked.show(WITHHELD if name in compared.withheld else Verbatim(text or NOTHING))
 
 
 def _filter(asked: Asked[RlhfCalls], words: str, texts: str, is_json: bool) -> None:
@@ -161,7 +175,7 @@ async def _trace(asked: Asked[RlhfCalls], pair: str, folder: str, is_json: bool)
         raise UserError("rlhf trace: say PAIR, the id of a task as `tasks export` has it, or the number of a file's line")
     if folder:  # without a peer, and in a process of its own: it checks the whole export
         run = named("peer.commands.beside:run")
-        found = json.loads(await run("peer.export.tracing", pair, str(Path(folder).expanduser().absolute())))
+        found = json.loads(await run("peer.export.tracing", pair, _absolute(folder)))
         traced = TraceView(**found | {"draws": tuple(DrawView(**draw) for draw in found["draws"])})
     else:
         traced = await asked.api.trace_pair(pair)
@@ -173,9 +187,10 @@ async def _trace(asked: Asked[RlhfCalls], pair: str, folder: str, is_json: bool)
     if traced.held_out:
         asked.show("it is held out: reward models are measured with it, and none is trained on it")
     table = Fitted("job", Column("round", is_number=True), "trainer", Column("step", is_number=True), "proposal")
+    names = Names({}) if folder else await asked.names()
     for draw in traced.draws:
         told = "accepted" if draw.accepted else "rejected"
-        table.add_row(draw.job[:SHORT], str(draw.round), draw.trainer[:SHORT], str(draw.step), told)
+        table.add_row(draw.job[:SHORT], str(draw.round), names[draw.trainer], str(draw.step), told)
     if traced.draws:
         asked.show(table)
     elif not traced.held_out:
@@ -184,11 +199,15 @@ async def _trace(asked: Asked[RlhfCalls], pair: str, folder: str, is_json: bool)
         asked.show(f"of {counted(traced.unknown, 'round')} this peer has seen nothing: it restored a snapshot")
 
 
-async def _score(asked: Asked[RlhfCalls], files: list[str], is_json: bool) -> None:
+async def _score(asked: Asked[RlhfCalls]) -> None:
     """Without a peer, and in a process of its own: no daemon imports torch."""
+    options = asked.options
+    if not options.what or not options.pairs:
+        raise UserError("rlhf score: say MODEL, a .safetensors that `export` wrote, and a file of JSONL with preferences")
     run = named("peer.commands.beside:run")
-    printed: str = await run("rlhf.pytorch.score", *(str(Path(file).expanduser().absolute()) for file in files))
-    if is_json:
+    files = filter(None, (options.what, options.pairs, options.tokenizer))
+    printed: str = await run("rlhf.pytorch.score", *map(_absolute, files))
+    if options.json:
         asked.show(Verbatim(printed.rstrip("\n")))
         return
     found = [json.loads(line) for line in printed.splitlines()]

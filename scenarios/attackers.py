@@ -19,11 +19,12 @@ from random import Random
 import trio
 import trio.lowlevel
 
+from ledger.members import ADMIT, Admit, Invitation
 from protocol.addresses import parse_address
 from protocol.codec import decode_message, encode
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Identity, sign
-from protocol.limits import FRAME_BYTES_MAX, MESSAGE_BYTES_MAX
+from protocol.limits import FRAME_BYTES_MAX, MESSAGE_BYTES_MAX, TRANSACTION_LIFETIME_HEIGHTS
 from protocol.messages import Closing, GetBlob, GetDecisions, Ping, Relay, Transaction
 from transport.framing import Channel, Message, Priority
 from transport.noise import KeyPair
@@ -43,11 +44,15 @@ class Attackers:
         self.targets, self.sources = cycle(targets), cycle(f"127.0.0.{number}" for number in range(1, SOURCES + 1))
         self.told = Counter[str]()  # reasons that links were closed for
         self.keys = [Identity.generate() for _ in range(keys)]
-        self.floods = {key.public: [self.signed(key, number) for number in range(1, SIGNED_EACH + 1)] for key in self.keys}
+        self.floods = {key.public: list(self.signed(key)) for key in self.keys}
 
-    def signed(self, key: Identity, number: int) -> bytes:
-        """A message in order, that means nothing: its author is no member."""
-        return encode(Relay(sign(key, self.chain, Transaction(number, 1 << 40, "member/name", secrets.token_bytes(8)))))
+    def signed(self, key: Identity) -> Iterator[bytes]:
+        """Messages in order, half of which cost two checks of signatures: admissions by an invitation that admits nobody."""
+        invitation = sign(key, self.chain, Invitation(key.public, 1 << 50))
+        for number in range(SIGNED_EACH // 2):
+            admit = encode(Admit(invitation, bytes(64), f"nobody {number}", ()))
+            for kind, content in (("member/name", secrets.token_bytes(8)), (ADMIT, admit)):
+                yield encode(Relay(sign(key, self.chain, Transaction(1, TRANSACTION_LIFETIME_HEIGHTS, kind, content))))
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:

@@ -21,7 +21,7 @@ import trio
 from ledger.audits.state import AuditsState, Result, Standing
 from peer.demo.cast import DemoPeer
 from peer.demo.demo import QUIET_SECONDS
-from peer.demo.report import Disk
+from peer.demo.disk import Disk
 from protocol.api import JobView
 from protocol.identity import peer_id
 from scenarios import network

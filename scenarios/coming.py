@@ -58,7 +58,7 @@ class Crowd:
             await self._tried("comes back", self._come_back)
         elif not goes:
             await self._tried("joins", self._join)
-        elif self.random.random() < 0.5:
+        elif self._may_leave() and self.random.random() < 0.5:
             await self._tried("leaves", self._leave)
         else:
             await self._tried("is killed", self._kill)
@@ -88,19 +88,19 @@ class Crowd:
         self.joined[newcomer.name] = trio.current_time(), trial
 
     async def _leave(self, trial: Trial) -> None:
-        peer = self.random.choice(self._may_go())
+        peer = self.random.choice(self._may_leave())
         trial.figures["peer"] = peer.name
         await peer.client.leave()
         if not await network.holds(partial(does_not_vote, peer), LEAVE_SECONDS_MAX):
             trial.problems.append(f"{peer.name} still votes {LEAVE_SECONDS_MAX:.0f} s after it left")
         await self.peers.end(peer)
-        self._gone(peer)
+        self.there.remove(peer)
 
     async def _kill(self, trial: Trial) -> None:
         peer = self.random.choice(self._may_go())
         trial.figures["peer"] = peer.name
         self.peers.kill(peer)
-        self._gone(peer)
+        self.there.remove(peer)
         self.away.append(peer)
 
     async def _come_back(self, trial: Trial) -> None:
@@ -112,9 +112,9 @@ class Crowd:
     def _may_go(self) -> list[DemoPeer]:
         return [peer for peer in self.there if peer.number >= STAY]
 
-    def _gone(self, peer: DemoPeer) -> None:
-        self.there.remove(peer)
-        self.joined.pop(peer.name, None)
+    def _may_leave(self) -> list[DemoPeer]:
+        """Whoever has just joined may not be a member yet."""
+        return [peer for peer in self._may_go() if peer.name not in self.joined]
 
     async def look(self) -> None:
         """Whether heights keep coming, and newcomers vote."""

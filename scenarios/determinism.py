@@ -3,8 +3,8 @@
 Torch with 1 and 2 threads in one network, and numpy, OpenBLAS, torch, MKL and oneDNN with other instruction sets on each trainer.
 The roots are those that each peer computed itself, read from its disk after it stopped. All trainers are honest and everything is
 re-executed: no proposal may be rejected for what it says; with `--audit sampled`, where two steps of each are replayed by others
-after it was accepted, nobody may be challenged. Three of four peers train: `--rounds 340 --accepted-min 1000` are a thousand
-proposals, if no more than twenty come too late.
+after it was accepted, nobody may be challenged; nor with `--audit lean`, where whole rounds are replayed and buffers are levels.
+Three of four peers train: `--rounds 340 --accepted-min 1000` are a thousand proposals, if no more than twenty come too late.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from benchmarks.dispatch import Environment
 from ledger.audits.state import Result
 from peer.commands.views import NOT_JUDGED
 from peer.demo.cast import DemoPeer
-from peer.demo.report import Disk
+from peer.demo.disk import Disk
 from scenarios import network
 from scenarios.network import Network
 from scenarios.rlhf import based, calls, tunes
@@ -39,6 +39,8 @@ ROUND_SECONDS_MAX = 60.0  # on a busy machine; a default round takes one or two
 PROBE = "import json, torch; from benchmarks import dispatch; print(json.dumps(dispatch.seen()))"
 # Less work than a default round has, so that whoever computes without AVX is in time: proposals are awaited for 2 s at least.
 WORK = {"local_steps": "4", "batch": "4", "micro_batch": "4"}
+AUDITS = {audit: {"audit": audit} for audit in ("full", "sampled")}
+AUDITS["lean"] = AUDITS["sampled"] | {"lean_audits": "true", "audit_rate": "1"}
 ACCUSED = (Result.CHALLENGED, Result.SUSPENDED, Result.SHUNNED)
 LIBRARIES = {"units": "numpy", "core": "OpenBLAS", "aten": "torch"}  # as `dispatch.seen` calls their choices
 
@@ -80,7 +82,7 @@ async def run(options: argparse.Namespace) -> int:
     dressed = dress_to_tune if options.objective == "ppo" else dress
     async with network.running(options.peers, seed=options.seed, folder=options.keep, dress=dressed) as peers:
         seen = {peer.name: await computes_with(peer) for peer in peers.peers}
-        said = {"seed": str(options.seed), "audit": options.audit}
+        said = {"seed": str(options.seed), **AUDITS[options.audit]}
         if options.objective == "ppo":
             with trio.fail_after(BASE_SECONDS_MAX):
                 base = await based(peers, peers.demo.watched, WORK)
@@ -165,7 +167,7 @@ def conclude(options: argparse.Namespace, peers: Network, seen: dict[str, dict[s
     reports = sum(standing.reports for standing in audits.standings.values())
     idle = [peer.name for peer in trainers if not found.accepted.get(peer.identity.public)]
     failures += [] if judged.accepted >= options.accepted_min else [f"fewer than {options.accepted_min} proposals were accepted"]
-    if options.audit == AuditMode.SAMPLED:
+    if options.audit != AuditMode.FULL:
         failures += [] if reports else ["nothing was audited"]
         failures += [f"{count} audits of honest work ended as {said}" for said, count in results.items() if said in ACCUSED]
         known = ((peer.name, audits.standings.get(peer.identity.public)) for peer in trainers)
@@ -184,7 +186,7 @@ def conclude(options: argparse.Namespace, peers: Network, seen: dict[str, dict[s
 def main() -> int:
     parser = arguments("determinism", __doc__)
     parser.add_argument("--rounds", type=COUNT, default=12, metavar="N", help="of training, whose roots are compared")
-    parser.add_argument("--audit", choices=("full", "sampled"), default="full", help="before the ballot, or afterwards by others")
+    parser.add_argument("--audit", choices=AUDITS, default="full", help="before the ballot, or afterwards by others")
     parser.add_argument("--objective", choices=("language", "ppo"), default="language", help="ppo: a small model is tuned")
     parser.add_argument("--accepted-min", type=COUNT, default=1, metavar="N", help="honest proposals that must be accepted")
     return network.main(partial(run, parser.parse_args()))

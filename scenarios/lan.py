@@ -367,12 +367,17 @@ async def state_of(made: Lan) -> str:
     return "; ".join(found)
 
 
-def main() -> int:
-    options = arguments("lan", __doc__, peers=None).parse_args()
+def in_namespaces(name: str, about: str | None, conduct: Callable[[argparse.Namespace], Awaitable[int]]) -> int:
+    """The command of a scenario in namespaces; its exit status."""
+    options = arguments(name, about, peers=None).parse_args()
     if why := refusal():
-        print(f"python -m scenarios.lan: nothing was tried: {why}", file=sys.stderr)
+        print(f"python -m scenarios.{name}: nothing was tried: {why}", file=sys.stderr)
         return NOT_PERMITTED
-    return network.main(partial(run, options))
+    return network.main(partial(conduct, options))
+
+
+def main() -> int:
+    return in_namespaces("lan", __doc__, run)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from rich.table import Table
 
 from features.arguments import amount, set_overrides
 from peer.demo.cast import DemoPeer
-from peer.demo.report import Disk
+from peer.demo.disk import Disk
 from protocol.api import PARTS
 from protocol.errors import UserError
 from scenarios import network

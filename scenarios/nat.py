@@ -1,8 +1,9 @@
 """`python -m scenarios.nat --trials 10`: peers that accept no connections take part over relays, whatever those do.
 
 Seven peers, three of which are started with `--listen none`. The trials take turns: the hidden ones are started anew; the relay
-that carries most circuits is killed; it drops what it should forward, delays it, or changes it. Meanwhile the first two hidden
-peers send each other a marker all the time, and every relay writes down what it holds of circuits.
+that carries most circuits is killed; it stands still, as if it had lost power; it drops what it should forward, delays it, or
+changes it. Meanwhile the first two hidden peers send each other a marker all the time, and every relay writes down what it holds
+of circuits.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ from scenarios.trials import COUNT, Trial, arguments, conduct
 from transport.detours import Detours
 from transport.exchange import Exchange
 from transport.framing import Priority
-from transport.swarm import RelayedLink
+from transport.links import RelayedLink
 
-KINDS = ("starts", "dies", "drops", "delays", "changes")
+KINDS = ("starts", "dies", "hangs", "drops", "delays", "changes")
 LINKED_SECONDS_MAX = 10.0  # from the start of the hidden ones until all are linked
 REPLACED_SECONDS_MAX = 5.0  # from the death of a relay until all others are
 MISBEHAVES_SECONDS = 20.0  # longer than a circuit lives that brings nothing
@@ -113,6 +114,25 @@ async def dies(world: World, peers: Network, trial: Trial) -> None:
     await peers.restart(relay)
 
 
+async def hangs(world: World, peers: Network, trial: Trial) -> None:
+    """Nobody is told: its links stay open. All circuits are over other relays soon."""
+    relay, hidden = await busiest(peers), hidden_of(peers)
+    peers.freeze(relay)
+    started = trio.current_time()
+    try:
+        is_replaced = await holds(partial(all_avoid, relay, hidden), REPLACED_SECONDS_MAX)
+        trial.require(is_replaced, f"a circuit is over a relay without power after {REPLACED_SECONDS_MAX:g} s")
+        trial.figures["replaced"] = trio.current_time() - started
+    finally:
+        peers.thaw(relay)
+
+
+async def all_avoid(relay: DemoPeer, hidden: Sequence[DemoPeer]) -> bool:
+    """Whether these are linked with each other, and none of them over this relay."""
+    by = [view.link.by for peer in hidden for view in await views(peer) if view.link]
+    return await all_linked(hidden) and peer_id(relay.identity.public) not in by
+
+
 async def misbehaves(mode: str, world: World, peers: Network, trial: Trial) -> None:
     """All direct links stay, rounds go on, and the circuits are over other relays soon."""
     relay = await busiest(peers)
@@ -142,7 +162,7 @@ async def attempt(kind: str, world: World, peers: Network, trial: Trial) -> None
     are_linked = await holds(partial(all_linked, peers.peers), LINKED_SECONDS_MAX)
     trial.require(are_linked, f"not all were linked {LINKED_SECONDS_MAX:g} s after the trial before")
     markers = world.markers()
-    await {"starts": starts, "dies": dies}.get(kind, partial(misbehaves, kind))(world, peers, trial)
+    await {"starts": starts, "dies": dies, "hangs": hangs}.get(kind, partial(misbehaves, kind))(world, peers, trial)
     with trio.fail_after(STALL_SECONDS_MAX):
         trial.figures["round"] = await in_order(peers)
     trial.figures["markers"] = world.markers() - markers

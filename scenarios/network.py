@@ -25,7 +25,8 @@ import trio
 
 from peer.demo import demo
 from peer.demo.cast import DemoPeer
-from peer.demo.report import Disk
+from peer.demo.disk import Disk
+from peer.demo.ending import end_like_ctrl_c
 from peer.settings.datadir import DataDirectory
 from protocol import codec
 from protocol.addresses import NOWHERE
@@ -156,7 +157,7 @@ class Network:
 
     async def train(self, overrides: dict[str, str], rounds: int = ROUNDS_ENDLESS, vocabulary: int = 0) -> str:
         settings = {"liars": str((len(self.peers) - 1) // 3), **overrides}
-        return await self.demo.watched.client.train(TrainRequest("scenario", "", rounds, vocabulary, settings))
+        return await self.demo.watched.client.train(TrainRequest("scenario", "", rounds, vocabulary, settings, accept_risk=True))
 
     async def leader(self, asked: DemoPeer) -> DemoPeer | None:
         """Who leads the current view, as `asked` sees it; nobody does between a decision and its block's application."""
@@ -291,7 +292,7 @@ async def running(
 
 def main(scenario: Callable[[], Awaitable[int]]) -> int:
     """Runs a scenario; its exit status. Ctrl-C and SIGTERM end it with everything it has started."""
-    demo.end_like_ctrl_c()
+    end_like_ctrl_c()
     try:
         return trio.run(scenario)
     except (KeyboardInterrupt, BaseExceptionGroup) as error:

@@ -22,7 +22,7 @@ from features.arguments import whole_number
 from ledger.snapshots.snapshot import LAG_HEIGHTS
 from peer.demo import demo
 from peer.demo.cast import DemoPeer
-from peer.demo.report import Disk
+from peer.demo.disk import Disk
 from protocol.api import INVITATION_DAYS
 from protocol.identity import Identity
 from rlhf import preferences

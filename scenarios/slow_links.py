@@ -22,7 +22,7 @@ from ledger.jobs import Job
 from ledger.state import decode_body
 from peer.commands.job_fields import preset_overrides
 from peer.demo.cast import DemoPeer
-from peer.demo.report import Disk
+from peer.demo.disk import Disk
 from protocol import codec
 from protocol.messages import Transaction
 from protocol.reasons import Finding

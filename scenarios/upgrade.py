@@ -20,7 +20,7 @@ import trio
 
 from ledger.network import NetworkState
 from peer.demo.cast import DemoPeer
-from peer.demo.report import Disk
+from peer.demo.disk import Disk
 from protocol.api import StatusView
 from scenarios import network, tally
 from scenarios.network import SMALL_JOB, Network, voted

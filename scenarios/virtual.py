@@ -1,7 +1,8 @@
 """Peers over the in-memory network of a profile, in virtual time that goes on while they compute. Part of `scenarios.links`.
 
-Time jumps where everybody waits, and runs while somebody computes: at the speed at which this machine's cores would get
-through the work of all peers, of which one thread does it here.
+Time jumps where everybody waits, and runs while somebody computes: by the processor time that this thread spends, as if all cores
+of this machine shared the work of all peers. So nothing else that this machine does is charged, nor is a wait for the disk.
+`pace` charges what is computed so many times.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ import json
 import os
 import sys
 import tempfile
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 from unittest import mock
@@ -27,14 +29,12 @@ from tests.transport.helpers import MemoryBlobs, linked
 from transport.blobs import BlobStore
 from transport.memory import MemoryNetwork, Mesh
 from transport.network import Priority, Received
-from transport.profiles import PROFILES, Profile, profile_of
+from transport.profiles import FREE, PROFILES, Profile, profile_of
 
-PINGS = 4_000  # as many as make a loss of some per cent certain within half a point
+PINGS, PINGS_OF_LOSS = 200, 4_000  # so many make a loss of some per cent certain within half a point
 PAUSE_SECONDS = 0.05
-FAST = 2  # peers with a fast link
-HEARERS, HEARERS_OF_LOSS = 2, 16  # one flow alone is slowed by its losses
+FLOWS, FLOWS_OF_LOSS = 2, 16  # poured at once: one alone is slowed by its losses
 QUEUED_BYTES = 1 << 20  # for each link: more than any carries in a pause
-DRAINED_SECONDS = 300.0  # of virtual time, after which nothing is queued any more
 VIRTUAL_SECONDS_MAX = 3_600.0
 
 
@@ -51,32 +51,41 @@ class Place:
 
 def measured(profile: Profile, seconds: float) -> tuple[Pings, Poured, Poured]:
     """Between two peers of a profile: pings, what one can say to many, and what it can hear of faster ones."""
-    hearers = HEARERS_OF_LOSS if any(moment.loss for moment in profile.moments) else HEARERS
-    return trio.run(_measured, profile, seconds, hearers, clock=MockClock(autojump_threshold=0))
+    loses = any(moment.loss for moment in profile.moments)
+    flows, pings = (FLOWS_OF_LOSS, PINGS_OF_LOSS) if loses else (FLOWS, PINGS)
+    return trio.run(_measured, profile, seconds, flows, pings, clock=MockClock(autojump_threshold=0))
 
 
-async def _measured(profile: Profile, seconds: float, hearers: int) -> tuple[Pings, Poured, Poured]:
+async def _measured(profile: Profile, seconds: float, flows: int, count: int) -> tuple[Pings, Poured, Poured]:
+    async with _linked(profile, {0: profile, 1: profile}) as ((a, b), _):
+        pings = await _pings(a, b, count)
+    async with _linked(profile, dict.fromkeys(range(flows + 1), profile)) as ((a, *hearers), server):
+        await _pour([(a, one.me) for one in hearers], seconds + WARM_SECONDS)
+        up = server.poured()
+    faster = dict.fromkeys(range(2, flows + 2), PROFILES["lan"])
+    async with _linked(profile, {1: profile, **faster}) as ((b, *fast), server):
+        await _pour([(one, b.me) for one in fast], seconds + WARM_SECONDS)
+        down = server.poured()
+    return pings, up, down
+
+
+@asynccontextmanager
+async def _linked(profile: Profile, of: dict[int, Profile]) -> AsyncIterator[tuple[list[MemoryNetwork], Server]]:
+    """Peers by number, which says at which moment each begins; what they pour into each other is counted."""
     mesh, server = Mesh(seed=0), Server(trio.current_time)
-    keys = [bytes([number]) * 32 for number in range(hearers + 1 + FAST)]
-    networks = [mesh.network(key, cast(BlobStore, MemoryBlobs())) for key in keys]
+    keys = [bytes([number]) * 32 for number in range(max(of) + 1)]
     for number, key in enumerate(keys):
-        mesh.set_profile(key, profile if number <= hearers else PROFILES["lan"])
-    a, b, fast = networks[0], networks[1], networks[-FAST:]
+        mesh.set_profile(key, of.get(number, profile))
+    networks = [mesh.network(keys[number], cast(BlobStore, MemoryBlobs())) for number in of]
     async with trio.open_nursery() as nursery:
         for one in networks:
             await nursery.start(one.run)
         await linked(*networks)
-        for one in networks[1:]:
-            nursery.start_soon(_answer, one, server)
-        pings = await _pings(a, b)
-        await _pour([(a, one.me) for one in networks[1 : hearers + 1]], seconds + WARM_SECONDS)
-        up = server.poured()
-        await trio.sleep(DRAINED_SECONDS)
-        server.arrivals.clear()
-        await _pour([(one, b.me) for one in fast], seconds + WARM_SECONDS)
-        down = server.poured()
+        for one in networks:
+            if one.me != keys[0]:  # it hears its own pings
+                nursery.start_soon(_answer, one, server)
+        yield networks, server
         nursery.cancel_scope.cancel()
-    return pings, up, down
 
 
 async def _answer(network: MemoryNetwork, server: Server) -> None:
@@ -87,9 +96,9 @@ async def _answer(network: MemoryNetwork, server: Server) -> None:
             server.note(len(event.data))
 
 
-async def _pings(a: MemoryNetwork, b: MemoryNetwork) -> Pings:
+async def _pings(a: MemoryNetwork, b: MemoryNetwork, count: int) -> Pings:
     found = Pings()
-    for _ in range(PINGS):
+    for _ in range(count):
         sent = trio.current_time()
         a.send(b.me, PING + bytes(PING_BYTES), Priority.VOTE)
         async for event in a.events:
@@ -115,11 +124,16 @@ async def _pour(links: list[tuple[MemoryNetwork, bytes]], seconds: float) -> Non
 # Rounds -----------------------------------------------------------------------------------------------------------------
 
 
-def rounds(profile: Profile, peers: int, count: int) -> list[float]:
-    """Seconds of test rounds, one after another, from the order to the applied round at the peer that ordered it."""
-    clock = MockClock(rate=1 / min(peers, os.cpu_count() or 1), autojump_threshold=0)
+def rounds(profile: Profile, peers: int, count: int, seconds: float, begins: float, pace: float) -> list[float]:
+    """Seconds of test rounds, one after another, from the order to the applied round at the peer that ordered it.
+
+    As many as `count`, and for so many seconds, from the moment of the profile on that is `begins` seconds into it.
+    """
+    clock = MockClock(autojump_threshold=0)
+    clock._real_clock = time.thread_time
+    clock.rate = pace / min(peers, os.cpu_count() or 1)
     with _one_thread(), tempfile.TemporaryDirectory(prefix="folkmoot-virtual-") as folder:
-        return trio.run(_rounds, profile, peers, count, Path(folder), clock=clock)
+        return trio.run(_rounds, profile, peers, count, seconds, begins, Path(folder), clock=clock)
 
 
 @contextmanager
@@ -134,7 +148,7 @@ def _one_thread() -> Iterator[None]:
         yield
 
 
-async def _rounds(profile: Profile, peers: int, count: int, folder: Path) -> list[float]:
+async def _rounds(profile: Profile, peers: int, count: int, seconds: float, begins: float, folder: Path) -> list[float]:
     network, found = Network(folder, peers), list[float]()
     for seat in network.seats:
         network.mesh.set_profile(seat.public, profile)
@@ -144,7 +158,9 @@ async def _rounds(profile: Profile, peers: int, count: int, folder: Path) -> lis
                 await network.start(seat)
             first = network.seats[0]
             await linked(*(seat.network for seat in network.seats))
-            for _ in range(count):
+            await trio.sleep((begins - trio.current_time()) % profile.seconds)
+            began = trio.current_time()
+            while len(found) < count or trio.current_time() - began < seconds:
                 begun = trio.current_time()
                 await first.until(has_finished(await first.scratch()))
                 found.append(trio.current_time() - begun)
@@ -153,9 +169,14 @@ async def _rounds(profile: Profile, peers: int, count: int, folder: Path) -> lis
 
 
 def main() -> int:
-    """Prints them, for `PROFILE PEERS COUNT`."""
-    name, peers, count = sys.argv[1:]
-    print(json.dumps(rounds(profile_of(name), int(peers), int(count))))
+    """Prints what `link PROFILE SECONDS` or `rounds PROFILE PEERS COUNT SECONDS BEGINS PACE` finds."""
+    what, name, *numbers = sys.argv[1:]
+    profile = FREE if name == FREE.name else profile_of(name)
+    if what == "link":
+        print(json.dumps([asdict(one) for one in measured(profile, float(numbers[0]))]))
+    else:
+        peers, count = map(int, numbers[:2])
+        print(json.dumps(rounds(profile, peers, count, *map(float, numbers[2:]))))
     return 0
 
 

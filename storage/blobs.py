@@ -1,5 +1,6 @@
 """Content-addressed files: payloads and data are kept, error-feedback buffers pass when nobody re-executes with them any more.
 
+A payload is lent to the rounds that name it until it is decided what they accept (`lend`), and a note beside the blobs says so.
 What the audits of a round may ask for is kept together, and deleted together when they are over. An object that is larger than a
 part is one file here like any other; its list, and what of it still comes, are in `storage.parts`.
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import logging
 import os
 import shutil
@@ -24,6 +26,7 @@ from storage.durable import explained, make_directory, sync_directory
 from storage.parts import LIST, PartsFolder, PartWriter
 from transport.blobs import Wanted
 
+LENT = ".lent"  # of the name of a note: the rounds that a blob is lent to
 UNFINISHED = ".made"  # of the name of a folder of links that is not whole yet
 JOB_BYTES = 16  # of a job's id in the name of a folder: enough to tell jobs apart
 SYNCS_AT_ONCE = 16  # of the small files of a round: a journal commits them together, one by one each waits for the disk
@@ -38,6 +41,9 @@ class Blobs:
     def __init__(self, kept: Path, passing: Path, part_bytes: int = BLOB_PART_BYTES) -> None:
         self._kept, self._passing = kept, passing
         self._parts = PartsFolder(kept / "parts", part_bytes)
+        self._lent: dict[bytes, frozenset[tuple[bytes, int]]] = {}  # digest -> the rounds of jobs that name it
+        self._borrowed: set[bytes] = set()  # of those, what was not here before
+        self._loans_lock = threading.RLock()
         self._expected_to_pass: dict[bytes, frozenset[object]] = {}  # digest -> its owners
         self._together: dict[bytes, Path] = {}  # digest -> a folder that holds it
         self._whole: set[Path] = set()  # the folders that were written by this process, or verified by it
@@ -49,6 +55,7 @@ class Blobs:
                 for leftover in folder.glob("*.part"):
                     leftover.unlink()
         self._parts.load(self._found)
+        self._load_loans()
 
     def path(self, digest: bytes) -> Path:
         """Where this blob is, or would be."""
@@ -104,6 +111,7 @@ class Blobs:
         hasher = Hasher(in_parts, self._parts.part_bytes)
         hasher.update(data)
         digest = hasher.digest()
+        self._forget_loan(digest)
         if self.size(digest) is None:
             with self._parts.adding():
                 if hasher.parts is not None:
@@ -114,11 +122,15 @@ class Blobs:
                 writer.finish()
         return digest
 
-    def adopt(self, file: Path, digest: bytes) -> None:
+    def adopt(self, file: Path, digest: bytes, lent: tuple[bytes, int] | None = None) -> None:
         """Takes over a finished file that somebody else wrote on the same file system; the caller vouches for the digest.
 
-        If that is of a list of parts, the list is beside the file (`storage.parts.write_list`).
+        If that is of a list of parts, the list is beside the file (`storage.parts.write_list`). `lent`: as `lend` says.
         """
+        if lent is None:
+            self._forget_loan(digest)
+        else:
+            self.lend(digest, *lent)
         path = self.path(digest)
         with self._parts.adding(), explained(path), crash_points("blob"):
             self._adopt_list(file, digest)
@@ -192,15 +204,76 @@ class Blobs:
             return path
         return next((folder / name for folder in self._folders() if os.path.exists(os.path.join(folder, name))), None)
 
+    # Lent blobs
+
+    def lend(self, digest: bytes, job: bytes, round: int) -> None:
+        """This blob is named by a proposal of this round, and nobody drops it before `take_back`. If it is not here yet, it goes
+        then, unless somebody has said `keep`.
+        """
+        with self._loans_lock:
+            if self.size(digest) is None:
+                self._borrowed.add(digest)
+            self._lent[digest] = rounds = self._lent.get(digest, frozenset()) | {(job, round)}
+            if digest in self._borrowed:
+                note = self._note(digest)
+                with explained(note):
+                    note.write_text(json.dumps([(key.hex(), number) for key, number in rounds]))
+
+    def lent(self) -> dict[bytes, frozenset[tuple[bytes, int]]]:
+        """By digest, the rounds that it is lent to, as (job, number)."""
+        return dict(self._lent)
+
+    def take_back(self, digest: bytes, rounds: frozenset[tuple[bytes, int]], keeps: bool) -> None:
+        """These rounds are over, and nothing happens if it was lent to another one meanwhile. `keeps`: one has accepted it."""
+        with self._loans_lock:
+            if self._lent.get(digest) != rounds:
+                return
+            del self._lent[digest]
+            if digest not in self._borrowed:
+                return
+            self._forget_loan(digest)
+            if not keeps:
+                self._end(digest)
+
+    def _end(self, digest: bytes) -> None:
+        """It goes, or passes where somebody waits for that."""
+        kept, passing = self._kept / digest.hex(), self._passing / digest.hex()
+        with explained(kept):
+            if digest in self._expected_to_pass and kept.exists():
+                os.replace(kept, passing)
+            kept.unlink(missing_ok=True)
+        if self._found(digest) is None:
+            self._parts.forget(digest)
+
+    def _note(self, digest: bytes) -> Path:
+        return self._kept / f"{digest.hex()}{LENT}"
+
+    def _load_loans(self) -> None:
+        """A note that a crash of the machine has cut off says nothing: the blob stays."""
+        for note in self._kept.glob(f"*{LENT}"):
+            with explained(note, "read"), contextlib.suppress(ValueError):
+                rounds = frozenset((bytes.fromhex(job), int(number)) for job, number in json.loads(note.read_text()))
+                self._lent[bytes.fromhex(note.stem)] = rounds
+        self._borrowed |= self._lent.keys()
+
+    def _forget_loan(self, digest: bytes) -> None:
+        """It is here for whatever else, too."""
+        with self._loans_lock:
+            if digest in self._borrowed:
+                self._borrowed.discard(digest)
+                with explained(self._note(digest)):
+                    self._note(digest).unlink(missing_ok=True)
+
     # Passing blobs
 
     def expect_to_pass(self, digest: bytes, owner: object) -> None:
         """This blob, here or when it comes, stays only until all its owners are released and `delete_passed` may delete it."""
-        if self.size(digest) is None or (self._passing / digest.hex()).exists():
+        if digest in self._borrowed or self.size(digest) is None or (self._passing / digest.hex()).exists():
             self._expected_to_pass[digest] = self._expected_to_pass.get(digest, frozenset()) | {owner}
 
     def keep(self, digest: bytes) -> None:
-        """This blob stays, whoever said that it would pass."""
+        """This blob stays, whoever said that it would pass, or go."""
+        self._forget_loan(digest)
         self._expected_to_pass.pop(digest, None)
         passing, kept = self._passing / digest.hex(), self._kept / digest.hex()
         with explained(kept):
@@ -218,6 +291,13 @@ class Blobs:
             sync_directory(path.parent)
         if self._found(digest) is None:
             self._parts.forget(digest)
+
+    def drop(self, digests: Iterable[bytes]) -> None:
+        """Blobs that were kept go, but for those that are lent. They may come back if the machine stops now."""
+        for digest in digests:
+            with self._loans_lock:
+                if digest not in self._lent:
+                    self._end(digest)
 
     def release(self, owner: object) -> None:
         left = {digest: owners - {owner} for digest, owners in self._expected_to_pass.items()}
@@ -266,13 +346,16 @@ class Blobs:
             with explained(folder, "read"), contextlib.suppress(FileNotFoundError):  # it was deleted meanwhile
                 for file in list(folder.iterdir()):
                     if not self._is_whole(file):
-                        log.warning("%s is damaged: this peer deletes it, and cannot show it to an audit any more", file)
-                        with contextlib.suppress(FileNotFoundError):
-                            if (passing := self._passing / file.name).samefile(file):  # another may have come since then
-                                passing.unlink()
-                        file.unlink(missing_ok=True)
+                        self._delete_damaged(file)
                 with self._together_lock:
                     self._list(folder)
+
+    def _delete_damaged(self, file: Path) -> None:
+        log.warning("%s is damaged: this peer deletes it, and cannot show it to an audit any more", file)
+        with contextlib.suppress(FileNotFoundError):
+            if (passing := self._passing / file.name).samefile(file):  # another may have come since then
+                passing.unlink()
+        file.unlink(missing_ok=True)
 
     def kept_together(self) -> list[tuple[bytes, int]]:
         """(the first bytes of a job's id, round) of everything that is kept together."""

@@ -108,7 +108,7 @@ class Store:
             raise LostVotesError(f"{path} is gone or empty: {WAY_OUT}")
         self._require_whole_log()
         with self._explained():
-            self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+            self._database = self._connect()
             try:
                 self._open(chain_id)
             except BaseException:
@@ -124,18 +124,31 @@ class Store:
         if damage:
             raise damaged(log, damage)
 
+    def _connect(self) -> sqlite3.Connection:
+        return sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
+
     def _open(self, chain_id: bytes) -> None:
         self._database.execute("PRAGMA journal_mode=WAL")
         self._database.execute("PRAGMA synchronous=FULL")
         self._database.execute("PRAGMA cache_size=-2048")  # KiB; the default for 2 MB pages of blocks is plenty
         # Pages: 16 MB. A block with 512 statements writes 1,400 of them, and by the default of 1,000 copied all again at once.
         self._database.execute("PRAGMA wal_autocheckpoint=4000")
+        version = self._check(chain_id)
+        if version < SCHEMA_VERSION:  # whole, and of this network
+            self._migrate(version)
+            self._check_schema()
+        self._committed.open(self._get("transactions"))
+        self.rows = SqliteRows(self.path)
+
+    def _check(self, chain_id: bytes) -> int:
+        """The version of the form that it has."""
         broken = self._database.execute("PRAGMA quick_check(1)").fetchone()[0]
         if broken != "ok":
             raise sqlite3.DatabaseError(broken)
         version = self._database.execute("PRAGMA user_version").fetchone()[0]
         if version == 0:
             self._create(chain_id)
+            version = SCHEMA_VERSION
         elif version < FIRST_SCHEMA_VERSION:
             before = f"{self.path} has format {version}, of a program before 0.2.0"
             raise StorageError(f"{before}: its network goes on only with that program; found another one for this program")
@@ -147,11 +160,7 @@ class Store:
         self._check_content()
         if self._get("chain") != chain_id:
             raise StorageError(f"{self.path} belongs to another network: use the data directory made for this one")
-        if 0 < version < SCHEMA_VERSION:  # whole, and of this network
-            self._migrate(version)
-            self._check_schema()
-        self._committed.open(self._get("transactions"))
-        self.rows = SqliteRows(self.path)
+        return int(version)
 
     def _create(self, chain_id: bytes) -> None:
         if self._rows("SELECT name FROM sqlite_schema"):
@@ -471,6 +480,11 @@ class Store:
         rows = self._sealed("rounds", "WHERE job = ? AND round = ?", job, number)
         return self._decoded(StoredRound, rows[0][3]) if rows else None
 
+    def last_rounds(self) -> dict[bytes, tuple[int, int]]:
+        """Of every job, also of those that the state has forgotten: the round that was closed last, and at which height."""
+        rows = self._rows("SELECT job, MAX(round), MAX(height) FROM rounds GROUP BY job")
+        return {job: (number, height) for job, number, height in rows}
+
     def state(self) -> bytes | None:
         encoded: bytes | None = self._get("state")
         return encoded
@@ -512,3 +526,25 @@ def _kind(record: Record) -> str:
             return "evidence"
         case Silence():
             return "silence"
+
+
+class Looked(Store):
+    """A database that is checked as at a start, and stays as it is: it is neither begun nor brought to the present form.
+
+    Whoever looks holds the lock of the data directory.
+    """
+
+    def _connect(self) -> sqlite3.Connection:
+        log = self.path.with_name(self.path.name + "-wal")
+        way = "mode=ro" if log.exists() else "immutable=1"  # without a log nothing need be made beside it
+        return sqlite3.connect(f"{self.path.absolute().as_uri()}?{way}", uri=True, isolation_level=None)
+
+    def _open(self, chain_id: bytes) -> None:
+        self.version = self._check(chain_id)
+        self.is_older = self.version < SCHEMA_VERSION  # than this program: its tables may have another form
+
+    def _create(self, chain_id: bytes) -> None:
+        raise StorageError(f"{self.path} holds nothing yet: the peer begins it at its next start")
+
+    def close(self) -> None:
+        self._database.close()

@@ -16,20 +16,45 @@ from __future__ import annotations
 import gc
 import os
 
+import pytest
 from hypothesis import settings
 
 # Tests run side by side, a process for each core, and so do the peers of one test. With a thread for each core in each of them
 # torch and numpy wait for one another most of the time. Tests that are about threads say how many.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # there, threads that wait leave the processor to others
 
-# How long an example takes says how busy the machine is.
-settings.register_profile("without deadlines", deadline=None)
-settings.load_profile("without deadlines")
+# How long an example takes says how busy the machine is. Examples are the same each time, so that a change is judged by what it
+# changed; `make fuzz` draws others.
+settings.register_profile("same", deadline=None, derandomize=True)
+settings.register_profile("others", deadline=None)
+settings.load_profile("same")
 
 # Of what collecting makes nothing goes away before the end: looking for garbage meanwhile takes a third of its time.
 gc.disable()
 
 
+# Each of these tests takes seconds, most of them in processes of its own. Two of the four processes of `make test` begin with
+# them, each with one after the other. So few run at once, and what is left at the end is short; and daemons that serve all tests
+# of a file are started once, not in each process that takes some of these tests.
+BROWSERS = ("tests/browser/", "tests/web/test_defence_scripts.py")
+DAEMONS = (
+    *(f"tests/peer/test_{name}.py" for name in ("daemon", "demo", "membership", "service", "terminal", "wire")),
+    *(f"tests/rlhf/test_{name}.py" for name in ("daemons", "text", "toy")),
+    *(f"tests/training/{name}.py" for name in ("engines/test_first_steps", "test_determinism")),
+)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):
+        browsers, daemons = ([item for item in items if item.location[0].startswith(begins)] for begins in (BROWSERS, DAEMONS))
+        others = [item for item in items if not item.location[0].startswith(BROWSERS + DAEMONS)]
+        half = max(0, len(items) // 2 - len(browsers))  # xdist gives each process an equal stretch of the list
+        items[:] = [*browsers, *others[:half], *daemons, *others[half:]]
+
+
 def pytest_collection_finish() -> None:
     gc.freeze()
+    gc.set_threshold(50_000, 20, 20)  # as in a peer that runs: `collect_seldom`
     gc.enable()

@@ -257,11 +257,12 @@ def test_rows_whose_audits_are_sampled_may_start(text: Path, tmp_path: Path) -> 
         assert audits is not None and audits.window_ms(training.PEERS) <= AUDIT_WINDOW_MS_MAX
 
 
+@pytest.mark.large  # two processes with torch; each run of the benchmark counts its own roots
 def test_replicas_of_gloo_stay_equal_and_send_what_a_ring_must(text: Path) -> None:
-    task = training.Task(text, 3, 0, 1e-3, 60.0, TINY)
+    task = training.Task(text, 3, 0, 1e-3, 60.0, TINY, peers=2)
     row = training.gloo(task)
     assert (row.distinct_roots, row.updates, row.samples) == (1, 1, training.GLOBAL_BATCH)
-    ring = 2 * 4 * TINY.parameters * (training.PEERS - 1) / training.PEERS
+    ring = 2 * 4 * TINY.parameters * (task.peers - 1) / task.peers
     assert row.bytes_per_peer_per_update is not None
     assert 0.9 * ring <= row.bytes_per_peer_per_update <= 2 * ring  # what is still queued when a process looks is not sent yet
 
@@ -367,6 +368,13 @@ def test_a_speed_counts_only_where_the_audits_were_made(audits: int, lapsed: int
 @pytest.mark.parametrize(("sent", "held"), [(1.5e6, True), (1.6e6, False), (0.0, False), (-5.0, False), (None, False)])
 def test_bytes_that_were_not_counted_hold_no_bound(sent: float | None, held: bool) -> None:
     (line,) = (line for line in training.verdicts([training.Row("ours-h1", 1.0, sent, 2.0, 1)], {}, ()) if " MB " in line)
+    assert line.startswith("held") == held
+
+
+@pytest.mark.parametrize(("sent", "held"), [(1e6, True), (1.01e6, False), (0.0, False)])
+def test_what_audits_show_counts_among_the_bytes_of_lean_ones(sent: float, held: bool) -> None:
+    row = training.Row("ours-h15-lean", 1.0, 1e5, 2.0, 1, kernel_bytes_per_peer_per_update=sent)
+    (line,) = (line for line in training.verdicts([row], {}, ()) if " MB " in line)
     assert line.startswith("held") == held
 
 
@@ -522,14 +530,22 @@ def test_a_preset_is_measured_as_it_is_shipped_with_the_rule_that_its_audits_cal
     methods = {method.name: method for method in codec.METHODS}
     assert {f"{codec.PRESET} {name}" for name in PRESETS} < methods.keys()
     assert [codec.METHODS[i].name for i in codec.named("preset local")] == ["preset local"]
-    assert [codec.METHODS[i].name for i in codec.named("local")] == ["preset local", "preset local, audits sampled"]
+    assert [codec.METHODS[i].name for i in codec.named("local")] == [
+        "preset local",
+        "preset local, no opening",
+        "preset local, audits sampled",
+        "preset local, lean audits",
+    ]
 
     def nats(name: str, **settings: object) -> float:
         local = codec.without(PRESETS["local"])
-        spec = budget.spec(10, 0, **{**local, "liars": 1, **settings})
+        spec = budget.spec(10, 0, **{**local, "liars": 1, "opening_rounds": 3, **settings})
         return abs(codec.train(budget, spec)[0] - methods[name].run(budget, 0, {})[0])
 
     assert nats("preset local", rule=Rule.MEAN) == 0 < nats("preset local", rule=Rule.ARC_NNM_TRIM)
+    assert (
+        nats("preset local, no opening", rule=Rule.MEAN, opening_rounds=0) == 0 < nats("preset local, no opening", rule=Rule.MEAN)
+    )
     assert nats("preset local, audits sampled", rule=Rule.ARC_NNM_TRIM) == 0
 
 
@@ -569,7 +585,9 @@ def test_bytes_and_loss_are_held_to_their_bounds() -> None:
             (codec.DILOCO, 15, 2.0),
             (codec.DENSE, 15, dense),
             (f"{codec.DILOCO}{codec.MUON}", 15, 1.0),
+            (f"{codec.DENSE}{codec.OPENED}", 15, dense - 0.02),
             (f"{codec.DENSE}{codec.MUON}{codec.ONE_MAY_LIE}", 15, dense - 1),
+            (f"{codec.DENSE}{codec.MUON}{codec.OPENED}{codec.ONE_MAY_LIE}", 15, dense - 1),
             (codec.FP32_EVERY_STEP, 1, 2.0),
             (codec.FOUR_BIT, 1, four_bits),
         )
@@ -591,7 +609,7 @@ def test_bytes_and_loss_are_held_to_their_bounds() -> None:
         "30, 300 steps: better than tuned one trainer alone: +0.100",
         "10, 300 steps: better than tuned one trainer alone: +0.100",
     ]
-    assert missed(2.04, 2.03) == [False] * 3 and missed(2.06, 2.05) == [True] * 3
+    assert missed(2.04, 2.03) == [False] * 5 and missed(2.06, 2.05) == [True] * 5
     assert list(codec.verdicts([], tuned=True)) == []
 
 
@@ -718,10 +736,11 @@ def test_what_may_be_named_must_lose_little_and_what_is_called_an_attack_must_br
 
 
 def test_what_poisoners_do_before_sampled_audits_find_them_has_a_bound() -> None:
-    def row(audit: AuditMode, attack: str, ratio: float) -> attacks.Gpt:
-        return attacks.Gpt("local", attack, 4, 1, audit.value, ratio, ratio, 1.5, 3, {}, 2.0, None, {})
+    def row(audit: AuditMode, attack: str, ratio: float, preset: str = "per-step") -> attacks.Gpt:
+        return attacks.Gpt(preset, attack, 4, 1, audit.value, ratio, ratio, 1.5, 3, {}, 2.0, None, {})
 
     rows = [row(AuditMode.SAMPLED, name, ratio) for name, ratio in (("poison", 1.03), ("late-poison", 1.031), ("search", 2.0))]
+    rows.append(row(AuditMode.SAMPLED, "late-poison", 2.0, "local"))  # nobody may start such a job
     found = attacks.verdicts([], [*rows, row(AuditMode.OFF, "poison", 2.0)], [])
     assert [line[:4] for line in found] == ["held", "MISS"]
 
@@ -877,7 +896,7 @@ def test_with_full_audits_no_lie_moves_the_model(text: Path) -> None:
     clean = attacks_gpt.attacked(some, attacks_gpt.CLEAN, AuditMode.OFF)
     for attack in ATTACKS:
         outcome = attacks_gpt.attacked(some, attack, AuditMode.FULL)
-        rounds = 1 if attack == "late-poison" else some.spec.rounds
+        rounds = 2 if attack == "late-poison" else some.spec.rounds
         assert outcome.accepted == 0 and sum(outcome.rejected.values()) == rounds, attack
         assert outcome.heldout_nats == clean.heldout_nats, attack
 
@@ -912,9 +931,17 @@ def test_poisoners_come_late_or_at_once_and_are_found_by_their_one_false_step(
         assert attacks_gpt.attacked(some, "poison", AuditMode.SAMPLED).accepted == rounds
 
 
+def test_the_last_rounds_of_sampled_audits_take_no_lie(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    some = world(text)
+    some.spec = replace(some.spec, rounds=6)
+    monkeypatch.setattr(attacks_gpt, "LAPSES", 1)
+    outcome = attacks_gpt.attacked(some, "sign-flip", AuditMode.SAMPLED)
+    assert (outcome.accepted, outcome.rejected) == (4, {"replay": 2})
+
+
 def test_a_liar_whose_honest_steps_are_drawn_is_not_found(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     some, drawn = world(text), -1
-    some.spec = replace(some.spec, rounds=12)
+    some.spec, some.ending = replace(some.spec, rounds=12), attacks_gpt.Ending(closing=0)
     monkeypatch.setattr(attacks_gpt.draws, "draw", lambda tickets, *_: dict.fromkeys(tickets, drawn))
     outcome = attacks_gpt.attacked(some, "sign-flip", AuditMode.SAMPLED)
     assert (outcome.suspended_by_round, outcome.accepted, sum(outcome.found.values())) == (None, 12, 0)

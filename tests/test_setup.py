@@ -15,7 +15,7 @@ from packaging.version import Version
 from tests.rooms import PROJECT, ROOMS
 
 ROOT = Path(__file__).parents[1]
-EXTRAS = ("dev", "web")
+EXTRAS = ("dev", "web", "upnp", "mdns")
 
 
 def constraints() -> dict[str, str]:
@@ -24,7 +24,7 @@ def constraints() -> dict[str, str]:
 
 
 def installed() -> dict[str, str]:
-    """Versions, without their local part, of everything that `.[dev,web]` asks for and that is there, directly or not."""
+    """Versions, without their local part, of everything that the extras asks for and that is there, directly or not."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     found: dict[str, str] = {}
     extras = (text for name in EXTRAS for text in project["optional-dependencies"][name])

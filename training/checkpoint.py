@@ -58,7 +58,8 @@ def read(path: Path) -> tuple[JobSpec, Float32Array, Origin]:
             parameters = _flat(file, spec)
             origin = Origin(bytes.fromhex(about["job"]), int(about["round"]), bytes.fromhex(about["model_root"]))
     except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from None
+        why = error.strerror or str(error).removesuffix(f": {path}")  # of safetensors, which says the path once more
+        raise UserError(f"cannot read {path}: {why}") from None
     except (SafetensorError, ValueError, KeyError, TypeError, RemoteProtocolError) as error:
         raise UserError(f"{path} is not a checkpoint written by `peer export`: {error}") from None
     return spec, parameters, origin

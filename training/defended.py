@@ -1,22 +1,28 @@
-"""Which jobs statistics alone were measured to defend: what may be started with audit 'off'.
+"""Which jobs were measured to hold where somebody may lie: what may be started with audit 'off' and 'sampled'.
 
-Measured were jobs with the settings `training.spec.ESTIMATES`, under the worst of the attacks of `python -m benchmarks.attacks`:
-on handwritten digits (`--only digits`) and on a language model (`--only gpt`). What held is a row here. The peer that is asked to
-start a job refuses all else; jobs that are on the log already go on.
+Without audits statistics alone have to hold. Measured were jobs with the settings `training.spec.ESTIMATES`, under the worst of
+the attacks of `python -m benchmarks.attacks`: on handwritten digits (`--only digits`) and on a language model (`--only gpt`).
+With sampled audits liars move the model until they are found. Measured were the presets, on a language model, under liars that
+come late and falsify one step of each round (`--attacks late-poison`); only `per-step` held. What held is a row here. The peer
+that is asked to start a job refuses all else; jobs that are on the log already go on.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from training.spec import ESTIMATES, KEEP_MAX, AuditMode, Compression, JobSpec, Memory
+from training.spec import ESTIMATES, KEEP_MAX, PRESETS, AuditMode, Compression, JobSpec, Memory
 
 LOST_MAX: Final = 2.0  # points of accuracy
 WORSE_MAX: Final = 1.05  # times the held-out loss of a language model
+POISONED_MAX: Final = 1.03  # the same with sampled audits, which find a liar after the fact
 OFF: Final = "audit 'off'"
 NOBODY_LIES: Final = "liars 0, which says that nobody lies"
-MEASURED: Final = ("memory", "local_steps", "outer", "inner_state", "beta1", "feedback_decay", "rule")  # of `ESTIMATES`
+ACCEPTED: Final = "say --accept-risk"
+# Of `ESTIMATES`.
+MEASURED: Final = ("memory", "local_steps", "outer", "inner_state", "beta1", "feedback_decay", "rule", "opening_rounds")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +58,33 @@ FELL: Final = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Found:
+    """With the settings of `per-step` sampled audits found so many liars in time: no more liars, and no fewer trainers, are
+    defended.
+    """
+
+    trainers: int
+    liars: int
+    worse: float  # times the held-out loss of the clean run, of any attack, on seed 0
+
+
+FOUND: Final = (Found(4, 1, 1.023), Found(7, 2, 1.027))
+MORE_FELL: Final = "3 of 10 raised the loss of a language model to 1.042 times"
+OF_PRESET: Final = ("compression", "bits", "outer", "memory", "rule")
+STEPS_FELL: Final = (
+    "who falsifies one of several local steps is found late: 1 liar of 4 raised the loss of a language model to 1.07 times until "
+    f"then, and at most {POISONED_MAX} counts as defended"
+)
+
+
 def undefended(spec: JobSpec, trainers: int) -> str | None:
     """Why a job that so many trainers would begin may not be started as it is, and the way out; None if it may."""
-    if spec.audit is not AuditMode.OFF or not spec.liars:
+    if not spec.liars or spec.audit is AuditMode.FULL:
         return None
+    if spec.audit is AuditMode.SAMPLED:
+        why = _found_late(spec, trainers) if spec.kind.makes_text else None
+        return None if why is None else f"audit 'sampled' with liars {spec.liars}: {why}; take audit 'full', or {ACCEPTED}"
     if spec.data is None and spec.kind.reads_text:
         return f"{OFF} with liars {spec.liars}: where each has its own text no rule was measured to hold; take {NOBODY_LIES}"
     why = _why(spec, trainers)
@@ -67,18 +96,38 @@ def _why(spec: JobSpec, trainers: int) -> str | None:
     for fell in FELL:
         if spec.memory is Memory.RESIDUAL and (fell.compression, fell.bits) == kind:
             return fell.what
-    others = [f"{name} {getattr(spec, name)}" for name in MEASURED if getattr(spec, name) != ESTIMATES[name]]
-    if others or spec.inner_rate > ESTIMATES["inner_rate"]:
+    measured = JobSpec(name="measured", **ESTIMATES)
+    others = [f"{name} {getattr(spec, name)}" for name in MEASURED if getattr(spec, name) != getattr(measured, name)]
+    if others or spec.inner_rate > measured.inner_rate:
         return f"{', '.join(others) or f'inner_rate {spec.inner_rate:g}'} was not measured to hold"
     rows = [row for row in HELD if (row.compression, row.bits) == kind and _says_enough(spec, row)]
     if not rows:
         return f"{spec.compression} payloads of {spec.bits} bits and keep {spec.keep} were not measured to hold"
     if spec.kind.makes_text:
         return TEXT_FELL
-    if not any(spec.liars <= row.liars and trainers >= row.trainers for row in rows):
-        measured = ", ".join(f"{row.liars} of {row.trainers}" for row in rows)
-        return f"of {trainers} trainers that is more than was measured to hold ({measured})"
-    return None
+    return None if _is_measured(rows, spec, trainers) else _more(rows, trainers)
+
+
+def _is_measured(rows: Sequence[Held | Found], spec: JobSpec, trainers: int) -> bool:
+    return any(spec.liars <= row.liars and trainers >= row.trainers for row in rows)
+
+
+def _more(rows: Sequence[Held | Found], trainers: int) -> str:
+    measured = ", ".join(f"{row.liars} of {row.trainers}" for row in rows)
+    return f"of {trainers} trainers that is more than was measured to hold ({measured})"
+
+
+def _found_late(spec: JobSpec, trainers: int) -> str | None:
+    if spec.local_steps > 1:
+        return STEPS_FELL
+    measured = JobSpec(name="measured", **PRESETS["per-step"])
+    others = [f"{name} {getattr(spec, name)}" for name in OF_PRESET if getattr(spec, name) != getattr(measured, name)]
+    if others:
+        return f"{', '.join(others)} was not measured to hold"
+    replays, least = (job.audit_rate * job.auditors for job in (spec, measured))
+    if replays < least:
+        return f"{replays:g} replays of each update on average are fewer than the {least:g} that hold"
+    return None if _is_measured(FOUND, spec, trainers) else f"{_more(FOUND, trainers)}; {MORE_FELL}"
 
 
 def _says_enough(spec: JobSpec, row: Held) -> bool:

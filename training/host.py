@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 
 from ledger.core.genesis import ModuleVersion
@@ -19,13 +19,14 @@ from protocol.limits import ANSWER_MS, LEAST_UPLINK_MBIT
 from protocol.messages import Proposal
 from protocol.reasons import Verdict
 from training import starts
+from training.objectives.objective import Objective
 from training.replay.trace import reveal_bytes_max
 from training.replicated import files
 from training.replicated.each import Each
 from training.replicated.incoming import IncomingModel, part_of
 from training.replicated.layout import layout_of, of_shapes
 from training.replicated.model import Accepted, ReplicatedModel
-from training.spec import AuditMode, JobSpec
+from training.spec import DECODED_KEPT_MAX, AuditMode, JobSpec
 from training.starts import Read
 from training.threads import chosen, in_threads
 
@@ -65,23 +66,7 @@ class ModelHost:
         self._discarded: set[bytes] = set()  # jobs
 
     def terms(self, spec: bytes) -> JobTerms:
-        job = JobSpec.decode(spec)
-        return JobTerms(
-            name=job.name,
-            objective=job.objective,
-            requires=_requires(job),
-            rounds=job.rounds,
-            audited=job.audit is AuditMode.FULL,
-            needs_worker=job.kind.needs_worker,
-            proposal_seconds=job.proposal_seconds,
-            audits=_audit_terms(job) if job.audit is AuditMode.SAMPLED else None,
-            base=job.base,
-            start=job.start,
-            read=job.kind.read(job),
-            # An objective may have vectors beside the model's.
-            parameters=max(job.model.parameters, of_shapes(job.kind.tensors(job, job.own)).size),
-            role=job.kind.role,
-        )
+        return _terms(spec, JobSpec.decode(spec).kind, ANSWER_MS)
 
     def misfit(self, base: bytes, spec: bytes) -> str | None:
         before, after = JobSpec.decode(base), JobSpec.decode(spec)
@@ -258,8 +243,29 @@ class ModelHost:
             files.remove_spare(self.directory(job, number))
 
 
+@lru_cache(maxsize=DECODED_KEPT_MAX)  # they are asked for at every turn
+def _terms(spec: bytes, kind: Objective, answer_ms: int) -> JobTerms:
+    job = JobSpec.decode(spec)
+    return JobTerms(
+        name=job.name,
+        objective=job.objective,
+        requires=_requires(job),
+        rounds=job.rounds,
+        audited=job.audit is AuditMode.FULL,
+        needs_worker=kind.needs_worker,
+        proposal_seconds=job.proposal_seconds,
+        audits=_audit_terms(job, answer_ms) if job.audit is AuditMode.SAMPLED else None,
+        base=job.base,
+        start=job.start,
+        read=kind.read(job),
+        # An objective may have vectors beside the model's.
+        parameters=max(job.model.parameters, of_shapes(kind.tensors(job, job.own)).size),
+        role=kind.role,
+    )
+
+
 # Fields that came with version 3 of the module `jobs`.
-SAID_OF_MODELS = ("start", "licence", "precision", "replayed_steps", "parts")
+SAID_OF_MODELS = ("start", "licence", "precision", "replayed_steps", "closing_rounds", "parts", "opening_rounds", "lean_audits")
 
 
 def _requires(job: JobSpec) -> tuple[ModuleVersion, ...]:
@@ -269,10 +275,10 @@ def _requires(job: JobSpec) -> tuple[ModuleVersion, ...]:
     return ModuleVersion(job.kind.module, job.kind.version), *(module for module, is_said in said_of.items() if is_said)
 
 
-def _audit_terms(job: JobSpec) -> AuditTerms:
+def _audit_terms(job: JobSpec, answer_ms: int) -> AuditTerms:
     steps = job.kind.steps(job)
     # Half of the least uplink is for what audits ask for: so many bits in a millisecond.
     reveal_ms = math.ceil(8 * reveal_bytes_max(job) / (job.least_uplink * 500))
     version = 1 if job.least_uplink == LEAST_UPLINK_MBIT else 2
     rounds = (job.audit_window, steps, job.suspension_rounds)
-    return AuditTerms(job.audit_rate, job.auditors, *rounds, ANSWER_MS, reveal_ms, version)
+    return AuditTerms(job.audit_rate, job.auditors, *rounds, answer_ms, reveal_ms, version, job.closing_rounds)

@@ -3,35 +3,54 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from training.host import ROUNDS_KEPT
+from training.replicated import buffers
 from training.replicated.codec import Mode, payload_bytes_max
 from training.replicated.layout import layout_of
 from training.spec import AuditMode, JobSpec
 
 BESIDE = 2  # models beside those of the last rounds: the last durable one, and the next one while it is written
 BUFFERS = 2  # of a trainer's last accepted proposal, and of the next one
+ROUNDS_MIN: Final = 256  # of which payloads stay, however little an operator allows: minutes of the quickest rounds
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
     models: int  # those that are there side by side
     own: int  # what trainers go on from, and what audits may ask for
-    round: int  # payloads, which stay, of each round
+    round: int  # payloads of each round
+    opening: int = 0  # what those of each opening round have more
+    opening_rounds: int = 0
 
-    def bytes(self, rounds: int) -> int:
-        return self.models + self.own + self.round * rounds
+    def payloads(self, rounds: int, bytes_max: int = 0) -> int:
+        """Of the first so many rounds, where `bytes_max` of them may stay; 0: all."""
+        kept = min(rounds, self.rounds_kept(bytes_max)) if bytes_max else rounds
+        return self.round * kept + self.opening * min(kept, self.opening_rounds)
+
+    def rounds_kept(self, bytes_max: int) -> int:
+        """Of which the payloads stay, even if all of the opening rounds are among them."""
+        openings = bytes_max // (self.round + self.opening)
+        if openings > self.opening_rounds:
+            return max(ROUNDS_MIN, (bytes_max - self.opening * self.opening_rounds) // self.round)
+        return max(ROUNDS_MIN, openings)
+
+    def bytes(self, rounds: int, payload_bytes_max: int = 0) -> int:
+        return self.models + self.own + self.payloads(rounds, payload_bytes_max)
 
 
 def room_of(spec: JobSpec, trainers: int, trains: bool) -> Room:
     """At most, for a valid job with so many trainers, at a peer that trains it, or votes only."""
     layout = layout_of(spec)
     models = (max(ROUNDS_KEPT, spec.rounds_audited + 1) + BESIDE) * spec.model_bytes
-    payloads = trainers * payload_bytes_max(layout, Mode.of(spec))
+    first, last = (trainers * payload_bytes_max(layout, Mode.of(spec, number)) for number in (0, spec.rounds))
+    payloads = last, max(0, first - last), spec.opening_rounds
     if not trains:
-        return Room(models, 0, payloads)
-    shown = trainers if spec.audit is AuditMode.FULL else 1  # those of others are fetched by whoever re-executes them
-    own = BUFFERS * shown * 4 * layout.size * (1 + 2 * spec.keeps_inner_state)
+        return Room(models, 0, *payloads)
+    is_full = spec.audit is AuditMode.FULL or spec.closing_rounds > 0
+    shown = trainers if is_full else 1  # those of others are fetched by whoever re-executes them
+    own = BUFFERS * shown * (buffers.size(spec) + 8 * layout.size * spec.keeps_inner_state)
     if spec.audit is AuditMode.SAMPLED:
         own += spec.audit_bytes - spec.model_bytes * (spec.rounds_audited + 1)
-    return Room(models, own, payloads)
+    return Room(models, own, *payloads)

@@ -36,7 +36,12 @@ BATCH_MAX = 65_536  # sequences; their offsets are drawn one by one
 DECODED_KEPT_MAX: Final = 256  # specifications: each is some kilobytes
 SETTINGS_BYTES_MAX: Final = 4_096  # of an objective's own record: hashes and numbers; what is larger is a blob
 BITS: Final = (1, 2, 4, 8)  # of a level; whole ones to a byte
+LOCAL_STEPS: Final = 10  # unless said otherwise
+# One bit gives all elements of a chunk one size; those of a new model's first updates are farthest from one (decision 95).
+OPENING_BITS: Final = 4
+OPENING_ROUNDS: Final = 3
 ROUNDS: Final = 60  # unless said otherwise: a minute or two of the demo
+CLOSING_ROUNDS: Final = 10  # a lie comes so many rounds before the end at least (decision 91); they cost as with audit 'full'
 WARMUP_ROUNDS: Final = 2  # unless said otherwise, however short the job is
 KEEP_MIN: Final = 4  # elements of a chunk of 4096: fewer say less than the scale that they share costs
 KEEP_MAX: Final = 4_096  # all of them
@@ -146,7 +151,7 @@ class JobSpec:
     held_out_permille: Annotated[int, Between(0, 500)] = 100  # the last part of the text, never trained on
     seed: Count = 0  # of the initialisation and of the sampler
     rounds: Annotated[int, Between(1, ROUNDS_MAX)] = ROUNDS
-    local_steps: Annotated[int, Between(1, LOCAL_STEPS_MAX)] = 10  # H, inner steps per round
+    local_steps: Annotated[int, Between(1, LOCAL_STEPS_MAX)] = LOCAL_STEPS  # H, inner steps per round
     batch: Annotated[int, Between(1, BATCH_MAX)] = 8  # sequences per inner step and trainer
     micro_batch: Annotated[int, Between(1, BATCH_MAX)] = (
         8  # sequences per forward pass: bounds memory, not the result beyond rounding
@@ -190,6 +195,12 @@ class JobSpec:
     licence: Name | None = codec.added(None)  # under which the model may be used; None: not named
     # What a proposal commits to is named by the list of its parts where it is larger than one (`protocol.digests`).
     parts: bool = codec.added(False)
+    # Sampled: the last rounds, whose proposals are re-executed before the vote: a dispute of theirs would end too late to help.
+    closing_rounds: Annotated[int, Between(0, ROUNDS_MAX)] = codec.added(0)
+    # The first rounds, whose payloads say `OPENING_BITS` of every element, whatever those of later rounds say.
+    opening_rounds: Annotated[int, Between(0, ROUNDS_MAX)] = codec.added(0)
+    # Buffers are levels of eight bits, and sampled audits replay whole rounds: no states are committed to (decision 96).
+    lean_audits: bool = codec.added(False)
 
     @property
     def kind(self) -> Objective:
@@ -240,6 +251,11 @@ class JobSpec:
         return self.memory is Memory.ESTIMATES
 
     @property
+    def _share_said(self) -> float:
+        """Of a chunk's elements, by a payload after the opening rounds."""
+        return self.keep / KEEP_MAX if self.compression is Compression.SPARSE else 1.0
+
+    @property
     def update_weight(self) -> float:
         """By what an update counts in the buffer that a trainer commits to: a part of its momentum, or one."""
         return 1 - self.feedback_decay if self.has_estimates else 1.0
@@ -252,6 +268,10 @@ class JobSpec:
     @property
     def traces_states(self) -> bool:
         """Whether a proposal commits to states between its inner steps. A single step is replayed whole."""
+        return self.samples_several_steps and not self.lean_audits
+
+    @property
+    def samples_several_steps(self) -> bool:
         return self.audit is AuditMode.SAMPLED and self.local_steps > 1 and self.kind.needs_worker
 
     @property
@@ -260,9 +280,28 @@ class JobSpec:
         return self.local_steps // self.replayed_steps
 
     @property
+    def sealed_step(self) -> int:
+        """The inner step of a replay whose loss an auditor reports: the first. Of a round that lean audits replay it is the last
+        one, which can only be estimated without the steps before it.
+        """
+        return self.local_steps - 1 if self.lean_audits else 0
+
+    @property
     def rounds_audited(self) -> int:
         """For how many rounds after its own a proposal may still be replayed: a challenge comes, and then its dispute ends."""
         return 2 * self.audit_window if self.audit is AuditMode.SAMPLED else 0
+
+    @property
+    def usual_closing_rounds(self) -> int:
+        """How many `train` sets, unless a person does. None where a round is one step: each audit sees all of it."""
+        return min(CLOSING_ROUNDS, self.rounds // 3) if self.samples_several_steps else 0
+
+    @property
+    def usual_opening_rounds(self) -> int:
+        """How many `train` sets in a job that starts anew, unless a person does: one bit, several local steps were measured."""
+        is_one_bit = self.compression is Compression.DENSE and self.bits == 1 and self.memory is Memory.RESIDUAL
+        is_measured = is_one_bit and self.outer is Outer.NESTEROV and self.local_steps > 1
+        return min(OPENING_ROUNDS, self.rounds) if is_measured else 0
 
     @property
     def keeps_inner_state(self) -> bool:
@@ -316,6 +355,11 @@ class JobSpec:
             return f"objective {self.objective!r} starts from no parameters of its own: {way_out}"
         if self.bits not in BITS:
             return f"bits must be 1, 2, 4 or 8, not {self.bits}"
+        if self.opening_rounds > self.rounds:
+            return f"opening_rounds {self.opening_rounds} is more than rounds {self.rounds}: take bits {OPENING_BITS} for all"
+        if self.opening_rounds and self.bits * self._share_said >= OPENING_BITS:
+            whole = f"{OPENING_BITS} bits an element"
+            return f"opening_rounds {self.opening_rounds} gains nothing where all rounds say {whole} or more: leave it out"
         # A job of one round keeps the usual warm-up: nobody has to say that it needs none.
         if self.warmup_rounds > max(self.rounds, WARMUP_ROUNDS):
             return f"warmup_rounds {self.warmup_rounds} are more than the {self.rounds} rounds: shorten the warm-up"
@@ -346,8 +390,14 @@ class JobSpec:
             return f"least_uplink {self.least_uplink} says nothing with audit {self.audit.value!r}: leave it out"
         if self.audit is not AuditMode.SAMPLED and self.replayed_steps != 1:
             return f"replayed_steps {self.replayed_steps} says nothing with audit {self.audit.value!r}: leave it out"
+        if self.audit is not AuditMode.SAMPLED and self.closing_rounds:
+            return f"closing_rounds {self.closing_rounds} says nothing with audit {self.audit.value!r}: leave it out"
+        if self.closing_rounds > self.rounds:
+            return f"closing_rounds {self.closing_rounds} is more than rounds {self.rounds}: take audit 'full' to re-execute all"
         if self.local_steps % self.replayed_steps:
             return f"local_steps {self.local_steps} must be a multiple of replayed_steps {self.replayed_steps}"
+        if self.lean_audits and (problem := self._lean_problem()):
+            return problem
         limit = BLOB_BYTES_MAX if self.parts else PLAIN_BLOB_BYTES_MAX
         if self.object_bytes_max > limit:
             size = f"what an update commits to has {self.object_bytes_max} bytes, and others can get {limit} at most"
@@ -362,6 +412,21 @@ class JobSpec:
             return (
                 f"{kept}, more than {AUDIT_BYTES_MAX >> 30}: take a shorter audit_window, more replayed_steps or a smaller model"
             )
+        return None
+
+    def _lean_problem(self) -> str | None:
+        if not self.is_reexecuted:
+            return f"lean_audits says nothing with audit {self.audit.value!r}: leave it out"
+        if not self.kind.needs_worker or self.local_steps == 1:
+            return "lean_audits needs several local_steps of training: a single one has no states to show; leave it out"
+        if self.keeps_inner_state:
+            return "lean_audits with inner_state 'keep' would show all moments: take inner_state 'reset'"
+        if self.compression is Compression.DENSE and self.bits == 8:  # one file would be payload and buffer, and go as the latter
+            return "lean_audits with bits 8 would show again what payloads say: take fewer bits"
+        if self.feedback_decay == 0 or self.has_estimates:
+            return "lean_audits needs feedback_decay above 0 and memory 'residual': it was measured with no other; leave it out"
+        if self.audit is AuditMode.SAMPLED and self.replayed_steps != self.local_steps:
+            return f"lean_audits shows no states between steps: take replayed_steps {self.local_steps}, the whole round"
         return None
 
     def _memory_problem(self) -> str | None:
@@ -520,4 +585,7 @@ def completed(fields: Mapping[str, Any]) -> dict[str, Any]:
         Memory.ESTIMATES: {name: ESTIMATES[name] for name in following_estimates(fields)},
     }
     said = [follows.get(fields.get(name), {}) for name in ("outer", "inner", "memory")]
-    return said[0] | said[1] | said[2] | rule | dict(fields)
+    is_lean = fields.get("lean_audits") and fields.get("audit") == AuditMode.SAMPLED
+    steps = fields.get("local_steps", LOCAL_STEPS)
+    whole = {"replayed_steps": steps, "audit_rate": 1 / steps} if is_lean else {}  # as many steps are replayed as of other jobs
+    return said[0] | said[1] | said[2] | rule | whole | dict(fields)

@@ -14,7 +14,7 @@ from typing import Final
 from training import tasks
 from training.stops import Stops
 
-SLICE_SECONDS: Final = 0.1  # so long a proposal may wait for a text, and one token longer; ten times a second people see it grow
+SLICE_SECONDS: Final = 0.1  # so long a proposal may wait for a text, and one pass longer; ten times a second people see it grow
 OPEN_MAX: Final = 8  # more than the daemon lets people begin at once: those that nobody reads any more go first
 
 

@@ -2,15 +2,23 @@
 
 A peer that cannot be dialed reserves at two members that it has dialed. Each relay tells its links who has reserved. Whoever
 lacks a link to one of them opens a circuit. Both ends treat it as a link from then on, until there is a direct one.
+
+What arrives is said by whoever receives it, so a circuit that fails says nothing certain of its relay:
+
+| circuits over a relay                                            | then it is chosen last                            |
+|------------------------------------------------------------------|---------------------------------------------------|
+| with one member have failed                                      | for circuits with this member                     |
+| fail with BLAMED_BY members or more, and work with fewer others  | for all circuits, and for reservations, too       |
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -26,9 +34,13 @@ from protocol.messages import (
     Reserve,
     Reserved,
 )
-from transport.framing import Priority
+from transport.budget import Budget
+from transport.framing import MESSAGE_OVERHEAD_BYTES, Priority
 from transport.hub import Link
-from transport.relay import CREDIT_SHARE, WINDOW_BYTES, Relay
+from transport.lanes import SILENT_SECONDS
+from transport.reachability import Reachable, Relaying
+from transport.relay import CREDIT_SHARE, RECORDS_MAX, WINDOW_BYTES, Relay
+from transport.shares import Account
 
 log = logging.getLogger(__name__)
 
@@ -36,22 +48,28 @@ RELAYS = 2  # where a peer reserves: one may go without notice
 LOOK_SECONDS = 0.25  # between looks at what is missing: reservations, circuits, what others are to be told
 RESERVE_SECONDS = 2.0  # for the relay's answer; then another one is asked
 REFUSED_SECONDS = 5.0  # until a relay that has refused is asked again: it may not know yet that this peer is a member
+PING_SECONDS = 1.0  # of silence, after which a relay in use is pinged: sooner than other links
+TELLINGS_PER_SECOND = 1.0  # of who has reserved here, to all links, after TELLINGS_AT_ONCE: many may reserve and take it back
+TELLINGS_AT_ONCE = 8  # a relay that starts is asked by all that have lost one
 GRACE_SECONDS = 0.5  # so long a direct link may still come by itself; three times as long for the larger key of two
 RETRY_SECONDS = 0.25  # a pause before the next try lies between 0 and this, twice as much after each failure, at most
 RETRY_SECONDS_MAX = 10.0
-STABLE_SECONDS = 30.0  # a circuit that held this long was a success: its relay is as good as any
-OPENING_MAX = 16  # circuits whose handshake is not complete; of each relay, for those that others open
+STABLE_SECONDS = 30.0  # a circuit that held this long was a success: its relay is as good as any for this peer
+BLAMED_BY = 2  # one that lies about what arrives has no relay dropped for others
+OPENING_MAX = 16  # circuits whose handshake is not complete: of those that this peer opens, and of others' over each relay
 ENDS_MAX = 256  # circuits that end here
 
-Serve = Callable[["CircuitStream", bytes, bool], Awaitable[None]]  # stream, peer, whether we open; returns at the end
+Serve = Callable[["CircuitStream", bytes], Awaitable[None]]  # stream, peer; returns at the end
 
 
 class CircuitStream(trio.abc.HalfCloseableStream):
     """One end of a circuit. Bytes in and out are records, as `transport.circuit` has them."""
 
-    def __init__(self, name: bytes, carrier: Link) -> None:
-        self.name, self.carrier = name, carrier
-        self.linked = False  # the handshake is complete, and both ends use it as a link
+    def __init__(self, name: bytes, carrier: Link, opens: bool) -> None:
+        self.name, self.carrier, self.opens = name, carrier, opens
+        self.link: Link | None = None  # since the handshake is complete, and both ends use it
+        self.failed = False  # it brought nothing, or not all; another relay was to take over
+        self.account, self._held = carrier.account, 0  # pays for what has arrived: the relay's, and then that of the link
         self.ended = False
         self.credited: Callable[[], None] = lambda: None
         self._credit = list(WINDOW_BYTES)
@@ -70,15 +88,32 @@ class CircuitStream(trio.abc.HalfCloseableStream):
 
     def on_data(self, message: CircuitData) -> bool:
         """False: more than the window holds."""
-        if self._unread[message.lane] + len(message.data) > WINDOW_BYTES[message.lane]:
+        if self.ended:
+            return True
+        is_full = self._unread[message.lane] + len(message.data) > WINDOW_BYTES[message.lane]
+        if is_full or len(self._arrived[message.lane]) >= RECORDS_MAX[message.lane]:
             return False
         self._unread[message.lane] += len(message.data)
         self._arrived[message.lane].append(message.data)
+        self._hold(len(message.data) + MESSAGE_OVERHEAD_BYTES)
         self._news.set()
         return True
 
+    def _hold(self, size: int) -> None:
+        self._held += size
+        self.account.add(size)
+
+    def pay_with(self, account: Account) -> None:
+        """What this end holds is this account's from now on."""
+        self.account.add(-self._held)
+        self.account = account
+        account.add(self._held)
+
     def end(self) -> None:
         self.ended = True
+        for arrived in self._arrived:
+            arrived.clear()
+        self._hold(-self._held)
         self._news.set()
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
@@ -89,6 +124,7 @@ class CircuitStream(trio.abc.HalfCloseableStream):
             for lane in Priority:
                 if self._arrived[lane]:
                     record = self._arrived[lane].popleft()
+                    self._hold(-len(record) - MESSAGE_OVERHEAD_BYTES)
                     self._last = (lane, len(record))
                     return bytes([lane]) + record
             self._news = trio.Event()
@@ -128,7 +164,7 @@ class CircuitStream(trio.abc.HalfCloseableStream):
 
 @dataclass(slots=True)
 class _Missing:
-    """A peer without a link, which some relay forwards to."""
+    """A peer without a link, or with one over a silent relay, which another relay forwards to."""
 
     since: float
     tries: int = 0
@@ -137,8 +173,8 @@ class _Missing:
 
 
 class Detours:
-    """`serves`: members, for whom this peer forwards and through whom it goes. `forwards`: whether it forwards at all.
-    `is_hidden`: whether it needs others to forward to it. `changed`: is told who does, again and again."""
+    """`serves`: members, for whom this peer forwards and through whom it goes. `relaying`: whether it forwards at all.
+    `reachable`: a peer that is relayed needs others to forward to it. `changed`: is told who does, again and again."""
 
     def __init__(
         self,
@@ -147,23 +183,25 @@ class Detours:
         serve: Serve,
         *,
         serves: Callable[[bytes], bool],
-        forwards: bool,
-        is_hidden: Callable[[], bool],
+        relaying: Relaying,
+        reachable: Callable[[], Reachable],
         refuse: Callable[[str], None],
         random: Random,
         changed: Callable[[tuple[bytes, ...]], None],
     ) -> None:
         self._me, self._links, self._serve = me, links, serve
-        self._serves, self._forwards, self._is_hidden = serves, forwards, is_hidden
+        self._serves, self._relaying, self._reachable = serves, relaying, reachable
         self._refuse, self._random, self._changed = refuse, random, changed
-        self.relay = Relay(self._post, lambda peer: forwards and serves(peer), refuse)
+        self.relay = Relay(self._post, serves, self._forwards, refuse, lambda peer: links[peer].account)
         self._offers: dict[bytes, frozenset[bytes]] = {}  # relay -> who has reserved there
         self._asked: dict[bytes, float] = {}  # relay -> when it was asked for our reservation
         self._refused: dict[bytes, float] = {}  # relay -> when it may be asked again
-        self._failures: Counter[bytes] = Counter()  # relay -> circuits that failed, since one held
-        self._missing: dict[bytes, _Missing] = {}
+        self._failures: defaultdict[bytes, Counter[bytes]] = defaultdict(Counter)  # relay -> by peer, since a circuit held
+        self._missing: dict[tuple[bytes, bytes | None], _Missing] = {}  # by peer and the silent relay
+        self._silent: set[bytes] = set()  # relays in use from which nothing comes
         self._ends: dict[bytes, CircuitStream] = {}
         self._told: Reserved | None = None
+        self._tellings = Budget(TELLINGS_PER_SECOND, TELLINGS_AT_ONCE)
         self._woken = trio.Event()
         self._nursery: trio.Nursery | None = None
 
@@ -171,15 +209,17 @@ class Detours:
         async with trio.open_nursery() as self._nursery:
             self._nursery.start_soon(self._forward)
             while True:
+                self.relay.end_unserved()
+                self._listen(trio.current_time())
                 self._reserve(trio.current_time())
                 self._open(self._nursery, trio.current_time())
-                self._tell()
+                self._tell(trio.current_time())
                 self._changed(self._relays())
                 await trio.sleep(LOOK_SECONDS)
 
     def linked(self, link: Link) -> None:
         """A direct link is in use."""
-        if self._forwards:
+        if self._told is not None:
             link.post(self.relay.reservations, Priority.CONTROL)
 
     def unlinked(self, link: Link) -> None:
@@ -195,7 +235,7 @@ class Detours:
         """A message of `protocol.messages.CIRCUITS`, over a direct link."""
         match message:
             case Reserve():
-                self.relay.reserve(link.peer, message.wanted)
+                self.relay.reserve(link.peer, message.wanted, trio.current_time())
             case Reserved():
                 self._offers[link.peer] = frozenset(message.peers)
             case OpenCircuit():
@@ -221,8 +261,18 @@ class Detours:
             self._refuse("circuit-overrun")
             stream.end()
 
+    def _listen(self, now: float) -> None:
+        """Sees which relays in use are silent: one without power closes no connection."""
+        self._silent.clear()
+        for relay in {*self._asked, *(stream.carrier.peer for stream in self._ends.values())} & self._links.keys():
+            seconds = self._links[relay].silence.seconds(now)
+            if seconds >= PING_SECONDS:
+                self._links[relay].ping()
+            if seconds >= SILENT_SECONDS:
+                self._silent.add(relay)
+
     def _reserve(self, now: float) -> None:
-        if not (self._is_hidden() and self._serves(self._me)):
+        if not (self._reachable() is Reachable.RELAYED and self._serves(self._me)):
             for relay in self._asked:
                 self._post(relay, Reserve(False), Priority.CONTROL)
             self._asked.clear()
@@ -236,32 +286,57 @@ class Detours:
             for relay in self._offers.keys() - self._asked.keys()
             if self._refused.get(relay, 0.0) <= now and self._serves(relay) and self._links[relay].dialed
         ]
-        for relay in sorted(usable, key=self._rank)[: RELAYS - len(self._asked)]:
+        heard = sorted(self._asked.keys() - self._silent, key=self._rank)
+        for relay in sorted(usable, key=self._rank)[: max(0, RELAYS - len(heard))]:
             if self._post(relay, Reserve(True), Priority.CONTROL):
                 self._asked[relay] = now
+        for relay in heard[RELAYS:]:  # one that was silent is back
+            self._post(relay, Reserve(False), Priority.CONTROL)
+            del self._asked[relay]
 
     def _relays(self) -> tuple[bytes, ...]:
-        """The members that forward to this peer now."""
-        return tuple(sorted(relay for relay in self._asked if self._me in self._offers.get(relay, ())))
+        """The members that forward to this peer now; silent ones where there are no others."""
+        forwarding = [relay for relay in self._asked if self._me in self._offers.get(relay, ())]
+        return tuple(sorted(sorted(forwarding, key=self._rank)[:RELAYS]))
 
-    def _rank(self, relay: bytes) -> tuple[int, bytes]:
-        """Good ones first; of these, others than the other peers choose."""
-        return self._failures[relay], hashlib.sha256(self._me + relay).digest()
+    def _rank(self, relay: bytes, peer: bytes = b"") -> tuple[bool, int, bool, bytes]:
+        """Good ones first, for circuits with this peer or for reservations; of these, others than the other peers choose."""
+        spread = hashlib.sha256(self._me + relay).digest()
+        return relay in self._silent, self._failures[relay][peer], self._is_blamed(relay), spread
+
+    def _is_blamed(self, relay: bytes) -> bool:
+        links = [stream.link for stream in self._ends.values() if stream.carrier.peer == relay and not stream.failed]
+        working = {link.peer for link in links if link is not None}
+        failing = self._failures[relay].keys() - working
+        return len(failing) >= BLAMED_BY and len(failing) > len(working)
 
     def _open(self, nursery: trio.Nursery, now: float) -> None:
-        ways: dict[bytes, list[bytes]] = {}
+        failing = self._failing(now)
+        heard, ways = self._links.keys() - failing.keys(), dict[tuple[bytes, bytes | None], list[bytes]]()
         for relay, peers in self._offers.items():
-            for peer in peers.difference(self._links) if self._serves(relay) else ():
-                if peer != self._me and self._serves(peer):
-                    ways.setdefault(peer, []).append(relay)
-        for peer in [peer for peer, missing in self._missing.items() if peer not in ways and not missing.opened]:
-            del self._missing[peer]
-        for peer, relays in ways.items():
-            missing = self._missing.setdefault(peer, _Missing(now))
+            for peer in peers.difference(heard) if self._serves(relay) else ():
+                if peer != self._me and relay != failing.get(peer) and self._serves(peer):
+                    ways.setdefault((peer, failing.get(peer)), []).append(relay)
+        for key in [key for key, missing in self._missing.items() if key not in ways and not missing.opened]:
+            del self._missing[key]
+        for (peer, by), relays in ways.items():
+            missing = self._missing.setdefault((peer, by), _Missing(now))
             due = max(missing.next_at, missing.since + GRACE_SECONDS * (1 if self._me < peer else 3))
             if due <= now and not missing.opened and self._half_open() < OPENING_MAX and len(self._ends) < ENDS_MAX:
                 missing.opened = True
-                nursery.start_soon(self._dial, peer, min(relays, key=self._rank), missing)
+                nursery.start_soon(self._dial, peer, min(relays, key=partial(self._rank, peer=peer)), missing)
+
+    def _failing(self, now: float) -> dict[bytes, bytes]:
+        """By peer, the relay over which it is linked in vain."""
+        failing = dict[bytes, bytes]()
+        for stream in self._ends.values():
+            link = stream.link
+            if link is not None and self._links.get(link.peer) is link and link.fails(now):
+                failing[link.peer] = stream.carrier.peer
+                if not stream.failed:
+                    self._failures[stream.carrier.peer][link.peer] += 1
+                stream.failed = True
+        return failing
 
     async def _dial(self, peer: bytes, relay: bytes, missing: _Missing) -> None:
         carrier = self._links.get(relay)
@@ -269,35 +344,47 @@ class Detours:
             missing.opened = False
             return
         start = trio.current_time()
-        stream = CircuitStream(self._random.randbytes(16), carrier)
+        stream = CircuitStream(self._random.randbytes(16), carrier, opens=True)
         self._ends[stream.name] = stream
         stream.carrier.post(OpenCircuit(stream.name, peer), Priority.VOTE)
-        await self._end(stream, peer, True)
+        await self._end(stream, peer)
         now = trio.current_time()
-        held = stream.linked and now - start >= STABLE_SECONDS
-        missing.tries = 0 if stream.linked else missing.tries + 1
-        self._failures[relay] = 0 if held else self._failures[relay] + 1
+        missing.tries = 0 if stream.link else missing.tries + 1
+        if not stream.failed:  # that was counted when it did
+            failed = self._failures[relay].pop(peer, 0) + 1
+            if stream.link is None or now - start < STABLE_SECONDS:
+                self._failures[relay][peer] = failed
         pause = min(RETRY_SECONDS_MAX, RETRY_SECONDS * 2 ** min(missing.tries, 16))
         missing.next_at, missing.opened = now + self._random.uniform(0, pause), False
 
     def _incoming(self, link: Link, message: IncomingCircuit) -> None:
         assert self._nursery is not None
-        crowded = self._half_open(link) >= OPENING_MAX or len(self._ends) >= ENDS_MAX
-        if link.peer not in self._asked or message.circuit in self._ends or crowded:
-            self._refuse("circuit-unasked" if link.peer not in self._asked else "too-many-links")
+        if (problem := self._why_not(link, message)) is not None:
+            self._refuse(problem)
             link.post(CloseCircuit(message.circuit, "refused"), Priority.VOTE)
             return
-        stream = self._ends[message.circuit] = CircuitStream(message.circuit, link)
-        self._nursery.start_soon(self._end, stream, message.peer, False)
+        stream = self._ends[message.circuit] = CircuitStream(message.circuit, link, opens=False)
+        self._nursery.start_soon(self._end, stream, message.peer)
+
+    def _why_not(self, relay: Link, message: IncomingCircuit) -> str | None:
+        """Why this circuit is not served, if so."""
+        if relay.peer not in self._asked or message.circuit in self._ends:
+            return "circuit-unasked"
+        if not self._serves(message.peer):  # a relay may say so of anybody
+            return "relay-not-member"
+        crowded = self._half_open(relay) >= OPENING_MAX or len(self._ends) >= ENDS_MAX
+        return "too-many-links" if crowded else None
 
     def _half_open(self, carrier: Link | None = None) -> int:
-        """Circuits whose handshake is not complete; None: over whatever link."""
-        return sum(not stream.linked and carrier in (None, stream.carrier) for stream in self._ends.values())
+        """Circuits whose handshake is not complete: others' over this link; None: those that this peer opens."""
+        return sum(
+            stream.link is None and carrier is (None if stream.opens else stream.carrier) for stream in self._ends.values()
+        )
 
-    async def _end(self, stream: CircuitStream, peer: bytes, opens: bool) -> None:
+    async def _end(self, stream: CircuitStream, peer: bytes) -> None:
         """Serve one end of a circuit until it ends."""
         try:
-            await self._serve(stream, peer, opens)
+            await self._serve(stream, peer)
         finally:
             del self._ends[stream.name]
             if not stream.ended:
@@ -321,14 +408,23 @@ class Detours:
             with trio.move_on_at(self.relay.forward(trio.current_time())):
                 await self._woken.wait()
 
-    def _tell(self) -> None:
-        """Who has reserved here; to all, when it has changed."""
+    def _forwards(self) -> bool:
+        return self._relaying.takes(self._reachable())
+
+    def _tell(self, now: float) -> None:
+        """Who has reserved here, once anybody may; to all, when it has changed."""
+        if not self._relaying.keeps(self._reachable()):
+            self.relay.give_up()
+        if self._told is None and not self._forwards():
+            return
         reservations = self.relay.reservations
-        if self._told is not None and reservations != self._told:
-            for link in self._links.values():
-                if link.by is None:
-                    link.post(reservations, Priority.CONTROL)
+        if reservations == self._told or self._tellings.wait_seconds(now) > 0:
+            return
+        self._tellings.spend(1)
         self._told = reservations
+        for link in self._links.values():
+            if link.by is None:
+                link.post(reservations, Priority.CONTROL)
 
     def _post(self, peer: bytes, message: Any, priority: Priority) -> bool:
         """Over a direct link; circuits go through one relay, never through two."""

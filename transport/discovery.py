@@ -16,15 +16,16 @@ from protocol.limits import RECORDS_MAX
 from protocol.messages import AgedRecord, DialBack, GetRecords, NotReached, Observed, PeerRecord, Records
 from transport.framing import Priority
 from transport.hub import Link
-from transport.reachability import Reachability, Reachable
-from transport.records import CHANGE_SECONDS, RecordBook, Told
+from transport.own_addresses import OwnAddresses
+from transport.reachability import DIAL_BACK_SECONDS, Reachability, Reachable
+from transport.records import CHANGE_SECONDS, RecordBook, Told, fitting
+from transport.standing import Standing
 
 FANOUT: Final = 8  # links that a new record is passed on to: after three steps hundreds have it, and most hear it a few times
 TICK_SECONDS: Final = 60.0  # between questions for all records, which find what was passed on to everybody else
 ANSWER_SECONDS: Final = 10.0  # between answers with all records over one link: 200 kB with the most that are kept
 DIAL_AGAIN_TICKS: Final = 10  # until addresses of somebody who was dialed in vain, and forgotten, are dialed again
-DIAL_BACK_SECONDS: Final = 60.0  # between two that one link is granted, and in which DIALS_BACK are in all
-DIALS_BACK: Final = 4
+DIALS_BACK: Final = 4  # in DIAL_BACK_SECONDS, over all links
 OWN_AT_ONCE: Final = 4  # changes of the own record, then one in CHANGE_SECONDS: half of what others take
 
 
@@ -34,19 +35,16 @@ class Discovery:
         book: RecordBook,
         links: Mapping[bytes, Link],
         learn: Callable[[str, bytes], None],
-        own_addresses: Callable[[Sequence[str]], Sequence[str]],
+        own: OwnAddresses,
         dial_back: Callable[[bytes, str], Awaitable[bool]],
-        port: Callable[[str | None], int | None],
         refuse: Callable[[str], None],
+        is_stranger: Callable[[bytes], bool],
         random: Random,
     ) -> None:
-        """`learn`: an address, and whose it is said to be. `own_addresses`: where this peer is reached, given the hosts of
-        this machine that links lead from. `dial_back`: whether that peer answers at an address. `port`: at which others reach
-        this one at a host, or at any; None: at none.
-        """
-        self.book, self._links, self._learn, self._own_addresses = book, links, learn, own_addresses
-        self._dial_back, self._port, self._refuse, self._random = dial_back, port, refuse, random
-        self._reachability = Reachability(port(None) is not None, book.is_member)
+        """`learn`: an address, and whose it is said to be. `dial_back`: whether that peer answers at an address."""
+        self.book, self._links, self._learn, self._own = book, links, learn, own
+        self._dial_back, self._refuse, self._is_stranger, self._random = dial_back, refuse, is_stranger, random
+        self._reachability = Reachability(own.port(None) is not None, book.is_member)
         self._dialed_back: deque[float] = deque(maxlen=DIALS_BACK)
         self._relays: tuple[bytes, ...] = ()
         self._hosts: set[str] = set()
@@ -65,6 +63,12 @@ class Discovery:
         if relays != self._relays:
             self._relays = relays
             self._changed.set()
+
+    def moved(self) -> None:
+        """Others reach this peer elsewhere from now on."""
+        self._reachability.moved()
+        self._announce(trio.current_time())
+        self._ask_back()
 
     # Links ------------------------------------------------------------------------------------------------------------
 
@@ -107,24 +111,26 @@ class Discovery:
             signer = aged.record.signer
             told = self.book.take(aged, link.reach, now)
             if told is Told.NEW:
-                new[signer] = None
+                if not self._is_stranger(signer):  # strangers' are told to those who ask: new keys cost them nothing
+                    new[signer] = None
                 self.dial(signer)
             elif told is Told.OWN:
                 record = decode_message(aged.record.body, (PeerRecord,))
                 self._above = max(self._above, record.sequence)
                 self._changed.set()
-                for address in record.addresses:  # another machine may have our key
+                for address in fitting(record):  # another machine may have our key
                     self._learn(address, signer)
             elif told is Told.STALE and signer == link.peer:
                 is_stale = True
         if is_stale:
             self._send(link, self.book.told(link.reach, now, [link.peer]))
         others = [other for other in self._links.values() if other is not link and other.version >= 3]
+        others = [other for other in others if other.standing is not Standing.STRANGER]  # they ask, and draw no copies
         for other in self._random.sample(others, min(FANOUT, len(others))) if new else ():
             self._send(other, self.book.told(other.reach, now, new.keys() - {other.peer}))
 
     def dial(self, peer: bytes) -> None:
-        """A stranger gets one dial: nobody has a whole network dial a victim at the price of some keys."""
+        """A stranger gets a dial of one address: nobody has a whole network dial a victim at the price of some keys."""
         addresses = self.book.addresses(peer)
         for address in addresses if self.book.is_member(peer) else addresses[:1]:
             self._learn(address, peer)
@@ -168,7 +174,7 @@ class Discovery:
 
     def _ask_back(self) -> None:
         self._reachability.linked_are(self._links.keys())
-        port = self._port(self._reachability.host)
+        port = self._own.port(self._reachability.host)
         if port is not None:
             for peer in self._reachability.ask(trio.current_time()):
                 self._links[peer].post(DialBack(port), Priority.CONTROL)
@@ -192,12 +198,16 @@ class Discovery:
 
     # Own record -------------------------------------------------------------------------------------------------------
 
+    def own_addresses(self, hosts: Sequence[str] = ()) -> tuple[str, ...]:
+        """Where others are told to dial this peer. `hosts`: of this machine, that links lead from."""
+        return self._own.reached(self.host, hosts)
+
     def _announce(self, now: float) -> None:
         if self._paid_until > now + (OWN_AT_ONCE - 1) * CHANGE_SECONDS:
             self._changed.set()
             return
         by_scope: dict[Scope, tuple[str, ...]] = {}
-        for address in self._own_addresses(tuple(self._hosts)):
+        for address in self.own_addresses(tuple(self._hosts)):
             scope = scope_of(address)
             by_scope[scope] = (*by_scope.get(scope, ()), address)
         changed = self.book.say(by_scope, self._relays, now, self._above)

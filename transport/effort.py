@@ -3,13 +3,16 @@
 Each budget is a share of one processor, and some seconds of it that may be spent at once. Whoever has spent more is read again
 when that is paid back. Strangers wait in one line, so that those who spend little are not behind those who spend much.
 
-| who                       | what is spent                                  | and then                                        |
-|---------------------------|------------------------------------------------|-------------------------------------------------|
-| a link                    | decrypting, decoding, signatures, writing to it | it is read more slowly; a stranger that goes on |
-|                           |                                                | sending all it can is dropped (PATIENCE_SECONDS) |
-| all strangers             | the same                                       | they are read more slowly                       |
-| handshakes, of one host and | keys and signatures                          | where both are spent they wait, until it is too |
-| of all without members    |                                                | late for them                                   |
+| who                        | what is spent                                  | and then                                         |
+|----------------------------|------------------------------------------------|--------------------------------------------------|
+| a link                     | decrypting, decoding, signatures, writing to   | it is read more slowly; a stranger that goes on  |
+|                            | it, its part of the node's turns               | sending all it can is dropped (PATIENCE_SECONDS) |
+| all strangers              | the same, and STEP_SECONDS for each read       | they are read more slowly                        |
+| handshakes of hosts        | keys, signatures, making links of them,        | they wait in line, the host that has spent least |
+| without members            | and STEP_SECONDS for each step                 | first, behind one of each host that has begun,   |
+|                            |                                                | until it is too late for them                    |
+| handshakes of a host       | the same                                       | they wait in a line of their own host, whoever   |
+| with members               |                                                | came first before the others                     |
 
 A member is not dropped: what it sends may be what a decision waits for, and its budget leaves the others theirs.
 """
@@ -17,6 +20,7 @@ A member is not dropped: what it sends may be what a decision waits for, and its
 from __future__ import annotations
 
 from collections import OrderedDict
+from functools import partial
 from typing import NamedTuple
 
 import trio
@@ -24,8 +28,9 @@ import trio
 from transport.standing import Standing
 
 PATIENCE_SECONDS = 5.0  # of waiting for a stranger that has sent a full read each time: whoever only asks sends less than it gets
-MANY_HOSTS_SECONDS = 5.0  # a host that spent little waits for others no more than so much less: there may be thousands of it
+STEP_SECONDS = 0.0005  # of a handshake, or of a stranger's link, beside what is measured: socket, tasks, the loop's turns
 HOSTS_MAX = 1_024  # remembered; the one that was here longest ago is forgotten
+SOONER_SECONDS = 0.2  # what strangers said is dealt with so long before more is read of them; reading would take all
 WAIT_SECONDS_MIN, WAIT_SECONDS_MAX = 0.001, 1.0  # until a budget is looked at again
 
 
@@ -37,17 +42,17 @@ class Share(NamedTuple):
 # A member's is what a link of 1 Gbit/s needs to be decrypted. A guest gets a state and a model, whose chunks cost little to send.
 # A stranger needs some dozen answers until it is a member.
 LINK = {
-    Standing.STRANGER: Share(0.05, 0.25),
+    Standing.STRANGER: Share(0.02, 0.1),
     Standing.GUEST: Share(0.25, 2.0),
     Standing.MEMBER: Share(0.75, 10.0),
     Standing.VOTER: Share(0.75, 10.0),
 }
-STRANGERS = Share(0.15, 0.1)  # and no more than a tenth of a second of theirs before a vote
-HANDSHAKES = Share(0.1, 0.25)  # of hosts without members; a handshake costs about a millisecond
-HANDSHAKES_OF_HOST = Share(0.02, 0.05)  # fifty at once, then twenty a second
-HANDSHAKES_OF_MEMBERS_HOST = Share(0.1, 0.25)
-
-assert STRANGERS.processor + HANDSHAKES.processor < 0.5, "most of a processor is left whatever strangers do"
+STRANGERS = Share(0.005, 0.02)  # and no more than a fiftieth of a second of theirs before a vote
+# Of hosts without members: some two links of strangers a second, a newcomer's among the first. Four hundred at once, thirty on a
+# slow computer: a peer that starts again does not know yet where members are. Votes go in between: they are taken step by step.
+HANDSHAKES = Share(0.006, 1.0)
+HANDSHAKES_OF_HOST = Share(0.01, 0.0)  # how soon is forgotten what a host has spent: it is only compared with what others have
+HANDSHAKES_OF_MEMBERS_HOST = Share(0.01, 0.5)  # as many at once: a network that was cut off behind one address comes back
 
 
 class Bucket:
@@ -56,8 +61,12 @@ class Bucket:
         self._spent, self._at = 0.0, 0.0
 
     def spend(self, seconds: float, now: float) -> None:
-        self._spent = max(0.0, self._spent - self.share.processor * (now - self._at)) + seconds
+        self._spent = self.owes(now) + seconds
         self._at = now
+
+    def owes(self, now: float) -> float:
+        """Seconds of a processor that it has spent and not paid back."""
+        return max(0.0, self._spent - self.share.processor * (now - self._at))
 
     def wait(self, now: float) -> float:
         """Seconds until it has paid back what it spent too much."""
@@ -76,47 +85,94 @@ class Payer:
         if self._shared is not None:
             self._shared.spend(seconds, now)
 
+    def wait(self) -> float:
+        """Seconds until both are paid back."""
+        now = trio.current_time()
+        return max(bucket.wait(now) for bucket in (self.own, self._shared) if bucket is not None)
+
+
+class Line:
+    """Waits for one budget: one at a time. Called is, of each host, a handshake that has begun: else new hosts would go first,
+    and of many none would come to an end. Then whoever has spent least lately, and of one host the connection that came first."""
+
+    def __init__(self, budget: Bucket) -> None:
+        self.budget = budget
+        self._waiting: dict[trio.Event, tuple[Host, float]] = {}  # the one whose turn it is has been called
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    async def turn(self, host: Host, came: float) -> None:
+        called = trio.Event()
+        if not self._waiting:
+            called.set()
+        self._waiting[called] = host, came
+        try:
+            await called.wait()
+            await until_paid(self.budget)
+            host.begun = came
+        finally:
+            del self._waiting[called]
+            if called.is_set() and self._waiting:
+                min(self._waiting, key=partial(self._rank, trio.current_time())).set()
+
+    def _rank(self, now: float, called: trio.Event) -> tuple[bool, float, float]:
+        host, came = self._waiting[called]
+        return host.begun != came, host.own.wait(now), came
+
+
+class Host(Payer):
+    """Of handshakes."""
+
+    def __init__(self, shared: Line | None) -> None:
+        super().__init__(HANDSHAKES_OF_HOST if shared else HANDSHAKES_OF_MEMBERS_HOST, shared.budget if shared else None)
+        self.line = shared or Line(self.own)
+        self.begun: float | None = None  # when the connection came whose handshake had the last turn
+
 
 class Effort:
     def __init__(self) -> None:
-        self.strangers, self._handshakes = Bucket(STRANGERS), Bucket(HANDSHAKES)
+        self.strangers = Bucket(STRANGERS)
         self._line = trio.Lock()  # of strangers: fair, first in, first out
-        self._hosts: OrderedDict[tuple[str, bool], Payer] = OrderedDict()
+        self._handshakes = Line(Bucket(HANDSHAKES))  # of hosts without members
+        self._hosts: OrderedDict[tuple[str, bool], Host] = OrderedDict()
 
     def link(self, standing: Standing) -> Payer:
         return Payer(LINK[standing], self.strangers if standing is Standing.STRANGER else None)
 
-    def host(self, host: str, has_members: bool) -> Payer:
+    def host(self, host: str, has_members: bool) -> Host:
         key = host, has_members
         if key not in self._hosts:
-            share = HANDSHAKES_OF_MEMBERS_HOST if has_members else HANDSHAKES_OF_HOST
-            self._hosts[key] = Payer(share, None if has_members else self._handshakes)
+            self._hosts[key] = Host(None if has_members else self._handshakes)
         self._hosts.move_to_end(key)
         if len(self._hosts) > HOSTS_MAX:
             self._hosts.popitem(last=False)
         return self._hosts[key]
 
+    def until_strangers_are_heard(self) -> float:
+        """Seconds until what was read of them may be dealt with."""
+        return self.strangers.wait(trio.current_time()) - SOONER_SECONDS
+
     async def turn(self, payer: Payer, standing: Standing) -> float:
         """Returns when more may be spent; the seconds that this took."""
         started = trio.current_time()
-        await _until_paid(payer.own)
+        await until_paid(payer.own)
         if standing is Standing.STRANGER:
             async with self._line:
-                await _until_paid(self.strangers)
+                await until_paid(self.strangers)
+            payer.spend(STEP_SECONDS)
         return trio.current_time() - started
 
-    async def turn_of_handshake(self, payer: Payer) -> None:
-        while True:
-            now = trio.current_time()
-            wait = payer.own.wait(now)
-            if payer.own.share is HANDSHAKES_OF_HOST:
-                shared = self._handshakes.wait(now)
-                wait = max(min(wait, shared), shared - MANY_HOSTS_SECONDS)
-            if wait <= 0:
-                return
-            await trio.sleep(min(wait + WAIT_SECONDS_MIN, WAIT_SECONDS_MAX))
+    async def turn_of_handshake(self, payer: Payer, came: float) -> None:
+        """Returns when the next step may be taken. It is paid for in part, so that the next one in line sees that."""
+        if isinstance(payer, Host):
+            await payer.line.turn(payer, came)
+        else:
+            await until_paid(payer.own)
+        payer.spend(STEP_SECONDS)
 
 
-async def _until_paid(bucket: Bucket) -> None:
+async def until_paid(bucket: Bucket) -> None:
     while (wait := bucket.wait(trio.current_time())) > 0:  # noqa: ASYNC110 - more may be spent meanwhile
         await trio.sleep(min(wait + WAIT_SECONDS_MIN, WAIT_SECONDS_MAX))

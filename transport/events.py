@@ -1,17 +1,21 @@
-"""What comes in and is not taken yet: in order for each peer, in turn among peers, and strangers' after everybody else's."""
+"""What comes in and is not taken yet: in turn among peers, and strangers' after everybody else's.
+
+What one peer says is in order within each priority, as on the wire. A vote goes before the bulk that was read before it.
+"""
 
 from __future__ import annotations
 
 import math
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Protocol
 
 import trio
 
 from protocol.limits import MESSAGE_BYTES_MAX
-from transport.framing import MESSAGE_OVERHEAD_BYTES
+from transport.framing import MESSAGE_OVERHEAD_BYTES, Priority
 from transport.network import Event, Received
 from transport.shares import Account
 from transport.standing import Standing
@@ -19,7 +23,7 @@ from transport.standing import Standing
 # Of one peer, delivered and not taken yet; then its link is not read. A stranger has nothing to say that is large.
 UNREAD_BYTES_MAX = dict.fromkeys(Standing, 2 * MESSAGE_BYTES_MAX) | {Standing.STRANGER: 256 << 10}
 # Of strangers: taken, and not dealt with yet. So few are in a turn of the node with a vote, and in the line before it.
-AT_WORK_MAX = 16
+AT_WORK_MAX = 4
 PAUSE_SECONDS_MIN = 0.001
 
 
@@ -31,14 +35,50 @@ class Source(Protocol):
     closed: bool
 
 
+class _Said:
+    """What one peer said without an event of another kind between; there is always something of it."""
+
+    def __init__(self) -> None:
+        self._queues: tuple[deque[Received], ...] = tuple(deque() for _ in Priority)
+
+    def __bool__(self) -> bool:
+        return any(self._queues)
+
+    def __iter__(self) -> Iterator[Received]:
+        return chain(*self._queues)
+
+    def put(self, event: Received, priority: Priority) -> None:
+        self._queues[priority].append(event)
+
+    def pop(self) -> Received:
+        return next(queue for queue in self._queues if queue).popleft()
+
+
 @dataclass(slots=True)
 class _Line:
     """The events of one peer."""
 
     account: Account
-    events: deque[Event] = field(default_factory=deque)
+    events: deque[Event | _Said] = field(default_factory=deque)
     unread: int = 0  # bytes
     senders: trio.lowlevel.ParkingLot = field(default_factory=trio.lowlevel.ParkingLot)
+
+    def put(self, event: Event, priority: Priority) -> None:
+        if not isinstance(event, Received):
+            self.events.append(event)
+            return
+        if not self.events or not isinstance(self.events[-1], _Said):
+            self.events.append(_Said())
+        said = self.events[-1]
+        assert isinstance(said, _Said)
+        said.put(event, priority)
+
+    def pop(self) -> Event:
+        first = self.events[0]
+        event = first.pop() if isinstance(first, _Said) else first
+        if event is first or not first:
+            self.events.popleft()
+        return event
 
 
 class EventQueue:
@@ -47,12 +87,12 @@ class EventQueue:
     def __init__(self, strangers_wait: Callable[[], float]) -> None:
         self._strangers_wait = strangers_wait
         self._at_work = Counter[bytes]()  # messages of strangers
-        # By peer, whose turn it is first. A peer with waiting events stays in its lane, so that they keep their order.
+        # By peer, whose turn it is first. All events of a peer that wait are in one lane, so that they keep their order.
         self._members: OrderedDict[bytes, _Line] = OrderedDict()
         self._strangers: OrderedDict[bytes, _Line] = OrderedDict()
         self._receivers = trio.lowlevel.ParkingLot()
 
-    def put(self, event: Event, source: Source | None = None) -> None:
+    def put(self, event: Event, source: Source | None = None, priority: Priority = Priority.CONTROL) -> None:
         account = source.account if source is not None else Account()
         line = self._line(account.owner)
         if line is None:
@@ -62,15 +102,15 @@ class EventQueue:
         if isinstance(event, Received):
             line.unread += _size(event)
             account.add(_size(event))
-        line.events.append(event)
+        line.put(event, priority)
         self._receivers.unpark()
 
-    async def put_received(self, event: Received, source: Source) -> None:
+    async def put_received(self, event: Received, source: Source, priority: Priority) -> None:
         """Waits while too much of this peer is not taken yet."""
         while (line := self._line(event.peer)) is not None and line.unread >= UNREAD_BYTES_MAX[source.standing]:
             await line.senders.park()
         if not source.closed:
-            self.put(event, source)
+            self.put(event, source, priority)
 
     async def receive(self) -> Event:
         await trio.lowlevel.checkpoint()
@@ -79,7 +119,7 @@ class EventQueue:
                 await self._receivers.park()
         lane = self._members or self._strangers
         peer, line = next(iter(lane.items()))
-        event = line.events.popleft()
+        event = line.pop()
         lane.move_to_end(peer)
         if isinstance(event, Received):
             self._took(line, event)
@@ -103,12 +143,18 @@ class EventQueue:
             return math.inf
         return max(0.0, self._strangers_wait())
 
+    def admit(self, peer: bytes) -> None:
+        """This peer is no stranger any more: its messages wait among those of members. The earlier ones come first."""
+        if peer in self._strangers:
+            self._members[peer] = self._strangers.pop(peer)
+            self._receivers.unpark()
+
     def discard(self, peer: bytes) -> None:
         """What this peer said and nobody has taken is lost."""
         line = self._line(peer)
         if line is not None:
-            said = [event for event in line.events if isinstance(event, Received)]
-            line.events = deque(event for event in line.events if not isinstance(event, Received))
+            said = [event for batch in line.events if isinstance(batch, _Said) for event in batch]
+            line.events = deque(event for event in line.events if not isinstance(event, _Said))
             for event in said:
                 self._took(line, event)
             if not line.events:

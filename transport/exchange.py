@@ -7,9 +7,9 @@ transfer (a stopped process keeps its links) is known to be silent: asked after 
 holders turn out not to have the right hash, nobody can say whose were wrong: the transfer starts again and keeps to bytes of one
 holder, whose lie is his.
 
-A holder serves one blob to few receivers at a time (`transport.serving`) and names to the others who has it or is getting it.
-Those wait until it is their turn somewhere, and ask the named ones, and everybody else, meanwhile. Names are hints: a liar that
-names peers without the blob costs a transfer so many questions, and its next names are not believed.
+What others ask for is answered by `transport.holder`. A holder serves one blob to few receivers at a time, and names to others
+who has it or is getting it. Those wait until it is their turn somewhere, and ask the named ones, and everybody else, meanwhile.
+Names are hints: a liar that names peers without the blob costs a transfer so many questions, and its next names are not believed.
 
 Of an object that is larger than a part, the list of its parts comes first, under the object's own digest. Each part then is a
 transfer of its own, a few at once, and each peer asks in an order of its own. So several holders are asked, also those that have
@@ -33,7 +33,8 @@ from protocol.limits import BLOB_CHUNK_BYTES
 from protocol.messages import BlobChunk, BlobElsewhere, GetBlob, HasBlob, NoBlob
 from transport.blobs import BlobStore, BlobWriter
 from transport.framing import Priority
-from transport.serving import REPEAT_SECONDS, Answer, Serving
+from transport.holder import TURNS_BYTES_MIN, Holder, Send
+from transport.serving import REPEAT_SECONDS
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +62,6 @@ WAIT_SECONDS = 2.0
 WAIT_GETTING_SECONDS = 10.0  # the same of a peer that is getting the blob and says when it has it
 SOON_SECONDS = 2.0  # who has to wait longer for the rest of a blob goes where it is its turn
 SEARCH_SECONDS = 0.1  # meanwhile it asks one peer that nobody named in so long: whoever told it to wait may be a liar
-TURNS_BYTES_MIN = 2 * BLOB_CHUNK_BYTES  # what is smaller is sent at once: a turn costs as much
 
 assert WAIT_SECONDS > REPEAT_SECONDS
 # What one asker can have queued at one holder fits into the holder's queue.
@@ -70,7 +70,6 @@ assert PARTS_AT_ONCE < TRANSFERS_MAX
 assert REVEAL_CHUNKS_MIN <= REVEAL_CHUNKS_START <= REVEAL_CHUNKS_MAX
 
 RunBlocking = Callable[[Callable[[], None]], Awaitable[None]]
-Send = Callable[[bytes, GetBlob | BlobChunk | NoBlob | BlobElsewhere | HasBlob, Priority], bool]
 
 
 @dataclass(slots=True)
@@ -191,6 +190,7 @@ class Exchange:
         run_blocking: RunBlocking,
         takes_turns: Callable[[bytes], bool] = lambda peer: False,
         recall: Callable[[bytes, bytes], None] = lambda peer, digest: None,
+        is_stranger: Callable[[bytes], bool] = lambda peer: False,
     ) -> None:
         """`takes_turns`: whether the link to a peer knows the messages about turns. `recall`: what waits to be sent of a blob."""
         self._me, self._blobs = me, blobs
@@ -199,21 +199,18 @@ class Exchange:
         self._goals: dict[bytes, _Goal] = {}
         self._paces: dict[bytes, Pace] = {}  # by holder
         self._left = trio.Event()  # somebody does not wait any more
-        self._takes_turns, self._recall, self._serving = takes_turns, recall, Serving()
-        self._served = trio.Event()  # who is served now, or waits, has changed
+        self._takes_turns, self._recall = takes_turns, recall
+        self.holder = Holder(blobs, send, self._transfers.__contains__, takes_turns, is_stranger)
         self._silent: set[bytes] = set()  # asked in vain, and not heard from since
         self._turns, self._reveals = trio.CapacityLimiter(TRANSFERS_MAX), trio.CapacityLimiter(REVEALS_MAX)
         self._nursery: trio.Nursery | None = None
-        self.bytes_sent = 0
         self.bytes_received = 0
-        self.reveals_sent = 0  # of them, what serves audits alone
-        self.reveals_received = 0
-        self.reveals_to = Counter[bytes]()  # bytes of `reveals_sent`, by peer
+        self.reveals_received = 0  # of them, what serves audits alone
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         async with trio.open_nursery() as self._nursery:
             task_status.started()
-            self._nursery.start_soon(self._end_turns)
+            self._nursery.start_soon(self.holder.run)
             while True:
                 await self._left.wait()
                 self._left = trio.Event()
@@ -313,55 +310,11 @@ class Exchange:
     def peer_disconnected(self, peer: bytes) -> None:
         self._silent.discard(peer)
         self._paces.pop(peer, None)
-        self._offer(self._serving.left(peer, trio.current_time()))
+        self.holder.left(peer)
         for transfer in self._transfers.values():
             transfer.forget(peer)
             if transfer.holder == peer:
                 transfer.wake()
-
-    def on_get_blob(self, peer: bytes, request: GetBlob) -> None:
-        """Whoever does not know how long a blob is asks ahead for more than there is; that is answered by what there is."""
-        size = self._blobs.piece_size(request.digest)
-        if size is not None and request.offset >= size > 0:
-            return
-        if self._puts_off(peer, request.digest, size):
-            return
-        chunk = None if size is None else self._read(request, size)
-        if chunk is not None and self._send(peer, chunk, Priority.BULK):
-            self.bytes_sent += len(chunk.chunk)
-            if self._blobs.is_reveal(request.digest):
-                self.reveals_sent += len(chunk.chunk)
-                self.reveals_to[peer] += len(chunk.chunk)
-        else:  # also if the queue is full: "not now" is said at once, rather than left to be found out by a deadline
-            self._send(peer, NoBlob(request.digest), Priority.CONTROL)
-
-    # Turns -----------------------------------------------------------------------------------------------------------
-
-    def _puts_off(self, peer: bytes, digest: bytes, size: int | None) -> bool:
-        """Whether it has to wait for its turn. What only audits ask for is sent at once: its asker has a deadline."""
-        is_coming = size is None and digest in self._transfers
-        if not self._takes_turns(peer) or not (is_coming or (size or 0) >= TURNS_BYTES_MIN) or self._blobs.is_reveal(digest):
-            return False
-        answer = self._serving.ask(digest, peer, size, trio.current_time())
-        if answer is Answer.ELSEWHERE:
-            self._send(peer, BlobElsewhere(digest, size is not None, self._serving.others(digest, peer)), Priority.CONTROL)
-        elif answer is Answer.PLACE:  # said at once: over a narrow uplink the first chunk takes longer than the asker's patience
-            self._send(peer, HasBlob(digest), Priority.CONTROL)
-        if answer is not Answer.CHUNK:
-            self._served.set()
-        return answer in (Answer.ELSEWHERE, Answer.NOTHING)
-
-    def _offer(self, turns: Iterable[tuple[bytes, bytes]]) -> None:
-        for peer, digest in turns:
-            self._send(peer, HasBlob(digest), Priority.CONTROL)
-        self._served.set()
-
-    async def _end_turns(self) -> None:
-        while True:
-            self._served = trio.Event()
-            with trio.move_on_at(self._serving.due()):
-                await self._served.wait()
-            self._offer(self._serving.lapse(trio.current_time()))
 
     def on_blob_elsewhere(self, peer: bytes, answer: BlobElsewhere) -> None:
         self._hear(peer)
@@ -381,7 +334,7 @@ class Exchange:
 
     def on_has_blob(self, peer: bytes, answer: HasBlob) -> None:
         digest, now = answer.digest, trio.current_time()
-        self._offer((other, digest) for other in self._serving.has(digest, peer, now))
+        self.holder.has(digest, peer)
         transfer = self._transfers.get(digest)
         if transfer is not None and transfer.holder == peer:
             self._hear(peer)  # we have a place, and the first chunk is on its way
@@ -393,14 +346,6 @@ class Exchange:
         else:
             transfer.waits[peer], transfer.named[peer], transfer.is_left = now, peer, True
             transfer.wake()
-
-    def _read(self, request: GetBlob, size: int) -> BlobChunk | None:
-        try:
-            chunk = self._blobs.read_piece(request.digest, request.offset, min(BLOB_CHUNK_BYTES, size - request.offset))
-        except (OSError, StorageError) as error:  # whoever needs the store for itself will stop over it; the asker goes on
-            log.warning("cannot read blob %s, which a peer asked for: %s", request.digest.hex()[:12], error)
-            return None
-        return BlobChunk(request.digest, request.offset, size, chunk)
 
     def _hear(self, peer: bytes) -> None:
         """It answers, if only others of our transfers: those that wait for it give it the time that a busy holder needs."""
@@ -417,7 +362,7 @@ class Exchange:
         """Also: it does not want the blob from here any more."""
         self._hear(peer)
         self._recall(peer, answer.digest)
-        self._offer((other, answer.digest) for other in self._serving.declined(answer.digest, peer, trio.current_time()))
+        self.holder.given_back(answer.digest, peer)
         transfer = self._transfers.get(answer.digest)
         if transfer is not None and transfer.holder == peer:
             transfer.lacked = True
@@ -506,7 +451,7 @@ class Exchange:
         for peer in transfer.waits.keys() if is_short else transfer.asked_peers:
             self._send(peer, NoBlob(transfer.digest) if size is None else HasBlob(transfer.digest), Priority.CONTROL)
         if size is not None:
-            self._offer((peer, transfer.digest) for peer in self._serving.came(transfer.digest, size, trio.current_time()))
+            self.holder.came(transfer.digest, size)
 
     async def _pull_until_held(self, transfer: _Transfer) -> None:
         while transfer.error is None and not self._is_here(transfer):

@@ -10,7 +10,7 @@ from typing import Any
 
 import trio
 
-from protocol.addresses import Scope, parse_address, scope_of
+from protocol.addresses import Scope, parse_address, scope_of, site_of
 from protocol.codec import decode_message, encode
 from protocol.errors import RemoteProtocolError
 from protocol.identity import WIRE_VERSION, short_id
@@ -18,6 +18,7 @@ from protocol.messages import (
     CIRCUITS,
     LINKS_OF,
     Addresses,
+    Arrived,
     BlobChunk,
     BlobElsewhere,
     Closing,
@@ -47,6 +48,7 @@ from transport.shares import STRANGERS_MAX, Account, Memory
 from transport.silence import PROBE_SECONDS, Pace, Silence
 from transport.slots import least
 from transport.standing import Standing, StandingOf
+from transport.uplink import Uplink
 
 HANDOVER_SECONDS = 10.0  # from a circuit to a direct link: for the largest message, at the bytes a second that a relay allows
 BAN_SECONDS = 2.0  # the first; each further one is twice as long
@@ -56,6 +58,7 @@ BANS_MAX = 1024  # the oldest is forgotten first
 HISTORIES_MAX = 1024  # of peers, 10 kB each: all that are linked, and as many that come and go
 LINKS_MAX = 512  # VOTERS_MAX and as many others
 
+ANSWER_SECONDS_MAX = 1.0  # that a question for a blob costs: if it took longer, this process was stopped meanwhile
 CHUNK_HEAD_BYTES = 64  # of an encoded BlobChunk: its tag and digest stand first
 
 Allow = Callable[[bytes], bool]
@@ -88,11 +91,12 @@ class Link:
 
     def __init__(self, peer: bytes, address: str, dialed: bool, outbox: Outbox, inbox: Inbox) -> None:
         self.peer, self.address, self.dialed = peer, address, dialed
-        self.host = parse_address(address)[0]
+        self.host = site_of(parse_address(address)[0])  # for budgets of hosts
         self.outbox, self.inbox = outbox, inbox
         self.version = WIRE_VERSION  # what both ends speak
         # Of the network, once it is attached.
         self.standing, self.account, self.payer = Standing.MEMBER, Account(), Payer(LINK[Standing.MEMBER])
+        self.uplink: Uplink | None = None
         self.waited = 0.0  # seconds that this peer, which sends as much as it can, was not read
         self.scope = trio.CancelScope()  # around everything that serves this link
         self.since = trio.current_time()
@@ -132,11 +136,13 @@ class Link:
         return self.push(Channel.LINK, encode(message), priority)
 
     async def output(self) -> None:
-        """Return when something waits to be sent: at the end of the turn in which it was pushed, all of it together."""
+        """Return when something waits to be sent, and may be: at the end of the turn in which it was pushed, all together."""
         if not self.outbox:
             self.meter.idle(self.kernel(), trio.current_time())
             self._output = trio.Event()
             await self._output.wait()
+        if self.uplink is not None:
+            await self.uplink.turn(self)
         self.meter.busy(self.kernel(), trio.current_time())
 
     def kernel(self) -> Kernel:
@@ -198,6 +204,16 @@ class Link:
         self._ping_time = trio.current_time()
         self.post(Ping(self._ping_number), Priority.VOTE)
 
+    def on_ping(self, ping: Ping) -> None:
+        self.post(Pong(ping.number), Priority.VOTE)
+
+    def on_arrived(self, arrived: Arrived) -> None:
+        """Only a circuit cares."""
+
+    def fails(self, now: float) -> bool:
+        """Whether it should go over another relay."""
+        return False
+
     def on_pong(self, pong: Pong) -> None:
         if self._ping_time is not None and pong.number == self._ping_number:
             now = trio.current_time()
@@ -247,14 +263,19 @@ class Hub:
         standing_of: StandingOf,
         welcome: Welcome = lambda peer, shown: None,
         processor: Callable[[], float] = lambda: 0.0,
+        clock: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """`processor`: seconds of processor time that this thread has spent; without it nobody spends any."""
+        """`processor`: seconds of processor time that this thread has spent; `clock`: seconds that have gone by, also while it
+        waited for a disk. Without them nobody spends any.
+        """
         self.me, self.pace = me, pace
         self.memory, self.effort = Memory(), Effort()
-        self._standing_of, self._welcome, self._processor = standing_of, welcome, processor
-        self.events = EventQueue(lambda: self.effort.strangers.wait(trio.current_time()))
+        self._standing_of, self._welcome = standing_of, welcome
+        self._processor, self._clock = processor, clock
+        self.events = EventQueue(self.effort.until_strangers_are_heard)
         self._allow = allow
         self._links: dict[bytes, Link] = {}
+        self._uplink = Uplink(self._links)
         self._histories: OrderedDict[bytes, History] = OrderedDict()  # by peer, who was linked last at the end
         self._refused: Counter[str] = Counter()
         self._bans = Bans()
@@ -268,6 +289,7 @@ class Hub:
             connected=self.connected,
             takes_turns=self._takes_turns,
             recall=self._recall,
+            is_stranger=lambda peer: standing_of(peer) is Standing.STRANGER,
             run_blocking=run_blocking,
         )
 
@@ -277,7 +299,7 @@ class Hub:
         return self._push(peer, Channel.APPLICATION, data, priority)
 
     def broadcast(self, data: bytes, priority: Priority = Priority.CONTROL) -> int:
-        return sum(self.send(peer, data, priority) for peer in tuple(self._links))
+        return sum(self.send(link.peer, data, priority) for link in tuple(self._links.values()) if not self._is_stranger(link))
 
     def connected(self) -> frozenset[bytes]:
         return frozenset(self._links)
@@ -305,18 +327,23 @@ class Hub:
         links = self._links.values()
         sent = _total(self._past_sent, (link.outbox.sent for link in links))
         received = _total(self._past_received, (link.inbox.received for link in links))
-        exchange = self._exchange
-        blobs, reveals = (exchange.bytes_sent, exchange.bytes_received), (exchange.reveals_sent, exchange.reveals_received)
+        exchange, holder = self._exchange, self._exchange.holder
+        blobs, reveals = (holder.bytes_sent, exchange.bytes_received), (holder.reveals_sent, exchange.reveals_received)
         return Traffic(sent, received, *blobs, *reveals)
 
     def reveals_sent(self) -> Mapping[bytes, int]:
-        return self._exchange.reveals_to
+        return self._exchange.holder.reveals_to
 
     def refused(self) -> Mapping[str, int]:
         return dict(self._refused)
 
     async def fetch(self, digest: bytes, size_max: int, sources: Iterable[bytes] | None = None) -> None:
         await self._exchange.fetch(digest, size_max, sources)
+
+    def _is_stranger(self, link: Link) -> bool:
+        if link.standing is Standing.STRANGER:
+            self.stand(link)
+        return link.standing is Standing.STRANGER
 
     # For the subclass ------------------------------------------------------------------------------------------------
 
@@ -390,6 +417,8 @@ class Hub:
         """Sees who the peer is now: a stranger may have become a member."""
         standing = self._standing_of(link.peer)
         if standing is not link.standing:
+            if link.standing is Standing.STRANGER:
+                self.events.admit(link.peer)
             link.standing, link.payer = standing, self.effort.link(standing)
             self.memory.account(link.peer, standing)
 
@@ -403,10 +432,17 @@ class Hub:
             payer.spend(self._processor() - started)
 
     def worked(self, peer: bytes, seconds: float) -> None:
+        self.spent(peer, seconds)
+        self.events.worked(peer)
+
+    def spent(self, peer: bytes, seconds: float) -> None:
         link = self._links.get(peer)
         if link is not None:
             link.payer.spend(seconds)
-        self.events.worked(peer)
+
+    def waits(self, peer: bytes) -> float:
+        link = self._links.get(peer)
+        return 0.0 if link is None else link.payer.wait()
 
     async def turn(self, link: Link, is_full: bool) -> None:
         """Returns when more of this link may be read. `is_full`: the last read was as much as fits.
@@ -433,14 +469,26 @@ class Hub:
             account.add(size)  # also while it waits here
             try:
                 self.hold(link)
-                await self.events.put_received(Received(link.peer, message.data), link)
+                await self.events.put_received(Received(link.peer, message.data), link, message.priority)
             finally:
                 account.add(-size)
                 link.waited += trio.current_time() - started
         else:
             with self.working(link.payer):
-                self._on_link_message(link, decode_message(message.data, LINKS_OF[link.version]))
+                said: Any = decode_message(message.data, LINKS_OF[link.version])
+                if not isinstance(said, GetBlob):
+                    self._on_link_message(link, said)
+            if isinstance(said, GetBlob):
+                await self._answer(link, said)
         link.silence.listens(trio.current_time())
+
+    async def _answer(self, link: Link, asked: GetBlob) -> None:
+        """The asker pays for the disk, too, and its next question waits until it has."""
+        started = self._clock()
+        self._exchange.holder.on_get_blob(link.peer, asked)
+        link.payer.spend(min(ANSWER_SECONDS_MAX, self._clock() - started))
+        if link.payer.wait() > 0:
+            link.waited += await self.effort.turn(link.payer, link.standing)
 
     def on_addresses(self, link: Link, addresses: Addresses) -> None:
         """Only a network that dials cares."""
@@ -464,7 +512,9 @@ class Hub:
                 raise RemoteProtocolError("too-many-links", f"{LINKS_MAX} links, and none of them gives way")
             self.refuse("gave-way")
             self.detach(least(below), "gave-way")
-        link.payer = self.effort.link(link.standing)
+        if link.standing is not Standing.STRANGER:
+            self.events.admit(link.peer)
+        link.payer, link.uplink = self.effort.link(link.standing), self._uplink
         link.pay_with(self.memory.account(link.peer, link.standing))
 
     def _give_way(self, account: Account) -> None:
@@ -476,8 +526,6 @@ class Hub:
 
     def _on_link_message(self, link: Link, message: Any) -> None:
         match message:
-            case GetBlob():
-                self._exchange.on_get_blob(link.peer, message)
             case BlobChunk():
                 self._exchange.on_blob_chunk(link.peer, message)
             case NoBlob():
@@ -491,13 +539,15 @@ class Hub:
             case Records() | GetRecords() | Observed() | DialBack() | NotReached():
                 self.on_discovery(link, message)
             case Ping():
-                link.post(Pong(message.number), Priority.VOTE)
+                link.on_ping(message)
             case Pong():
                 link.on_pong(message)
             case Hears():
                 link.hears = message
             case Moved():
                 link.on_moved(message)
+            case Arrived():
+                link.on_arrived(message)
             case Guest():
                 self._welcome(link.peer, message)
                 self.stand(link)

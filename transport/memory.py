@@ -205,6 +205,8 @@ class ShapedLink(MemoryLink):
 
 class MemoryNetwork(Hub):
     address, reachable = "", Reachable.UNKNOWN  # a mesh has no addresses
+    addresses: tuple[str, ...] = ()
+    told: tuple[str, ...] = ()
 
     def __init__(self, mesh: Mesh, me: bytes, blobs: BlobStore, allow: Allow, pace: Pace, standing_of: StandingOf) -> None:
         super().__init__(me, blobs, allow, _inline, pace, standing_of=standing_of)

@@ -10,6 +10,7 @@ from typing import Protocol
 import trio
 
 from protocol.errors import RemoteProtocolError
+from protocol.identity import short_id
 from protocol.messages import Hears
 from transport.framing import ByPriority, Priority
 from transport.measures import History
@@ -57,7 +58,10 @@ Event = Connected | Disconnected | Received | Copied
 
 
 class Events(Protocol):
-    """The one queue of a network's events, in order. For each peer: Connected, any number of Received, Disconnected."""
+    """The one queue of a network's events. For each peer: Connected, any number of Received, Disconnected.
+
+    What a peer says comes in order within each priority; votes go before what was said earlier with another one.
+    """
 
     async def receive(self) -> Event: ...
 
@@ -95,7 +99,8 @@ class DialInfo:
 
     def __str__(self) -> str:
         tries = "1 try" if self.tries == 1 else f"{self.tries} tries"
-        return f"cannot reach {self.address}: {self.reason} ({tries}), next in {math.ceil(self.next_seconds)} s"
+        expected = f"{short_id(self.peer)}, " if self.peer else ""
+        return f"cannot reach {self.address}: {self.reason} ({expected}{tries}), next in {math.ceil(self.next_seconds)} s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +132,7 @@ class Network(Protocol):
         """Queue `data`; never blocks. False: not connected, or that queue is full (counted as `queue-full`)."""
 
     def broadcast(self, data: bytes, priority: Priority = Priority.CONTROL) -> int:
-        """Queue `data` for every connected peer; the number of peers it was queued for."""
+        """Queue `data` for every connected peer that is no stranger; the number of peers it was queued for."""
 
     def connected(self) -> frozenset[bytes]: ...
 
@@ -145,6 +150,12 @@ class Network(Protocol):
 
         No more of strangers are handed out than `transport.events.AT_WORK_MAX` before that is said of one.
         """
+
+    def spent(self, peer: bytes, seconds: float) -> None:
+        """What else was done for a peer has taken so much processor time; its link pays."""
+
+    def waits(self, peer: bytes) -> float:
+        """Seconds until the link of this peer has paid back what was done for it; it has where that is not above 0."""
 
     def links(self) -> tuple[LinkInfo, ...]: ...
 

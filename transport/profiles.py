@@ -24,7 +24,8 @@ CONGESTION_CONTROL = "cubic"  # what flows imitate, and what kernels are told to
 QUEUE_SECONDS = 0.05  # what the router before the uplink holds; more is dropped
 WINDOW_SEGMENTS_FIRST = 10  # RFC 6928
 HYSTART_SECONDS = 0.004, 0.016  # more delay than an eighth of the round trip, and than this, ends slow start
-RETRANSMISSION_SECONDS_MIN = 0.2  # Linux, beside the round trip
+RETRANSMISSION_SECONDS_MIN = 0.2  # Linux, beside the round trip: what nothing else tells of was lost
+PROBE_TRIPS = 2  # after which the last segment is sent again, if it was not the only one in flight (RFC 8985)
 DUPLICATES = 3  # segments behind a lost one, after which it is sent again at once
 CUBIC_SHRINKS, CUBIC_SCALE = 0.7, 0.4  # of the window after a loss, and of its growth (RFC 9438)
 MOMENTS_MAX = 100_000  # of a trace file: a day of seconds
@@ -57,6 +58,11 @@ class Profile:
 
     def shifted(self, seconds: float) -> Profile:
         return replace(self, shift_seconds=self.shift_seconds + seconds)
+
+    @property
+    def seconds(self) -> float:
+        """Until it begins again."""
+        return self._ends[-1]
 
     @property
     def up_max(self) -> float:
@@ -173,14 +179,23 @@ class Flow:
         at = uplink.take(now, size)
         lost = segments if waits > QUEUE_SECONDS else sum(self._random.random() < self.way.loss(at) for _ in range(segments))
         delay = round_trip / 2
-        if lost:  # those behind it tell of it; where none are, time does
-            delay += round_trip + (0.0 if more or segments > DUPLICATES else RETRANSMISSION_SECONDS_MIN)
+        if lost:
+            delay += self._recovery(round_trip, segments, lost, more=more)
         self._note(now, round_trip, waits, lost=bool(lost))
         self.segments, self.lost, self._sent_at = self.segments + segments, self.lost + lost, now
         self._arrival = max(self._arrival, at + delay)
         self._flying.append((at + round_trip, size / SEGMENT_BYTES))  # selectively: nothing waits for what is lost
         self._in_flight += size / SEGMENT_BYTES
         return self._arrival
+
+    def _recovery(self, round_trip: float, segments: int, lost: int, *, more: bool) -> float:
+        """Until what was lost is sent again. Those behind it tell of it; where none are, a probe does, or time."""
+        if more or segments > DUPLICATES:
+            return round_trip
+        late = round_trip + RETRANSMISSION_SECONDS_MIN
+        if segments + self._in_flight <= 1:
+            return late
+        return min(late, (PROBE_TRIPS if lost == 1 else PROBE_TRIPS + 1) * round_trip)  # of several, the probe repairs one
 
     def _note(self, now: float, round_trip: float, waits: float, *, lost: bool) -> None:
         """What a send has to say to the window."""

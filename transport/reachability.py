@@ -18,10 +18,12 @@ from collections import Counter
 from collections.abc import Callable, Set
 from typing import Final
 
-from protocol.addresses import Scope, format_address, parse_address, scope_of
+from protocol.addresses import Scope, format_address, is_ip, parse_address, scope_of
+from protocol.errors import UserError
 
 AGREE: Final = 2  # members that see one host, or do not reach it, until it is believed: one may lie
 ASK_AGAIN_SECONDS: Final = 600.0  # the same member: a router may have been set meanwhile
+DIAL_BACK_SECONDS: Final = 60.0  # between two that one link is granted
 ANSWER_SECONDS: Final = 25.0  # for a dial and a handshake there, each of ten seconds at most
 
 
@@ -29,6 +31,27 @@ class Reachable(enum.StrEnum):
     DIRECT = "direct"
     RELAYED = "relayed"
     UNKNOWN = "unknown"
+
+
+class Relaying(enum.StrEnum):
+    """Whether a peer forwards between others.
+
+    | reachable | AUTO takes reservations | and keeps those it has |
+    |---|---|---|
+    | direct | yes | yes |
+    | unknown | no | yes: whoever has reached this peer may only have left |
+    | relayed | no | no |
+    """
+
+    AUTO = "auto"
+    ON = "on"
+    OFF = "off"
+
+    def takes(self, reachable: Reachable) -> bool:
+        return self is Relaying.ON or (self is Relaying.AUTO and reachable is Reachable.DIRECT)
+
+    def keeps(self, reachable: Reachable) -> bool:
+        return self is not Relaying.AUTO or reachable is not Reachable.RELAYED
 
 
 class Reachability:
@@ -44,6 +67,8 @@ class Reachability:
     def observed(self, peer: bytes, address: str, dialed_us: bool) -> None:
         """`dialed_us`: over the link on which it says so. Raises `UserError` for an address that is none."""
         host = parse_address(address)[0]
+        if not is_ip(host):
+            raise UserError(f"{host!r} is a name: whoever sees a connection sees an IP address")
         if self._seen.get(peer) != host:
             self.unlinked(peer)
         self._seen[peer] = host
@@ -59,6 +84,12 @@ class Reachability:
         if peer in self._asked:
             self._missed.add(peer)
 
+    def moved(self) -> None:
+        """Others find it at another port from now on. Whoever was asked is asked again as soon as it grants another dial."""
+        self._missed.clear()
+        earlier = ASK_AGAIN_SECONDS - DIAL_BACK_SECONDS
+        self._asked = {peer: at - earlier for peer, at in self._asked.items()}
+
     def unlinked(self, peer: bytes) -> None:
         self._seen.pop(peer, None)
         self._asked.pop(peer, None)
@@ -72,10 +103,10 @@ class Reachability:
 
     @property
     def host(self) -> str | None:
-        """Where this peer is seen, by as many members as are believed; the host that most people can reach."""
+        """Where members see this peer, enough of them to be believed. Of several: what most people reach, then what most see."""
         hosts = Counter(host for peer, host in self._seen.items() if self._members(peer))
         agreed = [host for host, count in hosts.items() if count >= AGREE]
-        return max(agreed, key=lambda host: list(Scope).index(scope_of(format_address(host, 1))), default=None)
+        return max(agreed, key=lambda host: (list(Scope).index(scope_of(format_address(host, 1))), hosts[host]), default=None)
 
     def _seers(self, host: str | None) -> set[bytes]:
         return {peer for peer, at in self._seen.items() if at == host and self._members(peer)}

@@ -15,7 +15,7 @@ from typing import Final
 from protocol.addresses import Scope, scope_of
 from protocol.codec import decode_message
 from protocol.errors import RemoteProtocolError, UserError
-from protocol.identity import Ed25519Verifier, Signed, Signer, Verifier, open_signed, short_id, sign
+from protocol.identity import Ed25519Verifier, Signed, Signer, Verifier, open_signed, sign
 from protocol.limits import ADVERTISED_MAX, RECORD_AGE_SECONDS_MAX, RECORD_BYTES_MAX
 from protocol.messages import AgedRecord, PeerRecord
 
@@ -89,7 +89,7 @@ class RecordBook:
             held.born_at = max(held.born_at, now - aged.age_seconds)
             return Told.KNOWN
         if signed.signer == self.me:
-            self._check(signed, record)
+            open_signed(signed, self._chain_id, self._verifier, (PeerRecord,))
             return Told.OWN
         if held is not None and record.sequence == held.record.sequence:
             return Told.STALE
@@ -98,19 +98,12 @@ class RecordBook:
         paid_until = max(now, held.paid_until if held else now) + CHANGE_SECONDS
         if paid_until > now + CHANGES_AT_ONCE * CHANGE_SECONDS:
             return Told.KNOWN
-        self._check(signed, record)
+        if record.addresses and not fitting(record):
+            return Told.KNOWN
+        open_signed(signed, self._chain_id, self._verifier, (PeerRecord,))
         self._make_room(signed.signer)
         self._held[name] = _Held(signed, record, now, now - aged.age_seconds, paid_until)
         return Told.NEW
-
-    def _check(self, signed: Signed, record: PeerRecord) -> None:
-        try:
-            scopes = set(map(scope_of, record.addresses))
-        except UserError as error:
-            raise RemoteProtocolError("bad-address", str(error)) from None
-        if scopes - {record.scope}:
-            raise RemoteProtocolError("bad-address", f"a {record.scope} record of {short_id(signed.signer)} with other addresses")
-        open_signed(signed, self._chain_id, self._verifier, (PeerRecord,))
 
     def _signers(self) -> tuple[set[bytes], list[bytes]]:
         """Everybody of whom records are held, and those who are no members."""
@@ -192,3 +185,13 @@ class RecordBook:
         names = tuple(self._held) if signers is None else [(signer, of) for signer in signers for of in Scope]
         found = [(name, self._held[name]) for name in names if name in self._held and name[1].includes(scope)]
         return [held.aged(now) for name, held in found if name[0] == self.me or now < held.ends_at]
+
+
+def fitting(record: PeerRecord) -> tuple[str, ...]:
+    """Its addresses, if all are of its scope. Another program may see that otherwise, so whoever passes it on is not to blame:
+    which networks are private is said anew now and then.
+    """
+    try:
+        return record.addresses if {scope_of(address) for address in record.addresses} <= {record.scope} else ()
+    except UserError:
+        return ()

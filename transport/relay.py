@@ -8,48 +8,48 @@ end slows down its own circuits alone, and the relay's memory is bounded. What i
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from protocol.limits import CIRCUIT_RECORD_BYTES_MAX, CIRCUIT_WINDOW_BYTES_MAX, RESERVATIONS_MAX
 from protocol.messages import CircuitCredit, CircuitData, CloseCircuit, IncomingCircuit, OpenCircuit, Reserved
-from transport.framing import Priority
+from transport.budget import Budget
+from transport.framing import MESSAGE_OVERHEAD_BYTES, TAG_BYTES, Priority
+from transport.shares import Account
 
 WINDOW_BYTES = (32 << 10, 32 << 10, CIRCUIT_WINDOW_BYTES_MAX)  # by lane; part of the protocol: senders begin with as much credit
+RECORDS_MAX = tuple(size // TAG_BYTES for size in WINDOW_BYTES)  # none that holds anything is as short as its tag
 CREDIT_SHARE = 4  # credit is given in quarters of a window: one small message for several records
-CIRCUITS_MAX = 128  # forwarded at once; their windows hold 48 MiB if every end fills them and no other end reads
+CIRCUITS_MAX = 128  # forwarded at once; their windows hold 48 MiB of data, which the members that sent it pay for
 CIRCUITS_PER_PEER_MAX = 32  # one peer takes a quarter of them at most
 CIRCUIT_BYTES_PER_SECOND = 2 << 20  # of one circuit, both directions: a million parameters in two seconds
 RELAY_BYTES_PER_SECOND = 8 << 20  # of all circuits: what a home fibre's uplink can spare
+RECORD_COST_BYTES = 1 << 10  # of these budgets at least: shorter ones are as much work, and so 8,000 a second are the most
+FIRST_SHARES = (0.5, 0.25, 1.0)  # by lane, of that: so much of it goes before the other lanes, the rest behind them. So whoever
+# marks all as votes leaves bulk a quarter; what agreement needs is far less than half
 BURST_SECONDS = 0.1  # what these budgets save up while nothing is sent
+CIRCUITS_PER_PAIR_MAX = 3  # both ends open one at once while an old one ends; so nobody takes all that another peer may have
 OPENINGS_PER_SECOND = 1.0  # of one peer, once it has opened as many circuits as it may have: each costs the other end a handshake
-ROUNDING = 1e-6  # of what a budget saves, after a while that was just long enough
+RESERVINGS_PER_SECOND = 0.1  # of one peer, after RESERVINGS_AT_ONCE: each is told to all links
+RESERVINGS_AT_ONCE = 8  # a relay in use is asked anew after it was silent, every few seconds at most
+MEMBERS_MAX = 1024  # whose openings and reservings are remembered: a link that ends pays nothing back
 FORWARDED_AT_ONCE_MAX = 64  # records; then other tasks have their turn
 
 Post = Callable[[bytes, Any, Priority], bool]  # to a directly linked peer; False: it is not, or its queue is full
 
 
-class Budget:
-    """So many units a second, and `saved` at once. Whatever is due goes if nothing is owed for what went before."""
-
-    def __init__(self, per_second: float, saved_max: float) -> None:
-        self._rate, self._saved_max = per_second, saved_max
-        self._saved, self._at = saved_max, -math.inf
-
-    def wait_seconds(self, now: float) -> float:
-        """0: the next one may go."""
-        self._saved = min(self._saved_max, self._saved + self._rate * (now - self._at))
-        self._at = now
-        return 0.0 if self._saved > -ROUNDING else -self._saved / self._rate
-
-    def spend(self, amount: int) -> None:
-        self._saved -= amount
+def _spend(budget: Budget, now: float) -> bool:
+    """One unit, if it is there."""
+    if budget.wait_seconds(now) > 0:
+        return False
+    budget.spend(1)
+    return True
 
 
 def _of_bytes(per_second: float) -> Budget:
-    return Budget(per_second, per_second * BURST_SECONDS)
+    return Budget(per_second, per_second * BURST_SECONDS, RECORD_COST_BYTES)
 
 
 @dataclass(slots=True, eq=False)
@@ -60,33 +60,108 @@ class Lane:
     source: bytes
     target: bytes
     number: Priority
+    account: Account  # the source's: pays for what waits
     credit: int  # what the target takes now
     queue: deque[bytes] = field(default_factory=deque)
     waiting: int = 0  # bytes in `queue`
     owed: int = 0  # bytes passed on, for which the source has no credit yet
 
+    @property
+    def held(self) -> int:
+        return self.waiting + MESSAGE_OVERHEAD_BYTES * len(self.queue)
+
+    @property
+    def size(self) -> int:
+        """Of the first record."""
+        return len(self.queue[0])
+
+    def put(self, record: bytes) -> None:
+        self.queue.append(record)
+        self.waiting += len(record)
+        self.account.add(len(record) + MESSAGE_OVERHEAD_BYTES)
+
+    def take(self) -> bytes:
+        record = self.queue.popleft()
+        self.waiting -= len(record)
+        self.account.add(-len(record) - MESSAGE_OVERHEAD_BYTES)
+        return record
+
 
 class Circuit:
-    def __init__(self, name: bytes, opener: bytes, target: bytes) -> None:
+    def __init__(self, name: bytes, opener: bytes, target: bytes, account: Callable[[bytes], Account]) -> None:
         self.name, self.ends = name, (opener, target)
         self.budget = _of_bytes(CIRCUIT_BYTES_PER_SECOND)
         self.lanes = {
-            source: tuple(Lane(self, source, to, lane, WINDOW_BYTES[lane]) for lane in Priority)
+            source: tuple(Lane(self, source, to, lane, account(source), WINDOW_BYTES[lane]) for lane in Priority)
             for source, to in (self.ends, self.ends[::-1])
         }
 
 
-class Relay:
-    """`serves`: whether this peer forwards for that one. `refuse` counts what was refused, by reason."""
+class Turns:
+    """The lanes of one priority that have a record, and credit for it: members that send take turns by bytes, however many
+    circuits they have, and the lanes of a member by records. This is start-time fair queueing (Goyal, Vin and Cheng, 1996).
+    """
 
-    def __init__(self, post: Post, serves: Callable[[bytes], bool], refuse: Callable[[str], None]) -> None:
-        self._post, self._serves, self._refuse = post, serves, refuse
+    def __init__(self, first_share: float) -> None:
+        self.first = _of_bytes(RELAY_BYTES_PER_SECOND * first_share)  # what goes before the other priorities
+        self._ready: dict[bytes, dict[Lane, None]] = {}  # by member
+        self._at: dict[bytes, float] = {}  # bytes: of each member, where its next record begins
+        self._now = 0.0  # where the last one began
+
+    def __contains__(self, lane: Lane) -> bool:
+        return lane in self._ready.get(lane.source, ())
+
+    def add(self, lane: Lane) -> None:
+        if lane.source not in self._ready:
+            self._at[lane.source] = max(self._now, self._at.get(lane.source, 0.0))
+        self._ready.setdefault(lane.source, {}).setdefault(lane)
+
+    def remove(self, lane: Lane) -> None:
+        if lane in self:
+            del self._ready[lane.source][lane]
+            if not self._ready[lane.source]:
+                del self._ready[lane.source]
+
+    def next(self, now: float) -> tuple[Lane | None, float]:
+        """Whose record goes, or None and when one may."""
+        wake, members = math.inf, sorted(self._ready, key=self._at.__getitem__)
+        for position, member in enumerate(members):
+            for lane in self._ready[member]:
+                wait = lane.circuit.budget.wait_seconds(now)
+                if wait == 0:
+                    for other in members[:position]:  # while their circuits have to wait, they save up no turns
+                        self._at[other] = self._at[member]
+                    return lane, now
+                wake = min(wake, now + wait)
+        return None, wake
+
+    def spend(self, member: bytes, size: int) -> None:
+        self._now = self._at[member]
+        self._at[member] += max(size, RECORD_COST_BYTES)
+
+    def forget(self, member: bytes) -> None:
+        self._at.pop(member, None)
+
+
+class Relay:
+    """`serves`: whether this peer forwards for that one. `takes`: whether it takes reservations now. `refuse` counts what was
+    refused, by reason. `account`: that peer's one."""
+
+    def __init__(
+        self,
+        post: Post,
+        serves: Callable[[bytes], bool],
+        takes: Callable[[], bool],
+        refuse: Callable[[str], None],
+        account: Callable[[bytes], Account],
+    ) -> None:
+        self._post, self._serves, self._takes, self._refuse, self._account = post, serves, takes, refuse, account
         self._reservations: set[bytes] = set()
         self._circuits: dict[bytes, Circuit] = {}
         self._of_peer: Counter[bytes] = Counter()
-        self._ready: tuple[dict[Lane, None], ...] = ({}, {}, {})  # lanes with a record and credit for it, in turn
+        self._turns = tuple(map(Turns, FIRST_SHARES))  # by priority
         self._budget = _of_bytes(RELAY_BYTES_PER_SECOND)
-        self._openings: dict[bytes, Budget] = {}  # of each peer with a link that has opened any
+        self._asking: OrderedDict[bytes, tuple[Budget, Budget]] = OrderedDict()  # of each member: reservings, openings
         self.forwarded = 0  # bytes since the start
 
     @property
@@ -97,22 +172,58 @@ class Relay:
     def circuits(self) -> int:
         return len(self._circuits)
 
-    def reserve(self, peer: bytes, wanted: bool) -> None:
+    def reserve(self, peer: bytes, wanted: bool, now: float) -> None:
+        problem = ""
         if not wanted:
             self._reservations.discard(peer)
         elif not self._serves(peer):
-            self._refuse("relay-not-member")
-        elif len(self._reservations) >= RESERVATIONS_MAX and peer not in self._reservations:
-            self._refuse("relay-full")
-        else:
-            self._reservations.add(peer)
+            problem = "relay-not-member"
+        elif peer not in self._reservations:
+            if not self._takes():
+                problem = "relay-off"
+            elif len(self._reservations) >= RESERVATIONS_MAX:
+                problem = "relay-full"
+            elif not _spend(self._budgets(peer)[0], now):
+                problem = "relay-too-often"
+            else:
+                self._reservations.add(peer)
+        if problem:
+            self._refuse(problem)
+
+    def _budgets(self, member: bytes) -> tuple[Budget, Budget]:
+        if member not in self._asking:
+            openings = Budget(OPENINGS_PER_SECOND, CIRCUITS_PER_PEER_MAX)
+            self._asking[member] = Budget(RESERVINGS_PER_SECOND, RESERVINGS_AT_ONCE), openings
+        self._asking.move_to_end(member)
+        if len(self._asking) > MEMBERS_MAX:
+            self._asking.popitem(last=False)
+        return self._asking[member]
+
+    def give_up(self) -> None:
+        """All reservations. Circuits go on until they end."""
+        self._reservations.clear()
 
     def gone(self, peer: bytes) -> None:
         """Its link has ended."""
         for circuit in [circuit for circuit in self._circuits.values() if peer in circuit.ends]:
             self._close(circuit, "end-gone")
         self._reservations.discard(peer)
-        self._openings.pop(peer, None)
+        for turns in self._turns:
+            turns.forget(peer)
+
+    def end_unserved(self) -> None:
+        """Ends what it holds for peers that it serves no more: expelled ones, old keys."""
+        for circuit in list(self._circuits.values()):
+            self._is_served(circuit)
+        self._reservations = {peer for peer in self._reservations if self._serves(peer)}
+
+    def _is_served(self, circuit: Circuit) -> bool:
+        """If it is not, it ends."""
+        if all(map(self._serves, circuit.ends)):
+            return True
+        self._refuse("relay-not-member")
+        self._close(circuit, "relay-not-member")
+        return False
 
     def open(self, peer: bytes, message: OpenCircuit, now: float) -> None:
         problem = self._problem(peer, message, now)
@@ -120,34 +231,37 @@ class Relay:
             self._refuse(problem or "relay-full")
             self._post(peer, CloseCircuit(message.circuit, problem or "relay-full"), Priority.VOTE)
             return
-        circuit = self._circuits[message.circuit] = Circuit(message.circuit, peer, message.peer)
+        circuit = self._circuits[message.circuit] = Circuit(message.circuit, peer, message.peer, self._account)
         self._of_peer.update(circuit.ends)
 
     def _problem(self, opener: bytes, message: OpenCircuit, now: float) -> str:
         """Why this circuit is not opened."""
-        openings = self._openings.setdefault(opener, Budget(OPENINGS_PER_SECOND, CIRCUITS_PER_PEER_MAX))
-        if openings.wait_seconds(now) > 0:
-            return "relay-too-often"
-        openings.spend(1)
         if not (self._serves(opener) and self._serves(message.peer)) or opener == message.peer:
             return "relay-not-member"
+        if not _spend(self._budgets(opener)[1], now):
+            return "relay-too-often"
         if message.peer not in self._reservations:
             return "relay-not-reserved"
         crowded = max(self._of_peer[opener], self._of_peer[message.peer]) >= CIRCUITS_PER_PEER_MAX
+        crowded = crowded or len(self._circuits) >= CIRCUITS_MAX
+        crowded = (
+            crowded
+            or sum({*circuit.ends} == {opener, message.peer} for circuit in self._circuits.values()) >= CIRCUITS_PER_PAIR_MAX
+        )
         # A name that is taken: nobody draws one of 2^128 by accident.
-        return "relay-full" if crowded or len(self._circuits) >= CIRCUITS_MAX or message.circuit in self._circuits else ""
+        return "relay-full" if crowded or message.circuit in self._circuits else ""
 
     def data(self, peer: bytes, message: CircuitData) -> None:
         circuit = self._find(peer, message.circuit)
         if circuit is None:
             return
         lane = circuit.lanes[peer][message.lane]
-        if lane.waiting + lane.owed + len(message.data) > WINDOW_BYTES[message.lane]:
+        is_full = lane.waiting + lane.owed + len(message.data) > WINDOW_BYTES[message.lane]
+        if is_full or len(lane.queue) >= RECORDS_MAX[message.lane]:
             self._refuse("circuit-overrun")
             self._close(circuit, "circuit-overrun")
             return
-        lane.queue.append(message.data)
-        lane.waiting += len(message.data)
+        lane.put(message.data)
         self._look(lane)
 
     def credit(self, peer: bytes, message: CircuitCredit) -> None:
@@ -167,33 +281,42 @@ class Relay:
     def forward(self, now: float) -> float:
         """Pass on what may go now; when more may go (`now`: at once, other tasks had to have their turn).
 
-        Votes of all circuits go first, then control, then bulk; within each of these, circuits take turns by records.
+        Votes of all members go first, then control, then bulk; votes and control beyond their share go last.
         """
-        wake, records = math.inf, 0
-        for ready in self._ready:
-            turns = deque(ready)
-            while turns:
-                if (wait := self._budget.wait_seconds(now)) > 0 or records == FORWARDED_AT_ONCE_MAX:
-                    return now + wait
-                lane = turns.popleft()
-                if (wait := lane.circuit.budget.wait_seconds(now)) > 0:
-                    wake = min(wake, now + wait)
-                elif lane in ready:  # its circuit is not closed since
-                    self._pass_on(lane)
-                    records += 1
-                    turns.extend([lane] if lane in ready else [])
-        return wake
+        for _ in range(FORWARDED_AT_ONCE_MAX):
+            if (wait := self._budget.wait_seconds(now)) > 0:
+                return now + wait
+            lane, wake = self._next(now)
+            if lane is None:
+                return wake
+            if self._is_served(lane.circuit):
+                self._pass_on(lane)
+        return now
+
+    def _next(self, now: float) -> tuple[Lane | None, float]:
+        """Whose record goes, or None and when one may."""
+        wake = math.inf
+        first = [turns for turns in self._turns if turns.first.wait_seconds(now) == 0]
+        for turns in (*first, *(turns for turns in reversed(self._turns) if turns not in first)):
+            lane, at = turns.next(now)
+            if lane is not None:
+                if turns in first:
+                    turns.first.spend(lane.size)
+                return lane, now
+            wake = min(wake, at)
+        return None, wake
 
     def _pass_on(self, lane: Lane) -> None:
-        record = lane.queue.popleft()
+        record = lane.take()
         size = len(record)
-        lane.waiting -= size
         lane.credit -= size
         lane.owed += size
         lane.circuit.budget.spend(size)
         self._budget.spend(size)
         self.forwarded += size
-        self._ready[lane.number].pop(lane)  # and behind the others, if it has more
+        turns = self._turns[lane.number]
+        turns.spend(lane.source, size)
+        turns.remove(lane)  # and behind the others, if it has more
         self._look(lane)
         if not self._post(lane.target, CircuitData(lane.circuit.name, lane.number, record), lane.number):
             self._close(lane.circuit, "relay-full")
@@ -203,8 +326,8 @@ class Relay:
 
     def _look(self, lane: Lane) -> None:
         """It may have become ready: a record has come, or credit."""
-        if lane.queue and lane.credit >= len(lane.queue[0]):
-            self._ready[lane.number].setdefault(lane)
+        if lane.queue and lane.credit >= lane.size:
+            self._turns[lane.number].add(lane)
 
     def _find(self, peer: bytes, name: bytes) -> Circuit | None:
         """None: it was closed while this message was on its way, or it is none of this peer's."""
@@ -221,7 +344,8 @@ class Relay:
         self._of_peer -= Counter(circuit.ends)
         for lanes in circuit.lanes.values():
             for lane in lanes:
-                self._ready[lane.number].pop(lane, None)
+                self._turns[lane.number].remove(lane)
+                lane.account.add(-lane.held)
 
 
 def _other(circuit: Circuit, peer: bytes) -> bytes:

@@ -13,9 +13,17 @@
 | its peer says that it has the blob                                              | that peer is named to others              |
 | its peer says that it does not want it from here, or its link ends              |                                           |
 | its peer was told that it is its turn, and does not ask within ANSWER_SECONDS   |                                           |
-| what its peer asked for takes SLOW_FACTOR times as long as others' did, or more | that peer has none for REST_SECONDS       |
+| what its peer asked for takes SLOW_FACTOR times as long as others' did, or more | that peer has none for REST_SECONDS, but  |
+|                                                                                 | for a stranger, which asks anew           |
 
 So a peer that waits loses a bounded time, whatever others do: a liar can keep a place for so long once in REST_SECONDS.
+Strangers have a place of their own: they take none of the others', and how fast they take tells nothing.
+
+| too many blobs are asked for                         | forgotten is the one that was asked for longest ago |
+|------------------------------------------------------|-----------------------------------------------------|
+| by strangers alone: more than BLOBS_OF_STRANGERS_MAX | of those                                            |
+| by others, too: more than BLOBS_MAX                  | of those, and of whoever asked for most of them     |
+
 No I/O, no clock.
 """
 
@@ -23,20 +31,23 @@ from __future__ import annotations
 
 import enum
 import math
-from collections import OrderedDict
+from collections import Counter, OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import median_low
 
 from protocol.limits import BLOB_CHUNK_BYTES, HOLDERS_MAX, LEAST_UPLINK_MBIT
 
 PLACES = 3  # receivers of one blob at a time: after k turns 4^k peers have it, and three copies share an uplink
+PLACES_OF_STRANGERS = 1  # beside those
 WORTH_SECONDS = 1.0  # a copy that is sent sooner is sent at once: to wait for a turn costs round trips
 ANSWER_SECONDS = 1.0  # from "your turn" to the first request: three round trips of 300 ms
 REPEAT_SECONDS = 0.25  # a window's requests leave together; a peer that waits asks again after WAIT_SECONDS at the earliest
 SLOW_SECONDS, SLOW_FACTOR = 1.0, 2.0  # three round trips of 300 ms, and an uplink that other things share
 REST_SECONDS = 600.0
 RATES_MAX = 32  # peers whose last rate is remembered: the median of them is this peer's, so most of them would have to lie
-BLOBS_MAX = 256  # of which somebody gets or has got copies; the one that was asked for longest ago is forgotten
+BLOBS_MAX = 256  # of which members or guests get copies, or have got them
+BLOBS_OF_STRANGERS_MAX = 32  # of which strangers alone do: two for each link that they may have
 WAITING_MAX = 256  # of one blob: as many voters as there can be; others are told the same, and ask again
 KNOWN_MAX = 64  # peers that said they have a blob
 SLOW_MAX = 1_024  # peers that kept places; the first is forgotten
@@ -55,13 +66,14 @@ class Answer(enum.Enum):
 class _Place:
     begun: float
     size: int  # bytes of the blob
-    shared: int  # the most places of all blobs that were taken at once meanwhile
+    shared: int  # the most places of all blobs that were taken at once meanwhile; strangers' count for strangers alone
     asked: int = 0  # bytes of it
     is_offered: bool = False  # it is this peer's turn, and it has not asked yet
 
 
 @dataclass(slots=True)
 class _Blob:
+    by: bytes | None = None  # who asked for it first, of those that are no strangers
     places: dict[bytes, _Place] = field(default_factory=dict)
     waiting: OrderedDict[bytes, float] = field(default_factory=OrderedDict)  # who was told to look elsewhere, and when last
     known: OrderedDict[bytes, None] = field(default_factory=OrderedDict)  # who said that it has it
@@ -70,14 +82,15 @@ class _Blob:
 
 
 class Serving:
-    def __init__(self) -> None:
+    def __init__(self, is_stranger: Callable[[bytes], bool] = lambda peer: False) -> None:
+        self._is_stranger = is_stranger
         self._blobs: OrderedDict[bytes, _Blob] = OrderedDict()
         self._rates: OrderedDict[bytes, float] = OrderedDict()  # by peer, bytes a second of the whole uplink
         self._slow: OrderedDict[bytes, float] = OrderedDict()  # peer -> until
 
     def ask(self, digest: bytes, peer: bytes, size: int | None, now: float) -> Answer:
         """`size`: None while this peer is only getting the blob."""
-        blob = self._blob(digest)
+        blob = self._blob(digest, peer)
         place = blob.places.get(peer)
         if place is not None:
             place.asked = min(place.size, place.asked + BLOB_CHUNK_BYTES)
@@ -87,7 +100,7 @@ class Serving:
             return Answer.CHUNK
         if now < blob.waiting.get(peer, -math.inf) + REPEAT_SECONDS:
             return Answer.NOTHING
-        if size is not None and not self._is_full(blob, size):
+        if size is not None and not self._is_full(blob, size, peer):
             return self._take(blob, peer, size, now)
         if peer in blob.waiting or len(blob.waiting) < WAITING_MAX:
             blob.waiting[peer] = now
@@ -95,7 +108,7 @@ class Serving:
 
     def others(self, digest: bytes, peer: bytes) -> tuple[bytes, ...]:
         """Who has the blob, or is getting it from here, as far as this peer knows: a few, to each asker others."""
-        blob = self._blob(digest)
+        blob = self._blob(digest, peer)
         getting = [taker for taker in blob.places if taker not in blob.known]
         found = [other for other in (*blob.known, *getting) if other != peer]
         blob.named += 1
@@ -115,7 +128,7 @@ class Serving:
         if blob is None or (peer not in blob.places and peer not in blob.waiting):  # who never asked here is named to nobody
             return []
         place = blob.places.pop(peer, None)
-        if place is not None and not place.is_offered:
+        if place is not None and not place.is_offered and not self._is_stranger(peer):
             self._note_rate(peer, place, now)
         blob.waiting.pop(peer, None)
         blob.known[peer] = None
@@ -151,7 +164,7 @@ class Serving:
         for digest, blob in self._blobs.items():
             for peer, place in [(peer, place) for peer, place in blob.places.items() if self._end(place) <= now]:
                 del blob.places[peer]
-                if not place.is_offered:
+                if not place.is_offered and not self._is_stranger(peer):
                     self._slow[peer] = now + REST_SECONDS
             offered += [(peer, digest) for peer in self._offer(digest, now)]
         while len(self._slow) > SLOW_MAX:
@@ -160,34 +173,55 @@ class Serving:
 
     # Own -------------------------------------------------------------------------------------------------------------
 
-    def _blob(self, digest: bytes) -> _Blob:
-        blob = self._blobs.setdefault(digest, _Blob())
-        self._blobs.move_to_end(digest)
-        if len(self._blobs) > BLOBS_MAX:
-            self._blobs.popitem(last=False)
+    def _blob(self, digest: bytes, peer: bytes) -> _Blob:
+        """One that this peer asks for."""
+        by = None if self._is_stranger(peer) else peer
+        blob = self._blobs.get(digest)
+        if blob is None or (blob.by is None and by is not None):
+            blob = self._blobs[digest] = blob or _Blob()
+            blob.by = by
+            self._blobs.move_to_end(digest)
+            self._forget_one(by)
+        elif by is not None or blob.by is None:
+            self._blobs.move_to_end(digest)
         return blob
+
+    def _forget_one(self, by: bytes | None) -> None:
+        """If there are too many since this peer asks for one more; None: a stranger."""
+        askers = Counter(blob.by for blob in self._blobs.values())
+        strangers = askers.pop(None, 0)
+        if strangers > BLOBS_OF_STRANGERS_MAX if by is None else askers.total() > BLOBS_MAX:
+            most = None if by is None else askers.most_common(1)[0][0]
+            del self._blobs[next(digest for digest, blob in self._blobs.items() if blob.by == most)]
 
     @property
     def _rate(self) -> float:
         return median_low([LEAST_RATE, *self._rates.values()])
 
-    def _is_full(self, blob: _Blob, size: int) -> bool:
-        return len(blob.places) >= PLACES and (len(blob.places) + 1) * size > self._rate * WORTH_SECONDS
+    def _is_full(self, blob: _Blob, size: int, peer: bytes) -> bool:
+        """For this peer."""
+        is_stranger = self._is_stranger(peer)
+        alike = sum(self._is_stranger(taker) == is_stranger for taker in blob.places)
+        if alike < (PLACES_OF_STRANGERS if is_stranger else PLACES):
+            return False
+        return (len(blob.places) + 1) * size > self._rate * WORTH_SECONDS
 
     def _take(self, blob: _Blob, peer: bytes, size: int, now: float) -> Answer:
         blob.waiting.pop(peer, None)
         blob.size = size
         blob.places[peer] = _Place(now, size, 0, BLOB_CHUNK_BYTES)
-        taken = sum(len(other.places) for other in self._blobs.values())
-        for other in self._blobs.values():
-            for place in other.places.values():
-                place.shared = max(place.shared, taken)
+        taken = [(self._is_stranger(taker), place) for other in self._blobs.values() for taker, place in other.places.items()]
+        others = sum(not is_stranger for is_stranger, _ in taken)
+        for is_stranger, place in taken:
+            place.shared = max(place.shared, len(taken) if is_stranger else others)
         return Answer.PLACE
 
     def _offer(self, digest: bytes, now: float) -> list[bytes]:
         blob, offered = self._blobs[digest], list[bytes]()
-        while blob.size and blob.waiting and not self._is_full(blob, blob.size):
-            peer, _ = blob.waiting.popitem(last=False)
+        for peer in tuple(blob.waiting) if blob.size else ():
+            if self._is_full(blob, blob.size, peer):
+                continue
+            del blob.waiting[peer]
             blob.places[peer] = _Place(now, blob.size, 1, is_offered=True)
             offered.append(peer)
         return offered

@@ -44,6 +44,11 @@ _DOMAIN: Final = "noise-identity"  # no message has this tag
 _ROLES: Final = {True: b"initiator", False: b"responder"}
 
 
+def chain_tag(chain_id: bytes) -> bytes:
+    """What a network shows of itself to everybody."""
+    return hashlib.sha256(chain_id).digest()[:CHAIN_TAG_BYTES]
+
+
 class OtherVersion(RemoteProtocolError):
     """The peer wants to speak `version`; whoever dialed it may dial again with that, if it knows it."""
 
@@ -137,7 +142,7 @@ class Session:
             self._write_handshake()
 
     def _preamble(self) -> bytes:
-        return MAGIC + self.version.to_bytes(2, "big") + hashlib.sha256(self._chain_id).digest()[:CHAIN_TAG_BYTES]
+        return MAGIC + self.version.to_bytes(2, "big") + chain_tag(self._chain_id)
 
     def _read_preamble(self) -> list[Established | Message] | None:
         theirs = bytes(self._buffer[:PREAMBLE_BYTES])

@@ -1,6 +1,7 @@
 """The memory that links may hold: two budgets, one for all strangers and one for everybody else.
 
-What is counted: messages that wait to be sent, messages that came in part, messages that nobody has taken yet. Within a budget
+What is counted: messages that wait to be sent, messages that came in part, messages that nobody has taken yet, and records of
+circuits, inside a relay and at their end. Within a budget
 every peer has an equal share, and may hold more while there is room. So whoever keeps to its share loses nothing, whatever the
 others do.
 
@@ -20,8 +21,8 @@ from transport.standing import Standing
 # Each of 512 links could hold 48 MiB of queues: 24 GiB. Now 200 voters have a share of 2.5 MiB each, and seven peers hold as much
 # as they ever could.
 MEMBERS_BYTES = 512 << 20
-STRANGERS_BYTES = 64 << 20
-STRANGERS_MAX = 48  # links: then one gives way for the next
+STRANGERS_BYTES = 32 << 20
+STRANGERS_MAX = 16  # links: then one gives way for the next; each of them costs work at every height
 
 assert MEMBERS_BYTES > STRANGERS_BYTES >= 2 * MESSAGE_BYTES_MAX, "one message is no reason to end a link"
 assert STRANGERS_BYTES // STRANGERS_MAX > PART_BYTES_MAX + (64 << 10), "a share holds a part of a snapshot"
@@ -38,7 +39,7 @@ class Budget:
 
 
 class Account:
-    """What one peer holds, in bytes: its link's queues, and messages of it that nobody has taken yet."""
+    """What one peer holds, in bytes: its link's queues, messages of it that nobody has taken yet, records of its circuits."""
 
     def __init__(self, owner: bytes = b"", budget: Budget | None = None) -> None:
         self.owner, self.held = owner, 0

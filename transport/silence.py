@@ -60,6 +60,10 @@ class Silence:
             self._usual.append(seconds)
             self.suspect_seconds = self._borne()
 
+    @property
+    def is_listened_to(self) -> bool:
+        return self._since is not None
+
     def seconds(self, now: float) -> float:
         return 0.0 if self._since is None else now - self._since
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from features.names import SHORT
 from protocol.api import AlertView, Cause, PeerState, Severity, StatusView
 
 DISK_WARNING_BYTES = 4 << 30
@@ -12,7 +13,8 @@ DISK_CRITICAL_BYTES = 512 << 20  # a full disk ends the peer
 LIAR_HEIGHTS = 1_000  # for how long an expelled liar is told: the membership keeps it for ever
 WORKER_SECONDS = 120.0  # until its first start is late: torch comes from a cold disk
 # Links come and go: these causes are told when they have held for so long.
-PATIENCE_MS = {Cause.NO_QUORUM: 3_000, Cause.STALLED: 3_000, Cause.BEHIND: 10_000}
+# A voter that is started again is away for a minute or less.
+PATIENCE_MS = {Cause.NO_QUORUM: 3_000, Cause.NO_SPARE: 60_000, Cause.STALLED: 3_000, Cause.BEHIND: 10_000}
 # As `StatusView.waiting` begins.
 UNDECIDED = ("partition", "waiting for a quorum", "waiting for the voters", "waiting for a decision")
 ORDER = list(Severity)
@@ -25,6 +27,7 @@ class Look:
     free_bytes: int
     expelled: Mapping[str, int]  # peer id -> at which height
     suspended: Mapping[str, str]  # peer id -> in which job
+    unheard: Collection[str] = ()  # peer ids of voters that this peer does not hear
 
 
 def causes(look: Look) -> Iterator[AlertView]:
@@ -38,6 +41,10 @@ def causes(look: Look) -> Iterator[AlertView]:
         yield AlertView(Cause.NO_QUORUM, "", Severity.CRITICAL, status.waiting)
     elif status.waiting:
         yield AlertView(Cause.STALLED, "", Severity.WARNING, status.waiting)
+    elif look.unheard and status.voter and status.voters - len(look.unheard) == status.quorum:
+        here = f"{status.quorum} of {status.voters} voters are here, as many as decide: if one more stops, nothing is decided"
+        text = f"{here}; not heard: {', '.join(peer[:SHORT] for peer in look.unheard)}"
+        yield AlertView(Cause.NO_SPARE, "", Severity.WARNING, text)
     if status.state == PeerState.BEHIND:
         yield AlertView(Cause.BEHIND, "", Severity.WARNING, f"this peer is {status.behind} heights behind the others")
     if look.free_bytes < DISK_WARNING_BYTES:

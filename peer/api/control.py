@@ -26,13 +26,14 @@ import trio
 
 from features.calls import Call
 from peer.api.calls import calls
-from peer.settings.datadir import storage_errors
+from peer.settings.datadir import DataDirectory, storage_errors
 from protocol import codec
 from protocol.api import PeerApi
 from protocol.errors import NotRunningError, RemoteProtocolError, UserError
 from protocol.limits import MESSAGE_BYTES_MAX
 
 VERSION = "folkmoot-control/1"
+OTHER_VERSION = "if it was started before an update of the program, start it again"
 REQUEST_SECONDS_MAX = 10.0  # from connecting to a complete request; the caller is a program on this machine
 REPLY_SECONDS_MAX = 10.0  # for the caller to take its answer
 CALLS_MAX = 32  # at once; every console holds two at most
@@ -201,9 +202,13 @@ async def _reply(api: PeerApi, request: Any, stream: trio.abc.SendStream) -> lis
         return ["error", f"this peer speaks {VERSION}; use the `peer` command of the same installation"]
     call = calls().get(request[1]) if isinstance(request[1], str) else None
     if call is None:
-        return ["error", f"this peer has no method {str(request[1])[:40]!r}"]
+        return ["error", f"this peer has no method {str(request[1])[:40]!r}; {OTHER_VERSION}"]
     try:
-        answer = getattr(api, call.name)(*call.read_arguments(request[2]))
+        arguments = call.read_arguments(request[2])
+    except RemoteProtocolError as error:
+        return ["error", f"{error}; {OTHER_VERSION}"]
+    try:
+        answer = getattr(api, call.name)(*arguments)
         if not call.is_streamed:
             return ["ok", codec.to_plain(await answer)]
         async with contextlib.aclosing(answer):
@@ -272,8 +277,12 @@ class _Client:
         except OSError as error:
             if error.errno in (errno.EACCES, errno.EPERM):
                 raise UserError(f"{path}: permission denied; the peer runs as another user") from None
-            start = f"start it with `peer run --data-dir {shlex.quote(str(self._directory))}`"
-            raise NotRunningError(f"no peer runs on {self._directory}: {start}", self._directory) from None
+            way = f"start it with `peer run --data-dir {shlex.quote(str(self._directory))}`"
+            if not self._directory.exists():
+                way = "it is not there; make a peer with `peer init` or `peer join`, or name its place with --data-dir"
+            if process := DataDirectory(self._directory).starting():
+                way = f"process {process} is starting, or ending, and does not answer yet: try again in some seconds"
+            raise NotRunningError(f"no peer runs on {self._directory}: {way}", self._directory) from None
 
     async def stop(self) -> None:
         """Returns once the peer has taken the order, also if it closes the connection while stopping."""

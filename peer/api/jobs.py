@@ -43,9 +43,9 @@ class JobAnswers(JobCalls):
         """The jobs that wait stand behind the others, in the order of the line."""
         state = self.peer.driver.state
         jobs = sorted(state.jobs.jobs.items(), key=lambda item: item[1].started)
-        started = [_job(key, job, state, state.audits.jobs.get(key, JobAudits()), self.peer.me) for key, job in jobs]
+        started = [_job(key, job, state, state.audits.jobs.get(key, JobAudits()), self.peer) for key, job in jobs]
         line = enumerate(state.jobs.line, start=1)
-        return (*started, *(_in_line(waiting, state, place, self.peer.me) for place, waiting in line))
+        return (*started, *(_in_line(waiting, state, place, self.peer) for place, waiting in line))
 
     async def rounds(self, last: int) -> tuple[RoundView, ...]:
         store = self.peer.driver.store
@@ -169,7 +169,7 @@ def _shown(reasons: Mapping[str, int], own: Sequence[str]) -> dict[str, int]:
     return {shown(reason, own): count for reason, count in reasons.items()}
 
 
-def _job(key: bytes, job: Job, state: State, audits: JobAudits, me: bytes) -> JobView:
+def _job(key: bytes, job: Job, state: State, audits: JobAudits, peer: RunningPeer) -> JobView:
     spec = JobSpec.decode(job.spec)
     is_over = job.phase is Phase.FINISHED
     return JobView(
@@ -190,11 +190,11 @@ def _job(key: bytes, job: Job, state: State, audits: JobAudits, me: bytes) -> Jo
         origin=_origin(spec, state),
         precision=spec.precision.value,
         parameters=layout_of(spec).size,
-        disk_bytes=0 if is_over else room_of(spec, len(job.trainers), me in job.trainers).bytes(job.rounds),
+        disk_bytes=0 if is_over else _disk_bytes(spec, job.trainers, peer),
     )
 
 
-def _in_line(waiting: Waiting, state: State, place: int, me: bytes) -> JobView:
+def _in_line(waiting: Waiting, state: State, place: int, peer: RunningPeer) -> JobView:
     spec = JobSpec.decode(waiting.spec)
     trainers = [key for key, member in state.members.members.items() if spec.kind.role in member.roles]
     return JobView(
@@ -214,9 +214,14 @@ def _in_line(waiting: Waiting, state: State, place: int, me: bytes) -> JobView:
         origin=_origin(spec, state),
         precision=spec.precision.value,
         parameters=layout_of(spec).size,
-        disk_bytes=room_of(spec, min(len(trainers), TRAINERS_MAX), me in trainers).bytes(spec.rounds),
+        disk_bytes=_disk_bytes(spec, trainers, peer),
         held=_held(waiting, spec, VoterSet(state.members.voters)),
     )
+
+
+def _disk_bytes(spec: JobSpec, trainers: Sequence[bytes], peer: RunningPeer) -> int:
+    room = room_of(spec, min(len(trainers), TRAINERS_MAX), peer.me in trainers)
+    return room.bytes(spec.rounds, peer.driver.payload_bytes)
 
 
 def _held(waiting: Waiting, spec: JobSpec, voters: VoterSet) -> str:

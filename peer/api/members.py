@@ -65,7 +65,7 @@ class MemberAnswers(MemberCalls):
         await self.peer.author.submit("member/approve", Approve(candidate))
         members = self.peer.driver.state.members
         if candidate not in members.standing:
-            return f"{short_id(candidate)} has the approvals it needs and votes from the second height on"
+            return f"{short_id(candidate)} has the approvals it needs and votes two heights later"
         return f"{short_id(candidate)} has {self._approvals(candidate)}"
 
     async def retire(self, peer: str, lower_tolerance: bool) -> str:

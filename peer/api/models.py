@@ -70,11 +70,15 @@ class ModelAnswers(ModelCalls):
         driver, folder = self.peer.driver, Path(path)
         await trio.to_thread.run_sync(exported_state, driver.store, driver.host, self.peer.genesis, folder)
         missing = await trio.to_thread.run_sync(missing_payloads, driver.store, driver.blobs)
-        with trio.move_on_after(FETCHING_SECONDS_MAX):
-            for digest, size in missing.items():
-                with trio.move_on_after(FETCHING_ONE_SECONDS_MAX):
-                    await driver.network.fetch(digest, size, ())
-        return await trio.to_thread.run_sync(export, driver.store, driver.blobs, driver.host, self.peer.genesis, folder)
+        driver.exports += 1
+        try:
+            with trio.move_on_after(FETCHING_SECONDS_MAX):
+                for digest, size in missing.items():
+                    with trio.move_on_after(FETCHING_ONE_SECONDS_MAX):
+                        await driver.network.fetch(digest, size, ())
+            return await trio.to_thread.run_sync(export, driver.store, driver.blobs, driver.host, self.peer.genesis, folder)
+        finally:
+            driver.exports -= 1
 
     async def model(self, path: str, job: str, format: str) -> ModelFilesView:
         return await trio.to_thread.run_sync(self._take, Path(path), job, format)

@@ -40,7 +40,7 @@ def find_job(text: str, jobs: Mapping[bytes, Job | Waiting], among: str) -> byte
     found = [key for key, job in jobs.items() if wanted and (wanted == job.name or key.hex().startswith(wanted.lower()))]
     if len(found) != 1:
         names = ", ".join(f"{key.hex()[:8]} {job.name!r}" for key, job in jobs.items()) or "none"
-        raise UserError(f"{text!r} fits {len(found)} {among} (there are: {names})")
+        raise UserError(f"{text!r} fits {len(found) or 'no'} {among} (there are: {names})")
     return found[0]
 
 

@@ -76,8 +76,10 @@ class NetworkAnswers(NetworkCalls):
     async def limit(self, name: str, most: int) -> str:
         self.peer.require_member()
         version, needed = self._network.version(NetworkModule.name), NetworkOfLimitsModule.version
-        if name != PARAMETERS or most > PARAMETERS_ALLOWED_MAX:
-            raise UserError(f"{name} {most}: voters can set {PARAMETERS}, to {PARAMETERS_ALLOWED_MAX} at most")
+        if name != PARAMETERS:
+            raise UserError(f"{name!r} is no limit that voters set; say `limit {PARAMETERS} N`")
+        if most > PARAMETERS_ALLOWED_MAX:
+            raise UserError(f"{PARAMETERS} {most}: {PARAMETERS_ALLOWED_MAX} are the most that voters can allow")
         if version < needed:
             way_out = f"`upgrade {NetworkModule.name} {needed}`, said by a quorum of voters, brings them"
             raise UserError(f"this network runs {NetworkModule.name} {version}, in which voters set no limits: {way_out}")
@@ -89,7 +91,7 @@ class NetworkAnswers(NetworkCalls):
 
     def _limit_wish(self, wish: Limit, count: int) -> str:
         needed = VoterSet(self.peer.driver.state.members.voters).quorum
-        return f"{count} of the {needed} voters needed want {wish.most} {wish.name} at most"
+        return f"{count} of the {needed} voters needed want models of at most {wish.most} {wish.name}"
 
 
 def _known() -> dict[str, tuple[Feature, tuple[int, ...]]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -46,20 +46,20 @@ def _job_spec(peer: RunningPeer, request: TrainRequest, start: Start | None) -> 
     if request.data == LOCAL:
         said["audit"] = AuditMode.OFF  # nobody else has the text
     spec = replace(JobSpec(name=request.name or "text", data=bytes(32), liars=tolerated(peer)), **completed(said))
-    if start is not None:
-        spec = _on_start(request, spec, start)
+    spec = opened_widely(peer, spec, said) if start is None else _on_start(request, spec, start)
+    spec = closed_safely(peer, spec, said)
     if request.data == LOCAL:
         if request.vocabulary > BYTES:
             raise UserError(f"--vocabulary {request.vocabulary}: with local data the tokens are bytes; leave it out")
         if peer.worker is not None and not peer.config.local_data:
             raise UserError("this peer has no text of its own: name it with `peer run --local-data PATH`")
         spec = checked(peer, replace(spec, data=None))
-        _require_defended(peer, spec)
+        require_defended(peer, spec, request)
         if peer.worker is not None:
             own = peer.config.local_data
             data.require_enough(spec, sum(map(len, data.read_text(Path(own).expanduser()))), own)
         return spec
-    _require_defended(peer, spec)
+    require_defended(peer, spec, request)
     keep = peer.driver.blobs.add
     if request.data and shards.is_token_folder(Path(request.data).expanduser()):
         return _job_on_tokens(peer, spec, request, keep, start)
@@ -82,6 +82,20 @@ def checked(peer: RunningPeer, spec: JobSpec) -> JobSpec:
     """Its large objects have parts, if the network knows such jobs. Raises `UserError` for values that cannot be used."""
     is_large = spec.object_bytes_max > BLOB_PART_BYTES
     return replace(spec, parts=is_large and peer.driver.state.of(NetworkState).has_models).checked()
+
+
+def opened_widely(peer: RunningPeer, spec: JobSpec, said: Container[str]) -> JobSpec:
+    """A job that starts anew, its first rounds said with more bits where that was measured to help. It is unchanged if a person
+    has said how many rounds (`said`: the fields that a person set), or if the network does not know such jobs.
+    """
+    is_free = "opening_rounds" not in said and peer.driver.state.of(NetworkState).has_models
+    return replace(spec, opening_rounds=spec.usual_opening_rounds) if is_free else spec
+
+
+def closed_safely(peer: RunningPeer, spec: JobSpec, said: Container[str]) -> JobSpec:
+    """The job, its last rounds re-executed before the vote; unchanged as above."""
+    is_free = "closing_rounds" not in said and peer.driver.state.of(NetworkState).has_models
+    return replace(spec, closing_rounds=spec.usual_closing_rounds) if is_free else spec
 
 
 def _on_start(request: TrainRequest, spec: JobSpec, start: Start) -> JobSpec:
@@ -129,9 +143,10 @@ def trainers_of(peer: RunningPeer, role: str = TRAINER) -> int:
     return sum(role in member.roles for member in peer.driver.state.members.members.values())
 
 
-def _require_defended(peer: RunningPeer, spec: JobSpec) -> None:
-    """`UserError` for a job without audits that statistics were not measured to defend. The log takes any: old ones go on."""
-    problem = undefended(spec, trainers_of(peer))
+def require_defended(peer: RunningPeer, spec: JobSpec, request: TrainRequest) -> None:
+    """`UserError` for a job that was not measured to hold against its liars. The log takes any: old ones go on."""
+    is_accepted = request.accept_risk and spec.audit is AuditMode.SAMPLED
+    problem = None if is_accepted else undefended(spec, trainers_of(peer))
     if problem:
         raise UserError(f"job {spec.name!r}: {problem}")
 

@@ -3,59 +3,46 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import trio
 
 from consensus.voters import VoterSet
 from curation.module import is_run
 from curation.state import CurationState
-from features.tables import counted
-from ledger.jobs import Base, Job, Phase, Waiting, job_id
+from ledger.jobs import Job, Phase, Waiting, job_id
 from ledger.network import NetworkState
-from peer.api.new_job import FETCHING_SECONDS_MAX, checked, fetched, tolerated
+from peer.api.new_job import FETCHING_SECONDS_MAX, fetched
 from peer.api.preferences import preferences_of
 from peer.api.running import RunningPeer
-from peer.api.starting import base_of, of_finished
-from peer.api.supervised import newline, set_as_tokens, supervised_spec, with_set
-from peer.api.supervised import parsed as parsed_terms
 from peer.api.tracing import learned
+from peer.api.tuning import Tuning, read_words
 from peer.driver.deriving import derived
 from peer.roles import texts
 from peer.serving.projects import find_project
 from peer.worker.supervisor import WorkerFailed
-from protocol import codec
 from protocol.errors import StorageError, UserError
 from protocol.sampling import Sampling
-from rlhf import blocklist, guards, pairs, plans, preferences, presets
+from rlhf import guards, plans
 from rlhf.calls import CompareView, FiguresView, RlhfCalls, RlhfView, StageView, TraceView
 from rlhf.controller import beta_of
 from rlhf.guards import Course
 from rlhf.module import RlhfModule, RlhfState
-from rlhf.objective import MODEL, MODULE, ROLE, RULE, PpoTerms, Prompts
+from rlhf.objective import MODULE, PpoTerms
 from rlhf.preferences import Pair
 from rlhf.reward import ACCURACY, CALIBRATION, REWARD
-from rlhf.rules import RULES
 from rlhf.sets import Source
 from rlhf.supervised import DPO, NATS
 from rlhf.tracing import traced
 from training import tasks
-from training.data import corpus, tokenizer
 from training.replicated.model import ReplicatedModel
-from training.spec import JobSpec, completed
+from training.spec import JobSpec
 
-APART = frozenset({"reward", "reward_model", "words"})  # of a policy's terms: `--set` does not say them
-OF_REWARD = "reward."  # begins what `--set` says of the job that trains a reward model
-PROMPTS_LOOKED_AT = 1_000  # before a list that blocks all of them is refused: some seconds
 SETS = "sets"  # the part at whose desk sets are derived
 PAUSED = "paused"  # a plan that goes on later
-UNKNOWN = Base(bytes(32), 1, bytes(32))  # in the place of a reward model that is not trained yet
 
 
 @dataclass(frozen=True)
@@ -80,34 +67,20 @@ class RlhfAnswers(RlhfCalls):
             raise UserError(f"this network does not run the module {MODULE}: `upgrade {MODULE} 1`, said by a quorum, brings it")
         if [reward, preferences, project].count("") != 2:
             raise UserError("say what is rewarded: --reward rule:NAME, --project PROJECT or --preferences FILE, one of them")
-        said = overrides or {}
-        if algorithm == DPO.name:
-            if reward or words:
-                raise UserError(f"dpo takes no {'--reward' if reward else '--words'}: it learns from pairs, and samples nothing")
-            source, found = await self._decided(project) if project else (None, preferences)
-            return await self._begun(self._dpo, base, found, source, reward_epochs, name or DPO.name, said)
-        if algorithm:
-            said = said | {"algorithm": algorithm}
-        of_reward = {key.removeprefix(OF_REWARD): text for key, text in said.items() if key.startswith(OF_REWARD)}
-        of_policy = {key: text for key, text in said.items() if not key.startswith(OF_REWARD)}
-        listed = await trio.to_thread.run_sync(_read_words, words) if words else b""
+        said, is_dpo = dict(overrides or {}), algorithm == DPO.name
+        if is_dpo and (reward or words):
+            raise UserError(f"dpo takes no {'--reward' if reward else '--words'}: it learns from pairs, and samples nothing")
+        if algorithm and not is_dpo:
+            said["algorithm"] = algorithm
+        listed = await trio.to_thread.run_sync(read_words, words) if words else b""
+        tuning = Tuning(self.peer, base, name, ppo_iterations, reward_epochs, said, listed)
         if reward:
-            if reward == MODEL:
-                raise UserError("--reward 'model': a plan trains it: leave --reward out, and say --project or --preferences")
-            if of_reward:
-                raise UserError(f"--set {OF_REWARD}{next(iter(of_reward))}=…: a rule is not trained: leave it out")
-            if not ppo_iterations:
-                raise UserError("--ppo-iterations 0 would tune nothing by a rule: take 1 at least")
-            how = (base, reward, ppo_iterations, name or "ppo", of_policy, listed)
-            return await self._begun(lambda: plans.Begin(self._policy(*how).encode()))
-        if listed and not ppo_iterations:
-            raise UserError("--words: no policy is tuned, and a reward model says nothing: leave it out")
-        if of_policy and not ppo_iterations:
-            raise UserError(f"--set {next(iter(of_policy))}=…: no policy is tuned; of the reward model say `{OF_REWARD}…`")
+            tuning.check_rule(reward)
+            return await self._begun(tuning.by_rule, reward)
+        if not is_dpo:
+            tuning.check_preferences()
         source, found = await self._decided(project) if project else (None, preferences)
-        return await self._begun(
-            self._plan, base, found, source, reward_epochs, ppo_iterations, name, of_reward, of_policy, listed
-        )
+        return await self._begun(tuning.by_dpo if is_dpo else tuning.by_preferences, found, source)
 
     async def _begun(self, make: Callable[..., plans.Begin], *how: Any) -> str:
         """The first job of a plan that is made in a thread, once it is decided."""
@@ -149,7 +122,7 @@ class RlhfAnswers(RlhfCalls):
         found = [(key, plan) for key, plan in running.items() if plan.current.job.hex().startswith(job)]
         if len(found) != 1:
             there = ", ".join(plan.current.job.hex()[:8] for plan in running.values()) or "none"
-            raise UserError(f"{job!r} fits {len(found)} plans that go on (their jobs are: {there})")
+            raise UserError(f"{job!r} fits {len(found) or 'no'} plans that go on (their jobs are: {there})")
         return found[0]
 
     async def _decided(self, text: str) -> tuple[Source, list[Pair]]:
@@ -168,95 +141,6 @@ class RlhfAnswers(RlhfCalls):
                 raise UserError(f"--project {text!r}: no pair of it is decided yet, but for redacted and bad ones")
             return source, found
         raise UserError(f"--project {text!r}: nobody who is here has all tasks of {row.asked.name!r}")
-
-    def _plan(
-        self,
-        base: str,
-        given: str | list[Pair],
-        source: Source | None,
-        epochs: int,
-        iterations: int,
-        name: str,
-        of_reward: dict[str, str],
-        of_policy: dict[str, str],
-        listed: bytes,
-    ) -> plans.Begin:
-        """Makes the blobs of the set, which is given as pairs, or as the name of a file with them. Raises `UserError` for a
-        base, values or preferences that cannot be used.
-        """
-        called = f"{name}-reward" if name else "reward"
-        spec, said = supervised_spec(
-            self.peer, REWARD, of_finished(self.peer, base, "--base"), called, of_reward, presets.REWARD, OF_REWARD
-        )
-        found, file = _given(given)
-        tokens = set_as_tokens(self.peer, spec, found, file)
-        if listed and of_policy.get("prompts") != Prompts.TEXT:
-            _require_prompt(preferences.parted(found, spec.held_out_permille)[0], listed)
-        policy = self._policy(base, MODEL, iterations, name or "ppo", of_policy, listed, tokens) if iterations else None
-        spec, manifest = with_set(self.peer, spec, found, tokens, said.get("rounds"), epochs)
-        source = replace(source, tokens=manifest.tokens) if source else None
-        return plans.Begin(spec.encode(), _without_model(policy).encode() if policy else b"", source)
-
-    def _dpo(
-        self, base: str, given: str | list[Pair], source: Source | None, epochs: int, name: str, overrides: dict[str, str]
-    ) -> plans.Begin:
-        """As `_plan`, of one job."""
-        spec, said = supervised_spec(self.peer, DPO, of_finished(self.peer, base, "--base"), name, overrides, presets.DPO)
-        found, file = _given(given)
-        spec, manifest = with_set(self.peer, spec, found, set_as_tokens(self.peer, spec, found, file), said.get("rounds"), epochs)
-        return plans.Begin(spec.encode(), b"", replace(source, tokens=manifest.tokens) if source else None)
-
-    def _policy(
-        self,
-        base: str,
-        reward: str,
-        rounds: int,
-        name: str,
-        overrides: dict[str, str],
-        listed: bytes,
-        learned: pairs.Pairs | None = None,
-    ) -> JobSpec:
-        """Makes the blob of the listed words. Raises `UserError` for a base or values that cannot be used. What learns from the
-        pairs is left open.
-        """
-        liars = tolerated(self.peer, ROLE)
-        if not base:
-            if listed:
-                raise UserError("--words: the toy says no text, so it says no words: leave it out")
-            return toy_spec(reward, rounds, name, overrides, liars)
-        start, _, before = base_of(self.peer, base, "--base")
-        said_of_own, said = parsed(overrides)
-        if before.tokenizer is not None and "stop" not in said_of_own:
-            said_of_own["stop"] = newline(base, tokenizer.BpeTokenizer(fetched(self.peer, before.tokenizer)))
-        usual = presets.TERMS if reward == MODEL else presets.RULE_TERMS
-        own = PpoTerms(reward=reward, words=hashlib.sha256(listed).digest() if listed else None, **usual | said_of_own)
-        if learned is not None:
-            own = replace(own, reward_model=UNKNOWN, **_of_set(learned, before, own) | said_of_own)
-        if problem := own.problem():
-            raise UserError(f"job {name!r}: {problem}")
-        if own.prompts is Prompts.SET and learned is not None and len(learned.prompts) < 2:
-            raise UserError(
-                "no pair that is trained on has a prompt: `--set prompts=text` takes windows of the base's text instead"
-            )
-        if own.prompts is Prompts.TEXT and before.data is None:
-            raise UserError(f"--base {base!r}: that job's text is local, so no prompts can be drawn that everybody knows")
-        if "model" in said:
-            raise UserError("--set model.…: the model is that of the base; leave it out")
-        spec = JobSpec(
-            name=name,
-            objective="ppo",
-            base=start,
-            model=before.model,
-            tokenizer=before.tokenizer,
-            data=before.data if own.prompts is Prompts.TEXT else None,
-            held_out_permille=before.held_out_permille,
-            settings=codec.encode(own),
-            liars=liars,
-        )
-        spec = checked(self.peer, replace(spec, **completed(presets.PPO | {"rounds": rounds} | said)))
-        if listed:
-            self.peer.driver.blobs.add(listed)
-        return spec
 
     async def rlhf_status(self) -> RlhfView:
         known = self.peer.driver.state.of(RlhfState).plans.values() if self._is_run() else ()
@@ -359,68 +243,9 @@ class RlhfAnswers(RlhfCalls):
         return CompareView(key.hex(), job.round, **told, withheld=tuple(withheld))
 
 
-def _given(pairs: str | list[Pair]) -> tuple[list[Pair], str]:
-    """Them, and what people call where they come from. Raises `UserError`."""
-    return (_read(pairs), Path(pairs).name) if isinstance(pairs, str) else (pairs, "--project")
-
-
-def _read(file: str) -> list[Pair]:
-    try:
-        with Path(file).expanduser().open("rb") as stream:
-            return preferences.read_file(Path(file).name, stream)
-    except OSError as error:
-        raise UserError(f"--preferences {corpus.shown(file)} cannot be read: {error.strerror}") from None
-
-
-def _of_set(learned: pairs.Pairs, base: JobSpec, own: PpoTerms) -> dict[str, Any]:
-    """What is said of prompts where a reward model learns from pairs, unless somebody sets something else."""
-    longest = int(np.diff(learned.prompts).max(initial=1))
-    return {"prompts": Prompts.SET, "prompt_tokens": max(1, min(longest, base.model.context - own.response_tokens))}
-
-
-def _read_words(file: str) -> bytes:
-    """A packed list."""
-    from rlhf.filter import read_words
-
-    try:
-        return blocklist.packed(read_words(Path(file).name, Path(file).expanduser().read_bytes()))
-    except OSError as error:
-        raise UserError(f"--words {corpus.shown(file)} cannot be read: {error.strerror}") from None
-
-
-def _require_prompt(trained: list[Pair], listed: bytes) -> None:
-    """`UserError` where the list blocks every prompt that could be drawn, as far as some of them tell."""
-    texts, known = pairs.prompt_texts(trained)[:PROMPTS_LOOKED_AT], blocklist.Blocklist(listed)
-    if texts and all(known.blocks(text.encode()) for text in texts):
-        raise UserError(f"--words blocks each of {counted(len(texts), 'prompt')} that were looked at: nothing would be answered")
-
-
-def _without_model(policy: JobSpec) -> JobSpec:
-    return replace(policy, settings=codec.encode(replace(policy.own, reward_model=None)))
-
-
 def _began(job: Job | Waiting) -> int:
     """The height at which it was decided."""
     return job.started if isinstance(job, Job) else job.since
-
-
-def toy_spec(reward: str, rounds: int, name: str, overrides: dict[str, str], liars: int) -> JobSpec:
-    """A job without a base: the reward has a vocabulary of its own, the reference is the first model. Raises `UserError`."""
-    rule = RULES.get(reward.removeprefix(RULE))
-    if rule is None or rule.vocabulary is None:
-        alone = ", ".join(RULE + known.name for known in RULES.values() if known.vocabulary is not None)
-        raise UserError(
-            f"--reward {reward!r} needs --base JOB, a finished job whose model is tuned; without one there is {alone}"
-        )
-    own, said = parsed(overrides)
-    settings = codec.encode(PpoTerms(reward=reward, **presets.TOY_TERMS | own))
-    spec = JobSpec(name=name, objective="ppo", model=presets.TOY_MODEL, settings=settings, liars=liars)
-    return replace(spec, **completed(presets.TOY | {"rounds": rounds} | said)).checked()
-
-
-def parsed(overrides: dict[str, str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Fields of the objective, and fields of the job. Raises `UserError`."""
-    return parsed_terms(overrides, PpoTerms, APART)
 
 
 def _stage(key: bytes, job: Job | Waiting) -> StageView:

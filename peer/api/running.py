@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
@@ -21,6 +21,7 @@ from peer.settings.config import Config
 from peer.settings.invitations import InvitationBook
 from peer.worker.supervisor import Worker
 from protocol.errors import UserError
+from transport.aside import Aside
 from transport.swarm import Swarm
 
 TEXTS_MAX: Final = 4  # that people wait for at once: the worker keeps what each has of the model
@@ -42,6 +43,7 @@ class RunningPeer:
     invited: InvitationBook
     started: float
     desk: Callable[[str], Desk]  # of a part
+    asides: Sequence[Aside] = ()
     alerts: AlertBook = field(default_factory=AlertBook)
     texts: trio.Semaphore = field(default_factory=lambda: trio.Semaphore(TEXTS_MAX))
 

@@ -9,7 +9,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from peer.api.new_job import checked, fetched, parse_overrides, tolerated, trainers_of, typed
+from peer.api.new_job import (
+    checked,
+    closed_safely,
+    fetched,
+    parse_overrides,
+    require_defended,
+    tolerated,
+    trainers_of,
+    typed,
+)
 from peer.api.running import RunningPeer
 from peer.api.starting import Start, start_of
 from protocol import codec
@@ -39,6 +48,7 @@ def instruct_spec(peer: RunningPeer, request: TrainRequest) -> JobSpec:
     if request.vocabulary and start.tokenizer is not None:
         raise UserError(f"--vocabulary {request.vocabulary}: the tokens are those of {start.name}; leave it out")
     spec, said = supervised_spec(peer, INSTRUCT, start, request.name or INSTRUCT.name, request.overrides, presets.INSTRUCT)
+    require_defended(peer, spec, request)
     file = Path(request.examples).name
     with Path(request.examples).open("rb") as stream:
         found = responses.read_examples(file, stream)
@@ -71,7 +81,8 @@ def supervised_spec(
         liars=tolerated(peer, kind.role),
         settings=codec.encode(kind.settings(**own)) if kind.settings else b"",
     )
-    return checked(peer, replace(start.of(spec, start.model), **completed(preset | said))), said
+    spec = closed_safely(peer, replace(start.of(spec, start.model), **completed(preset | said)), said)
+    return checked(peer, spec), said
 
 
 def set_as_tokens(peer: RunningPeer, spec: JobSpec, records: Sequence[Record], file: str) -> Any:

@@ -15,6 +15,7 @@ from pathlib import Path
 import trio
 
 from consensus.voters import VoterSet
+from features.names import Names
 from ledger.network import NetworkState
 from ledger.state import State
 from peer import features
@@ -27,7 +28,18 @@ from peer.driver.condition import heights_behind, state_of, why_stalled
 from peer.driver.membership import NOT_DECIDED
 from peer.driver.witness import why_disputed, why_halted, why_waiting
 from peer.worker.supervisor import Worker
-from protocol.api import AlertView, DeviceView, DialView, DiskView, EngineView, EventView, StatsView, StatusView, ThisPeerCalls
+from protocol.api import (
+    AlertView,
+    AsideView,
+    DeviceView,
+    DialView,
+    DiskView,
+    EngineView,
+    EventView,
+    StatsView,
+    StatusView,
+    ThisPeerCalls,
+)
 from protocol.identity import peer_id
 from transport.network import DialInfo, Priority
 
@@ -52,7 +64,7 @@ class ThisPeerAnswers(ThisPeerCalls):
             role=self.peer.config.role,
             version=version("folkmoot"),
             address=(self.peer.addresses() or (self.peer.network.address,))[0],
-            unreached=tuple(map(_dial, self.peer.network.unreached())),
+            unreached=tuple(_dial(dial, driver.events.names) for dial in self.peer.network.unreached()),
             data_directory=str(self.peer.config.data_directory),
             process=os.getpid(),
             height=driver.state.height,
@@ -75,6 +87,9 @@ class ThisPeerAnswers(ThisPeerCalls):
             no_room=driver.workshop.room.told,
             parameters_max=driver.state.of(NetworkState).parameters_max,
             reachable=self.peer.network.reachable,
+            listening=self.peer.network.addresses,
+            told=self.peer.network.told,
+            asides=tuple(AsideView(aside.name, aside.works, aside.text) for aside in self.peer.asides),
             late=driver.witness.why_late(driver.state.jobs.running()),
         )
 
@@ -137,6 +152,7 @@ class ThisPeerAnswers(ThisPeerCalls):
             free_bytes=(await trio.to_thread.run_sync(shutil.disk_usage, folder)).free,
             expelled={peer_id(key): member.expelled for key, member in members.items() if member.expelled is not None},
             suspended=_suspended(state),
+            unheard=[peer_id(key) for key in state.members.voters if key not in {self.peer.me, *self.peer.network.heard()}],
         )
         return self.peer.alerts.note(causes(look), time.time_ns() // 1_000_000)
 
@@ -189,9 +205,9 @@ def _worker_state(worker: Worker | None) -> str:
     return (f"{worker.ready.engine}, {worker.ready.threads} threads" if worker.ready else "starting") + restarts
 
 
-def _dial(dial: DialInfo) -> DialView:
+def _dial(dial: DialInfo, names: Names) -> DialView:
     peer = peer_id(dial.peer) if dial.peer is not None else ""
-    return DialView(dial.address, peer, dial.reason, dial.tries, dial.next_seconds, str(dial))
+    return DialView(dial.address, peer, dial.reason, dial.tries, dial.next_seconds, names.in_text(str(dial)))
 
 
 def _by_kind(counts: tuple[int, int, int], blobs: int, reveals: int) -> dict[str, int]:

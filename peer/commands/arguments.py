@@ -24,6 +24,8 @@ class Parser(argparse.ArgumentParser):
         words = sys.argv[1:] if args is None else list(args)
         option = words[0].partition("=")[0] if words else ""
         if self._subparsers and option.startswith("-") and option not in self.known_options():
+            if option in ("-v", "-V"):
+                self.error(f"{option} is no option; did you mean --version?")
             self.error(f"{option} stands before the command: write `{self.prog} COMMAND {option} …`")
         parsed, unknown = super().parse_known_args(args, namespace)
         if self._is_mixing:
@@ -63,7 +65,22 @@ class Parser(argparse.ArgumentParser):
         if choice:
             known = [item.strip(" '") for item in choice[2].split(",")]
             raise UserError(f"no command {choice[1]!r}{nearest(choice[1], known)}")
-        raise UserError(f"{self.prog}: {message}".removeprefix("peer: "))
+        raise UserError(f"{self.prog}: {message}{self._choices_in(message)}".removeprefix("peer: "))
+
+    def _choices_in(self, message: str) -> str:
+        """Behind what argparse says of an argument: the nearest of its values, or all of them where one is missing."""
+        if found := re.match(r"argument (\S+): invalid choice: '(.*?)' \(", message):
+            close = nearest(found[2], (str(value) for value in self._values_of(found[1])))
+            return close if "did you mean" in close else ""  # argparse has listed all of them
+        for name in re.findall(r"[^ ,]+", message.partition("arguments are required: ")[2]):
+            if (values := self._values_of(name)) and values != [name]:
+                return f"; {name} is one of {', '.join(values)}"
+        return ""
+
+    def _values_of(self, name: str) -> list[str]:
+        """Of an argument, as argparse calls it in what it says; none, where it takes anything."""
+        actions = [action for action in self._actions if name in (action.metavar, "/".join(action.option_strings))]
+        return [str(value) for action in actions for value in action.choices or ()]
 
 
 def settings_of(options: argparse.Namespace) -> Settings:

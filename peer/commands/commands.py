@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from consensus.voters import VoterSet
+from features.lazily import importing
 from ledger.core.genesis import Founder, Genesis
 from peer.commands.arguments import settings_of
 from peer.commands.logs import formatter, handler
@@ -27,6 +28,7 @@ from peer.settings.config import Config, Settings, load, toml, value_of
 from peer.settings.datadir import DataDirectory, storage_errors
 from peer.settings.invitation import InvitationString, parse_invitation
 from protocol import codec
+from protocol.addresses import listening_in_words
 from protocol.errors import LostVotesError, UserError
 from protocol.identity import Identity, parse_peer_id, peer_id, short_id
 from protocol.limits import NAME_CHARACTERS_MAX
@@ -174,14 +176,16 @@ def run_with(config: Config, console: bool, make_round_work: MakeRoundWork | Non
 
 
 async def _run(config: Config, on_terminal: bool, make_round_work: MakeRoundWork | None) -> int:
-    from peer.commands import console
-    from peer.daemon.daemon import collect_seldom, running, wait_for_end
+    with importing():
+        from peer.commands import console
+        from peer.daemon.daemon import collect_seldom, running, wait_for_end
 
     hung_up = partial(_end_with_terminal, terminals()) if on_terminal or _logs_to_terminal(config) else _reopen_log
     async with running(config, make_round_work) as daemon:
         collect_seldom()
         status = await daemon.api.status()
-        logging.getLogger("peer").info("%s listens on %s, network %s", status.peer, status.address, status.network)
+        where = listening_in_words(status.listening, status.told)
+        ready = partial(logging.getLogger("peer").info, "%s %s, network %s", status.peer, where, status.network)
         if on_terminal:
             async with trio.open_nursery() as nursery:
 
@@ -190,10 +194,10 @@ async def _run(config: Config, on_terminal: bool, make_round_work: MakeRoundWork
                     daemon.stopped.set()
 
                 nursery.start_soon(prompt)
-                await wait_for_end(daemon, (signal.SIGTERM,), hung_up)  # SIGINT is the prompt's
+                await wait_for_end(daemon, (signal.SIGTERM,), hung_up, ready)  # SIGINT is the prompt's
                 nursery.cancel_scope.cancel()
         else:
-            await wait_for_end(daemon, (signal.SIGINT, signal.SIGTERM), hung_up)
+            await wait_for_end(daemon, (signal.SIGINT, signal.SIGTERM), hung_up, ready)
     return 0
 
 
@@ -242,7 +246,7 @@ def audit(options: argparse.Namespace) -> int:
     print(f"{found.blocks} blocks with {found.signatures} valid commit signatures")
     print(f"{found.rounds} rounds with {found.proposals} accepted updates")
     for job, root in found.models.items():
-        print(f"job {job[:16]}: model root {root} reproduced")
+        print(f"job {found.names[job]} ({job[:16]}): model root {root} reproduced")
     for job, (before, rounds) in found.starts.items():
         print(f"job {job[:16]} starts from job {before[:16]}@{rounds}, reproduced")
     print(f"certified state root {found.state_root} reproduced")

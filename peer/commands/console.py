@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO, cast
+from typing import TYPE_CHECKING, TextIO, TypeVar, cast
 
 import trio
 
@@ -24,6 +24,7 @@ from peer.commands.drawing import printer
 from peer.commands.grammar import option_names, parse
 from peer.commands.person import Lines
 from peer.commands.words import words
+from protocol.addresses import listening_in_words
 from protocol.api import PeerApi
 from protocol.errors import UserError
 
@@ -35,7 +36,10 @@ logger = logging.getLogger(__name__)
 PROMPT = "peer> "
 PATIENCE_SECONDS = 3.0  # decisions take a fraction of one; then a person is told what this one waits for
 
+SILENCE_SECONDS = 7.0  # for a state, which a peer has in hundredths; one that applies a large model is busy for some seconds
+
 Print = Callable[[Shown], None]
+T = TypeVar("T")
 
 
 # Saying a word --------------------------------------------------------------------------------------------------------
@@ -69,9 +73,14 @@ async def names(api: PeerApi) -> Names:
 
 async def _decided(api: PeerApi, show: Print, call: Awaitable[str]) -> str:
     """The answer to what the voters have to decide first. Whoever waits long is told for what."""
-    answer: str | Exception
+    return await _with_names(api, await _while(partial(_tell_why, api, show), call))
+
+
+async def _while(beside: Callable[[], Awaitable[None]], call: Awaitable[T]) -> T:
+    """What `call` gives or raises; `beside` runs as long as it does."""
+    answer: T | Exception
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(_tell_why, api, show)
+        nursery.start_soon(beside)
         try:
             answer = await call
         except Exception as error:  # raised below, by itself
@@ -79,7 +88,7 @@ async def _decided(api: PeerApi, show: Print, call: Awaitable[str]) -> str:
         nursery.cancel_scope.cancel()
     if isinstance(answer, Exception):
         raise answer
-    return await _with_names(api, answer)
+    return answer
 
 
 async def _tell_why(api: PeerApi, show: Print) -> None:
@@ -88,6 +97,24 @@ async def _tell_why(api: PeerApi, show: Print) -> None:
         status = await api.status()
         why = status.halted or status.waiting
         show(f"{why}; what you ask for may be decided even after you interrupt this" if why else "not decided yet")
+
+
+async def execute_attached(api: PeerApi, options: argparse.Namespace, show: Print) -> int:
+    """`execute` for one command in a shell. Whoever waits for a peer that answers nothing is told so."""
+    return await _while(partial(_tell_of_silence, api), execute(api, options, show))
+
+
+async def _tell_of_silence(api: PeerApi) -> None:
+    await trio.sleep(PATIENCE_SECONDS)
+    try:
+        with trio.fail_after(SILENCE_SECONDS):
+            await api.status()
+    except trio.TooSlowError:
+        seconds = PATIENCE_SECONDS + SILENCE_SECONDS
+        what = f"the peer has not answered for {seconds:g} s: it hangs, or its machine is too busy; `peer doctor` says more"
+        print(f"{what}. This command waits on; Ctrl-C ends it", file=sys.stderr)
+    except UserError:  # then the call fails as well
+        pass
 
 
 # Reading lines -------------------------------------------------------------------------------------------------------
@@ -113,7 +140,8 @@ async def _run_prompt(api: PeerApi, prompt: Prompt, show: Print, quitting: str) 
     """Until `quit`, or what else ends the prompt."""
     status = await api.status()
     who = f"{status.name} ({views.short(status.peer)})" if status.name else views.short(status.peer)
-    show(f"network {status.network}, {who} at {status.address}: {(await names(api)).in_text(views.state(status))}")
+    where, state = listening_in_words(status.listening, status.told), (await names(api)).in_text(views.state(status))
+    show(f"network {status.network}, {who} {where}: {state}")
     show(f"type `help`; `quit` {quitting}")
     interrupts, chosen = _Interrupts(show, quitting), Announcements(status.peer)
     person = _AtPrompt(prompt, interrupts)

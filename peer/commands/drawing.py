@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
@@ -19,6 +19,7 @@ from features.tables import Fitted, Pairs, Piece, Shown, Verbatim
 
 GAP = 2  # blanks between columns
 READABLE = 36  # characters of a cell that wraps: for less room columns are left out, or a row grows taller than a screen bears
+BARS = "▁▂▃▄▅▆▇█"
 CUT_MIN = 8  # characters that stay of a cell that may be cut
 CONTROLS = dict.fromkeys({*range(0x20), *range(0x7F, 0xA0)} - {9, 10}, "\ufffd")  # of a terminal: a model may write them
 WIDTH_WITHOUT_TERMINAL = 100_000  # columns: nothing is wrapped or cut
@@ -72,6 +73,16 @@ def wrapped(text: str, width: int) -> Iterator[str]:
         else:
             line += blanks + word
     yield line
+
+
+def chart(values: Sequence[float], width: int, height: int) -> list[str]:
+    """Bars, the newest at the right, as lines from the top. The lowest value has an eighth of a line, the highest all of them."""
+    if not values or width < 1:
+        return [""] * height
+    picked = values[:: -max(1, -(-len(values) // width))][::-1]
+    low, high = min(picked), max(picked)
+    eighths = [1 + round((value - low) / (high - low or 1) * (8 * height - 1)) for value in picked]
+    return ["".join((" " + BARS)[max(0, min(8, bar - 8 * line))] for bar in eighths) for line in reversed(range(height))]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from features.arguments import Argument, set_overrides
-from peer.driver.caveats import NOBODY_LIES, SAMPLED_AUDITS
+from peer.driver.caveats import NOBODY_FOUND_IN_TIME, NOBODY_LIES, SAMPLED_AUDITS
 from protocol.api import TrainRequest
 from protocol.errors import UserError
 
@@ -38,6 +38,7 @@ USED_ONLY_WITH = (
     ("audit_window", "audit", ("sampled",), "full"),
     ("least_uplink", "audit", ("sampled",), "full"),
     ("replayed_steps", "audit", ("sampled",), "full"),
+    ("closing_rounds", "audit", ("sampled",), "full"),
 )
 
 RULES_BY_LIARS = ("arc-nnm-trim", "trimmed-mean", "krum")  # they ask for the number; the others get along without it
@@ -52,9 +53,8 @@ def train_request(options: argparse.Namespace) -> TrainRequest:
     if data not in ("", "local"):
         data = str(Path(data).expanduser().absolute())  # the daemon may have another working directory
     examples = str(Path(options.examples).expanduser().absolute()) if options.examples else ""
-    return TrainRequest(
-        options.name, data, options.rounds, options.vocabulary, overrides, options.base, examples, _folder(options.base)
-    )
+    said_of_text = options.name, data, options.rounds, options.vocabulary, overrides
+    return TrainRequest(*said_of_text, options.base, examples, _folder(options.base), options.accept_risk)
 
 
 def _folder(base: str) -> str:
@@ -109,6 +109,8 @@ def warnings_of(request: TrainRequest, said: Mapping[str, str]) -> Iterator[str]
         yield "each trainer uses its own text, so nobody can re-execute: audits are off, and votes check the form of updates only"
     elif overrides.get("audit") == "sampled":
         yield SAMPLED_AUDITS
+        if overrides.get("liars") == "0":
+            yield NOBODY_FOUND_IN_TIME
     if (local or overrides.get("audit") == "off") and overrides.get("liars", "0") == "0":  # any other is refused
         yield NOBODY_LIES
     if overrides.get("outer") != "adamw":

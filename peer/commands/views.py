@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from features.names import SHORT, Names
 from features.tables import Column, Fitted, Pairs, counted
+from protocol.addresses import listening_in_words
 from protocol.api import (
     AlertView,
     AuditView,
@@ -36,6 +37,11 @@ if TYPE_CHECKING:
 
 REACH_SIGNS = "a row says whom a voter hears: +, or for how long it was silent; ?: nobody here can say, or never heard"
 NOT_CHECKED = " (that this field is a table, the file alone says: this program does not know the module)"
+REACHED = {  # by `StatusView.reachable`
+    "direct": "others have dialed this peer",
+    "relayed": "others cannot dial this peer, and reach it over members that it has dialed",
+    "unknown": "too few have said whether they can dial this peer",
+}
 NOT_JUDGED = ("absent", "unjudged")  # says nothing against the trainer's work
 
 
@@ -80,7 +86,9 @@ def status(view: StatusView) -> Pairs:
             "largest model": f"{view.parameters_max} parameters are allowed",
             "voters": f"{view.voters}; {view.quorum} decide, {view.tolerated} may lie",
             "links": view.links,
-            "address": f"{view.address} (reachable: {view.reachable})",
+            "address": listening_in_words(view.listening, view.told),
+            "reachable": f"{view.reachable}: {REACHED[view.reachable]}",
+            **{aside.name: aside.text for aside in view.asides},
             "unreached": "\n".join(dial.text for dial in view.unreached) or "–",
             "data": view.data_directory,
             "process": f"{view.process}, up {_duration(view.uptime_seconds)}, version {view.version}",
@@ -89,14 +97,15 @@ def status(view: StatusView) -> Pairs:
 
 
 def state(view: StatusView) -> str:
-    behind = f"behind by {view.behind} heights" if view.state == "behind" else ""
+    behind = f"behind by {counted(view.behind or 0, 'height')}" if view.state == "behind" else ""
     work = view.halted or view.waiting or behind or view.suspended or view.state
     return f"{work}; {view.disputed}" if view.disputed else work
 
 
 def _decided(view: StatusView) -> str:
     ago = "nothing yet" if view.decided_seconds_ago is None else f"{_duration(view.decided_seconds_ago)} ago"
-    behind = "no voter is here to say how far the others are" if view.behind is None else f"behind by {view.behind} heights"
+    known = view.behind is not None
+    behind = f"behind by {counted(view.behind or 0, 'height')}" if known else "no voter is here to say how far the others are"
     return ago if view.behind == 0 else f"{ago}; {behind}"
 
 
@@ -161,7 +170,8 @@ def proven_row(found: RowVerdict) -> Pairs:
 def alerts(found: Iterable[AlertView], names: Names) -> Fitted:
     table = Fitted("severity", "cause", Column("what", wraps=True), Column("since", spare=1))
     for alert in found:
-        what = f"{names[alert.about]} {alert.text}" if alert.about else alert.text
+        text = names.in_text(alert.text)
+        what = f"{names[alert.about]} {text}" if alert.about else text
         table.add_row(alert.severity, alert.cause, what, _moment(alert.since_ms))
     return table
 
@@ -388,7 +398,7 @@ def jobs(views: Sequence[JobView], names: Names) -> Fitted:
         table.add_row(
             short(view.job),
             view.name,
-            _job_state(view),
+            job_state(view),
             f"{view.round}/{view.rounds}",
             "; ".join(f"{what}: {', '.join(trainers)}" for what, trainers in told.items() if trainers) or "–",
             view.audit if view.precision == "fp32" else f"{view.audit} ({view.precision})",
@@ -398,7 +408,7 @@ def jobs(views: Sequence[JobView], names: Names) -> Fitted:
     return table
 
 
-def _job_state(view: JobView) -> str:
+def job_state(view: JobView) -> str:
     if view.place:
         return f"waits, number {view.place}" + (f"; {view.held} voters hold its model" if view.held else "")
     return "stopped" if view.state == "finished" and view.round < view.rounds else view.state

@@ -25,7 +25,8 @@ from peer import features
 from peer.api import control
 from peer.api.running import RunningPeer
 from peer.api.service import service
-from peer.daemon.reachable import hosts, own_addresses
+from peer.daemon.reachable import asides, hosts, own_addresses
+from peer.driver.absence import Absence
 from peer.driver.auditing import Auditing
 from peer.driver.author import Author
 from peer.driver.desk import DriverDesk
@@ -35,18 +36,18 @@ from peer.driver.hearing import Hearing
 from peer.driver.holding import Holding
 from peer.driver.keeping import Keeping
 from peer.driver.membership import Membership
+from peer.driver.payloads import Payloads
 from peer.driver.standings import Standings, guest
 from peer.driver.upgrades import UpgradeNews
 from peer.roles.base import RoundWork
 from peer.roles.trainer import Trainer
 from peer.roles.voter import Voter
 from peer.settings import addressbook
-from peer.settings.config import Config
+from peer.settings.config import Config, why_unlinked
 from peer.settings.datadir import DataDirectory
 from peer.settings.invitation import InvitationString, parse_invitation
 from peer.settings.invitations import InvitationBook
 from peer.worker.supervisor import Worker
-from protocol.addresses import NOWHERE
 from protocol.api import PeerApi
 from protocol.errors import RemoteProtocolError, StorageError, UserError
 from protocol.identity import Ed25519Verifier
@@ -84,14 +85,18 @@ async def running(config: Config, make_round_work: MakeRoundWork | None = None) 
         host, events = ModelHost(directory.models, config.threads), EventLog()
         book = directory.path / "addresses"
         remembered = addressbook.load(book, lambda text: events.add("warning", text))
-        if config.listen == NOWHERE and not (config.bootstrap or remembered):
-            raise UserError("listen is none, and this peer knows nobody to dial: name a member with --bootstrap HOST:PORT")
+        if unlinked := why_unlinked(config, remembered):
+            raise UserError(unlinked)
         store = Store(directory.ledger, genesis.chain_id)
         blobs = Blobs(directory.blobs, directory.buffers)
         texts = directory.path / "texts"
         texts.mkdir(exist_ok=True)
         invitation = _invitation(directory)
         standings = Standings(signer.public, genesis.chain_id, Ed25519Verifier(), lambda: driver.state)
+
+        def has_gone(peer: bytes) -> bool:
+            return driver.state.members.has_gone(peer)
+
         network = Swarm(
             signer,
             genesis.chain_id,
@@ -105,6 +110,7 @@ async def running(config: Config, make_round_work: MakeRoundWork | None = None) 
             guest=lambda: guest(invitation, signer.public, driver.state),
             tell=lambda text: events.add("peer", text),
             members=lambda peer: driver.state.members.speaks(peer),
+            has_gone=has_gone,
             hosts=hosts,
             pace=config.pace,
             relay=config.relay,
@@ -113,9 +119,13 @@ async def running(config: Config, make_round_work: MakeRoundWork | None = None) 
         worker = Worker(config.resources, engine=config.engine) if role.needs_worker else None
         round_work = (make_round_work or configured_round_work)(config, worker, texts, lambda: driver)
         anchor = invitation.anchor if invitation else None
-        driver = Driver(signer, genesis, store, blobs, host, network, round_work, events, anchor)
+        driver = Driver(
+            signer, genesis, store, blobs, host, network, round_work, events, anchor, config.payloads_gb * 1_000_000_000
+        )
         author, stopped = Author(driver), trio.Event()
+        beside = asides(config, genesis.chain_id, network, lambda text: events.add("peer", text))
         hearing = Hearing(network, lambda: driver.state.members, lambda text, peer: events.add("peer", text, peer=peer))
+        absence = _absence(config, directory, driver, author)
         auditing = Auditing(driver, author)
         former = directory.load_former_identity()
         membership = Membership(
@@ -139,13 +149,14 @@ async def running(config: Config, make_round_work: MakeRoundWork | None = None) 
                 genesis=genesis,
                 driver=driver,
                 network=network,
-                addresses=lambda: own_addresses(network.addresses, config.advertise),
+                addresses=lambda: own_addresses(network.addresses, config.advertise, network.outside),
                 worker=worker,
                 stop_daemon=stopped.set,
                 set_standing=lambda stands: setattr(membership, "stands", stands),
                 challenge_due=auditing.challenge,
                 author=author,
                 hearing=hearing,
+                asides=beside,
                 invited=InvitationBook(directory.path / "invitations"),
                 started=time.monotonic(),
                 desk=desk,
@@ -155,6 +166,8 @@ async def running(config: Config, make_round_work: MakeRoundWork | None = None) 
         try:
             async with trio.open_nursery() as outer:
                 await outer.start(network.run)
+                for aside in beside:
+                    outer.start_soon(aside.run)
                 async with trio.open_nursery() as computing:
                     if worker is not None:
                         computing.start_soon(worker.run)
@@ -164,10 +177,13 @@ async def running(config: Config, make_round_work: MakeRoundWork | None = None) 
                         agreeing.start_soon(UpgradeNews(driver).run)
                         agreeing.start_soon(Keeping(driver).run)
                         agreeing.start_soon(Holding(driver, author).run)
+                        agreeing.start_soon(Payloads(driver).run)
                         agreeing.start_soon(auditing.run)
                         agreeing.start_soon(hearing.run)
+                        if absence is not None:
+                            agreeing.start_soon(absence.run)
                         agreeing.start_soon(_watch, api)
-                        agreeing.start_soon(addressbook.keep, book, lambda: _of_members(network, driver))
+                        agreeing.start_soon(addressbook.keep, book, lambda: _of_members(network, driver), has_gone)
                         async with trio.open_nursery() as talking:
                             for part in parts:
                                 talking.start_soon(part.run)
@@ -179,6 +195,21 @@ async def running(config: Config, make_round_work: MakeRoundWork | None = None) 
                 outer.cancel_scope.cancel()
         finally:
             store.close()
+
+
+def _absence(config: Config, directory: DataDirectory, driver: Driver, author: Author) -> Absence | None:
+    """None: the operator has set no days."""
+    if not config.retire_after_days:
+        return None
+    return Absence(
+        driver.network,
+        lambda: driver.state.members,
+        driver.witness.take_signers,
+        author,
+        config.retire_after_days,
+        directory.path / "silences",
+        lambda text, peer: driver.events.add("member", text, peer=peer),
+    )
 
 
 async def _watch(api: PeerApi) -> None:
@@ -224,19 +255,29 @@ def collect_seldom() -> None:
     gc.set_threshold(50_000, 20, 20)
 
 
-async def wait_for_end(daemon: Daemon, ending: tuple[signal.Signals, ...], hung_up: Callable[[], bool]) -> None:
+async def wait_for_end(
+    daemon: Daemon, ending: tuple[signal.Signals, ...], hung_up: Callable[[], bool], ready: Callable[[], None]
+) -> None:
     """Returns when the peer was asked to stop: by a person, by one of the signals `ending`, or by SIGHUP.
 
-    `hung_up` is called at SIGHUP and says whether the peer goes on.
+    `ready` is called as soon as signals are heard. `hung_up` is called at SIGHUP and says whether the peer goes on.
     """
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(_stop_on_signal, daemon.stopped, ending, hung_up)
+        await nursery.start(_stop_on_signal, daemon.stopped, ending, hung_up)
+        ready()
         await daemon.stopped.wait()
         nursery.cancel_scope.cancel()
 
 
-async def _stop_on_signal(stopped: trio.Event, ending: tuple[signal.Signals, ...], hung_up: Callable[[], bool]) -> None:
+async def _stop_on_signal(
+    stopped: trio.Event,
+    ending: tuple[signal.Signals, ...],
+    hung_up: Callable[[], bool],
+    *,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
     with trio.open_signal_receiver(*ending, signal.SIGHUP) as signals:
+        task_status.started()
         async for number in signals:
             if number == signal.SIGHUP and hung_up():
                 continue

@@ -6,24 +6,40 @@ import fcntl
 import ipaddress
 import socket
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from peer.settings.config import Config
 from protocol.addresses import completed
 from protocol.limits import ADVERTISED_MAX
+from transport.aside import Aside
+from transport.mdns import Mdns
+from transport.swarm import Swarm
+from transport.upnp import Upnp
 
 GET_ADDRESS = 0x8915  # SIOCGIFADDR of Linux, netdevice(7)
 
 
-def own_addresses(listening: Sequence[str], advertised: Sequence[str]) -> tuple[str, ...]:
+def asides(config: Config, chain_id: bytes, network: Swarm, tell: Callable[[str], None]) -> list[Aside]:
+    """What the settings ask for to be found."""
+    found = list[Aside]()
+    if config.upnp:
+        found.append(Upnp(lambda: network.addresses, network.set_outside, tell))
+    if config.mdns:
+        found.append(Mdns(chain_id, lambda: network.addresses, hosts, network.found, tell))
+    return found
+
+
+def own_addresses(listening: Sequence[str], advertised: Sequence[str], outside: str | None = None) -> tuple[str, ...]:
     """`advertised` if that names any; else where this peer listens, with the hosts of this machine for wildcards.
+
+    First of all where a router forwards to it.
 
     The host with the default route comes first. Loopback is among them only if it is all that this peer listens on; none at all
     where a wildcard leads to nothing else.
     """
-    if advertised:
-        return tuple(advertised)
-    return completed(listening, hosts())[:ADVERTISED_MAX]
+    own = advertised or completed(listening, hosts())
+    return tuple(dict.fromkeys([*([outside] if outside else []), *own]))[:ADVERTISED_MAX]
 
 
 def hosts() -> tuple[str, ...]:

@@ -21,7 +21,8 @@ from peer.commands.drawing import printer
 from peer.demo.cast import Demo, DemoPeer, key_of
 from peer.demo.crowd import OPTIONS, Person, Site, gather, make_tasks
 from peer.demo.demo import keep, make_directories, measure_all, sees_it_end, served_at, start, stop
-from peer.demo.report import Disk, make_places, same
+from peer.demo.disk import Disk, same
+from peer.demo.files import make_places
 from protocol.errors import UserError
 from protocol.identity import peer_id
 

@@ -26,11 +26,14 @@ import trio
 
 from ledger.core.genesis import TRAINER, Founder, Genesis
 from peer.api.new_job import parse_overrides
-from peer.commands.terminal import EXIT_INTERRUPTED, let_go, terminals
+from peer.commands.terminal import EXIT_INTERRUPTED
 from peer.demo import tuning
 from peer.demo.cast import TEXT, Demo, DemoPeer, key_of, sent
+from peer.demo.disk import Disk
 from peer.demo.display import Display
-from peer.demo.report import Disk, Report, make_places, make_report, usable, write_files
+from peer.demo.ending import end_like_ctrl_c, is_interrupt, until_hung_up
+from peer.demo.files import make_places, usable, write_files
+from peer.demo.report import Report, make_report
 from peer.features import founding_modules, install, roles
 from peer.serving.part import SERVED_AT
 from peer.settings.datadir import DataDirectory
@@ -90,7 +93,7 @@ def sees_it_end(demo: Demo, run: Callable[[], Awaitable[int]]) -> int:
     try:
         return trio.run(until_hung_up, run)
     except BaseException as error:
-        if not _is_interrupt(error):
+        if not is_interrupt(error):
             raise
         stop(demo)
         print(f"\npeer demo: interrupted; {_all_stopped(demo)}", file=sys.stderr)
@@ -106,53 +109,6 @@ def _require_usable(path: Path) -> None:
             shards.open_folder(path)
         else:
             data.require_enough(JobSpec(name="demo"), sum(map(len, data.read_text(path))), str(path))
-
-
-def _is_interrupt(error: BaseException) -> bool:
-    """Ctrl-C comes out of whatever was running, perhaps of several things at once."""
-    group = isinstance(error, BaseExceptionGroup) and error.subgroup(KeyboardInterrupt) is not None
-    return group or isinstance(error, KeyboardInterrupt)
-
-
-def end_like_ctrl_c() -> None:
-    """Whoever ends this process ends its peers too. Trio raises KeyboardInterrupt only where that is safe, and for SIGINT only.
-
-    A shell lets its background jobs ignore SIGINT, and Trio would leave it at that. `nohup` lets what it starts ignore SIGHUP,
-    and there it stays ignored.
-    """
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
-    streams = terminals()
-
-    def hung_up(*_: object) -> None:
-        # Kernel and shell may both say it; a second one must not cut off the stopping of the peers.
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        let_go(streams)
-        signal.raise_signal(signal.SIGINT)
-
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        signal.signal(signal.SIGHUP, hung_up)
-
-
-async def until_hung_up(run: Callable[[], Awaitable[int]]) -> int:
-    """What `run` gives. `KeyboardInterrupt` when the terminal closes first.
-
-    A KeyboardInterrupt that a signal raises comes out of whatever line runs just then, and may be lost in one that swallows it.
-    Nothing but SIGHUP would end this process then, and its peers with it. So here SIGHUP raises nothing: it cancels. It stays so
-    afterwards: kernel and shell may both say it, and a later one must not cut off the stopping of the peers.
-    """
-    streams, token = terminals(), trio.lowlevel.current_trio_token()
-    with trio.CancelScope() as scope:
-
-        def hung_up(*_: object) -> None:
-            let_go(streams)
-            with contextlib.suppress(trio.RunFinishedError):  # the peers are being stopped already
-                token.run_sync_soon(scope.cancel)
-
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-            signal.signal(signal.SIGHUP, hung_up)
-        return await run()
-    raise KeyboardInterrupt
 
 
 def cast_roles(options: argparse.Namespace, folder: Path) -> list[DemoPeer]:
@@ -322,7 +278,9 @@ async def begin_job(demo: Demo) -> str:
         peer.traffic_before = sent(peer)
     if options.rlhf:
         return await tuning.begin(demo)
-    return await demo.watched.client.train(TrainRequest("demo", options.data or "", options.rounds or 0, 0, demo.overrides))
+    # It shows how liars are found, also where they are found late.
+    request = TrainRequest("demo", options.data or "", options.rounds or 0, 0, demo.overrides, accept_risk=True)
+    return await demo.watched.client.train(request)
 
 
 async def watch(demo: Demo, job: str, display: Display) -> tuple[tuple[RoundView, ...], bool]:
@@ -393,7 +351,7 @@ async def conclude(demo: Demo, job: str, rounds: tuple[RoundView, ...], finished
         display.say("training the same model alone, on the same number of accepted samples")
         baseline = await train_baseline(demo, job, rounds)
     tuned = await tuning.measure(demo, job, watched) if demo.options.rlhf and finished else None
-    report = await trio.to_thread.run_sync(make_report, demo, job, rounds, finished, seconds, baseline, tuned)
+    report = await trio.to_thread.run_sync(make_report, demo, job, finished, seconds, baseline, tuned)
     write_files(demo, report, text, export)
     return report
 

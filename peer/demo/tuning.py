@@ -14,9 +14,11 @@ from typing import Final, cast
 import trio
 
 from peer.api.new_job import parse_overrides, typed
-from peer.api.rlhf import OF_REWARD, parsed, toy_spec
+from peer.api.tuning import OF_REWARD, parsed, toy_spec
 from peer.demo.cast import TEXT, Demo
-from peer.demo.report import Disk, Rlhf, usable
+from peer.demo.disk import Disk
+from peer.demo.files import usable
+from peer.demo.tuned import Rlhf
 from protocol.api import TrainRequest
 from protocol.errors import UserError
 from rlhf import examples, preferences
@@ -64,7 +66,7 @@ async def begin(demo: Demo) -> str:
         return await cast(RlhfCalls, calls).start_rlhf_training("", REWARD, rounds, "demo", demo.overrides)
     said, _, _ = _said(demo)
     rounds, vocabulary = _taken(said, "rounds", 0), _taken(said, "vocabulary", 0)
-    return await calls.train(TrainRequest("base", options.data or "", rounds, vocabulary, said))
+    return await calls.train(TrainRequest("base", options.data or "", rounds, vocabulary, said, accept_risk=True))
 
 
 async def following(demo: Demo, job: str) -> str:

@@ -9,6 +9,7 @@ import errno
 import os
 import secrets
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,10 +17,10 @@ import trio
 
 from protocol.addresses import parse_address
 from protocol.errors import RemoteProtocolError
-from protocol.identity import Identity
+from protocol.identity import WIRE_VERSIONS, Identity
 from transport.framing import Message
 from transport.noise import KeyPair
-from transport.session import Established, Session
+from transport.session import Established, OtherVersion, Session
 
 CALL_SECONDS: Final = 5.0  # for connection and handshake together: slower links are no use to a vote either
 READ_BYTES: Final = 4_096  # a handshake has a tenth of that
@@ -43,13 +44,18 @@ class Answer:
     advice: str = ""
 
 
-async def call(address: str, chain_id: bytes, expected: bytes | None = None) -> Answer:
+async def call(address: str, chain_id: bytes, expected: bytes | None = None, versions: Sequence[int] = WIRE_VERSIONS) -> Answer:
     """Who answers at HOST:PORT in this network. `expected`: anybody else counts as nobody."""
     host, port = parse_address(address)
     try:
         with trio.fail_after(CALL_SECONDS):
             async with await trio.open_tcp_stream(host, port) as stream:
-                return Answer(address, await _shaken(stream, chain_id, expected))
+                return Answer(address, await _shaken(stream, chain_id, expected, versions))
+    except OtherVersion as error:
+        older = [version for version in versions if version <= error.version < error.ours]
+        if error.version in older:  # as the peer itself does
+            return await call(address, chain_id, expected, older)
+        return Answer(address, None, error.detail, ADVICE[error.reason])
     except trio.TooSlowError:
         return Answer(address, None, f"no answer within {CALL_SECONDS:g} s", FIREWALL)
     except RemoteProtocolError as error:
@@ -60,9 +66,10 @@ async def call(address: str, chain_id: bytes, expected: bytes | None = None) -> 
         return Answer(address, None, *_of_error(error))
 
 
-async def _shaken(stream: trio.SocketStream, chain_id: bytes, expected: bytes | None) -> bytes:
+async def _shaken(stream: trio.SocketStream, chain_id: bytes, expected: bytes | None, versions: Sequence[int]) -> bytes:
     static, ephemeral = (KeyPair.of(secrets.token_bytes(32)) for _ in range(2))
-    session = Session(Identity.generate(), chain_id, initiator=True, static=static, ephemeral=ephemeral, expected=expected)
+    me = Identity.generate()
+    session = Session(me, chain_id, initiator=True, static=static, ephemeral=ephemeral, expected=expected, versions=versions)
     events: list[Established | Message] = []
     while not events:
         await stream.send_all(session.data_to_send())

@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from importlib import metadata
 from typing import Final
 
 import trio
 
+from features.names import Names
 from features.roles import Role
 from features.tables import Column, Fitted, counted
 from ledger.core.genesis import Genesis
 from peer import features
 from peer.api import control
-from peer.doctor import files, machine, monitors
+from peer.doctor import asides, files, machine, monitors
 from peer.doctor.clock import ahead_of_others, of_clock
 from peer.doctor.findings import Finding, fault, ok, refused, warning
-from peer.doctor.reaching import dialable_ones, of_free_port, of_others, of_own_port, of_reachability
+from peer.doctor.reaching import dialable_ones, of_free_port, of_others, of_own_port, of_reachability, of_settings, of_told
 from peer.settings import addressbook
-from peer.settings.config import Config, Settings
+from peer.settings.config import Config, Settings, why_unlinked
 from peer.settings.datadir import DataDirectory
-from protocol.addresses import NOWHERE, listened, parse_address
+from protocol.addresses import listened
 from protocol.api import AlertView, Cause, Severity, StatusView
 from protocol.errors import NotRunningError, RemoteProtocolError, UserError
 from protocol.identity import parse_peer_id
 from protocol.metrics import why_unhealthy
+from transport.reachability import Reachable
 
 ANSWER_SECONDS: Final = 10.0  # for all questions to the peer that runs: each takes some hundredths
 LOG = "`peer log` says what came before"
@@ -33,6 +36,7 @@ ADVICE = {  # by the cause of an alert
     Cause.HALTED: f"{LOG}; the guide has a section for each halt",
     Cause.DISPUTED: "leave the disk as it is, and tell the other operators: more voters may lie than are tolerated",
     Cause.NO_QUORUM: "`peer peers` shows which voters are away, `peer reach` who hears whom: ask their operators",
+    Cause.NO_SPARE: "ask the operators of those voters; `peer retire` takes the vote of one that is gone for good",
     Cause.STALLED: f"`peer peers` shows who is linked, and {LOG}",
     Cause.BEHIND: "let it catch up; if it does not, give it a faster disk, processor or link",
     Cause.NO_ROOM: "free some space: until then it does not train that job",
@@ -44,11 +48,11 @@ ADVICE = {  # by the cause of an alert
 async def examine(load: Callable[[], Settings]) -> list[Finding]:
     """Raises nothing that a person can mend: that is a finding."""
     try:
-        config = load().config
+        settings = load()
     except UserError as error:
         return [refused("settings", error)]
-    role = features.roles()[config.role]
-    found, runs = await _of_peer(config, role, DataDirectory(config.data_directory))
+    config, role = settings.config, features.roles()[settings.config.role]
+    found, runs = await _of_peer(settings, role, DataDirectory(config.data_directory))
     return [
         *machine.of_version(role),
         *found,
@@ -58,8 +62,9 @@ async def examine(load: Callable[[], Settings]) -> list[Finding]:
     ]
 
 
-async def _of_peer(config: Config, role: Role, directory: DataDirectory) -> tuple[list[Finding], bool]:
+async def _of_peer(settings: Settings, role: Role, directory: DataDirectory) -> tuple[list[Finding], bool]:
     """All about this peer and its network, and whether it runs."""
+    config = settings.config
     if unusable := files.why_unusable(directory.path):
         return [unusable], False
     genesis, of_network = files.of_network(directory)
@@ -69,6 +74,7 @@ async def _of_peer(config: Config, role: Role, directory: DataDirectory) -> tupl
     try:
         with trio.fail_after(ANSWER_SECONDS):
             status, alerts = await client.status(), await client.alerts()
+            names = Names({view.peer: view.name for view in await client.peers() if not view.gone})
             ahead = await ahead_of_others(client, status.peer)
     except NotRunningError:
         return [*found, *await _of_stopped(config, role, directory, genesis, key)], False
@@ -82,15 +88,18 @@ async def _of_peer(config: Config, role: Role, directory: DataDirectory) -> tupl
         return [*found, refused("peer", error)], True
     if genesis is None:  # that is told already
         return [*found, *_of_status(status, alerts)], True
-    clock = of_clock(ahead, None, genesis.created_ms)
-    return [*found, *_of_status(status, alerts), *await _of_running(config, role, directory, genesis, status), clock], True
+    found += [*_of_status(status, alerts), *await _of_running(settings, directory, genesis, status)]
+    found = [replace(finding, text=names.in_text(finding.text)) for finding in found]
+    return [*found, of_clock(ahead, None, genesis.created_ms)], True
 
 
 async def _of_stopped(
     config: Config, role: Role, directory: DataDirectory, genesis: Genesis | None, key: bytes | None
 ) -> list[Finding]:
     listens = [await of_free_port("port", address, "listen") for address in listened(config.listen)]
-    ports = [*(listens or [DIALS_ONLY]), *await monitors.of_free_ports(config, role)]
+    if unlinked := why_unlinked(config, _known(config, directory)):
+        listens = [refused("port", UserError(unlinked))]
+    ports = [*(listens or [DIALS_ONLY]), *await asides.of_stopped(config), *await monitors.of_free_ports(config, role)]
     if genesis is None:
         return ports
     try:
@@ -98,25 +107,26 @@ async def _of_stopped(
             last_ms, damaged = files.last_block_ms(directory, genesis)
     except UserError as error:  # a daemon that answers nobody
         return [refused("peer", error, "kill that process, and start the peer again")]
-    others = await of_others(_known(config, directory), genesis.chain_id, key, runs=False, alone=set(genesis.founders) == {key})
+    others = await of_others(_known(config, directory), genesis.chain_id, key, links=None, alone=set(genesis.founders) == {key})
     return [*damaged, ok("peer", "it does not run"), *ports, *others, of_clock(None, last_ms, genesis.created_ms)]
 
 
-async def _of_running(
-    config: Config, role: Role, directory: DataDirectory, genesis: Genesis, status: StatusView
-) -> list[Finding]:
-    """What answers at its addresses, and at those of others."""
-    key, chain_id = parse_peer_id(status.peer), genesis.chain_id
-    listening = [address for address in listened(config.listen) if parse_address(address)[1]]
-    if not listening and status.address != NOWHERE:  # at a port that the system chose
-        listening = [status.address]
-    own = of_reachability(status.reachable) if listening else [DIALS_ONLY]
-    for address in listening:
-        own += await of_own_port(address, config.advertise if address == listening[0] else (), chain_id, key)
+async def _of_running(settings: Settings, directory: DataDirectory, genesis: Genesis, status: StatusView) -> list[Finding]:
+    """What answers at its addresses, and at those of others. Which ones it has, and which role, it says itself."""
+    config, key, chain_id = settings.config, parse_peer_id(status.peer), genesis.chain_id
+    # A peer may have been started with `--listen`; where nobody says it again there is nothing to compare.
+    own = of_settings(listened(config.listen), status.listening) if settings.origins["listen"] != "default" else []
+    own += of_reachability(status.reachable) if status.listening else [DIALS_ONLY]
+    for address in status.listening:
+        own += await of_own_port(address, chain_id, key)
+    own += await of_told(config.advertise, chain_id, key, are_reached=False)  # their host may be wrong although others dial back
+    found = [address for address in status.told if address not in (*status.listening, *config.advertise)]
+    own += await of_told(found, chain_id, key, are_reached=status.reachable == Reachable.DIRECT)
     return [
         *own,
-        *await monitors.of_served(config, role, directory.path / "parts", status.peer),
-        *await of_others(_known(config, directory), chain_id, key, runs=True, alone=status.voter and status.voters == 1),
+        *asides.of_running(status.asides),
+        *await monitors.of_served(config, features.roles()[status.role], directory.path / "parts", status.peer),
+        *await of_others(_known(config, directory), chain_id, key, links=status.links, alone=status.voter and status.voters == 1),
     ]
 
 

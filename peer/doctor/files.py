@@ -14,7 +14,7 @@ from peer.doctor.findings import Finding, fault, ok, refused, warning
 from peer.settings.datadir import DataDirectory
 from protocol.errors import LostVotesError, RemoteProtocolError, UserError
 from protocol.identity import peer_id
-from storage.store import Store
+from storage.store import Looked
 
 NO_PEER = "make a peer there with `peer init` or `peer join`, or name another place with --data-dir"
 
@@ -67,14 +67,17 @@ def of_network(directory: DataDirectory) -> tuple[Genesis | None, list[Finding]]
 
 
 def last_block_ms(directory: DataDirectory, genesis: Genesis) -> tuple[int | None, list[Finding]]:
-    """The time in the last block that a stopped peer holds, and what is wrong with its database: opening it checks it.
+    """The time in the last block that a stopped peer holds, and what is to be said of its database, which stays as it is.
 
     The caller holds the directory's lock.
     """
     if not directory.ledger.exists() and not directory.ledger.with_name("ledger.sqlite.committed").exists():
         return None, []  # it has never run
     try:
-        with contextlib.closing(Store(directory.ledger, genesis.chain_id)) as store:
+        with contextlib.closing(Looked(directory.ledger, genesis.chain_id)) as store:
+            if store.is_older:
+                text = f"{directory.ledger} is whole, of format {store.version}: the next start brings it to the present one"
+                return None, [ok("data", f"{text}; its blocks were not read")]
             height = store.decided_height
             decided = store.decision(height) if height else None
     except LostVotesError as error:

@@ -32,8 +32,9 @@ async def of_free_ports(config: Config, role: Role) -> list[Finding]:
 async def of_served(config: Config, role: Role, parts: Path, me: str) -> list[Finding]:
     """Of a peer that runs."""
     found = []
-    if listen := config.of_features["metrics"]:
-        found.append(await _of_metrics(listen, parts / "metrics" / metrics.ADDRESS, me))
+    listen, written = config.of_features["metrics"], parts / "metrics" / metrics.ADDRESS
+    if listen or written.exists():  # the peer may have been started with other settings than these
+        found.append(await _of_metrics(listen, written, me))
     if "serve" in role.parts:
         written = parts / "serve" / "address"
         if written.exists():

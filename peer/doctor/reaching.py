@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Final
 
 import trio
 
+from features.tables import counted
 from peer.doctor.calling import Answer, call
 from peer.doctor.findings import Finding, fault, ok, warning
-from protocol.addresses import format_address, parse_address
+from protocol.addresses import format_address, parse_address, why_not_listening
 from protocol.errors import UserError
 from protocol.identity import parse_peer_id, short_id
 from transport.reachability import Reachable
@@ -25,20 +27,40 @@ async def of_free_port(check: str, address: str, setting: str) -> Finding:
         for listener in await trio.open_tcp_listeners(port, host=host):
             await listener.aclose()
     except OSError as error:
-        text = f"{address} cannot be listened on: {(error.strerror or str(error)).lower()}"
-        return fault(check, text, f"stop the program that has it, or name another address with --{setting}")
+        why, _, way = why_not_listening(error).partition("; ")
+        return fault(check, f"{address} cannot be listened on: {why}", f"{way} with --{setting}")
     return ok(check, f"{address} is free")
 
 
-async def of_own_port(address: str, advertised: Sequence[str], chain_id: bytes, me: bytes) -> list[Finding]:
-    """Whether the running peer answers where it listens, and where it tells others to dial it."""
+async def of_own_port(address: str, chain_id: bytes, me: bytes) -> list[Finding]:
+    """Whether the running peer answers where it listens."""
     host, port = parse_address(address)
     here = await call(format_address(LOOPBACK.get(host, host), port), chain_id, me)
     if here.peer is None:
         return [fault("port", f"{here.address}, where this peer listens: {here.why}", "look at its log; start it again")]
-    found = [ok("port", f"{here.address} answers")]
-    for answer in await _called(advertised, chain_id):
-        if answer.peer is None:
+    return [ok("port", f"{here.address} answers")]
+
+
+def of_settings(wanted: Sequence[str], listening: Sequence[str]) -> list[Finding]:
+    """Whether the running peer listens where the settings say now. At port 0 the system has chosen one."""
+    left = list(listening)
+    for address in wanted:
+        host, port = parse_address(address)
+        found = next((one for one in left if parse_address(one) == (host, port or parse_address(one)[1])), None)
+        if found is None:
+            text = f"the settings name {address}, and the peer that runs listens at {', '.join(listening) or 'none'}"
+            return [warning("port", text, "start the peer again, or ask with the settings that it runs with")]
+        left.remove(found)
+    return []
+
+
+async def of_told(told: Sequence[str], chain_id: bytes, me: bytes, *, are_reached: bool) -> list[Finding]:
+    """Whether the running peer answers where others are told to dial it. `are_reached`: they say that they reach it."""
+    found = []
+    for answer in await _called(told[:CALLS_MAX], chain_id):
+        if answer.peer is None and are_reached:
+            found.append(ok("port", f"{answer.address} does not answer from inside, and others reach this peer"))
+        elif answer.peer is None:
             text = f"{answer.address}, which others are told to dial: {answer.why}"
             way = "forward that port to this machine, or correct --advertise; some routers let nobody inside dial their outside"
             found.append(warning("port", text, way))
@@ -60,10 +82,15 @@ def of_reachability(said: str) -> list[Finding]:
     return []
 
 
-async def of_others(addresses: Sequence[str], chain_id: bytes, me: bytes | None, *, runs: bool, alone: bool) -> list[Finding]:
-    """Whether those answer whom this peer dials first. `alone`: it is the only voter, and needs nobody."""
+async def of_others(
+    addresses: Sequence[str], chain_id: bytes, me: bytes | None, *, links: int | None, alone: bool
+) -> list[Finding]:
+    """Whether those answer whom this peer dials first.
+
+    `links`: that it has; None: it does not run. `alone`: it is the only voter, and needs nobody.
+    """
     answers = await _called(addresses[:CALLS_MAX], chain_id)
-    if not runs and (copies := [answer.address for answer in answers if answer.peer is not None and answer.peer == me]):
+    if links is None and (copies := [answer.address for answer in answers if answer.peer is not None and answer.peer == me]):
         text = f"at {copies[0]} a peer runs with this peer's key"
         return [fault("peers", text, "never start both: they would contradict each other, and be expelled")]
     others = [answer for answer in answers if answer.peer is None or answer.peer != me]
@@ -75,7 +102,10 @@ async def of_others(addresses: Sequence[str], chain_id: bytes, me: bytes | None,
     lost = [warning("peers", f"{answer.address}: {answer.why}", answer.advice) for answer in others if answer.peer is None]
     if reached:
         return [ok("peers", f"{len(reached)} of {len(others)} addresses answer"), *lost]
-    return [fault("peers", f"none of {len(others)} addresses answers", "mend what the next lines say"), *lost]
+    none, advice = f"none of {len(others)} addresses answers", "mend what the next lines say"
+    if links:  # those peers have dialed this one
+        return [warning("peers", f"{none}; the peer has {counted(links, 'link')} all the same", advice), *lost]
+    return [fault("peers", none, advice), *lost]
 
 
 async def _called(addresses: Iterable[str], chain_id: bytes) -> list[Answer]:
@@ -89,7 +119,10 @@ async def _called(addresses: Iterable[str], chain_id: bytes) -> list[Answer]:
         except UserError as error:
             answers[text] = Answer(text, None, str(error), "write PEERID@HOST:PORT, or the address alone")
         else:
-            answers[text] = await call(address, chain_id, expected)
+            answer = await call(address, chain_id, expected)
+            if expected is not None and answer.peer is None:
+                answer = replace(answer, address=f"{address} ({short_id(expected)})")
+            answers[text] = answer
 
     wanted = tuple(dict.fromkeys(addresses))
     async with trio.open_nursery() as nursery:

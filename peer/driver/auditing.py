@@ -62,6 +62,7 @@ AT_ONCE_MAX = 16
 ASKING_SECONDS_MIN = (
     10.0  # an auditor asks at least so long before it says `withheld`, if earlier audits of that trainer took its time
 )
+LATE_SECONDS_MAX = 0.1  # by which this process wakes too late where it is not short of a processor: loops of ours take less
 RETRY_SECONDS = 5.0  # after this peer's own worker failed, or its transaction was refused; doubled each time
 RETRY_SECONDS_MAX = 300.0
 # An auditor waits at least so long before it says `withheld`: a holder has a second for its first answer, then the others are
@@ -252,15 +253,16 @@ class Auditing:
             late.set()
 
     async def _ask_for(self, key: Key, seconds: float) -> None:
-        """Returns after so many seconds in which this audit could fetch, and this peer could hear most voters: otherwise its own
-        link is dead.
+        """Returns after so many seconds in which this audit could fetch, this peer could hear most voters, and its machine had
+        time for it: otherwise its own link is dead, or it cannot take what comes.
         """
         while seconds > 0:
             step = min(1.0, seconds)
-            await trio.sleep(step)
+            await trio.sleep_until(due := trio.current_time() + step)
+            is_late = trio.current_time() > due + LATE_SECONDS_MAX  # what has come waits to be read: the trainer cannot help that
             voters, heard = self._driver.state.members.round_voters, self._driver.network.connected()
             is_in_touch = sum(other in heard or other == self._me for other in voters) >= quorum(len(voters))
-            if is_in_touch and not self._is_behind and key in self._in_turn:
+            if is_in_touch and not is_late and not self._is_behind and key in self._in_turn:
                 # A trainer's uplink shows something of each job side by side.
                 current = self._driver.state.members.current
                 seconds -= step / len({of[0] for of in self._in_turn if current(of[2]) == current(key[2])})

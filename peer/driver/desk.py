@@ -99,3 +99,6 @@ class DriverDesk:
 
     def tell(self, text: str) -> None:
         self.driver.events.add(self.part, text)
+
+    def warn(self, text: str) -> None:
+        self.driver.events.warn(self.part, text)

@@ -10,20 +10,21 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import trio
 
 from consensus.chain_proof import Anchor, link_of
 from consensus.replica import Replica
-from consensus.turn import Outgoing, Turn, execute_in_thread, restart_of
+from consensus.turn import Outgoing, Send, Turn, execute_in_thread, restart_of
 from consensus.voters import CachingVerifier, VoterSet
 from ledger.blocks.ledger import Ledger
 from ledger.core.genesis import Genesis
 from ledger.jobs import ClosedRound, Phase
 from ledger.snapshots.assembly import Restored
 from ledger.state import State, Transition, decode_body
+from peer.driver.answering import Answering
 from peer.driver.eventlog import EventLog
 from peer.driver.transfer import Snapshots, first_disproved, is_about_snapshots
 from peer.driver.witness import Witness, rotations, why_disputed
@@ -33,7 +34,7 @@ from peer.node.node import AppliedBlock, Do, Item, Node, RoundChange, RoundClose
 from peer.node.rounds import Effects, Measured, Rounds
 from peer.roles.base import RoundWork
 from protocol import codec
-from protocol.errors import StorageError
+from protocol.errors import RemoteProtocolError, StorageError
 from protocol.identity import Ed25519Verifier, Signer, short_id
 from protocol.messages import Decision, GetRound, Link, Proposal
 from protocol.reasons import Verdict, label, with_label
@@ -81,10 +82,14 @@ class Driver:
         role: RoundWork,
         event_log: EventLog,
         anchor: Anchor | None = None,
+        payload_bytes: int = 0,
     ) -> None:
-        """`anchor` is a block that is known to be decided: what others say must lead to it."""
+        """`anchor` is a block that is known to be decided: what others say must lead to it. Of each job payloads of so many bytes
+        stay; 0: all.
+        """
         self.signer, self.store, self.blobs, self.host = signer, store, blobs, host
         self.network, self.events = network, event_log
+        self.payload_bytes, self.exports = payload_bytes, 0  # exports that copy payloads now: none is deleted meanwhile
         self._verifier = CachingVerifier(Ed25519Verifier())
         self.rules = rules_of(genesis, host, self._verifier)
         self._anchor_height = anchor.height if anchor else 0
@@ -104,6 +109,7 @@ class Driver:
             call=self.call,
             now=self.now,
             state=lambda: self.state,
+            payload_bytes=payload_bytes,
         )
         self.snapshots = Snapshots(
             self.rules,
@@ -116,7 +122,9 @@ class Driver:
             now=self.now,
             state=lambda: self.state,
             install=self.restore,
+            drop=self._drop,
         )
+        self._answering = Answering(store, network)
         self._inbox_send, self._inbox = trio.open_memory_channel[Item](INBOX_MAX)
         self._decided = trio.Event()  # set and replaced when there is more to apply
         self._deadline: float | None = None
@@ -175,6 +183,7 @@ class Driver:
             await self._nursery.start(self.snapshots.run)
             await self._turn([])
             self._nursery.start_soon(self._apply_decided)
+            self._nursery.start_soon(self._answering.run)
             task_status.started()
             while True:
                 items = await self._next_items()
@@ -193,7 +202,7 @@ class Driver:
         async for event in self.network.events:
             if isinstance(event, Received) and is_about_snapshots(event.data):
                 self.snapshots.received(event.peer, event.data)
-                self.network.worked(event.peer, 0.0)  # it has bounds of its own
+                self.network.worked(event.peer, 0.0)  # what is read for it comes later
             else:
                 await self._inbox_send.send(event)
 
@@ -220,16 +229,26 @@ class Driver:
     # One turn
 
     async def _turn(self, items: list[Item]) -> None:
+        started = time.thread_time()
         turn = self.node.turn(items, self.now())
         self._deadline = turn.deadline
-        for peer, spent in self.node.spent.items():
-            for seconds in spent:
-                self.network.worked(peer, seconds)
+        spent = [(peer, seconds) for peer, times in self.node.spent.items() for seconds in times]
+        # What a turn costs beside its messages they pay in equal parts, unless this peer had something of its own to do in it.
+        rest = (time.thread_time() - started - sum(seconds for _, seconds in spent)) / max(1, len(items))
+        rest *= all(isinstance(item, Received | Connected | Disconnected) for item in items)
+        for peer, seconds in spent:
+            self.network.worked(peer, seconds + rest)
+        for item in items:
+            if isinstance(item, Connected):
+                self.network.spent(item.peer, rest)
         for fault in turn.faults:
-            self.witness.misbehaved(fault.peer, fault.error)
-            self.network.drop(fault.peer, fault.error)
+            self._drop(fault.peer, fault.error)
         self.snapshots.check(turn.decided)
-        await execute_in_thread(turn, self.store, self, trio.to_thread.run_sync)
+        said = replace(turn, sends=tuple(send for send in turn.sends if isinstance(send, Send)))
+        await execute_in_thread(said, self.store, self, trio.to_thread.run_sync)
+        for send in turn.sends:
+            if not isinstance(send, Send):
+                self._answering.ask(send)
         await trio.lowlevel.checkpoint_if_cancelled()  # the thread ends whatever happens; the workshop may be closed by then
         changes = self.node.take_round_changes()
         self._note(turn, changes)
@@ -251,12 +270,22 @@ class Driver:
 
     def _note_links(self, items: Sequence[Item]) -> None:
         for item in items:
-            if isinstance(item, Connected):
-                self.events.add("peer", f"connected to {short_id(item.peer)}", peer=item.peer)
-            elif isinstance(item, Disconnected):
-                self.events.add("peer", f"lost the link to {short_id(item.peer)}", peer=item.peer)
-            elif isinstance(item, Copied):
+            if isinstance(item, Copied):
                 self._copied = item
+            elif isinstance(item, Connected | Disconnected):
+                what = "connected to" if isinstance(item, Connected) else "lost the link to"
+                self._tell("peer", f"{what} {short_id(item.peer)}", item.peer)
+
+    def _drop(self, peer: bytes, error: RemoteProtocolError) -> None:
+        self._tell("warning", f"dropped {short_id(peer)}: {error}", peer, reason=error.reason)
+        self.network.drop(peer, error)
+
+    def _tell(self, kind: str, text: str, peer: bytes, **fields: str) -> None:
+        """An event, unless it is about a stranger: they could push out all that a person should see."""
+        if self.node.is_stranger(peer):
+            log.debug("%s, a stranger", text)
+        else:
+            self.events.add(kind, text, peer=peer, **fields)
 
     def _note(self, turn: Turn, changes: Sequence[RoundChange]) -> None:
         opened = {change.key for change in changes if not isinstance(change, RoundClosed)}
@@ -326,6 +355,7 @@ class Driver:
         for closed in transition.closed:
             for signed in closed.proposals:
                 proposal = codec.decode_message(signed.body, (Proposal,))
+                self.blobs.keep(proposal.payload)  # also before, or it might go while it seems to be here
                 await self.network.fetch(proposal.payload, proposal.payload_bytes, (signed.signer, *closed.ballots))
                 self.blobs.keep(proposal.payload)
             roots[closed.job] = await trio.to_thread.run_sync(self.host.step, closed, self.blobs.read)

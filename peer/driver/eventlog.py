@@ -29,6 +29,9 @@ class EventLog:
         """Keys called `peer` become peer ids, other bytes hex."""
         self._add(logging.WARNING if kind in ("warning", "evidence") else logging.INFO, kind, text, fields)
 
+    def warn(self, kind: str, text: str) -> None:
+        self._add(logging.WARNING, kind, text, {})
+
     def detail(self, kind: str, text: str, **fields: object) -> None:
         """One of several lines about what gets one of its own, such as the votes of a round: the log has it at `debug`."""
         self._add(logging.DEBUG, kind, text, fields)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import trio
 
-from ledger.members import Approve, Register, Rename, Rotate, Stand, lowers_tolerance, rotation_preimage
+from ledger.members import ADMIT, Approve, Register, Rename, Rotate, Stand, lowers_tolerance, rotation_preimage
 from peer.driver.author import Author
 from peer.driver.driver import Driver
 from peer.settings.invitation import InvitationString, admission
@@ -132,7 +132,7 @@ class Membership:
             return
         me = self.driver.signer.public
         try:
-            await self.author.submit("member/admit", admission(self.invitation, me, self.name or short_id(me)), math.inf)
+            await self.author.submit(ADMIT, admission(self.invitation, me, self.name or short_id(me)), math.inf)
         except UserError:
             if not self.author.waits:  # else they told it while this was on its way
                 raise

@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import trio
@@ -40,6 +41,7 @@ class DiskRoom:
     host: ModelHost
     events: EventLog
     state: Callable[[], State]
+    payload_bytes: int = 0  # of a job's old rounds that stay; 0: all
     free: Callable[[Path], int] = lambda folder: shutil.disk_usage(folder).free
     _lacks: dict[bytes, Lack] = field(default_factory=dict)  # by job
 
@@ -73,10 +75,12 @@ class DiskRoom:
         room = room_of(spec, len(job.trainers), trains)
         here = _size(self.host.directory(key, 0).parent) + _size(self.folder / "buffers")
         beside, free = max(0, room.models + room.own - here) + SPARE_BYTES, self.free(self.folder)
-        whole = beside + room.round * left
+        stays = partial(room.payloads, bytes_max=self.payload_bytes)
+        kept = stays(job.round)
+        whole = beside + stays(job.rounds) - kept
         if free >= whole:
             return None
-        for_now = free < beside + room.round * min(left, ROUNDS_AHEAD)
+        for_now = free < beside + stays(job.round + min(left, ROUNDS_AHEAD)) - kept
         lacks = f"job {job.name} may take {bytes_in_words(whole)} more of this peer's disk, and {bytes_in_words(free)} are free"
         refuses = "this peer does not train it until there is room"
         return Lack(f"{lacks}: {refuses if trains and for_now else 'free some before the disk is full'}", for_now)

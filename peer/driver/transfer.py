@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import trio
 
@@ -27,7 +28,7 @@ from ledger.state import Rules, State, module_digest
 from peer.driver.eventlog import EventLog
 from protocol import codec
 from protocol.errors import RemoteProtocolError, StorageError
-from protocol.identity import Verifier, short_id
+from protocol.identity import Verifier
 from protocol.messages import SNAPSHOTS, GetPart, GetSnapshot, Link
 from storage.durable import writing
 from storage.store import Store
@@ -45,6 +46,7 @@ DIAGNOSTICS_KEPT: Final = 3  # of wrong states: each is as large as the ledger
 # The first bytes of these messages. By them the network's reader tells them from votes without unpacking a megabyte.
 _PREFIXES: Final = tuple(bytes((0x90 + 1 + len(fields(kind)), 0xA0 + len(kind.TAG))) + kind.TAG.encode() for kind in SNAPSHOTS)
 
+T = TypeVar("T")
 Install = Callable[[Restored, tuple[Link, ...], bool], Awaitable[bool]]  # see `Driver.restore`
 
 
@@ -67,10 +69,11 @@ class Snapshots:
         now: Callable[[], float],
         state: Callable[[], State],
         install: Install,
+        drop: Callable[[bytes, RemoteProtocolError], None],
     ) -> None:
         self._rules, self._verifier = rules, verifier
         self._store, self._host, self._network, self._events = store, host, network, event_log
-        self._anchor, self._now, self._state, self._install = anchor, now, state, install
+        self._anchor, self._now, self._state, self._install, self._drop = anchor, now, state, install, drop
         self._shelf, self._queue = Shelf(store, host), Queue()
         self._news: deque[State] = deque()  # applied, and not on the shelf yet
         self._inbox: deque[tuple[bytes, bytes]] = deque()
@@ -217,10 +220,11 @@ class Snapshots:
             return
         peer, message = request
         try:
-            answer = await trio.to_thread.run_sync(self._shelf.answer, message, self._now())
+            answer, seconds = await trio.to_thread.run_sync(_timed, self._shelf.answer, message, self._now())
         except RemoteProtocolError as error:
             self._drop(peer, error)
         else:
+            self._network.spent(peer, seconds)
             self._network.send(peer, codec.encode(answer), Priority.BULK)
 
     def _do(self, step: Step) -> None:
@@ -228,10 +232,6 @@ class Snapshots:
             self._drop(fault.peer, fault.error)
         for peer, request in step.sends:
             self._network.send(peer, codec.encode(request), Priority.CONTROL)
-
-    def _drop(self, peer: bytes, error: RemoteProtocolError) -> None:
-        self._events.add("warning", f"dropped {short_id(peer)}: {error}", peer=peer, reason=error.reason)
-        self._network.drop(peer, error)
 
     # Fetching --------------------------------------------------------------------------------------------------------
 
@@ -293,6 +293,13 @@ class Snapshots:
             self._asked_last = self._transfer.asked_last
         self._transfer = None
         self._not_before = self._now() + PAUSE_SECONDS
+
+
+def _timed(function: Callable[..., T], *arguments: Any) -> tuple[T, float]:
+    """With the seconds of this thread's processor time that it took."""
+    started = time.thread_time()
+    answer = function(*arguments)
+    return answer, time.thread_time() - started
 
 
 def diagnose(directory: Path, rules: Rules, state: State, reason: str) -> Path:

@@ -12,14 +12,13 @@ from consensus.voters import VoterSet
 from ledger.jobs import ClosedRound, Job
 from ledger.members import Member, Rotate
 from ledger.state import State
-from peer.driver.caveats import NOBODY_LIES, SAMPLED_AUDITS
+from peer.driver.caveats import NOBODY_FOUND_IN_TIME, NOBODY_LIES, SAMPLED_AUDITS
 from peer.driver.eventlog import EventLog
 from peer.driver.lateness import Lateness
 from peer.driver.news import admission, names_of, news
 from peer.node.early import RoundKey, RoundMessage
 from peer.node.node import Node, RoundClosed
 from protocol import codec
-from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed, peer_id, short_id
 from protocol.messages import Ballot, CutOff, Proposal, Transaction
 from protocol.reasons import Verdict, label
@@ -49,6 +48,7 @@ class Witness:
         self._is_copied = False
         self._unknown = ""
         self._muted: Set[RoundKey] = frozenset()
+        self._signers: set[bytes] = set()
         self._before = state  # the last one that was applied
         self.membership_problem = ""  # why this peer is not yet what its operator wants
         if state is not None:
@@ -66,6 +66,7 @@ class Witness:
         self._awaits_since = None
         self.decisions += 1
         signers = sorted(decided.certificate.signatures)
+        self._signers.update(signers)
         text = f"height {decided.height} decided by {len(signers)} signatures"
         seen = self._first_seen.pop(decided.height, None)
         fields = {"height": decided.height, "signers": " ".join(map(short_id, signers)), "seen": seen is not None}
@@ -76,6 +77,11 @@ class Witness:
             self._decided_in[decided.height] = self._now() - seen
             self.decision_seconds.append(self._now() - seen)
         self._first_seen = {height: at for height, at in self._first_seen.items() if height > decided.height}
+
+    def take_signers(self) -> Set[bytes]:
+        """The keys whose signatures stand under what was decided since the last call."""
+        taken, self._signers = self._signers, set()
+        return taken
 
     def awaits(self, decision: bool) -> None:
         """Whether there is work for the voters after this turn."""
@@ -88,9 +94,6 @@ class Witness:
     def awaits_seconds(self) -> float:
         """For how long there has been work without a decision; 0 if there is none."""
         return 0.0 if self._awaits_since is None else self._now() - self._awaits_since
-
-    def misbehaved(self, peer: bytes, error: RemoteProtocolError) -> None:
-        self.events.add("warning", f"dropped {short_id(peer)}: {error}", peer=peer, reason=error.reason)
 
     def evidence(self, evidence: Evidence) -> None:
         text = f"{short_id(evidence.culprit)} signed two things that exclude each other"
@@ -187,8 +190,10 @@ class Witness:
     def started(self, key: bytes, state: State) -> None:
         job = state.jobs.jobs[key]
         spec = JobSpec.decode(job.spec)
-        caveats = {AuditMode.SAMPLED: SAMPLED_AUDITS, AuditMode.OFF: "" if spec.liars else NOBODY_LIES}
-        if caveat := caveats.get(spec.audit):
+        caveats = [SAMPLED_AUDITS] * (spec.audit is AuditMode.SAMPLED)
+        if not spec.liars:
+            caveats += {AuditMode.SAMPLED: [NOBODY_FOUND_IN_TIME], AuditMode.OFF: [NOBODY_LIES]}.get(spec.audit, [])
+        for caveat in caveats:
             self.events.add("warning", f"job {job.name}: {caveat}", job=key, author=peer_id(job.author))
 
     def renewed(self, key: RoundKey, job: Job) -> None:

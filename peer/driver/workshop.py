@@ -47,12 +47,13 @@ class Workshop:
         call: CallDriver,
         now: Callable[[], float],
         state: Callable[[], State],
+        payload_bytes: int = 0,
     ) -> None:
         self.role = role
         self._me, self._rounds, self._store, self._blobs, self._host = me, rounds, store, blobs, host
         self._network, self._events, self._call, self._now = network, event_log, call, now
         self._state, self._showing = state, Showing(me, network, state)
-        self.room = DiskRoom(me, store.path.parent, host, event_log, state)
+        self.room = DiskRoom(me, store.path.parent, host, event_log, state, payload_bytes)
         self._open: dict[RoundKey, OpenRound] = {}
         self._working: dict[RoundKey, trio.Nursery] = {}
         self._judging: set[tuple[RoundKey, bytes]] = set()

@@ -8,7 +8,7 @@ from typing import Final
 
 from peer.export.found import Found
 from rlhf.reward import CALIBRATION
-from training.spec import AuditMode, JobSpec
+from training.spec import AuditMode, JobSpec, Rule
 from training.transformer import FIRST
 
 TRANSFORMERS, GGUF = "transformers", "gguf"
@@ -88,9 +88,10 @@ def _rows(found: Found, left_out: tuple[str, ...]) -> Iterator[tuple[str, str]]:
 
 def _held_out(found: Found) -> str:
     """Beside these, a peer measures how long its rounds take."""
-    figures = {name: value for name, value in found.figures.items() if name.startswith("held_out") or name == CALIBRATION}
+    figures = {name: value for name, value in sorted(found.figures.items()) if name.startswith("held_out") or name == CALIBRATION}
     missing = "not measured by this peer" if found.accepted is not None else "an export has no measurements"
-    return ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in sorted(figures.items())) or missing
+    told = (f"{name.removeprefix('held_out_').replace('_', ' ')} {value:.4g}" for name, value in figures.items())
+    return ", ".join(told) or missing
 
 
 def stop_of(spec: JobSpec) -> int | None:
@@ -112,13 +113,16 @@ def _data(found: Found) -> str:
 
 
 def _audit(spec: JobSpec) -> str:
-    rule = f"updates were aggregated by {spec.rule.value} against {spec.liars} liars"
+    against = "" if spec.rule is Rule.MEAN else f" against {spec.liars} liars"
+    rule = f"updates were aggregated by {spec.rule.value}{against}"
     match spec.audit:
         case AuditMode.FULL:
             return f"full: every voter that could re-executed each proposal before its vote; {rule}"
         case AuditMode.SAMPLED:
             replays = spec.audit_rate * spec.auditors
-            return f"sampled: {replays:g} replays of one step for each accepted proposal on average; {rule}"
+            closing = f"; in the last {spec.closing_rounds} rounds as with full" if spec.closing_rounds else ""
+            steps = "one step" if spec.replayed_steps == 1 else f"{spec.replayed_steps} steps"
+            return f"sampled: {replays:g} replays of {steps} for each accepted proposal on average{closing}; {rule}"
         case _:
             return f"off: nobody re-executed anything; {rule}"
 

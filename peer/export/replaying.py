@@ -59,6 +59,7 @@ class ExportVerdict:
     proposals: int
     state_root: str  # certified, and reproduced
     models: dict[str, str]  # job -> model root, reproduced
+    names: dict[str, str]  # of these jobs
     starts: dict[str, tuple[str, int]]  # job that names parameters by their digest -> job and round of the model that has them
 
 
@@ -267,6 +268,7 @@ class _Replay:
             self._proposals,
             last.state_root.hex(),
             roots,
+            {job: state.jobs.jobs[bytes.fromhex(job)].name for job in models},
             self._starts,
         )
 

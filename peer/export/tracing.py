@@ -8,12 +8,12 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from features.as_json import as_json
+from features.as_json import answered
 from ledger.network import NetworkState
 from ledger.state import Transition
 from peer.export.replaying import audit
 from peer.export.writing import set_path
-from protocol.errors import FolkmootError, MissingBlobError, UserError
+from protocol.errors import MissingBlobError, UserError
 from rlhf.calls import TraceView
 from rlhf.module import RlhfState
 from rlhf.objective import MODULE
@@ -56,12 +56,7 @@ def trace(folder: Path, pair: str) -> TraceView:
 
 def main() -> int:
     pair, folder = sys.argv[1:]
-    try:
-        print(as_json(trace(Path(folder), pair)))
-    except FolkmootError as error:
-        print(error, file=sys.stderr)
-        return 1
-    return 0
+    return answered(lambda: trace(Path(folder), pair))
 
 
 if __name__ == "__main__":

@@ -143,7 +143,7 @@ def _who_holds_all(state: State) -> str:
     founders = [members.current(key) for key, member in members.members.items() if member.admitted == 0]
     named = [f"{members.members[key].name} ({short_id(key)})" for key in founders if members.speaks(key)]
     such_as = f", such as a founder: {', '.join(named[:FOUNDERS_NAMED_MAX])}" if named else ""
-    return f"run `peer export` on a peer that has been there from the start{such_as}"
+    return f"run `peer export` on a peer that has been there from the start, with payloads_gb 0{such_as}"
 
 
 def _newest_models(store: Store, host: ModelHost, genesis: Genesis, state: State, folder: Path) -> tuple[State, Models]:

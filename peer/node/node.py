@@ -21,6 +21,7 @@ from ledger.blocks.ledger import Ledger
 from ledger.blocks.pool import SIGNED_BYTES, transaction_digest
 from ledger.core.module import Refused
 from ledger.jobs import Job
+from ledger.members import ADMIT
 from ledger.state import Rules, State, Transition
 from peer.node.early import RoundKey, RoundMessage
 from peer.node.recall import Recall
@@ -158,6 +159,7 @@ class Node:
         self._signer = signer
         self._spoken, self._accepted = spoken, accepted
         self._links: dict[bytes, float] = {}  # when each last said something
+        self._strangers: dict[bytes, None] = {}  # linked when they were no members: told nothing that they did not ask for
         self._recall = Recall()
         self._untold: dict[bytes, _Untold] = {}
         self._answered: dict[bytes, float] = {}
@@ -175,6 +177,11 @@ class Node:
     @property
     def state(self) -> State:
         return self.ledger.state
+
+    def is_stranger(self, peer: bytes) -> bool:
+        """To a peer that is no member itself nobody is one."""
+        members = self.state.members
+        return members.speaks(self.me) and not members.speaks(peer)
 
     @property
     def may_speak(self) -> bool:
@@ -307,10 +314,13 @@ class Node:
             case Connected(peer=peer):
                 self._links[peer] = self._now
                 self._take(events.Connected(peer))
-                self._send((peer,), *map(Relay, self.rounds.own()), *self._accusations())
-                self._begin_telling(peer)
+                if self.is_stranger(peer):
+                    self._strangers[peer] = None
+                else:
+                    self._begin_telling(peer)
             case Disconnected(peer=peer):
                 self._links.pop(peer, None)
+                self._strangers.pop(peer, None)
                 self._answered.pop(peer, None)
                 self._untold.pop(peer, None)
                 self._take(events.Disconnected(peer))
@@ -332,12 +342,16 @@ class Node:
         if self._repeat_at is not None and item.state.height + 1 == self.replica.height:  # not while it catches up
             self._repeat_at = self._now
         self._give_notice()
+        for peer in [peer for peer in self._strangers if not self.is_stranger(peer)]:
+            del self._strangers[peer]
+            self._begin_telling(peer)
         for peer, untold in list(self._untold.items()):
             if self._now >= untold.told + POOL_PAGE_SECONDS:
                 self._tell(peer, untold)
 
     def _begin_telling(self, peer: bytes) -> None:
-        """Begins with our own transactions: we answer for them, even if other peers know them."""
+        """Begins with what is our own: we answer for it, even if other peers know it."""
+        self._send((peer,), *map(Relay, self.rounds.own()), *self._accusations())
         pool = self.ledger.pool
         self._send((peer,), *(Relay(signed) for signed in pool if signed.signer == self.me))
         self._untold[peer] = _Untold(0, pool.count, self._now)
@@ -392,6 +406,10 @@ class Node:
         held = self.ledger.pool.get(transaction_digest(signed))
         if held is not None and held.signed == signed:
             return  # verified when it came: its author says it again every second, every new link tells it
+        if signed.signer not in self.state.members.members and not _asks_for_admission(signed):
+            # Before the signature is checked: strangers can sign as much as they like.
+            self._count_refused(RemoteProtocolError("not-a-member", f"a message of {short_id(signed.signer)}"))
+            return
         message: Any = self.rules.open(signed, RELAYED)
         if isinstance(message, Transaction):
             self._handle_transaction(signed, message)
@@ -400,8 +418,6 @@ class Node:
             self.ledger.add_notice(signed.signer, message)
             return
         try:
-            if signed.signer not in self.state.members.members:
-                raise RemoteProtocolError("not-a-member", f"{message.TAG} of {short_id(signed.signer)}")
             outcome = self.rounds.receive(signed, message, self._now)
         except RemoteProtocolError as error:
             self._count_refused(error)
@@ -442,8 +458,9 @@ class Node:
         return [Accusation(evidence.first, evidence.second) for evidence in waiting]
 
     def _next_asked(self) -> tuple[bytes, ...]:
-        """The next few links in a ring of all, which every peer enters at another place."""
-        ring = sorted(self._links, key=lambda peer: (peer <= self._asked_last, peer))
+        """The next few links in a ring of all members, which every peer enters at another place."""
+        known = [peer for peer in self._links if not self.is_stranger(peer)]
+        ring = sorted(known, key=lambda peer: (peer <= self._asked_last, peer))
         asked = tuple(ring[:SEEK_LINKS])
         self._asked_last = asked[-1] if asked else self._asked_last
         return asked
@@ -456,6 +473,12 @@ class Node:
         if self._now - self._answered.get(peer, 0.0) >= SEEK_ANSWER_SECONDS:
             self._answered[peer] = self._now
             self._send((peer,), *map(Relay, self.rounds.held(key)))
+
+
+def _asks_for_admission(signed: Signed) -> bool:
+    """All that a stranger may say to everybody. Raises `RemoteProtocolError` for what is no message."""
+    message: Any = codec.decode_message(signed.body, RELAYED)
+    return isinstance(message, Transaction) and message.kind == ADMIT
 
 
 def _applied_event(state: State) -> events.Applied:

@@ -30,8 +30,8 @@ from storage.parts import write_object
 from training.replay import proposals
 from training.replay.inner_state import InnerState, OnState
 from training.replay.trace import States, Trace, TrainingState
-from training.replicated import codec
-from training.replicated.layout import Float32Array, float32_bytes
+from training.replicated import buffers, codec
+from training.replicated.layout import Float32Array
 from training.spec import AuditMode, JobSpec
 from training.tasks import Audit, Declared, Propose, Proposed, Replay, Replayed
 from training.transformer import BYTES
@@ -118,7 +118,7 @@ class Liar(Trainer):
             self._job(round).opened = False  # the worker has the other reward
 
     def _corrupt(self, round: OpenRound, request: Propose, done: Proposed) -> tuple[Propose, Proposed]:
-        m = np.fromfile(request.buffer_out, dtype="<f4")
+        m = buffers.read(Path(request.buffer_out), round.spec).m
         match self.attack:
             case "wrong-steps" | "false-pass" if done.trace is not None:
                 honest = _states(request, done.trace, round)
@@ -138,7 +138,7 @@ class Liar(Trainer):
             case "nan":
                 return request, _poisoned(round, request, done, m)
             case "garbage":
-                return request, _forged(round, request, done, m, _noise_bytes(round, done.payload_bytes))
+                return request, _forged(round, request, done, buffers.Buffer(m), _noise_bytes(round, done.payload_bytes))
         return request, done
 
     def _invent(
@@ -169,13 +169,13 @@ class Liar(Trainer):
 
     async def _copy(self, round: OpenRound, trainer: bytes, proposal: Proposal) -> None:
         """Somebody else's update under our own name."""
-        size = 4 * round.model.layout.size
+        size = buffers.size(round.spec)
         round.blobs.expect_to_pass(proposal.buffer, (round.job, round.number))
         await round.fetch(proposal.buffer, size, (trainer,))
         request = propose_request(round, self.texts / f"{round.job.hex()[:16]}-{round.number}.buffer")
         request = replace(request, states_out=None)  # their states stay theirs
         done = Proposed(proposal.payload, 0, proposal.buffer, 0.0, 0.0, proposal.trace, proposal.inner)
-        m = np.fromfile(round.blobs.path(proposal.buffer), dtype="<f4")
+        m = buffers.read(round.blobs.path(proposal.buffer), round.spec).m
         m[0] += np.float32(1e-6)  # another buffer, so that nobody sees the copy by its digest
         await publish(round, request, _encoded(round, request, done, m))
 
@@ -270,21 +270,22 @@ def _from_zero(request: Propose) -> Propose:
 
 def _encoded(round: OpenRound, request: Propose, done: Proposed, m: Float32Array) -> Proposed:
     """A well-formed proposal for whatever m is, with the states of what was done."""
-    return _forged(round, request, done, m, round.model.payload(round.me, m))
+    buffer = buffers.of(m, round.model.header(round.me), round.spec)
+    return _forged(round, request, done, buffer, round.model.payload(round.me, buffer.m))
 
 
 def _poisoned(round: OpenRound, request: Propose, done: Proposed, m: Float32Array) -> Proposed:
     """Arithmetic that gave NaN everywhere: no honest encoder has bytes for it, so all scales are forged to the largest."""
-    m[:] = np.nan
+    buffer = buffers.Buffer(np.full_like(m, np.nan))
     honest = codec.read(Path(request.payload_out).read_bytes(), round.model.layout)
     forged = replace(honest, exponent=codec.EXPONENT_MAX, codes=np.where(honest.codes > 0, 255, 0).astype(np.uint8))
-    return _forged(round, request, done, m, forged.encode())
+    return _forged(round, request, done, buffer, forged.encode())
 
 
-def _forged(round: OpenRound, request: Propose, done: Proposed, m: Float32Array, payload: bytes) -> Proposed:
-    buffer = write_object(Path(request.buffer_out), float32_bytes(m), round.spec.parts)
+def _forged(round: OpenRound, request: Propose, done: Proposed, buffer: buffers.Buffer, payload: bytes) -> Proposed:
+    committed = write_object(Path(request.buffer_out), buffer.encode(), round.spec.parts)
     digest = write_object(Path(request.payload_out), payload, round.spec.parts)
-    return replace(done, payload_digest=digest, payload_bytes=len(payload), buffer_digest=buffer)
+    return replace(done, payload_digest=digest, payload_bytes=len(payload), buffer_digest=committed)
 
 
 def _noise_bytes(round: OpenRound, size: int) -> bytes:

@@ -21,6 +21,7 @@ from protocol.identity import Signed
 from protocol.limits import DATA_SHARD_BYTES, MESSAGE_BYTES_MAX
 from protocol.messages import Proposal
 from protocol.reasons import Verdict
+from protocol.units import bytes_in_words
 from rlhf.blocklist import WITHHELD
 from storage import durable
 from storage.parts import LIST
@@ -29,7 +30,6 @@ from training.data import corpus as data
 from training.data.tokenizer import TOKENIZER_BYTES_MAX
 from training.objectives.objective import NATS
 from training.replicated.model import ReplicatedModel
-from training.spec import AuditMode
 
 R = TypeVar("R")
 SPARE_BYTES = 256 << 20  # of the disk, for ledger and models when a text has been fetched
@@ -92,7 +92,7 @@ class Trainer(Voter):
         job.opening_seconds = 0.0
 
     async def judge(self, round: OpenRound, signed: Signed, proposal: Proposal) -> Judged:
-        if not round.spec.kind.needs_worker or round.spec.audit is not AuditMode.FULL:
+        if not round.spec.kind.needs_worker or not round.terms.audited:
             return await super().judge(round, signed, proposal)
         verdict = await self.check(round, signed, proposal)
         if verdict is not Verdict.ACCEPT or signed.signer == round.me:
@@ -228,7 +228,7 @@ def require_space(folder: Path, size: int, what: str = "text") -> None:
     """
     free = shutil.disk_usage(folder).free
     if free < 2 * size + SPARE_BYTES:
-        needs = f"this job's {what} of {size >> 20} MiB needs twice that and {SPARE_BYTES >> 20} MiB to spare"
+        needs = f"this job's {what} of {bytes_in_words(size)} needs twice that and {SPARE_BYTES >> 20} MiB to spare"
         raise UserError(f"{needs}, but {folder} has {free >> 20} MiB free: free some, or leave the job to others")
 
 

@@ -20,6 +20,7 @@ from protocol.reasons import OWN_FIRST, Finding, Verdict
 from training.replay import proposals
 from training.replay.inner_state import inner_bytes
 from training.replay.trace import Trace, needed, trace_bytes_max
+from training.replicated import buffers
 from training.replicated.codec import Mode, payload_bytes_max
 from training.replicated.feedback import Record
 from training.spec import AuditMode
@@ -41,7 +42,7 @@ class Voter:
 
     async def judge(self, round: OpenRound, signed: Signed, proposal: Proposal) -> Judged:
         verdict = await self.check(round, signed, proposal)
-        if verdict is Verdict.ACCEPT and not round.spec.kind.needs_worker and round.spec.audit is AuditMode.FULL:
+        if verdict is Verdict.ACCEPT and not round.spec.kind.needs_worker and round.terms.audited:
             request = await audit_request(round, signed.signer, proposal)
             audited = await trio.to_thread.run_sync(proposals.audit, request, proposals.known_update(round.spec))
             return Judged(audited.verdict)
@@ -49,9 +50,10 @@ class Voter:
 
     async def check(self, round: OpenRound, signed: Signed, proposal: Proposal) -> Verdict:
         """The cheap, exact checks that every voter makes alike."""
-        if proposal.payload_bytes > payload_bytes_max(round.model.layout, Mode.of(round.spec)):
+        if proposal.payload_bytes > payload_bytes_max(round.model.layout, Mode.of(round.spec, round.number)):
             return Verdict.MALFORMED
         try:
+            round.blobs.lend(proposal.payload, round.job, round.number)
             payload = await _fetched(round, proposal.payload, proposal.payload_bytes, signed.signer)
         except RemoteProtocolError:
             return Verdict.MALFORMED
@@ -133,7 +135,7 @@ def keep(round: OpenRound, request: Propose, done: Proposed, proposal: Proposal,
     blobs, owner = round.blobs, (round.job, round.number)
     if opening is not None:
         losses.keep(Path(request.buffer_out).parent, opening)
-    blobs.adopt(Path(request.payload_out), proposal.payload)
+    blobs.adopt(Path(request.payload_out), proposal.payload, lent=owner)
     blobs.expect_to_pass(proposal.buffer, owner)
     blobs.adopt(Path(request.buffer_out), proposal.buffer)
     made = Path(request.states_out) if request.states_out else None
@@ -164,7 +166,7 @@ def replayed(audited: Audited) -> Replayed:
 
 async def audit_request(round: Round, trainer: bytes, proposal: Proposal) -> Audit:
     """What re-executing a proposal needs, fetched."""
-    await fetch_reveal(round, proposal.buffer, 4 * round.model.layout.size, trainer)
+    await fetch_reveal(round, proposal.buffer, buffers.size(round.spec), trainer)
     work = await _fetch_work(round, trainer, proposal)
     for digest in (proposal.inner, proposal.inner_from) if round.spec.keeps_inner_state else ():
         if digest is not None:
@@ -205,12 +207,14 @@ async def replay_request(round: Round, trainer: bytes, proposal: Proposal, step:
 
 async def _fetch_work(round: Round, trainer: bytes, proposal: Proposal) -> dict[str, Any]:
     """What the trainer declared, and what its work continues from: the fields that both requests have."""
-    size, blobs = 4 * round.model.layout.size, round.blobs
-    previous = _previous(round, round.model.records.get(trainer)) if proposal.feedback is not None else {}
+    size, blobs = buffers.size(round.spec), round.blobs
+    record = round.model.records.get(trainer) if proposal.feedback is not None else None
+    previous = _previous(round, record)
     if "previous_buffer" in previous:
         await fetch_reveal(round, previous["previous_buffer"], size, trainer)
-    if "previous_payload" in previous:
-        await round.fetch(previous["previous_payload"], payload_bytes_max(round.model.layout, Mode.of(round.spec)), (trainer,))
+    if record and "previous_payload" in previous:
+        size_max = payload_bytes_max(round.model.layout, Mode.of(round.spec, record.round))  # as that round's payloads are
+        await round.fetch(previous["previous_payload"], size_max, (trainer,))
     return {
         "declared": await fetch_declared(round, trainer, proposal),
         "job": round.job,

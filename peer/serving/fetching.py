@@ -29,22 +29,25 @@ class Fetching:
         async with trio.open_nursery() as nursery:
             while True:
                 height, state = self._desk.height, self._desk.state.of(CurationState)
-                members = self._desk.state.of(MembersState)
                 for key in state.open:
-                    project = state.projects.get(key)
-                    assert project is not None
-                    author = members.current(project.author)
-                    for number in range(project.pages):
-                        page = state.pages.get(page_key(key, number))
-                        if page is not None and page.digest not in self._asked:
-                            self._asked.add(page.digest)
-                            self._lacks.add(page_key(key, number))
-                            nursery.start_soon(self._fetch_page, page_key(key, number), page, author)
-                    guidelines = project.asked.guidelines
-                    if guidelines is not None and guidelines not in self._asked:
-                        self._asked.add(guidelines)
-                        nursery.start_soon(self._desk.fetch, guidelines, GUIDELINES_BYTES_MAX, (author,))
+                    self._fetch_project(nursery, state, key)
                 await self._desk.block_above(height)
+
+    def _fetch_project(self, nursery: trio.Nursery, state: CurationState, key: bytes) -> None:
+        """Asks for its pages and guidelines, each once."""
+        project = state.projects.get(key)
+        assert project is not None
+        author = self._desk.state.of(MembersState).current(project.author)
+        for name in (page_key(key, number) for number in range(project.pages)):
+            page = state.pages.get(name)
+            if page is not None and page.digest not in self._asked:
+                self._asked.add(page.digest)
+                self._lacks.add(name)
+                nursery.start_soon(self._fetch_page, name, page, author)
+        guidelines = project.asked.guidelines
+        if guidelines is not None and guidelines not in self._asked:
+            self._asked.add(guidelines)
+            nursery.start_soon(self._desk.fetch, guidelines, GUIDELINES_BYTES_MAX, (author,))
 
     async def _fetch_page(self, key: bytes, page: TaskPage, author: bytes) -> None:
         if await fetch_page(self._desk, key, page, author):

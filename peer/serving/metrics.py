@@ -46,7 +46,7 @@ class Metrics:
         except OSError as error:
             # A monitor is no reason to end a voter: `peer doctor` and the log say that it is missing.
             why = (error.strerror or str(error)).lower()
-            self._desk.tell(f"metrics are not served at {listen}: {why}; name another address with --metrics, or port 0")
+            self._desk.warn(f"metrics are not served at {listen}: {why}; name another address with --metrics, or port 0")
             return
         address = format_address(host, listeners[0].socket.getsockname()[1])
         written.write_text(address)
@@ -72,12 +72,14 @@ class Metrics:
             method, path = _asked(await _head(stream))
             is_head = method == "HEAD"
             status, text = await self._reply(method, path)
+            body = text.encode()
         except RemoteProtocolError as error:
-            status, text = HTTPStatus.BAD_REQUEST, f"{error}\n"
+            status, body = HTTPStatus.BAD_REQUEST, f"{error}\n".encode()
+        except trio.BrokenResourceError:
+            raise  # the asker has gone
         except Exception:  # an answer that fails is no reason to end a voter
             log.exception("the answer to a monitor failed")
-            status, text = HTTPStatus.INTERNAL_SERVER_ERROR, "the peer failed; its log says why\n"
-        body = text.encode()
+            status, body = HTTPStatus.INTERNAL_SERVER_ERROR, b"the peer failed; its log says why\n"
         lines = (
             f"HTTP/1.1 {status.value} {status.phrase}",
             f"Content-Type: {CONTENT_TYPE}; charset=utf-8",

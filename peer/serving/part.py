@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,10 +10,7 @@ from pathlib import Path
 import trio
 
 from curation.module import is_run
-from features.calls import under_one_roof
 from features.parts import Desk
-from peer.serving.doors import Doors
-from peer.serving.fetching import Fetching
 from protocol.addresses import parse_address
 
 LISTEN = "web_listen"
@@ -33,60 +31,33 @@ class Serve:
         try:
             # Only a peer that serves needs aiohttp, and pays for it.
             from peer.bridge import Bridge
-            from peer.serving.accounts import Accounts
-            from peer.serving.administering import Administering
-            from peer.serving.annotating import Annotating
-            from peer.serving.custody import Custody
-            from peer.serving.importing import Imports
-            from peer.serving.live import Live
-            from peer.serving.operating import Operating
-            from peer.serving.operators import Operators
-            from peer.serving.reading import Reading
-            from peer.serving.reviewing import Reviewing
-            from peer.serving.watching import Watching
+            from peer.serving.site import put_together
         except ModuleNotFoundError as error:
-            self.desk.tell(f"annotators are not served: the package {error.name} is not installed; the extra `web` has it")
+            self.desk.warn(f"annotators are not served: the package {error.name} is not installed; the extra `web` has it")
             return
 
         try:
             tls = self._tls()
         except (OSError, ValueError) as error:
-            self.desk.tell(f"annotators are not served: {error}; see the settings web_tls_cert and web_tls_key")
+            self.desk.warn(f"annotators are not served: {error}; see the settings web_tls_cert and web_tls_key")
             return
-        host, port = parse_address(str(self.desk.setting(LISTEN)))
-        doors, fetching = Doors(self.desk.folder), Fetching(self.desk)
-        annotating = Annotating(self.desk, doors, fetching)
-        live = Live(self.desk)
-        operators = Operators(self.desk.folder, doors, annotating.is_annotator)
-        imports = Imports(self.desk, operators)
-        site = under_one_roof(
-            (
-                annotating,
-                Reading(self.desk),
-                Custody(self.desk, Accounts(self.desk.folder), annotating),
-                Operating(self.desk, operators, imports),
-                Reviewing(self.desk, operators),
-                Administering(self.desk, doors, operators, lambda: annotating.gatherer.waiting),
-                live,
-                Watching(self.desk, annotating.gatherer),
-            )
-        )
+        listen = str(self.desk.setting(LISTEN))
+        host, port = parse_address(listen)
         names = tuple(str(name).lower() for name in self.desk.setting("web_names"))
+        served = put_together(self.desk)
         async with trio.open_nursery() as nursery:
             try:
-                address = await nursery.start(Bridge(site, host, port, names, tls).run)
+                address = await nursery.start(Bridge(served.site, host, port, names, tls).run)
             except OSError as error:
                 # Most often a second peer of this machine: both have the default address. It goes on with all else.
-                self.desk.tell(f"annotators are not served: {error.strerror}; name another address with --web-listen, or port 0")
+                why = os.strerror(error.errno).lower() if error.errno else str(error)
+                self.desk.warn(f"annotators are not served at {listen}: {why}; name another address with --web-listen, or port 0")
                 return
             scheme = "https" if tls else "http"
             shown = f"[{address[0]}]" if ":" in address[0] else address[0]
             written.write_text(f"{scheme}://{(*names, ANY_HOST.get(shown, shown))[0]}:{address[1]}")
-            nursery.start_soon(annotating.gatherer.run)
-            nursery.start_soon(annotating.follow)
-            nursery.start_soon(fetching.run)
-            nursery.start_soon(live.follow_labels)
-            nursery.start_soon(imports.run)
+            for beside in served.beside:
+                nursery.start_soon(beside)
             self.desk.tell(f"{SERVED_AT}{scheme}://{shown}:{address[1]}/")
 
     def _tls(self) -> ssl.SSLContext | None:

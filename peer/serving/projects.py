@@ -17,7 +17,7 @@ from consensus.voters import VoterSet
 from curation.answers import Kind, named, options_problem
 from curation.calls import AgreementView, CurationCalls, ExportView, ImportRequest, ProjectView, WaitingView
 from curation.contents import Review, StopProject
-from curation.importing import Given, read_answer, read_tasks
+from curation.importing import TASKS_MAX, Given, read_answer, read_tasks
 from curation.limits import NAME_CHARACTERS_MAX
 from curation.module import is_run, reviews_left
 from curation.state import Asked, CurationState, Phase, Project, Stage, as_answer
@@ -68,13 +68,13 @@ class CurationAnswers(CurationCalls):
         data = await _read(path)
         if request.project:
             key, row = self._find(request.project)
-            await founding.add(key, await _tasks(path, data, row.asked.kind, row.asked.options, row.asked.many))
+            await founding.add(key, await _tasks(request, data, row.asked.kind, row.asked.options, row.asked.many))
             return founding.view(key)
         kind = Kind(request.kind)
         problem = options_problem(kind, request.options, request.many)
         if problem:
             raise UserError(f"{problem}: name them with --options A,B")
-        tasks = await _tasks(path, data, kind, request.options, request.many)
+        tasks = await _tasks(request, data, kind, request.options, request.many)
         asked = Asked(
             name=(request.name or path.stem)[: 2 * NAME_CHARACTERS_MAX],
             kind=kind,
@@ -221,7 +221,7 @@ def find_project(text: str, state: CurationState) -> tuple[bytes, Project]:
     wanted = text.lower()
     found = [(key, row) for key, row in state.projects.items() if key.hex().startswith(wanted) or row.asked.name == text]
     if not wanted or len(found) != 1:
-        raise UserError(f"{text!r} fits {len(found)} projects: `projects` lists them")
+        raise UserError(f"{text!r} fits {len(found) or 'no'} projects: `projects` lists them")
     return found[0]
 
 
@@ -236,5 +236,6 @@ async def _read(path: Path) -> bytes:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
 
 
-async def _tasks(path: Path, data: bytes, kind: Kind, options: tuple[str, ...], many: bool) -> list[Given]:
-    return await trio.to_thread.run_sync(read_tasks, path.name, data, kind, options, many)
+async def _tasks(request: ImportRequest, data: bytes, kind: Kind, options: tuple[str, ...], many: bool) -> list[Given]:
+    name = Path(request.file).name
+    return await trio.to_thread.run_sync(read_tasks, name, data, kind, options, many, TASKS_MAX, request.columns)

@@ -27,23 +27,27 @@ def load(file: Path, tell: Callable[[str], None] = lambda text: None) -> tuple[s
     return readable
 
 
+def _peer(line: str) -> bytes:
+    return parse_peer_id(line.rpartition("@")[0])
+
+
 def _is_readable(line: str) -> bool:
-    peer, _, address = line.rpartition("@")
+    address = line.rpartition("@")[2]
     try:
-        parse_peer_id(peer)
+        _peer(line)
         parse_address(address)
     except UserError:
         return False
     return True
 
 
-async def keep(file: Path, addresses: Callable[[], Mapping[bytes, str]]) -> None:
-    """Writes down what `addresses` says of members, newest first, whenever that has changed."""
+async def keep(file: Path, addresses: Callable[[], Mapping[bytes, str]], has_gone: Callable[[bytes], bool]) -> None:
+    """Writes down what `addresses` says of members, newest first, whenever that has changed; who has gone is left out."""
     while True:
         before = load(file)
-        now = {peer_id(peer): address for peer, address in addresses().items()}
+        now = {peer_id(peer): address for peer, address in addresses().items() if not has_gone(peer)}
         replaced = {*now, *now.values()}  # who moved, and who answered there before
-        kept = [entry for entry in before if replaced.isdisjoint(entry.split("@"))]
+        kept = [entry for entry in before if replaced.isdisjoint(entry.split("@")) and not has_gone(_peer(entry))]
         entries = tuple([f"{peer}@{address}" for peer, address in now.items()] + kept)[:ADDRESSES_KEPT]
         if set(entries) != set(before):
             await trio.to_thread.run_sync(_save, file, entries)

@@ -8,17 +8,18 @@ import json
 import os
 import tomllib
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from peer import features
-from protocol.addresses import dialable, listened
+from protocol.addresses import NOWHERE, dialable, listened
 from protocol.errors import UserError
 from protocol.limits import ADVERTISED_MAX, NAME_CHARACTERS_MAX
 from protocol.names import name_problem
 from training.resources import AUTO, Parallel, Resources, device_problem, parallel_problem
+from transport.reachability import Relaying
 from transport.silence import PING_SECONDS, SUSPECT_SECONDS, Pace
 
 FILE_NAME = "peer.toml"
@@ -31,6 +32,8 @@ LOG_FORMATS = ("text", "json")
 THREADS_MAX = 256  # more than any machine we know of gives one process; a typing error is likelier
 MEMORY_MB_MAX = 100_000_000  # 100 TB, more than any machine we know of has
 APPROVALS_MAX = 10_000  # equals the largest member table
+PAYLOADS_GB_MAX = 1_000_000  # a petabyte; a typing error is likelier
+RETIRE_DAYS_MAX = 3_650  # ten years; a typing error is likelier
 
 
 def default_data_directory(environment: Mapping[str, str]) -> Path:
@@ -46,11 +49,16 @@ def _about(text: str, default: Any) -> Any:
 class Config:
     data_directory: Path = field(metadata={"about": "everything this peer keeps: key, ledger, blobs, models"})
     name: str = _about("what other people see beside the peer id; empty: the peer id alone", "")
-    role: str = _about("trainer, voter (never imports torch), another feature's, or full", "full")
+    role: str = _about("trainer, voter (never imports torch), full, or one of a feature, which `peer run --help` lists", "full")
     listen: str = _about("where this peer accepts connections, or none: it dials only; port 0: any free one", "0.0.0.0:7700")
     advertise: tuple[str, ...] = _about("where others reach this peer, names too; empty: where it listens", ())
     bootstrap: tuple[str, ...] = _about("addresses to dial first", ())
-    relay: bool = _about("forward, sealed, between members that cannot dial one another", True)
+    relay: Relaying = _about(  # noqa: RUF009 - a field, as the others are
+        "forward, sealed, between members that cannot dial one another: on, off, or auto: while others can dial this peer",
+        Relaying.AUTO,
+    )
+    upnp: bool = _about("ask the router to forward a port to this peer (the extra `upnp`)", False)
+    mdns: bool = _about("find peers on the local network, and show this one there (the extra `mdns`)", False)
     ping_seconds: int = _about("between pings of a quiet link", int(PING_SECONDS))
     suspect_seconds: int = _about(
         "of silence until a peer counts as not heard, unless its link was often silent", int(SUSPECT_SECONDS)
@@ -70,6 +78,10 @@ class Config:
     evaluate: bool = _about("measure held-out loss after every round", True)
     local_data: str = _about("this trainer's own text, for jobs with `data: local`", "")
     approve_invited: int = _about("how many members invited by voters this voter approves as voters by itself", 0)
+    payloads_gb: int = _about(
+        "GB of payloads of old rounds that stay of each job, 256 rounds at least; 0: all, as `peer export` needs them", 20
+    )
+    retire_after_days: int = _about("of silence, seen by this voter itself, until it wants a member retired; 0: never", 0)
     stand: bool = _about("ask to become a voter once this peer is a member and has caught up", True)
     log_level: str = _about("debug, info, warning or error", "info")
     log_format: str = _about("text, or json: one object a line", "text")
@@ -211,7 +223,8 @@ def nearest(word: str, known: Iterable[str]) -> str:
     known = list(known)
     if not known:
         return ""
-    close = difflib.get_close_matches(word, known, n=1, cutoff=LIKENESS_MIN)
+    begun = [other for other in known if other.startswith(word)]
+    close = begun if len(begun) == 1 else difflib.get_close_matches(word, known, n=1, cutoff=LIKENESS_MIN)
     return f"; did you mean {close[0]}?" if close else f"; known: {', '.join(known)}"
 
 
@@ -219,6 +232,8 @@ def _convert(name: str, value: Any, origin: str, *, typed: bool) -> Any:
     """A file must use TOML's types; environment and flags may give text."""
     kind = _kind(name)
     try:
+        if name == "listen" and isinstance(value, list):  # in a file lists are lists, as with `advertise`
+            value = ",".join(_texts(value, typed))
         return _READERS[kind](value, typed)
     except (ValueError, TypeError, RuntimeError):  # the last: `~somebody` who has no home here
         raise UserError(f"{name} = {value!r} ({origin}) is not {_KINDS[kind]}") from None
@@ -245,12 +260,20 @@ def _integer(value: Any, typed: bool) -> int:
 
 
 def _boolean(value: Any, typed: bool) -> bool:
-    words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
-    if isinstance(value, str) and not typed and value.lower() in words:
+    words = {"on": True, "off": False}
+    if not typed:
+        words |= {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+    if isinstance(value, str) and value.lower() in words:
         return words[value.lower()]
     if not isinstance(value, bool):
         raise TypeError
     return value
+
+
+def _relaying(value: Any, typed: bool) -> Relaying:
+    if value == Relaying.AUTO:
+        return Relaying.AUTO
+    return Relaying.ON if _boolean(value, typed) else Relaying.OFF
 
 
 def _texts(value: Any, typed: bool) -> tuple[str, ...]:
@@ -266,53 +289,92 @@ _READERS: dict[Any, Callable[[Any, bool], Any]] = {
     str: _text,
     int: _integer,
     bool: _boolean,
+    Relaying: _relaying,
     tuple[str, ...]: _texts,
 }
-_KINDS = {Path: "a path", str: "text", int: "a whole number", bool: "true or false", tuple[str, ...]: "a list of addresses"}
+_KINDS = {
+    Path: "a path",
+    str: "text",
+    int: "a whole number",
+    bool: "true or false",
+    Relaying: "auto, on or off",
+    tuple[str, ...]: "a list of addresses",
+}
+
+
+_RANGES = {
+    "threads": (0, THREADS_MAX),
+    "memory_mb_max": (0, MEMORY_MB_MAX),
+    "approve_invited": (0, APPROVALS_MAX),
+    "payloads_gb": (0, PAYLOADS_GB_MAX),
+    "retire_after_days": (0, RETIRE_DAYS_MAX),
+    "ping_seconds": (1, PING_SECONDS_MAX),
+}
 
 
 def _check(config: Config, origins: Mapping[str, str]) -> None:
-    def refuse(name: str, why: str) -> UserError:
-        return UserError(f"{name} = {value_of(config, name)!r} ({origins[name]}) {why}")
+    for name, why in _problems(config):
+        value = value_of(config, name)
+        shown = repr(", ".join(value) if isinstance(value, tuple) else value)
+        raise UserError(f"{name} = {shown} ({origins[name]}) {why.removeprefix(f'{shown} ')}")
+    if problem := parallel_problem(config.resources):
+        raise UserError(f"{problem} (parallel: {origins['parallel']}, gpus: {origins['gpus']})")
+    listened(config.listen, f"listen ({origins['listen']}): ")
+    for address in config.advertise:
+        dialable(address, f"advertise ({origins['advertise']})")
+    for text in config.bootstrap:
+        _check_bootstrap(text, f"bootstrap ({origins['bootstrap']})")
 
-    if config.role not in features.roles():
-        raise refuse("role", f"is no role; there are {', '.join(features.roles())}")
-    if config.engine not in features.engines():
-        raise refuse("engine", f"is no engine of this program; there are {', '.join(features.engines())}")
+
+def _problems(config: Config) -> Iterator[tuple[str, str]]:
+    """Each with the name of the setting that has it."""
+    choices = (
+        ("role", features.roles(), f"is no role; there are {', '.join(features.roles())}"),
+        ("engine", features.engines(), f"is no engine of this program; there are {', '.join(features.engines())}"),
+        ("log_level", LOG_LEVELS, f"is no log level; choose one of {', '.join(LOG_LEVELS)}"),
+        ("log_format", LOG_FORMATS, f"is no format of a log; choose one of {', '.join(LOG_FORMATS)}"),
+        ("parallel", list(Parallel), f"is none of {', '.join(Parallel)}"),
+    )
+    yield from ((name, why) for name, there_are, why in choices if value_of(config, name) not in there_are)
     for name, setting in features.settings().items():
         if problem := setting.problem(config.of_features[name]):
-            raise refuse(name, problem)
-    if config.log_level not in LOG_LEVELS:
-        raise refuse("log_level", f"is no log level; choose one of {', '.join(LOG_LEVELS)}")
-    if config.log_format not in LOG_FORMATS:
-        raise refuse("log_format", f"is no format of a log; choose one of {', '.join(LOG_FORMATS)}")
-    if not 0 <= config.threads <= THREADS_MAX:
-        raise refuse("threads", f"is outside 0..{THREADS_MAX}")
-    if config.parallel not in list(Parallel):
-        raise refuse("parallel", f"is none of {', '.join(Parallel)}")
-    if problem := parallel_problem(config.resources):
-        raise UserError(f"{problem} ({origins['parallel']}, {origins['gpus']})")
-    if not 0 <= config.memory_mb_max <= MEMORY_MB_MAX:
-        raise refuse("memory_mb_max", f"is outside 0..{MEMORY_MB_MAX}")
-    if problem := device_problem(config.device):
-        raise refuse("device", problem)
-    if not 0 <= config.approve_invited <= APPROVALS_MAX:
-        raise refuse("approve_invited", f"is outside 0..{APPROVALS_MAX}")
-    if len(config.name) > NAME_CHARACTERS_MAX:
-        raise refuse("name", f"is longer than {NAME_CHARACTERS_MAX} characters")
-    if problem := name_problem(config.name):
-        raise refuse("name", problem)
-    if not listened(config.listen, f"listen ({origins['listen']}): ") and config.advertise:
-        raise refuse("advertise", "tells others to dial this peer, which accepts no connections: listen is none")
-    for name in ("bootstrap", "advertise"):
-        for address in getattr(config, name):
-            dialable(address.rpartition("@")[2] if name == "bootstrap" else address, f"{name} ({origins[name]})")
-    if not 1 <= config.ping_seconds <= PING_SECONDS_MAX:
-        raise refuse("ping_seconds", f"is outside 1..{PING_SECONDS_MAX}")
+            yield name, problem
+    for name, (least, most) in _RANGES.items():
+        if not least <= value_of(config, name) <= most:
+            yield name, f"is outside {least}..{most}"
     if not (least := PINGS_SUSPECTED_MIN * config.ping_seconds) <= config.suspect_seconds <= SUSPECT_SECONDS_MAX:
-        raise refuse("suspect_seconds", f"is outside {least}..{SUSPECT_SECONDS_MAX}: at least {PINGS_SUSPECTED_MIN} pings")
+        yield "suspect_seconds", f"is outside {least}..{SUSPECT_SECONDS_MAX}: at least {PINGS_SUSPECTED_MIN} pings"
+    if problem := device_problem(config.device):
+        yield "device", problem
+    if len(config.name) > NAME_CHARACTERS_MAX:
+        yield "name", f"is longer than {NAME_CHARACTERS_MAX} characters"
+    if problem := name_problem(config.name):
+        yield "name", problem
+    if config.advertise and config.listen == NOWHERE:
+        way = "leave advertise empty, or let it accept connections"
+        yield "advertise", f"tells others to dial this peer, which accepts no connections: listen is none; {way}"
     if len(config.advertise) > ADVERTISED_MAX:
-        raise refuse("advertise", f"names {len(config.advertise)} addresses, at most {ADVERTISED_MAX} are told to others")
+        yield "advertise", f"names {len(config.advertise)} addresses, at most {ADVERTISED_MAX} are told to others"
+
+
+def _check_bootstrap(text: str, where: str) -> None:
+    peer, at, address = text.rpartition("@")
+    dialable(address, where)
+    if at:
+        from protocol.identity import parse_peer_id  # loads a library: `--help` answers without it
+
+        try:
+            parse_peer_id(peer)
+        except UserError as error:
+            raise UserError(f"{where}: {error}") from None
+
+
+def why_unlinked(config: Config, remembered: Iterable[str]) -> str:
+    """Why this peer would never have a link, and behind `; ` what to do; empty if it may. `remembered`: by its address book."""
+    if config.listen != NOWHERE or config.bootstrap or config.mdns or any(remembered):
+        return ""
+    way = "name a member with --bootstrap HOST:PORT, look for one on the local network with --mdns, or accept connections"
+    return f"listen is none, and this peer knows nobody to dial; {way}"
 
 
 def value_of(config: Config, name: str) -> Any:

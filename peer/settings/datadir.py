@@ -18,6 +18,7 @@ import itertools
 import os
 import shlex
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from storage.crash_points import crash_points
 from storage.durable import lock, sync_directory
 
 SEED_CHARACTERS = 64  # 32 bytes, hexadecimal
+STARTING_SECONDS_MAX = 120  # a large ledger on a busy machine takes a minute
 PID_CHARACTERS_MAX = 32  # of the lock file; the largest process id on Linux has seven digits
 
 _REASONS = {
@@ -212,6 +214,17 @@ class DataDirectory:
             sync_directory(path.parent)
         if exists:
             raise FileExistsError(path)
+
+    def starting(self) -> int | None:
+        """The process that has begun with this directory in the last minutes, and lives. For one that cannot be asked yet."""
+        try:
+            if time.time() - self.lock_file.stat().st_mtime > STARTING_SECONDS_MAX:
+                return None  # its number may be another process's by now
+            process = int(self.lock_file.read_text())
+            os.kill(process, 0)
+        except (OSError, ValueError):
+            return None
+        return process
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:

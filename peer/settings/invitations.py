@@ -89,6 +89,8 @@ class InvitationBook:
     def find(self, text: str) -> Made:
         """By the token, of which the first characters are enough. Raises `UserError`."""
         found = [made for made in self.made if text.strip() and made.token.startswith(text.strip().lower())]
-        if len(found) != 1:
+        if not found:
+            raise UserError(f"no invitation that this peer made begins with {text!r}; `invitations` lists them")
+        if len(found) > 1:
             raise UserError(f"{text!r} fits {len(found)} invitations that this peer made; `invitations` lists them")
         return found[0]

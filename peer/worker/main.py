@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import os
 import queue
 import signal
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
+from weakref import WeakValueDictionary
 
 from features.lazily import named
 from peer import features
@@ -99,6 +101,7 @@ class Jobs:
         self._micro_batch_max = micro_batch_max
         self._engines: OrderedDict[bytes, Engine] = OrderedDict()
         self._texts = Texts()
+        self._mapped = WeakValueDictionary[bytes, Float32Array]()  # parameters by model root, as long as somebody has them
 
     def answer(self, request: Any) -> tasks.Reply:
         match request:
@@ -203,9 +206,14 @@ class Jobs:
     def _generate(self, request: tasks.Generate) -> tasks.Generated:
         return self._texts.go_on(request, partial(self._begun, request))
 
+    def _shared(self, model_directory: str) -> Float32Array:
+        """One array for all texts of a model: an engine copies parameters when it is given others than before."""
+        model = ReplicatedModel.open(Path(model_directory))
+        return self._mapped.setdefault(model.root, model.parameters)
+
     def _begun(self, request: tasks.Generate) -> Text:
         engine, prompt = self._engine(request.job), request.prompt.encode()
-        parameters = engine.first if request.model_directory is None else _parameters(request.model_directory)
+        parameters = engine.first if request.model_directory is None else self._shared(request.model_directory)
         if parameters is None:
             raise FolkmootError(f"job {request.job.hex()[:8]} does not refer to its first model")
         pieces = engine.generate(parameters, _with_turns(engine, request), request.how, self._beat, request.stop)
@@ -343,6 +351,7 @@ def main(make_jobs: Callable[[EngineKind, Callable[[], None], int], Jobs] = Jobs
     except UserError as error:
         pipes.send(tasks.Failed(str(error)[: tasks.ERROR_CHARACTERS_MAX]))
         return
+    gc.freeze()  # what was imported is no garbage
     pipes.send(kind.describe())
     pipes.start()
     serve(pipes, make_jobs(kind, pipes.beat, arguments.micro_batch_max))

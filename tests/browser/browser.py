@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import atexit
+import itertools
+import json
 import shutil
 import tempfile
 import time
+import urllib.request
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import pytest
 import trio
+import websocket
 from selenium.webdriver import ActionChains, Chrome, ChromeOptions, ChromeService
 from selenium.webdriver.common.keys import Keys
 
@@ -25,7 +30,7 @@ FLAGS = (
     "--disable-component-update --disable-sync --disable-dev-shm-usage --window-size=1280,900"
 )
 ELSEWHERE = "peer.test"  # a name of this machine that the browser takes for another one: over plain HTTP it has no WebCrypto
-SECONDS_MAX = 30.0
+SECONDS_MAX = 120.0
 # The page's clock goes ten times as fast: an answer is held for a second. Pages that come later go on with the same clock.
 HURRY = """
   const [now, later] = [Date.now, setTimeout], began = BEGAN;
@@ -39,11 +44,15 @@ MIDDLE = """
 
 
 class Browser:
-    def __init__(self, driver: Chrome) -> None:
-        self.driver = driver
+    def __init__(self, profile: Profile) -> None:
+        self.profile, self.driver = profile, profile.program.driver
 
     async def do(self, call: Callable[..., T], *arguments: Any) -> T:
         return await trio.to_thread.run_sync(call, *arguments)
+
+    async def tab(self) -> None:
+        """Another one, which is used from now on."""
+        await self.do(self.profile.tab)
 
     async def open(self, address: str) -> None:
         await self.do(self.driver.get, address)
@@ -125,25 +134,70 @@ class Browser:
 @asynccontextmanager
 async def browser(*, in_a_hurry: bool = False) -> AsyncIterator[Browser]:
     """With a profile of its own, and empty."""
-    with tempfile.TemporaryDirectory(prefix="folkmoot-browser-", ignore_cleanup_errors=True) as profile:
-        driver = await trio.to_thread.run_sync(_started, Path(profile), in_a_hurry)
-        try:
-            yield Browser(driver)
-        finally:
-            with trio.CancelScope(shield=True):
-                await trio.to_thread.run_sync(driver.quit)
+    profile = await trio.to_thread.run_sync(_begun, in_a_hurry)
+    try:
+        yield Browser(profile)
+    finally:
+        with trio.CancelScope(shield=True):
+            await trio.to_thread.run_sync(profile.end)
 
 
-def _started(profile: Path, in_a_hurry: bool) -> Chrome:
-    options = ChromeOptions()
-    options.binary_location = str(CHROMIUM)
-    for flag in (*FLAGS.split(), f"--user-data-dir={profile}", f"--host-resolver-rules=MAP {ELSEWHERE} 127.0.0.1"):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = Chrome(options, ChromeService(str(DRIVER)))
-    driver.set_script_timeout(SECONDS_MAX)
+class Program:
+    """A browser that tests take in turn: to start one takes as long as a short test."""
+
+    idle: ClassVar[list[Program]] = []
+
+    def __init__(self) -> None:
+        profile = tempfile.TemporaryDirectory(prefix="folkmoot-browser-", ignore_cleanup_errors=True)
+        options = ChromeOptions()
+        options.binary_location = str(CHROMIUM)
+        for flag in (*FLAGS.split(), f"--user-data-dir={profile.name}", f"--host-resolver-rules=MAP {ELSEWHERE} 127.0.0.1"):
+            options.add_argument(flag)
+        options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+        self.driver = Chrome(options, ChromeService(str(DRIVER)))
+        atexit.register(profile.cleanup)
+        atexit.register(self.driver.quit)  # before that
+        self.driver.set_script_timeout(SECONDS_MAX)
+        self.first, self._calls = self.driver.current_window_handle, itertools.count(1)
+        place = self.driver.capabilities["goog:chromeOptions"]["debuggerAddress"]
+        with urllib.request.urlopen(f"http://{place}/json/version", timeout=SECONDS_MAX) as told:
+            tools = json.load(told)["webSocketDebuggerUrl"]
+        self._tools = websocket.create_connection(tools, timeout=SECONDS_MAX, suppress_origin=True)
+
+    def ask(self, method: str, **how: Any) -> Any:
+        """Of the whole program, for which the driver has no word."""
+        number = next(self._calls)
+        self._tools.send(json.dumps({"id": number, "method": method, "params": how}))
+        while (said := json.loads(self._tools.recv())).get("id") != number:
+            pass
+        return said["result"]
+
+
+class Profile:
+    """One that nobody has used, and nobody will."""
+
+    def __init__(self, program: Program) -> None:
+        self.program, self.name = program, program.ask("Target.createBrowserContext")["browserContextId"]
+        self.tab()
+        program.driver.get_log("browser")  # of the profile before
+
+    def tab(self) -> None:
+        made = self.program.ask("Target.createTarget", url="about:blank", browserContextId=self.name)
+        self.program.driver.switch_to.window(made["targetId"])
+
+    def downloads(self, folder: Path) -> None:
+        how = {"behavior": "allow", "downloadPath": str(folder), "eventsEnabled": True}
+        self.program.ask("Browser.setDownloadBehavior", browserContextId=self.name, **how)
+
+    def end(self) -> None:
+        self.program.ask("Target.disposeBrowserContext", browserContextId=self.name)
+        self.program.driver.switch_to.window(self.program.first)
+        Program.idle.append(self.program)
+
+
+def _begun(in_a_hurry: bool) -> Profile:
+    profile = Profile(Program.idle.pop() if Program.idle else Program())
     if in_a_hurry:
-        driver.execute_cdp_cmd(
-            "Page.addScriptToEvaluateOnNewDocument", {"source": HURRY.replace("BEGAN", str(int(1_000 * time.time())))}
-        )
-    return driver
+        source = HURRY.replace("BEGAN", str(int(1_000 * time.time())))
+        profile.program.driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": source})
+    return profile

@@ -148,7 +148,7 @@ async def test_two_tabs_share_one_queue_and_show_different_tasks(tmp_path: Path)
         await founded(site, await operator(daemon), tasks=[{"text": f"text {number}"} for number in range(8)])
         first = await page.join(address(site), "ann")
         one = page.driver.current_window_handle
-        await page.do(page.driver.switch_to.new_window, "tab")
+        await page.tab()
         await page.open(f"{address(site)}/annotate")
         second = await page.task()
         assert second != first

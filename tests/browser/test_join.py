@@ -34,8 +34,7 @@ async def points(site: Site) -> list[tuple[str, int]]:
 async def saved(page: Browser, folder: Path) -> Path:
     """The backup, as the browser saves it; the page asks for a passphrase already."""
     folder.mkdir()
-    download = {"behavior": "allow", "downloadPath": str(folder), "eventsEnabled": True}
-    await page.do(page.driver.execute_cdp_cmd, "Browser.setDownloadBehavior", download)
+    await page.do(page.profile.downloads, folder)
     await page.press(PASSPHRASE, Keys.TAB, PASSPHRASE, Keys.ENTER)
     await page.until("document.querySelector('[data-state=known]')")
     while not (files := list(folder.glob("*.json"))):
@@ -121,7 +120,7 @@ async def test_two_tabs_make_one_key(tmp_path: Path) -> None:
         await page.open(f"{address(site)}/join")
         await page.until("document.activeElement.name === 'name'")
         late = page.driver.current_window_handle
-        await page.do(page.driver.switch_to.new_window, "tab")
+        await page.tab()
         await page.open(f"{address(site)}/join")
         await page.until("document.activeElement.name === 'name'")
         await page.press("ann", Keys.ENTER)
@@ -199,7 +198,7 @@ async def test_two_people_at_one_browser_see_and_send_their_own_answers_alone(tm
         await page.press("1")
         await page.count("held", 1)
         one = page.driver.current_window_handle
-        await page.do(page.driver.switch_to.new_window, "tab")
+        await page.tab()
         await leaves()
         await comes("bob")
         assert await page.texts("[data-answer]") == []

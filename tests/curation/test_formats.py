@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 from curation import words
 from curation.answers import Kind
 from curation.formats import FORMATS
-from curation.importing import read_tasks
+from curation.importing import read_answer, read_tasks
 from curation.state import Asked
 from protocol.errors import UserError
 
@@ -55,6 +57,31 @@ def test_label_studio_gets_the_label_and_the_file_can_be_imported_again(of: Aske
     assert json.loads(written("label-studio", of)) == []
 
 
+def test_a_table_for_spreadsheets_has_labels_in_words_and_can_be_imported_again() -> None:
+    of = asked(Kind.LABEL, "glad", "sad", "odd", many=True)
+    lines = [line(0, [0, 2], 'a, "b"\nc'), line(1, [1], None, votes=(1, 1, 0))]
+    text = written("csv", of, *lines)
+    assert list(csv.reader(io.StringIO(text, newline=""))) == [
+        ["number", "text", "label", "votes", "agree", "height", "task"],
+        ["0", 'a, "b"\nc', "glad; odd", "0", "0", "3", "0" * 64],
+        ["1", "", "sad", "3", "2", "3", f"{1:064x}"],
+    ]
+    ((again, _),) = read_tasks("again.csv", written("csv", of, lines[0]).encode(), of.kind, of.options, of.many)
+    assert again.text == 'a, "b"\nc'
+
+
+@pytest.mark.parametrize(
+    ("of", "said", "expected"),
+    [
+        (asked(Kind.RATING, "bad", "good"), line(0, [2]), "0,?,good,0,0,3"),
+        (asked(Kind.PAIR), line(0, [3], items=("x", "y")), "0,?,x,y,both bad,0,0,3"),
+        (asked(Kind.RANKING), line(0, [2, 0, 1], items=("x", "y", "z")), "0,?,x,y,z,3; 1; 2,0,0,3"),
+    ],
+)
+def test_a_label_in_words(of: Asked, said: Any, expected: str) -> None:
+    assert written("csv", of, said).splitlines()[1].startswith(expected)
+
+
 def test_preferences_say_who_was_preferred_and_how_clearly() -> None:
     lines = [
         line(0, [1], "q", ("x", "y"), (1, 1, 0, 2)),  # 2 ½ of 4
@@ -85,6 +112,37 @@ def test_items_of_several_pairs_of_one_prompt_have_a_score() -> None:
 def test_a_number_of_any_length_is_no_option(digits: str) -> None:
     with pytest.raises(UserError, match="suggestion"):
         read_tasks("long.jsonl", json.dumps({"text": "a", "suggestion": digits}).encode(), Kind.LABEL, ("glad", "sad"), False)
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("a.csv", "id,prompt,good,bad,item_id\n7,q,x,y,z\n"),
+        ("a.jsonl", '{"prompt": "q", "good": "x", "bad": "y", "text": "other"}'),
+        ("a.json", '[{"id": 7, "data": {"prompt": "q", "good": "x", "bad": "y"}}]'),
+    ],
+)
+def test_a_file_may_call_its_columns_as_it_likes(name: str, file: str) -> None:
+    columns = {"text": "prompt", "item1": "good", "item2": "bad"}
+    ((task, gold),) = read_tasks(name, file.encode(), Kind.PAIR, (), False, columns=columns)
+    assert (task.text, task.items, gold) == ("q", ("x", "y"), None)
+    with pytest.raises(UserError, match=r"there is no 'prompts'; it has .*prompt"):
+        read_tasks(name, file.encode(), Kind.PAIR, (), False, columns=columns | {"text": "prompts"})
+
+
+def test_a_column_of_labels_may_be_the_gold() -> None:
+    file = b"sentence,label\nWe won.,glad\nIt rains.,\n"
+    tasks = read_tasks("a.csv", file, Kind.LABEL, ("glad", "sad"), False, columns={"text": "sentence", "gold": "label"})
+    assert [(task.text, gold) for task, gold in tasks] == [("We won.", (0,)), ("It rains.", None)]
+
+
+def test_answers_of_pairs_have_names() -> None:
+    def said(answer: str) -> Any:
+        return read_answer("tasks", "label", answer, Kind.PAIR, (), False, 2)
+
+    assert [said(name) for name in ("the first", "second", "tie", "both bad", "bad", "1")] == [(0,), (1,), (2,), (3,), (3,), (1,)]
+    with pytest.raises(UserError, match="'left' is none of the options: the first, the second, a tie, both bad"):
+        said("left")
 
 
 def test_the_command_line_names_all_formats() -> None:

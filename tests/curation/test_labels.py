@@ -79,9 +79,9 @@ def test_an_answer_costs_little() -> None:
     votes = [(counts, (vote,)) for vote in range(7)]
     times = []
     for _ in range(20):
-        began = time.perf_counter()
+        began = time.thread_time()
         estimate(Kind.LABEL, 16, False, votes)
-        times.append(time.perf_counter() - began)
+        times.append(time.thread_time() - began)
     assert min(times) < 0.004
 
 

@@ -48,7 +48,7 @@ PATHS = (
     "/?" + "&".join("a=1" for _ in range(500)),
 )  # fmt: skip
 HOSTS = (*("localhost",) * 9, "127.0.0.1:80", "[::1]", "elsewhere", "[", "[::1", "", "\xff")
-FORMATS = ("jsonl", "label-studio", "preferences", "", "parquet")
+FORMATS = ("jsonl", "csv", "label-studio", "preferences", "", "parquet")
 PASSPHRASES = ("correct horse", "wrong horse", "short", "x" * 257, "\ud800" * 9)
 PROJECTS: tuple[dict[str, Any], ...] = (
     {"name": "moods", "kind": "label", "options": ["glad", "sad"], "guidelines": "Be fair.", "tasks": [{"text": "a"}]},

@@ -21,8 +21,9 @@ from tests.fuzz.mutations import mutate
 from tests.fuzz.strategies import strategy_of
 from tests.transport.helpers import ALICE, CHAIN, MemoryBlobs, make_session
 from transport.framing import Channel, Message, Priority
+from transport.links import TcpLink
 from transport.standing import Standing
-from transport.swarm import Swarm, TcpLink
+from transport.swarm import Swarm
 
 STRANGERS = [Identity(hashlib.sha256(b"stranger" + bytes([number])).digest()) for number in range(4)]
 MESSAGES = 60  # in one run

@@ -235,6 +235,17 @@ def test_such_a_round_is_judged_without_reexecution(court: Court) -> None:
     assert job.terms(court.key).auditors == frozenset() and not job.terms(court.key).audited
 
 
+def test_the_last_rounds_are_reexecuted_before_the_ballot_and_drawn_for_as_all_others() -> None:
+    court = Court(4, SAMPLED + b":4", closing=2)
+    seen = list[tuple[bool, int]]()
+    while court.job(court.key).phase is Phase.RUNNING:
+        terms = court.job(court.key).terms(court.key)
+        seen.append((terms.audited, len(terms.auditors)))
+        court.round()
+    assert seen == [(False, 0), (False, 0), (True, 4), (True, 4)]
+    assert set(court.audits.rounds) >= {2, 3}
+
+
 # Reports -----------------------------------------------------------------------------------------------------------------
 
 

@@ -363,7 +363,7 @@ def test_a_full_voter_set_makes_no_change_due_for_ever(world: World, monkeypatch
 
 
 def test_people_are_warned_where_one_voter_less_tolerates_fewer_liars() -> None:
-    assert warning_for_removal(4) == "with 3 voters f falls from 1 to 0"
+    assert warning_for_removal(4) == "with 3 voters 0 may lie, not 1 as now"
     assert warning_for_removal(5) is None
 
 

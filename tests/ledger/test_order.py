@@ -140,7 +140,7 @@ def authors(running: dict[bytes, Job]) -> dict[bytes, bytes]:
 
 
 @given(history=histories)
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_a_state_and_the_one_read_from_its_bytes_go_the_same_way(history: list[Any]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(docket, "AFTERMATH_HEIGHTS", AFTERMATH)

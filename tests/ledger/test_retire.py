@@ -141,7 +141,7 @@ def test_fewer_voters_need_fewer_wishes_without_anybody_saying_it_again(world: W
 
 def test_f_falls_only_when_all_of_a_quorum_say_so() -> None:
     world = World(voters=4)
-    assert "with 3 voters f falls from 1 to 0" in (world.problem(wish(world, 0, PEOPLE[3])) or "")
+    assert "with 3 voters 0 may lie, not 1 as now" in (world.problem(wish(world, 0, PEOPLE[3])) or "")
     wished(world, 0, 1, subject=PEOPLE[3], lower=True)
     assert len(settled(world).voters) == 4
     wished(world, 2, subject=PEOPLE[3], lower=True)
@@ -160,7 +160,7 @@ def test_changes_that_wait_already_count(world: World) -> None:
 def test_an_expulsion_that_waits_counts_too(world: World) -> None:
     wished(world, 0, 1, 2)
     world.decide(evidence=(world.double(PEOPLE[3]),))
-    assert "f falls" in (world.problem(wish(world, 0)) or "")
+    assert "0 may lie" in (world.problem(wish(world, 0)) or "")
     assert len(settled(world).voters) == 4
 
 
@@ -178,9 +178,11 @@ def test_the_last_voter_is_never_retired() -> None:
 
 
 def test_whoever_was_retired_comes_back_by_standing_and_a_quorum_of_approvals(world: World) -> None:
+    assert not world.state.members.has_gone(SUBJECT.public)
     wished(world, 0, 1, 2, 3)
-    settled(world)
+    assert settled(world).has_gone(SUBJECT.public) and not world.state.members.has_gone(NEW.public)
     stood(world, SUBJECT)
+    assert not world.state.members.has_gone(SUBJECT.public)
     world.decide(world.tx(SUBJECT, "member/register", Register((TRAINER,))))
     world.decide(*(world.tx(PEOPLE[voter], "member/approve", Approve(SUBJECT.public)) for voter in (0, 1)))
     assert SUBJECT.public not in settled(world).upcoming
@@ -250,7 +252,7 @@ def test_who_was_retired_trains_no_job_alone_until_it_is_back(comes_back: str) -
     world, _ = alone_in_training(1)
     wished(world, 0, 1, 2, 3, subject=NEW)
     assert "was retired" in (world.problem(world.tx(NEW, "job/start", Start(SCRATCH))) or "")
-    assert world.problem(world.tx(NEW, "job/start", Start(UNAUDITED))) == "no member is registered as a trainer"
+    assert "no member is registered as a trainer" in (world.problem(world.tx(NEW, "job/start", Start(UNAUDITED))) or "")
     if comes_back == "registers":
         world.decide(world.tx(NEW, "member/register", Register((TRAINER,))))
     else:

@@ -194,7 +194,7 @@ def test_the_role_that_an_objective_names_says_who_trains_and_re_executes(monkey
     monkeypatch.setattr(PlainJobs, "terms", lambda self, spec: replace(terms(self, spec), role="clerk"))
     world = World()
     job = world.tx(PEOPLE[0], "job/start", Start(LANGUAGE))
-    assert world.problem(job) == "no member is registered as a clerk"
+    assert "no member is registered as a clerk" in (world.problem(job) or "")
     clerks = PEOPLE[1:4]
     world.decide(*(world.tx(person, "member/register", Register(("clerk",))) for person in clerks))
     world.decide(job)

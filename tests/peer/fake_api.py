@@ -89,7 +89,7 @@ INVITATIONS = (
     InvitationView(OTHER, "open", 1_700_000_000_000, 1_700_604_800_000, ("192.0.2.7:7700", "[::1]:2")),
 )
 
-LIMITS = (LimitView("parameters", 1 << 27, ("1 of the 3 voters needed want 300000000 parameters at most",)),)
+LIMITS = (LimitView("parameters", 1 << 27, ("1 of the 3 voters needed want models of at most 300000000 parameters",)),)
 MODULES = (
     ModuleView("members", "core", "what every network has", 1, (1,), 0, 0, ()),
     ModuleView("curation", "", "", 1, (), 2, 812, ("1 of the 3 voters needed want 3 from height 900",)),
@@ -255,7 +255,7 @@ class FakeApi:
         return LIMITS
 
     async def limit(self, name: str, most: int) -> str:
-        return f"1 of the 3 voters needed want {most} {name} at most"
+        return f"1 of the 3 voters needed want models of at most {most} {name}"
 
     async def upgrade(self, module: str, version: int, height: int) -> str:
         self.asked.append((module, version, height))

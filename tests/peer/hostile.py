@@ -12,12 +12,11 @@ import trio
 from protocol import codec
 from protocol.addresses import parse_address
 from protocol.identity import Identity, Signer
-from protocol.messages import AGREEMENT, ROUNDS, Ping, Status
+from protocol.messages import AGREEMENT, ROUNDS, SNAPSHOTS, Ping, Status
+from tests.peer.processes import SECONDS_MAX
 from transport.framing import Channel, Message, Priority
 from transport.noise import KeyPair
 from transport.session import Session
-
-SECONDS_MAX = 15.0
 
 
 class Masquerade:
@@ -54,7 +53,7 @@ class Hostile:
     async def read(self) -> None:
         for event in self.session.receive(await self._some()):
             if isinstance(event, Message) and event.channel is Channel.APPLICATION:
-                message: Any = codec.decode_message(event.data, (*AGREEMENT, *ROUNDS))
+                message: Any = codec.decode_message(event.data, (*AGREEMENT, *ROUNDS, *SNAPSHOTS))
                 self.heard.append(message)
 
     async def _some(self) -> bytes:

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import pytest
 import trio
 
 from peer.api import control
@@ -23,8 +24,8 @@ from protocol.api import StatusView
 from protocol.errors import UserError
 
 LOG_SHOWN = 4_000  # characters at its end, where a test fails after a daemon has ended
-SECONDS_MAX = 20.0  # for anything that takes a second or two when it works
-DEMO_SECONDS_MAX = 120.0
+SECONDS_MAX = 90.0  # for anything that takes a second or two when it works: a busy machine takes ten to start a process
+DEMO_SECONDS_MAX = 300.0
 
 
 def environment() -> dict[str, str]:
@@ -147,7 +148,7 @@ def command(*arguments: str) -> tuple[int, str, str]:
     return status, streams[0].read(), streams[1].read()
 
 
-def ended(pid: int, seconds: float = 10.0) -> bool:
+def ended(pid: int, seconds: float = 30.0) -> bool:
     """Whether the process is gone, or gone within this time."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -163,6 +164,15 @@ def children(pid: int) -> list[int]:
         return [int(word) for thread in Path(f"/proc/{pid}/task").iterdir() for word in (thread / "children").read_text().split()]
     except FileNotFoundError:
         return []
+
+
+UNTIL_THE_DAEMON_IS_GONE = "import select\n\npoll = select.poll()\npoll.register(0, 0)\npoll.poll()\n"
+
+
+def import_torch_for_ever(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers that start after this are there and come to nothing: for what is about their processes alone."""
+    (folder / "torch.py").write_text(UNTIL_THE_DAEMON_IS_GONE)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]))
 
 
 def has_torch(pid: int) -> bool:

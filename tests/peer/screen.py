@@ -26,7 +26,7 @@ fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 os.execv(sys.argv[1], sys.argv[1:])
 """
-SECONDS_MAX = 30.0
+SECONDS_MAX = 120.0
 
 
 class _Emulated(pyte.HistoryScreen):

@@ -27,10 +27,10 @@ async def test_members_addresses_are_on_disk_soon_and_forgotten_ones_stay(
         function(*arguments)
 
     monkeypatch.setattr(trio.to_thread, "run_sync", at_once)  # virtual time does not wait for threads
-    file, known = tmp_path / "addresses", {key(1): "127.0.0.1:1"}
+    file, known, gone = tmp_path / "addresses", {key(1): "127.0.0.1:1"}, set[bytes]()
     assert addressbook.load(file) == ()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(addressbook.keep, file, lambda: known)
+        nursery.start_soon(addressbook.keep, file, lambda: known, gone.__contains__)
         await trio.sleep(SAVE_SECONDS / 2)
         assert addressbook.load(file) == (entry(1, 1),)
         known.clear()
@@ -47,6 +47,12 @@ async def test_members_addresses_are_on_disk_soon_and_forgotten_ones_stay(
         known |= {key(number): f"127.0.0.1:{number}" for number in range(3, 3 + 2 * ADDRESSES_KEPT)}
         await trio.sleep(SAVE_SECONDS)
         assert len(addressbook.load(file)) == ADDRESSES_KEPT
+        for number in range(4, 3 + 2 * ADDRESSES_KEPT):
+            del known[key(number)]
+        assert {entry(2, 2), entry(4, 4)} <= set(addressbook.load(file))
+        gone |= {key(2), key(4)}
+        await trio.sleep(SAVE_SECONDS)
+        assert not {entry(2, 2), entry(4, 4)} & set(addressbook.load(file)), "one that is linked, and one of earlier"
         nursery.cancel_scope.cancel()
 
 

@@ -74,6 +74,7 @@ def test_an_untouched_export_is_reproduced_to_the_certified_root(chain: Chain, w
         proposals=3 + 1 + 4,
         state_root=state.root.hex(),
         models=verdict.models,
+        names={job: state.jobs.jobs[bytes.fromhex(job)].name for job in verdict.models},
         starts={},
     )
     assert seen == [(n, state.height) for n in range(1, state.height + 1)]

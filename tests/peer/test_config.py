@@ -35,6 +35,23 @@ def test_each_layer_overrules_the_one_before(tmp_path: Path, home: dict[str, str
     assert settings.origins["listen"] == "default"
 
 
+@pytest.mark.parametrize(
+    ("text", "relay"), [("true", "on"), ("false", "off"), ('"auto"', "auto"), ('"on"', "on"), ('"off"', "off")]
+)
+def test_relaying_is_said_in_a_word_or_as_older_files_say_it(tmp_path: Path, home: dict[str, str], text: str, relay: str) -> None:
+    settings = load({}, home, write(tmp_path, f"relay = {text}\n"))
+    assert settings.config.relay == relay == load({"relay": text.strip('"')}, home).config.relay
+    assert tomllib.loads(show(settings))["relay"] == relay
+    with pytest.raises(UserError, match=r"relay = 'perhaps'.*is not auto, on or off"):
+        load({"relay": "perhaps"}, home)
+
+
+def test_what_is_off_by_default_is_switched_on_by_that_word(tmp_path: Path, home: dict[str, str]) -> None:
+    before, config = load({}, home).config, load({"mdns": True}, {**home, "PEER_UPNP": "on"}).config
+    assert (before.relay, before.upnp, before.mdns) == ("auto", False, False) and config.upnp and config.mdns
+    assert load({}, home, write(tmp_path, 'upnp = "on"\nmdns = "off"\n')).config.upnp
+
+
 def test_a_flag_that_was_not_given_overrules_nothing(tmp_path: Path, home: dict[str, str]) -> None:
     assert load({"role": None}, home, write(tmp_path, 'role = "voter"')).config.role == "voter"
 
@@ -113,6 +130,7 @@ def test_variables_that_others_set_with_our_prefix_are_none_of_our_business(home
         "threads = -1",
         "threads = 1000",
         "approve_invited = -1",
+        "retire_after_days = 3651",
         "role = 'boss'",
         "engine = 'tinygrad'",
         "log_level = 'loud'",
@@ -141,8 +159,10 @@ def test_a_bad_value_is_named_with_its_origin(tmp_path: Path, home: dict[str, st
     assert "\n" not in str(caught.value)
 
 
-def test_a_peer_that_accepts_no_connections_tells_nobody_to_dial_it(home: dict[str, str]) -> None:
+def test_a_peer_that_accepts_no_connections_tells_nobody_to_dial_it(tmp_path: Path, home: dict[str, str]) -> None:
     assert load({"listen": "none"}, home).config.listen == "none"
+    file = write(tmp_path, 'listen = ["127.0.0.1:1", "[::1]:1"]')
+    assert load({}, home, file).config.listen == "127.0.0.1:1,[::1]:1"
     with pytest.raises(UserError, match=r"advertise = .* accepts no connections"):
         load({"listen": "none", "advertise": "example.org:7700"}, home)
 

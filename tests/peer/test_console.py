@@ -26,7 +26,7 @@ from peer.commands.drawing import printer
 from peer.commands.grammar import option_names
 from peer.commands.prompt import Prompt, Words
 from peer.commands.words import words
-from protocol.api import AuditsView, PeerView, TrainRequest
+from protocol.api import AuditsView, ModelFilesView, ModuleView, PeerView, StatusView, TrainRequest
 from protocol.errors import UserError
 from protocol.sampling import Sampling
 from tests.peer import fake_api
@@ -53,6 +53,7 @@ def test_an_empty_line_is_no_command(line: str) -> None:
 
 def test_train_without_arguments_leaves_everything_to_the_defaults() -> None:
     assert request("train") == TrainRequest("", "", 0, 0, {})
+    assert request("train --accept-risk") == TrainRequest("", "", 0, 0, {}, accept_risk=True)
 
 
 def test_train_takes_what_a_job_needs() -> None:
@@ -169,7 +170,8 @@ async def test_every_command_is_in_the_help(monkeypatch: pytest.MonkeyPatch, cap
 
 
 def test_the_options_of_a_command_are_known() -> None:
-    assert option_names(WORDS["train"]) == ("--preset", "--rounds", "--data", "--name", "--from", "--vocabulary", "--set")
+    known = ("--preset", "--rounds", "--data", "--name", "--from", "--vocabulary", "--accept-risk", "--set")
+    assert option_names(WORDS["train"]) == known
 
 
 async def said(
@@ -381,7 +383,7 @@ async def test_control_c_ends_a_text_and_the_chat_goes_on(monkeypatch: pytest.Mo
             monkeypatch.setattr(sys, "stdin", typed)
             assert options is not None
             nursery.start_soon(_interrupt, api)
-            with trio.fail_after(10):
+            with trio.fail_after(90):
                 assert await console.execute(api, options, shown.append, at_prompt) == 0  # type: ignore[arg-type]
             assert api.cancelled.is_set() and [asked[0] for asked in api.asked] == ["wait", "go"]  # type: ignore[index]
             assert api.asked[1][3] == ("waitonce",), "what was said is a turn"  # type: ignore[index]
@@ -470,6 +472,7 @@ async def test_who_sets_what_does_nothing_is_told(
     [
         ("--set audit=sampled", True),
         ("--preset per-step", True),
+        ("--preset per-step --set liars=0", True),
         ("", False),
         ("--preset per-step --set audit=full", False),
         ("--data local --set audit=sampled", False),  # there audits are off
@@ -479,7 +482,9 @@ async def test_who_starts_sampled_audits_is_told_that_they_are_not_for_slow_link
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: str, told: bool
 ) -> None:
     printed, status, _ = await said(monkeypatch, capsys, f"train {words}\n")
-    assert status == 0 and ("audit=sampled needs a steady uplink" in " ".join(printed.split())) is told
+    printed = " ".join(printed.split())
+    assert status == 0 and ("audit=sampled needs a steady uplink" in printed) is told
+    assert ("nothing says that one who does is found in time" in printed) is ("liars=0" in words and told)
 
 
 async def test_a_test_shows_its_own_phases_until_it_is_done(
@@ -518,6 +523,29 @@ async def test_who_waits_for_a_decision_is_told_for_what_and_what_comes_of_it_is
         assert len(shown) == 1 + len(told) and all(words in str(text) for words, text in zip(told, shown, strict=False))
         with pytest.raises(UserError, match="the last voter cannot leave"):
             await console.execute(Slow(seconds=seconds), parse("leave"), shown.append)  # type: ignore[arg-type]
+
+
+async def test_a_peer_that_answers_nothing_is_said_to_and_a_slow_answer_is_shown(
+    autojump_clock: trio.testing.MockClock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @dataclass
+    class Frozen(FakeApi):
+        seconds: float = 0.0
+        slow: tuple[str, ...] = ("status", "features")
+
+        async def status(self) -> StatusView:
+            await trio.sleep(self.seconds if "status" in self.slow else 0)
+            return await super().status()
+
+        async def features(self) -> tuple[ModuleView, ...]:
+            await trio.sleep(self.seconds)
+            return await super().features()
+
+    for seconds, slow, told in ((1.0, "status features", 0), (60.0, "status features", 1), (60.0, "features", 0)):
+        shown: list[object] = []
+        api = Frozen(seconds=seconds, slow=tuple(slow.split()))
+        assert await console.execute_attached(api, parse("features"), shown.append) == 0  # type: ignore[arg-type]
+        assert len(shown) == 1 and capsys.readouterr().err.count("has not answered for 10 s") == told
 
 
 async def test_a_test_that_is_never_decided_says_so(autojump_clock: trio.testing.MockClock) -> None:
@@ -664,7 +692,7 @@ async def test_control_c_while_a_command_runs_ends_that_command_and_no_other() -
             signal.raise_signal(signal.SIGINT)
 
         nursery.start_soon(interrupt)
-        with trio.fail_after(10):
+        with trio.fail_after(90):
             assert await interrupts.run("sample wait", wait) == ""
         assert api.cancelled.is_set() and shown == [
             "interrupted: 'sample wait'; what it asked the others for may still be decided"
@@ -699,3 +727,36 @@ async def test_features_names_what_runs_what_is_known_and_what_is_due(
     row = next(line for line in capsys.readouterr().out.splitlines() if "curation" in line)
     assert row.split()[:6] == ["curation", "–", "1", "–", "2", "from"] and "want 3 from height 900" in row
     assert api.asked == [("curation", 3, 900)]
+
+
+async def test_evaluate_takes_a_folder_or_writes_a_jobs_model_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    measured = '{"bits_per_byte": 2.0, "nats_per_token": 1.5, "perplexity": 4.4817, "tokens": 128, "of_tokens": 200}\n'
+    asked: list[tuple[str, ...]] = []
+
+    async def run(module: str, *arguments: str) -> str:
+        asked.append(arguments)
+        return measured
+
+    class Holding(FakeApi):
+        async def model(self, path: str, job: str, format: str) -> ModelFilesView:
+            self.asked.append((Path(path).name, job, format))
+            return await super().model(path, job, format)
+
+    monkeypatch.setattr("peer.commands.beside.run", run)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.json").touch()
+    api, shown = Holding(), list[Any]()
+
+    async def evaluate(line: str) -> None:
+        options = parse(f"evaluate {line}")
+        assert options is not None
+        await console.execute(api, options, shown.append)  # type: ignore[arg-type]
+
+    await evaluate("mine a.txt --tokens 9")
+    assert asked.pop() == (str(tmp_path / "mine"), str(tmp_path / "a.txt"), "9") and not api.asked
+    assert shown == ["2.000 bits a byte, 1.500 nats a token, a perplexity of 4.482", "measured in 128 of 200 tokens"]
+    await evaluate("story@9 a.txt --json")
+    assert api.asked == [("model", "story@9", "transformers")] and shown[-1] == measured.strip()
+    with pytest.raises(UserError, match=r"other is no folder with a config\.json"):
+        await evaluate("./other a.txt")

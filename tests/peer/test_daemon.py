@@ -35,7 +35,7 @@ RUN = ("run", "--role", "voter", "--listen", "127.0.0.1:0")
 
 
 async def test_it_answers_stops_on_sigterm_and_comes_back_to_its_root(daemon: Daemon) -> None:
-    await daemon.start(*RUN).answers()
+    await daemon.start(*RUN, "--retire-after-days", "9").answers()
     await daemon.client.test()
     before = await daemon.until(height=3)  # the job, its round, and the block that certifies the last root
     assert daemon.terminate() == 0
@@ -55,7 +55,7 @@ async def test_with_its_default_settings_it_trains(daemon: Daemon) -> None:
     assert list(rounds[0].verdicts.values()) == ["accept"]
     assert (await daemon.client.stats()).worker.startswith("torch")
     await assert_it_says_what_it_is_asked(daemon)
-    with pytest.raises(UserError, match="fits 0 finished jobs"):
+    with pytest.raises(UserError, match="fits no finished jobs"):
         await daemon.client.train(TrainRequest("more", "", 1, 0, {}, "huge"))
     with pytest.raises(UserError, match="the model is that of job 'tiny'"):
         await daemon.client.train(TrainRequest("more", "", 1, 0, tiny | {"model.width": "32"}, "tiny"))
@@ -95,7 +95,7 @@ async def assert_it_says_what_it_is_asked(daemon: Daemon) -> None:
     assert await text(asked(greedy)) == await text(asked(replace(greedy, beams=1)))
     for pieces, told in (
         (asked(long, "tiny@7"), "the model of job 'tiny' at round 7 is not here: this peer keeps 0, 1"),
-        (asked(long, "huge"), "--job 'huge' fits 0 jobs"),
+        (asked(long, "huge"), "--job 'huge' fits no jobs"),
         (asked(long, prompt=""), "the prompt is empty"),
         (asked(long, prompt="x" * 70_000), "a prompt of 70000 characters is longer than 65536"),
         (asked(replace(long, top_p=1.5)), "top_p 1.5 is no probability"),
@@ -153,8 +153,9 @@ async def test_where_the_port_for_annotators_is_taken_the_peer_says_so_and_goes_
     """Two peers on one machine have the same default."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         await daemon.start(*SERVE, "--web-listen", f"127.0.0.1:{other.getsockname()[1]}").answers()
-        told = await said(daemon, "annotators are not served: ")
-    assert "address already in use" in told and told.endswith("name another address with --web-listen, or port 0")
+        told = await said(daemon, "annotators are not served at 127.0.0.1:")
+    assert told.endswith(": address already in use; name another address with --web-listen, or port 0")
+    assert f" WARNING {told}" in daemon.log
     await daemon.client.test()
     assert daemon.terminate() == 0 and "Traceback" not in daemon.log
 

@@ -7,7 +7,7 @@ import os
 import resource
 import socket
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,18 +17,21 @@ import pytest
 import trio
 
 from peer import features
-from peer.doctor import calling, clock, machine, monitors, reaching
+from peer.doctor import asides, calling, clock, files, machine, monitors, reaching
 from peer.doctor.doctor import examine
 from peer.doctor.findings import EXIT_STATUS, Finding, Level, gravest, ok, warning
 from peer.settings.config import load
 from peer.settings.datadir import DataDirectory
-from protocol.api import BlockView, EventView
-from protocol.identity import peer_id
+from protocol.api import AsideView, BlockView, EventView
+from protocol.identity import WIRE_VERSIONS, peer_id
+from scenarios.gateway import Router, running
+from storage.store import Store
 from tests.peer.fake_api import BLOCK, ME, OTHER
 from tests.peer.processes import command, daemons
 from tests.transport.helpers import ALICE, BOB, CAROL, CHAIN, MemoryBlobs
 from transport.reachability import Reachable
 from transport.swarm import Swarm
+from transport.upnp import Gateway
 
 VOTER, TRAINER = features.roles()["voter"], features.roles()["trainer"]
 CONFIG = load({}, {}).config
@@ -105,6 +108,38 @@ async def test_a_taken_port_is_a_fault_and_one_that_the_peer_can_do_without_a_wa
         assert found.level == Level.WARNING and "--web-listen" in found.advice
 
 
+async def test_looking_at_a_stopped_peer_changes_nothing_of_it(directory: DataDirectory) -> None:
+    genesis, _ = files.of_network(directory)
+    assert genesis is not None
+    Store(directory.ledger, genesis.chain_id).close()
+    before = {path.name: path.read_bytes() for path in directory.path.glob("ledger*")}
+    assert not [finding for finding in of("data", await looked(directory)) if finding.level != Level.OK]
+    assert {path.name: path.read_bytes() for path in directory.path.glob("ledger*")} == before
+
+
+async def test_the_router_and_the_local_network_have_a_row_each_where_they_are_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = load({"upnp": True, "mdns": True}, {}).config
+    with running(Router()) as router:
+        found = await asides.of_stopped(config, lambda: Gateway(description=router.url))
+        assert router.table == {}
+    assert [(row.check, row.level) for row in found] == [("upnp", Level.OK), ("mdns", Level.OK)] and "1.1.1.1" in found[0].text
+    assert await asides.of_stopped(load({}, {}).config) == [] and asides.of_running([]) == []
+    [away, _] = await asides.of_stopped(config, lambda: Gateway(description=router.url))
+    assert away.level == Level.WARNING and "no router answers" in away.text and "--advertise" in away.advice
+    monkeypatch.setattr(asides, "_is_there", lambda package: False)
+    lacking = await asides.of_stopped(config)
+    assert [row.advice.split(",")[0] for row in lacking] == ["pip install miniupnpc", "pip install zeroconf"]
+    said = asides.of_running([AsideView("upnp", True, "forwards"), AsideView("mdns", False, "no")])
+    assert [row.level for row in said] == [Level.OK, Level.WARNING]
+
+
+async def test_a_peer_that_could_never_have_a_link_is_not_started_and_the_doctor_says_so(directory: DataDirectory) -> None:
+    found = fault_of("port", await looked(directory, listen="none"))
+    assert found.level == Level.FAULT and "knows nobody to dial" in found.text and "--bootstrap" in found.advice
+    status, _, error = command("run", "--listen", "none", "--role", "voter", "--data-dir", str(directory.path))
+    assert status == 2 and f"{found.text}; {found.advice}" in error
+
+
 async def test_a_daemon_that_answers_nobody_is_a_fault(directory: DataDirectory) -> None:
     with directory.lock():
         found = fault_of("peer", await looked(directory))
@@ -131,20 +166,46 @@ def test_the_command_says_it_all_in_json_and_by_its_exit_status(directory: DataD
 # A peer that runs -----------------------------------------------------------------------------------------------------
 
 
+def dial_all_but(silent: int) -> Callable[[str, int], Awaitable[trio.SocketStream]]:
+    """Nobody waits for a port that says nothing, and for the others as long as a busy machine takes."""
+    dial = trio.open_tcp_stream
+
+    async def dial_or_give_up(host: str, port: int) -> trio.SocketStream:
+        if port == silent:
+            raise trio.TooSlowError
+        return await dial(host, port)
+
+    return dial_or_give_up
+
+
 async def test_a_running_peer_that_does_not_answer_is_named(directory: DataDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     with daemons([directory.path]) as [daemon], socket.create_server(("127.0.0.1", 0)) as other:
-        nobody, flags = f"127.0.0.1:{other.getsockname()[1]}", {"metrics": "127.0.0.1:0"}
-        await daemon.start("run", "--role", "voter", "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0").answers()
-        found = await looked(directory, **flags)
+        nobody = f"127.0.0.1:{other.getsockname()[1]}"
+        said = ("--role", "voter", "--listen", "127.0.0.1:0,[::1]:0", "--advertise", nobody, "--metrics", "127.0.0.1:0")
+        await daemon.start("run", *said).answers()
+        monkeypatch.setattr(calling, "CALL_SECONDS", 60.0)
+        monkeypatch.setattr(trio, "open_tcp_stream", dial_all_but(other.getsockname()[1]))
+        # It is asked with other settings than the peer has: what runs says itself where it listens, and what it serves.
+        found = await examine(lambda: load({"data_directory": directory.path}, {}))
         right = {finding.check for finding in found if finding.level == Level.OK}
-        assert {"peer", "port", "metrics", "key", "peers"} <= right
+        assert {"peer", "port", "metrics", "key", "peers"} <= right and not list(of("web", found))
         assert f"process {daemon.pid}" in next(of("peer", found)).text
+        told = fault_of("port", found)
+        assert told.level == Level.WARNING and f"{nobody}, which others are told to dial" in told.text
+        listening = [finding.text.removesuffix(" answers") for finding in of("port", found) if finding.level == Level.OK]
+        assert len(listening) == 2 and f"listens on {', '.join(listening)} (others are told {nobody})" in daemon.log
         (directory.path / "parts" / "metrics" / "address").write_text(nobody)
-        monkeypatch.setattr(monitors, "ASK_SECONDS", 0.1)
-        assert "not this peer answers" in fault_of("metrics", await looked(directory, **flags)).text
+        monkeypatch.undo()
+        for module, name in ((monitors, "ASK_SECONDS"), (calling, "CALL_SECONDS")):
+            monkeypatch.setattr(module, name, 0.1)
+        assert "not this peer answers" in fault_of("metrics", await looked(directory)).text
         other.close()
+        monkeypatch.setattr(calling, "CALL_SECONDS", 60.0)
         found = fault_of("port", await looked(directory, advertise=nobody))
         assert found.level == Level.WARNING and f"{nobody}, which others are told to dial" in found.text
+        moved = list(of("port", await looked(directory, listen="127.0.0.2:7")))
+        assert any("the settings name 127.0.0.2:7, and the peer that runs listens at 127.0.0.1:" in one.text for one in moved)
+        assert any(one.level == Level.OK for one in moved), "it is dialed where it listens"
         assert daemon.terminate() == 0 and "Traceback" not in daemon.log and "truncated" not in daemon.log
 
 
@@ -152,8 +213,8 @@ async def test_a_running_peer_that_does_not_answer_is_named(directory: DataDirec
 
 
 @asynccontextmanager
-async def answering(chain: bytes = CHAIN) -> AsyncIterator[Swarm]:
-    swarm = Swarm(ALICE, chain, "127.0.0.1:0", (), MemoryBlobs())
+async def answering(chain: bytes = CHAIN, versions: Sequence[int] = WIRE_VERSIONS) -> AsyncIterator[Swarm]:
+    swarm = Swarm(ALICE, chain, "127.0.0.1:0", (), MemoryBlobs(), versions=versions)
     async with trio.open_nursery() as nursery:
         await nursery.start(swarm.run)
         yield swarm
@@ -166,20 +227,32 @@ async def test_a_call_tells_who_answers_or_why_nobody_does(monkeypatch: pytest.M
         assert "instead of" in (await calling.call(swarm.address, CHAIN, BOB.public)).why
         foreign = await calling.call(swarm.address, b"\0" * 32)
         assert foreign.peer is None and "another network" in foreign.why and foreign.advice == calling.ADVICE["wrong-chain"]
-        listening = reaching.of_own_port(swarm.address, [swarm.address], CHAIN, BOB.public)
+        listening = reaching.of_own_port(swarm.address, CHAIN, BOB.public)
         assert [finding.level for finding in await listening] == [Level.FAULT], "somebody else answers where this peer listens"
-        advertised = await reaching.of_own_port(swarm.address, [swarm.address], CHAIN, ALICE.public)
-        assert [finding.level for finding in advertised] == [Level.OK, Level.OK]
+        assert [finding.level for finding in await reaching.of_own_port(swarm.address, CHAIN, ALICE.public)] == [Level.OK]
+        for me, level in ((ALICE, Level.OK), (BOB, Level.FAULT)):
+            told = await reaching.of_told([swarm.address], CHAIN, me.public, are_reached=True)
+            assert [finding.level for finding in told] == [level]
     gone = await calling.call(swarm.address, CHAIN)
     assert (gone.why, gone.advice) == ("connection refused", calling.FIREWALL)
+    for are_reached, level in ((True, Level.OK), (False, Level.WARNING)):
+        [found] = await reaching.of_told([gone.address], CHAIN, ALICE.public, are_reached=are_reached)
+        assert found.level == level
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setattr(calling, "CALL_SECONDS", 0.05)
         assert "no answer within" in (await calling.call(f"127.0.0.1:{silent.getsockname()[1]}", CHAIN)).why
 
 
+async def test_a_peer_of_the_wire_version_before_answers_and_one_of_an_unknown_version_is_named() -> None:
+    async with answering(versions=(2,)) as swarm:
+        assert (await calling.call(swarm.address, CHAIN)).peer == ALICE.public
+    async with answering(versions=(1,)) as swarm:
+        assert (await calling.call(swarm.address, CHAIN)).advice == calling.ADVICE["wrong-version"]
+
+
 async def test_others_are_needed_one_of_them_at_least_and_nobody_with_our_key() -> None:
-    async def others(*addresses: str, me: bytes = BOB.public, runs: bool = True, alone: bool = False) -> list[Finding]:
-        return await reaching.of_others(addresses, CHAIN, me, runs=runs, alone=alone)
+    async def others(*addresses: str, me: bytes = BOB.public, links: int | None = 0, alone: bool = False) -> list[Finding]:
+        return await reaching.of_others(addresses, CHAIN, me, links=links, alone=alone)
 
     with socket.create_server(("127.0.0.1", 0)) as closed:
         nobody = f"127.0.0.1:{closed.getsockname()[1]}"
@@ -187,17 +260,27 @@ async def test_others_are_needed_one_of_them_at_least_and_nobody_with_our_key() 
         here, pinned = swarm.address, f"{peer_id(CAROL.public)}@{swarm.address}"
         assert [one.level for one in await others(here, nobody)] == [Level.OK, Level.WARNING]
         assert [one.level for one in await others(nobody, pinned)] == [Level.FAULT, Level.WARNING, Level.WARNING]
+        lost = (await others(f"{peer_id(CAROL.public)}@{nobody}"))[1]
+        assert lost.text == f"{nobody} ({peer_id(CAROL.public)[:8]}): connection refused"
+        assert [one.level for one in await others(nobody, links=1)] == [Level.WARNING, Level.WARNING], "somebody has dialed it"
         assert [one.level for one in await others()] == [Level.WARNING]
         assert [one.level for one in await others(here, "nobody@h:1")] == [Level.OK, Level.WARNING], "no peer id"
         assert [one.level for one in await others(alone=True)] == [Level.OK]
         assert [one.level for one in await others(here, me=ALICE.public, alone=True)] == [Level.OK], "it dials itself"
-        [copy] = await others(here, me=ALICE.public, runs=False)
+        [copy] = await others(here, me=ALICE.public, links=None)
         assert copy.level == Level.FAULT and "with this peer's key" in copy.text
 
 
 def test_what_others_say_of_reaching_this_peer_is_told() -> None:
     levels = {said: [found.level for found in reaching.of_reachability(said)] for said in Reachable}
     assert levels == {Reachable.DIRECT: [Level.OK], Reachable.RELAYED: [Level.WARNING], Reachable.UNKNOWN: []}
+
+
+def test_a_peer_that_listens_elsewhere_than_the_settings_say_is_named() -> None:
+    assert reaching.of_settings(["0.0.0.0:0", "[::1]:7"], ["[::1]:7", "0.0.0.0:4711"]) == []
+    for wanted, listening in ((["h:1"], ["h:2"]), (["h:1", "h:1"], ["h:1"]), (["h:0"], [])):
+        [found] = reaching.of_settings(wanted, listening)
+        assert found.level == Level.WARNING and (", ".join(listening) or "none") in found.text
 
 
 def test_each_place_is_dialed_once_and_the_named_ones_first() -> None:

@@ -14,7 +14,7 @@ from peer.worker.supervisor import WorkerFailed
 from protocol import codec
 from protocol.errors import MissingBlobError, StorageError, UserError
 from protocol.identity import Signed, sign
-from protocol.messages import Ballot, Commit, Prepare, Proposal, Relay, Vote
+from protocol.messages import Ballot, Commit, GetRound, Prepare, Proposal, Relay, Vote
 from storage.blobs import Blobs
 from tests.peer.network import SECONDS_MAX, Seat, accepted, certified, network, one_root, poll
 from transport.network import Priority
@@ -293,6 +293,21 @@ async def test_a_round_message_of_a_stranger_is_counted_and_changes_nothing(tmp_
         await one_root(made.seats, job)
 
 
+async def test_a_message_pays_for_its_turn_of_the_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with network(tmp_path, founders=1, observers=1) as made:
+        voter, stranger = made.seats
+        await one_root(made.seats, await voter.scratch())
+        charged: list[tuple[float, float]] = []
+
+        def worked(peer: bytes, seconds: float) -> None:
+            charged.append((seconds, sum(voter.driver.node.spent[peer])))
+
+        monkeypatch.setattr(voter.network, "worked", worked)
+        stranger.network.send(voter.public, codec.encode(GetRound(bytes(32), 0)), Priority.VOTE)
+        await poll(lambda: charged)
+        assert all(seconds > own > 0 for seconds, own in charged)
+
+
 async def test_a_vote_with_anothers_signature_costs_the_link(tmp_path: Path) -> None:
     async with network(tmp_path, founders=4, observers=1) as made:
         stranger, voter = made.seats[-1], made.seats[0]
@@ -303,8 +318,8 @@ async def test_a_vote_with_anothers_signature_costs_the_link(tmp_path: Path) -> 
         forged = sign(stranger.identity, driver.chain_id, Prepare(voters.hash, driver.replica.height, 0, bytes(32)))
         vote = Vote(Signed(forged.body, voter.public, forged.signature))
         stranger.network.send(voter.public, codec.encode(vote), Priority.VOTE)
-        await voter.event("warning", "bad-signature")
-        assert voter.network.refused()["bad-signature"] == 1
+        await poll(lambda: voter.network.refused().get("bad-signature") == 1)
+        assert not any(event.kind == "warning" for event in await voter.events.after(0, 0.0)), "it counts, and fills no screen"
         job = await made.seats[1].scratch()
         await one_root(made.seats[:-1], job)
 

@@ -15,6 +15,7 @@ from tests.peer.network import SECONDS_MAX, Network, Seat, network
 from training.replicated.layout import Float32Array, layout_of
 from training.spec import JobSpec
 from training.transformer import ModelSpec
+from transport import exchange
 
 MODEL = ModelSpec(context=16, width=16, layers=1, heads=2, kv_heads=1, hidden=24, tied=False, rope_base=5e5)
 
@@ -46,7 +47,10 @@ async def test_voters_fetch_it_from_whoever_has_it_and_all_make_one_model(tmp_pa
         assert all(seat.blobs.size(start) == values.nbytes for seat in made.seats)
 
 
-async def test_nothing_waits_for_what_nobody_has_and_it_starts_once_it_is_there(tmp_path: Path) -> None:
+async def test_nothing_waits_for_what_nobody_has_and_it_starts_once_it_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exchange, "REST_SECONDS_MAX", 0.5)
     values, other = own(1), own(2)
     async with network(tmp_path, 4, roles=(TRAINER,)) as made:
         first, second, *_ = made.seats

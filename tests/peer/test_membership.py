@@ -84,7 +84,7 @@ async def test_from_an_invitation_to_a_vote_a_trained_model_an_audit_and_back_fr
     assert not (await ben.client.status()).voter
     assert (await ben.client.status()).name == "ben"
 
-    status, out, _ = peer("approve", "ben", "--data-dir", str(anna.directory))
+    status, out, _ = command("approve", "ben", "--data-dir", str(anna.directory))
     assert (status, "has the approvals it needs" in out) == (0, True)
     assert (await ben.until(voter=True)).voters == 2
 
@@ -103,7 +103,7 @@ async def test_from_an_invitation_to_a_vote_a_trained_model_an_audit_and_back_fr
     assert status == 0
     export = ben.directory.parent / "export"
     assert "check it anywhere" in ask(ben, "export", str(export))
-    status, out, error = peer("audit", str(export))
+    status, out, error = command("audit", str(export))
     assert (status, error) == (0, "")
     assert f"model root {job.model_root} reproduced" in out
 
@@ -113,7 +113,7 @@ async def test_from_an_invitation_to_a_vote_a_trained_model_an_audit_and_back_fr
         assert not has_torch(daemon.pid)
         assert [has_torch(worker) for worker in children(daemon.pid)] == [True]
         assert daemon.terminate() == 0
-    again = anna.start("run", "--listen", joined_address(ben))
+    again = anna.start("run", "--role", "voter", "--listen", joined_address(ben))
     assert (await again.answers()).state_root == root
     assert (await ben.start("run").answers()).state_root == root  # dials and trains as it did when it joined
     await ben.until(links=1, voter=True)
@@ -233,7 +233,7 @@ GENESIS = Genesis("lab", 1, bytes(16), {Identity(bytes(32)).public: Founder("ann
 def test_a_join_that_is_killed_leaves_each_file_whole_or_as_it_was(tmp_path: Path, side: str, write: str) -> None:
     file = tmp_path / ("invitation" if write == "file-invitation" else "peer.toml")
     command = [sys.executable, "-m", "peer.cli", "join", invitation_of(GENESIS), "--name", "ben", "--data-dir", str(tmp_path)]
-    done = subprocess.run(command, env={**environment(), VARIABLE: f"{side}-{write}"}, capture_output=True, timeout=60)
+    done = subprocess.run(command, env={**environment(), VARIABLE: f"{side}-{write}"}, capture_output=True, timeout=120)
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert file.exists() == (side == "after")
     if file.name == "invitation" and side == "after":

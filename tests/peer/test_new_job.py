@@ -12,10 +12,13 @@ import pytest
 from ledger.core.genesis import ModuleVersion
 from ledger.jobs import JOBS_OF_MODELS
 from ledger.network import NetworkState
-from peer.api.new_job import checked
+from peer.api import new_job, supervised
+from peer.api.new_job import checked, closed_safely, opened_widely, require_defended
+from protocol.api import TrainRequest
+from protocol.errors import UserError
 from protocol.limits import BLOB_PART_BYTES
 from training.host import ModelHost
-from training.spec import InnerStatePolicy, JobSpec
+from training.spec import AuditMode, Compression, InnerStatePolicy, JobSpec, Memory, Outer
 from training.transformer import ModelSpec
 
 SMALL = JobSpec(name="small", tokenizer=bytes(32), data=bytes(32))
@@ -40,3 +43,70 @@ def test_objects_have_parts_where_they_may_be_large_and_the_network_knows_parts(
     assert (JOBS_OF_MODELS in ModelHost(tmp_path).terms(made.encode()).requires) is has_parts
     assert (JobSpec.decode(made.encode()).encode() == spec.encode()) is not has_parts
     assert not checked(peer_of(jobs), replace(made, model=SMALL.model)).parts, "also if the model gets smaller"
+
+
+SAMPLED = replace(SMALL, audit=AuditMode.SAMPLED, rounds=60)
+
+
+@pytest.mark.parametrize(
+    ("spec", "jobs", "said", "closing"),
+    [
+        (SAMPLED, 3, (), 10),
+        (replace(SAMPLED, rounds=12), 3, (), 4),
+        (replace(SAMPLED, closing_rounds=2), 3, ("closing_rounds",), 2),
+        (replace(SAMPLED, local_steps=1), 3, (), 0),
+        (SMALL, 3, (), 0),
+        (SAMPLED, 2, (), 0),
+    ],
+)
+def test_the_last_rounds_of_sampled_jobs_are_re_executed_where_the_network_knows_that(
+    tmp_path: Path, spec: JobSpec, jobs: int, said: tuple[str, ...], closing: int
+) -> None:
+    made = closed_safely(peer_of(jobs), spec, said)
+    assert made == replace(spec, closing_rounds=closing)
+    assert (JOBS_OF_MODELS in ModelHost(tmp_path).terms(made.encode()).requires) is (closing > 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "jobs", "said", "opening"),
+    [
+        ({}, 3, (), 3),
+        ({"rounds": 2}, 3, (), 2),
+        ({"opening_rounds": 9}, 3, ("opening_rounds",), 9),
+        ({"bits": 4}, 3, (), 0),
+        ({"outer": Outer.ADAMW, "local_steps": 1}, 3, (), 0),
+        ({"compression": Compression.SPARSE}, 3, (), 0),
+        ({"memory": Memory.ESTIMATES}, 3, (), 0),
+        ({}, 2, (), 0),
+    ],
+)
+def test_the_first_rounds_of_one_bit_jobs_say_more_where_the_network_knows_that(
+    tmp_path: Path, changes: dict[str, Any], jobs: int, said: tuple[str, ...], opening: int
+) -> None:
+    spec = replace(SMALL, **changes)
+    made = opened_widely(peer_of(jobs), spec, said)
+    assert made == replace(spec, opening_rounds=opening)
+    assert (JOBS_OF_MODELS in ModelHost(tmp_path).terms(made.encode()).requires) is (opening > 0)
+    assert JobSpec.decode(made.encode()) == made
+
+
+def test_who_accepts_the_risk_may_sample_where_liars_are_found_late_and_nobody_may_do_without_audits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(new_job, "trainers_of", lambda peer: 4)
+    careful = TrainRequest("small", "", 0, 0, {})
+    daring = replace(careful, accept_risk=True)
+    with pytest.raises(UserError, match=r"to 1.07 times.*; take audit 'full', or say --accept-risk"):
+        require_defended(peer_of(3), SAMPLED, careful)
+    require_defended(peer_of(3), SAMPLED, daring)
+    with pytest.raises(UserError, match="audit 'off' with liars 1"):
+        require_defended(peer_of(3), replace(SMALL, audit=AuditMode.OFF), daring)
+
+
+def test_what_learns_from_responses_is_held_to_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(new_job, "trainers_of", lambda peer: 4)
+    start = SimpleNamespace(tokenizer=None, name="base")
+    monkeypatch.setattr(supervised, "start_of", lambda peer, request: start)
+    monkeypatch.setattr(supervised, "supervised_spec", lambda *arguments: (SAMPLED, {}))
+    with pytest.raises(UserError, match="say --accept-risk"):
+        supervised.instruct_spec(peer_of(3), TrainRequest("small", "", 0, 0, {}, base="base", examples="nowhere.jsonl"))

@@ -36,3 +36,8 @@ def test_no_more_addresses_are_said_than_an_invitation_holds(monkeypatch: pytest
 
 def test_the_interfaces_of_this_machine_are_read() -> None:
     assert "127.0.0.1" in list(reachable._of_interfaces())
+
+
+def test_the_address_outside_is_the_first_that_others_are_told() -> None:
+    assert own_addresses(["10.0.0.1:7700"], [], "1.1.1.1:7701") == ("1.1.1.1:7701", "10.0.0.1:7700")
+    assert own_addresses(["0.0.0.0:7700"], ["1.1.1.1:7701"], "1.1.1.1:7701") == ("1.1.1.1:7701",)

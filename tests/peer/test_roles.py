@@ -31,6 +31,7 @@ from training.host import ModelHost
 from training.replay import proposals
 from training.replay.inner_state import InnerState, OnState
 from training.replay.trace import Trace, needed
+from training.replicated import buffers
 from training.replicated.codec import Mode, payload_bytes_max
 from training.replicated.model import Accepted, ReplicatedModel
 from training.spec import AuditMode, InnerStatePolicy, JobSpec, Memory
@@ -42,16 +43,16 @@ JOB, ME = bytes(32), Identity(bytes([1]) * 32)
 class World:
     """One open scratch round; `fetch` finds what is in the blobs and notes what was asked for."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, spec: JobSpec = SCRATCH) -> None:
         self.published: list[Proposal] = []
         self.fetched: list[bytes] = []
-        host = ModelHost(folder / "models")
-        root = host.create(JOB, SCRATCH.encode())
+        self.host = host = ModelHost(folder / "models")
+        root = host.create(JOB, spec.encode())
         keys = frozenset({ME.public})
         self.round = OpenRound(
             me=ME.public,
             terms=RoundTerms(JOB, 0, root, keys, keys, keys, keys, True),
-            spec=SCRATCH,
+            spec=spec,
             model=host.model(JOB, 0),
             model_directory=host.directory(JOB, 0),
             blobs=Blobs(folder / "blobs", folder / "buffers"),
@@ -105,12 +106,34 @@ async def test_a_voter_proposes_the_known_update_of_a_scratch_round_and_accepts_
     assert await world.verdict(await world.proposed()) is Verdict.ACCEPT
 
 
+async def test_an_own_payload_is_lent_to_its_round_like_those_of_others(world: World) -> None:
+    proposal, blobs = await world.proposed(), world.round.blobs
+    assert blobs.lent() == {proposal.payload: frozenset({(JOB, 0)})}
+    blobs.take_back(proposal.payload, blobs.lent()[proposal.payload], keeps=False)
+    assert blobs.size(proposal.payload) is None, "the round has refused it"
+
+
 async def test_a_payload_that_is_too_large_is_not_even_fetched(world: World) -> None:
     large = replace(
-        await world.proposed(), payload_bytes=payload_bytes_max(world.round.model.layout, Mode.of(world.round.spec)) + 1
+        await world.proposed(), payload_bytes=payload_bytes_max(world.round.model.layout, Mode.of(world.round.spec, 0)) + 1
     )
     assert await world.verdict(large) is Verdict.MALFORMED
     assert world.fetched == []
+
+
+async def test_the_first_round_after_the_opening_goes_on_from_a_payload_that_is_longer_than_its_own(tmp_path: Path) -> None:
+    world = World(tmp_path, replace(SCRATCH, opening_rounds=1))
+    first = await world.proposed()
+    assert await world.verdict(first) is Verdict.ACCEPT
+    accepted = Accepted(ME.public, first, world.round.blobs.read(first.payload))
+    model, directory = world.round.model.apply([accepted], {}), world.host.directory(JOB, 1)
+    model.save(directory)
+    terms = replace(world.round.terms, round=1, model_root=model.root)
+    world.round = replace(world.round, terms=terms, model=model, model_directory=directory)
+    second = await world.proposed()
+    assert second.feedback == first.buffer and second.payload_bytes < first.payload_bytes / 3
+    assert await world.verdict(second) is Verdict.ACCEPT and first.payload in world.fetched
+    assert await world.verdict(replace(second, payload_bytes=second.payload_bytes + 1)) is Verdict.MALFORMED
 
 
 async def test_of_a_payload_that_is_here_as_something_larger_no_more_is_read_than_it_may_have(world: World) -> None:
@@ -406,7 +429,7 @@ async def test_without_full_audits_nobody_re_executes_before_the_ballot(world: W
     role, steps = opened(world, tmp_path, host, 0)
     await role.propose(world.round)
     world.fetched.clear()
-    world.round = replace(world.round, me=bytes(32))
+    world.round = replace(world.round, me=bytes(32), terms=replace(world.round.terms, audited=False))
     judged = await role.judge(world.round, signed(world.published[-1]), world.published[-1])
     assert judged.verdict is Verdict.ACCEPT and len(steps.requests) == 1
     assert world.fetched == [world.published[-1].payload]
@@ -516,3 +539,17 @@ async def test_what_passes_the_cheap_checks_is_found_at_whatever_step_is_drawn(
     proposal = world.published[-1]
     assert world.round.model.check(ME.public, proposal, world.round.blobs.read(proposal.payload)) is Verdict.ACCEPT
     assert [found(world, proposal, step) for step in range(3)] == [finding] * 3
+
+
+@pytest.mark.parametrize("attack", ["scale", "stale"])
+async def test_with_lean_audits_lies_are_of_levels_too(world: World, tmp_path: Path, attack: str) -> None:
+    """Else they would be found by their size, and no test would say that anything else finds them."""
+    host, sampled = ModelHost(tmp_path / "language"), {"audit": AuditMode.SAMPLED, "local_steps": 3, "replayed_steps": 3}
+    spec = JobSpec(name="t", data=bytes(32), model=MODEL, norm_start=1e9, lean_audits=True, **sampled)  # type: ignore[arg-type]
+    host.create(JOB, spec.encode())
+    role, steps = opened(world, tmp_path, host, 0)
+    liar = Liar(steps, tmp_path / "texts", attack=attack, _jobs=role._jobs)  # type: ignore[arg-type]
+    await liar.propose(world.round)
+    proposal, blobs = world.published[-1], world.round.blobs
+    m = buffers.read(blobs.path(proposal.buffer), spec).m
+    assert world.round.model.payload(ME.public, m) == blobs.read(proposal.payload)

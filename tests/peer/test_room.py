@@ -15,11 +15,11 @@ from tests.peer.chain import LANGUAGE, Chain
 from tests.peer.test_workshop import Busy, shop_of
 from training.replicated.codec import Mode, payload_bytes_max
 from training.replicated.layout import layout_of
-from training.room import room_of
+from training.room import ROUNDS_MIN, room_of
 from training.spec import AuditMode, InnerStatePolicy, JobSpec, Outer
 
 SIZE = layout_of(LANGUAGE).size
-PAYLOAD = payload_bytes_max(layout_of(LANGUAGE), Mode.of(LANGUAGE))
+PAYLOAD = payload_bytes_max(layout_of(LANGUAGE), Mode.of(LANGUAGE, 0))
 
 
 def spec_of(**fields: object) -> JobSpec:
@@ -29,6 +29,16 @@ def spec_of(**fields: object) -> JobSpec:
 def test_a_job_takes_its_models_what_its_trainers_go_on_from_and_the_payloads_of_all_rounds() -> None:
     model = 8 * SIZE  # parameters and momentum
     assert room_of(spec_of(), 3, trains=False).bytes(10) == 4 * model + 3 * 10 * PAYLOAD
+    long = room_of(spec_of(), 3, trains=False)
+    assert long.payloads(10**9, 1_000 * long.round) == 1_000 * long.round, "of older rounds they go"
+    assert long.payloads(10**9, 1) == ROUNDS_MIN * long.round and long.payloads(10, 1) == 10 * long.round
+    opened = room_of(spec_of(opening_rounds=2), 3, trains=False)
+    assert opened.payloads(1) == 3 * payload_bytes_max(layout_of(LANGUAGE), Mode.of(replace(LANGUAGE, opening_rounds=1), 0))
+    assert opened.payloads(10) == long.payloads(10) + 2 * (opened.payloads(1) - long.round)
+    for opening in (2, 300, 10**6):
+        for allowed in (400 * opened.payloads(1), 401 * opened.payloads(1) - 1):
+            kept = room_of(spec_of(opening_rounds=opening), 3, trains=False).payloads(10**9, allowed)
+            assert allowed - opened.payloads(1) < kept <= allowed, "planted: rounds are counted by what later ones say"
     assert room_of(spec_of(), 3, trains=True).own == 2 * 4 * SIZE
     assert room_of(spec_of(audit=AuditMode.FULL), 3, trains=True).own == 3 * 2 * 4 * SIZE
     assert room_of(spec_of(inner_state=InnerStatePolicy.KEEP), 3, trains=True).own == 3 * 2 * 4 * SIZE
@@ -56,7 +66,7 @@ async def test_a_peer_that_lacks_room_does_not_train_and_does_as_soon_as_there_i
     shop.room.free = disk
     await shop.room.look(key, job)
     assert "this peer does not train it until there is room" in shop.room.told and shop.room.is_lacking(key)
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             await nursery.start(shop.run)
             shop.open((key, 0), job, False)

@@ -14,12 +14,12 @@ import trio
 from ledger.audits.state import Result
 from peer.api.audits import suspensions
 from peer.api.this_peer import unaudited
-from peer.demo.report import Disk
+from peer.demo.disk import Disk
 from protocol.api import JobView
 from protocol.identity import peer_id
 from tests.ledger.court import A, B, C, Court, D
 from tests.ledger.world import LANGUAGE, SAMPLED, SCRATCH, UNAUDITED, World
-from tests.peer.processes import Daemon, command, daemons, peer, poll
+from tests.peer.processes import Daemon, command, daemons, import_torch_for_ever, peer, poll
 from training.spec import Rule
 
 TINY = [
@@ -210,7 +210,10 @@ def test_what_cannot_be_trained_on_is_one_line_that_names_it(trainer: Daemon, tm
         assert words in error
 
 
-async def test_a_trainer_without_text_of_its_own_is_told_before_the_job_starts(tmp_path: Path) -> None:
+async def test_a_trainer_without_text_of_its_own_is_told_before_the_job_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import_torch_for_ever(tmp_path, monkeypatch)
     assert command("init", "--network", "lab", "--data-dir", str(tmp_path / "peer"))[0] == 0
     with daemons([tmp_path / "peer"]) as (daemon,):
         await daemon.start("run", "--listen", "127.0.0.1:0", "--threads", "1").answers()
@@ -220,21 +223,23 @@ async def test_a_trainer_without_text_of_its_own_is_told_before_the_job_starts(t
         assert await daemon.client.jobs() == ()
 
 
-@pytest.mark.parametrize(("text", "words"), [(None, "no such file or folder: "), ("abc", "own.txt is too small: 4 bytes")])
-async def test_text_of_ones_own_is_looked_at_before_the_job_starts(tmp_path: Path, text: str | None, words: str) -> None:
+async def test_text_of_ones_own_is_looked_at_before_the_job_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import_torch_for_ever(tmp_path, monkeypatch)
     own = tmp_path / "own.txt"
-    own.write_text(text or SENTENCE)
+    own.write_text(SENTENCE)
     assert command("init", "--network", "lab", "--data-dir", str(tmp_path / "peer"))[0] == 0
     with daemons([tmp_path / "peer"]) as (daemon,):
         await daemon.start("run", "--listen", "127.0.0.1:0", "--threads", "1", "--local-data", str(own)).answers()
-        if text is None:
-            own.unlink()
-        status, _, error = train(daemon, "--data", "local", *TINY)
-        assert (status, error.count("\n")) == (2, 1) and words in error
-        assert await daemon.client.jobs() == ()
+        own.unlink()
+        for words in ("no such file or folder: ", "own.txt is too small: 4 bytes"):
+            status, _, error = train(daemon, "--data", "local", *TINY)
+            assert (status, error.count("\n")) == (2, 1) and words in error
+            assert await daemon.client.jobs() == ()
+            own.write_text("abc")
 
 
-def test_a_trainer_whose_own_text_cannot_be_read_does_not_start(tmp_path: Path) -> None:
+def test_a_trainer_whose_own_text_cannot_be_read_does_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import_torch_for_ever(tmp_path, monkeypatch)
     assert command("init", "--network", "lab", "--data-dir", str(tmp_path / "peer"))[0] == 0
     arguments = ("run", "--data-dir", str(tmp_path / "peer"), "--listen", "127.0.0.1:0", "--local-data", str(tmp_path / "none"))
     status, _, error = peer(*arguments)

@@ -48,19 +48,23 @@ async def test_a_round_of_which_something_was_forgotten_is_told_once(log: EventL
 
 
 @pytest.mark.parametrize(
-    ("spec", "told"),
+    ("audit", "liars", "told"),
     [
-        (JobSpec(name="text", data=bytes(32), audit=AuditMode.SAMPLED), "audit=sampled needs a steady uplink of "),
-        (JobSpec(name="text", data=bytes(32), audit=AuditMode.OFF, liars=0), "audits are off and liars=0: nobody is assumed to"),
-        (JobSpec(name="text", data=bytes(32), audit=AuditMode.OFF, liars=1), None),
-        (JobSpec(name="text", data=bytes(32)), None),
+        (AuditMode.SAMPLED, 1, ["audit=sampled needs a steady uplink of "]),
+        (AuditMode.SAMPLED, 0, ["audit=sampled needs a steady uplink of ", "audits are sampled and liars=0: nobody is "]),
+        (AuditMode.OFF, 0, ["audits are off and liars=0: nobody is assumed to"]),
+        (AuditMode.OFF, 1, []),
+        (AuditMode.FULL, 0, []),
     ],
 )
-async def test_every_peer_is_told_the_limits_of_a_job_that_starts(log: EventLog, spec: JobSpec, told: str | None) -> None:
+async def test_every_peer_is_told_the_limits_of_a_job_that_starts(
+    log: EventLog, audit: AuditMode, liars: int, told: list[str]
+) -> None:
+    spec = JobSpec(name="text", data=bytes(32), audit=audit, liars=liars)
     job = SimpleNamespace(name=spec.name, author=LIAR.public, spec=spec.encode())
     Witness(log, lambda: 0.0).started(CHAIN, SimpleNamespace(jobs=SimpleNamespace(jobs={CHAIN: job})))
     found = await lines(log)
-    assert len(found) == (told is not None) and all(line.startswith(f"job text: {told}") for line in found)
+    assert [line.startswith(f"job text: {start}") for line, start in zip(found, told, strict=True)] == [True] * len(told)
 
 
 async def test_an_expulsion_names_what_was_signed(log: EventLog) -> None:

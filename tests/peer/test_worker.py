@@ -16,6 +16,7 @@ import trio.testing
 
 from peer.roles import texts
 from peer.worker import supervisor as supervisor
+from peer.worker.main import Jobs
 from peer.worker.supervisor import Worker, WorkerDied, WorkerFailed
 from protocol.errors import LocalProtocolError, UserError
 from protocol.reasons import Verdict
@@ -29,6 +30,7 @@ from training.transformer import ModelSpec
 MODEL = ModelSpec(context=32, width=32, layers=1, heads=2, kv_heads=1, hidden=48)
 SPEC = JobSpec(name="t", data=bytes(32), model=MODEL, local_steps=3, batch=4, micro_batch=4, rounds=10)
 JOB, TRAINER = hashlib.sha256(b"job").digest(), b"t" * 32
+SECONDS_MAX = 120.0  # an import of torch on a busy machine, and more
 
 # A worker without torch: it does what the text of an OpenJob's path tells it to, and logs what it was asked.
 FAKE = """
@@ -97,7 +99,7 @@ async def running_fake(tmp_path: Path) -> AsyncIterator[Fake]:
     script, journal = tmp_path / "fake.py", tmp_path / "journal"
     script.write_text(FAKE)
     worker = Worker(command=[sys.executable, str(script), str(journal)], backoff_seconds=0.001)
-    with trio.fail_after(60):
+    with trio.fail_after(SECONDS_MAX):
         async with trio.open_nursery() as nursery:
             await nursery.start(worker.run)
             yield Fake(worker, journal)
@@ -278,7 +280,7 @@ async def test_the_real_worker_started_in_any_folder_proposes_and_accepts_its_ow
 ) -> None:
     monkeypatch.chdir(files.folder)
     worker = Worker()
-    with trio.fail_after(60):
+    with trio.fail_after(SECONDS_MAX):
         await propose_and_audit(worker, files)
 
 
@@ -321,9 +323,20 @@ async def propose_and_audit(worker: Worker, files: Files) -> None:
         nursery.cancel_scope.cancel()
 
 
+def test_texts_of_one_model_share_its_parameters(tmp_path: Path) -> None:
+    """Or an engine would copy them at each turn from one text to another."""
+    ReplicatedModel.initial_into(tmp_path / "model", JOB, SPEC)
+    none: Any = None
+    jobs = Jobs(none, lambda: None, 1)
+    first, second = (jobs._shared(str(tmp_path / "model")) for _ in range(2))
+    assert first is second
+    del first, second
+    assert not jobs._mapped, "a model that no text has is given back"
+
+
 def test_the_real_worker_ends_with_its_pipe_and_keeps_stray_prints_out_of_the_conversation() -> None:
     script = "import peer.worker.main as w, torch; torch.get_num_threads = lambda: print('stray', flush=True) or 1; w.main()"
-    ended = subprocess.run([sys.executable, "-c", script], input=b"", capture_output=True, timeout=60, check=True)
+    ended = subprocess.run([sys.executable, "-c", script], input=b"", capture_output=True, timeout=SECONDS_MAX, check=True)
     output, errors = ended.stdout, ended.stderr
     length, _ = tasks.parse_header(output[:8])
     assert isinstance(tasks.parse_body(output[8 : 8 + length], tasks.FROM_WORKER), tasks.Ready)

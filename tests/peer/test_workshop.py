@@ -59,7 +59,7 @@ async def test_a_round_that_is_given_to_others_as_soon_as_it_was_opened_is_worke
     key = chain.start(LANGUAGE)
     job = chain.ledger.state.jobs.jobs[key]
     shop = shop_of(chain, role)
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             await nursery.start(shop.run)
             shop.open((key, 0), job, False)
@@ -82,11 +82,11 @@ async def test_tidying_that_comes_rounds_too_late_ends_nobody(tmp_path: Path, mo
 
     def late(*asked: Any) -> None:
         trio.from_thread.run_sync(began.set)
-        released.wait(30)
+        released.wait(90)
         prune(*asked)
 
     monkeypatch.setattr(chain.host, "prune", late)
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             await nursery.start(shop.run)
             shop.open((key, 1), chain.ledger.state.jobs.jobs[key], False)

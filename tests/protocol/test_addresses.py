@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.addresses import dialable, format_address, is_loopback, parse_address
+from protocol.addresses import dialable, format_address, is_loopback, listening_in_words, parse_address, site_of
 from protocol.errors import UserError
 
 
@@ -49,6 +49,21 @@ def test_nobody_is_told_to_dial_what_nobody_can_dial(text: str, why: str) -> Non
         dialable(text, "advertise")
 
 
+@pytest.mark.parametrize(
+    ("listening", "told", "words"),
+    [
+        ((), (), "dials only and accepts no connections"),
+        (("a:1", "[::1]:2"), ("a:1", "[::1]:2"), "listens on a:1, [::1]:2"),
+        (("0.0.0.0:1",), (), "listens on 0.0.0.0:1"),
+        (("a:4711",), ("b:1", "c:2"), "listens on a:4711 (others are told b:1, c:2)"),
+    ],
+)
+def test_where_a_peer_listens_and_what_others_are_told_are_said_apart(
+    listening: tuple[str, ...], told: tuple[str, ...], words: str
+) -> None:
+    assert listening_in_words(listening, told) == words
+
+
 def test_loopback_is_known_by_address_and_by_name() -> None:
     assert [host for host in ("127.0.0.2", "::1", "LocalHost", "10.0.0.1", "fe80::1", "a.org") if is_loopback(host)] == [
         "127.0.0.2",
@@ -77,3 +92,18 @@ def test_whatever_is_accepted_is_an_ip_address_or_a_name_that_a_resolver_takes(h
             ipaddress.IPv6Address(found)
         else:
             found.encode("idna")
+
+
+@pytest.mark.parametrize(
+    ("host", "site"),
+    [
+        ("192.0.2.7", "192.0.2.7"),
+        ("::ffff:192.0.2.7", "192.0.2.7"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::"),
+        ("2001:db8:1:2:ffff::1", "2001:db8:1:2::"),
+        ("2001:db8:1:3::1", "2001:db8:1:3::"),
+        ("example.org", "example.org"),
+    ],
+)
+def test_the_hosts_of_a_network_of_ipv6_are_one_for_budgets(host: str, site: str) -> None:
+    assert site_of(host) == site

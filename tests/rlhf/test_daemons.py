@@ -32,8 +32,9 @@ from tests.peer.processes import Daemon, daemons
 
 NAMES = ("ada", "bea", "cyd", "liar")
 LIAR = 3
-SECONDS_MAX = 120.0  # for what takes ten seconds on a machine that has time
+SECONDS_MAX = 300.0  # for what takes ten seconds on a machine that has time
 ROUNDS = 2
+LATE = {"absent", "unjudged"}  # reasons that honest trainers of a busy machine have, too
 TINY = {"model.width": "16", "model.layers": "1", "model.hidden": "16", "model.context": "24", "local_steps": "1", "batch": "2"}
 PAIRS = {f"q{number}: ": number % 3 for number in range(12)}  # by prompt, what people say: the first, the second, a tie
 OF_PROJECT = {"reward.rounds": "2", "reward.local_steps": "2", "reward.batch": "4", "reward.proposal_seconds": "1"}
@@ -42,7 +43,7 @@ SERVES = Path("parts", "serve", ADDRESS)
 OF_SETS = {"local_steps": "2", "batch": "4"}
 TERMS = {"prompt_tokens": "4", "response_tokens": "8", "epochs": "2", "local_steps": "4", "batch": "8"}
 REFUSED = {  # base, reward, other fields
-    ("bass", "rule:vowels"): r"'bass' fits 0 finished jobs \(there are: [0-9a-f]+ 'base'\)",
+    ("bass", "rule:vowels"): r"'bass' fits no finished jobs \(there are: [0-9a-f]+ 'base'\)",
     ("base", "model"): "a plan trains it: leave --reward out",
     ("base", "rule:consonants"): "reward 'rule:consonants' is none of rule:vowels, rule:bigram",
     ("base", "rule:bigram"): "is for a vocabulary of 6 tokens, the model has 256",
@@ -92,6 +93,11 @@ def liar_of(network: list[Daemon]) -> str:
     return peer_id(DataDirectory(network[LIAR].directory).load_identity().public)
 
 
+def assert_only_lies_are_refused(view: JobView, lies: set[str]) -> None:
+    assert {key for key, reasons in view.rejected.items() if reasons.keys() - LATE} == lies
+    assert len(view.accepted.keys() - lies) == len(view.accepted) >= 2
+
+
 async def finished(daemon: Daemon, job: str) -> JobView:
     while True:
         for view in await daemon.client.jobs():
@@ -120,9 +126,9 @@ async def test_a_trained_model_learns_responses_and_pairs_and_is_tuned_and_who_i
         status = await first.client.rlhf_status()
         (figures,) = await first.client.rlhf_figures()
         compared = await first.client.compare_policy("The ", 20, 1.0, 0)
-    liar = view.rejected.pop(liar_of(network))
-    assert liar.keys() <= {"rollout", "absent"} and liar["rollout"] > 0, "nobody waits for it from the second round on"
-    assert view.rejected == {} and len(view.accepted) == 3
+    liar = view.rejected[liar_of(network)]
+    assert liar.keys() <= {"rollout", *LATE} and liar["rollout"] > 0, "nobody waits for it from the second round on"
+    assert_only_lies_are_refused(view, {liar_of(network)})
     assert status == RlhfView("finished", (StageView("ppo", job, "finished", ROUNDS, ROUNDS, view.model_root),))
     assert (figures.job, figures.round) == (job, ROUNDS - 1) and figures.accepted >= 2 and 1 <= figures.tokens <= 8
     assert 0 < figures.distinct_2 <= 1 and (figures.beta, figures.kl_stop, figures.warning) == (None, None, "")
@@ -148,7 +154,7 @@ async def learns_responses_and_then_preferences(network: list[Daemon], folder: P
     pairs = [json.dumps({"prompt": f"q{number}: ", "chosen": "aeiou", "rejected": "xkt"}) for number in range(40)]
     file = pairs_file(folder / "examples.jsonl", responses[0], '{"prompt": "a"}')
     wrong = [
-        (TrainRequest("", "", 1, 0, {}, "bass", file), r"'bass' fits 0 finished jobs"),
+        (TrainRequest("", "", 1, 0, {}, "bass", file), r"'bass' fits no finished jobs"),
         (TrainRequest("", "", 1, 0, {}, "", file), "say --from JOB or FOLDER"),
         (TrainRequest("", "", 1, 0, {"model.width": "32"}, "base", file), "the model is that of job 'base'"),
         (TrainRequest("", "", 1, 0, {}, "base", file), r"examples.jsonl:2: response must be a text"),
@@ -160,7 +166,8 @@ async def learns_responses_and_then_preferences(network: list[Daemon], folder: P
     file = pairs_file(folder / "examples.jsonl", *responses)
     tuned = await first.client.train(TrainRequest("", "", 1, 0, OF_SETS, "base", file))
     view = await finished(first, tuned)
-    assert view.objective == "instruct" and view.rejected.keys() == lies and len(view.accepted) == 3
+    assert view.objective == "instruct"
+    assert_only_lies_are_refused(view, lies)
     while (status := await first.client.rlhf_status()).stages[0].held_out_nats is None:  # noqa: ASYNC110
         await trio.sleep(0.05)
     file = pairs_file(folder / "pairs.jsonl", *pairs)
@@ -169,7 +176,7 @@ async def learns_responses_and_then_preferences(network: list[Daemon], folder: P
         await first.client.start_rlhf_training("instruct", "rule:vowels", 1, "", OF_SETS, "", 1, "", "", "dpo")
     preferring = await first.client.start_rlhf_training("instruct", "", *how)
     view = await finished(first, preferring)
-    assert view.rejected.keys() == lies and len(view.accepted) == 3
+    assert_only_lies_are_refused(view, lies)
     while (status := await first.client.rlhf_status()).stages[0].held_out_accuracy is None:  # noqa: ASYNC110
         await trio.sleep(0.05)
     while status.state != "finished":
@@ -270,7 +277,7 @@ async def project_teaches_a_reward_model(network: list[Daemon], folder: Path, pr
     """People compare responses, and each voter derives what they decided."""
     first, author = network[:2]
     begin = author.client.start_rlhf_training
-    for named, why in (("pairs", "--project 'pairs': no pair of it is decided yet"), ("none", "'none' fits 0 projects")):
+    for named, why in (("pairs", "--project 'pairs': no pair of it is decided yet"), ("none", "'none' fits no projects")):
         with pytest.raises(UserError, match=why):
             await begin("base", "", 0, "", OF_PROJECT, project=named)
     await people_compare(author, PAIRS)

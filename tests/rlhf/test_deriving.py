@@ -126,7 +126,7 @@ def world(tmp_path: Path) -> Paged:
 
 async def said(desk: Desk, until: int = 1) -> list[bytes | None]:
     """What this peer says, up to so many times."""
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(Deriving(desk).run)  # type: ignore[arg-type]
             while len(desk.said) < until:  # noqa: ASYNC110
@@ -197,7 +197,7 @@ async def test_a_plan_whose_tasks_never_come_holds_no_thread_and_is_forgotten_wh
     naming(world, world.pairs(), monkeypatch)
     desk = Desk(world, tmp_path)
     work = Deriving(desk)  # type: ignore[arg-type]
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(work.run)
             await desk.asked.wait()
@@ -224,7 +224,7 @@ async def test_a_page_that_is_redacted_while_it_is_fetched_is_not_waited_for(
         await desk.asked.wait()
         desk.keep(world.redact_in_page(0))
 
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(redacts)
             assert await deriving.derived(desk, source) == world.pairs(without=0)  # type: ignore[arg-type]
@@ -250,7 +250,7 @@ async def test_who_has_no_vote_says_nothing(world: Paged, tmp_path: Path, monkey
 
 
 async def until(desk: Desk, condition: Callable[[], bool]) -> None:
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(Deriving(desk).run)  # type: ignore[arg-type]
             while not condition():  # noqa: ASYNC110

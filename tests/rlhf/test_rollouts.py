@@ -9,7 +9,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from peer.api.rlhf import newline
+from peer.api.supervised import newline
 from protocol.errors import RemoteProtocolError, UserError
 from rlhf.objective import PpoTerms
 from rlhf.prompts import Windows

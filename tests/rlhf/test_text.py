@@ -88,6 +88,8 @@ def test_a_demo_goes_from_a_text_over_preferences_to_a_policy(tmp_path: Path) ->
     _, report, told = demo(tmp_path, "--rlhf", "text", "--rounds", "1", "--set", *settings)
     assert report["failures"] in ([], ["the tuned policy is no better than its reference"]), told  # after one round
     assert report["rejected"].keys() == {"liar-2"} and report["rejected"]["liar-2"]["replay"] == 1
+    assert "replay 1 × (re-executing it gave another update)" in told
+    assert "│" not in told and "…" not in told, "a pipe gets whole lines, without a frame"
     found = report["rlhf"]
     assert found.keys() == FIGURES | {"tokens", "length_correlation", "pair_accuracy", "linear_accuracy"}
     assert found["optimum"] is None and found["gap_closed"] is None and found["linear_accuracy"] > 0.5 and found["kl"] > -1

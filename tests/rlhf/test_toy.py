@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from peer import features
-from peer.api.rlhf import toy_spec
+from peer.api.tuning import toy_spec
 from protocol.errors import UserError
 from protocol.sampling import Sampling
 from rlhf import rules

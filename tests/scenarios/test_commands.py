@@ -16,7 +16,7 @@ from storage.crash_points import POINTS
 FOLDER = Path(__file__).parents[2] / "scenarios"
 SCENARIOS = sorted(file.stem for file in FOLDER.glob("*.py") if 'if __name__ == "__main__"' in file.read_text())
 # Started by scenarios, not by people; and the list of them.
-PARTS = ("proxy", "tally", "serving", "namespace", "router", "probe", "virtual", "attackers", "__main__")
+PARTS = ("proxy", "tally", "serving", "namespace", "router", "gateway", "probe", "virtual", "attackers", "burn", "__main__")
 
 
 @pytest.mark.parametrize("name", [name for name in SCENARIOS if name not in PARTS])

@@ -27,6 +27,7 @@ from tests.sim.strategies import Strategy
 
 SAMPLED_SEED = 1  # its job is one with sampled audits
 BLOCKS = 70
+ONE_AND_TWO = [(4, 1), pytest.param(7, 2, marks=pytest.mark.large)]  # where each of two lies as it would alone
 
 
 class Unasked(Challenges):
@@ -70,7 +71,9 @@ def run(
 
 
 # In seventy blocks of seed 1 one of the two liars is too seldom drawn.
-@pytest.mark.parametrize(("lies", "n", "liars", "seed"), [(Cheats, 4, 1, SAMPLED_SEED), (Colludes, 7, 2, 4)])
+@pytest.mark.parametrize(
+    ("lies", "n", "liars", "seed"), [(Cheats, 4, 1, SAMPLED_SEED), pytest.param(Colludes, 7, 2, 4, marks=pytest.mark.large)]
+)
 def test_who_cheats_in_half_of_its_steps_is_suspended(lies: type[Auditor], n: int, liars: int, seed: int) -> None:
     _, of_liars, of_honest = run(lies, n, liars, seed=seed)
     assert all(standing.suspensions and standing.lost for standing in of_liars)
@@ -85,7 +88,8 @@ def test_whose_link_is_nearly_as_slow_as_is_allowed_is_not_suspended_and_passes(
 
 
 @pytest.mark.parametrize(
-    ("lies", "n", "liars", "blocks"), [(Hides, 4, 1, BLOCKS), (ShowsSome, 4, 1, BLOCKS), (ShowsSome, 7, 2, 110)]
+    ("lies", "n", "liars", "blocks"),
+    [(Hides, 4, 1, BLOCKS), (ShowsSome, 4, 1, BLOCKS), pytest.param(ShowsSome, 7, 2, 110, marks=pytest.mark.large)],
 )
 def test_who_shows_nothing_or_its_false_steps_to_some_is_suspended(lies: type[Auditor], n: int, liars: int, blocks: int) -> None:
     _, of_liars, of_honest = run(lies, n, liars, blocks, slowness=0.3)
@@ -98,7 +102,7 @@ def test_who_challenges_everybody_is_refuted_and_suspends_nobody() -> None:
     assert liar.refuted and not any(standing.suspensions for standing in of_honest)
 
 
-@pytest.mark.parametrize(("n", "liars"), [(4, 1), (7, 2)])
+@pytest.mark.parametrize(("n", "liars"), ONE_AND_TWO)
 def test_who_challenges_everybody_without_being_drawn_is_refuted_and_suspends_nobody(n: int, liars: int) -> None:
     _, of_liars, of_honest = run(Unasked, n, liars)
     assert sum(standing.refuted for standing in of_liars) >= liars
@@ -112,7 +116,7 @@ def test_who_re_executes_all_of_what_it_distrusts_has_cheats_suspended_where_no_
     assert sum(standing.upheld for standing in of_honest) >= 2
 
 
-@pytest.mark.parametrize(("n", "liars"), [(4, 1), (7, 2)])
+@pytest.mark.parametrize(("n", "liars"), ONE_AND_TWO)
 def test_who_passes_everybody_without_replaying_is_suspended_within_twenty_audits(n: int, liars: int) -> None:
     _, of_liars, of_honest = run(Passes, n, liars)
     assert all(standing.suspensions and standing.lost and standing.wrong <= 20 for standing in of_liars)

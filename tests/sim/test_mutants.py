@@ -14,9 +14,10 @@ import pytest
 from consensus.voters import VoterSet
 from tests.sim import curated, invariants, partitions, progress, simulation
 from tests.sim.campaign import run_one
-from tests.sim.mutants import MUTANTS, Mutant, hunt, scenarios
+from tests.sim.mutants import LINES, MUTANTS, ChangedLine, Mutant, hunt, scenarios
 from tests.sim.mutants.curation import CURATES
 from tests.sim.mutants.hunts import work
+from tests.sim.mutants.lines import look
 from tests.sim.mutants.planting import planted
 from tests.sim.mutants.scenarios import CALM
 
@@ -34,13 +35,27 @@ def test_a_job_that_ended_with_its_trainer_s_retirement_is_not_missed_when_that_
 
 
 def test_there_are_thirty_bugs_and_each_has_a_name_of_its_own() -> None:
-    assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS) >= 30
+    assert len({mutant.name for mutant in (*MUTANTS, *LINES)}) == len(MUTANTS) + len(LINES) >= 30
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_every_bug_can_be_planted_in_the_code_as_it_is(mutant: Mutant) -> None:
     with planted(mutant):
         pass
+
+
+@pytest.mark.parametrize("line", LINES, ids=lambda line: line.name)
+def test_every_line_can_be_changed_in_the_code_as_it_is(line: ChangedLine) -> None:
+    path, name = line.test.split("::")
+    assert f"def {name}(" in Path(path).read_text()
+    with line.planted():
+        pass
+
+
+def test_a_changed_line_is_noticed_by_its_test_and_is_gone_afterwards() -> None:
+    line, before = LINES[0], LINES[0].function.__code__
+    assert look(line.name) == {"mutant": line.name, "rule": "test", "problem": line.test, "seed": 0}
+    assert line.function.__code__ is before
 
 
 def test_every_bug_names_an_invariant_that_exists() -> None:

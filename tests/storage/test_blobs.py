@@ -427,3 +427,75 @@ def test_rounds_that_are_deleted_or_kept_while_others_are_verified_are_as_they_w
     monkeypatch.setattr(Blobs, "_is_whole", meanwhile)
     again.verify_together()
     assert [again.size(digest) for digest in digests] == [None, 4, None, 3]
+
+
+# Lent blobs ---------------------------------------------------------------------------------------------------------------
+
+
+def arrive(blobs: Blobs) -> None:
+    writer = blobs.begin(DIGEST, len(DATA))
+    writer.write(DATA)
+    writer.finish()
+
+
+def rounds(*numbers: int) -> frozenset[tuple[bytes, int]]:
+    return frozenset((JOB, number) for number in numbers)
+
+
+JOB = b"j" * 32
+
+
+def test_what_is_lent_goes_when_it_is_taken_back_and_nobody_else_wants_it(blobs: Blobs, tmp_path: Path) -> None:
+    blobs.lend(DIGEST, JOB, 1)
+    arrive(blobs)
+    blobs.drop([DIGEST])
+    assert blobs.size(DIGEST) is not None, "while a round may accept it"
+    blobs.lend(DIGEST, JOB, 2)
+    blobs.take_back(DIGEST, rounds(1), keeps=False)
+    assert blobs.size(DIGEST) is not None, "another round has named it meanwhile"
+    again = Blobs(tmp_path / "kept", tmp_path / "passing")
+    assert again.lent() == {DIGEST: rounds(1, 2)}
+    again.take_back(DIGEST, rounds(1, 2), keeps=False)
+    assert files(tmp_path) == [] and again.lent() == {}
+
+
+def test_a_note_that_a_crash_has_cut_off_says_nothing(blobs: Blobs, tmp_path: Path) -> None:
+    for number in (1, 12):
+        blobs.lend(DIGEST, JOB, number)
+    (note,) = (tmp_path / "kept").iterdir()
+    whole = note.read_bytes()
+    for length in range(len(whole) + 1):
+        note.write_bytes(whole[:length])
+        lent = Blobs(tmp_path / "kept", tmp_path / "passing").lent()
+        assert lent == ({DIGEST: rounds(1, 12)} if length == len(whole) else {})
+
+
+@pytest.mark.parametrize("wants", ["keep", "add", "adopt", "accepts", "had"])
+def test_what_is_lent_and_wanted_for_something_else_stays(blobs: Blobs, tmp_path: Path, wants: str) -> None:
+    if wants == "had":
+        blobs.add(DATA)
+    blobs.lend(DIGEST, JOB, 1)
+    arrive(blobs)
+    if wants == "keep":
+        blobs.keep(DIGEST)
+    elif wants == "add":
+        blobs.add(DATA)
+    elif wants == "adopt":
+        (tmp_path / "file").write_bytes(DATA)
+        blobs.adopt(tmp_path / "file", DIGEST)
+    blobs.take_back(DIGEST, rounds(1), keeps=wants == "accepts")
+    assert files(tmp_path) == [f"kept/{DIGEST.hex()}"] and blobs.lent() == {}
+
+
+def test_what_an_audit_needs_of_what_was_lent_passes_with_the_audit(blobs: Blobs, tmp_path: Path) -> None:
+    """A liar's accepted proposal may name another one's payload as something else."""
+    blobs.lend(DIGEST, JOB, 1)
+    arrive(blobs)
+    blobs.expect_to_pass(DIGEST, "an audit")
+    assert not blobs.is_reveal(DIGEST), "it is still passed on as a payload"
+    blobs.take_back(DIGEST, rounds(1), keeps=False)
+    blobs.delete_passed(set())
+    assert blobs.read(DIGEST) == DATA
+    blobs.release("an audit")
+    blobs.delete_passed(set())
+    assert files(tmp_path) == []

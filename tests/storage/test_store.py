@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import ClassVar
 
@@ -24,7 +25,7 @@ from protocol.messages import Ballot, CutOff, GetRound
 from storage.crash_points import VARIABLE
 from storage.highwater import HighWater
 from storage.sealed import insert
-from storage.store import Store, StoredRound
+from storage.store import Looked, Store, StoredRound
 from tests.rooms import ROOT
 from tests.sim.keys import FastSigner
 from tests.storage.records import CHAIN, JOB, ME, certificate, decided, digest_of, fill, round_vote, stored_block, vote
@@ -289,6 +290,26 @@ def test_a_database_of_an_earlier_form_is_migrated_with_all_that_is_in_it(filled
         Store(filled, CHAIN)
 
 
+def test_a_database_that_is_looked_at_stays_as_it_is(filled: Path) -> None:
+    """Of a peer that ended well, or was killed; of this form, or an earlier one."""
+    with closing(Store(filled, CHAIN)) as store:
+        decided = store.decided_height
+        killed = filled.parent / "killed"
+        shutil.copytree(filled.parent, killed, ignore=shutil.ignore_patterns("*-shm", "killed"))
+    for folder in (filled.parent, killed):
+        for program, is_later in ((nullcontext(), False), (later(), True)):
+            before = _bytes_in(folder)
+            with program, closing(Looked(folder / filled.name, CHAIN)) as looked:
+                assert looked.is_older == is_later and (is_later or looked.decided_height == decided)
+            after = _bytes_in(folder)
+            assert {name: after[name] for name in before} == before
+            assert folder == killed or after == before, "nothing is made beside a log that is not there"
+
+
+def _bytes_in(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file() and not path.name.endswith("-shm")}
+
+
 @pytest.mark.parametrize("how", ["another network", "a damaged vote"])
 def test_a_database_is_migrated_only_if_it_is_whole_and_of_this_network(filled: Path, how: str) -> None:
     if how == "a damaged vote":
@@ -304,7 +325,7 @@ def test_a_database_is_migrated_only_if_it_is_whole_and_of_this_network(filled: 
 @pytest.mark.parametrize("side", ["before", "after"])
 def test_a_crash_while_a_database_is_migrated_leaves_the_old_form_or_the_new_one(filled: Path, side: str) -> None:
     environment = {**os.environ, VARIABLE: f"{side}-store-migrate", "PYTHONPATH": str(ROOT)}
-    assert subprocess.run([sys.executable, "-c", LATER, str(filled)], env=environment, timeout=60).returncode == -signal.SIGKILL
+    assert subprocess.run([sys.executable, "-c", LATER, str(filled)], env=environment, timeout=120).returncode == -signal.SIGKILL
     with closing(sqlite3.connect(filled)) as database:
         version = database.execute("PRAGMA user_version").fetchone()[0]
     assert version == storage.store.FIRST_SCHEMA_VERSION + (0 if side == "before" else 2)

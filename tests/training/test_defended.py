@@ -1,4 +1,4 @@
-"""Jobs without audits start where statistics were measured to hold, and nowhere else."""
+"""Jobs in which somebody may lie start where they were measured to hold, and nowhere else."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from training import defended
-from training.defended import HELD, LOST_MAX, Held, undefended
+from training.defended import FOUND, HELD, LOST_MAX, POISONED_MAX, Held, undefended
 from training.spec import ESTIMATES, PRESETS, AuditMode, Compression, JobSpec, Outer, Rule
 
 OFF = JobSpec(name="off", data=bytes(32), audit=AuditMode.OFF, local_steps=1, liars=1)
@@ -28,6 +28,7 @@ OFF = JobSpec(name="off", data=bytes(32), audit=AuditMode.OFF, local_steps=1, li
         ({**ESTIMATES, "rule": Rule.MEAN}, 4, "rule mean was not measured to hold"),
         ({**ESTIMATES, "outer": Outer.NESTEROV}, 4, "outer nesterov was not measured to hold"),
         ({**ESTIMATES, "inner_rate": 0.1}, 4, "inner_rate 0.1 was not measured to hold"),
+        ({**ESTIMATES, "opening_rounds": 3}, 4, "opening_rounds 3 was not measured to hold"),
         ({**ESTIMATES, "bits": 2}, 4, "dense payloads of 2 bits and keep 64 were not measured to hold"),
         ({"data": None}, 4, "where each has its own text no rule was measured to hold"),
     ],
@@ -45,9 +46,40 @@ def test_of_a_model_of_text_nothing_held_so_far() -> None:
     assert "loss of a language model grows to 1.14 times" in str(undefended(replace(job, liars=4), 13))
 
 
-@pytest.mark.parametrize("audit", [AuditMode.FULL, AuditMode.SAMPLED])
-def test_where_updates_are_reexecuted_no_statistics_need_to_hold(audit: AuditMode) -> None:
-    assert undefended(replace(OFF, audit=audit), 4) is None
+def test_where_updates_are_reexecuted_before_the_vote_nothing_needs_to_hold() -> None:
+    assert undefended(replace(OFF, audit=AuditMode.FULL), 4) is None
+
+
+PER_STEP = JobSpec(name="sampled", data=bytes(32), **PRESETS["per-step"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({**PRESETS["local"], "closing_rounds": 10}, "one of several local steps is found late: 1 liar of 4 raised the loss"),
+        ({"audit_rate": 0.099}, "0.198 replays of each update on average are fewer than the 0.2 that hold"),
+        ({"rule": Rule.MEAN, "bits": 8}, "bits 8, rule mean was not measured to hold"),
+        ({"outer": Outer.NESTEROV}, "outer nesterov was not measured to hold"),
+    ],
+)
+def test_sampled_audits_that_find_liars_too_late_are_refused_with_the_way_out(fields: dict[str, Any], why: str) -> None:
+    late = replace(PER_STEP, **fields)
+    problem = str(undefended(late, 4))
+    assert problem.startswith("audit 'sampled' with liars 1: ") and why in problem
+    assert problem.endswith("; take audit 'full', or say --accept-risk")
+    assert undefended(replace(late, liars=0), 4) is None
+    assert undefended(replace(late, objective="scratch"), 4) is None, "of other models nothing was measured"
+
+
+def test_sampled_audits_as_the_preset_has_them_or_more_of_them_may_be_named_against_as_many_liars_as_held() -> None:
+    assert undefended(PER_STEP, 4) is undefended(replace(PER_STEP, auditors=3, liars=2), 7) is None
+    for liars, trainers in ((1, 3), (2, 6), (3, 10)):
+        more = f"of {trainers} trainers that is more than was measured to hold (1 of 4, 2 of 7); 3 of 10 raised the loss"
+        assert more in str(undefended(replace(PER_STEP, liars=liars), trainers))
+
+
+def test_no_row_of_sampled_audits_is_worse_than_counts_as_defended() -> None:
+    assert FOUND and all(row.worse <= POISONED_MAX for row in FOUND)
 
 
 def test_where_nobody_is_said_to_lie_nothing_needs_to_hold() -> None:

@@ -13,6 +13,7 @@ from protocol.errors import RemoteProtocolError, UserError
 from protocol.limits import PLAIN_BLOB_BYTES_MAX, TRAINERS_MAX
 from training.host import ModelHost
 from training.replay.inner_state import inner_bytes
+from training.replay.trace import reveal_bytes_max
 from training.spec import (
     ESTIMATES,
     MUON_RATE,
@@ -62,6 +63,47 @@ def test_bf16_is_for_jobs_that_nobody_audits_and_needs_programs_that_know_it(tmp
     for audit in (AuditMode.FULL, AuditMode.SAMPLED):
         with pytest.raises(UserError, match=r"honest replays in bf16 differ by \.13 .* small lies by \.011; take audit 'off'"):
             replace(half, audit=audit).checked()
+
+
+def test_closing_rounds_are_of_sampled_jobs_and_not_more_than_there_are() -> None:
+    with pytest.raises(UserError, match="closing_rounds 3 says nothing with audit 'full'"):
+        replace(JOB, audit=AuditMode.FULL, closing_rounds=3).checked()
+    sampled = replace(JOB, audit=AuditMode.SAMPLED, closing_rounds=JOB.rounds)
+    assert sampled.checked() == sampled
+    with pytest.raises(UserError, match="is more than rounds"):
+        replace(sampled, closing_rounds=JOB.rounds + 1).checked()
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ({"audit": AuditMode.OFF}, "lean_audits says nothing with audit 'off'"),
+        ({"audit": AuditMode.SAMPLED, "replayed_steps": 5}, "take replayed_steps 10, the whole round"),
+        ({"local_steps": 1}, "needs several local_steps of training"),
+        ({"objective": "scratch"}, "needs several local_steps of training"),
+        ({"bits": 8}, "would show again what payloads say"),
+        ({"inner_state": InnerStatePolicy.KEEP}, "would show all moments: take inner_state 'reset'"),
+        ({"feedback_decay": 0.0}, "needs feedback_decay above 0"),
+        ({"memory": Memory.ESTIMATES}, "needs feedback_decay above 0 and memory 'residual'"),
+    ],
+)
+def test_lean_audits_are_of_rounds_that_are_replayed_whole_and_mend_what_was_rounded(said: dict[str, Any], why: str) -> None:
+    with pytest.raises(UserError, match=why):
+        replace(JOB, **{"lean_audits": True, **said}).checked()
+
+
+def test_lean_audits_keep_no_states_and_need_programs_that_know_them(tmp_path: Path) -> None:
+    whole = {"audit": AuditMode.SAMPLED, "local_steps": 15, "replayed_steps": 15}
+    states, lean = (replace(JOB, lean_audits=lean, **whole).checked() for lean in (False, True))
+    said = {"audit": AuditMode.SAMPLED, "lean_audits": True}
+    assert [completed(said | of)["replayed_steps"] for of in ({}, {"local_steps": 15})] == [JOB.local_steps, 15]
+    assert completed(said)["audit_rate"] * JOB.local_steps == 1, "auditors replay as many steps as where they draw single ones"
+    assert completed({**said, "audit_rate": 0.5})["audit_rate"] == 0.5
+    assert (lean.traces_states, lean.audit_bytes < states.audit_bytes) == (False, True)
+    assert 7 * reveal_bytes_max(lean) < reveal_bytes_max(states)
+    assert lean.usual_closing_rounds == states.usual_closing_rounds > 0
+    terms = ModelHost(tmp_path).terms(lean.encode())
+    assert ModuleVersion("jobs", 3) in terms.requires and terms.audits is not None and terms.audits.steps == 1
 
 
 @pytest.mark.parametrize("said", [{"tied": False}, {"rope_base": 5e5}, {"norm_epsilon": 1e-5}])

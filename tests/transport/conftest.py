@@ -31,7 +31,9 @@ class World:
         self.streams: list[trio.SocketStream] = []
 
     async def start(self, identity: Identity, blobs: MemoryBlobs | None = None, **options: object) -> Network:
-        network = self.make(identity, blobs or MemoryBlobs(), **options)
+        return await self.serve(self.make(identity, blobs or MemoryBlobs(), **options))
+
+    async def serve(self, network: Network) -> Network:
         self.networks.append(network)
         await self._nursery.start(self._run, network)
         return network

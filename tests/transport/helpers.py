@@ -16,6 +16,8 @@ from transport.session import Established, Session
 
 CHAIN = hashlib.sha256(b"a chain").digest()
 ALICE, BOB, CAROL, DAVE = sorted((Identity(bytes([n]) * 32) for n in range(1, 5)), key=lambda identity: identity.public)
+ERIN = Identity(bytes([5]) * 32)  # anywhere in their order
+DEADLINE_SECONDS = 35.0  # far beyond what any of these tests needs; a silent link ends later
 
 
 class MemoryBlobs:

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from random import Random
 from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
-from protocol.messages import CircuitData
+from protocol.identity import Identity
+from protocol.messages import CircuitData, IncomingCircuit, Reserved
 from tests.transport.conftest import SwarmWorld
-from tests.transport.helpers import ALICE, BOB, CAROL, DAVE, digest, linked, until
+from tests.transport.helpers import ALICE, BOB, CAROL, DAVE, DEADLINE_SECONDS, ERIN, digest, linked, until
 from tests.transport.helpers import MemoryBlobs as Blobs
-from transport import detours, swarm
-from transport.detours import Detours
+from transport import detours, lanes, links, swarm
+from transport.detours import CircuitStream, Detours
+from transport.framing import MESSAGE_OVERHEAD_BYTES, Inbox, Outbox
+from transport.hub import Link
 from transport.network import Disconnected, LinkInfo, Priority, Received
-from transport.relay import Relay
+from transport.reachability import Reachable, Relaying
+from transport.relay import WINDOW_BYTES, Relay
+from transport.shares import Account
 from transport.swarm import Swarm
 
-SECONDS_MAX = 15.0  # of a whole test, on a loaded machine
 MARKER = b"a marker between two, unreadable to others"
 
 
@@ -49,7 +56,7 @@ async def test_two_that_accept_nothing_are_linked_over_a_third_that_cannot_read_
     held = bytearray()
     monkeypatch.setattr(Relay, "data", _holding(held, Relay.data))
     blob = MARKER * 10_000
-    with trio.fail_after(SECONDS_MAX):
+    with trio.fail_after(DEADLINE_SECONDS):
         carol = await tcp.start(CAROL)
         alice, bob = await start_hidden(tcp, carol, blobs=(Blobs(blob), Blobs()))
         assert is_over(alice, bob, carol) and is_over(bob, alice, carol) and is_over(alice, carol, None)
@@ -81,7 +88,7 @@ async def received(network: Swarm, count: int) -> dict[bytes, list[bytes]]:
 
 async def test_a_direct_link_takes_over_and_no_message_is_lost_or_comes_twice(tcp: SwarmWorld) -> None:
     count = 150
-    with trio.fail_after(SECONDS_MAX):
+    with trio.fail_after(DEADLINE_SECONDS):
         carol = await tcp.start(CAROL)
         alice = await tcp.start(ALICE, listen="none", bootstrap=[carol.address])
         bob = await tcp.start(BOB, bootstrap=[carol.address], advertise=["127.0.0.1:1"])  # where nobody answers
@@ -111,7 +118,7 @@ async def test_a_direct_link_takes_over_and_no_message_is_lost_or_comes_twice(tc
 
 
 async def test_a_relay_that_is_lost_is_replaced_by_the_other(tcp: SwarmWorld) -> None:
-    with trio.fail_after(SECONDS_MAX):
+    with trio.fail_after(DEADLINE_SECONDS):
         carol, dave = await tcp.start(CAROL), await tcp.start(DAVE)
         alice, bob = await start_hidden(tcp, carol, dave)
         await until(lambda: {alice.me, bob.me} <= reserved(carol) & reserved(dave))
@@ -120,6 +127,88 @@ async def test_a_relay_that_is_lost_is_replaced_by_the_other(tcp: SwarmWorld) ->
         tcp.stop(first)
         with trio.fail_after(detours.GRACE_SECONDS * 3 + 3):
             await until(lambda: is_over(alice, bob, second) and is_over(bob, alice, second))
+
+
+async def test_a_relay_without_power_closes_nothing_and_is_replaced_all_the_same(
+    tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its links stay for half a minute, and its circuits for ever: long before, another one takes its place."""
+    hurry(monkeypatch)
+    monkeypatch.setattr(swarm, "CIRCUIT_IDLE_SECONDS", math.inf)
+    with trio.fail_after(DEADLINE_SECONDS):
+        carol, dave, erin = [await tcp.start(identity) for identity in (CAROL, DAVE, ERIN)]
+        alice, bob = await start_hidden(tcp, carol, dave, erin)
+        relays = {relay.me: relay for relay in (carol, dave, erin)}
+        await until(lambda: all(len(asked(hidden)) == detours.RELAYS for hidden in (alice, bob)))
+        before = link(alice, bob)
+        assert before is not None and before.by is not None
+        lost = relays[before.by]
+        monkeypatch.setattr(lost, "deliver", stand_still)
+        await until(lambda: is_relayed_by_another(alice, bob, lost) and is_relayed_by_another(bob, alice, lost))
+        await until(lambda: all(len(asked(hidden) - {lost.me}) == detours.RELAYS for hidden in (alice, bob)))
+        assert {alice.me, bob.me} <= lost.connected() and lost.me in alice.connected(), "no link has ended"
+        assert alice.send(bob.me, MARKER, Priority.VOTE)
+        while not isinstance(event := await bob.events.receive(), Received):
+            pass
+        assert event.data == MARKER
+
+
+def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, name, seconds in ((detours, "PING", 0.1), (links, "CIRCUIT_PING", 0.1), (lanes, "HELD", 0.8)):
+        monkeypatch.setattr(module, f"{name}_SECONDS", seconds)
+    for module in (detours, lanes, links, swarm):
+        monkeypatch.setattr(module, "SILENT_SECONDS", 0.4)
+
+
+async def stand_still(*_: object) -> None:
+    await trio.sleep_forever()
+
+
+def is_relayed_by_another(network: Swarm, peer: Swarm, lost: Swarm) -> bool:
+    info = link(network, peer)
+    return info is not None and info.by not in (None, lost.me)
+
+
+def asked(hidden: Swarm) -> set[bytes]:
+    """The relays that forward to it, as it believes."""
+    return {*hidden._detours._relays()}
+
+
+async def test_what_one_end_does_not_read_is_its_speaker_s_in_the_relay_and_at_that_end(
+    tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def turn(of: Link, is_full: bool) -> None:
+        await trio.sleep(math.inf if of.by else 0)
+
+    window = WINDOW_BYTES[Priority.BULK]
+    with trio.fail_after(DEADLINE_SECONDS):
+        carol = await tcp.start(CAROL)
+        alice, bob = await start_hidden(tcp, carol)
+        monkeypatch.setattr(bob, "turn", turn)  # it reads no circuit any more
+        assert alice.send(bob.me, bytes(4 * window), Priority.BULK)
+        await until(lambda: carol._links[alice.me].account.held > window // 2)
+        end = bob._links[alice.me]
+        await until(lambda: end.account.held > window // 2)
+        account = end.account
+        bob.detach(end, "memory-full")
+        assert account.held == 0, "nothing waits for an end that others read later"
+        carol.memory._members.bytes_max = window // 2
+        await until(lambda: carol.refused().get("memory-full"))
+
+
+async def test_an_end_holds_what_it_has_not_read_on_the_account_of_the_link() -> None:
+    carrier, peer = Link(CAROL.public, "127.0.0.1:1", True, Outbox(), Inbox()), Account()
+    carrier.account = Account()
+    stream = CircuitStream(b"a circuit", carrier, opens=True)
+    for lane in Priority:
+        stream.on_data(CircuitData(b"a circuit", lane, bytes(1_000)))
+    assert carrier.account.held == 3 * (1_000 + MESSAGE_OVERHEAD_BYTES)
+    stream.pay_with(peer)
+    await stream.receive_some()
+    assert (carrier.account.held, peer.held) == (0, 2 * (1_000 + MESSAGE_OVERHEAD_BYTES))
+    stream.end()
+    stream.on_data(CircuitData(b"a circuit", Priority.VOTE, bytes(1_000)))  # it was on its way
+    assert peer.held == 0
 
 
 def reserved(relay: Swarm) -> set[bytes]:
@@ -139,9 +228,9 @@ async def test_a_relay_that_does_harm_hurts_its_circuits_alone(
     tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch, does: Callable[..., Any]
 ) -> None:
     monkeypatch.setattr(swarm, "CIRCUIT_IDLE_SECONDS", 0.6)
-    monkeypatch.setattr(swarm, "CIRCUIT_PING_SECONDS", 0.2)
+    monkeypatch.setattr(links, "CIRCUIT_PING_SECONDS", 0.2)
     monkeypatch.setattr(swarm, "CIRCUIT_HANDSHAKE_SECONDS", 0.6)
-    with trio.fail_after(SECONDS_MAX):
+    with trio.fail_after(DEADLINE_SECONDS):
         carol, dave = await tcp.start(CAROL), await tcp.start(DAVE)
         alice, bob = await start_hidden(tcp, carol, dave)
         await until(lambda: {alice.me, bob.me} <= reserved(carol) & reserved(dave))
@@ -168,10 +257,235 @@ def harm(bad: Swarm, monkeypatch: pytest.MonkeyPatch, does: Callable[..., Any]) 
     monkeypatch.setattr(bad._detours.relay, "data", data)
 
 
+@pytest.mark.parametrize("held", [{Priority.VOTE}, {Priority.BULK}], ids=["votes", "bulk"])
+@pytest.mark.parametrize("speaks_first", [True, False])
+async def test_a_relay_that_holds_back_what_one_end_says_is_replaced(
+    tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch, held: set[Priority], speaks_first: bool
+) -> None:
+    """The other direction, and the other lanes, look alive."""
+    hurry(monkeypatch)
+    monkeypatch.setattr(swarm, "CIRCUIT_IDLE_SECONDS", math.inf)
+    with trio.fail_after(DEADLINE_SECONDS):
+        carol, dave = await tcp.start(CAROL), await tcp.start(DAVE)
+        alice, bob = await start_hidden(tcp, carol, dave)
+        await until(lambda: {alice.me, bob.me} <= reserved(carol) & reserved(dave))
+        await trio.sleep(2 * lanes.SILENT_SECONDS)
+        bad, good = (carol, dave) if is_over(alice, bob, carol) else (dave, carol)
+        assert is_over(alice, bob, bad), "one that works is left alone"
+        speaker, hearer = (alice, bob) if speaks_first else (bob, alice)
+        harm(bad, monkeypatch, lambda _, peer, said: None if peer == speaker.me and said.lane in held else said)
+        assert speaker.send(hearer.me, bytes(1_000), Priority.BULK)
+        await until(lambda: is_over(alice, bob, good) and is_over(bob, alice, good))
+
+
+async def test_handshakes_that_a_relay_has_begun_are_paid_by_its_link(tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    paid: set[tuple[bool, bool]] = set()
+    shake_hands = Swarm._shake_hands
+
+    async def noted(self: Swarm, stream: Any, session: Any, deadline: float, payer: Any) -> Any:
+        if isinstance(stream, CircuitStream):
+            paid.add((session._initiator, payer is stream.carrier.payer))
+        return await shake_hands(self, stream, session, deadline, payer)
+
+    monkeypatch.setattr(Swarm, "_shake_hands", noted)
+    with trio.fail_after(DEADLINE_SECONDS):
+        await start_hidden(tcp, await tcp.start(CAROL))
+    assert paid == {(True, False), (False, True)}
+
+
+def bare(served: Callable[..., Any], *links: Link, serves: Callable[[bytes], bool] = lambda peer: True) -> Detours:
+    """Alice's, without a network around it."""
+    return Detours(
+        ALICE.public,
+        {link.peer: link for link in links},
+        served,
+        serves=serves,
+        relaying=Relaying.OFF,
+        reachable=lambda: Reachable.RELAYED,
+        refuse=lambda reason: None,
+        random=Random(1),
+        changed=lambda relays: None,
+    )
+
+
+def to(peer: Identity) -> Link:
+    return Link(peer.public, "127.0.0.1:1", True, Outbox(), Inbox())
+
+
+async def test_circuits_that_a_relay_begins_hold_up_none_of_ours() -> None:
+    bad, good = to(CAROL), to(DAVE)
+    alice = bare(stand_still, bad, good)
+    async with trio.open_nursery() as nursery:
+        alice._nursery, alice._asked[bad.peer] = nursery, 0.0
+        for number in range(2 * detours.OPENING_MAX):
+            alice.on_message(bad, IncomingCircuit(bytes([number]) * 16, ERIN.public))
+        assert alice._half_open(bad) == detours.OPENING_MAX
+        alice.on_message(good, Reserved((BOB.public,)))
+        for now in (0.0, detours.GRACE_SECONDS * 3):
+            alice._open(nursery, now)
+        await trio.testing.wait_all_tasks_blocked()
+        assert alice._half_open() == 1 and good.outbox.held
+        nursery.cancel_scope.cancel()
+
+
+class Circuit(Link):
+    """Its peer says of these lanes that nothing has arrived; a ping goes out each second."""
+
+    def __init__(self, peer: Identity, over: Link, held: Collection[Priority] = ()) -> None:
+        super().__init__(peer.public, over.address, False, Outbox(), Inbox())
+        self.by, self._held, self._lanes = over.peer, held, lanes.Lanes(0.0)
+
+    def fails(self, now: float) -> bool:
+        sent = 100 * (1 + int(now))
+        arrived = [0 if lane in self._held else sent for lane in Priority]
+        self._lanes.on_arrived((arrived[0], arrived[1], arrived[2]), now)
+        return self._lanes.are_held_back((sent, sent, sent), now, listens=True)
+
+
+def use(alice: Detours, circuit: Circuit) -> None:
+    """This circuit is the link to its peer now."""
+    assert circuit.by is not None
+    name = circuit.by[:8] + circuit.peer[:8]
+    stream = alice._ends[name] = CircuitStream(name, alice._links[circuit.by], opens=True)
+    stream.link = circuit
+    assert isinstance(alice._links, dict)
+    alice._links[circuit.peer] = circuit
+
+
+def order(alice: Detours, peer: Identity | None, *relays: Link) -> list[bytes]:
+    """In which these are chosen, for circuits with this peer; None: for reservations."""
+    return sorted((relay.peer for relay in relays), key=lambda relay: alice._rank(relay, peer.public if peer else b""))
+
+
+def fail(alice: Detours, *circuits: Circuit) -> None:
+    """They end, in vain."""
+    for circuit in circuits:
+        use(alice, circuit)
+    for step in range(4 * 10):
+        alice._failing(step / 4)
+
+
+async def test_a_member_that_never_says_what_arrives_has_no_relay_dropped_for_others() -> None:
+    first, second = to(CAROL), to(DAVE)
+    alice, liar, honest = bare(stand_still, first, second), BOB, ERIN
+    relays = [alice._links[relay] for relay in order(alice, None, first, second)]
+    for _ in range(5):  # it comes back, and lies again
+        fail(alice, Circuit(liar, relays[0], [Priority.VOTE]))
+    for peer in (honest, None):
+        assert order(alice, peer, first, second) == [relay.peer for relay in relays]
+    assert order(alice, liar, first, second) == [relay.peer for relay in reversed(relays)], "its own circuits alone"
+
+
+async def test_a_relay_is_forgiven_once_a_circuit_holds(autojump_clock: trio.testing.MockClock) -> None:
+    first, second = to(CAROL), to(DAVE)
+    holds = [detours.STABLE_SECONDS / 2, detours.STABLE_SECONDS]
+
+    async def serve(stream: CircuitStream, peer: bytes) -> None:
+        stream.link = Circuit(BOB, stream.carrier)
+        await trio.sleep(holds.pop(0))
+
+    alice = bare(serve, first, second)
+    before = order(alice, BOB, first, second)
+    for after in (before[::-1], before):
+        await alice._dial(BOB.public, before[0], detours._Missing(0.0))
+        assert order(alice, BOB, first, second) == after
+
+
+async def test_a_relay_over_which_circuits_with_two_members_fail_is_chosen_last_unless_more_work() -> None:
+    first, second = to(CAROL), to(DAVE)
+    alice, peers = bare(stand_still, first, second), [Identity(bytes([100 + number]) * 32) for number in range(5)]
+    relays = [alice._links[relay] for relay in order(alice, None, first, second)]
+    fail(alice, *[Circuit(peer, relays[0], [Priority.VOTE]) for peer in peers[:2]])
+    for peer in (ERIN, None):
+        assert order(alice, peer, first, second) == [relay.peer for relay in reversed(relays)]
+    for peer in peers[2:]:
+        use(alice, Circuit(peer, relays[0]))
+    for peer in (ERIN, None):
+        assert order(alice, peer, first, second) == [relay.peer for relay in relays], "two that lie, and three that do not"
+
+
+@pytest.mark.parametrize(("held", "seconds"), [(Priority.VOTE, 5.0), (Priority.CONTROL, 10.0), (Priority.BULK, 10.0)])
+async def test_a_relay_that_holds_back_one_lane_of_one_member_is_replaced_in_time(
+    autojump_clock: trio.testing.MockClock, held: Priority, seconds: float
+) -> None:
+    bad, good, start = to(CAROL), to(DAVE), trio.current_time()
+    dialed = dict[bytes, float]()
+
+    async def serve(stream: CircuitStream, peer: bytes) -> None:
+        dialed.setdefault(stream.carrier.peer, trio.current_time() - start)
+        await trio.sleep_forever()
+
+    alice = bare(serve, bad, good)
+    use(alice, Circuit(BOB, bad, [held]))
+    async with trio.open_nursery() as nursery:
+        for relay in (bad, good):
+            alice.on_message(relay, Reserved((BOB.public,)))
+        while trio.current_time() < start + seconds:
+            alice._open(nursery, trio.current_time() - start)
+            await trio.sleep(detours.LOOK_SECONDS)
+        nursery.cancel_scope.cancel()
+    assert [*dialed] == [good.peer]
+
+
+async def test_a_relay_brings_no_strangers() -> None:
+    bad = to(CAROL)
+    alice = bare(stand_still, bad, serves=lambda peer: peer != ERIN.public)
+    async with trio.open_nursery() as alice._nursery:
+        alice._asked[bad.peer] = 0.0
+        for number, peer in enumerate((ERIN, BOB)):
+            alice.on_message(bad, IncomingCircuit(bytes([number]) * 16, peer.public))
+        assert [*alice._ends] == [bytes([1]) * 16]
+        alice._nursery.cancel_scope.cancel()
+
+
+async def test_whoever_reserves_here_and_takes_it_back_is_told_to_others_once_a_second() -> None:
+    other = to(DAVE)
+    alice = bare(stand_still, other)
+    alice._told = Reserved(())
+    told = 0
+    for number in range(400):
+        alice.relay._reservations = {BOB.public} if number % 2 else set()
+        before = other.outbox.held
+        alice._tell(number * detours.LOOK_SECONDS)
+        told += other.outbox.held > before
+    assert told == pytest.approx(detours.TELLINGS_AT_ONCE + 100 * detours.TELLINGS_PER_SECOND, abs=3)
+
+
 async def test_nobody_relays_that_does_not_want_to_or_for_strangers(tcp: SwarmWorld) -> None:
-    with trio.fail_after(SECONDS_MAX):
-        carol = await tcp.start(CAROL, relay=False)
+    with trio.fail_after(DEADLINE_SECONDS):
+        carol = await tcp.start(CAROL, relay=Relaying.OFF)
         dave = await tcp.start(DAVE, members=lambda peer: peer != ALICE.public)
         alice, bob = [await tcp.start(one, listen="none", bootstrap=[carol.address, dave.address]) for one in (ALICE, BOB)]
         await until(lambda: dave.refused().get("relay-not-member") and reserved(dave) == {bob.me})
         assert reserved(carol) == set() and bob.me not in alice.connected()
+
+
+async def test_by_default_a_peer_forwards_while_others_reach_it(tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reached, not reached, and not known: what is reserved is kept where nobody knows, and given up where nobody reaches it."""
+    said = {CAROL.public: Reachable.UNKNOWN}
+    by_itself = Swarm.reachable.fget
+    assert by_itself is not None
+    monkeypatch.setattr(Swarm, "reachable", property(lambda network: said.get(network.me) or by_itself(network)))
+    with trio.fail_after(DEADLINE_SECONDS):
+        carol = await tcp.start(CAROL, relay=Relaying.AUTO)
+        alice = await tcp.start(ALICE, listen="none", bootstrap=[carol.address])
+        await linked(alice, carol)
+        bob = await tcp.start(BOB, listen="none", bootstrap=[carol.address])
+        await linked(bob, carol)
+        assert reserved(carol) == set()
+        said[CAROL.public] = Reachable.DIRECT
+        await until(lambda: reserved(carol) == {alice.me, bob.me} and is_over(alice, bob, carol))
+        said[CAROL.public] = Reachable.UNKNOWN
+        await tcp.start(DAVE, listen="none", bootstrap=[carol.address])
+        await until(lambda: carol.refused().get("relay-off", 0) > 0)
+        assert reserved(carol) == {alice.me, bob.me}
+        said[CAROL.public] = Reachable.RELAYED
+        await until(lambda: reserved(carol) == set())
+        assert is_over(alice, bob, carol), "circuits go on"
+
+
+async def test_two_members_that_dial_a_peer_make_it_a_relay(tcp: SwarmWorld) -> None:
+    with trio.fail_after(DEADLINE_SECONDS):
+        carol = await tcp.start(CAROL, relay=Relaying.AUTO)
+        alice, bob = await start_hidden(tcp, carol)
+        assert carol.reachable is Reachable.DIRECT and is_over(alice, bob, carol)

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import math
+import socket
+import threading
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
-from protocol.addresses import Scope
+from protocol.addresses import Scope, parse_address
 from protocol.identity import Identity, sign
-from protocol.messages import AgedRecord, GetRecords, PeerRecord, Records
+from protocol.messages import Addresses, AgedRecord, GetRecords, PeerAddress, PeerRecord, Records
 from tests.transport.conftest import SwarmWorld
-from tests.transport.helpers import ALICE, BOB, CAROL, CHAIN, DAVE, linked, until
+from tests.transport.helpers import ALICE, BOB, CAROL, CHAIN, DAVE, DEADLINE_SECONDS, linked, until
 from tests.transport.test_swarm import free_address
-from transport import hub
+from transport import addressbook, dialer, hub
+from transport.addressbook import SOURCE_DIALS_MAX
 from transport.framing import Priority
+from transport.standing import Standing
 
-DEADLINE_SECONDS = 20.0
 EVE = Identity(bytes([9]) * 32)
 
 
@@ -107,3 +115,128 @@ async def test_all_records_are_not_sent_as_often_as_somebody_asks(tcp: SwarmWorl
             bob._links[alice.me].post(GetRecords(), Priority.CONTROL)
         await until(lambda: alice.refused().get("too-often", 0) >= 9)
         assert bob.me in alice.connected()
+
+
+# What somebody who names addresses can do -----------------------------------------------------------------------------
+
+
+def standing(**named: Standing) -> Callable[[bytes], Standing]:
+    keys = {identity.public: name for name, identity in {"alice": ALICE, "bob": BOB, "carol": CAROL, "eve": EVE}.items()}
+    return lambda peer: named.get(keys.get(peer, ""), Standing.MEMBER)
+
+
+@pytest.fixture
+def hanging(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Dials by host; those of a network for documentation come to no end."""
+    dialed, dial = Counter[str](), trio.open_tcp_stream
+
+    async def open_tcp_stream(host: str, port: int) -> trio.SocketStream:
+        dialed[f"{host}:{port}"] += 1
+        if host.startswith("198.51.100."):
+            await trio.sleep_forever()
+        return await dial(host, port)
+
+    monkeypatch.setattr(trio, "open_tcp_stream", open_tcp_stream)
+    return dialed
+
+
+@pytest.mark.parametrize(("who", "book_max"), [(Standing.STRANGER, 128), (Standing.MEMBER, 256)])
+async def test_who_names_addresses_that_lead_nowhere_holds_up_no_dial_of_others(
+    tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch, hanging: Counter[str], who: Standing, book_max: int
+) -> None:
+    monkeypatch.setattr(dialer, "DIAL_SECONDS", 2 * DEADLINE_SECONDS)  # no dial that hangs ends by itself
+    with trio.fail_after(DEADLINE_SECONDS):
+        alice = await tcp.start(ALICE, bootstrap=[], standing_of=standing(bob=who))
+        bob = await tcp.start(BOB, bootstrap=[alice.address], versions=(2,))
+        await linked(alice, bob)
+        for part in range(8):
+            junk = [PeerAddress(EVE.public, f"198.51.100.{n}:{part + 1}") for n in range(64)]
+            bob._links[alice.me].post(Addresses(tuple(junk)), Priority.CONTROL)
+        await until(lambda: alice._links[bob.me].heard >= 8 * 64)
+        await trio.testing.wait_all_tasks_blocked()
+        assert len(hanging) <= 2 + SOURCE_DIALS_MAX and len(alice._book) <= book_max + 1
+        carol = await tcp.start(CAROL, bootstrap=[])
+        assert await alice.connect(carol.address) == carol.me
+
+
+async def test_names_that_nobody_answers_for_hold_up_no_other_thread(tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ledger is written in one of Trio's 40 threads."""
+    over, look = threading.Event(), socket.getaddrinfo
+
+    def getaddrinfo(host: str | bytes, *rest: Any) -> Any:  # bytes: a name, in a thread
+        return over.wait() and [] if isinstance(host, bytes) and host.endswith(b"example") else look(host, *rest)
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    monkeypatch.setattr(dialer, "DIAL_SECONDS", 0.01)
+    monkeypatch.setattr(addressbook, "BACKOFF_SECONDS_MAX", 0.01)
+    try:
+        with trio.fail_after(DEADLINE_SECONDS):
+            alice = await tcp.start(ALICE, bootstrap=[])
+            for n in range(64):
+                alice._book.hear(f"name{n}.example:1", EVE.public)
+            await until(lambda: sum(entry.failures for entry in alice._book.entries()) > 100)
+            await trio.to_thread.run_sync(lambda: None)
+            monkeypatch.setattr(dialer, "DIAL_SECONDS", DEADLINE_SECONDS)
+            assert await alice.connect((await tcp.start(BOB, bootstrap=[])).address) == BOB.public
+    finally:
+        over.set()
+
+
+async def test_a_name_that_leads_nearer_than_it_seems_is_followed_only_if_the_operator_gave_it(
+    tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look = socket.getaddrinfo
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *rest: look("127.0.0.1" if host == b"home.example" else host, *rest))
+    with trio.fail_after(DEADLINE_SECONDS):
+        alice, bob = await tcp.start(ALICE, bootstrap=[]), await tcp.start(BOB, bootstrap=[])
+        name = f"home.example:{parse_address(bob.address)[1]}"
+        alice._book.hear(name, bob.me)
+        await until(lambda: alice._book.get(name).reason == "the name leads into this peer's own network")
+        await until(lambda: not bob._open)
+        assert not alice.connected()
+        assert await alice.connect(name) == bob.me
+
+
+async def test_what_a_stranger_names_is_dialed_once_and_a_member_that_names_it_too_is_believed(
+    tcp: SwarmWorld, hanging: Counter[str]
+) -> None:
+    with trio.fail_after(DEADLINE_SECONDS):
+        alice = await tcp.start(ALICE, bootstrap=[], standing_of=standing(eve=Standing.STRANGER))
+        bob = await tcp.start(BOB, bootstrap=[alice.address])
+        await linked(alice, bob)
+        nowhere, hung = free_address(), "198.51.100.1:1"
+        alice._book.hear(nowhere, EVE.public)
+        await until(lambda: nowhere not in alice._book)
+        assert hanging[nowhere] == 1
+        alice._book.hear(hung, EVE.public)
+        assert alice._book.get(hung).source is alice._book._strangers
+        alice._book.hear(hung, BOB.public)
+        assert alice._book.get(hung).source is alice._book._members[BOB.public]
+
+
+async def test_an_address_that_is_claimed_again_and_again_leaves_no_task_behind(tcp: SwarmWorld) -> None:
+    with trio.fail_after(DEADLINE_SECONDS):
+        alice = await tcp.start(ALICE, bootstrap=[])
+        carol = await tcp.start(CAROL, bootstrap=[alice.address])
+        await until(lambda: carol.address in alice._book and carol.me in alice.connected())
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        tasks = len(alice._dialer._nursery.child_tasks)
+        for sequence in range(1, 5):
+            carol._links[alice.me].post(Records((record(EVE, carol.address, sequence=sequence),)), Priority.CONTROL)
+            await until(lambda sequence=sequence: alice.refused().get("wrong-peer") == sequence)
+            await until(lambda: alice._book.get(carol.address).peer == carol.me)
+        await until(lambda: len(alice._dialer._nursery.child_tasks) <= tasks)
+
+
+async def test_records_of_strangers_are_told_to_those_who_ask_and_passed_on_to_nobody(tcp: SwarmWorld) -> None:
+    with trio.fail_after(DEADLINE_SECONDS):
+        alice = await tcp.start(ALICE, bootstrap=[], standing_of=standing(eve=Standing.STRANGER))
+        bob, carol = await tcp.start(BOB, bootstrap=[alice.address]), await tcp.start(CAROL, bootstrap=[alice.address])
+        await linked(alice, bob, carol)
+        for signer in (EVE, DAVE):
+            carol._links[alice.me].post(Records((record(signer, free_address()),)), Priority.CONTROL)
+        await until(lambda: bob.records.knows(DAVE.public))
+        assert alice.records.knows(EVE.public) and not bob.records.knows(EVE.public)
+        bob._links[alice.me].post(GetRecords(), Priority.CONTROL)
+        alice._links[bob.me].records_told_at = -math.inf
+        await until(lambda: bob.records.knows(EVE.public))

@@ -13,7 +13,7 @@ from trio.testing import MockClock
 from peer.driver.auditing import AT_ONCE_MAX
 from protocol.errors import RemoteProtocolError
 from protocol.limits import BLOB_CHUNK_BYTES
-from protocol.messages import BlobChunk, GetBlob, NoBlob
+from protocol.messages import BlobChunk, BlobElsewhere, GetBlob, HasBlob, NoBlob
 from tests.transport.helpers import ALICE, BOB, CAROL, MemoryBlobs, MemoryWriter, digest
 from transport.exchange import (
     PATIENCE_SECONDS,
@@ -27,6 +27,7 @@ from transport.exchange import (
     Pace,
 )
 from transport.framing import Priority
+from transport.serving import Answer, Serving
 
 ME, FROZEN, LIVE = ALICE.public, BOB.public, CAROL.public
 BLOBS = [bytes([n]) * 100 for n in range(20)]
@@ -281,3 +282,47 @@ def test_a_link_that_is_slow_from_the_start_is_no_fast_one_with_a_longer_way() -
     pace = Pace()
     pace.answered(5.0, now=1.0)
     assert pace.window == REVEAL_CHUNKS_START // 2
+
+
+@pytest.mark.parametrize("version", [2, 3])
+async def test_strangers_of_either_wire_version_get_a_blob_one_after_the_other(version: int) -> None:
+    """Whoever cannot be told to wait hears that it is not there now."""
+    blob, answers = bytes(8 * BLOB_CHUNK_BYTES * 20), list[tuple[bytes, type]]()
+
+    def send(peer: bytes, message: object, priority: Priority) -> bool:
+        if version == 2 and isinstance(message, BlobElsewhere | HasBlob):
+            return False
+        answers.append((peer, type(message)))
+        return True
+
+    exchange = Exchange(
+        ME,
+        MemoryBlobs(blob),
+        send=send,
+        drop=lambda peer, error: None,
+        connected=lambda: frozenset({FROZEN, LIVE}),
+        run_blocking=_run_here,
+        takes_turns=lambda peer: version == 3,
+        is_stranger=lambda peer: True,
+    )
+    first, *others = (GetBlob(digest(blob), offset) for offset in range(0, len(blob), BLOB_CHUNK_BYTES))
+    exchange.holder.on_get_blob(FROZEN, first)
+    for request in (first, *others):
+        exchange.holder.on_get_blob(LIVE, request)
+    assert (FROZEN, BlobChunk) in answers and (LIVE, BlobChunk) not in answers
+    assert (LIVE, BlobElsewhere if version == 3 else NoBlob) in answers
+    for request in others:
+        exchange.holder.on_get_blob(FROZEN, request)
+    if version == 3:
+        exchange.on_has_blob(FROZEN, HasBlob(digest(blob)))
+    exchange.holder.on_get_blob(LIVE, first)
+    assert (LIVE, BlobChunk) in answers
+
+
+def test_a_stranger_that_keeps_its_place_for_too_long_is_not_served_beside_the_places() -> None:
+    serving = Serving(is_stranger=lambda peer: True)
+    size = 1 << 30
+    assert serving.ask(b"a blob", FROZEN, size, 0.0) is Answer.PLACE
+    assert serving.ask(b"a blob", LIVE, size, 0.0) is Answer.ELSEWHERE
+    assert serving.lapse(1e6) == [(LIVE, b"a blob")]
+    assert serving.ask(b"a blob", FROZEN, size, 1e6) is Answer.ELSEWHERE

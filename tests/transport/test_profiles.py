@@ -109,6 +109,14 @@ def test_a_lost_segment_comes_late_and_what_follows_comes_after_it() -> None:
     assert flow.send(1.5, 100) == pytest.approx(1.55)
 
 
+def test_a_lost_tail_is_sent_again_by_a_probe_where_it_was_not_alone_in_flight() -> None:
+    moments = Moment(1.0, round_trip_seconds=0.05), Moment(1.0, round_trip_seconds=0.05, loss=1.0)
+    flow = Flow(way(Profile("lost", moments)), Random(0))
+    flow.send(0.99, SEGMENT_BYTES)
+    assert flow.send(1.0, 100) == pytest.approx(1.0 + 0.025 + 2 * 0.05)
+    assert flow.send(1.5, 2 * SEGMENT_BYTES) == pytest.approx(1.5 + 0.025 + 3 * 0.05), "the probe repairs one of them"
+
+
 def test_what_would_wait_longer_than_the_queue_is_lost_and_the_window_shrinks() -> None:
     flow = Flow(way(PROFILES["dsl"]), Random(0))
     first = flow.send(0.0, 4 * SEGMENT_BYTES, more=True)

@@ -9,12 +9,11 @@ from protocol.errors import UserError
 from protocol.identity import Identity
 from protocol.messages import DialBack, Observed
 from tests.transport.conftest import SwarmWorld
-from tests.transport.helpers import ALICE, BOB, CAROL, DAVE, linked, next_event, until
+from tests.transport.helpers import ALICE, BOB, CAROL, DAVE, DEADLINE_SECONDS, linked, next_event, until
 from transport.framing import Priority
 from transport.network import Received
 from transport.reachability import ANSWER_SECONDS, ASK_AGAIN_SECONDS, Reachability, Reachable
 
-DEADLINE_SECONDS = 20.0
 HOME, LAN = "8.8.8.8:5001", "192.168.1.5:5001"
 B, C, D = BOB.public, CAROL.public, DAVE.public
 
@@ -98,9 +97,20 @@ def test_who_accepts_nothing_is_relayed_and_asks_nobody() -> None:
     assert reach.state is Reachable.RELAYED and reach.ask(0) == []
 
 
-def test_an_address_that_is_none_is_refused(reach: Reachability) -> None:
+@pytest.mark.parametrize("address", ["nowhere", "victim.example:443"])
+def test_an_address_that_is_none_is_refused_and_so_is_a_name(reach: Reachability, address: str) -> None:
     with pytest.raises(UserError):
-        reach.observed(B, "nowhere", False)
+        reach.observed(B, address, False)
+
+
+@pytest.mark.parametrize("liars_first", [True, False])
+def test_two_that_lie_do_not_outvote_those_who_do_not(liars_first: bool) -> None:
+    members = [Identity(bytes([n]) * 32).public for n in range(50, 55)]
+    reach = Reachability(True, members=lambda peer: True)
+    said = [(peer, "9.9.9.9:1" if number < 2 else HOME) for number, peer in enumerate(members)]
+    for peer, address in said if liars_first else said[::-1]:
+        reach.observed(peer, address, False)
+    assert reach.host == "8.8.8.8" and set(reach.ask(0)) <= set(members[2:])
 
 
 # Real sockets ---------------------------------------------------------------------------------------------------------

@@ -78,10 +78,6 @@ def test_of_two_records_with_one_sequence_the_first_stays(book: RecordBook) -> N
         (replace(record(1).record, body=record(2).record.body), "bad-signature"),
         (record(1, chain=digest(b"another")).record, "bad-signature"),
         (replace(record(1).record, body=bytes(RECORD_BYTES_MAX + 1)), "oversized"),
-        (record(1, "127.0.0.1:22").record, "bad-address"),
-        (record(1, "192.168.1.1:80").record, "bad-address"),
-        (record(1, HOME, "nowhere").record, "bad-address"),
-        (record(1, HOME, scope=Scope.PRIVATE).record, "bad-address"),
         (record(1, *[HOME] * (ADVERTISED_MAX + 1)).record, "oversized"),
         (sign(BOB, CHAIN, PeerRecord(1, Scope.PUBLIC, (), (bytes(32),) * (RELAYS_MAX + 1))), "oversized"),
         (Signed(b"\x01", BOB.public, bytes(64)), "unknown-message"),
@@ -92,6 +88,23 @@ def test_a_record_that_nobody_honest_passes_on_is_refused_and_leaves_nothing(boo
         book.take(AgedRecord(bad, 0), Scope.LOOPBACK, 0)
     assert caught.value.reason == reason
     assert not list(book.peers())
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [record(1, "127.0.0.1:22"), record(1, "192.168.1.1:80"), record(1, HOME, "nowhere"), record(1, HOME, scope=Scope.PRIVATE)],
+)
+def test_addresses_that_another_program_may_take_for_good_ones_are_not_taken_and_ban_nobody(
+    book: RecordBook, odd: AgedRecord
+) -> None:
+    assert book.take(odd, Scope.LOOPBACK, 0) is Told.KNOWN
+    assert not list(book.peers())
+
+
+def test_the_sequence_of_an_earlier_life_counts_even_if_its_addresses_are_none_to_this_program(book: RecordBook) -> None:
+    odd = record(7, "127.0.0.1:22", of=ALICE)
+    assert book.take(odd, Scope.LOOPBACK, 0) is Told.OWN
+    assert not records.fitting(PeerRecord(7, Scope.PUBLIC, ("127.0.0.1:22",), ()))
 
 
 def test_the_longest_record_fits_its_bound() -> None:

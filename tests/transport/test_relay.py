@@ -11,16 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.errors import RemoteProtocolError
-from protocol.identity import WIRE_VERSIONS
+from protocol.identity import WIRE_VERSIONS, Identity
 from protocol.limits import CIRCUIT_RECORD_BYTES_MAX, RESERVATIONS_MAX
 from protocol.messages import CircuitCredit, CircuitData, CloseCircuit, IncomingCircuit, OpenCircuit
-from tests.transport.helpers import ALICE, BOB, CHAIN, exchange_bytes
+from tests.transport.helpers import ALICE, BOB, CAROL, CHAIN, exchange_bytes
 from transport import relay as module
+from transport.budget import Budget
 from transport.circuit import CircuitSession
-from transport.framing import Channel, Message, Priority
+from transport.framing import MESSAGE_OVERHEAD_BYTES, Channel, Message, Priority
 from transport.noise import KeyPair
-from transport.relay import WINDOW_BYTES, Budget, Relay
+from transport.relay import RECORD_COST_BYTES, RECORDS_MAX, WINDOW_BYTES, Relay
 from transport.session import Established
+from transport.shares import Account, Memory
+from transport.standing import Standing
 
 A, B, C, D = (bytes([number]) * 32 for number in range(4))
 ONE, TWO = b"circuit one 0123", b"circuit two 0123"
@@ -34,7 +37,14 @@ class World:
         self.sent: list[tuple[bytes, Any]] = []
         self.refused: Counter[str] = Counter()
         self.deaf: set[bytes] = set()
-        self.relay = Relay(self._post, lambda peer: not members or peer in members, lambda reason: self.refused.update([reason]))
+        self.memory, self.takes = Memory(), True
+        self.relay = Relay(
+            self._post,
+            lambda peer: not members or peer in members,
+            lambda: self.takes,
+            lambda reason: self.refused.update([reason]),
+            self.account,
+        )
         self.now = 0.0
 
     def _post(self, peer: bytes, message: Any, priority: Priority) -> bool:
@@ -44,8 +54,13 @@ class World:
         self.sent.append((peer, message))
         return True
 
+    def account(self, peer: bytes) -> Account:
+        account = self.memory.account(peer, Standing.MEMBER)
+        account.is_linked = True
+        return account
+
     def open(self, opener: bytes, target: bytes, name: bytes = ONE) -> None:
-        self.relay.reserve(target, True)
+        self.relay.reserve(target, True, self.now)
         self.relay.open(opener, OpenCircuit(name, target), self.now)
 
     def data(self, source: bytes, lane: Priority, data: bytes = RECORD, name: bytes = ONE) -> None:
@@ -90,10 +105,23 @@ def test_only_members_reach_members_that_have_reserved(
     members: tuple[bytes, ...], opener: bytes, target: bytes, reason: str
 ) -> None:
     world = World(*members)
-    world.relay.reserve(B, True)
+    world.relay.reserve(B, True, 0.0)
     world.relay.open(opener, OpenCircuit(ONE, target), 0.0)
     assert world.to(opener, CloseCircuit) == [CloseCircuit(ONE, reason)]
     assert world.refused == {reason: 1} and not world.relay.circuits and not world.to(target, IncomingCircuit)
+
+
+def test_a_relay_that_takes_no_more_keeps_what_it_has_until_it_gives_that_up() -> None:
+    world = World()
+    world.open(A, B)
+    world.takes = False
+    world.relay.reserve(B, True, 0.0)  # again: it has that
+    world.relay.reserve(C, True, 0.0)
+    world.open(D, B, TWO)
+    assert world.relay.reservations.peers == (B,) and world.refused == {"relay-off": 1} and world.relay.circuits == 2
+    world.relay.give_up()
+    world.data(A, Priority.VOTE, b"still")
+    assert [sent.data for sent in world.forward()] == [b"still"] and world.relay.reservations.peers == ()
 
 
 def test_a_third_peer_can_neither_speak_in_a_circuit_nor_end_it() -> None:
@@ -109,7 +137,7 @@ def test_a_third_peer_can_neither_speak_in_a_circuit_nor_end_it() -> None:
 def test_reservations_and_circuits_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World()
     for number in range(RESERVATIONS_MAX + 1):
-        world.relay.reserve(number.to_bytes(32, "big"), True)
+        world.relay.reserve(number.to_bytes(32, "big"), True, 0.0)
     assert len(world.relay.reservations.peers) == RESERVATIONS_MAX and world.refused == {"relay-full": 1}
 
     monkeypatch.setattr(module, "CIRCUITS_PER_PEER_MAX", 3)
@@ -120,8 +148,32 @@ def test_reservations_and_circuits_are_bounded(monkeypatch: pytest.MonkeyPatch) 
     assert world.relay.circuits == 4 and world.refused == {"relay-full": 2}
     world.relay.gone(A)
     assert world.relay.circuits == 1
+    world.now = 60.0
     world.open(A, B, bytes(16))  # the room is there again
     assert world.relay.circuits == 2
+
+
+def test_nobody_takes_all_circuits_that_another_may_have() -> None:
+    world = World()
+    for number in range(module.CIRCUITS_PER_PEER_MAX):
+        world.open(A, B, number.to_bytes(16, "big"))
+    assert world.relay.circuits == module.CIRCUITS_PER_PAIR_MAX
+    world.open(C, B, TWO)
+    assert world.relay.circuits == module.CIRCUITS_PER_PAIR_MAX + 1
+
+
+def test_whoever_reserves_again_and_again_is_refused_also_over_a_new_link() -> None:
+    world, told = World(), 0
+    for second in range(200):
+        for _ in range(3):
+            world.relay.reserve(A, True, float(second))
+            told += len(world.relay.reservations.peers)
+            world.relay.reserve(A, False, float(second))
+        world.relay.gone(A)
+    assert told == module.RESERVINGS_AT_ONCE + 200 * module.RESERVINGS_PER_SECOND
+    assert world.refused == {"relay-too-often": 600 - told}
+    world.relay.reserve(B, True, 200.0)
+    assert world.relay.reservations.peers == (B,), "others are not"
 
 
 def test_whoever_opens_circuits_all_the_time_is_slowed_down() -> None:
@@ -134,6 +186,7 @@ def test_whoever_opens_circuits_all_the_time_is_slowed_down() -> None:
             world.open(A, B, name)
             opened += world.relay.circuits
             world.relay.close(A, CloseCircuit(name, "ended"))
+        world.relay.gone(A)  # a new link pays nothing back
     assert opened == module.CIRCUITS_PER_PEER_MAX + 200 and world.refused == {"relay-too-often": 1_000 - opened}
     world.open(C, B)
     assert world.relay.circuits == 1, "others are not"
@@ -153,6 +206,70 @@ def test_a_vote_overtakes_bulk_of_its_own_circuit_and_of_others() -> None:
         (ONE, Priority.CONTROL),
         *[(ONE, Priority.BULK), (TWO, Priority.BULK)] * 4,
     ]
+
+
+def crowd(world: World, source: bytes, count: int) -> list[bytes]:
+    """Circuits of one member to as many others."""
+    names = [source[:8] + bytes([number]) * 8 for number in range(count)]
+    for number, name in enumerate(names):
+        world.open(source, bytes([100 + number]) * 32, name)
+    return names
+
+
+def passed_on(world: World, seconds: int, *full: tuple[bytes, Priority, bytes]) -> Counter[tuple[bytes, Priority]]:
+    """Bytes by circuit and lane, where these lanes (source, lane, circuit) always have more and all ends read at once."""
+    sent: Counter[tuple[bytes, Priority]] = Counter()
+    for _ in range(20 * seconds):
+        for source, number, name in full:
+            lane = world.relay._circuits[name].lanes[source][number]
+            lane.owed = 0
+            world.relay.credit(lane.target, CircuitCredit(name, number, WINDOW_BYTES[number]))
+            while lane.waiting + len(RECORD) <= WINDOW_BYTES[number]:
+                world.data(source, number, name=name)
+        sent.update({(message.circuit, message.lane): len(message.data) for message in world.forward(0.05)})
+    return sent
+
+
+def test_members_share_each_priority_alike_however_many_circuits_they_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A has ten circuits, C has one."""
+    monkeypatch.setattr(module, "RELAY_BYTES_PER_SECOND", 1 << 18)
+    for priority in Priority:
+        world = World()
+        names = crowd(world, A, 10)
+        world.open(C, D, TWO)
+        sent = passed_on(world, 5, (C, priority, TWO), *((A, priority, name) for name in names))
+        assert sent[TWO, priority] == pytest.approx(sent.total() / 2, rel=0.05)
+        assert sent.total() == pytest.approx(5 << 18, rel=0.1), "nothing is left unused"
+
+
+def test_a_member_saves_up_no_turns_while_its_circuits_have_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A uses little for a while, and then all that it may."""
+    monkeypatch.setattr(module, "RELAY_BYTES_PER_SECOND", 1 << 18)
+    monkeypatch.setattr(module, "CIRCUIT_BYTES_PER_SECOND", 1 << 14)
+    world = World()
+    others = [(C, Priority.BULK, name) for name in crowd(world, C, 14)]
+    first, *more = crowd(world, A, 14)
+    passed_on(world, 20, (A, Priority.BULK, first), *others)
+    sent = passed_on(world, 5, *((A, Priority.BULK, name) for name in (first, *more)), *others)
+    of_c = sum(sent[name, Priority.BULK] for _, _, name in others)
+    assert of_c == pytest.approx(sent.total() / 2, rel=0.1)
+
+
+def test_whoever_marks_all_as_votes_leaves_others_their_votes_at_once_and_a_share_of_bulk(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A and B mark all as votes."""
+    monkeypatch.setattr(module, "RELAY_BYTES_PER_SECOND", 1 << 18)
+    world = World()
+    world.open(C, D, TWO)
+    floods = [(source, Priority.VOTE, name) for source in (A, B) for name in crowd(world, source, 5)]
+    sent = passed_on(world, 5, *floods, (C, Priority.BULK, TWO))
+    assert sent[TWO, Priority.BULK] >= (5 << 18) // 4
+    for _ in range(10):
+        passed_on(world, 1, *floods)
+        world.data(C, Priority.VOTE, b"a vote", TWO)
+        world.now += 2 * len(RECORD) / (1 << 18)  # paid back, of the record before
+        assert TWO in [message.circuit for message in world.forward()[:3]], "behind one record of each other member"
 
 
 def test_while_budgets_hold_bulk_back_a_vote_waits_for_one_record() -> None:
@@ -181,6 +298,25 @@ def test_budgets_are_bytes_a_second_and_never_a_total(monkeypatch: pytest.Monkey
     assert sent == pytest.approx(3_600 * 100_000, rel=0.01)
     world.data(C, Priority.BULK, name=TWO)
     assert [message.circuit for message in world.forward()] == [TWO], "another circuit has a budget of its own"
+
+
+def test_short_records_fill_neither_the_memory_nor_the_processor_of_a_relay() -> None:
+    """An entry of the queue is some fifty bytes, and its work that of a record of a kilobyte, whatever it holds."""
+    world = World()
+    world.open(A, B)
+    world.relay._circuits[ONE].lanes[A][Priority.BULK].credit = 0
+    for _ in range(RECORDS_MAX[Priority.BULK] + 1):
+        world.data(A, Priority.BULK, b"x")
+    assert world.refused == {"circuit-overrun": 1} and not world.relay.circuits
+
+    world = World()
+    world.open(A, B)
+    forwarded = 0
+    for _ in range(10):
+        for _ in range(1_000):
+            world.data(A, Priority.VOTE, b"x")
+        forwarded += len(world.forward(0.1))
+    assert forwarded <= module.CIRCUIT_BYTES_PER_SECOND / RECORD_COST_BYTES * (1.0 + module.BURST_SECONDS) + 2
 
 
 def test_an_end_that_reads_nothing_holds_up_its_circuit_alone_and_one_window_of_memory() -> None:
@@ -218,6 +354,35 @@ def test_a_circuit_ends_with_the_link_of_either_end() -> None:
     assert world.relay.forward(world.now) == math.inf
 
 
+def test_nothing_is_forwarded_for_whoever_is_expelled_from_that_block_on() -> None:
+    world, members = World(), {A, B, C, D}
+    world.relay._serves = members.__contains__
+    world.open(A, B)
+    world.open(C, D, TWO)
+    world.open(C, B, b"a circuit without records"[:16])
+    world.data(A, Priority.VOTE, b"before the block")
+    assert [message.data for message in world.forward()] == [b"before the block"]
+    world.data(A, Priority.VOTE, b"on its way in the relay")
+    members.remove(B)
+    world.data(C, Priority.VOTE, b"of others", TWO)
+    assert [message.data for message in world.forward()] == [b"of others"]
+    assert world.to(A, CloseCircuit) == [CloseCircuit(ONE, "relay-not-member")]
+    world.relay.end_unserved()
+    assert world.relay.circuits == 1 and world.relay.reservations.peers == (D,)
+    assert {message.reason for message in world.to(B, CloseCircuit)} == {"relay-not-member"}
+
+
+def test_what_waits_in_a_relay_is_paid_for_by_whoever_sent_it() -> None:
+    """A's records wait for B, which reads none; the smallest ones cost most."""
+    world, count = World(), 1_000
+    world.open(A, B)
+    for _ in range(count):
+        world.data(A, Priority.VOTE, b".")
+    assert world.account(A).held == world.memory.held == count * (1 + MESSAGE_OVERHEAD_BYTES)
+    world.relay.gone(B)
+    assert world.memory.held == 0
+
+
 PEERS = st.sampled_from((A, B, C, D))
 NAMES = st.sampled_from((ONE, TWO))
 LANES = st.sampled_from(list(Priority))
@@ -243,20 +408,23 @@ def test_whatever_its_links_say_a_relay_holds_no_more_than_its_windows(steps: li
         elif what == "forward":
             world.forward(*arguments)
         else:
-            getattr(world.relay, what)(*arguments, *([world.now] if what == "open" else []))
+            getattr(world.relay, what)(*arguments, *([world.now] if what in ("open", "reserve") else []))
         circuits = world.relay._circuits.values()
         lanes = [lane for circuit in circuits for both in circuit.lanes.values() for lane in both]
         assert all(sum(map(len, lane.queue)) == lane.waiting <= WINDOW_BYTES[lane.number] for lane in lanes)
         assert all(0 <= lane.credit <= WINDOW_BYTES[lane.number] for lane in lanes)
         assert all({*circuit.ends} <= {A, B, C} for circuit in circuits)
-        assert {lane for ready in world.relay._ready for lane in ready} <= {*lanes}
+        assert {lane for turns in world.relay._turns for ready in turns._ready.values() for lane in ready} <= {*lanes}
+        assert world.memory.held == sum(len(record) + MESSAGE_OVERHEAD_BYTES for lane in lanes for record in lane.queue)
         assert world.relay._of_peer == Counter(end for circuit in circuits for end in circuit.ends)
 
 
 # Sealed from end to end ----------------------------------------------------------------------------------------------
 
 
-def sessions(one: bytes = ONE, other: bytes = ONE) -> tuple[CircuitSession, CircuitSession]:
+def sessions(one: bytes = ONE, other: bytes = ONE, answers: Identity = BOB) -> tuple[CircuitSession, CircuitSession]:
+    """Alice's with Bob, and that of the one that `answers`."""
+
     def session(me: Any, peer: Any, name: bytes, initiator: bool) -> CircuitSession:
         static, fresh = (KeyPair.of(bytes([me.public[0] ^ number]) * 32) for number in range(2))
         return CircuitSession(
@@ -271,7 +439,7 @@ def sessions(one: bytes = ONE, other: bytes = ONE) -> tuple[CircuitSession, Circ
             credit=lambda lane: WINDOW_BYTES[lane],
         )
 
-    return session(ALICE, BOB, one, True), session(BOB, ALICE, other, False)
+    return session(ALICE, BOB, one, True), session(answers, ALICE, other, False)
 
 
 def records_of(session: CircuitSession) -> list[bytes]:
@@ -331,6 +499,12 @@ def test_a_handshake_fits_one_circuit() -> None:
     alice, bob = sessions(ONE, TWO)
     with pytest.raises(RemoteProtocolError, match="handshake"):
         exchange_bytes(alice, bob)
+
+
+def test_a_relay_is_not_taken_for_the_far_end() -> None:
+    alice, carol = sessions(answers=CAROL)
+    with pytest.raises(RemoteProtocolError, match="wrong-peer"):
+        exchange_bytes(alice, carol)
 
 
 def test_nothing_is_sent_without_credit() -> None:

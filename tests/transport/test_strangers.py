@@ -11,9 +11,10 @@ import trio
 from protocol.codec import decode_message
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Identity, Signed
+from protocol.limits import MESSAGE_BYTES_MAX
 from protocol.messages import Closing, Guest
 from tests.transport.conftest import SwarmWorld
-from tests.transport.helpers import ALICE, BOB, CAROL, DAVE, linked, make_session, next_event, until
+from tests.transport.helpers import ALICE, BOB, CAROL, DAVE, DEADLINE_SECONDS, linked, make_session, next_event, until
 from transport import hub, slots
 from transport.farewell import in_words
 from transport.framing import Channel, Inbox, Message, Outbox, Priority
@@ -23,7 +24,6 @@ from transport.shares import Memory
 from transport.standing import Standing
 from transport.swarm import READ_BYTES, Swarm
 
-DEADLINE_SECONDS = 20.0
 KIB = 1 << 10
 
 
@@ -127,6 +127,15 @@ async def test_a_stranger_takes_no_link_of_a_member(tcp: SwarmWorld, monkeypatch
         assert alice.connected() == {DAVE.public}
 
 
+async def test_of_all_links_the_lowest_standing_gives_way() -> None:
+    """Also where it is the newest."""
+    links: list[hub.Link] = []
+    for standing in reversed(Standing):
+        links.append(link := hub.Link(b"", "peer.example:1", True, Outbox(), Inbox()))
+        link.standing = standing
+        assert slots.least(links) is link
+
+
 async def test_strangers_have_slots_of_their_own_and_the_oldest_of_the_fullest_host_gives_way(
     tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,6 +170,60 @@ async def test_a_handshake_that_is_not_confirmed_is_half_open(tcp: SwarmWorld) -
         await stream.send_all(session.data_to_send())
         await trio.testing.wait_all_tasks_blocked(0.05)
         assert len(alice._half_open) == 1
+
+
+async def test_whoever_says_nothing_takes_nobodys_turn_for_a_handshake(tcp: SwarmWorld) -> None:
+    with trio.fail_after(DEADLINE_SECONDS):
+        alice = await tcp.start(ALICE, standing_of=standing())
+        alice.effort.host("127.0.0.1", False).spend(10.0)  # so that all wait, for minutes
+        idle, speaking = await tcp.connect(alice), await tcp.connect(alice)
+        await speaking.send_all(make_session(BOB, True).data_to_send())
+        await until(lambda: len(alice._half_open) == 2 and alice.effort._handshakes.waiting)
+        await trio.testing.wait_all_tasks_blocked(0.05)
+        assert alice.effort._handshakes.waiting == 1
+        await idle.aclose()
+
+
+async def test_a_link_that_begins_with_a_large_message_of_a_stranger_is_none(tcp: SwarmWorld) -> None:
+    """What comes before the link is in use is in nobody's budget."""
+    with trio.fail_after(DEADLINE_SECONDS):
+        alice = await tcp.start(ALICE, standing_of=standing(dave=Standing.MEMBER))
+        for identity in (DAVE, BOB):
+            stream, session = await tcp.connect(alice), make_session(identity, True)
+            await stream.send_all(session.data_to_send())
+            while session.peer is None:
+                session.receive(await stream.receive_some())
+            session.outbox.push(Channel.APPLICATION, bytes(512 * KIB), Priority.BULK)
+            with contextlib.suppress(trio.BrokenResourceError):
+                while data := session.data_to_send():
+                    await stream.send_all(data)
+        await until(lambda: alice.refused() == {"oversized": 1})
+        await until(lambda: alice.connected() == {DAVE.public})
+
+
+async def test_a_message_without_an_end_costs_a_member_its_link(tcp: SwarmWorld) -> None:
+    """A stranger is dropped before it has said so much."""
+    piece = b"\x08" + (60_000).to_bytes(2, "big") + bytes(60_000)  # to be continued
+    with trio.fail_after(DEADLINE_SECONDS):
+        alice = await tcp.start(ALICE, standing_of=standing(dave=Standing.MEMBER))
+        stream, session = await connected(tcp, alice, DAVE)
+        assert session._ciphers is not None
+        with contextlib.suppress(trio.BrokenResourceError):
+            for _ in range(MESSAGE_BYTES_MAX // 60_000 + 1):
+                frame = session._ciphers[0].encrypt(piece)
+                await stream.send_all(len(frame).to_bytes(2, "big") + frame)
+        await until(lambda: alice.refused() == {"oversized": 1})
+        await until(lambda: alice.connected() == set())
+
+
+async def test_a_broadcast_is_not_for_strangers_but_for_whoever_is_one_no_more(tcp: SwarmWorld) -> None:
+    admitted: set[bytes] = set()
+    with trio.fail_after(DEADLINE_SECONDS):
+        alice = await tcp.start(ALICE, standing_of=lambda peer: Standing.MEMBER if peer in admitted else Standing.STRANGER)
+        await connected(tcp, alice, BOB)
+        assert alice.broadcast(b"a vote", Priority.VOTE) == 0
+        admitted.add(BOB.public)
+        assert alice.broadcast(b"a vote", Priority.VOTE) == 1
 
 
 async def test_hosts_of_members_are_spared_while_others_are_half_open() -> None:
@@ -251,6 +314,22 @@ def test_the_last_message_is_whole_where_another_was_begun() -> None:
     assert not outbox.push(Channel.APPLICATION, b"too late", Priority.VOTE)
     assert inbox.take(outbox.fill()) == [Message(Channel.LINK, Priority.CONTROL, b"why")]
     assert not outbox and outbox.held == 0
+
+
+@pytest.mark.parametrize("newcomer", ["larger key", "smaller key"])
+async def test_an_invitation_is_shown_before_strangers_are_waited_for(tcp: SwarmWorld, newcomer: str) -> None:
+    smaller, larger = sorted((ALICE, BOB), key=lambda identity: identity.public)
+    guests: set[bytes] = set()
+    shown = Guest(Signed(b"invitation", ALICE.public, bytes(64)), bytes(64))
+    with trio.fail_after(DEADLINE_SECONDS):
+        member = await tcp.start(
+            smaller if newcomer == "larger key" else larger,
+            standing_of=lambda peer: Standing.GUEST if peer in guests else Standing.STRANGER,
+            welcome=lambda peer, what: guests.add(peer),
+        )
+        member.effort.strangers.spend(1_000.0, trio.current_time())
+        guest = await tcp.start(larger if newcomer == "larger key" else smaller, bootstrap=[member.address], guest=lambda: shown)
+        await until(lambda: guests == {guest.me})
 
 
 async def test_whoever_shows_an_invitation_is_a_guest_and_takes_no_slot_of_strangers(

@@ -8,16 +8,18 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from protocol.codec import encode
 from protocol.identity import Identity
 from protocol.messages import BlobElsewhere, GetBlob, HasBlob
 from tests.transport.conftest import MemoryWorld, open_world
 from tests.transport.helpers import MemoryBlobs, digest, linked
 from transport import serving
 from transport.exchange import PATIENCE_SECONDS, SEARCH_SECONDS, STALL_SECONDS
-from transport.framing import Channel, Inbox, Outbox, Priority
-from transport.memory import MemoryNetwork, Mesh
+from transport.framing import Channel, Inbox, Message, Outbox, Priority
+from transport.memory import Conditions, MemoryNetwork, Mesh
 from transport.profiles import steady
 from transport.serving import ANSWER_SECONDS, PLACES, REPEAT_SECONDS, SLOW_SECONDS, Answer, Serving
+from transport.shares import Memory
 
 PEERS = [Identity(bytes([200 + n]) * 32) for n in range(13)]
 KEYS = [peer.public for peer in PEERS]
@@ -57,8 +59,13 @@ async def last_comes(
         return trio.current_time() - start
 
 
+def copies(count: int) -> float:
+    """Seconds of the first peer's uplink."""
+    return count * len(BLOB) * 8 / (UPLINK / 10 * 1e6)
+
+
 async def test_the_last_of_twelve_has_it_in_half_the_time_or_less(autojump_clock: MockClock) -> None:
-    assert await last_comes(3) <= await last_comes(2) / 2
+    assert await last_comes(3) <= copies(12) / 2
 
 
 async def test_a_fast_uplink_serves_all_at_once_when_that_is_known(autojump_clock: MockClock) -> None:
@@ -68,6 +75,47 @@ async def test_a_fast_uplink_serves_all_at_once_when_that_is_known(autojump_cloc
 @pytest.mark.large  # two whole fan-outs
 async def test_peers_of_an_older_program_get_it_and_pass_it_on(autojump_clock: MockClock) -> None:
     assert await last_comes(3, older=range(1, 13, 3)) < await last_comes(2)
+
+
+async def test_askers_of_an_older_program_have_no_more_queued_than_memory_for_links(autojump_clock: MockClock) -> None:
+    """They are served at once, and nothing that waits for them is taken back: they ask again and again, and take nothing."""
+    budget, chunk = 1 << 20, GetBlob(DIGEST, 0)
+    async with open_world(MemoryWorld) as world:
+        assert isinstance(world, MemoryWorld)
+        world.mesh = Mesh(seed=1, conditions=Conditions(bytes_per_second=1_000.0))
+        networks = [world.make(peer, MemoryBlobs(*() if number else (BLOB,))) for number, peer in enumerate(PEERS[:5])]
+        holder = networks[0]
+        assert isinstance(holder, MemoryNetwork)
+        holder.memory = Memory(members=budget)
+        for number, network in enumerate(networks):
+            assert isinstance(network, MemoryNetwork)
+            network.version = 3 if number == 0 else 2
+            await world.serve(network)
+        await linked(*networks)
+        most, link = 0, holder._links
+        for _ in range(20):
+            for asker in networks[1:]:
+                if asker.me in link:
+                    await holder.deliver(link[asker.me], Message(Channel.LINK, Priority.CONTROL, encode(chunk)))
+                    most = max(most, holder.memory.held)
+        assert budget // 2 < most <= budget
+        assert all(peer in link for peer in KEYS[1:5]), "and all of them are served"
+
+
+async def test_what_was_shown_is_counted_for_members_alone(autojump_clock: MockClock) -> None:
+    """Strangers have as many keys as they like, and each count would stay."""
+    async with open_world(MemoryWorld) as world:
+        networks = [world.make(peer, MemoryBlobs(*() if number else (BLOB,))) for number, peer in enumerate(PEERS[:3])]
+        for network in networks:
+            await world.serve(network)
+        await linked(*networks)
+        holder = networks[0]
+        answers = holder._exchange.holder
+        answers._blobs.reveals.add(DIGEST)
+        answers._is_stranger = [KEYS[1]].__contains__
+        for asker in networks[1:]:
+            await holder.deliver(holder._links[asker.me], Message(Channel.LINK, Priority.CONTROL, encode(GetBlob(DIGEST, 0))))
+        assert set(holder.reveals_sent()) == {KEYS[2]} and answers.reveals_sent == 2 * holder.reveals_sent()[KEYS[2]]
 
 
 def test_what_waits_for_a_peer_that_goes_elsewhere_is_taken_back_but_for_what_has_begun() -> None:
@@ -88,7 +136,7 @@ def lie(network: MemoryNetwork, answer: Callable[[bytes], object]) -> None:
         if request.offset == 0 and (said := answer(peer)) is not None:
             network._post(peer, said, Priority.CONTROL)
 
-    network._exchange.on_get_blob = on_get_blob  # type: ignore[method-assign]
+    network._exchange.holder.on_get_blob = on_get_blob  # type: ignore[method-assign]
 
 
 async def test_a_liar_that_names_peers_without_the_blob_costs_a_few_questions(autojump_clock: MockClock) -> None:
@@ -115,11 +163,11 @@ async def test_turns_that_are_none_are_taken_once(autojump_clock: MockClock) -> 
             return BlobElsewhere(DIGEST, True, ())
 
         lie(networks[1], answer)
-        networks[0]._exchange.on_get_blob = lambda peer, request: None  # type: ignore[method-assign]
+        networks[0]._exchange.holder.on_get_blob = lambda peer, request: None  # type: ignore[method-assign]
 
-    with trio.move_on_after(60):
+    with trio.move_on_after(20):
         await last_comes(3, receivers=[12], named=[1], spoil=spoil)
-    assert len(asked) <= 2 + 60 / 2
+    assert 2 <= len(asked) <= 2 + 20 / 2
 
 
 async def test_receivers_that_take_and_keep_places_delay_others_once(autojump_clock: MockClock) -> None:
@@ -130,8 +178,7 @@ async def test_receivers_that_take_and_keep_places_delay_others_once(autojump_cl
             for number in range(2):  # and nothing more: a window would be four
                 liar._post(KEYS[0], GetBlob(DIGEST, number), Priority.CONTROL)
 
-    direct = await last_comes(2, receivers=range(4, 13))
-    assert await last_comes(3, receivers=range(4, 13), spoil=spoil) < direct
+    assert await last_comes(3, receivers=range(4, 13), spoil=spoil) < copies(9)
 
 
 # Places, without a network -----------------------------------------------------------------------------------------------
@@ -201,3 +248,86 @@ def test_what_is_remembered_is_bounded() -> None:
         made.has(DIGEST, number.to_bytes(32, "big"), 0.0)
     assert len(made._blobs[DIGEST].known) <= serving.KNOWN_MAX
     assert STALL_SECONDS > SLOW_SECONDS
+
+
+def fill(made: Serving, waiting: bytes) -> None:
+    """Members have all places, and one more waits."""
+    for key in [*KEYS[4 : 4 + PLACES], waiting]:
+        made.ask(DIGEST, key, 1 << 30, 0.0)
+
+
+def asks(made: Serving, peer: bytes, count: int, of: int = 0) -> None:
+    for number in range(count):
+        made.ask(of.to_bytes(1, "big") + number.to_bytes(31, "big"), peer, 1 << 30, 0.0)
+
+
+def waits(made: Serving, peer: bytes) -> bool:
+    """Whether its turn comes when others give their places back."""
+    return any(peer in made.declined(DIGEST, key, 1.0) for key in KEYS[4 : 4 + PLACES])
+
+
+def test_questions_of_strangers_push_out_none_of_members() -> None:
+    strangers, waiting = KEYS[:2], KEYS[9]
+    made = Serving(strangers.__contains__)
+    fill(made, waiting)
+    for of, stranger in enumerate(strangers):
+        asks(made, stranger, 2 * serving.BLOBS_MAX, of)
+    assert waits(made, waiting)
+    assert len(made._blobs) == 1 + serving.BLOBS_OF_STRANGERS_MAX
+
+
+def test_questions_of_strangers_decide_not_what_is_forgotten_of_a_member() -> None:
+    made = Serving([KEYS[0]].__contains__)
+    asks(made, KEYS[1], serving.BLOBS_MAX)
+    first = next(iter(made._blobs))
+    asks(made, KEYS[0], 1)
+    asks(made, KEYS[1], 1, of=1)
+    assert first not in made._blobs and len(made._blobs) == serving.BLOBS_MAX
+
+
+def test_of_members_the_one_that_asked_for_most_is_forgotten_first() -> None:
+    made, waiting = Serving(), KEYS[9]
+    fill(made, waiting)
+    asks(made, KEYS[0], 2 * serving.BLOBS_MAX)
+    assert waits(made, waiting)
+    assert len(made._blobs) == serving.BLOBS_MAX
+
+
+def test_what_a_stranger_asked_for_first_is_a_member_s_once_that_asks() -> None:
+    made = Serving([KEYS[0]].__contains__)
+    made.ask(DIGEST, KEYS[0], 1 << 30, 0.0)
+    fill(made, KEYS[9])
+    asks(made, KEYS[0], 2 * serving.BLOBS_OF_STRANGERS_MAX)
+    assert waits(made, KEYS[9])
+
+
+def test_places_of_strangers_lengthen_no_member_s() -> None:
+    ends = list[float]()
+    for blobs in (0, serving.BLOBS_OF_STRANGERS_MAX):
+        made = Serving([KEYS[0]].__contains__)
+        asks(made, KEYS[0], blobs)
+        made.ask(DIGEST, KEYS[4], 1 << 30, 0.0)
+        ends.append(made._end(made._blobs[DIGEST].places[KEYS[4]]))
+    assert ends[0] == ends[1]
+
+
+def test_places_of_members_lengthen_a_stranger_s() -> None:
+    made = Serving([KEYS[0]].__contains__)
+    for key in (KEYS[0], *KEYS[4 : 4 + PLACES]):
+        made.ask(DIGEST, key, 1 << 30, 0.0)
+    shared = [made._blobs[DIGEST].places[key].shared for key in (KEYS[0], KEYS[4])]
+    assert shared == [PLACES + 1, PLACES]
+
+
+def test_strangers_have_a_place_of_their_own_and_take_none_of_others() -> None:
+    strangers, members = KEYS[:4], KEYS[4:9]
+    made = Serving(strangers.__contains__)
+    took = [made.ask(DIGEST, peer, 1 << 30, 0.0) for peer in [*strangers, *members]]
+    places = [peer for peer, answer in zip([*strangers, *members], took, strict=True) if answer is Answer.PLACE]
+    assert places == [strangers[0], *members[:PLACES]]
+    assert made.has(DIGEST, members[0], 1.0) == [members[PLACES]], "a stranger has waited for longer"
+    assert made.has(DIGEST, strangers[0], 1.0) == [strangers[1]]
+    rate = made._rate
+    assert made.ask(DIGEST, strangers[1], 1 << 30, 1.1) is Answer.PLACE
+    made.has(DIGEST, strangers[1], 1.2)
+    assert made._rate == rate, "a stranger tells nothing of this uplink"

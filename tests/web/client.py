@@ -67,7 +67,7 @@ class Site:
 
     host: str
     port: int
-    seconds: float = 30.0
+    seconds: float = 90.0
     _network: dict[str, Any] = field(default_factory=dict)
 
     def ask(

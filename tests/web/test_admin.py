@@ -44,7 +44,7 @@ async def test_of_a_file_that_is_refused_nothing_is_kept_until_somebody_looks_fo
         try:
             reply = await said(site.ask, "POST", f"/api/v1/projects/{view.project}/tasks?format=csv", b"none", token)
             assert reply.code == "misfit"
-            with trio.fail_after(5):
+            with trio.fail_after(90):
                 while any(type(thing) is Problem for thing in gc.get_objects()):  # noqa: ASYNC110 - nothing tells
                     await trio.sleep(0.05)
         finally:

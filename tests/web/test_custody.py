@@ -93,13 +93,14 @@ async def test_what_fits_no_account_is_refused_and_keeps_no_name(tmp_path: Path)
 
 
 async def test_defence_wrong_passphrases_wait_longer_and_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(custody, "WRONG_FREE", 2)
     async with Room(tmp_path).serving() as (_, site):
         assert (await signed(site, "up")).status == 201
-        codes = [(await signed(site, "in", passphrase=f"wrong horse {number}")).code for number in range(3)]
-        assert codes == ["unauthorized", "unauthorized", "too-many"]
+        for free in (2, -3):  # so the second one costs half a minute: the next one comes before that, however busy the machine is
+            monkeypatch.setattr(custody, "WRONG_FREE", free)
+            assert (await signed(site, "in", passphrase=f"wrong horse {free}")).code == "unauthorized"
+        assert (await signed(site, "in", passphrase="wrong horse")).code == "too-many"
         reply = await signed(site, "in")
-        assert (reply.code, reply.headers["retry-after"]) == ("too-many", "1"), "nor is the right one looked at"
+        assert reply.code == "too-many" and 1 < int(reply.headers["retry-after"]) <= 32, "nor is the right one looked at"
         assert (await signed(site, "in", "bob")).code == "unauthorized", "others are not kept out"
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from curation.limits import NAME_CHARACTERS_MAX, OPTION_CHARACTERS_MAX, OPTIONS_MAX
 from tests.browser.browser import NEEDED, Browser, browser
+from tests.browser.test_admin import sign_in
 from tests.browser.test_annotate import address
 from tests.web.room import Room, enrolled
 from tests.web.test_routes import founded, operator
@@ -64,7 +65,7 @@ async def test_defence_nothing_that_people_write_runs(kind: str, tmp_path: Path)
                 shown = await page.task(shown)
         await page.count("settled", count)
         await harmless(page)
-        await page.open(f"{address(site)}/admin#{token}")
+        await sign_in(page, site, token)
         others = (*(other.path for other in PAGES), "/admin#projects", "/admin#people", "/admin#log")
         for path in others if kind == "label" else ("/review",):  # of pairs, the rest says no more
             await page.open(f"{address(site)}{path}")

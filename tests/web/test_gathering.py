@@ -24,7 +24,7 @@ async def test_statements_that_no_single_transaction_takes_go_into_several_batch
         wishes = [LeaseWish(number.to_bytes(32), bytes(16), 1, bytes(64), LEASES_MAX, without) for number in range(BATCH_MAX)]
         decided = [gatherer.put(wish) for wish in wishes]
         nursery.start_soon(gatherer.run)
-        with trio.fail_after(30):
+        with trio.fail_after(60):
             for event in decided:
                 await event.wait()
         assert gatherer.waiting == 0

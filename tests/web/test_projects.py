@@ -62,8 +62,10 @@ async def contested(author: Author) -> tuple[ProjectView, list[Person], list[str
     leases = [(await assigned(author.site, who))[0]["assignment"] for who in people]
     for who, lease, answer in zip(people, leases, ((0,), (1,)), strict=True):
         assert (await said(who.submit, author.site, lease, answer)).status == 201
+    applied = author.daemon.driver.applied  # as it is before somebody looks
     while (await author.daemon.api.projects())[0].review == 0:  # type: ignore[attr-defined]
-        await author.daemon.driver.applied.wait()
+        await applied.wait()
+        applied = author.daemon.driver.applied
     return view, people, leases
 
 

@@ -76,6 +76,8 @@ LIES: dict[str, tuple[Callable[[Path], None], str]] = {
     "a line more": (changed(LABELS, lambda data: data + b"{}\n"), f"{LABELS}:4: nothing proves this line"),
     "a row": (changed("labels.proof", flipped(40)), f"{LABELS}:1"),
     "a proof": (changed("labels.proof", flipped(-40)), f"{LABELS}:3"),
+    "a proof that is none": (changed("labels.proof", flipped(4)), f"{LABELS}:1: what should prove it cannot be read"),
+    "a page's proof that is none": (changed("pages.proof", flipped(4)), "pages.proof: page 0: what should prove it"),
     "proofs cut": (changed("labels.proof", lambda data: data[:-1]), "ends inside of a proof"),
     "page": (changed("pages/0", flipped(60)), "pages/0 has other bytes"),
     "row of a page": (changed("pages.proof", flipped(60)), "pages.proof: page 0"),

@@ -142,6 +142,7 @@ async def test_files_are_written_one_at_a_time_and_others_are_told_to_come_again
             second = await said(site.export, project)
             assert (second.status, second.code, second.headers["retry-after"]) == (429, "too-many", "10")
             assert (await said(site.get, "/api/stats")).status == 200, "the peer answers meanwhile"
+            monkeypatch.setattr(reading, "TURN_SECONDS", 60.0)
             go_on.set()
         assert [reply.status for reply in replies] == [200]
         assert (await said(site.export, project)).status == 200

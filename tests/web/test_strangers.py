@@ -27,6 +27,8 @@ async def test_no_request_is_the_peer_s_error(tmp_path: Path, caplog: pytest.Log
         view = await room.project(daemon, tasks=200)
         known = await said(http.known_at, site, view.project, await api.web_token())
         seen = await http.hammer(known, SECONDS, seed=1)
+        if seen.requests <= 50:  # a busy machine
+            seen = await http.hammer(known, 10 * SECONDS, seed=1)
         assert not seen.problems and seen.requests > 50 and {200, 400} <= seen.statuses.keys()
         assert (await said(site.get, "/healthz")).status == 200
     assert not [record for record in caplog.records if record.exc_info and record.levelno >= logging.ERROR]

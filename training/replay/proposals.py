@@ -13,8 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-import numpy as np
-
 from ledger.audits.losses import in_millionths
 from protocol import codec as wire
 from protocol.errors import LocalProtocolError, RemoteProtocolError
@@ -24,8 +22,8 @@ from training.objectives.objective import Declaration, Reason
 from training.replay import trace
 from training.replay.inner_state import InnerState, OnState
 from training.replay.trace import RELATIVE_ERROR_MAX, StateDigests, States, StateWriter, Trace
-from training.replicated import feedback
-from training.replicated.layout import Float32Array, float32_bytes, layout_of
+from training.replicated import buffers, feedback
+from training.replicated.layout import Float32Array, layout_of
 from training.replicated.model import ReplicatedModel
 from training.spec import JobSpec
 from training.tasks import Audit, Audited, Propose, Proposed, Reexecute, Reexecuted, Replay, Replayed
@@ -94,13 +92,14 @@ def propose(request: Propose, update: Update, declarer: Declarer | None = None) 
     declaration = _own_declaration(request, model, declarer)
     delta, losses = update(model.parameters, *place, inner, take, declaration=declaration)
     m = feedback.accumulate(e, delta, model.spec.feedback_decay, model.spec.update_weight)
-    payload = model.payload(request.trainer, m)
+    buffer = buffers.of(m, model.header(request.trainer), model.spec)
+    payload = model.payload(request.trainer, buffer.m)
     payload_digest = write_object(Path(request.payload_out), payload, model.spec.parts)
-    digests = payload_digest, len(payload), write_object(Path(request.buffer_out), float32_bytes(m), model.spec.parts)
+    digests = payload_digest, len(payload), write_object(Path(request.buffer_out), buffer.encode(), model.spec.parts)
     committed = states.finish() if states else (None, None)
     seconds, encoded = time.perf_counter() - started, wire.encode(declaration.record) if declaration else b""
-    loss, of_replays = sum(losses) / len(losses), tuple(map(in_millionths, losses[:: model.spec.replayed_steps]))
-    return Proposed(*digests, loss, seconds, *committed, feedback_from, inner_from, encoded, of_replays)
+    of_replays = tuple(map(in_millionths, losses[model.spec.sealed_step :: model.spec.replayed_steps]))
+    return Proposed(*digests, sum(losses) / len(losses), seconds, *committed, feedback_from, inner_from, encoded, of_replays)
 
 
 def reexecute(request: Reexecute, update: Update, declarer: Declarer | None = None) -> Reexecuted:
@@ -133,10 +132,10 @@ def audit(request: Audit, update: Update, declarer: Declarer | None = None) -> A
 def _judge(
     request: Audit, model: ReplicatedModel, update: Update, declarer: Declarer | None
 ) -> tuple[Verdict, float, int | None]:
-    """And the loss of the first step."""
+    """And the loss that a report on the round seals."""
     spec, trainer, last = model.spec, request.trainer, _Last()
     try:
-        m, e = _buffer(Path(request.buffer), model), _feedback(request, model)
+        buffer, e = buffers.read(Path(request.buffer), spec), _feedback(request, model)
         inner = InnerState.load(Path(request.inner), spec) if request.inner else None
         previous, declaration = _previous_inner(request, spec), _declaration(request, spec)
         number = _refutation(request, model, declaration, declarer, None)
@@ -149,14 +148,15 @@ def _judge(
     delta, losses = update(model.parameters, request.job, request.round, trainer, previous, take, declaration=declaration)
     decay, tolerance, weight, held = spec.feedback_decay, spec.replay_tolerance, spec.update_weight, model.held(trainer)
     header, layout = model.header(trainer), model.layout
-    verdict = feedback.judge_replay(m, e, delta, payload, header, layout, decay, tolerance, weight, held)
-    error = trace.ratio(*feedback.replay_distances(m, e, delta, decay, weight))
+    m, said = buffer.m, buffer.said
+    verdict = feedback.judge_replay(m, e, delta, payload, header, layout, decay, tolerance, weight, held, said)
+    error = trace.ratio(*feedback.replay_distances(m, e, delta, decay, weight, said))
     if verdict is not Verdict.ACCEPT and not feedback.encodes(feedback.unsaid(m, held), payload, header, layout):
         error = RELATIVE_ERROR_MAX  # however near m is, the payload says something else
     if inner and last.inner and verdict is Verdict.ACCEPT:
         error = max(error, trace.inner_error(inner, last.inner, spec))
         verdict = Verdict.ACCEPT if error <= tolerance else Verdict.REPLAY
-    return verdict, error, in_millionths(losses[0])
+    return verdict, error, in_millionths(losses[spec.sealed_step])
 
 
 def known_update(spec: JobSpec) -> Update:
@@ -345,7 +345,7 @@ def _previous_inner(request: Propose | Reexecute | Audit, spec: JobSpec) -> Inne
 
 
 def _feedback(request: Propose | Audit | Replay, model: ReplicatedModel) -> Float32Array:
-    """The e that the trainer continues from; zero where the request names no previous buffer. `RemoteProtocolError` as `_buffer`:
+    """The e that the trainer continues from; zero where the request names no previous buffer. `RemoteProtocolError` as `read`:
     a proposal may be accepted before anybody looks at what it commits to.
     """
     if request.previous_buffer is None:
@@ -353,13 +353,6 @@ def _feedback(request: Propose | Audit | Replay, model: ReplicatedModel) -> Floa
     record = model.records.get(request.trainer)
     if record is None:
         raise LocalProtocolError("a previous buffer was named for a trainer that has had nothing accepted")
-    previous = _buffer(Path(request.previous_buffer), model)
+    previous = buffers.read(Path(request.previous_buffer), model.spec)
     payload = None if request.previous_payload is None else Path(request.previous_payload).read_bytes()
-    return model.carried(request.trainer, previous, payload)
-
-
-def _buffer(path: Path, model: ReplicatedModel) -> Float32Array:
-    """A committed m; `RemoteProtocolError` if its size is not the model's."""
-    if path.stat().st_size != 4 * model.layout.size:
-        raise RemoteProtocolError("bad-buffer", f"{path.stat().st_size} bytes for {model.layout.size} elements")
-    return np.fromfile(path, dtype="<f4").astype(np.float32, copy=False)
+    return model.carried(request.trainer, previous.m, payload, previous.said)

@@ -26,6 +26,7 @@ from protocol.digests import Hasher, digest_of, hashed
 from protocol.errors import RemoteProtocolError
 from storage.parts import write_list
 from training.replay.inner_state import InnerState, directions, inner_bytes, slots
+from training.replicated import buffers
 from training.replicated.layout import BLOCK, Float32Array, float32_bytes, layout_of
 from training.spec import LOCAL_STEPS_MAX, JobSpec
 
@@ -75,14 +76,15 @@ def needed(trace: Trace, step: int, spec: JobSpec) -> dict[bytes, int]:
 
 
 def reveal_bytes_max(spec: JobSpec) -> int:
-    """What one auditor fetches of a proposal: `needed`, the trace, the buffer before, and what its declaration names; of one
-    step both buffers.
+    """What one auditor fetches of a proposal: `needed`, the trace, the buffer before, and what its declaration names; where
+    the whole round is replayed from the model, both buffers.
     """
     vector = 4 * layout_of(spec).size
-    previous = (vector if spec.feedback_decay > 0 else 0) + spec.kind.blob_bytes_max(spec)
+    buffer = buffers.size(spec)
+    previous = (buffer if spec.feedback_decay > 0 else 0) + spec.kind.blob_bytes_max(spec)
     if spec.traces_states:
         return previous + trace_bytes_max(spec) + 3 * vector + 2 * inner_bytes(spec)
-    return previous + vector + 2 * inner_bytes(spec) * spec.keeps_inner_state
+    return previous + buffer + 2 * inner_bytes(spec) * spec.keeps_inner_state
 
 
 def _read_parameters(trace: Trace, step: int) -> Iterable[StateDigests]:

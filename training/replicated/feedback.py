@@ -18,6 +18,7 @@ from protocol.digests import digest_of
 from protocol.errors import LocalProtocolError
 from protocol.reasons import Verdict
 from training.replicated import codec
+from training.replicated.codec import cells
 from training.replicated.layout import BLOCK, Float32Array, Layout
 
 HALVINGS_MAX: Final = 64  # by then nothing is left of e; bounds the count in the replicated state
@@ -41,13 +42,22 @@ def buffer_digest(m: Float32Array, in_parts: bool = False) -> bytes:
 
 
 def feedback_after(
-    record: Record | None, m: Float32Array | None, payload: bytes | None, layout: Layout, in_parts: bool = False
+    record: Record | None,
+    m: Float32Array | None,
+    payload: bytes | None,
+    layout: Layout,
+    in_parts: bool = False,
+    said: codec.Update | None = None,
 ) -> Float32Array:
-    """The e that a trainer continues from, given its last accepted buffer and payload (both of `record`; None without one)."""
+    """The e that a trainer continues from, given its last accepted buffer and payload (both of `record`; None without one).
+
+    `said` is what m was read from, where the job's buffers are levels.
+    """
     if record is None:
         return np.zeros(layout.size, dtype=np.float32)
     named = record.buffer, record.payload
-    if m is None or payload is None or (buffer_digest(m, in_parts), digest_of(payload, in_parts)) != named:
+    of_buffer = None if m is None else digest_of(said.encode(), in_parts) if said else buffer_digest(m, in_parts)
+    if m is None or payload is None or (of_buffer, digest_of(payload, in_parts)) != named:
         raise LocalProtocolError("buffer and payload are not those of the record")
     left = codec.read(payload, layout).dense() if record.stepped else np.zeros_like(m)
     with np.errstate(over="ignore", invalid="ignore"):  # somebody else's m may be any bytes
@@ -80,17 +90,19 @@ def judge_replay(
     tolerance: float,
     weight: float = 1.0,
     held: Float32Array | None = None,
+    said: codec.Update | None = None,
 ) -> Verdict:
     """Whether `payload` says the committed `m` exactly, and `m` is what re-execution gives, up to `tolerance` · ‖weight · Δ‖.
 
-    `held` is what everybody knows of m already: the trainer's estimate, where the job has estimates.
+    `held` is what everybody knows of m already: the trainer's estimate, where the job has estimates. `said` as in
+    `replay_distances`.
     """
     for vector in (m, e, delta_replay):
         if vector.shape != (layout.size,) or not _is_finite(vector):
             return Verdict.REPLAY
     if not encodes(unsaid(m, held), payload, header, layout):
         return Verdict.REPLAY
-    error, norm = replay_distances(m, e, delta_replay, decay, weight)
+    error, norm = replay_distances(m, e, delta_replay, decay, weight, said)
     return Verdict.ACCEPT if error <= tolerance * norm else Verdict.REPLAY
 
 
@@ -107,15 +119,27 @@ def _is_finite(vector: Float32Array) -> bool:
 
 
 def replay_distances(
-    m: Float32Array, e: Float32Array, delta: Float32Array, decay: float, weight: float = 1.0
+    m: Float32Array,
+    e: Float32Array,
+    delta: Float32Array,
+    decay: float,
+    weight: float = 1.0,
+    said: codec.Update | None = None,
 ) -> tuple[float, float]:
-    """‖m − (decay·e + weight·Δ)‖ and ‖weight·Δ‖ in float64; opinions of honest judges differ only at the edge of a wide gap."""
+    """‖m − (decay·e + weight·Δ)‖ and ‖weight·Δ‖ in float64; opinions of honest judges differ only at the edge of a wide gap.
+
+    Where m was read from levels, `said`, it is the nearest vector that these are said of: rounding an honest m is no deviation.
+    """
     error = norm = 0.0
     with np.errstate(over="ignore", invalid="ignore"):  # a liar's values overflow: that is far away
         for start in range(0, len(m), BLOCK):
             part = slice(start, start + BLOCK)
-            error += _sum_of_squares(np.subtract(m[part], accumulate(e[part], delta[part], decay, weight), dtype=np.float64))
             norm += _sum_of_squares(delta[part].astype(np.float64))
+            if said is None:
+                replayed = accumulate(e[part], delta[part], decay, weight)
+                error += _sum_of_squares(np.subtract(m[part], replayed, dtype=np.float64))
+        if said is not None:
+            error = cells.squared_distance(said, lambda run: accumulate(e[run.elements], delta[run.elements], decay, weight))
     return math.sqrt(error), weight * math.sqrt(norm)
 
 

@@ -2,7 +2,7 @@
 
 A *chunk* (at most 4096 elements of one tensor) shares one scale in the codec. A *block* (at most 16 chunks of one tensor) is what
 streaming code works on at a time, and one leaf of the model root. A *stretch* (at most 64 blocks) is one thread's at a time.
-Names and shapes are those of the torch model.
+Sparse updates are worked on in *runs* of blocks. Names and shapes are those of the torch model.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -24,6 +25,7 @@ from training.transformer import LAYERS_MAX, PARAMETERS_MAX
 CHUNK: Final = 4096  # elements that share a scale (DeMo and SparseLoCo use the same)
 BLOCK: Final = 16 * CHUNK  # elements streamed at once: a dozen arrays of 256 KiB stay in the cache
 STRETCH: Final = 64  # blocks: a dozen milliseconds of work, and memory for a few hundred of them in the largest models
+RUN: Final = STRETCH * BLOCK  # elements that sparse updates are worked on together in: a byte for each
 TENSORS_MAX: Final = 9 * (LAYERS_MAX + 1)  # every one of them may end in a shorter chunk, and so in a shorter block
 CHUNKS_MAX: Final = PARAMETERS_MAX // CHUNK + TENSORS_MAX
 BLOCKS_MAX: Final = PARAMETERS_MAX // BLOCK + TENSORS_MAX
@@ -55,18 +57,30 @@ class Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
-    """At most `BLOCK` consecutive elements of one tensor, with the same range counted in chunks."""
+class Run:
+    """Consecutive chunks, of one tensor or of several, with the same range counted in elements."""
 
-    tensor: str
     elements: slice
     chunks: slice
-    decayed: bool  # as its tensor
+
+    @classmethod
+    def of(cls, blocks: Sequence[Run]) -> Run:
+        """These consecutive blocks."""
+        first, last = blocks[0], blocks[-1]
+        return Run(slice(first.elements.start, last.elements.stop), slice(first.chunks.start, last.chunks.stop))
 
     @property
     def size(self) -> int:
         size: int = self.elements.stop - self.elements.start
         return size
+
+
+@dataclass(frozen=True, slots=True)
+class Block(Run):
+    """At most `BLOCK` elements of one tensor."""
+
+    tensor: str
+    decayed: bool  # as its tensor
 
 
 @dataclass(frozen=True)
@@ -89,6 +103,11 @@ class Layout:
         return tuple(self.blocks[start : start + STRETCH] for start in range(0, len(self.blocks), STRETCH))
 
     @functools.cached_property
+    def block_edges(self) -> npt.NDArray[np.int64]:
+        """(blocks + 1,): chunks before each block."""
+        return np.array([0, *(block.chunks.stop for block in self.blocks)])
+
+    @functools.cached_property
     def named(self) -> Mapping[str, Tensor]:
         return {tensor.name: tensor for tensor in self.tensors}
 
@@ -97,9 +116,17 @@ class Layout:
         return np.array([length for tensor in self.tensors for length in _cut(tensor.size, CHUNK)], dtype=np.int64)
 
     @functools.cached_property
-    def chunk_offsets(self) -> npt.NDArray[np.int64]:
-        """(chunks,): elements of its block before each chunk."""
-        return np.concatenate([np.arange(0, block.size, CHUNK) for block in self.blocks])
+    def chunk_starts(self) -> npt.NDArray[np.int64]:
+        """(chunks + 1,): elements before each chunk."""
+        return np.concatenate([[0], np.cumsum(self.chunk_lengths)])
+
+
+def runs_of(blocks: Sequence[Run], before: npt.NDArray[np.int64], entries: int) -> Iterator[Sequence[Run]]:
+    """Consecutive blocks with about so many entries together, or one with more; `before`: (blocks,), entries before each."""
+    starts = np.array([block.elements.start for block in blocks])
+    begins = np.flatnonzero(np.diff(before // entries, prepend=-1) | np.diff(starts // RUN, prepend=-1))
+    for start, stop in pairwise([*begins.tolist(), len(blocks)]):
+        yield blocks[start:stop]
 
 
 @functools.lru_cache(maxsize=8)
@@ -131,5 +158,5 @@ def _blocks(tensors: tuple[Tensor, ...]) -> Iterator[Block]:
         start = tensor.offset
         for length in _cut(tensor.size, BLOCK):
             chunks = -(-length // CHUNK)
-            yield Block(tensor.name, slice(start, start + length), slice(chunk, chunk + chunks), tensor.decayed)
+            yield Block(slice(start, start + length), slice(chunk, chunk + chunks), tensor.name, tensor.decayed)
             start, chunk = start + length, chunk + chunks

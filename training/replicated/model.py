@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -26,7 +26,7 @@ from training.replicated.each import Each, one_by_one
 from training.replicated.estimates import Room, in_memory
 from training.replicated.feedback import HALVINGS_MAX, Record, unsaid
 from training.replicated.init import initial_block
-from training.replicated.layout import STRETCH, Block, Float32Array, Layout, float32_bytes, layout_of
+from training.replicated.layout import STRETCH, Block, Float32Array, Layout, Run, float32_bytes, layout_of
 from training.replicated.state import (
     ESTIMATES,
     NORM_ROUNDS,
@@ -41,7 +41,8 @@ from training.replicated.state import (
 from training.spec import JobSpec
 
 CHECKED_BYTES_MAX: Final = 8 << 20  # of payloads that stay decoded from their check to the step; it decodes the others again
-Take = Callable[[str, Block, Float32Array], object]
+PIECE: Final = 4  # blocks: the outer step takes arrays of 1 MiB, on which threads wait less for the interpreter
+Take = Callable[[str, Run, Float32Array], object]
 NORM_RATIO: Final = 16  # of the median accepted norm: honest norms grow sixfold while feedback builds up, attacks use 10^6
 
 
@@ -223,12 +224,17 @@ class ReplicatedModel:
         except RemoteProtocolError as error:
             raise StorageError(f"the estimate of {short_id(trainer)} is damaged ({error}): restore a snapshot") from None
 
-    def carried(self, trainer: bytes, buffer: Float32Array | None, payload: bytes | None) -> Float32Array:
-        """What a trainer continues from, given its last accepted buffer and payload: e, or its momentum; zero without them."""
+    def carried(
+        self, trainer: bytes, buffer: Float32Array | None, payload: bytes | None, said: codec.Update | None = None
+    ) -> Float32Array:
+        """What a trainer continues from, given its last accepted buffer and payload: e, or its momentum; zero without them.
+
+        `said` is what the buffer was read from, where it is of levels.
+        """
         record = None if buffer is None else self.records.get(trainer)
         if self.spec.has_estimates and record is not None and buffer is not None:
             return estimates.momentum_after(record, buffer, self.spec.parts)
-        return feedback.feedback_after(record, buffer, payload, self.layout, self.spec.parts)
+        return feedback.feedback_after(record, buffer, payload, self.layout, self.spec.parts, said)
 
     def held(self, trainer: bytes) -> Float32Array | None:
         """What everybody knows of a trainer's buffer before its payload; None is zero."""
@@ -372,14 +378,17 @@ class ReplicatedModel:
 
         def move(stretch: Sequence[Block]) -> list[list[bytes]]:
             """The leaves of each vector's blocks."""
-            own, leaves = plan.apart(), []
-            for block in stretch:
-                moved = {name: np.array(vector[block.elements]) for name, vector in self.vectors.items()}
+            leaves, pieces = [], list(_pieces(stretch))
+            for piece, gradient in zip(pieces, plan.values(list(map(Run.of, pieces))), strict=True):
+                run = Run.of(piece)
+                moved = {name: np.array(vector[run.elements]) for name, vector in self.vectors.items()}
                 parameters, *slots = moved.values()
-                optimizer.step(parameters, slots, own.values(block), block.decayed)
+                optimizer.step(parameters, slots, gradient, piece[0].decayed)
                 for name, vector in moved.items():
-                    take(name, block, vector)
-                leaves.append([leaf_of(vector) for vector in moved.values()])
+                    take(name, run, vector)
+                for block in piece:
+                    start = block.elements.start - run.elements.start
+                    leaves.append([leaf_of(vector[start : start + block.size]) for vector in moved.values()])
             return leaves
 
         by_block = itertools.chain.from_iterable(each(move, self.layout.stretches))
@@ -416,6 +425,13 @@ class ReplicatedModel:
         declared = [self.spec.declaration(item.proposal.declaration) for item in accepted]
         steering = self.spec.kind.steering(self.spec, self.state.steering, declared)
         return State(self.job, self.spec, number, records, remembered, powers, steering)
+
+
+def _pieces(stretch: Sequence[Block]) -> Iterator[Sequence[Block]]:
+    """What the outer step moves at once: at most `PIECE` consecutive blocks, all decayed or none."""
+    for _, same in itertools.groupby(stretch, key=lambda block: block.decayed):
+        blocks = list(same)
+        yield from (blocks[start : start + PIECE] for start in range(0, len(blocks), PIECE))
 
 
 def _first_state(job: bytes, spec: JobSpec) -> State:

@@ -176,7 +176,7 @@ function Task({ task }) {
     </section>`;
   }
   return html`<section class="card task" aria-live="polite" data-task=${task.task} data-assignment=${task.assignment} data-state="ready">
-    <h1 class="asked">${state.isSkipping ? "Why do you skip it?" : ASKS[task.kind](task)}</h1>
+    <h1 class="asked">${state.isSkipping ? "Why do you skip it?" : `${task.name}: ${ASKS[task.kind](task)}`}</h1>
     ${task.text && html`<p class="text">${task.text}</p>`}
     ${task.kind === "pair" && html`<${Pair} task=${task} />`}
     ${task.suggestion && html`<p class="quiet">A model suggests: ${inWords(task, task.suggestion)}</p>`}

@@ -1,9 +1,9 @@
-// How each kind of task is asked and answered: its choices with their keys, and answers in words.
+// How each kind of task is asked and answered: choices with their keys, answers in words.
 
 const BOTH = ["a tie", "both bad"];
 const numbered = (texts, first = 0) => texts.map((text, index) => ({ text, key: index < 9 ? String(index + 1) : "", value: index + first }));
 
-// Which item of a pair stands at the left: a bit of the assignment, so that no side is liked better.
+// Which item of a pair stands left: a bit of the assignment, so that no side is liked better.
 export const leftOf = (task) => parseInt(task.assignment.at(-1), 16) & 1;
 
 export const ASKS = {
@@ -13,7 +13,7 @@ export const ASKS = {
   ranking: () => "Put the best first: choose one after the other, or move them",
 };
 
-// Several are collected and then sent; one choice is an answer by itself.
+// Several are collected, then sent; one choice is an answer by itself.
 export const isCollected = (task) => task.kind === "ranking" || task.many;
 
 export function choices(task) {

@@ -29,20 +29,21 @@ BASE = Argument(
 EXAMPLES = Argument(
     "examples", nargs="?", default="", metavar="FILE", help="with --from: JSONL with prompt, response; the responses are learned"
 )
+RISK = Argument("--accept-risk", action="store_true", help="start it also where sampled audits find liars late")
 VOCABULARY = Argument("--vocabulary", type=whole_number(256), default=0, metavar="N", help="more than 256: train a BPE")
 
 
 @word(
-    "start a job: --preset NAME --rounds N --data PATH --name NAME --from JOB --vocabulary N --set FIELD=VALUE; "
+    "start a job: --preset NAME --rounds N --data PATH --name NAME --from JOB --vocabulary N --accept-risk --set FIELD=VALUE; "
     "train --from JOB FILE.jsonl learns responses",
-    *(EXAMPLES, PRESET, ROUNDS, DATA, NAME, BASE, VOCABULARY, SET),
+    *(EXAMPLES, PRESET, ROUNDS, DATA, NAME, BASE, VOCABULARY, RISK, SET),
 )
 async def train(asked: Asked[PeerApi]) -> None:
     request = train_request(asked.options)
     job = await asked.decided(asked.api.train(request))
     view = next((view for view in await asked.api.jobs() if view.job == job), None)
     if view is None or not view.place:
-        how = "; `rounds` shows how it goes"
+        how = "; `watch` shows how it goes"
     elif view.held:
         how = ", and starts by itself when enough voters hold its model; `jobs` shows how many do"
     else:
@@ -125,6 +126,19 @@ async def _show_jobs(asked: Asked[PeerApi], jobs: tuple[JobView, ...]) -> None:
 @listing("what is and was trained", _show_jobs)
 async def jobs(asked: Asked[PeerApi]) -> tuple[JobView, ...]:
     return await asked.api.jobs()
+
+
+@word(
+    "a job as it goes: rounds, loss, who is waited for; ends with the job: watch JOB",
+    Argument(
+        "job", nargs="?", default="", metavar="JOB", help="its name, or the first characters of its id (default: what runs)"
+    ),
+)
+async def watch(asked: Asked[PeerApi]) -> int:
+    from peer.commands.watching import is_screen, watch
+
+    job = await watch(asked.api, asked.options.job, await asked.names(), asked.show, is_screen() and not asked.is_at_prompt)
+    return int(job.round < job.rounds)
 
 
 async def _show_rounds(asked: Asked[PeerApi], rounds: tuple[RoundView, ...]) -> None:

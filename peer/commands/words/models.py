@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import shlex
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from features.arguments import Argument
+from features.arguments import JSON, Argument, whole_number
 from features.tables import Verbatim
 from features.words import Asked, listing, word
 from protocol.api import ModelFilesView, PeerApi, SampleView
-from protocol.errors import NotRunningError
+from protocol.errors import NotRunningError, UserError
 
+EVALUATED_TOKENS = 65_536  # some seconds with the default model
 MODEL_FORMATS = ("transformers", "gguf", "gguf-f32")  # of `peer.export.taking`, which is imported only where it is used
 
 
@@ -40,6 +43,41 @@ async def export(asked: Asked[PeerApi]) -> None:
         f"state root {view.state_root}\nmodel root of the last job {model_root}\n"
         f"check it anywhere with `peer audit {shlex.quote(view.path)}`"
     )
+
+
+@word(
+    "how well a model foretells a text: evaluate FOLDER|JOB FILE",
+    Argument("model", metavar="FOLDER|JOB", help="a folder as `peer model` writes it, or JOB[@ROUND] of this peer"),
+    Argument("text", metavar="FILE", help="a text file, or a folder of .txt, .md and .jsonl"),
+    Argument(
+        "--tokens",
+        type=whole_number(1),
+        default=EVALUATED_TOKENS,
+        metavar="N",
+        help=f"in windows spread evenly over the text (default {EVALUATED_TOKENS}; more take longer)",
+    ),
+    JSON,
+)
+async def evaluate(asked: Asked[PeerApi]) -> None:
+    from peer.commands.beside import run  # a process of its own: no daemon imports torch
+    from training.own_models import is_model_folder
+
+    options = asked.options
+    folder, text = (Path(said).expanduser().absolute() for said in (options.model, options.text))
+    with tempfile.TemporaryDirectory(prefix="folkmoot-evaluate-") as scratch:
+        if not is_model_folder(folder):
+            if "/" in options.model or folder.is_dir():
+                raise UserError(f"{folder} is no folder with a config.json, as `peer model` writes it")
+            folder = Path(scratch) / "model"
+            await asked.api.model(str(folder), options.model, MODEL_FORMATS[0])
+        printed = await run("training.engines.pytorch.measuring", str(folder), str(text), str(options.tokens))
+    if options.json:
+        asked.show(Verbatim(printed.rstrip("\n")))
+        return
+    found = json.loads(printed)
+    token = f"{found['nats_per_token']:.3f} nats a token, a perplexity of {found['perplexity']:.4g}"
+    asked.show(f"{found['bits_per_byte']:.3f} bits a byte, {token}")
+    asked.show(f"measured in {found['tokens']} of {found['of_tokens']} tokens")
 
 
 @word(

@@ -70,7 +70,7 @@ def buckets_of(table: Table[Note]) -> list[Bucket]:
 
 
 @given(HISTORIES, st.randoms(use_true_random=False))
-@settings(max_examples=300)
+@settings(max_examples=150)
 def test_a_table_is_what_a_dictionary_is_whatever_was_asked_on_the_way(history: list[Changes], asked: Any) -> None:
     table, rows, store = Table(Note), Rows(), MemoryRows()
     for changes in history:
@@ -91,7 +91,7 @@ def test_a_table_is_what_a_dictionary_is_whatever_was_asked_on_the_way(history: 
 
 
 @given(HISTORIES, HISTORIES)
-@settings(max_examples=200)
+@settings(max_examples=100)
 def test_two_histories_that_end_in_the_same_rows_have_one_tree(one: list[Changes], other: list[Changes]) -> None:
     """Whatever was there between, and in whatever steps it was asked for."""
     rows = many(40)
@@ -159,7 +159,7 @@ BODIES = st.lists(st.tuples(st.lists(CHANGES, min_size=1, max_size=3), st.intege
 
 
 @given(BODIES, st.randoms(use_true_random=False))
-@settings(max_examples=40)
+@settings(max_examples=20)
 def test_bodies_of_one_height_that_are_hashed_in_any_order_have_the_roots_of_their_rows_alone(blocks: Any, order: Any) -> None:
     """Most bodies are never decided, and older tables are asked again: what is remembered of one is nothing in another."""
     rows = many(40)
@@ -301,7 +301,7 @@ def test_what_was_read_is_kept_decoded_but_not_without_bound() -> None:
 
 
 @given(CHANGES, st.sampled_from(KEYS))
-@settings(max_examples=300)
+@settings(max_examples=150)
 def test_every_row_and_its_absence_is_proven(changes: Changes, key: bytes) -> None:
     table = Table(Note).with_rows(changes)
     root, value, proof = table.root.hash, changes.get(key), table.prove(key)

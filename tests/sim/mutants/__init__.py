@@ -1,14 +1,15 @@
-"""Planted bugs: each breaks one rule of the production code, and an invariant must notice within some seeds."""
+"""Planted bugs: each breaks one rule of the production code. An invariant must notice within some seeds, or else a test."""
 
 from __future__ import annotations
 
 from tests.sim.mutants.agreement import AGREEMENT
 from tests.sim.mutants.audits import AUDITS
 from tests.sim.mutants.curation import CURATION
+from tests.sim.mutants.lines import LINES, ChangedLine
 from tests.sim.mutants.planting import Caught, Mutant, Planter, hunt
 from tests.sim.mutants.standstill import STANDSTILL
 from tests.sim.mutants.upkeep import UPKEEP
 
 MUTANTS: tuple[Mutant, ...] = (*AGREEMENT, *UPKEEP, *AUDITS, *STANDSTILL, *CURATION)
 
-__all__ = ["MUTANTS", "Caught", "Mutant", "Planter", "hunt"]
+__all__ = ["LINES", "MUTANTS", "Caught", "ChangedLine", "Mutant", "Planter", "hunt"]

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import provenance
-from tests.sim.mutants import MUTANTS, Mutant
+from tests.sim.mutants import LINES, MUTANTS, ChangedLine, Mutant
 from tests.sim.mutants.hunts import work
 
+Bug = Mutant | ChangedLine
+ALL: tuple[Bug, ...] = (*MUTANTS, *LINES)
 SEEDS_MAX = 2_000  # a bug that stays unnoticed for so many histories counts as missed
 QUICK_SEEDS = 6  # show most bugs; these need more, or take long:
 SLOW = (
@@ -38,7 +40,7 @@ HUNTS_OF_A_PROCESS = 10  # of the quick ones: a process takes as long to start a
 
 def main() -> int:
     options, started = _options(), time.time()
-    chosen = [mutant for mutant in MUTANTS if not options.only or mutant.name in options.only]
+    chosen = [mutant for mutant in ALL if not options.only or mutant.name in options.only]
     if options.quick:
         chosen, options.seeds_max = list(filter(_is_quick, chosen)), QUICK_SEEDS
     if options.list:
@@ -73,14 +75,14 @@ def main() -> int:
     return 1 if missed or failures else 0
 
 
-def _is_quick(mutant: Mutant) -> bool:
+def _is_quick(mutant: Bug) -> bool:
     return mutant.name not in (*RARE, *SLOW) and not mutant.name.startswith(("rollback-", "forgotten-", "snapshot-"))
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.sim.mutants", description=__doc__)
-    parser.add_argument("--list", action="store_true", help="the planted bugs and the invariants that must notice them")
-    parser.add_argument("--only", action="append", default=[], metavar="NAME", choices=[mutant.name for mutant in MUTANTS])
+    parser.add_argument("--list", action="store_true", help="the planted bugs and what must notice them")
+    parser.add_argument("--only", action="append", default=[], metavar="NAME", choices=[mutant.name for mutant in ALL])
     parser.add_argument("--quick", action="store_true", help=f"those that {QUICK_SEEDS} seeds show in a few seconds")
     parser.add_argument("--seeds-max", type=int, default=SEEDS_MAX, metavar="N", help=f"histories at most for each ({SEEDS_MAX})")
     parser.add_argument("--jobs", type=int, default=1, help="processes (1)")

@@ -8,16 +8,19 @@ from typing import Any
 
 from tests.sim.campaign import run_one
 from tests.sim.mutants import MUTANTS, hunt
+from tests.sim.mutants.lines import look
 from tests.sim.mutants.scenarios import Scenario
 
-Task = tuple[str, Scenario, int]  # (mutant, "": none; scenario; seed or number of seeds)
+Task = tuple[str, Scenario | None, int]  # (mutant, "": none; scenario, None: tests; seed or number of seeds)
 
 
 def work(task: Task) -> dict[str, Any]:
     """In a process of its own: one planted bug, or one history of the unharmed code."""
     name, scenario, number = task
     start = time.perf_counter()
-    if name:
+    if scenario is None:
+        found = look(name)
+    elif name:
         caught = hunt(next(mutant for mutant in MUTANTS if mutant.name == name), number)
         found = dataclasses.asdict(caught) if caught else {"mutant": name, "rule": None, "problem": "", "seed": number - 1}
     else:

@@ -123,9 +123,8 @@ for threads in (1, 2):
 """
 
 
-@pytest.mark.parametrize("capability", [None, "default"])
-def test_a_replay_elsewhere_is_ten_times_closer_than_the_tolerance(tmp_path: Path, text: Path, capability: str | None) -> None:
-    environment = {**os.environ, "PYTHONPATH": "."} | ({"ATEN_CPU_CAPABILITY": capability} if capability else {})
+def test_a_replay_elsewhere_is_ten_times_closer_than_the_tolerance(tmp_path: Path, text: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": ".", "ATEN_CPU_CAPABILITY": "default"}
     subprocess.run([sys.executable, "-c", SCRIPT, str(text), str(tmp_path)], check=True, env=environment)
     here = delta_of(engine_of(text))
     for threads in (1, 2):

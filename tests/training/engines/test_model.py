@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from training.engines.pytorch.model import GPT, _CrossEntropy, rotary_tables
+from training.engines.pytorch.model import GPT, ROWS, _CrossEntropy, rotary_tables
 from training.replicated.init import initial_parameters
 from training.replicated.layout import layout_of
 from training.spec import JobSpec
@@ -131,6 +131,6 @@ def test_every_parameter_gets_a_gradient() -> None:
 
 def test_rotary_tables_turn_by_the_position() -> None:
     cos_TD, sin_TD = rotary_tables(ModelSpec(context=4, width=6, heads=1, kv_heads=1))
-    assert cos_TD.shape == sin_TD.shape == (4, 6)
+    assert cos_TD.shape == sin_TD.shape == (4 + ROWS - 1, 6)
     torch.testing.assert_close(cos_TD[3, :1], torch.tensor([3.0]).cos())
     torch.testing.assert_close(-sin_TD[:, :3], sin_TD[:, 3:])

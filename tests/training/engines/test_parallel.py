@@ -185,7 +185,7 @@ async def test_a_killed_process_ends_the_worker_and_the_next_round_has_the_train
             leader, (rank,) = worker.pid, children_of(worker.pid or 0)
             assert leader is not None
             os.kill(leader, signal.SIGKILL)
-            with trio.fail_after(10):
+            with trio.fail_after(120):
                 while Path(f"/proc/{rank}").exists():  # noqa: ASYNC110
                     await trio.sleep(0.01)
             nursery.cancel_scope.cancel()
@@ -194,5 +194,5 @@ async def test_a_killed_process_ends_the_worker_and_the_next_round_has_the_train
 @pytest.mark.large
 def test_more_gpus_than_are_here_are_refused_before_anything_starts() -> None:
     command = [sys.executable, "-m", "peer.worker.main", "--device", "cuda", "--gpus", "2", "--parallel", "ddp"]
-    ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=60)
+    ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=300)
     assert b"device 'cuda' is not here" in ended.stdout or b"gpus 2 are more than are here" in ended.stdout

@@ -242,20 +242,19 @@ def test_a_replay_computes_with_no_subnormal_numbers_and_what_is_exact_does(text
     assert tiny * np.float32(1) > 0 and float(torch.tensor(tiny) * 1) > 0
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_so_do_all_threads_of_the_worker_and_none_of_exact_arithmetic(threads: int) -> None:
+def test_so_do_all_threads_of_the_worker_and_none_of_exact_arithmetic() -> None:
     """In a process of its own: torch starts its threads once."""
-    script = f"""
+    script = """
 import numpy as np, torch
 from training.engines.pytorch.engine import no_subnormal_numbers, start_threads
-start_threads({threads})
+start_threads(2)
 tiny = torch.full((1 << 20,), 1e-40)
 with no_subnormal_numbers():
     print(torch.get_num_threads(), int((tiny * 1 != 0).sum()), int(((tiny.view(1 << 10, -1) @ torch.eye(1 << 10)) != 0).sum()))
 print(int((tiny.numpy() * np.float32(1) != 0).sum()))
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120)
-    assert done.stdout.split() == [str(threads), "0", "0", str(1 << 20)], done.stdout
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=300)
+    assert done.stdout.split() == ["2", "0", "0", str(1 << 20)], done.stdout
 
 
 @pytest.mark.parametrize("size", 10.0 ** np.arange(-44, 0, 4))

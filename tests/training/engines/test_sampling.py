@@ -13,14 +13,15 @@ from torch.nn import functional as F
 from protocol.errors import UserError
 from protocol.sampling import Sampling
 from tests.training.engines.test_model import SPEC, model_of, tokens
-from training.engines.pytorch.model import GPT
+from training.engines.pytorch import sampling
+from training.engines.pytorch.model import GPT, ROWS, Cache
 from training.engines.pytorch.sampling import Course, chances, choose, drawn, searched
 
 GREEDY = Sampling(tokens=20, temperature=0.0)
 
 
 def made(model: GPT, prompt: list[int], how: Sampling, stop: int | None = None) -> list[int]:
-    return list(drawn(model, prompt, how, stop, lambda: None))
+    return list(itertools.chain.from_iterable(drawn(model, prompt, how, stop, lambda: None)))
 
 
 def found(model: GPT, prompt: list[int], how: Sampling, stop: int | None = None, end: tuple[int, ...] = ()) -> list[int]:
@@ -59,6 +60,20 @@ def test_what_a_cache_gives_is_what_the_whole_sequence_gives(kv_heads: int) -> N
     assert made(model, sequence[:5], GREEDY) == made(model, sequence[:5], replace(GREEDY, top_k=3, top_p=0.1, seed=5))
 
 
+@pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="other libraries may add in other orders")
+def test_logits_do_not_depend_on_how_the_tokens_before_were_read() -> None:
+    """Planted: without rows beyond, or with as many keys as tokens, some places differ."""
+    model, sequence = model_of(replace(SPEC, model=replace(SPEC.model, context=160))), tokens(1, 160)[0].tolist()
+    course = Course(model, sequence[:1])
+    for place in range(1, len(sequence)):
+        logits, anew = course.logits(), Course(model, sequence[:place])
+        if place % 3 == 1:
+            while anew.goes_on():
+                pass
+            assert torch.equal(logits, anew.logits()), place
+        course.append([0], [sequence[place]])
+
+
 def test_rows_that_change_places_take_their_keys_and_values_along() -> None:
     model, prompt = model_of(), tokens(1, 5)[0].tolist()
     course = Course(model, prompt)
@@ -68,6 +83,34 @@ def test_rows_that_change_places_take_their_keys_and_values_along() -> None:
     assert course.tokens_BT.tolist() == [[*prompt, 7, 2, 4], [*prompt, 7, 3, 5], [*prompt, 9, 1, 6]]
     for logits, row in zip(course.logits(), course.tokens_BT.tolist(), strict=True):
         torch.testing.assert_close(logits, whole_logits(model, row)[-1], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("kv_heads", [2, 4])
+def test_a_long_prompt_and_a_context_that_slides_are_read_in_passes_of_a_few_tokens(
+    kv_heads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sampling, "PASS_TOKENS", 4)
+    model, passes = model_of(replace(SPEC, model=replace(SPEC.model, kv_heads=kv_heads))), list[int]()
+    features, context = model.features, SPEC.model.context
+
+    def counted(x_BT: torch.Tensor, cache: Cache | None = None, last: int | None = None) -> torch.Tensor:
+        passes.append(x_BT.shape[1])
+        return features(x_BT, cache, last)
+
+    monkeypatch.setattr(model, "features", counted)
+    course = Course(model, tokens(1, context - 1)[0].tolist())
+    for seen in (context - 1, context, context // 2):
+        while course.goes_on():
+            pass
+        logits = course.logits()[0]
+        assert max(passes) <= 4 and sum(passes) == -(-(1 if seen == context else seen) // ROWS) * ROWS
+        expected = whole_logits(model, course.tokens_BT[0, -seen:].tolist())[-1]
+        passes.clear()
+        torch.testing.assert_close(logits, expected, atol=1e-5, rtol=0)
+        course.append([0], [7])
+    beats = list[int]()
+    pieces = list(drawn(model, tokens(1, 10)[0].tolist(), replace(GREEDY, tokens=2), None, lambda: beats.append(1)))
+    assert [len(piece) for piece in pieces] == [0, 0, 1, 1] and len(beats) == 4, "others go first between two passes"
 
 
 # Drawing ------------------------------------------------------------------------------------------------------------------

@@ -263,7 +263,7 @@ class Engine:
                 self._loaded = parameters
 
         if not how.beams:
-            return (self.tokenizer.decode([token]) for token in sampling.drawn(self.model, ids, how, stop, before_pass))
+            return map(self.tokenizer.decode, sampling.drawn(self.model, ids, how, stop, before_pass))
         stops = [text.encode() for text in how.stop]
         longest = max(map(len, stops), default=0)
 
@@ -273,7 +273,7 @@ class Engine:
             return any(text in tail for text in stops)
 
         found = sampling.searched(self.model, ids, how, stop, before_pass, ends)
-        return (self.tokenizer.decode(tokens) for tokens in found)
+        return map(self.tokenizer.decode, found)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

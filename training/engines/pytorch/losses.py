@@ -29,19 +29,30 @@ def held_out_bits(model: GPT, spec: JobSpec, tokens: Tokens, on_step: Beat) -> M
     held_out, context = tokens.held_out, spec.model.context
     if len(held_out) <= context:
         return {}
-    starts = evaluation_windows(len(held_out), context)
-    nats, bytes_seen = 0.0, 0
-    for batch in np.array_split(starts, max(1, len(starts) * context // EVALUATION_BATCH_TOKENS)):
-        x_BT, y_BT = (tensor.to(model.device) for tensor in windows(held_out, batch, context))
-        nats += float(model.loss(x_BT, y_BT, reduction="sum"))
-        bytes_seen += int(tokens.token_bytes[y_BT.cpu().numpy()].sum())
-        on_step()
+    nats, bytes_seen = cost_of(model, held_out, evaluation_windows(len(held_out), context), tokens.token_bytes, on_step)
     return {spec.kind.figure: nats / math.log(2) / bytes_seen}
 
 
-def evaluation_windows(held_out: int, context: int) -> npt.NDArray[np.int64]:
+def cost_of(
+    model: GPT,
+    tokens: TokenArray,
+    starts: npt.NDArray[np.int64],
+    token_bytes: npt.NDArray[np.int64],
+    on_step: Beat = lambda: None,
+) -> tuple[float, int]:
+    """Nats for all tokens of these windows but the first of each, and how many bytes these stand for."""
+    context, nats, bytes_seen = model.spec.context, 0.0, 0
+    for batch in np.array_split(starts, max(1, len(starts) * context // EVALUATION_BATCH_TOKENS)):
+        x_BT, y_BT = (tensor.to(model.device) for tensor in windows(tokens, batch, context))
+        nats += float(model.loss(x_BT, y_BT, reduction="sum"))
+        bytes_seen += int(token_bytes[y_BT.cpu().numpy()].sum())
+        on_step()
+    return nats, bytes_seen
+
+
+def evaluation_windows(held_out: int, context: int, tokens_max: int = EVALUATION_TOKENS_MAX) -> npt.NDArray[np.int64]:
     """Where the windows begin: side by side over the whole part if it is small, otherwise spread evenly over it."""
-    count = min((held_out - 1) // context, max(1, EVALUATION_TOKENS_MAX // context))
+    count = min((held_out - 1) // context, max(1, tokens_max // context))
     return np.linspace(0, held_out - 1 - context, count).astype(np.int64)
 
 

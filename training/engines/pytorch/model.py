@@ -22,6 +22,8 @@ from training.replicated.layout import Float32Array, layout_of
 from training.spec import JobSpec
 from training.transformer import EMBEDDING, FIRST, HEAD, OUTPUT, ModelSpec
 
+ROWS = 4  # of a matrix: a library takes a product of fewer in another order, one of more in the same
+KEYS = 64  # a piece of keys: attention takes the sums over whole ones in the same order
 KEEPING_INPUTS: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}  # nothing here is random
 
 
@@ -135,7 +137,7 @@ class GPT:
             else:
                 x_BTC = self._through(layer, x_BTC, start, cache, index, wanted)
         if cache:
-            cache.length += x_BT.shape[1]
+            cache.length += x_BT.shape[1] - cache.beyond
         return self._normalise(x_BTC, self.final_norm_C)
 
     def _through(self, layer: Layer, x_BTC: Tensor, start: int, cache: Cache | None, index: int, last: int | None) -> Tensor:
@@ -161,9 +163,12 @@ class GPT:
             k_BGTD, v_BGTD = cache.extend(index, k_BGTD, v_BGTD)
         if q_BHTD.is_cuda:  # in float32 no kernel that shares keys and values does without all weights of the attention in memory
             k_BGTD, v_BGTD = (shared_out(tensor, heads) for tensor in (k_BGTD, v_BGTD))
-        # A single new token may look at everything before it; a whole sequence only at its own past.
-        is_shared = k_BGTD.shape[1] != heads
-        out_BHTD = F.scaled_dot_product_attention(q_BHTD, k_BGTD, v_BGTD, is_causal=length > 1, enable_gqa=is_shared)
+        # A single new token may look at everything before it; others only at their own past.
+        is_shared, mask_TT = k_BGTD.shape[1] != heads, None
+        if length > 1 and cache and (start or cache.is_steady):
+            mask_TT = torch.ones(length, k_BGTD.shape[2], dtype=torch.bool, device=x_BTC.device).tril(start)
+        is_causal = length > 1 and mask_TT is None
+        out_BHTD = F.scaled_dot_product_attention(q_BHTD, k_BGTD, v_BGTD, mask_TT, is_causal=is_causal, enable_gqa=is_shared)
         return out_BHTD.transpose(1, 2).reshape(batch, length, width)
 
     def _rotate(self, x_BTND: Tensor, start: int) -> Tensor:
@@ -174,13 +179,19 @@ class GPT:
 
 
 class Cache:
-    """Keys and values of the tokens seen so far, per layer."""
+    """Keys and values of the tokens seen so far, per layer.
 
-    def __init__(self, spec: ModelSpec, sequences: int = 1, device: torch.device = CPU) -> None:
-        shape = (spec.layers, sequences, spec.kv_heads, spec.context, spec.width // spec.heads)
-        # What is behind `length` is never read.
-        self.keys, self.values = torch.empty(shape, device=device), torch.empty(shape, device=device)
-        self.length = 0
+    Where it is steady, and every pass is over a multiple of `ROWS` tokens, the bits of a processor's results do not depend on how
+    many tokens each pass was over: a library adds in another order for fewer rows, and for another number of keys. So keys and
+    values are given in whole pieces, zeros at their end. The last `beyond` tokens of a pass are no part of the text.
+    """
+
+    def __init__(self, spec: ModelSpec, sequences: int = 1, device: torch.device = CPU, is_steady: bool = False) -> None:
+        tokens = -(-(spec.context + ROWS - 1) // KEYS) * KEYS if is_steady else spec.context
+        shape = (spec.layers, sequences, spec.kv_heads, tokens, spec.width // spec.heads)
+        made = torch.zeros if is_steady else torch.empty  # what is behind `length` is masked, or never read
+        self.keys, self.values = made(shape, device=device), made(shape, device=device)
+        self.is_steady, self.length, self.beyond = is_steady, 0, 0
 
     def keep(self, sequences: list[int]) -> None:
         """From now on of these alone."""
@@ -193,7 +204,8 @@ class Cache:
         stop = self.length + k_BGTD.shape[2]
         self.keys[layer, :, :, self.length : stop] = k_BGTD
         self.values[layer, :, :, self.length : stop] = v_BGTD
-        return self.keys[layer, :, :, :stop], self.values[layer, :, :, :stop]
+        seen = -(-(stop - self.beyond) // KEYS) * KEYS if self.is_steady else stop
+        return self.keys[layer, :, :, :seen], self.values[layer, :, :, :seen]
 
 
 def shared_out(x_BGTD: Tensor, heads: int) -> Tensor:
@@ -207,9 +219,9 @@ def mlp(layer: Layer, x_BTC: Tensor) -> Tensor:
 
 
 def rotary_tables(spec: ModelSpec) -> tuple[Tensor, Tensor]:
-    """Cosines and signed sines of shape (context, D)."""
+    """Cosines and signed sines of shape (T, D), for the whole context and what a steady cache reads beyond."""
     half = spec.width // spec.heads // 2
     frequency_D = spec.rope_base ** (-torch.arange(half, dtype=torch.float64) / half)
-    angle_TD = torch.arange(spec.context, dtype=torch.float64)[:, None] * frequency_D
+    angle_TD = torch.arange(spec.context + ROWS - 1, dtype=torch.float64)[:, None] * frequency_D
     cos_TD, sin_TD = angle_TD.cos().float(), angle_TD.sin().float()
     return torch.cat((cos_TD, cos_TD), dim=1), torch.cat((-sin_TD, sin_TD), dim=1)

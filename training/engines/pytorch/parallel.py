@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -225,6 +226,7 @@ class ParallelEngine(Engine):
                 "parallel 'fsdp' cannot train with inner 'muon', which needs whole matrices: take parallel ddp or off"
             )
         self._crew, self._number = crew, crew.number()
+        self._whole: Callable[[], Engine | None] = lambda: None  # a reference to an engine of this process, if anything uses one
         super().__init__(spec, tokens, tokenizer, first, crew.device, resources)
 
     def _prepare(self) -> None:
@@ -273,9 +275,11 @@ class ParallelEngine(Engine):
         return self._alone().generate(parameters, prompt, how, on_step, stop)
 
     def _alone(self) -> Engine:
-        """An engine of this process, made anew each time: a model of its own would stay in the way of training."""
-        device = self.device if self._resources.parallel is Parallel.DDP else devices.CPU
-        alone = Engine(self.spec, self.tokens, self.tokenizer, self.first, device)
+        """An engine of this process, one for all texts that are open: its model ends with the last of them."""
+        if (alone := self._whole()) is None:
+            device = self.device if self._resources.parallel is Parallel.DDP else devices.CPU
+            alone = Engine(self.spec, self.tokens, self.tokenizer, self.first, device)
+            self._whole = weakref.ref(alone)
         alone.other, alone.files = self.other, self.files
         return alone
 

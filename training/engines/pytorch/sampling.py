@@ -10,33 +10,57 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from protocol.sampling import Sampling
-from training.engines.pytorch.model import GPT, Cache
+from training.engines.pytorch.model import GPT, ROWS, Cache
 
 TEMPERATURE_MIN = 1e-6  # below it the likeliest token is as good as sure, and quotients overflow
+PASS_TOKENS = 64  # of a prompt, or of a context that slides, in one pass: a proposal may have to wait for the end of a pass
 
 Beat = Callable[[], None]  # called before every pass
 
 
 class Course:
-    """Continuations of one prompt, all of the same length. Tokens and logits are a processor's, wherever the model is."""
+    """Continuations of one prompt, all of the same length. Tokens and logits are a processor's, wherever the model is.
+
+    Computed by a processor, the same tokens have the same logits, bit for bit, whether they were a prompt or were made here.
+    """
 
     def __init__(self, model: GPT, prompt: Sequence[int]) -> None:
-        self._model, self._cache = model, Cache(model.spec, device=model.device)
+        self._model, self._cache = model, Cache(model.spec, device=model.device, is_steady=True)
         self._pending = min(len(prompt), model.spec.context)  # tokens that the cache does not have yet
         self.tokens_BT = torch.tensor([prompt])
 
-    @torch.no_grad()
+    def goes_on(self) -> bool:
+        """Makes one pass over older tokens, if the cache lacks more than `logits` should take; whether it did."""
+        self._slide()
+        if self._pending <= PASS_TOKENS:
+            return False
+        self._pass(PASS_TOKENS)
+        return True
+
     def logits(self) -> Tensor:
-        """Of the next token: (B, V). The context slides when it is full."""
+        """Of the next token: (B, V), by one pass over all tokens that the cache lacks. The context slides when it is full."""
+        self._slide()
+        with torch.no_grad():
+            return self._model.logits(self._pass(self._pending))[:, -1 - self._cache.beyond].cpu()
+
+    def _slide(self) -> None:
         context = self._model.spec.context
         if self._cache.length + self._pending > context:
             # Positions are absolute inside the cache: start it again from the younger half of the context.
-            self._cache = Cache(self._model.spec, len(self.tokens_BT), self._model.device)
+            self._cache = Cache(self._model.spec, len(self.tokens_BT), self._model.device, is_steady=True)
             self._pending = max(1, context // 2)
-        pending_BT = self.tokens_BT[:, -self._pending :].to(self._model.device)
-        return self._model.logits(self._model.features(pending_BT, self._cache, last=1)[:, -1]).cpu()
+
+    @torch.no_grad()
+    def _pass(self, count: int) -> Tensor:
+        """Over the oldest tokens that the cache lacks; the features of the last of them, and of what the cache has beyond."""
+        first = self.tokens_BT.shape[1] - self._pending
+        self._pending -= count
+        self._cache.beyond = -count % ROWS
+        part_BT = F.pad(self.tokens_BT[:, first : first + count], (0, self._cache.beyond)).to(self._model.device)
+        return self._model.features(part_BT, self._cache, last=ROWS)
 
     def append(self, rows: list[int], tokens: list[int]) -> None:
         """From now on there are these rows, each with one token more. Needs `logits` before."""
@@ -49,16 +73,19 @@ class Course:
 # Drawing --------------------------------------------------------------------------------------------------------------
 
 
-def drawn(model: GPT, prompt: Sequence[int], how: Sampling, stop: int | None, before_pass: Beat) -> Iterator[int]:
-    """The tokens after the prompt, up to `stop`."""
+def drawn(model: GPT, prompt: Sequence[int], how: Sampling, stop: int | None, before_pass: Beat) -> Iterator[list[int]]:
+    """What each pass adds to the text, up to `stop`: one token, or none."""
     generator, course = torch.Generator().manual_seed(how.seed), Course(model, prompt)
     for _ in range(how.tokens):
         before_pass()
+        while course.goes_on():
+            yield []
+            before_pass()
         token = choose(course.logits()[0], how, generator)
         if token == stop:
             return
         course.append([0], [token])
-        yield token
+        yield [token]
 
 
 def choose(logits_V: Tensor, how: Sampling, generator: torch.Generator) -> int:
@@ -103,6 +130,9 @@ def searched(
     course, sums_B, ended = Course(model, prompt), torch.zeros(1, dtype=torch.float64), list[Ended]()
     for length in range(1, how.tokens + 1):
         before_pass()
+        while course.goes_on():
+            yield []
+            before_pass()
         sums_BV = sums_B[:, None] + torch.log_softmax(course.logits().double(), dim=-1)
         # So many that enough go on whatever happens, unless several tokens end one row.
         best, places = sums_BV.flatten().topk(min(2 * how.beams, sums_BV.numel()))

@@ -38,6 +38,6 @@ def aggregate(updates: Sequence[Update], layout: Layout, rule: Rule, liars: int)
     """The whole aggregate as one vector."""
     planned = plan(updates, rule, liars)
     result = np.empty(layout.size, dtype=np.float32)
-    for block in layout.blocks:
-        result[block.elements] = planned.values(block)
+    for block, values in zip(layout.blocks, planned.values(layout.blocks), strict=True):
+        result[block.elements] = values
     return result

@@ -14,14 +14,15 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from training.replicated.aggregate.columns import Columns, columns_of, level_max
+from training.replicated.aggregate.columns import columns_of, level_max, runs
 from training.replicated.codec import LEVEL_MAX, SCALE_BITS, Update
 from training.replicated.each import Each, one_by_one
-from training.replicated.layout import BLOCK, STRETCH, Block
+from training.replicated.layout import BLOCK, STRETCH, Block, Run
 
 FLOAT32_MAX: Final = 1 << 24  # of integers that are exact together with all smaller ones
 # A product of two scales has 40 bits, and is taken in two halves: with either of them the sum over a stretch fits an int64.
 HALF: Final = SCALE_BITS
+FEW: Final = 8  # updates whose products are as quick one by one: for each matrix a library of linear algebra locks out threads
 
 assert STRETCH * BLOCK * LEVEL_MAX**2 << HALF < 1 << 63
 assert LEVEL_MAX**2 <= FLOAT32_MAX
@@ -32,7 +33,7 @@ Int64Array = npt.NDArray[np.int64]
 
 def gram(updates: Sequence[Update], each: Each = one_by_one) -> Integers:
     """Dot products of all pairs in units of 2^(exponent_i + exponent_j), exactly. Memory, of each thread: as `Plan.values`, and
-    five matrices of n × n integers of 8 bytes for each of a block's chunks.
+    five times as many integers of 8 bytes as `Columns.parts` allows.
     """
     return total(each(partial(_of_stretch, updates), updates[0].layout.stretches))
 
@@ -45,29 +46,39 @@ def total(parts: Iterable[Int64Array]) -> Integers:
 
 def _of_stretch(updates: Sequence[Update], stretch: Sequence[Block]) -> Int64Array:
     """(2, updates, updates): the sums of products with the lower and with the upper half of the scales'."""
-    updates = [update.apart() for update in updates]
-    scales = np.stack([update.scales[stretch[0].chunks.start : stretch[-1].chunks.stop] for update in updates], axis=1)
     width = FLOAT32_MAX // level_max(updates[0]) ** 2
-    sums, first = np.zeros((2, len(updates), len(updates)), dtype=np.int64), stretch[0].chunks.start
-    for block in stretch:
-        products = _level_products(columns_of(updates, block), width)
-        of_chunks = scales[block.chunks.start - first : block.chunks.stop - first]
-        pairs = of_chunks[:, :, np.newaxis] * of_chunks[:, np.newaxis, :]
-        sums[0] += np.sum(products * (pairs & (1 << HALF) - 1), axis=0)
-        sums[1] += np.sum(products * (pairs >> HALF), axis=0)
+    sums = np.zeros((2, len(updates), len(updates)), dtype=np.int64)
+    for run in map(Run.of, runs(updates, stretch)):
+        columns, scales = columns_of(updates, run), np.stack([update.scales[run.chunks] for update in updates], axis=1)
+        for chunks, part in columns.parts():
+            products = _level_products([row[part] for row in columns.levels], columns.counts[chunks], width)
+            pairs = scales[chunks, :, np.newaxis] * scales[chunks, np.newaxis, :]
+            sums[0] += np.sum(products * (pairs & (1 << HALF) - 1), axis=0)
+            sums[1] += np.sum(products * (pairs >> HALF), axis=0)
     return sums
 
 
-def _level_products(columns: Columns, width: int) -> Int64Array:
-    """(chunks, updates, updates): of the levels alone. At most `width` columns at a time are multiplied in float32."""
-    count = len(columns.levels)
-    products = np.zeros((len(columns.counts), count, count))
-    for chunks, of_chunks in columns.parts():
-        levels = np.stack([row[of_chunks] for row in columns.levels], dtype=np.float32)
-        end = 0
-        for chunk in range(chunks.start, chunks.stop):
-            start, end = end, end + int(columns.counts[chunk])
-            for first in range(start, end, width):
-                part = levels[:, first : min(first + width, end)]
-                products[chunk] += part @ part.T
-    return products.astype(np.int64)
+def _level_products(levels: Sequence[npt.NDArray[np.int8]], counts: Int64Array, width: int) -> Int64Array:
+    """(chunks, updates, updates): of the levels alone, of which each chunk has `counts`. At most `width` columns at a time are
+    multiplied in float32; to that end every chunk is filled up with zeros to the same number of columns.
+    """
+    rows, chunks, widest = len(levels), len(counts), int(counts.max())
+    pieces = max(1, -(-widest // width))
+    piece = -(-widest // pieces)
+    filled = np.zeros((rows, chunks * pieces * piece), dtype=np.int8)
+    at = _filled_up(counts, pieces * piece)
+    for row, said in zip(filled, levels, strict=True):
+        row[at] = said
+    factors = filled.reshape(rows, chunks * pieces, piece).transpose(1, 0, 2).astype(np.float32)
+    if rows <= FEW:
+        products = np.vecdot(factors[:, :, np.newaxis], factors[:, np.newaxis])
+    else:
+        products = factors @ factors.transpose(0, 2, 1)
+    return products.astype(np.int64).reshape(chunks, pieces, rows, rows).sum(axis=1)
+
+
+def _filled_up(counts: Int64Array, width: int) -> slice | Int64Array:
+    """Where the columns of chunks are when each chunk has `width` of them."""
+    starts = np.cumsum(counts) - counts
+    gaps = width * np.arange(len(counts)) - starts
+    return np.arange(counts.sum()) + np.repeat(gaps, counts) if gaps.any() else slice(int(counts.sum()))

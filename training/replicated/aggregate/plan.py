@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from protocol.limits import TRAINERS_MAX
-from training.replicated.aggregate.columns import Row, columns_of, level_max
+from training.replicated.aggregate.columns import Columns, Row, columns_of, level_max, runs
 from training.replicated.aggregate.rules import FACTOR_BITS, Combination
 from training.replicated.aggregate.selection import middle
 from training.replicated.codec import LEVEL_MAX, SCALE_BITS, Update
-from training.replicated.layout import Block, Float32Array
+from training.replicated.layout import Float32Array, Run
 from training.replicated.outer import LEAST
 
 SUM_BITS: Final = 30  # of the sums of elements over a round's updates, so that rounding up still leaves them inside an int32
 GRID_BITS_MIN: Final = 22  # of the largest element of a round where mixed updates are added in 32 bits, else in 64
 GRID_EXPONENT_MIN: Final = -84  # of the grid: an aggregate is zero or at least `outer.LEAST`, and nothing derived is subnormal
-COLUMNS: Final = 1 << 14  # worked on at once: two dozen rows of 64 KiB stay in the caches
+COLUMNS: Final = 1 << 14  # worked on at once, at least: two dozen rows of 64 KiB stay in the caches
+COLUMNS_OF_ALL: Final = 1 << 18  # of few updates more: threads wait for one another between short calls
 
 # Rounding up a scale adds half a level to each element.
 assert (1 << SUM_BITS) + max(TRAINERS_MAX, 1 << SUM_BITS - GRID_BITS_MIN) * LEVEL_MAX < 1 << 31
@@ -32,7 +33,7 @@ assert math.ldexp(1.0, GRID_EXPONENT_MIN) / TRAINERS_MAX**2 >= LEAST
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
-    """`values` streams over blocks. Memory: one block of every update's levels, of 8 bits."""
+    """`values` streams over blocks. Memory: every update's levels, of 8 bits, in a few blocks with few entries or in one."""
 
     updates: tuple[Update, ...]  # ascending by origin: the result does not depend on the order they came in
     scales: tuple[npt.NDArray[np.int32], ...]  # of each update's chunks with its factor, in units of 2^exponent
@@ -42,21 +43,22 @@ class Plan:
     divisor: int
     sums: type[np.signedinteger[Any]]  # of the last sum: int32 where it fits
 
-    def apart(self) -> Plan:
-        """The same plan for another thread."""
-        return replace(self, updates=tuple(update.apart() for update in self.updates))
+    def values(self, blocks: Sequence[Run]) -> Iterator[Float32Array]:
+        """The aggregate over each of these consecutive blocks, or runs of blocks. Any thread may ask."""
+        for some in runs(self.updates, blocks):
+            run = Run.of(some)
+            columns = columns_of(self.updates, run)
+            yield from columns.spread(self._mean(columns, [scales[run.chunks] for scales in self.scales]), some)
 
-    def values(self, block: Block) -> Float32Array:
-        """The aggregate over one block."""
-        columns, scales = columns_of(self.updates, block), [scales[block.chunks] for scales in self.scales]
-        mean = np.empty(len(columns.levels[0]))
+    def _mean(self, columns: Columns, scales: Sequence[npt.NDArray[np.int32]]) -> npt.NDArray[np.float64]:
+        mean, step = np.empty(len(columns.levels[0])), max(COLUMNS, COLUMNS_OF_ALL // len(scales))
         for chunks, part in columns.parts():
             rows, combined = [columns.scaled(row, of[chunks], chunks, part) for row, of in enumerate(scales)], mean[part]
-            for start in range(0, len(combined), COLUMNS):
-                at = slice(start, start + COLUMNS)
+            for start in range(0, len(combined), step):
+                at = slice(start, start + step)
                 combined[at] = self._combined([row[at] for row in rows])
         mean /= math.ldexp(self.divisor, -self.exponent)  # which is exact: the one rounding but for that to float32
-        return columns.spread(mean, block)
+        return mean
 
     def _combined(self, rows: list[Row]) -> npt.NDArray[np.signedinteger[Any]]:
         if self.outsiders:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -13,7 +13,7 @@ from training.replicated.codec import levels, scales
 from training.replicated.codec.entries import Entries
 from training.replicated.codec.header import Mode, malformed
 from training.replicated.codec.rows import Rows, rows_of
-from training.replicated.layout import CHUNK, Block, Float32Array, Layout
+from training.replicated.layout import CHUNK, Block, Float32Array, Layout, Run
 
 Values = Callable[[Block], Float32Array]
 
@@ -39,12 +39,25 @@ class Dense:
         """(chunks + 1,): where the bytes of each chunk begin."""
         return np.concatenate([[0], np.cumsum(chunk_bytes(self.layout, self.mode.bits))])
 
-    def levels_of(self, block: Block) -> levels.Levels:
-        unpacked = levels.unpack(self._bytes(block.chunks), self.mode.bits)
-        return unpacked[: block.size]  # only the last chunk of a block is padded
+    @property
+    def before(self) -> npt.NDArray[np.int64]:
+        """(chunks + 1,): entries before each chunk."""
+        return self.layout.chunk_starts
 
-    def entries(self, block: Block) -> Entries:
-        return Entries(None, self.levels_of(block), self.layout.chunk_lengths[block.chunks])
+    def runs(self) -> Sequence[Run]:
+        """All elements, as many at a time as stay in the cache."""
+        return self.layout.blocks
+
+    def levels_of(self, run: Run) -> levels.Levels:
+        unpacked, lengths = levels.unpack(self._bytes(run.chunks), self.mode.bits), self.layout.chunk_lengths[run.chunks]
+        padding = -self.mode.bits * lengths % 8 // self.mode.bits
+        if padding[:-1].any():
+            is_said = np.tile([True, False], len(lengths))
+            return unpacked[np.repeat(is_said, np.stack([lengths, padding], axis=1).ravel())]
+        return unpacked[: run.size]
+
+    def entries(self, run: Run) -> Entries:
+        return Entries(None, self.levels_of(run), self.layout.chunk_lengths[run.chunks])
 
     def _bytes(self, chunks: slice) -> levels.Bytes:
         return self.packed[self.starts[chunks.start] : self.starts[chunks.stop]]

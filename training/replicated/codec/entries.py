@@ -1,4 +1,4 @@
-"""What an update says of one block of elements."""
+"""What an update says of a run of elements."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from training.replicated.codec.levels import Levels
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Entries:
-    """Element `positions[i]` of the block is `levels[i]` times its chunk's scale; all others are zero.
+    """Element `positions[i]` of the run is `levels[i]` times its chunk's scale; all others are zero.
 
     Levels in a chunk of scale zero mean nothing.
     """
 
-    positions: npt.NDArray[np.int32] | None  # ascending, counted from the block's first element; None: every element
+    positions: npt.NDArray[np.int32] | None  # ascending, counted from the run's first element; None: every element
     levels: Levels
-    counts: npt.NDArray[np.int64]  # entries of each of the block's chunks
+    counts: npt.NDArray[np.int64]  # entries of each of the run's chunks

@@ -10,7 +10,7 @@ from typing import Final
 
 from protocol.errors import RemoteProtocolError
 from training.replicated.layout import CHUNK
-from training.spec import BITS, KEEP_MAX, KEEP_MIN, Compression, JobSpec
+from training.spec import BITS, KEEP_MAX, KEEP_MIN, OPENING_BITS, Compression, JobSpec
 
 _DOMAIN: Final = b"folkmoot/payload\0"
 _CODES: Final = {Compression.DENSE: 1, Compression.SPARSE: 2}
@@ -29,7 +29,10 @@ class Mode:
     keep: int  # elements of a chunk of 4096 that are said; all of them in a dense payload
 
     @classmethod
-    def of(cls, spec: JobSpec) -> Mode:
+    def of(cls, spec: JobSpec, round: int) -> Mode:
+        """That of every payload of this round."""
+        if round < spec.opening_rounds:
+            return cls(Compression.DENSE, OPENING_BITS, CHUNK)
         return cls(spec.compression, spec.bits, spec.keep if spec.compression is Compression.SPARSE else CHUNK)
 
     @property
@@ -51,7 +54,7 @@ class Header:
 
     @classmethod
     def of(cls, spec: JobSpec, job: bytes, round: int, trainer: bytes, base: bytes) -> Header:
-        return cls(job, round, trainer, base, spec.local_steps, spec.batch, Mode.of(spec))
+        return cls(job, round, trainer, base, spec.local_steps, spec.batch, Mode.of(spec, round))
 
     @cached_property
     def origin(self) -> bytes:

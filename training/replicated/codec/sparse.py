@@ -9,10 +9,7 @@ Only the number of quotient bits depends on where the elements are; it is what t
 
 from __future__ import annotations
 
-import copy
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -21,9 +18,10 @@ import numpy.typing as npt
 from training.replicated.codec import bits, levels, scales, supports
 from training.replicated.codec.entries import Entries
 from training.replicated.codec.header import Mode, malformed
-from training.replicated.layout import Block, Float32Array, Layout
+from training.replicated.codec.supports import Positions
+from training.replicated.layout import Float32Array, Layout, Run, runs_of
 
-SPAN: Final = 1 << 14  # entries decoded at once: half a dozen arrays of 64 to 128 KiB stay in the cache
+SPAN: Final = 1 << 17  # entries decoded at once: a few MiB, and few calls between which threads wait for the interpreter
 
 
 def size_max(layout: Layout, mode: Mode) -> int:
@@ -33,11 +31,8 @@ def size_max(layout: Layout, mode: Mode) -> int:
     return bits.size(entries, p) + bits.size(entries, mode.bits) + quotients
 
 
-_Span = tuple[npt.NDArray[np.int32], levels.Levels]  # positions in their blocks, and levels
-
-
 class Sparse:
-    """A body as it was received. Of its entries only those of the span that was asked for last are held decoded."""
+    """A body as it was received. Its entries are decoded whenever they are asked for, and only after `require_canonical`."""
 
     def __init__(self, layout: Layout, mode: Mode, chunk_scales: scales.Integers, packed: levels.Bytes) -> None:
         self.layout, self.mode, self.scales = layout, mode, chunk_scales
@@ -46,49 +41,24 @@ class Sparse:
         entries, self._p = int(self.before[-1]), supports.rice_parameter(mode.keep)
         ends = np.cumsum([bits.size(entries, self._p), bits.size(entries, mode.bits)])
         self._remainders, self._levels, self._quotients = np.split(packed, ends)
-        edges = np.array([block.chunks.start for block in layout.blocks])
-        begins = np.flatnonzero(np.diff(self.before[edges] // SPAN, prepend=-1))
-        # Where each span begins, in chunks, and the end: whole blocks with about `SPAN` entries, or one block with more.
-        self._spans: list[int] = [*edges[begins].tolist(), len(chunk_scales)]
-        self._starts = [0]  # the first bit of quotients of each span, as far as they have been read
-        self._last: tuple[int, _Span] | None = None
+        self._edges = layout.block_edges
+        self._starts = np.zeros(len(self._edges), dtype=np.int64)  # the first bit of each block's quotients: `_require_inside`
 
-    def apart(self) -> Sparse:
-        """For another thread: what it has decoded is its own."""
-        other = copy.copy(self)
-        other._starts, other._last = list(self._starts), None
-        return other
+    def runs(self) -> Iterator[Run]:
+        """All elements, as many at a time as have about `SPAN` entries."""
+        return map(Run.of, runs_of(self.layout.blocks, self.before[self._edges[:-1]], SPAN))
 
-    def entries(self, block: Block) -> Entries:
-        number = bisect_right(self._spans, block.chunks.start) - 1
-        (positions, span_levels), first = self._span(number), self.before[self._spans[number]]
-        part = slice(self.before[block.chunks.start] - first, self.before[block.chunks.stop] - first)
-        return Entries(positions[part], span_levels[part], self.counts[block.chunks])
-
-    def _span(self, number: int) -> _Span:
-        last = self._last
-        if last is None or last[0] != number:
-            for unread in range(len(self._starts) - 1, number):
-                self._sums(unread)
-            last = self._last = number, self._decode(number)
-        return last[1]
-
-    def _decode(self, number: int) -> _Span:
-        """The entries of a span whose first bit is known."""
-        chunks = self._chunks(number)
-        positions, first = self._sums(number), int(self.before[chunks.start])
-        bases = self._bases(positions, chunks) - self.layout.chunk_offsets[chunks] + 1
+    def entries(self, run: Run) -> Entries:
+        """Of whole blocks."""
+        chunks = run.chunks
+        positions, first = self._sums(chunks, self._quotient_ends(chunks)), int(self.before[chunks.start])
+        bases = self._bases(positions, chunks) - (self.layout.chunk_starts[chunks] - run.elements.start) + 1
         positions -= np.repeat(bases.astype(np.int32), self.counts[chunks])
-        return positions, self._levels_of(first, len(positions))
+        return Entries(positions, self._levels_of(first, len(positions)), self.counts[chunks])
 
-    def _chunks(self, number: int) -> slice:
-        return slice(*self._spans[number : number + 2])
-
-    def _sums(self, number: int) -> npt.NDArray[np.int32]:
-        """Running sums over a span's gaps, each plus one: positions, if there were one chunk that began at 1."""
-        chunks = self._chunks(number)
-        first, count = int(self.before[chunks.start]), int(self.before[chunks.stop] - self.before[chunks.start])
-        ends = self._quotient_ends(number, chunks, count)
+    def _sums(self, chunks: slice, ends: Positions) -> Positions:
+        """Running sums over the gaps, each plus one: positions, if there were one chunk that began at 1."""
+        first, count = int(self.before[chunks.start]), len(ends)
         if self._p == 0:  # quotients are all there is: a map of bits
             return ends + np.int32(1)
         gaps = np.diff(ends, prepend=np.int32(-1)) - np.int32(1) << self._p
@@ -96,26 +66,30 @@ class Sparse:
         gaps += 1
         return np.cumsum(gaps, dtype=np.int32)
 
-    def _quotient_ends(self, number: int, chunks: slice, count: int) -> npt.NDArray[np.int32]:
-        """The last bit of each quotient in a span, counted from the span's first bit."""
-        start = self._starts[number]
+    def _quotient_ends(self, chunks: slice) -> Positions:
+        """The last bit of each quotient of whole blocks, counted from their first bit, which is known."""
+        start = int(self._starts[np.searchsorted(self._edges, chunks.start)])
+        count = int(self.before[chunks.stop] - self.before[chunks.start])
         lengths, counts = self.layout.chunk_lengths[chunks], self.counts[chunks]
         most = start + supports.quotient_bits_max(lengths[counts > 0], counts[counts > 0], self._p)
         unpacked = np.unpackbits(self._quotients[start // 8 : (most + 7) // 8])[start % 8 :]
         ends = np.flatnonzero(unpacked.view(np.bool_))[:count].astype(np.int32)
         if len(ends) < count:
             raise malformed("quotients of a support end beyond its chunk")
-        if number + 1 == len(self._starts):
-            self._starts.append(start + int(ends[-1]) + 1 if count else start)
         return ends
 
-    def _bases(self, sums: npt.NDArray[np.int32], chunks: slice) -> npt.NDArray[np.int64]:
+    def _bases(self, sums: Positions, chunks: slice) -> npt.NDArray[np.int64]:
         """What the sums are at the beginning of each chunk."""
         padded = np.concatenate([np.zeros(1, np.int32), sums])
         return padded[self.before[chunks] - self.before[chunks.start]].astype(np.int64)
 
-    def _require_inside(self, number: int) -> None:
-        chunks, sums = self._chunks(number), self._sums(number)
+    def _require_inside(self, chunks: slice) -> None:
+        """And finds the first bits of the blocks after the first."""
+        ends = self._quotient_ends(chunks)
+        first, last = np.searchsorted(self._edges, (chunks.start, chunks.stop))
+        before = self.before[self._edges[first : last + 1]] - self.before[chunks.start]
+        self._starts[first : last + 1] = self._starts[first] + np.concatenate([np.full(1, -1, np.int32), ends])[before] + 1
+        sums = self._sums(chunks, ends)
         bases = self._bases(sums, chunks)
         if np.any(np.diff(bases, append=sums[-1:] if len(sums) else 0) > self.layout.chunk_lengths[chunks]):
             raise malformed("a support ends beyond its chunk")
@@ -137,19 +111,19 @@ class Sparse:
         return sums
 
     def _level_parts(self) -> Iterator[tuple[slice, levels.Levels]]:
-        """The levels of every span, with its chunks."""
-        for start, stop in pairwise(self._spans):
-            first, end = self.before[start], self.before[stop]
-            yield slice(start, stop), self._levels_of(int(first), int(end - first))
+        """The levels of every run, with its chunks."""
+        for run in self.runs():
+            first, end = self.before[run.chunks.start], self.before[run.chunks.stop]
+            yield run.chunks, self._levels_of(int(first), int(end - first))
 
     def _filled_starts(self, chunks: slice) -> npt.NDArray[np.int64]:
-        """Where in a span the entries of each chunk that has any begin."""
+        """Where in a run the entries of each chunk that has any begin."""
         return (self.before[chunks] - self.before[chunks.start])[self.counts[chunks] > 0]
 
     def require_canonical(self) -> None:
         self._require_lengths()
-        for number in range(len(self._spans) - 1):
-            self._require_inside(number)
+        for run in self.runs():
+            self._require_inside(run.chunks)
         if self.mode.bits > 1:
             self._require_levels()
 

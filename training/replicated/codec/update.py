@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,7 +15,7 @@ from training.replicated.codec.dense import Dense
 from training.replicated.codec.entries import Entries
 from training.replicated.codec.header import Mode, pack
 from training.replicated.codec.sparse import Sparse
-from training.replicated.layout import Block, Float32Array, Layout
+from training.replicated.layout import Float32Array, Layout, Run
 
 Number = TypeVar("Number", np.int32, np.int64, np.float32)
 
@@ -46,25 +45,18 @@ class Update:
         kind = Sparse if self.mode.sparse else Dense
         return kind(self.layout, self.mode, self.scales, self.packed)
 
-    def apart(self) -> Update:
-        """The same update for another thread."""
-        if isinstance(self.body, Dense):
-            return self
-        other = copy.copy(self)
-        other.__dict__["body"] = self.body.apart()
-        return other
+    def entries(self, run: Run) -> Entries:
+        """Of whole blocks. Any thread may ask."""
+        return self.body.entries(run)
 
-    def entries(self, block: Block) -> Entries:
-        return self.body.entries(block)
-
-    def signed(self, block: Block, scales: npt.NDArray[Number]) -> npt.NDArray[Number]:
-        """One block of elements whose chunks have other `scales` (of the whole update, any dtype), with this update's levels."""
-        entries = self.entries(block)
-        said = np.repeat(scales[block.chunks], entries.counts)
+    def signed(self, run: Run, scales: npt.NDArray[Number]) -> npt.NDArray[Number]:
+        """Elements of whole blocks, with this update's levels and other `scales` of its chunks (of all of them, any dtype)."""
+        entries = self.entries(run)
+        said = np.repeat(scales[run.chunks], entries.counts)
         said *= entries.levels
         if entries.positions is None:
             return said
-        values = np.zeros(block.size, dtype=scales.dtype)
+        values = np.zeros(run.size, dtype=scales.dtype)
         values[entries.positions] = said
         return values
 
@@ -78,6 +70,6 @@ class Update:
         """The whole update as float32; exact, since a level times a scale has twelve significant bits."""
         values = scales.values(self.codes, self.exponent)
         dense = np.empty(self.layout.size, dtype=np.float32)
-        for block in self.layout.blocks:
-            dense[block.elements] = self.signed(block, values)
+        for run in self.body.runs():
+            dense[run.elements] = self.signed(run, values)
         return dense

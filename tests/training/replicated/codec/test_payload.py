@@ -47,7 +47,7 @@ def refused(payload: bytes, mode: Mode, layout: Layout = RAGGED) -> bool:
     return caught.value.reason == "malformed" and read_both(payload, layout) is None
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(toy_buffers, modes)
 def test_a_payload_is_the_one_that_the_page_prescribes(m: Float32Array, mode: Mode) -> None:
     said = reference.said_of(fields_of(header(0, mode)), m.tolist(), TOY.chunk_lengths.tolist())
@@ -157,7 +157,7 @@ def mutated(payload: bytes, data: st.DataObject) -> bytes:
     return bytes(result) + data.draw(st.sampled_from([b"", b"", b"", b"", b"\0", b"\1", b"\x80"]))
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(toy_buffers, modes, st.data())
 def test_mutated_bytes_are_refused_or_canonical(m: Float32Array, mode: Mode, data: st.DataObject) -> None:
     payload = mutated(codec.encode(header(0, mode), m, TOY), data)
@@ -165,7 +165,7 @@ def test_mutated_bytes_are_refused_or_canonical(m: Float32Array, mode: Mode, dat
     assert update is None or update.encode() == payload
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(modes, st.data())
 def test_two_payloads_never_say_the_same(mode: Mode, data: st.DataObject) -> None:
     """Whatever is accepted: levels with a common divisor, supports with zeros or another scale are refused."""

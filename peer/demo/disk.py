@@ -1,0 +1,103 @@
+"""What a stopped peer of a demo or a scenario has on its disk."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ledger.core.genesis import Genesis
+from ledger.jobs import Job
+from ledger.state import State
+from peer.demo.cast import DemoPeer
+from peer.features import rules_of
+from peer.settings.datadir import DataDirectory
+from protocol.errors import FolkmootError
+from storage.store import Store
+from training.data.corpus import Manifest, text_path
+from training.host import ModelHost, directory_of
+from training.replicated.model import ReplicatedModel
+from training.spec import JobSpec
+
+
+class Disk:
+    """A stopped peer's data directory."""
+
+    def __init__(self, path: Path) -> None:
+        self._directory = DataDirectory(path)
+        genesis = Genesis.decode(self._directory.read_genesis())
+        self._rules = rules_of(genesis, ModelHost(self._directory.models))
+        self._store = Store(self._directory.ledger, genesis.chain_id)
+
+    def close(self) -> None:
+        self._store.close()
+
+    @property
+    def state(self) -> State:
+        return self._rules.restored(self._store.state())
+
+    def state_with_rows(self) -> State:
+        state = self.state
+        self._store.rows.attach(state.tables)
+        return state
+
+    def roots(self) -> dict[int, str]:
+        return {height: root.hex() for height, root in self._store.roots().items()}
+
+    def model_roots(self) -> dict[tuple[str, int], str]:
+        return {(item.job.hex(), item.round): item.model_root.hex() for item in self._store.rounds(1_000_000)}
+
+    def job(self, job: str) -> Job:
+        return self.state.jobs.jobs[bytes.fromhex(job)]
+
+    def spec(self, job: str) -> JobSpec:
+        return JobSpec.decode(self.job(job).spec)
+
+    def model(self, job: bytes) -> ReplicatedModel:
+        """The newest one."""
+        return ReplicatedModel.open(directory_of(self._directory.models, job, self.state.jobs.jobs[job].round))
+
+    def blob(self, digest: bytes) -> bytes:
+        return (self._directory.blobs / digest.hex()).read_bytes()
+
+    def text(self, spec: JobSpec) -> Path:
+        """The file of what the job is trained on, as the peer assembled it."""
+        assert spec.data is not None
+        return text_path(self._directory.path / "texts", Manifest.decode(self.blob(spec.data)))
+
+    def held_out(self, job: str) -> dict[int, float]:
+        return self.figures(job, "held_out_bits_per_byte")
+
+    def figures(self, job: str, name: str) -> dict[int, float]:
+        """By round, what this peer has measured under this name."""
+        measured = self._store.measured(bytes.fromhex(job))
+        return {number: figures[name] for number, figures in measured.items() if name in figures}
+
+
+@contextmanager
+def opened(peers: Iterable[DemoPeer]) -> Iterator[dict[str, Disk | None]]:
+    """By the name of each peer; None: its disk cannot be read."""
+    disks = {peer.name: _open(peer) for peer in peers}
+    try:
+        yield disks
+    finally:
+        for disk in disks.values():
+            if disk is not None:
+                disk.close()
+
+
+def _open(peer: DemoPeer) -> Disk | None:
+    try:
+        return Disk(peer.directory)
+    except (FolkmootError, sqlite3.Error):
+        return None
+
+
+def roots_equal(disks: list[Disk]) -> bool:
+    """Whether all computed the same state root after every height, and the same model root after every round."""
+    return all(same(tables) for tables in ([disk.roots() for disk in disks], [disk.model_roots() for disk in disks]))
+
+
+def same(tables: list[dict[int, str]] | list[dict[tuple[str, int], str]]) -> bool:
+    return bool(tables[0]) and all(table == tables[0] for table in tables)

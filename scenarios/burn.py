@@ -1,0 +1,21 @@
+"""What `scenarios.hostile` runs as `python -m scenarios.burn SHARE`: a program that takes this share of one processor, and says
+nothing to anybody. It ends with its standard input."""
+
+from __future__ import annotations
+
+import select
+import sys
+import time
+
+PAUSE_SECONDS = 0.002
+
+
+def main(share: float) -> None:
+    started, before = time.monotonic(), time.process_time()
+    while not select.select([sys.stdin], [], [], PAUSE_SECONDS)[0]:
+        while time.process_time() - before < share * (time.monotonic() - started):
+            """Also what others kept it from."""
+
+
+if __name__ == "__main__":
+    main(float(sys.argv[1]))

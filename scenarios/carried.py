@@ -1,0 +1,222 @@
+"""What a link of a profile is like on each carrier, measured from its two ends. Part of `scenarios.links`."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import trio
+
+from protocol.errors import UserError
+from scenarios import probe, virtual
+from scenarios.alarm import hurried
+from scenarios.probe import Dial, Pings, Poured, Server
+from scenarios.proxy import running_proxy
+from scenarios.tun import Router, running_router
+from transport.profiles import FREE, MEGABIT_BYTES, PROFILES, SHIFT_SECONDS, Access, Profile, Way
+
+ENDS_SECONDS = 3.0  # for which both ends are measured by themselves, over a link that takes no time
+DIALED_SECONDS = 1.0  # until all connections beside those of the pings are made
+ASK_SECONDS_MAX = 60.0  # for a probe's start and end
+PORT = 7800  # of the probe, in a namespace of its own
+STREAMS = 32  # poured at once: one flow alone is slowed by its losses
+FLOOD = 1.2  # datagrams, times what the link can carry at most
+CALM_SECONDS = 2.0  # around a drop-out no ping is counted: connections wait a while after it, as TCP does
+STEP_SECONDS = 0.05  # in which a profile's rates are added up
+SLOW_BYTES = 10 * MEGABIT_BYTES  # an uplink of so much a second is what a round with a million parameters waits for
+
+
+@dataclass
+class Link:
+    """From `a` to `b`, both on the profile, and from a peer with a fast link to `b`; what was measured of them."""
+
+    way: Way
+    fast: Way
+    ends: float  # seconds that both ends take for a ping by themselves
+    pings: Pings
+    up: Poured
+    down: Poured
+    one: Poured | None = None  # over one TCP connection; None: not measured
+
+
+def ways(profile: Profile) -> tuple[Way, Way]:
+    """As each carrier makes them of peers that come in this order."""
+    a, b = (Access(profile.shifted(SHIFT_SECONDS * number)) for number in range(2))
+    return Way(a, b), Way(Access(PROFILES["lan"]), b)
+
+
+def is_steady(profile: Profile) -> bool:
+    return len(profile.moments) == 1
+
+
+def is_slow(profile: Profile) -> bool:
+    return profile.up_max <= SLOW_BYTES
+
+
+def asked_rate(way: Way, poured: Poured) -> float:
+    """Bytes a second that the path can carry at that time, by its profiles."""
+    steps = max(1, round((poured.end - poured.begin) / STEP_SECONDS))
+    times = [poured.begin + (step + 0.5) * STEP_SECONDS for step in range(steps)]
+    return statistics.mean(min(way.speaker.profile.at(at).up, way.hearer.profile.at(at).down) for at in times)
+
+
+def is_calm(way: Way, at: float) -> bool:
+    profiles = (way.speaker.profile, way.hearer.profile)
+    times = [at + step * STEP_SECONDS for step in range(-round(CALM_SECONDS / STEP_SECONDS), round(1.0 / STEP_SECONDS))]
+    return all(min(profile.at(time).up, profile.at(time).down) > 0 for profile in profiles for time in times)
+
+
+def compare(link: Link) -> dict[str, Any]:
+    """The figures of the table. Raises `UserError`."""
+    way = link.way
+    calm = [(sent, took) for sent, took in zip(link.pings.sent, link.pings.seconds, strict=True) if is_calm(way, sent)]
+    asked = [way.round_trip(sent) for sent, _ in calm]
+    # Whatever comes later than a lost segment is sent again was lost, or waited for one that was.
+    on_time = [(took, trip) for (_, took), trip in zip(calm, asked, strict=True) if took is not None and took < 1.5 * trip + 0.1]
+    ratios = [(took - link.ends) / trip for took, trip in on_time]
+    if not ratios:
+        raise UserError("no ping came back in time")
+    figures: dict[str, Any] = {
+        "round_trip_ms": 1e3 * statistics.mean(asked),
+        "round_trip_off": statistics.median(ratios) - 1,
+        "loss": statistics.mean(way.loss(sent) for sent, _ in calm),
+        "loss_measured": 1 - math.sqrt(len(ratios) / len(calm)),
+    }
+    for name, poured, path in (("up", link.up, way), ("down", link.down, link.fast)):
+        rate = asked_rate(path, poured)
+        figures |= {f"{name}_mbit": rate / MEGABIT_BYTES, f"{name}_off": poured.rate / rate - 1}
+    if link.one is not None:
+        figures["one_tcp_mbit"] = link.one.rate / MEGABIT_BYTES
+    return figures
+
+
+async def over_proxy(profile: Profile, seconds: float) -> Link:
+    way, fast = ways(profile)
+    pingers = probe.PINGERS if any(moment.loss for moment in profile.moments) else 1
+    with hurried():
+        async with running_proxy(profile) as proxy, trio.open_nursery() as nursery:
+
+            async def pair(speaker: Profile, hearer: Profile) -> tuple[Server, Dial, Callable[[], None]]:
+                """Two ends of their own, and what cuts them off: what still waits is not to take others' time."""
+                server = Server(trio.current_time)
+                (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+                nursery.start_soon(trio.serve_listeners, server.serve_stream, [listener])
+                address = f"127.0.0.1:{listener.socket.getsockname()[1]}"
+                proxy.add(virtual.Place(f"to-{address}", "-"), speaker)
+                proxy.add(virtual.Place(f"at-{address}", address), hearer)
+
+                async def dial() -> trio.SocketStream:
+                    stream = await trio.open_tcp_stream("127.0.0.1", proxy.port)
+                    await stream.send_all(f"to-{address} {address}\n".encode())
+                    return stream
+
+                def cut() -> None:
+                    proxy.cut([(f"to-{address}", f"at-{address}")], close=True)
+                    proxy.heal()
+
+                return server, dial, cut
+
+            pinged, poured = dict[str, Pings](), dict[str, Poured]()
+
+            async def ping(name: str, speaker: Profile, hearer: Profile, long: float) -> None:
+                _, dial, _ = await pair(speaker, hearer)
+                await trio.sleep(DIALED_SECONDS)
+                pinged[name] = await probe.ping_streams(dial, trio.current_time, long, pingers)
+
+            async def pour(name: str, speaker: Profile, hearer: Profile, streams: int) -> None:
+                server, dial, cut = await pair(speaker, hearer)
+                await probe.pour_streams(dial, seconds + probe.WARM_SECONDS, streams)
+                cut()
+                poured[name] = server.poured()
+
+            a, b, near = way.speaker.profile, way.hearer.profile, fast.speaker.profile
+            asked = [
+                partial(ping, "ends", FREE, FREE, ENDS_SECONDS),
+                partial(ping, "link", a, b, seconds),
+                partial(pour, "up", a, b, STREAMS),
+                partial(pour, "down", near, b, STREAMS),
+                partial(pour, "one", a, b, 1),
+            ]
+            if is_slow(profile):
+                async with trio.open_nursery() as beside:
+                    for one in asked:
+                        beside.start_soon(one)
+            else:
+                for one in asked:
+                    await one()
+            nursery.cancel_scope.cancel()
+    return Link(way, fast, pinged["ends"].median(), pinged["link"], poured["up"], poured["down"], poured["one"])
+
+
+def over_kernel(profile: Profile, seconds: float, congestion: str) -> Link:
+    with hurried(with_children=True), running_router(profile, congestion) as router, ExitStack() as stack:
+        way, fast = ways(profile)
+        servers = list[subprocess.Popen[str]]()
+
+        def ask(what: str, path: Way, long: float, much: float) -> tuple[str, ...]:
+            """What is to be run at a host of its own, to another one that serves."""
+            names = [f"{what}-{len(router.hosts)}-{end}" for end in ("to", "at")]
+            host, whom = (router.host(name, end.profile) for name, end in zip(names, (path.speaker, path.hearer), strict=True))
+            servers.append(server := stack.enter_context(module_at(router, whom, "serve", whom, str(PORT))))
+            assert server.stdout is not None
+            server.stdout.readline()
+            return host, what, whom, str(PORT), str(long), str(much)
+
+        free, long = Way(Access(FREE), Access(FREE)), seconds + probe.WARM_SECONDS
+        asked = [
+            ask("ping", free, ENDS_SECONDS, 0),
+            ask("ping", way, seconds, 0),
+            *(ask("datagrams", path, long, flood(path)) for path in (way, fast)),
+            ask("streams", way, long, 1),
+        ]
+        said = list[str]()
+        for group in [asked] if is_slow(profile) else [[one] for one in asked]:
+            with ExitStack() as running:
+                processes = [running.enter_context(module_at(router, *one)) for one in group]
+                said += [process.communicate(timeout=long + ASK_SECONDS_MAX)[0] for process in processes]
+        time.sleep(2 * probe.PAUSE_SECONDS)  # what still flew is there
+        ends, pings = (Pings(**json.loads(one)) for one in said[:2])
+        return Link(way, fast, ends.median(), pings, *map(poured_into, servers[2:]))
+
+
+def flood(way: Way) -> float:
+    """Bytes a second that surely fill the path."""
+    return FLOOD * min(way.speaker.profile.up_max, max(moment.down for moment in way.hearer.profile.moments))
+
+
+def poured_into(server: subprocess.Popen[str]) -> Poured:
+    said, _ = server.communicate("?", timeout=ASK_SECONDS_MAX)
+    return Poured(**json.loads(said))
+
+
+@contextmanager
+def module_at(router: Router, host: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    command, environment = router.command(host, "scenarios.probe", *arguments)
+    process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+async def over_memory(profile: Profile, seconds: float) -> Link:
+    pings, up, down = await in_virtual_time("link", profile, seconds)
+    return Link(*ways(profile), 0.0, Pings(**pings), Poured(**up), Poured(**down))
+
+
+async def in_virtual_time(what: str, profile: Profile, *numbers: float) -> Any:
+    """In a process of its own: what runs in threads elsewhere does not in virtual time."""
+    done = await trio.run_process(
+        [sys.executable, "-m", "scenarios.virtual", what, profile.name, *map(str, numbers)], capture_stdout=True
+    )
+    return json.loads(done.stdout)

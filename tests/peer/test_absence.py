@@ -1,0 +1,244 @@
+"""Silence of days, and wishes that follow from it: five voters on one ledger, whose looks are made by hand. No clock runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from ledger.core.genesis import TRAINER
+from ledger.members import MembersState, Retire
+from peer.driver import absence
+from peer.driver.absence import DAY_SECONDS, Absence, load
+from protocol.errors import UserError
+from protocol.identity import short_id
+from tests.ledger.world import FAR_MS, PEOPLE, World
+from tests.peer.network import network as daemons
+from tests.peer.network import poll
+from tests.sim.keys import FastSigner
+
+DAYS = 1
+LOOK_SECONDS = 600  # the days go by in fewer looks
+FIVE = PEOPLE[:5]
+GONE = PEOPLE[4]
+
+
+class Voters:
+    """`links`: which groups of people hear each other."""
+
+    def __init__(self, folder: Path, people: Iterable[FastSigner] = FIVE) -> None:
+        self.people, self.folder = list(people), folder
+        self.world = World(voters=len(self.people), trainers=0)
+        self.links: list[list[FastSigner]] = [self.people]
+        self.signed: set[bytes] = set()
+        self.told: list[str] = []
+        self.peers = {person: self.start(person) for person in self.people}
+
+    def start(self, person: FastSigner) -> Absence:
+        def heard() -> frozenset[bytes]:
+            together = [group for group in self.links if person in group]
+            return frozenset(other.public for group in together for other in group if other is not person)
+
+        network: Any = SimpleNamespace(me=person.public, heard=heard)
+        author: Any = SimpleNamespace(waits=False, submit=partial(self.submit, person))
+        file = self.folder / short_id(person.public)
+        peer = Absence(
+            network, lambda: self.members, lambda: self.signed, author, DAYS, file, lambda text, key: self.told.append(text)
+        )
+        peer.recall()
+        return peer
+
+    async def submit(self, person: FastSigner, kind: str, content: Retire) -> None:
+        if problem := self.world.problem(self.world.tx(person, kind, content)):
+            raise UserError(problem)
+        self.world.decide(self.world.tx(person, kind, content))
+
+    @property
+    def members(self) -> MembersState:
+        return self.world.state.members
+
+    def wishes(self) -> dict[bytes, bytes]:
+        return {voter: wish.subject for voter, wish in self.members.retiring.items()}
+
+    def seconds(self, observer: FastSigner, person: FastSigner) -> int:
+        return self.peers[observer]._silent.get(person.public, 0)
+
+    def wish(self, person: FastSigner, subject: FastSigner, lower: bool = False) -> None:
+        self.world.decide(self.world.tx(person, "member/retire", Retire(subject.public, lower, FAR_MS)))
+
+    def live(self, days: float, running: Iterable[FastSigner] | None = None) -> None:
+        """These look for so long, and wish at once what they should."""
+        chosen = self.people if running is None else list(running)
+        for _ in range(round(days * DAY_SECONDS / LOOK_SECONDS)):
+            for person in chosen:
+                subject = self.peers[person].look()
+                if subject is not None:
+                    trio.run(self.peers[person]._wish, subject)
+
+    def restart(self) -> None:
+        for peer in self.peers.values():
+            peer.save()
+        self.peers = {person: self.start(person) for person in self.people}
+
+
+@pytest.fixture(autouse=True)
+def seldom_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(absence, "LOOK_SECONDS", LOOK_SECONDS)
+
+
+@pytest.fixture
+def voters(tmp_path: Path) -> Voters:
+    return Voters(tmp_path)
+
+
+def without(*gone: FastSigner) -> list[FastSigner]:
+    return [person for person in FIVE if person not in gone]
+
+
+def test_a_member_that_a_quorum_has_not_heard_for_the_days_is_retired_and_not_before(voters: Voters) -> None:
+    voters.links = [without(GONE)]
+    voters.live(DAYS - 0.1, without(GONE))
+    assert voters.wishes() == {} and GONE.public in voters.members.upcoming
+    voters.live(0.2, without(GONE))
+    assert GONE.public not in voters.members.upcoming and voters.members.members[GONE.public].retired is not None
+    assert voters.members.speaks(GONE.public), "it stays a member"
+
+
+def test_whoever_was_heard_once_begins_anew(voters: Voters) -> None:
+    for heard in (lambda: voters.links.append([FIVE[0], GONE]), lambda: voters.signed.add(GONE.public)):
+        voters.links, voters.signed = [without(GONE)], set()
+        voters.live(DAYS - 0.1, without(GONE))
+        heard()  # over a link, or under a decision that others have passed on
+        voters.live(2 * LOOK_SECONDS / DAY_SECONDS, without(GONE))
+        assert voters.seconds(FIVE[0], GONE) == 0
+        voters.links, voters.signed = [without(GONE)], set()
+        voters.live(0.2, without(GONE))
+        assert FIVE[0].public not in voters.wishes() and GONE.public in voters.members.upcoming
+        voters.links = [FIVE]
+        voters.live(0.01)
+
+
+def test_a_peer_that_hears_no_quorum_counts_nothing(voters: Voters) -> None:
+    """Anna hears one other, and that for longer than the days; then all hear all again."""
+    anna, bert = FIVE[:2]
+    voters.links = [[anna, bert], without(anna, bert)]
+    voters.live(DAYS + 1)
+    assert voters.wishes() == {}, "nobody heard a quorum"
+    assert all(voters.seconds(one, other) == 0 for one in FIVE for other in FIVE)
+    voters.links = [without(GONE)]
+    voters.live(DAYS - 0.5, without(GONE))
+    assert voters.wishes() == {}
+
+
+def test_a_restart_forgets_no_silence_and_adds_none(voters: Voters) -> None:
+    voters.links = [without(GONE)]
+    voters.live(0.6 * DAYS, without(GONE))
+    voters.restart()  # and was off for as long as you like: nothing tells it
+    voters.live(0.3 * DAYS, without(GONE))
+    assert voters.wishes() == {}
+    voters.live(0.15 * DAYS, without(GONE))
+    assert GONE.public not in voters.members.upcoming
+
+
+def test_one_operator_without_days_and_nobody_is_retired(voters: Voters) -> None:
+    voters.links = [without(GONE)]
+    voters.live(DAYS + 1, without(GONE, FIVE[3]))
+    assert set(voters.wishes().values()) == {GONE.public} and len(voters.wishes()) == 3
+    assert GONE.public in voters.members.upcoming
+
+
+def test_f_never_falls_by_itself_and_the_operator_is_told_once_a_day(tmp_path: Path) -> None:
+    voters = Voters(tmp_path, PEOPLE[:4])
+    voters.links = [PEOPLE[:3]]
+    voters.live(DAYS + 0.5, PEOPLE[:3])
+    assert voters.wishes() == {} and len(voters.told) == 3
+    assert f"`peer retire {short_id(PEOPLE[3].public)} --lower-tolerance`" in voters.told[0]
+
+
+def test_half_of_the_days_before_its_operator_is_told_day_by_day(voters: Voters) -> None:
+    anna = voters.peers[FIVE[0]]
+    anna._seconds_max = 4 * DAY_SECONDS
+    voters.links = [without(GONE)]
+    voters.live(3.9, FIVE[:1])
+    name = short_id(GONE.public)
+    assert voters.told == [
+        f"this peer has heard nothing of {name} for {days} days: after 4 days it wants it retired" for days in (2, 3)
+    ]
+
+
+def test_what_a_person_has_said_stays(voters: Voters) -> None:
+    anna, bert = FIVE[:2]
+    voters.wish(anna, bert)
+    voters.links = [without(GONE)]
+    voters.live(DAYS + 0.1, without(GONE))
+    assert voters.wishes()[anna.public] == bert.public and GONE.public in voters.members.upcoming
+
+
+def test_all_wish_about_the_same_one_of_several(tmp_path: Path) -> None:
+    eight = PEOPLE[:8]  # q is 6: two may be silent, and the second one would lower f
+    voters = Voters(tmp_path, eight)
+    voters.links = [eight[2:]]
+    voters.live(0.1, eight[4:])
+    voters.live(DAYS + 0.1, eight[2:])
+    assert voters.members.members[eight[0].public].retired is not None, "the smaller key"
+    assert voters.members.members[eight[1].public].retired is None
+    assert any("f falls without it" in text for text in voters.told)
+
+
+async def test_an_end_of_silence_is_on_disk_at_once_and_silence_within_the_hour(
+    voters: Voters, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def at_once(save: Callable[[], None]) -> None:
+        save()
+
+    monkeypatch.setattr(trio.to_thread, "run_sync", at_once)  # or the clock would run on meanwhile
+    peer, file = voters.peers[FIVE[0]], voters.folder / short_id(FIVE[0].public)
+    voters.links = [without(GONE)]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(peer.run)
+        await trio.sleep(2 * absence.SAVE_LOOKS * LOOK_SECONDS)
+        assert load(file, pytest.fail)[GONE.public] >= absence.SAVE_LOOKS * LOOK_SECONDS
+        voters.links = [FIVE]
+        await trio.sleep(3 * LOOK_SECONDS)
+        assert load(file, pytest.fail) == {}
+        nursery.cancel_scope.cancel()
+
+
+async def test_voters_retire_a_stopped_one_by_their_own_transactions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(absence, "LOOK_SECONDS", DAYS * DAY_SECONDS // 2)
+    async with daemons(tmp_path, 5, roles=(TRAINER,)) as founders, trio.open_nursery() as nursery:
+        *seats, gone = founders.seats
+        peers = [
+            Absence(
+                seat.network,
+                lambda seat=seat: seat.driver.state.members,
+                seat.driver.witness.take_signers,
+                seat.author,
+                DAYS,
+                seat.folder / "silences",
+                lambda text, key: None,
+            )
+            for seat in seats
+        ]
+        await poll(lambda: all(len(seat.network.heard()) == 4 for seat in seats))  # no block tells of it
+        await gone.stop()
+        for _ in range(4):  # the first hears of it under a decision, the second begins
+            wanted = [peer.look() for peer in peers]
+        assert wanted == [gone.public] * 4
+        for peer in peers:
+            nursery.start_soon(peer._wish, gone.public)
+        await seats[0].until(lambda driver: gone.public not in driver.state.members.voters)
+        assert seats[0].driver.state.members.members[gone.public].roles == ()
+        nursery.cancel_scope.cancel()
+
+
+def test_a_line_that_cannot_be_read_is_told_and_its_silence_begins_anew(tmp_path: Path) -> None:
+    (tmp_path / "silences").write_text("nobody 5\n")
+    told: list[str] = []
+    assert load(tmp_path / "silences", told.append) == {} and "counted anew" in told[0]

@@ -1,0 +1,224 @@
+"""Payloads of old rounds go, and nobody misses one: not a peer whose models are damaged, not one that was away."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from ledger.audits.losses import LossesOpening
+from ledger.jobs import Phase, Start, job_id
+from peer.driver.payloads import FORGOTTEN_HEIGHTS, Payloads, first_kept
+from peer.export.writing import missing_payloads
+from peer.roles.base import OpenRound
+from peer.roles.voter import Voter
+from protocol.messages import Proposal
+from storage.blobs import LENT, Blobs
+from tests.peer.chain import SCRATCH
+from tests.peer.network import SECONDS_MAX, Seat, certified, network
+from training import room
+from training.replicated import files
+
+KEPT = 20  # rounds, in the place of `ROUNDS_MIN`
+
+
+@pytest.fixture(autouse=True)
+def rounds_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "ROUNDS_MIN", KEPT)
+
+
+async def run(seat: Seat, job: bytes, rounds: int) -> None:
+    async with trio.open_nursery() as nursery:
+        seat.driver.payload_bytes = 1
+        nursery.start_soon(Payloads(seat.driver).run)
+        await seat.until(lambda driver: job in driver.state.jobs.jobs and driver.state.jobs.jobs[job].round >= rounds)
+        with trio.fail_after(SECONDS_MAX):
+            while held(seat, job, 0):  # noqa: ASYNC110 - nothing tells of it
+                await trio.sleep(0.01)
+        nursery.cancel_scope.cancel()
+
+
+def held(seat: Seat, job: bytes, number: int) -> list[bytes]:
+    named = Payloads(seat.driver)._accepted(job, number)
+    return [digest for digest in named or () if seat.blobs.size(digest) is not None]
+
+
+async def test_payloads_of_old_rounds_go_and_what_a_restart_computes_anew_stays(tmp_path: Path) -> None:
+    async with network(tmp_path, founders=1) as made:
+        (seat,) = made.seats
+        spec = replace(SCRATCH, rounds=60, suspension_rounds=1)
+        with trio.fail_after(SECONDS_MAX):
+            job = job_id(seat.public, await seat.author.submit("job/start", Start(spec.encode())))
+        await run(seat, job, 40)
+        at = seat.driver.state.jobs.jobs[job].round
+        assert all(held(seat, job, number) for number in range(at - KEPT + 1, at))
+        assert missing_payloads(seat.store, seat.blobs)
+        await seat.stop()
+        models = seat.driver.host.directory(job, 0).parent
+        for file in (file for model in models.iterdir() if not files.is_durable(model) for file in model.iterdir()):
+            file.write_bytes(bytes(file.stat().st_size))
+        again = await made.start(seat)
+        await again.until(lambda driver: driver.state.jobs.jobs[job].phase is Phase.FINISHED)
+
+
+class Garbage(Voter):
+    """What it proposes in round 0 is refused, and named by no block."""
+
+    named = b""
+
+    async def propose(self, round: OpenRound) -> None:
+        async def publish(proposal: Proposal, opening: LossesOpening | None) -> None:
+            if round.number == 0:
+                self.named = round.blobs.add(bytes(50))
+                proposal = replace(proposal, payload=self.named, payload_bytes=50)
+            await round.publish(proposal, opening)
+
+        await super().propose(replace(round, publish=publish))
+
+
+async def test_payloads_of_refused_proposals_go_with_their_round_and_accepted_ones_stay(tmp_path: Path) -> None:
+    rounds, liar = 3, Garbage()
+    async with network(tmp_path, founders=4, start=False) as made:
+        for seat in made.seats:
+            await made.start(seat, liar if seat is made.seats[3] else None)
+        seat, author = made.seats[0], made.seats[3]
+        lent, lend = list[bytes](), seat.blobs.lend
+
+        def noted(digest: bytes, job: bytes, number: int) -> None:
+            lent.append(digest)
+            lend(digest, job, number)
+
+        seat.blobs.lend = noted  # type: ignore[method-assign]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(Payloads(seat.driver).run)
+            with trio.fail_after(SECONDS_MAX):
+                job = job_id(
+                    author.public, await author.author.submit("job/start", Start(replace(SCRATCH, rounds=rounds).encode()))
+                )
+            await seat.until(certified(job))
+            with trio.fail_after(SECONDS_MAX):
+                while seat.blobs.lent():  # noqa: ASYNC110 - nothing tells of it
+                    await trio.sleep(0.01)
+            nursery.cancel_scope.cancel()
+        accepted = [digest for number in range(rounds) for digest in held(seat, job, number)]
+        assert liar.named == lent[0] and seat.blobs.size(liar.named) is None
+        assert accepted and set(accepted) == set(lent[1:]), "all that was accepted is here"
+        assert not list((seat.folder / "blobs").glob(f"*{LENT}"))
+
+
+def fake(seat: Seat, jobs: dict[bytes, Any], height: int, payload_bytes: int = 1) -> Payloads:
+    state = SimpleNamespace(jobs=SimpleNamespace(jobs=jobs), height=height)
+    driver: Any = SimpleNamespace(store=seat.store, blobs=seat.blobs, state=state, payload_bytes=payload_bytes)
+    return Payloads(driver)
+
+
+async def test_payloads_of_a_forgotten_job_go_when_nobody_is_so_far_behind(tmp_path: Path) -> None:
+    async with network(tmp_path, founders=1) as made:
+        (seat,) = made.seats
+        with trio.fail_after(SECONDS_MAX):
+            job = job_id(seat.public, await seat.author.submit("job/start", Start(replace(SCRATCH, rounds=3).encode())))
+        await seat.until(certified(job))
+        last, height = seat.store.last_rounds()[job]
+        late, jobs = height + FORGOTTEN_HEIGHTS + 1, dict(seat.driver.state.jobs.jobs)
+        payloads, operator_keeps_all = fake(seat, jobs, late), fake(seat, {}, late, payload_bytes=0)
+        gone_early, gone = (fake(seat, {}, height).driver.state for height in (late - 1, late))
+        for look, state in ((payloads, payloads.driver.state), (payloads, gone_early), (operator_keeps_all, gone)):
+            look._tidy(state)
+            assert last == 2 and all(held(seat, job, number) for number in range(3))
+        payloads._tidy(gone)
+        assert not any(held(seat, job, number) for number in range(3))
+
+
+def test_what_a_late_round_names_stays_though_an_old_one_names_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trainer that says again what it said before has nobody lose it."""
+    again, dropped, running = bytes(32), list[bytes](), b"j" * 32
+
+    def accepted(of: Payloads, key: bytes, number: int) -> list[bytes]:
+        return [again] if number in (3, 30) else [bytes([number + 1]) * 32]
+
+    monkeypatch.setattr(Payloads, "_accepted", accepted)
+    job = SimpleNamespace(round=40, phase=Phase.RUNNING, trainers=(b"",), spec=replace(SCRATCH, suspension_rounds=1).encode())
+    state: Any = SimpleNamespace(jobs=SimpleNamespace(jobs={running: job}), audits=SimpleNamespace(jobs={}), height=50)
+    blobs = SimpleNamespace(size=lambda digest: 1, drop=dropped.extend)
+    driver: Any = SimpleNamespace(blobs=blobs, payload_bytes=1)
+    Payloads(driver)._delete(running, job, state)  # type: ignore[arg-type]
+    assert again not in dropped and len(dropped) == 40 - KEPT - 1
+
+
+async def test_after_a_restart_what_was_lent_goes_or_stays_as_its_round_was_decided(tmp_path: Path) -> None:
+    async with network(tmp_path, founders=1) as made:
+        (seat,) = made.seats
+        job, ended = await seat.scratch(), bytes(32)
+        await seat.until(certified(job))
+        (accepted,) = held(seat, job, 0)
+        data = seat.blobs.read(accepted)
+        seat.blobs.drop([accepted])
+        lent = {
+            data: (job, 0),
+            b"refused": (job, 0),
+            b"open": (ended, 7),
+            b"never closed": (ended, 6),
+            b"before the snapshot": (ended, 4),
+        }
+        for blob, of in lent.items():
+            seat.blobs.lend(sha256(blob).digest(), *of)
+            writer = seat.blobs.begin(sha256(blob).digest(), len(blob))
+            writer.write(blob)
+            writer.finish()
+        seat.blobs = Blobs(seat.folder / "blobs", seat.folder / "buffers")
+        jobs: dict[bytes, Any] = {
+            job: seat.driver.state.jobs.jobs[job],
+            ended: SimpleNamespace(round=6, phase=Phase.RUNNING),
+        }
+        look = fake(seat, jobs, 0)
+        look._tidy(look.driver.state)
+        assert len(seat.blobs.lent()) == 2
+        jobs[ended].phase = Phase.FINISHED
+        look._tidy(look.driver.state)
+        assert {blob for blob in lent if seat.blobs.size(sha256(blob).digest()) is not None} == {data, b"before the snapshot"}
+        assert not seat.blobs.lent() and not list((seat.folder / "blobs").glob(f"*{LENT}"))
+
+
+async def test_nothing_goes_while_an_export_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def at_once(sync: Callable[..., None], *arguments: Any) -> None:
+        sync(*arguments)
+
+    jobs = SimpleNamespace(jobs={b"job": SimpleNamespace(round=1)})
+    driver: Any = SimpleNamespace(applied=trio.Event(), exports=1, payload_bytes=0, state=SimpleNamespace(jobs=jobs))
+    driver.blobs = SimpleNamespace(lent=dict)
+    exports = list[int]()
+    monkeypatch.setattr(trio.to_thread, "run_sync", at_once)
+    monkeypatch.setattr(Payloads, "_delete", lambda of, key, job, state: exports.append(of.driver.exports))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(Payloads(driver).run)
+        await trio.testing.wait_all_tasks_blocked()
+        applied, driver.applied, driver.exports = driver.applied, trio.Event(), 0
+        applied.set()
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    assert exports == [0], "once it has ended"
+
+
+def test_what_audits_and_trainers_go_on_from_stays_however_little_room_there_is() -> None:
+    spec = replace(SCRATCH, rounds=1_000, suspension_rounds=30)
+    job: Any = SimpleNamespace(spec=spec.encode(), round=500, trainers=(bytes(32),) * 4)
+
+    def first(bytes_max: int, rounds: tuple[int, ...] = (), disputes: tuple[int, ...] = ()) -> int:
+        audits = SimpleNamespace(rounds=dict.fromkeys(rounds), disputes=[SimpleNamespace(round=number) for number in disputes])
+        state: Any = SimpleNamespace(audits=SimpleNamespace(jobs={b"job": audits}))
+        return first_kept(b"job", job, state, bytes_max)
+
+    assert first(0) == 0
+    assert first(1) == 500 - 31, "a record lives for 30 rounds"
+    assert first(1, rounds=(400, 499)) == 400 - 31
+    assert first(1, rounds=(499,), disputes=(300,)) == 300 - 31
+    round_bytes = room.room_of(spec, 4, trains=False).round
+    assert first(100 * round_bytes) == 400
+    assert first(1_000 * round_bytes) == 0

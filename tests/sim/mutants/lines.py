@@ -1,0 +1,590 @@
+"""Planted bugs where no simulated history goes: links, records, relays, budgets. Each is a changed line; its test must fail."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import io
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from types import CodeType
+from typing import Any, ClassVar
+
+import pytest
+
+import peer.features
+from peer.doctor import files
+from peer.driver.absence import Absence
+from peer.driver.answering import Answering
+from peer.driver.hearing import Hearing
+from peer.node.node import Node
+from peer.roles import voter
+from training.replicated import feedback
+from training.replicated.codec import cells, payload
+from training.replicated.codec.header import Mode
+from training.spec import JobSpec
+from transport.circuit import CircuitSession
+from transport.detours import Detours
+from transport.discovery import Discovery
+from transport.effort import Effort, Line
+from transport.events import EventQueue
+from transport.framing import Outbox
+from transport.hub import Hub
+from transport.lanes import Lanes
+from transport.measures import Meter
+from transport.noise import CipherState
+from transport.profiles import Flow
+from transport.reachability import Reachability
+from transport.records import RecordBook
+from transport.relay import Lane, Relay, Turns
+from transport.serving import Serving
+from transport.session import Session
+from transport.slots import least
+from transport.uplink import Uplink
+
+NETWORK = "tests/transport/test_"
+ABSENCE = "tests/peer/test_absence.py::test_"
+OPENING = "tests/training/replicated/test_opening.py::test_"
+BUFFERS = "tests/training/replicated/test_buffers.py::test_"
+LEAN = "tests/training/engines/test_lean.py::test_"
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedLine:
+    name: str
+    what: str  # the rule it breaks, for people
+    function: Any = field(repr=False)
+    line: str  # a part of its source, which is there once
+    instead: str
+    test: str  # as pytest names it; one that fails at once, and waits for no deadline
+    expects: ClassVar = ("test",)
+    scenario: ClassVar = None
+
+    @contextlib.contextmanager
+    def planted(self) -> Iterator[None]:
+        """In all modules that hold the function: it stays the same object."""
+        function = inspect.unwrap(self.function)
+        right, function.__code__ = function.__code__, self._changed(function)
+        try:
+            yield
+        finally:
+            function.__code__ = right
+
+    def _changed(self, function: Any) -> CodeType:
+        source = textwrap.dedent(inspect.getsource(function))
+        assert source.count(self.line) == 1, f"{self.name}: {self.line!r} is there {source.count(self.line)} times"
+        in_class = "class _:\n" + textwrap.indent(source.replace(self.line, self.instead), "    ")  # so that `super()` works
+        code = compile(in_class, function.__code__.co_filename, "exec", annotations.compiler_flag, dont_inherit=True)
+        for name in ("_", function.__name__):
+            [code] = [inner for inner in code.co_consts if isinstance(inner, CodeType) and inner.co_name == name]
+        return code
+
+
+LINES: tuple[ChangedLine, ...] = (
+    # Records ---------------------------------------------------------------------------------------------------------
+    ChangedLine(
+        "record-of-lower-sequence",
+        "an older record replaces a newer one",
+        RecordBook.take,
+        "record.sequence < held.record.sequence",
+        "False",
+        f"{NETWORK}records.py::test_the_highest_sequence_holds_whoever_brings_it_and_an_older_one_replayed_changes_nothing",
+    ),
+    ChangedLine(
+        "record-unsigned",
+        "the signature of a record is not checked",
+        RecordBook.take,
+        "open_signed(signed, self._chain_id, self._verifier, (PeerRecord,))\n    self._make_room",
+        "self._make_room",
+        f"{NETWORK}records.py::test_a_forged_record_of_a_member_drives_nobody_out",
+    ),
+    ChangedLine(
+        "private-addresses-told",
+        "addresses of the own network are told to peers from elsewhere",
+        RecordBook.told,
+        " and name[1].includes(scope)",
+        "",
+        f"{NETWORK}records.py::test_near_addresses_come_only_from_near_and_go_only_to_near_links",
+    ),
+    ChangedLine(
+        "strangers-fill-records",
+        "records of strangers take the room of members' ones",
+        RecordBook._has_room,
+        " and len(strangers) < STRANGERS_MAX",
+        "",
+        f"{NETWORK}records.py::test_strangers_fill_their_own_room_alone_and_cost_no_signature_beyond",
+    ),
+    ChangedLine(
+        "reached-as-one-says",
+        "one peer alone says where this one is reached",
+        Reachability.host.fget,
+        ">= AGREE",
+        ">= 1",
+        f"{NETWORK}reachability.py::test_one_that_sees_it_is_not_believed_two_are_and_then_asked",
+    ),
+    ChangedLine(
+        "dials-for-strangers",
+        "strangers have this peer dial whom they like",
+        Discovery._on_dial_back,
+        "not self.book.is_member(link.peer) or is_full",
+        "is_full",
+        f"{NETWORK}reachability.py::test_strangers_get_no_dial_back",
+    ),
+    # Circuits --------------------------------------------------------------------------------------------------------
+    ChangedLine(
+        "circuit-for-stranger",
+        "a relay forwards for somebody who is no member",
+        Relay._problem,
+        "not (self._serves(opener) and self._serves(message.peer)) or opener == message.peer",
+        "opener == message.peer",
+        f"{NETWORK}relay.py::test_only_members_reach_members_that_have_reserved",
+    ),
+    ChangedLine(
+        "circuit-of-others",
+        "a third peer speaks in a circuit",
+        Relay._find,
+        " and peer in circuit.ends",
+        "",
+        f"{NETWORK}relay.py::test_a_third_peer_can_neither_speak_in_a_circuit_nor_end_it",
+    ),
+    ChangedLine(
+        "relay-without-budget",
+        "a circuit takes more of a relay's uplink than its budget",
+        Turns.next,
+        "wait = lane.circuit.budget.wait_seconds(now)",
+        "wait = 0",
+        f"{NETWORK}relay.py::test_budgets_are_bytes_a_second_and_never_a_total",
+    ),
+    ChangedLine(
+        "relay-without-window",
+        "a relay holds whatever a circuit sends",
+        Relay.data,
+        "lane.waiting + lane.owed + len(message.data) > WINDOW_BYTES[message.lane]",
+        "False",
+        f"{NETWORK}relay.py::test_an_end_that_reads_nothing_holds_up_its_circuit_alone_and_one_window_of_memory",
+    ),
+    ChangedLine(
+        "vote-behind-bulk-in-relay",
+        "inside a relay a vote waits for bulk",
+        Relay._next,
+        "for turns in self._turns if turns.first",
+        "for turns in self._turns[::-1] if turns.first",
+        f"{NETWORK}relay.py::test_a_vote_overtakes_bulk_of_its_own_circuit_and_of_others",
+    ),
+    ChangedLine(
+        "relay-shares-by-circuit",
+        "whoever has more circuits has more of a relay",
+        Turns.spend,
+        "self._at[member] += max(size, RECORD_COST_BYTES)",
+        "pass",
+        f"{NETWORK}relay.py::test_members_share_each_priority_alike_however_many_circuits_they_have",
+    ),
+    ChangedLine(
+        "turns-saved-up",
+        "a member whose circuits had to wait takes a relay for as long afterwards",
+        Turns.next,
+        "self._at[other] = self._at[member]",
+        "pass",
+        f"{NETWORK}relay.py::test_a_member_saves_up_no_turns_while_its_circuits_have_to_wait",
+    ),
+    ChangedLine(
+        "votes-fill-relay",
+        "whoever marks all as votes takes all of a relay",
+        Relay._next,
+        "turns.first.spend(lane.size)",
+        "pass",
+        f"{NETWORK}relay.py::test_whoever_marks_all_as_votes_leaves_others_their_votes_at_once_and_a_share_of_bulk",
+    ),
+    ChangedLine(
+        "reserves-without-budget",
+        "whoever reserves again and again is told to all each time",
+        Relay.reserve,
+        "not _spend(self._budgets(peer)[0], now)",
+        "False",
+        f"{NETWORK}relay.py::test_whoever_reserves_again_and_again_is_refused_also_over_a_new_link",
+    ),
+    ChangedLine(
+        "pair-takes-all-circuits",
+        "one member takes all circuits that another one may have",
+        Relay._problem,
+        "CIRCUITS_PER_PAIR_MAX",
+        "CIRCUITS_MAX",
+        f"{NETWORK}relay.py::test_nobody_takes_all_circuits_that_another_may_have",
+    ),
+    ChangedLine(
+        "others-circuits-hold-up-ours",
+        "a relay that begins circuits keeps its victim from opening any over another one",
+        Detours._half_open,
+        "(None if stream.opens else stream.carrier)",
+        "stream.carrier or carrier is None",
+        f"{NETWORK}detours.py::test_circuits_that_a_relay_begins_hold_up_none_of_ours",
+    ),
+    ChangedLine(
+        "vote-as-bulk-from-relay",
+        "a relay sends a vote on as bulk",
+        Relay._pass_on,
+        "CircuitData(lane.circuit.name, lane.number, record), lane.number)",
+        "CircuitData(lane.circuit.name, lane.number, record), Priority.BULK)",
+        f"{NETWORK}relay.py::test_a_circuit_leads_to_a_peer_that_has_reserved_and_back",
+    ),
+    ChangedLine(
+        "one-lane-held-back",
+        "a relay holds back bulk, and nobody notices while votes pass",
+        Lanes.are_held_back,
+        "(SILENT_SECONDS, HELD_SECONDS, HELD_SECONDS)",
+        "(SILENT_SECONDS, 1e9, 1e9)",
+        f"{NETWORK}lanes.py::test_whoever_holds_back_one_lane_is_found_out",
+    ),
+    ChangedLine(
+        "relay-brings-strangers",
+        "a relay brings circuits with strangers",
+        Detours._why_not,
+        "not self._serves(message.peer)",
+        "False",
+        f"{NETWORK}detours.py::test_a_relay_brings_no_strangers",
+    ),
+    ChangedLine(
+        "circuit-with-whomever",
+        "the far end of a circuit may be anybody, the relay for one",
+        CircuitSession.__init__,
+        "expected=expected,",
+        "expected=None,",
+        f"{NETWORK}relay.py::test_a_relay_is_not_taken_for_the_far_end",
+    ),
+    ChangedLine(
+        "identity-unproven",
+        "a peer may claim any key",
+        Session._check_identity,
+        "not self._verifier.verify(key, signed, signature)",
+        "False",
+        f"{NETWORK}session.py::test_a_key_that_the_peer_cannot_sign_for_is_refused",
+    ),
+    ChangedLine(
+        "lanes-share-nonces",
+        "two records are sealed with one key and nonce",
+        CipherState.lanes,
+        "lane * (NONCE_MAX // count)",
+        "0",
+        f"{NETWORK}relay.py::test_whatever_the_relay_does_to_a_record_is_seen",
+    ),
+    # Silence ---------------------------------------------------------------------------------------------------------
+    ChangedLine(
+        "hearsay-decides",
+        "what a peer says that it hears changes whom this one counts as heard",
+        Hub.heard,
+        "if not link.silence.is_suspicious(now)",
+        "if not link.silence.is_suspicious(now) and (link.hears is None or any(link.hears.bits))",
+        "tests/peer/test_hearing.py::test_what_the_others_say_changes_a_table_and_nothing_else",
+    ),
+    ChangedLine(
+        "silent-forever",
+        "whoever was silent once stays so",
+        Hearing.look,
+        "self._heard_at.keys() - heard",
+        "self._silent | (self._heard_at.keys() - heard)",
+        "tests/peer/test_hearing.py::test_silence_and_its_end_are_told_once",
+    ),
+    # Strangers -------------------------------------------------------------------------------------------------------
+    ChangedLine(
+        "read-memory-not-paid-back",
+        "what was taken still counts as held",
+        EventQueue._took,
+        "line.account.add(-_size(event))",
+        "pass",
+        f"{NETWORK}strangers.py::test_what_a_stranger_said_and_nobody_has_taken_goes_with_its_link",
+    ),
+    ChangedLine(
+        "queue-memory-not-paid-back",
+        "what is taken back still counts as held",
+        Outbox.recall,
+        "self.account.add(-gone)",
+        "pass",
+        f"{NETWORK}turns.py::test_what_waits_for_a_peer_that_goes_elsewhere_is_taken_back_but_for_what_has_begun",
+    ),
+    ChangedLine(
+        "voters-give-way",
+        "of many links not a stranger's gives way, but a voter's",
+        least,
+        "min(link.standing for link in links)",
+        "max(link.standing for link in links)",
+        f"{NETWORK}strangers.py::test_of_all_links_the_lowest_standing_gives_way",
+    ),
+    ChangedLine(
+        "strangers-take-the-uplink",
+        "what strangers ask for is sent while members wait",
+        Uplink.turn,
+        "min(link.outbox.held, link.meter.frame_bytes)",
+        "0",
+        f"{NETWORK}uplink.py::test_strangers_cost_a_member_that_is_sent_something_little",
+    ),
+    ChangedLine(
+        "messages-for-nothing",
+        "what a link's own messages cost is charged to nobody",
+        Hub.working,
+        "payer.spend(self._processor() - started)",
+        "pass",
+        f"{NETWORK}effort.py::test_what_a_message_costs_is_charged_to_its_link",
+    ),
+    ChangedLine(
+        "strangers-at-work",
+        "any number of strangers' messages is in a turn of the node, before a vote",
+        EventQueue._pause,
+        "self._at_work.total() >= AT_WORK_MAX",
+        "False",
+        f"{NETWORK}effort.py::test_few_of_strangers_are_at_work_at_once_and_none_while_they_have_spent_too_much",
+    ),
+    ChangedLine(
+        "all-hands-at-once",
+        "all handshakes that wait are dealt with at the moment at which the budget is paid back",
+        Effort.turn_of_handshake,
+        "payer.spend(STEP_SECONDS)",
+        "pass",
+        f"{NETWORK}effort.py::test_of_those_that_wait_for_a_handshake_each_pays_before_the_next_one_looks",
+    ),
+    ChangedLine(
+        "newcomers-behind-attackers",
+        "the host that has spent most on handshakes comes first",
+        Line.turn,
+        "min(self._waiting",
+        "max(self._waiting",
+        f"{NETWORK}effort.py::test_of_hosts_that_wait_for_a_handshake_the_one_that_spent_least_is_next",
+    ),
+    ChangedLine(
+        "strangers-overhear",
+        "strangers get a copy of what is said to all",
+        Hub.broadcast,
+        " if not self._is_stranger(link)",
+        "",
+        f"{NETWORK}strangers.py::test_a_broadcast_is_not_for_strangers_but_for_whoever_is_one_no_more",
+    ),
+    ChangedLine(
+        "strangers-checked",
+        "signatures of strangers are checked whatever they say",
+        Node._handle_relayed,
+        "and not _asks_for_admission(signed)",
+        "and False",
+        "tests/peer/test_node_strangers.py::"
+        "test_what_no_member_wrote_is_refused_before_its_signature_is_checked_but_for_an_admission",
+    ),
+    ChangedLine(
+        "blocks-for-nothing",
+        "what is read for askers is charged to nobody",
+        Answering.run,
+        "self._network.spent(request.to, seconds)",
+        "pass",
+        "tests/peer/test_answering.py::test_who_asks_for_much_is_answered_at_its_own_pace_and_holds_up_nobody",
+    ),
+    ChangedLine(
+        "strangers-take-places",
+        "strangers take the places of a blob that members wait for",
+        Serving._is_full,
+        "is_stranger = self._is_stranger(peer)",
+        "is_stranger = False",
+        f"{NETWORK}turns.py::test_strangers_have_a_place_of_their_own_and_take_none_of_others",
+    ),
+    # Blobs, measures, monitors ---------------------------------------------------------------------------------------
+    ChangedLine(
+        "fourth-copy",
+        "a holder serves everybody at once",
+        Serving._is_full,
+        "if alike < (PLACES_OF_STRANGERS if is_stranger else PLACES):",
+        "if True:",
+        f"{NETWORK}turns.py::test_the_fourth_waits_and_is_told_of_the_three",
+    ),
+    ChangedLine(
+        "vote-behind-large-frame",
+        "on a slow link a vote waits for a frame of the largest size",
+        Meter._piece,
+        "min(most, int(VOTE_WAIT_SECONDS * self.bytes_per_second))",
+        "most",
+        f"{NETWORK}measures.py::test_pieces_follow_the_rate_between_their_bounds",
+    ),
+    ChangedLine(
+        "losses-without-effect",
+        "a link that loses segments carries as much as one that loses none",
+        Flow._note,
+        "if lost and now",
+        "if False and now",
+        f"{NETWORK}profiles.py::test_a_flow_that_loses_is_about_as_fast_as_cubic_is",
+    ),
+    # Members that are gone -------------------------------------------------------------------------------------------
+    ChangedLine(
+        "relay-of-the-expelled",
+        "a relay asks who is a member only when a circuit opens",
+        Relay._is_served,
+        "if all(map(self._serves, circuit.ends)):",
+        "if True:",
+        f"{NETWORK}relay.py::test_nothing_is_forwarded_for_whoever_is_expelled_from_that_block_on",
+    ),
+    ChangedLine(
+        "windows-without-account",
+        "nobody pays for what waits in a relay",
+        Lane.put,
+        "self.account.add(len(record) + MESSAGE_OVERHEAD_BYTES)",
+        "pass",
+        f"{NETWORK}relay.py::test_what_waits_in_a_relay_is_paid_for_by_whoever_sent_it",
+    ),
+    ChangedLine(
+        "silence-in-a-partition",
+        "a peer counts days in which it heard no quorum",
+        Absence.look,
+        "hears_quorum and self._heard_quorum, hears_quorum",
+        "True, True",
+        f"{ABSENCE}a_peer_that_hears_no_quorum_counts_nothing",
+    ),
+    ChangedLine(
+        "silence-forgotten",
+        "a restart forgets for how long a member was silent",
+        Absence.recall,
+        "load(self._file, lambda text: self._tell(text, self._network.me))",
+        "{}",
+        f"{ABSENCE}a_restart_forgets_no_silence_and_adds_none",
+    ),
+    ChangedLine(
+        "silence-lowers-f",
+        "a peer wants a member retired without which f falls",
+        Absence._subject,
+        "if lowers_tolerance(members, key)",
+        "if False",
+        f"{ABSENCE}f_never_falls_by_itself_and_the_operator_is_told_once_a_day",
+    ),
+    ChangedLine(
+        "silence-above-people",
+        "a peer replaces the wish of its operator",
+        Absence._subject,
+        "(mine.lower_tolerance or mine.subject not in lasting)",
+        "False",
+        f"{ABSENCE}what_a_person_has_said_stays",
+    ),
+    # Opening rounds --------------------------------------------------------------------------------------------------
+    ChangedLine(
+        "opening-forgotten",
+        "a voter forgets that the first rounds say more bits",
+        Mode.of.__func__,  # type: ignore[attr-defined]
+        "round < spec.opening_rounds",
+        "False",
+        f"{OPENING}so_many_first_rounds_say_four_bits_of_every_element_and_all_later_ones_what_the_job_says",
+    ),
+    ChangedLine(
+        "opening-without-end",
+        "one round more than the job says is said with more bits",
+        Mode.of.__func__,  # type: ignore[attr-defined]
+        "round < spec.opening_rounds",
+        "round <= spec.opening_rounds",
+        f"{OPENING}a_trainer_that_goes_on_with_four_bits_after_the_opening_or_says_its_own_in_it_is_refused",
+    ),
+    ChangedLine(
+        "any-mode-is-right",
+        "a payload may say as many bits as its trainer likes",
+        payload.decode,
+        "unpack(payload)[:2] != (expected.mode, expected.origin)",
+        "unpack(payload)[1] != expected.origin",
+        f"{OPENING}a_trainer_that_goes_on_with_four_bits_after_the_opening_or_says_its_own_in_it_is_refused",
+    ),
+    ChangedLine(
+        "opening-payload-refused",
+        "an auditor bounds the payload before by the bits of the open round",
+        voter._fetch_work,
+        "Mode.of(round.spec, record.round)",
+        "Mode.of(round.spec, round.number)",
+        "tests/peer/test_roles.py::test_the_first_round_after_the_opening_goes_on_from_a_payload_that_is_longer_than_its_own",
+    ),
+    # Operators -------------------------------------------------------------------------------------------------------
+    ChangedLine(
+        "metrics-for-the-world",
+        "metrics are served to other machines",
+        peer.features._not_loopback,
+        "None if is_loopback(host) else",
+        "None if host else",
+        "tests/peer/test_metrics.py::test_it_is_off_unless_named_and_only_on_loopback",
+    ),
+    ChangedLine(
+        "doctor-blind-to-keys",
+        "others of the machine can read the key, and the doctor is silent",
+        files.of_key,
+        "if mode & 0o077:",
+        "if mode & 0o007:",
+        "tests/peer/test_doctor.py::test_an_open_key_is_named_with_its_mode",
+    ),
+    # Buffers of levels -----------------------------------------------------------------------------------------------
+    ChangedLine(
+        "rounding-is-a-lie",
+        "an honest trainer is convicted for what eight bits cannot say",
+        cells._outside,
+        "(magnitudes + 0.5) * unit",
+        "magnitudes * unit",
+        f"{BUFFERS}levels_are_said_of_the_vector_that_they_were_made_of",
+    ),
+    ChangedLine(
+        "levels-without-signs",
+        "a buffer may turn its elements round",
+        cells._outside,
+        "values * np.sign(entries.levels)",
+        "np.abs(values)",
+        f"{BUFFERS}a_negative_level_is_of_negative_values_and_an_empty_chunk_of_tiny_ones",
+    ),
+    ChangedLine(
+        "scales-of-any-size",
+        "a buffer may say whatever is larger than its scale can",
+        cells.squared_distance,
+        "LEVEL_MAX * NEXT[update.codes] * step",
+        "np.full(len(update.codes), np.inf)",
+        f"{BUFFERS}levels_that_have_nothing_but_the_signs_are_far_away",
+    ),
+    ChangedLine(
+        "invented-residual",
+        "nobody compares a buffer of levels with the replay",
+        feedback.replay_distances,
+        "if said is not None:",
+        "if False:",
+        f"{LEAN}a_residual_that_was_invented_is_found_in_the_round_that_commits_to_it",
+    ),
+    ChangedLine(
+        "another-residual",
+        "a trainer may go on from a buffer other than its record's",
+        feedback.feedback_after,
+        "digest_of(said.encode(), in_parts) if said else",
+        "record.buffer if said else",
+        f"{LEAN}the_residual_before_must_be_the_one_that_was_committed_to",
+    ),
+    ChangedLine(
+        "first-loss-binds",
+        "an auditor that replays one step of fifteen is not found",
+        JobSpec.sealed_step.fget,
+        "self.local_steps - 1 if self.lean_audits else 0",
+        "0",
+        f"{LEAN}the_loss_that_binds_an_auditor_is_of_the_last_step",
+    ),
+)
+
+
+def look(name: str) -> dict[str, Any]:
+    """Whether the test of this changed line fails; without a name nothing is changed, and the tests of all must pass."""
+    if name:
+        line = next(line for line in LINES if line.name == name)
+        with line.planted():
+            failed = failing(line.test)
+    else:
+        failed = failing(*dict.fromkeys(line.test for line in LINES))
+    return {"mutant": name, "rule": "test" if failed else None, "problem": " ".join(failed), "seed": 0}
+
+
+def failing(*tests: str) -> list[str]:
+    """Those that fail, run in this process. A test that is not there, or cannot begin, is a mistake of ours."""
+    heard = _Heard()
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        pytest.main(["-p", "no:cacheprovider", "-p", "no:xdist", *tests], plugins=[heard])
+    assert {test.partition("[")[0] for test in heard.called} == set(tests), said.getvalue()
+    return heard.failed
+
+
+class _Heard:
+    def __init__(self) -> None:
+        self.called, self.failed = list[str](), list[str]()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call":
+            self.called.append(report.nodeid)
+            if report.failed:
+                self.failed.append(report.nodeid)

@@ -1,0 +1,175 @@
+"""Lean audits of real rounds: nothing is shown but two buffers of levels, honest work passes anywhere, lies do not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from protocol.errors import LocalProtocolError
+from protocol.messages import Proposal
+from protocol.reasons import Verdict
+from training import tasks
+from training.data.corpus import open_tokens
+from training.data.default_text import default_text
+from training.data.tokenizer import ByteTokenizer
+from training.engines.pytorch.engine import Engine
+from training.replay import proposals
+from training.replay.inner_state import InnerState
+from training.replay.trace import RELATIVE_ERROR_MAX
+from training.replicated import buffers, codec
+from training.replicated.layout import Float32Array
+from training.replicated.model import Accepted, ReplicatedModel
+from training.spec import AuditMode, JobSpec, completed
+from training.transformer import ModelSpec
+
+JOB, TRAINER = b"j" * 32, b"t" * 32
+MODEL = ModelSpec(context=32, width=32, layers=2, heads=4, kv_heads=2, hidden=48)
+SIZES = {"name": "t", "data": bytes(32), "model": MODEL, "batch": 4, "micro_batch": 4, "rounds": 10}
+SPEC = JobSpec(**SIZES, **completed({"audit": AuditMode.SAMPLED, "local_steps": 5, "lean_audits": True})).checked()
+
+
+class World:
+    """Rounds 0 and 1 of one trainer. Its proposal of round 0 was accepted, its proposal of round 1 goes on from there."""
+
+    def __init__(self, folder: Path, text: Path) -> None:
+        self.folder, self.engine = folder, Engine(SPEC, open_tokens(SPEC, text, ByteTokenizer()), ByteTokenizer())
+        ReplicatedModel.initial(JOB, SPEC).save(folder / "model0")
+        self.losses: Sequence[float] = ()
+        self.accept(self.propose(0))
+        self.done = self.propose(1)
+
+    def model(self, round: int) -> ReplicatedModel:
+        return ReplicatedModel.open(self.folder / f"model{round}")
+
+    def path(self, name: str, round: int) -> str:
+        return str(self.folder / f"{name}{round}")
+
+    def update(self, parameters: Float32Array, *place: Any, **_: object) -> tuple[Float32Array, Sequence[float]]:
+        job, round, trainer, inner, _on_state = place
+        delta, metrics = self.engine.local_steps(parameters, job, round, trainer, inner=inner)
+        self.losses = metrics.losses
+        return delta, metrics.losses
+
+    def propose(self, round: int, update: proposals.Update | None = None) -> tasks.Proposed:
+        before = (self.path("m", round - 1), self.path("payload", round - 1)) if round else (None, None)
+        request = tasks.Propose(JOB, round, TRAINER, self.path("model", round), *before, self.path("m", round))
+        done = proposals.propose(request, update or self.update)
+        Path(request.payload_out).rename(self.path("payload", round))
+        return done
+
+    def accept(self, done: tasks.Proposed) -> None:
+        model, payload = self.model(0), Path(self.path("payload", 0)).read_bytes()
+        digests = done.payload_digest, done.payload_bytes, done.buffer_digest
+        proposal = Proposal(JOB, 0, model.root, *digests, None, done.trace, done.inner)
+        assert model.check(TRAINER, proposal, payload) is Verdict.ACCEPT
+        model.apply([Accepted(TRAINER, proposal, payload)], {}).save(self.folder / "model1")
+
+    def audit(self, round: int = 1) -> tasks.Audited:
+        before = (self.path("m", 0), self.path("payload", 0)) if round else (None, None)
+        paths = (self.path(name, round) for name in ("model", "payload", "m"))
+        return proposals.audit(tasks.Audit(JOB, round, TRAINER, *paths, *before), self.update)
+
+    def commit(self, m: Float32Array, round: int = 1) -> None:
+        """As if the trainer had come to this m; everything that follows from it is right."""
+        model = self.model(round)
+        buffer = buffers.of(m, model.header(TRAINER), SPEC)
+        Path(self.path("m", round)).write_bytes(buffer.encode())
+        Path(self.path("payload", round)).write_bytes(model.payload(TRAINER, buffer.m))
+
+    def m(self, round: int = 1) -> Float32Array:
+        return buffers.read(Path(self.path("m", round)), SPEC).m
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "text"
+    path.write_bytes(default_text()[:50_000])
+    return path
+
+
+@pytest.fixture
+def world(tmp_path: Path, text: Path) -> World:
+    return World(tmp_path, text)
+
+
+def test_honest_rounds_pass_also_with_another_number_of_threads_and_show_two_bytes_a_parameter(world: World) -> None:
+    assert [world.audit(round).verdict for round in (0, 1)] == [Verdict.ACCEPT] * 2
+    torch.set_num_threads(2)
+    try:
+        audited = world.audit()
+    finally:
+        torch.set_num_threads(1)
+    assert audited.verdict is Verdict.ACCEPT and audited.relative_error < SPEC.replay_tolerance / 3
+    assert world.done.trace is None and not list(world.folder.glob("*states*"))
+    shown = [Path(world.path("m", round)).stat().st_size for round in (0, 1)]
+    assert sum(shown) < 2.05 * world.model(1).layout.size
+
+
+def test_the_loss_that_binds_an_auditor_is_of_the_last_step(world: World) -> None:
+    """Whoever replays the first step alone does not know it."""
+    assert world.done.losses == (round(1e6 * world.losses[-1]),) == (world.audit().loss,)
+
+
+@pytest.mark.parametrize("step", [0, 4])
+@pytest.mark.parametrize("how", ["skipped", "wrong data", "turned back"])
+def test_a_lie_in_one_step_is_found_whichever_it_is(world: World, how: str, step: int) -> None:
+    def lie(
+        parameters: Float32Array, job: bytes, round: int, trainer: bytes, *_: object, **__: object
+    ) -> tuple[Float32Array, Sequence[float]]:
+        now, state = parameters, InnerState.fresh(SPEC)
+        for number in range(SPEC.local_steps):
+            data = number + 100 if (number, how) == (step, "wrong data") else number
+            after, state, _ = world.engine.inner_step(now.copy(), state, job, round, trainer, data)
+            if number != step or how == "wrong data":
+                now = after.copy()
+            elif how == "turned back":
+                now = now - (after - now)
+        return parameters - now, [0.0] * SPEC.local_steps
+
+    world.propose(1, lie)
+    audited = world.audit()
+    assert audited.verdict is Verdict.REPLAY and audited.relative_error > 5 * SPEC.replay_tolerance
+
+
+@pytest.mark.parametrize("factor", [0.98, 1.5])
+def test_a_residual_that_was_invented_is_found_in_the_round_that_commits_to_it(world: World, factor: float) -> None:
+    """Of one bit, and most levels: its payload says nearly what the honest one says, and later ones would say the rest."""
+    before, layout = Path(world.path("payload", 0)).read_bytes(), world.model(0).layout
+    world.commit(world.m(0) * np.float32(factor), 0)
+    after = Path(world.path("payload", 0)).read_bytes()
+    signs = [np.sign(codec.read(payload, layout).dense()) for payload in (before, after)]
+    assert np.mean(signs[0] == signs[1]) > 0.99
+    audited = world.audit(0)
+    assert audited.verdict is Verdict.REPLAY and audited.relative_error > 5 * SPEC.replay_tolerance
+
+
+def test_a_round_that_goes_on_from_another_residual_than_it_says_is_found(world: World) -> None:
+    world.commit(world.m() + world.m(0))
+    audited = world.audit()
+    assert audited.verdict is Verdict.REPLAY and audited.relative_error > 5 * SPEC.replay_tolerance
+
+
+def test_the_residual_before_must_be_the_one_that_was_committed_to(world: World) -> None:
+    payload = Path(world.path("payload", 0)).read_bytes()
+    world.commit(world.m(0) * np.float32(1.1), 0)
+    Path(world.path("payload", 0)).write_bytes(payload)
+    with pytest.raises(LocalProtocolError, match="not those of the record"):
+        world.audit()
+
+
+def test_a_payload_that_says_another_buffer_is_far_off_however_near_that_is(world: World) -> None:
+    model, path = world.model(1), Path(world.path("payload", 1))
+    path.write_bytes(codec.encode(model.header(TRAINER), -world.m(), model.layout))
+    audited = world.audit()
+    assert (audited.verdict, audited.relative_error) == (Verdict.REPLAY, RELATIVE_ERROR_MAX)
+
+
+@pytest.mark.parametrize("blob", [b"", bytes(5)], ids=len)
+def test_a_buffer_that_is_none_is_a_failed_replay(world: World, blob: bytes) -> None:
+    Path(world.path("m", 1)).write_bytes(blob)
+    assert world.audit().verdict is Verdict.REPLAY

@@ -1,0 +1,91 @@
+"""The first rounds of a job say more bits than the others: what a payload looks like is a rule of job and round."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from protocol.errors import UserError
+from protocol.reasons import Verdict
+from tests.training.replicated.support import JOB, SMALL, buffer, proposed, round_of, trainer
+from training.replicated import codec
+from training.replicated.codec import Mode
+from training.replicated.model import Accepted, ReplicatedModel
+from training.spec import OPENING_BITS, AuditMode, Compression, JobSpec, Memory
+
+OPENING = 2
+SPEC = replace(SMALL, opening_rounds=OPENING)
+SPARSE = replace(SPEC, compression=Compression.SPARSE)
+ESTIMATES = replace(SPEC, memory=Memory.ESTIMATES, feedback_decay=0.8, audit=AuditMode.OFF, liars=1)
+OWN = {"dense": (SPEC, Mode(Compression.DENSE, 1, 4096)), "sparse": (SPARSE, Mode(Compression.SPARSE, 1, 64))}
+
+
+def after(spec: JobSpec, rounds: int) -> ReplicatedModel:
+    model = ReplicatedModel.initial(JOB, spec)
+    for _ in range(rounds):
+        model = model.apply(round_of(model, 3), {})
+    return model
+
+
+def in_mode_of(model: ReplicatedModel, spec: JobSpec) -> Accepted:
+    """A sound proposal for this round of the job, but for a payload in the mode of `spec`."""
+    return proposed(replace(model, state=replace(model.state, spec=spec)), trainer(0), buffer(model.layout, "any"))
+
+
+def verdict(model: ReplicatedModel, item: Accepted) -> Verdict:
+    return model.check(item.trainer, item.proposal, item.payload)
+
+
+@pytest.mark.parametrize("kind", OWN)
+def test_so_many_first_rounds_say_four_bits_of_every_element_and_all_later_ones_what_the_job_says(kind: str) -> None:
+    spec, own = OWN[kind]
+    modes = [Mode.of(spec, number) for number in range(spec.rounds)]
+    assert modes == [Mode(Compression.DENSE, OPENING_BITS, 4096)] * OPENING + [own] * (spec.rounds - OPENING)
+    for number in range(OPENING + 2):
+        payloads = [item.payload for item in round_of(after(spec, number), 2)]
+        assert {codec.read(payload, after(spec, 0).layout).mode for payload in payloads} == {modes[number]}
+
+
+@pytest.mark.parametrize("kind", OWN)
+def test_a_trainer_that_goes_on_with_four_bits_after_the_opening_or_says_its_own_in_it_is_refused(kind: str) -> None:
+    spec, _ = OWN[kind]
+    never, always = replace(spec, opening_rounds=0), replace(spec, opening_rounds=spec.rounds)
+    for number in range(OPENING + 2):
+        model, is_open = after(spec, number), number < OPENING
+        assert verdict(model, in_mode_of(model, always)) is (Verdict.ACCEPT if is_open else Verdict.MALFORMED), number
+        assert verdict(model, in_mode_of(model, never)) is (Verdict.MALFORMED if is_open else Verdict.ACCEPT), number
+
+
+@pytest.mark.parametrize("spec", [SPEC, ESTIMATES], ids=["residual", "estimates"])
+def test_what_the_last_opening_round_left_unsaid_is_said_by_the_next_and_it_is_little(spec: JobSpec) -> None:
+    key = trainer(0)
+    left = []
+    for opening in (OPENING, 0):
+        model = after(replace(spec, opening_rounds=opening), OPENING - 1)
+        m = buffer(model.layout, "m")
+        item = proposed(model, key, m)
+        next_model = model.apply([item], {})
+        if spec.has_estimates:
+            held = next_model.held(key)
+            assert held is not None and np.array_equal(next_model.carried(key, m, item.payload), m), "the momentum stays whole"
+            unsaid = m - held
+        else:
+            unsaid = next_model.carried(key, m, item.payload)
+            assert np.array_equal(unsaid, m - codec.read(item.payload, model.layout).dense())
+        assert verdict(next_model, proposed(next_model, key, buffer(model.layout, "next") + unsaid)) is Verdict.ACCEPT
+        left.append(float(np.linalg.norm(unsaid) / np.linalg.norm(m)))
+    assert left[0] < 0.2 < 0.5 < left[1], "of four bits, and of one"
+
+
+def test_more_opening_rounds_than_there_are_and_those_that_say_less_than_the_others_are_refused() -> None:
+    spec = JobSpec(name="job", data=bytes(32), opening_rounds=OPENING)
+    replace(spec, opening_rounds=spec.rounds).checked()
+    with pytest.raises(UserError, match="opening_rounds 61 is more than rounds 60: take bits 4 for all"):
+        replace(spec, opening_rounds=61).checked()
+    of_sparse = {"bits": 8, "compression": Compression.SPARSE}
+    for same in ({"bits": 4}, {"bits": 8}, {**of_sparse, "keep": 2048}):
+        with pytest.raises(UserError, match="opening_rounds 2 gains nothing where all rounds say 4 bits an element or more"):
+            replace(spec, **same).checked()  # type: ignore[arg-type]
+    replace(spec, **of_sparse, keep=2047).checked()  # type: ignore[arg-type]

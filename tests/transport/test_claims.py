@@ -1,0 +1,38 @@
+"""What strangers of wire version 2 say of themselves keeps no member's address from others."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from protocol.messages import Addresses, PeerAddress
+from tests.transport.helpers import ALICE, BOB, CAROL, DAVE
+from transport import hearsay
+from transport.hearsay import Hearsay
+
+ME, MEMBER, OTHER, STRANGER = ALICE.public, BOB.public, CAROL.public, DAVE.public
+
+
+def test_strangers_do_not_keep_members_from_being_told_or_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Addresses] = []
+    book: Any = SimpleNamespace(learn=lambda *about, **how: None)
+    records: Any = SimpleNamespace(peers=list)
+    desk = Hearsay(ME, book, records, {}, lambda: ["203.0.113.1:7700"], lambda peer: peer == STRANGER)
+
+    def link(peer: bytes) -> Any:
+        post = lambda message, priority: told.append(message)  # noqa: E731
+        return SimpleNamespace(peer=peer, version=2, address="192.0.2.7:40000", heard=0, claimed=0, post=post)
+
+    def claims(peer: bytes) -> None:
+        desk.on_addresses(link(peer), Addresses((PeerAddress(peer, "192.0.2.7:1"),)))
+
+    claims(STRANGER)
+    claims(MEMBER)
+    monkeypatch.setattr(hearsay, "ADDRESSES_MAX", 2)
+    desk.linked(link(OTHER))
+    assert [known.peer for known in told[0].known] == [ME, MEMBER]
+    monkeypatch.setattr(hearsay, "BOOK_MAX", 2)
+    claims(OTHER)
+    assert desk._claims.keys() == {MEMBER, OTHER}

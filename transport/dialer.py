@@ -1,0 +1,123 @@
+"""Dials what is in the address book: a task for each entry, which waits while its peer is linked."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final
+
+import trio
+
+from protocol.addresses import parse_address
+from protocol.errors import RemoteProtocolError, UserError
+from transport.addressbook import AddressBook, Entry, Source
+from transport.hub import Link
+from transport.links import TcpLink, leads_home
+from transport.lookups import paid_by
+
+DIALS_MAX: Final = 32  # at once
+DIAL_SECONDS: Final = 10.0  # for TCP to connect
+HANDSHAKE_SECONDS: Final = 10.0  # from the connection to its confirmation; a loaded two-core machine takes well under one
+
+
+class Dialer:
+    def __init__(
+        self,
+        book: AddressBook,
+        links: Mapping[bytes, Link],
+        may_link: Callable[[bytes], bool],
+        converse: Callable[[trio.SocketStream, str, bytes | None], Awaitable[None]],
+    ) -> None:
+        """`converse`: serves a connection to its end, at an address, with the only peer that may answer, if not any may."""
+        self._book, self._links, self._may_link, self._converse = book, links, may_link, converse
+        self._dials = trio.CapacityLimiter(DIALS_MAX)
+        self._nursery: trio.Nursery | None = None
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        async with trio.open_nursery() as self._nursery:
+            for entry in self._book.entries():
+                self.keep(entry)
+            task_status.started()
+            await trio.sleep_forever()
+
+    def keep(self, entry: Entry) -> None:
+        assert self._nursery is not None
+        self._nursery.start_soon(self._keep_dialed, entry)
+
+    async def connect(self, text: str) -> bytes:
+        """Dials "host:port" or "peer id@host:port" at once and keeps to it; the peer that answered. Raises `UserError`."""
+        entry = self._book.insist(text)
+        if entry.peer is None or entry.peer not in self._links:
+            entry.at_once.set()
+            with trio.move_on_after(DIAL_SECONDS + HANDSHAKE_SECONDS) as patience:
+                await entry.tried.wait()
+            if patience.cancelled_caught:
+                raise UserError(f"{text}: no answer within {DIAL_SECONDS + HANDSHAKE_SECONDS:g} s; this peer keeps trying")
+        if entry.peer is not None and entry.peer in self._links:
+            return entry.peer
+        if not self._book.holds(entry):
+            raise UserError(f"{text}: {entry.reason}")
+        raise UserError(f"cannot reach {entry.address}: {entry.reason}; this peer keeps trying")
+
+    async def open_stream(self, address: str, source: Source | None = None) -> trio.SocketStream:
+        """Raises `OSError`, `trio.TooSlowError`, and `ValueError` where the resolver does not take the name."""
+        host, port = parse_address(address)
+        async with source.dials if source else contextlib.nullcontext(), self._dials:
+            with trio.fail_after(DIAL_SECONDS), paid_by(source.lookups if source else None):
+                return await trio.open_tcp_stream(host, port)
+
+    async def _keep_dialed(self, entry: Entry) -> None:
+        while self._book.holds(entry):
+            link = self._links.get(entry.peer) if entry.peer is not None else None
+            if isinstance(link, TcpLink):
+                with trio.CancelScope() as entry.waits:
+                    await link.ended.wait()
+                entry.failures = 0
+            else:
+                self._book.tried(entry, await self._dial(entry), over_relay=link is not None)
+            with trio.move_on_after(self._book.pause(entry, trio.current_time())):
+                await entry.at_once.wait()
+            entry.at_once = trio.Event()
+
+    async def _dial(self, entry: Entry) -> float:
+        """Connect and serve the connection; how long it lasted, in seconds, and 0 if there was none."""
+        if entry.peer is not None and not self._may_link(entry.peer):
+            entry.attempt_ended("this peer refuses it, because it was expelled or misbehaved")
+            return 0.0
+        try:
+            stream = await self.open_stream(entry.address, entry.source)
+        except (OSError, ValueError) as error:
+            entry.attempt_ended(why(error))
+            return 0.0
+        except trio.TooSlowError:
+            entry.attempt_ended(f"no answer within {DIAL_SECONDS:g} s")
+            return 0.0
+        if not entry.named and leads_home(stream, entry.address):
+            await trio.aclose_forcefully(stream)
+            entry.attempt_ended("the name leads into this peer's own network")
+            return 0.0
+        start, entry.linked = trio.current_time(), False
+        await self._converse(stream, entry.address, entry.peer if entry.pinned else None)
+        return trio.current_time() - start
+
+
+def why(error: OSError | ValueError) -> str:
+    """Why a dial failed, in a few words. Trio tries all addresses of a name and hangs their errors behind its own."""
+    causes = error.__cause__.exceptions if isinstance(error.__cause__, BaseExceptionGroup) else [error.__cause__ or error]
+    if isinstance(error, (socket.gaierror, ValueError)):
+        return "no such name"
+    told = {os.strerror(cause.errno).lower() for cause in causes if isinstance(cause, OSError) and cause.errno}
+    return ", ".join(sorted(told)) or str(error)
+
+
+def in_words(error: RemoteProtocolError) -> str:
+    words = {
+        "self": "this is this peer itself",
+        "wrong-peer": "another peer than expected answers there",
+        "not-folkmoot": "something else than a peer answers there",
+        "bad-tag": "whoever answers belongs to another network, or is no peer",
+        "handshake-timeout": f"no handshake within {HANDSHAKE_SECONDS:g} s",
+    }
+    return words.get(error.reason, str(error))

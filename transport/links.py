@@ -1,0 +1,157 @@
+"""Links with a session of their own, over a TCP connection or a circuit, and what is asked of a TCP socket."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import sys
+from functools import cached_property
+
+import trio
+
+from protocol.addresses import Scope, format_address, scope_of
+from protocol.errors import RemoteProtocolError
+from protocol.limits import CIRCUIT_RECORD_BYTES_MAX
+from protocol.messages import Arrived, Ping
+from transport.circuit import CircuitSession
+from transport.detours import CircuitStream
+from transport.framing import TAG_BYTES, Priority
+from transport.hub import Link
+from transport.lanes import SILENT_SECONDS, Lanes
+from transport.measures import PIECE_BYTES_START, TCP_INFO_BYTES, Kernel
+from transport.session import Session
+from transport.slots import Place
+
+PROBE_SECONDS = 5.0  # how long an old link may stay silent after its peer has dialed again
+CIRCUIT_PING_SECONDS = 1.0  # more often than on a direct link: whether the relay forwards is seen only from what comes through
+
+
+class SessionLink(Link):
+    """A link with a session of its own."""
+
+    half_open: Place | None = None  # that it takes until it is attached
+
+    def __init__(self, peer: bytes, address: str, dialed: bool, session: Session, incarnation: bytes) -> None:
+        super().__init__(peer, address, dialed, session.outbox, session.inbox)
+        self.incarnation, self.version = incarnation, session.version
+        self.error: RemoteProtocolError | None = None  # what ended it, before it was in use or without a ban
+        self.heard = self.claimed = 0  # addresses in all of its messages; of them, its own that were passed on
+        self.idle_scope = trio.CancelScope()
+        self.ended = trio.Event()
+
+    def close(self, reason: str = "") -> None:
+        super().close(reason)
+        self.ended.set()
+
+    def frame_bytes(self) -> int:
+        """Of the next frame."""
+        return self.meter.frame_bytes
+
+    def probe(self) -> None:
+        """The peer seems to have lost this link: it must show soon that it has not."""
+        self.ping()
+        self.idle_scope.deadline = min(self.idle_scope.deadline, trio.current_time() + PROBE_SECONDS)
+
+
+class TcpLink(SessionLink):
+    def __init__(
+        self,
+        peer: bytes,
+        address: str,
+        dialed: bool,
+        session: Session,
+        incarnation: bytes,
+        stream: trio.SocketStream,
+        half_open: Place | None,
+    ) -> None:
+        super().__init__(peer, address, dialed, session, incarnation)
+        self._stream, self._unsent_bytes, self.half_open = stream, PIECE_BYTES_START, half_open
+
+    def kernel(self) -> Kernel:
+        return kernel_of(self._stream) or super().kernel()
+
+    def frame_bytes(self) -> int:
+        """Of the next frame; and the kernel is told how much it may hold."""
+        if self.meter.unsent_bytes != self._unsent_bytes:
+            self._unsent_bytes = self.meter.unsent_bytes
+            limit_unsent(self._stream, self._unsent_bytes)
+        return super().frame_bytes()
+
+
+class RelayedLink(SessionLink):
+    """Over a circuit."""
+
+    reach = Scope.PUBLIC  # nobody sees at which host the peer is
+
+    def __init__(self, peer: bytes, stream: CircuitStream, session: CircuitSession, incarnation: bytes) -> None:
+        super().__init__(peer, stream.carrier.address, False, session, incarnation)
+        self.by, self.stream, self._session = stream.carrier.peer, stream, session
+        stream.credited = lambda: self._output.set()
+
+    async def output(self) -> None:
+        while self._session.next_lane() is None:
+            if not self.outbox:
+                self.meter.idle(self.kernel(), trio.current_time())
+            self._output = trio.Event()
+            await self._output.wait()
+        self.meter.busy(self.kernel(), trio.current_time())
+
+    def frame_bytes(self) -> int:
+        return min(super().frame_bytes(), CIRCUIT_RECORD_BYTES_MAX - TAG_BYTES)
+
+    @cached_property
+    def _lanes(self) -> Lanes:
+        """Since it is in use."""
+        return Lanes(trio.current_time())
+
+    def on_ping(self, ping: Ping) -> None:
+        super().on_ping(ping)
+        self._tell()
+
+    def _tell(self) -> None:
+        self.post(Arrived(*self.inbox.received), Priority.VOTE)
+
+    def on_arrived(self, arrived: Arrived) -> None:
+        self._lanes.on_arrived((arrived.votes, arrived.control, arrived.bulk), trio.current_time())
+
+    def fails(self, now: float) -> bool:
+        held_back = self._lanes.are_held_back(self.outbox.sent, now, listens=self.silence.is_listened_to)
+        return held_back or self.silence.seconds(now) >= SILENT_SECONDS
+
+    async def keep_alive(self) -> None:
+        while True:
+            self.ping()
+            self._tell()  # also where a ping waits behind votes
+            await trio.sleep(CIRCUIT_PING_SECONDS)
+
+
+def remote(stream: trio.SocketStream) -> str:
+    host, port = stream.socket.getpeername()[:2]
+    return format_address(host.partition("%")[0], port)  # without the name of the interface
+
+
+def leads_home(stream: trio.SocketStream, address: str) -> bool:
+    """Whether a name that somebody gave us leads to a nearer network than it seemed to."""
+    try:
+        return not scope_of(remote(stream)).includes(scope_of(address))
+    except OSError:  # gone already
+        return False
+
+
+def tune(stream: trio.SocketStream) -> None:
+    stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
+    limit_unsent(stream, PIECE_BYTES_START)
+
+
+def limit_unsent(stream: trio.SocketStream, count: int) -> None:
+    """Keeps the kernel from taking megabytes of bulk that a vote then waits behind."""
+    if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, count)
+
+
+def kernel_of(stream: trio.SocketStream) -> Kernel | None:
+    if sys.platform != "linux":  # others have a structure of their own
+        return None
+    with contextlib.suppress(OSError):  # closed
+        return Kernel.of(stream.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES))
+    return None
