@@ -26,12 +26,13 @@ from torch.nn import functional as F
 from benchmarks.provenance import write
 from benchmarks.verdicts import conclude, verdict
 from protocol.errors import UserError
-from scenarios.trials import COUNT, Parser
+from scenarios.trials import COUNT, Parser, duration
 from training.data.tokenizer import ByteTokenizer
 from training.engines.pytorch import device as devices
 from training.engines.pytorch.engine import Engine, precision_of
 from training.engines.pytorch.model import rotary_tables
 from training.replicated.init import initial_parameters
+from training.replicated.layout import Float32Array
 from training.resources import AUTO, Resources
 from training.sequences import Tokens, batch_offsets, sequences
 from training.spec import AuditMode, JobSpec, Precision
@@ -40,7 +41,10 @@ from training.transformer import ModelSpec
 SHARE_MIN = 0.95  # of the plain loop's samples a second
 REPLAY_MAX = 1e-4  # of ‖Δ‖, a GPU's beside a processor's
 MATRIX = {"cuda": 8_192, "cpu": 1_024}  # rows of the product that stands for the device's speed
-TURNS = 3  # of each loop, one after another: the best of each counts, since other work only slows them
+TURNS = 2  # of each loop, one after another: the best of each counts, since other work only slows them
+REPLAY_STEPS = 10
+PROBE_STEPS = 2  # of a round that compiles, finds its memory, and says how long a step takes
+DRAWN_FROM = 10_000_000  # parameters: a model's own first ones take half a minute for 124M
 JOB, TRAINER = bytes(32), bytes(32)
 
 
@@ -55,7 +59,7 @@ GPT2 = ModelSpec(vocabulary=50_304, context=1_024, width=768, layers=12, heads=1
 SIZES = {
     "0.8M": Size(ModelSpec(width=128, layers=4, hidden=384, context=256), 32, 32),
     "124M": Size(GPT2, 32, 8),
-    "1.3B": Size(replace(GPT2, width=2_048, layers=24, heads=16, kv_heads=16, hidden=5_504), 8, 2),
+    "1.3B": Size(replace(GPT2, width=2_048, layers=24, heads=16, kv_heads=16, hidden=5_504), 32, 4),
 }
 
 
@@ -65,6 +69,7 @@ class Row:
     parameters: int
     precision: str
     compile: bool
+    steps: int | None = None  # of a round
     samples_per_second: float | None = None
     plain_samples_per_second: float | None = None
     share_of_peak: float | None = None  # of the device's matrix products in the same precision
@@ -94,6 +99,7 @@ class PlainLayer(nn.Module):
         packed = self.query_key_value(self.norms[0](x)).view(batch, length, heads + 2 * kv_heads, width // heads).transpose(1, 2)
         query_key, value = packed.split((heads + kv_heads, kv_heads), dim=1)
         half = query_key.shape[-1] // 2
+        cos, sin = cos[:length], sin[:length]
         query, key = (query_key * cos + query_key.roll(half, -1) * sin).type_as(value).split((heads, kv_heads), dim=1)
         found = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=heads != kv_heads)
         x = x + self.output(found.transpose(1, 2).reshape(batch, length, width))
@@ -137,16 +143,16 @@ def ours(spec: JobSpec, device: torch.device, compile: bool) -> Engine:
     return Engine(spec, tokens_of(spec.model), ByteTokenizer(), None, device, Resources(compile=compile))
 
 
-def plain(spec: JobSpec, device: torch.device, compile: bool) -> Callable[[], None]:
-    """One round's steps, as a person would write them."""
+def plain(spec: JobSpec, device: torch.device, compile: bool) -> Callable[[int], None]:
+    """So many steps, as a person would write them."""
     tokens, model = tokens_of(spec.model), Plain(spec.model).to(device)
     net: Any = torch.compile(model) if compile else model
     optimizer = torch.optim.AdamW(
         model.parameters(), spec.inner_rate, (spec.beta1, spec.beta2), weight_decay=spec.weight_decay, fused=device.type == "cuda"
     )
 
-    def steps() -> None:
-        for step in range(spec.local_steps):
+    def steps(count: int) -> None:
+        for step in range(count):
             places = {"batch": spec.batch, "tokens": len(tokens.train), "context": spec.model.context, "seed": 0}
             starts = batch_offsets(JOB, 0, TRAINER, step, **places)
             optimizer.zero_grad(set_to_none=True)
@@ -189,13 +195,23 @@ def flops_of(model: ModelSpec) -> int:
     return model.context * (6 * model.parameters + 12 * model.layers * model.width * model.context)
 
 
-def measured(name: str, precision: Precision, compile: bool, steps: int, device: torch.device) -> Row:
+def first_parameters(spec: JobSpec) -> Float32Array:
+    if spec.model.parameters < DRAWN_FROM:
+        return initial_parameters(spec)
+    return np.random.default_rng(0).standard_normal(spec.model.parameters, dtype=np.float32) * np.float32(0.02)
+
+
+def measured(name: str, precision: Precision, compile: bool, steps: int | None, seconds: float, device: torch.device) -> Row:
+    """Rounds of so many steps, or of as many as the plain loop does in so many seconds.
+
+    A round begins with a vector in the processor's memory, as a peer's do, and ends with Δ there.
+    """
     size = SIZES[name]
-    row, spec = Row(name, size.model.parameters, precision.value, compile), spec_of(size, precision, steps)
+    row, spec = Row(name, size.model.parameters, precision.value, compile), spec_of(size, precision, PROBE_STEPS)
     if problem := size.model.problem():
         row.reason = problem
         return row
-    start, samples = initial_parameters(spec), steps * size.batch
+    start = first_parameters(spec)
     try:
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
@@ -204,22 +220,24 @@ def measured(name: str, precision: Precision, compile: bool, steps: int, device:
         def own() -> None:
             engine.local_steps(start, JOB, 0, TRAINER)
 
-        own()  # compiles, and finds its memory
+        own()
         row.memory_mb = memory_mb(device)
         other = plain(spec, device, compile)
-        other()
-        turns = [(seconds_of(own, device), seconds_of(other, device)) for _ in range(TURNS)]
+        other(PROBE_STEPS)
+        probed = seconds_of(lambda: other(PROBE_STEPS), device)
+        row.steps = taken = steps or max(PROBE_STEPS, round(PROBE_STEPS * seconds / probed))
+        engine.spec = spec_of(size, precision, taken)
+        turns = [(seconds_of(own, device), seconds_of(lambda: other(taken), device)) for _ in range(TURNS)]
     except (MemoryError, RuntimeError) as error:
         row.reason = str(error).partition("\n")[0]
         return row
+    samples = taken * size.batch
     best, best_plain = (min(times) for times in zip(*turns, strict=True))
     row.samples_per_second, row.plain_samples_per_second = samples / best, samples / best_plain
     row.share_of_peak = samples * flops_of(size.model) / best / peak_flops(device, precision)
     if precision is Precision.FP32 and not compile and name == "0.8M":
-        deltas = [
-            engine.local_steps(start, JOB, 0, TRAINER)[0],
-            ours(spec, devices.CPU, False).local_steps(start, JOB, 0, TRAINER)[0],
-        ]
+        spec = spec_of(size, precision, REPLAY_STEPS)
+        deltas = [ours(spec, where, False).local_steps(start, JOB, 0, TRAINER)[0] for where in (device, devices.CPU)]
         row.replay_error = float(np.linalg.norm(deltas[0] - deltas[1]) / np.linalg.norm(deltas[1]))
     return row
 
@@ -243,7 +261,7 @@ def verdicts(rows: Sequence[Row], device: torch.device) -> Iterator[str]:
 
 
 def show(rows: Sequence[Row]) -> None:
-    table = Table("model", "precision", "compiled", "samples/s", "plain loop", "of it", "of peak", "memory MB", "replay")
+    table = Table("model", "precision", "compiled", "steps", "samples/s", "plain loop", "of it", "of peak", "memory MB", "replay")
     for row in rows:
         figures = [
             *(f"{value:.1f}" if value is not None else "–" for value in (row.samples_per_second, row.plain_samples_per_second)),
@@ -251,7 +269,7 @@ def show(rows: Sequence[Row]) -> None:
             f"{row.memory_mb:.0f}" if row.memory_mb is not None else "–",
             f"{row.replay_error:.1e}" if row.replay_error is not None else row.reason or "–",
         ]
-        table.add_row(row.size, row.precision, "yes" if row.compile else "no", *figures)
+        table.add_row(row.size, row.precision, "yes" if row.compile else "no", str(row.steps or "–"), *figures)
     Console().print(table)
 
 
@@ -259,7 +277,8 @@ def main() -> int:
     parser = Parser("gpu", __doc__, package="benchmarks")
     parser.add_argument("--device", default=AUTO, help="as a peer's setting (default: the first GPU)")
     parser.add_argument("--only", nargs="+", choices=SIZES, default=list(SIZES), metavar="SIZE", help=f"of {', '.join(SIZES)}")
-    parser.add_argument("--steps", type=COUNT, default=10, help="of a round")
+    parser.add_argument("--steps", type=COUNT, help="of a round (default: what the plain loop does in --seconds)")
+    parser.add_argument("--seconds", type=duration, default=6.0, help="of a round of the plain loop")
     parser.add_argument("--no-compile", action="store_true", help="without the rows that are compiled")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
@@ -277,7 +296,7 @@ def main() -> int:
     for size in options.only:
         for precision in Precision:
             for compile in (False,) if options.no_compile else (False, True):
-                rows.append(measured(size, precision, compile, options.steps, device))
+                rows.append(measured(size, precision, compile, options.steps, options.seconds, device))
                 write(
                     options.json,
                     started,

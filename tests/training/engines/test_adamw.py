@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from training.engines.pytorch.adamw import AdamW, Settings
+from training.engines.pytorch.adamw import AdamW, Settings, move, move_at_once, stretches
 
 
 def trajectory(optimizer: AdamW, parameters: torch.Tensor, gradients: torch.Tensor, steps: int, rate: float) -> None:
@@ -39,3 +39,16 @@ def test_the_norm_it_returns_is_the_one_before_clipping() -> None:
     gradients = torch.tensor([3.0, 4.0])
     assert AdamW(torch.zeros(2), gradients, torch.ones(2), Settings(0.9, 0.99, 0, 1.0)).step(0.1) == 5.0
     torch.testing.assert_close(gradients, torch.tensor([0.6, 0.8]))
+
+
+@pytest.mark.parametrize("decayed", [[1, 1, 0, 1, 0, 0], [0, 1, 1, 1, 1, 1], [1] * 6, [0] * 6])
+def test_what_an_accelerator_does_at_once_is_the_same_step(decayed: list[int]) -> None:
+    settings, ours, theirs = Settings(0.9, 0.99, 0.5, 1.0), torch.linspace(1, 3, 6), torch.linspace(1, 3, 6)
+    moments = torch.zeros(2, 2, 6)
+    mask = torch.tensor(decayed, dtype=torch.float32)
+    for steps in range(1, 20):
+        gradients = torch.sin(ours * steps)
+        move(ours, gradients, *moments[0], mask, settings, 0.05, steps)
+        move_at_once(theirs, gradients.clone(), *moments[1], stretches(mask), settings, 0.05, steps)
+    torch.testing.assert_close(theirs, ours, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(moments[1], moments[0], rtol=1e-5, atol=1e-6)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
@@ -35,6 +36,17 @@ def test_loss_gradient_and_cache_are_where_the_model_is() -> None:
     assert model.features(x_BT, Cache(SPEC.model, 2, META), last=1).device == META
     with pytest.raises(RuntimeError, match="device cpu"):
         GPT(SPEC, META).features(x_BT).add(GPT(SPEC).features(torch.zeros(2, 16, dtype=torch.int64)))
+
+
+@pytest.mark.parametrize("length", [1, 6, 7, 8, 14, 15, 40])
+def test_a_vector_goes_to_a_device_and_what_it_moved_comes_back_piece_by_piece(length: int) -> None:
+    drawn = np.random.default_rng(length)
+    given, other = (drawn.standard_normal(length).astype(np.float32) for _ in range(2))
+    given.flags.writeable = False  # as one that is mapped into memory
+    there = torch.full((length,), torch.nan)
+    device.upload(given, there, elements=7)
+    assert there.numpy().tobytes() == given.tobytes()
+    assert device.difference(other, there, elements=7).tobytes() == (other - given).tobytes()
 
 
 def test_keys_and_values_for_each_head_give_what_shared_ones_give() -> None:

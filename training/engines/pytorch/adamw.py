@@ -6,6 +6,7 @@ Written here because importing `torch.optim`'s optimizers costs 70 MB of the wor
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -44,13 +45,18 @@ class AdamW:
         self._parameters, self._gradients = parameters, gradients
         self._decayed = decayed
         self._first, self._second = self.moments.chunk(2)
+        self._stretches = stretches(decayed) if parameters.is_cuda else []
 
     @torch.no_grad()
     def step(self, rate: float) -> float:
         """Clips the gradients, moves the parameters against them, and returns the norm before clipping."""
         norm = clip(self._gradients, self.settings.clip)
         self.steps += 1
-        move(self._parameters, self._gradients, self._first, self._second, self._decayed, self.settings, rate, self.steps)
+        vectors = self._parameters, self._gradients, self._first, self._second
+        if self._stretches:
+            move_at_once(*vectors, self._stretches, self.settings, rate, self.steps)
+        else:
+            move(*vectors, self._decayed, self.settings, rate, self.steps)
         return norm
 
 
@@ -83,3 +89,40 @@ def move(
     second_correction = 1 - settings.beta2**steps
     root = second.sqrt().div_(math.sqrt(second_correction)).add_(ADAMW_EPSILON)
     parameters.addcdiv_(first, root, value=-rate / first_correction)
+
+
+def stretches(decayed: Tensor) -> list[tuple[slice, bool]]:
+    """Neighbouring elements that all decay, or do not."""
+    ends = [int(place) + 1 for place in (decayed[1:] != decayed[:-1]).nonzero()]
+    places = [slice(start, end) for start, end in zip([0, *ends], [*ends, len(decayed)], strict=True)]
+    return [(place, bool(decayed[place.start])) for place in places]
+
+
+@torch.no_grad()
+def move_at_once(
+    parameters: Tensor,
+    gradients: Tensor,
+    first: Tensor,
+    second: Tensor,
+    decays: Sequence[tuple[slice, bool]],
+    settings: Settings,
+    rate: float,
+    steps: int,
+) -> None:
+    """As `move`, in one pass over memory in the place of seven and with none of its own: what an accelerator is slow at."""
+    betas = {"beta1": settings.beta1, "beta2": settings.beta2, "eps": ADAMW_EPSILON}
+    for decay in (False, True):
+        places = [place for place, is_decayed in decays if is_decayed is decay]
+        if not places:
+            continue
+        count = torch.full((), float(steps), device=parameters.device)
+        torch._fused_adamw_(
+            *([vector[place] for place in places] for vector in (parameters, gradients, first, second)),
+            [],
+            [count] * len(places),
+            lr=rate,
+            weight_decay=settings.weight_decay * decay,
+            **betas,
+            amsgrad=False,
+            maximize=False,
+        )

@@ -20,6 +20,7 @@ from training.tasks import Device
 CPU = torch.device("cpu")
 # cuBLAS gives the same bits each time where it works in a buffer of its own; it reads this when it starts.
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
+PIECE_ELEMENTS = 1 << 24  # of a vector on its way: 64 MiB, long enough for a bus and short beside any model that it matters for
 
 
 def cuda_devices() -> list[torch.device]:
@@ -70,13 +71,59 @@ def start(device: torch.device) -> None:
 
 def to_device(array: npt.NDArray[Any], device: torch.device) -> Tensor:
     """On a processor a view of the array; else a copy that is on its way while Python goes on."""
-    return ready_for(device, array).to(device, non_blocking=True)
-
-
-def ready_for(device: torch.device, array: npt.NDArray[Any]) -> Tensor:
-    """Still on the processor. CUDA copies only pages that cannot move while other work goes on."""
     tensor = torch.from_numpy(array)
-    return tensor.pin_memory() if device.type == "cuda" else tensor
+    return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
+
+
+class _Pieces:
+    """Two pieces of memory that cannot move, as CUDA copies only those while other work goes on: one travels, one is in use."""
+
+    def __init__(self, device: torch.device, elements: int) -> None:
+        is_cuda = device.type == "cuda"
+        self._pieces = [torch.empty(elements, pin_memory=is_cuda) for _ in range(2)]
+        self._arrived = [torch.cuda.Event() for _ in self._pieces] if is_cuda else []
+
+    def travels(self, number: int) -> None:
+        if self._arrived:
+            self._arrived[number % 2].record()
+
+    def at_rest(self, number: int, elements: int) -> Tensor:
+        """Piece `number` of a copy, when what it was last used for has arrived."""
+        if self._arrived:
+            self._arrived[number % 2].synchronize()
+        return self._pieces[number % 2][:elements]
+
+
+def upload(array: npt.NDArray[np.float32], target: Tensor, elements: int = PIECE_ELEMENTS) -> None:
+    """A flat vector, that may be mapped into memory to be read alone, takes the place of another on a device."""
+    pieces = _Pieces(target.device, min(elements, len(array)))
+    for number, start in enumerate(range(0, len(array), elements)):
+        part = array[start : start + elements]
+        piece = pieces.at_rest(number, len(part))
+        np.copyto(piece.numpy(), part)
+        target[start : start + elements].copy_(piece, non_blocking=True)
+        pieces.travels(number)
+
+
+def difference(array: npt.NDArray[np.float32], of: Tensor, elements: int = PIECE_ELEMENTS) -> npt.NDArray[np.float32]:
+    """`array` − `of`, of flat vectors the second of which is on a device."""
+    found, pieces = np.empty_like(array), _Pieces(of.device, min(elements, len(array)))
+    starts = range(0, len(array), elements)
+
+    def send(number: int) -> None:
+        part = of[starts[number] : starts[number] + elements]
+        pieces.at_rest(number, len(part)).copy_(part, non_blocking=True)
+        pieces.travels(number)
+
+    with torch.no_grad():
+        for number, start in enumerate(starts):
+            if number == 0:
+                send(number)
+            if number + 1 < len(starts):
+                send(number + 1)
+            part = array[start : start + elements]
+            np.subtract(part, pieces.at_rest(number, len(part)).numpy(), out=found[start : start + elements])
+    return found
 
 
 def to_numpy(tensor: Tensor) -> npt.NDArray[Any]:

@@ -25,7 +25,7 @@ from training.data.tokenizer import Tokenizer
 from training.engines.engine import Beat, Other
 from training.engines.pytorch import sampling
 from training.engines.pytorch.adamw import AdamW, Settings, clip
-from training.engines.pytorch.device import CPU, to_device, to_numpy
+from training.engines.pytorch.device import CPU, difference, to_device, to_numpy
 from training.engines.pytorch.memory import sequences_that_fit
 from training.engines.pytorch.model import GPT
 from training.engines.pytorch.muon import Muon
@@ -129,6 +129,10 @@ class Engine:
         """The parameters as they are now; on a processor a view."""
         return to_numpy(self.model.parameters)
 
+    def _moved_from(self, parameters: Float32Array) -> Float32Array:
+        """Δ: what the parameters were, minus what they are now."""
+        return parameters - self.read() if self.device.type == "cpu" else difference(parameters, self.model.parameters)
+
     def local_steps(
         self,
         parameters: Float32Array,
@@ -153,7 +157,7 @@ class Engine:
             if on_state is not None:
                 on_state(self.read(), _state_of(optimizer))
         losses = tuple(m.loss for m in metrics)
-        return parameters - self.read(), Metrics(losses, _mean([m.gradient_norm for m in metrics]))
+        return self._moved_from(parameters), Metrics(losses, _mean([m.gradient_norm for m in metrics]))
 
     def inner_step(
         self,

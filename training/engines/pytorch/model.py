@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from training.engines.pytorch.device import CPU, ready_for
+from training.engines.pytorch.device import CPU, upload
 from training.replicated.layout import Float32Array, layout_of
 from training.spec import JobSpec
 from training.transformer import EMBEDDING, FIRST, HEAD, OUTPUT, ModelSpec
@@ -109,7 +109,7 @@ class GPT:
         if self.device.type == "cpu":
             np.copyto(self.parameters.numpy(), parameters)
         else:
-            self.parameters.copy_(ready_for(self.device, np.array(parameters)), non_blocking=True)
+            upload(parameters, self.parameters)
 
     def loss(self, x_BT: Tensor, y_BT: Tensor, reduction: str = "mean") -> Tensor:
         """Cross-entropy of the next tokens `y_BT`, in nats."""

@@ -241,6 +241,9 @@ class ParallelEngine(Engine):
             self._crew.order(Open(self._number, self.spec.encode(), self._resources.parallel))
         self._crew.order(Load(self._number), parameters)
 
+    def _moved_from(self, parameters: Float32Array) -> Float32Array:
+        return parameters - self.read()
+
     def read(self) -> Float32Array:
         found: Float32Array = self._crew.order(Gather(self._number, "parameters"))
         return found
