@@ -53,13 +53,14 @@ class Size:
     model: ModelSpec
     batch: int
     micro_batch: int
+    seconds: float  # of a round of the plain loop
 
 
 GPT2 = ModelSpec(vocabulary=50_304, context=1_024, width=768, layers=12, heads=12, kv_heads=12, hidden=2_048)
 SIZES = {
-    "0.8M": Size(ModelSpec(width=128, layers=4, hidden=384, context=256), 32, 32),
-    "124M": Size(GPT2, 32, 8),
-    "1.3B": Size(replace(GPT2, width=2_048, layers=24, heads=16, kv_heads=16, hidden=5_504), 32, 4),
+    "0.8M": Size(ModelSpec(width=128, layers=4, hidden=384, context=256), 32, 32, 3),
+    "124M": Size(GPT2, 32, 8, 6),
+    "1.3B": Size(replace(GPT2, width=2_048, layers=24, heads=16, kv_heads=16, hidden=5_504), 32, 4, 15),
 }
 
 
@@ -198,10 +199,12 @@ def flops_of(model: ModelSpec) -> int:
 def first_parameters(spec: JobSpec) -> Float32Array:
     if spec.model.parameters < DRAWN_FROM:
         return initial_parameters(spec)
-    return np.random.default_rng(0).standard_normal(spec.model.parameters, dtype=np.float32) * np.float32(0.02)
+    return (np.random.default_rng(0).random(spec.model.parameters, dtype=np.float32) - np.float32(0.5)) * np.float32(0.04)
 
 
-def measured(name: str, precision: Precision, compile: bool, steps: int | None, seconds: float, device: torch.device) -> Row:
+def measured(
+    name: str, precision: Precision, compile: bool, steps: int | None, seconds: float | None, device: torch.device
+) -> Row:
     """Rounds of so many steps, or of as many as the plain loop does in so many seconds.
 
     A round begins with a vector in the processor's memory, as a peer's do, and ends with Δ there.
@@ -225,7 +228,7 @@ def measured(name: str, precision: Precision, compile: bool, steps: int | None, 
         other = plain(spec, device, compile)
         other(PROBE_STEPS)
         probed = seconds_of(lambda: other(PROBE_STEPS), device)
-        row.steps = taken = steps or max(PROBE_STEPS, round(PROBE_STEPS * seconds / probed))
+        row.steps = taken = steps or max(PROBE_STEPS, round(PROBE_STEPS * (seconds or size.seconds) / probed))
         engine.spec = spec_of(size, precision, taken)
         turns = [(seconds_of(own, device), seconds_of(lambda: other(taken), device)) for _ in range(TURNS)]
     except (MemoryError, RuntimeError) as error:
@@ -278,7 +281,7 @@ def main() -> int:
     parser.add_argument("--device", default=AUTO, help="as a peer's setting (default: the first GPU)")
     parser.add_argument("--only", nargs="+", choices=SIZES, default=list(SIZES), metavar="SIZE", help=f"of {', '.join(SIZES)}")
     parser.add_argument("--steps", type=COUNT, help="of a round (default: what the plain loop does in --seconds)")
-    parser.add_argument("--seconds", type=duration, default=6.0, help="of a round of the plain loop")
+    parser.add_argument("--seconds", type=duration, help="of a round of the plain loop (default: 3, 6 and 15, by size)")
     parser.add_argument("--no-compile", action="store_true", help="without the rows that are compiled")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
@@ -293,9 +296,9 @@ def main() -> int:
     devices.start(device)
     about = torch.cuda.get_device_name(device) if device.type == "cuda" else "processor, 1 thread"
     started, rows = time.time(), list[Row]()
-    for size in options.only:
-        for precision in Precision:
-            for compile in (False,) if options.no_compile else (False, True):
+    for compile in (False,) if options.no_compile else (False, True):  # these take longest: who ends it early has the others
+        for size in options.only:
+            for precision in Precision:
                 rows.append(measured(size, precision, compile, options.steps, options.seconds, device))
                 write(
                     options.json,

@@ -93,9 +93,10 @@ def move(
 
 def stretches(decayed: Tensor) -> list[tuple[slice, bool]]:
     """Neighbouring elements that all decay, or do not."""
-    ends = [int(place) + 1 for place in (decayed[1:] != decayed[:-1]).nonzero()]
-    places = [slice(start, end) for start, end in zip([0, *ends], [*ends, len(decayed)], strict=True)]
-    return [(place, bool(decayed[place.start])) for place in places]
+    ends = ((decayed[1:] != decayed[:-1]).nonzero().flatten() + 1).tolist()
+    starts = [0, *ends]
+    decays = decayed[starts].tolist()
+    return [(slice(start, end), bool(decay)) for start, end, decay in zip(starts, [*ends, len(decayed)], decays, strict=True)]
 
 
 @torch.no_grad()

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,7 @@ CPU = torch.device("cpu")
 # cuBLAS gives the same bits each time where it works in a buffer of its own; it reads this when it starts.
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
 PIECE_ELEMENTS = 1 << 24  # of a vector on its way: 64 MiB, long enough for a bus and short beside any model that it matters for
+COPIERS_MAX = 8  # threads that fill or read a piece: more get no more out of memory
 
 
 def cuda_devices() -> list[torch.device]:
@@ -64,7 +68,7 @@ def start(device: torch.device) -> None:
     os.environ.setdefault(*WORKSPACE)
     torch.set_float32_matmul_precision("highest")  # no TF32: its 10 bits are further from a replay than audits tolerate
     torch.backends.cudnn.allow_tf32 = False
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.use_deterministic_algorithms(True)  # where it only warns, attention is left as it is
     torch.utils.deterministic.fill_uninitialized_memory = False  # what is not written is not read
     torch.cuda.set_device(device)
 
@@ -94,35 +98,51 @@ class _Pieces:
         return self._pieces[number % 2][:elements]
 
 
+@contextmanager
+def _copiers(elements: int) -> Iterator[Callable[..., None]]:
+    """Does a numpy operation to the same shares of pieces, each in a thread."""
+    threads = min(COPIERS_MAX, torch.get_num_threads())
+    share = -(-elements // threads)
+    shares = [slice(start, start + share) for start in range(0, elements, share)]
+    with ThreadPoolExecutor(threads) as pool:
+
+        def share_out(operation: Callable[..., object], *pieces: npt.NDArray[np.float32]) -> None:
+            deque(pool.map(lambda of: operation(*(piece[of] for piece in pieces)), shares), maxlen=0)
+
+        yield share_out
+
+
 def upload(array: npt.NDArray[np.float32], target: Tensor, elements: int = PIECE_ELEMENTS) -> None:
     """A flat vector, that may be mapped into memory to be read alone, takes the place of another on a device."""
-    pieces = _Pieces(target.device, min(elements, len(array)))
-    for number, start in enumerate(range(0, len(array), elements)):
-        part = array[start : start + elements]
-        piece = pieces.at_rest(number, len(part))
-        np.copyto(piece.numpy(), part)
-        target[start : start + elements].copy_(piece, non_blocking=True)
-        pieces.travels(number)
+    elements = min(elements, len(array))
+    pieces = _Pieces(target.device, elements)
+    with _copiers(elements) as share_out:
+        for number, start in enumerate(range(0, len(array), elements)):
+            part = array[start : start + elements]
+            piece = pieces.at_rest(number, len(part))
+            share_out(np.copyto, piece.numpy(), part)
+            target[start : start + elements].copy_(piece, non_blocking=True)
+            pieces.travels(number)
 
 
+@torch.no_grad()
 def difference(array: npt.NDArray[np.float32], of: Tensor, elements: int = PIECE_ELEMENTS) -> npt.NDArray[np.float32]:
     """`array` − `of`, of flat vectors the second of which is on a device."""
-    found, pieces = np.empty_like(array), _Pieces(of.device, min(elements, len(array)))
-    starts = range(0, len(array), elements)
+    elements = min(elements, len(array))
+    found, pieces, starts = np.empty_like(array), _Pieces(of.device, elements), range(0, len(array), elements)
 
     def send(number: int) -> None:
         part = of[starts[number] : starts[number] + elements]
         pieces.at_rest(number, len(part)).copy_(part, non_blocking=True)
         pieces.travels(number)
 
-    with torch.no_grad():
+    send(0)
+    with _copiers(elements) as share_out:
         for number, start in enumerate(starts):
-            if number == 0:
-                send(number)
             if number + 1 < len(starts):
                 send(number + 1)
-            part = array[start : start + elements]
-            np.subtract(part, pieces.at_rest(number, len(part)).numpy(), out=found[start : start + elements])
+            part, into = (vector[start : start + elements] for vector in (array, found))
+            share_out(np.subtract, part, pieces.at_rest(number, len(part)).numpy(), into)
     return found
 
 

@@ -215,6 +215,10 @@ class Engine:
             try:
                 return self._accumulate(drawn, on_step, declaration)
             except (MemoryError, RuntimeError) as error:
+                if lacks_determinism(error):
+                    log.warning("job %r: results of this device may differ from one time to the next: %s", self.spec.name, error)
+                    torch.use_deterministic_algorithms(True, warn_only=True)
+                    continue
                 if not is_out_of_memory(error) or self.micro_batch == 1:
                     raise
             self.micro_batch //= 2
@@ -282,6 +286,11 @@ class Engine:
 
 def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or ("alloc" in str(error) and "memory" in str(error))
+
+
+def lacks_determinism(error: BaseException) -> bool:
+    """Whether torch says that it has no algorithm that gives the same bits each time, and would have taken another one."""
+    return "deterministic" in str(error) and not torch.is_deterministic_algorithms_warn_only_enabled()
 
 
 def compiled(loss: Callable[..., Tensor], job: str) -> Callable[..., Tensor]:

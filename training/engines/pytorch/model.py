@@ -210,6 +210,8 @@ class Cache:
 
 def shared_out(x_BGTD: Tensor, heads: int) -> Tensor:
     """(B, H, T, D): keys or values, once for each of the query heads that share them."""
+    if x_BGTD.shape[1] == heads:
+        return x_BGTD
     return x_BGTD.repeat_interleave(heads // x_BGTD.shape[1], dim=1)
 
 
