@@ -31,6 +31,7 @@ from benchmarks import (
     demo,
     digits,
     free,
+    gpu,
     parallel,
     provenance,
     replay,
@@ -58,7 +59,7 @@ from training.replay.proposals import propose
 from training.replicated import codec as payloads
 from training.replicated.layout import layout_of
 from training.replicated.model import ReplicatedModel
-from training.spec import PRESETS, AuditMode, Compression, JobSpec, Outer, Rule
+from training.spec import PRESETS, AuditMode, Compression, JobSpec, Outer, Precision, Rule
 from training.tasks import Propose
 from training.transformer import ModelSpec
 
@@ -108,6 +109,16 @@ def test_every_benchmark_says_what_it_takes(
     said = capsys.readouterr().out
     without_chance = ("consensus", "gpu", "site", "transport")  # nothing of it is drawn
     assert all(option in said for option in ("--json", *(() if name in without_chance else ("--seeds",)), *ALSO.get(name, ())))
+
+
+def test_an_engine_is_measured_beside_a_plain_loop_wherever_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = ModelSpec(context=16, width=16, layers=1, heads=2, kv_heads=1, hidden=24)
+    monkeypatch.setattr(gpu, "SIZES", {"0.8M": gpu.Size(model, 2, 1, 0.01)})
+    monkeypatch.setattr(gpu, "MATRIX", {"cpu": 64})
+    rows = [gpu.measured("0.8M", precision, False, None, None, torch.device("cpu")) for precision in Precision]
+    assert [row.reason for row in rows] == ["", ""]
+    assert all(row.share_of_plain and row.share_of_peak for row in rows)
+    assert rows[0].replay_error == 0.0
 
 
 def test_a_missed_bound_is_the_exit_status(

@@ -18,10 +18,13 @@ from peer.worker.supervisor import Worker
 from protocol.errors import UserError
 from rlhf.pytorch import reward
 from tests.rlhf.test_reward import SPEC as REWARD
+from training.data.tokenizer import ByteTokenizer
 from training.engines.pytorch import device
+from training.engines.pytorch.engine import Engine
 from training.engines.pytorch.model import GPT, Cache, shared_out
 from training.replicated.init import initial_parameters
 from training.resources import Parallel, Resources, device_problem, parallel_problem
+from training.sequences import Tokens
 from training.spec import JobSpec
 from training.transformer import ModelSpec
 
@@ -103,3 +106,24 @@ def test_a_worker_whose_device_is_not_here_says_so_in_one_frame_and_ends() -> No
 def test_settings_that_do_not_go_together_are_refused_by_name(said: dict[str, Any], why: str) -> None:
     assert why in str(parallel_problem(Resources(**said)))
     assert parallel_problem(Resources(gpus=2, parallel=Parallel.FSDP, device="cuda")) is None
+
+
+def test_where_torch_has_no_algorithm_for_equal_bits_it_takes_another_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokens, start = np.arange(64, dtype=np.uint16), initial_parameters(SPEC)
+    here = Engine(SPEC, Tokens(tokens, tokens[:0], np.ones(259, dtype=np.int64)), ByteTokenizer())
+    expected, modes = here.local_steps(start, bytes(32), 0, bytes(32))[0], list[bool]()
+    monkeypatch.setattr(torch, "is_deterministic_algorithms_warn_only_enabled", lambda: bool(modes))
+    monkeypatch.setattr(torch, "use_deterministic_algorithms", lambda mode, warn_only: modes.append(mode and warn_only))
+    computed = here._loss
+
+    def loss(*arguments: Any) -> torch.Tensor:
+        if not modes:
+            raise RuntimeError("sum_cuda does not have a deterministic implementation")
+        return computed(*arguments)
+
+    monkeypatch.setattr(here, "_loss", loss)
+    assert np.array_equal(here.local_steps(start, bytes(32), 0, bytes(32))[0], expected)
+    assert modes == [True]
+    assert "may differ from one time to the next: sum_cuda" in caplog.text
