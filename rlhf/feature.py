@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 def _modules(rules: JobRules) -> tuple[Module[Any], ...]:
-    from rlhf.module import RlhfModule
+    from rlhf.module import RlhfModule, RlhfOfMeansModule
 
-    return (RlhfModule(rules),)
+    return RlhfModule(rules), RlhfOfMeansModule(rules)
 
 
 RLHF = Feature(

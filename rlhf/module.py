@@ -37,6 +37,7 @@ from rlhf.controller import is_far, nats
 from rlhf.guards import Course, Medians, medians
 from rlhf.objective import PPO, PpoTerms, Rollouts
 from rlhf.plans import Begin, Cancel, Pause, Phase, Plan, Resume
+from rlhf.reward import MEAN_REWARD
 from rlhf.sets import DecidedSet, Heard, SaySet
 from training.spec import AuditMode, JobSpec
 
@@ -160,6 +161,15 @@ def _rekeyed(plan: Plan, current: Callable[[bytes], bytes]) -> Plan:
     said = {} if plan.claim is None else {current(voter): found for voter, found in plan.claim.said.items()}
     claim = None if plan.claim is None else replace(plan.claim, said=said)
     return replace(plan, claim=claim, stops=tuple(sorted(map(current, plan.stops))))
+
+
+class RlhfOfMeansModule(RlhfModule):
+    """As version 1. Only programs that know reward models whose score is a mean are in a network that runs this one."""
+
+    version = MEAN_REWARD.version
+
+    def upgraded(self, old: RlhfState, version: int) -> RlhfState:
+        return old
 
 
 def _decided(state: RlhfState, view: View, height: int) -> RlhfState:

@@ -161,7 +161,7 @@ class Ppo(Objective):
     declarers: ClassVar[Mapping[str, str]] = {"pytorch": "rlhf.pytorch.ppo:Declarer"}
     declaration = Rollouts
     reasons = (ROLLOUT, FIGURES)
-    reads = "reward"
+    reads = ("reward", "reward-mean")  # `rlhf.reward`, which knows this module
     loss_unit = "(clipped surrogate)"  # and a part of the value's loss: it has no unit
 
     def problem(self, job: Job, settings: Any) -> str | None:

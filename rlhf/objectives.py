@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from rlhf.objective import PPO
-from rlhf.reward import REWARD
+from rlhf.reward import MEAN_REWARD, REWARD
 from rlhf.supervised import DPO, INSTRUCT
 
-OBJECTIVES: Final = (PPO, REWARD, INSTRUCT, DPO)
+OBJECTIVES: Final = (PPO, REWARD, MEAN_REWARD, INSTRUCT, DPO)

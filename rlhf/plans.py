@@ -37,7 +37,7 @@ from protocol.codec import Between, Count, Digest, Key, Length
 from protocol.errors import RemoteProtocolError
 from protocol.messages import Name
 from rlhf.objective import MODEL, PPO, PpoTerms
-from rlhf.reward import REWARD
+from rlhf.reward import REWARD_NAMES
 from rlhf.sets import Claim, Source, claimed
 from rlhf.supervised import DPO
 from training.spec import ROUNDS_MAX, SETTINGS_BYTES_MAX, JobSpec
@@ -133,7 +133,7 @@ def made(rules: JobRules, key: bytes, author: bytes, said: Begin, view: View, he
     if first.objective == PPO.name:
         if said.policy or said.source or first.read is not None:
             raise Refused("a plan that begins with a job of the objective 'ppo' is that job alone, and a rule rewards it")
-    elif first.objective not in (REWARD.name, DPO.name) or first.base is None:
+    elif first.objective not in (*REWARD_NAMES, DPO.name) or first.base is None:
         raise Refused("a plan begins with a job of the objective 'reward' or 'dpo' that starts from another's model")
     stages = [Stage(stage_job(key, 0), first.objective, first.rounds, said.first)]
     if said.policy:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 import numpy.typing as npt
 
-from rlhf.objective import MODULE, ROLE
+from rlhf.objective import MODULE, PPO, ROLE
 from rlhf.pairs import Pairs, rows
 from rlhf.preferences import pairs_of_step
 from training.objectives.objective import Declaration, Job, Objective, Shape, Step
@@ -70,4 +70,20 @@ class RewardModel(Objective):
         return rows(data.train, data.trained, drawn)
 
 
+class MeanRewardModel(RewardModel):
+    """A response's score is the mean of what the head says at each token, its prompt's too.
+
+    The prompt is the same for both responses. One that is read at the last token alone teaches a policy how to end a text, and
+    learns less from as many pairs (docs/log.md).
+    """
+
+    name = "reward-mean"
+    about = "a score for responses, the mean over their tokens, from people's preferences"
+    version = 2
+
+
 REWARD: Final = RewardModel()
+MEAN_REWARD: Final = MeanRewardModel()
+REWARDS: Final = {"last": REWARD, "mean": MEAN_REWARD}  # by where a score is read
+REWARD_NAMES: Final = tuple(kind.name for kind in REWARDS.values())
+assert PPO.reads == REWARD_NAMES

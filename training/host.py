@@ -76,7 +76,7 @@ class ModelHost:
 
     def misread(self, read: bytes, spec: bytes) -> str | None:
         before, after = JobSpec.decode(read).objective, JobSpec.decode(spec).kind
-        return self.misfit(read, spec) if before == after.reads else f"it is a {before} job, wanted is {after.reads}"
+        return self.misfit(read, spec) if before in after.reads else f"it is a {before} job, wanted is {' or '.join(after.reads)}"
 
     def directory(self, job: bytes, number: int) -> Path:
         """Where the model that round `number` starts from is."""

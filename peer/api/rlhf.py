@@ -33,7 +33,7 @@ from rlhf.guards import Course
 from rlhf.module import RlhfModule, RlhfState
 from rlhf.objective import MODULE, PpoTerms
 from rlhf.preferences import Pair
-from rlhf.reward import ACCURACY, CALIBRATION, REWARD
+from rlhf.reward import ACCURACY, CALIBRATION, REWARD_NAMES
 from rlhf.sets import Source
 from rlhf.supervised import DPO, NATS
 from rlhf.tracing import traced
@@ -172,7 +172,7 @@ class RlhfAnswers(RlhfCalls):
         newest = {name: value for _, figures in sorted(found.items()) for name, value in figures.items()}
         accuracy, error, nats = (newest.get(name) for name in (ACCURACY, CALIBRATION, NATS))
         told = replace(stage, held_out_accuracy=accuracy, calibration_error=error, held_out_nats=nats)
-        if stage.objective not in (REWARD.name, DPO.name):
+        if stage.objective not in (*REWARD_NAMES, DPO.name):
             return told
         return replace(told, preferences=preferences_of(self.peer.driver.state, bytes.fromhex(stage.job)))
 

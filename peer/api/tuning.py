@@ -24,7 +24,7 @@ from protocol.errors import UserError
 from rlhf import blocklist, pairs, plans, preferences, presets
 from rlhf.objective import MODEL, ROLE, RULE, PpoTerms, Prompts
 from rlhf.preferences import Pair
-from rlhf.reward import REWARD
+from rlhf.reward import REWARDS
 from rlhf.rules import RULES
 from rlhf.sets import Source
 from rlhf.supervised import DPO
@@ -33,6 +33,7 @@ from training.spec import JobSpec, completed
 
 APART = frozenset({"reward", "reward_model", "words"})  # of a policy's terms: `--set` does not say them
 OF_REWARD = "reward."  # begins what `--set` says of the job that trains a reward model
+SCORE = "score"  # which of `REWARDS`
 PROMPTS_LOOKED_AT = 1_000  # before a list that blocks all of them is refused: some seconds
 UNKNOWN = Base(bytes(32), 1, bytes(32))  # in the place of a reward model that is not trained yet
 
@@ -78,7 +79,11 @@ class Tuning:
         """A reward model, and then the policy. The set is given as pairs, or as the name of a file with them."""
         called = f"{self.name}-reward" if self.name else "reward"
         of = of_finished(self.peer, self.base, "--base")
-        spec, said = supervised_spec(self.peer, REWARD, of, called, self.of_reward, presets.REWARD, OF_REWARD)
+        read = self.of_reward.get(SCORE, next(iter(REWARDS)))
+        if read not in REWARDS:
+            raise UserError(f"--set {OF_REWARD}{SCORE}={read}: a score is read at one of {', '.join(REWARDS)}")
+        usual = {key: text for key, text in self.of_reward.items() if key != SCORE}
+        spec, said = supervised_spec(self.peer, REWARDS[read], of, called, usual, presets.REWARD, OF_REWARD)
         found, file = _given(given)
         tokens = set_as_tokens(self.peer, spec, found, file)
         if self.words and self.of_policy.get("prompts") != Prompts.TEXT:

@@ -15,7 +15,7 @@ from torch import Tensor
 from rlhf import losses
 from rlhf.calibration import calibration_error
 from rlhf.pairs import Pairs, rows
-from rlhf.reward import ACCURACY, CALIBRATION, SCORE
+from rlhf.reward import ACCURACY, CALIBRATION, MEAN_REWARD, SCORE
 from training.engines.engine import Beat, Other
 from training.engines.pytorch.device import CPU
 from training.engines.pytorch.model import GPT
@@ -28,8 +28,14 @@ DEVIATION_MIN: Final = 1e-2  # processors differ by 1e-6 of a score: divided by 
 
 
 def scores(model: GPT, x_BS: Tensor, last_B: Tensor) -> Tensor:
-    """(B,): of each text, at its last token. What is behind it changes nothing: the model looks at the past alone."""
+    """(B,): of each text, at its last token or the mean of all up to it, as the job says.
+
+    What is behind it changes nothing: the model looks at the past alone.
+    """
     features_BSC = model.features(x_BS)
+    if model.job.objective == MEAN_REWARD.name:
+        is_text_BS = torch.arange(x_BS.shape[1], device=x_BS.device) <= last_B[:, None]
+        return (features_BSC @ model.heads[SCORE] * is_text_BS).sum(dim=1) / (last_B + 1)
     return features_BSC[torch.arange(len(x_BS), device=x_BS.device), last_B] @ model.heads[SCORE]
 
 

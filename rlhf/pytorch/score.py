@@ -15,7 +15,7 @@ from rlhf import pairs
 from rlhf.objectives import OBJECTIVES
 from rlhf.preferences import read_file
 from rlhf.pytorch.reward import scores_of_pairs
-from rlhf.reward import REWARD
+from rlhf.reward import REWARD_NAMES
 from training import checkpoint
 from training.data.tokenizer import load_tokenizer
 from training.engines.pytorch.model import GPT
@@ -27,8 +27,9 @@ PAIRS_AT_ONCE = 32
 def scored(model: Path, file: Path, tokenizer: Path | None) -> Iterator[tuple[float, float]]:
     """(score of the chosen response, of the rejected one), line by line. Raises `UserError` for files that cannot be used."""
     spec, parameters, _ = checkpoint.read(model)
-    if spec.objective != REWARD.name:
-        raise UserError(f"{model} is a model of the objective {spec.objective!r}: name one of {REWARD.name!r}, which scores")
+    if spec.objective not in REWARD_NAMES:
+        scoring = " or ".join(map(repr, REWARD_NAMES))
+        raise UserError(f"{model} is a model of the objective {spec.objective!r}: name one of {scoring}, which scores")
     if (spec.tokenizer is None) != (tokenizer is None):
         takes = "takes bytes: leave --tokenizer out" if tokenizer else "has a tokenizer: name its JSON with --tokenizer FILE"
         raise UserError(f"{model} {takes}")

@@ -197,7 +197,7 @@ async def test_plans_go_from_preferences_to_a_tuned_policy_and_from_a_project_to
     said = (
         TERMS
         | {"proposal_seconds": "2", "prompt_tokens": "5", "stop": "none"}
-        | {f"reward.{name}": value for name, value in quick.items()}
+        | {f"reward.{name}": value for name, value in (quick | {"score": "mean"}).items()}
     )
     with trio.fail_after(SECONDS_MAX):
         await start(network, False, *OPEN)
@@ -214,6 +214,8 @@ async def test_plans_go_from_preferences_to_a_tuned_policy_and_from_a_project_to
         words.write_text("".join(f"{letter}*\n" for letter in ascii_lowercase + digits if letter != "q"))
         with pytest.raises(UserError, match="--words blocks each of 49 prompts that were looked at"):
             await author.client.start_rlhf_training("base", "", 1, "", said, file, 3, "", str(all_of_them))
+        with pytest.raises(UserError, match=r"--set reward.score=first: a score is read at one of last, mean"):
+            await author.client.start_rlhf_training("base", "", 1, "", said | {"reward.score": "first"}, file)
         reward = await author.client.start_rlhf_training("base", "", 1, "", said, file, 3, "", str(words))
         with pytest.raises(UserError, match=r"a plan of .* goes on"):
             await author.client.start_rlhf_training("base", "", 1, "", said, file)

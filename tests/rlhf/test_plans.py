@@ -20,7 +20,7 @@ from protocol import codec
 from protocol.identity import Signed, sign
 from protocol.messages import Proposal
 from rlhf import plans
-from rlhf.module import RlhfModule, RlhfState
+from rlhf.module import RlhfModule, RlhfOfMeansModule, RlhfState
 from rlhf.objective import MILLIONTHS, MODEL, PpoTerms, Rollouts
 from rlhf.plans import Begin, Cancel, Plan
 from tests.ledger.world import BY_KEY, PEOPLE, World
@@ -225,6 +225,19 @@ def test_what_audits_of_a_policy_read_is_not_forgotten_before_they_are_over(
     for _ in range(2):  # the audits end, and then nobody needs these jobs
         world.decide()
     assert not world.state.audits.jobs and not world.state.jobs.jobs
+
+
+def test_only_networks_that_know_scores_that_are_means_train_for_them(tmp_path: Path) -> None:
+    reward = replace(REWARD, objective="reward-mean")
+    (world := Tuned(tmp_path / "old")).decide()
+    assert "needs rlhf 2" in (world.problem(world.tx(AUTHOR, "rlhf/start", world.begin(reward))) or "")
+    world = Tuned(tmp_path / "new", RlhfOfMeansModule)
+    key = world.planned(world.begin(reward))
+    for stage in range(2):
+        world.close(plans.stage_job(key, stage))
+        world.decide()
+        world.decide()
+    assert world.plan(key).phase is plans.Phase.FINISHED
 
 
 READS = codec.encode(replace(OWN, reward_model=Base(bytes(32), 1, bytes(32))))

@@ -65,12 +65,17 @@ def some_pairs(count: int = 60) -> list[Pair]:
     return [pair(number) for number in range(1, count + 1)]
 
 
-def seat_of(folder: Path) -> Seat:
-    return Seat(folder, SPEC, some_pairs())
+MEAN = replace(SPEC, objective="reward-mean")
+ALL_OR_LAST = pytest.mark.parametrize("spec", [SPEC, MEAN], ids=lambda spec: spec.objective)
 
 
-def test_an_honest_proposal_passes_every_check_whatever_the_parts_of_a_batch(tmp_path: Path) -> None:
-    world = seat_of(tmp_path)
+def seat_of(folder: Path, spec: JobSpec = SPEC) -> Seat:
+    return Seat(folder, spec, some_pairs())
+
+
+@ALL_OR_LAST
+def test_an_honest_proposal_passes_every_check_whatever_the_parts_of_a_batch(spec: JobSpec, tmp_path: Path) -> None:
+    world = seat_of(tmp_path, spec)
     done, other = world.propose(world.worker()), world.worker(micro_batch=3)
     assert world.audited(other) is Verdict.ACCEPT
     assert [world.replayed(other, done, step) for step in range(SPEC.local_steps)] == [Finding.MATCH] * SPEC.local_steps
@@ -85,10 +90,11 @@ def test_turned_preferences_are_found_out(tmp_path: Path) -> None:
     assert [world.replayed(honest, done, step) for step in range(SPEC.local_steps)] == [Finding.MISMATCH] * SPEC.local_steps
 
 
-def test_what_people_prefer_is_learned_and_measured_on_prompts_that_were_never_trained_on(tmp_path: Path) -> None:
-    found = pairs.open_pairs(SPEC, Path(write(tmp_path / "set", some_pairs())), ByteTokenizer())
-    engine, parameters = KIND.open(SPEC, found, ByteTokenizer(), None), ReplicatedModel.initial(JOB, SPEC).parameters
-    assert not layout_of(SPEC).view(parameters)[SCORE].any() and engine.evaluate(parameters) == 0.5
+@ALL_OR_LAST
+def test_what_people_prefer_is_learned_and_measured_on_prompts_never_trained_on(spec: JobSpec, tmp_path: Path) -> None:
+    found = pairs.open_pairs(spec, Path(write(tmp_path / "set", some_pairs())), ByteTokenizer())
+    engine, parameters = KIND.open(spec, found, ByteTokenizer(), None), ReplicatedModel.initial(JOB, spec).parameters
+    assert not layout_of(spec).view(parameters)[SCORE].any() and engine.evaluate(parameters) == 0.5
     for number in range(3):
         delta, _ = engine.local_steps(parameters, JOB, number, TRAINER)
         parameters = parameters - delta
@@ -183,10 +189,12 @@ def test_a_policy_is_rewarded_by_the_model_that_its_job_reads(tmp_path: Path) ->
     assert verdicts[0] is Verdict.ACCEPT and label(verdicts[1], spec.kind.labels) == "figures"
 
 
-def test_an_exported_reward_model_scores_a_file_without_a_peer(tmp_path: Path) -> None:
+@ALL_OR_LAST
+def test_an_exported_reward_model_scores_a_file_without_a_peer(spec: JobSpec, tmp_path: Path) -> None:
+    """Texts of several lengths in one pass: none changes another's score."""
     parameters = ReplicatedModel.initial(JOB, SPEC).parameters.copy()
     layout_of(SPEC).view(parameters)[SCORE][:] = np.linspace(-1, 2, SPEC.model.width)
-    checkpoint.export(tmp_path / "reward.safetensors", SPEC, parameters, checkpoint.Origin(JOB, 3, bytes(32)))
+    checkpoint.export(tmp_path / "reward.safetensors", spec, parameters, checkpoint.Origin(JOB, 3, bytes(32)))
     lines = [{"prompt": pair.prompt, "chosen": pair.first, "rejected": pair.second} for pair in some_pairs(3)]
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     told = list(score.scored(tmp_path / "reward.safetensors", tmp_path / "pairs.jsonl", None))
@@ -195,8 +203,8 @@ def test_an_exported_reward_model_scores_a_file_without_a_peer(tmp_path: Path) -
     for pair, both in zip(some_pairs(3), told, strict=True):
         for response, found in zip((pair.first, pair.second), both, strict=True):
             ids = torch.tensor([list((pair.prompt + response).encode())])
-            value = engine.model.features(ids)[0, -1] @ engine.model.heads[SCORE]
-            assert found == pytest.approx(value.item(), abs=1e-5)
+            said = engine.model.features(ids)[0] @ engine.model.heads[SCORE]
+            assert found == pytest.approx((said.mean() if spec is MEAN else said[-1]).item(), abs=1e-5)
     with pytest.raises(UserError, match=f"cannot read {tmp_path}: Is a directory"):
         next(score.scored(tmp_path, tmp_path / "pairs.jsonl", None))
     with pytest.raises(UserError, match="takes bytes: leave --tokenizer out"):

@@ -129,7 +129,7 @@ class Objective:
     references: ClassVar[Mapping[str, str]] = {}
     refers_to_first: ClassVar[bool] = False  # the engine is given the parameters of the job's first round
     starts_from_parameters: ClassVar[bool] = False  # a job may start from a model of people's own: all its tensors are a model's
-    reads: ClassVar[str] = ""  # objective of the other finished job whose model the engine is given, where `read` names one
+    reads: ClassVar[Sequence[str]] = ()  # objectives of the finished job whose model the engine is given, where `read` names one
     reasons: ClassVar[tuple[Reason, ...]] = ()  # of its own, at most `protocol.reasons.OWN_MAX`
 
     @property
