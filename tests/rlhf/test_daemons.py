@@ -241,7 +241,7 @@ async def test_plans_go_from_preferences_to_a_tuned_policy_and_from_a_project_to
         await author.answers()
         await project_teaches_a_reward_model(network, tmp_path, project)
     assert [(stage.objective, stage.state, stage.round, stage.rounds) for stage in status.stages] == [
-        ("reward", "finished", 2, 2),
+        ("reward-mean", "finished", 2, 2),
         ("ppo", "finished", 1, 1),
     ]
     assert (status.stages[0].job, status.stages[0].model_root) == (reward, root)
