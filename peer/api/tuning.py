@@ -24,7 +24,7 @@ from protocol.errors import UserError
 from rlhf import blocklist, pairs, plans, preferences, presets
 from rlhf.objective import MODEL, ROLE, RULE, PpoTerms, Prompts
 from rlhf.preferences import Pair
-from rlhf.reward import REWARDS
+from rlhf.reward import REWARDS, RewardModel
 from rlhf.rules import RULES
 from rlhf.sets import Source
 from rlhf.supervised import DPO
@@ -79,11 +79,8 @@ class Tuning:
         """A reward model, and then the policy. The set is given as pairs, or as the name of a file with them."""
         called = f"{self.name}-reward" if self.name else "reward"
         of = of_finished(self.peer, self.base, "--base")
-        read = self.of_reward.get(SCORE, next(iter(REWARDS)))
-        if read not in REWARDS:
-            raise UserError(f"--set {OF_REWARD}{SCORE}={read}: a score is read at one of {', '.join(REWARDS)}")
-        usual = {key: text for key, text in self.of_reward.items() if key != SCORE}
-        spec, said = supervised_spec(self.peer, REWARDS[read], of, called, usual, presets.REWARD, OF_REWARD)
+        kind, rest = reward_said(self.of_reward)
+        spec, said = supervised_spec(self.peer, kind, of, called, rest, presets.REWARD, OF_REWARD)
         found, file = _given(given)
         tokens = set_as_tokens(self.peer, spec, found, file)
         if self.words and self.of_policy.get("prompts") != Prompts.TEXT:
@@ -146,6 +143,14 @@ class Tuning:
         if own.prompts is Prompts.TEXT and before.data is None:
             return f"--base {self.base!r}: that job's text is local, so no prompts can be drawn that everybody knows"
         return ""
+
+
+def reward_said(of_reward: dict[str, str]) -> tuple[RewardModel, dict[str, str]]:
+    """The objective of the reward model, and what is said of its fields. Raises `UserError`."""
+    read = of_reward.get(SCORE, next(iter(REWARDS)))
+    if read not in REWARDS:
+        raise UserError(f"--set {OF_REWARD}{SCORE}={read}: a score is read at one of {', '.join(REWARDS)}")
+    return REWARDS[read], {key: text for key, text in of_reward.items() if key != SCORE}
 
 
 def toy_spec(reward: str, rounds: int, name: str, overrides: dict[str, str], liars: int) -> JobSpec:

@@ -14,7 +14,7 @@ from typing import Final, cast
 import trio
 
 from peer.api.new_job import parse_overrides, typed
-from peer.api.tuning import OF_REWARD, parsed, toy_spec
+from peer.api.tuning import OF_REWARD, parsed, reward_said, toy_spec
 from peer.demo.cast import TEXT, Demo
 from peer.demo.disk import Disk
 from peer.demo.files import usable
@@ -50,7 +50,7 @@ def check(demo: Demo) -> None:
     _taken(base, "vocabulary", 0)
     _taken(reward, "epochs", EPOCHS)
     parse_overrides(base)
-    parse_overrides(reward)
+    parse_overrides(reward_said(reward)[1])
     parsed(policy)
     if options.preferences:
         path = Path(options.preferences)

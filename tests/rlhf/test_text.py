@@ -74,6 +74,7 @@ def test_made_up_preferences_like_vowels_and_are_wrong_now_and_then() -> None:
         ("demo --rlhf toy --preferences pairs.jsonl", "--preferences pairs.jsonl: say --rlhf text with it"),
         ("demo --rlhf text --preferences nothing.jsonl", "nothing.jsonl: No such file or directory"),
         ("demo --rlhf text --set reward.batches=2", "'batches' is not a field of a job"),
+        ("demo --rlhf text --set reward.score=first", "a score is read at one of last, mean"),
         ("demo --rlhf text --baseline", "--baseline is about training on text: leave it out with --rlhf text"),
     ],
 )
@@ -84,7 +85,13 @@ def test_what_no_demo_can_have_is_told_at_once(words: str, told: str, tmp_path: 
 
 
 def test_a_demo_goes_from_a_text_over_preferences_to_a_policy(tmp_path: Path) -> None:
-    settings = [f"base.{field}" for field in TINY] + ["reward.local_steps=2", "reward.batch=4", "reward.rounds=1", *TERMS]
+    settings = [f"base.{field}" for field in TINY] + [
+        "reward.local_steps=2",
+        "reward.batch=4",
+        "reward.rounds=1",
+        "reward.score=mean",
+        *TERMS,
+    ]
     _, report, told = demo(tmp_path, "--rlhf", "text", "--rounds", "1", "--set", *settings)
     assert report["failures"] in ([], ["the tuned policy is no better than its reference"]), told  # after one round
     assert report["rejected"].keys() == {"liar-2"} and report["rejected"]["liar-2"]["replay"] == 1

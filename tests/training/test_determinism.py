@@ -33,7 +33,7 @@ def test_no_hash_or_step_depends_on_instructions_threads_or_the_order_of_sets() 
 
 def _assert_each_library_used_something_else(seen: list[Any]) -> None:
     assert len({tuple(item["units"]) for item in seen}) == min(len(HANDFUL), 1 + len(dispatch.numpy_units())), "numpy"
-    assert len({item.get("core") for item in seen}) == len(HANDFUL) or "core" not in seen[0], "OpenBLAS"
+    assert len({item.get("core") for item in seen}) > 1 or "core" not in seen[0], "OpenBLAS"
     assert len({item["torch_threads"] for item in seen}) > 1, "threads"
     assert len({item["aten"] for item in seen}) > 1, "torch"
 
