@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from itertools import zip_longest
+from typing import Any
 
 import pytest
 import trio
@@ -13,7 +15,7 @@ from protocol.addresses import parse_address
 from protocol.codec import encode
 from protocol.identity import Identity
 from protocol.messages import Ping
-from tests.transport.helpers import ALICE, BOB, CHAIN, MemoryBlobs, linked, make_session
+from tests.transport.helpers import ALICE, BOB, CHAIN, MemoryBlobs, UnhurriedClock, linked, make_session
 from transport.framing import Channel
 from transport.memory import Mesh
 from transport.network import Network, Priority
@@ -59,7 +61,9 @@ class SwarmWorld(World):
     def make(self, identity: Identity, blobs: MemoryBlobs, **options: object) -> Network:
         options.setdefault("bootstrap", [network.address for network in self.networks])
         listen = options.pop("listen", "127.0.0.1:0")
-        return Swarm(identity, CHAIN, listen=listen, blobs=blobs, **options)
+        network = Swarm(identity, CHAIN, listen=listen, blobs=blobs, **options)
+        network._processor = lambda: 0.0  # how much strangers may spend is in test_effort; a slow machine would charge them more
+        return network
 
     async def connect(self, network: Swarm) -> trio.SocketStream:
         """A bare connection, closed with the world."""
@@ -98,6 +102,17 @@ async def open_world(kind: type[World]) -> AsyncIterator[World]:
         nursery.cancel_scope.cancel()
     for network in world.networks:
         assert "internal-error" not in network.refused()
+
+
+@pytest.fixture(autouse=True)
+def unhurried(request: pytest.FixtureRequest) -> None:
+    """Where a test does not ask for a clock of its own."""
+    if request.node.get_closest_marker("trio") is not None:
+        request.node.add_marker(pytest.mark.trio(run=_run), append=False)
+
+
+def _run(test: partial[Any], *, clock: trio.abc.Clock | None, **options: Any) -> Any:
+    return trio.run(test, clock=clock or UnhurriedClock(), **options)
 
 
 @pytest.fixture(params=[SwarmWorld, MemoryWorld], ids=["swarm", "memory"])

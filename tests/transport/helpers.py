@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable, Sequence
 
 import trio
@@ -18,6 +19,32 @@ CHAIN = hashlib.sha256(b"a chain").digest()
 ALICE, BOB, CAROL, DAVE = sorted((Identity(bytes([n]) * 32) for n in range(1, 5)), key=lambda identity: identity.public)
 ERIN = Identity(bytes([5]) * 32)  # anywhere in their order
 DEADLINE_SECONDS = 35.0  # far beyond what any of these tests needs; a silent link ends later
+
+
+STEP_SECONDS = 0.01
+
+
+class UnhurriedClock(trio.abc.Clock):
+    """Real time as long as this process waits for something, and at most STEP_SECONDS for all that it does without waiting.
+
+    So nothing comes too late, and nobody loses patience, because the machine is busy or stands still.
+    """
+
+    def __init__(self) -> None:
+        self._time, self._seen, self._waits = 0.0, time.perf_counter(), 0.0
+
+    def start_clock(self) -> None:
+        self._seen = time.perf_counter()
+
+    def current_time(self) -> float:
+        now = time.perf_counter()
+        self._time += min(now - self._seen, self._waits + STEP_SECONDS)
+        self._seen, self._waits = now, 0.0
+        return self._time
+
+    def deadline_to_sleep_time(self, deadline: float) -> float:
+        self._waits = deadline - self.current_time()
+        return self._waits
 
 
 class MemoryBlobs:

@@ -254,7 +254,10 @@ async def test_many_blobs_at_once(world: World) -> None:
         assert not alice.refused()
 
 
-async def test_a_holder_whose_bytes_are_wrong_is_dropped_and_another_one_asked(world: World) -> None:
+async def test_a_holder_whose_bytes_are_wrong_is_dropped_and_another_one_asked(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exchange, "PATIENCE_SECONDS", 1_000.0)  # or the other one would be asked before the liar has answered
     blob, store = blob_of(1_000_000), MemoryBlobs()
     lie = bytes(500_000) + blob[500_000:]
     with trio.fail_after(DEADLINE_SECONDS):

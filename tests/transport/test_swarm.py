@@ -299,9 +299,10 @@ async def test_a_handshake_that_is_never_confirmed_is_ended(tcp: SwarmWorld, mon
         alice = await tcp.start(ALICE)
         stream, session = await tcp.connect(alice), make_session(BOB, True)
         await stream.send_all(session.data_to_send())
-        async for data in stream:
-            if session.receive(data):
-                await stream.send_all(session.data_to_send())
+        with contextlib.suppress(trio.BrokenResourceError):  # the time may be over before our last message is there
+            async for data in stream:
+                if session.receive(data):
+                    await stream.send_all(session.data_to_send())
         await until(lambda: alice.refused() == {"handshake-timeout": 1})
         assert not alice._links
 
@@ -474,7 +475,8 @@ async def test_addresses_that_are_none_cost_the_connection(tcp: SwarmWorld) -> N
         assert bob.refused() == {"bad-address": 1}
 
 
-async def test_dropping_a_stranger_is_counted_and_keeps_it_out(tcp: SwarmWorld) -> None:
+async def test_dropping_a_stranger_is_counted_and_keeps_it_out(tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "BAN_SECONDS", 1000.0)
     with trio.fail_after(DEADLINE_SECONDS):
         alice = await tcp.start(ALICE)
         alice.drop(BOB.public, RemoteProtocolError("hearsay"))
