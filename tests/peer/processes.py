@@ -26,6 +26,7 @@ from protocol.errors import UserError
 LOG_SHOWN = 4_000  # characters at its end, where a test fails after a daemon has ended
 SECONDS_MAX = 90.0  # for anything that takes a second or two when it works: a busy machine takes ten to start a process
 DEMO_SECONDS_MAX = 300.0
+LATE = {"absent", "unjudged"}  # reasons for which proposals of honest trainers of a busy machine are not taken
 
 
 def environment() -> dict[str, str]:

@@ -28,13 +28,12 @@ from protocol.api import JobView, TrainRequest
 from protocol.errors import UserError
 from protocol.identity import Identity, peer_id
 from rlhf.calls import RlhfView, StageView
-from tests.peer.processes import Daemon, daemons
+from tests.peer.processes import LATE, Daemon, daemons
 
 NAMES = ("ada", "bea", "cyd", "liar")
 LIAR = 3
 SECONDS_MAX = 300.0  # for what takes ten seconds on a machine that has time
 ROUNDS = 2
-LATE = {"absent", "unjudged"}  # reasons that honest trainers of a busy machine have, too
 TINY = {"model.width": "16", "model.layers": "1", "model.hidden": "16", "model.context": "24", "local_steps": "1", "batch": "2"}
 PAIRS = {f"q{number}: ": number % 3 for number in range(12)}  # by prompt, what people say: the first, the second, a tie
 OF_PROJECT = {"reward.rounds": "2", "reward.local_steps": "2", "reward.batch": "4", "reward.proposal_seconds": "1"}
