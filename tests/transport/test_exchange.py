@@ -288,6 +288,7 @@ def test_a_link_that_is_slow_from_the_start_is_no_fast_one_with_a_longer_way() -
 async def test_strangers_of_either_wire_version_get_a_blob_one_after_the_other(version: int) -> None:
     """Whoever cannot be told to wait hears that it is not there now."""
     blob, answers = bytes(8 * BLOB_CHUNK_BYTES * 20), list[tuple[bytes, type]]()
+    name = digest(blob)
 
     def send(peer: bytes, message: object, priority: Priority) -> bool:
         if version == 2 and isinstance(message, BlobElsewhere | HasBlob):
@@ -305,7 +306,7 @@ async def test_strangers_of_either_wire_version_get_a_blob_one_after_the_other(v
         takes_turns=lambda peer: version == 3,
         is_stranger=lambda peer: True,
     )
-    first, *others = (GetBlob(digest(blob), offset) for offset in range(0, len(blob), BLOB_CHUNK_BYTES))
+    first, *others = (GetBlob(name, offset) for offset in range(0, len(blob), BLOB_CHUNK_BYTES))
     exchange.holder.on_get_blob(FROZEN, first)
     for request in (first, *others):
         exchange.holder.on_get_blob(LIVE, request)
@@ -314,7 +315,7 @@ async def test_strangers_of_either_wire_version_get_a_blob_one_after_the_other(v
     for request in others:
         exchange.holder.on_get_blob(FROZEN, request)
     if version == 3:
-        exchange.on_has_blob(FROZEN, HasBlob(digest(blob)))
+        exchange.on_has_blob(FROZEN, HasBlob(name))
     exchange.holder.on_get_blob(LIVE, first)
     assert (LIVE, BlobChunk) in answers
 
