@@ -6,9 +6,12 @@ A start of four daemons with their workers takes longer than a round: so a netwo
 from __future__ import annotations
 
 import json
+import os
 import secrets
+import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from string import ascii_lowercase, digits
 
@@ -28,7 +31,7 @@ from protocol.api import JobView, TrainRequest
 from protocol.errors import UserError
 from protocol.identity import Identity, peer_id
 from rlhf.calls import RlhfView, StageView
-from tests.peer.processes import LATE, Daemon, daemons
+from tests.peer.processes import LATE, Daemon, children, daemons
 
 NAMES = ("ada", "bea", "cyd", "liar")
 LIAR = 3
@@ -36,7 +39,7 @@ SECONDS_MAX = 300.0  # for what takes ten seconds on a machine that has time
 ROUNDS = 2
 TINY = {"model.width": "16", "model.layers": "1", "model.hidden": "16", "model.context": "24", "local_steps": "1", "batch": "2"}
 PAIRS = {f"q{number}: ": number % 3 for number in range(12)}  # by prompt, what people say: the first, the second, a tie
-OF_PROJECT = {"reward.rounds": "2", "reward.local_steps": "2", "reward.batch": "4", "reward.proposal_seconds": "1"}
+OF_PROJECT = {"reward.rounds": "2", "reward.local_steps": "2", "reward.batch": "4"}
 OPEN = ("--sign-up", "open")
 SERVES = Path("parts", "serve", ADDRESS)
 OF_SETS = {"local_steps": "2", "batch": "4"}
@@ -187,17 +190,28 @@ async def learns_responses_and_then_preferences(network: list[Daemon], folder: P
     assert compared.job == preferring
 
 
+@contextmanager
+def nobody_trains(network: Sequence[Daemon]) -> Iterator[None]:
+    """The workers of these, which are most of the trainers, stand still: a round waits for them, and blocks are decided."""
+    workers = [worker for daemon in network for worker in children(daemon.pid)]
+    assert len(workers) >= len(network)
+    for worker in workers:
+        os.kill(worker, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for worker in workers:
+            os.kill(worker, signal.SIGCONT)
+
+
 async def test_plans_go_from_preferences_to_a_tuned_policy_and_from_a_project_to_a_reward_model_without_their_author(
     network: list[Daemon], tmp_path: Path
 ) -> None:
     first, author = network[:2]
     lines = [json.dumps({"prompt": f"q{number}: ", "chosen": "aeiou", "rejected": "xkt"}) for number in range(60)]
-    quick = {"proposal_seconds": "2", "rounds": "2", "local_steps": "2", "batch": "4"}
-    said = (
-        TERMS
-        | {"proposal_seconds": "2", "prompt_tokens": "5", "stop": "none"}
-        | {f"reward.{name}": value for name, value in (quick | {"score": "mean"}).items()}
-    )
+    quick = {"rounds": "2", "local_steps": "2", "batch": "4", "score": "mean"}
+    said = TERMS | {"prompt_tokens": "5", "stop": "none"} | {f"reward.{name}": value for name, value in quick.items()}
+    left = (first, *network[2:])
     with trio.fail_after(SECONDS_MAX):
         await start(network, False, *OPEN)
         base = await first.client.train(TrainRequest("base", "", 1, 0, TINY))
@@ -215,17 +229,18 @@ async def test_plans_go_from_preferences_to_a_tuned_policy_and_from_a_project_to
             await author.client.start_rlhf_training("base", "", 1, "", said, file, 3, "", str(all_of_them))
         with pytest.raises(UserError, match=r"--set reward.score=first: a score is read at one of last, mean"):
             await author.client.start_rlhf_training("base", "", 1, "", said | {"reward.score": "first"}, file)
-        reward = await author.client.start_rlhf_training("base", "", 1, "", said, file, 3, "", str(words))
-        with pytest.raises(UserError, match=r"a plan of .* goes on"):
-            await author.client.start_rlhf_training("base", "", 1, "", said, file)
-        await author.client.pause_rlhf_training()
+        with nobody_trains(left):
+            reward = await author.client.start_rlhf_training("base", "", 1, "", said, file, 3, "", str(words))
+            with pytest.raises(UserError, match=r"a plan of .* goes on"):
+                await author.client.start_rlhf_training("base", "", 1, "", said, file)
+            await author.client.pause_rlhf_training()
         while (status := await first.client.rlhf_status()).stages[0].state not in ("paused", "finished"):  # noqa: ASYNC110
             await trio.sleep(0.05)
         assert status.state == "paused" and status.stages[1].state == "waiting"
-        await author.client.resume_rlhf_training()
+        with nobody_trains(left):
+            await author.client.resume_rlhf_training()
+            author.kill()
         root = (await finished(first, reward)).model_root
-        author.kill()
-        left = (first, *network[2:])
         for daemon in left:
             while (status := await daemon.client.rlhf_status()).state != "finished":  # noqa: ASYNC110
                 await trio.sleep(0.05)
