@@ -40,7 +40,7 @@ def test_a_router_forwards_the_port_with_a_lease_until_that_is_taken_back() -> N
 
 def test_a_router_is_found_by_multicast() -> None:
     with running(Router(), searched=True) as router:
-        assert Forwarding(Gateway("127.0.0.1", discover_ms=2_000), Random(1)).renew(HERE) == "1.1.1.1:7700"
+        assert Forwarding(Gateway("127.0.0.1", discover_ms=4_000), Random(1)).renew(HERE) == "1.1.1.1:7700"
         assert router.table
 
 
