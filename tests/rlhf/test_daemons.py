@@ -10,8 +10,8 @@ import os
 import secrets
 import signal
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from string import ascii_lowercase, digits
 
@@ -115,9 +115,10 @@ async def test_a_trained_model_learns_responses_and_pairs_and_is_tuned_and_who_i
     with trio.fail_after(SECONDS_MAX):
         await start(network)
         assert (await first.client.rlhf_status()).state == "none"
-        base = await first.client.train(TrainRequest("base", "", 1, 0, TINY))
-        with pytest.raises(UserError, match="--base 'base': that job is not finished yet"):
-            await first.client.start_rlhf_training("base", "rule:vowels", ROUNDS, "", TERMS)
+        async with nobody_trains(network[1:]):
+            base = await first.client.train(TrainRequest("base", "", 1, 0, TINY))
+            with pytest.raises(UserError, match="--base 'base': that job is not finished yet"):
+                await first.client.start_rlhf_training("base", "rule:vowels", ROUNDS, "", TERMS)
         await finished(first, base)
         for wrong, told in REFUSED.items():
             with pytest.raises(UserError, match=told):
@@ -190,11 +191,14 @@ async def learns_responses_and_then_preferences(network: list[Daemon], folder: P
     assert compared.job == preferring
 
 
-@contextmanager
-def nobody_trains(network: Sequence[Daemon]) -> Iterator[None]:
+@asynccontextmanager
+async def nobody_trains(network: Sequence[Daemon]) -> AsyncIterator[None]:
     """The workers of these, which are most of the trainers, stand still: a round waits for them, and blocks are decided."""
-    workers = [worker for daemon in network for worker in children(daemon.pid)]
-    assert len(workers) >= len(network)
+    workers: list[int] = []
+    for daemon in network:
+        while not (started := children(daemon.pid)):  # noqa: ASYNC110
+            await trio.sleep(0.02)
+        workers += started
     for worker in workers:
         os.kill(worker, signal.SIGSTOP)
     try:
@@ -229,7 +233,7 @@ async def test_plans_go_from_preferences_to_a_tuned_policy_and_from_a_project_to
             await author.client.start_rlhf_training("base", "", 1, "", said, file, 3, "", str(all_of_them))
         with pytest.raises(UserError, match=r"--set reward.score=first: a score is read at one of last, mean"):
             await author.client.start_rlhf_training("base", "", 1, "", said | {"reward.score": "first"}, file)
-        with nobody_trains(left):
+        async with nobody_trains(left):
             reward = await author.client.start_rlhf_training("base", "", 1, "", said, file, 3, "", str(words))
             with pytest.raises(UserError, match=r"a plan of .* goes on"):
                 await author.client.start_rlhf_training("base", "", 1, "", said, file)
@@ -237,7 +241,7 @@ async def test_plans_go_from_preferences_to_a_tuned_policy_and_from_a_project_to
         while (status := await first.client.rlhf_status()).stages[0].state not in ("paused", "finished"):  # noqa: ASYNC110
             await trio.sleep(0.05)
         assert status.state == "paused" and status.stages[1].state == "waiting"
-        with nobody_trains(left):
+        async with nobody_trains(left):
             await author.client.resume_rlhf_training()
             author.kill()
         root = (await finished(first, reward)).model_root
