@@ -82,9 +82,11 @@ class Annotator:
         self.token = reply["token"]
 
     async def tasks(self, limit: int = 1) -> list[Any]:
-        status, reply = await self.site.ask("GET", f"/api/tasks?limit={limit}", token=self.token)
-        assert status == 200
-        return cast(list[Any], reply["tasks"])
+        while True:  # a call waits some seconds, a decision may take longer
+            status, reply = await self.site.ask("GET", f"/api/tasks?limit={limit}", token=self.token)
+            assert status == 200
+            if reply["tasks"]:
+                return cast(list[Any], reply["tasks"])
 
     async def submit(self, assignment: str, answer: list[int], salt: bytes = bytes(16)) -> Reply:
         said = hashlib.sha256(b"folkmoot/answer\0" + bytes.fromhex(assignment) + salt + msgpack.packb(answer)).digest()

@@ -162,9 +162,7 @@ async def test_a_lease_that_is_over_is_gone_once_somebody_has_its_place(room: Ro
         await room.project(daemon, tasks=1)
         ann, bob = await enrolled(site, "ann", "bob")
         (task,) = await assigned(site, ann)
-        tasks: list[dict[str, Any]] = []
-        while not tasks:
-            tasks = await assigned(site, bob)
+        tasks = await assigned(site, bob)
         assert tasks[0]["task"] == task["task"] and tasks[0]["assignment"] != task["assignment"]
         assert problem(await said(ann.submit, site, task["assignment"], (0,))) == (410, "gone")
         assert (await said(bob.submit, site, tasks[0]["assignment"], (1,))).status == 201
@@ -192,12 +190,10 @@ async def test_a_project_whose_tasks_are_not_here_takes_no_leases(room: Room) ->
     path.unlink()
     async with room.serving() as (daemon, site):
         (ann,) = await enrolled(site, "ann")
-        assert await assigned(site, ann, 8) == []
+        assert await assigned(site, ann, 8, least=0) == []
         assert daemon.driver.state.of(CurationState).annotators.get(ann.key).leases == ()  # type: ignore[union-attr]
         here = await room.project(daemon, tasks=8, name="here")
-        tasks: list[dict[str, Any]] = []
-        while len(tasks) < 8:
-            tasks = await assigned(site, ann, 8)
+        tasks = await assigned(site, ann, 8, least=8)
         assert {task["project"] for task in tasks} == {here.project}
 
 

@@ -15,7 +15,7 @@ from peer.daemon.daemon import Daemon
 from peer.serving import custody
 from peer.serving.accounts import Accounts
 from tests.web.client import Person, Reply, Site
-from tests.web.room import Room, said
+from tests.web.room import Room, assigned, said
 
 PASSPHRASE = "correct horse battery"
 
@@ -31,7 +31,9 @@ def browser(site: Site, reply: Reply) -> dict[str, str]:
 
 
 async def labelled(site: Site, headers: dict[str, str], answer: list[int]) -> tuple[str, Reply]:
-    (task,) = (await said(site.ask, "GET", "/api/tasks", None, "", headers)).body["tasks"]
+    while not (tasks := (await said(site.ask, "GET", "/api/tasks", None, "", headers)).body["tasks"]):
+        pass  # a call waits some seconds, a decision may take longer
+    (task,) = tasks
     body = {"assignment": task["assignment"], "answer": answer}
     return task["assignment"], await said(site.ask, "POST", "/api/submit", body, "", headers)
 
@@ -74,7 +76,7 @@ async def test_a_program_with_a_key_of_its_own_is_not_signed_for(tmp_path: Path)
         ann = Person("ann")
         await said(ann.enrol, site)
         token = await said(ann.token, site)
-        (task,) = (await said(site.get, "/api/tasks", token)).body["tasks"]
+        (task,) = await assigned(site, ann)
         body = {"assignment": task["assignment"], "answer": [1]}
         assert (await said(site.ask, "POST", "/api/submit", body, token)).code == "malformed"
         assert not (await said(site.get, "/api/v1/session", token)).body["custodial"]

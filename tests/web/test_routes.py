@@ -259,7 +259,7 @@ async def test_exports_and_agreement(tmp_path: Path) -> None:
         for limit in (8, 2):
             async with trio.open_nursery() as nursery:
                 for person in (ann, bob):
-                    for task in await assigned(site, person, limit):
+                    for task in await assigned(site, person, limit, least=limit):
                         nursery.start_soon(answers, person, task)
         while (await said(site.stats))["settled"] < 10:
             pass
