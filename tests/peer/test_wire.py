@@ -10,6 +10,7 @@ import msgpack
 import pytest
 import trio
 
+from consensus.leaders import Schedule
 from consensus.voters import VoterSet
 from ledger.blocks.pool import PENDING_PER_MEMBER_MAX
 from ledger.core.genesis import Founder, Genesis
@@ -418,20 +419,27 @@ async def test_a_flood_of_transactions_is_bounded_and_does_not_stop_decisions(ta
         await target.decides()
 
 
+def may_lead(target: Target, height: int, view: int) -> bool:
+    """Whether it may be the founder's turn. At most one voter is left out, which may be a daemon that was slow."""
+    keys = target.voters.keys
+    left_in = [keys, *(tuple(key for key in keys if key != left_out) for left_out in keys)]
+    return any(Schedule(height, keys, present).leader(view) == target.founder.public for present in left_in)
+
+
 async def test_a_proposal_out_of_turn_ends_the_connection(target: Target) -> None:
     before = await target.refused("not-the-leader")
     async with link(target.address, target.chain_id, target.founder) as hostile:
         with trio.fail_after(SECONDS_MAX):
             while await target.refused("not-the-leader") == before:  # if it was decided, or given up, meanwhile, it says nothing
-                leads = next(view.peer for view in await target.client.peers() if view.leader) == peer_id(target.founder.public)
                 height = (await target.client.status()).height + 1
-                propose = Propose(target.voters.hash, height, int(leads), bytes(32))
+                view = next(view for view in range(4) if not may_lead(target, height, view))
+                propose = Propose(target.voters.hash, height, view, bytes(32))
                 await hostile.say(
                     codec.encode(Proposed(sign(target.founder, target.chain_id, propose), b"header", b"short", None))
                 )
                 with trio.move_on_after(1.0):
                     await hostile.closed()
-        await closed_for(target, "not-the-leader", hostile, before)
+        await hostile.closed()  # on a busy machine it was said more than once, and may be counted so
 
 
 async def test_who_is_proven_to_have_signed_two_proposals_is_expelled_whoever_shows_the_proof(target: Target) -> None:
