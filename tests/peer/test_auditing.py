@@ -44,7 +44,19 @@ from storage.parts import PartsFolder
 from tests.ledger.court import Court, withheld
 from tests.ledger.world import AUDITS, LOSSES, PEOPLE, secret_of
 from tests.peer import network as network_module
-from tests.peer.network import SCRATCH, SECONDS_MAX, Network, Seat, accepted, has_finished, network, poll, service_of, settled
+from tests.peer.network import (
+    SCRATCH,
+    SECONDS_MAX,
+    Network,
+    Seat,
+    accepted,
+    assert_same,
+    has_finished,
+    network,
+    poll,
+    service_of,
+    settled,
+)
 from training import host, tasks
 from training.data import corpus as data
 from training.replay import proposals
@@ -184,7 +196,7 @@ async def trainers(
 async def ended(made: Trainers, job: bytes) -> None:
     for seat in made.seats:
         await seat.until(settled(job))
-    assert len({seat.driver.state.root for seat in made.seats}) == 1
+    assert_same(made.seats)
 
 
 def results(seat: Seat) -> list[Result]:
