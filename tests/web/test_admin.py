@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import trio
 
+from curation.importing import Given
 from curation.state import CurationState, Phase
 from peer.serving.doors import Doors
 from peer.serving.founding import Founding
@@ -138,7 +139,7 @@ async def test_a_job_is_started_listed_and_cancelled(tmp_path: Path) -> None:
         token = await operator(daemon)
 
         async def train(**more: Any) -> Reply:
-            body = {"name": "proverbs", "rounds": 3, "overrides": {"liars": "0"}} | more
+            body = {"name": "proverbs", "rounds": 300, "overrides": {"liars": "0"}} | more
             return await said(site.ask, "POST", f"{ADMIN}/jobs", body, token)
 
         assert (await train(data="/etc/passwd")).code == "malformed", "no path from a request to the disk"
@@ -146,7 +147,7 @@ async def test_a_job_is_started_listed_and_cancelled(tmp_path: Path) -> None:
         made = await train()
         assert made.status == 201, made
         (job,) = (await said(site.get, f"{ADMIN}/jobs", token)).body["jobs"]
-        assert (job["job"], job["name"], job["rounds"]) == (made.body["job"], "proverbs", 3)
+        assert (job["job"], job["name"], job["rounds"]) == (made.body["job"], "proverbs", 300)
         cancel = f"{ADMIN}/jobs/{job['job']}/cancel"
         assert "is ended" in (await said(site.ask, "POST", cancel, None, token)).body["said"]
         assert (await said(site.ask, "POST", cancel, None, token)).code == "refused"
@@ -253,6 +254,13 @@ async def test_a_large_body_of_a_stranger_is_not_read(tmp_path: Path) -> None:
 
 
 async def test_an_import_goes_on_when_it_takes_longer_than_a_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    add, go_on = Founding.add, trio.Event()
+
+    async def takes_long(founding: Founding, project: bytes, tasks: list[Given]) -> None:
+        await go_on.wait()
+        await add(founding, project, tasks)
+
+    monkeypatch.setattr(Founding, "add", takes_long)
     async with Room(tmp_path).serving() as (daemon, site):
         token = await operator(daemon)
         project = await empty(site, token)
@@ -260,6 +268,7 @@ async def test_an_import_goes_on_when_it_takes_longer_than_a_call(tmp_path: Path
         monkeypatch.setattr("peer.serving.importing.DECIDED_SECONDS", 0.0)
         assert (await said(site.ask, "POST", path, data, token)).status == 202
         assert (await said(site.ask, "POST", path, data, token)).code == "too-many"
+        go_on.set()
         while await tasks_of(site, token, project) < 3_000:
             pass
         while ("import", "3000 tasks into project 'moods'", "done") not in await log(site, token):
