@@ -49,6 +49,8 @@ from tests.peer.processes import SECONDS_MAX, Daemon, daemons, poll
 from transport.framing import Channel
 
 MAGIC_BYTES = 8
+# The attacker says nothing while decisions are waited for, and no link is to end by that.
+RUN = ("run", "--role", "voter", "--listen", "127.0.0.1:0", "--suspect-seconds", "60")
 
 
 @dataclass
@@ -109,7 +111,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
     with daemons([folder / str(number) for number in range(3)]) as made:
         addresses: list[str] = []
         for daemon in made:
-            daemon.start("run", "--role", "voter", "--listen", "127.0.0.1:0", "--bootstrap", ",".join(addresses))
+            daemon.start(*RUN, "--bootstrap", ",".join(addresses))
             addresses.append(trio.run(daemon.answers).address)
         yield Target(made, addresses, genesis, keys[3])
 
