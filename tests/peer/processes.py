@@ -149,7 +149,7 @@ def command(*arguments: str) -> tuple[int, str, str]:
     return status, streams[0].read(), streams[1].read()
 
 
-def ended(pid: int, seconds: float = 30.0) -> bool:
+def ended(pid: int, seconds: float = SECONDS_MAX) -> bool:
     """Whether the process is gone, or gone within this time."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:

@@ -44,7 +44,7 @@ def test_whoever_listens_already_misses_nothing_that_comes_with_the_look_of_anot
         await site.start()
         host, port = runner.addresses[0][:2]
         try:
-            async with ClientSession() as session, asyncio.timeout(20):
+            async with ClientSession() as session, asyncio.timeout(90):
                 ann, ben = (asyncio.create_task(session.get(f"http://{host}:{port}/")) for _ in range(2))
                 first, second = await looks.asked.get(), await looks.asked.get()
                 first.set_result(look(1))

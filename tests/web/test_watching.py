@@ -165,7 +165,7 @@ async def test_all_who_watch_cost_one_look(tmp_path: Path, monkeypatch: pytest.M
         streams = [await stack.enter_async_context(listening(site, "?live=1")) for _ in range(20)]
         for stream in streams:
             await said(until, stream, "live")
-        assert looks <= 5, "one for each that came alone, and what the first ones saw change"
+        assert looks <= 10, "one for each that came alone, and what the first ones saw change: a peer that starts tells much"
 
 
 async def test_a_look_that_fails_has_seen_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
