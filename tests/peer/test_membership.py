@@ -89,14 +89,15 @@ async def test_from_an_invitation_to_a_vote_a_trained_model_an_audit_and_back_fr
     assert (await ben.until(voter=True)).voters == 2
 
     shown = ask(ben, "test")
-    kinds = re.findall(r"^\d\d:\d\d:\d\d (\w+)", shown, re.MULTILINE)
-    assert kinds == ["proposal", "ballot", "ballot", "decided", "round", "applied"]
+    kinds = re.findall(r"^\d\d:\d\d:\d\d ([\w-]+)", shown, re.MULTILINE)
+    assert [kind for kind in kinds if kind != "cut-off"] == ["proposal", "ballot", "ballot", "decided", "round", "applied"]
     assert re.search(r"decided by 2 signatures: (anna ben|ben anna)\n", shown)
 
     assert "is decided" in ask(anna, "train", "--rounds", "2", *TINY)
     await poll(lambda: is_trained(anna, ben))
     (_, job) = await ben.client.jobs()
-    assert list(job.accepted.values()) == [2, 2]
+    first, second = sorted(job.accepted.values())
+    assert first >= 1 and second == 2, "whose machine stands still for two seconds misses the second round"
     assert f"model root {job.model_root[:16]} unchanged" in ask(anna, "test")
 
     status, out, _ = peer("sample", "The ", "--tokens", "8", "--data-dir", str(ben.directory))
