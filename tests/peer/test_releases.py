@@ -16,7 +16,7 @@ from peer.export.replaying import audit
 from peer.export.writing import FORMAT, MANIFEST
 from peer.settings.config import load
 from protocol.errors import UserError
-from tests.peer.network import SECONDS_MAX
+from tests.peer.processes import SECONDS_MAX
 
 KEPT = Path(__file__).parents[1] / "releases"
 EXPORTS = sorted(path.parent for path in KEPT.glob(f"*/export/{MANIFEST}"))

@@ -21,7 +21,7 @@ from curation.calls import CurationCalls, ImportRequest
 from peer import cli
 from peer.daemon.daemon import running
 from peer.settings.config import load
-from tests.peer.network import SECONDS_MAX
+from tests.peer.processes import SECONDS_MAX
 
 Reply = tuple[int, Any]
 TASKS = "".join(json.dumps({"text": f"text {number}"}) + "\n" for number in range(3))
