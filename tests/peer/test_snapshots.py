@@ -118,15 +118,24 @@ async def test_a_voter_that_was_away_for_long_votes_again_after_it_has_restored(
         await away.until(lambda driver: job in driver.state.jobs.jobs and not driver.state.jobs.running())
 
 
-async def test_a_peer_whose_model_went_wrong_keeps_a_diagnostic_restores_and_goes_on(tmp_path: Path) -> None:
+async def test_a_peer_whose_model_went_wrong_keeps_a_diagnostic_restores_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with network(tmp_path, founders=4) as made:
         sick = made.seats[3]
+        host, step, went_wrong = sick.driver.host, sick.driver.host.step, list[bool]()
+
+        def step_and_go_wrong(closed: Any, payload: Any) -> bytes:
+            root = step(closed, payload)
+            if closed.round == 3 and not went_wrong:
+                went_wrong.append(True)
+                model = host._models[closed.job]
+                wrong = {**model.vectors, "parameters": model.parameters + np.float32(1)}  # as bad memory would make them
+                host._models[closed.job] = replace(model, vectors=wrong)
+            return root
+
+        monkeypatch.setattr(host, "step", step_and_go_wrong)
         job = await job_of(made.seats[0])
-        await sick.until(reached(4))
-        number = sick.driver.state.jobs.jobs[job].round
-        model = sick.driver.host.model(job, number)
-        wrong = {**model.vectors, "parameters": model.parameters + np.float32(1)}  # as bad memory would make them
-        sick.driver.host._models[job] = replace(model, vectors=wrong)
         await sick.event("snapshot", "restored")
         for seat in made.seats:
             await seat.until(lambda driver: driver.state.jobs.jobs[job].round == ROUNDS)
