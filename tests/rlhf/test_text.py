@@ -104,6 +104,6 @@ def test_a_demo_goes_from_a_text_over_preferences_to_a_policy(tmp_path: Path) ->
     assert 0 < found["pair_accuracy"] < 1 and found["value"] == pytest.approx(found["score"] - found["beta"] * found["kl"])
     features.install()
     specs = [checkpoint.read(tmp_path / "run" / f"{name}.safetensors")[0] for name in ("policy", "reference", "reward")]
-    assert [spec.objective for spec in specs] == ["ppo", "ppo", "reward"]
+    assert [spec.objective for spec in specs] == ["ppo", "ppo", "reward-mean"]
     samples = [json.loads(line) for line in (tmp_path / "run" / "samples.jsonl").read_text().splitlines()]
     assert len(samples) >= 64 and all(sample.keys() == {"prompt", "policy", "reference"} for sample in samples)
