@@ -73,8 +73,8 @@ class RewardModel(Objective):
 class MeanRewardModel(RewardModel):
     """A response's score is the mean of what the head says at each token, its prompt's too.
 
-    The prompt is the same for both responses. One that is read at the last token alone teaches a policy how to end a text, and
-    learns less from as many pairs (docs/log.md).
+    The prompt is the same for both responses. A score that is read at the last token alone teaches a policy how to end a text,
+    and foretells fewer pairs (docs/log.md).
     """
 
     name = "reward-mean"

@@ -19,7 +19,7 @@ from protocol.errors import UserError
 from rlhf.pytorch import reward
 from tests.rlhf.test_reward import SPEC as REWARD
 from training.data.tokenizer import ByteTokenizer
-from training.engines.pytorch import device
+from training.engines.pytorch import device, engine
 from training.engines.pytorch.engine import Engine
 from training.engines.pytorch.model import GPT, Cache, shared_out
 from training.replicated.init import initial_parameters
@@ -114,16 +114,19 @@ def test_where_torch_has_no_algorithm_for_equal_bits_it_takes_another_and_says_s
     tokens, start = np.arange(64, dtype=np.uint16), initial_parameters(SPEC)
     here = Engine(SPEC, Tokens(tokens, tokens[:0], np.ones(259, dtype=np.int64)), ByteTokenizer())
     expected, modes = here.local_steps(start, bytes(32), 0, bytes(32))[0], list[bool]()
-    monkeypatch.setattr(torch, "is_deterministic_algorithms_warn_only_enabled", lambda: bool(modes))
-    monkeypatch.setattr(torch, "use_deterministic_algorithms", lambda mode, warn_only: modes.append(mode and warn_only))
+    monkeypatch.setattr(engine, "strictly", lambda _: device.strictly(torch.device("cuda")))
     computed = here._loss
 
     def loss(*arguments: Any) -> torch.Tensor:
-        if not modes:
+        modes.append(torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled())
+        if modes[-1]:
             raise RuntimeError("sum_cuda does not have a deterministic implementation")
         return computed(*arguments)
 
     monkeypatch.setattr(here, "_loss", loss)
-    assert np.array_equal(here.local_steps(start, bytes(32), 0, bytes(32))[0], expected)
-    assert modes == [True]
+    try:
+        assert np.array_equal(here.local_steps(start, bytes(32), 0, bytes(32))[0], expected)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert modes.index(False) == 1 and not any(modes[1:]), "strict until it cannot be"
     assert "may differ from one time to the next: sum_cuda" in caplog.text

@@ -110,7 +110,7 @@ def move_at_once(
     rate: float,
     steps: int,
 ) -> None:
-    """As `move`, in one pass over memory in the place of seven and with none of its own: what an accelerator is slow at."""
+    """As `move`, by torch's own fused step: one pass over memory in the place of seven, and no vector beside the given ones."""
     betas = {"beta1": settings.beta1, "beta2": settings.beta2, "eps": ADAMW_EPSILON}
     for decay in (False, True):
         places = [place for place, is_decayed in decays if is_decayed is decay]

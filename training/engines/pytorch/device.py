@@ -68,9 +68,24 @@ def start(device: torch.device) -> None:
     os.environ.setdefault(*WORKSPACE)
     torch.set_float32_matmul_precision("highest")  # no TF32: its 10 bits are further from a replay than audits tolerate
     torch.backends.cudnn.allow_tf32 = False
-    torch.use_deterministic_algorithms(True)  # where it only warns, attention is left as it is
+    torch.use_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # what is not written is not read
     torch.cuda.set_device(device)
+
+
+@contextmanager
+def strictly(device: torch.device) -> Iterator[None]:
+    """On a GPU torch raises in here where it has no algorithm that gives the same bits each time. Where it only warns, it leaves
+    the gradient of attention as it is.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(True, warn_only=True)
 
 
 def to_device(array: npt.NDArray[Any], device: torch.device) -> Tensor:

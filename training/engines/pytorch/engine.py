@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from training.data.tokenizer import Tokenizer
 from training.engines.engine import Beat, Other
 from training.engines.pytorch import sampling
 from training.engines.pytorch.adamw import AdamW, Settings, clip
-from training.engines.pytorch.device import CPU, difference, to_device, to_numpy
+from training.engines.pytorch.device import CPU, difference, strictly, to_device, to_numpy
 from training.engines.pytorch.memory import sequences_that_fit
 from training.engines.pytorch.model import GPT
 from training.engines.pytorch.muon import Muon
@@ -96,6 +96,7 @@ class Engine:
         self.files: Mapping[bytes, Path] = {}
         self.device = device
         self._resources = resources
+        self._is_strict = True  # until an operation of the job has no algorithm for equal bits
         loss = named(spec.kind.losses[NAME])
         self._loss = compiled(loss, spec.name) if resources.compile else loss
         self._measure = named(spec.kind.measures[NAME]) if NAME in spec.kind.measures else None
@@ -213,11 +214,12 @@ class Engine:
         """Gathers the mean gradient over what was drawn, and returns its mean loss (of text in nats per token)."""
         while True:
             try:
-                return self._accumulate(drawn, on_step, declaration)
+                with strictly(self.device) if self._is_strict else nullcontext():
+                    return self._accumulate(drawn, on_step, declaration)
             except (MemoryError, RuntimeError) as error:
-                if lacks_determinism(error):
+                if self._is_strict and "deterministic" in str(error):  # as torch says that it has no such algorithm
                     log.warning("job %r: results of this device may differ from one time to the next: %s", self.spec.name, error)
-                    torch.use_deterministic_algorithms(True, warn_only=True)
+                    self._is_strict = False
                     continue
                 if not is_out_of_memory(error) or self.micro_batch == 1:
                     raise
@@ -286,11 +288,6 @@ class Engine:
 
 def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or ("alloc" in str(error) and "memory" in str(error))
-
-
-def lacks_determinism(error: BaseException) -> bool:
-    """Whether torch says that it has no algorithm that gives the same bits each time, and would have taken another one."""
-    return "deterministic" in str(error) and not torch.is_deterministic_algorithms_warn_only_enabled()
 
 
 def compiled(loss: Callable[..., Tensor], job: str) -> Callable[..., Tensor]:
