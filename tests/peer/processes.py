@@ -160,11 +160,21 @@ def ended(pid: int, seconds: float = SECONDS_MAX) -> bool:
 
 
 def children(pid: int) -> list[int]:
-    """Processes that any thread of this one started."""
-    try:
-        return [int(word) for thread in Path(f"/proc/{pid}/task").iterdir() for word in (thread / "children").read_text().split()]
-    except FileNotFoundError:
-        return []
+    """Python processes that any thread of this one started: not `ldconfig`, which an import of trio starts for a moment."""
+    own = _command_line(pid)  # what a child is called until it has become what it is to run
+    started: list[int] = []
+    with contextlib.suppress(FileNotFoundError):  # it is gone
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # this thread is
+                started += [int(word) for word in (thread / "children").read_text().split()]
+    return [child for child in started if b"python" in (line := _command_line(child)).split(b"\0")[0] and line != own]
+
+
+def _command_line(pid: int) -> bytes:
+    """Empty where the process is gone."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""
 
 
 UNTIL_THE_DAEMON_IS_GONE = "import select\n\npoll = select.poll()\npoll.register(0, 0)\npoll.poll()\n"
