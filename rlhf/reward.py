@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -70,6 +72,19 @@ class RewardModel(Objective):
         return rows(data.train, data.trained, drawn)
 
 
+class Learns(enum.StrEnum):
+    WORDS = "words"  # the embedding, the output layer, the last norm and the head; layers stay as the base has them
+    ALL = "all"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeanTerms:
+    """What a `reward-mean` job says beside what all jobs say."""
+
+    # Some thousands of pairs teach the layers of a small model their noise: of reviews .67 are foretold, and .71 where they stay.
+    learns: Learns = Learns.WORDS
+
+
 class MeanRewardModel(RewardModel):
     """A response's score is the mean of what the head says at each token, its prompt's too.
 
@@ -80,6 +95,16 @@ class MeanRewardModel(RewardModel):
     name = "reward-mean"
     about = "a score for responses, the mean over their tokens, from people's preferences"
     version = 2
+    settings = MeanTerms
+
+    def problem(self, job: Job, settings: Any) -> str | None:
+        if settings.learns is Learns.WORDS and job.weight_decay:
+            return f"weight_decay {job.weight_decay:g} would shrink layers that are to stay: take 0, or learns all"
+        return super().problem(job, settings)
+
+    def keeps_layers(self, job: Job) -> bool:
+        own: MeanTerms = job.own
+        return own.learns is Learns.WORDS
 
 
 REWARD: Final = RewardModel()

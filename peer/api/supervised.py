@@ -72,7 +72,7 @@ def supervised_spec(
     own, said = parsed(overrides, kind.settings, frozenset()) if kind.settings else ({}, parse_overrides(overrides))
     if "model" in said:
         raise UserError(f"--set {field}model.…: the model is that of {start.name}; leave it out")
-    if kind.settings and start.tokenizer is not None and "stop" not in own:
+    if isinstance(kind, Supervised) and start.tokenizer is not None and "stop" not in own:
         own["stop"] = newline(start.name, BpeTokenizer(fetched(peer, start.tokenizer)))
     spec = JobSpec(
         name=name,

@@ -23,6 +23,7 @@ from rlhf import plans
 from rlhf.module import RlhfModule, RlhfOfMeansModule, RlhfState
 from rlhf.objective import MILLIONTHS, MODEL, PpoTerms, Rollouts
 from rlhf.plans import Begin, Cancel, Plan
+from rlhf.reward import MeanTerms
 from tests.ledger.world import BY_KEY, PEOPLE, World
 from tests.sim.keys import FastVerifier
 from training.host import ModelHost
@@ -228,7 +229,7 @@ def test_what_audits_of_a_policy_read_is_not_forgotten_before_they_are_over(
 
 
 def test_only_networks_that_know_scores_that_are_means_train_for_them(tmp_path: Path) -> None:
-    reward = replace(REWARD, objective="reward-mean")
+    reward = replace(REWARD, objective="reward-mean", settings=codec.encode(MeanTerms()), weight_decay=0.0)
     (world := Tuned(tmp_path / "old")).decide()
     assert "needs rlhf 2" in (world.problem(world.tx(AUTHOR, "rlhf/start", world.begin(reward))) or "")
     world = Tuned(tmp_path / "new", RlhfOfMeansModule)

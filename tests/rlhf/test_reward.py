@@ -21,7 +21,7 @@ from rlhf.objective import PpoTerms
 from rlhf.preferences import Pair, pairs_of_step, parted
 from rlhf.pytorch import score
 from rlhf.pytorch.reward import Scorer
-from rlhf.reward import REWARD, SCORE
+from rlhf.reward import REWARD, SCORE, Learns, MeanTerms
 from tests.rlhf.seat import JOB, TRAINER, Seat, write
 from training import checkpoint, tasks
 from training.data.default_text import default_text
@@ -65,7 +65,8 @@ def some_pairs(count: int = 60) -> list[Pair]:
     return [pair(number) for number in range(1, count + 1)]
 
 
-MEAN = replace(SPEC, objective="reward-mean")
+MEAN = replace(SPEC, objective="reward-mean", settings=codec.encode(MeanTerms()), weight_decay=0.0)
+ALL_OF_MEAN = replace(MEAN, settings=codec.encode(MeanTerms(learns=Learns.ALL)))
 ALL_OR_LAST = pytest.mark.parametrize("spec", [SPEC, MEAN], ids=lambda spec: spec.objective)
 
 
@@ -104,6 +105,16 @@ def test_what_people_prefer_is_learned_and_measured_on_prompts_never_trained_on(
     assert all(prompts) and prompts[0].isdisjoint(prompts[1]) and len(found.measured) == len(prompts[1])
 
 
+@pytest.mark.parametrize("spec", [SPEC, MEAN, ALL_OF_MEAN], ids=["last token", "mean, words", "mean, all"])
+def test_layers_stay_as_they_are_where_words_alone_learn(spec: JobSpec, tmp_path: Path) -> None:
+    found = pairs.open_pairs(spec, Path(write(tmp_path / "set", some_pairs())), ByteTokenizer())
+    engine, parameters = KIND.open(spec, found, ByteTokenizer(), None), ReplicatedModel.initial(JOB, spec).parameters
+    moved = layout_of(spec).view(engine.local_steps(parameters, JOB, 0, TRAINER)[0])
+    layers = {name for name in moved if name.startswith("layers.")}
+    stays = layers if spec is MEAN else set()
+    assert len(layers) == 9 and {name for name, tensor in moved.items() if not tensor.any()} == stays
+
+
 def test_a_step_is_made_of_the_pairs_that_were_drawn_for_it(tmp_path: Path) -> None:
     some = some_pairs(20)
     found = pairs.encoded(SPEC, some, ByteTokenizer())
@@ -133,6 +144,7 @@ def test_a_response_beyond_the_context_is_told_with_its_line() -> None:
     ],
 )
 def test_a_job_that_cannot_be_is_told_why(other: dict[str, object], why: str) -> None:
+    assert replace(MEAN, **other).problem() is not None
     assert why in (replace(SPEC, **other).problem() or "")
 
 

@@ -51,6 +51,9 @@ class Job(Protocol):
     def batch(self) -> int: ...
 
     @property
+    def weight_decay(self) -> float: ...
+
+    @property
     def own(self) -> Any: ...
 
     @property
@@ -144,6 +147,10 @@ class Objective:
     def tensors(self, job: Job, settings: Any) -> Sequence[tuple[str, Shape]]:
         """Names and shapes, in the order of the flat vector."""
         raise NotImplementedError
+
+    def keeps_layers(self, job: Job) -> bool:
+        """Whether the layers stay as they are: embedding, output layer, the last norm and heads alone learn."""
+        return False
 
     def read(self, job: Job) -> Base | None:
         """The model of another finished job that trainers and auditors read beside the job's own."""

@@ -18,11 +18,12 @@ import trio
 from peer import features
 from peer.api.memory import children_of
 from peer.worker.supervisor import Worker, WorkerDied
+from protocol import codec
 from protocol.errors import UserError
 from protocol.reasons import Verdict
 from rlhf import pairs
 from rlhf.objective import PPO
-from rlhf.reward import SCORE
+from rlhf.reward import MEAN_REWARD, SCORE, MeanTerms
 from tests.rlhf.test_reward import SPEC as REWARD
 from tests.rlhf.test_reward import some_pairs
 from tests.training.engines.test_engine import JOB, PER_STEP, SPEC, TRAINER, difference, engine_of
@@ -150,6 +151,9 @@ def test_what_several_processes_cannot_train_yet_is_refused_in_one_line(crew: Cr
     nothing = Tokens.none(ByteTokenizer.token_bytes)
     with pytest.raises(UserError, match="parallel 'ddp' cannot train the objective 'ppo' yet: start this peer with parallel off"):
         engine_in(crew, text, JobSpec(name="p", objective=PPO.name), Parallel.DDP, nothing)
+    words = JobSpec(name="r", objective=MEAN_REWARD.name, settings=codec.encode(MeanTerms()))
+    with pytest.raises(UserError, match="parallel 'fsdp' cannot train the objective 'reward-mean' yet"):
+        engine_in(crew, text, words, Parallel.FSDP, nothing)
     with pytest.raises(UserError, match="inner 'muon', which needs whole matrices"):
         engine_in(crew, text, replace(TEN, inner=Inner.MUON), Parallel.FSDP, nothing)
 

@@ -68,32 +68,38 @@ class GPT:
         self.recompute = False  # whether layers keep their inputs alone for the gradient, and are computed again
         self._tensors = {tensor.name: tensor for tensor in layout.tensors}
         self._allocate(layout.size)
+        learns = not job.kind.keeps_layers(job)
         self.embedding_VC = self._view(EMBEDDING)
         self.output_VC = self.embedding_VC if spec.tied else self._view(OUTPUT)
         self.final_norm_C = self._view("final_norm.weight")
-        self.layers = [self._layer(f"layers.{index}.") for index in range(spec.layers)]
+        self.layers = [self._layer(f"layers.{index}.", learns) for index in range(spec.layers)]
         self.heads = {name: self._view(name) for name in self._tensors if name.startswith(HEAD)}  # (C,) each, if any
         self.first_C = self.heads.get(FIRST)
         self.cos_TD, self.sin_TD = (table.to(device) for table in rotary_tables(spec))
 
-    def _layer(self, prefix: str) -> Layer:
+    def _layer(self, prefix: str, learns: bool) -> Layer:
+        def view(*parts: str) -> Tensor:
+            return self._view(*(f"{prefix}{part}.weight" for part in parts), learns=learns)
+
         return Layer(
-            attention_norm=self._view(prefix + "attention_norm.weight"),
-            query_key_value=self._view(*(prefix + part + ".weight" for part in ("query", "key", "value"))),
-            output=self._view(prefix + "output.weight"),
-            mlp_norm=self._view(prefix + "mlp_norm.weight"),
-            gate_up=self._view(*(prefix + part + ".weight" for part in ("gate", "up"))),
-            down=self._view(prefix + "down.weight"),
+            attention_norm=view("attention_norm"),
+            query_key_value=view("query", "key", "value"),
+            output=view("output"),
+            mlp_norm=view("mlp_norm"),
+            gate_up=view("gate", "up"),
+            down=view("down"),
         )
 
     def _allocate(self, size: int) -> None:
         self.parameters = torch.zeros(size, device=self.device)
         self.gradients = torch.zeros(size, device=self.device)
 
-    def _view(self, *names: str) -> Tensor:
-        """Neighbouring tensors as one leaf of autograd whose gradient is a view of `gradients`."""
+    def _view(self, *names: str, learns: bool = True) -> Tensor:
+        """Neighbouring tensors as one leaf of autograd whose gradient is a view of `gradients`. That of one that learns nothing
+        stays zero.
+        """
         place, shape = self._place(*names)
-        leaf = self.parameters[place].view(shape).requires_grad_()
+        leaf = self.parameters[place].view(shape).requires_grad_(learns)
         leaf.grad = self.gradients[place].view(shape)
         return leaf
 

@@ -217,7 +217,7 @@ class ParallelEngine(Engine):
         self, spec: JobSpec, tokens: Tokens, tokenizer: Tokenizer, first: Float32Array | None, crew: Crew, resources: Resources
     ) -> None:
         mode, kind = resources.parallel.value, spec.kind
-        if NAME in kind.declarers or NAME in kind.references:
+        if NAME in kind.declarers or NAME in kind.references or kind.keeps_layers(spec):
             raise UserError(
                 f"parallel {mode!r} cannot train the objective {spec.objective!r} yet: start this peer with parallel off"
             )

@@ -133,7 +133,8 @@ class _Tensors(GPT):
         if self._is_whole:
             super()._allocate(size)
 
-    def _view(self, *names: str) -> Tensor:
+    def _view(self, *names: str, learns: bool = True) -> Tensor:
+        assert learns, "`ParallelEngine` refuses jobs whose layers stay"
         place, shape = self._place(*names)
         if self._is_whole:
             leaf = nn.Parameter(self.parameters[place].view(shape))
