@@ -115,6 +115,11 @@ def test_layers_stay_as_they_are_where_words_alone_learn(spec: JobSpec, tmp_path
     assert len(layers) == 9 and {name for name, tensor in moved.items() if not tensor.any()} == stays
 
 
+def test_layers_that_stay_are_not_shrunk_either() -> None:
+    assert MEAN.problem() is None and replace(ALL_OF_MEAN, weight_decay=0.1).problem() is None
+    assert "weight_decay 0.1 would shrink layers that are to stay" in (replace(MEAN, weight_decay=0.1).problem() or "")
+
+
 def test_a_step_is_made_of_the_pairs_that_were_drawn_for_it(tmp_path: Path) -> None:
     some = some_pairs(20)
     found = pairs.encoded(SPEC, some, ByteTokenizer())
@@ -144,7 +149,7 @@ def test_a_response_beyond_the_context_is_told_with_its_line() -> None:
     ],
 )
 def test_a_job_that_cannot_be_is_told_why(other: dict[str, object], why: str) -> None:
-    assert replace(MEAN, **other).problem() is not None
+    assert why in (replace(MEAN, **other).problem() or "")
     assert why in (replace(SPEC, **other).problem() or "")
 
 

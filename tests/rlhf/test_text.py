@@ -85,11 +85,12 @@ def test_what_no_demo_can_have_is_told_at_once(words: str, told: str, tmp_path: 
 
 
 def test_a_demo_goes_from_a_text_over_preferences_to_a_policy(tmp_path: Path) -> None:
-    settings = [f"base.{field}" for field in TINY] + [
+    settings = [f"base.{field}" for field in (*TINY, "vocabulary=300")] + [
         "reward.local_steps=2",
         "reward.batch=4",
         "reward.rounds=1",
         "reward.score=mean",
+        "stop=none",
         *TERMS,
     ]
     _, report, told = demo(tmp_path, "--rlhf", "text", "--rounds", "2", "--set", *settings)
