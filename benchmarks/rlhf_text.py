@@ -35,9 +35,9 @@ VOCABULARY, CONTEXT = 8_192, 80  # with fewer tokens most words are several, and
 MODEL = {"context": CONTEXT, "width": 64, "layers": 2, "heads": 4, "kv_heads": 2, "hidden": 192}
 BASE = {"batch": 16, "micro_batch": 16, "inner_rate": 6e-3, "rounds": 40}
 # All tokens are read, moments go on, layers stay, and at this rate words of a finished base still move (docs/log.md). In so many
-# rounds two honest trainers of three draw as many pairs as there are: a second look teaches the noise.
+# rounds each trainer meets three quarters of the pairs.
 OF_REWARD = {"score": "mean", "batch": 16, "micro_batch": 16, "local_steps": 8, "inner_state": "keep"}
-REWARD = OF_REWARD | {"inner_rate": 2e-2, "beta1": 0.9, "beta2": 0.98, "rounds": 56}
+REWARD = OF_REWARD | {"inner_rate": 2e-2, "beta1": 0.9, "beta2": 0.98, "rounds": 84}
 # One pass over many responses: Adam begins anew in each round, and what small batches let it do is mostly noise, and costs nats.
 # Nothing else holds a policy near its reference that finds out where its reward model knows nothing: 24 nats with a fixed beta.
 OF_POLICY = {"prompt_tokens": 12, "response_tokens": 32, "stop": "none", "beta": 0.1, "kl_target": 8}

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from typing import Annotated, Any, BinaryIO, Final, Protocol, TypeVar
 
 import numpy as np
@@ -28,6 +29,7 @@ from protocol.codec import Between, Length
 from protocol.errors import RemoteProtocolError, UserError
 from rlhf.forms import plain
 from rlhf.jsonl import LINE_BYTES_MAX, rows
+from training import stream
 
 PERMILLE: Final = 1_000
 HELD_OUT_PERMILLE: Final = 100  # of the prompts: the reward model is measured on them, and never trained
@@ -237,6 +239,24 @@ def pairs_of_step(
     drawn = (hashlib.sha256(key + index.to_bytes(4, "big")).digest() for index in range(count))
     # 64 drawn bits over at most 2^20 pairs: the modulo bias is below 2^-44
     return np.array([int.from_bytes(digest[:8], "big") % pairs for digest in drawn], dtype=np.int64)
+
+
+def pairs_in_turn(
+    job: bytes, round: int, trainer: bytes, step: int, *, steps: int, count: int, pairs: int, seed: int
+) -> npt.NDArray[np.int64]:
+    """As `pairs_of_step`, but a trainer, which makes so many steps a round, meets no pair again before it has met all of them."""
+    first = (round * steps + step) * count
+    places = np.arange(first, first + count)
+    passes: npt.NDArray[np.int64] = places // pairs
+    orders = {number: _order_of_pairs(job, trainer, int(number), pairs, seed) for number in np.unique(passes)}
+    return np.array([orders[number][place % pairs] for number, place in zip(passes, places, strict=True)], dtype=np.int64)
+
+
+@lru_cache(maxsize=8)  # trainers whose steps are replayed in turn; 8 MB each at most
+def _order_of_pairs(job: bytes, trainer: bytes, number: int, pairs: int, seed: int) -> npt.NDArray[np.int64]:
+    """In which order a trainer meets the pairs in this pass over them."""
+    drawn = np.frombuffer(stream.stream(8 * pairs, "pairs-in-turn", job, trainer, number, seed), dtype="<u8")
+    return np.argsort(drawn, kind="stable")
 
 
 def rounds_of(epochs: int, pairs: int, *, trainers: int, steps: int, batch: int) -> int:

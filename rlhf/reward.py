@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from rlhf.objective import MODULE, PPO, ROLE
 from rlhf.pairs import Pairs, rows
-from rlhf.preferences import pairs_of_step
+from rlhf.preferences import pairs_in_turn, pairs_of_step
 from training.objectives.objective import Declaration, Job, Objective, Shape, Step
 from training.sequences import Tokens
 from training.transformer import BYTES, HEAD, PARAMETERS_TUNED_MAX, shapes
@@ -101,6 +101,13 @@ class MeanRewardModel(RewardModel):
         if settings.learns is Learns.WORDS and job.weight_decay:
             return f"weight_decay {job.weight_decay:g} would shrink layers that are to stay: take 0, or learns all"
         return super().problem(job, settings)
+
+    def draw(
+        self, job: Job, step: Step, count: int, data: Tokens, declaration: Declaration | None = None
+    ) -> npt.NDArray[np.int64]:
+        """The numbers of pairs. A pair that comes twice while others have not come teaches its noise (docs/log.md)."""
+        assert isinstance(data, Pairs)
+        return pairs_in_turn(*step.place, steps=job.local_steps, count=count, pairs=len(data.trained), seed=job.seed)
 
     def keeps_layers(self, job: Job) -> bool:
         own: MeanTerms = job.own

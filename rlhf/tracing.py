@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from features.tables import counted
 from protocol.errors import UserError
@@ -14,7 +15,8 @@ from protocol.identity import peer_id
 from protocol.limits import DATA_SHARD_BYTES
 from rlhf.calls import DrawView, TraceView
 from rlhf.pairs import name
-from rlhf.preferences import Pair, is_held_out, pairs_of_step, unpacked
+from rlhf.preferences import Pair, is_held_out, pairs_in_turn, pairs_of_step, unpacked
+from rlhf.reward import MEAN_REWARD
 from rlhf.sets import DecidedSet
 from training.data.corpus import read_manifest
 from training.spec import JobSpec
@@ -91,6 +93,13 @@ def draws(job: bytes, spec: JobSpec, pairs: Sequence[Pair], pair: Pair, rounds: 
     for at in rounds:
         for trainer in sorted(at.trainers):
             for step in range(spec.local_steps):
-                drawn = pairs_of_step(job, at.number, trainer, step, count=spec.batch, pairs=len(train), seed=spec.seed)
-                if np.any(drawn == place):
+                if np.any(_drawn(spec, len(train), job, at.number, trainer, step) == place):
                     yield DrawView(job.hex(), at.number, peer_id(trainer), step, at.trainers[trainer])
+
+
+def _drawn(spec: JobSpec, pairs: int, job: bytes, number: int, trainer: bytes, step: int) -> npt.NDArray[np.int64]:
+    """The numbers of the pairs of a step, of so many that are trained on."""
+    if spec.objective == MEAN_REWARD.name:
+        steps = spec.local_steps
+        return pairs_in_turn(job, number, trainer, step, steps=steps, count=spec.batch, pairs=pairs, seed=spec.seed)
+    return pairs_of_step(job, number, trainer, step, count=spec.batch, pairs=pairs, seed=spec.seed)

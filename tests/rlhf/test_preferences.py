@@ -24,6 +24,7 @@ from rlhf.preferences import (
     decided_pairs,
     is_held_out,
     packed,
+    pairs_in_turn,
     pairs_of_step,
     parted,
     read_file,
@@ -243,6 +244,19 @@ def test_every_pair_is_drawn_about_equally_often() -> None:
         number for step in range(100) for number in pairs_of_step(bytes(32), 0, bytes(32), step, count=50, pairs=50, seed=0)
     )
     assert set(drawn) == set(range(50)) and max(drawn.values()) < 150
+
+
+def test_a_trainer_meets_all_pairs_before_it_meets_one_again_each_in_an_order_of_its_own() -> None:
+    def met(job: bytes = bytes(32), trainer: bytes = bytes(32), seed: int = 0) -> list[int]:
+        """In 20 rounds of five steps of three pairs."""
+        of = partial(pairs_in_turn, steps=5, count=3, pairs=100, seed=seed)
+        return [int(number) for round in range(20) for step in range(5) for number in of(job, round, trainer, step)]
+
+    passes = [met()[start : start + 100] for start in range(0, 300, 100)]
+    assert all(sorted(one) == list(range(100)) for one in passes)
+    others = [met(job=b"j" * 32)[:100], met(trainer=b"t" * 32)[:100], met(seed=1)[:100]]
+    assert len({tuple(one) for one in (*passes, *others)}) == 6
+    assert len(set(met()[:50]) - set(met(trainer=b"t" * 32)[:50])) > 10, "two trainers do not meet the same ones"
 
 
 def test_a_prompt_is_on_one_side_in_every_set() -> None:

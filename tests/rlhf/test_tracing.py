@@ -10,12 +10,12 @@ from protocol.identity import peer_id
 from rlhf import tracing
 from rlhf.pairs import encoded
 from rlhf.preferences import Pair, parted
-from rlhf.reward import REWARD
 from rlhf.tracing import Round, draws, found
 from tests.rlhf.seat import JOB
-from tests.rlhf.test_reward import SPEC
+from tests.rlhf.test_reward import MEAN, SPEC
 from training.data.tokenizer import ByteTokenizer
 from training.objectives.objective import Step
+from training.spec import JobSpec
 
 PAIRS = [Pair(bytes([number]) * 32, f"q{number % 20}", "a", "b", 1000) for number in range(40)]
 TRAINERS = {b"t" * 32: True, b"u" * 32: False}
@@ -23,29 +23,30 @@ ROUNDS = [Round(number, TRAINERS) for number in (0, 2)]
 EVERYWHERE = [(at.number, trainer, step) for at in ROUNDS for trainer in TRAINERS for step in range(SPEC.local_steps)]
 
 
-def drawn(pair: Pair) -> set[tuple[int, bytes, int]]:
+def drawn(pair: Pair, spec: JobSpec = SPEC) -> set[tuple[int, bytes, int]]:
     """By the objective itself, which draws for the engines."""
-    data = encoded(SPEC, PAIRS, ByteTokenizer())
-    train, _ = parted(PAIRS, SPEC.held_out_permille)
+    data = encoded(spec, PAIRS, ByteTokenizer())
+    train, _ = parted(PAIRS, spec.held_out_permille)
     return {
         (number, trainer, step)
         for number, trainer, step in EVERYWHERE
-        if pair in [train[place] for place in REWARD.draw(SPEC, Step(JOB, number, trainer, step), SPEC.batch, data)]
+        if pair in [train[place] for place in spec.kind.draw(spec, Step(JOB, number, trainer, step), spec.batch, data)]
     }
 
 
-def traced(pair: Pair) -> set[tuple[int, bytes, int]]:
+def traced(pair: Pair, spec: JobSpec = SPEC) -> set[tuple[int, bytes, int]]:
     by_id = {peer_id(trainer): trainer for trainer in TRAINERS}
-    views = list(draws(JOB, SPEC, PAIRS, pair, ROUNDS))
+    views = list(draws(JOB, spec, PAIRS, pair, ROUNDS))
     assert all(view.job == JOB.hex() and view.accepted == TRAINERS[by_id[view.trainer]] for view in views)
     assert len(set(views)) == len(views)
     return {(view.round, by_id[view.trainer], view.step) for view in views}
 
 
-def test_a_trace_has_the_steps_in_which_a_pair_is_drawn_and_no_others() -> None:
-    train, held_out = parted(PAIRS, SPEC.held_out_permille)
-    assert held_out and all(traced(pair) == drawn(pair) for pair in PAIRS)
-    assert any(traced(pair) for pair in train) and not any(traced(pair) for pair in held_out)
+@pytest.mark.parametrize("spec", [SPEC, MEAN], ids=["by a hash", "in turn"])
+def test_a_trace_has_the_steps_in_which_a_pair_is_drawn_and_no_others(spec: JobSpec) -> None:
+    train, held_out = parted(PAIRS, spec.held_out_permille)
+    assert held_out and all(traced(pair, spec) == drawn(pair, spec) for pair in PAIRS)
+    assert any(traced(pair, spec) for pair in train) and not any(traced(pair, spec) for pair in held_out)
 
 
 def test_a_trace_that_counts_held_out_pairs_or_forgets_the_trainer_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
