@@ -134,7 +134,9 @@ def made(rules: JobRules, key: bytes, author: bytes, said: Begin, view: View, he
         if said.policy or said.source or first.read is not None:
             raise Refused("a plan that begins with a job of the objective 'ppo' is that job alone, and a rule rewards it")
     elif first.objective not in (*REWARD_NAMES, DPO.name) or first.base is None:
-        raise Refused("a plan begins with a job of the objective 'reward' or 'dpo' that starts from another's model")
+        raise Refused(
+            "a plan begins with a job of the objective 'reward', 'reward-mean' or 'dpo' that starts from another's model"
+        )
     stages = [Stage(stage_job(key, 0), first.objective, first.rounds, said.first)]
     if said.policy:
         # Everything but the root is known now: so a policy that can never start is refused before anything is trained.

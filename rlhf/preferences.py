@@ -244,18 +244,18 @@ def pairs_of_step(
 def pairs_in_turn(
     job: bytes, round: int, trainer: bytes, step: int, *, steps: int, count: int, pairs: int, seed: int
 ) -> npt.NDArray[np.int64]:
-    """As `pairs_of_step`, but a trainer, which makes so many steps a round, meets no pair again before it has met all of them."""
+    """As `pairs_of_step`, but in each of its passes over the pairs a trainer meets each once. It makes so many steps a round."""
     first = (round * steps + step) * count
-    places = np.arange(first, first + count)
+    places = np.arange(first, first + count, dtype=np.int64)
     passes: npt.NDArray[np.int64] = places // pairs
     orders = {number: _order_of_pairs(job, trainer, int(number), pairs, seed) for number in np.unique(passes)}
     return np.array([orders[number][place % pairs] for number, place in zip(passes, places, strict=True)], dtype=np.int64)
 
 
-@lru_cache(maxsize=8)  # trainers whose steps are replayed in turn; 8 MB each at most
-def _order_of_pairs(job: bytes, trainer: bytes, number: int, pairs: int, seed: int) -> npt.NDArray[np.int64]:
-    """In which order a trainer meets the pairs in this pass over them."""
-    drawn = np.frombuffer(stream.stream(8 * pairs, "pairs-in-turn", job, trainer, number, seed), dtype="<u8")
+@lru_cache(maxsize=8)  # one for each trainer and pass whose steps are trained or replayed in turn; 8 MB each at most
+def _order_of_pairs(job: bytes, trainer: bytes, number_of_pass: int, pairs: int, seed: int) -> npt.NDArray[np.int64]:
+    """In which order a trainer meets the pairs in one pass over them."""
+    drawn = np.frombuffer(stream.stream(8 * pairs, "pairs-in-turn", job, trainer, number_of_pass, seed), dtype="<u8")
     return np.argsort(drawn, kind="stable")
 
 

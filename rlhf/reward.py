@@ -73,7 +73,7 @@ class RewardModel(Objective):
 
 
 class Learns(enum.StrEnum):
-    WORDS = "words"  # the embedding, the output layer, the last norm and the head; layers stay as the base has them
+    WORDS = "words"  # the embedding, the last norm and the head; layers stay as the base has them
     ALL = "all"
 
 

@@ -89,12 +89,16 @@ def draws(job: bytes, spec: JobSpec, pairs: Sequence[Pair], pair: Pair, rounds: 
     train = [other.id for other in pairs if not is_held_out(other.prompt, spec.held_out_permille)]
     if pair.id not in train:
         return
-    place = train.index(pair.id)
-    for at in rounds:
-        for trainer in sorted(at.trainers):
-            for step in range(spec.local_steps):
-                if np.any(_drawn(spec, len(train), job, at.number, trainer, step) == place):
-                    yield DrawView(job.hex(), at.number, peer_id(trainer), step, at.trainers[trainer])
+    place, known = train.index(pair.id), list(rounds)
+    hits = list[tuple[int, bytes, int, bool]]()
+    for trainer in sorted({trainer for at in known for trainer in at.trainers}):  # one after the other: its order is found once
+        for at in known:
+            if trainer in at.trainers:
+                steps = range(spec.local_steps)
+                drawn = (step for step in steps if np.any(_drawn(spec, len(train), job, at.number, trainer, step) == place))
+                hits += [(at.number, trainer, step, at.trainers[trainer]) for step in drawn]
+    for number, trainer, step, accepted in sorted(hits):
+        yield DrawView(job.hex(), number, peer_id(trainer), step, accepted)
 
 
 def _drawn(spec: JobSpec, pairs: int, job: bytes, number: int, trainer: bytes, step: int) -> npt.NDArray[np.int64]:

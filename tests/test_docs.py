@@ -64,8 +64,9 @@ from rlhf.controller import Steering
 from rlhf.guards import Course, Medians
 from rlhf.module import RlhfState
 from rlhf.objective import PpoTerms, Rollouts
-from rlhf.preferences import Pair, pairs_of_step
+from rlhf.preferences import Pair, pairs_in_turn, pairs_of_step
 from rlhf.responses import Example
+from rlhf.reward import MeanTerms
 from rlhf.supervised import DpoTerms, InstructTerms
 from rounds.ballots import Closing
 from tests.ledger.world import PlainJobs
@@ -169,6 +170,7 @@ RECORDS: tuple[type, ...] = (
     PpoTerms,
     InstructTerms,
     DpoTerms,
+    MeanTerms,
     Rollouts,
     Steering,
     RlhfState,
@@ -421,10 +423,10 @@ def of_rlhf() -> dict[str, str]:
     )
     numbers = responses.rows(of_given.train, of_given.trained, np.array([0, 1]))
     learned = [bytes(array.astype(np.uint8).ravel()).hex() for array in numbers]
+    step = (hashlib.sha256(b"job").digest(), 2, SIGNER.public, 3)
     return {
-        "records of a step": " ".join(
-            map(str, pairs_of_step(hashlib.sha256(b"job").digest(), 2, SIGNER.public, 3, count=4, pairs=1_000, seed=0))
-        ),
+        "records of a step": " ".join(map(str, pairs_of_step(*step, count=4, pairs=1_000, seed=0))),
+        "pairs in turn": " ".join(map(str, pairs_in_turn(*step, steps=8, count=4, pairs=50, seed=0))),
         "inputs, next tokens and which of them are of a response": " ".join(learned),
         "prompts of a set": " ".join(bytes(prompt.tolist()).hex() for prompt in asked),
         "prompts": " ".join(map(str, rollouts.prompt_numbers(place, 0, 3, 1_000 - 16 + 1))),

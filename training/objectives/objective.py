@@ -149,7 +149,7 @@ class Objective:
         raise NotImplementedError
 
     def keeps_layers(self, job: Job) -> bool:
-        """Whether the layers stay as they are: embedding, output layer, the last norm and heads alone learn."""
+        """Whether the layers stay as they are, and only what stands before and behind them learns."""
         return False
 
     def read(self, job: Job) -> Base | None:

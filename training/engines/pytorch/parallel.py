@@ -217,7 +217,10 @@ class ParallelEngine(Engine):
         self, spec: JobSpec, tokens: Tokens, tokenizer: Tokenizer, first: Float32Array | None, crew: Crew, resources: Resources
     ) -> None:
         mode, kind = resources.parallel.value, spec.kind
-        if NAME in kind.declarers or NAME in kind.references or kind.keeps_layers(spec):
+        if kind.keeps_layers(spec):
+            stay = f"parallel {mode!r} cannot train a job whose layers stay yet ({spec.objective!r})"
+            raise UserError(f"{stay}: start this peer with parallel off")
+        if NAME in kind.declarers or NAME in kind.references:
             raise UserError(
                 f"parallel {mode!r} cannot train the objective {spec.objective!r} yet: start this peer with parallel off"
             )
