@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from peer import features
 from protocol.errors import UserError
 from protocol.identity import peer_id
 from rlhf import tracing
@@ -21,6 +22,11 @@ PAIRS = [Pair(bytes([number]) * 32, f"q{number % 20}", "a", "b", 1000) for numbe
 TRAINERS = {b"t" * 32: True, b"u" * 32: False}
 ROUNDS = [Round(number, TRAINERS) for number in (0, 2)]
 EVERYWHERE = [(at.number, trainer, step) for at in ROUNDS for trainer in TRAINERS for step in range(SPEC.local_steps)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def known() -> None:
+    features.install()
 
 
 def drawn(pair: Pair, spec: JobSpec = SPEC) -> set[tuple[int, bytes, int]]:
