@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from peer import features
 from peer.export import found as finding
 from peer.export.found import Found, of_state
 from peer.export.replaying import audit
@@ -33,6 +34,11 @@ from training.transformer import ModelSpec
 SMALL = ModelSpec(context=8, width=8, layers=1, heads=2, kv_heads=1, hidden=8)
 BYTES = JobSpec(name="bytes", data=bytes(32), model=SMALL, rounds=2, liars=0)
 FIGURES = {"held_out_bits_per_byte": 2.5, "seconds": 7.25}  # of the model, and of the round that begins with it
+
+
+@pytest.fixture(scope="module", autouse=True)
+def known() -> None:
+    features.install()
 
 
 @pytest.fixture(scope="module")
