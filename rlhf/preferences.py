@@ -244,7 +244,7 @@ def pairs_of_step(
 def pairs_in_turn(
     job: bytes, round: int, trainer: bytes, step: int, *, steps: int, count: int, pairs: int, seed: int
 ) -> npt.NDArray[np.int64]:
-    """As `pairs_of_step`, but in each of its passes over the pairs a trainer meets each once. It makes so many steps a round."""
+    """As `pairs_of_step`, but a trainer meets each pair once in each of its passes over them. `steps` are those of a round."""
     first = (round * steps + step) * count
     places = np.arange(first, first + count, dtype=np.int64)
     passes: npt.NDArray[np.int64] = places // pairs
