@@ -42,6 +42,7 @@ from rlhf.objective import PpoTerms, Rollouts
 from rlhf.pairs import encoded
 from rlhf.preferences import Pair
 from rlhf.presets import PPO, REWARD
+from rlhf.reward import MEAN_REWARD, REWARD_NAMES, Learns, MeanTerms
 from training.data.default_text import default_text
 from training.objectives.objective import Declaration
 from training.replay.inner_state import InnerState
@@ -56,12 +57,19 @@ def _ppo(**terms: Any) -> JobSpec:
     return JobSpec(name="replay", objective="ppo", data=bytes(32), settings=own, **completed(PPO))
 
 
+def _mean(learns: Learns) -> JobSpec:
+    own = codec.encode(MeanTerms(learns=learns))
+    return JobSpec(name="replay", objective=MEAN_REWARD.name, data=bytes(32), settings=own, **completed(REWARD))
+
+
 JOB, TRAINER, OTHER = bytes(range(32)), b"\x01" * 32, b"\x02" * 32
 JOBS = {
     "local": JobSpec(name="replay", data=bytes(32), **PRESETS["local"]),
     "muon": JobSpec(name="replay", data=bytes(32), **completed(PRESETS["local"] | {"inner": Inner.MUON})),
     "per-step": JobSpec(name="replay", data=bytes(32), **PRESETS["per-step"]),
     "reward": JobSpec(name="replay", objective="reward", data=bytes(32), **completed(REWARD)),
+    "reward-mean": _mean(Learns.WORDS),
+    "reward-mean-all": _mean(Learns.ALL),
     "ppo": _ppo(),
     "ppo-jumps": _ppo(ramp=0.0),
 }
@@ -166,7 +174,7 @@ def engine_of(spec: JobSpec, device: str, variant: Variant) -> Any:
     held_out = len(text) * (1000 - spec.held_out_permille) // 1000
     tokenizer = load_tokenizer(None)
     tokens: Tokens = Tokens(text[:held_out], text[held_out:], tokenizer.token_bytes)
-    if spec.objective == "reward":
+    if spec.objective in REWARD_NAMES:
         tokens = encoded(spec, some_pairs(), tokenizer)
     given = [spec, tokens, tokenizer]
     engine = Differing(*given, initial_parameters(spec)) if declares else Differing(*given)
@@ -341,10 +349,10 @@ def verdicts(rows: list[Row], found: dict[str, Any]) -> Iterator[str]:
 
 
 def show(rows: list[Row]) -> None:
-    print(f"{'job':10}{'':20}{'replay':40}{'one step: median':>18}{'most':>10}{'whole round':>13}")
+    print(f"{'job':16}{'':18}{'replay':40}{'one step: median':>18}{'most':>10}{'whole round':>13}")
     for row in rows:
         steps = f"{statistics.median(row.steps):18.2g}{max(row.steps):10.2g}" if row.steps else " " * 28
-        print(f"{row.job:10}{row.kind:20}{row.what:40}{steps}{row.round:13.2g}")
+        print(f"{row.job:16}{row.kind:18}{row.what:40}{steps}{row.round:13.2g}")
     print(f"\n{'a tolerance has to be above':40}{'and below: ' + LIE:>18}{SMALL_LIE:>14}")
     for precision, gap in gaps(rows).items():
         figures = (f"{gap[kind]:.2g}" if kind in gap else "" for kind in (HONEST, LIE, SMALL_LIE))

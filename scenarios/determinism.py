@@ -5,6 +5,7 @@ The roots are those that each peer computed itself, read from its disk after it 
 re-executed: no proposal may be rejected for what it says; with `--audit sampled`, where two steps of each are replayed by others
 after it was accepted, nobody may be challenged; nor with `--audit lean`, where whole rounds are replayed and buffers are levels.
 Three of four peers train: `--rounds 340 --accepted-min 1000` are a thousand proposals, if no more than twenty come too late.
+With `--gpu` the first trainer computes on the first GPU and the others on processors: each audits the other kind's work.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from ledger.audits.state import Result
 from peer.commands.views import NOT_JUDGED
 from peer.demo.cast import DemoPeer
 from peer.demo.disk import Disk
+from protocol.errors import UserError
 from scenarios import network
 from scenarios.network import Network
 from scenarios.rlhf import based, calls, tunes
@@ -43,6 +45,7 @@ AUDITS = {audit: {"audit": audit} for audit in ("full", "sampled")}
 AUDITS["lean"] = AUDITS["sampled"] | {"lean_audits": "true", "audit_rate": "1"}
 ACCUSED = (Result.CHALLENGED, Result.SUSPENDED, Result.SHUNNED)
 LIBRARIES = {"units": "numpy", "core": "OpenBLAS", "aten": "torch"}  # as `dispatch.seen` calls their choices
+GPU, PROCESSOR = "cuda", "cpu"  # as the setting `device` names the first GPU, and none
 
 
 def levels() -> list[Environment]:
@@ -67,21 +70,23 @@ def levels() -> list[Environment]:
     ]
 
 
-def dress(peer: DemoPeer) -> None:
+def dress(options: argparse.Namespace, peer: DemoPeer) -> None:
     known = levels()
     peer.threads = 1 + peer.number % 2
     peer.environment = dict(known[peer.number % len(known)].variables) | dispatch.WAITING  # who has two threads is in time, too
-
-
-def dress_to_tune(peer: DemoPeer) -> None:
-    dress(peer)
-    tunes(peer)
+    if options.gpu and peer.trains:
+        peer.environment["PEER_DEVICE"] = PROCESSOR if peer.number else GPU
+    if options.objective == "ppo":
+        tunes(peer)
 
 
 async def run(options: argparse.Namespace) -> int:
-    dressed = dress_to_tune if options.objective == "ppo" else dress
+    if options.gpu:
+        require_gpu()
+    dressed = partial(dress, options)
     async with network.running(options.peers, seed=options.seed, folder=options.keep, dress=dressed) as peers:
         seen = {peer.name: await computes_with(peer) for peer in peers.peers}
+        devices = {peer.name: await device_of(peer) for peer in peers.peers if peer.trains}
         said = {"seed": str(options.seed), **AUDITS[options.audit]}
         if options.objective == "ppo":
             with trio.fail_after(BASE_SECONDS_MAX):
@@ -101,7 +106,7 @@ async def run(options: argparse.Namespace) -> int:
         finished = await network.holds(over, ROUND_SECONDS_MAX * options.rounds)
         with trio.CancelScope(shield=True):
             await trio.to_thread.run_sync(peers.stop)
-        return conclude(options, peers, seen, job, finished)
+        return conclude(options, peers, seen, devices, job, finished)
 
 
 async def computes_with(peer: DemoPeer) -> dict[str, Any]:
@@ -112,6 +117,27 @@ async def computes_with(peer: DemoPeer) -> dict[str, Any]:
     command = [sys.executable, "-c", PROBE]
     done = await trio.run_process(command, capture_stdout=True, env=environment, cwd=dispatch.REPOSITORY)
     found: dict[str, Any] = dispatch.last_json(done.stdout.decode())
+    return found
+
+
+def require_gpu() -> None:
+    import torch
+
+    if not torch.cuda.is_available():
+        raise UserError("--gpu: torch finds no GPU here; leave it out, or take a machine with one and a torch built for it")
+
+
+async def device_of(peer: DemoPeer) -> str:
+    """What this trainer's worker says that it computes on, as soon as it has started."""
+    found = ""
+
+    async def known() -> bool:
+        nonlocal found
+        views = [view for engine in await peer.client.engines() for view in engine.devices if view.in_use]
+        found = " ".join(f"{view.device}: {view.about}" for view in views)
+        return bool(found)
+
+    await network.holds(known, ROUND_SECONDS_MAX)
     return found
 
 
@@ -143,13 +169,22 @@ class Judged:
         return f"{self.accepted} honest proposals accepted, {sum(self.rejected.values())} rejected" + f", {counts}" * bool(counts)
 
 
-def conclude(options: argparse.Namespace, peers: Network, seen: dict[str, dict[str, Any]], job: str, finished: bool) -> int:
+def conclude(
+    options: argparse.Namespace,
+    peers: Network,
+    seen: dict[str, dict[str, Any]],
+    devices: dict[str, str],
+    job: str,
+    finished: bool,
+) -> int:
     failures = [f"roots differ at {where}" for where in peers.differences()]
     failures += [] if finished else ["the job did not finish"]
     trainers = [peer for peer in peers.peers if peer.trains]
     same = alike([seen[peer.name] for peer in trainers], {peer.threads for peer in trainers})
     failures += [f"{what} computed the same way on all trainers: nothing was shown of it" for what in same]
-    columns = ("peer", "torch threads", *LIBRARIES.values(), "heights", "rounds", "accepted", "state root")
+    if options.gpu and len(set(devices.values())) == 1:
+        failures.append("all trainers computed on the same device: nothing was shown of a GPU")
+    columns = ("peer", "device", "torch threads", *LIBRARIES.values(), "heights", "rounds", "accepted", "state root")
     heights, rows = set(), []
     for peer in peers.peers:
         disk = Disk(peer.directory)
@@ -159,7 +194,7 @@ def conclude(options: argparse.Namespace, peers: Network, seen: dict[str, dict[s
         computes = (" ".join(units or ()) or "baseline", str(core), str(aten) if peer.trains else "none")
         held = (len(roots), len(rounds), found.accepted.get(peer.identity.public, 0))
         threads = str(peer.threads) if peer.trains else "none"
-        rows.append([peer.name, threads, *computes, *map(str, held), disk.state.root.hex()[:16]])
+        rows.append([peer.name, devices.get(peer.name, "none"), threads, *computes, *map(str, held), disk.state.root.hex()[:16]])
         audits = disk.state.audits
         disk.close()
     judged = Judged.of(found.accepted, found.rejected)  # part of the state, whose roots are compared
@@ -178,7 +213,7 @@ def conclude(options: argparse.Namespace, peers: Network, seen: dict[str, dict[s
     failures += [] if len(heights) == 1 else ["not all peers hold every block"]
     title = f"{options.peers} peers that compute differently, {options.rounds} rounds, seed {options.seed}: {judged}"
     blocks, rounds_held = max(heights)
-    result = {"computes_with": seen, "blocks": blocks, "rounds": rounds_held, **asdict(judged)}
+    result = {"computes_with": seen, "devices": devices, "blocks": blocks, "rounds": rounds_held, **asdict(judged)}
     result |= {"audit": options.audit, "audit_reports": reports, "last_audit_results": dict(results)}
     return report(options, title, columns, rows, failures, result)
 
@@ -188,6 +223,9 @@ def main() -> int:
     parser.add_argument("--rounds", type=COUNT, default=12, metavar="N", help="of training, whose roots are compared")
     parser.add_argument("--audit", choices=AUDITS, default="full", help="before the ballot, or afterwards by others")
     parser.add_argument("--objective", choices=("language", "ppo"), default="language", help="ppo: a small model is tuned")
+    parser.add_argument(
+        "--gpu", action="store_true", help="the first trainer computes on the first GPU, the others on processors"
+    )
     parser.add_argument("--accepted-min", type=COUNT, default=1, metavar="N", help="honest proposals that must be accepted")
     return network.main(partial(run, parser.parse_args()))
 

@@ -10,6 +10,7 @@ import pytest
 
 from peer.demo.cast import DemoPeer
 from protocol.api import EventView
+from protocol.errors import UserError
 from protocol.identity import Identity
 from scenarios import bad_input, determinism, idle, kill, large, pace, rollback
 from scenarios.network import Watch
@@ -65,6 +66,12 @@ def test_peers_that_compute_alike_show_nothing() -> None:
     assert determinism.alike([wide, narrow], {1, 2}) == []
     assert determinism.alike([wide, {**wide, "units": []}], {1, 2}) == ["OpenBLAS", "torch"]
     assert determinism.alike([wide, narrow], {1}) == ["torch's threads"]
+
+
+def test_a_scenario_with_a_gpu_says_in_one_line_that_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(UserError, match="--gpu: torch finds no GPU here; leave it out"):
+        determinism.require_gpu()
 
 
 @pytest.mark.parametrize(
