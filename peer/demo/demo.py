@@ -250,8 +250,9 @@ async def answers(peer: DemoPeer) -> None:
 
 
 def last_line(file: Path) -> str:
-    lines = file.read_text(errors="replace").strip().splitlines()
-    return lines[-1] if lines else "it said nothing"
+    """The last one that has a word: under a group of exceptions stands a rule of dashes."""
+    lines = [line for line in file.read_text(errors="replace").splitlines() if any(map(str.isalnum, line))]
+    return lines[-1].strip(" |") if lines else "it said nothing"
 
 
 def stop(demo: Demo) -> None:

@@ -21,7 +21,7 @@ import trio
 
 from peer.cli import build_parser, main
 from peer.demo import ending
-from peer.demo.demo import BASELINE_RATES, baseline_rates, cast_roles
+from peer.demo.demo import BASELINE_RATES, baseline_rates, cast_roles, last_line
 from peer.demo.files import make_places
 from protocol.errors import UserError
 from tests.peer.processes import DEMO_SECONDS_MAX, children, command, demo, ended, environment, import_torch_for_ever
@@ -68,6 +68,14 @@ def test_the_rival_s_rates_stand_around_the_job_s_own_unless_they_were_found_for
     assert baseline_rates(default) == baseline_rates(replace(default, rounds=9)) == BASELINE_RATES
     assert baseline_rates(replace(default, inner_rate=6e-3)) == pytest.approx((3e-3, 6e-3, 1.2e-2))
     assert baseline_rates(replace(default, model=ModelSpec(width=128))) == pytest.approx((1.5e-3, 3e-3, 6e-3))
+
+
+def test_of_a_peer_that_did_not_start_the_last_words_are_told(tmp_path: Path) -> None:
+    file = tmp_path / "peer.log"
+    file.write_text("  | OSError: in use\n    +----------------\n")
+    assert last_line(file) == "OSError: in use"
+    file.write_text("")
+    assert last_line(file) == "it said nothing"
 
 
 def test_more_liars_than_the_vote_tolerates_are_refused_unless_asked_for(tmp_path: Path) -> None:
