@@ -10,8 +10,8 @@ A PPO job's responses are sampled once and committed to: replays derive the rest
 whose gradients jump where ratio or value reach the edge of their clip; it is replayed only if `--jobs` names it.
 
 The hashes of what must be bit-equal are compared with `tests/training/golden.json`, and those that torch computes are printed.
-`--device cuda` computes them and all replays there as well; it needs nothing but this repository, numpy, msgpack, pynacl, and a
-torch with that device.
+`--device cuda` computes them and all replays there as well, with the engine of a peer that has a GPU; it needs nothing but this
+repository, numpy, msgpack, pynacl, and a torch with that device.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from training.replay.inner_state import InnerState
 from training.replay.trace import distance, ratio, step_error
 from training.replicated.init import initial_parameters
 from training.replicated.layout import Float32Array
-from training.spec import PRESETS, Inner, JobSpec, completed
+from training.spec import PRESETS, Inner, JobSpec, Precision, completed
 
 
 def _ppo(**terms: Any) -> JobSpec:
@@ -100,7 +100,7 @@ class Variant:
     shift: int = 0  # of the step whose data is taken
     rate: float = 1.0  # factor of the inner rate
     micro_batch: int | None = None
-    half: bool = False  # bfloat16 where autocast uses it
+    half: bool = False  # the job's `precision=bf16`
     fast_float32: bool = False  # TF32, on a GPU
 
     @property
@@ -129,19 +129,13 @@ def engine_of(spec: JobSpec, device: str, variant: Variant) -> Any:
     from training.data.tokenizer import load_tokenizer
     from training.engines.pytorch.declaring import DeclaringEngine
     from training.engines.pytorch.engine import Engine
-    from training.engines.pytorch.model import GPT
     from training.sequences import Tokens
 
     declares = spec.kind.declaration is not None
     kind: Any = DeclaringEngine if declares else Engine
 
     class Differing(kind):  # type: ignore[misc]
-        """Computes gradients on `device`, perhaps in another precision; everything else is where it always is."""
-
-        def __init__(self, *arguments: Any) -> None:
-            super().__init__(*arguments)
-            with torch.device(device):
-                self.elsewhere = GPT(spec)
+        """Takes other data, if the variant says so."""
 
         def batch(
             self, job: bytes, round: int, trainer: bytes, step: int, size: int, declaration: Any = None
@@ -149,24 +143,6 @@ def engine_of(spec: JobSpec, device: str, variant: Variant) -> Any:
             shifted = (step + variant.shift) % spec.local_steps if declares else step + variant.shift
             found: npt.NDArray[np.int64] = super().batch(job, round, variant.trainer, shifted, size, declaration)
             return found
-
-        def _accumulate(self, offsets: npt.NDArray[np.int64], on_step: Any, declaration: Any) -> float:
-            if device == "cpu" and not variant.half:
-                return float(super()._accumulate(offsets, on_step, declaration))
-            model, total = self.elsewhere, 0.0
-            with torch.no_grad():
-                model.parameters.copy_(self.model.parameters)
-                model.gradients.zero_()
-            for start in range(0, len(offsets), self.micro_batch):
-                part = offsets[start : start + self.micro_batch]
-                arrays = map(torch.from_numpy, spec.kind.examples(spec, part, self.tokens, declaration))
-                examples = [array.to(device) for array in arrays]
-                with torch.autocast(device, torch.bfloat16, enabled=variant.half):
-                    loss = self._loss(model, *examples) * (len(part) / len(offsets))
-                loss.backward()
-                total += float(loss.detach())
-            self.model.gradients.copy_(model.gradients)
-            return total
 
     if device == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = variant.fast_float32
@@ -176,8 +152,9 @@ def engine_of(spec: JobSpec, device: str, variant: Variant) -> Any:
     tokens: Tokens = Tokens(text[:held_out], text[held_out:], tokenizer.token_bytes)
     if spec.objective in REWARD_NAMES:
         tokens = encoded(spec, some_pairs(), tokenizer)
-    given = [spec, tokens, tokenizer]
-    engine = Differing(*given, initial_parameters(spec)) if declares else Differing(*given)
+    computed = replace(spec, precision=Precision.BF16) if variant.half else spec
+    first = initial_parameters(spec) if declares else None
+    engine = Differing(computed, tokens, tokenizer, first, torch.device(device))
     engine.micro_batch = variant.micro_batch or engine.micro_batch
     return engine
 

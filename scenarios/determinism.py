@@ -96,12 +96,12 @@ async def run(options: argparse.Namespace) -> int:
             job = await peers.train({**WORK, **said}, rounds=options.rounds)
 
         async def over() -> bool:
-            """Everybody has applied the empty block behind the last round, which certifies its root."""
+            """Everybody has applied the block that certifies the last root, and all audits are reported."""
             states = [await peer.client.status() for peer in peers.peers]
             views = [view for peer in peers.peers for view in await peer.client.jobs() if view.job == job]
             last = await peers.peers[0].client.rounds(1)
             closed = len({state.height for state in states}) == 1 and last != () and states[0].height > last[0].height
-            return closed and all(view.state == "finished" for view in views)
+            return closed and all(view.state == "finished" and not view.audits_open for view in views)
 
         finished = await network.holds(over, ROUND_SECONDS_MAX * options.rounds)
         with trio.CancelScope(shield=True):
