@@ -1,7 +1,7 @@
 # `make demo` on a fresh machine sets everything up first. For another interpreter: rm -r .venv; make setup PYTHON=python3.12
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-browser pictures lint mutants fuzz model bench bench-consensus bench-transport clean
+.PHONY: help setup demo test test-long test-browser pictures lint mutants fuzz model bench bench-consensus bench-transport clean
 
 PYTHON ?=
 BIN := .venv/bin
@@ -10,12 +10,14 @@ STAMP := .venv/.setup-complete
 TEST_PROCESSES := $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) * 2 )))
 # What pytest makes of each test file is kept. In a fresh checkout two processes write it first, or each of the four would.
 COLLECT := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --collect-only --quiet
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist worksteal
 COLLECTED := tests/__pycache__/conftest.*-pytest-*.pyc
 
 help:
 	@echo "make setup   install everything, pinned, into .venv"
 	@echo "make demo    four peers on this machine train a transformer together; one of them lies"
 	@echo "make test    the test suite"
+	@echo "make test-long  those tests that take ten seconds of a processor or more, which make test leaves out"
 	@echo "make test-browser  the pages in a real browser; fails where there is none"
 	@echo "make pictures  the screenshots of README and guide, made anew from peers that run"
 	@echo "make lint    style, types and import layers"
@@ -57,7 +59,10 @@ demo: setup
 test: setup
 	@echo "the tests take about 7 minutes on two idle cores, and up to 25 on a busy machine; lint, types and simulations have their own commands"
 	@ls $(COLLECTED) > /dev/null 2>&1 || { $(COLLECT) tests/[a-o]*/ tests/test_*.py > /dev/null & $(COLLECT) tests/[p-z]*/ > /dev/null; wait; }
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist worksteal -m "not large"
+	$(PYTEST) -m "not large and not long"
+
+test-long: setup
+	$(PYTEST) -m "long and not large" $$(grep -rl --include='test_*.py' 'mark\.long' tests)
 
 test-browser: setup
 	@command -v chromium >/dev/null && command -v chromedriver >/dev/null || { echo "make: no browser and driver; Debian: apt install chromium chromium-driver" >&2; exit 1; }

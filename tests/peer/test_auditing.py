@@ -256,6 +256,7 @@ async def test_an_auditor_that_replays_nothing_is_suspended_by_the_losses_that_t
         await made.seats[3].event("warning", "as if it replayed nothing")
 
 
+@pytest.mark.long
 async def test_losses_that_were_lost_are_not_opened_and_cost_rewards_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -530,6 +531,7 @@ def lying(worker: Sums, how: str, hidden: set[bytes] | None = None) -> Callable[
     return update
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["drift", "hidden", "kept"])
 async def test_who_alone_finds_a_step_false_whose_start_was_chosen_is_called_no_liar(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str

@@ -24,6 +24,7 @@ FIRST_LIARS = tuple(name for name in HONEST_MAJORITY if name not in ("far-timeou
 # and a timeout that a crash left unsent; a clock behind beside a liar (two seeds); a ballot that one voter and one observer, whom
 # nobody asks, had heard; one that all who had heard it forgot together before they were asked.
 # Seed 17134 had clocks an hour ahead among three voters, who bear nothing, one of them sick; `tests.sim.plan` sets them right.
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [0, 1301, 806, 593, 330, 2939, 12527, 14235, 17134])
 def test_networks_in_trouble_agree_and_go_on(seed: int) -> None:
     assert campaign.run_one(Simulation(first_draws(seed, 4, FIRST_LIARS))).problem == ""

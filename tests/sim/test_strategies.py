@@ -33,6 +33,7 @@ def test_no_two_strategies_are_the_same() -> None:
     assert len(set(STRATEGIES.values())) == len(STRATEGIES) >= 20
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", HONEST_MAJORITY)
 def test_every_kind_of_liar_is_tolerated_and_expelled_if_it_leaves_proof(name: str) -> None:
     def is_expelled(seed: int) -> bool:

@@ -10,6 +10,8 @@ import ast
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from benchmarks import dispatch
 from tests.training import golden
 from training import replicated
@@ -21,6 +23,7 @@ def test_every_hash_is_the_golden_one() -> None:
     assert golden.differences(golden.everything(), golden.expected()) == []
 
 
+@pytest.mark.long
 def test_no_hash_or_step_depends_on_instructions_threads_or_the_order_of_sets() -> None:
     """One test for all environments: their processes would otherwise run once in each process of the tests."""
     outputs = {name: environment.run("tests.training.golden", "--torch", "cpu") for name, environment in HANDFUL.items()}

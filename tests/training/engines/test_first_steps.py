@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from scenarios.determinism import levels
 from training.data.default_text import default_text
@@ -73,6 +74,7 @@ def write(folder: str) -> None:
         np.savez(f"{place}.npz", after=after, moments=moments)
 
 
+@pytest.mark.long
 def test_no_honest_first_step_comes_near_the_tolerance_on_a_processor_without_vectors(tmp_path: Path) -> None:
     baseline = next(level for level in levels() if level.name == "baseline")
     environment = {**os.environ, **baseline.variables, "PYTHONPATH": os.pathsep.join(sys.path)}
