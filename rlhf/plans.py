@@ -37,9 +37,8 @@ from protocol.codec import Between, Count, Digest, Key, Length
 from protocol.errors import RemoteProtocolError
 from protocol.messages import Name
 from rlhf.objective import MODEL, PPO, PpoTerms
-from rlhf.reward import REWARD_NAMES
+from rlhf.objectives import OF_PAIRS
 from rlhf.sets import Claim, Source, claimed
-from rlhf.supervised import DPO
 from training.spec import ROUNDS_MAX, SETTINGS_BYTES_MAX, JobSpec
 
 RUNNING_MAX: Final = 4  # plans at once, of all members: each holds a base and a reward model on every peer's disk
@@ -133,7 +132,7 @@ def made(rules: JobRules, key: bytes, author: bytes, said: Begin, view: View, he
     if first.objective == PPO.name:
         if said.policy or said.source or first.read is not None:
             raise Refused("a plan that begins with a job of the objective 'ppo' is that job alone, and a rule rewards it")
-    elif first.objective not in (*REWARD_NAMES, DPO.name) or first.base is None:
+    elif first.objective not in OF_PAIRS or first.base is None:
         raise Refused(
             "a plan begins with a job of the objective 'reward', 'reward-mean' or 'dpo' that starts from another's model"
         )

@@ -63,7 +63,11 @@ class RewardModel(Objective):
     ) -> npt.NDArray[np.int64]:
         """The numbers of pairs."""
         assert isinstance(data, Pairs)
-        return pairs_of_step(*step.place, count=count, pairs=len(data.trained), seed=job.seed)
+        return self.drawn(job, step, count, len(data.trained))
+
+    def drawn(self, job: Job, step: Step, count: int, pairs: int) -> npt.NDArray[np.int64]:
+        """`draw`, of so many pairs."""
+        return pairs_of_step(*step.place, count=count, pairs=pairs, seed=job.seed)
 
     def examples(
         self, job: Job, drawn: npt.NDArray[np.int64], data: Tokens, declaration: Declaration | None = None
@@ -102,12 +106,9 @@ class MeanRewardModel(RewardModel):
             return f"weight_decay {job.weight_decay:g} would shrink layers that are to stay: take 0, or learns all"
         return super().problem(job, settings)
 
-    def draw(
-        self, job: Job, step: Step, count: int, data: Tokens, declaration: Declaration | None = None
-    ) -> npt.NDArray[np.int64]:
-        """The numbers of pairs. A pair that comes twice while others have not come teaches its noise (docs/log.md)."""
-        assert isinstance(data, Pairs)
-        return pairs_in_turn(*step.place, steps=job.local_steps, count=count, pairs=len(data.trained), seed=job.seed)
+    def drawn(self, job: Job, step: Step, count: int, pairs: int) -> npt.NDArray[np.int64]:
+        """A pair that comes twice while others have not come teaches its noise (docs/log.md)."""
+        return pairs_in_turn(*step.place, steps=job.local_steps, count=count, pairs=pairs, seed=job.seed)
 
     def keeps_layers(self, job: Job) -> bool:
         own: MeanTerms = job.own

@@ -83,7 +83,11 @@ class Supervised(Objective):
     ) -> npt.NDArray[np.int64]:
         """The numbers of records."""
         assert isinstance(data, Responses)
-        return pairs_of_step(*step.place, count=count, pairs=len(data.trained), seed=job.seed)
+        return self.drawn(job, step, count, len(data.trained))
+
+    def drawn(self, job: Job, step: Step, count: int, records: int) -> npt.NDArray[np.int64]:
+        """`draw`, of so many records."""
+        return pairs_of_step(*step.place, count=count, pairs=records, seed=job.seed)
 
 
 class Instruct(Supervised):

@@ -6,19 +6,18 @@ import io
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-import numpy.typing as npt
-
 from features.tables import counted
 from protocol.errors import UserError
 from protocol.identity import peer_id
 from protocol.limits import DATA_SHARD_BYTES
 from rlhf.calls import DrawView, TraceView
 from rlhf.pairs import name
-from rlhf.preferences import Pair, is_held_out, pairs_in_turn, pairs_of_step, unpacked
-from rlhf.reward import MEAN_REWARD
+from rlhf.preferences import Pair, is_held_out, unpacked
+from rlhf.reward import RewardModel
 from rlhf.sets import DecidedSet
+from rlhf.supervised import Dpo
 from training.data.corpus import read_manifest
+from training.objectives.objective import Step
 from training.spec import JobSpec
 
 ID_DIGITS_MIN = 8  # of a task's id; a shorter number is that of a line
@@ -89,21 +88,15 @@ def draws(job: bytes, spec: JobSpec, pairs: Sequence[Pair], pair: Pair, rounds: 
     train = [other.id for other in pairs if not is_held_out(other.prompt, spec.held_out_permille)]
     if pair.id not in train:
         return
+    kind = spec.kind
+    assert isinstance(kind, RewardModel | Dpo)
     place, known = train.index(pair.id), list(rounds)
     hits = list[tuple[int, bytes, int, bool]]()
     for trainer in sorted({trainer for at in known for trainer in at.trainers}):  # one after the other: its order is found once
         for at in known:
             if trainer in at.trainers:
-                steps = range(spec.local_steps)
-                drawn = (step for step in steps if np.any(_drawn(spec, len(train), job, at.number, trainer, step) == place))
-                hits += [(at.number, trainer, step, at.trainers[trainer]) for step in drawn]
+                for step in range(spec.local_steps):
+                    if place in kind.drawn(spec, Step(job, at.number, trainer, step), spec.batch, len(train)):
+                        hits.append((at.number, trainer, step, at.trainers[trainer]))
     for number, trainer, step, accepted in sorted(hits):
         yield DrawView(job.hex(), number, peer_id(trainer), step, accepted)
-
-
-def _drawn(spec: JobSpec, pairs: int, job: bytes, number: int, trainer: bytes, step: int) -> npt.NDArray[np.int64]:
-    """The numbers of the pairs of a step, of so many that are trained on."""
-    if spec.objective == MEAN_REWARD.name:
-        steps = spec.local_steps
-        return pairs_in_turn(job, number, trainer, step, steps=steps, count=spec.batch, pairs=pairs, seed=spec.seed)
-    return pairs_of_step(job, number, trainer, step, count=spec.batch, pairs=pairs, seed=spec.seed)

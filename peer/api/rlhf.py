@@ -32,8 +32,9 @@ from rlhf.controller import beta_of
 from rlhf.guards import Course
 from rlhf.module import RlhfModule, RlhfState
 from rlhf.objective import MODULE, PpoTerms
+from rlhf.objectives import OF_PAIRS
 from rlhf.preferences import Pair
-from rlhf.reward import ACCURACY, CALIBRATION, REWARD_NAMES
+from rlhf.reward import ACCURACY, CALIBRATION
 from rlhf.sets import Source
 from rlhf.supervised import DPO, NATS
 from rlhf.tracing import traced
@@ -172,7 +173,7 @@ class RlhfAnswers(RlhfCalls):
         newest = {name: value for _, figures in sorted(found.items()) for name, value in figures.items()}
         accuracy, error, nats = (newest.get(name) for name in (ACCURACY, CALIBRATION, NATS))
         told = replace(stage, held_out_accuracy=accuracy, calibration_error=error, held_out_nats=nats)
-        if stage.objective not in (*REWARD_NAMES, DPO.name):
+        if stage.objective not in OF_PAIRS:
             return told
         return replace(told, preferences=preferences_of(self.peer.driver.state, bytes.fromhex(stage.job)))
 

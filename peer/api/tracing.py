@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ledger.jobs import JobsState
-from rlhf.reward import REWARD_NAMES
-from rlhf.supervised import DPO
+from rlhf.objectives import OF_PAIRS
 from rlhf.tracing import Learned, Round
 from storage.store import Store
 from training.spec import JobSpec
@@ -18,7 +17,7 @@ def learned(jobs: JobsState, store: Store) -> Iterator[Learned]:
     """In the order in which they were started."""
     for key, job in sorted(jobs.jobs.items(), key=lambda item: item[1].started):
         spec = JobSpec.decode(job.spec)
-        if spec.objective in (*REWARD_NAMES, DPO.name):
+        if spec.objective in OF_PAIRS:
             rounds = [found for number in range(job.round) if (found := _round(store, key, number)) is not None]
             yield Learned(key, spec, rounds, job.round - len(rounds))
 

@@ -17,9 +17,8 @@ from protocol.errors import MissingBlobError, UserError
 from rlhf.calls import TraceView
 from rlhf.module import RlhfState
 from rlhf.objective import MODULE
-from rlhf.reward import REWARD_NAMES
+from rlhf.objectives import OF_PAIRS
 from rlhf.sets import DecidedSet
-from rlhf.supervised import DPO
 from rlhf.tracing import Learned, Round, traced
 from training.spec import JobSpec
 
@@ -33,7 +32,7 @@ def trace(folder: Path, pair: str) -> TraceView:
         state = transition.state
         for job in transition.started:
             spec = JobSpec.decode(state.jobs.jobs[job].spec)
-            if spec.objective in (*REWARD_NAMES, DPO.name):
+            if spec.objective in OF_PAIRS:
                 jobs[job] = Learned(job, spec)
         for closed in transition.closed:
             if closed.job in jobs:

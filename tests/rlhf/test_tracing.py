@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from peer import features
@@ -59,12 +58,7 @@ def test_a_trace_that_counts_held_out_pairs_or_forgets_the_trainer_is_found_out(
     with monkeypatch.context() as planted:
         planted.setattr(tracing, "is_held_out", lambda *_: False)
         assert any(traced(pair) != drawn(pair) for pair in PAIRS)
-    right = tracing.pairs_of_step
-
-    def of_nobody(job: bytes, number: int, trainer: bytes, step: int, **how: int) -> np.ndarray:
-        return right(job, number, bytes(32), step, **how)
-
-    monkeypatch.setattr(tracing, "pairs_of_step", of_nobody)
+    monkeypatch.setattr(tracing, "Step", lambda job, number, trainer, step: Step(job, number, bytes(32), step))
     assert any(traced(pair) != drawn(pair) for pair in PAIRS)
 
 
