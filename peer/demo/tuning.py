@@ -23,6 +23,7 @@ from protocol.api import TrainRequest
 from protocol.errors import UserError
 from rlhf import examples, preferences
 from rlhf.calls import FiguresView, RlhfCalls
+from rlhf.controller import beta_of
 from rlhf.objective import PpoTerms, Prompts
 from training import checkpoint
 from training.data import default_text
@@ -117,17 +118,17 @@ def _taken(said: dict[str, str], name: str, usual: int) -> int:
 
 async def measure(demo: Demo, job: str, watched: tuple[FiguresView, ...]) -> Rlhf:
     """Writes the models and responses of them into the demo's folder. A process of its own computes: this one loads no torch."""
-    module, files = await trio.to_thread.run_sync(_write, demo, bytes.fromhex(job))
+    module, beta, files = await trio.to_thread.run_sync(_write, demo, bytes.fromhex(job))
     found = json.loads((await trio.run_process([sys.executable, "-m", module, *files], capture_stdout=True)).stdout)
     (demo.folder / SAMPLES).write_text("".join(json.dumps(sample) + "\n" for sample in found["samples"]))
     spec, _, origin = checkpoint.read(demo.folder / POLICY)
     own: PpoTerms = spec.own
     seen = {name: getattr(watched[-1], name) for name in ("distinct_2", "tokens", "length_correlation")} if watched else {}
-    return Rlhf(algorithm=own.algorithm.value, beta=own.beta, rounds=origin.round, **found["figures"], **seen)
+    return Rlhf(algorithm=own.algorithm.value, beta=beta, rounds=origin.round, **found["figures"], **seen)
 
 
-def _write(demo: Demo, job: bytes) -> tuple[str, list[str]]:
-    """The module that measures, and the files that it takes."""
+def _write(demo: Demo, job: bytes) -> tuple[str, float, list[str]]:
+    """The module that measures, the last round's beta, and what the module takes."""
     disk = Disk(demo.watched.directory)
     try:
         policy = disk.model(job)
@@ -136,14 +137,20 @@ def _write(demo: Demo, job: bytes) -> tuple[str, list[str]]:
         first = ReplicatedModel.initial(job, spec, base)
         files = [_saved(demo, POLICY, policy), _saved(demo, REFERENCE, first)]
         read = spec.kind.read(spec)
+        beta = beta_of(policy.state.steering, spec.own.beta)
         if read is None or base is None:
-            return "rlhf.pytorch.toy", files
+            return "rlhf.pytorch.toy", beta, files
         reward = disk.model(read.job)
-        files += [_saved(demo, OF_PREFERENCES, reward), *(str(disk.text(of)) for of in (base.spec, reward.spec))]
+        files = [
+            str(beta),
+            *files,
+            _saved(demo, OF_PREFERENCES, reward),
+            *(str(disk.text(of)) for of in (base.spec, reward.spec)),
+        ]
         if spec.tokenizer is not None:
             (demo.folder / TOKENIZER).write_bytes(disk.blob(spec.tokenizer))
             files.append(str(demo.folder / TOKENIZER))
-        return "rlhf.pytorch.text", files
+        return "rlhf.pytorch.text", beta, files
     finally:
         disk.close()
 

@@ -1,7 +1,10 @@
-"""A policy that a reward model has tuned, measured: `python -m rlhf.pytorch.text POLICY REFERENCE REWARD TEXT PAIRS [TOKENIZER]`.
+"""A policy that a reward model has tuned, measured.
 
-The first three are files of `training.checkpoint`; TEXT is what the prompts come from, PAIRS the set that the reward model
-learned from, and TOKENIZER the job's, if it has one. It prints figures and responses as JSON. Prompts and pairs are held out.
+`python -m rlhf.pytorch.text BETA POLICY REFERENCE REWARD TEXT PAIRS [TOKENIZER]` is a process of its own.
+
+BETA is that of the last round. Three files of `training.checkpoint` follow; TEXT is what the prompts come from, PAIRS the set
+that the reward model learned from, and TOKENIZER the job's, if it has one. It prints figures and responses as JSON. Prompts and
+pairs are held out.
 """
 
 from __future__ import annotations
@@ -54,7 +57,7 @@ class Figures:
 
 
 def measured(
-    files: tuple[Path, Path, Path], text: Path, pairs: Path, tokenizer: Tokenizer
+    beta: float, files: tuple[Path, Path, Path], text: Path, pairs: Path, tokenizer: Tokenizer
 ) -> tuple[Figures, list[dict[str, str]]]:
     (spec, policy, _), (_, reference, _), (of_reward, scores, _) = map(checkpoint.read, files)
     own: PpoTerms = spec.own
@@ -69,7 +72,7 @@ def measured(
         trained, held_out = parted(unpacked(stream, Pair), of_reward.held_out_permille)
     figures = Figures(
         reference_value=reference_score,
-        value=score - own.beta * kl,
+        value=score - beta * kl,
         kl=kl,
         score=score,
         pair_accuracy=figures_of_reward(_model(of_reward, scores), of_reward, learned, _quietly).get(ACCURACY),
@@ -128,9 +131,9 @@ def _text(tokenizer: Tokenizer, tokens: Sequence[int], stop: int | None) -> str:
 def main() -> None:
     registry.add(OBJECTIVES)
     torch.set_num_threads(1)
-    policy, reference, reward, text, pairs, *tokenizer = map(Path, sys.argv[1:])
+    policy, reference, reward, text, pairs, *tokenizer = map(Path, sys.argv[2:])
     known = load_tokenizer(tokenizer[0].read_bytes() if tokenizer else None)
-    figures, samples = measured((policy, reference, reward), text, pairs, known)
+    figures, samples = measured(float(sys.argv[1]), (policy, reference, reward), text, pairs, known)
     print(json.dumps({"figures": asdict(figures), "samples": samples}))
 
 
