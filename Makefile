@@ -16,8 +16,8 @@ COLLECTED := tests/__pycache__/conftest.*-pytest-*.pyc
 help:
 	@echo "make setup   install everything, pinned, into .venv"
 	@echo "make demo    four peers on this machine train a transformer together; one of them lies"
-	@echo "make test    the test suite"
-	@echo "make test-long  those tests that take ten seconds of a processor or more, which make test leaves out"
+	@echo "make test    the test suite without its longest tests"
+	@echo "make test-long  the longest tests, which make test leaves out: liars of every kind, whole demos"
 	@echo "make test-browser  the pages in a real browser; fails where there is none"
 	@echo "make pictures  the screenshots of README and guide, made anew from peers that run"
 	@echo "make lint    style, types and import layers"

@@ -128,6 +128,7 @@ def engine_of(spec: JobSpec, device: str, variant: Variant) -> Any:
 
     from training.data.tokenizer import load_tokenizer
     from training.engines.pytorch.declaring import DeclaringEngine
+    from training.engines.pytorch.device import start
     from training.engines.pytorch.engine import Engine
     from training.sequences import Tokens
 
@@ -144,6 +145,8 @@ def engine_of(spec: JobSpec, device: str, variant: Variant) -> Any:
             found: npt.NDArray[np.int64] = super().batch(job, round, variant.trainer, shifted, size, declaration)
             return found
 
+    where = torch.device(device)
+    start(torch.device(where.type, where.index or 0))  # as a peer's worker does; it forbids TF32
     if device == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = variant.fast_float32
     text = np.frombuffer(default_text(), dtype=np.uint8)

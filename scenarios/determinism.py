@@ -45,7 +45,7 @@ AUDITS = {audit: {"audit": audit} for audit in ("full", "sampled")}
 AUDITS["lean"] = AUDITS["sampled"] | {"lean_audits": "true", "audit_rate": "1"}
 ACCUSED = (Result.CHALLENGED, Result.SUSPENDED, Result.SHUNNED)
 LIBRARIES = {"units": "numpy", "core": "OpenBLAS", "aten": "torch"}  # as `dispatch.seen` calls their choices
-GPU, PROCESSOR = "cuda", "cpu"  # as the setting `device` names the first GPU, and none
+GPU, PROCESSOR = "cuda", "cpu"  # values of the setting `device`: the first GPU, no GPU
 
 
 def levels() -> list[Environment]:
@@ -96,7 +96,7 @@ async def run(options: argparse.Namespace) -> int:
             job = await peers.train({**WORK, **said}, rounds=options.rounds)
 
         async def over() -> bool:
-            """Everybody has applied the block that certifies the last root, and all audits are reported."""
+            """Everybody has applied the block behind the last round, which certifies its root, and all audits are reported."""
             states = [await peer.client.status() for peer in peers.peers]
             views = [view for peer in peers.peers for view in await peer.client.jobs() if view.job == job]
             last = await peers.peers[0].client.rounds(1)
@@ -182,8 +182,8 @@ def conclude(
     trainers = [peer for peer in peers.peers if peer.trains]
     same = alike([seen[peer.name] for peer in trainers], {peer.threads for peer in trainers})
     failures += [f"{what} computed the same way on all trainers: nothing was shown of it" for what in same]
-    if options.gpu and len(set(devices.values())) == 1:
-        failures.append("all trainers computed on the same device: nothing was shown of a GPU")
+    if options.gpu and {name.partition(":")[0] for name in devices.values()} != {GPU, PROCESSOR}:
+        failures.append("trainers did not compute on a GPU and on processors: nothing was shown of both")
     columns = ("peer", "device", "torch threads", *LIBRARIES.values(), "heights", "rounds", "accepted", "state root")
     heights, rows = set(), []
     for peer in peers.peers:

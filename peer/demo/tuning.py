@@ -128,7 +128,7 @@ async def measure(demo: Demo, job: str, watched: tuple[FiguresView, ...]) -> Rlh
 
 
 def _write(demo: Demo, job: bytes) -> tuple[str, float, list[str]]:
-    """The module that measures, the last round's beta, and what the module takes."""
+    """The module that measures, the beta that its value counts, and what the module takes."""
     disk = Disk(demo.watched.directory)
     try:
         policy = disk.model(job)
@@ -137,9 +137,9 @@ def _write(demo: Demo, job: bytes) -> tuple[str, float, list[str]]:
         first = ReplicatedModel.initial(job, spec, base)
         files = [_saved(demo, POLICY, policy), _saved(demo, REFERENCE, first)]
         read = spec.kind.read(spec)
-        beta = beta_of(policy.state.steering, spec.own.beta)
         if read is None or base is None:
-            return "rlhf.pytorch.toy", beta, files
+            return "rlhf.pytorch.toy", spec.own.beta, files
+        beta = beta_of(policy.state.steering, spec.own.beta)  # that of the next round, if there were one
         reward = disk.model(read.job)
         files = [
             str(beta),

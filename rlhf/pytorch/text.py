@@ -2,9 +2,9 @@
 
 `python -m rlhf.pytorch.text BETA POLICY REFERENCE REWARD TEXT PAIRS [TOKENIZER]` is a process of its own.
 
-BETA is that of the last round. Three files of `training.checkpoint` follow; TEXT is what the prompts come from, PAIRS the set
-that the reward model learned from, and TOKENIZER the job's, if it has one. It prints figures and responses as JSON. Prompts and
-pairs are held out.
+BETA is what the next round would have. Three files of `training.checkpoint` follow; TEXT is what the prompts come from, PAIRS the
+set that the reward model learned from, and TOKENIZER the job's, if it has one. It prints figures and responses as JSON.
+Prompts and pairs are held out.
 """
 
 from __future__ import annotations
