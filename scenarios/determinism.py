@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -147,6 +147,12 @@ def alike(seen: Sequence[Mapping[str, Any]], threads: set[int]) -> list[str]:
     return same + ["torch's threads"] * (len(threads) == 1)
 
 
+def not_both(devices: Iterable[str]) -> list[str]:
+    """What is wrong if trainers computed on these: on GPUs alone, on processors alone, or nobody knows on what."""
+    kinds = {name.partition(":")[0] for name in devices}
+    return [] if kinds == {GPU, PROCESSOR} else ["trainers did not compute on a GPU and on processors: nothing was shown of both"]
+
+
 @dataclass(frozen=True)
 class Judged:
     """Honest proposals, of all trainers together."""
@@ -182,8 +188,7 @@ def conclude(
     trainers = [peer for peer in peers.peers if peer.trains]
     same = alike([seen[peer.name] for peer in trainers], {peer.threads for peer in trainers})
     failures += [f"{what} computed the same way on all trainers: nothing was shown of it" for what in same]
-    if options.gpu and {name.partition(":")[0] for name in devices.values()} != {GPU, PROCESSOR}:
-        failures.append("trainers did not compute on a GPU and on processors: nothing was shown of both")
+    failures += not_both(devices.values()) if options.gpu else []
     columns = ("peer", "device", "torch threads", *LIBRARIES.values(), "heights", "rounds", "accepted", "state root")
     heights, rows = set(), []
     for peer in peers.peers:

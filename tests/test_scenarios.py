@@ -68,6 +68,12 @@ def test_peers_that_compute_alike_show_nothing() -> None:
     assert determinism.alike([wide, narrow], {1}) == ["torch's threads"]
 
 
+def test_a_gpu_is_shown_only_beside_processors() -> None:
+    assert determinism.not_both(["cuda:0: NVIDIA H200", "cpu: x86_64", "cpu: x86_64"]) == []
+    for devices in (["cpu: x86_64"] * 2, ["cuda:0: NVIDIA H200"], ["", "cpu: x86_64"]):
+        assert determinism.not_both(devices), devices
+
+
 def test_a_scenario_with_a_gpu_says_in_one_line_that_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(UserError, match="--gpu: torch finds no GPU here; leave it out"):

@@ -118,8 +118,8 @@ def _taken(said: dict[str, str], name: str, usual: int) -> int:
 
 async def measure(demo: Demo, job: str, watched: tuple[FiguresView, ...]) -> Rlhf:
     """Writes the models and responses of them into the demo's folder. A process of its own computes: this one loads no torch."""
-    module, beta, files = await trio.to_thread.run_sync(_write, demo, bytes.fromhex(job))
-    found = json.loads((await trio.run_process([sys.executable, "-m", module, *files], capture_stdout=True)).stdout)
+    module, beta, arguments = await trio.to_thread.run_sync(_write, demo, bytes.fromhex(job))
+    found = json.loads((await trio.run_process([sys.executable, "-m", module, *arguments], capture_stdout=True)).stdout)
     (demo.folder / SAMPLES).write_text("".join(json.dumps(sample) + "\n" for sample in found["samples"]))
     spec, _, origin = checkpoint.read(demo.folder / POLICY)
     own: PpoTerms = spec.own
@@ -141,16 +141,11 @@ def _write(demo: Demo, job: bytes) -> tuple[str, float, list[str]]:
             return "rlhf.pytorch.toy", spec.own.beta, files
         beta = beta_of(policy.state.steering, spec.own.beta)  # that of the next round, if there were one
         reward = disk.model(read.job)
-        files = [
-            str(beta),
-            *files,
-            _saved(demo, OF_PREFERENCES, reward),
-            *(str(disk.text(of)) for of in (base.spec, reward.spec)),
-        ]
+        files += [_saved(demo, OF_PREFERENCES, reward), *(str(disk.text(of)) for of in (base.spec, reward.spec))]
         if spec.tokenizer is not None:
             (demo.folder / TOKENIZER).write_bytes(disk.blob(spec.tokenizer))
             files.append(str(demo.folder / TOKENIZER))
-        return "rlhf.pytorch.text", beta, files
+        return "rlhf.pytorch.text", beta, [str(beta), *files]
     finally:
         disk.close()
 

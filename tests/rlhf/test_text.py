@@ -92,6 +92,7 @@ def test_a_demo_goes_from_a_text_over_preferences_to_a_policy(tmp_path: Path) ->
         "reward.rounds=1",
         "reward.score=mean",
         "stop=none",
+        "kl_target=9",
         *TERMS,
     ]
     _, report, told = demo(tmp_path, "--rlhf", "text", "--rounds", "2", "--set", *settings)
@@ -107,5 +108,6 @@ def test_a_demo_goes_from_a_text_over_preferences_to_a_policy(tmp_path: Path) ->
     features.install()
     specs = [checkpoint.read(tmp_path / "run" / f"{name}.safetensors")[0] for name in ("policy", "reference", "reward")]
     assert [spec.objective for spec in specs] == ["ppo", "ppo", "reward-mean"]
+    assert 0 < found["beta"] < specs[0].own.beta, "a policy that has hardly moved is held less"
     samples = [json.loads(line) for line in (tmp_path / "run" / "samples.jsonl").read_text().splitlines()]
     assert len(samples) >= 64 and all(sample.keys() == {"prompt", "policy", "reference"} for sample in samples)

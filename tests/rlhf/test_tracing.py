@@ -54,6 +54,14 @@ def test_a_trace_has_the_steps_in_which_a_pair_is_drawn_and_no_others(spec: JobS
     assert any(traced(pair, spec) for pair in train) and not any(traced(pair, spec) for pair in held_out)
 
 
+def test_a_job_of_means_meets_each_pair_once_in_its_first_rounds_whoever_trains() -> None:
+    rounds, count = 5, MEAN.batch
+    for trainer in TRAINERS:
+        steps = [Step(JOB, number, trainer, step) for number in range(rounds) for step in range(MEAN.local_steps)]
+        met = [int(pair) for step in steps for pair in MEAN.kind.drawn(MEAN, step, count, len(steps) * count)]
+        assert sorted(met) == list(range(len(steps) * count))
+
+
 def test_a_trace_that_counts_held_out_pairs_or_forgets_the_trainer_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as planted:
         planted.setattr(tracing, "is_held_out", lambda *_: False)
