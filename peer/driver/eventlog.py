@@ -45,6 +45,9 @@ class EventLog:
         more, self._more = self._more, trio.Event()
         more.set()
 
+    def last(self, count: int) -> tuple[EventView, ...]:
+        return tuple(self._events)[-count:]
+
     async def after(self, number: int, wait_seconds: float) -> tuple[EventView, ...]:
         """Events above `number`, waiting for the first; a negative number asks for that many of the last ones, at once.
 
@@ -52,7 +55,7 @@ class EventLog:
         """
         await trio.lowlevel.checkpoint()
         if number < 0:
-            return tuple(self._events)[number:]
+            return self.last(-number)
         with trio.move_on_after(max(0.0, wait_seconds)):
             while self._last <= number:
                 await self._more.wait()

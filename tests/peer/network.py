@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -99,18 +99,30 @@ class Seat:
     async def until(self, condition: Callable[[Driver], bool]) -> None:
         """Returns when `condition` holds after a block was applied. On a busy machine blocks come late, but they come."""
         while not condition(self.driver):
-            with trio.fail_after(SECONDS_MAX):
+            with self._in_time():
                 await self.driver.applied.wait()
 
     async def event(self, kind: str, text: str) -> str:
         """The first event of this kind that says this."""
         seen = 0
-        with trio.fail_after(SECONDS_MAX):
+        with self._in_time():
             while True:
                 for event in await self.events.after(seen, SECONDS_MAX):
                     seen = event.number
                     if event.kind == kind and text in event.text:
                         return event.text
+
+    @contextmanager
+    def _in_time(self) -> Iterator[None]:
+        """`trio.TooSlowError` says where this peer stood, and of what it died if it did."""
+        try:
+            with trio.fail_after(SECONDS_MAX):
+                yield
+        except trio.TooSlowError as error:
+            rounds = {key.hex()[:8]: (job.phase.name, job.round) for key, job in self.driver.state.jobs.jobs.items()}
+            error.add_note(f"height {self.driver.state.height}, jobs {rounds}, failure {self.failure}")
+            error.add_note("\n".join(f"{event.kind}: {event.text}" for event in self.events.last(20)))
+            raise
 
     async def scratch(self) -> bytes:
         """Puts a scratch job on the log; its id once that is decided."""
