@@ -73,6 +73,7 @@ class Proxy:
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        _speak_in_segments(listener.socket)
         self.port = listener.socket.getsockname()[1]
         async with trio.open_nursery() as nursery:
             nursery.start_soon(trio.serve_listeners, self._serve, [listener])
@@ -106,7 +107,7 @@ class Proxy:
                 if self.is_shaped:  # the first round trip of a connection
                     await trio.sleep(self._way((speaker, self._name(address))).round_trip(trio.current_time()))
                 host, _, port = address.rpartition(":")
-                async with await trio.open_tcp_stream(host, int(port)) as onward, trio.open_nursery() as nursery:
+                async with await _connected(host, int(port)) as onward, trio.open_nursery() as nursery:
                     pump = self._pump_shaped if self.is_shaped else self._pump
                     nursery.start_soon(pump, stream, onward, lambda: (speaker, self._name(address)), scope)
                     nursery.start_soon(pump, onward, stream, lambda: (self._name(address), speaker), scope)
@@ -181,6 +182,24 @@ async def running_proxy(profile: Profile | None = None) -> AsyncIterator[Proxy]:
         await nursery.start(proxy.run)
         yield proxy
         nursery.cancel_scope.cancel()
+
+
+async def _connected(host: str, port: int) -> trio.SocketStream:
+    sock = trio.socket.socket()
+    try:
+        _speak_in_segments(sock)
+        await sock.connect((host, port))
+    except BaseException:
+        sock.close()
+        raise
+    return trio.SocketStream(sock)
+
+
+def _speak_in_segments(sock: trio.socket.SocketType) -> None:
+    """Whoever sends to it does so in segments of an Ethernet. Those of the loopback hold 64 KiB: a window as small as an uplink's
+    queue has no room for one, and the kernel then waits up to .2 s before it sends less.
+    """
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SEGMENT_BYTES)
 
 
 async def _greeting(stream: trio.SocketStream) -> tuple[str, str]:

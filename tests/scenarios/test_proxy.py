@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -13,7 +14,7 @@ from trio.testing import wait_all_tasks_blocked
 from peer.demo.cast import DemoPeer
 from protocol.identity import Identity
 from scenarios.proxy import Direction, Proxy, running_proxy
-from transport.profiles import Moment, Profile
+from transport.profiles import SEGMENT_BYTES, Moment, Profile
 
 SECONDS_MAX = 35.0  # for what takes no time
 QUIET_SECONDS = 0.02  # nothing moves for so long: nothing will
@@ -132,6 +133,15 @@ async def test_whoever_dials_across_a_cut_waits_for_its_end() -> None:
         made.proxy.heal()
         there = await made.accept()
         assert await heard(there, 5) == b"early"
+
+
+async def test_both_ends_send_it_segments_of_an_ethernet() -> None:
+    """Those of the loopback do not fit a window as small as a narrow uplink's queue: bytes would wait for the kernel's timers."""
+    async with place() as made:
+        link = await made.link()
+        assert await link.carries(b"there") and await link.carries(b"back", back=True)
+        for stream in (link.here, link.there):
+            assert 0 < stream.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG) <= SEGMENT_BYTES
 
 
 async def test_a_byte_takes_its_delay_and_many_bytes_wait_for_the_uplink_that_all_links_share() -> None:
