@@ -1,7 +1,7 @@
 """Payloads by digest: pulled in chunks over the links, from whoever holds them.
 
 One transfer has one holder at a time and asks it for consecutive chunks, a window ahead. For what only audits ask for, the window
-follows the link (`Pace`): as much as the link carries in a round trip, and no queue in which other auditors wait. A holder that
+follows the link (`Pace`): as much as the link carries in a round trip, and a queue of a second or two at most. A holder that
 says NoBlob, stalls or disappears is left for another, and the transfer goes on where it stands. Who answers nothing in any
 transfer (a stopped process keeps its links) is known to be silent: asked after all others until it answers. If bytes of several
 holders turn out not to have the right hash, nobody can say whose were wrong: the transfer starts again and keeps to bytes of one
@@ -21,7 +21,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -42,7 +42,10 @@ WINDOW_CHUNKS = 32  # asked for ahead: 2 MiB, which is 20 MB/s over a link of 10
 # Of what only audits ask for, of one holder in all transfers together. At the start 4 MB/s over a link of 100 ms; at most what an
 # uplink of 100 Mbit/s sends in 300 ms. At least two, so that the link is never idle while a request is on its way.
 REVEAL_CHUNKS_START, REVEAL_CHUNKS_MIN, REVEAL_CHUNKS_MAX = 8, 2, 64
-QUEUE_SECONDS = 0.5  # an answer that comes so much later than the fastest one has waited in a queue: the window shrinks
+ASKED_MAX = 4 * REVEAL_CHUNKS_MAX  # requests remembered of one holder; there are more only where it leaves some unanswered
+# An answer that comes so much later than the fastest one has waited in a queue: the window shrinks. What TCP sends again, or at
+# first slowly, comes four round trips of 300 ms late without any queue; with half a second windows stayed at their least.
+QUEUE_SECONDS = 1.5
 FASTEST_SECONDS_MAX = 1.0  # a link takes no longer for one chunk, but for its queue: 400 kbit/s, or three round trips of 300 ms
 STALL_SECONDS = 5.0  # without any chunk of a transfer: the next holder is tried
 # As long a holder of a reveal may keep it back while it sends others: at 2 Mbit/s 48 chunks that three auditors ask for take 9 s.
@@ -79,13 +82,35 @@ class Pace:
     | an answer                                     | the window                                     |
     | comes within QUEUE_SECONDS of the fastest one | grows by a chunk, so it doubles in a round trip |
     | comes later                                   | is halved, once in the time that it took       |
+
+    A transfer that is begun again asks again for what is still on its way: the answer then is to the first request. Were it taken
+    for one to the second, it would be the fastest ever, and every other one late.
     """
 
     window: int = REVEAL_CHUNKS_START  # chunks
     fastest: float = FASTEST_SECONDS_MAX  # seconds from a request to its chunk
     shrunk: float = -math.inf  # when
+    # Digest, offset, and when it was asked for, in the order in which a holder answers.
+    asked: deque[tuple[bytes, int, float]] = field(default_factory=lambda: deque(maxlen=ASKED_MAX))
 
-    def answered(self, took: float, now: float) -> None:
+    def ask(self, digest: bytes, offset: int, now: float) -> None:
+        self.asked.append((digest, offset, now))
+
+    def answer(self, digest: bytes, offset: int, size: int, now: float) -> None:
+        """A chunk came; what was asked for before it will not be answered any more. A short one takes less than others would."""
+        place = next((place for place, (*what, _) in enumerate(self.asked) if what == [digest, offset]), None)
+        if place is not None:
+            at = self.asked[place][-1]
+            for _ in range(place + 1):
+                self.asked.popleft()
+            if size == BLOB_CHUNK_BYTES:
+                self._answered(now - at, now)
+
+    def refuse(self, digest: bytes) -> None:
+        """The holder has no such blob: no chunk of it will come."""
+        self.asked = deque((entry for entry in self.asked if entry[0] != digest), self.asked.maxlen)
+
+    def _answered(self, took: float, now: float) -> None:
         self.fastest = min(self.fastest, took)
         if took <= self.fastest + QUEUE_SECONDS:
             self.window = min(REVEAL_CHUNKS_MAX, self.window + 1)
@@ -129,7 +154,7 @@ class _Transfer:
     total: int | None = None
     offset: int = 0  # written so far
     requested: int = 0
-    times: dict[int, float] = field(default_factory=dict)  # of a reveal, by offset: when an awaited chunk was asked for
+    awaited: set[int] = field(default_factory=set)  # offsets of chunks that its holder was asked for
     window: int = WINDOW_CHUNKS * BLOB_CHUNK_BYTES  # bytes
     writer: BlobWriter | None = None
     contributors: set[bytes] = field(default_factory=set)
@@ -363,6 +388,8 @@ class Exchange:
         self._hear(peer)
         self._recall(peer, answer.digest)
         self.holder.given_back(answer.digest, peer)
+        if peer in self._paces:
+            self._paces[peer].refuse(answer.digest)
         transfer = self._transfers.get(answer.digest)
         if transfer is not None and transfer.holder == peer:
             transfer.lacked = True
@@ -373,6 +400,8 @@ class Exchange:
         self._hear(peer)
         self.bytes_received += len(chunk.chunk)
         self.reveals_received += len(chunk.chunk) if self._blobs.is_reveal(chunk.digest) else 0
+        if peer in self._paces:
+            self._paces[peer].answer(chunk.digest, chunk.offset, len(chunk.chunk), trio.current_time())
         transfer = self._transfers.get(chunk.digest)
         if transfer is None or not transfer.takes_from(peer) or transfer.error is not None:
             return  # an answer that came after the transfer ended or moved on
@@ -401,25 +430,23 @@ class Exchange:
         if transfer.goal is not None:
             transfer.goal.holders.add(peer)
         transfer.requested = max(transfer.requested, transfer.offset)
-        asked = transfer.times.pop(chunk.offset, None)
+        transfer.awaited.discard(chunk.offset)
         if peer == transfer.holder:
-            self._pace(transfer, asked, trio.current_time())
+            self._pace(transfer, trio.current_time())
         if transfer.complete:
             transfer.wake()
         elif peer == transfer.holder and transfer.requested <= transfer.offset + transfer.window // 2:
             self._request(transfer, peer)  # half a window at once: a frame of many requests costs little more than one of one
 
-    def _pace(self, transfer: _Transfer, asked: float | None, now: float) -> None:
+    def _pace(self, transfer: _Transfer, now: float) -> None:
         transfer.moved = now
         if transfer.pull is not None:
             transfer.pull.deadline = now + STALL_SECONDS
-        if transfer.pace is not None and asked is not None:
-            transfer.pace.answered(now - asked, now)
         transfer.window = self._share(transfer)
 
     def _asked_of(self, pace: Pace) -> int:
         """Chunks that are awaited of its holder."""
-        return sum(len(transfer.times) for transfer in self._transfers.values() if transfer.pace is pace)
+        return sum(len(transfer.awaited) for transfer in self._transfers.values() if transfer.pace is pace)
 
     def _share(self, transfer: _Transfer) -> int:
         """Bytes to ask for ahead. Transfers of reveals share their holder's window, and each has a chunk at least."""
@@ -525,7 +552,7 @@ class Exchange:
         transfer.moved, transfer.lacked, transfer.is_left = transfer.asked, False, False
         if not transfer.is_reveal and self._takes_turns(holder):
             transfer.asked_peers.add(holder)
-        transfer.times.clear()
+        transfer.awaited.clear()
         patience = self._patience(transfer, holder)
         self._request(transfer, holder)
         try:
@@ -580,11 +607,13 @@ class Exchange:
         size = transfer.size_max if transfer.total is None else transfer.total
         end = min(size, transfer.offset + transfer.window)
         while transfer.requested < end or transfer.requested == 0:
-            if transfer.pace is not None and transfer.times and self._asked_of(transfer.pace) >= transfer.pace.window:
+            if transfer.pace is not None and transfer.awaited and self._asked_of(transfer.pace) >= transfer.pace.window:
                 return
             if not self._send(holder, GetBlob(transfer.digest, transfer.requested), Priority.CONTROL):
                 return
-            transfer.times[transfer.requested] = trio.current_time()
+            transfer.awaited.add(transfer.requested)
+            if transfer.pace is not None:
+                transfer.pace.ask(transfer.digest, transfer.requested, trio.current_time())
             transfer.requested += BLOB_CHUNK_BYTES
 
     async def _finish(self, transfer: _Transfer) -> None:

@@ -16,6 +16,7 @@ from protocol.limits import BLOB_CHUNK_BYTES
 from protocol.messages import BlobChunk, BlobElsewhere, GetBlob, HasBlob, NoBlob
 from tests.transport.helpers import ALICE, BOB, CAROL, MemoryBlobs, MemoryWriter, digest
 from transport.exchange import (
+    ASKED_MAX,
     PATIENCE_SECONDS,
     REVEAL_CHUNKS_MAX,
     REVEAL_CHUNKS_MIN,
@@ -150,6 +151,15 @@ async def test_a_reveal_is_taken_also_of_a_holder_that_was_given_up_meanwhile(li
     assert await links.fetch(BLOBS[0]) < 2.6 * PATIENCE_SECONDS
 
 
+async def test_who_lacks_a_reveal_owes_no_answer_to_what_it_was_asked_for(links: Links, autojump_clock: MockClock) -> None:
+    links.frozen.clear()
+    links.lacking = {(FROZEN, digest(BLOBS[0]))}
+    links.store.reveals.add(digest(BLOBS[0]))
+    await links.fetch(BLOBS[0])
+    assert (FROZEN, digest(BLOBS[0])) in links.asked
+    assert not [asked for pace in links.exchange._paces.values() for asked in pace.asked]
+
+
 @pytest.mark.parametrize("latency_seconds", [1.5, 3.0, STALL_SECONDS - 0.1])
 async def test_a_holder_slower_than_the_patience_is_given_more_each_time(
     links: Links, autojump_clock: MockClock, latency_seconds: float
@@ -265,23 +275,61 @@ async def test_holders_that_drip_whole_chunks_hold_up_others_for_a_turn_and_reve
         assert not links.dropped, "what drips comes in the end"
 
 
+def took(pace: Pace, seconds: float, now: float) -> None:
+    pace.ask(bytes(32), 0, now - seconds)
+    pace.answer(bytes(32), 0, BLOB_CHUNK_BYTES, now)
+
+
 def test_the_window_of_reveals_grows_while_answers_come_quickly_and_shrinks_once_for_each_queue() -> None:
     pace = Pace()
     for _ in range(REVEAL_CHUNKS_MAX):
-        pace.answered(0.3, now=1.0)
+        took(pace, 0.3, now=1.0)
     assert pace.window == REVEAL_CHUNKS_MAX
     for _ in range(10):
-        pace.answered(2.0, now=10.0)
+        took(pace, 2.0, now=10.0)
     assert pace.window == REVEAL_CHUNKS_MAX // 2
     for later in range(1, 10):
-        pace.answered(2.0, now=10.0 + 2.0 * later)
+        took(pace, 2.0, now=10.0 + 2.0 * later)
     assert pace.window == REVEAL_CHUNKS_MIN
 
 
 def test_a_link_that_is_slow_from_the_start_is_no_fast_one_with_a_longer_way() -> None:
     pace = Pace()
-    pace.answered(5.0, now=1.0)
+    took(pace, 5.0, now=1.0)
     assert pace.window == REVEAL_CHUNKS_START // 2
+
+
+def test_what_is_asked_for_again_while_it_is_on_its_way_does_not_make_a_link_quick() -> None:
+    """Or every later answer would be late, and two chunks at a time the most that is ever asked for."""
+    pace = Pace()
+    pace.ask(bytes(32), 0, now=1.0)
+    pace.ask(bytes(32), 0, now=1.3)  # another transfer of the same
+    pace.answer(bytes(32), 0, BLOB_CHUNK_BYTES, now=1.31)
+    assert pace.fastest == pytest.approx(0.31)
+    pace.answer(bytes(32), 0, BLOB_CHUNK_BYTES, now=1.61)
+    pace.answer(bytes(32), 0, BLOB_CHUNK_BYTES, now=1.62)  # nobody asked
+    assert pace.fastest == pytest.approx(0.31)
+
+
+def test_what_a_holder_leaves_unanswered_is_remembered_no_longer_than_the_next_answer() -> None:
+    pace = Pace()
+    for number in range(10 * ASKED_MAX):
+        pace.ask(bytes(32), number, now=1.0)
+    assert len(pace.asked) == ASKED_MAX
+    pace.answer(bytes(32), 10 * ASKED_MAX - 1, BLOB_CHUNK_BYTES, now=1.2)
+    assert not pace.asked
+
+
+def test_short_answers_and_refusals_say_nothing_of_a_link() -> None:
+    pace, lacked, short = Pace(), bytes(32), bytes([1]) * 32
+    pace.ask(lacked, 0, now=1.0)
+    pace.ask(short, 0, now=1.2)
+    pace.refuse(lacked)
+    assert [asked[0] for asked in pace.asked] == [short]
+    pace.answer(short, 0, BLOB_CHUNK_BYTES - 1, now=1.3)
+    pace.ask(lacked, 0, now=5.0)  # the holder has got it meanwhile
+    pace.answer(lacked, 0, BLOB_CHUNK_BYTES, now=5.4)
+    assert pace.fastest == pytest.approx(0.4) and pace.window == REVEAL_CHUNKS_START + 1
 
 
 @pytest.mark.parametrize("version", [2, 3])
