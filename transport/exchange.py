@@ -83,18 +83,28 @@ class Pace:
     | comes within QUEUE_SECONDS of the fastest one | grows by a chunk, so it doubles in a round trip |
     | comes later                                   | is halved, once in the time that it took       |
 
-    A transfer that is begun again asks again for what is still on its way: the answer then is to the first request. Were it taken
-    for one to the second, it would be the fastest ever, and every other one late.
+    A transfer that is begun again asks again for nothing that is still on its way: the holder would send it twice, and the answer
+    to the first request would look like the fastest ever, and every other one like a late one.
     """
 
     window: int = REVEAL_CHUNKS_START  # chunks
     fastest: float = FASTEST_SECONDS_MAX  # seconds from a request to its chunk
+    mean: float = 0.0  # of such seconds, lately, and how far from it they are: `patience`
+    deviation: float = 0.0
     shrunk: float = -math.inf  # when
     # Digest, offset, and when it was asked for, in the order in which a holder answers.
     asked: deque[tuple[bytes, int, float]] = field(default_factory=lambda: deque(maxlen=ASKED_MAX))
 
     def ask(self, digest: bytes, offset: int, now: float) -> None:
         self.asked.append((digest, offset, now))
+
+    def awaits(self, digest: bytes, offset: int, now: float) -> bool:
+        return any(what == [digest, offset] and now < at + BUSY_SECONDS for *what, at in self.asked)
+
+    @property
+    def patience(self) -> float:
+        """Seconds in which an answer comes if any does: RFC 6298's time after which TCP sends again."""
+        return self.mean + 4 * self.deviation
 
     def answer(self, digest: bytes, offset: int, size: int, now: float) -> None:
         """A chunk came; what was asked for before it will not be answered any more. A short one takes less than others would."""
@@ -111,6 +121,8 @@ class Pace:
         self.asked = deque((entry for entry in self.asked if entry[0] != digest), self.asked.maxlen)
 
     def _answered(self, took: float, now: float) -> None:
+        self.deviation = 3 / 4 * self.deviation + 1 / 4 * abs(self.mean - took) if self.mean else took / 2
+        self.mean = 7 / 8 * self.mean + 1 / 8 * took if self.mean else took
         self.fastest = min(self.fastest, took)
         if took <= self.fastest + QUEUE_SECONDS:
             self.window = min(REVEAL_CHUNKS_MAX, self.window + 1)
@@ -600,7 +612,8 @@ class Exchange:
         if self._connected() <= {holder}:
             return STALL_SECONDS
         failed = 0.0 if holder in self._silent else transfer.rests.get(holder, (0.0, 0.0))[1]
-        return min(STALL_SECONDS, max(PATIENCE_SECONDS, 2 * PATIENCE_SECONDS * failed / REST_SECONDS))
+        usual = transfer.pace.patience if transfer.pace is not None and holder not in self._silent else 0.0
+        return min(STALL_SECONDS, max(PATIENCE_SECONDS, usual, 2 * PATIENCE_SECONDS * failed / REST_SECONDS))
 
     def _request(self, transfer: _Transfer, holder: bytes) -> None:
         """A window ahead, also before the first answer has told the size: often `size_max` is it."""
@@ -609,11 +622,13 @@ class Exchange:
         while transfer.requested < end or transfer.requested == 0:
             if transfer.pace is not None and transfer.awaited and self._asked_of(transfer.pace) >= transfer.pace.window:
                 return
-            if not self._send(holder, GetBlob(transfer.digest, transfer.requested), Priority.CONTROL):
-                return
+            place, now = (transfer.digest, transfer.requested), trio.current_time()
+            if transfer.pace is None or not transfer.pace.awaits(*place, now):
+                if not self._send(holder, GetBlob(*place), Priority.CONTROL):
+                    return
+                if transfer.pace is not None:
+                    transfer.pace.ask(*place, now)
             transfer.awaited.add(transfer.requested)
-            if transfer.pace is not None:
-                transfer.pace.ask(transfer.digest, transfer.requested, trio.current_time())
             transfer.requested += BLOB_CHUNK_BYTES
 
     async def _finish(self, transfer: _Transfer) -> None:
