@@ -17,6 +17,7 @@ from protocol.messages import BlobChunk, BlobElsewhere, GetBlob, HasBlob, NoBlob
 from tests.transport.helpers import ALICE, BOB, CAROL, MemoryBlobs, MemoryWriter, digest
 from transport.exchange import (
     ASKED_MAX,
+    BUSY_SECONDS,
     PATIENCE_SECONDS,
     REVEAL_CHUNKS_MAX,
     REVEAL_CHUNKS_MIN,
@@ -149,6 +150,8 @@ async def test_a_reveal_is_taken_also_of_a_holder_that_was_given_up_meanwhile(li
     links.lacking = {(LIVE, digest(BLOBS[0]))}
     links.store.reveals.add(digest(BLOBS[0]))
     assert await links.fetch(BLOBS[0]) < 2.6 * PATIENCE_SECONDS
+    assert (LIVE, digest(BLOBS[0])) in links.asked
+    assert links.asked.count((FROZEN, digest(BLOBS[0]))) == 1, "it was on its way"
 
 
 async def test_who_lacks_a_reveal_owes_no_answer_to_what_it_was_asked_for(links: Links, autojump_clock: MockClock) -> None:
@@ -318,6 +321,23 @@ def test_what_a_holder_leaves_unanswered_is_remembered_no_longer_than_the_next_a
     assert len(pace.asked) == ASKED_MAX
     pace.answer(bytes(32), 10 * ASKED_MAX - 1, BLOB_CHUNK_BYTES, now=1.2)
     assert not pace.asked
+
+
+def test_what_never_comes_is_asked_for_again_when_no_holder_is_busy_so_long() -> None:
+    pace = Pace()
+    pace.ask(bytes(32), 0, now=1.0)
+    assert pace.awaits(bytes(32), 0, now=0.9 + BUSY_SECONDS) and not pace.awaits(bytes(32), 0, now=1.1 + BUSY_SECONDS)
+    assert not pace.awaits(bytes(32), BLOB_CHUNK_BYTES, now=1.1)
+
+
+def test_a_holder_is_waited_for_as_long_as_its_answers_take_and_as_they_differ() -> None:
+    pace = Pace()
+    for number in range(20):
+        took(pace, 2.0, now=10.0 * number)
+    assert pace.patience == pytest.approx(2.0, rel=0.1)
+    for number in range(20, 40):
+        took(pace, 1.0 + 2.0 * (number % 2), now=10.0 * number)
+    assert 4.0 < pace.patience < 8.0
 
 
 def test_short_answers_and_refusals_say_nothing_of_a_link() -> None:

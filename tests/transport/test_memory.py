@@ -153,6 +153,22 @@ async def test_reveals_over_a_slow_link_come_once_and_make_no_queue(autojump_clo
         assert alice.traffic().reveals_received < 1.01 * count, "what was on its way was asked for again"
 
 
+async def test_reveals_one_after_another_come_once_over_a_link_slower_than_the_patience(autojump_clock: MockClock) -> None:
+    rate = 25_000  # a chunk takes longer than a second
+    async with open_world(MemoryWorld) as world:
+        slow = Conditions(latency_seconds=0.15, bytes_per_second=rate)
+        world.mesh.set_conditions(ALICE.public, BOB.public, slow)
+        alice, bob = await world.pair(Revealing(), MemoryBlobs(*REVEALS))
+        carol = await world.start(CAROL)  # has nothing
+        await linked(alice, bob, carol)
+        start, count = trio.current_time(), sum(map(len, REVEALS))
+        for blob in REVEALS:
+            await alice.fetch(digest(blob), len(blob), [bob.me])
+        assert trio.current_time() - start < 1.02 * count / rate + 2.0
+        assert alice.traffic().reveals_received == count
+        assert carol.traffic().received[Priority.CONTROL] == 0, "somebody else was asked"
+
+
 async def test_an_hour_of_silence_keeps_the_link(autojump_clock: MockClock) -> None:
     async with open_world(MemoryWorld) as world:
         alice, bob = await pair(world, Conditions())
