@@ -235,7 +235,7 @@ def replay(spec: JobSpec, rounds: int, kept: dict[str, Float32Array], device: st
 
 
 def child(options: argparse.Namespace) -> None:
-    """What one process of an environment does: replays every job in `--child`, and prints the rows."""
+    """What one process of an environment does: replays what is in `--child`, and prints the rows."""
     rows = []
     for file in sorted(options.child.glob("*.npz")):
         name, _, seed = file.stem.rpartition("-")
@@ -276,11 +276,10 @@ def environments() -> list[Environment]:
     ]
 
 
-def measure(options: argparse.Namespace, folder: Path) -> Iterator[list[Row]]:
-    """What each kind of process has found."""
-    for name in options.jobs:
-        for seed in options.seeds:
-            (folder / f"{name}-{seed}.npz").touch()
+def measure(options: argparse.Namespace, job: str, folder: Path) -> Iterator[list[Row]]:
+    """What each kind of process has found of one job: a child does no more, so that none takes too long on a slow machine."""
+    for seed in options.seeds:
+        (folder / f"{job}-{seed}.npz").touch()
     here = Environment("", dispatch.threads(1))
     common = ["--child", str(folder), "--rounds", str(options.rounds)]
     here.run("benchmarks.replay", *common)
@@ -294,7 +293,7 @@ def measure(options: argparse.Namespace, folder: Path) -> Iterator[list[Row]]:
 
 def _replayed(environment: Environment, name: str, arguments: list[str]) -> list[Row]:
     printed = dispatch.last_json(environment.run("benchmarks.replay", *arguments))
-    print(f"{name or 'variants'}: {printed['seen']}", file=sys.stderr, flush=True)
+    print(f"{printed['rows'][0]['job']}, {name or 'variants'}: {printed['seen']}", file=sys.stderr, flush=True)
     return [Row(**{**row, "what": row["what"] + name, "steps": tuple(row["steps"])}) for row in printed["rows"]]
 
 
@@ -355,10 +354,11 @@ def main() -> int:
         return 0
     started, rows, found = time.time(), list[Row](), hashes(options.device)
     about = {"processor": dispatch.processor(), "seeds": options.seeds, "rounds_before": options.rounds, "tolerance": TOLERANCE}
-    with tempfile.TemporaryDirectory(prefix="folkmoot-replay-") as folder:
-        for more in measure(options, Path(folder)):
-            rows += more
-            write(options.json, started, {**about, "gaps": gaps(rows), "rows": [asdict(row) for row in rows], **found})
+    for job in options.jobs:
+        with tempfile.TemporaryDirectory(prefix="folkmoot-replay-") as folder:
+            for more in measure(options, job, Path(folder)):
+                rows += more
+                write(options.json, started, {**about, "gaps": gaps(rows), "rows": [asdict(row) for row in rows], **found})
     show(rows)
     for name, digest in found["torch"].items():
         print(f"{digest}  {name}, torch on {options.device}")

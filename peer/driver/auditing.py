@@ -33,7 +33,6 @@ from ledger.audits.state import (
     StepFinding,
     asked_of,
     due_for,
-    in_turn,
     openings_of,
 )
 from ledger.jobs import Job, Phase
@@ -41,6 +40,7 @@ from ledger.network import NetworkState
 from ledger.state import State
 from peer.driver.author import Author
 from peer.driver.driver import Driver
+from peer.driver.turns import Key, Turns, key_of
 from peer.node.sealing import Sealing
 from peer.roles import losses
 from peer.roles.base import Computing, Fetch, Round, audit_of
@@ -54,11 +54,7 @@ from training.replay.inner_state import inner_bytes
 from training.replay.trace import States, Trace, bisect, trace_bytes_max
 from training.spec import JobSpec
 from training.tasks import Reexecute, Replayed
-from transport.exchange import REVEALS_MAX
 
-# Audits that fetch side by side, each one blob at a time, for which the exchange has a turn. In a job they are of different
-# trainers: a trainer that shows its states slowly holds up its own audits alone, and its uplink carries one at a time for each.
-AT_ONCE_MAX = 16
 ASKING_SECONDS_MIN = (
     10.0  # an auditor asks at least so long before it says `withheld`, if earlier audits of that trainer took its time
 )
@@ -76,9 +72,6 @@ ENDED_SECONDS = 30.0
 CHALLENGE_MARGIN = 2
 TOO_LATE = "that cannot be challenged any more: what it commits to did not come, or re-executing it took too long"
 
-assert AT_ONCE_MAX < REVEALS_MAX  # otherwise a trainer that sends slowly would hold up what others send
-
-Key = tuple[bytes, int, bytes, int, bool]
 T = TypeVar("T")
 
 log = logging.getLogger("peer")
@@ -97,10 +90,9 @@ class Auditing:
         self._sealing = Sealing(driver.signer, driver.chain_id)
         self._opening: set[OpeningDue] = set()  # what this peer is opening, or cannot open
         self._running: dict[Key, trio.CancelScope] = {}
-        self._queued: dict[Key, float] = {}  # since when reports wait for others on the same trainer, and for nothing else
         self._fetched = set[Key]()  # audits that need no more of the trainer; what they say may wait for a block
-        self._in_turn = frozenset[Key]()  # the audits that may fetch now
-        self._turned = trio.Event()  # `_in_turn` is another one
+        self._turns = Turns()
+        self._turned = trio.Event()  # others may fetch now
         self._shown: set[tuple[bytes, int]] = (
             set()
         )  # job and round of what was found false here: judges may fetch it from this peer
@@ -139,7 +131,7 @@ class Auditing:
 
     def _follow(self, state: State) -> None:
         """Begins audits that are due and ends those that are not any more."""
-        due = {_key(item): item for item in due_for(self._me, state)}
+        due = {key_of(item): item for item in due_for(self._me, state)}
         for key in self._running.keys() - due.keys():
             self._running[key].cancel()
         now = trio.current_time()
@@ -150,21 +142,15 @@ class Auditing:
         if self._is_behind:
             self._entered = {key: job.round for key, job in state.jobs.going_on().items()}
             self._is_behind = False
-            self._queued.clear()
+            self._turns.forget()
         self._fetched &= due.keys()
-        turns = in_turn((item for key, item in due.items() if key not in self._fetched and key not in waiting), state.members)
-        self._in_turn = frozenset(map(_key, turns[:AT_ONCE_MAX]))
+        opened, idle = {key: job.round for key, job in state.jobs.jobs.items()}, self._fetched | waiting.keys()
+        begins = self._turns.follow(due, idle, self._running.keys(), opened, state.members, now)
         self._turned.set()
         self._turned = trio.Event()
-        for key in self._in_turn - self._running.keys():
+        for key in begins:
             self._running[key] = trio.CancelScope()
-            self._nursery.start_soon(self._audit, key, due[key], now - self._queued.pop(key, now))
-        current = state.members.current
-        disputed = {(item.job, current(item.trainer)) for item in turns if item.is_dispute}
-        for key in due.keys() - self._running.keys() - waiting.keys():
-            # A trainer can help that reports on it wait for one another, and not that they wait for a dispute.
-            self._queued[key] = now if (key[0], current(key[2])) in disputed else self._queued.get(key, now)
-        self._queued = {key: since for key, since in self._queued.items() if key in due}
+            self._nursery.start_soon(self._audit, key, due[key], self._turns.begin(key, now))
         self._rests = {key: rest for key, rest in self._rests.items() if key in due}
         begun, self._opening = self._opening, set(self._driver.rules.audits.openings_due(self._me, state))
         for opening in self._opening - begun:
@@ -240,7 +226,7 @@ class Auditing:
         return max(served - queued, min(served, ASKING_SECONDS_MIN))
 
     async def _fetch_in_turn(self, key: Key, fetch: Fetch, digest: bytes, size_max: int, sources: Iterable[bytes]) -> None:
-        while key not in self._in_turn:
+        while key not in self._turns.now:
             await self._turned.wait()
         await fetch(digest, size_max, sources)
 
@@ -262,10 +248,10 @@ class Auditing:
             is_late = trio.current_time() > due + LATE_SECONDS_MAX  # what has come waits to be read: the trainer cannot help that
             voters, heard = self._driver.state.members.round_voters, self._driver.network.connected()
             is_in_touch = sum(other in heard or other == self._me for other in voters) >= quorum(len(voters))
-            if is_in_touch and not is_late and not self._is_behind and key in self._in_turn:
+            if is_in_touch and not is_late and not self._is_behind and key in self._turns.now:
                 # A trainer's uplink shows something of each job side by side.
                 current = self._driver.state.members.current
-                seconds -= step / len({of[0] for of in self._in_turn if current(of[2]) == current(key[2])})
+                seconds -= step / len({of[0] for of in self._turns.now if current(of[2]) == current(key[2])})
 
     async def _unless_chosen(self, due: Due, past: Round, replayed: Replayed, late: Callable[[], Awaitable[None]]) -> Replayed:
         """The finding to report of a drawn step that is false here.
@@ -600,10 +586,6 @@ def _found(replayed: Replayed, spec: JobSpec) -> str:
 
 def _is_doubtful(replayed: Replayed, spec: JobSpec) -> bool:
     return spec.replay_tolerance < replayed.relative_error <= CHALLENGE_MARGIN * spec.replay_tolerance
-
-
-def _key(due: Due) -> Key:
-    return due.job, due.round, due.trainer, due.step, due.is_dispute
 
 
 # In words ------------------------------------------------------------------------------------------------------------

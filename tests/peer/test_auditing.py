@@ -375,7 +375,7 @@ async def test_seconds_in_which_an_auditor_has_no_processor_are_held_against_nob
     monkeypatch.setattr(trio, "sleep_until", lambda at: sleep(at + (late.pop() if late else 0.0)))
     members = SimpleNamespace(round_voters=(me,), current=lambda of: of)
     driver = SimpleNamespace(state=SimpleNamespace(members=members), network=SimpleNamespace(connected=dict))
-    auditor: Any = SimpleNamespace(_driver=driver, _me=me, _is_behind=False, _in_turn={key})
+    auditor: Any = SimpleNamespace(_driver=driver, _me=me, _is_behind=False, _turns=SimpleNamespace(now={key}))
     began = trio.current_time()
     await auditing.Auditing._ask_for(auditor, key, 3.0)
     assert trio.current_time() - began == pytest.approx(2 * 1.5 + 1.05 + 2.0)
