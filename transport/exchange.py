@@ -117,7 +117,7 @@ class Pace:
                 self._answered(now - at, now)
 
     def refuse(self, digest: bytes) -> None:
-        """The holder has no such blob: no chunk of it will come."""
+        """No chunk of this blob will come."""
         self.asked = deque((entry for entry in self.asked if entry[0] != digest), self.asked.maxlen)
 
     def _answered(self, took: float, now: float) -> None:
@@ -355,6 +355,7 @@ class Exchange:
 
     def on_blob_elsewhere(self, peer: bytes, answer: BlobElsewhere) -> None:
         self._hear(peer)
+        self._sends_none(peer, answer.digest)
         transfer = self._transfers.get(answer.digest)
         if transfer is None or transfer.holder != peer:
             return
@@ -395,13 +396,17 @@ class Exchange:
                     until = min(now + STALL_SECONDS, transfer.moved + BUSY_SECONDS)
                 transfer.pull.deadline = max(transfer.pull.deadline, until)
 
+    def _sends_none(self, peer: bytes, digest: bytes) -> None:
+        """What it was asked for of this blob, it does not send."""
+        if peer in self._paces:
+            self._paces[peer].refuse(digest)
+
     def on_no_blob(self, peer: bytes, answer: NoBlob) -> None:
         """Also: it does not want the blob from here any more."""
         self._hear(peer)
         self._recall(peer, answer.digest)
         self.holder.given_back(answer.digest, peer)
-        if peer in self._paces:
-            self._paces[peer].refuse(answer.digest)
+        self._sends_none(peer, answer.digest)
         transfer = self._transfers.get(answer.digest)
         if transfer is not None and transfer.holder == peer:
             transfer.lacked = True
@@ -623,7 +628,9 @@ class Exchange:
             if transfer.pace is not None and transfer.awaited and self._asked_of(transfer.pace) >= transfer.pace.window:
                 return
             place, now = (transfer.digest, transfer.requested), trio.current_time()
-            if transfer.pace is None or not transfer.pace.awaits(*place, now):
+            # Only its trainer answers at once: to whoever has fetched it, it may be a blob like others, for which we wait.
+            is_on_its_way = transfer.pace is not None and holder in transfer.preferred and transfer.pace.awaits(*place, now)
+            if not is_on_its_way:
                 if not self._send(holder, GetBlob(*place), Priority.CONTROL):
                     return
                 if transfer.pace is not None:

@@ -10,7 +10,7 @@ import trio
 import trio.testing
 from trio.testing import MockClock
 
-from peer.driver.auditing import AT_ONCE_MAX
+from peer.driver.turns import AT_ONCE_MAX
 from protocol.errors import RemoteProtocolError
 from protocol.limits import BLOB_CHUNK_BYTES
 from protocol.messages import BlobChunk, BlobElsewhere, GetBlob, HasBlob, NoBlob
@@ -154,6 +154,17 @@ async def test_a_reveal_is_taken_also_of_a_holder_that_was_given_up_meanwhile(li
     assert links.asked.count((FROZEN, digest(BLOBS[0]))) == 1, "it was on its way"
 
 
+async def test_who_may_keep_us_waiting_is_asked_again_and_again(links: Links, autojump_clock: MockClock) -> None:
+    """It fetched the reveal itself, and is not the one that made it."""
+    links.store.reveals.add(digest(BLOBS[0]))
+    links.lacking = {(LIVE, digest(BLOBS[0]))}
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(links.fetch, BLOBS[0], LIVE)
+        await trio.sleep(6 * PATIENCE_SECONDS)
+        assert links.asked.count((FROZEN, digest(BLOBS[0]))) >= 2
+        links.thaw()
+
+
 async def test_who_lacks_a_reveal_owes_no_answer_to_what_it_was_asked_for(links: Links, autojump_clock: MockClock) -> None:
     links.frozen.clear()
     links.lacking = {(FROZEN, digest(BLOBS[0]))}
@@ -161,6 +172,28 @@ async def test_who_lacks_a_reveal_owes_no_answer_to_what_it_was_asked_for(links:
     await links.fetch(BLOBS[0])
     assert (FROZEN, digest(BLOBS[0])) in links.asked
     assert not [asked for pace in links.exchange._paces.values() for asked in pace.asked]
+
+
+@pytest.mark.parametrize("says", ["no", "elsewhere"])
+async def test_who_does_not_send_a_reveal_now_is_asked_again_when_it_has_time(
+    links: Links, says: str, autojump_clock: MockClock
+) -> None:
+    blob = digest(BLOBS[0])
+    links.store.reveals.add(blob)
+    links.lacking = {(LIVE, blob)}
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(links.fetch, BLOBS[0])
+        await trio.sleep(0.1)
+        if says == "no":
+            links.exchange.on_no_blob(FROZEN, NoBlob(blob))
+        else:
+            links.exchange.on_blob_elsewhere(FROZEN, BlobElsewhere(blob, True, ()))
+        links.frozen.clear()
+        await trio.sleep(0.1)
+        if says == "elsewhere":
+            links.exchange.on_has_blob(FROZEN, HasBlob(blob))
+        await trio.sleep(PATIENCE_SECONDS)
+        assert links.store.size(blob) is not None
 
 
 @pytest.mark.parametrize("latency_seconds", [1.5, 3.0, STALL_SECONDS - 0.1])
