@@ -150,7 +150,7 @@ class Auditing:
         self._turned = trio.Event()
         for key in begins:
             self._running[key] = trio.CancelScope()
-            self._nursery.start_soon(self._audit, key, due[key], self._turns.begin(key, now))
+            self._nursery.start_soon(self._audit, key, due[key], self._turns.begin(key))
         self._rests = {key: rest for key, rest in self._rests.items() if key in due}
         begun, self._opening = self._opening, set(self._driver.rules.audits.openings_due(self._me, state))
         for opening in self._opening - begun:

@@ -3,17 +3,17 @@
 A peer fetches for one audit of a job and trainer at a time, the oldest first: a window is as long as the least link takes
 for one.
 
-| a report waits               | its trainer                                                        | that time counts |
-|------------------------------|--------------------------------------------------------------------|------------------|
-| for a report that was due    | could have proposed later: it knew what it still had to show       | yes              |
-| for a dispute                | knew nothing of it when it proposed                                | no               |
-| for a report drawn late      | knew nothing of it: the ballot of this peer had missed that round  | no               |
-| and was drawn late itself    | the same                                                           | no               |
+| a report waits                                          | its trainer                                   | that time counts |
+|---------------------------------------------------------|-----------------------------------------------|------------------|
+| for a report that was due while the round was proposed  | could have proposed later                     | yes              |
+| for a report that this peer saw due only after that     | did not know of it: it may be drawn late      | no               |
+| for a dispute                                           | did not know of it                            | no               |
+| because too many other audits fetch                     | can do nothing about it                       | no               |
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Set
 
 from ledger.audits.state import Due, in_turn
 from ledger.members import MembersState
@@ -34,39 +34,43 @@ def key_of(due: Due) -> Key:
 
 class Turns:
     def __init__(self) -> None:
-        self.now = frozenset[Key]()  # the audits that may fetch
-        self._since: dict[Key, float] = {}  # by waiting report: when the time began that counts
-        self._known = frozenset[Key]()
-        self._late = frozenset[Key]()  # drawn in a later round than the one after theirs
+        self.now: Set[Key] = frozenset()  # the audits that may fetch
+        self._seen: dict[Key, int] = {}  # the round that was open when this peer first saw it due
+        self._waited: dict[Key, float] = {}  # seconds that count
+        self._counting: Set[Key] = frozenset()  # whose time counts since the last look
+        self._looked = 0.0
 
     def forget(self) -> None:
-        """This peer was away: it cannot tell what trainers knew. What is older than the last round counts as drawn late."""
-        self._known = frozenset()
+        """This peer was away: nobody has waited for anything."""
+        self._waited.clear()
+        self._counting = frozenset()
 
     def follow(
         self,
         due: Mapping[Key, Due],
-        idle: Collection[Key],
-        running: Collection[Key],
+        idle: Set[Key],
+        running: Set[Key],
         opened: Mapping[bytes, int],
         members: MembersState,
         now: float,
-    ) -> frozenset[Key]:
+    ) -> Set[Key]:
         """The audits that begin now. `idle`: they need nothing of their trainers; `opened`: the open round by job."""
-        new = due.keys() - self._known
-        late = frozenset(key for key in new if not due[key].is_dispute and opened.get(key[0], 0) > due[key].since + 1)
-        self._known, self._late = frozenset(due), (self._late & due.keys()) | late
-        turns = in_turn((item for key, item in due.items() if key not in idle), members)
-        self.now = frozenset(key_of(item) for item in turns[:AT_ONCE_MAX])
-        unforeseen = {
-            (item.job, members.current(item.trainer)) for item in turns if item.is_dispute or key_of(item) in self._late
-        }
-        for key in due.keys() - self.now - set(idle):
-            waits_unforeseen = key in self._late or (key[0], members.current(key[2])) in unforeseen
-            self._since[key] = now if waits_unforeseen else self._since.get(key, now)
-        self._since = {key: since for key, since in self._since.items() if key in due}
-        return self.now - set(running)
+        for key in self._counting:
+            self._waited[key] = self._waited.get(key, 0.0) + now - self._looked
+        self._looked = now
+        self._seen = {key: self._seen.get(key, opened.get(key[0], 0)) for key in due}
+        self._waited = {key: seconds for key, seconds in self._waited.items() if key in due}
+        turns = in_turn((item for key, item in due.items() if key not in idle), members)[:AT_ONCE_MAX]
+        self.now = frozenset(map(key_of, turns))
+        firsts = {(item.job, members.current(item.trainer)): item for item in turns}
+        waiting = due.keys() - self.now - idle - running
+        self._counting = {key for key in waiting if self._counts(due[key], firsts.get((key[0], members.current(key[2]))))}
+        return self.now - running
 
-    def begin(self, key: Key, now: float) -> float:
-        """Seconds for which it has waited, as counts against its trainer."""
-        return now - self._since.pop(key, now)
+    def _counts(self, waits: Due, first: Due | None) -> bool:
+        """`first`: whose turn it is on that trainer."""
+        return first is not None and not first.is_dispute and self._seen[key_of(first)] <= waits.round
+
+    def begin(self, key: Key) -> float:
+        """Seconds that it has waited at its trainer's cost. If it fails and begins again, it has waited for nothing."""
+        return self._waited.pop(key, 0.0)

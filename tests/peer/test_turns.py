@@ -33,7 +33,7 @@ class Auditor:
         idle_keys = {key_of(item) for item in idle}
         begins = self.turns.follow(items, idle_keys, self.running, {JOB: round, OTHER_JOB: round}, MEMBERS, now)
         self.running |= begins
-        return {key: self.turns.begin(key, now) for key in begins}
+        return {key: self.turns.begin(key) for key in begins}
 
 
 def test_a_report_waits_for_the_older_one_on_its_trainer_and_that_counts() -> None:
@@ -50,51 +50,88 @@ def test_what_is_fetched_keeps_nobody_waiting() -> None:
     assert auditor.at(10.0, first, second, round=3, idle=(first,)) == {key_of(second): 0.0}
 
 
-def test_waiting_for_a_dispute_does_not_count() -> None:
-    auditor, judged, waits = Auditor(), dispute(1, opened=3), report(2)
-    auditor.at(0.0, judged, waits, round=3)
-    auditor.at(50.0, judged, waits, round=3)
-    assert auditor.at(60.0, waits, round=4) == {key_of(waits): 10.0}, "since this peer looked the last time"
-
-
-def test_reports_that_are_drawn_late_all_have_their_whole_time_and_keep_none_from_others() -> None:
-    """The ballots of this peer had missed rounds 2 and 3, so it draws for rounds 2, 3 and 4 at once. No trainer could know."""
-    auditor, late = Auditor(), [report(2), report(3)]
-    drawn_in_time = report(4)
-    assert auditor.at(0.0, *late, drawn_in_time, round=5) == {key_of(late[0]): 0.0}
-    auditor.at(60.0, *late, drawn_in_time, round=6)
-    assert auditor.at(60.0, late[1], drawn_in_time, round=6) == {key_of(late[1]): 0.0}
-    auditor.at(120.0, late[1], drawn_in_time, round=7)
-    assert auditor.at(120.0, drawn_in_time, round=7) == {key_of(drawn_in_time): 0.0}
-
-
-def test_what_waits_for_a_report_that_was_drawn_in_time_waits_at_its_trainers_cost_whatever_else_was_late() -> None:
-    auditor = Auditor()
-    auditor.at(0.0, report(2), round=4)  # late
-    auditor.at(30.0, report(3), round=4)
-    auditor.at(40.0, report(3), report(4), round=5)
-    assert auditor.at(100.0, report(4), round=5) == {key_of(report(4)): 60.0}
-
-
-def test_what_was_drawn_late_does_not_wait_at_its_trainers_cost_for_what_was_not() -> None:
-    auditor, first, late = Auditor(), report(1), report(3)
+def test_who_rests_waits_for_itself() -> None:
+    auditor, first, second = Auditor(), report(1), report(2)
     auditor.at(0.0, first, round=2)
-    auditor.at(10.0, first, late, round=5)
-    auditor.at(50.0, first, late, round=5)
-    assert auditor.at(60.0, late, round=5) == {key_of(late): 10.0}, "since this peer looked the last time"
+    auditor.at(10.0, first, second, round=3, idle=(second,))
+    auditor.at(60.0, first, second, round=3)
+    assert auditor.at(70.0, second, round=3) == {key_of(second): 10.0}
 
 
-def test_after_an_absence_it_is_not_known_who_waited_for_what() -> None:
+def test_waiting_for_a_dispute_does_not_count_and_takes_nothing_back() -> None:
+    auditor, judged, first, waits = Auditor(), dispute(1, opened=3), report(1), report(2)
+    auditor.at(0.0, first, round=2)
+    auditor.at(0.0, first, waits, round=3)
+    auditor.at(10.0, judged, first, waits, round=3)
+    auditor.at(50.0, first, waits, round=3)
+    assert auditor.at(60.0, waits, round=4) == {key_of(waits): 20.0}
+
+
+def test_waiting_for_a_dispute_does_not_count_however_old_that_is() -> None:
+    auditor, judged, waits = Auditor(), dispute(1, opened=3), report(4)
+    auditor.at(0.0, judged, round=3)
+    auditor.at(10.0, judged, waits, round=5)
+    assert auditor.at(60.0, waits, round=5) == {key_of(waits): 0.0}
+
+
+def test_what_is_not_due_any_more_is_forgotten() -> None:
     auditor, first, second = Auditor(), report(1), report(2)
     auditor.at(0.0, first, round=2)
     auditor.at(10.0, first, second, round=3)
+    auditor.at(60.0, first, round=3)
+    assert auditor.at(70.0, second, round=3) == {key_of(second): 0.0}
+
+
+def test_reports_that_are_drawn_late_keep_none_waiting_that_was_proposed_before_they_were_drawn() -> None:
+    """The ballots of this peer had missed rounds 2 and 3, so it draws for rounds 2, 3 and 4 at once. No trainer could know."""
+    auditor, late, in_time, later = Auditor(), [report(2), report(3)], report(4), report(5)
+    assert auditor.at(0.0, *late, in_time, round=5) == {key_of(late[0]): 0.0}
+    auditor.at(30.0, *late, in_time, later, round=6)
+    assert auditor.at(60.0, late[1], in_time, later, round=6) == {key_of(late[1]): 0.0}
+    assert auditor.at(120.0, in_time, later, round=7) == {key_of(in_time): 0.0}
+    assert auditor.at(160.0, later, round=7) == {key_of(later): 130.0}, "its trainer knew of all that when it proposed"
+
+
+def test_a_look_that_comes_late_costs_a_trainer_nothing_and_saves_it_no_more_than_that_round() -> None:
+    auditor, first, second, third = Auditor(), report(1), report(2), report(3)
+    auditor.at(0.0, first, second, round=3)  # `first` has been due since round 2
+    auditor.at(10.0, first, second, third, round=4)
+    assert auditor.at(60.0, second, third, round=4) == {key_of(second): 0.0}
+    assert auditor.at(70.0, third, round=4) == {key_of(third): 60.0}
+
+
+def test_after_an_absence_nobody_has_waited_for_anything() -> None:
+    auditor, first, second = Auditor(), report(1), report(2)
+    auditor.at(0.0, first, round=2)
+    auditor.at(10.0, first, second, round=3)
+    auditor.at(20.0, first, second, round=3)
     auditor.turns.forget()
     auditor.at(30.0, first, second, round=3)
-    assert auditor.at(30.0, second, round=3) == {key_of(second): 0.0}
+    assert auditor.at(75.0, second, round=3) == {key_of(second): 45.0}
 
 
-def test_jobs_do_not_wait_for_one_another_and_not_too_many_audits_fetch_at_once() -> None:
+def test_what_fails_and_begins_again_has_waited_for_nothing() -> None:
+    auditor, first, second = Auditor(), report(1), report(2)
+    auditor.at(0.0, first, round=2)
+    auditor.at(10.0, first, second, round=3)
+    assert auditor.at(70.0, second, round=3) == {key_of(second): 60.0}
+    auditor.at(80.0, dispute(1, opened=3), second, round=3)  # it goes on to run
+    auditor.running.discard(key_of(second))
+    assert auditor.at(90.0, second, round=3) == {key_of(second): 0.0}
+
+
+def test_what_runs_and_is_pushed_aside_by_an_older_report_waits_for_nothing() -> None:
+    auditor, first, second = Auditor(), report(1), report(2)
+    auditor.at(0.0, first, round=2)
+    auditor.at(10.0, first, second, round=3, idle=(first,))
+    auditor.at(20.0, first, second, round=3)
+    auditor.running.discard(key_of(second))
+    assert auditor.at(70.0, second, round=3) == {key_of(second): 0.0}
+
+
+def test_jobs_do_not_wait_for_one_another_and_who_waits_for_all_the_others_waits_at_no_trainers_cost() -> None:
     auditor = Auditor()
     assert len(auditor.at(0.0, report(1), report(1, job=OTHER_JOB), round=2)) == 2
-    many = [report(1, bytes([number]) * 32) for number in range(2 * AT_ONCE_MAX)]
-    assert len(Auditor().at(0.0, *many, round=2)) == AT_ONCE_MAX
+    many, auditor = [report(1, bytes([number]) * 32) for number in range(2 * AT_ONCE_MAX)], Auditor()
+    assert len(auditor.at(0.0, *many, round=2)) == AT_ONCE_MAX
+    assert set(auditor.at(90.0, *many[AT_ONCE_MAX:], round=2).values()) == {0.0}
