@@ -284,16 +284,16 @@ def measure(options: argparse.Namespace, job: str, folder: Path) -> Iterator[lis
     common = ["--child", str(folder), "--rounds", str(options.rounds)]
     here.run("benchmarks.replay", *common)
     for environment in environments():
-        yield _replayed(environment, environment.name, [*common, "--replays", ""])
-    yield _replayed(here, "", [*common, "--replays", *(variant.name for variant in VARIANTS)])
+        yield _replayed(job, environment, environment.name, [*common, "--replays", ""])
+    yield _replayed(job, here, "", [*common, "--replays", *(variant.name for variant in VARIANTS)])
     if options.device != "cpu":
         on = f" on {options.device}"
-        yield _replayed(here, on, [*common, "--device", options.device, "--replays", "", *(v.name for v in ON_A_GPU)])
+        yield _replayed(job, here, on, [*common, "--device", options.device, "--replays", "", *(v.name for v in ON_A_GPU)])
 
 
-def _replayed(environment: Environment, name: str, arguments: list[str]) -> list[Row]:
+def _replayed(job: str, environment: Environment, name: str, arguments: list[str]) -> list[Row]:
     printed = dispatch.last_json(environment.run("benchmarks.replay", *arguments))
-    print(f"{printed['rows'][0]['job']}, {name or 'variants'}: {printed['seen']}", file=sys.stderr, flush=True)
+    print(f"{job}, {name or 'variants'}: {printed['seen']}", file=sys.stderr, flush=True)
     return [Row(**{**row, "what": row["what"] + name, "steps": tuple(row["steps"])}) for row in printed["rows"]]
 
 

@@ -1,7 +1,7 @@
 """Payloads by digest: pulled in chunks over the links, from whoever holds them.
 
 One transfer has one holder at a time and asks it for consecutive chunks, a window ahead. For what only audits ask for, the window
-follows the link (`Pace`): as much as the link carries in a round trip, and a queue of a second or two at most. A holder that
+follows the link (`Pace`): as much as it carries in a round trip, and a queue of a second or two for each auditor. A holder that
 says NoBlob, stalls or disappears is left for another, and the transfer goes on where it stands. Who answers nothing in any
 transfer (a stopped process keeps its links) is known to be silent: asked after all others until it answers. If bytes of several
 holders turn out not to have the right hash, nobody can say whose were wrong: the transfer starts again and keeps to bytes of one
@@ -48,7 +48,8 @@ ASKED_MAX = 4 * REVEAL_CHUNKS_MAX  # requests remembered of one holder; there ar
 QUEUE_SECONDS = 1.5
 FASTEST_SECONDS_MAX = 1.0  # a link takes no longer for one chunk, but for its queue: 400 kbit/s, or three round trips of 300 ms
 STALL_SECONDS = 5.0  # without any chunk of a transfer: the next holder is tried
-# As long a holder of a reveal may keep it back while it sends others: at 2 Mbit/s 48 chunks that three auditors ask for take 9 s.
+# As long a holder of a reveal may keep it back while it sends others, and is not asked for it again: at 2 Mbit/s 48 chunks that
+# three auditors ask for take 9 s.
 BUSY_SECONDS = 20.0
 PATIENCE_SECONDS = 1.0  # for a first answer, where another could be asked: three round trips of 300 ms. Doubled each time
 REST_SECONDS = 0.5  # a holder without the blob is asked again after this long, doubling
@@ -83,8 +84,8 @@ class Pace:
     | comes within QUEUE_SECONDS of the fastest one | grows by a chunk, so it doubles in a round trip |
     | comes later                                   | is halved, once in the time that it took       |
 
-    A transfer that is begun again asks again for nothing that is still on its way: the holder would send it twice, and the answer
-    to the first request would look like the fastest ever, and every other one like a late one.
+    Answers come in the order of the requests. What is asked for twice is answered twice: the first answer is that to the first
+    request. Were it taken for one to the second, it would be the fastest ever, and every other one late.
     """
 
     window: int = REVEAL_CHUNKS_START  # chunks
@@ -98,12 +99,9 @@ class Pace:
     def ask(self, digest: bytes, offset: int, now: float) -> None:
         self.asked.append((digest, offset, now))
 
-    def awaits(self, digest: bytes, offset: int, now: float) -> bool:
-        return any(what == [digest, offset] and now < at + BUSY_SECONDS for *what, at in self.asked)
-
     @property
     def patience(self) -> float:
-        """Seconds in which an answer comes if any does: RFC 6298's time after which TCP sends again."""
+        """Seconds in which nearly every answer comes: RFC 6298's time after which TCP sends again."""
         return self.mean + 4 * self.deviation
 
     def answer(self, digest: bytes, offset: int, size: int, now: float) -> None:
@@ -113,12 +111,14 @@ class Pace:
             at = self.asked[place][-1]
             for _ in range(place + 1):
                 self.asked.popleft()
-            if size == BLOB_CHUNK_BYTES:
+            if size == BLOB_CHUNK_BYTES and at > -math.inf:
                 self._answered(now - at, now)
 
     def refuse(self, digest: bytes) -> None:
-        """No chunk of this blob will come."""
-        self.asked = deque((entry for entry in self.asked if entry[0] != digest), self.asked.maxlen)
+        """The holder sends this blob not now, or not at all. What was in its queue before still comes, and is not timed."""
+        for place, (asked, offset, _) in enumerate(self.asked):
+            if asked == digest:
+                self.asked[place] = digest, offset, -math.inf
 
     def _answered(self, took: float, now: float) -> None:
         self.deviation = 3 / 4 * self.deviation + 1 / 4 * abs(self.mean - took) if self.mean else took / 2
@@ -167,6 +167,8 @@ class _Transfer:
     offset: int = 0  # written so far
     requested: int = 0
     awaited: set[int] = field(default_factory=set)  # offsets of chunks that its holder was asked for
+    # Holder and offset, of a reveal: when it was asked for what has not come yet, also if that holder was given up meanwhile.
+    under_way: dict[tuple[bytes, int], float] = field(default_factory=dict)
     window: int = WINDOW_CHUNKS * BLOB_CHUNK_BYTES  # bytes
     writer: BlobWriter | None = None
     contributors: set[bytes] = field(default_factory=set)
@@ -190,6 +192,14 @@ class _Transfer:
             self.writer.abort()
         self.writer, self.total, self.offset = None, None, 0
         self.contributors.clear()
+        self.under_way.clear()
+
+    def is_under_way(self, peer: bytes, offset: int, now: float) -> bool:
+        """Only its trainer answers at once: to whoever has fetched it, it may be a blob like others, for which one waits."""
+        return peer in self.preferred and now < self.under_way.get((peer, offset), -math.inf) + BUSY_SECONDS
+
+    def forget_asking(self, peer: bytes) -> None:
+        self.under_way = {(of, offset): at for (of, offset), at in self.under_way.items() if of != peer}
 
     def takes_from(self, peer: bytes) -> bool:
         """Over a slow link a holder answers after it was given up. Its chunks of a reveal are taken: nobody sends them again."""
@@ -202,6 +212,7 @@ class _Transfer:
 
     def forget(self, peer: bytes) -> None:
         """Its link has ended."""
+        self.forget_asking(peer)
         for table in (self.waits, self.named):
             table.pop(peer, None)
         for peers in (self.unbelieved, self.asked_peers):
@@ -400,6 +411,8 @@ class Exchange:
         """What it was asked for of this blob, it does not send."""
         if peer in self._paces:
             self._paces[peer].refuse(digest)
+        if digest in self._transfers:
+            self._transfers[digest].forget_asking(peer)
 
     def on_no_blob(self, peer: bytes, answer: NoBlob) -> None:
         """Also: it does not want the blob from here any more."""
@@ -429,6 +442,7 @@ class Exchange:
             transfer.wake()
 
     def _take(self, transfer: _Transfer, peer: bytes, chunk: BlobChunk) -> None:
+        transfer.under_way.pop((peer, chunk.offset), None)
         if chunk.total > transfer.size_max or (transfer.total is not None and chunk.total != transfer.total):
             # Either this holder lies about the size, or whoever told us the size did: no proof, so no penalty.
             transfer.one_holder = transfer.one_holder or transfer.total is not None
@@ -617,7 +631,7 @@ class Exchange:
         if self._connected() <= {holder}:
             return STALL_SECONDS
         failed = 0.0 if holder in self._silent else transfer.rests.get(holder, (0.0, 0.0))[1]
-        usual = transfer.pace.patience if transfer.pace is not None and holder not in self._silent else 0.0
+        usual = transfer.pace.patience if transfer.pace is not None else 0.0
         return min(STALL_SECONDS, max(PATIENCE_SECONDS, usual, 2 * PATIENCE_SECONDS * failed / REST_SECONDS))
 
     def _request(self, transfer: _Transfer, holder: bytes) -> None:
@@ -627,14 +641,13 @@ class Exchange:
         while transfer.requested < end or transfer.requested == 0:
             if transfer.pace is not None and transfer.awaited and self._asked_of(transfer.pace) >= transfer.pace.window:
                 return
-            place, now = (transfer.digest, transfer.requested), trio.current_time()
-            # Only its trainer answers at once: to whoever has fetched it, it may be a blob like others, for which we wait.
-            is_on_its_way = transfer.pace is not None and holder in transfer.preferred and transfer.pace.awaits(*place, now)
-            if not is_on_its_way:
-                if not self._send(holder, GetBlob(*place), Priority.CONTROL):
+            now = trio.current_time()
+            if not transfer.is_under_way(holder, transfer.requested, now):
+                if not self._send(holder, GetBlob(transfer.digest, transfer.requested), Priority.CONTROL):
                     return
                 if transfer.pace is not None:
-                    transfer.pace.ask(*place, now)
+                    transfer.pace.ask(transfer.digest, transfer.requested, now)
+                    transfer.under_way[holder, transfer.requested] = now
             transfer.awaited.add(transfer.requested)
             transfer.requested += BLOB_CHUNK_BYTES
 

@@ -46,7 +46,7 @@ class EventLog:
         more.set()
 
     def last(self, count: int) -> tuple[EventView, ...]:
-        return tuple(self._events)[-count:]
+        return tuple(self._events)[max(0, len(self._events) - count) :]
 
     async def after(self, number: int, wait_seconds: float) -> tuple[EventView, ...]:
         """Events above `number`, waiting for the first; a negative number asks for that many of the last ones, at once.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -19,6 +20,8 @@ from transport.exchange import (
     ASKED_MAX,
     BUSY_SECONDS,
     PATIENCE_SECONDS,
+    QUEUE_SECONDS,
+    REST_SECONDS_MAX,
     REVEAL_CHUNKS_MAX,
     REVEAL_CHUNKS_MIN,
     REVEAL_CHUNKS_START,
@@ -154,6 +157,43 @@ async def test_a_reveal_is_taken_also_of_a_holder_that_was_given_up_meanwhile(li
     assert links.asked.count((FROZEN, digest(BLOBS[0]))) == 1, "it was on its way"
 
 
+async def test_what_never_comes_is_asked_for_again(links: Links, autojump_clock: MockClock) -> None:
+    """A trainer that sends nothing for so long is not busy."""
+    links.store.reveals.add(digest(BLOBS[0]))
+    links.lacking = {(LIVE, digest(BLOBS[0]))}
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(links.fetch, BLOBS[0])
+        await trio.sleep(BUSY_SECONDS - 1.0)
+        assert links.asked.count((FROZEN, digest(BLOBS[0]))) == 1
+        await trio.sleep(2 * REST_SECONDS_MAX)
+        assert links.asked.count((FROZEN, digest(BLOBS[0]))) == 2
+        links.thaw()
+
+
+async def test_what_a_link_took_with_it_or_cannot_be_used_is_not_under_way(links: Links, autojump_clock: MockClock) -> None:
+    blob = bytes(2 * BLOB_CHUNK_BYTES)
+    links.blobs.blobs[digest(blob)] = blob
+    links.store.reveals.add(digest(blob))
+    links.peers = {FROZEN}
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(links.fetch, blob)
+        await trio.sleep(0.1)
+        transfer = links.exchange._transfers[digest(blob)]
+        assert transfer.under_way.keys() == {(FROZEN, 0), (FROZEN, BLOB_CHUNK_BYTES)}
+        late = BlobChunk(digest(blob), BLOB_CHUNK_BYTES, len(blob), blob[BLOB_CHUNK_BYTES:])
+        links.exchange.on_blob_chunk(FROZEN, late)  # the first one was lost
+        assert transfer.offset == 0 and transfer.under_way.keys() == {(FROZEN, 0)}
+        links.peers.clear()
+        links.exchange.peer_disconnected(FROZEN)
+        assert not transfer.under_way
+        transfer.under_way[FROZEN, 0] = trio.current_time()
+        transfer.restart()  # what has come was wrong: all of it is needed again
+        assert not transfer.is_under_way(FROZEN, 0, trio.current_time())
+        links.peers.add(FROZEN)
+        links.exchange.peer_connected(FROZEN)
+        links.frozen.clear()
+
+
 async def test_who_may_keep_us_waiting_is_asked_again_and_again(links: Links, autojump_clock: MockClock) -> None:
     """It fetched the reveal itself, and is not the one that made it."""
     links.store.reveals.add(digest(BLOBS[0]))
@@ -171,7 +211,7 @@ async def test_who_lacks_a_reveal_owes_no_answer_to_what_it_was_asked_for(links:
     links.store.reveals.add(digest(BLOBS[0]))
     await links.fetch(BLOBS[0])
     assert (FROZEN, digest(BLOBS[0])) in links.asked
-    assert not [asked for pace in links.exchange._paces.values() for asked in pace.asked]
+    assert {at for pace in links.exchange._paces.values() for *_, at in pace.asked} <= {-math.inf}, "they are timed"
 
 
 @pytest.mark.parametrize("says", ["no", "elsewhere"])
@@ -356,13 +396,6 @@ def test_what_a_holder_leaves_unanswered_is_remembered_no_longer_than_the_next_a
     assert not pace.asked
 
 
-def test_what_never_comes_is_asked_for_again_when_no_holder_is_busy_so_long() -> None:
-    pace = Pace()
-    pace.ask(bytes(32), 0, now=1.0)
-    assert pace.awaits(bytes(32), 0, now=0.9 + BUSY_SECONDS) and not pace.awaits(bytes(32), 0, now=1.1 + BUSY_SECONDS)
-    assert not pace.awaits(bytes(32), BLOB_CHUNK_BYTES, now=1.1)
-
-
 def test_a_holder_is_waited_for_as_long_as_its_answers_take_and_as_they_differ() -> None:
     pace = Pace()
     for number in range(20):
@@ -373,16 +406,26 @@ def test_a_holder_is_waited_for_as_long_as_its_answers_take_and_as_they_differ()
     assert 4.0 < pace.patience < 8.0
 
 
-def test_short_answers_and_refusals_say_nothing_of_a_link() -> None:
-    pace, lacked, short = Pace(), bytes(32), bytes([1]) * 32
-    pace.ask(lacked, 0, now=1.0)
+def test_short_answers_say_nothing_of_a_link_nor_do_those_that_a_holder_had_queued_before_it_refused() -> None:
+    pace, state, short = Pace(), bytes(32), bytes([1]) * 32
+    pace.ask(state, 0, now=1.0)
     pace.ask(short, 0, now=1.2)
-    pace.refuse(lacked)
-    assert [asked[0] for asked in pace.asked] == [short]
+    pace.refuse(state)
+    pace.ask(state, 0, now=1.25)
+    pace.answer(state, 0, BLOB_CHUNK_BYTES, now=1.27)
     pace.answer(short, 0, BLOB_CHUNK_BYTES - 1, now=1.3)
-    pace.ask(lacked, 0, now=5.0)  # the holder has got it meanwhile
-    pace.answer(lacked, 0, BLOB_CHUNK_BYTES, now=5.4)
+    assert pace.window == REVEAL_CHUNKS_START and pace.patience == 0.0
+    pace.answer(state, 0, BLOB_CHUNK_BYTES, now=1.65)
     assert pace.fastest == pytest.approx(0.4) and pace.window == REVEAL_CHUNKS_START + 1
+
+
+def test_an_answer_a_second_late_is_none_that_waited_in_a_queue() -> None:
+    pace = Pace()
+    took(pace, 0.3, now=1.0)
+    took(pace, 0.3 + 0.95 * QUEUE_SECONDS, now=10.0)
+    assert QUEUE_SECONDS > 4 * 0.3 and pace.window == REVEAL_CHUNKS_START + 2
+    took(pace, 0.3 + 1.05 * QUEUE_SECONDS, now=20.0)
+    assert pace.window == (REVEAL_CHUNKS_START + 2) // 2
 
 
 @pytest.mark.parametrize("version", [2, 3])

@@ -115,6 +115,9 @@ class Revealing(MemoryBlobs):
     def __init__(self) -> None:
         super().__init__()
         self.reveals |= {digest(blob) for blob in REVEALS}
+        self.watch()
+
+    def watch(self) -> None:
         self.longest, self._last = 0.0, dict.fromkeys(self.reveals, trio.current_time())
 
     def wrote(self, digest: bytes) -> None:
@@ -167,6 +170,25 @@ async def test_reveals_one_after_another_come_once_over_a_link_slower_than_the_p
         assert trio.current_time() - start < 1.02 * count / rate + 2.0
         assert alice.traffic().reveals_received == count
         assert carol.traffic().received[Priority.CONTROL] == 0, "somebody else was asked"
+
+
+@pytest.mark.parametrize(("rate", "seconds"), [(125_000, 1.0), (250_000, 2.0), (1.25e6, 1.0)])
+async def test_a_reveal_that_is_given_up_and_wanted_again_does_not_stand_still(
+    rate: float, seconds: float, autojump_clock: MockClock
+) -> None:
+    """What the first fetch had asked for comes before the first chunk of the second one, which cannot use it."""
+    async with open_world(MemoryWorld) as world:
+        world.mesh.set_conditions(ALICE.public, BOB.public, Conditions(latency_seconds=0.15, bytes_per_second=rate))
+        alice, bob = await world.pair(blobs := Revealing(), MemoryBlobs(*REVEALS))
+        carol = await world.start(CAROL)
+        await linked(alice, bob, carol)
+        with trio.move_on_after(seconds):
+            await alice.fetch(digest(REVEALS[0]), len(REVEALS[0]), [bob.me])
+        blobs.watch()
+        async with trio.open_nursery() as nursery:
+            for blob in REVEALS[:2]:
+                nursery.start_soon(alice.fetch, digest(blob), len(blob), [bob.me])
+        assert blobs.longest < 2 * STALL_SECONDS
 
 
 async def test_an_hour_of_silence_keeps_the_link(autojump_clock: MockClock) -> None:
