@@ -182,8 +182,8 @@ async def _trace(asked: Asked[RlhfCalls], pair: str, folder: str, is_json: bool)
     if is_json:
         asked.show(Verbatim(as_json(traced)))
         return
-    height = "by nobody that the network knows" if traced.height is None else f"by annotators up to height {traced.height}"
-    asked.show(f"pair {traced.pair} is in the set {traced.set[: 2 * SHORT]}, decided {height}")
+    whose = "of a file" if traced.height is None else f"decided by annotators up to height {traced.height}"
+    asked.show(f"pair {traced.pair} is in the set {traced.set[: 2 * SHORT]}, {whose}")
     if traced.held_out:
         asked.show("it is held out: reward models are measured with it, and none is trained on it")
     table = Fitted("job", Column("round", is_number=True), "trainer", Column("step", is_number=True), "proposal")
@@ -245,14 +245,14 @@ def _show_status(asked: Asked[RlhfCalls], view: RlhfView, figures: tuple[Figures
         if stage.refused:
             asked.show(f"{stage.job[:SHORT]} does not begin yet: {stage.refused}; each block tries again, `rlhf cancel` gives up")
         if (accuracy := stage.held_out_accuracy) is not None:
-            sure = "" if (error := stage.calibration_error) is None else f"; its chances are {error:.0%} off in the mean"
+            sure = "" if (error := stage.calibration_error) is None else f"; its chances are off by {error:.0%} on average"
             asked.show(f"{stage.job[:SHORT]}: the better response scores higher in {accuracy:.0%} of the held-out pairs{sure}")
         if stage.held_out_nats is not None:
             asked.show(f"{stage.job[:SHORT]}: {stage.held_out_nats:.3f} nats for a token of the held-out responses")
         if stage.preferences is not None:
             asked.show(f"{stage.job[:SHORT]}: {_whose(stage.preferences, view.state)}")
     for of in figures:
-        asked.show(f"a response of round {of.round}, in the middle of {counted(of.accepted, 'trainer')}: {of.told}")
+        asked.show(f"a response of round {of.round} (the median of {counted(of.accepted, 'trainer')}): {of.told}")
         if of.kl_stop is not None:
             asked.show(f"the job ended there, before all its rounds: kl_stop is {of.kl_stop:g} nats")
         elif of.beta is not None:

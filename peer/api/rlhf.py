@@ -220,9 +220,11 @@ class RlhfAnswers(RlhfCalls):
         workshop, host = self.peer.driver.workshop, self.peer.driver.host
         if workshop.role.computing is None:
             raise UserError("this peer has no worker to generate with: ask one with --role rlhf or full")
-        tuned = [(key, job) for key, job in self._tuned() if isinstance(job, Job) and JobSpec.decode(job.spec).kind.makes_text]
+        begun = self._tuned()
+        tuned = [(key, job) for key, job in begun if isinstance(job, Job) and JobSpec.decode(job.spec).kind.makes_text]
         if not tuned:
-            raise UserError("no model has been tuned yet: begin with `rlhf start`")
+            way = "`rlhf status` says how far the plan is" if begun else "begin with `rlhf start`"
+            raise UserError(f"no model has been tuned yet: {way}")
         key, job = tuned[-1]
         opened = workshop.view((key, job.round), job)
         how = Sampling(tokens=tokens, temperature=temperature, seed=seed).checked()
