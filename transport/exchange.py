@@ -201,9 +201,12 @@ class _Transfer:
     def forget_asking(self, peer: bytes) -> None:
         self.under_way = {(of, offset): at for (of, offset), at in self.under_way.items() if of != peer}
 
-    def takes_from(self, peer: bytes) -> bool:
-        """Over a slow link a holder answers after it was given up. Its chunks of a reveal are taken: nobody sends them again."""
-        return self.holder == peer or (self.is_reveal and peer in self.rests and not self.one_holder)
+    def came(self, peer: bytes, offset: int) -> bool:
+        """Whether a chunk is taken. Over a slow link a holder answers after it was given up: what it was asked for of a reveal is
+        taken then, for nobody sends it again.
+        """
+        was_under_way = self.under_way.pop((peer, offset), None) is not None
+        return self.holder == peer or (was_under_way and not self.one_holder)
 
     def comes_soon(self, now: float) -> bool:
         """Whether its holder sends the rest before another could, as far as one can tell."""
@@ -391,7 +394,7 @@ class Exchange:
         if transfer is None or peer not in transfer.waits or peer in transfer.unbelieved:
             return
         if transfer.comes_soon(now):
-            self._send(peer, NoBlob(digest), Priority.CONTROL)
+            self._decline(peer, transfer)
         else:
             transfer.waits[peer], transfer.named[peer], transfer.is_left = now, peer, True
             transfer.wake()
@@ -406,6 +409,11 @@ class Exchange:
                 if transfer.is_reveal:  # mostly nobody else has a reveal
                     until = min(now + STALL_SECONDS, transfer.moved + BUSY_SECONDS)
                 transfer.pull.deadline = max(transfer.pull.deadline, until)
+
+    def _decline(self, peer: bytes, transfer: _Transfer) -> None:
+        """We do not want it from there any more, not even what waits there to be sent."""
+        self._send(peer, NoBlob(transfer.digest), Priority.CONTROL)
+        transfer.forget_asking(peer)
 
     def _sends_none(self, peer: bytes, digest: bytes) -> None:
         """What it was asked for of this blob, it does not send."""
@@ -433,7 +441,7 @@ class Exchange:
         if peer in self._paces:
             self._paces[peer].answer(chunk.digest, chunk.offset, len(chunk.chunk), trio.current_time())
         transfer = self._transfers.get(chunk.digest)
-        if transfer is None or not transfer.takes_from(peer) or transfer.error is not None:
+        if transfer is None or not transfer.came(peer, chunk.offset) or transfer.error is not None:
             return  # an answer that came after the transfer ended or moved on
         try:
             self._take(transfer, peer, chunk)
@@ -442,7 +450,6 @@ class Exchange:
             transfer.wake()
 
     def _take(self, transfer: _Transfer, peer: bytes, chunk: BlobChunk) -> None:
-        transfer.under_way.pop((peer, chunk.offset), None)
         if chunk.total > transfer.size_max or (transfer.total is not None and chunk.total != transfer.total):
             # Either this holder lies about the size, or whoever told us the size did: no proof, so no penalty.
             transfer.one_holder = transfer.one_holder or transfer.total is not None
@@ -580,7 +587,9 @@ class Exchange:
             transfer.restart()
         transfer.holder, transfer.requested, transfer.begun = holder, transfer.offset, transfer.offset
         transfer.asked = trio.current_time()
-        transfer.moved, transfer.lacked, transfer.is_left = transfer.asked, False, False
+        # What is under way was asked for before: this pull ends when it may be asked for again.
+        transfer.moved = transfer.under_way.get((holder, transfer.offset), transfer.asked)
+        transfer.lacked = transfer.is_left = False
         if not transfer.is_reveal and self._takes_turns(holder):
             transfer.asked_peers.add(holder)
         transfer.awaited.clear()
@@ -598,7 +607,7 @@ class Exchange:
         if transfer.lacked:
             transfer.asked_peers.discard(holder)
         elif not transfer.complete and holder in transfer.asked_peers and transfer.waits.get(holder, 0.0) <= now:
-            self._send(holder, NoBlob(transfer.digest), Priority.CONTROL)  # our place there is another's
+            self._decline(holder, transfer)  # our place there is another's
         if transfer.is_left:
             return
         transfer.waits.pop(holder, None)

@@ -142,10 +142,9 @@ class Auditing:
         if self._is_behind:
             self._entered = {key: job.round for key, job in state.jobs.going_on().items()}
             self._is_behind = False
-            self._turns.forget()
         self._fetched &= due.keys()
         opened, idle = {key: job.round for key, job in state.jobs.jobs.items()}, self._fetched | waiting.keys()
-        begins = self._turns.follow(due, idle, self._running.keys(), opened, state.members, now)
+        begins = self._turns.follow(due, idle, self._running.keys(), opened, state.members)
         self._turned.set()
         self._turned = trio.Event()
         for key in begins:
@@ -188,15 +187,14 @@ class Auditing:
                     opened = partial(self._opened, due.job, until, past.spec.audit_window)
                     seconds = self._shown_seconds(due, queued)
                     self._nursery.start_soon(self._note_late, waiting, late, opened, partial(self._ask_for, key, seconds))
-                replayed = await self._replayed(due, past, late.wait)
+                replayed = await self._replayed(due, past, late.wait, partial(self._has_fetched, key))
                 if replayed.finding is not Finding.MATCH:
                     self._shown.add((due.job, due.round))
                 if not due.is_dispute and _is_doubtful(replayed, past.spec):
                     replayed = replace(replayed, finding=Finding.MATCH)
                 elif not due.is_dispute and replayed.finding is Finding.MISMATCH and past.spec.traces_states:
                     replayed = await self._unless_chosen(due, past, replayed, late.wait)
-                self._fetched.add(key)
-                self._wake.set()
+                self._has_fetched(key)
                 await self._say("audit/verdict" if due.is_dispute else "audit/report", due, replayed)
         except (FolkmootError, OSError) as error:
             went = isinstance(error, MissingBlobError)  # states that were fetched for an audit are deleted after it
@@ -226,9 +224,17 @@ class Auditing:
         return max(served - queued, min(served, ASKING_SECONDS_MIN))
 
     async def _fetch_in_turn(self, key: Key, fetch: Fetch, digest: bytes, size_max: int, sources: Iterable[bytes]) -> None:
+        if key in self._fetched:  # it needs more than the drawn step
+            self._fetched.discard(key)
+            self._wake.set()
         while key not in self._turns.now:
             await self._turned.wait()
         await fetch(digest, size_max, sources)
+
+    def _has_fetched(self, key: Key) -> None:
+        """Others on this trainer may fetch, while this one waits for the worker, or for a block."""
+        self._fetched.add(key)
+        self._wake.set()
 
     async def _note_late(self, waiting: trio.CancelScope, late: trio.Event, *waits: Callable[[], Awaitable[None]]) -> None:
         """Sets `late` when what has not come by then is withheld."""
@@ -251,7 +257,9 @@ class Auditing:
             if is_in_touch and not is_late and not self._is_behind and key in self._turns.now:
                 # A trainer's uplink shows something of each job side by side.
                 current = self._driver.state.members.current
-                seconds -= step / len({of[0] for of in self._turns.now if current(of[2]) == current(key[2])})
+                step /= len({of[0] for of in self._turns.now if current(of[2]) == current(key[2])})
+                self._turns.count(key, step)
+                seconds -= step
 
     async def _unless_chosen(self, due: Due, past: Round, replayed: Replayed, late: Callable[[], Awaitable[None]]) -> Replayed:
         """The finding to report of a drawn step that is false here.
@@ -336,14 +344,17 @@ class Auditing:
         self._has_ended = True
         self._wake.set()
 
-    async def _replayed(self, due: Due, past: Round, late: Callable[[], Awaitable[None]]) -> Replayed:
-        """The finding is WITHHELD if something is not here when `late` returns."""
+    async def _replayed(
+        self, due: Due, past: Round, late: Callable[[], Awaitable[None]], came: Callable[[], None] = lambda: None
+    ) -> Replayed:
+        """The finding is WITHHELD if something is not here when `late` returns. `came` is called once all is here."""
         try:
             request = await self._before(late, replay_request(past, due.trainer, due.proposal, due.step))
         except RemoteProtocolError:
             return Replayed(Finding.MALFORMED, 0.0, 0.0)
         if request is None:
             return Replayed(Finding.WITHHELD, 0.0, 0.0)
+        came()
         async with self._replaying:
             return await self._driver.workshop.role.replay(past, request)
 

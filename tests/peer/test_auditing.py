@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -83,8 +84,9 @@ class Sums:
         self.drift = 0.0  # by which share whole rounds, but not single steps, come out otherwise than elsewhere
         self.ill = 0.0  # by which share steps come out otherwise than elsewhere that begin at states far away
         self.jumps_at: int | None = None  # a step of its own rounds that is a lie
-        self.may_re_execute = trio.Event()
+        self.may_re_execute, self.may_replay = trio.Event(), trio.Event()
         self.may_re_execute.set()
+        self.may_replay.set()
 
     async def ask(self, request: Any) -> Any:
         self.asked.append(request)
@@ -96,6 +98,8 @@ class Sums:
             raise OSError("a file went meanwhile")
         if isinstance(request, tasks.Reexecute):
             await self.may_re_execute.wait()
+        if isinstance(request, tasks.Replay):
+            await self.may_replay.wait()
         match request:
             case tasks.Reexecute():
                 return await trio.to_thread.run_sync(proposals.reexecute, request, self._update)
@@ -277,6 +281,18 @@ async def test_losses_that_were_lost_are_not_opened_and_cost_rewards_alone(
         assert max(standing(made, number).lost for number in range(3)) < standing(made, 3).lost
 
 
+async def test_an_audit_that_waits_for_the_worker_keeps_no_other_from_fetching(tmp_path: Path) -> None:
+    """It would be held against the trainer, which has shown all that was asked for."""
+    async with trainers(tmp_path) as made:
+        seat = made.seats[0]
+        worker = made.workers[seat.public]
+        worker.may_replay = trio.Event()
+        await made.train(replace(SPEC, rounds=ENDLESS))
+        await seat.until(lambda driver: max(Counter(key[2] for key in seat.auditing._fetched).values(), default=0) > 2)
+        assert sum(isinstance(request, tasks.Replay) for request in worker.asked) == 1, "one at a time, and it is not over"
+        worker.may_replay.set()
+
+
 async def test_every_peer_says_at_the_start_what_link_sampled_audits_need(tmp_path: Path) -> None:
     async with trainers(tmp_path) as made:
         await made.train(replace(SPEC, rounds=1))
@@ -375,7 +391,7 @@ async def test_seconds_in_which_an_auditor_has_no_processor_are_held_against_nob
     monkeypatch.setattr(trio, "sleep_until", lambda at: sleep(at + (late.pop() if late else 0.0)))
     members = SimpleNamespace(round_voters=(me,), current=lambda of: of)
     driver = SimpleNamespace(state=SimpleNamespace(members=members), network=SimpleNamespace(connected=dict))
-    auditor: Any = SimpleNamespace(_driver=driver, _me=me, _is_behind=False, _turns=SimpleNamespace(now={key}))
+    auditor: Any = SimpleNamespace(_driver=driver, _me=me, _is_behind=False, _turns=SimpleNamespace(now={key}, count=lambda *_: None))
     began = trio.current_time()
     await auditing.Auditing._ask_for(auditor, key, 3.0)
     assert trio.current_time() - began == pytest.approx(2 * 1.5 + 1.05 + 2.0)

@@ -21,17 +21,20 @@ def dispute(number: int, opened: int) -> Due:
 
 
 class Auditor:
-    """It begins what it may, and is told when an audit needs nothing more."""
+    """It begins what it may, asks all the time, and is told when an audit needs nothing more."""
 
     def __init__(self) -> None:
-        self.turns, self.running = Turns(), set[Key]()
+        self.turns, self.running, self.looked = Turns(), set[Key](), 0.0
 
     def at(self, now: float, *due: Due, round: int, idle: tuple[Due, ...] = ()) -> dict[Key, float]:
         """The audits that begin, with the seconds that they have waited as counts against their trainer."""
+        for key in self.turns.now:
+            self.turns.count(key, now - self.looked)
+        self.looked = now
         self.running &= {key_of(item) for item in due}
         items = {key_of(item): item for item in sorted(due, key=lambda item: (not item.is_dispute, item.since))}
         idle_keys = {key_of(item) for item in idle}
-        begins = self.turns.follow(items, idle_keys, self.running, {JOB: round, OTHER_JOB: round}, MEMBERS, now)
+        begins = self.turns.follow(items, idle_keys, self.running, {JOB: round, OTHER_JOB: round}, MEMBERS)
         self.running |= begins
         return {key: self.turns.begin(key) for key in begins}
 
@@ -100,14 +103,23 @@ def test_a_look_that_comes_late_costs_a_trainer_nothing_and_saves_it_no_more_tha
     assert auditor.at(70.0, third, round=4) == {key_of(third): 60.0}
 
 
-def test_after_an_absence_nobody_has_waited_for_anything() -> None:
-    auditor, first, second = Auditor(), report(1), report(2)
+def test_an_auditor_that_comes_back_charges_nothing_for_what_it_first_sees_then() -> None:
+    auditor, missed, later = Auditor(), [report(5), report(6), report(7)], report(9)
+    auditor.at(0.0, *missed, round=9)
+    auditor.at(10.0, *missed, later, round=10)
+    assert auditor.at(60.0, *missed[1:], later, round=10) == {key_of(missed[1]): 0.0}
+    assert auditor.at(110.0, missed[2], later, round=10) == {key_of(missed[2]): 0.0}
+    assert auditor.at(160.0, later, round=11) == {key_of(later): 150.0}
+
+
+def test_seconds_in_which_nothing_was_asked_for_count_for_nobody() -> None:
+    """Nor is more counted than for the audit itself, where jobs share what a trainer's uplink shows."""
+    auditor, first, second, of_other = Auditor(), report(1), report(2), report(2, OTHER)
     auditor.at(0.0, first, round=2)
-    auditor.at(10.0, first, second, round=3)
-    auditor.at(20.0, first, second, round=3)
-    auditor.turns.forget()
-    auditor.at(30.0, first, second, round=3)
-    assert auditor.at(75.0, second, round=3) == {key_of(second): 45.0}
+    auditor.at(0.0, first, second, of_other, round=3)
+    auditor.turns.count(key_of(first), 7.0)
+    auditor.looked = 100.0
+    assert auditor.at(100.0, second, of_other, round=3) == {key_of(second): 7.0}
 
 
 def test_what_fails_and_begins_again_has_waited_for_nothing() -> None:

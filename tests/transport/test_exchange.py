@@ -21,7 +21,6 @@ from transport.exchange import (
     BUSY_SECONDS,
     PATIENCE_SECONDS,
     QUEUE_SECONDS,
-    REST_SECONDS_MAX,
     REVEAL_CHUNKS_MAX,
     REVEAL_CHUNKS_MIN,
     REVEAL_CHUNKS_START,
@@ -66,6 +65,8 @@ class Links:
         )
 
     def _send(self, peer: bytes, message: GetBlob | BlobChunk | NoBlob, priority: Priority) -> bool:
+        if isinstance(message, NoBlob):
+            return True
         assert isinstance(message, GetBlob)
         self.asked.append((peer, message.digest))
         if peer in self.frozen:
@@ -157,15 +158,38 @@ async def test_a_reveal_is_taken_also_of_a_holder_that_was_given_up_meanwhile(li
     assert links.asked.count((FROZEN, digest(BLOBS[0]))) == 1, "it was on its way"
 
 
-async def test_what_never_comes_is_asked_for_again(links: Links, autojump_clock: MockClock) -> None:
-    """A trainer that sends nothing for so long is not busy."""
+async def test_what_was_under_way_is_taken_whatever_its_holder_is_known_for(links: Links, autojump_clock: MockClock) -> None:
+    """All parts of an object share what is known of a holder: another one has come of it meanwhile."""
     links.store.reveals.add(digest(BLOBS[0]))
     links.lacking = {(LIVE, digest(BLOBS[0]))}
     async with trio.open_nursery() as nursery:
         nursery.start_soon(links.fetch, BLOBS[0])
+        await trio.sleep(PATIENCE_SECONDS + 0.005)
+        transfer = links.exchange._transfers[digest(BLOBS[0])]
+        assert transfer.holder == LIVE and FROZEN in transfer.rests
+        transfer.rests.clear()
+        links.exchange.on_blob_chunk(FROZEN, BlobChunk(digest(BLOBS[0]), 0, len(BLOBS[0]), BLOBS[0]))
+        await trio.sleep(0.1)
+        assert links.store.size(digest(BLOBS[0])) is not None
+
+
+@pytest.mark.parametrize("is_heard", [False, True])
+async def test_what_never_comes_is_asked_for_again(links: Links, is_heard: bool, autojump_clock: MockClock) -> None:
+    """A trainer that does not send it for so long is not busy, whatever else it sends."""
+    links.store.reveals.add(digest(BLOBS[0]))
+    links.lacking = {(LIVE, digest(BLOBS[0]))}
+
+    async def send_else() -> None:
+        while is_heard and links.frozen:
+            await trio.sleep(1.0)
+            links.exchange._hear(FROZEN)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(send_else)
+        nursery.start_soon(links.fetch, BLOBS[0])
         await trio.sleep(BUSY_SECONDS - 1.0)
         assert links.asked.count((FROZEN, digest(BLOBS[0]))) == 1
-        await trio.sleep(2 * REST_SECONDS_MAX)
+        await trio.sleep(10.0)
         assert links.asked.count((FROZEN, digest(BLOBS[0]))) == 2
         links.thaw()
 
@@ -189,6 +213,9 @@ async def test_what_a_link_took_with_it_or_cannot_be_used_is_not_under_way(links
         transfer.under_way[FROZEN, 0] = trio.current_time()
         transfer.restart()  # what has come was wrong: all of it is needed again
         assert not transfer.is_under_way(FROZEN, 0, trio.current_time())
+        transfer.under_way[FROZEN, 0] = trio.current_time()
+        links.exchange._decline(FROZEN, transfer)  # it sends nothing of what waits there
+        assert not transfer.under_way
         links.peers.add(FROZEN)
         links.exchange.peer_connected(FROZEN)
         links.frozen.clear()
