@@ -195,15 +195,20 @@ class _Transfer:
         self.under_way.clear()
 
     def is_under_way(self, peer: bytes, offset: int, now: float) -> bool:
-        """Only its trainer answers at once: to whoever has fetched it, it may be a blob like others, for which one waits."""
+        """Whether this peer was asked for this chunk, and sends it without another request.
+
+        Only the trainer that was named as a source answers at once. A peer that has fetched the reveal may let us wait our turn.
+        """
         return peer in self.preferred and now < self.under_way.get((peer, offset), -math.inf) + BUSY_SECONDS
 
     def forget_asking(self, peer: bytes) -> None:
         self.under_way = {(of, offset): at for (of, offset), at in self.under_way.items() if of != peer}
 
-    def came(self, peer: bytes, offset: int) -> bool:
-        """Whether a chunk is taken. Over a slow link a holder answers after it was given up: what it was asked for of a reveal is
-        taken then, for nobody sends it again.
+    def takes(self, peer: bytes, offset: int) -> bool:
+        """Whether this chunk, which has just come, is of use.
+
+        Over a slow link a holder answers after it was given up. The transfer takes what it had asked that holder for: nobody sends
+        it again.
         """
         was_under_way = self.under_way.pop((peer, offset), None) is not None
         return self.holder == peer or (was_under_way and not self.one_holder)
@@ -441,7 +446,7 @@ class Exchange:
         if peer in self._paces:
             self._paces[peer].answer(chunk.digest, chunk.offset, len(chunk.chunk), trio.current_time())
         transfer = self._transfers.get(chunk.digest)
-        if transfer is None or not transfer.came(peer, chunk.offset) or transfer.error is not None:
+        if transfer is None or not transfer.takes(peer, chunk.offset) or transfer.error is not None:
             return  # an answer that came after the transfer ended or moved on
         try:
             self._take(transfer, peer, chunk)

@@ -1,8 +1,8 @@
-"""Which audits may fetch now, and how long the others have waited where their trainer could have helped it. Pure.
+"""Which audits may fetch now, and how long the others have waited at their trainer's cost. Pure.
 
 A peer fetches for one audit of a job and trainer at a time, the oldest first: a window is as long as the least link takes
-for one. What that one asks for in the meantime, the trainer shows, and its seconds are counted (`Auditing`). They count for the
-reports that wait, too, where the trainer could have proposed these later.
+for one. `Auditing` counts the seconds for which that audit asks its trainer. They also count for the reports behind it, if the
+trainer could have proposed these later.
 
 | a report waits                                          | its trainer                                         | seconds count |
 |---------------------------------------------------------|-----------------------------------------------------|---------------|

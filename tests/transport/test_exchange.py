@@ -180,6 +180,7 @@ async def test_what_never_comes_is_asked_for_again(links: Links, is_heard: bool,
     links.lacking = {(LIVE, digest(BLOBS[0]))}
 
     async def send_else() -> None:
+        await trio.sleep(8.0)  # the holder was given up once, and is asked again meanwhile
         while is_heard and links.frozen:
             await trio.sleep(1.0)
             links.exchange._hear(FROZEN)
