@@ -207,8 +207,8 @@ class _Transfer:
     def takes(self, peer: bytes, offset: int) -> bool:
         """Whether this chunk, which has just come, is of use.
 
-        Over a slow link a holder answers after it was given up. The transfer takes what it had asked that holder for: nobody sends
-        it again.
+        Over a slow link a holder answers after it was given up. The transfer takes what it had asked that holder for, for nobody
+        sends it again.
         """
         was_under_way = self.under_way.pop((peer, offset), None) is not None
         return self.holder == peer or (was_under_way and not self.one_holder)
