@@ -20,12 +20,15 @@ def test_one_seed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
     said = capsys.readouterr().out
     assert said.count("a fifth ") >= 8 and "colluding" in said
     figures = json.loads((tmp_path / "figures.json").read_text())
-    assert len(figures["crowds"]) == 3 and len(figures["points"]) == len(figures["five"]) == len(figures["long"]) == 5
+    assert (
+        len(figures["crowds"]) == len(labels.CROWDS)
+        and len(figures["points"]) == len(figures["five"]) == len(figures["long"]) == 5
+    )
 
 
 def test_what_is_missed_is_said() -> None:
     figures = Figures(
-        [Crowd(name, 0, 0.9, 0.95) for name in labels.CROWDS],
+        [Crowd(name, 0, 0.9, 0.95, 0.95, 0.95) for name in labels.CROWDS],
         [Stopped(0, 0.95, 3.2)],
         [Points(kind, 0, 40, 1, 1, 100, 0.06, 0.01, 0, 0.9) for kind in labels.KINDS],
         [Points(kind, 0, 62, 1, 1, 100, 0.2, 0.06, 0, 0.9) for kind in labels.KINDS],
