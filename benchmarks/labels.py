@@ -267,10 +267,15 @@ def measure(seed: int, figures: Figures) -> None:
     figures.long += [paid(kind, seed, None, ANSWERS) for kind in KINDS]
 
 
+def below_majority(rows: Sequence[Crowd]) -> tuple[float, float]:
+    """By how much the mean accuracy, and the mean balanced accuracy, is below the majority's."""
+    return mean([of.majority - of.right for of in rows]), mean([of.majority_balanced - of.balanced for of in rows])
+
+
 def verdicts(figures: Figures) -> Iterator[str]:
     for name in CROWDS:
         found = [of for of in figures.crowds if of.name == name]
-        below = max(mean([of.majority - of.right for of in found]), mean([of.majority_balanced - of.balanced for of in found]))
+        below = max(below_majority(found))
         if name != HALF:  # no bound: `show` prints it
             text = f"{name}: at most {BELOW_MAJORITY} below the majority in accuracy and balanced accuracy"
             yield verdict(below <= BELOW_MAJORITY, f"{text}: {below:.3f}")

@@ -63,7 +63,7 @@ class Confusions:
 
 
 class Whole:
-    """One question with `classes` answers. `turn` improves the estimate; what is read before the first turn knows priors alone.
+    """One question with `classes` answers. `turn` improves the estimate, which begins with shares of the votes.
 
     `votes` has a row for each vote: task, annotator, class; both numbers from 0 on, no two rows of one task and annotator. A task
     or an annotator may be without votes. `gold` has a row for each task whose class is known: task, class. 16 classes and a

@@ -35,7 +35,13 @@ def test_what_is_missed_is_said() -> None:
         [Points(kind, 0, 150, 1, 1, 100, 0.01, 0.01, 0, 0.7) for kind in labels.KINDS],
     )
     lines = list(verdicts(figures))
-    assert len(lines) == 16 and all(line.startswith("MISSED") for line in lines)
+    assert len(lines) == len(labels.CROWDS) + 14 and all(line.startswith("MISSED") for line in lines)
+
+
+@pytest.mark.parametrize("name", [name for name in labels.CROWDS if name != labels.HALF])
+def test_no_crowd_has_worse_labels_than_a_plain_majority(name: str) -> None:
+    rows = [labels.crowd(name, seed) for seed in range(100, 103)]
+    assert max(labels.below_majority(rows)) <= labels.BELOW_MAJORITY
 
 
 def test_correlations_are_of_ranks() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from math import isqrt
 
@@ -67,12 +67,33 @@ class Question:
         self.of_task: dict[int, list[Vote]] = defaultdict(list)
         for vote in votes:
             self.of_task[vote.task].append(vote)
-        p = {task: self.certain(task, [0] * k) for task in self.of_task}
-        for _ in range(30):
+        told = [vote for vote in votes if vote.task in gold]
+        right = Counter(vote.who for vote in told if vote.said == gold[vote.task])
+        seen = Counter(vote.who for vote in told)
+        trusted = {vote.who for vote in votes if 2 * right[vote.who] >= seen[vote.who]}
+        p = self.shares(trusted)
+        for turn in range(30):
             n, common = self.learned({vote: p[vote.task] for vote in votes}), self.common(p)
             p = {task: self.certain(task, chances(self.score(task, n, common))) for task in p}
+            if turn == 19:
+                p = self.reviewed(p, trusted)
         self.n, self.shared = self.learned({vote: p[vote.task] for vote in votes}), self.common(p)
         self.p = {task: self.certain(task, chances(self.score(task, self.n, self.shared))) for task in p}
+
+    def shares(self, chosen: set[int]) -> dict[int, Row]:
+        found = {}
+        for task, votes in self.of_task.items():
+            said = Counter(vote.said for vote in votes if vote.who in chosen)
+            found[task] = self.certain(task, [said[label] * ONE // max(1, said.total()) for label in range(self.k)])
+        return found
+
+    def reviewed(self, p: dict[int, Row], trusted: set[int]) -> dict[int, Row]:
+        unknown = [vote for vote in self.votes if vote.task not in self.gold and vote.who in trusted]
+        count, right = Counter(vote.who for vote in unknown), Counter[int]()
+        for vote in unknown:
+            right[vote.who] += p[vote.task][vote.said]
+        contradicted = {who for who in count if right[who] * self.k < count[who] * ONE}
+        return self.shares(contradicted) if 2 * sum(count[who] for who in contradicted) > len(unknown) else p
 
     def certain(self, task: int, otherwise: Row) -> Row:
         return [ONE * (label == self.gold[task]) for label in range(self.k)] if task in self.gold else otherwise
@@ -87,7 +108,7 @@ class Question:
                 n[vote.who, label, vote.said] += chance
         return n
 
-    def evidence(self, vote: Vote, n: dict[tuple[int, int, int], int], prior: int = 6) -> Row:
+    def evidence(self, vote: Vote, n: dict[tuple[int, int, int], int], prior: int = 8) -> Row:
         found = []
         for label in range(self.k):
             c = prior * (self.k - 1) * ONE if vote.said == label else 2 * ONE
@@ -98,7 +119,7 @@ class Question:
 
     def score(self, task: int, n: dict[tuple[int, int, int], int], common: Row, without: Vote | None = None) -> Row:
         told = [self.evidence(vote, n) for vote in self.of_task[task] if vote != without]
-        return [log(common[label] + ONE) + sum(row[label] for row in told) for label in range(self.k)]
+        return [log(common[label] + ONE) // 2 + sum(row[label] for row in told) for label in range(self.k)]
 
     def seen_and_right(self, who: int, parts: int = 1) -> list[tuple[int, int]]:
         counted = [vote for vote in self.votes if vote.blind and (vote.task in self.gold or len(self.of_task[vote.task]) > 1)]

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from curation.answers import Answer, Kind
 from curation.fixed import ONE, Ints
-from curation.labels import ENOUGH, PRIOR_RIGHT, PRIOR_WRONG, estimate, learned, likeliest, likelihood, posterior
-from curation.whole import Whole, estimated
+from curation.labels import ENOUGH, PRIOR_WRONG, estimate, learned, likeliest, likelihood, posterior
+from curation.whole import PRIOR_RIGHT, Whole, estimated
 from curation.whole import likeliest as likeliest_of
 
 # Running --------------------------------------------------------------------------------------------------------------
@@ -129,32 +129,63 @@ def test_the_integers_are_near_what_floats_find() -> None:
     classes, tasks, people = 3, 120, 9
     votes, _ = crowd(classes, tasks, [0.9, 0.8, 0.8, 0.7, 0.7, 0.6, 0.6, 0.4, 0.3], 5)
     whole = Whole(classes, tasks, people, votes)
-    counts, common = np.zeros((people, classes, classes)), np.zeros(classes)
+    label = np.zeros((tasks, classes))
+    np.add.at(label, (votes[:, 0], votes[:, 2]), 1 / 5)
+    counts = np.zeros((people, classes, classes))
     prior = np.where(np.eye(classes, dtype=bool), PRIOR_RIGHT, PRIOR_WRONG / (classes - 1))
     for turn in range(8):
+        counts[:] = 0
+        for task, annotator, vote in votes:
+            counts[annotator, :, vote] += label[task]
         table = np.log2(counts + prior) - np.log2((counts + prior).sum(axis=2, keepdims=True))
-        scores = np.tile(np.log2(common + 1), (tasks, 1))
+        scores = np.tile(np.log2(label.sum(axis=0) + 1) / 2, (tasks, 1))
         for task, annotator, vote in votes:
             scores[task] += table[annotator, :, vote]
         label = np.exp2(scores - scores.max(axis=1, keepdims=True))
         label /= label.sum(axis=1, keepdims=True)
         assert abs(whole.posterior() / ONE - label).max() < 1e-4, turn
-        counts[:] = 0
-        for task, annotator, vote in votes:
-            counts[annotator, :, vote] += label[task]
-        common = label.sum(axis=0)
         whole.turn()
 
 
 def test_without_ones_vote_it_is_as_if_it_had_not_been_cast() -> None:
-    votes = np.array([(0, 0, 1), (0, 1, 0), (0, 2, 0), (1, 0, 1)], dtype=np.int64)
-    whole = Whole(2, 2, 3, votes)
-    assert whole.posterior_without().tolist() == [
-        [9 * ONE // 10, ONE // 10],  # two said 0
-        [ONE // 2, ONE // 2],
-        [ONE // 2, ONE // 2],
-        [ONE // 2, ONE // 2],  # nobody else said anything
-    ]
+    """Two tasks that mirror each other: both classes are as frequent, and each table has equal rows."""
+    votes = np.array([(0, 0, 1), (0, 1, 0), (0, 2, 0), (1, 0, 0), (1, 1, 1), (1, 2, 1)], dtype=np.int64)
+    agree, contradict = 26 / 33, 25 / 33  # (8 + 2/3) / (8 + 2 + 1), (8 + 1/3) / (8 + 2 + 1)
+    two = agree**2 / (agree**2 + (1 - agree) ** 2)
+    one = (1 - contradict) * agree / ((1 - contradict) * agree + contradict * (1 - agree))
+    expected = np.array([[two, 1 - two], [one, 1 - one], [one, 1 - one]])
+    found = Whole(2, 2, 3, votes).posterior_without() / ONE
+    assert abs(found - np.concatenate([expected, expected[:, ::-1]])).max() < 1e-5
+
+
+def liars(count: int, gold: int, knows: bool, classes: int = 2) -> tuple[Ints, Ints, Ints]:
+    """(votes, truth, gold rows): so many of 40 say the class behind the right one, on gold only where they do not know it."""
+    votes, truth = crowd(classes, 500, [0.875] * 40, 5, seed=1)
+    lie = votes[:, 1] < count
+    if knows:
+        votes[lie & (votes[:, 0] < gold), 2] = truth[votes[lie & (votes[:, 0] < gold), 0]]
+        lie &= votes[:, 0] >= gold
+    votes[lie, 2] = (truth[votes[lie, 0]] + 1) % classes
+    known = np.arange(gold)
+    return votes, truth, np.column_stack([known, truth[:gold]])
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize("gold", [0, 25, 50, 100])
+@pytest.mark.parametrize("count", [12, 16, 18])
+def test_whoever_is_right_on_gold_alone_gains_nothing(count: int, gold: int, classes: int) -> None:
+    """Eighteen of 40 outvote 22 honest ones, since they are never wrong: 22 agree with the right labels, 18 with the others."""
+    votes, truth, known = liars(count, gold, True, classes)
+    found = likeliest_of(estimated(classes, 500, 40, votes, known).posterior())
+    assert (found == truth)[gold:].mean() > 0.93
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+@pytest.mark.parametrize("gold", [25, 50, 100])
+def test_a_majority_that_is_wrong_on_gold_makes_no_labels(gold: int, classes: int) -> None:
+    votes, truth, known = liars(24, gold, False, classes)
+    found = likeliest_of(estimated(classes, 500, 40, votes, known).posterior())
+    assert (found == truth)[gold:].mean() > 0.93
 
 
 def test_an_annotator_or_a_task_may_be_without_votes() -> None:

@@ -11,9 +11,11 @@ from curation.contents import SayGold
 from curation.reputation import divided
 from curation.state import Asked, Lease, Stage, as_answer
 from curation.tasks import task_id
+from curation.whole import estimated
 from tests.curation.room import AUTHOR, gold_answers
 from tests.curation.second import Question, Vote, weight
 from tests.curation.test_closing import CROWD, KINDS, PRICE, Room, says, truth_of
+from tests.curation.test_labels import liars
 
 
 def asked_of(asked: Asked, answer: Answer) -> list[list[int]]:
@@ -77,3 +79,14 @@ def test_a_second_client_closes_alike(kind: str, has_gold: bool) -> None:
             assert as_answer(row.label) == tuple(option for option, on in enumerate(likeliest) if on)
         elif asked.kind is not Kind.RANKING:
             assert as_answer(row.label) == (likeliest[0] + (asked.kind is Kind.RATING),)
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_a_second_client_reviews_labels_alike(classes: int) -> None:
+    """Eighteen of forty lie always, and outvote the others: the labels of turn 20 are those that they contradict."""
+    votes, truth, gold = liars(18, 30, True, classes)
+    rows = [Vote(*row) for row in votes.tolist()]
+    second = Question(classes, rows, dict(gold.tolist()))
+    labels = estimated(classes, 500, 40, votes, gold).posterior()
+    assert labels.tolist() == [second.p[task] for task in range(500)]
+    assert (labels.argmax(axis=1) == truth).mean() > 0.93
