@@ -102,11 +102,24 @@ def _mixed(draw: Draw, guess: float, lie: float) -> Answers:
     return _crowd(draw, chance)
 
 
-def _right_on_gold_alone(draw: Draw, lie: float) -> Answers:
-    answers = _mixed(draw, 0.0, lie)
+def _with_gold(draw: Draw, answers: Answers, informed: int = 0) -> Answers:
+    """Some tasks have gold. The first annotators, so many, know which, and are right there."""
     gold = np.sort(draw.choice(TASKS, GOLD, replace=False))
-    known = np.isin(np.arange(TASKS), gold)[:, None] & (answers.who < round(PEOPLE * lie))
+    known = np.isin(np.arange(TASKS), gold)[:, None] & (answers.who < informed)
     return replace(answers.but(known, answers.truth[:, None]), gold=gold)
+
+
+def _right_on_gold_alone(draw: Draw, lie: float) -> Answers:
+    return _with_gold(draw, _mixed(draw, 0.0, lie), round(PEOPLE * lie))
+
+
+def _wrong_on_gold_too(draw: Draw, lie: float) -> Answers:
+    return _with_gold(draw, _mixed(draw, 0.0, lie))
+
+
+def _always_wrong(draw: Draw, lie: float) -> Answers:
+    answers = _crowd(draw)
+    return answers.but(answers.who < round(PEOPLE * lie), 1 - answers.truth[:, None])
 
 
 def _night_shift(draw: Draw) -> Answers:
@@ -138,7 +151,7 @@ def _lazy(draw: Draw, shares: Sequence[float] | None) -> Answers:
 
 
 def _pairs(draw: Draw) -> Answers:
-    """Options 2 i and 2 i + 1 are easily confused: whoever is wrong says the other one of the pair."""
+    """Options 2 i and 2 i + 1 are easily confused: a wrong answer is the other one of the pair."""
     answers = _crowd(draw, classes=16)
     return answers.but(answers.said != answers.truth[:, None], (answers.truth ^ 1)[:, None])
 
@@ -160,7 +173,7 @@ def _near(draw: Draw) -> Answers:
 
 def _lying(share: float) -> dict[str, Callable[[Draw], Answers]]:
     return {
-        f"{share:.0%} right on gold alone": partial(_right_on_gold_alone, lie=share),
+        f"{share:.0%} are right on gold alone": partial(_right_on_gold_alone, lie=share),
         f"{share:.0%} lie, no gold": partial(_mixed, guess=0.0, lie=share),
     }
 
@@ -175,6 +188,8 @@ CROWDS: Final[dict[str, Callable[[Draw], Answers]]] = {
     **_lying(0.3),
     **_lying(0.4),
     **_lying(0.45),
+    "45% are always wrong, no gold": partial(_always_wrong, lie=0.45),
+    "60% lie, on gold too": partial(_wrong_on_gold_too, lie=0.6),
     "a night shift guesses": _night_shift,
     "a third turns": _turning,
     "a third colludes, in two groups": partial(_groups, keys=THIRD, groups=2),
