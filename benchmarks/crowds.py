@@ -103,7 +103,7 @@ def _mixed(draw: Draw, guess: float, lie: float) -> Answers:
 
 
 def _with_gold(draw: Draw, answers: Answers, informed: int = 0) -> Answers:
-    """Some tasks have gold. The first annotators, so many, know which, and are right there."""
+    """Some tasks have gold. Annotators below number `informed` know these tasks, and are right there."""
     gold = np.sort(draw.choice(TASKS, GOLD, replace=False))
     known = np.isin(np.arange(TASKS), gold)[:, None] & (answers.who < informed)
     return replace(answers.but(known, answers.truth[:, None]), gold=gold)

@@ -1,10 +1,10 @@
 """How often labels are right, and who gets points, with people who guess, lie or copy: `python -m benchmarks.labels --json FILE`.
 
-Whole estimates are of the crowds in `benchmarks.crowds`, beside a plain majority: no crowd may have labels that are worse by more
-than .02, in accuracy and in balanced accuracy (the mean over classes). Tasks with gold do not count.
+Labels of a close are measured on the crowds of `benchmarks.crowds`, beside a plain majority. Neither their accuracy nor their
+balanced accuracy (the mean over classes) may be more than .02 below that of the majority. Tasks with gold do not count.
 
 Where a project runs, two votes are asked for first, and one more at a time until the running estimate is sure, as in `curation`.
-Points are also divided where each task has five votes and nobody sees another's. Of the annotators a fifth is of one kind:
+Points are also divided where each task has five votes and nobody sees another's. A fifth of the annotators is of one kind:
 
 | kind     | what it says |
 |----------|--------------|

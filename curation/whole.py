@@ -3,12 +3,11 @@
 Dawid and Skene (1979), section 3: expectation and maximisation, here of the posterior, with a Dirichlet prior on each row of a
 confusion table. Three departures keep the estimate from being worse than a plain majority where the likelihood alone is:
 
-- The prior of a class is the square root of its frequency. With the frequency itself, a rare class loses its tasks to a common
-  one; with equal priors, tasks of the common class go to the rare one.
-- The first labels are the votes of all annotators but those whom gold contradicts. Later turns improve on that start, and find a
-  maximum near it. Gold alone as a start believes an annotator that is right on gold and on nothing else.
-- A solution and its contrary explain the votes equally well. After `REVIEW_TURN` turns the one with which most annotators agree
-  is taken.
+- The prior of a class is the square root of its frequency. With the frequency itself, tasks of a rare class go to a common one.
+  With equal priors, tasks of the common class go to the rare one.
+- The first labels are shares of the votes, without annotators that gold contradicts. Turns find a maximum near their start. A
+  start from gold alone trusts annotators that are right on gold and on nothing else.
+- A solution and its contrary explain the votes equally well. Turn `REVIEW_TURN` takes the one with which most annotators agree.
 
 The number of turns is fixed. Probabilities, counts and logarithms are integers, see `fixed`, so the order of sums is irrelevant.
 """
@@ -23,20 +22,20 @@ from numpy.typing import NDArray
 from curation.fixed import ONE, Ints, chances, log2
 from curation.labels import PRIOR_WRONG
 
-# Tasks of a class, before the first one, that each annotator answered rightly; PRIOR_WRONG more wrongly. With 6 in the place of 8
-# a rare class takes tasks of a common one; with 12 the table of a liar stays too near that of a stranger: decision 110.
+# The Dirichlet prior of a row: PRIOR_RIGHT tasks answered rightly, PRIOR_WRONG wrongly. With 6, tasks of a common class go to a
+# rare one. With 12, tables of liars stay near those of strangers: decision 110.
 PRIOR_RIGHT: Final = 8
-REVIEW_TURN: Final = 20  # tables hardly change by then; the ten turns that are left suffice for the contrary solution
-TURNS: Final = 30  # of 2,500 labels one changes later, where all are right in 70 % alone, and none where 70 % are right in 90 %
+TURNS: Final = 30  # 60 more change one label of 67,500: five seeds of all crowds of `benchmarks.labels`
+REVIEW_TURN: Final = 20  # the ten turns after it suffice for the contrary solution
 NONE: Final[Ints] = np.zeros((0, 2), dtype=np.int64)
 COMMON: Final = 1  # tasks of each class before the first one
 
 
 class Confusions:
-    """What annotators said, and how often each said it where the label is which; votes in any order.
+    """The confusion table of each annotator, from votes in any order.
 
-    `annotator`, `said`: of each vote. `counts`: (cells, classes), in units of 1/ONE. A cell is an annotator and what it said: a
-    column of its confusion table. Only those that occur are kept.
+    `annotator`, `said`: of each vote. `counts`: (cells, classes), in units of 1/ONE. A cell is an annotator with an answer: a
+    column of its confusion table. Only cells with votes are kept.
     """
 
     def __init__(self, classes: int, annotators: int, annotator: Ints, said: Ints, prior_right: int) -> None:
@@ -82,12 +81,12 @@ class Whole:
         self._gold[gold[:, 0]] = gold[:, 1]
         told = self.gold_of_votes
         right = self._votes_by_annotator(told == self._said)
-        # An annotator is trusted until it was wrong on gold more often than right.
+        # Annotators that are wrong on gold more often than right take no part in the first labels.
         self._trusted = 2 * right >= self._votes_by_annotator(told >= 0)
         self._learn(self._shares(self._trusted))
 
     def turn(self) -> None:
-        """Every label from the confusions, and every confusion from the labels."""
+        """Computes all labels from the confusions, then all confusions from the labels."""
         label = self.posterior()
         self._turned += 1
         if self._turned == REVIEW_TURN:
@@ -95,16 +94,17 @@ class Whole:
         self._learn(label)
 
     def _reviewed(self, label: Ints) -> Ints:
-        """`label`; or the votes of those whom it contradicts, where they cast most votes of the trusted annotators.
+        """`label`, or the shares of votes of contradicted annotators, if these cast most votes of the trusted ones.
 
-        A label contradicts an annotator whose vote is right less often than a guess. Gold says nothing here.
+        An annotator is contradicted if its votes are right less often than a guess. Tasks with gold do not count: annotators may
+        recognise them.
         """
         unknown = self.gold_of_votes < 0
         votes = self._votes_by_annotator(unknown)
         agreed = label[self._task, self._said] * unknown
         right = self._by_annotator.sums(agreed[:, None])[:, 0]
-        contrary = (right * self.classes < votes * ONE) & self._trusted
-        return self._shares(contrary) if 2 * votes[contrary].sum() > votes[self._trusted].sum() else label
+        contradicted = (right * self.classes < votes * ONE) & self._trusted
+        return self._shares(contradicted) if 2 * votes[contradicted].sum() > votes[self._trusted].sum() else label
 
     def _shares(self, chosen: NDArray[np.bool_]) -> Ints:
         """(tasks, classes): shares of the votes of these annotators, in units of 1/ONE. Without such votes: zeros."""
@@ -114,7 +114,7 @@ class Whole:
         return certain(counts * ONE // np.maximum(counts.sum(axis=1, keepdims=True), 1), self._gold)
 
     def _votes_by_annotator(self, chosen: NDArray[np.bool_]) -> Ints:
-        """How many of the chosen votes each annotator cast."""
+        """Number of chosen votes of each annotator."""
         return np.bincount(self._annotator[chosen], minlength=self.annotators)
 
     def _learn(self, label: Ints) -> None:

@@ -159,7 +159,7 @@ def test_without_ones_vote_it_is_as_if_it_had_not_been_cast() -> None:
 
 
 def liars(count: int, gold: int, knows: bool, classes: int = 2) -> tuple[Ints, Ints, Ints]:
-    """(votes, truth, gold rows): so many of 40 say the class behind the right one, on gold only where they do not know it."""
+    """(votes, truth, gold rows). Of 40 annotators `count` always say the next class; on gold the right one, if `knows`."""
     votes, truth = crowd(classes, 500, [0.875] * 40, 5, seed=1)
     lie = votes[:, 1] < count
     if knows:
