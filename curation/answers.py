@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import hashlib
+from collections.abc import Sequence
 
 from curation.limits import OPTIONS_MAX, RANKED_MAX, RANKED_MIN
 from protocol import codec
@@ -21,6 +22,7 @@ class Kind(enum.StrEnum):
 ITEMS = tuple(f"item{place}" for place in range(1, RANKED_MAX + 1))  # of a task, in columns of a file
 COLUMNS = ("text", "suggestion", "gold", *ITEMS)  # which a file may call otherwise
 PAIR_ANSWERS = ("the first", "the second", "a tie", "both bad")
+NONE_OF_THEM = "none of them"  # several options may be no option
 
 
 def options_problem(kind: Kind, options: tuple[str, ...], many: bool) -> str | None:
@@ -64,15 +66,22 @@ def answer_problem(kind: Kind, options: int, many: bool, items: int, answer: Ans
 
 def named(kind: Kind, options: tuple[str, ...], answer: Answer) -> str:
     """An answer as people read it."""
+    if kind is Kind.RANKING:
+        return " > ".join(map(str, answer))
+    return ", ".join(words_of(kind, options, answer)) or NONE_OF_THEM
+
+
+def words_of(kind: Kind, options: Sequence[str], answer: Sequence[int]) -> list[str]:
+    """The texts of an answer; of a ranking the numbers of its items, from 1 on."""
     match kind:
         case Kind.LABEL:
-            return ", ".join(options[choice] for choice in answer) or "none of them"
+            return [options[option] for option in answer]
         case Kind.RATING:
-            return options[answer[0] - 1]
+            return [options[answer[0] - 1]]
         case Kind.PAIR:
-            return PAIR_ANSWERS[answer[0]]
+            return [PAIR_ANSWERS[answer[0]]]
         case Kind.RANKING:
-            return " > ".join(map(str, answer))
+            return [str(item + 1) for item in answer]
 
 
 def gold_leaf(salt: bytes, answer: Answer) -> bytes:

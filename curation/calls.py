@@ -23,6 +23,17 @@ class ImportRequest:
     guidelines: str  # a path; empty: none
     suggests_first: bool
     columns: dict[str, str] = codec.added(factory=dict)  # what the file calls some of `COLUMNS`
+    gold_from: str = codec.added("")  # the file's field with the right answers; empty: `gold`
+    again: bool = codec.added(False)  # adds tasks that an earlier import of the same file has added, too
+
+
+@dataclass(frozen=True, slots=True)
+class ImportView:
+    project: str
+    name: str
+    state: str
+    tasks: int  # of the project
+    notes: tuple[str, ...]  # a sentence each, for the person who imports
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +96,7 @@ class CurationCalls(Protocol):
         """How far a project's annotators agree."""
         ...
 
-    async def import_tasks(self, request: ImportRequest) -> ProjectView:
+    async def import_tasks(self, request: ImportRequest) -> ImportView:
         """The project with its new tasks, once they are decided."""
         ...
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Final
 
-from curation.answers import PAIR_ANSWERS, Kind
+from curation.answers import NONE_OF_THEM, PAIR_ANSWERS, Kind, words_of
+from curation.cells import quoted_cell
 from curation.comparisons import FIRST, SECOND, STRENGTH_ONE, TIE, bradley_terry
 from curation.limits import SCORED_MAX
 from curation.lines import as_text
@@ -41,27 +42,16 @@ def _csv(asked: Asked, lines: Lines) -> Iterator[str]:
     yield _row(["number", "text", *(f"item{place}" for place in places), "label", "votes", "agree", "height", "task"])
     for line in lines():
         items, answers = line.get("items", []), [vote["answer"] for vote in line["votes"]]
-        shown = [line.get("text", ""), *items, *[""] * (len(places) - len(items)), "; ".join(_words(asked, line["label"]))]
+        label = words_of(asked.kind, asked.options, line["label"])
+        shown = [line.get("text", ""), *items, *[""] * (len(places) - len(items)), "; ".join(label) or NONE_OF_THEM]
         yield _row([line["number"], *shown, len(answers), answers.count(line["label"]), line["height"], line["task"]])
 
 
 def _row(cells: list[Any]) -> str:
+    # The writer quotes the characters of its own line end: a carriage return within a cell needs it too.
     written = io.StringIO(newline="")
-    csv.writer(written, lineterminator="\n").writerow(cells)
-    return written.getvalue()
-
-
-def _words(asked: Asked, label: list[int]) -> list[str]:
-    """Of a ranking the places of its items, from 1 on, the best first."""
-    match asked.kind:
-        case Kind.LABEL:
-            return [asked.options[option] for option in label]
-        case Kind.RATING:
-            return [asked.options[label[0] - 1]]
-        case Kind.PAIR:
-            return [PAIR_ANSWERS[label[0]]]
-        case Kind.RANKING:
-            return [str(item + 1) for item in label]
+    csv.writer(written, lineterminator="\r\n").writerow(quoted_cell(cell) if isinstance(cell, str) else cell for cell in cells)
+    return written.getvalue().removesuffix("\r\n") + "\n"
 
 
 # Label Studio ------------------------------------------------------------------------------------------------------------

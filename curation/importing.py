@@ -2,31 +2,44 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from curation.answers import ITEMS, PAIR_ANSWERS, Kind, answer_problem, items_problem
+from curation.answer_texts import Question
+from curation.answers import COLUMNS, ITEMS, Kind, items_problem
+from curation.csv_files import ENDINGS, open_table, shown_columns
+from curation.encodings import decode_text
+from curation.file_labels import LABEL_FIELDS, FileLabels
+from curation.foreign_rows import EXPORTED_COLUMNS, Fields, standard_fields
 from curation.limits import PAGE_BYTES_MAX, PAGE_TASKS_MAX, PAGES_MAX, TEXT_CHARACTERS_MAX
 from curation.tasks import Task
+from features.tables import counted
 from protocol import codec
 from protocol.errors import UserError
 
-SPARE_BYTES = 64  # of an entry beside its task
-MISFITS_MAX = 20  # lines of a file that are named; then nobody reads on
-TASKS_MAX = PAGES_MAX * PAGE_TASKS_MAX
-NAMES = ("text", "items", "suggestion", "gold")  # of what a task may have
-NAMES_SHOWN = 200  # characters of the names that a row has
-SHOWN = 64  # characters of a name that is none of these
-NUMBER_DIGITS_MAX = 3  # of an option or item: Python makes no number of thousands of digits
+SPARE_BYTES: Final = 64  # of an entry beside its task
+MISFITS_MAX: Final = 20  # lines of a file that are named; then nobody reads on
+TASKS_MAX: Final = PAGES_MAX * PAGE_TASKS_MAX
+NAMES: Final = ("text", "items", "suggestion", "gold")  # of what a task may have
+SHOWN: Final = 64  # characters of a name that is none of these
+NAMES_SHOWN: Final = 200  # characters of the names that a row has
+JSON_ENDINGS: Final = (".json", ".jsonl", ".ndjson")
+# Names that are known in any case.
+_KNOWN: Final = frozenset((*NAMES, *COLUMNS, *LABEL_FIELDS, *EXPORTED_COLUMNS, "data", "prompt", "chosen", "rejected"))
 
 
 class Given(NamedTuple):
     task: Task
     gold: tuple[int, ...] | None  # the right answer, where it is known
+
+
+class TaskFile(NamedTuple):
+    tasks: list[Given]
+    notes: tuple[str, ...]  # a sentence each, for the person who imports
 
 
 class Misfits(UserError):
@@ -37,7 +50,7 @@ class Misfits(UserError):
         self.problems = problems
 
 
-Row = dict[str, Any] | UserError  # what stands in a line, or why that is no task
+Row = Fields | UserError  # the fields of a line, or the reason that it is no task
 
 
 def read_tasks(
@@ -48,52 +61,124 @@ def read_tasks(
     many: bool,
     tasks_max: int = TASKS_MAX,
     columns: Mapping[str, str] = MappingProxyType({}),
-) -> list[Given]:
-    """`columns`: what the file calls some of `COLUMNS`.
+    gold_from: str = "",
+) -> TaskFile:
+    """`columns`: the file's names of some of `COLUMNS`. `gold_from`: its field with the right answers.
 
-    Raises `Misfits` for lines that are no task, and `UserError` for what is no such file at all.
+    Raises `Misfits` for lines that are no task, and `UserError` for a file of another kind.
     """
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data[: error.start].count(b"\n") + 1
-        raise UserError(f"{name}:{line}: this is no text in UTF-8") from None
-    rows = _csv(name, text, columns) if name.lower().endswith(".csv") else _json(name, text)
-    if columns:
-        rows = ((where, _renamed(where, row, columns)) for where, row in rows)
-    return tasks_of(name, rows, kind, options, many, tasks_max)
+    text, note = decode_text(name, data)
+    known = _known(columns, gold_from)
+    rows = _csv(name, text, known, columns) if is_table(name, text) else _json(name, text)
+    found = tasks_of(name, rows, kind, options, many, tasks_max, columns, gold_from)
+    return found._replace(notes=(*([note] if note else ()), *found.notes))
+
+
+def is_table(name: str, text: str) -> bool:
+    """Whether it is CSV: by its ending, or where that says nothing by how it begins."""
+    ending = name.lower()
+    return ending.endswith(ENDINGS) or not (ending.endswith(JSON_ENDINGS) or re.match(r"\s*([\[{]|$)", text))
 
 
 def tasks_of(
-    name: str, rows: Iterable[tuple[str, Row]], kind: Kind, options: tuple[str, ...], many: bool, tasks_max: int = TASKS_MAX
-) -> list[Given]:
-    """`rows`: where each stands, and what stands there, as in a line of JSONL. Raises as `read_tasks`."""
+    name: str,
+    rows: Iterable[tuple[str, Row]],
+    kind: Kind,
+    options: tuple[str, ...],
+    many: bool,
+    tasks_max: int = TASKS_MAX,
+    columns: Mapping[str, str] = MappingProxyType({}),
+    gold_from: str = "",
+) -> TaskFile:
+    """`rows`: the place and the fields of each line of JSONL. Raises as `read_tasks`."""
+    question, known = Question(kind, tuple(options), many), _known(columns, gold_from)
+    labels = FileLabels(question, gold_from, columns.values())
     tasks: list[Given] = []
+    offered: list[tuple[str, str, tuple[int, ...]] | None] = []  # of each task: place, field and answer of a label
     problems: list[str] = []
+    seen, without_text = set[str](), 0
     for where, row in rows:
         if len(tasks) == tasks_max:
             raise UserError(f"{name}: more than {tasks_max} tasks")
         try:
-            tasks.append(_checked(where, row, kind, options, many))
+            if isinstance(row, UserError):
+                raise row
+            fields = standard_fields(_named(where, row, known), question)
+            if fields is None:
+                without_text += 1
+                continue
+            seen |= fields.keys()
+            fields = _renamed(where, fields, columns)
+            text, items = _asked(where, fields, kind)
+            suggestion = question.read(where, "suggestion", fields.get("suggestion"), len(items))
+            tasks.append(Given(Task(text, items, suggestion), labels.gold(where, fields, len(items))))
+            label = labels.suggestion(where, fields, len(items))
+            offered.append((where, *label) if label else None)
         except UserError as error:
             problems.append(str(error))
             if len(problems) == MISFITS_MAX:
                 break
     if problems:
         raise Misfits(problems)
+    if gold_from and tasks and gold_from not in seen:
+        raise UserError(f"{name}: there is no {gold_from!r}; it has {', '.join(sorted(seen))[:NAMES_SHOWN]}")
     if not tasks:
         raise UserError(f"{name}: there is no task in it")
-    return tasks
+    tasks = _with_suggestions(tasks, offered, labels)
+    gone = f"{counted(without_text, 'line')} left out: the text is redacted, or was not at the peer that exported it"
+    return TaskFile(tasks, (*labels.notes, *([gone] if without_text else ())))
 
 
-def _renamed(where: str, row: Row, columns: Mapping[str, str]) -> Row:
+def _with_suggestions(
+    tasks: list[Given], offered: list[tuple[str, str, tuple[int, ...]] | None], labels: FileLabels
+) -> list[Given]:
+    """Labels become suggestions, unless there is gold: a suggestion beside it, or its absence, could give the gold away."""
+    has_gold = any(given.gold is not None for given in tasks)
+    found = []
+    for given, label in zip(tasks, offered, strict=True):
+        if label is None:
+            found.append(given)
+            continue
+        where, name, answer = label
+        if has_gold:
+            labels.leave(where, name, "suggestions beside gold could give it away")
+        elif given.task.suggestion is not None:
+            labels.leave(where, name, "are beside 'suggestion'")
+        else:
+            labels.suggest(name)
+            given = Given(replace(given.task, suggestion=answer), None)
+        found.append(given)
+    return found
+
+
+def _known(columns: Mapping[str, str], gold_from: str) -> dict[str, str]:
+    """Known names of fields, by the same in lower case. Those that a person gave go before ours."""
+    return {one.casefold(): one for one in (*_KNOWN, *columns.values(), gold_from)}
+
+
+def _named(where: str, row: Fields, known: Mapping[str, str]) -> Fields:
+    """Known names in any case and with spaces around them, and items of their own fields as one list."""
+    names = _names(where, list(row), known)
+    found = dict(zip(names, row.values(), strict=True))
+    items = [found[item] for item in ITEMS if item in found]
+    return {"items": items, **found} if items else found
+
+
+def _names(where: str, theirs: list[str], known: Mapping[str, str]) -> list[str]:
+    """The same names, the known ones as we write them. Raises `UserError` where two of them are the same known one."""
+    meant = [known.get(name.strip().casefold(), name) for name in theirs]
+    for ours in meant:
+        if meant.count(ours) > 1 and ours in known.values() and theirs.count(ours) != 1:
+            twice = ", ".join(repr(name) for name, one in zip(theirs, meant, strict=True) if one == ours)
+            raise UserError(f"{where}: {meant.count(ours)} fields are named {ours!r}: {twice[:NAMES_SHOWN]}")
+    return [name if ours in theirs else ours for name, ours in zip(theirs, meant, strict=True)]
+
+
+def _renamed(where: str, row: Fields, columns: Mapping[str, str]) -> Fields:
     """As if the file had our names. A part that the row does not have stays out."""
-    if isinstance(row, UserError):
+    if not columns:
         return row
-    try:
-        _require(where, row, columns)
-    except UserError as error:
-        return error
+    _require(where, row, columns)
     found = {ours: row[theirs] for ours, theirs in columns.items() if row[theirs] not in ("", None)}
     items = [found.pop(item) for item in ITEMS if item in found]
     return row | ({"items": items} if items else {}) | found
@@ -107,71 +192,64 @@ def _require(where: str, names: Iterable[str], columns: Mapping[str, str]) -> No
         raise UserError(f"{where}: there is no {missing[0]!r}; it has {', '.join(known)[:NAMES_SHOWN]}")
 
 
-def _csv(name: str, text: str, columns: Mapping[str, str]) -> Iterator[tuple[str, Row]]:
-    reader = csv.DictReader(io.StringIO(text, newline=""))
-    names = reader.fieldnames or []
-    items = [item for item in ITEMS if item in names]
-    if "text" not in names and not items and not columns:
+def _csv(name: str, text: str, known: Mapping[str, str], columns: Mapping[str, str]) -> Iterator[tuple[str, Row]]:
+    theirs, rows = open_table(name, text, known)
+    names = _names(f"{name}:1", theirs, known)
+    if not columns and not {"text", ITEMS[0]} & set(names) and not {"chosen", "rejected"} <= set(names):
         raise UserError(
-            f"{name}:1: the first line of a CSV names its columns: `text`, or `item1`, `item2` and so on; "
-            "`--columns text=NAME` says what this file calls them"
+            f"{name}:1: no column is called `text`, or `item1`, `item2` and so on; {shown_columns(theirs)}; "
+            "`--columns text=NAME` names the column of the texts"
         )
     _require(f"{name}:1", names, columns)
-    try:
-        for row in reader:
-            where = f"{name}:{reader.line_num}"
-            if None in row or None in row.values():
-                yield where, UserError(f"{where}: this line has other columns than the first one names")
-                continue
-            found: dict[str, Any] = {"text": "", "items": [row[column] for column in items]}
-            found |= {part: row[part] for part in ("text", "suggestion", "gold") if row.get(part)}
-            yield where, found | {theirs: row[theirs] for theirs in columns.values() if theirs in row}
-    except csv.Error as error:
-        raise UserError(f"{name}:{reader.line_num}: {error}") from None
+    for line, cells in rows:
+        where = f"{name}:{line}"
+        if len(cells) < len(names) or any(cells[len(names) :]):
+            yield where, UserError(f"{where}: this line has other columns than the first one names")
+            continue
+        found: Fields = dict(zip(names, cells, strict=False))
+        yield where, found | {part: None for part in ("suggestion", "gold") if found.get(part) == ""}
 
 
 def _json(name: str, text: str) -> Iterator[tuple[str, Row]]:
     if text.lstrip().startswith("["):
         try:
-            found = json.loads(text)
+            found = _from_json(text)
         except (ValueError, RecursionError) as error:
             raise UserError(f"{name}: no JSON: {error}") from None
         for number, row in enumerate(found, 1):
-            yield f"{name}: task {number}", _of_label_studio(f"{name}: task {number}", row)
+            where = f"{name}: task {number}"
+            is_task = isinstance(row, dict) and isinstance(row.get("data", row), dict)
+            yield where, row if is_task else UserError(f"{where} is no JSON object with `data`")
         return
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             where = f"{name}:{number}"
             try:
-                row = json.loads(line)
+                row = _from_json(line)
             except (ValueError, RecursionError) as error:
                 yield where, UserError(f"{where}: no JSON: {error}")
                 continue
             yield where, row if isinstance(row, dict) else UserError(f'{where}: a task is a JSON object, such as {{"text": "…"}}')
 
 
-def _of_label_studio(where: str, row: Any) -> Row:
-    if not isinstance(row, dict) or not isinstance(row.get("data", row), dict):
-        return UserError(f"{where} is no JSON object with `data`")
-    data = row.get("data", row)
-    found = dict(data)
-    for prediction in _list(row, "predictions"):
-        for result in _list(prediction, "result"):
-            value = result.get("value", {}) if isinstance(result, dict) else {}
-            choices = value.get("choices") if isinstance(value, dict) else None
-            if choices:
-                found["suggestion"] = choices
+def _from_json(text: str) -> Any:
+    return json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_once_each)
+
+
+def _refuse_constant(constant: str) -> Any:
+    raise ValueError(f"{constant} is no value of JSON; write null for a value that is missing")
+
+
+def _once_each(pairs: list[tuple[str, Any]]) -> Fields:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)[:SHOWN]!r} is there twice")
     return found
 
 
-def _list(row: Any, name: str) -> list[Any]:
-    found = row.get(name) if isinstance(row, dict) else None
-    return found if isinstance(found, list) else []
-
-
-def _checked(where: str, row: Row, kind: Kind, options: tuple[str, ...], many: bool) -> Given:
-    if isinstance(row, UserError):
-        raise row
+def _asked(where: str, row: Fields, kind: Kind) -> tuple[str, tuple[str, ...]]:
+    """The text and the items of a task."""
     text, items = row.get("text", ""), row.get("items", [])
     if not isinstance(text, str) or not isinstance(items, list) or not all(isinstance(item, str) for item in items):
         raise UserError(f"{where}: `text` is text, `items` a list of texts")
@@ -183,37 +261,7 @@ def _checked(where: str, row: Row, kind: Kind, options: tuple[str, ...], many: b
     if problem:
         unknown = "".join(f"; {name[:SHOWN]!r} is none of {', '.join(NAMES)}" for name in sorted(row.keys() - set(NAMES))[:1])
         raise UserError(f"{where}: {problem}{unknown}")
-    suggestion, gold = (
-        read_answer(where, what, row.get(what), kind, options, many, len(items)) for what in ("suggestion", "gold")
-    )
-    return Given(Task(text, tuple(items), suggestion), gold)
-
-
-def read_answer(
-    where: str, what: str, said: Any, kind: Kind, options: tuple[str, ...], many: bool, items: int
-) -> tuple[int, ...] | None:
-    """An answer by the names of options, or as it is numbered. `what` it is: a suggestion, or a label."""
-    if said is None:
-        return None
-    given = said if isinstance(said, list) else [said]
-    parts, shown = [_number(part, kind, options) for part in given], repr(",".join(map(str, given)))
-    if not all(type(part) is int for part in parts):
-        known = PAIR_ANSWERS if kind is Kind.PAIR else options
-        expected = f"none of the options: {', '.join(known)}" if known else "no number"
-        raise UserError(f"{where}: {what} {shown} is {expected}")
-    answer = tuple(sorted(parts)) if many else tuple(parts)
-    problem = answer_problem(kind, len(options), many, items, answer)
-    if problem:
-        raise UserError(f"{where}: {what} {shown} is no answer: {problem}")
-    return answer
-
-
-def _number(part: Any, kind: Kind, options: tuple[str, ...]) -> Any:
-    if part in options:
-        return options.index(part) + (kind is Kind.RATING)
-    if kind is Kind.PAIR and part in (names := [*PAIR_ANSWERS, *(name.split()[1] for name in PAIR_ANSWERS)]):
-        return names.index(part) % len(PAIR_ANSWERS)
-    return int(part) if isinstance(part, str) and part.isdecimal() and len(part) <= NUMBER_DIGITS_MAX else part
+    return text, tuple(items)
 
 
 def in_pages(tasks: list[Given]) -> Iterator[list[Given]]:

@@ -6,15 +6,17 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from curation.state import Assignment, TaskRow
+from curation.answers import words_of
+from curation.state import Asked, Assignment, TaskRow
 from curation.tasks import Task, task_id
 
 
-def line_of(row: TaskRow, text: Task | None, votes: Iterable[Assignment | None]) -> dict[str, Any]:
+def line_of(asked: Asked, row: TaskRow, text: Task | None, votes: Iterable[Assignment | None]) -> dict[str, Any]:
     """A settled task. `text` is None where the page is not here. `votes` are the assignments of all that ever had the task."""
     assert row.label is not None
     task = task_id(row.project, row.number)
-    line: dict[str, Any] = {"task": task.hex(), "number": row.number, "label": list(row.label), "height": row.height}
+    label = {"label": list(row.label), "label_text": words_of(asked.kind, asked.options, row.label)}
+    line: dict[str, Any] = {"task": task.hex(), "number": row.number, **label, "height": row.height}
     if row.is_redacted:
         line["redacted"] = True
     elif text is not None:

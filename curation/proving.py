@@ -83,7 +83,8 @@ def page_proofs(state: CurationState, key: bytes) -> Iterator[bytes]:
 
 def proven_lines(state: CurationState, key: bytes, page: Callable[[TaskPage], Page | None]) -> Iterator[tuple[str, bytes]]:
     """Each line of the export, and what stands for it in `labels.proof`. Reading rows may raise `StorageError`."""
-    for number in range(_row(state.projects, key).pages):
+    project = _row(state.projects, key)
+    for number in range(project.pages):
         entry = _row(state.pages, page_key(key, number))
         found = page(entry)
         for index in range(entry.count):
@@ -92,7 +93,8 @@ def proven_lines(state: CurationState, key: bytes, page: Callable[[TaskPage], Pa
             if row is None or row.label is None:
                 continue
             keys = [assignment_id(task, annotator) for annotator in row.annotators]
-            line = line_of(row, found.entries[index].task if found else None, map(state.assignments.get, keys))
+            text = found.entries[index].task if found else None
+            line = line_of(project.asked, row, text, map(state.assignments.get, keys))
             proof = LineProof(_shown(state.tasks, task), tuple(_shown(state.assignments, key) for key in keys))
             yield as_text(line), _framed(codec.encode(proof))
 
@@ -147,7 +149,7 @@ class Folder:
                 ),
                 None,
             )
-            _compare(where, line, line_of(row, text, votes))
+            _compare(where, line, line_of(self._project.asked, row, text, votes))
             without_text += text is None
         if count != self._project.settled:
             raise _bad(f"{LABELS} has {count} lines, and the project has {self._project.settled} settled tasks")

@@ -86,6 +86,8 @@ async def projects(asked: Asked[CurationCalls]) -> tuple[ProjectView, ...] | Agr
         metavar="PART=NAME,…",
         help="what the file calls text, gold, item1 …: text=prompt,gold=label",
     ),
+    Argument("--gold-from", default="", metavar="FIELD", help="of `tasks import`: the file's field with the right answers"),
+    Argument("--again", action="store_true", help="of `tasks import`: add the tasks of a file that was imported before"),
     Argument("--many", action="store_true", help="several options may fit"),
     Argument("--votes", type=whole_number(1, VOTES_MAX), default=1, metavar="N", help="of a task at most (default: 1)"),
     Argument("--price", type=whole_number(0, PRICE_MAX), default=1, metavar="N", help="points for a settled task (default: 1)"),
@@ -102,8 +104,10 @@ async def tasks(asked: Asked[CurationCalls]) -> None:
     options = asked.options
     match options.do:
         case "import":
-            view = await asked.api.import_tasks(_request(options))
-            asked.show(f"project {view.project[:SHORT]} ({view.name}): {view.tasks} tasks, {view.state}")
+            imported = await asked.api.import_tasks(_request(options))
+            asked.show(f"project {imported.project[:SHORT]} ({imported.name}): {imported.tasks} tasks, {imported.state}")
+            for note in imported.notes:
+                asked.show(note)
         case "export" if options.proofs and options.format != "jsonl":
             raise UserError("--proofs writes jsonl alone: leave out --format, or export once more without --proofs")
         case "export" if options.proofs:
@@ -202,6 +206,8 @@ def _request(options: object) -> ImportRequest:
         guidelines=given["guidelines"],
         suggests_first=given["suggest_first"],
         columns=_columns(given["columns"]),
+        gold_from=given["gold_from"].strip(),
+        again=given["again"],
     )
     if request.guidelines:
         request = replace(request, guidelines=os.fspath(Path(request.guidelines).expanduser().absolute()))

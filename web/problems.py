@@ -11,6 +11,7 @@ STATUS: Final = {  # code -> HTTP status
     "not-found": 404,
     "already-answered": 409,
     "already-enrolled": 409,
+    "already-imported": 409,
     "refused": 409,
     "gone": 410,
     "too-large": 413,

@@ -97,7 +97,12 @@ PROJECT: Final = Reply(
 SIGNED_IN: Final = Reply("annotator name seconds", "that the session lasts; its token comes as the cookie `folkmoot`")
 FILE_FORMATS: Final = ("jsonl", "csv", "json")
 FILE_NAME: Final = Field("name", LINE, "the file's, for what is said of its lines", default="")
-CHECKED: Final = Reply("count items preview problems", ": nothing is imported")
+CHECKED: Final = Reply(
+    "count items preview problems already notes",
+    (": nothing is imported; `already` is how many of the tasks an earlier import of them has added to the project"),
+)
+IMPORTED: Final = Reply(f"{PROJECT.names} notes", brief="the project, as in the list, and `notes`, sentences for people")
+GOLD_FROM: Final = Field("gold_from", TEXT, "the field of the tasks with the right answers", default="")
 TASKS: Final = Field("tasks", OBJECTS, "as lines of a [JSONL file](../guide.md#a-project)")
 DECIDES: Final = {"misfit": "for what fits no project", "refused": "if the network does"}
 ROUTES: Final = (
@@ -244,20 +249,28 @@ ROUTES: Final = (
             Field("options", TEXTS, default=()), Field("many", FLAG, default=False),
             Field("votes", whole(1, VOTES_MAX), default=1), Field("price", whole(0, PRICE_MAX), default=1),
             Field("guidelines", TEXT, default=""), Field("suggests_first", FLAG, default=False),
-            Field("items", whole(0, RANKED_MAX), "of each task, where none is here yet", default=0), replace(TASKS, default=()),
+            Field("items", whole(0, RANKED_MAX), "of each task, where none is here yet", default=0), GOLD_FROM,
+            replace(TASKS, default=()),
         ),
-        replies={201: PROJECT}, codes=DECIDES,
+        replies={201: IMPORTED}, codes=DECIDES,
     ),
     Route(
         call="add", method="POST", path="/api/v1/projects/{project}/tasks", who=OPERATOR, about="adds tasks to a project",
         ids=_id("project"), upload=True,
         query=(
             Field("format", one_of("", *FILE_FORMATS), f"of a file as the body, at most {FILE_BYTES_MAX >> 20} MiB", default=""),
-            Field("check", whole_in_query(0, 1), "1: see what a file is", default=0), FILE_NAME,
+            Field("check", whole_in_query(0, 1), "1: see what a file is", default=0), FILE_NAME, GOLD_FROM,
+            Field("again", whole_in_query(0, 1), "1: also tasks of a file that was imported before", default=0),
         ),
         body=(TASKS,),
-        replies={201: PROJECT, 202: Reply(PROJECT.names, "if a file goes on being imported", brief="alike,"), 200: CHECKED},
-        codes={"not-found": "", "too-many": "while another file is imported", **DECIDES},
+        replies={
+            201: IMPORTED, 202: Reply(IMPORTED.names, "if a file goes on being imported", brief="alike,"),
+            200: CHECKED,
+        },
+        codes={
+            "not-found": "", "too-many": "while another file is imported",
+            "already-imported": "for a file whose tasks are all there: nothing changes", **DECIDES,
+        },
     ),
     Route(
         call="check", method="POST", path="/api/v1/projects/check", who=OPERATOR, upload=True,
@@ -265,6 +278,7 @@ ROUTES: Final = (
         query=(
             Field("format", one_of(*FILE_FORMATS)), Field("kind", one_of("label", "rating", "pair", "ranking")),
             Field("options", TEXT, "one a line", default=""), Field("many", whole_in_query(0, 1), default=0), FILE_NAME,
+            GOLD_FROM,
         ),
         replies={200: CHECKED}, codes={"misfit": "for options", "too-large": ""},
     ),

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import trio
 
-from curation.calls import CurationCalls, ImportRequest, ProjectView
+from curation.calls import CurationCalls, ImportRequest, ImportView
 from curation.limits import VOTES_MAX
 from curation.state import CurationState, Stage
 from features.tables import Column, Fitted, counted
@@ -122,7 +122,7 @@ def _calls(peer: DemoPeer) -> CurationCalls:
     return client
 
 
-async def _import(demo: Demo, name: str, texts: Iterable[str], votes: int) -> ProjectView:
+async def _import(demo: Demo, name: str, texts: Iterable[str], votes: int) -> ImportView:
     file = demo.folder / f"{name}.jsonl"
     file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     request = ImportRequest(str(file), name, "", "label", OPTIONS, False, votes, 1, "", False)

@@ -57,7 +57,7 @@ def settled(state: CurationState, key: bytes, project: Project, read: Read) -> I
     for page in pages(state, key, project):
         shown = page_of(project, page, read)
         for index, task, row in settled_rows(state, key, page):
-            yield line_of(row, shown.entries[index].task if shown else None, votes(state, task, row))
+            yield line_of(project.asked, row, shown.entries[index].task if shown else None, votes(state, task, row))
 
 
 def agreement(state: CurationState, key: bytes, project: Project) -> AgreementView:

@@ -22,6 +22,7 @@ from features.parts import Desk
 from ledger.members import MembersState
 from peer.serving.exporting import page_of, pages
 from peer.serving.golds import GoldPage, Golds
+from peer.serving.imported import Imported, digest_of
 from protocol import codec
 from protocol.errors import UserError
 from protocol.identity import peer_id
@@ -64,24 +65,55 @@ class Founding:
         return key
 
     async def add(self, key: bytes, tasks: list[Given]) -> None:
+        """Adds those that no earlier import of the same tasks has added."""
         row = self._state.projects.get(key)
         assert row is not None
         require_alike(tasks, row.asked.items)
         await self._add(key, tasks)
 
+    def already_added(self, key: bytes, tasks: list[Given]) -> int:
+        """How many of these tasks, from the first one on, an earlier import of all of them has added."""
+        row = self._state.projects.get(key)
+        if row is None:
+            return 0
+        roots, count = {page.root for page in pages(self._state, key, row)}, 0
+        with self._imported() as imported:
+            for first, size, root in imported.pages(key, digest_of(tasks)):
+                count += size if first == count and root in roots else 0
+        return count
+
+    def forget_import(self, key: bytes, tasks: list[Given]) -> None:
+        """The next import of these tasks adds all of them."""
+        with self._imported() as imported:
+            imported.forget(key, digest_of(tasks))
+
+    def same_project(self, asked: Asked, tasks: list[Given]) -> bytes | None:
+        """A project that asks the same of these tasks."""
+        with self._imported() as imported:
+            found = imported.projects(digest_of(tasks))
+        for key in found:
+            row = self._state.projects.get(key)
+            if row is not None and _question(row.asked) == _question(asked) and self.already_added(key, tasks):
+                return key
+        return None
+
     async def _add(self, key: bytes, tasks: list[Given]) -> None:
         """Where any task that is added is gold, no page tells whether it has some."""
         has_gold = any(given.gold is not None for given in tasks)
-        for part in in_pages(tasks):
+        digest, first = digest_of(tasks), self.already_added(key, tasks)
+        for part in in_pages(tasks[first:]):
             page = Page(tuple(Entry(secrets.token_bytes(SALT_BYTES), given.task) for given in part))
-            data = codec.encode(page)
-            digest = await trio.to_thread.run_sync(self.desk.keep, data)
+            data, page_root = codec.encode(page), root_of(page)
+            digest_of_page = await trio.to_thread.run_sync(self.desk.keep, data)
             gold = GoldPage.draw([given.gold for given in part]) if has_gold else None
             if gold is not None:
                 with self._golds() as golds:
                     await trio.to_thread.run_sync(golds.keep, gold)
+            with self._imported() as imported:
+                await trio.to_thread.run_sync(imported.keep, key, digest, first, len(part), page_root)
             root = gold.root if gold is not None else None
-            await self.desk.submit("curation/page", AddPage(key, digest, len(data), root_of(page), len(part), root))
+            await self.desk.submit("curation/page", AddPage(key, digest_of_page, len(data), page_root, len(part), root))
+            first += len(part)
 
     async def decide(self, task: bytes, label: tuple[int, ...]) -> None:
         """Of a task that waits for its author."""
@@ -112,6 +144,9 @@ class Founding:
         needed = VoterSet(voters).faults_tolerated + 1
         return f"{alike} of the {needed} voters needed want {name} to be redacted; others have to say the same"
 
+    def _imported(self) -> closing[Imported]:
+        return closing(Imported(self.desk.folder / "imported.sqlite"))
+
     def _golds(self) -> closing[Golds]:
         return closing(Golds(self.desk.folder / "golds.sqlite"))
 
@@ -137,6 +172,10 @@ class Founding:
                 new = [known for known in kept.known if state.golds.get(task_id(key, page.first + known.index)) is None]
                 if new:
                     await self.desk.submit("curation/gold", SayGold(key, number, tuple(kept.said(known) for known in new)))
+
+
+def _question(asked: Asked) -> tuple[object, ...]:
+    return asked.name, asked.kind, tuple(asked.options), asked.many
 
 
 def require_alike(tasks: list[Given], items: int) -> None:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import trio
 
+from curation.answer_texts import Question
 from curation.answers import Kind, options_problem
-from curation.importing import Given, Misfits, read_tasks, tasks_of
+from curation.csv_files import ENDINGS
+from curation.importing import Given, Misfits, TaskFile, read_tasks, tasks_of
 from curation.state import Asked, CurationState, Phase, Project
 from features.parts import Desk
 from features.tables import counted
 from ledger.members import MembersState
 from peer.serving.founding import Founding, require_alike
+from peer.serving.imported import already_note
 from peer.serving.importing import TASKS_MAX, Imports
 from peer.serving.operators import Operators, decided
 from protocol.errors import UserError
@@ -56,6 +59,7 @@ class Operating:
         guidelines: str,
         suggests_first: bool,
         items: int,
+        gold_from: str,
         tasks: Sequence[Json],
     ) -> Json:
         operator = self._operators.require(token)
@@ -64,10 +68,12 @@ class Operating:
         async with self._operators.doing(operator, "make", about):
             if problem := options_problem(asked_kind, options, many):
                 raise Problem("misfit", problem)
-            read = [] if tasks == () else _read(tasks, asked_kind, options, many)  # an empty array is a mistake
-            items = len(read[0].task.items) if read else items
+            # An empty array is a mistake.
+            read = TaskFile([], ()) if tasks == () else _read(tasks, asked_kind, options, many, gold_from)
+            items = len(read.tasks[0].task.items) if read.tasks else items
             asked = Asked(name, asked_kind, options, many, items, None, votes, price, suggests_first)
-            return self._view(await decided(self._founding.found(asked, guidelines.encode(), read)))
+            made = await decided(self._founding.found(asked, guidelines.encode(), read.tasks))
+            return self._view(made) | {"notes": list(read.notes)}
 
     async def add(
         self,
@@ -76,38 +82,76 @@ class Operating:
         format: str,
         check: int,
         name: str,
+        gold_from: str,
+        again: int,
         tasks: Sequence[Json] = (),
         file: bytes = b"",
     ) -> Json | tuple[int, Json]:
         operator, asked = self._operators.require(token), self._row(project).asked
         if format:
             shown = _file_name(name, format)
+            question = Question(asked.kind, tuple(asked.options), asked.many)
             if check:
-                return 200, await trio.to_thread.run_sync(
-                    _checked, shown, file, asked.kind, asked.options, asked.many, asked.items
-                )
-            return await self._import(operator, project, asked, shown, file)
+                return 200, await self._checked(shown, file, question, gold_from, project)
+            return await self._import(operator, project, question, shown, file, gold_from, bool(again))
         async with self._operators.doing(operator, "add tasks", f"{len(tasks)} to project {asked.name!r}"):
-            await decided(self._founding.add(project, _read(tasks, asked.kind, asked.options, asked.many)))
-        return self._view(project)
+            read = _read(tasks, asked.kind, tuple(asked.options), asked.many, gold_from)
+            self._founding.forget_import(project, read.tasks)
+            await decided(self._founding.add(project, read.tasks))
+        return self._view(project) | {"notes": list(read.notes)}
 
-    async def _import(self, operator: str, project: bytes, asked: Asked, name: str, file: bytes) -> tuple[int, Json]:
+    async def _import(
+        self, operator: str, project: bytes, question: Question, name: str, file: bytes, gold_from: str, again: bool
+    ) -> tuple[int, Json]:
+        asked, founding = self._row(project).asked, self._founding
         try:
-            given = await trio.to_thread.run_sync(read_tasks, name, file, asked.kind, asked.options, asked.many, TASKS_MAX)
-            require_alike(given, asked.items)
+            read = await trio.to_thread.run_sync(_read_file, name, file, question, gold_from)
+            require_alike(read.tasks, asked.items)
         except UserError as error:
             async with self._operators.doing(operator, "import", f"{name} into project {asked.name!r}"):
                 raise Problem("misfit", str(error)) from None
-        about = f"{counted(len(given), 'task')} into project {asked.name!r}"
-        is_done = await self._imports.add(operator, project, given, about)
-        return 201 if is_done else 202, self._view(project)
+        if again:
+            founding.forget_import(project, read.tasks)
+        before, count = founding.already_added(project, read.tasks), len(read.tasks)
+        notes = [already_note(name, asked.name, before, count, "again=1")] if before else list(read.notes)
+        if before == count:
+            raise Problem("already-imported", notes[0])
+        about = f"{counted(count, 'task')} into project {asked.name!r}"
+        is_done = await self._imports.add(operator, project, read.tasks, about)
+        return 201 if is_done else 202, self._view(project) | {"notes": notes}
 
-    async def check(self, token: str, format: str, kind: str, options: str, many: int, name: str, file: bytes) -> Json:
+    async def check(
+        self, token: str, format: str, kind: str, options: str, many: int, name: str, gold_from: str, file: bytes
+    ) -> Json:
         self._operators.require(token)
-        asked_kind, names = Kind(kind), tuple(options.split("\n")) if options else ()
-        if problem := options_problem(asked_kind, names, bool(many)):
+        question = Question(Kind(kind), tuple(options.split("\n")) if options else (), bool(many))
+        if problem := options_problem(*question):
             raise Problem("misfit", problem)
-        return await trio.to_thread.run_sync(_checked, _file_name(name, format), file, asked_kind, names, bool(many), None)
+        return await self._checked(_file_name(name, format), file, question, gold_from, None)
+
+    async def _checked(self, name: str, file: bytes, question: Question, gold_from: str, project: bytes | None) -> Json:
+        """What an import of this file would do, into a project that there is or into a new one."""
+        given: list[Given] = []
+        problems: list[str] = []
+        notes: list[str] = []
+        try:
+            read = await trio.to_thread.run_sync(_read_file, name, file, question, gold_from)
+            given, notes = read.tasks, list(read.notes)
+            require_alike(given, self._row(project).asked.items if project else len(given[0].task.items))
+        except Misfits as error:
+            problems = error.problems
+        except UserError as error:
+            problems = [str(error)]
+        before = self._founding.already_added(project, given) if project and not problems else 0
+        if project and before:
+            notes = [already_note(name, self._row(project).asked.name, before, len(given), "again=1")]
+        shown = [
+            {"text": task.text, "items": list(task.items), "suggestion": task.suggestion, "gold": gold}
+            for task, gold in given[:PREVIEWED]
+        ]
+        count = 0 if problems else len(given)
+        items = len(given[0].task.items) if given else 0
+        return {"count": count, "items": items, "preview": shown, "problems": problems, "already": before, "notes": notes}
 
     async def redact(self, token: str, project: bytes, task: int, reason: str) -> Json:
         operator, row = self._operators.require(token), self._row(project)
@@ -148,32 +192,17 @@ class Operating:
 
 def _file_name(name: str, format: str) -> str:
     """What a file is called to whoever sent it, unless its end says another format to whoever reads it."""
-    is_apt = name and name.lower().endswith(".csv") == (format == "csv")
+    is_apt = name and name.lower().endswith(ENDINGS) == (format == "csv")
     return name[-FILE_NAME_CHARACTERS_MAX:] if is_apt else f"tasks.{format}"
 
 
-def _checked(name: str, file: bytes, kind: Kind, options: tuple[str, ...], many: bool, items: int | None) -> Json:
-    """What an import of this file would do. `items`: of each task, where the project has said so already."""
-    given: list[Given] = []
-    problems: list[str] = []
-    try:
-        given = read_tasks(name, file, kind, options, many, TASKS_MAX)
-        require_alike(given, len(given[0].task.items) if items is None else items)
-    except Misfits as error:
-        problems = error.problems
-    except UserError as error:
-        problems = [str(error)]
-    shown = [
-        {"text": task.text, "items": list(task.items), "suggestion": task.suggestion, "gold": gold}
-        for task, gold in given[:PREVIEWED]
-    ]
-    count = 0 if problems else len(given)
-    items = len(given[0].task.items) if given else 0
-    return {"count": count, "items": items, "preview": shown, "problems": problems}
+def _read_file(name: str, file: bytes, question: Question, gold_from: str) -> TaskFile:
+    return read_tasks(name, file, *question, TASKS_MAX, gold_from=gold_from)
 
 
-def _read(tasks: Sequence[Json], kind: Kind, options: tuple[str, ...], many: bool) -> Any:
+def _read(tasks: Sequence[Json], kind: Kind, options: tuple[str, ...], many: bool, gold_from: str) -> TaskFile:
+    rows = ((f"task {number}", row) for number, row in enumerate(tasks, 1))
     try:
-        return tasks_of("tasks", ((f"task {number}", row) for number, row in enumerate(tasks, 1)), kind, options, many)
+        return tasks_of("tasks", rows, kind, options, many, gold_from=gold_from)
     except UserError as error:
         raise Problem("misfit", str(error)) from None

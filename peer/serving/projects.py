@@ -8,16 +8,18 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import trio
 
 from consensus.voters import VoterSet
+from curation.answer_texts import read_answer
 from curation.answers import Kind, named, options_problem
-from curation.calls import AgreementView, CurationCalls, ExportView, ImportRequest, ProjectView, WaitingView
+from curation.calls import AgreementView, CurationCalls, ExportView, ImportRequest, ImportView, ProjectView, WaitingView
 from curation.contents import Review, StopProject
-from curation.importing import TASKS_MAX, Given, read_answer, read_tasks
+from curation.importing import TASKS_MAX, TaskFile, read_tasks
 from curation.limits import NAME_CHARACTERS_MAX
 from curation.module import is_run, reviews_left
 from curation.state import Asked, CurationState, Phase, Project, Stage, as_answer
@@ -28,6 +30,7 @@ from peer.serving import proving
 from peer.serving.doors import NO_CODES, Doors
 from peer.serving.exporting import agreement, export, page_of, pages
 from peer.serving.founding import Founding
+from peer.serving.imported import already_note
 from peer.serving.part import ADDRESS
 from protocol.errors import UserError
 
@@ -62,32 +65,45 @@ class CurationAnswers(CurationCalls):
     def _find(self, text: str) -> tuple[bytes, Project]:
         return find_project(text, self._state)
 
-    async def import_tasks(self, request: ImportRequest) -> ProjectView:
+    async def import_tasks(self, request: ImportRequest) -> ImportView:
         self.peer.require_member()
         founding, path = self._founding, Path(request.file)
         data = await _read(path)
         if request.project:
             key, row = self._find(request.project)
-            await founding.add(key, await _tasks(request, data, row.asked.kind, row.asked.options, row.asked.many))
-            return founding.view(key)
+            file = await _tasks(request, data, row.asked.kind, row.asked.options, row.asked.many)
+            return await self._import(founding, key, file, request)
         kind = Kind(request.kind)
         problem = options_problem(kind, request.options, request.many)
         if problem:
             raise UserError(f"{problem}: name them with --options A,B")
-        tasks = await _tasks(request, data, kind, request.options, request.many)
+        file = await _tasks(request, data, kind, request.options, request.many)
         asked = Asked(
             name=(request.name or path.stem)[: 2 * NAME_CHARACTERS_MAX],
             kind=kind,
             options=request.options,
             many=request.many,
-            items=len(tasks[0].task.items),
+            items=len(file.tasks[0].task.items),
             guidelines=None,
             votes=request.votes,
             price=request.price,
             suggests_first=request.suggests_first,
         )
+        same = None if request.again else founding.same_project(asked, file.tasks)
+        if same is not None:
+            return await self._import(founding, same, file, request)
         guidelines = await _read(Path(request.guidelines)) if request.guidelines else b""
-        return founding.view(await founding.found(asked, guidelines, tasks))
+        return _import_view(founding.view(await founding.found(asked, guidelines, file.tasks)), file.notes)
+
+    async def _import(self, founding: Founding, key: bytes, file: TaskFile, request: ImportRequest) -> ImportView:
+        if request.again:
+            founding.forget_import(key, file.tasks)
+        before = founding.already_added(key, file.tasks)
+        await founding.add(key, file.tasks)
+        view, notes = founding.view(key), file.notes
+        if before:
+            notes = (already_note(Path(request.file).name, view.name, before, len(file.tasks), "--again"),)
+        return _import_view(view, notes)
 
     async def move_project(self, project: str, phase: str) -> ProjectView:
         self.peer.require_member()
@@ -225,6 +241,10 @@ def find_project(text: str, state: CurationState) -> tuple[bytes, Project]:
     return found[0]
 
 
+def _import_view(view: ProjectView, notes: tuple[str, ...]) -> ImportView:
+    return ImportView(view.project, view.name, view.state, view.tasks, notes)
+
+
 def _named(asked: Asked, answer: tuple[int, ...]) -> str:
     return named(asked.kind, tuple(asked.options), answer)
 
@@ -236,6 +256,7 @@ async def _read(path: Path) -> bytes:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
 
 
-async def _tasks(request: ImportRequest, data: bytes, kind: Kind, options: tuple[str, ...], many: bool) -> list[Given]:
+async def _tasks(request: ImportRequest, data: bytes, kind: Kind, options: tuple[str, ...], many: bool) -> TaskFile:
     name = Path(request.file).name
-    return await trio.to_thread.run_sync(read_tasks, name, data, kind, options, many, TASKS_MAX, request.columns)
+    read = partial(read_tasks, name, data, kind, options, many, TASKS_MAX, request.columns, request.gold_from)
+    return await trio.to_thread.run_sync(read)

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from curation import words
+from curation.answer_texts import read_answer
 from curation.answers import Kind
 from curation.formats import FORMATS
-from curation.importing import read_answer, read_tasks
+from curation.importing import read_tasks
 from curation.state import Asked
 from protocol.errors import UserError
 
@@ -52,7 +53,7 @@ def test_label_studio_gets_the_label_and_the_file_can_be_imported_again(of: Aske
     ((result,),) = [annotation["result"] for annotation in task["annotations"]]
     assert (result["from_name"], result["to_name"], result["type"], result["value"]) == expected
     assert [task["data"].get(f"item{place}") for place in range(1, len(said["items"]) + 1)] == said["items"]
-    ((again, _),) = read_tasks("again.json", text.encode(), of.kind, of.options, of.many)
+    ((again, _),) = read_tasks("again.json", text.encode(), of.kind, of.options, of.many).tasks
     assert (again.text, list(again.items)) == (said["text"], said["items"])
     assert json.loads(written("label-studio", of)) == []
 
@@ -66,7 +67,7 @@ def test_a_table_for_spreadsheets_has_labels_in_words_and_can_be_imported_again(
         ["0", 'a, "b"\nc', "glad; odd", "0", "0", "3", "0" * 64],
         ["1", "", "sad", "3", "2", "3", f"{1:064x}"],
     ]
-    ((again, _),) = read_tasks("again.csv", written("csv", of, lines[0]).encode(), of.kind, of.options, of.many)
+    ((again, _),) = read_tasks("again.csv", written("csv", of, lines[0]).encode(), of.kind, of.options, of.many).tasks
     assert again.text == 'a, "b"\nc'
 
 
@@ -124,7 +125,7 @@ def test_a_number_of_any_length_is_no_option(digits: str) -> None:
 )
 def test_a_file_may_call_its_columns_as_it_likes(name: str, file: str) -> None:
     columns = {"text": "prompt", "item1": "good", "item2": "bad"}
-    ((task, gold),) = read_tasks(name, file.encode(), Kind.PAIR, (), False, columns=columns)
+    ((task, gold),) = read_tasks(name, file.encode(), Kind.PAIR, (), False, columns=columns).tasks
     assert (task.text, task.items, gold) == ("q", ("x", "y"), None)
     with pytest.raises(UserError, match=r"there is no 'prompts'; it has .*prompt"):
         read_tasks(name, file.encode(), Kind.PAIR, (), False, columns=columns | {"text": "prompts"})
@@ -132,7 +133,7 @@ def test_a_file_may_call_its_columns_as_it_likes(name: str, file: str) -> None:
 
 def test_a_column_of_labels_may_be_the_gold() -> None:
     file = b"sentence,label\nWe won.,glad\nIt rains.,\n"
-    tasks = read_tasks("a.csv", file, Kind.LABEL, ("glad", "sad"), False, columns={"text": "sentence", "gold": "label"})
+    tasks = read_tasks("a.csv", file, Kind.LABEL, ("glad", "sad"), False, columns={"text": "sentence", "gold": "label"}).tasks
     assert [(task.text, gold) for task, gold in tasks] == [("We won.", (0,)), ("It rains.", None)]
 
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import trio
 
-from curation.calls import CurationCalls, ImportRequest, ProjectView
+from curation.calls import CurationCalls, ImportRequest, ImportView
 from peer import cli
 from peer.daemon.daemon import Daemon, running
 from peer.settings.config import load
@@ -44,7 +44,7 @@ class Room:
             async with running(config) as daemon:
                 yield daemon
 
-    async def project(self, daemon: Daemon, tasks: int = 3, votes: int = 1, name: str = "moods", gold: int = 0) -> ProjectView:
+    async def project(self, daemon: Daemon, tasks: int = 3, votes: int = 1, name: str = "moods", gold: int = 0) -> ImportView:
         """The first `gold` tasks are gold: `sad` where their number is odd."""
         file = self.folder / f"{name}.jsonl"
         lines = [

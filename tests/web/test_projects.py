@@ -12,7 +12,7 @@ import pytest
 import trio
 
 from curation.answers import Kind
-from curation.calls import ProjectView
+from curation.calls import ImportView
 from curation.contents import Found
 from curation.limits import GUIDELINES_BYTES_MAX
 from curation.module import project_id
@@ -55,7 +55,7 @@ async def author(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> AsyncIte
         yield Author(room, daemon, site, capsys)
 
 
-async def contested(author: Author) -> tuple[ProjectView, list[Person], list[str]]:
+async def contested(author: Author) -> tuple[ImportView, list[Person], list[str]]:
     """Two people say two things of the only task: it waits for its author."""
     view = await author.room.project(author.daemon, tasks=1, votes=2)
     people = await enrolled(author.site, "ann", "bob")

@@ -1,0 +1,52 @@
+"""The text of a file in UTF-8, UTF-16, UTF-32 or Windows-1252."""
+
+from __future__ import annotations
+
+import codecs
+import re
+from typing import Final
+
+from protocol.errors import UserError
+
+_MARKS: Final = (  # those of UTF-32 first: one of them begins with one of UTF-16
+    (codecs.BOM_UTF32_LE, "UTF-32"),
+    (codecs.BOM_UTF32_BE, "UTF-32"),
+    (codecs.BOM_UTF16_LE, "UTF-16"),
+    (codecs.BOM_UTF16_BE, "UTF-16"),
+    (codecs.BOM_UTF8, "UTF-8"),
+)
+# Other encodings read as Windows-1252 give words of accented letters alone, or signs within words. No western language has them.
+_NOT_WESTERN: Final = re.compile(r"[À-ÖØ-öø-ÿŠŒŽšœžŸƒ]{3}|[^\W\d_][¡-ª¬±-¶¸-º¼-¿×÷€‚ƒ„†‡ˆ‰‹›˜][^\W\d_]")
+_WORD: Final = re.compile(r"\S*[^\x00-\x7f]\S*")
+_WORD_CHARACTERS_MAX: Final = 40  # of a word that shows how a file was read
+
+
+def decode_text(name: str, data: bytes) -> tuple[str, str]:
+    """The text, and a note where the encoding is a guess. Raises `UserError`, which names line and encoding."""
+    for mark, encoding in _MARKS:
+        if data.startswith(mark):
+            try:
+                return data[len(mark) :].decode(encoding + _order(mark)), ""
+            except UnicodeDecodeError as error:
+                place = error.start + len(mark)
+                raise UserError(f"{name}: it begins as text in {encoding}, and byte {place} is none: {error.reason}") from None
+    if b"\0" in data:
+        line = data[: data.index(b"\0")].count(b"\n") + 1
+        raise UserError(f"{name}:{line}: a byte is 0, as in UTF-16 without a byte order mark; save the file as UTF-8")
+    try:
+        return data.decode(), ""
+    except UnicodeDecodeError as error:
+        line, byte = data[: error.start].count(b"\n") + 1, data[error.start]
+    try:
+        text = data.decode("windows-1252")
+    except UnicodeDecodeError:
+        text = ""
+    if not text or _NOT_WESTERN.search(text):
+        raise UserError(f"{name}:{line}: this is no text in UTF-8 (byte 0x{byte:02X}) or Windows-1252; save the file as UTF-8")
+    found = _WORD.search(text)
+    word = found[0][:_WORD_CHARACTERS_MAX] if found else ""
+    return text, f"{name} is read as Windows-1252, with {word!r} in line {line}; save it as UTF-8 if that word is wrong"
+
+
+def _order(mark: bytes) -> str:
+    return "" if mark == codecs.BOM_UTF8 else "-le" if mark[:1] == b"\xff" else "-be"

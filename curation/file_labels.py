@@ -1,0 +1,90 @@
+"""Labels that a file of tasks has beside `suggestion` and `gold`: which are taken, and what is said of those that are not."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+from typing import Any, Final
+
+from curation.answer_texts import Question
+from curation.answers import Answer
+from curation.foreign_rows import Fields, TwoReadings, Unclear
+from features.tables import counted
+from protocol.errors import UserError
+
+# Of common programs, the likeliest first: spaCy and Prodigy have `answer`, `accept` and `spans`, doccano `label` and `entities`.
+LABEL_FIELDS: Final = ("label", "labels", "annotations", "predictions", "accept", "answer", "spans", "entities", "cats", "votes")
+EMPTY: Final[tuple[Any, ...]] = (None, "", [], {})
+
+
+class FileLabels:
+    """Of one file. `taken`: fields that have another use there."""
+
+    def __init__(self, question: Question, gold_from: str, taken: Collection[str]) -> None:
+        self._question, self._gold_from = question, gold_from
+        self._fields = [name for name in LABEL_FIELDS if name != gold_from and name not in taken]
+        self._suggested: Counter[str] = Counter()
+        self._left: Counter[str] = Counter()
+        self._reasons: dict[str, str] = {}
+
+    def gold(self, where: str, fields: Fields, items: int) -> Answer | None:
+        """Raises `UserError` for what is no answer."""
+        said = fields.get("gold")
+        if self._gold_from and self._gold_from != "gold":
+            if said not in EMPTY:
+                raise UserError(f"{where}: there is `gold` beside {self._gold_from!r}: only one of them can be the right answer")
+            said = fields.get(self._gold_from)
+            if said in (*EMPTY[:2], *([] if self._question.many else EMPTY[2:])):
+                return None
+            if isinstance(said, TwoReadings):
+                raise UserError(f"{where}: {self._gold_from} {said}")
+            if isinstance(said, Unclear):
+                self.leave(where, self._gold_from, said)
+                return None
+        return self._question.read(where, self._gold_from or "gold", said, items)
+
+    def suggestion(self, where: str, fields: Fields, items: int) -> tuple[str, Answer] | None:
+        """The first label that is an answer, with its field. All others are counted."""
+        found: tuple[str, Answer] | None = None
+        for name in self._fields:
+            said = fields.get(name)
+            if said in EMPTY:
+                continue
+            if found is not None or name == "votes":
+                self.leave(where, name, f"are beside {found[0]!r}" if found else "are no labels of this project")
+                continue
+            try:
+                if isinstance(said, Unclear):
+                    raise UserError(f"{where}: {name} {said}")
+                answer = self._question.read(where, name, said, items)
+            except UserError as error:
+                self.leave(where, name, str(error))
+                continue
+            assert answer is not None
+            found = name, answer
+        return found
+
+    def suggest(self, name: str) -> None:
+        self._suggested[name] += 1
+
+    def leave(self, where: str, name: str, why: str) -> None:
+        self._left[name] += 1
+        self._reasons.setdefault(name, why if why.startswith(where) else f"{where}: {why}")
+
+    @property
+    def notes(self) -> list[str]:
+        taken = [
+            f"{counted(count, 'label')} of {name!r} became {'a suggestion' if count == 1 else 'suggestions'}; "
+            f"--gold-from {name} takes {'it as the right answer' if count == 1 else 'them as right answers'} instead"
+            for name, count in self._suggested.items()
+        ]
+        left = [
+            f"{counted(count, 'label')} of {name!r} left out ({self._reasons[name]})" + self._way_out(name)
+            for name, count in self._left.items()
+        ]
+        return taken + left
+
+    def _way_out(self, name: str) -> str:
+        if name == self._gold_from or name == "votes":
+            return ""
+        return f"; --gold-from {name} takes such labels as right answers, --columns suggestion={name} as suggestions"

@@ -1,0 +1,59 @@
+"""Which tasks were imported into which project: the same file adds nothing twice, and one that was cut off goes on."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+
+from curation.importing import Given
+from curation.tasks import Task
+from features.tables import counted
+from peer.serving.durable import database
+from protocol import codec
+
+_SCHEMA = """CREATE TABLE IF NOT EXISTS imported
+(project BLOB, tasks BLOB, first INTEGER, count INTEGER, root BLOB, PRIMARY KEY (project, tasks, first)) WITHOUT ROWID"""
+
+
+def digest_of(tasks: Iterable[Given]) -> bytes:
+    """Of texts and items alone: a file is the same one where only its labels are used in another way."""
+    found = hashlib.sha256()
+    for task, _ in tasks:
+        found.update(codec.encode(Task(task.text, task.items)))
+    return found.digest()
+
+
+def already_note(file: str, project: str, before: int, count: int, way_out: str) -> str:
+    if before < count:
+        return f"{before} of the {count} tasks of {file} were in project {project!r} already; the others are added"
+    there = f"{count} of {counted(count, 'task')} of {file} are in project {project!r} already"
+    return f"{there}, so nothing changed; {way_out} adds them once more"
+
+
+class Imported:
+    """Pages by the project and the digest of all tasks that were imported together."""
+
+    def __init__(self, path: Path) -> None:
+        self._database = database(path, _SCHEMA)
+
+    def keep(self, project: bytes, tasks: bytes, first: int, count: int, root: bytes) -> None:
+        """Waits for the disk."""
+        self._database.execute("INSERT OR REPLACE INTO imported VALUES (?, ?, ?, ?, ?)", (project, tasks, first, count, root))
+
+    def forget(self, project: bytes, tasks: bytes) -> None:
+        self._database.execute("DELETE FROM imported WHERE project = ? AND tasks = ?", (project, tasks))
+
+    def pages(self, project: bytes, tasks: bytes) -> list[tuple[int, int, bytes]]:
+        """Place of the first task, count and Merkle root of each page, in order."""
+        found = self._database.execute(
+            "SELECT first, count, root FROM imported WHERE project = ? AND tasks = ? ORDER BY first", (project, tasks)
+        )
+        return found.fetchall()
+
+    def projects(self, tasks: bytes) -> list[bytes]:
+        found = self._database.execute("SELECT DISTINCT project FROM imported WHERE tasks = ?", (tasks,))
+        return [project for (project,) in found]
+
+    def close(self) -> None:
+        self._database.close()
