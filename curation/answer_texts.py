@@ -14,6 +14,7 @@ from protocol.errors import UserError
 SHOWN_CHARACTERS_MAX: Final = 64  # of an answer in an error, which a file may make as long as it likes
 NUMBER_CHARACTERS_MAX: Final = 64  # as many as an option has
 POSITION_DIGITS_MAX: Final = 3  # of an option or item: Python makes no number of thousands of digits
+PARTS_MAX: Final = 64  # of a text with several options: the ways to split it grow with their square
 _NUMBER: Final = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]{1,3})?")
 _TRUTHS: Final = {"true": 1, "yes": 1, "false": 0, "no": 0}
 _PAIR_NAMES: Final = {name.split()[1]: name for name in PAIR_ANSWERS}  # first, second, tie, bad
@@ -86,22 +87,27 @@ def _ranking(said: Any) -> Answer:
 
 def _several(said: str, options: tuple[str, ...]) -> Answer:
     """Options in one text. An option may hold a separator, so every way to split the text is tried."""
-    found: dict[Answer, str] = {}
-    if said == NONE_OF_THEM:
-        found[()] = "no option"
+    found: set[Answer] = {()} if said == NONE_OF_THEM else set()
     problem: UserError | None = None
-    for parts in ([said], *(said.split(separator) for separator in _SEPARATORS if separator in said)):
-        try:
-            answer = tuple(sorted(_option(type(said)(part.strip()) if len(parts) > 1 else said, options) for part in parts))
-        except UserError as error:
-            problem = problem or error
-            continue
-        found.setdefault(answer, " and ".join(repr(options[option]) for option in answer))
+    for separator in _SEPARATORS:
+        parts = said.split(separator, PARTS_MAX)
+        answers: list[set[frozenset[int]]] = [{frozenset()}]  # to the parts before each one
+        for end in range(1, len(parts) + 1):
+            answers.append(set())
+            for start in range(end):
+                text = separator.join(parts[start:end])
+                try:
+                    option = _option(type(said)(text if len(parts) == 1 else text.strip()), options)
+                except UserError as error:
+                    problem = problem or error
+                    continue
+                answers[end] |= {before | {option} for before in answers[start] if option not in before}
+        found |= {tuple(sorted(answer)) for answer in answers[-1]}
     if len(found) > 1:
-        raise _two_readings(list(found.values()))
+        raise _two_readings([" and ".join(repr(options[one]) for one in answer) or "no option" for answer in sorted(found)])
     if not found:
         raise problem or UserError(_none_of(options))
-    return next(iter(found))
+    return found.pop()
 
 
 def _option(part: Any, options: tuple[str, ...], first: int = 0) -> int:

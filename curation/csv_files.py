@@ -27,11 +27,13 @@ def open_table(name: str, text: str, known: Collection[str]) -> tuple[list[str],
     start, above = (stated.end(), 1) if stated else (0, 0)
     separators = [stated[1]] if stated else list(SEPARATORS)
     body = text[start:]
-    best = (-1, 0, separators[0])
+    best = (-1, 0, 0, separators[0])
     for place, separator in enumerate(separators):
-        known_here = len({cell.strip().casefold() for cell in _header(name, body, separator)} & set(known))
-        best = max(best, (known_here, -place, separator))
-    rows = _rows(name, body, best[2], above)
+        header = _header(name, body, separator)
+        known_here = len({cell.strip().casefold() for cell in header} & set(known))
+        # Where no name is known, the separator with most columns is the likeliest: a message shows them.
+        best = max(best, (known_here, 0 if known_here else len(header), -place, separator))
+    rows = _rows(name, body, best[-1], above)
     _, names = next(rows, (1, []))
     if not names:
         raise UserError(f"{name}: there is no line in it")

@@ -18,6 +18,7 @@ _MARKS: Final = (  # those of UTF-32 first: one of them begins with one of UTF-1
 # Other encodings read as Windows-1252 give words of accented letters alone, or signs within words. No western language has them.
 _NOT_WESTERN: Final = re.compile(r"[À-ÖØ-öø-ÿŠŒŽšœžŸƒ]{3}|[^\W\d_][¡-ª¬±-¶¸-º¼-¿×÷€‚ƒ„†‡ˆ‰‹›˜][^\W\d_]")
 _WORD: Final = re.compile(r"\S*[^\x00-\x7f]\S*")
+OTHER_SHARE_MAX: Final = 0.4  # of characters beyond ASCII in lines that have any; French and German have a tenth
 _WORD_CHARACTERS_MAX: Final = 40  # of a word that shows how a file was read
 
 
@@ -41,11 +42,17 @@ def decode_text(name: str, data: bytes) -> tuple[str, str]:
         text = data.decode("windows-1252")
     except UnicodeDecodeError:
         text = ""
-    if not text or _NOT_WESTERN.search(text):
+    if not text or not _is_western(text):
         raise UserError(f"{name}:{line}: this is no text in UTF-8 (byte 0x{byte:02X}) or Windows-1252; save the file as UTF-8")
     found = _WORD.search(text)
     word = found[0][:_WORD_CHARACTERS_MAX] if found else ""
     return text, f"{name} is read as Windows-1252, with {word!r} in line {line}; save it as UTF-8 if that word is wrong"
+
+
+def _is_western(text: str) -> bool:
+    lines = "".join(line for line in text.splitlines() if not line.isascii())
+    others = sum(character > "\x7f" for character in lines)
+    return others <= OTHER_SHARE_MAX * len(lines) and not _NOT_WESTERN.search(text)
 
 
 def _order(mark: bytes) -> str:

@@ -34,7 +34,7 @@ class FileLabels:
             if said not in EMPTY:
                 raise UserError(f"{where}: there is `gold` beside {self._gold_from!r}: only one of them can be the right answer")
             said = fields.get(self._gold_from)
-            if said in (*EMPTY[:2], *([] if self._question.many else EMPTY[2:])):
+            if said in EMPTY:
                 return None
             if isinstance(said, TwoReadings):
                 raise UserError(f"{where}: {self._gold_from} {said}")

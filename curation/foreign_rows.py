@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from curation.answer_texts import OptionText, Question
-from curation.answers import PAIR_ANSWERS, Kind
+from curation.answers import NONE_OF_THEM, PAIR_ANSWERS, Kind
 from curation.cells import original_cell
 
 Fields = dict[str, Any]
@@ -61,6 +61,8 @@ def _texts(said: Any, question: Question) -> Any:
     """Texts of options; of a ranking they are numbers."""
     if question.kind is Kind.RANKING or not isinstance(said, list):
         return said
+    if not said and question.many:
+        return OptionText(NONE_OF_THEM)  # an empty list of another program is no label
     return [OptionText(part) if isinstance(part, str) else part for part in said]
 
 
@@ -120,7 +122,7 @@ def _objects(found: Any) -> Iterator[Fields]:
 def _of_result(value: Any, data: Fields, question: Question, is_ours: bool) -> Any:
     match value:
         case {"choices": list(choices)}:
-            return [OptionText(choice) if isinstance(choice, str) else choice for choice in choices]
+            return _texts(choices, question)
         case {"selected": "left" | "right" as side}:
             return PAIR_ANSWERS[side == "right"]
         case {"ranker": {"rank": list(ids)}}:

@@ -98,10 +98,11 @@ SIGNED_IN: Final = Reply("annotator name seconds", "that the session lasts; its 
 FILE_FORMATS: Final = ("jsonl", "csv", "json")
 FILE_NAME: Final = Field("name", LINE, "the file's, for what is said of its lines", default="")
 CHECKED: Final = Reply(
-    "count items preview problems already notes",
-    (": nothing is imported; `already` is how many of the tasks an earlier import of them has added to the project"),
+    "count items preview problems",
+    ": nothing is imported. Where there are any, `notes`, sentences for people, and `already`, the number of tasks that an "
+    "earlier import of the same tasks has added to the project",
 )
-IMPORTED: Final = Reply(f"{PROJECT.names} notes", brief="the project, as in the list, and `notes`, sentences for people")
+IMPORTED: Final = Reply(PROJECT.names, "and, where there are any, `notes`, sentences for people", brief=PROJECT.brief + ",")
 GOLD_FROM: Final = Field("gold_from", TEXT, "the field of the tasks with the right answers", default="")
 TASKS: Final = Field("tasks", OBJECTS, "as lines of a [JSONL file](../guide.md#a-project)")
 DECIDES: Final = {"misfit": "for what fits no project", "refused": "if the network does"}

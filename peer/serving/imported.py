@@ -26,9 +26,9 @@ def digest_of(tasks: Iterable[Given]) -> bytes:
 
 def already_note(file: str, project: str, before: int, count: int, way_out: str) -> str:
     if before < count:
-        return f"{before} of the {count} tasks of {file} were in project {project!r} already; the others are added"
-    there = f"{count} of {counted(count, 'task')} of {file} are in project {project!r} already"
-    return f"{there}, so nothing changed; {way_out} adds them once more"
+        return f"project {project!r} already had {before} of the {count} tasks of {file}; the others are added"
+    there = f"project {project!r} already has the {counted(count, 'task')} of {file}"
+    return f"{there}, so nothing changed; {way_out} adds {'it' if count == 1 else 'them'} once more"
 
 
 class Imported:

@@ -73,7 +73,7 @@ class Operating:
             items = len(read.tasks[0].task.items) if read.tasks else items
             asked = Asked(name, asked_kind, options, many, items, None, votes, price, suggests_first)
             made = await decided(self._founding.found(asked, guidelines.encode(), read.tasks))
-            return self._view(made) | {"notes": list(read.notes)}
+            return self._view(made) | _notes(read.notes)
 
     async def add(
         self,
@@ -98,7 +98,7 @@ class Operating:
             read = _read(tasks, asked.kind, tuple(asked.options), asked.many, gold_from)
             self._founding.forget_import(project, read.tasks)
             await decided(self._founding.add(project, read.tasks))
-        return self._view(project) | {"notes": list(read.notes)}
+        return self._view(project) | _notes(read.notes)
 
     async def _import(
         self, operator: str, project: bytes, question: Question, name: str, file: bytes, gold_from: str, again: bool
@@ -118,7 +118,7 @@ class Operating:
             raise Problem("already-imported", notes[0])
         about = f"{counted(count, 'task')} into project {asked.name!r}"
         is_done = await self._imports.add(operator, project, read.tasks, about)
-        return 201 if is_done else 202, self._view(project) | {"notes": notes}
+        return 201 if is_done else 202, self._view(project) | _notes(notes)
 
     async def check(
         self, token: str, format: str, kind: str, options: str, many: int, name: str, gold_from: str, file: bytes
@@ -151,7 +151,8 @@ class Operating:
         ]
         count = 0 if problems else len(given)
         items = len(given[0].task.items) if given else 0
-        return {"count": count, "items": items, "preview": shown, "problems": problems, "already": before, "notes": notes}
+        found = {"count": count, "items": items, "preview": shown, "problems": problems}
+        return found | ({"already": before} if before else {}) | _notes(notes)
 
     async def redact(self, token: str, project: bytes, task: int, reason: str) -> Json:
         operator, row = self._operators.require(token), self._row(project)
@@ -188,6 +189,10 @@ class Operating:
         more = {"options": list(asked.options), "many": asked.many, "items": asked.items, "price": asked.price}
         is_mine = members.current(row.author) == self._desk.me
         return dataclasses.asdict(self._founding.view(project)) | more | {"is_mine": is_mine}
+
+
+def _notes(notes: Sequence[str]) -> Json:
+    return {"notes": list(notes)} if notes else {}
 
 
 def _file_name(name: str, format: str) -> str:

@@ -103,7 +103,7 @@ async def test_an_option_that_would_do_nothing_is_refused(author: Author) -> Non
     for more in (("--votes", "3"), ("--guidelines", file), ("--many",), ("--suggest-first",), ("--price", "0"), ("--name", "x")):
         said = await author.types("tasks", "import", file, "--project", "moods", *more)
         assert f"{more[0]} is of a new project" in said
-    assert "2 tasks, open" in await author.types("tasks", "import", file, "--project", "moods")
+    assert "2 tasks, open" in await author.types("tasks", "import", file, "--project", "moods", "--again")
     assert "--revoke takes tokens back, and no code" in await author.types("web", "invite", "--revoke")
     assert "nobody needs an invitation here: sign_up is open" in await author.types("web", "invite")
     await author.types("web", "token")

@@ -1,0 +1,382 @@
+"""Files of tasks of other programs, and our own exports again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from curation.answers import Kind, words_of
+from curation.formats import FORMATS
+from curation.importing import Given, TaskFile, read_tasks
+from curation.state import Asked
+from protocol.errors import UserError
+
+MOODS = ("pos", "neg")
+
+
+def read(
+    name: str,
+    data: bytes | str,
+    options: Sequence[str] = MOODS,
+    *,
+    kind: Kind = Kind.LABEL,
+    many: bool = False,
+    gold_from: str = "",
+    columns: dict[str, str] | None = None,
+) -> TaskFile:
+    encoded = data.encode() if isinstance(data, str) else data
+    return read_tasks(name, encoded, kind, tuple(options), many, columns=columns or {}, gold_from=gold_from)
+
+
+def lines(*rows: Any) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def problem(*arguments: Any, **more: Any) -> str:
+    with pytest.raises(UserError) as caught:
+        read(*arguments, **more)
+    return str(caught.value)
+
+
+def texts(file: TaskFile) -> list[str]:
+    return [given.task.text for given in file.tasks]
+
+
+def suggestions(file: TaskFile) -> list[tuple[int, ...] | None]:
+    return [None if given.task.suggestion is None else tuple(given.task.suggestion) for given in file.tasks]
+
+
+def golds(file: TaskFile) -> list[tuple[int, ...] | None]:
+    return [given.gold for given in file.tasks]
+
+
+# Answers by their text ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", ["gold", "suggestion", "label"])
+@pytest.mark.parametrize("ending", ["jsonl", "json", "csv"])
+def test_a_number_is_the_option_with_that_text_in_every_format(what: str, ending: str) -> None:
+    rows = [{"text": f"t{number}", what: number} for number in (1, 2, 3, 4)]
+    data = {
+        "jsonl": lines(*rows),
+        "json": json.dumps([{"data": row} for row in rows]),
+        "csv": f"text,{what}\n" + "".join(f"{row['text']},{row[what]}\n" for row in rows),
+    }[ending]
+    file = read(f"a.{ending}", data, "12345")
+    assert (golds(file) if what == "gold" else suggestions(file)) == [(0,), (1,), (2,), (3,)]
+
+
+def test_an_ambiguous_answer_names_its_line_and_both_readings() -> None:
+    found = problem("a.jsonl", lines({"text": "a", "gold": "01"}, {"text": "b", "gold": 1}), ("01", "02"))
+    assert found.startswith(
+        "a.jsonl:2: gold '1' has 2 readings: the option '01' by its value, or the option '02' by its position"
+    )
+
+
+def test_a_value_that_json_has_not_is_named() -> None:
+    assert "a.jsonl:1: no JSON: NaN is no value of JSON; write null" in problem("a.jsonl", '{"text": "a", "gold": NaN}')
+    assert "a.jsonl:1: no JSON: 'gold' is there twice" in problem("a.jsonl", '{"text": "a", "gold": 1, "gold": 0}')
+
+
+# Labels ------------------------------------------------------------------------------------------------------------------
+
+STUDIO = {"from_name": "mood", "to_name": "text", "type": "choices"}
+
+
+def studio(*annotations: Any, **more: Any) -> str:
+    results = [{"result": result} if isinstance(result, list) else result for result in annotations]
+    return json.dumps([{"id": 1, "data": {"text": "Hello", **more}, "annotations": results}])
+
+
+def choice(*choices: str, name: str = "mood") -> list[Any]:
+    return [STUDIO | {"from_name": name, "value": {"choices": list(choices)}}]
+
+
+LABELLED = [
+    ("doccano.csv", "text,label\nHello,neg\n"),
+    ("capital.csv", "Text,Label\nHello,neg\n"),
+    ("doccano.jsonl", lines({"id": 1, "text": "Hello", "label": ["neg"]})),
+    ("plain.jsonl", lines({"text": "Hello", "labels": "neg"})),
+    ("prodigy.jsonl", lines({"text": "Hello", "label": "neg", "answer": "accept", "meta": {"src": "x"}})),
+    ("choice.jsonl", lines({"text": "Hello", "accept": ["neg"], "answer": "accept", "options": [{"id": "neg", "text": "Bad"}]})),
+    ("studio.json", studio(choice("neg"))),
+    ("two.json", studio(choice("neg"), choice("neg"))),
+    ("truth.json", studio(choice("pos"), {"result": choice("neg"), "ground_truth": True})),
+    ("cancelled.json", studio({"result": choice("pos"), "was_cancelled": True}, choice("neg"))),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "data"), LABELLED)
+def test_a_label_becomes_a_suggestion_and_the_import_says_so(name: str, data: str) -> None:
+    file = read(name, data)
+    assert (texts(file), suggestions(file), golds(file)) == (["Hello"], [(1,)], [None])
+    assert any("1 label of" in note and "became a suggestion; --gold-from " in note for note in file.notes), file.notes
+
+
+@pytest.mark.parametrize(("name", "data"), LABELLED)
+def test_a_label_becomes_the_right_answer_where_its_field_is_named(name: str, data: str) -> None:
+    field = {"plain.jsonl": "labels", "choice.jsonl": "accept"}.get(name, "label")
+    file = read(name, data, gold_from=field)
+    assert (suggestions(file), golds(file)) == ([None], [(1,)]), "no suggestion gives the gold away"
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "why"),
+    [
+        ("spans.jsonl", lines({"text": "Hello", "spans": [{"start": 0, "end": 2, "label": "neg"}]}), "none of the options"),
+        ("sequence.jsonl", lines({"text": "Hello", "label": [[0, 2, "neg"]]}), "none of the options"),
+        ("other.jsonl", lines({"text": "Hello", "label": "angry"}), "label 'angry' is none of the options: pos, neg"),
+        ("reject.jsonl", lines({"text": "Hello", "label": "neg", "answer": "reject"}), "has the `answer` 'reject'"),
+        ("differ.json", studio(choice("neg"), choice("pos")), "differs among 2 annotations"),
+        ("several.json", studio(choice("neg") + choice("pos", name="topic")), "answers 2 questions: mood, topic"),
+        ("regions.json", studio([STUDIO | {"value": {"start": 0, "end": 2, "labels": ["neg"]}}]), "is no answer of a task"),
+        ("cats.jsonl", lines({"text": "Hello", "cats": {"pos": 0.1, "neg": 0.9}}), "none of the options"),
+        ("position.jsonl", lines({"text": "Hello", "label": 1}), ""),
+    ],
+)  # fmt: skip
+def test_labels_that_are_no_answer_are_counted_with_a_reason_and_a_way_out(name: str, data: str, why: str) -> None:
+    file = read(name, data)
+    assert texts(file) == ["Hello"]
+    if not why:
+        assert suggestions(file) == [(1,)]
+        return
+    assert suggestions(file) == [None]
+    (note,) = file.notes
+    assert "1 label of" in note and "left out" in note and why in note and "--gold-from" in note, note
+
+
+def test_choices_of_label_studio_are_texts_and_never_positions() -> None:
+    assert "'1' is none of the options" in read("a.json", studio(choice("1"))).notes[0]
+    assert golds(read("a.json", studio(choice("1")), "0123", gold_from="label")) == [(1,)]
+    assert golds(read("a.json", studio(choice("b", "a")), "abc", many=True, gold_from="mood")) == [(0, 1)]
+
+
+def test_stars_of_label_studio_are_read_both_ways() -> None:
+    def stars(options: Sequence[str], gold_from: str = "label") -> TaskFile:
+        given = studio([{"from_name": "r", "type": "rating", "value": {"rating": 2}}])
+        return read("a.json", given, options, kind=Kind.RATING, gold_from=gold_from)
+
+    assert golds(stars("123")) == golds(stars(("bad", "good"))) == [(2,)]
+    with pytest.raises(UserError, match="label 2 has 2 readings: the option '2' by its text, or the option '1' by the number"):
+        stars("0123")
+    assert "2 readings" in stars("0123", "").notes[0] and suggestions(stars("0123", "")) == [None]
+
+
+def test_other_answers_of_label_studio() -> None:
+    side = [{"from_name": "p", "type": "pairwise", "value": {"selected": "right"}}]
+    pair = read("a.json", studio(side, items=["x", "y"]), (), kind=Kind.PAIR, gold_from="label")
+    assert golds(pair) == [(1,)]
+    order = [{"from_name": "p", "type": "ranker", "value": {"ranker": {"rank": ["c", "a", "b"]}}}]
+    listed = [{"id": one, "title": one} for one in "abc"]
+    ranking = read("a.json", studio(order, items=["x", "y", "z"], list=listed), (), kind=Kind.RANKING, gold_from="label")
+    assert golds(ranking) == [(2, 0, 1)]
+
+
+def test_predictions_stay_suggestions_beside_gold() -> None:
+    row = {"data": {"text": "Hello"}, "predictions": [{"result": choice("pos")}], "annotations": [{"result": choice("neg")}]}
+    file = read("a.json", json.dumps([row]), gold_from="label")
+    assert (suggestions(file), golds(file)) == ([(0,)], [(1,)])
+
+
+def test_no_label_becomes_a_suggestion_in_a_file_with_gold() -> None:
+    rows = lines({"text": "a", "label": "neg", "gold": "neg"}, {"text": "b", "label": "pos"})
+    file = read("a.jsonl", rows)
+    assert (suggestions(file), golds(file)) == ([None, None], [(1,), None])
+    assert "2 labels of 'label' left out (a.jsonl:1: suggestions beside gold could give it away)" in file.notes[0]
+
+
+def test_wrong_gold_is_an_error_and_an_empty_one_is_none() -> None:
+    rows = lines({"text": "a", "label": "neg"}, {"text": "b", "label": None}, {"text": "c", "label": []})
+    assert golds(read("a.jsonl", rows, gold_from="label")) == [(1,), None, None]
+    assert "a.csv:3: label 'angry' is none of the options" in problem("a.csv", "text,label\na,neg\nb,angry\n", gold_from="label")
+    assert "there is no 'labels'; it has items, label, text" in problem(
+        "a.jsonl", lines({"text": "a", "items": [], "label": "neg"}), gold_from="labels"
+    )
+    assert "only one of them can be the right answer" in problem(
+        "a.jsonl", lines({"text": "a", "gold": "neg", "label": "neg"}), gold_from="label"
+    )
+    assert golds(read("a.csv", "text,Answer\na,neg\n", gold_from="answer")) == [(1,)], "in any case"
+
+
+def test_a_field_with_another_use_is_no_label() -> None:
+    file = read("a.jsonl", lines({"answer": "Hello", "label": "neg"}), columns={"text": "answer", "gold": "label"})
+    assert (texts(file), golds(file), file.notes) == (["Hello"], [(1,)], ())
+
+
+def test_pairs_of_preferences_are_read() -> None:
+    rows = lines({"prompt": "q", "chosen": "x", "rejected": "y"}, {"prompt": "q", "chosen": "u", "rejected": "v", "p": 0.5})
+    file = read("a.jsonl", rows, (), kind=Kind.PAIR)
+    assert [tuple(given.task.items) for given in file.tasks] == [("x", "y"), ("u", "v")]
+    assert (texts(file), suggestions(file)) == (["q", "q"], [(0,), None])
+    assert texts(read("a.csv", "prompt,chosen,rejected\nq,x,y\n", (), kind=Kind.PAIR)) == ["q"]
+
+
+# Our own exports ---------------------------------------------------------------------------------------------------------
+
+STRANGE = ("=1+1", "'=1", "-1", "  spaces  ", "a\r\nb\rc\nd", "\tx", 'quo"te; , |', "@x", "ﷺ 漢字")
+EXPORTED = [
+    (Asked("p", Kind.LABEL, ("2", "1", "-1", "=x"), False, 0, None, 1, 1, False), [[0], [1], [2], [3]]),
+    (Asked("p", Kind.LABEL, ("a", "b; c", "=x"), True, 0, None, 1, 1, False), [[0, 2], [1], [], [0, 1, 2]]),
+    (Asked("p", Kind.RATING, ("0", "1", "2"), False, 0, None, 1, 1, False), [[1], [2], [3]]),
+    (Asked("p", Kind.PAIR, (), False, 2, None, 1, 1, False), [[0], [1], [2], [3]]),
+    (Asked("p", Kind.RANKING, (), False, 3, None, 1, 1, False), [[0, 1, 2], [2, 0, 1]]),
+]
+
+
+def exported(of: Asked, labels: list[list[int]]) -> list[Any]:
+    found = []
+    for number, label in enumerate(labels * 3):
+        text = STRANGE[number % len(STRANGE)]
+        items = [STRANGE[(number + place) % len(STRANGE)] for place in range(of.items)]
+        said = {"label": label, "label_text": words_of(of.kind, of.options, label)}
+        votes = [{"annotator": "aa", "answer": label, "height": 1}]
+        found.append(
+            {"task": f"{number:064x}", "number": number, **said, "height": 3, "text": text, "items": items, "votes": votes}
+        )
+    return found
+
+
+@pytest.mark.parametrize("format", ["jsonl", "csv", "label-studio"])
+@pytest.mark.parametrize(("of", "labels"), EXPORTED, ids=lambda of: of.kind if isinstance(of, Asked) else "")
+def test_an_export_can_be_imported_again_with_its_labels(format: str, of: Asked, labels: list[list[int]]) -> None:
+    rows = exported(of, labels)
+    data = "".join(FORMATS[format].write(of, lambda: rows))
+    name = {"csv": "a.csv", "label-studio": "a.json"}.get(format, "a.jsonl")
+    file = read(name, data, of.options, kind=of.kind, many=of.many, gold_from="label")
+    assert [(given.task.text, list(given.task.items)) for given in file.tasks] == [(row["text"], row["items"]) for row in rows]
+    assert golds(file) == [tuple(row["label"]) for row in rows]
+    plain = read(name, data, of.options, kind=of.kind, many=of.many)
+    assert suggestions(plain) == golds(file)
+
+
+def test_an_export_of_preferences_can_be_imported_again() -> None:
+    of, labels = EXPORTED[3]
+    rows = exported(of, labels)
+    data = "".join(FORMATS["preferences"].write(of, lambda: rows))
+    file = read("a.jsonl", data, (), kind=Kind.PAIR)
+    pairs = [tuple(row["items"] if row["label"] != [1] else row["items"][::-1]) for row in rows if row["label"] != [3]]
+    assert [tuple(given.task.items) for given in file.tasks] == pairs
+    assert set(suggestions(file)) == {(0,), None}, "of a tie nothing is said"
+
+
+def test_an_exported_label_means_the_same_option_in_another_order() -> None:
+    of = Asked("p", Kind.LABEL, ("glad", "sad"), False, 0, None, 1, 1, False)
+    for format, name in (("jsonl", "a.jsonl"), ("csv", "a.csv"), ("label-studio", "a.json")):
+        data = "".join(FORMATS[format].write(of, lambda: exported(of, [[1]])))
+        assert suggestions(read(name, data, ("sad", "glad"))) == [(0,)] * 3
+        assert suggestions(read(name, data, ("other", "no"))) == [None] * 3
+
+
+@pytest.mark.parametrize("format", ["jsonl", "csv"])
+def test_exported_lines_without_a_text_are_left_out_and_counted(format: str) -> None:
+    of, labels = EXPORTED[0]
+    rows = exported(of, labels)
+    for name in ("text", "items"):
+        del rows[1][name]
+    file = read(f"a.{format}", "".join(FORMATS[format].write(of, lambda: rows)), of.options)
+    assert len(file.tasks) == len(rows) - 1
+    assert any(note.startswith("1 line left out: the text is redacted") for note in file.notes)
+
+
+def test_votes_of_an_export_are_no_labels() -> None:
+    of, labels = EXPORTED[0]
+    file = read("a.jsonl", "".join(FORMATS["jsonl"].write(of, lambda: exported(of, labels))), of.options)
+    assert any("12 labels of 'votes' left out" in note for note in file.notes)
+
+
+def test_an_apostrophe_of_another_file_stays() -> None:
+    assert texts(read("a.csv", "text\n'=1\n")) == ["'=1"]
+
+
+# Separators, headers and encodings ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("a.csv", "text;label\nHello, you;neg\n"),
+        ("a.tsv", "text\tlabel\nHello, you\tneg\n"),
+        ("a.csv", "text\tlabel\nHello, you\tneg\n"),
+        ("a.csv", "text|label\nHello, you|neg\n"),
+        ("a.txt", "text;label\nHello, you;neg\n"),
+        ("a.CSV", '"text";"label"\r\n"Hello, you";"neg"\r\n\r\n;\r\n'),
+        ("a.csv", 'sep=;\r\ntext;label\r\n"Hello, you";neg\r\n'),
+        ("a.csv", '"sep=:"\ntext:label\nHello, you:neg\n'),
+        ("a.csv", "\ufeffsep=\t\nTEXT\tLABEL\nHello, you\tneg\n"),
+        ("a.csv", '\n text ,"Label"\n"Hello, you",neg,\n,\n  \n'),
+        ("a.csv", 'text,label\r"Hello, you",neg\r'),
+        ("a.csv", 'Text,text,label\nnot this,"Hello, you",neg\n'),
+        ("a.csv", 'note,note,text,label\n1,2,"Hello, you",neg\n'),
+        ("a.jsonl", lines({"Text": "Hello, you", " LABEL ": "neg"})),
+    ],
+)
+def test_separators_and_the_case_of_headers_are_recognised(name: str, data: str) -> None:
+    file = read(name, data)
+    assert (texts(file), suggestions(file)) == (["Hello, you"], [(1,)])
+
+
+def test_a_line_break_within_quotes_stays_and_lines_are_counted_as_they_stand() -> None:
+    file = read("a.csv", 'sep=;\r\ntext;gold\r\n"one\r\ntwo";neg\r\n')
+    assert (texts(file), golds(file)) == (["one\r\ntwo"], [(1,)])
+    assert "a.csv:4: gold 'bad'" in problem("a.csv", 'sep=;\ntext;gold\n"one";neg\ntwo;bad\n')
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ("sentence,mood\na,b\n", "a.csv:1: no column is called `text`, or `item1`, `item2` and so on; it has 2 columns: 'sentence', 'mood'"),
+        ("sentence;mood\na;b\n", "it has 2 columns: 'sentence', 'mood'"),
+        ("just a line\n", "it has one column: 'just a line'"),
+        ("", "a.csv: there is no line in it"),
+        ("text\n", "a.csv: there is no task in it"),
+        ("text,text\na,b\n", "a.csv:1: 2 fields are named 'text': 'text', 'text'"),
+        ("Text, TEXT\na,b\n", "a.csv:1: 2 fields are named 'text': 'Text', 'TEXT'"),
+        ('text\n"open\nfoo\n', "a.csv:3: unexpected end of data"),
+        ("text,label\na,b,c\n", "a.csv:2: this line has other columns than the first one names"),
+        ("text,label\na\n", "a.csv:2: this line has other columns than the first one names"),
+    ],
+)  # fmt: skip
+def test_a_message_shows_the_columns_that_were_found(data: str, said: str) -> None:
+    assert said in problem("a.csv", data)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32"])
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl"])
+def test_unicode_with_a_byte_order_mark_is_read(encoding: str, name: str) -> None:
+    text = "text,label\r\nCafé 漢字,neg\r\n" if name == "a.csv" else lines({"text": "Café 漢字", "label": "neg"})
+    mark = "\ufeff" if encoding.endswith(("-le", "-be")) else ""
+    file = read(name, (mark + text).encode(encoding))
+    assert (texts(file), suggestions(file)) == (["Café 漢字"], [(1,)])
+
+
+def test_windows_1252_is_read_and_the_note_shows_a_word() -> None:
+    file = read("a.csv", "text\nplain\nCafé – “naïve” 5 € l’été\n".encode("windows-1252"))
+    assert texts(file) == ["plain", "Café – “naïve” 5 € l’été"]
+    assert file.notes == ("a.csv is read as Windows-1252, with 'Café' in line 3; save it as UTF-8 if that word is wrong",)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ("text\nПривет\n".encode("windows-1251"), "a.csv:2: this is no text in UTF-8 (byte 0xCF) or Windows-1252"),
+        ("text\nzażółć gęślą\n".encode("windows-1250"), "or Windows-1252; save the file as UTF-8"),
+        ("text\n日本語\n".encode("shift-jis"), "or Windows-1252"),
+        ("text\n中文文本\n".encode("gbk"), "or Windows-1252"),
+        ("text\nΚαλημέρα\n".encode("iso-8859-7"), "or Windows-1252"),
+        (b"text\n\x81\n", "a.csv:2: this is no text in UTF-8 (byte 0x81)"),
+        ("text\nhello\n".encode("utf-16-le"), "a.csv:1: a byte is 0, as in UTF-16 without a byte order mark"),
+        (b"\xff\xfet\x00e", "a.csv: it begins as text in UTF-16, and byte 4 is none"),
+        (b"\xef\xbb\xbftext\n\xff\n", "a.csv: it begins as text in UTF-8, and byte 8 is none"),
+    ],
+)
+def test_other_encodings_are_refused_by_name(data: bytes, said: str) -> None:
+    assert said in problem("a.csv", data)
+
+
+def test_tasks_come_with_their_gold() -> None:
+    assert read("a.jsonl", lines({"text": "a", "gold": "neg"})).tasks[0] == Given(
+        read("a.jsonl", lines({"text": "a"})).tasks[0].task, (1,)
+    )
