@@ -241,6 +241,47 @@ async def test_a_file_is_seen_before_it_is_imported_and_each_line_that_is_no_tas
         assert (await sends(f"{path}jsonl", b"x" * ((16 << 20) + 1))).code == "too-large"
 
 
+@pytest.mark.real("a site on a socket")
+async def test_a_file_is_imported_once_by_http_and_its_labels_are_told(tmp_path: Path) -> None:
+    async with Room(tmp_path).serving() as (daemon, site):
+        token = await operator(daemon)
+        project = await empty(site, token)
+
+        async def sends(query: str, data: bytes | dict[str, Any]) -> Reply:
+            return await said(site.ask, "POST", f"/api/v1/projects{query}", data, token)
+
+        data = "text;label\nCafé;sad\ntwo;angry\n".encode("windows-1252")
+        path = f"/{project}/tasks?format=csv&name=moods.tsv"
+        draft = (await sends("/check?kind=label&options=glad%0Asad&format=csv&name=moods.tsv", data)).body
+        assert (draft["count"], draft["preview"][0]["suggestion"]) == (2, [1]) and "already" not in draft
+        assert [note[:38] for note in draft["notes"]] == [
+            "moods.tsv is read as Windows-1252, wit",
+            "1 label of 'label' became a suggestion",
+            "1 label of 'label' left out (moods.tsv",
+        ]
+        wrong = await sends(f"{path}&gold_from=label", data)
+        assert (wrong.code, wrong.body["detail"]) == (
+            "misfit",
+            "moods.tsv:3: label 'angry' is none of the options: glad, sad",
+        )
+        made = await sends(path, data)
+        assert (made.status, made.body["tasks"], made.body["notes"]) == (201, 2, draft["notes"])
+        refused = await sends(path, data)
+        assert (refused.status, refused.code) == (409, "already-imported")
+        assert refused.body["detail"].endswith("so nothing changed; again=1 adds them once more")
+        assert (await sends(f"{path}&check=1", data)).body["already"] == await tasks_of(site, token, project) == 2
+        assert (await sends(f"{path}&again=1", data)).body["tasks"] == 4
+        more = await sends(f"/{project}/tasks?gold_from=label", {"tasks": [{"text": "three", "label": "sad"}]})
+        assert (more.status, more.body["tasks"], "notes" in more.body) == (201, 5, False)
+        numbers = {"name": "stars", "kind": "rating", "options": ["0", "1", "2"], "tasks": [{"text": "a", "label": 1}]}
+        assert "became a suggestion" in (await sends("", numbers)).body["notes"][0]
+        numbers["tasks"] = [{"text": "a", "gold": 3}]
+        assert (
+            "gold '3' is none of the options: 0, 1, 2; by its position it would be '2'"
+            in (await sends("", numbers)).body["detail"]
+        )
+
+
 async def test_a_large_body_of_a_stranger_is_not_read(tmp_path: Path) -> None:
     async with Room(tmp_path).serving() as (daemon, site):
         await operator(daemon)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import sys
 from collections.abc import AsyncIterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +16,7 @@ import trio
 from curation.answers import Kind
 from curation.calls import ImportView
 from curation.contents import Found
+from curation.importing import read_tasks
 from curation.limits import GUIDELINES_BYTES_MAX
 from curation.module import project_id
 from curation.state import Asked, CurationState, page_key
@@ -201,6 +204,66 @@ async def test_gold_that_is_no_answer_is_named_and_nothing_is_imported(author: A
     shown = await author.types("tasks", "import", str(file), "--options", "glad,sad")
     assert "more.csv:3: gold 'angry' is none of the options: glad, sad" in shown
     assert await author.types("projects") == "no project: `tasks import FILE` makes one"
+
+
+@pytest.mark.real("a peer that serves on a socket")
+async def test_the_same_file_is_imported_once_unless_asked_again(author: Author) -> None:
+    file = author.room.folder / "moods.csv"
+    file.write_text("text;label\none;glad\ntwo;sad\nthree;angry\n")
+    importing = ("tasks", "import", str(file), "--options", "glad,sad")
+    first = await author.types(*importing)
+    assert "3 tasks, open 2 labels of 'label' became suggestions; --gold-from label takes them as right answers instead" in first
+    assert "1 label of 'label' left out (moods.csv:4: label 'angry' is none of the options: glad, sad)" in first
+    again = await author.types(*importing)
+    there = "3 tasks, open project 'moods' already has the 3 tasks of moods.csv, so nothing changed; --again adds them once more"
+    assert there in again
+    assert there in await author.types("tasks", "import", str(file), "--project", "moods")
+    file.write_text("text,label\none,glad\ntwo,sad\nthree,angry\n", "utf-16")
+    assert there in await author.types(*importing), "the same tasks in another form"
+    ((_, row),) = curation(author.daemon).projects.items()
+    assert row.tasks == 3
+    assert "6 tasks" in await author.types("tasks", "import", str(file), "--project", "moods", "--again")
+    assert "6 tasks, open project 'moods' already has" in await author.types(*importing)
+    assert "angry' is none of the options" in await author.types(*importing, "--gold-from", "label")
+    other = await author.types(*importing, "--name", "other")
+    assert "(other): 3 tasks, open" in other and len(dict(curation(author.daemon).projects.items())) == 2
+
+
+@pytest.mark.real("a peer that serves on a socket, and pages on its disk")
+async def test_an_import_that_was_cut_off_goes_on(author: Author, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("curation.importing.PAGE_TASKS_MAX", 2)
+    file = author.room.folder / "moods.csv"
+    file.write_text("text\n" + "same\n" * 7)
+    await author.types("tasks", "import", str(file), "--options", "glad,sad", "--name", "other")
+    ((key, _),) = curation(author.daemon).projects.items()
+    folder = author.room.directory / "parts" / "serve"
+    with closing(sqlite3.connect(folder / "imported.sqlite")) as database, database:
+        database.execute("DELETE FROM imported WHERE first >= 4")  # as if the peer had ended before these pages
+    shown = await author.types("tasks", "import", str(file), "--project", "other")
+    assert "10 tasks, open project 'other' already had 4 of the 7 tasks of moods.csv; the others are added" in shown
+    assert "so nothing changed" in await author.types("tasks", "import", str(file), "--project", "other")
+    assert curation(author.daemon).projects.get(key).tasks == 10  # type: ignore[union-attr]
+
+
+@pytest.mark.real("a peer that serves on a socket")
+async def test_an_export_of_a_peer_can_be_imported_again(author: Author) -> None:
+    file = author.room.folder / "moods.csv"
+    file.write_text('text\n"=1+1"\n"a;\nb"\n')
+    await author.types("tasks", "import", str(file), "--options=2,-1,=x")
+    (ann,) = await enrolled(author.site, "ann")
+    for place, task in enumerate(await assigned(author.site, ann, 2, 2)):
+        assert (await said(ann.submit, author.site, task["assignment"], (place,))).status == 201
+        await settled(author.site, task["assignment"])
+    for format, ending in (("jsonl", "jsonl"), ("csv", "csv"), ("label-studio", "json")):
+        path = author.room.folder / f"labels.{ending}"
+        await author.types("tasks", "export", "moods", "--format", format, "-o", str(path))
+        ((project, _),) = curation(author.daemon).projects.items()
+        sent = await said(author.site.get, f"/api/v1/projects/{project.hex()}/export?format={format}")
+        assert sent.text == path.read_text(), format
+        read = read_tasks(path.name, path.read_bytes(), Kind.LABEL, ("2", "-1", "=x"), False, gold_from="label")
+        labels = {given.task.text: given.gold for given in read.tasks}
+        assert set(labels) == {"=1+1", "a;\nb"} and set(labels.values()) == {(0,), (1,)}
+    assert "\n0,'=1+1," in (author.room.folder / "labels.csv").read_text()
 
 
 async def test_wrong_lines_of_a_file_stand_below_one_another(author: Author) -> None:

@@ -66,24 +66,27 @@ function open(id, project) {
 document.addEventListener("reset", (event) => { if (event.target.matches(".step")) { shut(); paint(); } });
 document.addEventListener("input", (event) => { if (state.checked && event.target.closest(".step")) { state.checked = null; paint(); } });
 
-const sent = ({ name }) => new URLSearchParams({ name, format: /\.(csv|json)$/i.exec(name)?.[1].toLowerCase() ?? "jsonl" });
+const format = (name) => (/\.(csv|tsv|tab)$/i.test(name) ? "csv" : /\.json$/i.test(name) ? "json" : "jsonl");
+const sent = ({ name }, gold_from) => new URLSearchParams({ name, format: format(name), gold_from });
 const path = (tail) => `${PROJECTS}/${state.project.project}/${tail}`;
 
 // What the peer says of a file. Nothing is imported yet.
-const seen = (query, file, more) => act(async () => { state.checked = { ...await ask("POST", `${query}&${sent(file)}`, file), file, ...more }; });
+const seen = (query, file, gold_from, more) => act(async () => {
+  state.checked = { ...await ask("POST", `${query}&${sent(file, gold_from)}`, file), file, gold_from, ...more };
+});
 
-forms.make = ({ file, options, many, suggests_first, votes, price, ...rest }) => {
+forms.make = ({ file, gold_from, options, many, suggests_first, votes, price, ...rest }) => {
   const asked = { ...rest, options: /label|rating/.test(rest.kind) ? lines(options) : [], many: rest.kind === "label" && !!many,
     suggests_first: !!suggests_first, votes: Number(votes), price: Number(price) };
   const query = new URLSearchParams({ kind: asked.kind, options: asked.options.join("\n"), many: Number(asked.many) });
-  seen(`${PROJECTS}/check?${query}`, file, { asked });
+  seen(`${PROJECTS}/check?${query}`, file, gold_from, { asked });
 };
-forms.import = ({ file }) => seen(path("tasks?check=1"), file, { project: state.project });
+forms.import = ({ file, gold_from }) => seen(path("tasks?check=1"), file, gold_from, { project: state.project });
 
 // Where its tasks were not taken, a project is not made again.
 const send = (checked) => once(async () => {
-  const { asked, items, file, count } = checked, { project } = checked.project ??= await ask("POST", PROJECTS, { ...asked, items });
-  const { tasks } = await ask("POST", `${PROJECTS}/${project}/tasks?${sent(file)}`, file);
+  const { asked, items, file, gold_from, count, already } = checked, { project } = checked.project ??= await ask("POST", PROJECTS, { ...asked, items });
+  const { tasks } = await ask("POST", `${PROJECTS}/${project}/tasks?again=${Number(already === count)}&${sent(file, gold_from)}`, file);
   if (state.checked === checked) shut();
   return `Tasks of this project: ${tasks}${count > tasks ? ", and the others follow" : ""}.`;
 });
@@ -94,17 +97,18 @@ forms.train = ({ rounds, overrides, ...rest }) => post(`${ADMIN}/jobs`,
 forms.search = ({ search }) => { Object.assign(state, { search, shown: PAGE }); act(read); };
 
 function Checked({ checked }) {
-  const { problems, preview, count, asked } = checked;
+  const { problems, preview, count, asked, notes = [], already } = checked;
   if (problems.length) {
     return html`<div class="notice bad" role="alert"><p>Nothing is imported yet: these lines are no tasks.</p>
       <ul data-problems>${problems.map((problem) => html`<li>${problem}</li>`)}</ul></div>`;
   }
   return html`<section class="preview" data-preview aria-label="Preview"><h3>Tasks: ${count}. Annotators see the first ones so:</h3>
+    ${notes.length > 0 && html`<ul class="notice" data-notes>${notes.map((note) => html`<li>${note}</li>`)}</ul>`}
     ${asked?.guidelines && html`<details><summary>Guidelines</summary><p class="text small">${asked.guidelines}</p></details>`}
     <ol>${preview.map(({ text, items }) => html`<li><p class="text small">${text}</p>
       ${items.length > 0 && html`<ul>${items.map((item) => html`<li>${item}</li>`)}</ul>`}</li>`)}</ol>
     ${asked && html`<p>${asked.options.map((option, index) => html`<span class="option"><kbd>${index + 1}</kbd> ${option}</span> `)}</p>`}
-    <button class="primary" type="button" onClick=${() => send(checked)}>${asked ? "Make the project" : "Import"}</button></section>`;
+    <button class="primary" type="button" onClick=${() => send(checked)}>${asked ? "Make the project" : already === count ? "Import again" : "Import"}</button></section>`;
 }
 
 // Sections ---
