@@ -12,7 +12,7 @@ from curation.answers import NONE_OF_THEM, PAIR_ANSWERS, Answer, Kind, answer_pr
 from protocol.errors import UserError
 
 SHOWN_CHARACTERS_MAX: Final = 64  # of an answer in an error, which a file may make as long as it likes
-NUMBER_CHARACTERS_MAX: Final = 64  # as many as an option has
+NUMBER_CHARACTERS_MAX: Final = 64  # an option has no more
 POSITION_DIGITS_MAX: Final = 3  # of an option or item: Python makes no number of thousands of digits
 PARTS_MAX: Final = 64  # of a text with several options: the ways to split it grow with their square
 _NUMBER: Final = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]{1,3})?")
@@ -26,7 +26,7 @@ class OptionText(str):
 
 
 class Question(NamedTuple):
-    """Of all tasks of a project."""
+    """The form of the answers in a project."""
 
     kind: Kind
     options: tuple[str, ...]

@@ -41,7 +41,7 @@ def open_table(name: str, text: str, known: Collection[str]) -> tuple[list[str],
 
 
 def shown_columns(names: Sequence[str]) -> str:
-    """For an error: what was found in place of the expected columns."""
+    """The columns that were found, for an error."""
     listed = ", ".join(repr(one) for one in names)[:_NAMES_SHOWN]
     return f"it has {'one column' if len(names) == 1 else f'{len(names)} columns'}: {listed}"
 

@@ -1,4 +1,4 @@
-"""Labels that a file of tasks has beside `suggestion` and `gold`: which are taken, and what is said of those that are not."""
+"""Labels of other programs in a file of tasks: some become suggestions or gold, the others are counted with a reason."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from curation.foreign_rows import Fields, TwoReadings, Unclear
 from features.tables import counted
 from protocol.errors import UserError
 
-# Of common programs, the likeliest first: spaCy and Prodigy have `answer`, `accept` and `spans`, doccano `label` and `entities`.
+# The likeliest first. Prodigy has `accept`, `answer` and `spans`, doccano `label` and `entities`, spaCy `cats`.
 LABEL_FIELDS: Final = ("label", "labels", "annotations", "predictions", "accept", "answer", "spans", "entities", "cats", "votes")
 EMPTY: Final[tuple[Any, ...]] = (None, "", [], {})
 
@@ -28,7 +28,7 @@ class FileLabels:
         self._reasons: dict[str, str] = {}
 
     def gold(self, where: str, fields: Fields, items: int) -> Answer | None:
-        """Raises `UserError` for what is no answer."""
+        """The right answer. Raises `UserError` where the field has another value."""
         said = fields.get("gold")
         if self._gold_from and self._gold_from != "gold":
             if said not in EMPTY:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -27,6 +28,7 @@ class TwoReadings(Unclear):
 
 def standard_fields(fields: Fields, question: Question) -> Fields | None:
     """The same row with our names. None for a line of an export whose text is redacted or was not at the exporting peer."""
+    fields = {name: value if name == "text" else _choices(value, question) for name, value in fields.items()}
     if isinstance(fields.get("data"), dict) and "text" not in fields:
         return _of_label_studio(fields, question)
     if fields.keys() >= EXPORTED_COLUMNS:
@@ -41,6 +43,19 @@ def standard_fields(fields: Fields, question: Question) -> Fields | None:
     if fields.get("answer") == "accept" and ("label" in fields or "accept" in fields):
         return fields | {"answer": None}
     return fields
+
+
+def _choices(value: Any, question: Question) -> Any:
+    """The value, unless it is choices as Label Studio writes them in CSV."""
+    if isinstance(value, str) and value.startswith('{"choices"'):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            return value
+    match value:
+        case {"choices": list(choices)}:
+            return _texts(choices, question)
+    return value
 
 
 def _of_csv_export(fields: Fields) -> Fields | None:

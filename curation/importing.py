@@ -75,7 +75,7 @@ def read_tasks(
 
 
 def is_table(name: str, text: str) -> bool:
-    """Whether it is CSV: by its ending, or where that says nothing by how it begins."""
+    """Whether it is CSV, by its ending. The beginning of the text decides for other endings than those of CSV and JSON."""
     ending = name.lower()
     return ending.endswith(ENDINGS) or not (ending.endswith(JSON_ENDINGS) or re.match(r"\s*([\[{]|$)", text))
 
@@ -153,7 +153,7 @@ def _with_suggestions(
 
 def _known(columns: Mapping[str, str], gold_from: str) -> dict[str, str]:
     """Known names of fields, by the same in lower case. Those that a person gave go before ours."""
-    return {one.casefold(): one for one in (*_KNOWN, *columns.values(), gold_from)}
+    return {one.casefold(): one for one in (*_KNOWN, *columns.values(), gold_from) if one}
 
 
 def _named(where: str, row: Fields, known: Mapping[str, str]) -> Fields:

@@ -71,36 +71,44 @@ class Founding:
         require_alike(tasks, row.asked.items)
         await self._add(key, tasks)
 
-    def already_added(self, key: bytes, tasks: list[Given]) -> int:
+    async def already_added(self, key: bytes, tasks: list[Given]) -> int:
         """How many of these tasks, from the first one on, an earlier import of all of them has added."""
-        row = self._state.projects.get(key)
+        return await trio.to_thread.run_sync(self._already_added, self._state, key, tasks)
+
+    def _already_added(self, state: CurationState, key: bytes, tasks: list[Given]) -> int:
+        row = state.projects.get(key)
         if row is None:
             return 0
-        roots, count = {page.root for page in pages(self._state, key, row)}, 0
+        roots, count = {page.root for page in pages(state, key, row)}, 0
         with self._imported() as imported:
             for first, size, root in imported.pages(key, digest_of(tasks)):
                 count += size if first == count and root in roots else 0
         return count
 
-    def forget_import(self, key: bytes, tasks: list[Given]) -> None:
+    async def forget_import(self, key: bytes, tasks: list[Given]) -> None:
         """The next import of these tasks adds all of them."""
-        with self._imported() as imported:
-            imported.forget(key, digest_of(tasks))
 
-    def same_project(self, asked: Asked, tasks: list[Given]) -> bytes | None:
-        """A project that asks the same of these tasks."""
-        with self._imported() as imported:
-            found = imported.projects(digest_of(tasks))
-        for key in found:
-            row = self._state.projects.get(key)
-            if row is not None and _question(row.asked) == _question(asked) and self.already_added(key, tasks):
-                return key
-        return None
+        def forget() -> None:
+            with self._imported() as imported:
+                imported.forget(key, digest_of(tasks))
+
+        await trio.to_thread.run_sync(forget)
+
+    async def projects_with(self, tasks: list[Given]) -> dict[bytes, Asked]:
+        """Projects to which an import has added these tasks, or the first of them."""
+        state = self._state
+
+        def find() -> dict[bytes, Asked]:
+            with self._imported() as imported:
+                rows = [(key, state.projects.get(key)) for key in imported.projects(digest_of(tasks))]
+            return {key: row.asked for key, row in rows if row is not None and self._already_added(state, key, tasks)}
+
+        return await trio.to_thread.run_sync(find)
 
     async def _add(self, key: bytes, tasks: list[Given]) -> None:
         """Where any task that is added is gold, no page tells whether it has some."""
         has_gold = any(given.gold is not None for given in tasks)
-        digest, first = digest_of(tasks), self.already_added(key, tasks)
+        digest, first = await trio.to_thread.run_sync(digest_of, tasks), await self.already_added(key, tasks)
         for part in in_pages(tasks[first:]):
             page = Page(tuple(Entry(secrets.token_bytes(SALT_BYTES), given.task) for given in part))
             data, page_root = codec.encode(page), root_of(page)
@@ -172,10 +180,6 @@ class Founding:
                 new = [known for known in kept.known if state.golds.get(task_id(key, page.first + known.index)) is None]
                 if new:
                     await self.desk.submit("curation/gold", SayGold(key, number, tuple(kept.said(known) for known in new)))
-
-
-def _question(asked: Asked) -> tuple[object, ...]:
-    return asked.name, asked.kind, tuple(asked.options), asked.many
 
 
 def require_alike(tasks: list[Given], items: int) -> None:

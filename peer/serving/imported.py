@@ -17,7 +17,7 @@ _SCHEMA = """CREATE TABLE IF NOT EXISTS imported
 
 
 def digest_of(tasks: Iterable[Given]) -> bytes:
-    """Of texts and items alone: a file is the same one where only its labels are used in another way."""
+    """A digest over texts and items. Labels do not count: they may be used in another way the second time."""
     found = hashlib.sha256()
     for task, _ in tasks:
         found.update(codec.encode(Task(task.text, task.items)))

@@ -96,7 +96,7 @@ class Operating:
             return await self._import(operator, project, question, shown, file, gold_from, bool(again))
         async with self._operators.doing(operator, "add tasks", f"{len(tasks)} to project {asked.name!r}"):
             read = _read(tasks, asked.kind, tuple(asked.options), asked.many, gold_from)
-            self._founding.forget_import(project, read.tasks)
+            await self._founding.forget_import(project, read.tasks)
             await decided(self._founding.add(project, read.tasks))
         return self._view(project) | _notes(read.notes)
 
@@ -111,8 +111,8 @@ class Operating:
             async with self._operators.doing(operator, "import", f"{name} into project {asked.name!r}"):
                 raise Problem("misfit", str(error)) from None
         if again:
-            founding.forget_import(project, read.tasks)
-        before, count = founding.already_added(project, read.tasks), len(read.tasks)
+            await founding.forget_import(project, read.tasks)
+        before, count = await founding.already_added(project, read.tasks), len(read.tasks)
         notes = [already_note(name, asked.name, before, count, "again=1")] if before else list(read.notes)
         if before == count:
             raise Problem("already-imported", notes[0])
@@ -142,9 +142,12 @@ class Operating:
             problems = error.problems
         except UserError as error:
             problems = [str(error)]
-        before = self._founding.already_added(project, given) if project and not problems else 0
+        before = await self._founding.already_added(project, given) if project and not problems else 0
         if project and before:
             notes = [already_note(name, self._row(project).asked.name, before, len(given), "again=1")]
+        elif not problems:
+            others = await self._founding.projects_with(given)
+            notes += [f"project {asked.name!r} already has these tasks" for asked in others.values()]
         shown = [
             {"text": task.text, "items": list(task.items), "suggestion": task.suggestion, "gold": gold}
             for task, gold in given[:PREVIEWED]

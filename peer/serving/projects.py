@@ -89,16 +89,16 @@ class CurationAnswers(CurationCalls):
             price=request.price,
             suggests_first=request.suggests_first,
         )
-        same = None if request.again else founding.same_project(asked, file.tasks)
-        if same is not None:
-            return await self._import(founding, same, file, request)
+        for key, other in ({} if request.again else await founding.projects_with(file.tasks)).items():
+            if _question(other) == _question(asked):
+                return await self._import(founding, key, file, request)
         guidelines = await _read(Path(request.guidelines)) if request.guidelines else b""
         return _import_view(founding.view(await founding.found(asked, guidelines, file.tasks)), file.notes)
 
     async def _import(self, founding: Founding, key: bytes, file: TaskFile, request: ImportRequest) -> ImportView:
         if request.again:
-            founding.forget_import(key, file.tasks)
-        before = founding.already_added(key, file.tasks)
+            await founding.forget_import(key, file.tasks)
+        before = await founding.already_added(key, file.tasks)
         await founding.add(key, file.tasks)
         view, notes = founding.view(key), file.notes
         if before:
@@ -239,6 +239,10 @@ def find_project(text: str, state: CurationState) -> tuple[bytes, Project]:
     if not wanted or len(found) != 1:
         raise UserError(f"{text!r} fits {len(found) or 'no'} projects: `projects` lists them")
     return found[0]
+
+
+def _question(asked: Asked) -> tuple[object, ...]:
+    return asked.name, asked.kind, tuple(asked.options), asked.many
 
 
 def _import_view(view: ProjectView, notes: tuple[str, ...]) -> ImportView:

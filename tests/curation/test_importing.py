@@ -103,6 +103,7 @@ LABELLED = [
     ("prodigy.jsonl", lines({"text": "Hello", "label": "neg", "answer": "accept", "meta": {"src": "x"}})),
     ("choice.jsonl", lines({"text": "Hello", "accept": ["neg"], "answer": "accept", "options": [{"id": "neg", "text": "Bad"}]})),
     ("studio.json", studio(choice("neg"))),
+    ("studio.csv", 'text,label\nHello,"{""choices"": [""neg""]}"\n'),
     ("two.json", studio(choice("neg"), choice("neg"))),
     ("truth.json", studio(choice("pos"), {"result": choice("neg"), "ground_truth": True})),
     ("cancelled.json", studio({"result": choice("pos"), "was_cancelled": True}, choice("neg"))),
@@ -310,6 +311,7 @@ def test_an_apostrophe_of_another_file_stays() -> None:
         ("a.csv", 'text,label\r"Hello, you",neg\r'),
         ("a.csv", 'Text,text,label\nnot this,"Hello, you",neg\n'),
         ("a.csv", 'note,note,text,label\n1,2,"Hello, you",neg\n'),
+        ("a.csv", 'text,label,,\n"Hello, you",neg,,\n,,,\n'),
         ("a.jsonl", lines({"Text": "Hello, you", " LABEL ": "neg"})),
     ],
 )

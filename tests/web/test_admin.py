@@ -270,6 +270,8 @@ async def test_a_file_is_imported_once_by_http_and_its_labels_are_told(tmp_path:
         assert (refused.status, refused.code) == (409, "already-imported")
         assert refused.body["detail"].endswith("so nothing changed; again=1 adds them once more")
         assert (await sends(f"{path}&check=1", data)).body["already"] == await tasks_of(site, token, project) == 2
+        draft = (await sends("/check?kind=label&options=glad%0Asad&format=csv&name=moods.tsv", data)).body
+        assert "project 'moods' already has these tasks" in draft["notes"]
         assert (await sends(f"{path}&again=1", data)).body["tasks"] == 4
         more = await sends(f"/{project}/tasks?gold_from=label", {"tasks": [{"text": "three", "label": "sad"}]})
         assert (more.status, more.body["tasks"], "notes" in more.body) == (201, 5, False)
