@@ -14,6 +14,7 @@ from protocol.errors import UserError
 SHOWN_CHARACTERS_MAX: Final = 64  # of an answer in an error, which a file may make as long as it likes
 NUMBER_CHARACTERS_MAX: Final = 64  # an option has no more
 POSITION_DIGITS_MAX: Final = 3  # of an option or item: Python makes no number of thousands of digits
+READINGS_SHOWN: Final = 3  # of an answer; the first two show the problem
 PARTS_MAX: Final = 64  # of a text with several options: the ways to split it grow with their square
 _NUMBER: Final = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]{1,3})?")
 _TRUTHS: Final = {"true": 1, "yes": 1, "false": 0, "no": 0}
@@ -154,7 +155,8 @@ def _position(part: Any) -> int | None:
 
 
 def _two_readings(readings: list[str]) -> UserError:
-    return UserError(f"has {len(readings)} readings: {', or '.join(readings)}; write the option's exact text")
+    shown = [*readings[:READINGS_SHOWN], *(["others"] if len(readings) > READINGS_SHOWN else [])]
+    return UserError(f"has {len(readings)} readings: {', or '.join(shown)}; write the option's exact text")
 
 
 def _none_of(options: tuple[str, ...]) -> str:

@@ -15,8 +15,9 @@ _MARKS: Final = (  # those of UTF-32 first: one of them begins with one of UTF-1
     (codecs.BOM_UTF16_BE, "UTF-16"),
     (codecs.BOM_UTF8, "UTF-8"),
 )
-# Other encodings read as Windows-1252 give words of accented letters alone, or signs within words. No western language has them.
-_NOT_WESTERN: Final = re.compile(r"[À-ÖØ-öø-ÿŠŒŽšœžŸƒ]{3}|[^\W\d_][¡-ª¬±-¶¸-º¼-¿×÷€‚ƒ„†‡ˆ‰‹›˜][^\W\d_]")
+# Other encodings read as Windows-1252 give words of accented letters alone, or signs within words, and UTF-8 gives `Ã©`.
+# No western language has them.
+_NOT_WESTERN: Final = re.compile(r"[À-ÖØ-öø-ÿŠŒŽšœžŸƒ]{3}|[ÂÃ][^\x00-\x7fÀ-ÿ]|[^\W\d_][¡-ª¬±-¶¸-º¼-¿×÷€‚ƒ„†‡ˆ‰‹›˜][^\W\d_]")
 _WORD: Final = re.compile(r"\S*[^\x00-\x7f]\S*")
 OTHER_SHARE_MAX: Final = 0.4  # of characters beyond ASCII in lines that have any; French and German have a tenth
 _WORD_CHARACTERS_MAX: Final = 40  # of a word that shows how a file was read
@@ -31,13 +32,14 @@ def decode_text(name: str, data: bytes) -> tuple[str, str]:
             except UnicodeDecodeError as error:
                 place = error.start + len(mark)
                 raise UserError(f"{name}: it begins as text in {encoding}, and byte {place} is none: {error.reason}") from None
-    if b"\0" in data:
-        line = data[: data.index(b"\0")].count(b"\n") + 1
-        raise UserError(f"{name}:{line}: a byte is 0, as in UTF-16 without a byte order mark; save the file as UTF-8")
+    # The first character of a file of ours is ASCII, which in UTF-16 has a byte 0. Texts further on may hold one in UTF-8.
     try:
-        return data.decode(), ""
+        if 0 not in data[:2]:
+            return data.decode(), ""
     except UnicodeDecodeError as error:
         line, byte = data[: error.start].count(b"\n") + 1, data[error.start]
+    if 0 in data:
+        raise UserError(f"{name}: it has bytes of value 0, as in UTF-16 without a byte order mark; save the file as UTF-8")
     try:
         text = data.decode("windows-1252")
     except UnicodeDecodeError:

@@ -28,6 +28,7 @@ NAMES: Final = ("text", "items", "suggestion", "gold")  # of what a task may hav
 SHOWN: Final = 64  # characters of a name that is none of these
 NAMES_SHOWN: Final = 200  # characters of the names that a row has
 JSON_ENDINGS: Final = (".json", ".jsonl", ".ndjson")
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
 # Names that are known in any case.
 _KNOWN: Final = frozenset((*NAMES, *COLUMNS, *LABEL_FIELDS, *EXPORTED_COLUMNS, "data", "prompt", "chosen", "rejected"))
 
@@ -253,7 +254,7 @@ def _asked(where: str, row: Fields, kind: Kind) -> tuple[str, tuple[str, ...]]:
     text, items = row.get("text", ""), row.get("items", [])
     if not isinstance(text, str) or not isinstance(items, list) or not all(isinstance(item, str) for item in items):
         raise UserError(f"{where}: `text` is text, `items` a list of texts")
-    if any("\ud800" <= character <= "\udfff" for part in (text, *items) for character in part):
+    if any(map(_SURROGATE.search, (text, *items))):
         raise UserError(f"{where}: half of a character, which is no text")
     if any(len(part) > TEXT_CHARACTERS_MAX for part in (text, *items)):
         raise UserError(f"{where}: a text has at most {TEXT_CHARACTERS_MAX} characters")

@@ -47,7 +47,7 @@ async def sign_in(page: Browser, site: Site, token: str, path: str = "/admin") -
 
 async def test_an_operator_makes_a_project_from_a_file_and_its_author_decides_closes_and_exports(tmp_path: Path) -> None:
     good, bad = tmp_path / "moods.jsonl", tmp_path / "bad.csv"
-    good.write_text(json.dumps({"text": "<b>only</b> rain", "suggestion": "sad"}) + "\n")
+    good.write_text(json.dumps({"text": "<b>only</b> rain", "suggestion": "sad", "label": "glad"}) + "\n")
     bad.write_text("text,gold\nfine,angry\n")
     async with Room(tmp_path).serving() as (daemon, site), browser() as page:
         token = await operator(daemon)
@@ -72,6 +72,7 @@ async def test_an_operator_makes_a_project_from_a_file_and_its_author_decides_cl
         await types_into(page, "file", str(good))
         await press_button(page, "Look at the file")
         await page.until("document.querySelector('[data-preview] .text')?.textContent === '<b>only</b> rain'")
+        await page.until("document.querySelector('[data-notes] li')?.textContent.startsWith(\"1 label of 'label' left out\")")
         await press_button(page, "Make the project")
         await told(page, "Tasks of this project: 1")
         project = await page.until("document.querySelector('#projects [data-row]')?.dataset.row")

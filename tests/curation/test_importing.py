@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from curation.answers import Kind, words_of
 from curation.formats import FORMATS
@@ -42,15 +44,15 @@ def problem(*arguments: Any, **more: Any) -> str:
 
 
 def texts(file: TaskFile) -> list[str]:
-    return [given.task.text for given in file.tasks]
+    return [one.task.text for one in file.tasks]
 
 
 def suggestions(file: TaskFile) -> list[tuple[int, ...] | None]:
-    return [None if given.task.suggestion is None else tuple(given.task.suggestion) for given in file.tasks]
+    return [None if one.task.suggestion is None else tuple(one.task.suggestion) for one in file.tasks]
 
 
 def golds(file: TaskFile) -> list[tuple[int, ...] | None]:
-    return [given.gold for given in file.tasks]
+    return [one.gold for one in file.tasks]
 
 
 # Answers by their text ---------------------------------------------------------------------------------------------------
@@ -210,14 +212,14 @@ def test_a_field_with_another_use_is_no_label() -> None:
 def test_pairs_of_preferences_are_read() -> None:
     rows = lines({"prompt": "q", "chosen": "x", "rejected": "y"}, {"prompt": "q", "chosen": "u", "rejected": "v", "p": 0.5})
     file = read("a.jsonl", rows, (), kind=Kind.PAIR)
-    assert [tuple(given.task.items) for given in file.tasks] == [("x", "y"), ("u", "v")]
+    assert [tuple(one.task.items) for one in file.tasks] == [("x", "y"), ("u", "v")]
     assert (texts(file), suggestions(file)) == (["q", "q"], [(0,), None])
     assert texts(read("a.csv", "prompt,chosen,rejected\nq,x,y\n", (), kind=Kind.PAIR)) == ["q"]
 
 
 # Our own exports ---------------------------------------------------------------------------------------------------------
 
-STRANGE = ("=1+1", "'=1", "-1", "  spaces  ", "a\r\nb\rc\nd", "\tx", 'quo"te; , |', "@x", "ﷺ 漢字")
+STRANGE = ("=1+1", "nul \0\x1b", "'=1", "-1", "  spaces  ", "a\r\nb\rc\nd", "\tx", 'quo"te; , |', "@x", "ﷺ 漢字")
 EXPORTED = [
     (Asked("p", Kind.LABEL, ("2", "1", "-1", "=x"), False, 0, None, 1, 1, False), [[0], [1], [2], [3]]),
     (Asked("p", Kind.LABEL, ("a", "b; c", "=x"), True, 0, None, 1, 1, False), [[0, 2], [1], [], [0, 1, 2]]),
@@ -247,7 +249,7 @@ def test_an_export_can_be_imported_again_with_its_labels(format: str, of: Asked,
     data = "".join(FORMATS[format].write(of, lambda: rows))
     name = {"csv": "a.csv", "label-studio": "a.json"}.get(format, "a.jsonl")
     file = read(name, data, of.options, kind=of.kind, many=of.many, gold_from="label")
-    assert [(given.task.text, list(given.task.items)) for given in file.tasks] == [(row["text"], row["items"]) for row in rows]
+    assert [(one.task.text, list(one.task.items)) for one in file.tasks] == [(row["text"], row["items"]) for row in rows]
     assert golds(file) == [tuple(row["label"]) for row in rows]
     plain = read(name, data, of.options, kind=of.kind, many=of.many)
     assert suggestions(plain) == golds(file)
@@ -259,7 +261,7 @@ def test_an_export_of_preferences_can_be_imported_again() -> None:
     data = "".join(FORMATS["preferences"].write(of, lambda: rows))
     file = read("a.jsonl", data, (), kind=Kind.PAIR)
     pairs = [tuple(row["items"] if row["label"] != [1] else row["items"][::-1]) for row in rows if row["label"] != [3]]
-    assert [tuple(given.task.items) for given in file.tasks] == pairs
+    assert [tuple(one.task.items) for one in file.tasks] == pairs
     assert set(suggestions(file)) == {(0,), None}, "of a tie nothing is said"
 
 
@@ -269,6 +271,16 @@ def test_an_exported_label_means_the_same_option_in_another_order() -> None:
         data = "".join(FORMATS[format].write(of, lambda: exported(of, [[1]])))
         assert suggestions(read(name, data, ("sad", "glad"))) == [(0,)] * 3
         assert suggestions(read(name, data, ("other", "no"))) == [None] * 3
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"]) | st.sampled_from("'=+-@\t\r\n,;\"")), min_size=1))
+def test_any_texts_come_back_from_an_exported_table(written: list[str]) -> None:
+    of = Asked("p", Kind.LABEL, ("-1", "0", "=1"), False, 0, None, 1, 1, False)
+    texts = [text if text.strip() else f"x{text}" for text in written]
+    rows = [row | {"text": text} for row, text in zip(exported(of, [[0], [1], [2]] * len(texts)), texts, strict=False)]
+    data = "".join(FORMATS["csv"].write(of, lambda: rows))
+    file = read("a.csv", data, of.options, gold_from="label")
+    assert [(one.task.text, one.gold) for one in file.tasks] == [(row["text"], tuple(row["label"])) for row in rows]
 
 
 @pytest.mark.parametrize("format", ["jsonl", "csv"])
@@ -368,8 +380,10 @@ def test_windows_1252_is_read_and_the_note_shows_a_word() -> None:
         ("text\n日本語\n".encode("shift-jis"), "or Windows-1252"),
         ("text\n中文文本\n".encode("gbk"), "or Windows-1252"),
         ("text\nΚαλημέρα\n".encode("iso-8859-7"), "or Windows-1252"),
+        ("text\nCafé\n".encode() + b"Caf\xe9\n", "a.csv:3: this is no text in UTF-8 (byte 0xE9)"),
         (b"text\n\x81\n", "a.csv:2: this is no text in UTF-8 (byte 0x81)"),
-        ("text\nhello\n".encode("utf-16-le"), "a.csv:1: a byte is 0, as in UTF-16 without a byte order mark"),
+        ("text\nhello\n".encode("utf-16-le"), "a.csv: it has bytes of value 0, as in UTF-16 without a byte order mark"),
+        ("text\nПривет\n".encode("utf-16-le"), "as in UTF-16 without a byte order mark"),
         (b"\xff\xfet\x00e", "a.csv: it begins as text in UTF-16, and byte 4 is none"),
         (b"\xef\xbb\xbftext\n\xff\n", "a.csv: it begins as text in UTF-8, and byte 8 is none"),
     ],
