@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from curation.answers import Kind, words_of
+from curation.answers import Kind, answer_problem, words_of
 from curation.formats import FORMATS
 from curation.importing import Given, TaskFile, read_tasks
 from curation.state import Asked
@@ -396,3 +396,49 @@ def test_tasks_come_with_their_gold() -> None:
     assert read("a.jsonl", lines({"text": "a", "gold": "neg"})).tasks[0] == Given(
         read("a.jsonl", lines({"text": "a"})).tasks[0].task, (1,)
     )
+
+
+# Arbitrary files ---------------------------------------------------------------------------------------------------------
+
+NAMES = (
+    *("text", "items", "item1", "label", "gold", "suggestion", "data", "annotations", "predictions", "answer", "accept", "spans"),
+    *("chosen", "rejected", "p", "result", "value", "choices", "rating", "ranker", "rank", "selected", "list", "id", "votes"),
+    *("label_text", "task", "number", "height"),
+)
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4) | st.sampled_from(["pos", "1", "reject"])
+VALUES = st.recursive(
+    SCALARS, lambda some: st.lists(some, max_size=3) | st.dictionaries(st.sampled_from(NAMES), some, max_size=6)
+)
+
+
+@given(
+    rows=st.lists(st.dictionaries(st.sampled_from(NAMES), VALUES), max_size=3),
+    kind=st.sampled_from(Kind),
+    many=st.booleans(),
+    gold_from=st.sampled_from(["", "label", "gold", "answer"]),
+    form=st.sampled_from(["jsonl", "json", "studio"]),
+)
+def test_arbitrary_rows_are_tasks_or_named(rows: list[Any], kind: Kind, many: bool, gold_from: str, form: str) -> None:
+    items = {Kind.PAIR: ["a", "b"], Kind.RANKING: ["a", "b", "c"]}.get(kind, [])
+    rows = [{"text": "t", "items": items, **row} for row in rows]
+    options = () if items else ("pos", "1", "true")
+    data = {"jsonl": lines(*rows), "json": json.dumps(rows), "studio": json.dumps([{"data": row, **row} for row in rows])}[form]
+    name = "a.jsonl" if form == "jsonl" else "a.json"
+    try:
+        file = read(name, data, options, kind=kind, many=many and kind is Kind.LABEL, gold_from=gold_from)
+    except UserError:
+        return
+    for one in file.tasks:
+        for answer in (one.gold, one.task.suggestion):
+            assert answer is None or answer_problem(kind, len(options), many, len(one.task.items), tuple(answer)) is None
+
+
+@given(
+    data=st.binary() | st.text('text,;\t"\r\n=ié').map(str.encode), name=st.sampled_from(["a.csv", "a.tsv", "a.txt", "a.json"])
+)
+def test_arbitrary_bytes_are_tasks_or_named(data: bytes, name: str) -> None:
+    for start in (b"", b"text,label\n", b"sep=;\n"):
+        try:
+            assert read(name, start + data).tasks
+        except UserError:
+            continue
