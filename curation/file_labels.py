@@ -30,18 +30,21 @@ class FileLabels:
     def gold(self, where: str, fields: Fields, items: int) -> Answer | None:
         """The right answer. Raises `UserError` where the field has another value."""
         said = fields.get("gold")
-        if self._gold_from and self._gold_from != "gold":
-            if said not in EMPTY:
-                raise UserError(f"{where}: there is `gold` beside {self._gold_from!r}: only one of them can be the right answer")
-            said = fields.get(self._gold_from)
-            if said in EMPTY:
-                return None
-            if isinstance(said, TwoReadings):
-                raise UserError(f"{where}: {self._gold_from} {said}")
-            if isinstance(said, Unclear):
-                self.leave(where, self._gold_from, said)
-                return None
-        return self._question.read(where, self._gold_from or "gold", said, items)
+        if not self._gold_from or self._gold_from == "gold":
+            return self.read(where, "gold", said, items)
+        if said not in EMPTY:
+            raise UserError(f"{where}: there is `gold` beside {self._gold_from!r}: only one of them can be the right answer")
+        said = fields.get(self._gold_from)
+        return None if said in EMPTY else self.read(where, self._gold_from, said, items)
+
+    def read(self, where: str, name: str, said: Any, items: int) -> Answer | None:
+        """An answer that a person asked for. A label that another program has refused is none, and counted."""
+        if isinstance(said, TwoReadings):
+            raise UserError(f"{where}: {name} {said}")
+        if isinstance(said, Unclear):
+            self.leave(where, name, said)
+            return None
+        return self._question.read(where, name, said, items)
 
     def suggestion(self, where: str, fields: Fields, items: int) -> tuple[str, Answer] | None:
         """The first label that is an answer, with its field. All others are counted."""
@@ -52,16 +55,16 @@ class FileLabels:
                 continue
             if found is not None or name == "votes":
                 self.leave(where, name, f"are beside {found[0]!r}" if found else "are no labels of this project")
-                continue
-            try:
-                if isinstance(said, Unclear):
-                    raise UserError(f"{where}: {name} {said}")
-                answer = self._question.read(where, name, said, items)
-            except UserError as error:
-                self.leave(where, name, str(error))
-                continue
-            assert answer is not None
-            found = name, answer
+            elif isinstance(said, Unclear):
+                self.leave(where, name, f"{name} {said}")
+            else:
+                try:
+                    answer = self._question.read(where, name, said, items)
+                except UserError as error:
+                    self.leave(where, name, str(error))
+                else:
+                    assert answer is not None
+                    found = name, answer
         return found
 
     def suggest(self, name: str) -> None:
@@ -85,6 +88,6 @@ class FileLabels:
         return taken + left
 
     def _way_out(self, name: str) -> str:
-        if name == self._gold_from or name == "votes":
+        if name not in self._fields or name == "votes":
             return ""
         return f"; --gold-from {name} takes such labels as right answers, --columns suggestion={name} as suggestions"

@@ -54,6 +54,33 @@ class Misfits(UserError):
 Row = Fields | UserError  # the fields of a line, or the reason that it is no task
 
 
+class FieldNames(NamedTuple):
+    """Names of fields that are known in any case and with spaces around them."""
+
+    columns: Mapping[str, str]  # names that a person gave, by ours
+    gold_from: str
+    known: Mapping[str, str]  # by the same name in lower case
+
+    @classmethod
+    def of(cls, columns: Mapping[str, str], gold_from: str) -> FieldNames:
+        ours = {name.casefold(): name for name in _KNOWN}
+        given = {part: ours.get(name.casefold(), name) for part, name in columns.items()}
+        gold = ours.get(gold_from.casefold(), gold_from)
+        return cls(given, gold, ours | {name.casefold(): name for name in (*given.values(), gold) if name})
+
+    def ours(self, where: str, theirs: list[str]) -> list[str]:
+        """The same names, the known ones as we write them. Raises `UserError` where two of them are one known name."""
+        meant = [self.known.get(name.strip().casefold(), name) for name in theirs]
+        for name in meant:
+            if meant.count(name) == 1 or self.known.get(name.casefold()) != name:
+                continue
+            # A name as we write it goes before others in another case, unless a person has named it.
+            if theirs.count(name) != 1 or name in (*self.columns.values(), self.gold_from):
+                twice = ", ".join(repr(other) for other, one in zip(theirs, meant, strict=True) if one == name)
+                raise UserError(f"{where}: {meant.count(name)} fields are named {name!r}: {twice[:NAMES_SHOWN]}")
+        return [other if one in theirs else one for other, one in zip(theirs, meant, strict=True)]
+
+
 def read_tasks(
     name: str,
     data: bytes,
@@ -69,8 +96,8 @@ def read_tasks(
     Raises `Misfits` for lines that are no task, and `UserError` for a file of another kind.
     """
     text, note = decode_text(name, data)
-    known = _known(columns, gold_from)
-    rows = _csv(name, text, known, columns) if is_table(name, text) else _json(name, text)
+    names = FieldNames.of(columns, gold_from)
+    rows = _csv(name, text, names) if is_table(name, text) else _json(name, text)
     found = tasks_of(name, rows, kind, options, many, tasks_max, columns, gold_from)
     return found._replace(notes=(*([note] if note else ()), *found.notes))
 
@@ -92,8 +119,8 @@ def tasks_of(
     gold_from: str = "",
 ) -> TaskFile:
     """`rows`: the place and the fields of each line of JSONL. Raises as `read_tasks`."""
-    question, known = Question(kind, tuple(options), many), _known(columns, gold_from)
-    labels = FileLabels(question, gold_from, columns.values())
+    question, names = Question(kind, tuple(options), many), FieldNames.of(columns, gold_from)
+    labels = FileLabels(question, names.gold_from, names.columns.values())
     tasks: list[Given] = []
     offered: list[tuple[str, str, tuple[int, ...]] | None] = []  # of each task: place, field and answer of a label
     problems: list[str] = []
@@ -104,14 +131,14 @@ def tasks_of(
         try:
             if isinstance(row, UserError):
                 raise row
-            fields = standard_fields(_named(where, row, known), question)
+            fields = standard_fields(_named(where, row, names), question)
             if fields is None:
                 without_text += 1
                 continue
             seen |= fields.keys()
-            fields = _renamed(where, fields, columns)
+            fields = _renamed(where, fields, names.columns)
             text, items = _asked(where, fields, kind)
-            suggestion = question.read(where, "suggestion", fields.get("suggestion"), len(items))
+            suggestion = labels.read(where, "suggestion", fields.get("suggestion"), len(items))
             tasks.append(Given(Task(text, items, suggestion), labels.gold(where, fields, len(items))))
             label = labels.suggestion(where, fields, len(items))
             offered.append((where, *label) if label else None)
@@ -121,7 +148,7 @@ def tasks_of(
                 break
     if problems:
         raise Misfits(problems)
-    if gold_from and tasks and gold_from not in seen:
+    if names.gold_from and tasks and names.gold_from not in seen:
         raise UserError(f"{name}: there is no {gold_from!r}; it has {', '.join(sorted(seen))[:NAMES_SHOWN]}")
     if not tasks:
         raise UserError(f"{name}: there is no task in it")
@@ -152,27 +179,11 @@ def _with_suggestions(
     return found
 
 
-def _known(columns: Mapping[str, str], gold_from: str) -> dict[str, str]:
-    """Known names of fields, by the same in lower case. Those that a person gave go before ours."""
-    return {one.casefold(): one for one in (*_KNOWN, *columns.values(), gold_from) if one}
-
-
-def _named(where: str, row: Fields, known: Mapping[str, str]) -> Fields:
-    """Known names in any case and with spaces around them, and items of their own fields as one list."""
-    names = _names(where, list(row), known)
-    found = dict(zip(names, row.values(), strict=True))
+def _named(where: str, row: Fields, names: FieldNames) -> Fields:
+    """The row with our names, and items of their own fields as one list."""
+    found = dict(zip(names.ours(where, list(row)), row.values(), strict=True))
     items = [found[item] for item in ITEMS if item in found]
     return {"items": items, **found} if items else found
-
-
-def _names(where: str, theirs: list[str], known: Mapping[str, str]) -> list[str]:
-    """The same names, the known ones as we write them. Raises `UserError` where two of them are the same known one."""
-    meant = [known.get(name.strip().casefold(), name) for name in theirs]
-    for ours in meant:
-        if meant.count(ours) > 1 and ours in known.values() and theirs.count(ours) != 1:
-            twice = ", ".join(repr(name) for name, one in zip(theirs, meant, strict=True) if one == ours)
-            raise UserError(f"{where}: {meant.count(ours)} fields are named {ours!r}: {twice[:NAMES_SHOWN]}")
-    return [name if ours in theirs else ours for name, ours in zip(theirs, meant, strict=True)]
 
 
 def _renamed(where: str, row: Fields, columns: Mapping[str, str]) -> Fields:
@@ -193,15 +204,15 @@ def _require(where: str, names: Iterable[str], columns: Mapping[str, str]) -> No
         raise UserError(f"{where}: there is no {missing[0]!r}; it has {', '.join(known)[:NAMES_SHOWN]}")
 
 
-def _csv(name: str, text: str, known: Mapping[str, str], columns: Mapping[str, str]) -> Iterator[tuple[str, Row]]:
-    theirs, rows = open_table(name, text, known)
-    names = _names(f"{name}:1", theirs, known)
-    if not columns and not {"text", ITEMS[0]} & set(names) and not {"chosen", "rejected"} <= set(names):
+def _csv(name: str, text: str, known: FieldNames) -> Iterator[tuple[str, Row]]:
+    theirs, rows = open_table(name, text, known.known)
+    names = known.ours(f"{name}:1", theirs)
+    if not known.columns and not {"text", ITEMS[0]} & set(names) and not {"chosen", "rejected"} <= set(names):
         raise UserError(
             f"{name}:1: no column is called `text`, or `item1`, `item2` and so on; {shown_columns(theirs)}; "
             "`--columns text=NAME` names the column of the texts"
         )
-    _require(f"{name}:1", names, columns)
+    _require(f"{name}:1", names, known.columns)
     for line, cells in rows:
         where = f"{name}:{line}"
         if len(cells) < len(names) or any(cells[len(names) :]):

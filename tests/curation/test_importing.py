@@ -204,6 +204,14 @@ def test_wrong_gold_is_an_error_and_an_empty_one_is_none() -> None:
     assert golds(read("a.csv", "text,Answer\na,neg\n", gold_from="answer")) == [(1,)], "in any case"
 
 
+def test_a_field_may_be_named_in_any_case() -> None:
+    rows = lines({"text": "a", "label": "neg", "answer": "reject"}, {"text": "b", "label": "neg"})
+    for more in ({"gold_from": "LABEL"}, {"columns": {"gold": "Label", "text": "TEXT"}}):
+        file = read("a.jsonl", rows, **more)  # type: ignore[arg-type]
+        assert golds(file) == [None, (1,)] and "has the `answer` 'reject'" in file.notes[0]
+    assert "2 fields are named 'label': 'label', 'LABEL'" in problem("a.csv", "text,label,LABEL\na,pos,neg\n", gold_from="Label")
+
+
 def test_a_field_with_another_use_is_no_label() -> None:
     file = read("a.jsonl", lines({"answer": "Hello", "label": "neg"}), columns={"text": "answer", "gold": "label"})
     assert (texts(file), golds(file), file.notes) == (["Hello"], [(1,)], ())
