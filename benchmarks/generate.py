@@ -74,7 +74,7 @@ class Row:
 
 def measure(shape: ModelSpec, seed: int, repeats: int) -> Row:
     spec = JobSpec(name="generate", data=bytes(32), model=shape, seed=seed)
-    engine = Engine(spec, Tokens.none(ByteTokenizer.token_bytes), ByteTokenizer())
+    engine = Engine(spec, Tokens.none(ByteTokenizer().token_bytes), ByteTokenizer())
     parameters = initial_parameters(spec) * SCALE
     engine.load(parameters)
     model, draw = engine.model, np.random.default_rng(seed)
@@ -83,10 +83,10 @@ def measure(shape: ModelSpec, seed: int, repeats: int) -> Row:
     drawing, beams = replace(DRAWN, tokens=greedy.tokens), replace(greedy, beams=BEAMS)
 
     def cached(how: Sampling) -> list[int]:
-        return list(chain.from_iterable(sampling.drawn(model, prompt, how, None, _quietly)))
+        return list(chain.from_iterable(sampling.drawn(model, prompt, how, (), _quietly)))
 
     def searched(how: Sampling) -> list[int]:
-        return list(sampling.searched(model, prompt, how, None, _quietly, lambda made: False))[-1]
+        return list(sampling.searched(model, prompt, how, (), _quietly, lambda made: False))[-1]
 
     def rate(make: Callable[[], Sequence[int]]) -> float:
         make()  # finds caches empty

@@ -109,7 +109,7 @@ def out(home: Home, folder: Path, seed: int) -> None:
 def ours(home: Home, path: Path) -> None:
     """What the peer's own model says, in files beside those of the others. No peer runs."""
     found = at_rest(home.path, path.name)
-    model, tokenizer = GPT(found.spec), load_tokenizer(found.tokenizer)
+    model, tokenizer = GPT(found.spec), load_tokenizer(found.tokenizer, found.spec.model.vocabulary)
     model.parameters.copy_(torch.from_numpy(found.parameters.copy()))
     context = found.spec.model.context
     text = torch.from_numpy(tokenizer.encode(default_text()[:20_000]).astype("int64"))
@@ -117,7 +117,7 @@ def ours(home: Home, path: Path) -> None:
     with torch.no_grad():
         logits = model.logits(model.features(tokens))
     prompt = tokens[0, :PROMPT].tolist()
-    passes = drawn(model, prompt, Sampling(tokens=GREEDY, temperature=0.0), None, lambda: None)
+    passes = drawn(model, prompt, Sampling(tokens=GREEDY, temperature=0.0), (), lambda: None)
     greedy = list(chain.from_iterable(passes))
     tensors = {"tokens": tokens, "logits": logits, "prompt": torch.tensor([prompt]), "greedy": torch.tensor([greedy])}
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path / "ours.safetensors")

@@ -151,7 +151,7 @@ def engine_of(spec: JobSpec, device: str, variant: Variant) -> Any:
         torch.backends.cuda.matmul.allow_tf32 = variant.fast_float32
     text = np.frombuffer(default_text(), dtype=np.uint8)
     held_out = len(text) * (1000 - spec.held_out_permille) // 1000
-    tokenizer = load_tokenizer(None)
+    tokenizer = load_tokenizer(None, spec.model.vocabulary)
     tokens: Tokens = Tokens(text[:held_out], text[held_out:], tokenizer.token_bytes)
     if spec.objective in REWARD_NAMES:
         tokens = encoded(spec, some_pairs(), tokenizer)

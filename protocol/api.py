@@ -562,11 +562,13 @@ class AuditCalls(Protocol):
 
 
 class ModelCalls(Protocol):
-    def sample(self, prompt: str, how: Sampling, job: str = "", turns: tuple[str, ...] = ()) -> AsyncGenerator[PieceView, None]:
+    def sample(
+        self, prompt: str, how: Sampling, job: str = "", turns: tuple[str, ...] | None = None
+    ) -> AsyncGenerator[PieceView, None]:
         """What goes on from the prompt, as it is made, with the model of JOB[@ROUND]; of no name, of the job started last.
 
         `turns` are a chat's, the oldest first: prompts with what was said to them. As many of the last ones stand before the
-        prompt as the model's context can hold.
+        prompt as the model's context can hold. In a chat a line break ends the text of a model that has learned no end.
         """
         ...
 

@@ -22,7 +22,7 @@ from rlhf.rules import RULES, Rule
 from training.data.tokenizer import VOCABULARY_MAX
 from training.objectives.objective import Declaration, Job, Objective, Reason, Shape, Step
 from training.sequences import Tokens
-from training.transformer import BYTES, FIRST, HEAD, PARAMETERS_TUNED_MAX, shapes
+from training.transformer import BYTES, BYTES_WITH_END, FIRST, HEAD, PARAMETERS_TUNED_MAX, shapes
 
 MODULE: Final = "rlhf"
 ROLE: Final = "rlhf"
@@ -178,7 +178,7 @@ class Ppo(Objective):
         wanted = settings.rule.vocabulary if settings.rule else None
         if wanted not in (None, vocabulary):
             return f"reward {settings.reward!r} is for a vocabulary of {wanted} tokens, the model has {vocabulary}"
-        if job.tokenizer is None and vocabulary > BYTES:
+        if job.tokenizer is None and vocabulary > BYTES_WITH_END:
             return f"model.vocabulary {vocabulary} needs a tokenizer: name a base that has one"
         both = f"prompt_tokens {settings.prompt_tokens} and response_tokens {settings.response_tokens}"
         if settings.prompt_tokens + settings.response_tokens > context:

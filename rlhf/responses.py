@@ -104,7 +104,7 @@ def _whole(spec: JobSpec, records: Sequence[R], tokenizer: Tokenizer, on_block: 
 
 def _ended(response: TokenArray, stop: int | None) -> TokenArray:
     """As the model is to end it."""
-    return response if stop is None or response[-1] == stop else np.append(response, response.dtype.type(stop))
+    return response if stop is None or response[-1] == stop else np.append(response, np.uint16(stop))
 
 
 def rows(tokens: TokenArray, side: Side, texts: npt.NDArray[np.int64]) -> tuple[npt.NDArray[Any], ...]:

@@ -15,7 +15,7 @@ from rlhf.pairs import Pairs, rows
 from rlhf.preferences import pairs_in_turn, pairs_of_step
 from training.objectives.objective import Declaration, Job, Objective, Shape, Step
 from training.sequences import Tokens
-from training.transformer import BYTES, HEAD, PARAMETERS_TUNED_MAX, shapes
+from training.transformer import BYTE_VOCABULARIES, HEAD, PARAMETERS_TUNED_MAX, shapes
 
 SCORE: Final = f"{HEAD}reward"
 ACCURACY: Final = "held_out_accuracy"
@@ -47,7 +47,7 @@ class RewardModel(Objective):
             return "a reward model learns from a set of preferences: name one with `rlhf start --preferences FILE`"
         if not job.is_reexecuted:
             return f"audit {job.audit.value!r} would let everybody invent preferences: take 'full' or 'sampled'"
-        if job.tokenizer is None and job.model.vocabulary != BYTES:
+        if job.tokenizer is None and job.model.vocabulary not in BYTE_VOCABULARIES:
             return f"model.vocabulary {job.model.vocabulary} needs a tokenizer: name a base that has one"
         if job.local_steps < STEPS_MIN:
             return f"local_steps {job.local_steps} would move the head alone in the first round: take {STEPS_MIN} at least"

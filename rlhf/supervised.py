@@ -20,7 +20,7 @@ from training.data.tokenizer import VOCABULARY_MAX, Tokenizer
 from training.objectives.objective import Declaration, Job, Objective, Shape, Step
 from training.sequences import Tokens
 from training.spec import JobSpec
-from training.transformer import BYTES, shapes
+from training.transformer import BYTE_VOCABULARIES, shapes
 
 NATS: Final = "held_out_nats_per_response_token"
 BETA: Final = 0.1  # Rafailov et al. 2023, section 6
@@ -64,7 +64,7 @@ class Supervised(Objective):
             return f"a job of the objective {self.name!r} learns from a set of responses: name a file of JSONL"
         if not job.is_reexecuted:
             return f"audit {job.audit.value!r} would let everybody invent responses: take 'full' or 'sampled'"
-        if job.tokenizer is None and job.model.vocabulary != BYTES:
+        if job.tokenizer is None and job.model.vocabulary not in BYTE_VOCABULARIES:
             return f"model.vocabulary {job.model.vocabulary} needs a tokenizer: name a base that has one"
         if settings.stop is not None and settings.stop >= job.model.vocabulary:
             return f"stop {settings.stop} is no token of a vocabulary of {job.model.vocabulary}"

@@ -60,8 +60,8 @@ def our_name(name: str) -> str | None:
     return _OUR_OUTSIDE.get(name)
 
 
-def config_of(model: ModelSpec) -> dict[str, Any]:
-    """`config.json`. Rotary base and number type stand there twice: `transformers` before 5.0 calls them otherwise."""
+def config_of(model: ModelSpec, stop: int | None) -> dict[str, Any]:
+    """`config.json`; `stop` is the token that ends a text. `transformers` before 5.0 has other names for rotary base and type."""
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -77,7 +77,7 @@ def config_of(model: ModelSpec) -> dict[str, Any]:
         "mlp_bias": False,
         "attention_dropout": 0.0,
         "bos_token_id": None,
-        "eos_token_id": None,
+        "eos_token_id": stop,
         "pad_token_id": None,
         "use_cache": True,
         "dtype": "float32",

@@ -18,13 +18,14 @@ import numpy as np
 from protocol.digests import Hasher
 from protocol.errors import RemoteProtocolError, UserError
 from training import llama, tensor_files
-from training.data.tokenizer import BpeTokenizer, alphabet
+from training.data.tokenizer import BpeTokenizer, added_token, alphabet
 from training.replicated.layout import float32_bytes, layout_of
 from training.spec import JobSpec
 from training.tensor_files import Stored
-from training.transformer import BYTES, EMBEDDING, OUTPUT, ModelSpec
+from training.transformer import BYTES, BYTES_WITH_END, EMBEDDING, OUTPUT, ModelSpec
 
 CONFIG: Final = "config.json"
+GENERATION: Final = "generation_config.json"
 TOKENIZER: Final = "tokenizer.json"
 SUMS: Final = "SHA256SUMS"  # as `sha256sum` writes it
 JSON_BYTES_MAX: Final = 16 << 20  # a tokenizer of 65,536 tokens has four
@@ -39,6 +40,7 @@ class OwnModel:
     model: ModelSpec
     tokenizer: bytes | None  # JSON; None: the tokens are bytes
     tensors: dict[str, Stored]  # by our names
+    stop: int | None  # the token that ends a text; None: none is named
 
     def write(self, spec: JobSpec, file: BinaryIO) -> Hasher:
         """The parameters in layout order; gives what names it. `UserError` at the first number that is not finite."""
@@ -58,14 +60,26 @@ def is_model_folder(path: Path) -> bool:
 
 
 def opened(folder: Path, as_bytes: bool = False) -> OwnModel:
-    """Reads all but the numbers. `as_bytes` takes a vocabulary of 256 for the bytes. Raises `UserError`."""
-    model = _model_of(folder / CONFIG)
-    _check_sums(folder, [folder / CONFIG, folder / TOKENIZER, *tensor_files.files_of(folder)])
-    return OwnModel(folder, model, _tokenizer(folder, model.vocabulary, as_bytes), _tensors(folder, model))
+    """Reads all but the numbers. With `as_bytes` the tokens are bytes, whatever the tokenizer file. Raises `UserError`."""
+    config = _json(folder / CONFIG)
+    model = _model_of(folder / CONFIG, config)
+    _check_sums(folder, [folder / CONFIG, folder / GENERATION, folder / TOKENIZER, *tensor_files.files_of(folder)])
+    stop = _stop(folder, config, model.vocabulary)
+    return OwnModel(folder, model, _tokenizer(folder, model.vocabulary, as_bytes, stop), _tensors(folder, model), stop)
 
 
-def _model_of(path: Path) -> ModelSpec:
-    config = _json(path)
+def _stop(folder: Path, config: dict[str, Any], vocabulary: int) -> int | None:
+    """`eos_token_id` of either configuration, of several the first."""
+    generation = _json(folder / GENERATION) if (folder / GENERATION).is_file() else {}
+    for found in (generation, config):
+        ids = found.get("eos_token_id")
+        for number in ids if isinstance(ids, list) else [ids]:
+            if type(number) is int and 0 <= number < vocabulary:
+                return number
+    return None
+
+
+def _model_of(path: Path, config: dict[str, Any]) -> ModelSpec:
     kinds = config.get("architectures") or [SHAPE]
     if kinds != [SHAPE]:
         raise UserError(f"{path}: architectures {_shown(kinds)} are not read, {SHAPE} is")
@@ -107,11 +121,14 @@ def _alike(one: Stored, other: Stored) -> bool:
 # Tokenizers
 
 
-def _tokenizer(folder: Path, vocabulary: int, as_bytes: bool) -> bytes | None:
-    """Its JSON; None for the bytes. Raises `UserError` for one that makes other tokens than ours would."""
+def _tokenizer(folder: Path, vocabulary: int, as_bytes: bool, stop: int | None) -> bytes | None:
+    """Its JSON; None for the bytes. Raises `UserError` for one that makes other tokens than ours would.
+
+    A special token that ends a text stays special.
+    """
     path = folder / TOKENIZER
     if as_bytes or not path.is_file():
-        if vocabulary != BYTES:
+        if (vocabulary, stop) != (BYTES_WITH_END, BYTES) and vocabulary != BYTES:
             raise UserError(f"{folder} has no {TOKENIZER}, and a vocabulary of {vocabulary} is not that of bytes")
         return None
     found = _json(path)
@@ -123,13 +140,16 @@ def _tokenizer(folder: Path, vocabulary: int, as_bytes: bool) -> bytes | None:
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise UserError(f"{path} is no tokenizer: {error!r}") from None
     unknown = [token for token, number in added.items() if vocab.get(token) != number]
-    if unknown:
+    if unknown and not problem:
         problem = f"added token {unknown[0]!r} is not in its vocabulary"
     if problem:
         raise UserError(f"{path}: {problem}; a byte-level BPE as GPT-2 has it is read, or bytes with --vocabulary {BYTES}")
-    if not pairs and vocab == alphabet():
+    ends = {token: number for token, number in added.items() if number == stop}
+    if not pairs and (vocab == alphabet() or (stop == BYTES and vocab == alphabet() | ends)):
         return None
-    blob = json.dumps({"model": {"type": "BPE", "vocab": vocab, "merges": pairs}}, ensure_ascii=False).encode()
+    model = {"type": "BPE", "vocab": vocab, "merges": pairs}
+    special = [added_token(token, number) for token, number in ends.items()]
+    blob = json.dumps({"model": model, "added_tokens": special}, ensure_ascii=False).encode()
     try:
         made = BpeTokenizer(blob)
     except RemoteProtocolError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -30,7 +30,7 @@ class ModelAnswers(ModelCalls):
     peer: RunningPeer
 
     async def sample(
-        self, prompt: str, how: Sampling, job: str = "", turns: tuple[str, ...] = ()
+        self, prompt: str, how: Sampling, job: str = "", turns: tuple[str, ...] | None = None
     ) -> AsyncGenerator[PieceView, None]:
         computing = self.peer.driver.workshop.role.computing
         if computing is None:
@@ -39,7 +39,7 @@ class ModelAnswers(ModelCalls):
             raise UserError("the prompt is empty: say some text to go on from")
         if len(prompt) > tasks.TEXT_BYTES_MAX:
             raise UserError(f"a prompt of {len(prompt)} characters is longer than {tasks.TEXT_BYTES_MAX}: leave some out")
-        if sum(map(len, turns)) > tasks.TEXT_BYTES_MAX:
+        if sum(map(len, turns or ())) > tasks.TEXT_BYTES_MAX:
             raise UserError(f"the turns before have more than {tasks.TEXT_BYTES_MAX} characters: leave the first ones out")
         driver = self.peer.driver
         key, number = chosen(driver.state, driver.host, job)
@@ -48,8 +48,10 @@ class ModelAnswers(ModelCalls):
         kind, spec = opened.spec.kind, opened.spec
         if not kind.makes_text:
             raise UserError(f"job {found.name!r} makes no text: it is of the objective {spec.objective!r}")
-        directory = str(driver.host.directory(key, number))
-        request = tasks.Generate(key, directory, prompt, how.checked(), kind.ends_text(spec), turns)
+        directory, stop = str(driver.host.directory(key, number)), kind.ends_text(spec)
+        if turns is not None and stop is None and not how.stop:
+            how = replace(how, stop=("\n",))
+        request = tasks.Generate(key, directory, prompt, how.checked(), stop, turns or ())
         with self.peer.making_text():
             if kind.checks_texts(spec):
                 yield PieceView("", is_checked=True)

@@ -25,7 +25,7 @@ from training.data import corpus as data
 from training.data import default_text, shards, tokenizer
 from training.defended import undefended
 from training.spec import AuditMode, JobSpec, completed
-from training.transformer import BYTES, ModelSpec
+from training.transformer import BYTE_VOCABULARIES, BYTES_WITH_END, ModelSpec
 
 BUILT_IN = ""  # `TrainRequest.data` for the text inside every Python
 LOCAL = "local"
@@ -46,10 +46,13 @@ def _job_spec(peer: RunningPeer, request: TrainRequest, start: Start | None) -> 
     if request.data == LOCAL:
         said["audit"] = AuditMode.OFF  # nobody else has the text
     spec = replace(JobSpec(name=request.name or "text", data=bytes(32), liars=tolerated(peer)), **completed(said))
+    if start is None and "model.vocabulary" not in request.overrides:
+        known = request.vocabulary if request.vocabulary in BYTE_VOCABULARIES else BYTES_WITH_END
+        spec = replace(spec, model=replace(spec.model, vocabulary=known))
     spec = opened_widely(peer, spec, said) if start is None else _on_start(request, spec, start)
     spec = closed_safely(peer, spec, said)
     if request.data == LOCAL:
-        if request.vocabulary > BYTES:
+        if request.vocabulary > BYTES_WITH_END:
             raise UserError(f"--vocabulary {request.vocabulary}: with local data the tokens are bytes; leave it out")
         if peer.worker is not None and not peer.config.local_data:
             raise UserError("this peer has no text of its own: name it with `peer run --local-data PATH`")
@@ -66,7 +69,7 @@ def _job_spec(peer: RunningPeer, request: TrainRequest, start: Start | None) -> 
     pieces, bpe = _pieces(request.data), None
     if spec.tokenizer is not None:  # that of the model it starts from
         bpe = tokenizer.BpeTokenizer(fetched(peer, spec.tokenizer))
-    elif request.vocabulary > BYTES:
+    elif request.vocabulary > BYTES_WITH_END:
         made = tokenizer.train_bpe(pieces(), request.vocabulary)
         bpe = tokenizer.BpeTokenizer(made)
         spec = replace(spec, tokenizer=keep(made), model=replace(spec.model, vocabulary=request.vocabulary))
@@ -103,7 +106,7 @@ def _on_start(request: TrainRequest, spec: JobSpec, start: Start) -> JobSpec:
     others = [name for name in request.overrides if name.startswith("model.")]
     if start.base is None and others == ["model.context"]:  # how far its training sequences reach is the job's
         return start.of(spec, replace(start.model, context=spec.model.context))
-    own_bytes = request.vocabulary == BYTES and start.tokenizer is None
+    own_bytes = request.vocabulary == start.model.vocabulary and start.tokenizer is None
     if (request.vocabulary and not own_bytes) or (others and spec.model != start.model):
         said = f"--set {others[0]}={request.overrides[others[0]]}" if others else f"--vocabulary {request.vocabulary}"
         raise UserError(f"{said}: the model is that of {start.name}; leave it out")
@@ -202,9 +205,10 @@ def _job_on_tokens(
     if said is not None and spec.model.vocabulary != folder.vocabulary:
         raise UserError(f"--set model.vocabulary={said}: the tokens of {request.data} are of {folder.vocabulary}; leave it out")
     made = None if folder.tokenizer is None else keep(folder.tokenizer)
-    if start is not None and (made, folder.vocabulary) != (spec.tokenizer, spec.model.vocabulary):
+    if start is not None and (made != spec.tokenizer or folder.vocabulary > spec.model.vocabulary):
         raise UserError(f"the tokens of {request.data} are another tokenizer's than those of {start.name}: give the text itself")
-    spec = checked(peer, replace(spec, tokenizer=made, model=replace(spec.model, vocabulary=folder.vocabulary)))
+    known = folder.vocabulary if start is None else start.model.vocabulary
+    spec = checked(peer, replace(spec, tokenizer=made, model=replace(spec.model, vocabulary=known)))
     if folder.tokens < data.bytes_needed(spec):
         few = f"{request.data} has {folder.tokens} tokens, but context {spec.model.context}"
         raise UserError(f"{few} needs at least {data.bytes_needed(spec)}; give more")

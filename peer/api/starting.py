@@ -20,7 +20,7 @@ from storage.parts import write_list
 from training import own_models, starts
 from training.replicated.model import ReplicatedModel
 from training.spec import JobSpec
-from training.transformer import BYTES, ModelSpec
+from training.transformer import BYTE_VOCABULARIES, ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,7 @@ class Start:
     model: ModelSpec
     tokenizer: bytes | None  # digest of a blob that this peer has, or may fetch
     base: Base | None = None  # a finished job's, which every peer keeps
+    stop: int | None = None  # the token with which the model has learned to end a text; None: it has learned none
     # Writes the parameters, if the job starts from a blob: the specification, where to; gives what names them.
     write: Callable[[JobSpec, BinaryIO], Hasher] | None = None
 
@@ -61,7 +62,7 @@ def start_of(peer: RunningPeer, request: TrainRequest) -> Start:
         both = f"--from {request.base!r}: a job is called so, or its id begins so, and there is such a folder"
         raise UserError(f"{both}: write ./{request.base} for the folder, or more of the job's id")
     if request.folder and not is_job:
-        return _of_folder(peer, Path(request.folder), as_bytes=request.vocabulary == BYTES)
+        return _of_folder(peer, Path(request.folder), as_bytes=request.vocabulary in BYTE_VOCABULARIES)
     name, at, number = request.base.rpartition("@")
     if at and not is_job and number.isdecimal():
         return _of_round(peer, name, int(number))
@@ -71,7 +72,7 @@ def start_of(peer: RunningPeer, request: TrainRequest) -> Start:
 def of_finished(peer: RunningPeer, text: str, argument: str) -> Start:
     """The last model of a finished job. Raises `UserError`."""
     base, job, before = base_of(peer, text, argument)
-    return Start(f"job {job.name!r}", before.model, before.tokenizer, base)
+    return Start(f"job {job.name!r}", before.model, before.tokenizer, base, before.kind.ends_text(before))
 
 
 def _fits(text: str, key: bytes, job: Job | Waiting) -> bool:
@@ -97,7 +98,7 @@ def _of_folder(peer: RunningPeer, folder: Path, as_bytes: bool) -> Start:
         raise UserError(f"--from: {folder} is no folder with a {own_models.CONFIG}, and no job is called so")
     own = own_models.opened(folder, as_bytes)
     tokenizer = None if own.tokenizer is None else peer.driver.blobs.add(own.tokenizer)
-    return Start(str(folder), own.model, tokenizer, write=own.write)
+    return Start(str(folder), own.model, tokenizer, stop=own.stop, write=own.write)
 
 
 def _of_round(peer: RunningPeer, name: str, number: int) -> Start:
@@ -107,10 +108,11 @@ def _of_round(peer: RunningPeer, name: str, number: int) -> Start:
     job, spec = jobs[key], JobSpec.decode(jobs[key].spec)
     if not spec.kind.makes_text:
         raise UserError(f"--from: job {job.name!r} has trained no model")
+    stop = spec.kind.ends_text(spec)
     if job.phase is Phase.FINISHED and number == job.round:
-        return Start(f"job {job.name!r}", spec.model, spec.tokenizer, Base(key, number, job.model_root))
+        return Start(f"job {job.name!r}", spec.model, spec.tokenizer, Base(key, number, job.model_root), stop)
     model = opened(peer.driver.host, peer.driver.store, key, job, number)
-    return Start(f"job {job.name!r}", spec.model, spec.tokenizer, write=lambda spec, file: _write(model, file))
+    return Start(f"job {job.name!r}", spec.model, spec.tokenizer, stop=stop, write=lambda spec, file: _write(model, file))
 
 
 def _write(model: ReplicatedModel, file: BinaryIO) -> Hasher:

@@ -28,10 +28,10 @@ from rlhf import pairs, preferences, presets, responses
 from rlhf.preferences import Record
 from rlhf.supervised import INSTRUCT, Supervised
 from training.data import corpus
-from training.data.tokenizer import BpeTokenizer, Tokenizer, load_tokenizer
+from training.data.tokenizer import Tokenizer, load_tokenizer
 from training.objectives.objective import Objective
 from training.spec import JobSpec, completed
-from training.transformer import BYTES
+from training.transformer import BYTE_VOCABULARIES
 
 EPOCHS = 3  # unless it is said how many rounds
 
@@ -42,7 +42,7 @@ def instruct_spec(peer: RunningPeer, request: TrainRequest) -> JobSpec:
     if not request.base:
         raise UserError(f"{shown}: prompts and responses are learned by a model that is there: say --from JOB or FOLDER")
     for argument, value in (("--data", request.data), ("--vocabulary", request.vocabulary)):
-        if value and value != BYTES:
+        if value and value not in BYTE_VOCABULARIES:
             raise UserError(f"{argument} {value}: the responses of {shown} are what is learned; leave it out")
     start = start_of(peer, request)
     if request.vocabulary and start.tokenizer is not None:
@@ -72,8 +72,8 @@ def supervised_spec(
     own, said = parsed(overrides, kind.settings, frozenset()) if kind.settings else ({}, parse_overrides(overrides))
     if "model" in said:
         raise UserError(f"--set {field}model.…: the model is that of {start.name}; leave it out")
-    if isinstance(kind, Supervised) and start.tokenizer is not None and "stop" not in own:
-        own["stop"] = newline(start.name, BpeTokenizer(fetched(peer, start.tokenizer)))
+    if isinstance(kind, Supervised) and "stop" not in own:
+        own["stop"] = usual_stop(peer, start, learns_to_end=kind is INSTRUCT)
     spec = JobSpec(
         name=name,
         objective=kind.name,
@@ -89,7 +89,11 @@ def set_as_tokens(peer: RunningPeer, spec: JobSpec, records: Sequence[Record], f
     """What the job's trainers make of a set. Raises `UserError`, naming the file."""
     encode: Any = responses.encoded if isinstance(spec.kind, Supervised) else pairs.encoded
     try:
-        return encode(spec, records, load_tokenizer(None if spec.tokenizer is None else fetched(peer, spec.tokenizer)))
+        return encode(
+            spec,
+            records,
+            load_tokenizer(None if spec.tokenizer is None else fetched(peer, spec.tokenizer), spec.model.vocabulary),
+        )
     except UserError as error:
         raise UserError(f"{file}: {error}") from None
 
@@ -111,6 +115,25 @@ def parsed(overrides: dict[str, str], terms: type, apart: frozenset[str]) -> tup
     names = {field.name for field in dataclasses.fields(terms)} - apart
     own = {key: typed(kinds[key], key, text) for key, text in overrides.items() if key in names}
     return own, parse_overrides({key: text for key, text in overrides.items() if key not in names})
+
+
+def usual_stop(peer: RunningPeer, start: Start, learns_to_end: bool) -> int:
+    """The token that ends a response unless a person names another.
+
+    | the model that the job starts from | token |
+    |---|---|
+    | has learned to end a text | the same one |
+    | has a token for the end of a text, and the job shows it | that one |
+    | otherwise | a newline |
+
+    Raises `UserError` where no token is a newline alone.
+    """
+    if start.stop is not None:
+        return start.stop
+    tokenizer = load_tokenizer(None if start.tokenizer is None else fetched(peer, start.tokenizer), start.model.vocabulary)
+    if learns_to_end and tokenizer.end_of_text is not None:
+        return tokenizer.end_of_text
+    return newline(start.name, tokenizer)
 
 
 def newline(base: str, pieces: Tokenizer) -> int:

@@ -17,7 +17,7 @@ from ledger.jobs import Base
 from peer.api.new_job import checked, fetched, tolerated
 from peer.api.running import RunningPeer
 from peer.api.starting import base_of, of_finished
-from peer.api.supervised import newline, set_as_tokens, supervised_spec, with_set
+from peer.api.supervised import set_as_tokens, supervised_spec, usual_stop, with_set
 from peer.api.supervised import parsed as parsed_terms
 from protocol import codec
 from protocol.errors import UserError
@@ -28,7 +28,7 @@ from rlhf.reward import REWARDS, RewardModel
 from rlhf.rules import RULES
 from rlhf.sets import Source
 from rlhf.supervised import DPO
-from training.data import corpus, tokenizer
+from training.data import corpus
 from training.spec import JobSpec, completed
 
 APART = frozenset({"reward", "reward_model", "words"})  # of a policy's terms: `--set` does not say them
@@ -108,8 +108,9 @@ class Tuning:
             return toy_spec(reward, self.iterations, name, self.of_policy, liars)
         start, _, before = base_of(self.peer, self.base, "--base")
         said_of_own, said = parsed(self.of_policy)
-        if before.tokenizer is not None and "stop" not in said_of_own:
-            said_of_own["stop"] = newline(self.base, tokenizer.BpeTokenizer(fetched(self.peer, before.tokenizer)))
+        if "stop" not in said_of_own:
+            of = of_finished(self.peer, self.base, "--base")
+            said_of_own["stop"] = usual_stop(self.peer, of, learns_to_end=False)
         usual = presets.TERMS if reward == MODEL else presets.RULE_TERMS
         words = hashlib.sha256(self.words).digest() if self.words else None
         own = PpoTerms(reward=reward, words=words, **usual | said_of_own)

@@ -8,6 +8,8 @@ from typing import Final
 
 from peer.export.found import Found
 from rlhf.reward import CALIBRATION
+from training.data.tokenizer import END_OF_TEXT
+from training.formats.tokenizer_file import Vocabulary
 from training.spec import AuditMode, JobSpec, Rule
 from training.transformer import FIRST
 
@@ -32,10 +34,10 @@ print(model(**tokenizer("a prompt and a response", return_tensors="pt")).logits)
 _LLAMA_CPP: Final = """    llama-cli --model model.gguf --prompt "The " --n-predict 64 --no-conversation"""
 
 
-def card(found: Found, format: str, left_out: tuple[str, ...]) -> str:
+def card(found: Found, vocabulary: Vocabulary, format: str, left_out: tuple[str, ...]) -> str:
     """In Markdown. `left_out` are the job's vectors that the files do not have."""
     spec = found.spec
-    rows = "\n".join(f"| {name} | {_cell(value)} |" for name, value in _rows(found, left_out))
+    rows = "\n".join(f"| {name} | {_cell(value)} |" for name, value in _rows(found, vocabulary, left_out))
     how = _LLAMA_CPP if format != TRANSFORMERS else _SNIPPET if spec.kind.makes_text else _SCORING
     where = "" if format != TRANSFORMERS else ", where `DIR` is this folder"
     return f"""---
@@ -63,7 +65,7 @@ def _front_matter(found: Found, format: str) -> str:
     return "\n".join([*licence, f"library_name: {library}", f"pipeline_tag: {kind}", "tags: [folkmoot]"])
 
 
-def _rows(found: Found, left_out: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+def _rows(found: Found, vocabulary: Vocabulary, left_out: tuple[str, ...]) -> Iterator[tuple[str, str]]:
     spec = found.spec
     yield "job", f"{spec.name}, `{found.job.hex()}`"
     yield "objective", f"{spec.objective}: {spec.kind.about}"
@@ -72,16 +74,16 @@ def _rows(found: Found, left_out: tuple[str, ...]) -> Iterator[tuple[str, str]]:
     yield "network", f"{found.network}, chain id `{found.chain_id}`"
     yield "taken from", found.source
     yield "parameters", f"{spec.model.parameters:,}"
-    yield "tokens", "the 256 bytes" if spec.tokenizer is None else f"{spec.model.vocabulary}, tokenizer `{spec.tokenizer.hex()}`"
+    yield "tokens", _tokens(spec, vocabulary)
     yield "data", _data(found)
     yield "licence", spec.licence or NOT_NAMED
     if found.accepted is not None:
         yield "proposals", f"{found.accepted} accepted, {found.refused} refused"
     yield "audit", _audit(spec)
     yield "held out", _held_out(found)
-    stop = stop_of(spec)
+    stop = stop_of(spec, vocabulary)
     if stop is not None:
-        yield "a response ends with", f"token {stop}"
+        yield "a text ends with", f"token {stop}{f', `{END_OF_TEXT}`' if stop == vocabulary.end_of_text else ''}"
     if left_out:
         yield "left out", f"{', '.join(left_out)}: vectors that the objective trained beside the transformer{_of_first(left_out)}"
 
@@ -94,10 +96,16 @@ def _held_out(found: Found) -> str:
     return ", ".join(told) or missing
 
 
-def stop_of(spec: JobSpec) -> int | None:
-    """The token that ends a text, where the objective has one."""
-    stop: int | None = getattr(spec.own, "stop", None)
-    return stop
+def stop_of(spec: JobSpec, vocabulary: Vocabulary) -> int | None:
+    """The token that ends a text: that of the job, or else that of its tokenizer."""
+    stop = spec.kind.ends_text(spec)
+    return vocabulary.end_of_text if stop is None else stop
+
+
+def _tokens(spec: JobSpec, vocabulary: Vocabulary) -> str:
+    if spec.tokenizer is not None:
+        return f"{spec.model.vocabulary}, tokenizer `{spec.tokenizer.hex()}`"
+    return "the 256 bytes" if vocabulary.end_of_text is None else "the 256 bytes and the end of a text"
 
 
 def _of_first(left_out: tuple[str, ...]) -> str:

@@ -47,7 +47,7 @@ def write(found: Found, folder: Path, format: str) -> ModelFilesView:
             else:
                 _write_gguf(found, vocabulary, part, is_half=format == GGUF)
             left_out = _left_out(found, keeps_score=not own)
-            _put(part / "README.md", card(found, format, left_out).encode())
+            _put(part / "README.md", card(found, vocabulary, format, left_out).encode())
             _put(part / own_models.SUMS, own_models.sums_of(part).encode())
             sizes = [path.stat().st_size for path in part.iterdir()]
             sync_directory(part)
@@ -76,7 +76,7 @@ def _vocabulary(found: Found, format: str) -> Vocabulary:
         raise UserError(f"job {spec.name!r} trains no model: `jobs` lists those that do")
     if not spec.kind.makes_text and format != TRANSFORMERS:
         raise UserError(f"job {spec.name!r} gives scores and no text, which GGUF has no place for: take --format {TRANSFORMERS}")
-    vocabulary = vocabulary_of(found.tokenizer)
+    vocabulary = vocabulary_of(found.tokenizer, spec.model.vocabulary)
     if len(vocabulary.ids) > spec.model.vocabulary:
         raise UserError(f"the {spec.model.vocabulary} tokens of job {spec.name!r} stand for no text: no tokenizer says them")
     return vocabulary
@@ -96,21 +96,22 @@ def _tensors(found: Found) -> dict[str, Float32Array]:
 def _write_transformers(found: Found, vocabulary: Vocabulary, folder: Path) -> None:
     spec = found.spec
     tensors = {str(llama.their_name(name)): values for name, values in _tensors(found).items()}
-    config, stop = llama.config_of(spec.model), stop_of(spec)
+    stop = stop_of(spec, vocabulary)
+    config = llama.config_of(spec.model, stop)
     if not spec.kind.makes_text:
         config = llama.scoring(config)
         tensors[llama.SCORE] = layout_of(spec).view(found.parameters)[SCORE].reshape(1, -1)
     _json(folder / "config.json", config)
     _json(folder / "generation_config.json", {"bos_token_id": None, "eos_token_id": stop, "pad_token_id": stop})
     _json(folder / "tokenizer.json", tokenizer_json(vocabulary))
-    _json(folder / "tokenizer_config.json", tokenizer_config(spec.model.context))
+    _json(folder / "tokenizer_config.json", tokenizer_config(vocabulary, spec.model.context))
     with _file(folder / "model.safetensors") as stream:
         tensor_file.write(stream, tensors.items())
 
 
 def _write_gguf(found: Found, vocabulary: Vocabulary, folder: Path, is_half: bool) -> None:
     model = found.spec.model
-    fields = gguf.fields_of(model, vocabulary, found.spec.name, stop_of(found.spec), is_half)
+    fields = gguf.fields_of(model, vocabulary, found.spec.name, stop_of(found.spec, vocabulary), is_half)
     with _file(folder / "model.gguf") as stream:
         gguf.write(stream, fields, model, list(_tensors(found).items()), is_half)
 

@@ -132,7 +132,7 @@ class Jobs:
             raise UserError(
                 f"the engine {self.kind.name!r} cannot train the objective {spec.objective!r}: it has losses for {has}"
             )
-        tokenizer = load_tokenizer(Path(request.tokenizer).read_bytes() if request.tokenizer else None)
+        tokenizer = load_tokenizer(Path(request.tokenizer).read_bytes() if request.tokenizer else None, spec.model.vocabulary)
         if request.text is None:
             tokens: Tokens = Tokens.none(tokenizer.token_bytes)
         else:
@@ -271,14 +271,15 @@ def _other(spec: JobSpec, request: tasks.OpenJob, tokenizer: Tokenizer, beat: Ca
 
 
 def _with_turns(engine: Engine, request: tasks.Generate) -> bytes:
-    """The prompt behind as many whole turns as the context can hold beside the text, which has at most half of it. A turn ends
-    with the token that the model learned to end with, or with a line break.
+    """The prompt behind as many whole turns as the context can hold beside the text, which has at most half of it.
+
+    A turn ends with the bytes of the job's stop token, or with a line break, as in `rlhf.forms`.
     """
     text, context, tokenizer = request.prompt.encode(), engine.spec.model.context, engine.tokenizer
-    end = b"\n" if request.stop is None else tokenizer.decode([request.stop])
+    end = b"" if request.stop is None else tokenizer.decode([request.stop])
     room = context - min(request.how.tokens, context // 2) - len(tokenizer.encode(text))
     for turn in reversed(request.turns):
-        before = turn.encode() + end
+        before = turn.encode() + (end or b"\n")
         room -= len(tokenizer.encode(before))
         if room < 0:
             break

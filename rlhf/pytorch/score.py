@@ -33,7 +33,7 @@ def scored(model: Path, file: Path, tokenizer: Path | None) -> Iterator[tuple[fl
     if (spec.tokenizer is None) != (tokenizer is None):
         takes = "takes bytes: leave --tokenizer out" if tokenizer else "has a tokenizer: name its JSON with --tokenizer FILE"
         raise UserError(f"{model} {takes}")
-    known = load_tokenizer(tokenizer.read_bytes() if tokenizer else None)
+    known = load_tokenizer(tokenizer.read_bytes() if tokenizer else None, spec.model.vocabulary)
     if spec.tokenizer is not None and known.digest != spec.tokenizer:
         raise UserError(f"{tokenizer} is another tokenizer than {model} was trained with")
     with file.open("rb") as stream:

@@ -132,7 +132,8 @@ def main() -> None:
     registry.add(OBJECTIVES)
     torch.set_num_threads(1)
     policy, reference, reward, text, pairs, *tokenizer = map(Path, sys.argv[2:])
-    known = load_tokenizer(tokenizer[0].read_bytes() if tokenizer else None)
+    spec, *_ = checkpoint.read(policy)
+    known = load_tokenizer(tokenizer[0].read_bytes() if tokenizer else None, spec.model.vocabulary)
     figures, samples = measured(float(sys.argv[1]), (policy, reference, reward), text, pairs, known)
     print(json.dumps({"figures": asdict(figures), "samples": samples}))
 

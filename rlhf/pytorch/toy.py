@@ -72,7 +72,7 @@ def figures(spec: JobSpec, parameters: Float32Array, first: Float32Array) -> Fig
 def alone(spec: JobSpec) -> Figures:
     """One process: the update of each round is taken as it is. Nothing is encoded, aggregated, or agreed on."""
     first = initial_parameters(spec)
-    engine = KIND.open(spec, Tokens.none(ByteTokenizer.token_bytes), ByteTokenizer(), first)
+    engine = KIND.open(spec, Tokens.none(ByteTokenizer().token_bytes), ByteTokenizer(), first)
     assert isinstance(engine, DeclaringEngine)
     parameters, (job, trainer) = first, (bytes(32), bytes(32))
     with tempfile.TemporaryDirectory() as folder:

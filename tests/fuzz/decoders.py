@@ -255,7 +255,7 @@ def _tokenizers() -> Decoder:
     text = json.dumps({"model": model}).encode()
 
     def decode(data: bytes) -> Any:
-        return load_tokenizer(data).decode([0, 255])
+        return load_tokenizer(data, 256).decode([0, 255])
 
     return Decoder("tokenizer", st.just(text), decode, bytes_factor=128)
 

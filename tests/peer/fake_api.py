@@ -225,7 +225,7 @@ class FakeApi:
         raise UserError("the last voter cannot leave")
 
     async def sample(
-        self, prompt: str, how: Sampling, job: str = "", turns: tuple[str, ...] = ()
+        self, prompt: str, how: Sampling, job: str = "", turns: tuple[str, ...] | None = None
     ) -> AsyncGenerator[PieceView, None]:
         """Waits for ever at the prompt `wait`, fails as a bug would at `bug`, and may show nothing of what follows a `secret`."""
         self.asked.append((prompt, how, job, turns))

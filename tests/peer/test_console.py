@@ -354,7 +354,7 @@ async def test_a_chat_takes_its_turns_along_until_it_is_left(
     lines = r"chat --template 'Q: {}\nA:'", "one", "", "secret", "two", "quit", "invite"
     printed, status, api = await said(monkeypatch, capsys, "\n".join(lines) + "\n")
     assert status == 0 and "invitation-string" in printed, "the chat ends, and the prompt goes on"
-    how = Sampling(stop=("\n",))
+    how = Sampling()
     first = "Q: one\nA:"
     assert api.asked[:3] == [
         (first, how, "", ()),

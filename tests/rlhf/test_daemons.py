@@ -48,7 +48,7 @@ REFUSED = {  # base, reward, other fields
     ("bass", "rule:vowels"): r"'bass' fits no finished jobs \(there are: [0-9a-f]+ 'base'\)",
     ("base", "model"): "a plan trains it: leave --reward out",
     ("base", "rule:consonants"): "reward 'rule:consonants' is none of rule:vowels, rule:bigram",
-    ("base", "rule:bigram"): "is for a vocabulary of 6 tokens, the model has 256",
+    ("base", "rule:bigram"): "is for a vocabulary of 6 tokens, the model has 257",
     (
         "base",
         "rule:vowels",

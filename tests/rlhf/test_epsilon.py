@@ -37,7 +37,7 @@ class World:
             name="ppo", objective="ppo", model=model, settings=codec.encode(own), local_steps=1, batch=RESPONSES
         ).checked()
         self.first = initial_parameters(self.spec)
-        self.engine: Any = KIND.open(self.spec, Tokens.none(ByteTokenizer.token_bytes), ByteTokenizer(), self.first)
+        self.engine: Any = KIND.open(self.spec, Tokens.none(ByteTokenizer().token_bytes), ByteTokenizer(), self.first)
         self.honest: Declaration = self.engine.declare(self.first, JOB, 0, TRAINER, folder)
         (path,) = self.honest.files.values()
         self.responses = rollouts.read(path, PPO.bounds(self.spec, own))

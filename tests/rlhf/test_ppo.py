@@ -268,7 +268,7 @@ def test_on_the_toy_a_policy_comes_near_the_best_that_there_is() -> None:
     fields = completed(presets.TOY | {"batch": 32, "inner_rate_floor": 0.1})
     spec = JobSpec(name="toy", objective="ppo", model=model, settings=codec.encode(own), **fields).checked()
     first = initial_parameters(spec)
-    engine: Any = KIND.open(spec, Tokens.none(ByteTokenizer.token_bytes), ByteTokenizer(), first)
+    engine: Any = KIND.open(spec, Tokens.none(ByteTokenizer().token_bytes), ByteTokenizer(), first)
     rewards = rules.toy_rewards(spec.seed)
 
     def logp(parameters: Any) -> Any:

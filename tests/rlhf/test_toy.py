@@ -45,7 +45,7 @@ def test_a_first_model_is_its_own_reference(spec: JobSpec) -> None:
 
 
 def test_its_tokens_are_no_text(spec: JobSpec) -> None:
-    engine = KIND.open(spec, Tokens.none(ByteTokenizer.token_bytes), ByteTokenizer(), None)
+    engine = KIND.open(spec, Tokens.none(ByteTokenizer().token_bytes), ByteTokenizer(), None)
     with pytest.raises(UserError, match="the model of 'toy' has 6 tokens that are no text"):
         engine.generate(initial_parameters(spec), b"The ", Sampling())
 

@@ -48,11 +48,11 @@ def test_what_one_side_does_not_have_has_no_name() -> None:
 
 @pytest.mark.parametrize("model", MODELS)
 def test_sizes_come_back(model: ModelSpec) -> None:
-    assert llama.model_of(json.loads(json.dumps(llama.config_of(model)))) == model
+    assert llama.model_of(json.loads(json.dumps(llama.config_of(model, None)))) == model
 
 
 def test_a_configuration_of_an_older_transformers_says_the_rotary_base_alone() -> None:
-    config = llama.config_of(MODELS[1])
+    config = llama.config_of(MODELS[1], None)
     del config["rope_parameters"]
     assert llama.model_of(config | {"rope_scaling": None}) == MODELS[1]
 
@@ -76,4 +76,4 @@ def test_a_configuration_of_an_older_transformers_says_the_rotary_base_alone() -
 )
 def test_what_our_models_lack_is_refused_by_name(field: str, value: object) -> None:
     with pytest.raises(UserError, match=field):
-        llama.model_of(llama.config_of(ModelSpec()) | {field: value})
+        llama.model_of(llama.config_of(ModelSpec(), None) | {field: value})

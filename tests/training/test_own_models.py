@@ -226,7 +226,7 @@ def test_a_template_of_the_text_alone_changes_no_tokenizer(tmp_path: Path) -> No
         ({"model": {"type": "Unigram", "vocab": [], "merges": []}}, "model 'Unigram'"),
         ({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": [], "byte_fallback": True}}, "byte_fallback true"),
         ({"added_tokens": [{"content": "<s>", "id": 256}]}, "added token '<s>' is not in its vocabulary"),
-        ({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}}, "1 tokens without ids"),
+        ({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}, "added_tokens": []}, "1 tokens without ids"),
         ({"model": "none"}, "is no tokenizer"),
     ],
 )

@@ -43,7 +43,7 @@ def changed(folder: Path, **fields: Any) -> None:
 def test_the_manifest_names_every_shard_by_hash_and_size(folder: Path) -> None:
     assert json.loads(shards.describe(folder)) == {
         "format": "folkmoot-tokens/1",
-        "vocabulary": 256,
+        "vocabulary": 257,  # the bytes, and the end of a text
         "tokenizer": None,
         "shards": [
             {"file": name, "tokens": count, "sha256": hashlib.sha256((folder / name).read_bytes()).hexdigest()}
@@ -126,12 +126,12 @@ def test_half_a_token_is_named(folder: Path) -> None:
 
 
 def test_a_token_beyond_the_vocabulary_is_named_with_its_place(folder: Path, tmp_path: Path) -> None:
-    write(folder, "001.bin", [5, 256, 7])
-    with pytest.raises(UserError, match=r"token 256 at position 1 of .*001.bin is beyond the vocabulary of 256"):
+    write(folder, "001.bin", [5, 257, 7])
+    with pytest.raises(UserError, match=r"token 257 at position 1 of .*001.bin is beyond the vocabulary of 257"):
         shards.describe(folder)
-    with pytest.raises(UserError, match=r"token 256 at position 1 of .*001.bin"):
+    with pytest.raises(UserError, match=r"token 257 at position 1 of .*001.bin"):
         read(folder)
-    with pytest.raises(UserError, match=r"token 256 at position 1 of .*001.bin"):
+    with pytest.raises(UserError, match=r"token 257 at position 1 of .*001.bin"):
         data.open_tokens(SPEC, folder / "001.bin", ByteTokenizer(), tokenized=True)
 
 
@@ -147,7 +147,7 @@ def test_every_id_of_sixteen_bits_may_be_a_token(tmp_path: Path) -> None:
     [
         ({"format": "other"}, 'has no "format": "folkmoot-tokens/1"'),
         ({"vocabulary": 0}, r"vocabulary must be a number in 1..65536, is 0"),
-        ({"vocabulary": 300}, "without a tokenizer the vocabulary is 256, not 300"),
+        ({"vocabulary": 300}, "without a tokenizer the vocabulary is 256 or 257, not 300"),
         ({"shards": []}, "lists no shards"),
         ({"shards": ["000.bin"]}, "every shard must be like"),
         ({"shards": [{"file": "../000.bin", "tokens": 1, "sha256": "0" * 64}]}, "'../000.bin' is no name of a file beside it"),

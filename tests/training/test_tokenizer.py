@@ -41,7 +41,7 @@ def test_training_is_deterministic_in_pieces_processes_and_threads() -> None:
 
 
 def test_without_a_blob_tokens_are_bytes() -> None:
-    tokenizer = load_tokenizer(None)
+    tokenizer = load_tokenizer(None, 256)
     assert tokenizer.is_bytes and tokenizer.vocabulary == 256 and list(tokenizer.encode(b"a\xff")) == [97, 255]
 
 

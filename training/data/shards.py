@@ -3,7 +3,7 @@
     manifest.json    {"format": "folkmoot-tokens/1", "vocabulary": N, "tokenizer": SHA-256 of tokenizer.json or null for bytes,
                       "shards": [{"file": NAME, "tokens": N, "sha256": HEX}, …]}
     NAME             unsigned 16-bit little-endian token ids, one after another
-    tokenizer.json   a byte-level BPE; not there if the tokens are bytes
+    tokenizer.json   a byte-level BPE; not there if the tokens are bytes, and perhaps the end of a text (256)
 
 A job takes over the shards' bytes in their order, cut like text into blobs; every peer checks hashes and token ids again.
 """
@@ -20,7 +20,7 @@ from typing import Any, Final
 import numpy as np
 
 from protocol.errors import RemoteProtocolError, UserError
-from training.transformer import BYTES
+from training.transformer import BYTE_VOCABULARIES, BYTES_WITH_END
 
 FORMAT: Final = "folkmoot-tokens/1"
 MANIFEST: Final = "manifest.json"
@@ -102,7 +102,7 @@ def describe(folder: Path) -> str:
         text = tokenizer.read_bytes() if tokenizer.exists() else None
     except OSError as error:
         raise UserError(f"{tokenizer} cannot be read ({error.strerror}): put the tokenizer of the shards there") from None
-    vocabulary = BYTES if text is None else _vocabulary_of(text, tokenizer)
+    vocabulary = BYTES_WITH_END if text is None else _vocabulary_of(text, tokenizer)
     plain = {
         "format": FORMAT,
         "vocabulary": vocabulary,
@@ -178,8 +178,9 @@ def _number(plain: dict[str, Any], name: str, path: Path, high: int) -> int:
 def _tokenizer(folder: Path, digest: Any, vocabulary: int) -> bytes | None:
     path = folder / TOKENIZER
     if digest is None:
-        if vocabulary != BYTES:
-            raise UserError(f"{folder / MANIFEST}: without a tokenizer the vocabulary is {BYTES}, not {vocabulary}")
+        if vocabulary not in BYTE_VOCABULARIES:
+            allowed = " or ".join(map(str, BYTE_VOCABULARIES))
+            raise UserError(f"{folder / MANIFEST}: without a tokenizer the vocabulary is {allowed}, not {vocabulary}")
         return None
     try:
         text = path.read_bytes()
@@ -195,9 +196,9 @@ def _tokenizer(folder: Path, digest: Any, vocabulary: int) -> bytes | None:
 
 
 def _vocabulary_of(tokenizer: bytes, path: Path) -> int:
-    from training.data.tokenizer import load_tokenizer
+    from training.data.tokenizer import BpeTokenizer
 
     try:
-        return load_tokenizer(tokenizer).vocabulary
+        return BpeTokenizer(tokenizer).vocabulary
     except RemoteProtocolError as error:
         raise UserError(f"{path} is no byte-level BPE ({error.detail}): put the JSON of the tokenizers package there") from None

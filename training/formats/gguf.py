@@ -23,7 +23,7 @@ MAGIC, VERSION, ALIGNMENT = b"GGUF", 3, 32
 ROWS_AT_ONCE: Final = 1 << 20  # elements that are converted at a time
 UINT32, INT32, FLOAT32, BOOL, STRING, ARRAY = 4, 5, 6, 7, 8, 9  # codes of values
 _PLAIN: Final = {UINT32: "<I", INT32: "<i", FLOAT32: "<f", BOOL: "<?"}
-NORMAL: Final = 1  # of a token: nothing but its text
+NORMAL, CONTROL = 1, 3  # types of tokens: nothing but text, and no text
 
 _LAYER: Final = {
     "attention_norm": "attn_norm",
@@ -48,12 +48,13 @@ def name_of(name: str) -> str | None:
 
 
 def fields_of(model: ModelSpec, vocabulary: Vocabulary, name: str, stop: int | None, is_half: bool) -> dict[str, Field]:
-    """What the file says beside tensors. `stop` is the token that ends a text, if one does.
+    """The metadata of the file. `stop` is the token that ends a text, if one does.
 
     llama.cpp takes token 11 where none is named. So where no token ends a text, the byte 0 is named, which no text has.
     """
     nothing = next(character for character, byte in alphabet().items() if byte == 0)
     end = vocabulary.ids[nothing] if stop is None else stop
+    types = [CONTROL if number == vocabulary.end_of_text else NORMAL for number in range(len(vocabulary.ids))]
     return {
         "general.architecture": (STRING, "llama"),
         "general.name": (STRING, name),
@@ -71,7 +72,7 @@ def fields_of(model: ModelSpec, vocabulary: Vocabulary, name: str, stop: int | N
         "tokenizer.ggml.model": (STRING, "gpt2"),
         "tokenizer.ggml.pre": (STRING, "gpt-2"),
         "tokenizer.ggml.tokens": (ARRAY, (STRING, vocabulary.tokens)),
-        "tokenizer.ggml.token_type": (ARRAY, (INT32, [NORMAL] * len(vocabulary.ids))),
+        "tokenizer.ggml.token_type": (ARRAY, (INT32, types)),
         "tokenizer.ggml.merges": (ARRAY, (STRING, [f"{left} {right}" for left, right in vocabulary.merges])),
         "tokenizer.ggml.bos_token_id": (UINT32, end),
         "tokenizer.ggml.eos_token_id": (UINT32, end),

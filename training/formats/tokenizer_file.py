@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from training.data.tokenizer import alphabet, model_of
+from training.data.tokenizer import END_OF_TEXT, added_token, alphabet, model_of
+from training.transformer import BYTES, BYTES_WITH_END
 
 BYTE_LEVEL: Final = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 
@@ -17,6 +18,7 @@ class Vocabulary:
 
     ids: Mapping[str, int]
     merges: tuple[tuple[str, str], ...]
+    end_of_text: int | None = None
 
     @property
     def tokens(self) -> list[str]:
@@ -24,20 +26,23 @@ class Vocabulary:
         return sorted(self.ids, key=self.ids.__getitem__)
 
 
-def vocabulary_of(blob: bytes | None) -> Vocabulary:
-    """Of the tokenizer that a job names; without one, of the bytes, of which nothing is merged. Raises as `load_tokenizer`."""
-    if blob is None:
-        return Vocabulary(alphabet(), ())
-    ids, merges = model_of(blob)
-    return Vocabulary(ids, tuple(merges))
+def vocabulary_of(blob: bytes | None, tokens: int) -> Vocabulary:
+    """The vocabulary of `load_tokenizer`, which raises alike. Of bytes nothing is merged."""
+    if blob is not None:
+        model = model_of(blob)
+        return Vocabulary(model.vocabulary, tuple(model.merges), model.end_of_text)
+    if tokens == BYTES_WITH_END:
+        return Vocabulary(alphabet() | {END_OF_TEXT: BYTES}, (), BYTES)
+    return Vocabulary(alphabet(), ())
 
 
 def tokenizer_json(vocabulary: Vocabulary) -> dict[str, Any]:
+    end = vocabulary.end_of_text
     return {
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": [],
+        "added_tokens": [] if end is None else [added_token(vocabulary.tokens[end], end)],
         "normalizer": None,
         "pre_tokenizer": BYTE_LEVEL,
         "post_processor": None,
@@ -57,9 +62,11 @@ def tokenizer_json(vocabulary: Vocabulary) -> dict[str, Any]:
     }
 
 
-def tokenizer_config(context: int) -> dict[str, Any]:
-    """`tokenizer_config.json`: the file beside it is all that there is to the tokenizer. No token means more than its bytes."""
-    return {
+def tokenizer_config(vocabulary: Vocabulary, context: int) -> dict[str, Any]:
+    """`tokenizer_config.json` of `transformers`. With `split_special_tokens` the name of a special token in a text is text."""
+    end = vocabulary.end_of_text
+    special = {} if end is None else {"eos_token": vocabulary.tokens[end], "split_special_tokens": True}
+    return special | {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": context,
         "clean_up_tokenization_spaces": False,

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from training.objectives.objective import Job, Objective, Shape
-from training.transformer import BYTES, shapes
+from training.transformer import BYTE_VOCABULARIES, BYTES, BYTES_WITH_END, shapes
 
 
 class Language(Objective):
@@ -17,9 +17,9 @@ class Language(Objective):
     measures: ClassVar[Mapping[str, str]] = {"pytorch": "training.engines.pytorch.losses:held_out_bits"}
 
     def problem(self, job: Job, settings: Any) -> str | None:
-        if job.tokenizer is None and job.model.vocabulary != BYTES:
+        if job.tokenizer is None and job.model.vocabulary not in BYTE_VOCABULARIES:
             needs = f"model.vocabulary {job.model.vocabulary} needs a tokenizer"
-            return f"{needs}: use `train --vocabulary {max(BYTES + 1, job.model.vocabulary)}`, or leave it at the {BYTES} bytes"
+            return f"{needs}: use `train --vocabulary {max(BYTES_WITH_END + 1, job.model.vocabulary)}`, or leave it out for bytes"
         if job.data is None and job.is_reexecuted:
             return f"audit {job.audit.value!r} needs shared data: name a text, or take audit 'off' for local data"
         return None

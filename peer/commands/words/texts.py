@@ -99,7 +99,7 @@ async def sample(asked: Asked[PeerApi]) -> None:
 
 
 async def _stream(
-    asked: Asked[PeerApi], prompt: str, how: Sampling, turns: tuple[str, ...] = (), said: list[str] | None = None
+    asked: Asked[PeerApi], prompt: str, how: Sampling, turns: tuple[str, ...] | None = None, said: list[str] | None = None
 ) -> None:
     """`said` gets what was shown; of a text that is withheld it stays empty."""
     is_shown = False
@@ -135,7 +135,6 @@ async def chat(asked: Asked[PeerApi]) -> None:
     options = asked.options
     if options.template.count(SLOT) != 1:
         raise UserError(f"--template {options.template!r}: write {SLOT} once, where what you type goes")
-    options.stop = options.stop or ["\n"]
     how, turns = _sampling(options), list[str]()
     while (line := await asked.person.line(YOU)) is not None and line.strip() != "quit":
         if not line.strip():

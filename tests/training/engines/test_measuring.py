@@ -39,7 +39,7 @@ def test_it_is_the_figure_of_a_job(tmp_path: Path) -> None:
     net = GPT(spec)
     flat = [np.concatenate([block.ravel() for block in own.tensors[tensor.name].blocks()]) for tensor in layout_of(spec).tensors]
     net.parameters.copy_(torch.from_numpy(np.concatenate(flat)))
-    known = load_tokenizer(None)
+    known = load_tokenizer(None, 256)
     held_out = known.encode(TEXT.encode())
     with torch.no_grad():
         figures = held_out_bits(net, spec, Tokens(held_out[:0], held_out, known.token_bytes), lambda: None)

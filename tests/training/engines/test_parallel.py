@@ -148,7 +148,7 @@ def test_every_example_is_in_one_share_with_its_weight_and_all_exchange_gradient
 
 def test_what_several_processes_cannot_train_yet_is_refused_in_one_line(crew: Crew, text: Path) -> None:
     features.install()
-    nothing = Tokens.none(ByteTokenizer.token_bytes)
+    nothing = Tokens.none(ByteTokenizer().token_bytes)
     with pytest.raises(UserError, match="parallel 'ddp' cannot train the objective 'ppo' yet: start this peer with parallel off"):
         engine_in(crew, text, JobSpec(name="p", objective=PPO.name), Parallel.DDP, nothing)
     words = JobSpec(name="r", objective=MEAN_REWARD.name, settings=codec.encode(MeanTerms()))

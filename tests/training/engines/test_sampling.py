@@ -21,14 +21,14 @@ GREEDY = Sampling(tokens=20, temperature=0.0)
 
 
 def made(model: GPT, prompt: list[int], how: Sampling, stop: int | None = None) -> list[int]:
-    return list(itertools.chain.from_iterable(drawn(model, prompt, how, stop, lambda: None)))
+    return list(itertools.chain.from_iterable(drawn(model, prompt, how, () if stop is None else (stop,), lambda: None)))
 
 
 def found(model: GPT, prompt: list[int], how: Sampling, stop: int | None = None, end: tuple[int, ...] = ()) -> list[int]:
     def ends(tokens: Sequence[int]) -> bool:
         return bool(end) and tuple(tokens[-len(end) :]) == end
 
-    *passes, last = searched(model, prompt, how, stop, lambda: None, ends)
+    *passes, last = searched(model, prompt, how, () if stop is None else (stop,), lambda: None, ends)
     assert not any(passes)
     return last
 
@@ -109,7 +109,7 @@ def test_a_long_prompt_and_a_context_that_slides_are_read_in_passes_of_a_few_tok
         torch.testing.assert_close(logits, expected, atol=1e-5, rtol=0)
         course.append([0], [7])
     beats = list[int]()
-    pieces = list(drawn(model, tokens(1, 10)[0].tolist(), replace(GREEDY, tokens=2), None, lambda: beats.append(1)))
+    pieces = list(drawn(model, tokens(1, 10)[0].tolist(), replace(GREEDY, tokens=2), (), lambda: beats.append(1)))
     assert [len(piece) for piece in pieces] == [0, 0, 1, 1] and len(beats) == 4, "others go first between two passes"
 
 

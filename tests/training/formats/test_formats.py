@@ -43,7 +43,7 @@ def test_the_bytes_are_those_of_the_library() -> None:
 
 @pytest.mark.parametrize(("blob", "ours"), [(None, ByteTokenizer()), (BLOB, BpeTokenizer(BLOB))])
 def test_every_text_has_the_ids_that_it_has_here_and_comes_back(blob: bytes | None, ours: Any) -> None:
-    theirs = tokenizers.Tokenizer.from_str(json.dumps(tokenizer_json(vocabulary_of(blob))))
+    theirs = tokenizers.Tokenizer.from_str(json.dumps(tokenizer_json(vocabulary_of(blob, ours.vocabulary))))
     assert theirs.get_vocab_size() == ours.vocabulary
 
     @given(st.text())
@@ -94,7 +94,7 @@ class Reader:
 
 def written(is_half: bool, stop: int | None = None, tensors: list[tuple[str, Any]] | None = None) -> Reader:
     stream = io.BytesIO()
-    fields = gguf.fields_of(MODEL, vocabulary_of(BLOB), "tiny", stop, is_half)
+    fields = gguf.fields_of(MODEL, vocabulary_of(BLOB, MODEL.vocabulary), "tiny", stop, is_half)
     gguf.write(stream, fields, MODEL, tensors or values_of(MODEL), is_half)
     return Reader(stream.getvalue())
 
@@ -127,7 +127,7 @@ def test_neighbouring_rows_of_query_and_key_are_turned_as_halves_are_here() -> N
 
 
 def test_a_gguf_file_brings_its_tokenizer() -> None:
-    fields, vocabulary = written(is_half=True).fields, vocabulary_of(BLOB)
+    fields, vocabulary = written(is_half=True).fields, vocabulary_of(BLOB, MODEL.vocabulary)
     assert (fields["tokenizer.ggml.model"], fields["tokenizer.ggml.pre"]) == ("gpt2", "gpt-2")
     tokens = fields["tokenizer.ggml.tokens"]
     assert {token: number for number, token in enumerate(tokens)} == vocabulary.ids

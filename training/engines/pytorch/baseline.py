@@ -31,7 +31,7 @@ def train_baseline(
     evaluations: int = 10,
 ) -> list[float]:
     """Held-out bits per byte after equal shares of `steps` optimizer steps of `batch` sequences each, and before the first."""
-    loaded = load_tokenizer(tokenizer)
+    loaded = load_tokenizer(tokenizer, spec.model.vocabulary)
     engine = Engine(spec, open_tokens(spec, text, loaded), loaded)
     engine.load(initial_parameters(spec))
     optimizer = engine.optimizer(Settings(BETA1, BETA2, spec.weight_decay, spec.clip))

@@ -265,6 +265,7 @@ class Engine:
         if not self.spec.has_text:
             raise UserError(f"the model of {self.spec.name!r} has {self.spec.model.vocabulary} tokens that are no text")
         ids = [int(token) for token in self.tokenizer.encode(prompt or b"\n")]
+        last = {token for token in (stop, self.tokenizer.end_of_text) if token is not None}
 
         def before_pass() -> None:
             on_step()
@@ -273,7 +274,7 @@ class Engine:
                 self._loaded = parameters
 
         if not how.beams:
-            return map(self.tokenizer.decode, sampling.drawn(self.model, ids, how, stop, before_pass))
+            return map(self.tokenizer.decode, sampling.drawn(self.model, ids, how, last, before_pass))
         stops = [text.encode() for text in how.stop]
         longest = max(map(len, stops), default=0)
 
@@ -282,7 +283,7 @@ class Engine:
             tail = self.tokenizer.decode(made[-longest:])
             return any(text in tail for text in stops)
 
-        found = sampling.searched(self.model, ids, how, stop, before_pass, ends)
+        found = sampling.searched(self.model, ids, how, last, before_pass, ends)
         return map(self.tokenizer.decode, found)
 
 

@@ -28,7 +28,7 @@ def measured(folder: Path, text: Path, tokens_max: int) -> dict[str, Any]:
     """What windows spread evenly over the text say of the model, at most so many tokens. Raises `UserError`."""
     own = opened(folder)
     spec = JobSpec(name="own", data=bytes(32), model=own.model)
-    tokenizer, context = load_tokenizer(own.tokenizer), own.model.context
+    tokenizer, context = load_tokenizer(own.tokenizer, own.model.vocabulary), own.model.context
     known = tokenizer.encode(_whole(text))
     if len(known) <= context:
         raise UserError(f"{text} has {len(known)} tokens, and the model's context is {context}: take a longer text")

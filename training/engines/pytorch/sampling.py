@@ -5,7 +5,7 @@ Suffixes as in `model`; a row B is one continuation of the prompt.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -73,8 +73,8 @@ class Course:
 # Drawing --------------------------------------------------------------------------------------------------------------
 
 
-def drawn(model: GPT, prompt: Sequence[int], how: Sampling, stop: int | None, before_pass: Beat) -> Iterator[list[int]]:
-    """What each pass adds to the text, up to `stop`: one token, or none."""
+def drawn(model: GPT, prompt: Sequence[int], how: Sampling, last: Container[int], before_pass: Beat) -> Iterator[list[int]]:
+    """What each pass adds to the text, up to a token in `last`: one token, or none."""
     generator, course = torch.Generator().manual_seed(how.seed), Course(model, prompt)
     for _ in range(how.tokens):
         before_pass()
@@ -82,7 +82,7 @@ def drawn(model: GPT, prompt: Sequence[int], how: Sampling, stop: int | None, be
             yield []
             before_pass()
         token = choose(course.logits()[0], how, generator)
-        if token == stop:
+        if token in last:
             return
         course.append([0], [token])
         yield [token]
@@ -118,14 +118,20 @@ class Ended:
 
 
 def searched(
-    model: GPT, prompt: Sequence[int], how: Sampling, stop: int | None, before_pass: Beat, ends: Callable[[Sequence[int]], bool]
+    model: GPT,
+    prompt: Sequence[int],
+    how: Sampling,
+    last: Container[int],
+    before_pass: Beat,
+    ends: Callable[[Sequence[int]], bool],
 ) -> Iterator[list[int]]:
     """The best continuation that a beam search finds, after an empty list for each pass.
 
     The best one has the largest s(y) = (1/|y|) Σ_t log p(y_t | prompt, y_<t), the log-probability normalised by the length
-    (Jean et al. 2015, Montreal Neural Machine Translation Systems for WMT'15; `length_penalty` 1 of transformers). `stop` counts
-    as a token of y. A continuation of which `ends` is true is over; it sees the tokens after the prompt. The search is over when
-    as many have ended as there are beams, and the mean of no other one is above theirs. One beam always takes the likeliest.
+    (Jean et al. 2015, Montreal Neural Machine Translation Systems for WMT'15; `length_penalty` 1 of transformers). A token in
+    `last` ends the text and counts as a token of y. A continuation of which `ends` is true is over; it sees the tokens after the
+    prompt. The search is over when as many have ended as there are beams, and the mean of no other one is above theirs. One beam
+    always takes the likeliest.
     """
     course, sums_B, ended = Course(model, prompt), torch.zeros(1, dtype=torch.float64), list[Ended]()
     for length in range(1, how.tokens + 1):
@@ -140,10 +146,10 @@ def searched(
         for rank, (total, place) in enumerate(zip(best.tolist(), places.tolist(), strict=True)):
             row, token = divmod(place, sums_BV.shape[1])
             made = [*course.tokens_BT[row, len(prompt) :].tolist(), token]
-            if token != stop and not ends(made):
+            if token not in last and not ends(made):
                 going.append((total, row, token))
             elif rank < how.beams:
-                ended.append(Ended(total / length, made[:-1] if token == stop else made))
+                ended.append(Ended(total / length, made[:-1] if token in last else made))
         going, ended = going[: how.beams], sorted(ended, reverse=True)[: how.beams]
         if not going or (len(ended) == how.beams and ended[-1].mean >= going[0][0] / length):
             break

@@ -1,0 +1,118 @@
+"""Answers with line breaks: a tiny model learns them, says them whole, and ends; the exported model names its end."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tokenizers
+
+from peer import features
+from peer.export.found import Found
+from peer.export.taking import write as exported
+from protocol import codec
+from protocol.sampling import Sampling
+from rlhf.preferences import Pair
+from rlhf.responses import Example, encoded
+from rlhf.supervised import DpoTerms, InstructTerms, open_responses
+from tests.rlhf.seat import JOB, TRAINER, write
+from training.data.tokenizer import ByteTokenizer
+from training.engines.engine import Engine
+from training.engines.pytorch.kind import KIND
+from training.replicated.layout import Float32Array
+from training.replicated.model import ReplicatedModel
+from training.spec import InnerStatePolicy, JobSpec
+from training.stops import Stops
+from training.texts import Text
+from training.transformer import BYTES, BYTES_WITH_END, ModelSpec
+
+MODEL = ModelSpec(vocabulary=BYTES_WITH_END, context=48, width=32, layers=1, heads=2, kv_heads=2, hidden=64)
+ANSWERS = {"list": "- one\n- two\n\n- three", "lead": "\n\nSure.\n", "name": "say <|endoftext|>\nnow", "plain": "no more"}
+SPEC = JobSpec(
+    name="lines",
+    objective="instruct",
+    data=bytes(32),
+    model=MODEL,
+    held_out_permille=0,
+    local_steps=120,
+    batch=8,
+    inner_rate=1e-2,
+    warmup_rounds=0,
+    inner_state=InnerStatePolicy.RESET,
+    beta1=0.9,
+    settings=codec.encode(InstructTerms(stop=BYTES)),
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def known() -> None:
+    features.install()
+
+
+@pytest.fixture(scope="module")
+def examples() -> list[Example]:
+    return [Example(number.to_bytes(8, "big"), f"{asked}: ", said) for number, (asked, said) in enumerate(ANSWERS.items(), 1)]
+
+
+@pytest.fixture(scope="module")
+def learned(examples: list[Example], tmp_path_factory: pytest.TempPathFactory) -> tuple[Engine, Float32Array]:
+    """An engine, and the parameters after two rounds of one trainer."""
+    file = write(tmp_path_factory.mktemp("learned") / "set", examples)
+    tokenizer = ByteTokenizer(BYTES_WITH_END)
+    parameters = ReplicatedModel.initial(JOB, SPEC).parameters
+    engine = KIND.open(SPEC, open_responses(SPEC, Path(file), tokenizer), tokenizer, parameters)
+    for number in range(2):
+        delta, _ = engine.local_steps(parameters, JOB, number, TRAINER)
+        parameters = parameters - delta
+    return engine, parameters
+
+
+def said(learned: tuple[Engine, Float32Array], prompt: str, beams: int = 0, stop: tuple[str, ...] = ()) -> str:
+    engine, parameters = learned
+    how = Sampling(tokens=40, temperature=0.0, beams=beams, stop=stop)
+    pieces = engine.generate(parameters, prompt.encode(), how, stop=SPEC.kind.ends_text(SPEC))
+    text = Text(pieces, Stops(stop), 0)
+    return "".join(iter(lambda: text.slice(0.0) if not text.is_over else None, None))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("prompt", ANSWERS)
+@pytest.mark.parametrize("beams", [0, 2])
+def test_an_answer_comes_out_whole_with_its_line_breaks_and_ends(
+    learned: tuple[Engine, Float32Array], prompt: str, beams: int
+) -> None:
+    assert said(learned, f"{prompt}: ", beams) == ANSWERS[prompt]
+
+
+def test_a_newline_ends_an_answer_where_somebody_asks(learned: tuple[Engine, Float32Array]) -> None:
+    assert said(learned, "list: ", stop=("\n",)) == "- one"
+
+
+@pytest.mark.parametrize("format", ["transformers", "gguf"])
+def test_the_exported_model_says_with_which_token_it_ends(
+    learned: tuple[Engine, Float32Array], tmp_path: Path, format: str
+) -> None:
+    found = Found("lab", "", JOB, SPEC, 2, bytes(32), learned[1], None, "a test")
+    exported(found, tmp_path / "out", format)
+    if format == "gguf":
+        return
+    end = json.loads((tmp_path / "out" / "generation_config.json").read_text())["eos_token_id"]
+    theirs = tokenizers.Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json"))
+    ids = [*theirs.encode(ANSWERS["list"]).ids, end]
+    assert theirs.decode(ids) == ANSWERS["list"], "a program that reads the files shows no end either"
+    tokens = encoded(SPEC, [Example(b"1", "list: ", ANSWERS["list"])], ByteTokenizer(BYTES_WITH_END)).train
+    assert tokens[-len(ids) :].tolist() == ids, "the files' tokens are those that the model has learned"
+
+
+@pytest.mark.parametrize("terms", [InstructTerms(stop=BYTES), DpoTerms(stop=BYTES)])
+def test_every_response_ends_with_the_token_and_none_holds_it(terms: InstructTerms | DpoTerms) -> None:
+    is_pair = isinstance(terms, DpoTerms)
+    spec = replace(SPEC, objective="dpo" if is_pair else "instruct", settings=codec.encode(terms))
+    texts = ("a\n", "<|endoftext|>")
+    records = [Pair(b"1", "q", *texts, 1000)] if is_pair else [Example(bytes([n]), "q", text) for n, text in enumerate(texts)]
+    found = encoded(spec, records, ByteTokenizer(BYTES_WITH_END))  # type: ignore[type-var]
+    made = np.split(found.train, found.trained.starts[1:-1])
+    assert [bytes(text[:-1].tolist()) for text in made] == [f"q{text}".encode() for text in texts]
+    assert [int(text[-1]) for text in made] == [BYTES, BYTES]
