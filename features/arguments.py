@@ -62,6 +62,10 @@ def not_negative(text: str) -> float:
     return value
 
 
+SKIP_BAD = Argument("--skip-bad", action="store_true", help="leave out lines of the file that cannot be learned, and count them")
+TRUNCATE = Argument(
+    "--truncate", choices=("left", "right"), default="", help="cut texts to the context, at the left (of prompts) or right"
+)
 JSON = Argument("--json", action="store_true", help="one JSON document, for programs")
 HOW_MANY = Argument("last", nargs="?", type=whole_number(1), default=LINES_SHOWN, metavar="N", help="how many")
 

@@ -221,6 +221,7 @@ class JobView:
     parameters: int = 0  # of its model
     disk_bytes: int = 0  # that it takes on this peer's disk at most, beside its text; 0: it is over
     held: str = ""  # of a job that waits for its first model: how many voters hold it, of how many that are needed
+    notes: tuple[str, ...] = ()  # counts of the file that its set was made of, for people
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,6 +366,8 @@ class TrainRequest:
     examples: str = ""  # a path on the peer's machine: JSONL with prompts and responses that the base's model learns; empty: none
     folder: str = ""  # a path on the peer's machine, if `base` may also be that of a folder with a model; empty: it is none
     accept_risk: bool = False  # start it also where sampled audits were not measured to find liars in time
+    skip_bad: bool = False  # leave out lines of `examples` that cannot be learned
+    truncate: str = ""  # left, right: which end of texts in `examples` is cut off to fit the context; empty: none is
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ class StageView:
     preferences: PreferencesView | None = None  # of these
     refused: str = ""  # why its job, which is due, does not begin; each block tries again
     held_out_nats: float | None = None  # of `instruct`: for a token of the held-out responses
+    notes: tuple[str, ...] = ()  # counts of the file that its set was made of, for people
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +113,14 @@ class RlhfCalls(Protocol):
         project: str = "",
         words: str = "",
         algorithm: str = "",
+        skip_bad: bool = False,
+        truncate: str = "",
     ) -> str:
         """Tunes the model of a finished job, by a rule, by preferences that people decided in a project, or by those in a file;
         with an empty base a first model, where the reward has a vocabulary of its own. `words` is a file with a list of words
-        that no text of the policy may hold. The algorithm `dpo` learns from preferences without a reward model. The id of the
-        first job that does, once it is decided.
+        that no text of the policy may hold. The algorithm `dpo` learns from preferences without a reward model. Of a file with
+        preferences `skip_bad` leaves lines out that cannot be used, and `truncate` cuts texts to the context, at the `left` or
+        `right`. The id of the first job that does, once it is decided.
         """
         ...
 

@@ -28,7 +28,8 @@ from protocol import codec
 from protocol.codec import Between, Length
 from protocol.errors import RemoteProtocolError, UserError
 from rlhf.forms import plain
-from rlhf.jsonl import LINE_BYTES_MAX, rows
+from rlhf.jsonl import LINE_BYTES_MAX, Misfits
+from rlhf.jsonl import records as records_of
 from training import stream
 
 PERMILLE: Final = 1_000
@@ -111,13 +112,17 @@ def _bad(detail: str) -> RemoteProtocolError:
 # From a file --------------------------------------------------------------------------------------------------------------
 
 
-def read_file(name: str, stream: BinaryIO) -> list[Pair]:
+def read_file(name: str, stream: BinaryIO, misfits: Misfits | None = None) -> list[Pair]:
     """The pairs of JSONL with `prompt`, `chosen`, `rejected` and perhaps `p`, how likely the chosen one is better (else 1).
 
-    Also with messages, as `forms` has them. `UserError` names the first line that is none. Empty lines are passed over, other
-    fields ignored.
+    Also of the other forms in `forms`. `UserError` names the first lines that are none, unless `misfits` leaves them out. Empty
+    lines are passed over, other fields ignored.
     """
-    pairs = [_pair(f"{name}:{number}", number, row) for number, row in rows(name, stream, EXAMPLE, PAIRS_MAX)]
+
+    def make(number: int, row: dict[str, Any]) -> Pair:
+        return _pair(f"{name}:{number}", number, row)
+
+    pairs = records_of(name, stream, EXAMPLE, PAIRS_MAX, make, misfits or Misfits())
     if not pairs:
         raise UserError(f"{name}: there is no pair in it: every line must be like {EXAMPLE}")
     return pairs
@@ -216,14 +221,28 @@ def is_held_out(prompt: str, permille: int = HELD_OUT_PERMILLE) -> bool:
 
 
 def parted(records: Sequence[R], permille: int = HELD_OUT_PERMILLE) -> tuple[list[R], list[R]]:
-    """The records that are trained on, and those that are held out. `UserError` if none are left to train on."""
-    train: list[R] = []
-    held_out: list[R] = []
-    for record in records:
-        (held_out if is_held_out(record.prompt, permille) else train).append(record)
+    """The records that are trained on, and those that are held out. `UserError` if none are left to train on.
+
+    Prompts are held out. Where one side would be empty, there are too few of them, and records are held out.
+    """
+    sides = [is_held_out(record.prompt, permille) for record in records]
+    if 0 < permille < PERMILLE and len(set(sides)) == 1:
+        sides = _held_out_alone(records, permille)
+    train, held_out = (
+        [record for record, side in zip(records, sides, strict=True) if side is wanted] for wanted in (False, True)
+    )
     if not train:
         raise UserError("every line is held out, by its prompt: give more prompts, or a smaller held_out_permille")
     return train, held_out
+
+
+def _held_out_alone(records: Sequence[R], permille: int) -> list[bool]:
+    """Whether each record is held out, by a hash of its texts. Of few records none is."""
+    texts = (("folkmoot/held-out/2", record.prompt, *record.responses) for record in records)
+    keys = [hashlib.sha256(codec.encode(text)).digest() for text in texts]
+    distinct = sorted(set(keys))  # equal records stay on one side
+    held_out = set(distinct[: len(distinct) * permille // PERMILLE])
+    return [key in held_out for key in keys]
 
 
 def pairs_of_step(

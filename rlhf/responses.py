@@ -12,8 +12,9 @@ import numpy.typing as npt
 from curation.tasks import Text
 from protocol.codec import Length
 from protocol.errors import UserError
-from rlhf.forms import plain
-from rlhf.jsonl import rows as rows_of_file
+from rlhf.forms import is_good, plain
+from rlhf.jsonl import Misfits
+from rlhf.jsonl import records as records_of
 from rlhf.pairs import PAIRS_A_BEAT, name
 from rlhf.preferences import PAIRS_MAX, PERMILLE, Pair, R, parted, text_of
 from training.data.tokenizer import Tokenizer
@@ -61,13 +62,21 @@ class Responses(Tokens):
     measured: Side  # held out: by the prompt, so that no prompt is on both sides
 
 
-def read_examples(name: str, stream: BinaryIO) -> list[Example]:
-    """Of JSONL with `prompt` and `response`, or as `forms` has it. `UserError` names the first line that is none."""
-    examples: list[Example] = []
-    for number, found in rows_of_file(name, stream, EXAMPLE, PAIRS_MAX):
+def read_examples(name: str, stream: BinaryIO, misfits: Misfits | None = None) -> list[Example]:
+    """Of JSONL with `prompt` and `response`, or as `forms` has it.
+
+    `UserError` names the first lines that are none, unless `misfits` leaves them out. Responses that are labelled as bad are left
+    out in any case.
+    """
+
+    def make(number: int, row: dict[str, Any]) -> Example | None:
         where = f"{name}:{number}"
-        row = plain(where, found)
-        examples.append(Example(number.to_bytes(8, "big"), text_of(where, row, "prompt"), text_of(where, row, "response")))
+        if not is_good(where, row):
+            return None
+        row = plain(where, row)
+        return Example(number.to_bytes(8, "big"), text_of(where, row, "prompt"), text_of(where, row, "response"))
+
+    examples = records_of(name, stream, EXAMPLE, PAIRS_MAX, make, misfits or Misfits())
     if not examples:
         raise UserError(f"{name}: there is no response in it: every line must be like {EXAMPLE}")
     return examples
@@ -88,7 +97,7 @@ def _whole(spec: JobSpec, records: Sequence[R], tokenizer: Tokenizer, on_block: 
         if not len(prompt):
             raise UserError(f"{name(record)}: its prompt is empty, so the first token of a response would follow nothing")
         for response in record.responses:
-            text = np.concatenate([prompt, _ended(tokenizer.encode(response.encode()), spec.own.stop)])
+            text = np.concatenate([prompt, ended(tokenizer.encode(response.encode()), spec.own.stop)])
             if len(text) > spec.model.context:
                 much = f"prompt and response are {len(text)} tokens, more than the context of {spec.model.context}"
                 raise UserError(f"{name(record)}: {much}")
@@ -102,7 +111,7 @@ def _whole(spec: JobSpec, records: Sequence[R], tokenizer: Tokenizer, on_block: 
     return tokens, Side(starts, starts[:-1] + np.array(begins, dtype=np.int64), p, np.full(len(texts), np.nan, dtype=np.float32))
 
 
-def _ended(response: TokenArray, stop: int | None) -> TokenArray:
+def ended(response: TokenArray, stop: int | None) -> TokenArray:
     """As the model is to end it."""
     return response if stop is None or response[-1] == stop else np.append(response, np.uint16(stop))
 

@@ -12,7 +12,7 @@ from protocol.identity import peer_id
 from protocol.limits import DATA_SHARD_BYTES
 from rlhf.calls import DrawView, TraceView
 from rlhf.pairs import name
-from rlhf.preferences import Pair, is_held_out, unpacked
+from rlhf.preferences import Pair, parted, unpacked
 from rlhf.reward import RewardModel
 from rlhf.sets import DecidedSet
 from rlhf.supervised import Dpo
@@ -61,7 +61,7 @@ def traced(jobs: Sequence[Learned], sets: Mapping[bytes, DecidedSet], read: Read
             pair=pair.id.hex(),
             height=sets[data].source.height if data in sets else None,
             set=data.hex(),
-            held_out=is_held_out(pair.prompt, learned.spec.held_out_permille),
+            held_out=pair not in parted(pairs, learned.spec.held_out_permille)[0],
             draws=(*(view.draws if view else ()), *draws(learned.job, learned.spec, pairs, pair, learned.rounds)),
             unknown=(view.unknown if view else 0) + learned.unknown,
         )
@@ -85,7 +85,7 @@ def found(pairs: Sequence[Pair], text: str) -> Pair | None:
 
 def draws(job: bytes, spec: JobSpec, pairs: Sequence[Pair], pair: Pair, rounds: Iterable[Round]) -> Iterator[DrawView]:
     """In the order of rounds, trainers and steps. A pair that a step has drawn twice is named once."""
-    train = [other.id for other in pairs if not is_held_out(other.prompt, spec.held_out_permille)]
+    train = [other.id for other in parted(pairs, spec.held_out_permille)[0]]
     if pair.id not in train:
         return
     kind = spec.kind

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from features.arguments import JSON, Argument, not_negative, set_overrides, whole_number
+from features.arguments import JSON, SKIP_BAD, TRUNCATE, Argument, not_negative, set_overrides, whole_number
 from features.as_json import as_json
 from features.lazily import named
 from features.names import Names
@@ -14,7 +14,7 @@ from features.words import Asked, word
 from protocol.errors import UserError
 from protocol.sampling import TOKENS_MAX
 from rlhf.blocklist import WITHHELD
-from rlhf.calls import DrawView, FiguresView, PreferencesView, RlhfCalls, RlhfView, TraceView
+from rlhf.calls import DrawView, FiguresView, PreferencesView, RlhfCalls, RlhfView, StageView, TraceView
 
 SHORT = 8
 NOTHING = "(no text: the model ended its answer at once)"
@@ -45,6 +45,8 @@ ABOUT_ALGORITHMS = "of `rlhf start`: ppo (default); grpo: without a value head; 
     Argument("--base", default="", metavar="JOB", help="of `rlhf start`: the finished job whose model is tuned, by name or id"),
     Argument("--reward", default="", metavar="rule:NAME", help="of `rlhf start`: a rule of the program, such as rule:vowels"),
     Argument("--preferences", default="", metavar="FILE", help="of `rlhf start`: JSONL with prompt, chosen, rejected, perhaps p"),
+    SKIP_BAD,
+    TRUNCATE,
     Argument("--project", default="", metavar="PROJECT", help="of `rlhf start`: preferences that people decided in it"),
     Argument(
         "--reward-epochs",
@@ -126,12 +128,23 @@ async def _start(asked: Asked[RlhfCalls]) -> None:
         options.project,
         _absolute(options.words),
         options.algorithm,
+        options.skip_bad,
+        options.truncate,
     )
-    asked.show(f"job {await asked.decided(start)} is decided; `rlhf status` shows how it goes")
+    job = await asked.decided(start)
+    asked.show(f"job {job} is decided; `rlhf status` shows how it goes")
+    for stage in (await asked.api.rlhf_status()).stages:
+        if stage.job == job:
+            _show_notes(asked, stage)
     if options.preferences:
         asked.show("its preferences are those of a file, not decided by annotators")
     if options.project:
         asked.show("it begins when a quorum of the voters has derived the same preferences from the project")
+
+
+def _show_notes(asked: Asked[RlhfCalls], stage: StageView) -> None:
+    for note in stage.notes:
+        asked.show(f"{stage.job[:SHORT]}: {note}")
 
 
 def _absolute(file: str) -> str:
@@ -249,6 +262,7 @@ def _show_status(asked: Asked[RlhfCalls], view: RlhfView, figures: tuple[Figures
             asked.show(f"{stage.job[:SHORT]}: the better response scores higher in {accuracy:.0%} of the held-out pairs{sure}")
         if stage.held_out_nats is not None:
             asked.show(f"{stage.job[:SHORT]}: {stage.held_out_nats:.3f} nats for a token of the held-out responses")
+        _show_notes(asked, stage)
         if stage.preferences is not None:
             asked.show(f"{stage.job[:SHORT]}: {_whose(stage.preferences, view.state)}")
     for of in figures:

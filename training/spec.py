@@ -141,6 +141,15 @@ _ON_THE_WIRE: Final = re.compile(r"\b[A-Z]\w+: (?=\w+: )| at byte \d+")  # recor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Preparation:
+    """Counts of a person's file before it became the data of a job."""
+
+    left_out: Count = 0  # lines
+    shortened: Count = 0  # lines with a text that was longer than the context
+    holding_stop: Count = 0  # responses that hold the stop text, where answers of the model are cut
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
     name: Name
     objective: Name = "language"
@@ -201,6 +210,7 @@ class JobSpec:
     opening_rounds: Annotated[int, Between(0, ROUNDS_MAX)] = codec.added(0)
     # Buffers are levels of eight bits, and sampled audits replay whole rounds: no states are committed to (decision 96).
     lean_audits: bool = codec.added(False)
+    preparation: Preparation | None = codec.added(None)  # of a set from a file; None: no file was changed
 
     @property
     def kind(self) -> Objective:

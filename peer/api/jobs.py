@@ -23,6 +23,7 @@ from protocol.identity import peer_id
 from protocol.limits import TRAINERS_MAX
 from protocol.messages import Ballot
 from protocol.reasons import Verdict, label, shown
+from rlhf.fitting import notes
 from rounds.ballots import RoundBook, settled
 from storage.store import StoredRound
 from training.data import corpus as data
@@ -191,6 +192,7 @@ def _job(key: bytes, job: Job, state: State, audits: JobAudits, peer: RunningPee
         precision=spec.precision.value,
         parameters=layout_of(spec).size,
         disk_bytes=0 if is_over else _disk_bytes(spec, job.trainers, peer),
+        notes=notes(spec),
     )
 
 
@@ -216,6 +218,7 @@ def _in_line(waiting: Waiting, state: State, place: int, peer: RunningPeer) -> J
         parameters=layout_of(spec).size,
         disk_bytes=_disk_bytes(spec, trainers, peer),
         held=_held(waiting, spec, VoterSet(state.members.voters)),
+        notes=notes(spec),
     )
 
 

@@ -31,7 +31,9 @@ BUILT_IN = ""  # `TrainRequest.data` for the text inside every Python
 LOCAL = "local"
 FETCHING_SECONDS_MAX = 30.0  # for a tokenizer of some megabytes
 # They follow from what else was said.
-NOT_SET_BY_NAME = frozenset({"data", "tokenizer", "model", "objective", "name", "base", "settings", "start", "parts"})
+NOT_SET_BY_NAME = frozenset(
+    {"data", "tokenizer", "model", "objective", "name", "base", "settings", "start", "parts", "preparation"}
+)
 
 
 def job_spec(peer: RunningPeer, request: TrainRequest) -> JobSpec:

@@ -15,7 +15,7 @@ from curation.module import is_run
 from curation.state import CurationState
 from ledger.jobs import Job, Phase, Waiting, job_id
 from ledger.network import NetworkState
-from peer.api.new_job import FETCHING_SECONDS_MAX, fetched
+from peer.api.new_job import FETCHING_SECONDS_MAX, fetched, typed
 from peer.api.preferences import preferences_of
 from peer.api.running import RunningPeer
 from peer.api.tracing import learned
@@ -29,6 +29,7 @@ from protocol.sampling import Sampling
 from rlhf import guards, plans
 from rlhf.calls import CompareView, FiguresView, RlhfCalls, RlhfView, StageView, TraceView
 from rlhf.controller import beta_of
+from rlhf.fitting import Truncate, notes
 from rlhf.guards import Course
 from rlhf.module import RlhfModule, RlhfState
 from rlhf.objective import MODULE, PpoTerms
@@ -62,6 +63,8 @@ class RlhfAnswers(RlhfCalls):
         project: str = "",
         words: str = "",
         algorithm: str = "",
+        skip_bad: bool = False,
+        truncate: str = "",
     ) -> str:
         self.peer.require_member()
         if not self._is_run():
@@ -74,7 +77,10 @@ class RlhfAnswers(RlhfCalls):
         if algorithm and not is_dpo:
             said["algorithm"] = algorithm
         listed = await trio.to_thread.run_sync(read_words, words) if words else b""
-        tuning = Tuning(self.peer, base, name, ppo_iterations, reward_epochs, said, listed)
+        cut = typed(Truncate, "--truncate", truncate)
+        if (skip_bad or cut) and not preferences:
+            raise UserError("--skip-bad and --truncate are about a file: say them with --preferences FILE")
+        tuning = Tuning(self.peer, base, name, ppo_iterations, reward_epochs, said, listed, skip_bad, cut)
         if reward:
             tuning.check_rule(reward)
             return await self._begun(tuning.by_rule, reward)
@@ -254,5 +260,6 @@ def _began(job: Job | Waiting) -> int:
 def _stage(key: bytes, job: Job | Waiting) -> StageView:
     spec = JobSpec.decode(job.spec)
     if isinstance(job, Waiting):
-        return StageView(spec.objective, key.hex(), "waiting", 0, spec.rounds, "")
-    return StageView(spec.objective, key.hex(), job.phase.value, job.round, spec.rounds, job.model_root.hex())
+        return StageView(spec.objective, key.hex(), "waiting", 0, spec.rounds, "", notes=notes(spec))
+    root = job.model_root.hex()
+    return StageView(spec.objective, key.hex(), job.phase.value, job.round, spec.rounds, root, notes=notes(spec))

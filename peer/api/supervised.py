@@ -25,6 +25,8 @@ from protocol import codec
 from protocol.api import TrainRequest
 from protocol.errors import UserError
 from rlhf import pairs, preferences, presets, responses
+from rlhf.fitting import Truncate, fitted, holding
+from rlhf.jsonl import Misfits
 from rlhf.preferences import Record
 from rlhf.supervised import INSTRUCT, Supervised
 from training.data import corpus
@@ -47,11 +49,15 @@ def instruct_spec(peer: RunningPeer, request: TrainRequest) -> JobSpec:
     start = start_of(peer, request)
     if request.vocabulary and start.tokenizer is not None:
         raise UserError(f"--vocabulary {request.vocabulary}: the tokens are those of {start.name}; leave it out")
+    truncate = typed(Truncate, "--truncate", request.truncate)
     spec, said = supervised_spec(peer, INSTRUCT, start, request.name or INSTRUCT.name, request.overrides, presets.INSTRUCT)
     require_defended(peer, spec, request)
-    file = Path(request.examples).name
+    file, misfits = Path(request.examples).name, Misfits(request.skip_bad)
     with Path(request.examples).open("rb") as stream:
-        found = responses.read_examples(file, stream)
+        read = responses.read_examples(file, stream, misfits)
+    tokenizer = tokenizer_of(peer, spec)
+    found, preparation = fitted(file, spec, read, tokenizer, misfits, truncate)
+    spec = replace(spec, preparation=replace(preparation, holding_stop=holding(found, tokenizer, spec.own.stop)))
     tokens = set_as_tokens(peer, spec, found, file)
     spec, _ = with_set(peer, spec, found, tokens, request.rounds or said.get("rounds"), EPOCHS)
     return start.kept(peer, spec)
@@ -85,15 +91,17 @@ def supervised_spec(
     return checked(peer, spec), said
 
 
+def tokenizer_of(peer: RunningPeer, model: JobSpec | Start) -> Tokenizer:
+    """Raises `UserError` where nobody has it."""
+    blob = None if model.tokenizer is None else fetched(peer, model.tokenizer)
+    return load_tokenizer(blob, model.model.vocabulary)
+
+
 def set_as_tokens(peer: RunningPeer, spec: JobSpec, records: Sequence[Record], file: str) -> Any:
     """What the job's trainers make of a set. Raises `UserError`, naming the file."""
     encode: Any = responses.encoded if isinstance(spec.kind, Supervised) else pairs.encoded
     try:
-        return encode(
-            spec,
-            records,
-            load_tokenizer(None if spec.tokenizer is None else fetched(peer, spec.tokenizer), spec.model.vocabulary),
-        )
+        return encode(spec, records, tokenizer_of(peer, spec))
     except UserError as error:
         raise UserError(f"{file}: {error}") from None
 
@@ -130,7 +138,7 @@ def usual_stop(peer: RunningPeer, start: Start, learns_to_end: bool) -> int:
     """
     if start.stop is not None:
         return start.stop
-    tokenizer = load_tokenizer(None if start.tokenizer is None else fetched(peer, start.tokenizer), start.model.vocabulary)
+    tokenizer = tokenizer_of(peer, start)
     if learns_to_end and tokenizer.end_of_text is not None:
         return tokenizer.end_of_text
     return newline(start.name, tokenizer)

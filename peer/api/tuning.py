@@ -14,14 +14,16 @@ import numpy as np
 
 from features.tables import counted
 from ledger.jobs import Base
-from peer.api.new_job import checked, fetched, tolerated
+from peer.api.new_job import checked, tolerated
 from peer.api.running import RunningPeer
 from peer.api.starting import base_of, of_finished
-from peer.api.supervised import set_as_tokens, supervised_spec, usual_stop, with_set
 from peer.api.supervised import parsed as parsed_terms
+from peer.api.supervised import set_as_tokens, supervised_spec, tokenizer_of, usual_stop, with_set
 from protocol import codec
 from protocol.errors import UserError
 from rlhf import blocklist, pairs, plans, preferences, presets
+from rlhf.fitting import Truncate, fitted, holding
+from rlhf.jsonl import Misfits
 from rlhf.objective import MODEL, ROLE, RULE, PpoTerms, Prompts
 from rlhf.preferences import Pair
 from rlhf.reward import REWARDS, RewardModel
@@ -29,7 +31,7 @@ from rlhf.rules import RULES
 from rlhf.sets import Source
 from rlhf.supervised import DPO
 from training.data import corpus
-from training.spec import JobSpec, completed
+from training.spec import JobSpec, Preparation, completed
 
 APART = frozenset({"reward", "reward_model", "words"})  # of a policy's terms: `--set` does not say them
 OF_REWARD = "reward."  # begins what `--set` says of the job that trains a reward model
@@ -49,6 +51,8 @@ class Tuning:
     epochs: int  # over the preferences
     said: dict[str, str]  # other values; those of the reward model begin with OF_REWARD
     words: bytes  # a packed list of those that no text of the policy may hold; empty: none
+    skip_bad: bool = False  # leave out lines of a file that cannot be used
+    truncate: Truncate = Truncate.NOTHING  # which end of long texts of a file is cut off
 
     @property
     def of_reward(self) -> dict[str, str]:
@@ -81,11 +85,15 @@ class Tuning:
         of = of_finished(self.peer, self.base, "--base")
         kind, rest = reward_said(self.of_reward)
         spec, said = supervised_spec(self.peer, kind, of, called, rest, presets.REWARD, OF_REWARD)
-        found, file = _given(given)
+        found, file, preparation = self._prepared(given, spec)
         tokens = set_as_tokens(self.peer, spec, found, file)
         if self.words and self.of_policy.get("prompts") != Prompts.TEXT:
             _require_prompt(preferences.parted(found, spec.held_out_permille)[0], self.words)
         policy = self._policy(MODEL, tokens) if self.iterations else None
+        if preparation is not None:
+            stop = policy.own.stop if policy else None
+            counts = replace(preparation, holding_stop=holding(found, tokenizer_of(self.peer, spec), stop))
+            spec, policy = replace(spec, preparation=counts), replace(policy, preparation=counts) if policy else None
         spec, manifest = with_set(self.peer, spec, found, tokens, said.get("rounds"), self.epochs)
         source = replace(source, tokens=manifest.tokens) if source else None
         return plans.Begin(spec.encode(), _without_model(policy).encode() if policy else b"", source)
@@ -94,10 +102,22 @@ class Tuning:
         """One job, which learns from the pairs itself."""
         of = of_finished(self.peer, self.base, "--base")
         spec, said = supervised_spec(self.peer, DPO, of, self.name or DPO.name, self.said, presets.DPO)
-        found, file = _given(given)
+        found, file, preparation = self._prepared(given, spec)
+        if preparation is not None:
+            stopping = holding(found, tokenizer_of(self.peer, spec), spec.own.stop)
+            spec = replace(spec, preparation=replace(preparation, holding_stop=stopping))
         tokens = set_as_tokens(self.peer, spec, found, file)
         spec, manifest = with_set(self.peer, spec, found, tokens, said.get("rounds"), self.epochs)
         return plans.Begin(spec.encode(), b"", replace(source, tokens=manifest.tokens) if source else None)
+
+    def _prepared(self, given: str | list[Pair], spec: JobSpec) -> tuple[list[Pair], str, Preparation | None]:
+        """The pairs, the name of their source for people, and counts of a file. Pairs of a project stay as they were derived."""
+        if not isinstance(given, str):
+            return given, "--project", None
+        file, misfits = Path(given).name, Misfits(self.skip_bad)
+        read = _read(given, misfits)
+        found, counts = fitted(file, spec, read, tokenizer_of(self.peer, spec), misfits, self.truncate)
+        return found, file, counts
 
     def _policy(self, reward: str, learned: pairs.Pairs | None = None) -> JobSpec:
         """Makes the blob of the listed words. What learns from the pairs is left open."""
@@ -173,15 +193,10 @@ def parsed(overrides: dict[str, str]) -> tuple[dict[str, Any], dict[str, Any]]:
     return parsed_terms(overrides, PpoTerms, APART)
 
 
-def _given(pairs: str | list[Pair]) -> tuple[list[Pair], str]:
-    """Them, and what people call where they come from. Raises `UserError`."""
-    return (_read(pairs), Path(pairs).name) if isinstance(pairs, str) else (pairs, "--project")
-
-
-def _read(file: str) -> list[Pair]:
+def _read(file: str, misfits: Misfits) -> list[Pair]:
     try:
         with Path(file).expanduser().open("rb") as stream:
-            return preferences.read_file(Path(file).name, stream)
+            return preferences.read_file(Path(file).name, stream, misfits)
     except OSError as error:
         raise UserError(f"--preferences {corpus.shown(file)} cannot be read: {error.strerror}") from None
 

@@ -54,7 +54,10 @@ def train_request(options: argparse.Namespace) -> TrainRequest:
         data = str(Path(data).expanduser().absolute())  # the daemon may have another working directory
     examples = str(Path(options.examples).expanduser().absolute()) if options.examples else ""
     said_of_text = options.name, data, options.rounds, options.vocabulary, overrides
-    return TrainRequest(*said_of_text, options.base, examples, _folder(options.base), options.accept_risk)
+    if (options.skip_bad or options.truncate) and not examples:
+        raise UserError("--skip-bad and --truncate are about a file with responses: train --from JOB FILE.jsonl")
+    of_file = options.skip_bad, options.truncate
+    return TrainRequest(*said_of_text, options.base, examples, _folder(options.base), options.accept_risk, *of_file)
 
 
 def _folder(base: str) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from peer.export.found import Found
+from rlhf.fitting import notes
 from rlhf.reward import CALIBRATION
 from training.data.tokenizer import END_OF_TEXT
 from training.formats.tokenizer_file import Vocabulary
@@ -84,6 +85,8 @@ def _rows(found: Found, vocabulary: Vocabulary, left_out: tuple[str, ...]) -> It
     stop = stop_of(spec, vocabulary)
     if stop is not None:
         yield "a text ends with", f"token {stop}{f', `{END_OF_TEXT}`' if stop == vocabulary.end_of_text else ''}"
+    for note in notes(spec):
+        yield "set", note
     if left_out:
         yield "left out", f"{', '.join(left_out)}: vectors that the objective trained beside the transformer{_of_first(left_out)}"
 

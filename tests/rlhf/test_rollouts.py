@@ -116,6 +116,6 @@ def test_a_response_ends_with_the_newline_of_its_tokenizer() -> None:
 
 
 def test_where_several_tokens_have_a_newline_a_person_says_which_one_ends_a_response() -> None:
-    bpe = BpeTokenizer(train_bpe(iter([b"    \n\n   \n" * 50]), 258))
+    bpe = BpeTokenizer(train_bpe(iter([b"    \n\n   \n" * 50]), 259))
     with pytest.raises(UserError, match=r"its tokenizer has 2 tokens with a newline.*--set stop=TOKEN \(\d+ is a newline"):
         newline("base", bpe)

@@ -64,7 +64,7 @@ def test_a_job_of_means_meets_each_pair_once_in_its_first_rounds_whoever_trains(
 
 def test_a_trace_that_counts_held_out_pairs_or_forgets_the_trainer_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as planted:
-        planted.setattr(tracing, "is_held_out", lambda *_: False)
+        planted.setattr(tracing, "parted", lambda pairs, permille: (pairs, []))
         assert any(traced(pair) != drawn(pair) for pair in PAIRS)
     monkeypatch.setattr(tracing, "Step", lambda job, number, trainer, step: Step(job, number, bytes(32), step))
     assert any(traced(pair) != drawn(pair) for pair in PAIRS)

@@ -18,8 +18,9 @@ class Language(Objective):
 
     def problem(self, job: Job, settings: Any) -> str | None:
         if job.tokenizer is None and job.model.vocabulary not in BYTE_VOCABULARIES:
+            least = max(BYTES_WITH_END + 1, job.model.vocabulary)
             needs = f"model.vocabulary {job.model.vocabulary} needs a tokenizer"
-            return f"{needs}: use `train --vocabulary {max(BYTES_WITH_END + 1, job.model.vocabulary)}`, or leave it out for bytes"
+            return f"{needs}: use `train --vocabulary {least}`, or leave it at the {BYTES} bytes"
         if job.data is None and job.is_reexecuted:
             return f"audit {job.audit.value!r} needs shared data: name a text, or take audit 'off' for local data"
         return None

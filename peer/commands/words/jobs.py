@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from features.arguments import HOW_MANY, Argument, set_overrides, whole_number
+from features.arguments import HOW_MANY, SKIP_BAD, TRUNCATE, Argument, set_overrides, whole_number
 from features.words import Asked, listing, word
 from peer.commands import views
 from peer.commands.job_fields import PRESET, SET, train_request, warnings_of
@@ -30,13 +30,13 @@ EXAMPLES = Argument(
     "examples", nargs="?", default="", metavar="FILE", help="with --from: JSONL with prompt, response; the responses are learned"
 )
 RISK = Argument("--accept-risk", action="store_true", help="start it also where sampled audits find liars late")
-VOCABULARY = Argument("--vocabulary", type=whole_number(256), default=0, metavar="N", help="more than 256: train a BPE")
+VOCABULARY = Argument("--vocabulary", type=whole_number(256), default=0, metavar="N", help="more than 257: train a BPE")
 
 
 @word(
     "start a job: --preset NAME --rounds N --data PATH --name NAME --from JOB --vocabulary N --accept-risk --set FIELD=VALUE; "
     "train --from JOB FILE.jsonl learns responses",
-    *(EXAMPLES, PRESET, ROUNDS, DATA, NAME, BASE, VOCABULARY, RISK, SET),
+    *(EXAMPLES, SKIP_BAD, TRUNCATE, PRESET, ROUNDS, DATA, NAME, BASE, VOCABULARY, RISK, SET),
 )
 async def train(asked: Asked[PeerApi]) -> None:
     request = train_request(asked.options)
@@ -53,6 +53,8 @@ async def train(asked: Asked[PeerApi]) -> None:
         asked.show(f"it takes up to {bytes_in_words(view.disk_bytes)} of this peer's disk")
     if no_room := (await asked.api.status()).no_room:
         asked.show(no_room)
+    for note in view.notes if view else ():
+        asked.show(note)
     for warning in warnings_of(request, set_overrides(asked.options.set)):
         asked.show(f"{warning} (`cancel {views.short(job)}` ends this job)")
 
