@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from protocol.errors import UserError
 
-# What stands for a message. `peer chat --template 'User: {}\nAssistant: '` asks in the same way.
+# A message as text. `peer chat --template 'User: {}\nAssistant: '` asks in the same way.
 FORMS: Final = {"system": "{}\n", "user": "User: {}\nAssistant: ", "assistant": "{}\n"}
 ANSWER: Final = "assistant"  # of this role is a response
 ANSWERS: Final = ("chosen", "rejected", "response")
@@ -41,7 +41,7 @@ Messages = list[tuple[str, str]]
 
 
 def is_good(where: str, row: dict[str, Any]) -> bool:
-    """Whether a line may be learned: by its KTO label, or the weight of its last message. Raises `UserError` for other labels."""
+    """True for a line that its KTO label, or the weight of its last message, allows to learn. Raises `UserError`."""
     turns = row.get("messages")
     if isinstance(turns, list) and turns and isinstance(turns[-1], dict) and turns[-1].get("weight") == 0:
         return False
@@ -56,8 +56,8 @@ def is_good(where: str, row: dict[str, Any]) -> bool:
 def plain(where: str, row: dict[str, Any]) -> dict[str, Any]:
     """The same with texts in `prompt` and in `response`, or in `chosen` and `rejected`.
 
-    Of messages the last one is the answer, and those before it are the prompt, in the place of one that is a text. Raises
-    `UserError` for messages that are no text.
+    The last message is the answer. The messages before it are the prompt, and replace a prompt that is a text. Raises `UserError`
+    for messages that are no text.
     """
     row = dict(row)
     if row.get("tools"):
@@ -77,7 +77,7 @@ def plain(where: str, row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _name_response(row: dict[str, Any]) -> None:
-    """Gives the response its name, and what is before pairs of answers the name `prompt`."""
+    """Names the response `response`, and the turns before pairs of answers `prompt`."""
     turns = next((row[name] for name in ("messages", "conversations", "conversation") if name in row), None)
     if "response" not in row:
         name = next((name for name in ("completion", "output", "answer") if name in row), None)

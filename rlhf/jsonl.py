@@ -95,7 +95,7 @@ def _array(name: str, first: bytes, stream: BinaryIO) -> list[Any] | None:
         found = json.loads(first)
     except (ValueError, RecursionError):
         return _whole_array(name, first, stream)
-    if not all(isinstance(element, dict) for element in found):
+    if found and not any(isinstance(element, dict) for element in found):
         return None
     if stream.read(LINE_BYTES_MAX).strip():
         raise UserError(f"{name}:2: the first line is an array, and more follows: write one object a line, or one array")

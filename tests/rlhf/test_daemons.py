@@ -166,15 +166,19 @@ async def learns_responses_and_then_preferences(network: list[Daemon], folder: P
     for request, told in wrong:
         with pytest.raises(UserError, match=told):
             await first.client.train(request)
-    file = pairs_file(folder / "examples.jsonl", *responses)
-    tuned = await first.client.train(TrainRequest("", "", 1, 0, OF_SETS, "base", file))
+    lines = (*responses, *(json.dumps({"prompt": "q: ", "completion": "k", "label": good}) for good in (True, False)))
+    file = pairs_file(folder / "examples.jsonl", *lines, json.dumps({"prompt": "q" * 30, "response": "a\nb"}), "{")
+    prepared = {"skip_bad": True, "truncate": "left"}
+    tuned = await first.client.train(TrainRequest("", "", 1, 0, OF_SETS, "base", file, **prepared))  # type: ignore[arg-type]
     view = await finished(first, tuned)
     assert view.objective == "instruct"
+    assert view.notes == ("2 lines left out: not usable, or labelled as bad", "1 line shortened to the context of 24 tokens")
     assert_only_lies_are_refused(view, lies)
     while (status := await first.client.rlhf_status()).stages[0].held_out_nats is None:  # noqa: ASYNC110
         await trio.sleep(0.05)
-    file = pairs_file(folder / "pairs.jsonl", *pairs)
-    how = (1, "", OF_SETS | {"rounds": "1", "beta": "0.5"}, file, 1, "", "", "dpo")
+    same = json.dumps({"prompt": "q: ", "chosen": "aei", "rejected": "aei"})
+    file = pairs_file(folder / "pairs.jsonl", *pairs, same)
+    how = (1, "", OF_SETS | {"rounds": "1", "beta": "0.5"}, file, 1, "", "", "dpo", True)
     with pytest.raises(UserError, match="dpo takes no --reward"):
         await first.client.start_rlhf_training("instruct", "rule:vowels", 1, "", OF_SETS, "", 1, "", "", "dpo")
     preferring = await first.client.start_rlhf_training("instruct", "", *how)
@@ -186,6 +190,8 @@ async def learns_responses_and_then_preferences(network: list[Daemon], folder: P
         status = await first.client.rlhf_status()
     compared = await first.client.compare_policy("q1: ", 10, 1.0, 0)
     (stage,) = status.stages
+    (cut,) = stage.notes
+    assert cut == "1 line left out: not usable, or labelled as bad"
     assert (stage.objective, stage.job, stage.state) == ("dpo", preferring, "finished")
     assert stage.preferences is not None and not stage.preferences.decided_by_annotators
     assert compared.job == preferring

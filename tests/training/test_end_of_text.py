@@ -1,4 +1,4 @@
-"""The token that ends a text: which tokenizers have it, what never becomes it, and what other programs read of it."""
+"""The token that ends a text: tokenizers with it, texts that never become it, and files for other programs."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_special_token_that_texts_could_become_is_refused() -> None:
             load_tokenizer(blob, 280)
 
 
-# What other programs read --------------------------------------------------------------------------------------------
+# Files for other programs --------------------------------------------------------------------------------------------
 
 
 def found_of(kind: str, objective: str = "language", settings: bytes = b"") -> Found:
