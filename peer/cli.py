@@ -91,9 +91,9 @@ def _first(group: BaseExceptionGroup[Any]) -> BaseException:
 
 
 def _complain(error: BaseException) -> int:
-    """Wrong lines of a file stand below one another; whatever else has several lines becomes one."""
+    """Prints an error. Wrong lines of a file stand below one another, with a sum at the end; other errors become one line."""
     lines = str(error).splitlines()
-    between = "\n" if all(re.match(r".+?:\d+: ", line) for line in lines) else " "
+    between = "\n" if all(re.match(r".+?:( line )?\d+: ", line) for line in lines[:-1]) else " "
     print("peer: error: " + between.join(lines), file=sys.stderr)
     return EXIT_USER_ERROR
 

@@ -170,7 +170,8 @@ async def test_every_command_is_in_the_help(monkeypatch: pytest.MonkeyPatch, cap
 
 
 def test_the_options_of_a_command_are_known() -> None:
-    known = ("--preset", "--rounds", "--data", "--name", "--from", "--vocabulary", "--accept-risk", "--set")
+    of_file = ("--skip-bad", "--truncate")
+    known = (*of_file, "--preset", "--rounds", "--data", "--name", "--from", "--vocabulary", "--accept-risk", "--set")
     assert option_names(WORDS["train"]) == known
 
 
@@ -328,8 +329,8 @@ async def test_what_a_text_is_drawn_by_is_handed_on(monkeypatch: pytest.MonkeyPa
     line = r"sample Hi --job base@3 --tokens 9 --temperature 0.5 --top-k 4 --top-p .9 --stop '\n\n' --stop 'a\\b' --seed 7"
     _, _, api = await said(monkeypatch, capsys, line + "\nsample Hi --beams 3\n")
     first, second = api.asked
-    assert first == ("Hi", Sampling(9, 0.5, 4, 0.9, ("\n\n", "a\\b"), 7), "base@3", ())
-    assert second == ("Hi", Sampling(200, 0.0, beams=3), "", ())
+    assert first == ("Hi", Sampling(9, 0.5, 4, 0.9, ("\n\n", "a\\b"), 7), "base@3", None)
+    assert second == ("Hi", Sampling(200, 0.0, beams=3), "", None)
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ from protocol.errors import UserError
 from protocol.identity import Identity, peer_id
 from rlhf.calls import RlhfView, StageView
 from tests.peer.processes import LATE, Daemon, children, daemons
+from training.transformer import BYTES
 
 NAMES = ("ada", "bea", "cyd", "liar")
 LIAR = 3
@@ -129,6 +130,10 @@ async def test_a_trained_model_learns_responses_and_pairs_and_is_tuned_and_who_i
         status = await first.client.rlhf_status()
         (figures,) = await first.client.rlhf_figures()
         compared = await first.client.compare_policy("The ", 20, 1.0, 0)
+        await first.client.model(str(tmp_path / "ppo"), job, "transformers")
+        assert json.loads((tmp_path / "ppo" / "generation_config.json").read_text())["eos_token_id"] == 10, (
+            "its base knows no end"
+        )
     liar = view.rejected[liar_of(network)]
     assert liar.keys() <= {"rollout", *LATE} and liar["rollout"] > 0, "nobody waits for it from the second round on"
     assert_only_lies_are_refused(view, {liar_of(network)})
@@ -184,6 +189,9 @@ async def learns_responses_and_then_preferences(network: list[Daemon], folder: P
     preferring = await first.client.start_rlhf_training("instruct", "", *how)
     view = await finished(first, preferring)
     assert_only_lies_are_refused(view, lies)
+    for job, end in (("base", BYTES), (tuned, BYTES), (preferring, BYTES)):
+        await first.client.model(str(folder / job), job, "transformers")
+        assert json.loads((folder / job / "generation_config.json").read_text())["eos_token_id"] == end
     while (status := await first.client.rlhf_status()).stages[0].held_out_accuracy is None:  # noqa: ASYNC110
         await trio.sleep(0.05)
     while status.state != "finished":

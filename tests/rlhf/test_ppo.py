@@ -32,7 +32,7 @@ from training.replicated.init import initial_parameters
 from training.replicated.model import ReplicatedModel
 from training.sequences import Tokens
 from training.spec import AuditMode, JobSpec, completed
-from training.transformer import ModelSpec
+from training.transformer import BYTES, BYTES_WITH_END, ModelSpec
 
 JOB, TRAINER = bytes([1]) * 32, bytes([2]) * 32
 OWN = PpoTerms(reward="rule:vowels", prompt_tokens=4, response_tokens=6, epochs=2)
@@ -247,6 +247,20 @@ def test_the_gradient_is_the_same_whatever_the_micro_batch(full: World) -> None:
     """Means are over the tokens of an inner step, of which a micro-batch has its own number."""
     found = full.audited(full.propose(), full.worker(micro_batch=3))
     assert found.verdict is Verdict.ACCEPT and found.relative_error < 1e-4
+
+
+def test_responses_end_with_the_end_of_text_where_the_job_says_so(tmp_path: Path) -> None:
+    own = replace(OWN, stop=BYTES)
+    model = replace(SPEC.model, vocabulary=BYTES_WITH_END)
+    world = World(tmp_path, replace(SPEC, model=model, settings=codec.encode(own), batch=256, seed=3))
+    done = world.propose()
+    assert world.audited(done).verdict is Verdict.ACCEPT
+    said = codec.decode(Rollouts, done.declaration)
+    bounds = PPO.bounds(world.spec, own)
+    found = rollouts.decode((tmp_path / "declared" / said.blob.hex()).read_bytes(), bounds)
+    ended = [response for response in found if response[-1] == BYTES]
+    assert len(ended) == len(found) - said.unfinished > 0, "an untrained model says it as often as any token"
+    assert not any(BYTES in response[:-1] for response in found)
 
 
 def test_text_of_the_policy_and_of_its_reference(full: World) -> None:
