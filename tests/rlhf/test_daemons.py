@@ -11,7 +11,7 @@ import secrets
 import signal
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from string import ascii_lowercase, digits
 
@@ -30,6 +30,7 @@ from protocol import codec
 from protocol.api import JobView, TrainRequest
 from protocol.errors import UserError
 from protocol.identity import Identity, peer_id
+from protocol.sampling import Sampling
 from rlhf.calls import RlhfView, StageView
 from tests.peer.processes import LATE, Daemon, children, daemons
 from training.transformer import BYTES
@@ -203,6 +204,17 @@ async def learns_responses_and_then_preferences(network: list[Daemon], folder: P
     assert (stage.objective, stage.job, stage.state) == ("dpo", preferring, "finished")
     assert stage.preferences is not None and not stage.preferences.decided_by_annotators
     assert compared.job == preferring
+    assert "\n" not in await chats(first, "base"), "a line break ends an answer of a model that has learned no end"
+    assert "\n" in await chats(first, tuned)
+
+
+async def chats(daemon: Daemon, job: str) -> str:
+    """First answers of many chats, drawn nearly evenly from all tokens: each has a line break as likely as an end of text."""
+    said = []
+    for seed in range(40):
+        async with aclosing(daemon.client.sample("q1: ", Sampling(200, 9.0, seed=seed), job, ())) as pieces:
+            said += [piece.text async for piece in pieces]
+    return "".join(said)
 
 
 @asynccontextmanager
