@@ -18,8 +18,9 @@ T = TypeVar("T")
 class Misfits:
     """Lines that cannot be used, of which the first are named. They are an error unless they are to be left out."""
 
-    def __init__(self, is_left_out: bool = False) -> None:
-        self.is_left_out = is_left_out
+    def __init__(self, skip_bad: bool | None = None) -> None:
+        """None: the command has no `--skip-bad`."""
+        self._skip_bad = skip_bad
         self.unwanted = 0  # lines that say themselves that nobody should learn them
         self._named: list[str] = []
         self._count = 0
@@ -35,12 +36,14 @@ class Misfits:
 
     def check(self) -> None:
         """Raises `UserError`."""
-        if not self._count or self.is_left_out:
+        if not self._count or self._skip_bad:
             return
+        is_optional = self._skip_bad is not None
         if self._count == 1:
-            raise UserError(f"{self._named[0]} (--skip-bad leaves this line out)")
+            raise UserError(self._named[0] + (" (--skip-bad leaves this line out)" if is_optional else ""))
         more = f", of which the first {len(self._named)} are named here" if self._count > len(self._named) else ""
-        raise UserError("\n".join([*self._named, f"{self._count} lines cannot be used{more}: --skip-bad leaves them out"]))
+        sum_of_all = f"{self._count} lines cannot be used{more}{': --skip-bad leaves them out' if is_optional else ''}"
+        raise UserError("\n".join([*self._named, sum_of_all]))
 
 
 def records(

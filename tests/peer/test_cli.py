@@ -189,6 +189,22 @@ def test_what_a_person_can_mend_is_one_line_however_deep_it_was_raised(
     assert peer("run") == (2, "", "peer: error: the disk is full\n")
 
 
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("f:1: no text\nf:2: no text\n2 lines cannot be used", 3),
+        ("f.jsonl: line 1: too long\nf.jsonl: line 12: too long\n2 lines cannot be used", 3),
+        ("f:1: no text\nf:2: no text", 2),
+        ("no place\nf:2: no text", 1),
+    ],
+)
+def test_wrong_lines_of_a_file_stand_below_one_another(
+    peer: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, text: str, count: int
+) -> None:
+    fake_commands(monkeypatch, UserError(text))
+    assert peer("run")[2].count("\n") == count
+
+
 def test_what_the_operating_system_says_of_a_file_is_one_line(
     peer: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -185,8 +185,10 @@ def test_preferences_with_turns_before_them() -> None:
 
 def test_twenty_misfits_are_named_with_line_and_reason_and_the_others_counted() -> None:
     rows = [{"prompt": "a", "response": "b"} if number % 2 else {"prompt": "a"} for number in range(60)]
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError, match="30 lines cannot be used, of which the first 20 are named here$"):
         read_examples("f", lines(*rows))
+    with pytest.raises(UserError) as caught:
+        read_examples("f", lines(*rows), Misfits(False))
     named = str(caught.value).splitlines()
     assert len(named) == MISFITS_NAMED_MAX + 1 == 21
     assert [line.split(": ")[0] for line in named[:20]] == [f"f:{number}" for number in range(1, 41, 2)]
