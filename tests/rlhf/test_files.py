@@ -185,7 +185,7 @@ def test_preferences_with_turns_before_them() -> None:
 
 def test_twenty_misfits_are_named_with_line_and_reason_and_the_others_counted() -> None:
     rows = [{"prompt": "a", "response": "b"} if number % 2 else {"prompt": "a"} for number in range(60)]
-    with pytest.raises(UserError, match="30 lines cannot be used, of which the first 20 are named here$"):
+    with pytest.raises(UserError, match=r"30 lines cannot be used, of which the first 20 are named here$"):
         read_examples("f", lines(*rows))
     with pytest.raises(UserError) as caught:
         read_examples("f", lines(*rows), Misfits(False))
@@ -270,7 +270,7 @@ def test_the_right_shortens_each_long_response_alone(kind: str, tokenizer: Token
     assert counts.shortened == 1 and short.prompt == one.prompt and long.startswith(short.responses[0])
     assert short.responses[1:] == one.responses[1:] and len(short.responses[0]) >= 5
     [too_long] = read("f", lines(row | {"prompt": "q" * 40}))
-    with pytest.raises(UserError, match="more than the context of 16 "):
+    with pytest.raises(UserError, match=r"more than the context of 16$"):
         fitted("f", spec, [too_long], tokenizer, Misfits(), Truncate.RIGHT)
 
 
