@@ -237,7 +237,7 @@ def parted(records: Sequence[R], permille: int = HELD_OUT_PERMILLE) -> tuple[lis
 
 
 def _held_out_alone(records: Sequence[R], permille: int) -> list[bool]:
-    """Whether each record is held out, by a hash of its texts. Of few records none is."""
+    """One flag for each record, by a hash of its texts: true if it is held out. Few records are all trained on."""
     texts = (("folkmoot/held-out/2", record.prompt, *record.responses) for record in records)
     keys = [hashlib.sha256(codec.encode(text)).digest() for text in texts]
     distinct = sorted(set(keys))  # equal records stay on one side

@@ -304,7 +304,7 @@ def test_responses_that_hold_the_stop_text_are_counted_with_the_way_out() -> Non
     assert not notes(spec_of("dpo", tokenizer))
 
 
-# What is held out -----------------------------------------------------------------------------------------------------
+# Held-out pairs -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("prompt", ["Speak: ", "q", "0", "1", "2", "3", "4", "5", "6", "7", "8", "9"])

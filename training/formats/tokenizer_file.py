@@ -27,7 +27,7 @@ class Vocabulary:
 
 
 def vocabulary_of(blob: bytes | None, tokens: int) -> Vocabulary:
-    """The vocabulary of `load_tokenizer`, which raises alike. Of bytes nothing is merged."""
+    """The vocabulary of `load_tokenizer`, which raises alike. Bytes have no merges."""
     if blob is not None:
         model = model_of(blob)
         return Vocabulary(model.vocabulary, tuple(model.merges), model.end_of_text)

@@ -74,7 +74,7 @@ class Course:
 
 
 def drawn(model: GPT, prompt: Sequence[int], how: Sampling, last: Container[int], before_pass: Beat) -> Iterator[list[int]]:
-    """What each pass adds to the text, up to a token in `last`: one token, or none."""
+    """Yields the tokens that each pass adds to the text, one or none. A token in `last` ends it."""
     generator, course = torch.Generator().manual_seed(how.seed), Course(model, prompt)
     for _ in range(how.tokens):
         before_pass()
