@@ -119,7 +119,8 @@ class RlhfCalls(Protocol):
         """Tunes the model of a finished job, by a rule, by preferences that people decided in a project, or by those in a file;
         with an empty base a first model, where the reward has a vocabulary of its own. `words` is a file with a list of words
         that no text of the policy may hold. The algorithm `dpo` learns from preferences without a reward model. `skip_bad` leaves
-        out lines of a file that cannot be used. `truncate` cuts texts to the context, at the `left` or `right`. The id of the first job that does, once it is decided.
+        out lines of a file that cannot be used. `truncate` cuts texts to the context, at the `left` or `right`. Returns the
+        id of the first job, once it is decided.
         """
         ...
 
