@@ -148,7 +148,8 @@ class AuditsModule(Module[AuditsState]):
         return due.job in state.audits.jobs and self._of(due.job, state).is_challengeable(due.place)
 
     def _of(self, key: bytes, state: Applied) -> Docket:
-        return self._docket(state.audits, key, state.jobs.jobs[key], state.members, state.height)
+        """As the next block finds it."""
+        return self._docket(state.audits, key, state.jobs.jobs[key], state.members, state.height + 1)
 
     def close_round(
         self, state: AuditsState, job: Job, members: MembersState, context: Context, closed: ClosedRound
@@ -509,14 +510,13 @@ class Docket:
 
     def open_losses(self, author: bytes, opening: LossesOpening) -> None:
         """A trainer opens what its proposal committed to, and each report on it is compared."""
-        of = self._unopened.get(opening.round, {})
-        trainer = self._speaking_for(of, author)
-        if trainer is None:
-            raise Refused(f"no losses of {short_id(author)} in round {opening.round} are to be opened")
+        of, trainer = self._unopened.get(opening.round, {}), opening.trainer
+        known = of.get(trainer)
+        if known is None or self._members.current(trainer) != author:
+            raise Refused(f"no losses of {short_id(trainer)} in round {opening.round} are to be opened by {short_id(author)}")
         if not self.may_open(opening.round, trainer):
             raise Refused("reports on that proposal may still come")
-        known = of[trainer]
-        if len(opening.losses) != self._terms.steps or not losses.is_opened_by(known.commitment, trainer, opening):
+        if len(opening.losses) != self._terms.steps or not losses.is_opened_by(known.commitment, opening):
             raise Refused("that is not what the proposal commits to")
         del of[trainer]
         for auditor, report in known.reports.items():
@@ -524,12 +524,13 @@ class Docket:
                 self._compare(auditor, trainer, report, opening)
 
     def may_open(self, number: int, trainer: bytes) -> bool:
-        """Whether no report on this proposal can come any more. In its window re-executors may yet draw that had missed the
-        round. After the job's end nobody does.
+        """Whether no report on this proposal can come any more. A re-executor that missed the round may draw for it at each
+        closing in the window. The block that ends the job may close a round too, so draws end with that block.
         """
         drawn = self._drawn(number, trainer)
         is_awaited = drawn is not None and bool(drawn.steps)
-        return not is_awaited and (self._job.phase is Phase.FINISHED or not self._has_rounds(number))
+        has_ended = self._job.phase is Phase.FINISHED and self._job.opened < self._height
+        return not is_awaited and (has_ended or not self._has_rounds(number))
 
     def _compare(self, auditor: bytes, trainer: bytes, report: SealedReport, opening: LossesOpening) -> None:
         current, faults = self._members.current, faults_tolerated(len(self._job.voters))
@@ -583,10 +584,11 @@ class Docket:
     def _lose(self, number: int, trainer: bytes) -> None:
         assert TRANSITIONS[Stage.SEALED, Event.TIME].effects == (Effect.LOSE_REWARD,)
         person = self._members.current(trainer)
-        rounds = self._unvested.get(person, ())
+        rounds = list(self._unvested.get(person, ()))
         if number in rounds:
             self._count(person, lost=1)
-            self._keep_unvested(person, tuple(other for other in rounds if other != number))
+            rounds.remove(number)  # once: a member that rotated may have a second proposal in that round
+            self._keep_unvested(person, tuple(rounds))
 
     # Time
 

@@ -47,6 +47,7 @@ class LossesOpening:
 
     job: Digest
     round: Count
+    trainer: Key  # as in the round, where a member that rotated has one proposal for each of its keys
     secret: Digest
     losses: Annotated[tuple[Loss, ...], Length(1, LOSSES_MAX)]  # of the inner steps, in order
 
@@ -91,8 +92,8 @@ def committed(job: bytes, number: int, trainer: bytes, secret: bytes, losses: Se
     return LossesCommitment(digest, public_of(secret))
 
 
-def is_opened_by(commitment: LossesCommitment, trainer: bytes, opening: LossesOpening) -> bool:
-    return commitment == committed(opening.job, opening.round, trainer, opening.secret, opening.losses)
+def is_opened_by(commitment: LossesCommitment, opening: LossesOpening) -> bool:
+    return commitment == committed(opening.job, opening.round, opening.trainer, opening.secret, opening.losses)
 
 
 def sealed(

@@ -158,12 +158,12 @@ class Auditing:
     async def _open_losses(self, due: OpeningDue) -> None:
         """Tried again, with pauses, while it is due: what is not opened in time costs a reward, and no more."""
         computing = self._driver.workshop.role.computing
-        kept = losses.read(computing.texts, due.job, due.round) if computing else None
+        kept = losses.read(computing.texts, due.job, due.round, due.trainer) if computing else None
         pause = RETRY_SECONDS
         while computing is not None and kept is not None and due in self._opening:
             try:
                 await self._author.submit(OPENS, kept, math.inf)
-                losses.delete([losses.path_of(computing.texts, due.job, due.round)])
+                losses.delete([losses.path_of(computing.texts, due.job, due.round, due.trainer)])
                 return
             except StorageError:
                 raise
@@ -556,7 +556,8 @@ class Auditing:
             mine = {(due.job, due.round) for due in openings_of(self._me, state)}
             mine |= {(proposal.job, proposal.round) for proposal in asked_of(self._me, state)}
             mine |= {(key, job.round) for key, job in state.jobs.going_on().items()}
-            await trio.to_thread.run_sync(losses.delete, sealed - {losses.path_of(computing.texts, *place) for place in mine})
+            prefixes = tuple(losses.prefix_of(*place) for place in mine)
+            await trio.to_thread.run_sync(losses.delete, [path for path in sealed if not path.name.startswith(prefixes)])
 
     # Telling people --------------------------------------------------------------------------------------------------
 

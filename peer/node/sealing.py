@@ -49,13 +49,13 @@ class Sealing:
         if opening is None or not self.commits(proposal.job):
             return proposal
         job, number = proposal.job, proposal.round
-        assert (opening.job, opening.round) == (job, number)
-        return replace(proposal, losses=committed(job, number, self._signer.public, opening.secret, opening.losses))
+        assert (opening.job, opening.round, opening.trainer) == (job, number, self._signer.public)
+        return replace(proposal, losses=committed(job, number, opening.trainer, opening.secret, opening.losses))
 
     def opening(self, job: bytes, number: int, losses: Sequence[int]) -> LossesOpening:
         """With the secret of this round. The peer keeps all of it: after a change of its key it cannot make the secret again."""
         own = self._of(OPENED, job + number.to_bytes(_ROUND_BYTES, "big"))
-        return LossesOpening(job, number, own, tuple(losses))
+        return LossesOpening(job, number, self._signer.public, own, tuple(losses))
 
     def sealed(self, due: Due, loss: int) -> SealedLoss | None:
         """The loss of a report. None where the proposal commits to none."""

@@ -21,12 +21,12 @@ log = logging.getLogger("peer")
 
 
 def keep(folder: Path, opening: LossesOpening) -> None:
-    path_of(folder, opening.job, opening.round).write_bytes(codec.encode(opening))
+    path_of(folder, opening.job, opening.round, opening.trainer).write_bytes(codec.encode(opening))
 
 
-def read(folder: Path, job: bytes, number: int) -> LossesOpening | None:
+def read(folder: Path, job: bytes, number: int, trainer: bytes) -> LossesOpening | None:
     """None if it is not here whole."""
-    path = path_of(folder, job, number)
+    path = path_of(folder, job, number, trainer)
     try:
         found: LossesOpening = codec.decode(LossesOpening, path.read_bytes())
         return found
@@ -44,5 +44,10 @@ def delete(paths: Iterable[Path]) -> None:
         path.unlink(missing_ok=True)
 
 
-def path_of(folder: Path, job: bytes, number: int) -> Path:
-    return folder / f"{job[:JOB_BYTES].hex()}-{number}{SUFFIX}"
+def path_of(folder: Path, job: bytes, number: int, trainer: bytes) -> Path:
+    return folder / f"{prefix_of(job, number)}{trainer.hex()}{SUFFIX}"
+
+
+def prefix_of(job: bytes, number: int) -> str:
+    """Begins the names of all files of a round. A peer that changed its key may have proposed with both keys."""
+    return f"{job[:JOB_BYTES].hex()}-{number}-"

@@ -79,10 +79,11 @@ class Court(World):
         """Every trainer opens what it may open, but these."""
         for key, person in self.people.items():
             for due in self.rules.audits.openings_due(key, self.state) if key not in but else ():
-                secret = secret_of(due.trainer, due.round)
-                self.decide(
-                    self.tx(person, OPENS, LossesOpening(due.job, due.round, secret, self.losses.get(due.trainer, LOSSES)))
-                )
+                self.decide(self.tx(person, OPENS, self.opening(due.round, due.trainer)))
+
+    def opening(self, number: int, trainer: bytes) -> LossesOpening:
+        """Opens the proposal of that key in that round."""
+        return LossesOpening(self.key, number, trainer, secret_of(trainer, number), self.losses.get(trainer, LOSSES))
 
     def say(self, person: FastSigner, due: Due, finding: Finding = MATCH) -> None:
         self.decide(self.said(person, due, finding))

@@ -94,15 +94,16 @@ def test_only_whoever_has_the_secret_of_the_commitment_reads_a_sealed_loss_and_o
 
 def test_a_commitment_is_opened_by_its_secret_and_its_losses_alone() -> None:
     commitment = committed(JOB, 3, T, S, LOSSES)
-    opening = LossesOpening(JOB, 3, S, LOSSES)
-    assert is_opened_by(commitment, T, opening)
+    opening = LossesOpening(JOB, 3, T, S, LOSSES)
+    assert is_opened_by(commitment, opening)
     others = (
         replace(opening, losses=FALSE),
         replace(opening, losses=LOSSES[:-1]),
         replace(opening, secret=T),
         replace(opening, round=4),
+        replace(opening, trainer=A),
     )
-    assert not any(is_opened_by(commitment, T, other) for other in others) and not is_opened_by(commitment, A, opening)
+    assert not any(is_opened_by(commitment, other) for other in others)
 
 
 def test_losses_are_the_same_up_to_a_thousandth_of_a_nat_or_a_ten_thousandth_of_the_loss() -> None:
@@ -245,14 +246,15 @@ def test_losses_are_opened_once_after_the_window_by_their_trainer_and_as_they_we
     def problem(author: FastSigner, said: LossesOpening) -> str:
         return court.problem(court.tx(author, OPENS, said)) or ""
 
-    mine = LossesOpening(court.key, 0, secret_of(A, 0), LOSSES)
+    mine = court.opening(0, A)
     for _ in range(AUDITS.window - 1):
         assert "may still come" in problem(PEOPLE[0], mine), "or an auditor could copy them"
         court.round()
     assert "may still come" in problem(PEOPLE[0], mine)
     court.round()
     assert "no losses" in problem(PEOPLE[0], replace(mine, round=1)), "nobody reported on that"
-    assert "not what" in problem(PEOPLE[1], mine), "another's"
+    assert "no losses" in problem(PEOPLE[1], mine), "another's"
+    assert "not what" in problem(PEOPLE[1], replace(mine, trainer=B))
     assert "not what" in problem(PEOPLE[0], replace(mine, losses=FALSE))
     assert "not what" in problem(PEOPLE[0], replace(mine, losses=LOSSES[:-1]))
     court.decide(court.tx(PEOPLE[0], OPENS, mine))

@@ -1060,7 +1060,7 @@ def auditing_of(court: Court, folder: Path, **more: Any) -> Auditing:
 
 
 def kept_losses(folder: Path, key: bytes, number: int) -> LossesOpening:
-    opening = LossesOpening(key, number, secret_of(PEOPLE[0].public, number), LOSSES)
+    opening = LossesOpening(key, number, PEOPLE[0].public, secret_of(PEOPLE[0].public, number), LOSSES)
     losses.keep(folder, opening)
     return opening
 
@@ -1082,7 +1082,7 @@ async def test_losses_of_a_round_that_opens_while_files_are_deleted_stay(tmp_pat
     auditing._driver.blobs = SimpleNamespace(kept_together=kept_together, delete_rounds=delete_rounds)
     await auditing._forget()
     names = {path.name for path in tmp_path.iterdir()}
-    assert names == {losses.path_of(tmp_path, court.key, court.job(court.key).round).name}
+    assert names == {losses.path_of(tmp_path, court.key, court.job(court.key).round, PEOPLE[0].public).name}
 
 
 async def test_losses_that_are_still_to_be_opened_stay(tmp_path: Path) -> None:

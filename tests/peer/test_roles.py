@@ -59,7 +59,7 @@ class World:
             fetch=self._fetch,
             publish=self._publish,
             ready=_ready,
-            opening=lambda losses: LossesOpening(JOB, self.round.number, bytes(32), tuple(losses)),
+            opening=lambda losses: LossesOpening(JOB, self.round.number, ME.public, bytes(32), tuple(losses)),
             measured=_measured,
             delivered=_delivered,
         )
@@ -368,8 +368,8 @@ async def test_states_are_committed_to_kept_for_their_audits_and_gone_on_from(
     assert InnerState.load(blobs.path(second.inner or b""), spec).steps == 6
     left = list((tmp_path / "texts").iterdir())
     assert all(path.suffix == losses.SUFFIX for path in left), "nothing is left where the worker wrote"
-    kept = [losses.read(tmp_path / "texts", JOB, number) for number in (0, 1)]
-    made = [LossesOpening(JOB, number, bytes(32), (0, 0, 0)) for number in (0, 1)]
+    kept = [losses.read(tmp_path / "texts", JOB, number, ME.public) for number in (0, 1)]
+    made = [LossesOpening(JOB, number, ME.public, bytes(32), (0, 0, 0)) for number in (0, 1)]
     assert kept == (made if audit is AuditMode.SAMPLED else [None, None])
 
     request = await audit_request(world.round, ME.public, second)

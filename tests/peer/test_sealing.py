@@ -63,7 +63,7 @@ def test_after_a_restart_a_trainer_opens_what_it_had_committed_to_and_reads_what
     assert said.losses is not None
     loss = sealing_of(court, auditor).sealed(replace(due, proposal=said), LOSSES[due.step])
     opening = sealing_of(court, trainer).opening(court.key, 0, LOSSES)
-    assert is_opened_by(said.losses, trainer.public, opening) and loss is not None
+    assert is_opened_by(said.losses, opening) and loss is not None
     found = unsealed(loss, court.key, 0, trainer.public, auditor.public, opening.secret)
     assert not is_wrong(found, LOSSES[due.step])
     assert sealing_of(court, auditor).sealed(replace(due, proposal=replace(said, losses=None)), 0) is None
@@ -77,7 +77,7 @@ def test_a_trainer_opens_with_a_new_key_what_it_had_committed_to_with_its_former
     court.decide(court.rotation(trainer, NEW))
     court.round(AUDITS.window, trainers=[])
     (due,) = court.rules.audits.openings_due(NEW.public, court.state)
-    kept = losses.read(tmp_path, due.job, due.round)
+    kept = losses.read(tmp_path, due.job, due.round, due.trainer)
     assert kept is not None and court.problem(court.tx(NEW, OPENS, kept)) is None
     assert sealing_of(court, NEW).opening(court.key, 0, LOSSES) != kept, "it could not make that again"
 

@@ -305,8 +305,10 @@ class Invariants:
             subject, lowers, _ = codec.unpack(content, len(content))
             self._wishes[signer] = (subject, lowers)
         if kind == "audit/losses":
-            job, number, *_ = codec.unpack(content, len(content))
-            self._opened.add((job, number, signer))
+            job, number, trainer, *_ = codec.unpack(content, len(content))
+            if (job, number, trainer) in self._opened:
+                raise Violation("opened twice", f"height {height} opens losses of {short_id(trainer)} again")
+            self._opened.add((job, number, trainer))
         if kind == "audit/report":
             job, number, trainer, *_ = codec.unpack(content, len(content))
             if (job, number, trainer) in self._opened:

@@ -1,0 +1,369 @@
+"""Reports and openings of losses across a key rotation, a job's end, an expulsion and a leave, and inside one block.
+
+No report may follow the opening of its proposal: its auditor could copy the loss.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+
+import pytest
+
+from consensus.voters import VoterSet
+from ledger.audits.losses import LossesOpening
+from ledger.audits.state import OPENS, Due, StepFinding, due_for
+from ledger.jobs import Stop
+from ledger.members import Leave
+from protocol import codec
+from protocol.identity import Signed
+from protocol.reasons import Verdict
+from rounds.ballots import Closing
+from tests.ledger.court import MATCH, MISMATCH, A, B, C, Court, D
+from tests.ledger.world import AUDITS, BY_KEY, NEW, PEOPLE
+from tests.sim.keys import FastSigner
+
+ANN, BEN, CID, DEE = PEOPLE[:4]
+SPARE = [FastSigner(f"spare {number}") for number in range(40)]
+WALKS, STEPS = 8, 50
+
+
+def everybody_audits(answer_ms: int = 1_000) -> Court:
+    """Each re-executor draws every proposal of the others, and has time for a thousand blocks unless the test says otherwise."""
+    return Court(auditors=3, answer_ms=answer_ms)
+
+
+def report(court: Court, person: FastSigner, number: int, trainer: bytes, loss: int | None = None, ahead: int = 1) -> Signed:
+    """This person's report that its drawn step of that proposal matches."""
+    due = due_of(court, person.public, number, trainer)
+    said = StepFinding(due.job, *due.place, MATCH, 0, court.seal(person, due, loss))
+    return court.tx(person, "audit/report", said, ahead)
+
+
+def due_of(court: Court, key: bytes, number: int, trainer: bytes) -> Due:
+    (due,) = (due for due in due_for(key, court.state) if (due.round, due.trainer) == (number, trainer) and not due.is_dispute)
+    return due
+
+
+def report_all(court: Court, but: Iterable[tuple[bytes, bytes]] = ()) -> None:
+    """Every awaited report but those of these auditors on these trainers."""
+    left = set(but)
+    for person, due in court.due():
+        if (due.auditor, due.trainer) not in left:
+            court.say(person, due)
+
+
+def opened(court: Court, person: FastSigner, number: int, trainer: bytes, ahead: int = 1) -> Signed:
+    return court.tx(person, OPENS, court.opening(number, trainer), ahead)
+
+
+def stop(court: Court, ahead: int = 1) -> Signed:
+    return court.tx(ANN, "job/stop", Stop(court.key), ahead)
+
+
+def closing_without(court: Court, absent: bytes) -> Closing:
+    """Closes the round without the ballot of one voter."""
+    job = court.job(court.key)
+    court.vote(court.key, dict.fromkeys(job.trainers, Verdict.ACCEPT), tuple(key for key in job.voters if key != absent))
+    closing = court.ledger.books[court.key].closing()
+    assert closing is not None
+    return closing
+
+
+def due_openings(court: Court, key: bytes) -> list[tuple[int, bytes]]:
+    return [(due.round, due.trainer) for due in court.rules.audits.openings_due(key, court.state)]
+
+
+# Two proposals of one person in one round ------------------------------------------------------------------------------------
+
+
+def rotated_in_a_round(answer_ms: int = 1_000) -> Court:
+    """Ben's two keys have both proposed in round 0: a voter that rotates renews the open round."""
+    court = everybody_audits(answer_ms)
+    court.decide(court.rotation(BEN, NEW))
+    assert {B, NEW.public} <= set(court.job(court.key).trainers)
+    court.round()
+    return court
+
+
+@pytest.mark.parametrize("first", [B, NEW.public], ids=["former key", "present key"])
+def test_each_of_two_proposals_of_one_person_waits_for_its_own_reports_alone(first: bytes) -> None:
+    court = rotated_in_a_round()
+    second = B if first == NEW.public else NEW.public
+    report_all(court, but=[(A, second)])
+    court.round(AUDITS.window)
+    assert "may still come" in (court.problem(opened(court, NEW, 0, second)) or "")
+    assert (0, second) not in due_openings(court, NEW.public) and (0, first) in due_openings(court, NEW.public)
+    court.decide(opened(court, NEW, 0, first))
+    assert "may still come" in (court.problem(opened(court, NEW, 0, second)) or "")
+    court.decide(report(court, ANN, 0, second))
+    assert (0, second) in due_openings(court, NEW.public)
+    court.decide(opened(court, NEW, 0, second))
+    assert not any(court.standing(key).wrong for key in court.people)
+    assert list(court.audits.unopened[0]) == sorted({A, C, D})
+
+
+def test_losses_of_one_proposal_do_not_open_another_of_the_same_person() -> None:
+    court = rotated_in_a_round()
+    report_all(court)
+    court.round(AUDITS.window)
+    court.decide(opened(court, NEW, 0, NEW.public))
+    assert list(court.audits.unopened[0]) == sorted({A, B, C, D}), "the one of the former key is still sealed"
+    assert "no losses" in (court.problem(opened(court, NEW, 0, NEW.public)) or "")
+
+
+def test_an_unopened_proposal_costs_one_reward_of_the_two_in_its_round() -> None:
+    court = rotated_in_a_round(answer_ms=0)
+    report_all(court)
+    court.round(AUDITS.window)
+    court.decide(opened(court, NEW, 0, B))
+    court.round(4 * AUDITS.window)
+    standing = court.standing(NEW.public)
+    assert standing.lost == 1, "that of the present key"
+    unvested = court.audits.unvested[NEW.public]
+    assert standing.rewards + standing.lost + len(unvested) == court.job(court.key).round + 1
+
+
+# Rotations between report and opening --------------------------------------------------------------------------------------
+
+
+def test_a_trainer_that_rotates_after_the_reports_opens_with_its_new_key_also_in_that_block() -> None:
+    court = everybody_audits()
+    court.round()
+    report_all(court)
+    court.round(AUDITS.window)
+    rotation = court.rotation(BEN, NEW)
+    assert court.problem(opened(court, NEW, 0, B)), "this key is nobody's yet"
+    assert "has another key" in (court.problem(rotation, opened(court, BEN, 0, B, 2)) or "")
+    court.decide(rotation, opened(court, NEW, 0, B))
+    assert B not in court.audits.unopened[0] and not any(court.standing(key).wrong for key in court.people)
+
+
+@pytest.mark.parametrize("loss", [None, 0])
+def test_an_auditor_that_rotates_is_compared_under_its_new_key(loss: int | None) -> None:
+    court = everybody_audits()
+    court.round()
+    court.decide(report(court, BEN, 0, A, loss))
+    court.decide(court.rotation(BEN, NEW), report(court, CID, 0, A))
+    report_all(court)
+    court.round(AUDITS.window)
+    court.decide(opened(court, ANN, 0, A))
+    assert court.standing(NEW.public).wrong == (loss is not None)
+    assert court.audits.compared[NEW.public].reports == 1 and B not in court.audits.compared
+
+
+def test_an_auditor_that_rotates_before_its_report_keeps_the_losses_shut_until_it_reports() -> None:
+    court = everybody_audits()
+    court.round()
+    report_all(court, but=[(B, A)])
+    court.round(AUDITS.window)
+    rotation = court.rotation(BEN, NEW)
+    assert "may still come" in (court.problem(rotation, opened(court, ANN, 0, A)) or "")
+    court.decide(rotation)
+    assert "may still come" in (court.problem(opened(court, ANN, 0, A)) or "")
+    late = report(court, NEW, 0, A)
+    assert "may still come" in (court.problem(opened(court, ANN, 0, A), late) or "")
+    court.decide(late, opened(court, ANN, 0, A))
+    assert court.audits.compared[NEW.public].reports == 1 and not court.standing(NEW.public).wrong
+
+
+def test_a_report_and_its_rotation_in_one_block_with_the_opening() -> None:
+    court = everybody_audits()
+    court.round()
+    report_all(court, but=[(B, A)])
+    court.round(AUDITS.window)
+    court.decide(report(court, BEN, 0, A), court.rotation(BEN, NEW, 2), opened(court, ANN, 0, A))
+    assert court.audits.compared[NEW.public].reports == 1 and not court.standing(NEW.public).wrong
+
+
+# One block -------------------------------------------------------------------------------------------------------------------
+
+
+def test_in_one_block_the_last_report_comes_before_the_opening_or_the_block_is_refused() -> None:
+    court = everybody_audits()
+    court.round()
+    report_all(court, but=[(B, A)])
+    court.round(AUDITS.window)
+    late, opening = report(court, BEN, 0, A), opened(court, ANN, 0, A)
+    assert "may still come" in (court.problem(opening, late) or "")
+    assert court.problem(late, opening) is None
+    court.decide(late, opening)
+    assert "no report" in (court.problem(court.tx(BEN, "audit/report", StepFinding(court.key, 0, A, 0, MATCH, 0))) or "")
+
+
+def test_the_window_of_a_round_ends_with_the_block_after_the_closing_that_ends_it() -> None:
+    court = everybody_audits()
+    court.round()
+    report_all(court)
+    court.round(AUDITS.window - 1)
+    opening = opened(court, ANN, 0, A)
+    assert "may still come" in (court.problem(opening, closings=(court.closing(court.key),)) or "")
+    court.round()
+    assert court.problem(opening, closings=(court.closing(court.key),)) is None
+
+
+# The end of a job -----------------------------------------------------------------------------------------------------------
+
+
+def test_after_a_stop_the_open_reports_come_first_and_then_the_losses_at_once() -> None:
+    court = everybody_audits()
+    court.round()
+    report_all(court, but=[(B, A)])
+    assert "may still come" in (court.problem(opened(court, CID, 0, C)) or "")
+    court.decide(stop(court))
+    assert (0, C) in due_openings(court, C) and not due_openings(court, A)
+    court.decide(opened(court, CID, 0, C))
+    late, opening = report(court, BEN, 0, A), opened(court, ANN, 0, A)
+    assert "may still come" in (court.problem(opening) or "") and "may still come" in (court.problem(opening, late) or "")
+    court.decide(late, opening)
+    assert court.audits.compared[B].reports == 2 and not court.standing(B).wrong
+
+
+def test_losses_stay_shut_in_the_block_that_stops_the_job_since_its_closing_may_still_draw() -> None:
+    """A re-executor that missed round 1 draws for it at the closing of round 2. The dispute keeps the proposal until then."""
+    court = everybody_audits()
+    court.round()
+    court.decide(closings=(closing_without(court, C),))
+    court.say(BEN, due_of(court, B, 1, A), MISMATCH)
+    court.say(DEE, due_of(court, D, 1, A))
+    closing = court.closing(court.key)
+    opening = opened(court, ANN, 1, A, 2)
+    assert "may still come" in (court.problem(stop(court), opening, closings=(closing,)) or "")
+    court.decide(stop(court), closings=(closing,))
+    assert due_of(court, C, 1, A) and (1, A) not in due_openings(court, A)
+    court.decide(report(court, CID, 1, A))
+    assert (1, A) in due_openings(court, A)
+    court.decide(opened(court, ANN, 1, A))
+    assert not court.standing(C).wrong
+
+
+def test_the_last_closing_of_a_job_draws_before_any_losses_are_opened() -> None:
+    court = Court(spec=b"sampled:3", auditors=3)
+    court.round()
+    court.decide(closings=(closing_without(court, C),))
+    court.say(DEE, due_of(court, D, 1, A))
+    court.say(BEN, due_of(court, B, 1, A))
+    last = court.closing(court.key)
+    assert "may still come" in (court.problem(opened(court, ANN, 1, A), closings=(last,)) or "")
+    court.decide(closings=(last,))
+    assert "may still come" in (court.problem(opened(court, ANN, 1, A)) or "")
+    court.decide(report(court, CID, 1, A), opened(court, ANN, 1, A))
+
+
+# Expulsions and leaves -----------------------------------------------------------------------------------------------------
+
+
+def test_an_expelled_auditor_is_not_compared_and_does_not_report() -> None:
+    court = everybody_audits()
+    court.round()
+    court.decide(report(court, BEN, 0, A, 0))
+    report_all(court, but=[(B, C)])
+    court.decide(evidence=(court.double(BEN),))
+    court.round(AUDITS.window)
+    assert "is expelled" in (court.problem(report(court, BEN, 0, C)) or "")
+    assert "may still come" in (court.problem(opened(court, CID, 0, C)) or ""), "its time has to run out first"
+    court.decide(opened(court, ANN, 0, A))
+    assert B not in court.audits.compared and not court.standing(B).wrong
+
+
+def test_an_expelled_trainer_opens_nothing_and_its_auditors_are_not_compared() -> None:
+    court = everybody_audits()
+    court.round()
+    report_all(court)
+    court.round(AUDITS.window)
+    opening = opened(court, BEN, 0, B)
+    assert "is expelled" in (court.problem(opening, evidence=(court.double(BEN),)) or ""), "evidence acts first"
+    court.decide(evidence=(court.double(BEN),))
+    assert "is expelled" in (court.problem(opening) or "")
+    assert not court.audits.compared
+
+
+def test_whoever_leaves_the_voters_still_reports_and_opens() -> None:
+    court = everybody_audits()
+    court.round()
+    report_all(court, but=[(D, A)])
+    court.decide(court.tx(DEE, "member/leave", Leave()))
+    court.round(AUDITS.window)
+    assert D not in court.state.members.voters
+    assert "may still come" in (court.problem(opened(court, ANN, 0, A)) or "")
+    court.decide(report(court, DEE, 0, A), opened(court, ANN, 0, A), opened(court, DEE, 0, D, 2))
+    assert court.audits.compared[D].reports == 1
+
+
+# Any order -------------------------------------------------------------------------------------------------------------------
+
+
+class Walk(Court):
+    """Closings, reports, openings, rotations, leaves, an expulsion and the stop of the job in any order, several in a block."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(5, auditors=4, answer_ms=5)
+        self.random, self.spare = random.Random(f"openings {seed}"), list(SPARE)
+        self.opened = set[tuple[int, bytes]]()
+
+    def block(self) -> None:
+        is_running = self.key in self.state.jobs.running()
+        closings = (self._closing(),) if is_running and self.random.random() < 0.5 else ()
+        liar = self.random.choice(self.state.members.voters)
+        is_one_too_many = any(member.expelled for member in self.state.members.members.values())
+        evidence = (self.double(self.people[liar]),) if not is_one_too_many and self.random.random() < 0.02 else ()
+        said, opened = list[Signed](), set[tuple[int, bytes]]()
+        members = [key for key in self.people if self.state.members.speaks(key)]
+        for key in self.random.sample(members, len(members)):
+            signed = self._said(self.people[key])
+            if signed is not None and self.problem(*said, signed, closings=closings, evidence=evidence) is None:
+                said.append(signed)
+                content = self.rules.open_transaction(signed)
+                if content.kind == OPENS:
+                    opening = codec.decode(LossesOpening, content.content)
+                    opened.add((opening.round, opening.trainer))
+        self.decide(*said, closings=closings, evidence=evidence)
+        assert not opened & self.opened, "losses are opened once"
+        self.opened |= opened
+
+    def _closing(self) -> Closing:
+        voters = self.job(self.key).voters
+        is_one_spare = len(voters) > VoterSet(voters).quorum
+        return closing_without(self, self.random.choice(voters) if is_one_spare and self.random.random() < 0.5 else b"")
+
+    def _said(self, person: FastSigner) -> Signed | None:
+        current = self.state.members.current
+        unopened = [(n, key) for n, of in self.audits.unopened.items() for key in of if current(key) == person.public]
+        due = [item for item in due_for(person.public, self.state) if not item.is_second]
+        match self.random.choices(("audit", "open", "rotate", "leave", "stop", None), (60, 30, 2, 0.5, 0.5, 5))[0]:
+            case "audit" if due:
+                return self.said(person, self.random.choice(due), MATCH if self.random.random() < 0.95 else MISMATCH)
+            case "open" if unopened:
+                return opened(self, person, *self.random.choice(unopened))
+            case "rotate" if self.spare:
+                new = self.spare.pop()
+                self.people[new.public] = new
+                return self.rotation(person, new)
+            case "leave":
+                return self.tx(person, "member/leave", Leave())
+            case "stop":
+                return self.tx(person, "job/stop", Stop(self.key))
+        return None
+
+    def check(self) -> None:
+        awaited = {(due.round, due.trainer) for _, due in self.due()}
+        assert not awaited & self.opened, "a report on losses that are open is awaited"
+        for key in (key for key in self.people if self.state.members.speaks(key)):
+            for due in self.rules.audits.openings_due(key, self.state):
+                assert (due.round, due.trainer) not in self.opened, "losses that are open are due"
+                assert self.problem(opened(self, self.people[key], due.round, due.trainer)) is None, "what is due is refused"
+
+
+def test_no_report_follows_the_opening_of_its_proposal_in_any_order_of_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    for person in SPARE:
+        monkeypatch.setitem(BY_KEY, person.public, person)
+    openings = 0
+    for seed in range(WALKS):
+        walk = Walk(seed)
+        for _ in range(STEPS):
+            walk.block()
+            if walk.key not in walk.state.audits.jobs:
+                break
+            walk.check()
+        openings += len(walk.opened)
+    assert openings > 10 * WALKS
