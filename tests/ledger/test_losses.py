@@ -40,7 +40,7 @@ from protocol.identity import sign
 from protocol.limits import AUDIT_WINDOW_MAX, UPGRADE_NOTICE_HEIGHTS, VOTERS_MAX
 from protocol.messages import LossesCommitment, Proposal
 from tests.ledger.court import MATCH, MISMATCH, A, B, Court
-from tests.ledger.world import AUDITS, LOSSES, NEW, PEOPLE, secret_of
+from tests.ledger.world import AUDITS, LOSSES, NEW, PEOPLE
 from tests.sim.keys import FastSigner
 
 JOB, S, T = b"j" * 32, b"s" * 32, b"t" * 32

@@ -1091,8 +1091,11 @@ async def test_losses_that_are_still_to_be_opened_stay(tmp_path: Path) -> None:
         kept_losses(tmp_path, court.key, number)
         court.round()
         court.report()
+    former = LossesOpening(court.key, 0, PEOPLE[5].public, bytes(32), LOSSES)
+    losses.keep(tmp_path, former)
+    losses.keep(tmp_path, replace(former, round=99))
     await auditing_of(court, tmp_path)._forget()
-    assert len(list(tmp_path.iterdir())) == AUDITS.window + 2
+    assert len(list(tmp_path.iterdir())) == AUDITS.window + 3, "also those of another key in such a round"
 
 
 async def test_an_opening_that_is_refused_is_tried_again_while_it_is_due(

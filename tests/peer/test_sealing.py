@@ -82,6 +82,23 @@ def test_a_trainer_opens_with_a_new_key_what_it_had_committed_to_with_its_former
     assert sealing_of(court, NEW).opening(court.key, 0, LOSSES) != kept, "it could not make that again"
 
 
+def test_a_trainer_that_changes_its_key_in_a_round_opens_what_each_key_had_committed_to(tmp_path: Path) -> None:
+    court, trainer = Committing(auditors=3), PEOPLE[1]
+    losses.keep(tmp_path, sealing_of(court, trainer).opening(court.key, 0, LOSSES))
+    court.decide(court.rotation(trainer, NEW))
+    losses.keep(tmp_path, sealing_of(court, NEW).opening(court.key, 0, LOSSES))
+    court.round()
+    court.report()
+    court.round(AUDITS.window, trainers=[])
+    due = court.rules.audits.openings_due(NEW.public, court.state)
+    assert {item.trainer for item in due} == {trainer.public, NEW.public}
+    for item in due:
+        kept = losses.read(tmp_path, item.job, item.round, item.trainer)
+        assert kept is not None
+        court.decide(court.tx(NEW, OPENS, kept))
+    assert not court.rules.audits.openings_due(NEW.public, court.state)
+
+
 def test_a_commitment_that_other_programs_do_not_know_yet_is_not_heard() -> None:
     """Whoever passed it on to them would lose the link."""
     for court in (Court(), Court(version=1)):

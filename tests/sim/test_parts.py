@@ -15,14 +15,20 @@ from types import ModuleType
 import pytest
 
 from consensus.turn import Record, RoundVoted, StoredBlock, Voted
+from ledger.audits.losses import LossesOpening
+from ledger.audits.state import StepFinding
+from ledger.state import Body
+from protocol import codec
 from protocol.errors import StorageError
-from protocol.identity import Signed
+from protocol.identity import Signed, sign
 from protocol.limits import CLOCK_AHEAD_SECONDS
+from protocol.messages import Transaction
+from protocol.reasons import Finding
 from tests.rooms import ROOMS
 from tests.sim import campaign, invariants, progress, twins
 from tests.sim.__main__ import main
 from tests.sim.disk import Disk, frame, read
-from tests.sim.keys import FastVerifier
+from tests.sim.keys import FastSigner, FastVerifier
 from tests.sim.plan import SKEW_ACCEPTED, Fault, calm, expand, faults_tolerated
 from tests.sim.shrink import minimal
 from tests.sim.simulation import Simulation
@@ -162,6 +168,29 @@ def test_what_checks_is_written_apart_from_the_code_that_it_checks(checker: Modu
             imported |= {alias.name for alias in node.names}
     ours = {*ROOMS, "tests"} - {"protocol"}
     assert {name for name in imported if name.split(".")[0] in ours} <= {invariants.__name__}
+
+
+def test_a_report_on_open_losses_is_noticed_by_the_key_that_proposed() -> None:
+    """A member that rotated in a round has two proposals in it, and opens both with its present key."""
+    former, present, auditor = (FastSigner(name) for name in ("former", "present", "auditor"))
+    keys, job = tuple(sorted(signer.public for signer in (former, present, auditor))), bytes(32)
+
+    def seen(*said: tuple[FastSigner, int, str, object]) -> None:
+        checker = invariants.Invariants(keys, bytes(32), FastVerifier(), set(keys), lambda height, block: (None, b""))
+        for signer, nonce, kind, content in said:
+            signed = sign(signer, bytes(32), Transaction(nonce, 9, kind, codec.encode(content)))
+            checker._check_body(1, codec.encode(Body((), (), (signed,))))
+
+    opening = LossesOpening(job, 0, former.public, bytes(32), (0,))
+    report = StepFinding(job, 0, former.public, 0, Finding.MATCH, 0)
+    first = (present, 1, "audit/losses", opening)
+    seen(first, (auditor, 1, "audit/report", replace(report, trainer=present.public)))
+    seen((auditor, 1, "audit/report", report), (present, 1, "audit/losses", opening))
+    seen(first, (present, 2, "audit/losses", replace(opening, trainer=present.public)))
+    with pytest.raises(invariants.Violation, match="opened early"):
+        seen(first, (auditor, 1, "audit/report", report))
+    with pytest.raises(invariants.Violation, match="opened twice"):
+        seen(first, (present, 2, "audit/losses", opening))
 
 
 def test_a_job_that_trains_is_expected_to_close_rounds_whatever_runs_beside_it() -> None:
