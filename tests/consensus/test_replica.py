@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from consensus.block import block_digest, decode_block, encode_block
-from consensus.events import Connected, Tick, WorkChanged
+from consensus.events import Connected, Message, Tick, WorkChanged
 from consensus.turn import Decided, SendDecisions, StoredBlock, StoredCertificate, Turn, Voted
 from protocol import codec
 from protocol.errors import LocalProtocolError
@@ -28,7 +28,8 @@ from protocol.messages import (
     Timeout,
     ViewEnded,
 )
-from tests.consensus.bench import Bench
+from tests.consensus.bench import CHAIN_ID, Bench
+from tests.consensus.certificates import certificate_of
 from tests.consensus.counter import Counter
 
 ONE = b"\x91\x01"  # the item 1
@@ -426,6 +427,91 @@ def test_a_prepared_block_must_be_proposed_again_and_no_clock_judges_it() -> Non
     bench.now -= 500.0  # by this clock the block is from the future
     bench.give(bench.leader(1), bench.propose(old, 1, justification))
     assert not bench.faults and len(bench.sent_votes(Prepare)) == 1
+
+
+# A justification holds a prepare certificate that this replica has not seen: it is a lock like any other ------------------------
+
+
+def carriers(bench: Bench, block: bytes) -> tuple[Certificate, dict[str, Message]]:
+    """A prepare certificate of view 0, and the messages that bring it inside the timeouts of that view."""
+    high = bench.certificate(Prepare, block, 0, others(bench))
+    justification = bench.timeout_certificate(0, others(bench), high, (0, block))
+    return high, {"proposal": bench.propose(block, 1, justification), "view ended": ViewEnded(justification)}
+
+
+CARRIERS = pytest.mark.parametrize("carrier", ["proposal", "view ended"])
+
+
+@CARRIERS
+def test_the_certificate_of_a_justification_is_adopted_and_durable(carrier: str) -> None:
+    bench = follower()
+    block = bench.block(bench.leader())
+    high, by = carriers(bench, block)
+    bench.give(bench.leader(1), by[carrier])
+    assert not bench.faults and bench.replica.view == 1
+    assert [record.certificate for record in bench.turn.records if isinstance(record, StoredCertificate)] == [high]
+    for _ in range(2):  # before a restart and after it
+        bench.step(Tick(), wait=1_000.0)
+        bench.connect(others(bench)[0])
+        shown = [message for message in bench.sent(TimedOut) if isinstance(message, TimedOut)]
+        views = [codec.decode_message(message.timeout.body, (Timeout,)).high_view for message in shown]
+        assert shown and views == [0] * len(shown) and all(message.high == high for message in shown)
+        bench.restart()
+
+
+@CARRIERS
+def test_votes_in_the_certificate_of_a_justification_are_evidence_against_a_voter_that_contradicts_them(carrier: str) -> None:
+    bench = follower()
+    liar = others(bench)[0]
+    one, two = bench.block(bench.leader()), bench.block(bench.leader(), TWO)
+    bench.give(liar, bench.prepare(liar, one))
+    turn = bench.give(bench.leader(1), carriers(bench, two)[1][carrier])
+    assert [item.culprit for item in turn.evidence] == [bench.signers[liar].public]
+
+
+@CARRIERS
+def test_a_justification_without_a_quorum_behind_its_certificate_is_refused_and_leaves_no_lock(carrier: str) -> None:
+    bench = follower()
+    block = bench.block(bench.leader())
+    high = bench.certificate(Prepare, block, 0, others(bench)[:2])
+    justification = bench.timeout_certificate(0, others(bench), high, (0, block))
+    bench.give(bench.leader(1), bench.propose(block, 1, justification) if carrier == "proposal" else ViewEnded(justification))
+    assert bench.faults == ["no-quorum"] and bench.replica.view == 0
+    assert not any(isinstance(record, StoredCertificate) for record in bench.turn.records)
+
+
+def test_a_proposal_of_the_first_view_carries_no_justification() -> None:
+    bench = follower()
+    block, justification = bench.block(bench.leader()), bench.timeout_certificate(0, others(bench))
+    bench.give(bench.leader(), bench.propose(block, 0, justification))
+    assert bench.faults == ["bad-justification"] and not bench.sent_votes(Prepare)
+
+
+def test_a_timeout_that_names_a_certificate_of_a_later_view_is_refused() -> None:
+    bench = follower()
+    liar, block = others(bench)[0], bench.block(bench.leader(1))
+    bench.give(liar, bench.timed_out(liar, 0, bench.certificate(Prepare, block, 1, others(bench)), (1, block)))
+    assert bench.faults == ["bad-timeout"]
+
+
+def test_a_timeout_with_a_prepare_certificate_of_another_height_is_refused() -> None:
+    bench = follower()
+    liar, digest = others(bench)[0], block_digest(bench.block(bench.leader()))
+    statement = Prepare(bench.voters.hash, bench.replica.height + 1, 0, digest)
+    high = certificate_of(CHAIN_ID, statement, (bench.signers[i] for i in others(bench)))
+    bench.give(liar, bench.timed_out(liar, 0, high))
+    assert bench.faults == ["wrong-height"]
+
+
+def test_a_proposal_that_is_repeated_carries_the_justification_with_which_it_came() -> None:
+    bench = follower()
+    block = bench.block(bench.leader(1))
+    justification = bench.timeout_certificate(0, others(bench))
+    bench.give(bench.leader(1), bench.propose(block, 1, justification))
+    silent = next(i for i in others(bench) if i != bench.leader(1))
+    bench.connect(silent)
+    [repeated] = bench.sent(Proposed)
+    assert isinstance(repeated, Proposed) and repeated.justification == justification
 
 
 def test_a_new_leader_proposes_the_prepared_block_after_fetching_it() -> None:

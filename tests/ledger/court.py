@@ -9,6 +9,7 @@ from ledger.audits.losses import LossesOpening, SealedLoss, sealed
 from ledger.audits.state import OPENS, Due, JobAudits, Result, Standing, StepFinding, due_for
 from protocol.identity import Signed
 from protocol.reasons import Finding, Verdict
+from rounds.ballots import Closing
 from tests.ledger.world import AUDITS, LOSSES, PEOPLE, SAMPLED, World, secret_of
 from tests.sim.keys import FastSigner
 
@@ -43,6 +44,15 @@ class Court(World):
         for _ in range(count):
             who = self.job(self.key).trainers if trainers is None else trainers
             self.decide(closings=(self.closing(self.key, dict.fromkeys(who, Verdict.ACCEPT)),))
+
+    def closing_without(self, *absent: bytes) -> Closing:
+        """Closes the round, in which everybody was accepted, without the ballots of these voters."""
+        job = self.job(self.key)
+        voters = tuple(voter for voter in job.voters if voter not in absent)
+        self.vote(self.key, dict.fromkeys(job.trainers, Verdict.ACCEPT), voters)
+        closing = self.ledger.books[self.key].closing()
+        assert closing is not None
+        return closing
 
     def until_drawn(self, trainer: bytes) -> None:
         """Closes rounds until somebody has to audit this trainer: of many re-executors none may draw it."""

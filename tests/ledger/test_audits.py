@@ -145,12 +145,7 @@ def test_a_voter_whose_ballot_was_not_decided_is_bound_to_what_it_said_last(cour
 
 def left_out(court: Court, *voters: bytes) -> None:
     """Closes a round without the ballots of these."""
-    everybody = court.job(court.key).voters
-    verdicts = dict.fromkeys(everybody, Verdict.ACCEPT)
-    court.vote(court.key, verdicts, tuple(voter for voter in everybody if voter not in voters))
-    closing = court.ledger.books[court.key].closing()
-    assert closing is not None
-    court.decide(closings=(closing,))
+    court.decide(closings=(court.closing_without(*voters),))
 
 
 def steps(court: Court, number: int) -> dict[bytes, dict[bytes, int]]:
@@ -869,6 +864,38 @@ def test_who_is_not_drawn_for_a_trainer_any_more_is_not_with_new_keys_either() -
     assert drawn_for(court, A) == {B, C} and NEW.public in drawn_for(court, B)
     again = court.rules.decode_state(court.rules.encode_state(court.state))
     assert again.audits == court.state.audits
+
+
+def test_an_auditor_stays_apart_from_a_trainer_whatever_else_of_it_is_refuted() -> None:
+    """Its fourth refuted challenge does not make it unheard, so draws alone keep it from the trainer."""
+    court = Court(auditors=3, window=20, suspension_rounds=20)
+    for _ in range(FALSE_CHALLENGES_MAX):
+        refute(court, D)
+    court.round(court.audits.unheard[D] - court.job(court.key).round + 1)
+    for _ in range(FALSE_CHALLENGES_MAX):
+        withheld(court, PEOPLE[3], A)
+    assert apart(court, A) == {D} and not court.audits.unheard
+    noted = court.audits.withheld
+    refute(court, D)
+    assert court.standing(D).refuted == FALSE_CHALLENGES_MAX + 1 and not court.audits.unheard
+    assert court.audits.withheld == noted
+    court.round()
+    assert drawn_for(court, A) == {B, C} and D in drawn_for(court, B)
+    for _ in range(FALSE_CHALLENGES_MAX - 1):
+        refute(court, D)
+    assert court.audits.withheld == noted and D in court.audits.unheard, "unheard again, and apart still"
+
+
+def test_an_auditor_that_is_apart_draws_nothing_late_for_that_trainer_either() -> None:
+    court = Court(auditors=3, window=20, suspension_rounds=100)
+    for _ in range(FALSE_CHALLENGES_MAX):
+        withheld(court, PEOPLE[3], A)
+    assert apart(court, A) == {D}
+    left_out(court, D)
+    assert D not in drawn_for(court, B)
+    court.round()
+    missed = court.audits.rounds[court.job(court.key).round - 2]
+    assert D in missed.drawn[B].steps and D not in missed.drawn[A].steps
 
 
 def test_a_challenger_has_only_so_many_disputes_open_at_once() -> None:

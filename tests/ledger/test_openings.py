@@ -17,7 +17,6 @@ from ledger.jobs import Stop
 from ledger.members import Leave
 from protocol import codec
 from protocol.identity import Signed
-from protocol.reasons import Verdict
 from rounds.ballots import Closing
 from tests.ledger.court import MATCH, MISMATCH, A, B, C, Court, D
 from tests.ledger.world import AUDITS, BY_KEY, NEW, PEOPLE
@@ -59,15 +58,6 @@ def opened(court: Court, person: FastSigner, number: int, trainer: bytes, ahead:
 
 def stop(court: Court, ahead: int = 1) -> Signed:
     return court.tx(ANN, "job/stop", Stop(court.key), ahead)
-
-
-def closing_without(court: Court, absent: bytes) -> Closing:
-    """Closes the round without the ballot of one voter."""
-    job = court.job(court.key)
-    court.vote(court.key, dict.fromkeys(job.trainers, Verdict.ACCEPT), tuple(key for key in job.voters if key != absent))
-    closing = court.ledger.books[court.key].closing()
-    assert closing is not None
-    return closing
 
 
 def due_openings(court: Court, key: bytes) -> list[tuple[int, bytes]]:
@@ -223,7 +213,7 @@ def test_losses_stay_shut_in_the_block_that_stops_the_job_since_its_closing_may_
     """A re-executor that missed round 1 draws for it at the closing of round 2. The dispute keeps the proposal until then."""
     court = everybody_audits()
     court.round()
-    court.decide(closings=(closing_without(court, C),))
+    court.decide(closings=(court.closing_without(C),))
     court.say(BEN, due_of(court, B, 1, A), MISMATCH)
     court.say(DEE, due_of(court, D, 1, A))
     closing = court.closing(court.key)
@@ -240,7 +230,7 @@ def test_losses_stay_shut_in_the_block_that_stops_the_job_since_its_closing_may_
 def test_the_last_closing_of_a_job_draws_before_any_losses_are_opened() -> None:
     court = Court(spec=b"sampled:3", auditors=3)
     court.round()
-    court.decide(closings=(closing_without(court, C),))
+    court.decide(closings=(court.closing_without(C),))
     court.say(DEE, due_of(court, D, 1, A))
     court.say(BEN, due_of(court, B, 1, A))
     last = court.closing(court.key)
@@ -324,7 +314,8 @@ class Walk(Court):
     def _closing(self) -> Closing:
         voters = self.job(self.key).voters
         is_one_spare = len(voters) > VoterSet(voters).quorum
-        return closing_without(self, self.random.choice(voters) if is_one_spare and self.random.random() < 0.5 else b"")
+        absent = [self.random.choice(voters)] if is_one_spare and self.random.random() < 0.5 else []
+        return self.closing_without(*absent)
 
     def _said(self, person: FastSigner) -> Signed | None:
         current = self.state.members.current
