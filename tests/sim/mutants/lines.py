@@ -14,9 +14,12 @@ from typing import Any, ClassVar
 import pytest
 
 import peer.features
+from consensus.handlers import Handlers
+from ledger.audits.docket import Docket
 from peer.doctor import files
 from peer.driver.absence import Absence
 from peer.driver.answering import Answering
+from peer.driver.driver import Driver
 from peer.driver.hearing import Hearing
 from peer.node.node import Node
 from peer.roles import voter
@@ -48,6 +51,8 @@ ABSENCE = "tests/peer/test_absence.py::test_"
 OPENING = "tests/training/replicated/test_opening.py::test_"
 BUFFERS = "tests/training/replicated/test_buffers.py::test_"
 LEAN = "tests/training/engines/test_lean.py::test_"
+REPLICA = "tests/consensus/test_replica.py::test_"
+OPENINGS = "tests/ledger/test_openings.py::test_"
 
 
 @dataclass(frozen=True, slots=True)
@@ -555,6 +560,72 @@ LINES: tuple[ChangedLine, ...] = (
         "self.local_steps - 1 if self.lean_audits else 0",
         "0",
         f"{LEAN}the_loss_that_binds_an_auditor_is_of_the_last_step",
+    ),
+    # Agreement, audits, upgrades -------------------------------------------------------------------------------------
+    ChangedLine(
+        "justification-not-adopted",
+        "the prepare certificate of a justification is no lock",
+        Handlers._take_timeouts,
+        "self._adopt(book, certificate.high, high)",
+        "False",
+        f"{REPLICA}the_certificate_of_a_justification_is_adopted_and_durable",
+    ),
+    ChangedLine(
+        "justification-not-durable",
+        "the prepare certificate of a justification is forgotten by a restart",
+        Handlers._take_timeouts,
+        "self._adopt(book, certificate.high, high)",
+        "book.adopt_high(certificate.high, high)",
+        f"{REPLICA}the_certificate_of_a_justification_is_adopted_and_durable",
+    ),
+    ChangedLine(
+        "justification-accuses-nobody",
+        "votes in the prepare certificate of a justification are no evidence",
+        Handlers._take_timeouts,
+        "self._add_certified(book, certificate.high, high)",
+        "pass",
+        f"{REPLICA}votes_in_the_certificate_of_a_justification_are_evidence_against_a_voter_that_contradicts_them",
+    ),
+    ChangedLine(
+        "fourth-challenge-ends-apart",
+        "the fourth refuted challenge of an auditor ends what keeps it apart from trainers",
+        Docket._hold_against,
+        "self._count(challenger, refuted=1)",
+        "self._count(challenger, refuted=1)\n    if self._standing(challenger).refuted > FALSE_CHALLENGES_MAX:\n"
+        "        self._withheld.clear()",
+        "tests/ledger/test_audits.py::test_an_auditor_stays_apart_from_a_trainer_whatever_else_of_it_is_refuted",
+    ),
+    ChangedLine(
+        "unheard-once",
+        "an auditor is unheard after its third refuted challenge, and never again",
+        Docket._hold_against,
+        "% FALSE_CHALLENGES_MAX == 0",
+        "== FALSE_CHALLENGES_MAX",
+        "tests/ledger/test_audits.py::test_an_auditor_stays_apart_from_a_trainer_whatever_else_of_it_is_refuted",
+    ),
+    ChangedLine(
+        "opened-in-the-block-of-the-stop",
+        "losses may be opened in the block that ends the job and draws once more",
+        Docket.may_open,
+        " and self._job.opened < self._height",
+        "",
+        f"{OPENINGS}losses_stay_shut_in_the_block_that_stops_the_job_since_its_closing_may_still_draw",
+    ),
+    ChangedLine(
+        "unopened-costs-two",
+        "a proposal whose losses stay shut costs its trainer both rewards of the round",
+        Docket._lose,
+        "rounds.remove(number)",
+        "rounds = [other for other in rounds if other != number]",
+        f"{OPENINGS}an_unopened_proposal_costs_one_reward_of_the_two_in_its_round",
+    ),
+    ChangedLine(
+        "stops-before-the-last-block",
+        "a driver that lacks an upgrade stops a block before the last one that it can apply",
+        Driver._apply_after,
+        "block.height > last",
+        "block.height >= last",
+        "tests/peer/test_upgrade.py::test_a_driver_applies_the_last_block_before_an_upgrade_that_it_lacks_and_the_next_program_goes_on",
     ),
 )
 
