@@ -109,6 +109,7 @@ class Progress:
             self._on_expelled(first[1], height)
         for data, signer, _ in transactions:
             self._on_transaction(height, data, signer, now)
+        self._count_wishes(height)
         for key in [key for key, job in self.jobs.items() if job.closed >= job.rounds]:
             del self.jobs[key]
         for key in self.sets.get(height + 1, ()):
@@ -163,11 +164,13 @@ class Progress:
             case "member/approve":
                 self._on_approved(fields[0], signer, height)
             case "member/leave":
+                self._approved.pop(signer, None)
                 self.coming.pop(signer, None)
                 self.going.setdefault(signer, height)
             case "member/retire":
                 self._wishes[signer] = (fields[0], fields[1])
-                self._on_wish(fields[0], height)
+                for job in self._trained_by(fields[0]):
+                    job.may_end = True
             case "member/register" | "member/stand":
                 for job in self._trained_by(signer):
                     job.left_at = None
@@ -181,17 +184,23 @@ class Progress:
             self.coming.setdefault(candidate, height)
             self.going.pop(candidate, None)  # it left, and comes back
 
-    def _on_wish(self, subject: bytes, height: int) -> None:
-        """A quorum that says, too, that f may fall. Wishes live longer than a history."""
-        for job in self._trained_by(subject):
-            job.may_end = True
+    def _count_wishes(self, height: int) -> None:
+        """Each block counts anew: the voters may have changed. A wish goes with its author's vote, and does not expire here."""
         voters = self._next(height)
-        said = [lowers for voter, (other, lowers) in self._wishes.items() if other == subject and voter in voters]
-        if subject in voters and len(voters) > 1 and all(said) and len(said) >= quorum(len(voters)):
-            self.going.setdefault(subject, height)
+        self._wishes = {voter: wish for voter, wish in self._wishes.items() if voter in voters}
+        for subject in sorted({subject for subject, _ in self._wishes.values()}):
+            said = [lowers for other, lowers in self._wishes.values() if other == subject]
+            if len(said) < quorum(len(voters)):
+                continue
+            is_voter = subject in voters
+            if is_voter and not (len(voters) > 1 and all(said)):
+                continue  # f may fall, and not all allow that
+            self._approved.pop(subject, None)  # whoever was retired stands and is approved anew
             self.coming.pop(subject, None)
             self._forget_wishes(subject)
-            self._on_trainer_lost(subject, height)
+            if is_voter:
+                self.going.setdefault(subject, height)
+                self._on_trainer_lost(subject, height)
 
     def _trained_by(self, trainer: bytes) -> list[JobSeen]:
         """Jobs that only this one trains."""

@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -17,6 +18,7 @@ import pytest
 from consensus.turn import Record, RoundVoted, StoredBlock, Voted
 from ledger.audits.losses import LossesOpening
 from ledger.audits.state import StepFinding
+from ledger.members import Approve, Leave, Retire
 from ledger.state import Body
 from protocol import codec
 from protocol.errors import StorageError
@@ -200,6 +202,40 @@ def test_a_job_that_trains_is_expected_to_close_rounds_whatever_runs_beside_it()
     seen.jobs = {number: progress.JobSeen(keys[0], 8, number == b"a", 0.0) for number in (b"b", b"a", b"c")}
     demands = [demand.what for demand in seen.demands(9.0, keys) if demand.rule == "rounds"]
     assert demands == [f"job {number.hex()} (round 0) closes no round" for number in (b"a", b"b")], "the third waits in line"
+
+
+def test_wishes_that_retired_a_candidate_are_not_counted_again_when_it_votes() -> None:
+    """A wish also ends with its author's vote, and approvals end with a leave."""
+    signers = [FastSigner(f"voter {number}") for number in range(5)]
+    subject, *others = signers
+    without = tuple(sorted(signer.public for signer in others))
+    everybody, sets, nonces = tuple(sorted((subject.public, *without))), dict[int, tuple[bytes, ...]](), Counter[bytes]()
+    seen = progress.Progress(everybody, bytes(32), FastVerifier(), everybody, sets)
+
+    def decide(height: int, voters: tuple[bytes, ...], *said: tuple[FastSigner, str, object]) -> None:
+        sets[height + 1] = voters
+        transactions = list[Signed]()
+        for signer, kind, content in said:
+            nonces[signer.public] += 1
+            transactions.append(sign(signer, bytes(32), Transaction(nonces[signer.public], 99, kind, codec.encode(content))))
+        seen.on_block(height, codec.encode(Body((), (), tuple(transactions))), 0.0)
+
+    wish, approval = Retire(subject.public, True, 2**53 - 1), Approve(subject.public)
+    sets[1] = everybody
+    decide(1, everybody, (subject, "member/leave", Leave()))
+    decide(2, without, *((other, "member/approve", approval) for other in others[:2]))
+    decide(3, without, *((other, "member/retire", wish) for other in others[:3]))
+    decide(4, without, *((other, "member/approve", approval) for other in others[1:3]))
+    assert subject.public not in seen.coming, "approvals of before its retirement do not count"
+    decide(5, without, (others[3], "member/approve", approval))
+    assert subject.public in seen.coming and subject.public not in seen.going
+    decide(6, everybody, (others[3], "member/retire", wish))
+    assert subject.public not in seen.going, "one wish of five"
+    decide(7, everybody, *((other, "member/retire", wish) for other in others[:2]))
+    decide(8, tuple(key for key in everybody if key != others[0].public))
+    assert subject.public not in seen.going, "one of the three votes no more"
+    decide(9, everybody, (others[0], "member/retire", wish), (others[2], "member/retire", wish))
+    assert subject.public in seen.going
 
 
 def test_an_interrupted_campaign_goes_on_where_it_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
