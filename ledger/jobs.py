@@ -150,12 +150,15 @@ class Job:
     # Over all rounds more may train than in one.
     accepted: Annotated[dict[Key, Count], Length(0, MEMBERS_MAX)] = field(default_factory=dict)
     rejected: Annotated[dict[Key, dict[Name, Count]], Length(0, MEMBERS_MAX)] = field(default_factory=dict)
+    # Trainers of the open round that rotated in it: former key -> next key that is a trainer too.
+    successors: Annotated[dict[Key, Key], Length(0, TRAINERS_MAX)] = codec.added(factory=dict)
 
     def terms(self, job: bytes) -> RoundTerms:
         sets = (frozenset(keys) for keys in (self.voters, self.auditors, self.trainers, self.awaited))
         voters, auditors, trainers, awaited = sets
         before = auditors if self.audited else frozenset[bytes]()
-        return RoundTerms(job, self.round, self.model_root, voters, before, trainers, awaited, self.audited)
+        successors = frozenset(self.successors.items())
+        return RoundTerms(job, self.round, self.model_root, voters, before, trainers, awaited, self.audited, successors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -488,7 +491,8 @@ class JobsModule(Module[JobsState]):
         else:
             awaited = tuple(sorted(set(job.awaited) & set(trainers) | (set(trainers) - set(job.trainers))))
         audited = terms.is_audited(job.round)
-        return replace(job, opened=height, audited=audited, voters=voters, auditors=auditors, trainers=trainers, awaited=awaited)
+        job = replace(job, opened=height, audited=audited, successors={})
+        return replace(job, voters=voters, auditors=auditors, trainers=trainers, awaited=awaited)
 
     def renew_rounds(
         self, jobs: Mapping[bytes, Job], members: MembersState, height: int, suspended: Mapping[bytes, Suspended]
@@ -504,7 +508,10 @@ class JobsModule(Module[JobsState]):
         fresh = self.open_round(job, members, height, None, suspended)
         new = _by_seniority(set(fresh.trainers) - set(job.trainers), members)[: TRAINERS_MAX - len(job.trainers)]
         awaited = set(job.awaited) & set(fresh.trainers) | set(new)
-        return replace(fresh, trainers=tuple(sorted((*job.trainers, *new))), awaited=tuple(sorted(awaited)))
+        last = {members.current(key): key for key in job.trainers if key not in job.successors}  # of each member, in this round
+        successors = {**job.successors, **{last[key]: key for key in new if key in last}}
+        trainers = tuple(sorted((*job.trainers, *new)))
+        return replace(fresh, trainers=trainers, awaited=tuple(sorted(awaited)), successors=successors)
 
     def close_round(
         self,

@@ -37,6 +37,7 @@ class RoundTerms:
     trainers: frozenset[bytes]
     awaited: frozenset[bytes]
     audited: bool  # re-executed before the ballot: then a voter that is no auditor accepts nothing by itself
+    successors: frozenset[tuple[bytes, bytes]] = frozenset()  # trainers that rotated in the round: former key, next key
 
     @property
     def signed(self) -> tuple[bytes, int, bytes]:
@@ -91,7 +92,8 @@ class Closing:
 class Outcome:
     """What the ballots of one closed round decided, a pure function of them."""
 
-    accepted: dict[bytes, bytes]  # trainer -> proposal digest
+    # Trainer -> proposal digest. Of several keys of one member with q accepts the last one; the others are nowhere here.
+    accepted: dict[bytes, bytes]
     rejected: dict[bytes, Verdict]  # trainer -> the reason that most give, UNJUDGED if no more than f give the same
     absent: frozenset[bytes]  # trainers that no more than f ballots of the block name
     unjudged: frozenset[bytes]  # trainers that more than f ballots could not judge
@@ -124,10 +126,11 @@ def settled(terms: RoundTerms, ballots: Mapping[bytes, Ballot]) -> bool:
 
 def outcome(terms: RoundTerms, ballots: Mapping[bytes, Ballot]) -> Outcome:
     votes = tally(ballots.values())
-    accepted = {trainer: digest for (trainer, digest), verdicts in votes.items() if verdicts[Verdict.ACCEPT] >= terms.quorum}
+    enough = {trainer: digest for (trainer, digest), verdicts in votes.items() if verdicts[Verdict.ACCEPT] >= terms.quorum}
+    accepted = {trainer: digest for trainer, digest in enough.items() if not enough.keys() & _later_keys(terms, trainer)}
     reasons: dict[bytes, Counter[Verdict]] = {}
     for (trainer, _), verdicts in votes.items():
-        if trainer not in accepted:
+        if trainer not in enough:
             reasons.setdefault(trainer, Counter()).update(verdicts)
     # A proposal that at most f ballots name may be invented by liars: such a trainer counts as absent.
     reasons = {trainer: verdicts for trainer, verdicts in reasons.items() if verdicts.total() > terms.faults}
@@ -135,9 +138,18 @@ def outcome(terms: RoundTerms, ballots: Mapping[bytes, Ballot]) -> Outcome:
     return Outcome(
         accepted=dict(sorted(accepted.items())),
         rejected={trainer: _reason(verdicts, terms.faults) for trainer, verdicts in sorted(reasons.items())},
-        absent=terms.trainers - accepted.keys() - reasons.keys(),
+        absent=terms.trainers - enough.keys() - reasons.keys(),
         unjudged=frozenset(unjudged),
     )
+
+
+def _later_keys(terms: RoundTerms, trainer: bytes) -> set[bytes]:
+    """The keys with which the same member trained in this round after this one. A member has one update in a round."""
+    successors, found, key = dict(terms.successors), set[bytes](), trainer
+    while key in successors:
+        key = successors[key]
+        found.add(key)
+    return found
 
 
 def _reason(verdicts: Counter[Verdict], faults: int) -> Verdict:

@@ -584,11 +584,10 @@ class Docket:
     def _lose(self, number: int, trainer: bytes) -> None:
         assert TRANSITIONS[Stage.SEALED, Event.TIME].effects == (Effect.LOSE_REWARD,)
         person = self._members.current(trainer)
-        rounds = list(self._unvested.get(person, ()))
+        rounds = self._unvested.get(person, ())
         if number in rounds:
             self._count(person, lost=1)
-            rounds.remove(number)  # once: a member that rotated may have a second proposal in that round
-            self._keep_unvested(person, tuple(rounds))
+            self._keep_unvested(person, tuple(other for other in rounds if other != number))
 
     # Time
 

@@ -47,7 +47,7 @@ class LossesOpening:
 
     job: Digest
     round: Count
-    trainer: Key  # as in the round, where a member that rotated has one proposal for each of its keys
+    trainer: Key  # as in the round
     secret: Digest
     losses: Annotated[tuple[Loss, ...], Length(1, LOSSES_MAX)]  # of the inner steps, in order
 

@@ -19,7 +19,7 @@ from typing import Annotated, Protocol
 from ledger.audits.draws import Commitment
 from ledger.audits.losses import Compared, SealedLoss, Unopened
 from ledger.jobs import FINISHED_KEPT_MAX, NOBODY, RUNNING_MAX, JobsState, Suspended
-from ledger.members import ROTATIONS_MAX, MembersState
+from ledger.members import MembersState
 from protocol import codec
 from protocol.codec import Between, Count, Digest, Key, Length
 from protocol.limits import AUDIT_WINDOW_MAX, MEMBERS_MAX, TRAINERS_MAX, VOTERS_MAX
@@ -42,8 +42,7 @@ LOG_MAX = 64  # the last results, for people
 Place = tuple[int, bytes, int]  # round, trainer as in the round, step
 Keys = Annotated[tuple[Key, ...], Length(0, VOTERS_MAX)]
 # Rounds of one trainer whose rewards wait: in the window, with an awaited report, with a dispute, or with losses to be opened.
-# A member that rotates has one proposal for each of its keys in a round.
-UNVESTED_MAX = AUDIT_WINDOW_MAX + ROTATIONS_MAX + DRAWN_MAX + DISPUTES_MAX + UNOPENED_MAX
+UNVESTED_MAX = AUDIT_WINDOW_MAX + DRAWN_MAX + DISPUTES_MAX + UNOPENED_MAX
 Rounds = Annotated[tuple[Count, ...], Length(1, UNVESTED_MAX)]
 Persons = Annotated[dict[Key, Count], Length(0, MEMBERS_MAX)]
 Claims = Annotated[dict[Key, Annotated[tuple[Count, ...], Length(1, FALSE_CHALLENGES_MAX)]], Length(0, MEMBERS_MAX)]

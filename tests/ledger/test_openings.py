@@ -27,9 +27,9 @@ SPARE = [FastSigner(f"spare {number}") for number in range(40)]
 WALKS, STEPS = 8, 50
 
 
-def everybody_audits(answer_ms: int = 1_000) -> Court:
-    """Each re-executor draws every proposal of the others, and has time for a thousand blocks unless the test says otherwise."""
-    return Court(auditors=3, answer_ms=answer_ms)
+def everybody_audits() -> Court:
+    """Each re-executor draws every proposal of the others, and has time for a thousand blocks."""
+    return Court(auditors=3, answer_ms=1_000)
 
 
 def report(court: Court, person: FastSigner, number: int, trainer: bytes, loss: int | None = None, ahead: int = 1) -> Signed:
@@ -64,54 +64,38 @@ def due_openings(court: Court, key: bytes) -> list[tuple[int, bytes]]:
     return [(due.round, due.trainer) for due in court.rules.audits.openings_due(key, court.state)]
 
 
-# Two proposals of one person in one round ------------------------------------------------------------------------------------
+# The key in the round -----------------------------------------------------------------------------------------------------
 
 
-def rotated_in_a_round(answer_ms: int = 1_000) -> Court:
-    """Ben's two keys have both proposed in round 0: a voter that rotates renews the open round."""
-    court = everybody_audits(answer_ms)
+def rotated_in_a_round() -> Court:
+    """A voter that rotates renews the open round, so both keys of Ben are trainers of round 0."""
+    court = everybody_audits()
     court.decide(court.rotation(BEN, NEW))
     assert {B, NEW.public} <= set(court.job(court.key).trainers)
-    court.round()
     return court
 
 
-@pytest.mark.parametrize("first", [B, NEW.public], ids=["former key", "present key"])
-def test_each_of_two_proposals_of_one_person_waits_for_its_own_reports_alone(first: bytes) -> None:
+def test_a_member_that_rotates_in_a_round_has_one_update_and_one_reward_in_it() -> None:
     court = rotated_in_a_round()
-    second = B if first == NEW.public else NEW.public
-    report_all(court, but=[(A, second)])
+    court.round()
+    assert set(court.audits.rounds[0].drawn) == {A, C, D, NEW.public}
+    assert court.audits.unvested[NEW.public] == (0,)
+
+
+@pytest.mark.parametrize("key", [B, NEW.public], ids=["former key", "present key"])
+def test_losses_are_opened_by_the_member_of_the_key_that_they_name(key: bytes) -> None:
+    court, other = rotated_in_a_round(), B if key == NEW.public else NEW.public
+    court.round(trainers=sorted({A, C, D, key}))
+    report_all(court, but=[(A, key)])
     court.round(AUDITS.window)
-    assert "may still come" in (court.problem(opened(court, NEW, 0, second)) or "")
-    assert (0, second) not in due_openings(court, NEW.public) and (0, first) in due_openings(court, NEW.public)
-    court.decide(opened(court, NEW, 0, first))
-    assert "may still come" in (court.problem(opened(court, NEW, 0, second)) or "")
-    court.decide(report(court, ANN, 0, second))
-    assert (0, second) in due_openings(court, NEW.public)
-    court.decide(opened(court, NEW, 0, second))
-    assert not any(court.standing(key).wrong for key in court.people)
-    assert list(court.audits.unopened[0]) == sorted({A, C, D})
-
-
-def test_losses_of_one_proposal_do_not_open_another_of_the_same_person() -> None:
-    court = rotated_in_a_round()
-    report_all(court)
-    court.round(AUDITS.window)
-    court.decide(opened(court, NEW, 0, NEW.public))
-    assert list(court.audits.unopened[0]) == sorted({A, B, C, D}), "the one of the former key is still sealed"
-    assert "no losses" in (court.problem(opened(court, NEW, 0, NEW.public)) or "")
-
-
-def test_an_unopened_proposal_costs_one_reward_of_the_two_in_its_round() -> None:
-    court = rotated_in_a_round(answer_ms=0)
-    report_all(court)
-    court.round(AUDITS.window)
-    court.decide(opened(court, NEW, 0, B))
-    court.round(4 * AUDITS.window)
-    standing = court.standing(NEW.public)
-    assert standing.lost == 1, "that of the present key"
-    unvested = court.audits.unvested[NEW.public]
-    assert standing.rewards + standing.lost + len(unvested) == court.job(court.key).round + 1
+    assert "may still come" in (court.problem(opened(court, NEW, 0, key)) or "")
+    court.decide(report(court, ANN, 0, key))
+    assert "no losses" in (court.problem(opened(court, NEW, 0, other)) or "")
+    assert "no losses" in (court.problem(opened(court, ANN, 0, key)) or "")
+    assert due_openings(court, NEW.public) == [(0, key)]
+    court.decide(opened(court, NEW, 0, key))
+    assert not any(court.standing(person).wrong for person in court.people)
+    assert "no losses" in (court.problem(opened(court, NEW, 0, key)) or "")
 
 
 # Rotations between report and opening --------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -59,6 +59,35 @@ def test_a_round_survives_the_rotation_of_its_only_trainer(spec: bytes) -> None:
     job = world.job(key)
     assert PEOPLE[8].public in job.trainers and job.awaited == (PEOPLE[8].public,)
     assert (job.phase, job.round) == (Phase.RUNNING, 0)
+
+
+def test_a_voter_that_rotates_again_and_again_in_a_round_has_one_update_in_it() -> None:
+    """Otherwise it would be more trainers than may lie."""
+    world = World(trainers=4)
+    key = world.start(spec=UNAUDITED)
+    for old, new in pairwise(PEOPLE[3:10]):
+        world.decide(world.rotation(old, new))
+        empty_blocks(world)
+    job = world.job(key)
+    keys = [person.public for person in PEOPLE[3:10]]
+    assert set(job.trainers) == {*keys, *(person.public for person in PEOPLE[:3])}
+    assert job.successors == dict(pairwise(keys))
+    world.decide(closings=(world.closing(key, dict.fromkeys(job.trainers, ACCEPT)),))
+    job = world.job(key)
+    assert set(job.accepted) == {keys[-1], *(person.public for person in PEOPLE[:3])} == set(job.trainers)
+    assert not job.successors and not job.rejected
+
+
+def test_a_key_without_room_among_the_trainers_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs_module, "TRAINERS_MAX", 4)
+    world = World(trainers=4)
+    key = world.start(spec=UNAUDITED)
+    world.decide(world.rotation(PEOPLE[3], PEOPLE[8]))
+    assert PEOPLE[8].public not in world.job(key).trainers and not world.job(key).successors
+    empty_blocks(world)
+    monkeypatch.setattr(jobs_module, "TRAINERS_MAX", 5)
+    world.decide(world.rotation(PEOPLE[8], PEOPLE[9]))
+    assert world.job(key).successors == {PEOPLE[3].public: PEOPLE[9].public}
 
 
 def test_a_rotation_and_f_silent_voters_together_do_not_stop_a_round() -> None:

@@ -36,6 +36,11 @@ def terms(n: int = 4, auditors: int | None = None, trainers: int = 3, awaited: i
     return RoundTerms(JOB, 0, ROOT, *(frozenset(KEYS[:count]) for count in (n, workers, trainers, waited)), workers > 0)
 
 
+def rotated(*pairs: tuple[int, int]) -> frozenset[tuple[bytes, bytes]]:
+    """Successors: the former and the next key of a trainer that rotated in the round."""
+    return frozenset((KEYS[former], KEYS[after]) for former, after in pairs)
+
+
 def proposal(trainer: int, variant: int = 0, round: int = 0) -> tuple[Signed, Proposal]:
     message = Proposal(JOB, round, ROOT, bytes([trainer]) * 32, 10, bytes([variant]) * 32, None)
     return sign(SIGNERS[trainer], CHAIN, message), message
@@ -92,7 +97,8 @@ judgements = st.dictionaries(st.integers(0, 2), st.tuples(st.sampled_from(Verdic
 @st.composite
 def full_votes(draw: st.DrawFn) -> tuple[RoundTerms, dict[bytes, Ballot]]:
     """A ballot of every voter; a trainer may have signed two proposals."""
-    of = terms(draw(st.integers(1, 10)))
+    rotations = draw(st.sampled_from([(), ((0, 1),), ((0, 2),), ((0, 1), (1, 2))]))
+    of = dataclasses.replace(terms(draw(st.integers(1, 10))), successors=rotated(*rotations))
     votes = {}
     for voter in sorted(of.voters):
         said = draw(judgements)
@@ -137,7 +143,8 @@ def test_whatever_is_accepted_has_a_quorum_of_accepts_and_no_trainer_is_in_two_g
     for trainer, accepted in result.accepted.items():
         says = [j for b in chosen.values() for j in b.judgements if (j.trainer, j.proposal) == (trainer, accepted)]
         assert sum(j.verdict is ACCEPT for j in says) >= of.quorum
-    groups = [set(result.accepted), set(result.rejected), set(result.absent)]
+    replaced = set(outcome(dataclasses.replace(of, successors=frozenset()), chosen).accepted) - set(result.accepted)
+    groups = [set(result.accepted), set(result.rejected), set(result.absent), replaced]
     assert set().union(*groups) == of.trainers and sum(map(len, groups)) == len(of.trainers)
     assert result.unjudged <= set(result.rejected)
 
@@ -153,6 +160,28 @@ def test_all_ballots_of_honest_voters_settle_a_round_whatever_f_liars_say(n: int
         votes[liar] = ballot({t: v for t, (v, _) in said.items()}, {t: variant for t, (_, variant) in said.items()})
     assert settled(of, votes)
     assert outcome(of, votes).accepted == {KEYS[0]: digest(0)}
+
+
+@pytest.mark.parametrize("enough", [said for count in range(5) for said in itertools.combinations(range(4), count)])
+def test_of_the_keys_of_one_member_the_last_one_with_a_quorum_is_accepted(enough: tuple[int, ...]) -> None:
+    """Trainers 0, 1 and 2 are one member, 3 is another. An update that another one replaces counts as nothing."""
+    of = dataclasses.replace(terms(trainers=4), successors=rotated((0, 1), (1, 2)))
+    votes = dict.fromkeys(KEYS[:4], ballot({trainer: ACCEPT if trainer in enough else REPLAY for trainer in range(4)}))
+    last = max((trainer for trainer in enough if trainer < 3), default=None)
+    result = outcome(of, votes)
+    assert set(result.accepted) == {KEYS[trainer] for trainer in enough if trainer in (last, 3)}
+    assert set(result.rejected) == {KEYS[trainer] for trainer in range(4) if trainer not in enough} and not result.absent
+    held = book(0, of)
+    for trainer in range(4):
+        hear_proposal(held, trainer)
+    for voter in range(4):
+        hear_ballot(held, voter, votes[KEYS[voter]])
+    closing = held.closing()
+    assert closing is not None and {signed.signer for signed in closing.proposals} == set(result.accepted)
+    assert problem(of, closing) is None
+    if len(enough) > len(result.accepted):
+        both = ascending([proposal(trainer)[0] for trainer in enough])
+        assert "exactly the accepted" in (problem(of, dataclasses.replace(closing, proposals=both)) or "")
 
 
 @pytest.mark.parametrize("n", range(1, 14))

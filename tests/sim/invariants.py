@@ -131,6 +131,7 @@ class Invariants:
     justified: int = 0  # prepares in later views whose reason was checked
     unseen: int = 0  # those whose reason nobody was shown: of a leader that crashed before it sent its proposal
     _opened: set[tuple[bytes, int, bytes]] = field(default_factory=set)  # losses: (job, round, trainer)
+    _successors: dict[bytes, bytes] = field(default_factory=dict)  # a key that was rotated -> the next one
     _audits: Any = None  # the state of the audits that was looked at last
     # What came to each honest peer: by height, view and block.
     _offered: dict[tuple[bytes, int, int, bytes], list[Proposed]] = field(default_factory=dict)
@@ -267,6 +268,9 @@ class Invariants:
                     raise Violation("validity", f"height {height} counts one {tag} twice")
                 for data, signer, signature in parts:
                     self._require_signature(height, tag, data, signer, signature)
+            persons = [self._current(signer) for _, signer, _ in proposals]
+            if len(set(persons)) != len(persons):
+                raise Violation("rounds", f"height {height} accepts two proposals of one member, by two of its keys")
             if set(self.sets.values()) == {self.founders} and not evidence and not self._evidence:
                 self._check_outcome(height, ballots, cut_offs, proposals)
             if len(ballots) < quorum(len(self.sets[height])) - faults_tolerated(len(self.sets[height])) - 1:
@@ -293,6 +297,11 @@ class Invariants:
         if len(ballots) < quorum(n) or (not settled and len(cut_offs) <= faults_tolerated(n)):
             raise Violation("rounds", f"height {height} closes a round that further ballots could change")
 
+    def _current(self, key: bytes) -> bytes:
+        while key in self._successors:
+            key = self._successors[key]
+        return key
+
     def _check_transaction(self, height: int, data: bytes, signer: bytes, signature: bytes) -> None:
         _, nonce, expires, kind, content = codec.unpack(data, len(data))
         if nonce != self._nonces.get(signer, 0) + 1:
@@ -304,6 +313,8 @@ class Invariants:
         if kind == "member/retire":
             subject, lowers, _ = codec.unpack(content, len(content))
             self._wishes[signer] = (subject, lowers)
+        if kind == "member/rotate":
+            self._successors[signer] = codec.unpack(content, len(content))[0]
         if kind == "audit/losses":
             job, number, trainer, *_ = codec.unpack(content, len(content))
             if (job, number, trainer) in self._opened:

@@ -23,6 +23,7 @@ from peer.driver.driver import Driver
 from peer.driver.hearing import Hearing
 from peer.node.node import Node
 from peer.roles import voter
+from rounds import ballots
 from training.replicated import feedback
 from training.replicated.codec import cells, payload
 from training.replicated.codec.header import Mode
@@ -612,12 +613,20 @@ LINES: tuple[ChangedLine, ...] = (
         f"{OPENINGS}losses_stay_shut_in_the_block_that_stops_the_job_since_its_closing_may_still_draw",
     ),
     ChangedLine(
-        "unopened-costs-two",
-        "a proposal whose losses stay shut costs its trainer both rewards of the round",
-        Docket._lose,
-        "rounds.remove(number)",
-        "rounds = [other for other in rounds if other != number]",
-        f"{OPENINGS}an_unopened_proposal_costs_one_reward_of_the_two_in_its_round",
+        "opened-with-any-key",
+        "any member opens the losses of a proposal whose secret it knows",
+        Docket.open_losses,
+        " or self._members.current(trainer) != author",
+        "",
+        f"{OPENINGS}losses_are_opened_by_the_member_of_the_key_that_they_name",
+    ),
+    ChangedLine(
+        "one-update-a-key",
+        "a voter that rotates in a round has an update in it for each of its keys",
+        ballots.outcome,
+        "if not enough.keys() & _later_keys(terms, trainer)",
+        "",
+        "tests/rounds/test_ballots.py::test_of_the_keys_of_one_member_the_last_one_with_a_quorum_is_accepted",
     ),
     ChangedLine(
         "stops-before-the-last-block",
