@@ -6,7 +6,9 @@ A handler awaits a call; Trio runs it and hands the result back. What the site r
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import socket
 import ssl
 import threading
 from collections.abc import Awaitable, Callable, Collection
@@ -17,7 +19,9 @@ import trio
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from peer.settings.descriptors import WEB_MAX
 from web.app import application
+from web.connections import BACKLOG, Acceptor, Places
 from web.problems import Problem
 from web.site import Site
 
@@ -40,57 +44,74 @@ log.addFilter(_is_ours)
 class Bridge:
     """Serves a site on an address until `run` is cancelled."""
 
-    def __init__(self, site: Any, host: str, port: int, names: Collection[str] = (), tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self,
+        site: Any,
+        host: str,
+        port: int,
+        names: Collection[str] = (),
+        tls: ssl.SSLContext | None = None,
+        connections_max: int = WEB_MAX,
+    ) -> None:
         """`names`: of this host, beside its addresses. Without `tls` it speaks plain HTTP."""
         self._site, self._host, self._port, self._names, self._tls = site, host, port, names, tls
+        self._places = Places(connections_max)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ended = threading.Event()
         self._running = 0
 
     async def run(self, *, task_status: trio.TaskStatus[tuple[str, int]] = trio.TASK_STATUS_IGNORED) -> None:
         """Starts with the address that it listens on. Raises `OSError` if it cannot listen there."""
-        send, receive = trio.open_memory_channel[tuple[str, int] | Exception](1)
+        opened = await trio.open_tcp_listeners(self._port, host=self._host, backlog=BACKLOG)
+        listeners = [socket.socket(fileno=listener.socket.detach()) for listener in opened]
+        address = listeners[0].getsockname()[:2]
+        send, receive = trio.open_memory_channel[Exception | None](2)
         self._token = trio.lowlevel.current_trio_token()
         async with trio.open_nursery() as self._nursery:
-            thread = threading.Thread(target=self._serve, args=(send,), name="site", daemon=True)
+            thread = threading.Thread(target=self._serve, args=(listeners, send), name="site", daemon=True)
             thread.start()
             try:
-                listening = await receive.receive()
-                if not isinstance(listening, Exception):
-                    task_status.started(listening)
-                    await trio.sleep_forever()
+                error = await receive.receive()
+                if error is None:
+                    task_status.started(address)
+                    error = await receive.receive()  # the thread ends before it is asked to
             finally:
                 self._stop()
                 with trio.CancelScope(shield=True):
                     await trio.to_thread.run_sync(self._ended.wait, 2 * SHUTDOWN_SECONDS)
-        raise listening  # outside the nursery, which would wrap it
+        assert error is not None
+        raise error  # outside the nursery, which would wrap it
 
     # In the thread of asyncio ----------------------------------------------------------------------------------------
 
-    def _serve(self, send: trio.MemorySendChannel[tuple[str, int] | Exception]) -> None:
+    def _serve(self, listeners: list[socket.socket], send: trio.MemorySendChannel[Exception | None]) -> None:
         try:
-            asyncio.run(self._listen(send))
-        except Exception as error:  # a slip of ours before anybody was served
-            self._token.run_sync_soon(send.send_nowait, error)
-            raise
+            asyncio.run(self._listen(listeners, send))
+        except Exception as error:  # a fault of ours: the part ends with it
+            log.exception("the thread of the site ended")
+            with contextlib.suppress(trio.RunFinishedError):
+                self._token.run_sync_soon(send.send_nowait, error)
         finally:
+            for listener in listeners:
+                listener.close()
             self._ended.set()
 
-    async def _listen(self, send: trio.MemorySendChannel[tuple[str, int] | Exception]) -> None:
+    async def _listen(self, listeners: list[socket.socket], send: trio.MemorySendChannel[Exception | None]) -> None:
         self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
         app = application(cast(Site, _Bridged(self)), self._names)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS, logger=log)
         await runner.setup()
+        assert runner.server is not None
+        accepting = asyncio.create_task(Acceptor(runner.server, self._places, self._tls).run(listeners))
+        ending = asyncio.create_task(self._end.wait())
         try:
-            listener = web.TCPSite(runner, self._host, self._port, ssl_context=self._tls)
-            try:
-                await listener.start()
-            except OSError as error:
-                self._token.run_sync_soon(send.send_nowait, error)
-                return
-            self._token.run_sync_soon(send.send_nowait, runner.addresses[0][:2])
-            await self._end.wait()
+            self._token.run_sync_soon(send.send_nowait, None)
+            await asyncio.wait((accepting, ending), return_when=asyncio.FIRST_COMPLETED)
+            if accepting.done():
+                accepting.result()
         finally:
+            accepting.cancel()
+            ending.cancel()
             await runner.cleanup()
 
     def _stop(self) -> None:

@@ -16,7 +16,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from protocol.metrics import CONTENT_TYPE, Metric, exposition
-from web import defence
+from web import connections, defence
 from web.fields import read_all
 from web.listening import Listening
 from web.pages import PAGES, START, rendered
@@ -24,6 +24,7 @@ from web.problems import Problem
 from web.routes import ENDS, FILE_BYTES_MAX, ROUTES, SETS, Route, openapi
 from web.site import File, Json, Site, Text
 
+VERSION = version("folkmoot")
 BODY_BYTES_MAX = 64 << 10
 UPLOADS_MAX = 2  # files that are in memory at once
 STATIC = Path(__file__).with_name("static")
@@ -39,6 +40,7 @@ SECURITY = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
+HSTS = "max-age=31536000"  # a year: a browser that was here once does not come by plain HTTP again
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -49,12 +51,13 @@ def application(site: Site, names: Collection[str] = ()) -> web.Application:
     app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[_counted(answers), _guarded(names)])
     listening = Listening(site, SECURITY)
     app.on_shutdown.append(listening.end)
+    app.on_response_prepare.append(_headed)
     own: dict[str, Handler] = {
         "start": _start,
         **{page.call: _text("text/html", rendered(page)) for page in PAGES},
         "static": _files(STATIC),
         "vendor": _files(VENDOR),
-        "openapi": _text("application/json", json.dumps(openapi(version("folkmoot")))),
+        "openapi": _text("application/json", json.dumps(openapi(VERSION))),
         "health": partial(_health, site),
         "metrics": partial(_metrics, site, answers),
         "events": partial(_events, listening),
@@ -75,6 +78,13 @@ def application(site: Site, names: Collection[str] = ()) -> web.Application:
     return app
 
 
+async def _headed(request: web.Request, response: web.StreamResponse) -> None:
+    """Headers of each reply, of streams too."""
+    response.headers["Server"] = connections.SERVER
+    if request.secure:
+        response.headers["Strict-Transport-Security"] = HSTS
+
+
 def _counted(answers: Counter[int]) -> Any:
     @web.middleware
     async def counted(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -90,6 +100,7 @@ async def _answer(route: Route, site: Site, uploads: asyncio.Semaphore, request:
     given: dict[str, Any] = {"token": defence.token_of(request, route.who)} if route.who else {}
     given |= read_all(route.ids, request.match_info) | read_all(route.query, request.query)
     if route.upload and given["format"]:
+        connections.begin(request, connections.FILE_SECONDS)
         await site.authorise(given["token"])
         given["file"] = await _file(request, uploads)
     elif route.body:
@@ -115,6 +126,7 @@ async def _answer(route: Route, site: Site, uploads: asyncio.Semaphore, request:
 def _sent(request: web.Request, file: File) -> web.StreamResponse:
     """The library sends a file piece by piece, and closes it; but not where the reply has no body."""
     if request.method != "HEAD":
+        connections.begin(request, connections.FILE_SECONDS)
         return web.Response(body=file.body, content_type=file.content_type, charset="utf-8")
     with file.body as body:
         length = {"Content-Length": str(body.seek(0, os.SEEK_END))}
@@ -124,6 +136,7 @@ def _sent(request: web.Request, file: File) -> web.StreamResponse:
 def _guarded(names: Collection[str]) -> Any:
     @web.middleware
     async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
+        connections.begin(request)
         try:
             defence.require_host(request, names)
             response = await handler(request)
@@ -198,6 +211,7 @@ def _text(content_type: str, text: str) -> Handler:
 
 async def _events(listening: Listening, request: web.Request) -> web.StreamResponse:
     given = read_all(QUERY_OF_EVENTS, request.query)
+    connections.begin_stream(request)
     return await listening.stream(request, given["live"] == 1)
 
 

@@ -66,7 +66,9 @@ class Listening:
         self._live = _Feed(lambda now: site.changes(now.get("number", -1)), "number", _changes)
 
     async def stream(self, request: web.Request, is_live: bool) -> web.StreamResponse:
-        response = web.StreamResponse(headers={**self._headers, "Content-Type": "text/event-stream"})
+        # A reverse proxy such as nginx keeps what it reads until a buffer is full, unless it is told not to.
+        own = {"Content-Type": "text/event-stream", "X-Accel-Buffering": "no"}
+        response = web.StreamResponse(headers={**self._headers, **own})
         if request.method == "HEAD":
             return response
         feeds = [self._news, self._live] if is_live else [self._news]

@@ -15,6 +15,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import trio
@@ -25,6 +26,7 @@ from peer import features
 from peer.api import control
 from peer.api.running import RunningPeer
 from peer.api.service import service
+from peer.daemon.endurance import endure
 from peer.daemon.reachable import asides, hosts, own_addresses
 from peer.driver.absence import Absence
 from peer.driver.auditing import Auditing
@@ -45,6 +47,7 @@ from peer.roles.voter import Voter
 from peer.settings import addressbook
 from peer.settings.config import Config, why_unlinked
 from peer.settings.datadir import DataDirectory
+from peer.settings.descriptors import limit_now, raise_limit, shares
 from peer.settings.invitation import InvitationString, parse_invitation
 from peer.settings.invitations import InvitationBook
 from peer.worker.supervisor import Worker
@@ -78,6 +81,7 @@ class Daemon:
 @asynccontextmanager
 async def running(config: Config, make_round_work: MakeRoundWork | None = None) -> AsyncIterator[Daemon]:
     """A peer that has caught up with its own disk and listens; it stops when the block ends. Raises `UserError`."""
+    raise_limit()
     directory = DataDirectory.open(config.data_directory)
     with directory.lock():
         signer = directory.load_identity()
@@ -114,6 +118,7 @@ async def running(config: Config, make_round_work: MakeRoundWork | None = None) 
             hosts=hosts,
             pace=config.pace,
             relay=config.relay,
+            connections_max=shares(limit_now()).peers,
         )
         role = features.roles()[config.role]
         worker = Worker(config.resources, engine=config.engine) if role.needs_worker else None
@@ -162,12 +167,15 @@ async def running(config: Config, make_round_work: MakeRoundWork | None = None) 
                 desk=desk,
             )
         )
-        parts = [named(features.parts()[name])(desk(name)) for name in (*role.parts, *features.everywhere())]
+        def warn(text: str) -> None:
+            events.warn("warning", text)
+
+        parts = {name: named(features.parts()[name])(desk(name)) for name in (*role.parts, *features.everywhere())}
         try:
             async with trio.open_nursery() as outer:
                 await outer.start(network.run)
                 for aside in beside:
-                    outer.start_soon(aside.run)
+                    outer.start_soon(endure, aside.name, aside.run, warn)
                 async with trio.open_nursery() as computing:
                     if worker is not None:
                         computing.start_soon(worker.run)
@@ -181,12 +189,13 @@ async def running(config: Config, make_round_work: MakeRoundWork | None = None) 
                         agreeing.start_soon(auditing.run)
                         agreeing.start_soon(hearing.run)
                         if absence is not None:
-                            agreeing.start_soon(absence.run)
-                        agreeing.start_soon(_watch, api)
-                        agreeing.start_soon(addressbook.keep, book, lambda: _of_members(network, driver), has_gone)
+                            agreeing.start_soon(endure, "the count of silent days", absence.run, warn)
+                        agreeing.start_soon(endure, "the look for alerts", partial(_watch, api), warn)
+                        keep_book = partial(addressbook.keep, book, lambda: _of_members(network, driver), has_gone)
+                        agreeing.start_soon(endure, "the address book", keep_book, warn)
                         async with trio.open_nursery() as talking:
-                            for part in parts:
-                                talking.start_soon(part.run)
+                            for name, part in parts.items():
+                                talking.start_soon(endure, f"the part {name}", part.run, warn)
                             await talking.start(control.serve, api, directory.path, config.control_socket)
                             yield Daemon(api, driver, stopped)
                             talking.cancel_scope.cancel()

@@ -11,6 +11,7 @@ import trio
 
 from curation.module import is_run
 from features.parts import Desk
+from peer.settings.descriptors import limit_now, shares
 from protocol.addresses import parse_address
 
 LISTEN = "web_listen"
@@ -47,7 +48,7 @@ class Serve:
         served = put_together(self.desk)
         async with trio.open_nursery() as nursery:
             try:
-                address = await nursery.start(Bridge(served.site, host, port, names, tls).run)
+                address = await nursery.start(Bridge(served.site, host, port, names, tls, shares(limit_now()).web).run)
             except OSError as error:
                 # Most often a second peer of this machine: both have the default address. It goes on with all else.
                 why = os.strerror(error.errno).lower() if error.errno else str(error)

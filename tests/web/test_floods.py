@@ -1,0 +1,80 @@
+"""Strangers that fill the web port: the peer goes on deciding, and a visitor is served."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trio
+
+from tests.peer.processes import Daemon, command, daemons, poll
+from tests.web.client import Person, Site
+from tests.web.half_requests import connected, strangers
+from tests.web.room import said
+
+pytestmark = pytest.mark.real("descriptors of a daemon's process run out, by real sockets")
+
+HALF_REQUESTS = 5_000
+SERVING = ("--role", "annotator", "--web-listen", "127.0.0.1:0", "--sign-up", "open", "--listen", "127.0.0.1:0")
+
+
+@asynccontextmanager
+async def served(folder: Path, descriptors_max: int | None = None, *more: str) -> AsyncIterator[tuple[Daemon, Site]]:
+    """A peer in a process of its own, alone in its network, that serves annotators."""
+    directory = folder / "peer"
+    status, _, complaint = command("init", "--network", "flood", "--listen", "127.0.0.1:0", "--data-dir", str(directory))
+    assert status == 0, complaint
+    with daemons([directory]) as (daemon,):
+        daemon.start("run", *SERVING, *more, descriptors_max=descriptors_max)
+        await daemon.answers()
+        address = directory / "parts" / "serve" / "address"
+
+        async def is_served() -> bool:
+            return address.is_file() and bool(address.read_text())
+
+        await poll(is_served)
+        host, _, port = address.read_text().removeprefix("http://").rpartition(":")
+        yield daemon, Site(host, int(port))
+
+
+async def decides(daemon: Daemon, site: Site, name: str) -> None:
+    """A page answers, somebody enrols, and a height is decided for it."""
+    before = (await daemon.client.status()).height
+    assert (await said(site.get, "/annotate")).status == 200
+    person = Person(name)
+    reply = await said(person.enrol, site)
+    assert reply.status == 201, reply
+    assert (await daemon.client.status()).height > before
+
+
+@pytest.mark.parametrize(("descriptors", "hosts"), [(1_024, 1), (1_024, 300), (256, 40)])
+async def test_half_requests_end_no_peer_and_shut_out_no_visitor(tmp_path: Path, descriptors: int, hosts: int) -> None:
+    async with served(tmp_path, descriptors) as (daemon, site):
+        await decides(daemon, site, "before")
+        with strangers(site.port, HALF_REQUESTS, hosts) as processes:
+            await decides(daemon, site, "meanwhile")
+            assert await trio.to_thread.run_sync(connected, processes) == HALF_REQUESTS
+            await decides(daemon, site, "then")
+            open_now = len(list(Path(f"/proc/{daemon.pid}/fd").iterdir()))
+            assert open_now < descriptors * 3 // 4, "descriptors are left for the ledger"
+        await decides(daemon, site, "after")
+        assert (await daemon.client.status()).halted == ""
+        assert "Too many open files" not in daemon.log
+
+
+async def test_a_peer_without_any_descriptor_left_goes_on(tmp_path: Path) -> None:
+    async with served(tmp_path, None, "--metrics", "127.0.0.1:0") as (daemon, site):
+        before = resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (3, before[1]))  # each open() and accept() fails from now on
+        with strangers(site.port, 40, 1):
+
+            async def has_failed() -> bool:
+                assert daemon.process is not None and daemon.process.poll() is None, daemon.log
+                return "Too many open files" in daemon.log
+
+            await poll(has_failed)
+            resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, before)
+            await decides(daemon, site, "then")
