@@ -20,13 +20,19 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from peer.settings.descriptors import WEB_MAX
+from protocol.addresses import site_of
 from web.app import application
-from web.connections import BACKLOG, Acceptor, Places
+from web.connections import Connection, Places
 from web.problems import Problem
 from web.site import Site
 
 CALLS_AT_ONCE_MAX = 256  # of strangers; whoever comes then is told to come again
 SHUTDOWN_SECONDS = 1.0
+HANDSHAKE_SECONDS = 10.0  # of TLS
+SWEEP_SECONDS = 1.0  # between looks for connections that are too late
+BACKLOG = 128  # connections that wait in the kernel
+ACCEPT_SECONDS = 0.002  # for each one: a flood takes a tenth of a processor, and 500 come in a second
+FAULT_SECONDS = 0.1  # until the kernel is asked again that had no descriptor for another connection
 
 log = logging.getLogger("site")
 
@@ -39,6 +45,57 @@ def _is_ours(record: logging.LogRecord) -> bool:
 
 
 log.addFilter(_is_ours)
+
+
+class Acceptor:
+    """Takes connections from the kernel at a bounded rate and gives each a place."""
+
+    def __init__(self, server: web.Server, places: Places, tls: ssl.SSLContext | None) -> None:
+        self._server, self._places, self._tls = server, places, tls
+        self._serving: set[asyncio.Task[None]] = set()
+
+    async def run(self, listeners: Collection[socket.socket]) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._sweep())
+            for listener in listeners:
+                tasks.create_task(self._accept(listener))
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_SECONDS)
+            self._places.sweep()
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, address = await loop.sock_accept(listener)
+            except OSError as error:  # no descriptor is left, or the caller is gone
+                log.error("cannot accept a connection: %s", error)
+                await asyncio.sleep(FAULT_SECONDS)
+                continue
+            serving = loop.create_task(self._serve(connection, site_of(address[0].partition("%")[0])))
+            self._serving.add(serving)
+            serving.add_done_callback(self._serving.discard)
+            await asyncio.sleep(ACCEPT_SECONDS)
+
+    async def _serve(self, connection: socket.socket, host: str) -> None:
+        """Returns once the library serves the connection, or it failed before."""
+        task = asyncio.current_task()
+        assert task is not None
+        place = self._places.take(host, task.cancel)
+        loop = asyncio.get_running_loop()
+        timeout = None if self._tls is None else HANDSHAKE_SECONDS
+        try:
+            await loop.connect_accepted_socket(
+                lambda: Connection(self._places, place, self._server, loop=loop, logger=log),
+                connection,
+                ssl=self._tls,
+                ssl_handshake_timeout=timeout,
+            )
+        except (OSError, ssl.SSLError, asyncio.CancelledError):
+            self._places.leave(place)
+            connection.close()
 
 
 class Bridge:

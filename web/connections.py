@@ -14,8 +14,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import socket
-import ssl
 import time
 from collections import Counter
 from collections.abc import Callable, Collection
@@ -24,17 +22,10 @@ from typing import Any, Final
 from aiohttp import web
 from aiohttp.abc import AbstractAccessLogger
 
-from protocol.addresses import site_of
-
 HOST_SHARE: Final = 4  # a host has a quarter of all connections at most: an office has one address
 HEADER_SECONDS: Final = 15.0  # from the connection, or the last reply, to the next complete header
 REQUEST_SECONDS: Final = 60.0  # from the header until the reply is taken; the longest call waits 13 seconds
 FILE_SECONDS: Final = 600.0  # the same with a file of 16 MiB, over a link of a quarter of a megabit
-HANDSHAKE_SECONDS: Final = 10.0  # of TLS
-SWEEP_SECONDS: Final = 1.0  # between looks for connections that are too late
-BACKLOG: Final = 128  # connections that wait in the kernel
-ACCEPT_SECONDS: Final = 0.002  # for each one: a flood takes a tenth of a processor, and 500 come in a second
-FAULT_SECONDS: Final = 0.1  # until the kernel is asked again that had no descriptor for another connection
 
 SERVER: Final = "folkmoot"  # the header: a version in it would tell a stranger which faults to try
 
@@ -140,54 +131,3 @@ def begin(request: web.BaseRequest, seconds: float = REQUEST_SECONDS) -> None:
 
 def begin_stream(request: web.BaseRequest) -> None:
     begin(request, math.inf)
-
-
-class Acceptor:
-    """Takes connections from the kernel at a bounded rate and gives each a place."""
-
-    def __init__(self, server: web.Server, places: Places, tls: ssl.SSLContext | None) -> None:
-        self._server, self._places, self._tls = server, places, tls
-        self._serving: set[asyncio.Task[None]] = set()
-
-    async def run(self, listeners: Collection[socket.socket]) -> None:
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._sweep())
-            for listener in listeners:
-                tasks.create_task(self._accept(listener))
-
-    async def _sweep(self) -> None:
-        while True:
-            await asyncio.sleep(SWEEP_SECONDS)
-            self._places.sweep()
-
-    async def _accept(self, listener: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                connection, address = await loop.sock_accept(listener)
-            except OSError as error:  # no descriptor is left, or the caller is gone
-                log.error("cannot accept a connection: %s", error)
-                await asyncio.sleep(FAULT_SECONDS)
-                continue
-            serving = loop.create_task(self._serve(connection, site_of(address[0].partition("%")[0])))
-            self._serving.add(serving)
-            serving.add_done_callback(self._serving.discard)
-            await asyncio.sleep(ACCEPT_SECONDS)
-
-    async def _serve(self, connection: socket.socket, host: str) -> None:
-        """Returns once the library serves the connection, or it failed before."""
-        task = asyncio.current_task()
-        assert task is not None
-        place = self._places.take(host, task.cancel)
-        loop = asyncio.get_running_loop()
-        timeout = None if self._tls is None else HANDSHAKE_SECONDS
-        try:
-            await loop.connect_accepted_socket(
-                lambda: Connection(self._places, place, self._server, loop=loop, logger=log),
-                connection,
-                ssl=self._tls,
-                ssl_handshake_timeout=timeout,
-            )
-        except (OSError, ssl.SSLError, asyncio.CancelledError):
-            self._places.leave(place)
-            connection.close()

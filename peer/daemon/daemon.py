@@ -167,6 +167,7 @@ async def running(config: Config, make_round_work: MakeRoundWork | None = None) 
                 desk=desk,
             )
         )
+
         def warn(text: str) -> None:
             events.warn("warning", text)
 

@@ -141,7 +141,9 @@ def of_open_files(served: bool = True, process: int = 0) -> Iterator[Finding]:
     if hard == resource.RLIM_INFINITY or hard >= needed:
         yield ok("files", f"a process may open as many as a peer with all its connections needs: {needed}")
         return
-    text = f"a process may open {hard} files here (soft limit {soft}, hard limit {hard}), and a peer with all its connections needs"
+    text = (
+        f"a process may open {hard} files here (soft limit {soft}, hard limit {hard}), and a peer with all its connections needs"
+    )
     peers, web = shares(hard)
     of_web = f" and {web} of the web port" if served else ""
     advice = f"raise the hard limit to {needed}: `ulimit -Hn {needed}`, or LimitNOFILE={needed} of a service"
