@@ -26,7 +26,7 @@ from web.connections import Connection, Places
 from web.problems import Problem
 from web.site import Site
 
-CALLS_AT_ONCE_MAX = 256  # of strangers; whoever comes then is told to come again
+CALLS_AT_ONCE_MAX = WEB_MAX  # one for each connection: the bounds of hosts hold there
 SHUTDOWN_SECONDS = 1.0
 HANDSHAKE_SECONDS = 10.0  # of TLS
 SWEEP_SECONDS = 1.0  # between looks for connections that are too late
@@ -109,10 +109,11 @@ class Bridge:
         names: Collection[str] = (),
         tls: ssl.SSLContext | None = None,
         connections_max: int = WEB_MAX,
+        proxies: Collection[str] = (),
     ) -> None:
-        """`names`: of this host, beside its addresses. Without `tls` it speaks plain HTTP."""
+        """`names`: of this host, beside its addresses. `proxies`: for `web.asking`. Without `tls` it speaks plain HTTP."""
         self._site, self._host, self._port, self._names, self._tls = site, host, port, names, tls
-        self._places = Places(connections_max)
+        self._places, self._proxies = Places(connections_max, proxies), proxies
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ended = threading.Event()
         self._running = 0
@@ -155,7 +156,7 @@ class Bridge:
 
     async def _listen(self, listeners: list[socket.socket], send: trio.MemorySendChannel[Exception | None]) -> None:
         self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
-        app = application(cast(Site, _Bridged(self)), self._names)
+        app = application(cast(Site, _Bridged(self)), self._names, self._proxies)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS, logger=log)
         await runner.setup()
         assert runner.server is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 from collections import Counter
@@ -16,12 +15,12 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from protocol.metrics import CONTENT_TYPE, Metric, exposition
-from web import connections, defence
+from web import asking, connections, defence
 from web.fields import read_all
 from web.listening import Listening
 from web.pages import PAGES, START, rendered
 from web.problems import Problem
-from web.routes import ENDS, FILE_BYTES_MAX, ROUTES, SETS, Route, openapi
+from web.routes import ENDS, FILE_BYTES_MAX, OPERATOR, ROUTES, SETS, Route, openapi
 from web.site import File, Json, Site, Text
 
 VERSION = version("folkmoot")
@@ -41,14 +40,16 @@ SECURITY = {
     "Cache-Control": "no-store",
 }
 HSTS = "max-age=31536000"  # a year: a browser that was here once does not come by plain HTTP again
+PROXIES = web.AppKey("proxies", Collection)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def application(site: Site, names: Collection[str] = ()) -> web.Application:
-    """`names`: of this host, beside its addresses."""
-    answers, uploads = Counter[int](), asyncio.Semaphore(UPLOADS_MAX)
+def application(site: Site, names: Collection[str] = (), proxies: Collection[str] = ()) -> web.Application:
+    """`names`: of this host, beside its addresses. `proxies`: addresses of reverse proxies, which say for whom they ask."""
+    answers, uploads = Counter[int](), Counter[str]()
     app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[_counted(answers), _guarded(names)])
+    app[PROXIES] = proxies
     listening = Listening(site, SECURITY)
     app.on_shutdown.append(listening.end)
     app.on_response_prepare.append(_headed)
@@ -81,7 +82,7 @@ def application(site: Site, names: Collection[str] = ()) -> web.Application:
 async def _headed(request: web.Request, response: web.StreamResponse) -> None:
     """Headers of each reply, of streams too."""
     response.headers["Server"] = connections.SERVER
-    if request.secure:
+    if _is_secure(request):
         response.headers["Strict-Transport-Security"] = HSTS
 
 
@@ -95,10 +96,12 @@ def _counted(answers: Counter[int]) -> Any:
     return counted
 
 
-async def _answer(route: Route, site: Site, uploads: asyncio.Semaphore, request: web.Request) -> web.StreamResponse:
+async def _answer(route: Route, site: Site, uploads: Counter[str], request: web.Request) -> web.StreamResponse:
     call: Callable[..., Awaitable[Any]] = getattr(site, route.call)
-    given: dict[str, Any] = {"token": defence.token_of(request, route.who)} if route.who else {}
+    given: dict[str, Any] = {"token": defence.token_of(request, route.who, _is_secure(request))} if route.who else {}
     given |= read_all(route.ids, request.match_info) | read_all(route.query, request.query)
+    if route.by_host:
+        given["host"] = _host(request)
     if route.upload and given["format"]:
         connections.begin(request, connections.FILE_SECONDS)
         await site.authorise(given["token"])
@@ -107,7 +110,7 @@ async def _answer(route: Route, site: Site, uploads: asyncio.Semaphore, request:
         given |= read_all(route.body, await _body(request))
     if route.cookie == SETS:
         defence.require_own_origin(request)
-        given["before"] = request.cookies.get(defence.COOKIES[route.of], "")
+        given["before"] = request.cookies.get(defence.cookie_of(route.of, _is_secure(request)), "")
     said: Json | Text | File | tuple[int, Json] = await call(**given)
     if isinstance(said, File):
         return _sent(request, said)
@@ -117,9 +120,9 @@ async def _answer(route: Route, site: Site, uploads: asyncio.Semaphore, request:
     token = body.pop("token") if route.cookie == SETS else ""
     response = web.json_response(body, status=status)
     if route.cookie == SETS:
-        defence.keep(request, response, route.of, token, body["seconds"])
+        defence.keep(response, route.of, _is_secure(request), token, body["seconds"])
     elif route.cookie == ENDS:
-        defence.drop(request, response, route.of)
+        defence.drop(response, route.of, _is_secure(request))
     return response
 
 
@@ -212,7 +215,7 @@ def _text(content_type: str, text: str) -> Handler:
 async def _events(listening: Listening, request: web.Request) -> web.StreamResponse:
     given = read_all(QUERY_OF_EVENTS, request.query)
     connections.begin_stream(request)
-    return await listening.stream(request, given["live"] == 1)
+    return await listening.stream(request, given["live"] == 1, _host(request))
 
 
 async def _health(site: Site, request: web.Request) -> web.StreamResponse:
@@ -222,6 +225,8 @@ async def _health(site: Site, request: web.Request) -> web.StreamResponse:
 
 
 async def _metrics(site: Site, answers: Counter[int], request: web.Request) -> web.StreamResponse:
+    if not asking.is_of_this_machine(request):
+        await site.authorise(defence.token_of(request, OPERATOR, _is_secure(request)))
     by_status = {f'status="{status}"': float(count) for status, count in sorted(answers.items())}
     metrics = (*await site.metrics(), Metric("http_calls_total", "by status of the reply", by_status))
     return web.Response(body=exposition(metrics).encode(), headers={"Content-Type": CONTENT_TYPE})
@@ -230,20 +235,31 @@ async def _metrics(site: Site, answers: Counter[int], request: web.Request) -> w
 # Reading what strangers send ------------------------------------------------------------------------------------------
 
 
-async def _file(request: web.Request, uploads: asyncio.Semaphore) -> bytes:
-    """A body in memory, of an operator: some of them at once."""
-    if uploads.locked():
-        raise Problem("too-many", "other files are being read: try again", 2)
+async def _file(request: web.Request, uploads: Counter[str]) -> bytes:
+    """A body in memory, of an operator: some of them at once, and one of each host."""
+    host = _host(request)
+    if uploads.total() >= UPLOADS_MAX or uploads[host]:
+        raise Problem("too-many", "another file is being read: try again", 2)
     data = bytearray()
-    async with uploads:
-        try:
-            async for part in request.content.iter_chunked(1 << 16):
-                data += part
-                if len(data) > FILE_BYTES_MAX:
-                    raise Problem("too-large", f"a file has at most {FILE_BYTES_MAX >> 20} MiB: import it in parts")
-        except (web.RequestPayloadError, HttpProcessingError):
-            raise Problem("malformed", "the body is not encoded as its headers say") from None
-        return bytes(data)
+    uploads[host] += 1
+    try:
+        async for part in request.content.iter_chunked(1 << 16):
+            data += part
+            if len(data) > FILE_BYTES_MAX:
+                raise Problem("too-large", f"a file has at most {FILE_BYTES_MAX >> 20} MiB: import it in parts")
+    except (web.RequestPayloadError, HttpProcessingError):
+        raise Problem("malformed", "the body is not encoded as its headers say") from None
+    finally:
+        uploads -= Counter([host])
+    return bytes(data)
+
+
+def _is_secure(request: web.Request) -> bool:
+    return asking.is_secure(request, request.app[PROXIES])
+
+
+def _host(request: web.Request) -> str:
+    return asking.host_of(request, request.app[PROXIES])
 
 
 async def _body(request: web.Request) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import ssl
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 
 import trio
@@ -45,10 +46,12 @@ class Serve:
         listen = str(self.desk.setting(LISTEN))
         host, port = parse_address(listen)
         names = tuple(str(name).lower() for name in self.desk.setting("web_names"))
+        proxies = tuple(str(ip_address(proxy)) for proxy in self.desk.setting("web_proxies"))
         served = put_together(self.desk)
+        bridge = Bridge(served.site, host, port, names, tls, shares(limit_now()).web, proxies)
         async with trio.open_nursery() as nursery:
             try:
-                address = await nursery.start(Bridge(served.site, host, port, names, tls, shares(limit_now()).web).run)
+                address = await nursery.start(bridge.run)
             except OSError as error:
                 # Most often a second peer of this machine: both have the default address. It goes on with all else.
                 why = os.strerror(error.errno).lower() if error.errno else str(error)

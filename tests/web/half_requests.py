@@ -1,7 +1,7 @@
 """`python -m tests.web.half_requests PORT COUNT HOSTS`: a stranger that begins COUNT requests and ends none.
 
-They come from HOSTS addresses of this machine in turn: 127.0.0.2 and so on. It prints how many connections it has made once it has
-made all, and keeps them until it is ended. A process has few descriptors, so that several such strangers make thousands.
+They come from HOSTS addresses of this machine in turn: 127.0.0.2 and so on. It prints the number of its connections once it has
+made all of them, and keeps them until it is ended. A process has few descriptors, so several processes make thousands.
 """
 
 from __future__ import annotations
