@@ -393,13 +393,13 @@ class Annotating:
         session = self._sessions.get(token)
         if session is None or session.expires_ms <= self._now_ms:
             raise Problem("unauthorized", "no session has this token, or it is over: ask for a challenge")
-        if session.key not in self._state.annotators:
-            raise Problem("unauthorized", "no answer came with this key for days, so its place went to others: sign up again")
+        self._person(self._state, session.key)
         return session
 
     def _person(self, state: CurationState, key: bytes) -> Annotator:
         person = state.annotators.get(key)
-        assert person is not None, "a session is of an enrolled annotator"
+        if person is None:
+            raise Problem("unauthorized", "this key never answered, so others may have its place by now: sign up again")
         return person
 
     def _project(self, state: CurationState, key: bytes) -> Project:
