@@ -166,7 +166,8 @@ class CurationModule(Module[CurationState]):
         rows: dict[bytes, Share | None] = {}
         for old, share in state.shares.items():
             if (new := current(old)) != old:
-                rows |= {old: None, new: share}
+                other = rows.get(new) or state.shares.get(new) or Share(0)  # of enrolments in the same block
+                rows |= {old: None, new: Share(other.annotators + share.annotators)}
         return replace(state, shares=state.shares.with_rows(rows)) if rows else state
 
     def replaced(self, state: CurationState, since: int) -> Sequence[Replaced]:
@@ -304,8 +305,12 @@ def _unenrol(work: Work, annotator: bytes, members: MembersState) -> None:
         work.give_back(assignment, Lease.EXPIRED)
     work.annotators.drop(annotator)
     work.count("annotators_count", -1)
-    peer = members.current(person.peer)
-    work.shares[peer] = Share(work.shares[peer].annotators - 1)
+    peer = person.peer
+    while (share := work.shares.get(peer)) is None:  # its row goes on with each new key, at the end of the block
+        successor = members.members[peer].successor
+        assert successor is not None, "the peer has a row with this place"
+        peer = successor
+    work.shares[peer] = Share(share.annotators - 1)
 
 
 def _ask_for_openings(work: Work, task: bytes, now_ms: int) -> None:

@@ -20,7 +20,7 @@ from curation.seals import keepers
 from curation.state import Asked, Lease, Phase, Redaction, Share, Stage, TaskRow, page_key
 from curation.tasks import Entry, Page, Task, assignment_id, entry_leaf, read_page, redacted, root_of, task_id
 from curation.work import Work
-from ledger.members import Leave
+from ledger.members import Leave, Rotate, rotation_preimage
 from protocol import codec
 from tests.curation.room import AUTHOR, ONE, OTHER, PEER, SEVERAL, Room, annotators, gold_answers
 from tests.ledger.world import PEOPLE
@@ -295,6 +295,18 @@ def test_an_annotator_that_answered_once_keeps_its_place(room: Room) -> None:
     room.batch(leases=[room.wish(CAT, expires_ms=room.now + 1)])
     (again,) = room.person(CAT).leases
     assert again != bob and room.assignment(again).number == room.assignment(bob).number, "others may have its task"
+
+
+def test_a_place_expires_in_the_block_in_which_its_peer_has_a_new_key(room: Room) -> None:
+    room.batch(enrolments=[room.enrolment(ANN), room.enrolment(BOB)])
+    room.later(ENROLMENT_MS)
+    room.batch()
+    new = PEOPLE[6]
+    rotate = Rotate(new.public, new.sign(rotation_preimage(room.chain, PEER.public)))
+    batch = Batch(enrolments=(room.enrolment(CAT, peer=new),))
+    room.decide(room.tx(PEER, "member/rotate", rotate), room.tx(new, "curation/batch", batch))
+    assert room.curation.annotators_count == 1 and CAT.public in room.curation.annotators
+    assert (room.curation.shares.get(PEER.public), room.curation.shares.get(new.public)) == (None, Share(1))
 
 
 def test_a_lease_that_is_new_does_not_keep_a_place(room: Room) -> None:
