@@ -50,7 +50,8 @@ log.addFilter(_is_ours)
 class Acceptor:
     """Takes connections from the kernel at a bounded rate and gives each a place."""
 
-    def __init__(self, server: web.Server, places: Places, tls: ssl.SSLContext | None) -> None:
+    def __init__(self, server: web.Server, places: Places, tls: Callable[[], ssl.SSLContext | None]) -> None:
+        """`tls`: the context of the next connection."""
         self._server, self._places, self._tls = server, places, tls
         self._serving: set[asyncio.Task[None]] = set()
 
@@ -84,13 +85,13 @@ class Acceptor:
         task = asyncio.current_task()
         assert task is not None
         place = self._places.take(host, task.cancel)
-        loop = asyncio.get_running_loop()
-        timeout = None if self._tls is None else HANDSHAKE_SECONDS
+        loop, tls = asyncio.get_running_loop(), self._tls()
+        timeout = None if tls is None else HANDSHAKE_SECONDS
         try:
             await loop.connect_accepted_socket(
                 lambda: Connection(self._places, place, self._server, loop=loop, logger=log),
                 connection,
-                ssl=self._tls,
+                ssl=tls,
                 ssl_handshake_timeout=timeout,
             )
         except (OSError, ssl.SSLError, asyncio.CancelledError):
@@ -112,8 +113,9 @@ class Bridge:
         proxies: Collection[str] = (),
     ) -> None:
         """`names`: of this host, beside its addresses. `proxies`: for `web.asking`. Without `tls` it speaks plain HTTP."""
-        self._site, self._host, self._port, self._names, self._tls = site, host, port, names, tls
-        self._places, self._proxies = Places(connections_max, proxies), proxies
+        self._site, self._host, self._port, self._names = site, host, port, names
+        self.tls = tls  # another context is for connections that come then
+        self._places, self._proxies = Places(connections_max, frozenset(map(site_of, proxies))), proxies
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ended = threading.Event()
         self._running = 0
@@ -160,7 +162,7 @@ class Bridge:
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS, logger=log)
         await runner.setup()
         assert runner.server is not None
-        accepting = asyncio.create_task(Acceptor(runner.server, self._places, self._tls).run(listeners))
+        accepting = asyncio.create_task(Acceptor(runner.server, self._places, lambda: self.tls).run(listeners))
         ending = asyncio.create_task(self._end.wait())
         try:
             self._token.run_sync_soon(send.send_nowait, None)

@@ -35,24 +35,24 @@ log = logging.getLogger("site")
 class Place:
     """Of one connection, from its acceptance to its end."""
 
-    def __init__(self, host: str, close: Callable[[], object]) -> None:
-        self.host, self.close = host, close
-        self.waits = True  # for a header
-        self.deadline = time.monotonic() + HEADER_SECONDS
+    def __init__(self, host: str, close: Callable[[], object], clock: Callable[[], float]) -> None:
+        self.host, self.close, self._clock = host, close, clock
+        self.finish()
 
     def begin(self, seconds: float = REQUEST_SECONDS) -> None:
         """A request has come, and its reply may take so long."""
-        self.waits, self.deadline = False, time.monotonic() + seconds
+        self.waits, self.deadline = False, self._clock() + seconds
 
     def finish(self) -> None:
-        self.waits, self.deadline = True, time.monotonic() + HEADER_SECONDS
+        """It waits for the next header."""
+        self.waits, self.deadline = True, self._clock() + HEADER_SECONDS
 
 
 class Places:
     """`proxies`: hosts that bring the connections of many people, and may have all."""
 
-    def __init__(self, connections_max: int, proxies: Collection[str] = ()) -> None:
-        self._most, self._proxies = max(1, connections_max), proxies
+    def __init__(self, connections_max: int, proxies: Collection[str] = (), clock: Callable[[], float] = time.monotonic) -> None:
+        self._most, self._proxies, self._clock = max(1, connections_max), proxies, clock
         self._of_host = max(1, self._most // HOST_SHARE)
         self._open: dict[Place, None] = {}  # the oldest first
 
@@ -68,7 +68,7 @@ class Places:
         elif len(self._open) >= self._most:
             most = max(hosts.values())
             self._close_one({host for host, count in hosts.items() if count == most})
-        place = Place(host, close)
+        place = Place(host, close, self._clock)
         self._open[place] = None
         return place
 
@@ -77,7 +77,7 @@ class Places:
 
     def sweep(self) -> None:
         """Closes connections that are too late."""
-        now = time.monotonic()
+        now = self._clock()
         for place in [place for place in self._open if place.deadline < now]:
             self._close(place)
 

@@ -14,7 +14,7 @@ import signal
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -31,7 +31,7 @@ from peer.daemon.reachable import asides, hosts, own_addresses
 from peer.driver.absence import Absence
 from peer.driver.auditing import Auditing
 from peer.driver.author import Author
-from peer.driver.desk import DriverDesk
+from peer.driver.desk import DriverDesk, Hangup
 from peer.driver.driver import Driver
 from peer.driver.eventlog import EventLog
 from peer.driver.hearing import Hearing
@@ -76,6 +76,7 @@ class Daemon:
     api: PeerApi
     driver: Driver
     stopped: trio.Event  # somebody asked for the end
+    hangup: Hangup = field(default_factory=Hangup)
 
 
 @asynccontextmanager
@@ -127,7 +128,7 @@ async def running(config: Config, make_round_work: MakeRoundWork | None = None) 
         driver = Driver(
             signer, genesis, store, blobs, host, network, round_work, events, anchor, config.payloads_gb * 1_000_000_000
         )
-        author, stopped = Author(driver), trio.Event()
+        author, stopped, hangup = Author(driver), trio.Event(), Hangup()
         beside = asides(config, genesis.chain_id, network, lambda text: events.add("peer", text))
         hearing = Hearing(network, lambda: driver.state.members, lambda text, peer: events.add("peer", text, peer=peer))
         absence = _absence(config, directory, driver, author)
@@ -146,7 +147,7 @@ async def running(config: Config, make_round_work: MakeRoundWork | None = None) 
         )
 
         def desk(part: str) -> DriverDesk:
-            return DriverDesk(part, config, driver, author, directory.path / "parts", signer.unseal, api, texts)
+            return DriverDesk(part, config, driver, author, directory.path / "parts", signer.unseal, api, texts, hangup)
 
         api = service(
             RunningPeer(
@@ -198,7 +199,7 @@ async def running(config: Config, make_round_work: MakeRoundWork | None = None) 
                             for name, part in parts.items():
                                 talking.start_soon(endure, f"the part {name}", part.run, warn)
                             await talking.start(control.serve, api, directory.path, config.control_socket)
-                            yield Daemon(api, driver, stopped)
+                            yield Daemon(api, driver, stopped, hangup)
                             talking.cancel_scope.cancel()
                         agreeing.cancel_scope.cancel()
                     computing.cancel_scope.cancel()
@@ -273,14 +274,14 @@ async def wait_for_end(
     `ready` is called as soon as signals are heard. `hung_up` is called at SIGHUP and says whether the peer goes on.
     """
     async with trio.open_nursery() as nursery:
-        await nursery.start(_stop_on_signal, daemon.stopped, ending, hung_up)
+        await nursery.start(_stop_on_signal, daemon, ending, hung_up)
         ready()
         await daemon.stopped.wait()
         nursery.cancel_scope.cancel()
 
 
 async def _stop_on_signal(
-    stopped: trio.Event,
+    daemon: Daemon,
     ending: tuple[signal.Signals, ...],
     hung_up: Callable[[], bool],
     *,
@@ -290,9 +291,10 @@ async def _stop_on_signal(
         task_status.started()
         async for number in signals:
             if number == signal.SIGHUP and hung_up():
+                daemon.hangup.tell()
                 continue
             log.info("stopping on %s", signal.Signals(number).name)
-            if stopped.is_set():
+            if daemon.stopped.is_set():
                 os._exit(128 + number)  # asked twice: everything that matters is on disk already
-            stopped.set()
+            daemon.stopped.set()
             break
