@@ -32,7 +32,7 @@ def require_host(request: web.Request, names: Collection[str]) -> None:
         raise Problem("misdirected", "the address in the Host header is none")
     if host != "localhost" and host not in names and not _is_address(host):
         raise Problem("misdirected", "this peer does not have the name in the Host header: add it to `web_names`")
-    if request.rel_url.absolute and request.rel_url.raw_authority != said[0]:
+    if request.host.lower() not in (host, said[0].lower()):  # of an absolute address, which goes before the header
         raise Problem("misdirected", "the address of the request is of another host than its Host header")
 
 

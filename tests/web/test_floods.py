@@ -36,7 +36,7 @@ async def served(folder: Path, descriptors_max: int | None = None, *more: str) -
             return address.is_file() and bool(address.read_text())
 
         await poll(is_served)
-        host, _, port = address.read_text().removeprefix("http://").rpartition(":")
+        host, _, port = address.read_text().partition("://")[2].rpartition(":")
         yield daemon, Site(host, int(port))
 
 
