@@ -58,11 +58,32 @@ async def test_half_requests_end_no_peer_and_shut_out_no_visitor(tmp_path: Path,
             await decides(daemon, site, "meanwhile")
             assert await trio.to_thread.run_sync(connected, processes) == HALF_REQUESTS
             await decides(daemon, site, "then")
-            open_now = len(list(Path(f"/proc/{daemon.pid}/fd").iterdir()))
-            assert open_now < descriptors * 3 // 4, "descriptors are left for the ledger"
+            assert descriptors_open(daemon) < descriptors * 3 // 4, "descriptors are left for the ledger"
         await decides(daemon, site, "after")
         assert (await daemon.client.status()).halted == ""
         assert "Too many open files" not in daemon.log
+
+
+async def test_silent_connections_to_any_port_leave_descriptors_for_the_ledger(tmp_path: Path) -> None:
+    """Peers, monitors, and people: each port has its share."""
+    async with served(tmp_path, 256, "--metrics", "127.0.0.1:0") as (daemon, site):
+        listening = (await daemon.client.status()).listening[0]
+        monitors = (daemon.directory / "parts" / "metrics" / "address").read_text()
+        ports = [int(address.rpartition(":")[2]) for address in (listening, monitors)]
+        with (
+            strangers(ports[0], 300, 30, "silent") as peers,
+            strangers(ports[1], 300, 30, "silent") as askers,
+            strangers(site.port, 300, 30, "silent") as visitors,
+        ):
+            for processes in (peers, askers, visitors):
+                assert await trio.to_thread.run_sync(connected, processes) == 300
+            await decides(daemon, site, "meanwhile")
+            assert descriptors_open(daemon) < 192
+        assert "Too many open files" not in daemon.log
+
+
+def descriptors_open(daemon: Daemon) -> int:
+    return len(list(Path(f"/proc/{daemon.pid}/fd").iterdir()))
 
 
 async def test_a_peer_without_any_descriptor_left_goes_on(tmp_path: Path) -> None:
