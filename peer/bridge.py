@@ -67,14 +67,17 @@ class Acceptor:
             self._places.sweep()
 
     async def _accept(self, listener: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
+        loop, is_told = asyncio.get_running_loop(), False
         while True:
             try:
                 connection, address = await loop.sock_accept(listener)
             except OSError as error:  # no descriptor is left, or the caller is gone
-                log.error("cannot accept a connection: %s", error)
+                if not is_told:
+                    log.error("cannot accept a connection: %s", error)
+                is_told = True
                 await asyncio.sleep(FAULT_SECONDS)
                 continue
+            is_told = False
             serving = loop.create_task(self._serve(connection, site_of(address[0].partition("%")[0])))
             self._serving.add(serving)
             serving.add_done_callback(self._serving.discard)
@@ -94,9 +97,13 @@ class Acceptor:
                 ssl=tls,
                 ssl_handshake_timeout=timeout,
             )
-        except (OSError, ssl.SSLError, asyncio.CancelledError):
-            self._places.leave(place)
-            connection.close()
+            return
+        except (OSError, asyncio.CancelledError):  # of TLS, or it gave way
+            pass
+        except Exception:  # a fault of ours costs this connection alone
+            log.exception("a connection could not be served")
+        self._places.leave(place)
+        connection.close()
 
 
 class Bridge:

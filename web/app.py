@@ -139,7 +139,7 @@ def _sent(request: web.Request, file: File) -> web.StreamResponse:
 def _guarded(names: Collection[str]) -> Any:
     @web.middleware
     async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
-        connections.begin(request)
+        connections.begin(request, connections.REQUEST_SECONDS)
         try:
             defence.require_host(request, names)
             response = await handler(request)

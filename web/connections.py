@@ -39,7 +39,7 @@ class Place:
         self.host, self.close, self._clock = host, close, clock
         self.finish()
 
-    def begin(self, seconds: float = REQUEST_SECONDS) -> None:
+    def begin(self, seconds: float) -> None:
         """A request has come, and its reply may take so long."""
         self.waits, self.deadline = False, self._clock() + seconds
 
@@ -123,7 +123,7 @@ class _Finished(AbstractAccessLogger):
             request.protocol.place.finish()
 
 
-def begin(request: web.BaseRequest, seconds: float = REQUEST_SECONDS) -> None:
+def begin(request: web.BaseRequest, seconds: float) -> None:
     """The reply to this request may take so long."""
     if isinstance(request.protocol, Connection):
         request.protocol.place.begin(seconds)

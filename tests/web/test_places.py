@@ -38,11 +38,11 @@ def test_a_host_at_its_bound_loses_its_own_oldest_connection() -> None:
 
 def test_a_connection_that_waits_goes_before_one_that_has_a_request() -> None:
     port = Port(most=8)
-    port.come("a", 0).begin()
+    port.come("a", 0).begin(REQUEST_SECONDS)
     port.come("a", 1)
     port.come("a", 2)
     assert port.closed == [1]
-    port.open[2].begin()
+    port.open[2].begin(REQUEST_SECONDS)
     port.come("a", 3)
     assert port.closed == [1, 0], "where all have requests the oldest goes"
 
@@ -69,7 +69,7 @@ def test_a_proxy_may_have_all_places() -> None:
 def test_a_connection_ends_where_header_or_request_take_too_long() -> None:
     port = Port()
     port.come("a", 0)
-    port.come("b", 1).begin()
+    port.come("b", 1).begin(REQUEST_SECONDS)
     port.come("c", 2).begin(FILE_SECONDS)
     port.come("d", 3).begin(float("inf"))
     for now, closed in ((HEADER_SECONDS, []), (HEADER_SECONDS + 1, [0]), (REQUEST_SECONDS + 1, [0, 1])):
@@ -88,7 +88,7 @@ def test_places_are_bounded_whatever_comes(steps: list[tuple[str, str]]) -> None
     for number, (host, what) in enumerate(steps):
         place = port.come(host, number)
         if what == "begin":
-            place.begin()
+            place.begin(REQUEST_SECONDS)
         elif what == "leave":
             port.places.leave(place)
         there = Counter(place.host for place in port.places._open)
