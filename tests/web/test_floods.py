@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,10 +11,12 @@ from pathlib import Path
 import pytest
 import trio
 
+from peer import bridge
 from tests.peer.processes import Daemon, command, daemons, poll
 from tests.web.client import Person, Site
 from tests.web.half_requests import connected, strangers
-from tests.web.room import said
+from tests.web.room import Room, said
+from web import connections
 
 pytestmark = pytest.mark.real("descriptors of a daemon's process run out, by real sockets")
 
@@ -84,6 +87,38 @@ async def test_silent_connections_to_any_port_leave_descriptors_for_the_ledger(t
 
 def descriptors_open(daemon: Daemon) -> int:
     return len(list(Path(f"/proc/{daemon.pid}/fd").iterdir()))
+
+
+@pytest.mark.parametrize(
+    "half",
+    [
+        b"",
+        b"GET /api/v1/network HTTP/1.1\r\nHost: localhost\r\nX-Half: ",
+        b"POST /api/v1/challenges HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{",
+        b"GET /api/v1/network HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n",
+        b"GET /api/v1/network HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    ],
+    ids=["nothing", "header", "body", "body that nobody reads", "keep-alive"],
+)
+async def test_a_connection_that_waits_too_long_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, half: bytes) -> None:
+    for name in ("HEADER_SECONDS", "REQUEST_SECONDS"):
+        monkeypatch.setattr(connections, name, 0.5)
+    monkeypatch.setattr(bridge, "SWEEP_SECONDS", 0.1)
+    async with Room(tmp_path).serving() as (_, site):
+        assert await said(ends, site, half)
+        assert (await said(site.get, "/annotate")).status == 200
+
+
+def ends(site: Site, half: bytes) -> bool:
+    """Whether the peer closes the connection; times out where it does not."""
+    with socket.create_connection((site.host, site.port), site.seconds) as connection:
+        connection.sendall(half)
+        try:
+            while connection.recv(1 << 16):
+                pass
+        except ConnectionResetError:
+            pass
+        return True
 
 
 async def test_a_peer_without_any_descriptor_left_goes_on(tmp_path: Path) -> None:
