@@ -208,7 +208,7 @@ async def attacked(attack: Attack, port: int, peers: Network, trial: Trial) -> N
 
 
 def visited(attack: Attack, stage: Stage) -> str:
-    """What is wrong, if anything. A page has to answer beside what the visitor wants."""
+    """The first problem of an honest visitor, or nothing. A page has to answer, too."""
     try:
         return page(stage) or attack.visit(stage)
     except (OSError, http.client.HTTPException, json.JSONDecodeError) as error:

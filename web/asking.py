@@ -27,13 +27,13 @@ def host_of(request: web.BaseRequest, proxies: Collection[str]) -> str:
 
 
 def is_secure(request: web.BaseRequest, proxies: Collection[str]) -> bool:
-    """Whether the browser speaks TLS, with this peer or with a proxy of the settings."""
+    """True if the browser speaks TLS, with this peer or with a proxy of the settings."""
     is_proxied = _address(request.remote or "") in proxies
     return request.secure or (is_proxied and request.headers.get("X-Forwarded-Proto", "").strip().lower() == "https")
 
 
 def is_of_this_machine(request: web.BaseRequest) -> bool:
-    """Whether a program of this machine asks for itself. A proxy of this machine asks for others, and mostly says so.
+    """True if a program of this machine asks for itself. A proxy of this machine asks for others, and mostly says so.
 
     nginx without any setting says nothing, but asks by HTTP/1.0.
     """

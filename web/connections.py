@@ -33,7 +33,7 @@ log = logging.getLogger("site")
 
 
 class Place:
-    """Of one connection, from its acceptance to its end."""
+    """The place of one connection, from its acceptance to its end."""
 
     def __init__(self, host: str, close: Callable[[], object], clock: Callable[[], float]) -> None:
         self.host, self.close, self._clock = host, close, clock

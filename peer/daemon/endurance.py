@@ -37,7 +37,7 @@ async def endure(what: str, run: Callable[[], Awaitable[None]], tell: Callable[[
 
 
 def _is_of_the_system(error: Exception) -> bool:
-    """Whether this is a fault of the system, or a group of nothing else. Lost votes are more than that."""
+    """True for a fault of the system, or a group of nothing else. Lost votes are more than that."""
     if isinstance(error, ExceptionGroup):
         return all(map(_is_of_the_system, error.exceptions))
     return isinstance(error, FAULTS) and not isinstance(error, LostVotesError)

@@ -1,4 +1,4 @@
-"""What one host, or one person, may take of what a serving peer has for all: rates, places in tables, turns."""
+"""Bounds of one host, or one person, at a serving peer: rates, entries of tables, turns."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PROXY_HINT: Final = "behind a reverse proxy its operator sets `web_proxies`"
 
 
 class Rate:
-    """So many at once for each host, and then one each time that so many seconds have passed."""
+    """Each host takes a number at once, and then one more after each period."""
 
     def __init__(self, at_once: int, seconds: float, clock: Callable[[], float] = trio.current_time) -> None:
         self._at_once, self._seconds, self._clock = at_once, seconds, clock
@@ -65,7 +65,7 @@ class FairTable(Generic[K, V]):
         self._owned.setdefault(owner, OrderedDict())[key] = None
 
     def pop(self, key: K) -> None:
-        """Of an entry, if there is one."""
+        """Removes an entry, if there is one."""
         owner, _ = self._values.pop(key, (None, None))
         if own := self._owned.get(owner):
             del own[key]

@@ -41,7 +41,7 @@ def limit_now() -> int:
 
 
 def raise_limit() -> None:
-    """The soft limit becomes the hard one. A system that refuses leaves it as it is, and the shares fit that."""
+    """The soft limit becomes the hard one. Where the system refuses, the shares are those of the soft limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

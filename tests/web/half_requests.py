@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-AT_ONCE = 100  # connections on their way: the kernel of the peer holds so many for it
+AT_ONCE = 100  # connections on their way: fewer than the backlog of the peer's kernel
 PER_PROCESS = 800  # below the soft limit of 1,024 that many systems have
 HALF = b"GET /api/v1/network HTTP/1.1\r\nHost: localhost\r\nX-Half: "
 
@@ -39,7 +39,7 @@ async def begin_all(port: int, count: int, hosts: int, said: bytes) -> None:
 
 @contextmanager
 def strangers(port: int, count: int, hosts: int, *more: str) -> Iterator[Sequence[subprocess.Popen[str]]]:
-    """Processes that make so many half requests together. Each is ended by its process id."""
+    """Processes that make `count` half requests together. Each is ended by its process id."""
     counts = [min(PER_PROCESS, count - start) for start in range(0, count, PER_PROCESS)]
     command = [sys.executable, "-m", "tests.web.half_requests", str(port)]
     processes = [

@@ -110,7 +110,7 @@ async def test_a_connection_that_waits_too_long_is_closed(tmp_path: Path, monkey
 
 
 def ends(site: Site, half: bytes) -> bool:
-    """Whether the peer closes the connection; times out where it does not."""
+    """True once the peer has closed the connection; times out otherwise."""
     with socket.create_connection((site.host, site.port), site.seconds) as connection:
         connection.sendall(half)
         try:

@@ -155,3 +155,17 @@ def by_http_1_0(site: Site) -> bytes:
         while data := connection.recv(1 << 16):
             answer += data
         return answer
+
+
+async def test_a_host_reads_in_one_file_at_a_time_and_others_one_beside_it(tmp_path: Path) -> None:
+    async with served(tmp_path) as (daemon, site):
+        token = await operator(daemon)
+        path = "/api/v1/projects/check?format=jsonl&kind=label&options=glad%0Asad"
+        with socket.create_connection((site.host, site.port), site.seconds, ("127.0.0.66", 0)) as slow:
+            head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\nContent-Length: 100\r\n\r\n{{"
+            await said(slow.sendall, head.encode())
+            reply = await said(at(site, "127.0.0.66").ask, "POST", path, b'{"text": "a"}', token)
+            while reply.status == 200:  # the slow one is not read yet
+                reply = await said(at(site, "127.0.0.66").ask, "POST", path, b'{"text": "a"}', token)
+            assert (reply.status, reply.code) == (429, "too-many")
+            assert (await said(site.ask, "POST", path, b'{"text": "a"}', token)).status == 200
