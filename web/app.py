@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection
@@ -42,13 +43,15 @@ SECURITY = {
 HSTS = "max-age=31536000"  # a year: a browser that was here once does not come by plain HTTP again
 PROXIES = web.AppKey("proxies", Collection)
 
+log = logging.getLogger("site")
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def application(site: Site, names: Collection[str] = (), proxies: Collection[str] = ()) -> web.Application:
     """`names`: of this host, beside its addresses. `proxies`: addresses of reverse proxies, which say for whom they ask."""
     answers, uploads = Counter[int](), Counter[str]()
-    app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[_counted(answers), _guarded(names)])
+    app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[_counted(answers), _guarded(names, proxies)])
     app[PROXIES] = proxies
     listening = Listening(site, SECURITY)
     app.on_shutdown.append(listening.end)
@@ -136,10 +139,15 @@ def _sent(request: web.Request, file: File) -> web.StreamResponse:
     return web.Response(content_type=file.content_type, charset="utf-8", headers=length)
 
 
-def _guarded(names: Collection[str]) -> Any:
+def _guarded(names: Collection[str], proxies: Collection[str]) -> Any:
+    told = list[str]()  # the first one
+
     @web.middleware
     async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
         connections.begin(request, connections.REQUEST_SECONDS)
+        if not told and (proxy := asking.unnamed_proxy(request, proxies)):
+            told.append(proxy)
+            log.warning("a reverse proxy asks from %s, and all its clients count as one: name it in `web_proxies`", proxy)
         try:
             defence.require_host(request, names)
             response = await handler(request)

@@ -26,6 +26,12 @@ def host_of(request: web.BaseRequest, proxies: Collection[str]) -> str:
     return site_of(host)
 
 
+def unnamed_proxy(request: web.BaseRequest, proxies: Collection[str]) -> str:
+    """The address of a proxy of this machine that the settings do not name; empty where none brought the request."""
+    host = _address(request.remote or "")
+    return host if "X-Forwarded-For" in request.headers and is_loopback(host) and host not in proxies else ""
+
+
 def is_secure(request: web.BaseRequest, proxies: Collection[str]) -> bool:
     """True if the browser speaks TLS, with this peer or with a proxy of the settings."""
     is_proxied = _address(request.remote or "") in proxies
