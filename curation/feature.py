@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 
 from features.feature import Feature
@@ -29,6 +30,16 @@ def _address_problem(value: object) -> str | None:
     return None
 
 
+def _proxies_problem(value: object) -> str | None:
+    assert isinstance(value, tuple)
+    for proxy in value:
+        try:
+            ip_address(proxy)
+        except ValueError:
+            return f"has {proxy!r}, which is no address: name each proxy by its IP address"
+    return None
+
+
 def _sign_up_problem(value: object) -> str | None:
     return None if value in ("open", "invited") else "is neither open nor invited"
 
@@ -53,6 +64,7 @@ CURATION = Feature(
     settings=(
         Setting("web_listen", "HOST:PORT where annotators are served; port 0: a free one", "127.0.0.1:7780", _address_problem),
         Setting("web_names", "names of this host that browsers may say, beside its addresses and localhost", ()),
+        Setting("web_proxies", "addresses of reverse proxies that name their clients in X-Forwarded-For", (), _proxies_problem),
         Setting("web_tls_cert", "a file with the certificate chain (PEM): annotators are served over https", ""),
         Setting("web_tls_key", "a file with the certificate's private key (PEM)", ""),
         Setting("sign_up", "who may enrol as an annotator here: open or invited", "invited", _sign_up_problem),

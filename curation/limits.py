@@ -23,6 +23,7 @@ TEXT_CHARACTERS_MAX: Final = 20_000  # of a task's text, or of one of its items
 
 ANNOTATORS_MAX: Final = 10_000  # of one network
 NAME_CHARACTERS_MAX: Final = 32
+ENROLMENT_MS: Final = 3 * 86_400_000  # a key that has not answered by then loses its place: keys alone cost strangers nothing
 LEASES_MAX: Final = 8  # of one annotator at a time
 WITHOUT_MAX: Final = 32  # projects that a wish for leases leaves out: of so many open ones a peer may lack tasks
 LEASE_MS: Final = 600_000  # nobody thinks longer about a task

@@ -11,6 +11,7 @@ Those that cannot are passed over and counted: another peer may have carried the
 | opening | the last vote asked for is opened | the label is found, or one more vote is asked for, or its author reviews |
 | opening | a minute is over | who has not opened forfeits; the places are free, and the task is begun again |
 
+An annotator that has answered nothing ENROLMENT_MS after its enrolment loses its place, and may enrol again.
 A project that is closed gives out no tasks and takes no votes. A minute later its close begins, see `closing`.
 """
 
@@ -44,6 +45,7 @@ from curation.labels import ENOUGH, estimate, learned
 from curation.limits import (
     ANNOTATORS_MAX,
     BATCH_MAX,
+    ENROLMENT_MS,
     EXPIRED_PER_BATCH_MAX,
     LEASE_MS,
     LEASES_MAX,
@@ -164,7 +166,8 @@ class CurationModule(Module[CurationState]):
         rows: dict[bytes, Share | None] = {}
         for old, share in state.shares.items():
             if (new := current(old)) != old:
-                rows |= {old: None, new: share}
+                other = rows.get(new) or state.shares.get(new) or Share(0)  # of enrolments in the same block
+                rows |= {old: None, new: Share(other.annotators + share.annotators)}
         return replace(state, shares=state.shares.with_rows(rows)) if rows else state
 
     def replaced(self, state: CurationState, since: int) -> Sequence[Replaced]:
@@ -182,7 +185,7 @@ class CurationModule(Module[CurationState]):
             raise Refused(f"only members with the role {ANNOTATOR!r} carry what annotators say")
         if batch.size > BATCH_MAX:
             raise Refused(f"{batch.size} statements, at most {BATCH_MAX} go into a batch")
-        _expire(work, context.time_ms)
+        _expire(work, context.time_ms, members)
         self._closer.go_on(work, context.chain_id, context.time_ms)
         places = ANNOTATORS_MAX // max(1, len(serving(members)))
 
@@ -223,6 +226,7 @@ class CurationModule(Module[CurationState]):
         work.annotators[wish.annotator] = Annotator(wish.name, peer, wish.custodial, context.height)
         work.shares[peer] = Share(share.annotators + 1)
         work.count("annotators_count")
+        work.wait("enrolments", wish.annotator, context.time_ms + ENROLMENT_MS)
 
     def _lease(self, work: Work, wish: LeaseWish, peer: bytes, context: Context, wished: set[bytes]) -> None:
         """`wished`: whose wishes this batch has had. One that finds nothing looks longest: it is not to be said 512 times."""
@@ -243,6 +247,8 @@ class CurationModule(Module[CurationState]):
         row = work.assignments.get(commit.assignment)
         if row is None:
             raise Passed("no such assignment")
+        if work.annotators.get(row.annotator) is None:
+            raise Passed("the annotator lost its place, since it never answered")
         task = task_id(row.project, row.number)
         now = work.tasks[task]
         if row.state not in (Lease.LEASED, Lease.EXPIRED):
@@ -274,7 +280,7 @@ class CurationModule(Module[CurationState]):
             _ask_for_openings(work, task, context.time_ms)
 
 
-def _expire(work: Work, now_ms: int) -> None:
+def _expire(work: Work, now_ms: int, members: MembersState) -> None:
     for assignment in work.expired("leases", now_ms, EXPIRED_PER_BATCH_MAX):
         if work.assignments[assignment].state is Lease.LEASED:
             work.give_back(assignment, Lease.EXPIRED)
@@ -286,6 +292,25 @@ def _expire(work: Work, now_ms: int) -> None:
             stage = Stage.BEGUN if now.stage is Stage.OPENING else now.stage  # its author may have it by now
             work.tasks[task] = replace(now, stage=stage)
             work.forfeit(assignment)
+    for annotator in work.expired("enrolments", now_ms, EXPIRED_PER_BATCH_MAX):
+        if not work.annotators[annotator].annotations:
+            _unenrol(work, annotator, members)
+
+
+def _unenrol(work: Work, annotator: bytes, members: MembersState) -> None:
+    """The key never answered: others may have its place at its peer, and its leases."""
+    person = work.annotators[annotator]
+    for assignment in person.leases:
+        assert work.assignments[assignment].state is Lease.LEASED, "a commitment is an answer"
+        work.give_back(assignment, Lease.EXPIRED)
+    work.annotators.drop(annotator)
+    work.count("annotators_count", -1)
+    peer = person.peer
+    while (share := work.shares.get(peer)) is None:  # its row goes on with each new key, at the end of the block
+        successor = members.members[peer].successor
+        assert successor is not None, "the peer has a row with this place"
+        peer = successor
+    work.shares[peer] = Share(share.annotators - 1)
 
 
 def _ask_for_openings(work: Work, task: bytes, now_ms: int) -> None:

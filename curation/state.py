@@ -9,7 +9,7 @@
 | `annotators`  | annotator's key                | name, serving peer, leases, counts                               |
 | `assignments` | assignment                     | one annotator's lease of one task, and its vote                  |
 | `skills`      | project ‖ annotator's key      | how often labels and this annotator's votes came together        |
-| `shares`      | serving peer's key             | how many annotators it has enrolled                              |
+| `shares`      | serving peer's key             | how many annotators have places of it                            |
 | `due`         | queue ‖ place (u64)            | what is looked at when its time has come, see `module`           |
 | `closings`    | project                        | how far its close is, until it is done: see `closing`            |
 | `agreements`  | project                        | how often values were said together, of its settled tasks        |
@@ -226,7 +226,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    assignment: Digest
+    assignment: Digest  # or an annotator's key
     at_ms: Count
 
 
@@ -249,6 +249,7 @@ class CurationState:
     leases: Queue = Queue()
     openings: Queue = Queue()
     closing: Annotated[tuple[Digest, ...], Length(0, PROJECTS_MAX)] = ()  # projects whose close is not done, as they came
+    enrolments: Queue = Queue()  # annotators that lose their places unless they answer
     projects: Table[Project] = field(default_factory=lambda: Table(Project))
     pages: Table[TaskPage] = field(default_factory=lambda: Table(TaskPage))
     tasks: Table[TaskRow] = field(default_factory=lambda: Table(TaskRow))

@@ -66,6 +66,9 @@ class Desk(Protocol):
     async def block_above(self, height: int) -> None:
         """Returns when a block above this height is applied, at once if one was while the part did something else."""
 
+    async def hung_up(self) -> None:
+        """Returns at the next SIGHUP, if the peer goes on: files that the settings name may be others then."""
+
     async def submit(self, kind: str, content: object) -> Transaction:
         """Returns when this transaction of this peer is decided. Raises `UserError` where it is refused."""
 

@@ -6,7 +6,9 @@ A handler awaits a call; Trio runs it and hands the result back. What the site r
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import socket
 import ssl
 import threading
 from collections.abc import Awaitable, Callable, Collection
@@ -17,12 +19,20 @@ import trio
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from peer.settings.descriptors import WEB_MAX
+from protocol.addresses import site_of
 from web.app import application
+from web.connections import Connection, Places
 from web.problems import Problem
 from web.site import Site
 
-CALLS_AT_ONCE_MAX = 256  # of strangers; whoever comes then is told to come again
+CALLS_AT_ONCE_MAX = WEB_MAX  # one for each connection: the bounds of hosts hold there
 SHUTDOWN_SECONDS = 1.0
+HANDSHAKE_SECONDS = 10.0  # of TLS
+SWEEP_SECONDS = 1.0  # between looks for connections that are too late
+BACKLOG = 128  # connections that wait in the kernel
+ACCEPT_SECONDS = 0.002  # for each one: a flood takes a tenth of a processor, and 500 come in a second
+FAULT_SECONDS = 0.1  # until the kernel is asked again that had no descriptor for another connection
 
 log = logging.getLogger("site")
 
@@ -37,60 +47,138 @@ def _is_ours(record: logging.LogRecord) -> bool:
 log.addFilter(_is_ours)
 
 
+class Acceptor:
+    """Takes connections from the kernel at a bounded rate and gives each a place."""
+
+    def __init__(self, server: web.Server, places: Places, tls: Callable[[], ssl.SSLContext | None]) -> None:
+        """`tls`: the context of the next connection."""
+        self._server, self._places, self._tls = server, places, tls
+        self._serving: set[asyncio.Task[None]] = set()
+
+    async def run(self, listeners: Collection[socket.socket]) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._sweep())
+            for listener in listeners:
+                tasks.create_task(self._accept(listener))
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_SECONDS)
+            self._places.sweep()
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop, is_told = asyncio.get_running_loop(), False
+        while True:
+            try:
+                connection, address = await loop.sock_accept(listener)
+            except OSError as error:  # no descriptor is left, or the caller is gone
+                if not is_told:
+                    log.error("cannot accept a connection: %s", error)
+                is_told = True
+                await asyncio.sleep(FAULT_SECONDS)
+                continue
+            is_told = False
+            serving = loop.create_task(self._serve(connection, site_of(address[0].partition("%")[0])))
+            self._serving.add(serving)
+            serving.add_done_callback(self._serving.discard)
+            await asyncio.sleep(ACCEPT_SECONDS)
+
+    async def _serve(self, connection: socket.socket, host: str) -> None:
+        """Returns once the library serves the connection, or it failed before."""
+        task = asyncio.current_task()
+        assert task is not None
+        place = self._places.take(host, task.cancel)
+        loop, tls = asyncio.get_running_loop(), self._tls()
+        timeout = None if tls is None else HANDSHAKE_SECONDS
+        try:
+            await loop.connect_accepted_socket(
+                lambda: Connection(self._places, place, self._server, loop=loop, logger=log),
+                connection,
+                ssl=tls,
+                ssl_handshake_timeout=timeout,
+            )
+            return
+        except (OSError, asyncio.CancelledError):  # of TLS, or it gave way
+            pass
+        except Exception:  # a fault of ours costs this connection alone
+            log.exception("a connection could not be served")
+        self._places.leave(place)
+        connection.close()
+
+
 class Bridge:
     """Serves a site on an address until `run` is cancelled."""
 
-    def __init__(self, site: Any, host: str, port: int, names: Collection[str] = (), tls: ssl.SSLContext | None = None) -> None:
-        """`names`: of this host, beside its addresses. Without `tls` it speaks plain HTTP."""
-        self._site, self._host, self._port, self._names, self._tls = site, host, port, names, tls
+    def __init__(
+        self,
+        site: Any,
+        host: str,
+        port: int,
+        names: Collection[str] = (),
+        tls: ssl.SSLContext | None = None,
+        connections_max: int = WEB_MAX,
+        proxies: Collection[str] = (),
+    ) -> None:
+        """`names`: of this host, beside its addresses. `proxies`: for `web.asking`. Without `tls` it speaks plain HTTP."""
+        self._site, self._host, self._port, self._names = site, host, port, names
+        self.tls = tls  # another context is for connections that come then
+        self._places, self._proxies = Places(connections_max, frozenset(map(site_of, proxies))), proxies
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ended = threading.Event()
         self._running = 0
 
     async def run(self, *, task_status: trio.TaskStatus[tuple[str, int]] = trio.TASK_STATUS_IGNORED) -> None:
         """Starts with the address that it listens on. Raises `OSError` if it cannot listen there."""
-        send, receive = trio.open_memory_channel[tuple[str, int] | Exception](1)
+        opened = await trio.open_tcp_listeners(self._port, host=self._host, backlog=BACKLOG)
+        listeners = [socket.socket(fileno=listener.socket.detach()) for listener in opened]
+        address = listeners[0].getsockname()[:2]
+        send, receive = trio.open_memory_channel[Exception | None](2)
         self._token = trio.lowlevel.current_trio_token()
         async with trio.open_nursery() as self._nursery:
-            thread = threading.Thread(target=self._serve, args=(send,), name="site", daemon=True)
+            thread = threading.Thread(target=self._serve, args=(listeners, send), name="site", daemon=True)
             thread.start()
             try:
-                listening = await receive.receive()
-                if not isinstance(listening, Exception):
-                    task_status.started(listening)
-                    await trio.sleep_forever()
+                error = await receive.receive()
+                if error is None:
+                    task_status.started(address)
+                    error = await receive.receive()  # the thread ends before it is asked to
             finally:
                 self._stop()
                 with trio.CancelScope(shield=True):
                     await trio.to_thread.run_sync(self._ended.wait, 2 * SHUTDOWN_SECONDS)
-        raise listening  # outside the nursery, which would wrap it
+        assert error is not None
+        raise error  # outside the nursery, which would wrap it
 
     # In the thread of asyncio ----------------------------------------------------------------------------------------
 
-    def _serve(self, send: trio.MemorySendChannel[tuple[str, int] | Exception]) -> None:
+    def _serve(self, listeners: list[socket.socket], send: trio.MemorySendChannel[Exception | None]) -> None:
         try:
-            asyncio.run(self._listen(send))
-        except Exception as error:  # a slip of ours before anybody was served
-            self._token.run_sync_soon(send.send_nowait, error)
-            raise
+            asyncio.run(self._listen(listeners, send))
+        except Exception as error:  # a fault of ours: the part ends with it
+            log.exception("the thread of the site ended")
+            with contextlib.suppress(trio.RunFinishedError):
+                self._token.run_sync_soon(send.send_nowait, error)
         finally:
+            for listener in listeners:
+                listener.close()
             self._ended.set()
 
-    async def _listen(self, send: trio.MemorySendChannel[tuple[str, int] | Exception]) -> None:
+    async def _listen(self, listeners: list[socket.socket], send: trio.MemorySendChannel[Exception | None]) -> None:
         self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
-        app = application(cast(Site, _Bridged(self)), self._names)
+        app = application(cast(Site, _Bridged(self)), self._names, self._proxies)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS, logger=log)
         await runner.setup()
+        assert runner.server is not None
+        accepting = asyncio.create_task(Acceptor(runner.server, self._places, lambda: self.tls).run(listeners))
+        ending = asyncio.create_task(self._end.wait())
         try:
-            listener = web.TCPSite(runner, self._host, self._port, ssl_context=self._tls)
-            try:
-                await listener.start()
-            except OSError as error:
-                self._token.run_sync_soon(send.send_nowait, error)
-                return
-            self._token.run_sync_soon(send.send_nowait, runner.addresses[0][:2])
-            await self._end.wait()
+            self._token.run_sync_soon(send.send_nowait, None)
+            await asyncio.wait((accepting, ending), return_when=asyncio.FIRST_COMPLETED)
+            if accepting.done():
+                accepting.result()
         finally:
+            accepting.cancel()
+            ending.cancel()
             await runner.cleanup()
 
     def _stop(self) -> None:

@@ -19,7 +19,7 @@ import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -116,7 +116,9 @@ class Crowd:
     async def person(self, number: int, pause: float, end: float) -> None:
         random, home = Random(f"{self.seed}/{number}"), number % len(self.sites)
         person = Person(f"person {number}", hashlib.sha256(f"{self.seed}/{number}".encode()).digest())
-        while (reply := await self.ask(person.enrol, self.sites[home])) is None or reply.status != 201:  # noqa: ASYNC110
+        # From an address of its own: one address enrols some thirty.
+        at_home = replace(self.sites[home], source=f"127.1.{number // 250}.{1 + number % 250}")
+        while (reply := await self.ask(person.enrol, at_home)) is None or reply.status != 201:  # noqa: ASYNC110
             await trio.sleep(1.0)
         wanted = trio.current_time() + random.uniform(0, pause)  # when the next answer is to be given
         while trio.current_time() < end:

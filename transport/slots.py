@@ -30,7 +30,8 @@ class Place:
 
 
 class HalfOpen:
-    def __init__(self) -> None:
+    def __init__(self, half_open_max: int = HALF_OPEN_MAX) -> None:
+        self._half_open_max = half_open_max
         self._places: dict[Place, None] = {}  # the oldest first
 
     def __len__(self) -> int:
@@ -42,7 +43,7 @@ class HalfOpen:
         hosts = Counter(place.host for place in self._places)
         if hosts[host] >= HALF_OPEN_PER_HOST_MAX:
             self._end_oldest({host})
-        elif len(self._places) >= HALF_OPEN_MAX:
+        elif len(self._places) >= self._half_open_max:
             others = {one: count for one, count in hosts.items() if one not in spared} or hosts
             most = max(others.values())
             self._end_oldest({one for one, count in others.items() if count == most})

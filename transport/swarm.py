@@ -101,13 +101,14 @@ class Swarm(Hub):
         hosts: Callable[[], Iterable[str]] = tuple,
         pace: Pace = Pace(),
         relay: Relaying = Relaying.ON,
+        connections_max: int = CONNECTIONS_MAX,
     ) -> None:
         """`listen`: "host:port", port 0 for any free one; several with commas; or "none". `advertise`: where others reach this
         peer, if not there; `tell` hears what a person should know, each thing once. `bootstrap`: as `connect` takes it.
         `remembered`: "peer id@host:port", as `claims` said earlier; `bootstrap` goes before them. `hosts`: of this machine, that
         others may reach it at where it listens on all. `guest`: what this peer shows to others while it is no member. `welcome`:
         others have shown it. `relay`: forward between `members`. `has_gone`: who was one,
-        and nobody waits for.
+        and nobody waits for. `connections_max`: accepted ones at once, as many as the process has descriptors for.
 
         Raises `UserError` for an address that is none.
         """
@@ -151,7 +152,8 @@ class Swarm(Hub):
             self._random,
         )
         self._guest = guest
-        self._half_open = HalfOpen()
+        self._connections_max = connections_max
+        self._half_open = HalfOpen(min(HALF_OPEN_MAX, max(1, connections_max // 4)))
         self._member_hosts: OrderedDict[str, None] = OrderedDict()  # from which members were linked, the last one at the end
         self._doors = Doors(self._member_hosts.__contains__, self._processor)
         self._open: Counter[str] = Counter()
@@ -218,7 +220,7 @@ class Swarm(Hub):
             await trio.aclose_forcefully(stream)
             return
         host = site_of(parse_address(address)[0])
-        if self._open.total() >= CONNECTIONS_MAX or self._open[host] >= LINKS_PER_HOST_MAX:
+        if self._open.total() >= self._connections_max or self._open[host] >= LINKS_PER_HOST_MAX:
             self.refuse("too-many-links")
         else:
             with _counted(self._open, host):

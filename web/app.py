@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
+import logging
 import os
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection
@@ -16,14 +16,15 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from protocol.metrics import CONTENT_TYPE, Metric, exposition
-from web import defence
+from web import asking, connections, defence
 from web.fields import read_all
 from web.listening import Listening
 from web.pages import PAGES, START, rendered
 from web.problems import Problem
-from web.routes import ENDS, FILE_BYTES_MAX, ROUTES, SETS, Route, openapi
+from web.routes import ENDS, FILE_BYTES_MAX, OPERATOR, ROUTES, SETS, Route, openapi
 from web.site import File, Json, Site, Text
 
+VERSION = version("folkmoot")
 BODY_BYTES_MAX = 64 << 10
 UPLOADS_MAX = 2  # files that are in memory at once
 STATIC = Path(__file__).with_name("static")
@@ -39,22 +40,28 @@ SECURITY = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
+HSTS = "max-age=31536000"  # a year: a browser that was here once does not come by plain HTTP again
+PROXIES = web.AppKey("proxies", Collection)
+
+log = logging.getLogger("site")
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def application(site: Site, names: Collection[str] = ()) -> web.Application:
-    """`names`: of this host, beside its addresses."""
-    answers, uploads = Counter[int](), asyncio.Semaphore(UPLOADS_MAX)
-    app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[_counted(answers), _guarded(names)])
+def application(site: Site, names: Collection[str] = (), proxies: Collection[str] = ()) -> web.Application:
+    """`names`: of this host, beside its addresses. `proxies`: addresses of reverse proxies, which say for whom they ask."""
+    answers, uploads = Counter[int](), Counter[str]()
+    app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[_counted(answers), _guarded(names, proxies)])
+    app[PROXIES] = proxies
     listening = Listening(site, SECURITY)
     app.on_shutdown.append(listening.end)
+    app.on_response_prepare.append(_headed)
     own: dict[str, Handler] = {
         "start": _start,
         **{page.call: _text("text/html", rendered(page)) for page in PAGES},
         "static": _files(STATIC),
         "vendor": _files(VENDOR),
-        "openapi": _text("application/json", json.dumps(openapi(version("folkmoot")))),
+        "openapi": _text("application/json", json.dumps(openapi(VERSION))),
         "health": partial(_health, site),
         "metrics": partial(_metrics, site, answers),
         "events": partial(_events, listening),
@@ -75,6 +82,13 @@ def application(site: Site, names: Collection[str] = ()) -> web.Application:
     return app
 
 
+async def _headed(request: web.Request, response: web.StreamResponse) -> None:
+    """Headers of each reply, of streams too."""
+    response.headers["Server"] = connections.SERVER
+    if _is_secure(request):
+        response.headers["Strict-Transport-Security"] = HSTS
+
+
 def _counted(answers: Counter[int]) -> Any:
     @web.middleware
     async def counted(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -85,18 +99,21 @@ def _counted(answers: Counter[int]) -> Any:
     return counted
 
 
-async def _answer(route: Route, site: Site, uploads: asyncio.Semaphore, request: web.Request) -> web.StreamResponse:
+async def _answer(route: Route, site: Site, uploads: Counter[str], request: web.Request) -> web.StreamResponse:
     call: Callable[..., Awaitable[Any]] = getattr(site, route.call)
-    given: dict[str, Any] = {"token": defence.token_of(request, route.who)} if route.who else {}
+    given: dict[str, Any] = {"token": defence.token_of(request, route.who, _is_secure(request))} if route.who else {}
     given |= read_all(route.ids, request.match_info) | read_all(route.query, request.query)
+    if route.by_host:
+        given["host"] = _host(request)
     if route.upload and given["format"]:
+        connections.begin(request, connections.FILE_SECONDS)
         await site.authorise(given["token"])
         given["file"] = await _file(request, uploads)
     elif route.body:
         given |= read_all(route.body, await _body(request))
     if route.cookie == SETS:
         defence.require_own_origin(request)
-        given["before"] = request.cookies.get(defence.COOKIES[route.of], "")
+        given["before"] = request.cookies.get(defence.cookie_of(route.of, _is_secure(request)), "")
     said: Json | Text | File | tuple[int, Json] = await call(**given)
     if isinstance(said, File):
         return _sent(request, said)
@@ -106,24 +123,31 @@ async def _answer(route: Route, site: Site, uploads: asyncio.Semaphore, request:
     token = body.pop("token") if route.cookie == SETS else ""
     response = web.json_response(body, status=status)
     if route.cookie == SETS:
-        defence.keep(request, response, route.of, token, body["seconds"])
+        defence.keep(response, route.of, _is_secure(request), token, body["seconds"])
     elif route.cookie == ENDS:
-        defence.drop(request, response, route.of)
+        defence.drop(response, route.of, _is_secure(request))
     return response
 
 
 def _sent(request: web.Request, file: File) -> web.StreamResponse:
     """The library sends a file piece by piece, and closes it; but not where the reply has no body."""
     if request.method != "HEAD":
+        connections.begin(request, connections.FILE_SECONDS)
         return web.Response(body=file.body, content_type=file.content_type, charset="utf-8")
     with file.body as body:
         length = {"Content-Length": str(body.seek(0, os.SEEK_END))}
     return web.Response(content_type=file.content_type, charset="utf-8", headers=length)
 
 
-def _guarded(names: Collection[str]) -> Any:
+def _guarded(names: Collection[str], proxies: Collection[str]) -> Any:
+    told = list[str]()  # the first one
+
     @web.middleware
     async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
+        connections.begin(request, connections.REQUEST_SECONDS)
+        if not told and (proxy := asking.unnamed_proxy(request, proxies)):
+            told.append(proxy)
+            log.warning("a reverse proxy asks from %s, and all its clients count as one: name it in `web_proxies`", proxy)
         try:
             defence.require_host(request, names)
             response = await handler(request)
@@ -198,7 +222,8 @@ def _text(content_type: str, text: str) -> Handler:
 
 async def _events(listening: Listening, request: web.Request) -> web.StreamResponse:
     given = read_all(QUERY_OF_EVENTS, request.query)
-    return await listening.stream(request, given["live"] == 1)
+    connections.begin_stream(request)
+    return await listening.stream(request, given["live"] == 1, _host(request))
 
 
 async def _health(site: Site, request: web.Request) -> web.StreamResponse:
@@ -208,6 +233,8 @@ async def _health(site: Site, request: web.Request) -> web.StreamResponse:
 
 
 async def _metrics(site: Site, answers: Counter[int], request: web.Request) -> web.StreamResponse:
+    if not asking.is_of_this_machine(request):
+        await site.authorise(defence.token_of(request, OPERATOR, _is_secure(request)))
     by_status = {f'status="{status}"': float(count) for status, count in sorted(answers.items())}
     metrics = (*await site.metrics(), Metric("http_calls_total", "by status of the reply", by_status))
     return web.Response(body=exposition(metrics).encode(), headers={"Content-Type": CONTENT_TYPE})
@@ -216,20 +243,31 @@ async def _metrics(site: Site, answers: Counter[int], request: web.Request) -> w
 # Reading what strangers send ------------------------------------------------------------------------------------------
 
 
-async def _file(request: web.Request, uploads: asyncio.Semaphore) -> bytes:
-    """A body in memory, of an operator: some of them at once."""
-    if uploads.locked():
-        raise Problem("too-many", "other files are being read: try again", 2)
+async def _file(request: web.Request, uploads: Counter[str]) -> bytes:
+    """A body in memory, of an operator: some of them at once, and one of each host."""
+    host = _host(request)
+    if uploads.total() >= UPLOADS_MAX or uploads[host]:
+        raise Problem("too-many", "another file is being read: try again", 2)
     data = bytearray()
-    async with uploads:
-        try:
-            async for part in request.content.iter_chunked(1 << 16):
-                data += part
-                if len(data) > FILE_BYTES_MAX:
-                    raise Problem("too-large", f"a file has at most {FILE_BYTES_MAX >> 20} MiB: import it in parts")
-        except (web.RequestPayloadError, HttpProcessingError):
-            raise Problem("malformed", "the body is not encoded as its headers say") from None
-        return bytes(data)
+    uploads[host] += 1
+    try:
+        async for part in request.content.iter_chunked(1 << 16):
+            data += part
+            if len(data) > FILE_BYTES_MAX:
+                raise Problem("too-large", f"a file has at most {FILE_BYTES_MAX >> 20} MiB: import it in parts")
+    except (web.RequestPayloadError, HttpProcessingError):
+        raise Problem("malformed", "the body is not encoded as its headers say") from None
+    finally:
+        uploads -= Counter([host])
+    return bytes(data)
+
+
+def _is_secure(request: web.Request) -> bool:
+    return asking.is_secure(request, request.app[PROXIES])
+
+
+def _host(request: web.Request) -> str:
+    return asking.host_of(request, request.app[PROXIES])
 
 
 async def _body(request: web.Request) -> dict[str, Any]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from ipaddress import ip_address
 from typing import Final
-from urllib.parse import urlsplit
 
 from aiohttp import web
 
@@ -13,6 +13,9 @@ from web.problems import Problem
 
 COOKIES: Final = {"annotator": "folkmoot", "operator": "folkmoot-operator"}  # one browser may be both
 HEADER: Final = "X-Folkmoot"  # that no form sends, and no foreign script without asking first
+HOST: Final = re.compile(r"(?:\[(?P<address>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9._-]+))(?::(?P<port>[0-9]{1,5}))?")
+PORT_MAX: Final = 65_535
+SECURE: Final = "__Host-"  # a cookie with this prefix is set over TLS alone, and by this very host
 SAFE: Final = ("GET", "HEAD", "OPTIONS")
 
 
@@ -21,27 +24,32 @@ def require_host(request: web.Request, names: Collection[str]) -> None:
 
     An address cannot be made to lead elsewhere. Of names, this machine's own counts, and those of the settings.
     """
-    host = _host_of(f"//{request.headers.get('Host', '')}")
+    said = request.headers.getall("Host", ())
+    if len(said) != 1 or not (found := HOST.fullmatch(said[0])) or int(found["port"] or 0) > PORT_MAX:
+        raise Problem("misdirected", "a request has one Host header: a name or an address, and perhaps `:` and a port")
+    host = (found["address"] or found["name"]).lower().removesuffix(".")
+    if found["address"] and not _is_address(host):
+        raise Problem("misdirected", "the address in the Host header is none")
     if host != "localhost" and host not in names and not _is_address(host):
         raise Problem("misdirected", "this peer does not have the name in the Host header: add it to `web_names`")
-
-
-def _host_of(url: str) -> str:
-    try:
-        return (urlsplit(url).hostname or "").rstrip(".")
-    except ValueError:
-        return ""
+    if request.host.lower() not in (host, said[0].lower()):  # of an absolute address, which goes before the header
+        raise Problem("misdirected", "the address of the request is of another host than its Host header")
 
 
 def _is_address(host: str) -> bool:
     try:
-        ip_address(host.partition("%")[0])
+        ip_address(host)
     except ValueError:
         return False
     return True
 
 
-def token_of(request: web.Request, who: str) -> str:
+def cookie_of(who: str, is_secure: bool) -> str:
+    """The name of the cookie of an annotator or an operator."""
+    return f"{SECURE if is_secure else ''}{COOKIES[who]}"
+
+
+def token_of(request: web.Request, who: str, is_secure: bool) -> str:
     """Of a header that a program sets; or of the cookie, which a browser sends with whatever page asks.
 
     An annotator who asks what is an operator's is told so: it comes with the annotator's cookie.
@@ -49,7 +57,7 @@ def token_of(request: web.Request, who: str) -> str:
     scheme, _, token = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() == "bearer" and token:
         return token
-    token = request.cookies.get(COOKIES[who]) or request.cookies.get(COOKIES["annotator"], "")
+    token = request.cookies.get(cookie_of(who, is_secure)) or request.cookies.get(cookie_of("annotator", is_secure), "")
     if not token:
         raise Problem("unauthorized", "say `Authorization: Bearer` and a token, or sign in")
     if request.method not in SAFE:
@@ -68,9 +76,10 @@ def require_own_origin(request: web.Request) -> None:
         raise Problem("forbidden", "this call comes from a page of another site")
 
 
-def keep(request: web.Request, response: web.StreamResponse, who: str, token: str, seconds: int) -> None:
-    response.set_cookie(COOKIES[who], token, max_age=seconds, path="/", httponly=True, samesite="Strict", secure=request.secure)
+def keep(response: web.StreamResponse, who: str, is_secure: bool, token: str, seconds: int) -> None:
+    name = cookie_of(who, is_secure)
+    response.set_cookie(name, token, max_age=seconds, path="/", httponly=True, samesite="Strict", secure=is_secure)
 
 
-def drop(request: web.Request, response: web.StreamResponse, who: str) -> None:
-    response.del_cookie(COOKIES[who], path="/", httponly=True, samesite="Strict", secure=request.secure)
+def drop(response: web.StreamResponse, who: str, is_secure: bool) -> None:
+    response.del_cookie(cookie_of(who, is_secure), path="/", httponly=True, samesite="Strict", secure=is_secure)

@@ -6,7 +6,7 @@ import asyncio
 import json
 import re
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
@@ -16,7 +16,8 @@ from aiohttp import web
 from web.problems import Problem
 from web.site import Json, Site
 
-LISTENERS_MAX: Final = 100  # each holds a connection; whoever comes then is told to come again
+LISTENERS_MAX: Final = 100  # each holds a connection; the host with most of them then loses its oldest
+LISTENERS_OF_HOST_MAX: Final = 20  # tabs of the people of one address
 WAITING_MAX: Final = 32  # looks that a listener has not read yet: then it is dropped
 KEPT_MAX: Final = 512  # events, for those who come again
 BEAT_SECONDS: Final = 15.0  # a comment is sent that often, so that nothing on the way takes the connection for dead
@@ -38,6 +39,7 @@ class _Event(NamedTuple):
 
 @dataclass
 class _Listener:
+    host: str
     is_live: bool
     queue: asyncio.Queue[str | None]
 
@@ -65,17 +67,18 @@ class Listening:
         self._news = _Feed(lambda now: site.news(now.get("height", -1)), "height", _news)
         self._live = _Feed(lambda now: site.changes(now.get("number", -1)), "number", _changes)
 
-    async def stream(self, request: web.Request, is_live: bool) -> web.StreamResponse:
-        response = web.StreamResponse(headers={**self._headers, "Content-Type": "text/event-stream"})
+    async def stream(self, request: web.Request, is_live: bool, host: str = "") -> web.StreamResponse:
+        # A reverse proxy such as nginx keeps what it reads until a buffer is full, unless it is told not to.
+        own = {"Content-Type": "text/event-stream", "X-Accel-Buffering": "no"}
+        response = web.StreamResponse(headers={**self._headers, **own})
         if request.method == "HEAD":
             return response
         feeds = [self._news, self._live] if is_live else [self._news]
         for feed in feeds:
             if feed.looking is None:
                 self._tell(self._take(feed, await feed.ask({})))  # another may have begun to listen meanwhile
-        if len(self._listeners) >= LISTENERS_MAX:  # nothing is awaited from here until this one is counted
-            raise Problem("too-many", f"{LISTENERS_MAX} others listen already", 60)
-        me, mine = asyncio.current_task(), _Listener(is_live, asyncio.Queue(WAITING_MAX))
+        self._make_room(host)  # nothing is awaited from here until this one is counted
+        me, mine = asyncio.current_task(), _Listener(host, is_live, asyncio.Queue(WAITING_MAX))
         assert me is not None
         self._listeners[me] = mine
         if text := self._first(feeds, mine, request.headers.get("Last-Event-ID", "")):
@@ -95,7 +98,20 @@ class Listening:
         except ConnectionError:  # it is gone
             return response
         finally:
-            del self._listeners[me]
+            self._listeners.pop(me, None)
+
+    def _make_room(self, host: str) -> None:
+        """Raises `Problem` where there are too many, and no host has more of them than this one would have."""
+        hosts = Counter(listener.host for listener in self._listeners.values())
+        if hosts[host] >= LISTENERS_OF_HOST_MAX:
+            raise Problem("too-many", f"{LISTENERS_OF_HOST_MAX} others listen at this address already", 60)
+        if len(self._listeners) >= LISTENERS_MAX:
+            most, count = hosts.most_common(1)[0]
+            if count <= hosts[host] + 1:
+                raise Problem("too-many", f"{LISTENERS_MAX} others listen already", 60)
+            oldest = next(task for task, listener in self._listeners.items() if listener.host == most)
+            del self._listeners[oldest]
+            oldest.cancel()
 
     def _first(self, feeds: list[_Feed], mine: _Listener, last: str) -> str:
         """Whoever comes again goes on behind the last event that it has seen. The newest state stands for all that came before:

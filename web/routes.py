@@ -38,7 +38,7 @@ from web.fields import (
     whole_in_query,
     wholes,
 )
-from web.listening import LISTENERS_MAX
+from web.listening import LISTENERS_MAX, LISTENERS_OF_HOST_MAX
 from web.pages import PAGES, START
 from web.problems import STATUS
 
@@ -76,6 +76,7 @@ class Route:
     body: tuple[Field, ...] = ()
     cookie: str = ""
     of: str = ANNOTATOR  # whose cookie
+    by_host: bool = False  # the site is told which host asks, as the argument `host`
     upload: bool = False  # a file is its body, and the argument `file`, where the query names a `format`
     replies: Mapping[int, Reply]
     codes: Mapping[str, str] = field(default_factory=dict)  # of problems that are its own, and when
@@ -114,7 +115,7 @@ ROUTES: Final = (
         )},
     ),
     Route(
-        call="enrol", method="POST", path="/api/v1/annotators", about="enrols an annotator",
+        call="enrol", method="POST", path="/api/v1/annotators", about="enrols an annotator", by_host=True,
         body=(
             Field("key", KEY), Field("name", LINE), Field("signature", SIGNATURE, "of the Enrol"),
             Field("custodial", FLAG, default=False), Field("invitation", TEXT, default=""),
@@ -122,11 +123,12 @@ ROUTES: Final = (
         replies={201: Reply("annotator", "once decided; said again, the same")},
         codes={
             "forbidden": "without an invitation that is free, or without a place", "already-enrolled": "", "bad-signature": "",
-            "misfit": "for a name",
+            "misfit": "for a name", "too-many": "for one address, where sign-up is open",
         },
     ),
     Route(
-        call="challenge", method="POST", path="/api/v1/challenges", about="a nonce for a session", body=(Field("key", KEY),),
+        call="challenge", method="POST", path="/api/v1/challenges", about="a nonce for a session",
+        by_host=True, body=(Field("key", KEY),),
         replies={201: Reply("nonce expires_ms", "of the session to come, a day ahead. The nonce waits ten minutes")},
     ),
     Route(
@@ -143,19 +145,22 @@ ROUTES: Final = (
     ),
     Route(
         call="sign_up", method="POST", path="/api/v1/sign-up", about="enrols an annotator whose key this peer keeps",
+        by_host=True,
         body=(Field("name", LINE), Field("passphrase", TEXT, "8..256 characters"), Field("invitation", TEXT, default="")),
         cookie=SETS, replies={201: SIGNED_IN},
         codes={
             "misfit": "for a name or a passphrase", "already-enrolled": "if the name is taken here",
-            "forbidden": "as for annotators, or from another site's page", "too-many": "after wrong passphrases",
+            "forbidden": "as for annotators, or from another site's page",
+            "too-many": "for one address, or after wrong passphrases",
         },
     ),
     Route(
         call="sign_in", method="POST", path="/api/v1/sign-in", about="begins a session of such an annotator",
+        by_host=True,
         body=(Field("name", LINE), Field("passphrase", TEXT)), cookie=SETS, replies={201: SIGNED_IN},
         codes={
             "unauthorized": "for another name or passphrase", "forbidden": "if it is not enrolled, or from another site's page",
-            "too-many": "after wrong passphrases",
+            "too-many": "for one address, or after wrong passphrases",
         },
     ),
     Route(
@@ -426,7 +431,7 @@ ROUTES: Final = (
         call="events", method="GET", path="/api/v1/events", about="what happens, as it does",
         query=(Field("live", whole_in_query(0, 1), "1: `live` events, too", default=0),),
         replies={200: Reply("", "a stream of [server-sent events](#events)", "text/event-stream")},
-        codes={"too-many": f"above {LISTENERS_MAX} streams"},
+        codes={"too-many": f"above {LISTENERS_OF_HOST_MAX} streams of one address, {LISTENERS_MAX} in all"},
     ),
     Route(
         call="openapi", method="GET", path="/api/v1/openapi.json", about="this table, for programs",
@@ -439,6 +444,7 @@ ROUTES: Final = (
     Route(
         call="metrics", method="GET", path="/metrics", about="counts of this peer, for Prometheus",
         replies={200: Reply("", "Prometheus' text format", "text/plain")},
+        codes={"unauthorized": "without `O`, unless a program of this machine asks by itself"},
     ),
     Route(
         call="start", method="GET", path="/", about="leads to a page for people",

@@ -43,6 +43,8 @@ from protocol.api import (
 from protocol.identity import peer_id
 from transport.network import DialInfo, Priority
 
+VERSION = version("folkmoot")  # of the program that runs, read once: looking it up opens files
+
 
 @dataclass(frozen=True)
 class ThisPeerAnswers(ThisPeerCalls):
@@ -62,7 +64,7 @@ class ThisPeerAnswers(ThisPeerCalls):
             network=self.peer.genesis.network,
             chain_id=driver.chain_id.hex(),
             role=self.peer.config.role,
-            version=version("folkmoot"),
+            version=VERSION,
             address=(self.peer.addresses() or (self.peer.network.address,))[0],
             unreached=tuple(_dial(dial, driver.events.names) for dial in self.peer.network.unreached()),
             data_directory=str(self.peer.config.data_directory),

@@ -14,7 +14,8 @@ import signal
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import trio
@@ -25,11 +26,12 @@ from peer import features
 from peer.api import control
 from peer.api.running import RunningPeer
 from peer.api.service import service
+from peer.daemon.endurance import endure
 from peer.daemon.reachable import asides, hosts, own_addresses
 from peer.driver.absence import Absence
 from peer.driver.auditing import Auditing
 from peer.driver.author import Author
-from peer.driver.desk import DriverDesk
+from peer.driver.desk import DriverDesk, Hangup
 from peer.driver.driver import Driver
 from peer.driver.eventlog import EventLog
 from peer.driver.hearing import Hearing
@@ -45,6 +47,7 @@ from peer.roles.voter import Voter
 from peer.settings import addressbook
 from peer.settings.config import Config, why_unlinked
 from peer.settings.datadir import DataDirectory
+from peer.settings.descriptors import limit_now, raise_limit, shares
 from peer.settings.invitation import InvitationString, parse_invitation
 from peer.settings.invitations import InvitationBook
 from peer.worker.supervisor import Worker
@@ -73,11 +76,13 @@ class Daemon:
     api: PeerApi
     driver: Driver
     stopped: trio.Event  # somebody asked for the end
+    hangup: Hangup = field(default_factory=Hangup)
 
 
 @asynccontextmanager
 async def running(config: Config, make_round_work: MakeRoundWork | None = None) -> AsyncIterator[Daemon]:
     """A peer that has caught up with its own disk and listens; it stops when the block ends. Raises `UserError`."""
+    raise_limit()
     directory = DataDirectory.open(config.data_directory)
     with directory.lock():
         signer = directory.load_identity()
@@ -114,6 +119,7 @@ async def running(config: Config, make_round_work: MakeRoundWork | None = None) 
             hosts=hosts,
             pace=config.pace,
             relay=config.relay,
+            connections_max=shares(limit_now()).peers,
         )
         role = features.roles()[config.role]
         worker = Worker(config.resources, engine=config.engine) if role.needs_worker else None
@@ -122,7 +128,7 @@ async def running(config: Config, make_round_work: MakeRoundWork | None = None) 
         driver = Driver(
             signer, genesis, store, blobs, host, network, round_work, events, anchor, config.payloads_gb * 1_000_000_000
         )
-        author, stopped = Author(driver), trio.Event()
+        author, stopped, hangup = Author(driver), trio.Event(), Hangup()
         beside = asides(config, genesis.chain_id, network, lambda text: events.add("peer", text))
         hearing = Hearing(network, lambda: driver.state.members, lambda text, peer: events.add("peer", text, peer=peer))
         absence = _absence(config, directory, driver, author)
@@ -141,7 +147,7 @@ async def running(config: Config, make_round_work: MakeRoundWork | None = None) 
         )
 
         def desk(part: str) -> DriverDesk:
-            return DriverDesk(part, config, driver, author, directory.path / "parts", signer.unseal, api, texts)
+            return DriverDesk(part, config, driver, author, directory.path / "parts", signer.unseal, api, texts, hangup)
 
         api = service(
             RunningPeer(
@@ -162,12 +168,16 @@ async def running(config: Config, make_round_work: MakeRoundWork | None = None) 
                 desk=desk,
             )
         )
-        parts = [named(features.parts()[name])(desk(name)) for name in (*role.parts, *features.everywhere())]
+
+        def warn(text: str) -> None:
+            events.warn("warning", text)
+
+        parts = {name: named(features.parts()[name])(desk(name)) for name in (*role.parts, *features.everywhere())}
         try:
             async with trio.open_nursery() as outer:
                 await outer.start(network.run)
                 for aside in beside:
-                    outer.start_soon(aside.run)
+                    outer.start_soon(endure, aside.name, aside.run, warn)
                 async with trio.open_nursery() as computing:
                     if worker is not None:
                         computing.start_soon(worker.run)
@@ -181,14 +191,15 @@ async def running(config: Config, make_round_work: MakeRoundWork | None = None) 
                         agreeing.start_soon(auditing.run)
                         agreeing.start_soon(hearing.run)
                         if absence is not None:
-                            agreeing.start_soon(absence.run)
-                        agreeing.start_soon(_watch, api)
-                        agreeing.start_soon(addressbook.keep, book, lambda: _of_members(network, driver), has_gone)
+                            agreeing.start_soon(endure, "the count of silent days", absence.run, warn)
+                        agreeing.start_soon(endure, "the look for alerts", partial(_watch, api), warn)
+                        keep_book = partial(addressbook.keep, book, lambda: _of_members(network, driver), has_gone)
+                        agreeing.start_soon(endure, "the address book", keep_book, warn)
                         async with trio.open_nursery() as talking:
-                            for part in parts:
-                                talking.start_soon(part.run)
+                            for name, part in parts.items():
+                                talking.start_soon(endure, f"the part {name}", part.run, warn)
                             await talking.start(control.serve, api, directory.path, config.control_socket)
-                            yield Daemon(api, driver, stopped)
+                            yield Daemon(api, driver, stopped, hangup)
                             talking.cancel_scope.cancel()
                         agreeing.cancel_scope.cancel()
                     computing.cancel_scope.cancel()
@@ -263,14 +274,14 @@ async def wait_for_end(
     `ready` is called as soon as signals are heard. `hung_up` is called at SIGHUP and says whether the peer goes on.
     """
     async with trio.open_nursery() as nursery:
-        await nursery.start(_stop_on_signal, daemon.stopped, ending, hung_up)
+        await nursery.start(_stop_on_signal, daemon, ending, hung_up)
         ready()
         await daemon.stopped.wait()
         nursery.cancel_scope.cancel()
 
 
 async def _stop_on_signal(
-    stopped: trio.Event,
+    daemon: Daemon,
     ending: tuple[signal.Signals, ...],
     hung_up: Callable[[], bool],
     *,
@@ -280,9 +291,10 @@ async def _stop_on_signal(
         task_status.started()
         async for number in signals:
             if number == signal.SIGHUP and hung_up():
+                daemon.hangup.tell()
                 continue
             log.info("stopping on %s", signal.Signals(number).name)
-            if stopped.is_set():
+            if daemon.stopped.is_set():
                 os._exit(128 + number)  # asked twice: everything that matters is on disk already
-            stopped.set()
+            daemon.stopped.set()
             break

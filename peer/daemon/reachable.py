@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import ipaddress
+import logging
 import socket
 import struct
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +17,8 @@ from transport.aside import Aside
 from transport.mdns import Mdns
 from transport.swarm import Swarm
 from transport.upnp import Upnp
+
+log = logging.getLogger("peer")
 
 GET_ADDRESS = 0x8915  # SIOCGIFADDR of Linux, netdevice(7)
 
@@ -43,8 +46,12 @@ def own_addresses(listening: Sequence[str], advertised: Sequence[str], outside: 
 
 
 def hosts() -> tuple[str, ...]:
-    """Of this machine, for others: without loopback."""
-    found = dict.fromkeys([*_routed(), *_of_interfaces(), *_of_interfaces_v6()])
+    """Of this machine, for others: without loopback. None where the system cannot be asked, for lack of descriptors."""
+    try:
+        found = dict.fromkeys([*_routed(), *_of_interfaces(), *_of_interfaces_v6()])
+    except OSError as error:
+        log.warning("the addresses of this machine cannot be read: %s", error.strerror)
+        return ()
     return tuple(host for host in found if not ipaddress.ip_address(host).is_loopback)
 
 

@@ -52,21 +52,21 @@ async def examine(load: Callable[[], Settings]) -> list[Finding]:
     except UserError as error:
         return [refused("settings", error)]
     config, role = settings.config, features.roles()[settings.config.role]
-    found, runs = await _of_peer(settings, role, DataDirectory(config.data_directory))
+    found, process = await _of_peer(settings, role, DataDirectory(config.data_directory))
     return [
         *machine.of_version(role),
         *found,
         *machine.of_disk(config.data_directory),
-        *machine.of_memory(config, role, runs=runs),
-        *machine.of_open_files(),
+        *machine.of_memory(config, role, runs=process is not None),
+        *machine.of_open_files("serve" in role.parts, process or 0),
     ]
 
 
-async def _of_peer(settings: Settings, role: Role, directory: DataDirectory) -> tuple[list[Finding], bool]:
-    """All about this peer and its network, and whether it runs."""
+async def _of_peer(settings: Settings, role: Role, directory: DataDirectory) -> tuple[list[Finding], int | None]:
+    """All about this peer and its network, and its process if it runs; 0 for one that does not say which it is."""
     config = settings.config
     if unusable := files.why_unusable(directory.path):
-        return [unusable], False
+        return [unusable], None
     genesis, of_network = files.of_network(directory)
     key, of_key = files.of_key(directory)
     found = [*files.of_folder(directory.path), *of_network, *of_key]
@@ -77,20 +77,20 @@ async def _of_peer(settings: Settings, role: Role, directory: DataDirectory) -> 
             names = Names({view.peer: view.name for view in await client.peers() if not view.gone})
             ahead = await ahead_of_others(client, status.peer)
     except NotRunningError:
-        return [*found, *await _of_stopped(config, role, directory, genesis, key)], False
+        return [*found, *await _of_stopped(config, role, directory, genesis, key)], None
     except trio.TooSlowError:
         text = f"the peer that runs on {directory.path} has not answered for {ANSWER_SECONDS:g} s"
-        return [*found, fault("peer", text, "look at its log and at the machine's load; start it again")], True
+        return [*found, fault("peer", text, "look at its log and at the machine's load; start it again")], 0
     except RemoteProtocolError as error:
         text = f"the answer of the peer that runs cannot be read ({error}): it is of another version than this program"
-        return [*found, fault("peer", text, "ask with the program that it runs, or start it again with this one")], True
+        return [*found, fault("peer", text, "ask with the program that it runs, or start it again with this one")], 0
     except UserError as error:
-        return [*found, refused("peer", error)], True
+        return [*found, refused("peer", error)], 0
     if genesis is None:  # that is told already
-        return [*found, *_of_status(status, alerts)], True
+        return [*found, *_of_status(status, alerts)], status.process
     found += [*_of_status(status, alerts), *await _of_running(settings, directory, genesis, status)]
     found = [replace(finding, text=names.in_text(finding.text)) for finding in found]
-    return [*found, of_clock(ahead, None, genesis.created_ms)], True
+    return [*found, of_clock(ahead, None, genesis.created_ms)], status.process
 
 
 async def _of_stopped(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import platform
@@ -17,12 +18,11 @@ from peer import features
 from peer.api.causes import DISK_CRITICAL_BYTES, DISK_WARNING_BYTES
 from peer.doctor.findings import Finding, fault, ok, warning
 from peer.settings.config import Config
-from transport.hub import LINKS_MAX
+from peer.settings.descriptors import NEEDED, NEEDED_WITHOUT_WEB, shares
 
 MEMORY_BYTES_MIN = 120_000_000  # of a peer without a worker, with the default model: what `scenarios.idle` allows
 WORKER_BYTES_MIN = 400_000_000  # of a peer with a worker, in all
 SPARE_BYTES_MIN = 64_000_000  # for a peer that runs: it has its own already
-OPEN_FILES_MIN = LINKS_MAX + 256  # a descriptor a link; database, blobs, pipes, consoles and monitors take the others
 INODES_MIN = 10_000  # a blob is a file; a round leaves a dozen
 CLOCK_UNSYNCHRONISED = 5  # TIME_ERROR of adjtimex(2)
 TIMEX_BYTES = 512  # struct timex has 208; the kernel writes no more than that
@@ -128,13 +128,26 @@ def _address_space() -> int | None:
     return None if bound == resource.RLIM_INFINITY else bound
 
 
-def of_open_files() -> Iterator[Finding]:
-    bound, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if bound != resource.RLIM_INFINITY and bound < OPEN_FILES_MIN:
-        text = f"a process may have {bound} files open here, and a peer with all its links needs {OPEN_FILES_MIN}"
-        yield warning("files", text, f"raise the bound: ulimit -n {OPEN_FILES_MIN}, or LimitNOFILE={OPEN_FILES_MIN} of a service")
-    else:
-        yield ok("files", "enough may be open at once")
+def of_open_files(served: bool = True, process: int = 0) -> Iterator[Finding]:
+    """Of a process that serves the web port or not; 0 is this one, whose limits a peer would have that is started here.
+
+    The daemon raises its soft limit to the hard one, so that the hard one counts.
+    """
+    needed = NEEDED if served else NEEDED_WITHOUT_WEB
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if process:
+        with contextlib.suppress(AttributeError, OSError):  # not Linux, or another user's process
+            soft, hard = resource.prlimit(process, resource.RLIMIT_NOFILE)
+    if hard == resource.RLIM_INFINITY or hard >= needed:
+        yield ok("files", f"a process may open as many as a peer with all its connections needs: {needed}")
+        return
+    text = (
+        f"a process may open {hard} files here (soft limit {soft}, hard limit {hard}), and a peer with all its connections needs"
+    )
+    peers, web = shares(hard)
+    of_web = f" and {web} of the web port" if served else ""
+    advice = f"raise the hard limit to {needed}: `ulimit -Hn {needed}`, or LimitNOFILE={needed} of a service"
+    yield warning("files", f"{text} {needed}; it accepts {peers} connections of peers{of_web}", advice)
 
 
 def clock_is_kept() -> bool | None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import trio
 
 from ledger.core.module import View
 from peer.driver.author import Author
@@ -16,6 +18,20 @@ from protocol.api import PeerApi
 from protocol.identity import Signed, sign
 
 PROTOCOL_TAGS = frozenset(tag for kind in vars(messages).values() if isinstance(tag := getattr(kind, "TAG", None), str))
+
+
+class Hangup:
+    """SIGHUP, for parts that read files again."""
+
+    def __init__(self) -> None:
+        self._event = trio.Event()
+
+    def tell(self) -> None:
+        event, self._event = self._event, trio.Event()
+        event.set()
+
+    async def wait(self) -> None:
+        await self._event.wait()
 
 
 @dataclass(frozen=True)
@@ -30,6 +46,10 @@ class DriverDesk:
     unseal: Callable[[bytes], bytes | None]
     api: PeerApi
     texts: Path
+    hangup: Hangup = field(default_factory=Hangup)
+
+    async def hung_up(self) -> None:
+        await self.hangup.wait()
 
     @property
     def me(self) -> bytes:

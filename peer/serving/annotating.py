@@ -31,6 +31,7 @@ from peer.serving.exporting import page_of, pages
 from peer.serving.fetching import Fetching
 from peer.serving.gathering import Gatherer
 from peer.serving.opening import Openings, has_place, task_of
+from peer.serving.sharing import FairTable, Rate
 from peer.serving.vault import Kept
 from protocol import codec
 from protocol.codec import Count, Digest
@@ -44,8 +45,14 @@ TASKS_SECONDS: Final = 3.0  # a call waits that long for a task
 DECIDED_SECONDS: Final = 10.0  # and for a decision
 CHALLENGE_MS: Final = 600_000
 SESSION_MS: Final = 86_400_000
-CHALLENGES_MAX: Final = 4_096  # that nobody has answered yet; the oldest goes
+CHALLENGES_MAX: Final = 4_096  # that nobody has answered yet
+CHALLENGES_OF_HOST_MAX: Final = 512  # an office with one address signs in within ten minutes
 SESSIONS_MAX: Final = 20_000
+SESSIONS_OF_ANNOTATOR_MAX: Final = 16  # browsers of one person
+# One host takes 750 places in the three days after which keys that never answered lose theirs: a quarter of a peer's share where
+# three peers serve. A larger group behind one address comes by invitation.
+ENROLMENTS_AT_ONCE: Final = 30
+ENROLMENT_SECONDS: Final = 360.0  # then one more
 ANSWERS_PER_MINUTE: Final = 60
 PAGES_OPEN_MAX: Final = 64  # decoded, in memory
 TOKEN_BYTES: Final = 24
@@ -82,8 +89,9 @@ class Annotating:
         self.gatherer = Gatherer(desk)
         self._openings = Openings(desk, self.gatherer)
         self._verifier = Ed25519Verifier()
-        self._challenges: OrderedDict[bytes, tuple[bytes, int]] = OrderedDict()  # nonce -> key, when it ends
-        self._sessions: OrderedDict[str, _Open] = OrderedDict()
+        self._challenges = FairTable[bytes, tuple[bytes, int]](CHALLENGES_MAX, CHALLENGES_OF_HOST_MAX)  # nonce -> key, its end
+        self._sessions = FairTable[str, _Open](SESSIONS_MAX, SESSIONS_OF_ANNOTATOR_MAX)
+        self._enrolments = Rate(ENROLMENTS_AT_ONCE, ENROLMENT_SECONDS)  # where sign-up is open
         self._pages: OrderedDict[bytes, Page] = OrderedDict()
         self._answered: OrderedDict[bytes, deque[float]] = OrderedDict()  # when each annotator did, of the last minute
 
@@ -128,10 +136,15 @@ class Annotating:
             "sign_up": "open" if desk.setting("sign_up") == "open" else "invited",
         }
 
-    async def enrol(self, key: bytes, name: str, signature: bytes, custodial: bool, invitation: str) -> Json:
-        self.require_name(name)
-        wish = Enrol(name, self._desk.me, custodial)
-        self._require_signed(key, wish, signature)
+    async def enrol(self, key: bytes, name: str, signature: bytes, custodial: bool, invitation: str, host: str = "") -> Json:
+        self._require_enrolment(key, name, signature, custodial)
+        if key not in self._state.annotators:
+            self.count_enrolment(host)
+        return await self.enrol_counted(key, name, signature, custodial, invitation)
+
+    async def enrol_counted(self, key: bytes, name: str, signature: bytes, custodial: bool, invitation: str) -> Json:
+        """The same where `count_enrolment` was asked before."""
+        self._require_enrolment(key, name, signature, custodial)
         if key in self._state.annotators:
             return self._enrolled(key, name)
         self._require_room()
@@ -147,6 +160,15 @@ class Annotating:
             raise Problem("forbidden", "this peer's places for annotators are taken: try another peer")
         return self._enrolled(key, name)
 
+    def _require_enrolment(self, key: bytes, name: str, signature: bytes, custodial: bool) -> None:
+        self.require_name(name)
+        self._require_signed(key, Enrol(name, self._desk.me, custodial), signature)
+
+    def count_enrolment(self, host: str) -> None:
+        """Raises `Problem` where this host enrols too many annotators without an invitation."""
+        if self._desk.setting("sign_up") == "open":
+            self._enrolments.take(host, "sign-ups")
+
     def require_name(self, name: str) -> None:
         problem = name_problem(name) or (f"is longer than {NAME_CHARACTERS_MAX}" if len(name) > NAME_CHARACTERS_MAX else None)
         if problem:
@@ -159,11 +181,9 @@ class Annotating:
             raise Problem("already-enrolled", f"this key annotates as {known.name!r} already")
         return {"annotator": key.hex()}
 
-    async def challenge(self, key: bytes) -> Json:
+    async def challenge(self, key: bytes, host: str = "") -> Json:
         nonce, now = secrets.token_bytes(16), self._now_ms
-        self._challenges[nonce] = key, now + CHALLENGE_MS
-        if len(self._challenges) > CHALLENGES_MAX:
-            self._challenges.popitem(last=False)
+        self._challenges.put(nonce, host, (key, now + CHALLENGE_MS))
         return {"nonce": nonce.hex(), "expires_ms": now + SESSION_MS}
 
     async def session(self, key: bytes, nonce: bytes, expires_ms: int, signature: bytes) -> Json:
@@ -175,7 +195,7 @@ class Annotating:
         self._require_signed(key, Session(self._desk.me, nonce, expires_ms), signature)
         if self._state.annotators.get(key) is None:
             raise Problem("forbidden", "this key is not enrolled")
-        del self._challenges[nonce]
+        self._challenges.pop(nonce)
         return {"token": self._begin(_Open(key, nonce, expires_ms, signature))}
 
     def begin_for(self, identity: Identity) -> str:
@@ -186,14 +206,12 @@ class Annotating:
 
     def _begin(self, session: _Open) -> str:
         token = secrets.token_urlsafe(TOKEN_BYTES)
-        self._sessions[token] = session
-        while len(self._sessions) > SESSIONS_MAX or next(iter(self._sessions.values())).expires_ms <= self._now_ms:
-            self._sessions.popitem(last=False)
+        self._sessions.put(token, session.key, session)
         return token
 
     def end(self, token: str) -> None:
         """Of a session, if there is one."""
-        self._sessions.pop(token, None)
+        self._sessions.pop(token)
 
     async def sign_out(self, token: str) -> Json:
         self._session(token)
@@ -375,11 +393,13 @@ class Annotating:
         session = self._sessions.get(token)
         if session is None or session.expires_ms <= self._now_ms:
             raise Problem("unauthorized", "no session has this token, or it is over: ask for a challenge")
+        self._person(self._state, session.key)
         return session
 
     def _person(self, state: CurationState, key: bytes) -> Annotator:
         person = state.annotators.get(key)
-        assert person is not None, "a session is of an enrolled annotator"
+        if person is None:
+            raise Problem("unauthorized", "this key never answered, so others may have its place by now: sign up again")
         return person
 
     def _project(self, state: CurationState, key: bytes) -> Project:

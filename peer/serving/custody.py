@@ -16,6 +16,7 @@ from curation.statements import Enrol
 from features.parts import Desk
 from peer.serving.accounts import Accounts
 from peer.serving.annotating import SESSION_MS, Annotating
+from peer.serving.sharing import Turns
 from protocol.identity import Identity
 from web.problems import Problem
 from web.site import Json
@@ -23,36 +24,39 @@ from web.site import Json
 PASSPHRASE_CHARACTERS_MIN, PASSPHRASE_CHARACTERS_MAX = 8, 256
 WRONG_FREE: Final = 5  # passphrases in a row for one name; each one more doubles the wait
 WAIT_SECONDS_MAX: Final = 64.0  # whoever forgot it must not be kept out for hours by somebody who guesses
-NAMES_MAX: Final = 10_000  # whose wrong passphrases are counted; the oldest goes
-AT_ONCE_MAX: Final = 16  # that wait for their turn
+WRONG_MAX: Final = 10_000  # names and hosts whose wrong passphrases are counted; the oldest goes
+WAITING_MAX: Final = 64  # that wait for their turn, a tenth of a second each
+WAITING_OF_HOST_MAX: Final = 8
 
 
 class Custody:
     def __init__(self, desk: Desk, accounts: Accounts, annotating: Annotating) -> None:
         self._desk, self._accounts, self._annotating = desk, accounts, annotating
-        self._wrong: OrderedDict[str, tuple[int, float]] = OrderedDict()  # name -> how many in a row, when it may go on
-        self._turn = trio.CapacityLimiter(1)
+        # By name and host, so that strangers that guess keep nobody else out: how many in a row, when it may go on.
+        self._wrong: OrderedDict[tuple[str, str], tuple[int, float]] = OrderedDict()
+        self._turns = Turns(WAITING_MAX, WAITING_OF_HOST_MAX)
 
-    async def sign_up(self, name: str, passphrase: str, invitation: str, before: str) -> Json:
+    async def sign_up(self, name: str, passphrase: str, invitation: str, before: str, host: str = "") -> Json:
         """Said again with the same passphrase, it goes on where it was left."""
         self._annotating.require_name(name)
         if not PASSPHRASE_CHARACTERS_MIN <= len(passphrase) <= PASSPHRASE_CHARACTERS_MAX:
             limits = f"{PASSPHRASE_CHARACTERS_MIN} to {PASSPHRASE_CHARACTERS_MAX} characters"
             raise Problem("misfit", f"a passphrase has {limits}, this one has {len(passphrase)}")
-        identity = await self._opened(self._accounts.make, name, passphrase)
+        self._annotating.count_enrolment(host)
+        identity = await self._opened(self._accounts.make, name, passphrase, host)
         if identity is None:
             raise Problem("already-enrolled", "somebody has this name here: choose another, or sign in with its passphrase")
         signature = self._annotating.signed(identity, Enrol(name, self._desk.me, True))
         try:
-            await self._annotating.enrol(identity.public, name, signature, True, invitation)
+            await self._annotating.enrol_counted(identity.public, name, signature, True, invitation)
         except Problem as problem:
             if problem.code != "no-quorum" and not self._annotating.is_enrolled(identity.public):  # else it may still be decided
                 await trio.to_thread.run_sync(self._accounts.forget, name)
             raise
         return self._begun(identity, name, before)
 
-    async def sign_in(self, name: str, passphrase: str, before: str) -> Json:
-        identity = await self._opened(self._accounts.open, name, passphrase)
+    async def sign_in(self, name: str, passphrase: str, before: str, host: str = "") -> Json:
+        identity = await self._opened(self._accounts.open, name, passphrase, host)
         if identity is None:
             raise Problem("unauthorized", "no account here has this name and this passphrase")
         if not self._annotating.is_enrolled(identity.public):
@@ -64,28 +68,29 @@ class Custody:
         token = self._annotating.begin_for(identity)
         return {"annotator": identity.public.hex(), "name": name, "seconds": SESSION_MS // 1_000, "token": token}
 
-    async def _opened(self, call: Callable[[str, str], Identity | None], name: str, passphrase: str) -> Identity | None:
-        if self._turn.statistics().tasks_waiting >= AT_ONCE_MAX:
-            raise Problem("too-many", "many people sign in at the moment", 2)
-        async with self._turn:
-            self._require_patience(name)
+    async def _opened(
+        self, call: Callable[[str, str], Identity | None], name: str, passphrase: str, host: str
+    ) -> Identity | None:
+        async with self._turns.turn(host):
+            self._require_patience(name, host)
             identity = await trio.to_thread.run_sync(partial(call, name, passphrase))
             if identity is not None:
-                self._wrong.pop(name, None)
+                self._wrong.pop((name, host), None)
+                self._turns.know(host)
             else:
-                self._count_wrong(name)
+                self._count_wrong(name, host)
             return identity
 
-    def _require_patience(self, name: str) -> None:
-        _, until = self._wrong.get(name, (0, 0.0))
+    def _require_patience(self, name: str, host: str) -> None:
+        _, until = self._wrong.get((name, host), (0, 0.0))
         if (wait := until - trio.current_time()) > 0:
             raise Problem(
                 "too-many", "several wrong passphrases were given for this name: wait before the next one", 1 + int(wait)
             )
 
-    def _count_wrong(self, name: str) -> None:
-        count = self._wrong.pop(name, (0, 0.0))[0] + 1
+    def _count_wrong(self, name: str, host: str) -> None:
+        count = self._wrong.pop((name, host), (0, 0.0))[0] + 1
         wait = min(2.0 ** (count - WRONG_FREE), WAIT_SECONDS_MAX) if count >= WRONG_FREE else 0.0
-        self._wrong[name] = count, trio.current_time() + wait
-        if len(self._wrong) > NAMES_MAX:
+        self._wrong[name, host] = count, trio.current_time() + wait
+        if len(self._wrong) > WRONG_MAX:
             self._wrong.popitem(last=False)

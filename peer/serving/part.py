@@ -5,13 +5,19 @@ from __future__ import annotations
 import os
 import ssl
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import trio
 
 from curation.module import is_run
 from features.parts import Desk
+from peer.settings.descriptors import limit_now, shares
 from protocol.addresses import parse_address
+
+if TYPE_CHECKING:
+    from peer.bridge import Bridge
 
 LISTEN = "web_listen"
 ADDRESS = "address"  # a file: where people find this peer, while it serves them
@@ -44,10 +50,12 @@ class Serve:
         listen = str(self.desk.setting(LISTEN))
         host, port = parse_address(listen)
         names = tuple(str(name).lower() for name in self.desk.setting("web_names"))
+        proxies = tuple(str(ip_address(proxy)) for proxy in self.desk.setting("web_proxies"))
         served = put_together(self.desk)
+        bridge = Bridge(served.site, host, port, names, tls, shares(limit_now()).web, proxies)
         async with trio.open_nursery() as nursery:
             try:
-                address = await nursery.start(Bridge(served.site, host, port, names, tls).run)
+                address = await nursery.start(bridge.run)
             except OSError as error:
                 # Most often a second peer of this machine: both have the default address. It goes on with all else.
                 why = os.strerror(error.errno).lower() if error.errno else str(error)
@@ -58,7 +66,20 @@ class Serve:
             written.write_text(f"{scheme}://{(*names, ANY_HOST.get(shown, shown))[0]}:{address[1]}")
             for beside in served.beside:
                 nursery.start_soon(beside)
+            if tls is not None:
+                nursery.start_soon(self._follow_certificate, bridge)
             self.desk.tell(f"{SERVED_AT}{scheme}://{shown}:{address[1]}/")
+
+    async def _follow_certificate(self, bridge: Bridge) -> None:
+        """After SIGHUP connections get the certificate that the files have then; where they have none, the one before."""
+        while True:
+            await self.desk.hung_up()
+            try:
+                bridge.tls = self._tls() or bridge.tls
+            except (OSError, ValueError) as error:
+                self.desk.warn(f"the certificate stays as it was: {error}")
+            else:
+                self.desk.tell(f"the certificate was read again from {self.desk.setting('web_tls_cert')}")
 
     def _tls(self) -> ssl.SSLContext | None:
         """Raises `OSError` or `ValueError` for files that are no certificate and its key."""

@@ -7,6 +7,7 @@ audits that ballots wait for, these before sampled ones, and sampled ones before
 from __future__ import annotations
 
 import contextlib
+import errno
 import heapq
 import itertools
 import logging
@@ -43,6 +44,8 @@ QUEUE_MAX = 1_024  # a round asks for one proposal and at most TRAINERS_MAX audi
 JOBS_MAX = 8  # reopened after a restart; the worker keeps as many
 STDERR_LINES = 20  # kept to say why it died
 STDERR_LINE_BYTES_MAX = 4_096
+# The machine has no room for a process now, and may have it later: no reason to give up, as a missing program is.
+PASSING_ERRORS = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM})
 ONE_THREAD = Resources(threads=1)
 CODE = Path(peer.__file__).parents[1]  # the folder that all our packages lie in, also where nobody has installed them
 
@@ -135,7 +138,7 @@ class Worker:
                     self.ready = self.pid = None
                 failures = 0 if session.was_useful else failures + 1
                 if self.restarts == 0 and not session.was_ready:
-                    if failures >= STARTS_MAX:
+                    if failures >= STARTS_MAX and not session.has_no_room:
                         raise UserError(f"the worker process does not start: {session.reason} (try: {' '.join(self.command)})")
                 else:
                     self.restarts += 1
@@ -193,7 +196,7 @@ class _Session:
     def __init__(self, worker: Worker) -> None:
         self.reason = "it was stopped"
         self.returncode: int | None = None
-        self.was_ready = self.was_useful = self.killed = False
+        self.was_ready = self.was_useful = self.killed = self.has_no_room = False
         self._worker = worker
         self._scope = trio.CancelScope()
         self._number = 0  # of the request the process has
@@ -206,6 +209,7 @@ class _Session:
             self._process = await self._start()
         except OSError as error:
             self.reason = f"{error.strerror or error}: {self._worker.command[0]}"
+            self.has_no_room = error.errno in PASSING_ERRORS
             return
         async with trio.open_nursery() as around:
             around.start_soon(self._read_stderr)

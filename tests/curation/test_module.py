@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from curation import limits
 from curation.answers import Answer, Kind
 from curation.contents import AddPage, Batch, Found, GoldAnswer, Move, Review, SayGold, Skip, StopProject
-from curation.limits import CANDIDATES, LEASE_MS, LEASES_MAX, OPENING_MS, SKIPS_MAX
+from curation.limits import CANDIDATES, ENROLMENT_MS, LEASE_MS, LEASES_MAX, OPENING_MS, SKIPS_MAX
 from curation.lines import line_of
 from curation.lists import BEGUN, place_key
 from curation.seals import keepers
 from curation.state import Asked, Lease, Phase, Redaction, Share, Stage, TaskRow, page_key
 from curation.tasks import Entry, Page, Task, assignment_id, entry_leaf, read_page, redacted, root_of, task_id
 from curation.work import Work
-from ledger.members import Leave
+from ledger.members import Leave, Rotate, rotation_preimage
 from protocol import codec
 from tests.curation.room import AUTHOR, ONE, OTHER, PEER, SEVERAL, Room, annotators, gold_answers
 from tests.ledger.world import PEOPLE
@@ -260,6 +260,67 @@ def test_a_peer_enrols_no_more_than_its_share(room: Room, monkeypatch: pytest.Mo
     assert room.curation.annotators_count == 3, "two peers serve"
     room.batch(OTHER, enrolments=[room.enrolment(who, peer=OTHER) for who in people])
     assert room.curation.annotators_count == 6
+
+
+def test_a_key_that_never_answered_loses_its_place_to_others(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("curation.module.ANNOTATORS_MAX", 6)
+    strangers, people = annotators(7)[:3], annotators(7)[3:]
+    room.batch(enrolments=[room.enrolment(who) for who in strangers])
+    room.batch(enrolments=[room.enrolment(who) for who in people])
+    assert room.curation.annotators_count == 3 and people[0].public not in room.curation.annotators
+    room.later(ENROLMENT_MS)
+    room.batch()  # whose block has the time
+    room.batch(enrolments=[room.enrolment(who) for who in people])
+    assert [who.public in room.curation.annotators for who in (*strangers, *people)] == 3 * [False] + 3 * [True] + [False]
+    assert room.curation.annotators_count == 3 and room.curation.shares.get(PEER.public) == Share(3)
+    room.later(ENROLMENT_MS)
+    room.batch()
+    room.batch(enrolments=[room.enrolment(strangers[0])])
+    assert strangers[0].public in room.curation.annotators, "a key may enrol again"
+
+
+def test_an_annotator_that_answered_once_keeps_its_place(room: Room) -> None:
+    room.project(ONE, tasks=2)
+    (ann,), (bob,) = room.leased(ANN, BOB)
+    room.batch(commits=[room.commit(ANN, ann, (1,))])
+    room.later(ENROLMENT_MS)
+    room.batch()
+    room.batch()
+    assert ANN.public in room.curation.annotators and BOB.public not in room.curation.annotators
+    assert room.assignment(bob).state is Lease.EXPIRED and room.task(bob).taken == 0
+    passed = room.curation.passed_over
+    room.batch(commits=[room.commit(BOB, bob, (1,))])
+    assert room.curation.passed_over == passed + 1, "nobody answers without a place"
+    room.batch(enrolments=[room.enrolment(CAT)])
+    room.batch(leases=[room.wish(CAT, expires_ms=room.now + 1)])
+    (again,) = room.person(CAT).leases
+    assert again != bob and room.assignment(again).number == room.assignment(bob).number, "others may have its task"
+
+
+def test_a_place_expires_in_the_block_in_which_its_peer_has_a_new_key(room: Room) -> None:
+    room.batch(enrolments=[room.enrolment(ANN), room.enrolment(BOB)])
+    room.later(ENROLMENT_MS)
+    room.batch()
+    new = PEOPLE[6]
+    rotate = Rotate(new.public, new.sign(rotation_preimage(room.chain, PEER.public)))
+    batch = Batch(enrolments=(room.enrolment(CAT, peer=new),))
+    room.decide(room.tx(PEER, "member/rotate", rotate), room.tx(new, "curation/batch", batch))
+    assert room.curation.annotators_count == 1 and CAT.public in room.curation.annotators
+    assert (room.curation.shares.get(PEER.public), room.curation.shares.get(new.public)) == (None, Share(1))
+
+
+def test_a_lease_that_is_new_does_not_keep_a_place(room: Room) -> None:
+    room.project(ONE, tasks=2)
+    room.batch(enrolments=[room.enrolment(ANN)])
+    room.later(ENROLMENT_MS - 1)
+    room.batch()
+    room.batch(leases=[room.wish(ANN, expires_ms=room.now + 1)])
+    (lease,) = room.person(ANN).leases
+    room.later(1)
+    room.batch()
+    room.batch()
+    assert ANN.public not in room.curation.annotators
+    assert room.assignment(lease).state is Lease.EXPIRED and room.task(lease).taken == 0
 
 
 def test_one_wish_of_an_annotator_acts_in_a_batch(room: Room) -> None:

@@ -43,8 +43,10 @@ class Daemon:
         self.client = control.client(directory)
         self.process: subprocess.Popen[bytes] | None = None
 
-    def start(self, *arguments: str, module: str = "peer.cli") -> Daemon:
+    def start(self, *arguments: str, module: str = "peer.cli", descriptors_max: int | None = None) -> Daemon:
         command = [sys.executable, "-m", module, *arguments, "--data-dir", str(self.directory), "--no-console"]
+        if descriptors_max is not None:  # both limits: the daemon cannot raise its soft one
+            command = ["sh", "-c", f'ulimit -n {descriptors_max} && exec "$0" "$@"', *command]
         with self.log_file.open("ab") as log:
             self.process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment(), start_new_session=True

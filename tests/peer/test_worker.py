@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import resource
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -94,11 +95,16 @@ async def fake(tmp_path: Path) -> AsyncIterator[Fake]:
         yield fake
 
 
+def fake_worker(folder: Path) -> tuple[Worker, Path]:
+    """With its journal."""
+    script, journal = folder / "fake.py", folder / "journal"
+    script.write_text(FAKE)
+    return Worker(command=[sys.executable, str(script), str(journal)], backoff_seconds=0.001), journal
+
+
 @asynccontextmanager
 async def running_fake(tmp_path: Path) -> AsyncIterator[Fake]:
-    script, journal = tmp_path / "fake.py", tmp_path / "journal"
-    script.write_text(FAKE)
-    worker = Worker(command=[sys.executable, str(script), str(journal)], backoff_seconds=0.001)
+    worker, journal = fake_worker(tmp_path)
     with trio.fail_after(SECONDS_MAX):
         async with trio.open_nursery() as nursery:
             await nursery.start(worker.run)
@@ -240,6 +246,23 @@ async def test_stopping_leaves_no_process_and_fails_what_waits(tmp_path: Path, m
         os.kill(pid or 0, 0)
     with pytest.raises(WorkerDied, match="stopped"):
         await worker.ask(evaluate())
+
+
+@pytest.mark.real("descriptors of this process run out")
+async def test_a_worker_for_which_there_is_no_descriptor_starts_later(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    worker, _ = fake_worker(tmp_path)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with trio.fail_after(SECONDS_MAX):
+        async with trio.open_nursery() as nursery:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+            try:
+                nursery.start_soon(worker.run)
+                while caplog.text.count("Too many open files") <= supervisor.STARTS_MAX:  # noqa: ASYNC110
+                    await trio.sleep(0.01)
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            assert await worker.ask(evaluate()) == tasks.Evaluated({"bits": 2.5}, 0.1)
+            nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize("command", [["/nowhere/python"], [sys.executable, "-c", "raise SystemExit('no torch here')"]])

@@ -410,7 +410,7 @@ class Curated:
     def _check_queues(self, new: Tables, now_ms: int | None) -> None:
         """`now_ms`: there was a batch at this time, after which nothing is due any more."""
         due, waiting, count = new.rows["due"], dict[str, dict[bytes, int]](), 0
-        for name in ("leases", "openings"):
+        for name in ("leases", "openings", "enrolments"):
             queue = getattr(new.state, name)
             keys = [name.encode() + place.to_bytes(8, "big") for place in range(queue.first, queue.last)]
             if any(key not in due for key in keys):
@@ -429,6 +429,9 @@ class Curated:
             queue = "leases" if row.state == "leased" else "openings" if is_opening else None
             if queue is not None and waiting[queue].get(key) != row.until_ms:
                 raise Violation("curation queues", f"nobody looks at {key.hex()[:8]} again, which is {row.state}")
+        for key, row in new.rows["annotators"].items():
+            if not row.annotations and key not in waiting["enrolments"]:
+                raise Violation("curation queues", f"the place of {short_id(key)}, which never answered, does not expire")
 
 
 def _is_by(author: bytes, said: set[bytes], members: Any) -> bool:

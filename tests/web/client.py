@@ -68,13 +68,15 @@ class Site:
     host: str
     port: int
     seconds: float = 90.0
+    source: str = ""  # the address of this machine that it is asked from
     _network: dict[str, Any] = field(default_factory=dict)
 
     def ask(
         self, method: str, path: str, body: Any = None, token: str = "", headers: Mapping[str, str | bytes] | None = None
     ) -> Reply:
         """Raises `OSError` or `http.client.HTTPException` if nobody answers."""
-        connection = http.client.HTTPConnection(self.host, self.port, timeout=self.seconds)
+        source = (self.source, 0) if self.source else None
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=self.seconds, source_address=source)
         sent = {"Authorization": f"Bearer {token}"} if token else {}
         data = None
         if body is not None:

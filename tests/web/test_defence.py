@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import platform
 import re
+import socket
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,11 @@ WEB, SERVING = Path(web.__file__).parent, Path(serving.__file__).parent
 NO_FILES = (
     *("../app.py", "..%2fapp.py", "%2e%2e/app.py", "%2e%2e%2fapp.py", "..%5capp.py", f"{WEB}/app.py", "%2fetc%2fpasswd"),
     *("", ".", "..", "%00", "site.css%00.js", "site.css/"),
+)
+ODD_HOSTS = (
+    *("[::1", "", "a@127.0.0.1b", "a@127.0.0.1", "127.0.0.1/", "127.0.0.1?x", "localhost#x", "localhost:", "localhost:x"),
+    *("localhost:99999", "localhost:1:2", "::1", "[localhost]", "[::1]x", "local host", "localhost,evil.example", "127.1"),
+    *("0x7f.0.0.1", "2130706433", "localhost..", "[fe80::1%25eth0]", "127.0.0.1%00"),
 )
 MARKUP = re.compile(
     r"(inner|outer)HTML|insertAdjacent|document\.write|\beval\(|new Function|dangerouslySet|srcdoc|createContextual|DOMParser"
@@ -70,8 +77,32 @@ async def test_defence_a_name_that_is_not_this_host_s_leads_nowhere(tmp_path: Pa
     async with Room(tmp_path).serving(web_names=("label.example",)) as (_, site):
         for host in ("127.0.0.1", f"localhost:{site.port}", "[::1]:80", "label.example", "LABEL.example.:443", "192.168.7.7"):
             assert (await status(site, host)) == 200, host
-        for host in ("evil.example", "label.example.evil.example", "127.0.0.1.evil.example", "[::1", "", "a@127.0.0.1b"):
+        for host in ("evil.example", "label.example.evil.example", "127.0.0.1.evil.example", *ODD_HOSTS):
             assert (await status(site, host)) == 421, host
+        for lines in (b"", b"Host: localhost\r\nHost: localhost\r\n", b"Host: localhost\r\nHost: evil.example\r\n"):
+            first = await said(raw, site, b"GET /api/v1/network HTTP/1.1\r\nConnection: close\r\n" + lines + b"\r\n")
+            assert first.split()[1] in (b"400", b"421"), lines
+        absolute = b"GET http://evil.example/api/v1/network HTTP/1.1\r\nConnection: close\r\nHost: localhost\r\n\r\n"
+        assert (await said(raw, site, absolute)).split()[1] == b"421"
+
+
+def raw(site: Site, data: bytes) -> bytes:
+    with socket.create_connection((site.host, site.port), site.seconds) as connection:
+        connection.sendall(data)
+        answer = b""
+        while more := connection.recv(1 << 16):
+            answer += more
+        return answer
+
+
+async def test_defence_no_reply_names_a_version(tmp_path: Path) -> None:
+    version = platform.python_version().encode()
+    async with Room(tmp_path).serving() as (_, site):
+        for path in ("/annotate", "/static/site.css", "/nothing", "/api/v1/network", "/api/v1/tasks"):
+            assert (await said(site.get, path)).headers["server"] == "folkmoot"
+        for data in (b"no request\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"GET /api/v1/events HTTP/1.0\r\nHost: evil\r\n\r\n"):
+            head = (await said(raw, site, data)).partition(b"\r\n\r\n")[0].lower()
+            assert b"server: folkmoot" in head and b"aiohttp" not in head and version not in head, data
 
 
 async def status(site: Site, host: str) -> int:

@@ -134,7 +134,7 @@ def call_of(route: Route) -> Any:
 @pytest.mark.parametrize("route", list(filter(call_of, ROUTES)), ids=lambda route: route.call)
 def test_the_site_takes_what_is_declared(route: Route) -> None:
     fields = {field.name for field in (*route.ids, *route.query, *route.body)} | ({"token"} if route.who else set())
-    fields |= {"file"} if route.upload else set()
+    fields |= ({"file"} if route.upload else set()) | ({"host"} if route.by_host else set())
     assert set(inspect.signature(call_of(route)).parameters) - {"self"} == fields
 
 

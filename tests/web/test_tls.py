@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
+import shutil
+import signal
 import ssl
+from email.message import Message
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from peer.daemon.daemon import Daemon
+from tests.peer.processes import Daemon as Process
+from tests.peer.processes import poll
 from tests.web.room import SECONDS_MAX, Room, said
+from tests.web.test_floods import served
+
+pytestmark = pytest.mark.real("TLS on real sockets")
 
 TLS = Path(__file__).with_name("tls")
 CERTIFICATE, KEY = str(TLS / "cert.pem"), str(TLS / "key.pem")  # made for these tests, valid for a hundred years
@@ -25,23 +35,72 @@ async def told(daemon: Daemon) -> str:
                 return event.text
 
 
-def signed_up(address: str) -> tuple[int, str]:
+def asked(address: str, method: str, path: str, body: Any = None, cookie: str = "") -> tuple[int, Message]:
+    """Status and headers."""
     context = ssl.create_default_context(cafile=CERTIFICATE)
     connection = http.client.HTTPSConnection(address, timeout=SECONDS_MAX, context=context)
     try:
-        connection.request("POST", "/api/v1/sign-up", json.dumps({"name": "ann", "passphrase": "correct horse"}))
+        connection.request(method, path, json.dumps(body) if body else None, {"Cookie": cookie} if cookie else {})
         reply = connection.getresponse()
-        return reply.status, reply.headers["Set-Cookie"]
+        return reply.status, reply.headers
     finally:
         connection.close()
 
 
+def address_in(text: str) -> str:
+    scheme, _, address = text.removeprefix("annotators are served at ").rstrip("/").partition("://")
+    assert scheme == "https"
+    return address
+
+
 async def test_annotators_come_by_https_and_their_cookie_by_nothing_else(tmp_path: Path) -> None:
     async with Room(tmp_path).running(web_tls_cert=CERTIFICATE, web_tls_key=KEY) as daemon:
-        scheme, _, address = (await told(daemon)).removeprefix("annotators are served at ").rstrip("/").partition("://")
-        assert scheme == "https"
-        status, cookie = await said(signed_up, address)
-        assert status == 201 and "secure" in cookie.lower()
+        address = address_in(await told(daemon))
+        status, headers = await said(asked, address, "POST", "/api/v1/sign-up", {"name": "ann", "passphrase": "correct horse"})
+        cookie = headers["Set-Cookie"]
+        assert status == 201 and cookie.startswith("__Host-folkmoot=")
+        assert {"secure", "path=/", "httponly"} <= {part.strip().lower() for part in cookie.split(";")} and "Domain" not in cookie
+        assert (await said(asked, address, "GET", "/api/v1/session", None, cookie.split(";")[0]))[0] == 200
+        bare = cookie.split(";")[0].removeprefix("__Host-")
+        assert (await said(asked, address, "GET", "/api/v1/session", None, bare))[0] == 401, "one that plain HTTP could have set"
+
+
+async def test_a_browser_that_came_by_tls_comes_by_nothing_else(tmp_path: Path) -> None:
+    async with Room(tmp_path).running(web_tls_cert=CERTIFICATE, web_tls_key=KEY) as daemon:
+        address = address_in(await told(daemon))
+        for path in ("/annotate", "/static/site.css", "/nothing", "/api/v1/network"):
+            _, headers = await said(asked, address, "GET", path)
+            assert int(headers["Strict-Transport-Security"].removeprefix("max-age=")) >= 15_768_000, path
+
+
+def certificate_at(address: str) -> str:
+    host, _, port = address.rpartition(":")
+    return ssl.get_server_certificate((host, int(port)), timeout=SECONDS_MAX).strip()
+
+
+async def test_the_certificate_is_read_again_on_sighup(tmp_path: Path) -> None:
+    """Of a process that a signal reaches. Files that are no pair leave the certificate as it was."""
+    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    shutil.copy(CERTIFICATE, certificate)
+    shutil.copy(KEY, key)
+    async with served(tmp_path, None, "--web-tls-cert", str(certificate), "--web-tls-key", str(key)) as (daemon, site):
+        address = f"{site.host}:{site.port}"
+        assert await said(certificate_at, address) == certificate.read_text().strip()
+        shutil.copy(TLS / "other-cert.pem", certificate)
+        await hang_up(daemon, "the certificate stays as it was")
+        assert await said(certificate_at, address) == Path(CERTIFICATE).read_text().strip()
+        shutil.copy(TLS / "other-key.pem", key)
+        await hang_up(daemon, "the certificate was read again")
+        assert await said(certificate_at, address) == certificate.read_text().strip()
+
+
+async def hang_up(daemon: Process, follows: str) -> None:
+    os.kill(daemon.pid, signal.SIGHUP)
+
+    async def is_logged() -> bool:
+        return follows in daemon.log
+
+    await poll(is_logged)
 
 
 @pytest.mark.parametrize(

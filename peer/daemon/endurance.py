@@ -1,0 +1,49 @@
+"""Tasks beside agreement: a fault of the operating system ends none of them for good, and never the peer's vote."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import trio
+
+from protocol.errors import LostVotesError, StorageError
+
+RETRY_SECONDS: Final = 5.0  # until a task that failed runs again: a full table of descriptors is often a matter of seconds
+FAULTS: Final = (OSError, StorageError, sqlite3.Error)
+
+log = logging.getLogger("peer")
+
+
+async def endure(what: str, run: Callable[[], Awaitable[None]], tell: Callable[[str], None]) -> None:
+    """Runs this task, and runs it again after a fault of the system. `tell` gets a line for the operator at the first of several.
+
+    Any other exception is a fault of ours and passes on.
+    """
+    told = ""
+    while True:
+        try:
+            return await run()
+        except Exception as error:
+            if not _is_of_the_system(error):
+                raise
+            reason = _reason(error)
+        if reason != told:
+            tell(f"{what} failed ({reason}) and is tried again every {RETRY_SECONDS:g} s; the peer goes on")
+            told = reason
+        await trio.sleep(RETRY_SECONDS)
+
+
+def _is_of_the_system(error: Exception) -> bool:
+    """True for a fault of the system, or a group of nothing else. Lost votes are more than that."""
+    if isinstance(error, ExceptionGroup):
+        return all(map(_is_of_the_system, error.exceptions))
+    return isinstance(error, FAULTS) and not isinstance(error, LostVotesError)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, ExceptionGroup):
+        return _reason(error.exceptions[0])
+    return (error.strerror if isinstance(error, OSError) else "") or str(error)

@@ -1,0 +1,82 @@
+"""Shares of the descriptors, and tasks that outlast faults of the system."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import sqlite3
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from peer.daemon import reachable
+from peer.daemon.endurance import endure
+from peer.settings.descriptors import FILES_PER_WEB_CONNECTION, NEEDED, PEERS_MAX, RESERVED, WEB_MAX, Shares, shares
+from protocol.errors import LostVotesError, StorageError
+from transport.swarm import CONNECTIONS_MAX
+
+
+def test_all_connections_fit_what_a_peer_needs() -> None:
+    assert PEERS_MAX == CONNECTIONS_MAX
+    assert shares(NEEDED) == shares(1 << 20) == Shares(PEERS_MAX, WEB_MAX)
+    assert shares(1_024) == Shares(PEERS_MAX, 96)
+
+
+@given(st.integers(16, 100_000))
+def test_shares_leave_the_reserve_at_any_limit(limit: int) -> None:
+    found = shares(limit)
+    assert found.peers + FILES_PER_WEB_CONNECTION * found.web <= limit - min(RESERVED, limit // 2)
+    assert 0 < found.peers <= PEERS_MAX and 0 < found.web + 1 <= WEB_MAX + 1
+
+
+def full() -> OSError:
+    return OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
+FAULTS: dict[str, Callable[[], Exception]] = {
+    "descriptors": full,
+    "all files": lambda: OSError(errno.ENFILE, os.strerror(errno.ENFILE)),
+    "database": lambda: sqlite3.OperationalError("unable to open database file"),
+    "storage": lambda: StorageError("cannot read addresses: Too many open files"),
+    "group": lambda: ExceptionGroup("nursery", [full(), ExceptionGroup("inner", [full()])]),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_a_fault_of_the_system_is_told_once_and_the_task_runs_again(fault: str) -> None:
+    told, runs = list[str](), 0
+
+    async def run() -> None:
+        nonlocal runs
+        runs += 1
+        if runs < 4:
+            raise FAULTS[fault]()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("peer.daemon.endurance.RETRY_SECONDS", 0.001)
+        await endure("the look for alerts", run, told.append)
+    assert runs == 4 and len(told) == 1 and told[0].startswith("the look for alerts failed (")
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("a bug"), LostVotesError("the ledger is gone"), ExceptionGroup("nursery", [full(), KeyError("a bug")])]
+)
+async def test_a_fault_of_ours_and_lost_votes_pass_on(error: Exception) -> None:
+    async def run() -> None:
+        raise error
+
+    with pytest.raises(type(error)):
+        await endure("a part", run, print)
+
+
+@pytest.mark.real("descriptors of this process run out")
+def test_a_machine_that_cannot_be_asked_for_its_addresses_has_none() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        assert reachable.hosts() == ()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

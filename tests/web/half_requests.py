@@ -1,0 +1,68 @@
+"""`python -m tests.web.half_requests PORT COUNT HOSTS [silent]`: a stranger that begins COUNT requests and ends none.
+
+They come from HOSTS addresses of this machine in turn: 127.0.0.2 and so on. It prints the number of its connections once it has
+made all of them, and keeps them until it is ended. A process has few descriptors, so several processes make thousands.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+AT_ONCE = 100  # connections on their way: fewer than the backlog of the peer's kernel
+PER_PROCESS = 800  # below the soft limit of 1,024 that many systems have
+HALF = b"GET /api/v1/network HTTP/1.1\r\nHost: localhost\r\nX-Half: "
+
+
+async def begin(port: int, source: str, said: bytes, ways: asyncio.Semaphore) -> asyncio.StreamWriter:
+    """A half request. Tries again until it is connected."""
+    while True:
+        async with ways:
+            try:
+                _, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=(source, 0))
+                writer.write(said)
+                return writer
+            except OSError:
+                await asyncio.sleep(0.1)
+
+
+async def begin_all(port: int, count: int, hosts: int, said: bytes) -> None:
+    ways = asyncio.Semaphore(AT_ONCE)
+    sources = [f"127.0.{number // 250}.{2 + number % 250}" for number in range(hosts)]
+    kept = await asyncio.gather(*(begin(port, sources[number % hosts], said, ways) for number in range(count)))
+    print(len(kept), flush=True)
+    await asyncio.Event().wait()
+
+
+@contextmanager
+def strangers(port: int, count: int, hosts: int, *more: str) -> Iterator[Sequence[subprocess.Popen[str]]]:
+    """Processes that make `count` half requests together. Each is ended by its process id."""
+    counts = [min(PER_PROCESS, count - start) for start in range(0, count, PER_PROCESS)]
+    command = [sys.executable, "-m", "tests.web.half_requests", str(port)]
+    processes = [
+        subprocess.Popen([*command, str(part), str(hosts), *more], stdout=subprocess.PIPE, text=True) for part in counts
+    ]  # fmt: skip
+    try:
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+            assert process.stdout is not None
+            process.stdout.close()
+
+
+def connected(processes: Sequence[subprocess.Popen[str]]) -> int:
+    """How many connections they have made, once they have made all."""
+    made = 0
+    for process in processes:
+        assert process.stdout is not None
+        made += int(process.stdout.readline())
+    return made
+
+
+if __name__ == "__main__":
+    asyncio.run(begin_all(*map(int, sys.argv[1:4]), b"" if sys.argv[4:] == ["silent"] else HALF))

@@ -1,0 +1,136 @@
+"""Strangers that fill the web port: the peer goes on deciding, and a visitor is served."""
+
+from __future__ import annotations
+
+import resource
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trio
+
+from peer import bridge
+from tests.peer.processes import Daemon, command, daemons, poll
+from tests.web.client import Person, Site
+from tests.web.half_requests import connected, strangers
+from tests.web.room import Room, said
+from web import connections
+
+pytestmark = pytest.mark.real("descriptors of a daemon's process run out, by real sockets")
+
+HALF_REQUESTS = 5_000
+SERVING = ("--role", "annotator", "--web-listen", "127.0.0.1:0", "--sign-up", "open", "--listen", "127.0.0.1:0")
+
+
+@asynccontextmanager
+async def served(folder: Path, descriptors_max: int | None = None, *more: str) -> AsyncIterator[tuple[Daemon, Site]]:
+    """A peer in a process of its own, alone in its network, that serves annotators."""
+    directory = folder / "peer"
+    status, _, complaint = command("init", "--network", "flood", "--listen", "127.0.0.1:0", "--data-dir", str(directory))
+    assert status == 0, complaint
+    with daemons([directory]) as (daemon,):
+        daemon.start("run", *SERVING, *more, descriptors_max=descriptors_max)
+        await daemon.answers()
+        address = directory / "parts" / "serve" / "address"
+
+        async def is_served() -> bool:
+            return address.is_file() and bool(address.read_text())
+
+        await poll(is_served)
+        host, _, port = address.read_text().partition("://")[2].rpartition(":")
+        yield daemon, Site(host, int(port))
+
+
+async def decides(daemon: Daemon, site: Site, name: str) -> None:
+    """A page answers, somebody enrols, and a height is decided for it."""
+    before = (await daemon.client.status()).height
+    assert (await said(site.get, "/annotate")).status == 200
+    person = Person(name)
+    reply = await said(person.enrol, site)
+    assert reply.status == 201, reply
+    assert (await daemon.client.status()).height > before
+
+
+@pytest.mark.parametrize(("descriptors", "hosts"), [(1_024, 1), (1_024, 300), (256, 40)])
+async def test_half_requests_end_no_peer_and_shut_out_no_visitor(tmp_path: Path, descriptors: int, hosts: int) -> None:
+    async with served(tmp_path, descriptors) as (daemon, site):
+        await decides(daemon, site, "before")
+        with strangers(site.port, HALF_REQUESTS, hosts) as processes:
+            await decides(daemon, site, "meanwhile")
+            assert await trio.to_thread.run_sync(connected, processes) == HALF_REQUESTS
+            await decides(daemon, site, "then")
+            assert descriptors_open(daemon) < descriptors * 3 // 4, "descriptors are left for the ledger"
+        await decides(daemon, site, "after")
+        assert (await daemon.client.status()).halted == ""
+        assert "Too many open files" not in daemon.log
+
+
+async def test_silent_connections_to_any_port_leave_descriptors_for_the_ledger(tmp_path: Path) -> None:
+    """Peers, monitors, and people: each port has its share."""
+    async with served(tmp_path, 256, "--metrics", "127.0.0.1:0") as (daemon, site):
+        listening = (await daemon.client.status()).listening[0]
+        monitors = (daemon.directory / "parts" / "metrics" / "address").read_text()
+        ports = [int(address.rpartition(":")[2]) for address in (listening, monitors)]
+        with (
+            strangers(ports[0], 300, 30, "silent") as peers,
+            strangers(ports[1], 300, 30, "silent") as askers,
+            strangers(site.port, 300, 30, "silent") as visitors,
+        ):
+            for processes in (peers, askers, visitors):
+                assert await trio.to_thread.run_sync(connected, processes) == 300
+            await decides(daemon, site, "meanwhile")
+            assert descriptors_open(daemon) < 192
+        assert "Too many open files" not in daemon.log
+
+
+def descriptors_open(daemon: Daemon) -> int:
+    return len(list(Path(f"/proc/{daemon.pid}/fd").iterdir()))
+
+
+@pytest.mark.parametrize(
+    "half",
+    [
+        b"",
+        b"GET /api/v1/network HTTP/1.1\r\nHost: localhost\r\nX-Half: ",
+        b"POST /api/v1/challenges HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{",
+        b"GET /api/v1/network HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n",
+        b"GET /api/v1/network HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    ],
+    ids=["nothing", "header", "body", "body that nobody reads", "keep-alive"],
+)
+async def test_a_connection_that_waits_too_long_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, half: bytes) -> None:
+    for name in ("HEADER_SECONDS", "REQUEST_SECONDS"):
+        monkeypatch.setattr(connections, name, 0.5)
+    monkeypatch.setattr(bridge, "SWEEP_SECONDS", 0.1)
+    async with Room(tmp_path).serving() as (_, site):
+        assert await said(ends, site, half)
+        assert (await said(site.get, "/annotate")).status == 200
+
+
+def ends(site: Site, half: bytes) -> bool:
+    """True once the peer has closed the connection; times out otherwise."""
+    with socket.create_connection((site.host, site.port), site.seconds) as connection:
+        connection.sendall(half)
+        try:
+            while connection.recv(1 << 16):
+                pass
+        except ConnectionResetError:
+            pass
+        return True
+
+
+async def test_a_peer_without_any_descriptor_left_goes_on(tmp_path: Path) -> None:
+    async with served(tmp_path, None, "--metrics", "127.0.0.1:0") as (daemon, site):
+        before = resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (3, before[1]))  # each open() and accept() fails from now on
+        with strangers(site.port, 40, 1):
+
+            async def has_failed() -> bool:
+                assert daemon.process is not None and daemon.process.poll() is None, daemon.log
+                return "Too many open files" in daemon.log
+
+            await poll(has_failed)
+            resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, before)
+            await decides(daemon, site, "then")

@@ -1,0 +1,118 @@
+"""Rates, tables and turns that hosts share."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+import trio.lowlevel
+from hypothesis import given
+from hypothesis import strategies as st
+
+from peer.serving.sharing import FairTable, Rate, Turns
+from web.problems import Problem
+
+
+def test_a_host_takes_some_at_once_and_then_one_after_the_other() -> None:
+    now = [0.0]
+    rate = Rate(3, 10.0, lambda: now[0])
+    for _ in range(3):
+        rate.take("a", "sign-ups")
+    with pytest.raises(Problem) as problem:
+        rate.take("a", "sign-ups")
+    assert problem.value.retry_after == 11
+    rate.take("b", "sign-ups")
+    now[0] = 10.0
+    rate.take("a", "sign-ups")
+    with pytest.raises(Problem):
+        rate.take("a", "sign-ups")
+    now[0] = 1_000.0
+    for _ in range(3):
+        rate.take("a", "sign-ups")
+    with pytest.raises(Problem):
+        rate.take("a", "sign-ups")
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.floats(0.0, 5.0)), max_size=60))
+def test_no_host_takes_more_than_its_rate(takes: list[tuple[str, float]]) -> None:
+    now, taken = [0.0], {"a": 0, "b": 0, "c": 0}
+    rate = Rate(4, 10.0, lambda: now[0])
+    for host, later in takes:
+        now[0] += later
+        try:
+            rate.take(host, "sign-ups")
+        except Problem:
+            continue
+        taken[host] += 1
+    assert all(count <= 4 + now[0] / 10.0 for count in taken.values())
+
+
+def test_the_owner_with_most_entries_loses_its_oldest() -> None:
+    table = FairTable[int, str](6, 4)
+    for number in range(6):
+        table.put(number, "stranger" if number else "owner", str(number))
+    assert len(table) == 5 and table.get(1) is None, "a stranger has four at most"
+    table.put(6, "other", "6")
+    table.put(7, "owner", "7")
+    assert table.get(0) == "0" and table.get(2) is None and len(table) == 6
+    table.pop(0)
+    table.pop(0)
+    assert 0 not in table and table.get(7) == "7"
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.sampled_from("abcd"), st.booleans()), max_size=80))
+def test_a_table_is_bounded_for_all_and_for_each_owner(steps: list[tuple[int, str, bool]]) -> None:
+    table = FairTable[tuple[int, str], int](8, 3)
+    for number, owner, puts in steps:
+        if puts and (number, owner) not in table:
+            table.put((number, owner), owner, number)
+        else:
+            table.pop((number, owner))
+        assert len(table) <= 8 and all(len(own) <= 3 for own in table._owned.values())
+        assert sum(map(len, table._owned.values())) == len(table)
+
+
+async def take_turn(turns: Turns, host: str, order: list[str]) -> None:
+    try:
+        async with turns.turn(host):
+            order.append(host)
+            await trio.sleep(0.1)
+    except Problem:
+        order.append(f"{host} refused")
+
+
+async def test_hosts_take_turns() -> None:
+    turns, order = Turns(64, 8), list[str]()
+    async with trio.open_nursery() as nursery:
+        for number in range(12):
+            nursery.start_soon(take_turn, turns, "stranger", order)
+            if number == 9:
+                await trio.testing.wait_all_tasks_blocked()
+                nursery.start_soon(take_turn, turns, "owner", order)
+                await trio.lowlevel.checkpoint()
+    assert order.index("owner") <= 4 + order.count("stranger refused"), order
+    assert order.count("stranger") + order.count("stranger refused") == 12 and order.count("stranger") == 9
+
+
+async def test_strangers_of_many_hosts_do_not_keep_a_known_host_out() -> None:
+    turns, order = Turns(16, 4), list[str]()
+    turns.know("owner")
+    async with trio.open_nursery() as nursery:
+        for number in range(40):
+            nursery.start_soon(take_turn, turns, f"stranger {number}", order)
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.start_soon(take_turn, turns, "owner", order)
+    served = [who for who in order if not who.endswith("refused")]
+    assert served.index("owner") == 1, "it is next, though the queue was full"
+    assert len(served) == 17
+
+
+async def test_a_turn_that_is_cancelled_goes_on_to_the_next() -> None:
+    turns, order = Turns(16, 4), list[str]()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(take_turn, turns, "a", order)
+        await trio.testing.wait_all_tasks_blocked()
+        with trio.move_on_after(0.05):
+            await take_turn(turns, "b", order)
+        nursery.start_soon(take_turn, turns, "c", order)
+    await take_turn(turns, "d", order)
+    assert order == ["a", "c", "d"]
