@@ -261,7 +261,7 @@ class Crowd:
 
     def _commit(self, number: int, assignment: bytes) -> Commit:
         digest = commitment(assignment, bytes(16), (0,))
-        return Commit(assignment, digest, self._signed(number, Annotation(assignment, digest)))
+        return Commit(assignment, self._key(number), digest, self._signed(number, Annotation(assignment, digest)))
 
 
 class Chain:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,11 +14,12 @@ from protocol.errors import RemoteProtocolError
 from protocol.identity import Verifier, open_signed, preimage, short_id
 from protocol.limits import VOTERS_MAX
 from protocol.messages import NO_VIEW, Certificate, Commit, Prepare, Timeout, TimeoutCertificate
+from protocol.recent import RecentDigests
 
 V = TypeVar("V", Prepare, Commit)
 
 STATEMENT_BYTES_MAX = 256  # of a signed Timeout, as of a certificate's vote: what is kept unverified must be small
-VERIFIED_SIGNATURES_MAX = 4_096  # several heights of VOTERS_MAX prepares, commits and timeouts; about 400 kB
+VERIFIED_SIGNATURES_MAX = 8_192  # a block of SIGNATURES_PER_BLOCK_MAX, and heights of VOTERS_MAX votes: 2 MB
 
 
 @dataclass(frozen=True)
@@ -64,18 +64,15 @@ class CachingVerifier:
 
     def __init__(self, verifier: Verifier) -> None:
         self._verifier = verifier
-        self._good: OrderedDict[bytes, None] = OrderedDict()
+        self._good = RecentDigests(VERIFIED_SIGNATURES_MAX)
 
     def verify(self, public: bytes, data: bytes, signature: bytes) -> bool:
         entry = hashlib.sha256(public + signature + data).digest()
         if entry in self._good:
-            self._good.move_to_end(entry)
             return True
         if not self._verifier.verify(public, data, signature):
             return False
-        self._good[entry] = None
-        if len(self._good) > VERIFIED_SIGNATURES_MAX:
-            self._good.popitem(last=False)
+        self._good.add(entry)
         return True
 
 

@@ -95,6 +95,7 @@ class LeaseWish:
 @dataclass(frozen=True, slots=True)
 class Commit:
     assignment: Digest
+    annotator: Key  # whose the assignment is: the signature can be verified without the state
     commitment: Digest
     signature: SignatureBytes  # by the annotator, over `statements.Annotation`
     seals: Seals = ()  # the answer for each of `seals.keepers`; nothing decided depends on what is in them

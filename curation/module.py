@@ -78,20 +78,34 @@ from curation.statements import Annotation, Enrol, Session
 from curation.tasks import assignment_id, task_id
 from curation.work import Work
 from ledger.core.genesis import Genesis
-from ledger.core.module import Change, Context, Module, Refused, Replaced, Said, View
+from ledger.core.module import Change, Context, Module, Refused, Replaced, Said, Statement, View
 from ledger.members import MembersState
 from ledger.network import NetworkState
-from protocol import codec, merkle
-from protocol.identity import preimage
+from protocol import merkle
+from protocol.limits import SIGNATURES_PER_BLOCK_MAX
 from protocol.names import name_problem
 
 ANNOTATOR: Final = "annotator"  # the ledger role of a serving peer
 CHANGES_MAX: Final = 16  # remembered of one height: each serving peer has a batch on its way
-VERIFIED_MAX: Final = 4_096  # statements that are known to be signed: a batch is applied several times
+
+
+assert 1 + BATCH_MAX <= SIGNATURES_PER_BLOCK_MAX, "a full batch fits into a block"
 
 
 class Passed(Exception):
     """This statement does not act; the text says why. The rest of the batch does."""
+
+
+def signed_part(carrier: bytes, part: Enrolment | LeaseWish | Commit) -> Statement:
+    """The annotator's signed statement in a part of a batch by this carrier."""
+    match part:
+        case Enrolment():
+            said: Enrol | Session | Annotation = Enrol(part.name, carrier, part.custodial)
+        case LeaseWish():
+            said = Session(carrier, part.nonce, part.expires_ms)
+        case Commit():
+            said = Annotation(part.assignment, part.commitment)
+    return Statement(part.annotator, said, part.signature)
 
 
 def project_id(author: bytes, nonce: int) -> bytes:
@@ -124,12 +138,17 @@ class CurationModule(Module[CurationState]):
     }
 
     def __init__(self) -> None:
-        self._verified: dict[bytes, bool] = {}
         self._changes: list[tuple[CurationState, tuple[Any, ...], Change]] = []
         self._closer = Closer()
 
     def genesis(self, genesis: Genesis) -> CurationState:
         return CurationState()
+
+    def statements(self, author: bytes, content: object) -> Sequence[Statement]:
+        if not isinstance(content, Batch):
+            return ()
+        parts: tuple[Enrolment | LeaseWish | Commit, ...] = (*content.enrolments, *content.leases, *content.commits)
+        return [signed_part(author, part) for part in parts]
 
     def apply(self, state: CurationState, said: Said, view: View, context: Context) -> Change:
         """A peer applies a transaction some four times until it is decided, mostly to the very same state: it acts once."""
@@ -203,17 +222,6 @@ class CurationModule(Module[CurationState]):
         act(batch.openings, _open)
         act(batch.skips, lambda work, skip, peer, context: _skip(work, skip, peer, members))
 
-    def _require_signed(self, context: Context, signer: bytes, statement: object, signature: bytes) -> None:
-        tag: str = getattr(statement, "TAG")  # noqa: B009 - of a message
-        signed = preimage(tag, context.chain_id, codec.encode(statement))
-        known = hashlib.sha256(signer + signature + signed).digest()
-        if known not in self._verified:
-            if len(self._verified) >= VERIFIED_MAX:
-                self._verified.clear()
-            self._verified[known] = context.verifier.verify(signer, signed, signature)
-        if not self._verified[known]:
-            raise Passed(f"{tag} is not signed by its annotator")
-
     def _enrol(self, work: Work, wish: Enrolment, peer: bytes, context: Context, places: int) -> None:
         share = work.shares.get(peer) or Share(0)
         if work.annotators.get(wish.annotator) is not None:
@@ -222,7 +230,6 @@ class CurationModule(Module[CurationState]):
             raise Passed("a name that a screen does not show as it is")
         if share.annotators >= places or work.changed.get("annotators_count", work.state.annotators_count) >= ANNOTATORS_MAX:
             raise Passed("this peer's places are taken")
-        self._require_signed(context, wish.annotator, Enrol(wish.name, peer, wish.custodial), wish.signature)
         work.annotators[wish.annotator] = Annotator(wish.name, peer, wish.custodial, context.height)
         work.shares[peer] = Share(share.annotators + 1)
         work.count("annotators_count")
@@ -237,7 +244,6 @@ class CurationModule(Module[CurationState]):
             raise Passed("the session is over, or longer than a session may be")
         if wish.annotator in wished:
             raise Passed("a batch has one wish of an annotator")
-        self._require_signed(context, wish.annotator, Session(peer, wish.nonce, wish.expires_ms), wish.signature)
         wished.add(wish.annotator)
         for _ in range(min(wish.count, LEASES_MAX - len(person.leases))):
             if not work.lease(wish.annotator, peer, context.time_ms + LEASE_MS, wish.without):
@@ -249,6 +255,8 @@ class CurationModule(Module[CurationState]):
             raise Passed("no such assignment")
         if work.annotators.get(row.annotator) is None:
             raise Passed("the annotator lost its place, since it never answered")
+        if row.annotator != commit.annotator:
+            raise Passed("the assignment is another annotator's")
         task = task_id(row.project, row.number)
         now = work.tasks[task]
         if row.state not in (Lease.LEASED, Lease.EXPIRED):
@@ -260,7 +268,6 @@ class CurationModule(Module[CurationState]):
         project = work.projects[row.project]
         if project.phase is Phase.CLOSED:
             raise Passed("the project is closed")
-        self._require_signed(context, row.annotator, Annotation(commit.assignment, commit.commitment), commit.signature)
         if row.state is Lease.EXPIRED:
             now = replace(now, taken=now.taken + 1)
         work.assignments[commit.assignment] = replace(

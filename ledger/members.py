@@ -10,7 +10,7 @@ now can close them (`ledger.jobs`). The next rounds are opened without it.
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
 from typing import Annotated, ClassVar, NamedTuple
 
@@ -221,6 +221,7 @@ class Rekeyed:
 class MembersModule(Module[MembersState]):
     name = "members"
     contents = KINDS
+    signatures: ClassVar[Mapping[str, int]] = {ADMIT: 2, "member/revoke": 1, "member/rotate": 1}
     state_type = MembersState
 
     def genesis(self, genesis: Genesis) -> MembersState:

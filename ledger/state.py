@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 from consensus.block import BODY_BYTES_MAX, Block
 from consensus.evidence import KINDS, Evidence, verify_evidence
@@ -18,7 +18,7 @@ from ledger import members as membership
 from ledger.audits.docket import AuditsModule, FirstAuditsModule
 from ledger.audits.state import AuditsState
 from ledger.core.genesis import Genesis, ModuleVersion
-from ledger.core.module import Change, Context, Module, Refused, Replaced, Said
+from ledger.core.module import Change, Context, Module, Refused, Replaced, Said, Statement
 from ledger.jobs import (
     RUNNING_MAX,
     ClosedRound,
@@ -35,20 +35,26 @@ from ledger.tables import Table, table_fields
 from protocol import codec, merkle
 from protocol.codec import Count, Digest, Length
 from protocol.errors import RemoteProtocolError, StorageError, UserError
-from protocol.identity import Signed, Verifier, open_signed
+from protocol.identity import Signed, Verifier, open_signed, preimage, short_id
 from protocol.limits import (
     EVIDENCE_PER_BLOCK_MAX,
     PLAIN_BLOB_BYTES_MAX,
+    SIGNATURES_PER_BLOCK_MAX,
     TRANSACTION_LIFETIME_HEIGHTS,
+    TRANSACTIONS_PENDING_MAX,
     TRANSACTIONS_PER_BLOCK_MAX,
 )
 from protocol.messages import Ballot, CutOff, Proposal, Transaction
+from protocol.recent import RecentDigests
 from rounds.ballots import Closing, check_closing, outcome
 
 M = TypeVar("M")
 T = TypeVar("T")
 
-OPENED_MAX = 512  # signed messages kept decoded: one round of VOTERS_MAX ballots and TRAINERS_MAX proposals; then about 20 MB
+OPENED_BYTES_MAX = 24 << 20  # accepted messages kept decoded: one round of VOTERS_MAX ballots and cut-offs of the largest size
+OPENED_FACTOR = 4  # memory of a message, with its body, for each byte of the body: ballots take 3.8, transactions 2
+OPENED_OVERHEAD_BYTES = 1_024  # objects of the smallest message
+CHECKED_MAX = TRANSACTIONS_PENDING_MAX + 2 * TRANSACTIONS_PER_BLOCK_MAX  # a pool, and a block in each of two views; 3 MB
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +192,27 @@ def newest(modules: Iterable[Module[Any]]) -> tuple[ModuleVersion, ...]:
     return tuple(ModuleVersion(name, version) for name, version in versions.items())
 
 
+class Traits(NamedTuple):
+    """Properties of a transaction that depend on no state."""
+
+    awaited_job: bytes | None = None  # see `Module.can_wait`
+    lingers: bool = False  # see `Module.lingers`
+    signatures: int = 1  # checks that it costs: its own, those of its statements, and those inside `Module.apply`
+
+
+class Read(NamedTuple):
+    """A transaction whose own signature holds, for the module that it belongs to."""
+
+    module: Module[Any]
+    signed: Signed
+    said: Said
+    statements: Sequence[Statement]
+
+    @property
+    def signatures(self) -> int:
+        return 1 + len(self.statements) + self.module.signatures.get(self.said.transaction.kind, 0)
+
+
 class Unknown(Refused, UserError):
     """The network runs a version of a module that this program lacks; the text says which, and the way out."""
 
@@ -214,6 +241,8 @@ class Rules:
         self._running: tuple[tuple[ModuleVersion, ...], Running] | None = None
         self._begun: tuple[State, State] | None = None
         self._opened: OrderedDict[Signed, Any] = OrderedDict()
+        self._opened_bytes = 0
+        self._checked = RecentDigests(CHECKED_MAX)  # transactions whose statements have true signatures
         self._judged: tuple[State, bytes, Transition | str] | None = None
 
     # Versions
@@ -331,14 +360,19 @@ class Rules:
         return State(stored.height, stored.time_ms, values, stored.certified_roots)
 
     def open(self, signed: Signed, kinds: tuple[type[M], ...]) -> M:
-        """`open_signed`, once for each message: a relayed message comes again in a block."""
+        """`open_signed`, or the message that was opened and accepted before."""
         known = self._opened.get(signed)
-        if known is not None and isinstance(known, kinds):
-            return known
-        message = self._opened[signed] = open_signed(signed, self.chain_id, self.verifier, kinds)
-        if len(self._opened) > OPENED_MAX:
-            self._opened.popitem(last=False)
-        return message
+        return known if isinstance(known, kinds) else open_signed(signed, self.chain_id, self.verifier, kinds)
+
+    def remember(self, signed: Signed, message: Any) -> None:
+        """Keeps an accepted message decoded: it comes again in a block. Refused messages take no memory."""
+        if signed in self._opened:
+            return
+        self._opened[signed] = message
+        self._opened_bytes += _opened_bytes(signed)
+        while self._opened_bytes > OPENED_BYTES_MAX:
+            oldest, _ = self._opened.popitem(last=False)
+            self._opened_bytes -= _opened_bytes(oldest)
 
     # Transactions
 
@@ -348,28 +382,68 @@ class Rules:
 
     def _apply_transaction(self, state: State, signed: Signed, context: Context) -> tuple[State, tuple[Any, ...]]:
         """And the facts that follow from it."""
-        transaction, height = self.open_transaction(signed), context.height
+        return self._act(state, self._read(state, signed), context)
+
+    def _read(self, state: State, signed: Signed) -> Read:
+        transaction = self.open_transaction(signed)
         module = self._running_in(state).by_kind.get(transaction.kind)
         if module is None:
             raise RemoteProtocolError("unknown-transaction", transaction.kind)
+        content: Any = codec.decode(module.contents[transaction.kind], transaction.content)
+        return Read(module, signed, Said(signed.signer, content, transaction), module.statements(signed.signer, content))
+
+    def _act(self, state: State, read: Read, context: Context) -> tuple[State, tuple[Any, ...]]:
+        module, said = read.module, read.said
+        transaction, height = said.transaction, context.height
         if not height <= transaction.expires <= height + TRANSACTION_LIFETIME_HEIGHTS:
             raise Refused(f"{transaction.kind} expires at height {transaction.expires}, this is {height}")
-        state = state.with_modules(members=membership.use_nonce(state.members, transaction, signed.signer))
-        said = Said(signed.signer, codec.decode(module.contents[transaction.kind], transaction.content), transaction)
+        state = state.with_modules(members=membership.use_nonce(state.members, transaction, said.author))
+        self._check_statements(read.signed, read.statements)
         change = module.apply(state.modules[module.name], said, state, context)
         return state.with_modules(**{module.name: change.state}), change.facts
 
     def open_transaction(self, signed: Signed) -> Transaction:
         return self.open(signed, (Transaction,))
 
-    def patience(self, transaction: Transaction) -> tuple[bytes | None, bool]:
-        """What `Module.can_wait` and `Module.lingers` say of a transaction."""
+    def check_statements(self, signed: Signed, transaction: Transaction) -> None:
+        """Raises `RemoteProtocolError` if a statement within the transaction has a false signature.
+
+        Honest peers verify statements before they sign or relay the transaction, so the sender of this one is faulty.
+        """
+        known = self._known_content(transaction)
+        if known is not None:
+            module, content = known
+            self._check_statements(signed, module.statements(signed.signer, content))
+
+    def _check_statements(self, signed: Signed, statements: Sequence[Statement]) -> None:
+        if not statements:
+            return
+        digest = hashlib.sha256(signed.signer + signed.signature + signed.body).digest()
+        if digest in self._checked:
+            return
+        for statement in statements:
+            tag: str = statement.message.TAG
+            data = preimage(tag, self.chain_id, codec.encode(statement.message))
+            if not self.verifier.verify(statement.signer, data, statement.signature):
+                by = f"{tag} of {short_id(statement.signer)}, in a transaction of {short_id(signed.signer)}"
+                raise RemoteProtocolError("bad-signature", by)
+        self._checked.add(digest)
+
+    def _known_content(self, transaction: Transaction) -> tuple[Module[Any], Any] | None:
+        """The transaction's module, in whatever version, and its content. None: it will be refused."""
         module = next((module for module in self._known.values() if transaction.kind in module.contents), None)
         try:
-            content = codec.decode(module.contents[transaction.kind], transaction.content) if module else None
+            return (module, codec.decode(module.contents[transaction.kind], transaction.content)) if module else None
         except RemoteProtocolError:
-            return None, False  # it will be refused
-        return (module.can_wait(content), module.lingers(content)) if module else (None, False)
+            return None
+
+    def traits(self, author: bytes, transaction: Transaction) -> Traits:
+        known = self._known_content(transaction)
+        if known is None:
+            return Traits()
+        module, content = known
+        signatures = 1 + len(module.statements(author, content)) + module.signatures.get(transaction.kind, 0)
+        return Traits(module.can_wait(content), module.lingers(content), signatures)
 
     def _running_in(self, state: State) -> Running:
         return self.running(state.of(NetworkState).modules)
@@ -465,8 +539,13 @@ class Rules:
             raise Refused("one round of a job a block")
         after = self.expel_all(state, body.evidence)
         context = replace(self._context(state), facts=(*closed, *(Expelled(item.culprit) for item in body.evidence)))
+        signatures = 0
         for signed in body.transactions:
-            after, facts = self._apply_transaction(after, signed, context)
+            read = self._read(after, signed)
+            signatures += read.signatures
+            if signatures > SIGNATURES_PER_BLOCK_MAX:
+                raise Refused(f"more than {SIGNATURES_PER_BLOCK_MAX} signatures of transactions and their statements")
+            after, facts = self._act(after, read, context)
             context = replace(context, facts=(*context.facts, *facts))
         if context.of(Rekeyed):
             current = after.members.current
@@ -479,6 +558,10 @@ class Rules:
         states = {name: _settled(value, before.modules.get(name)) for name, value in sorted(after.modules.items())}
         started = tuple(fact.job for fact in context.of(JobStarted))
         return Transition(replace(after, height=context.height, modules=states), started, closed)
+
+
+def _opened_bytes(signed: Signed) -> int:
+    return OPENED_OVERHEAD_BYTES + OPENED_FACTOR * len(signed.body)
 
 
 def _dated(transition: Transition, time_ms: int, certified_root: bytes) -> Transition:

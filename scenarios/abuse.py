@@ -138,9 +138,9 @@ def bits(statement: dict[str, Any]) -> tuple[bytes, bytes, bytes, tuple[int, ...
     return (*(bytes.fromhex(statement[name]) for name in ("assignment", "signature", "salt")), tuple(statement["answer"]))  # type: ignore[return-value]
 
 
-def commit_of(statement: dict[str, Any], signature: bytes | None = None) -> Commit:
+def commit_of(person: Person, statement: dict[str, Any], signature: bytes | None = None) -> Commit:
     assignment, signed, salt, answer = bits(statement)
-    return Commit(assignment, committed(assignment, salt, answer), signature or signed)
+    return Commit(assignment, person.key, committed(assignment, salt, answer), signature or signed)
 
 
 async def play(stage: Stage) -> None:
@@ -157,14 +157,14 @@ async def play(stage: Stage) -> None:
     await settled(site, tasks[0])
     await stage.quiet()
     await trial("replayed: the same submission", "200", partial(asked, ann.submit, site, tasks[0], (1,), SALT))
-    await trial("replayed: a decided commitment, by a peer", PASSED, partial(carried, commits=[commit_of(statement)]))
+    await trial("replayed: a decided commitment, by a peer", PASSED, partial(carried, commits=[commit_of(ann, statement)]))
     await trial(
         "replayed: a decided opening, by a peer", PASSED,
         partial(carried, openings=[Opening(bytes.fromhex(tasks[0]), SALT, (1,))]),
     )  # fmt: skip
     wish = ann.sign(chain, "enrol", "ann", site.peer_key, False)
     await trial(
-        "replayed: an enrolment, by a peer", PASSED, partial(carried, enrolments=[Enrolment(ann.key, "ann", False, wish)])
+        "replayed: an enrolment, by a peer", "refused", partial(carried, enrolments=[Enrolment(ann.key, "ann", False, wish)])
     )
     challenge = (await said(ann.challenge, site)).body
     assert (await said(ann.begin, site, **challenge)).status == 201
@@ -175,19 +175,19 @@ async def play(stage: Stage) -> None:
     )
     await trial("re-signed: by another annotator", "403 forbidden", partial(asked, bob.submit, site, tasks[1], (1,), SALT))
     theirs = await said(bob.statement, site, tasks[1], (1,), SALT)
-    await trial("re-signed: by another annotator, by a peer", PASSED, partial(carried, commits=[commit_of(theirs)]))
-    await trial("re-signed: by the peer itself", PASSED, partial(carried, commits=[commit_of(statement, bytes(64))]))
+    await trial("re-signed: by another annotator, by a peer", PASSED, partial(carried, commits=[commit_of(bob, theirs)]))
+    await trial("re-signed: by the peer itself", "refused", partial(carried, commits=[commit_of(ann, statement, bytes(64))]))
 
     await trial("double: another answer", "409 already-answered", partial(asked, ann.submit, site, tasks[0], (0,), SALT))
     other = await said(ann.statement, site, tasks[0], (0,), SALT)
-    await trial("double: another answer, by a peer", PASSED, partial(carried, commits=[commit_of(other)]))
+    await trial("double: another answer, by a peer", PASSED, partial(carried, commits=[commit_of(ann, other)]))
 
     foreign = bytes(32).hex()
     elsewhere = ann.sign(foreign, "annotation", *_said(tasks[1], (1,)))
     body = {**await said(ann.statement, site, tasks[1], (1,), SALT), "signature": elsewhere.hex()}
     token = await said(ann.token, site)
     await trial("foreign chain: a submission", "422 bad-signature", partial(asked, site.ask, "POST", "/api/submit", body, token))
-    await trial("foreign chain: a commitment, by a peer", PASSED, partial(carried, commits=[commit_of(body)]))
+    await trial("foreign chain: a commitment, by a peer", "refused", partial(carried, commits=[commit_of(ann, body)]))
     abroad = Person("abroad")
     signed = abroad.sign(foreign, "enrol", "abroad", site.peer_key, False)
     entry = {"key": abroad.key.hex(), "name": "abroad", "signature": signed.hex()}
@@ -200,8 +200,8 @@ async def play(stage: Stage) -> None:
     nonce, until = bytes.fromhex(challenge["nonce"]), challenge["expires_ms"]
     session = ann.sign(chain, "session", site.peer_key, nonce, until)
     lease = LeaseWish(ann.key, nonce, until, session, 8)
-    await trial("foreign peer: leases by its session, by a peer", PASSED, partial(carried, leases=[lease]))
-    await trial("foreign peer: an enrolment there, by a peer", PASSED, partial(carried, enrolments=[
+    await trial("foreign peer: leases by its session, by a peer", "refused", partial(carried, leases=[lease]))
+    await trial("foreign peer: an enrolment there, by a peer", "refused", partial(carried, enrolments=[
         Enrolment(abroad.key, "abroad", False, abroad.sign(chain, "enrol", "abroad", site.peer_key, False))
     ]))  # fmt: skip
     await trial("foreign peer: a skip of its lease, by a peer", PASSED, partial(carried, skips=[
@@ -251,7 +251,7 @@ async def _openings(stage: Stage, ann: Person, bob: Person) -> None:
     (mine,) = [found for found in await assigned(site, bob) if found["task"] == task["task"]]
     copy, copied = bytes.fromhex(mine["assignment"]), committed(key, SALT, (1,))
     # Whoever copies a commitment can commit to it, and only that. The honest vote is opened meanwhile.
-    acted = await carried(commits=[Commit(copy, copied, bob.sign(chain, "annotation", copy, copied))])
+    acted = await carried(commits=[Commit(copy, bob.key, copied, bob.sign(chain, "annotation", copy, copied))])
     assert acted == "1 of 1 acted", acted
     await stage.quiet()
     await trial("false opening: another answer, by a peer", PASSED, partial(carried, openings=[Opening(copy, SALT, (0,))]))
@@ -283,7 +283,7 @@ async def _late(stage: Stage, eve: Person) -> None:
     await stage.trial(
         "late: the lease is over", "410 gone", partial(stage.asked, dan.submit, site, task["assignment"], (1,), SALT)
     )
-    await stage.trial("late: the lease is over, by a peer", PASSED, partial(stage.carried, commits=[commit_of(statement)]))
+    await stage.trial("late: the lease is over, by a peer", PASSED, partial(stage.carried, commits=[commit_of(dan, statement)]))
 
 
 @asynccontextmanager

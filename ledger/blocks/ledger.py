@@ -29,7 +29,7 @@ class Ledger:
         self.state = state
         self.certified_root = certified_root  # the root that the last decided block names
         self.books: dict[bytes, RoundBook] = {}
-        self.pool = Pool(state.height, rules.patience)
+        self.pool = Pool(state.height, rules.traits)
         self.notices = Notices()
         self.accusations: dict[bytes, Evidence] = {}  # by culprit; each would expel it now
         # What a signer said in rounds that have no book here yet. `peer.node.node` keeps that, and puts its own function here.

@@ -12,11 +12,17 @@ from consensus.block import BODY_BYTES_MAX
 from consensus.quorum import faults_tolerated
 from ledger.core.module import Refused
 from ledger.members import MembersState
-from ledger.state import Rules, State
+from ledger.state import Rules, State, Traits
 from protocol import codec
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed
-from protocol.limits import NOTICED_MAX, TRANSACTION_BYTES_MAX, TRANSACTIONS_PENDING_MAX, TRANSACTIONS_PER_BLOCK_MAX
+from protocol.limits import (
+    NOTICED_MAX,
+    SIGNATURES_PER_BLOCK_MAX,
+    TRANSACTION_BYTES_MAX,
+    TRANSACTIONS_PENDING_MAX,
+    TRANSACTIONS_PER_BLOCK_MAX,
+)
 from protocol.messages import Notice, Transaction
 
 TRANSACTIONS_BYTES_MAX = BODY_BYTES_MAX // 2  # of one block: applying them stays quick
@@ -50,7 +56,7 @@ class Waiting:
     added: int  # the height that was applied last when it came
     signed: Signed
     number: int  # of all that ever came, counted from 0
-    awaited_job: bytes | None  # see `ledger.core.module.Module.can_wait`
+    traits: Traits
 
     @property
     def size(self) -> int:
@@ -62,7 +68,7 @@ class Selection:
 
     def __init__(self, rules: Rules, state: State, size_max: int, count_max: int) -> None:
         self._rules, self._state = rules, state
-        self._room, self._count_max = size_max, count_max
+        self._room, self._count_max, self._signatures_left = size_max, count_max, SIGNATURES_PER_BLOCK_MAX
         self.chosen: list[Signed] = []
 
     @property
@@ -72,33 +78,37 @@ class Selection:
     def follow(self, signed: Signed) -> None:
         """Adds a transaction of somebody's block, whatever the bounds. Raises `Refused` or `RemoteProtocolError`."""
         self._state = self._rules.apply_transaction(self._state, signed)
-        self.chosen.append(signed)
-        self._room -= len(signed.body) + SIGNED_BYTES
+        transaction = self._rules.open_transaction(signed)
+        self._add(signed, self._rules.traits(signed.signer, transaction).signatures)
 
     def take(self, entry: Waiting) -> bool:
         """Adds it if it fits and applies now, and says whether it did."""
         member = self._state.members.members.get(entry.signed.signer)
         if entry.nonce != (member.nonce if member else 0) + 1:
             return False  # before the costly check: a flood of these must not slow down every vote
-        if self.is_full or entry.size > self._room:
+        if self.is_full or entry.size > self._room or entry.traits.signatures > self._signatures_left:
             return False
         try:
             self._state = self._rules.apply_transaction(self._state, entry.signed)
         except (Refused, RemoteProtocolError):
             return False
-        self.chosen.append(entry.signed)
-        self._room -= entry.size
+        self._add(entry.signed, entry.traits.signatures)
         return True
+
+    def _add(self, signed: Signed, signatures: int) -> None:
+        self.chosen.append(signed)
+        self._room -= len(signed.body) + SIGNED_BYTES
+        self._signatures_left -= signatures
 
 
 class Pool:
     """Transactions that could still be decided. `height` is the one applied last."""
 
     def __init__(
-        self, height: int = 0, patience: Callable[[Transaction], tuple[bytes | None, bool]] = lambda transaction: (None, False)
+        self, height: int = 0, traits: Callable[[bytes, Transaction], Traits] = lambda author, transaction: Traits()
     ) -> None:
         self.height = height
-        self._patience = patience  # `Rules.patience`
+        self._traits = traits  # `Rules.traits`
         self.version = 0  # changes whenever a transaction comes or goes, or has lingered long enough
         self.count = 0  # all that ever came
         self._waiting: dict[bytes, Waiting] = {}
@@ -119,7 +129,7 @@ class Pool:
 
     def is_patient(self, running: Set[bytes]) -> bool:
         """Whether no transaction wants a block of its own: each waits for a closing of a job that runs, or lingers."""
-        return all(entry.awaited_job in running or key in self._lingering for key, entry in self._waiting.items())
+        return all(entry.traits.awaited_job in running or key in self._lingering for key, entry in self._waiting.items())
 
     def linger(self, now: float) -> float | None:
         """When the next transaction will have lingered long enough. Those that have by now want a block."""
@@ -174,11 +184,11 @@ class Pool:
         if not member and (len(self._strangers) >= PENDING_STRANGERS_MAX or self._is_full):
             return False
         transaction = codec.decode_message(signed.body, (Transaction,))
-        job, lingers = self._patience(transaction)
-        entry = Waiting(digest, transaction.nonce, transaction.expires, self.height, signed, self.count, job)
+        traits = self._traits(signed.signer, transaction)
+        entry = Waiting(digest, transaction.nonce, transaction.expires, self.height, signed, self.count, traits)
         self.count += 1
         self._waiting[digest] = entry
-        if lingers:
+        if traits.lingers:
             self._lingering[digest] = None
         self._by_signed[signed_digest(signed)] = digest
         if not member:

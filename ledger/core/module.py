@@ -42,6 +42,14 @@ class Said:
     transaction: Transaction
 
 
+class Statement(NamedTuple):
+    """A record within a transaction that another key than the transaction's has signed."""
+
+    signer: bytes
+    message: Any  # with a TAG
+    signature: bytes
+
+
 @dataclass(frozen=True, slots=True)
 class Context:
     """Of the block that is being applied. Everything in it is the same for every peer."""
@@ -86,6 +94,7 @@ class Module(Generic[S]):
     name: ClassVar[str]
     version: ClassVar[int] = 1
     contents: ClassVar[Mapping[str, type]]  # transaction kind -> record of its content
+    signatures: ClassVar[Mapping[str, int]] = {}  # transaction kind -> signatures that `apply` verifies itself
     state_type: type[S]  # a frozen codec dataclass
 
     def genesis(self, genesis: Genesis) -> S:
@@ -95,6 +104,10 @@ class Module(Generic[S]):
     def upgraded(self, old: Any, version: int) -> S:
         """This version's state in the place of that of an earlier version."""
         raise NotImplementedError(f"{self.name} {self.version} follows no {version}")
+
+    def statements(self, author: bytes, content: Any) -> Sequence[Statement]:
+        """The signed statements within a transaction. One false signature makes the transaction invalid in every state."""
+        return ()
 
     def apply(self, state: S, said: Said, view: View, context: Context) -> Change:
         """Raises `Refused` or `RemoteProtocolError` if this transaction may not be decided now."""

@@ -35,6 +35,7 @@ LIFETIME_HEIGHTS = 200  # a transaction that is not decided by then is refused; 
 # Half of a member's room: other peers may still hold transactions that are decided here, and they drop all of a member that has
 # too many.
 AT_ONCE_MAX = PENDING_PER_MEMBER_MAX // 2
+SIGNATURES_IN_LOOP_MAX = 8  # of one transaction: a millisecond of the event loop
 DECISION_SECONDS_MAX = 120.0  # the person who asked is then told that there may be no quorum
 
 
@@ -126,6 +127,7 @@ class Author:
             waiting = self._waiting()
             nonce = next(number for number in itertools.count(self.nonce + 1) if number not in waiting)
             signed = self._signed(nonce, kind, content)
+            await self._check_statements(signed)
             refusal = self._refusal([waiting[number] for number in sorted(waiting) if number < nonce], signed)
             if refusal is not None:
                 raise UserError(refusal)
@@ -141,6 +143,13 @@ class Author:
             raise UserError(self._driver.rules.why_unknown(self._driver.state))
         expires = self._driver.state.height + LIFETIME_HEIGHTS
         return sign(self.signer, self._driver.chain_id, Transaction(nonce, expires, kind, codec.encode(content)))
+
+    async def _check_statements(self, signed: Signed) -> None:
+        """Verifies the statements in a thread. `_refusal` then finds them verified, or the first false one."""
+        rules, transaction = self._driver.rules, _opened(signed)
+        if rules.traits(signed.signer, transaction).signatures > SIGNATURES_IN_LOOP_MAX:
+            with contextlib.suppress(RemoteProtocolError):
+                await trio.to_thread.run_sync(rules.check_statements, signed, transaction)
 
     def _refusal(self, before: Sequence[Signed], signed: Signed) -> str | None:
         """Why it cannot be decided now behind our waiting ones `before` it. Those that are refused themselves are skipped."""

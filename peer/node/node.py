@@ -412,7 +412,9 @@ class Node:
             return
         message: Any = self.rules.open(signed, RELAYED)
         if isinstance(message, Transaction):
-            self._handle_transaction(signed, message)
+            if self._handle_transaction(signed, message):
+                self.rules.remember(signed, message)
+                self._send(None, Relay(signed))
             return
         if isinstance(message, Notice):
             self.ledger.add_notice(signed.signer, message)
@@ -423,25 +425,29 @@ class Node:
             self._count_refused(error)
             return
         if outcome is not None:
+            self.rules.remember(signed, message)
             self._say(outcome)
 
-    def _handle_transaction(self, signed: Signed, transaction: Transaction) -> None:
-        """Kept and passed on once (its author may know few peers), unless it was decided or never can be."""
+    def _handle_transaction(self, signed: Signed, transaction: Transaction) -> bool:
+        """Whether it is new and kept, and so relayed once: its author may know few peers.
+
+        Raises `RemoteProtocolError` if a statement in it has a false signature: the sender of this message did not verify it.
+        """
         member = self.state.members.members.get(signed.signer)
         if member is not None and transaction.nonce <= member.nonce:
-            return
+            return False
+        self.rules.check_statements(signed, transaction)
         try:
             self.rules.apply_transaction(self.state, signed)
         except Refused as refusal:
             # A member's may follow something that is not applied here yet; a stranger has one thing to say, and says it again.
             if member is None or self.ledger.pool.was_dropped(signed):
                 self._count_refused(RemoteProtocolError("not-a-member" if member is None else "refused-before", str(refusal)))
-                return
+                return False
         except RemoteProtocolError as error:
             self._count_refused(error)
-            return
-        if self.ledger.pool.add(signed, member is not None):
-            self._send(None, Relay(signed))
+            return False
+        return self.ledger.pool.add(signed, member is not None)
 
     def _accuse(self, evidence: Evidence) -> None:
         """One proof about each culprit is kept and passed on, at once and at every new link and height, until a block has it.

@@ -9,9 +9,11 @@ import trio
 
 from curation.contents import Batch, Commit, Enrolment, LeaseWish, Opening, Skip
 from curation.limits import BATCH_MAX
+from curation.module import signed_part
 from features.parts import Desk
 from protocol import codec
 from protocol.errors import UserError
+from protocol.identity import Ed25519Verifier, preimage
 from protocol.limits import TRANSACTION_BYTES_MAX
 
 GATHER_SECONDS = 0.05  # a statement waits that long for others; the batch then lingers, see `CurationModule.lingers`
@@ -30,7 +32,7 @@ _FIELDS: dict[type, str] = {
 
 class Gatherer:
     def __init__(self, desk: Desk) -> None:
-        self._desk = desk
+        self._desk, self._verifier = desk, Ed25519Verifier()
         self._waiting: deque[tuple[Statement, trio.Event]] = deque()
         self._events: dict[Statement, trio.Event] = {}  # of all that are not decided yet
         self._there_is_one = trio.Event()
@@ -92,11 +94,26 @@ class Gatherer:
             await self._desk.submit("curation/batch", batch)
         except UserError as error:
             self._desk.tell(f"a batch of {batch.size} statements was not decided: {error}")
-            if taken:
-                self._waiting.extendleft(reversed(taken))
+            false = await trio.to_thread.run_sync(self._false, taken)
+            self._drop(false)
+            if left := [entry for entry in taken if entry not in false]:
+                self._waiting.extendleft(reversed(left))
                 self._there_is_one.set()
                 await trio.sleep(1.0)
             return
-        for statement, done in taken:
+        self._drop(taken)
+
+    def _drop(self, entries: list[tuple[Statement, trio.Event]]) -> None:
+        for statement, done in entries:
             self._events.pop(statement, None)
             done.set()
+
+    def _false(self, taken: list[tuple[Statement, trio.Event]]) -> list[tuple[Statement, trio.Event]]:
+        """Those with a false signature. One of them would refuse every batch that holds it."""
+        return [entry for entry in taken if not self._has_true_signature(entry[0])]
+
+    def _has_true_signature(self, part: Statement) -> bool:
+        if isinstance(part, Opening | Skip):
+            return True  # nobody signs these
+        signer, message, signature = signed_part(self._desk.me, part)
+        return self._verifier.verify(signer, preimage(message.TAG, self._desk.chain_id, codec.encode(message)), signature)

@@ -74,7 +74,9 @@ class Openings:
     def _commit(self, kept: Kept) -> Commit:
         secret = codec.encode(Secret(kept.salt, kept.answer))
         seals = tuple(seal(key, secret) or b"" for key in self._keepers(kept.assignment, self._desk.me))
-        return Commit(kept.assignment, kept.commitment, kept.signature, seals)
+        row = self._desk.state.of(CurationState).assignments.get(kept.assignment)
+        assert row is not None, "only leased assignments are answered"
+        return Commit(kept.assignment, row.annotator, kept.commitment, kept.signature, seals)
 
     def _keepers(self, assignment: bytes, carrier: bytes) -> tuple[bytes, ...]:
         members = self._desk.state.of(MembersState)

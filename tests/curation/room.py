@@ -18,6 +18,7 @@ from ledger.core.module import Refused
 from ledger.members import Register
 from ledger.state import decode_body
 from protocol import codec, merkle
+from protocol.errors import RemoteProtocolError
 from protocol.identity import preimage
 from tests.ledger.world import PEOPLE, World
 from tests.sim.keys import FastSigner
@@ -103,7 +104,7 @@ class Room(World):
 
     def commit(self, who: FastSigner, assignment: bytes, answer: Answer) -> Commit:
         digest = commitment(assignment, salt(who.public), answer)
-        return Commit(assignment, digest, self.signed(who, Annotation(assignment, digest)))
+        return Commit(assignment, who.public, digest, self.signed(who, Annotation(assignment, digest)))
 
     def opening(self, who: FastSigner, assignment: bytes, answer: Answer) -> Opening:
         return Opening(assignment, salt(who.public), answer)
@@ -162,7 +163,7 @@ class Room(World):
     def refused(self, who: FastSigner, kind: str, content: Any) -> str:
         try:
             self.rules.apply_transaction(self.state, self.tx(who, kind, content))
-        except Refused as error:
+        except (Refused, RemoteProtocolError) as error:
             return str(error)
         return ""
 

@@ -140,7 +140,9 @@ def test_a_body_is_judged_anew_after_every_block(world: World) -> None:
 
 def test_what_was_opened_as_one_kind_of_message_is_no_other_kind(world: World) -> None:
     signed = world.tx(PEOPLE[0], "member/register", Register(()))
-    assert world.rules.open(signed, (Transaction,)) is world.rules.open(signed, (Transaction, Proposal))
+    opened = world.rules.open(signed, (Transaction,))
+    world.rules.remember(signed, opened)
+    assert opened is world.rules.open(signed, (Transaction, Proposal))
     with pytest.raises(RemoteProtocolError, match="unknown-message"):
         world.rules.open(signed, (Proposal,))
     with pytest.raises(RemoteProtocolError, match="bad-signature"):
@@ -148,10 +150,17 @@ def test_what_was_opened_as_one_kind_of_message_is_no_other_kind(world: World) -
 
 
 def test_what_is_kept_decoded_is_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state_module, "OPENED_MAX", 3)
+    monkeypatch.setattr(state_module, "OPENED_BYTES_MAX", 1 << 20)
     for ahead in range(1, 9):
-        world.rules.open_transaction(world.tx(PEOPLE[0], "member/register", Register(()), ahead))
-    assert len(world.rules._opened) == 3
+        signed = sign(PEOPLE[0], world.chain, Transaction(ahead, 9, "any", bytes(64_000)))
+        world.rules.remember(signed, world.rules.open_transaction(signed))
+    assert len(world.rules._opened) == 4
+    assert world.rules._opened_bytes == sum(map(state_module._opened_bytes, world.rules._opened)) <= 1 << 20
+
+
+def test_a_message_that_was_only_opened_takes_no_memory(world: World) -> None:
+    world.rules.open_transaction(world.tx(PEOPLE[0], "member/register", Register(())))
+    assert not world.rules._opened and world.rules._opened_bytes == 0
 
 
 def test_the_root_that_a_block_names_is_remembered_for_a_while_and_not_part_of_the_root(world: World) -> None:

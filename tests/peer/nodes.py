@@ -7,15 +7,16 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from consensus.turn import Decided, Outgoing, Record, Restart, RoundVoted, Turn, deliver, persist
 from ledger.blocks.ledger import Ledger
+from ledger.core.module import Module
 from ledger.state import Rules, core_modules
 from peer.node.node import AppliedBlock, Do, Item, Node
 from peer.node.rounds import Effects
 from protocol import codec
-from protocol.identity import Signed, Signer, open_signed
+from protocol.identity import Signed, Signer, Verifier, open_signed
 from protocol.messages import AGREEMENT, ROUNDS, Relay
 from tests.consensus.journal import MemoryJournal
 from tests.ledger.blocks import stepped
@@ -61,12 +62,12 @@ class Shell:
         self.start()
 
     def start(self) -> None:
-        rules = Rules(self.pack.genesis, FastVerifier(), core_modules(PlainJobs()))
+        rules = Rules(self.pack.genesis, self.pack.verifier, (*core_modules(PlainJobs()), *self.pack.modules()))
         state = rules.first_state()
         self._applying = state
         ledger = Ledger(rules, state, state.root)
         journal = self.journal
-        self.node = Node(self.signer, rules, ledger, journal.load(), FastVerifier(), journal.spoken, journal.accepted)
+        self.node = Node(self.signer, rules, ledger, journal.load(), self.pack.verifier, journal.spoken, journal.accepted)
         self.links: set[bytes] = set()
         self.last = Turn()
         self.turn()
@@ -125,8 +126,16 @@ class Shell:
 class Pack:
     """The first `voters` of `PEOPLE` found the network; `count` of them run from the start, linked with each other."""
 
-    def __init__(self, voters: int = 4, count: int | None = None, trainers: int = 3) -> None:
-        self.world = World(voters, trainers)  # makes transactions, as long as nothing but founding is assumed
+    def __init__(
+        self,
+        voters: int = 4,
+        count: int | None = None,
+        trainers: int = 3,
+        modules: Callable[[], tuple[Module[Any], ...]] = lambda: (),
+        verifier: Verifier | None = None,
+    ) -> None:
+        self.modules, self.verifier = modules, verifier or FastVerifier()
+        self.world = World(voters, trainers, modules=modules())  # makes transactions, as long as nothing but founding is assumed
         self.genesis = self.world.genesis
         self.now = NOW
         self.queue: deque[tuple[bytes, Item]] = deque()

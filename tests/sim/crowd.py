@@ -51,6 +51,7 @@ TASKS = (8, 24)  # of a page
 PROJECTS_OF_ONE = 3
 LEASES_WANTED = 5
 SAID_KEPT = 40  # statements that are replayed
+FORGED_SHARE = 0.3  # of the batches in whose place somebody could forge one
 
 SESSION_MS = 3_600_000
 MOODS = Asked("moods", Kind.LABEL, ("glad", "sad"), False, 0, None, 3, 7, False)
@@ -136,6 +137,7 @@ class Desk:
     founded: int = 0
     members: MembersState | None = None  # of the state that it was asked about last
     _said: dict[str, list[Any]] = field(default_factory=dict)  # some of what was carried before
+    _carrier: bytes = b""  # the key of this peer that those statements name
 
     def wanted(self, state: State) -> tuple[str, Any]:
         curated, self.members = state.of(CurationState), state.members
@@ -201,9 +203,11 @@ class Desk:
     # Batches ---------------------------------------------------------------------------------------------------------
 
     def _batch(self, state: CurationState, now_ms: int) -> Batch:
+        """Statements that are signed as they should be, or now and then only some that are not."""
         found: dict[str, list[Any]] = {name: [] for name in ("enrolments", "leases", "commits", "openings", "skips")}
+        forged: dict[str, list[Any]] = {name: [] for name in ("enrolments", "leases", "commits")}
         for person in self.people:
-            self._go_on(state, person, now_ms, found)
+            self._go_on(state, person, now_ms, found, forged)
         rows = dict(state.assignments.items())
         for assignment, row in rows.items():
             if row.state is Lease.COMMITTED and self.random.random() < 0.8:
@@ -212,7 +216,11 @@ class Desk:
                 else:
                     self._unseal(assignment, row, now_ms, found)
             elif row.state is Lease.EXPIRED and self.random.random() < 0.2:
-                self._answer(state, assignment, row, found)
+                self._answer(state, assignment, row, found, forged)
+        if any(forged.values()) and self.random.random() < FORGED_SHARE:
+            return Batch(**{name: tuple(statements) for name, statements in forged.items()})
+        if self._carrier != self.signer.public:  # statements that name a former key of this peer are false now
+            self._said, self._carrier = {}, self.signer.public
         for name, statements in found.items():
             said = self._said.setdefault(name, [])
             again = self.random.sample(said, min(len(said), self.random.randrange(3)))
@@ -221,10 +229,13 @@ class Desk:
             statements += again
         return Batch(**{name: tuple(statements) for name, statements in found.items()})
 
-    def _go_on(self, state: CurationState, person: Signer, now_ms: int, found: dict[str, list[Any]]) -> None:
+    def _go_on(
+        self, state: CurationState, person: Signer, now_ms: int, found: dict[str, list[Any]], forged: dict[str, list[Any]]
+    ) -> None:
         draw, row = self.random, state.annotators.get(person.public)
         if row is None:
-            found["enrolments"].append(self._enrolment(person, draw.random() < 0.2))
+            is_forged = draw.random() < 0.2
+            (forged if is_forged else found)["enrolments"].append(self._enrolment(person, is_forged))
             return
         for assignment in row.leases:
             lease = state.assignments.get(assignment)
@@ -233,14 +244,22 @@ class Desk:
             if _number(b"idle", assignment) % 12 == 0:
                 continue  # until it has expired
             if chance < 0.7:
-                self._answer(state, assignment, lease, found)
+                self._answer(state, assignment, lease, found, forged)
             elif chance < 0.75:
                 found["skips"].append(Skip(assignment, "unclear"))
         if len(row.leases) < LEASES_WANTED and draw.random() < 0.6:
-            found["leases"].append(self._wish(person, now_ms, draw.random() < 0.1))
+            is_forged = draw.random() < 0.1
+            (forged if is_forged else found)["leases"].append(self._wish(person, now_ms, is_forged))
 
-    def _answer(self, state: CurationState, assignment: bytes, row: Assignment, found: dict[str, list[Any]]) -> None:
-        """Once, or as two answers, or signed by somebody else."""
+    def _answer(
+        self,
+        state: CurationState,
+        assignment: bytes,
+        row: Assignment,
+        found: dict[str, list[Any]],
+        forged: dict[str, list[Any]],
+    ) -> None:
+        """Once, or as two answers, or by somebody else in its own name or in the annotator's."""
         chance = 0.5 if self.is_careful else self.random.random()
         project = state.projects.get(row.project)
         assert project is not None
@@ -249,7 +268,9 @@ class Desk:
             digest = commitment(assignment, salt, answer)
             key = row.annotator if chance < 0.95 else next(who.public for who in self.people if who.public != row.annotator)
             signature, seals = self._signed(key, Annotation(assignment, digest)), self._seals(assignment, Secret(salt, answer))
-            found["commits"].append(Commit(assignment, digest, signature, seals))
+            is_forged = key != row.annotator and self.random.random() < 0.5
+            commit = Commit(assignment, row.annotator if is_forged else key, digest, signature, seals)
+            (forged if is_forged else found)["commits"].append(commit)
 
     def _open(self, state: CurationState, assignment: bytes, row: Assignment, found: dict[str, list[Any]]) -> None:
         """One in ten is never opened. Some are opened with another answer than the one that was committed."""

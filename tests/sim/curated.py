@@ -129,7 +129,7 @@ class Curated:
         for annotator, nonce, expires_ms, signature, count, *_ in leases:
             if expires_ms >= now_ms and self._is_signed("session", [peer, nonce, expires_ms], annotator, signature):
                 wished[annotator, peer] += count
-        for assignment, commitment, signature, *seals in commits:
+        for assignment, _, commitment, signature, *seals in commits:
             self._commits[assignment].append((commitment, signature, tuple(*seals)))
         for assignment, salt, answer in openings:
             self._openings[assignment].add((salt, tuple(answer)))

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import trio
 
 from curation.contents import LeaseWish
 from curation.limits import BATCH_MAX, LEASES_MAX, WITHOUT_MAX
+from curation.state import CurationState
+from curation.statements import Session
 from peer.features import founding_modules
 from peer.serving.gathering import Gatherer
 from peer.settings.config import load
-from tests.peer.network import network
+from protocol import codec
+from protocol.identity import Identity, preimage
+from tests.peer.network import Seat, network
 from tests.web.test_sealed import desk_of
+
+
+def _wish(seat: Seat, person: Identity, without: tuple[bytes, ...] = ()) -> LeaseWish:
+    session = Session(seat.public, bytes(16), 1)
+    signature = person.sign(preimage(Session.TAG, seat.driver.chain_id, codec.encode(session)))
+    return LeaseWish(person.public, bytes(16), 1, signature, LEASES_MAX, without)
 
 
 async def test_statements_that_no_single_transaction_takes_go_into_several_batches(tmp_path: Path) -> None:
@@ -21,11 +32,28 @@ async def test_statements_that_no_single_transaction_takes_go_into_several_batch
     async with network(tmp_path, 1, roles=("annotator",), modules=founding_modules()) as made, trio.open_nursery() as nursery:
         (seat,) = made.seats
         gatherer = Gatherer(desk_of(seat, load({"data_directory": seat.folder}, {"HOME": str(tmp_path)}).config))
-        wishes = [LeaseWish(number.to_bytes(32), bytes(16), 1, bytes(64), LEASES_MAX, without) for number in range(BATCH_MAX)]
+        wishes = [_wish(seat, Identity(number.to_bytes(32)), without) for number in range(BATCH_MAX)]
         decided = [gatherer.put(wish) for wish in wishes]
         nursery.start_soon(gatherer.run)
         with trio.fail_after(60):
             for event in decided:
                 await event.wait()
         assert gatherer.waiting == 0
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_statement_with_a_false_signature_goes_and_takes_no_other_with_it(tmp_path: Path) -> None:
+    """Else every batch with it is refused, for ever."""
+    async with network(tmp_path, 1, roles=("annotator",), modules=founding_modules()) as made, trio.open_nursery() as nursery:
+        (seat,) = made.seats
+        gatherer = Gatherer(desk_of(seat, load({"data_directory": seat.folder}, {"HOME": str(tmp_path)}).config))
+        true = _wish(seat, Identity(bytes(32)))
+        decided = [gatherer.put(true), gatherer.put(replace(true, expires_ms=2))]
+        nursery.start_soon(gatherer.run)
+        with trio.fail_after(60):
+            for event in decided:
+                await event.wait()
+        assert gatherer.waiting == 0
+        state = seat.driver.state.of(CurationState)
+        assert state.passed_over == 1, "the true one was decided, and is of a stranger"
         nursery.cancel_scope.cancel()

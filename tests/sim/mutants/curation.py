@@ -18,7 +18,7 @@ from curation.state import Lease, Phase, Stage
 from curation.statements import Annotation, Enrol
 from curation.tasks import assignment_id, task_id
 from curation.work import Work
-from ledger.core.module import Context
+from ledger.core.module import Context, Statement
 from tests.sim.crowd import MOODS
 from tests.sim.mutants.planting import Mutant, Planter
 from tests.sim.mutants.scenarios import Scenario
@@ -35,13 +35,12 @@ def _anybody_serves(planter: Planter) -> None:
 
 
 def _unsigned(planter: Planter, kind: type) -> None:
-    real = CurationModule._require_signed
+    real = CurationModule.statements
 
-    def require(self: CurationModule, context: Context, signer: bytes, statement: object, signature: bytes) -> None:
-        if not isinstance(statement, kind):
-            real(self, context, signer, statement, signature)
+    def statements(self: CurationModule, author: bytes, content: object) -> list[Statement]:
+        return [statement for statement in real(self, author, content) if not isinstance(statement.message, kind)]
 
-    planter.replace(CurationModule, "_require_signed", require)
+    planter.replace(CurationModule, "statements", statements)
 
 
 def _of_committed(planter: Planter, act: Any) -> None:

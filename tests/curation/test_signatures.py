@@ -1,0 +1,164 @@
+"""A false signature makes a batch invalid, and the signatures of a block are bounded and verified once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from curation.contents import Batch
+from curation.limits import BATCH_MAX
+from curation.module import CurationModule
+from ledger.core.module import Refused
+from ledger.members import Register
+from ledger.state import Body, decode_body
+from protocol import codec
+from protocol.errors import RemoteProtocolError
+from protocol.identity import Signed, Verifier
+from protocol.limits import SIGNATURES_PER_BLOCK_MAX
+from protocol.messages import Relay
+from tests.curation.room import ONE, OTHER, PEER, Room, annotators
+from tests.ledger.world import PEOPLE
+from tests.peer.nodes import Pack, Shell
+from tests.sim.keys import FastSigner, FastVerifier
+from transport.network import Received
+
+(ANN, BOB) = annotators(2)
+NOISE = bytes(range(64))
+
+
+@pytest.fixture
+def room() -> Room:
+    return Room()
+
+
+def _enrolments(room: Room, count: int, peer: FastSigner = PEER, name: str = "ann") -> list[Any]:
+    return [room.enrolment(FastSigner(f"{name} {number}"), peer, name) for number in range(count)]
+
+
+@pytest.mark.parametrize("kind", ["enrolments", "leases", "commits"])
+def test_one_false_signature_refuses_a_batch_whatever_the_state_says_of_the_statement(room: Room, kind: str) -> None:
+    """Not only of a statement that could act: of one that would be passed over, too."""
+    true: dict[str, Callable[[], Any]] = {
+        "enrolments": lambda: room.enrolment(BOB),
+        "leases": lambda: room.wish(BOB),  # nobody enrolled this annotator
+        "commits": lambda: room.commit(BOB, bytes(32), (0,)),  # nor is there such an assignment
+    }
+    statement = true[kind]()
+    many = _enrolments(room, BATCH_MAX - 1)
+    batch = {"enrolments": many, kind: [statement]} if kind != "enrolments" else {kind: [*many, statement]}
+    before = room.state
+    after = room.batch(**batch)
+    assert after.passed_over == (kind != "enrolments") and after.annotators_count == BATCH_MAX - (kind != "enrolments")
+    false = replace(statement, signature=NOISE)
+    batch[kind] = [*batch[kind][:-1], false]
+    signed = room.tx(PEER, "curation/batch", Batch(**{name: tuple(items) for name, items in batch.items()}))
+    for curation in (before.modules["curation"], after):
+        with pytest.raises(RemoteProtocolError, match="bad-signature"):
+            room.rules.apply_transaction(room.state.with_modules(curation=curation), signed)
+
+
+def _full(room: Room, batches: int, last: int) -> list[Signed]:
+    """So many batches of 512 enrolments, and one of `last`."""
+    return [
+        room.tx(PEER, "curation/batch", Batch(enrolments=tuple(_enrolments(room, count, name=f"n{ahead}"))), ahead + 1)
+        for ahead, count in enumerate([BATCH_MAX] * batches + [last])
+    ]
+
+
+def test_voters_refuse_a_block_with_more_signatures_and_a_leader_makes_none(room: Room) -> None:
+    full = SIGNATURES_PER_BLOCK_MAX // (BATCH_MAX + 1)
+    last = SIGNATURES_PER_BLOCK_MAX - full * (BATCH_MAX + 1) - 1
+    fits, one_more = _full(room, full, last), _full(room, full, last + 1)
+    assert room.rules.problem(room.state, codec.encode(Body((), (), tuple(fits)))) is None
+    assert "signatures" in (room.rules.problem(room.state, codec.encode(Body((), (), tuple(one_more)))) or "")
+    for signed in one_more:
+        assert room.ledger.pool.add(signed)
+    body = room.ledger.propose(room.state.height + 1, 0)
+    assert body is not None and decode_body(body).transactions == tuple(one_more[:full])
+    assert room.ledger.check(room.state.height + 1, body, PEER.public) is None
+
+
+class Counting:
+    """Counts real verifications, with nothing remembered."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._verifier: Verifier = FastVerifier()
+
+    def verify(self, public: bytes, data: bytes, signature: bytes) -> bool:
+        self.count += 1
+        return self._verifier.verify(public, data, signature)
+
+
+def test_statements_of_a_full_block_are_verified_once_from_arrival_to_decision() -> None:
+    room, verifier = Room(), Counting()
+    room.rules.verifier = verifier
+    signed = _full(room, 3, 100)
+    statements = 3 * BATCH_MAX + 100
+    for each in signed:
+        room.rules.check_statements(each, room.rules.open_transaction(each))
+    assert verifier.count == statements + len(signed)
+    body = codec.encode(Body((), (), tuple(signed)))
+    for _ in range(3):
+        assert room.rules.problem(room.state, body) is None
+        with pytest.raises(Refused):
+            room.rules.apply_transaction(room.state, signed[-1])
+    room.decide_body(body)
+    assert room.curation.annotators_count == statements
+    assert verifier.count < statements + 20 * len(signed), "only the transactions themselves are verified again"
+
+
+# On a link -------------------------------------------------------------------------------------------------------------
+
+
+def _pack() -> Pack:
+    pack = Pack(modules=lambda: (CurationModule(),))
+    pack[1].say(pack.world.tx(PEER, "member/register", Register(("annotator",))))
+    pack.until(lambda shell: shell.node.state.members.members[PEER.public].roles == ("annotator",))
+    return pack
+
+
+def _batch(pack: Pack, *enrolments: Any, nonce: int = 2) -> Signed:
+    return pack.world.tx(PEER, "curation/batch", Batch(enrolments=enrolments), nonce)
+
+
+def _hears(shell: Shell, sender: FastSigner, signed: Signed) -> bool:
+    """Whether the sender keeps its link."""
+    turn = shell.turn(Received(sender.public, codec.encode(Relay(signed))))
+    return all(fault.peer != sender.public for fault in turn.faults)
+
+
+def test_a_batch_with_a_false_signature_costs_its_sender_the_link_and_takes_no_memory() -> None:
+    pack, room = _pack(), Room()
+    assert pack.world.chain == room.chain, "the same network"
+    true, _ = room.enrolment(ANN), pack[0].said(Relay)
+    false = _batch(pack, true, replace(room.enrolment(BOB), signature=NOISE))
+    assert not _hears(pack[0], PEOPLE[2], false), "the sender pays, whoever signed the batch"
+    assert len(pack[0].node.ledger.pool) == 0 and not pack[0].said(Relay)
+    assert _hears(pack[0], PEER, _batch(pack, true)) and len(pack[0].node.ledger.pool) == 1
+
+
+def test_a_batch_of_statements_that_do_not_act_costs_nobody_a_link() -> None:
+    pack, room = _pack(), Room()
+    enrolment = room.enrolment(ANN)
+    pack[1].say(_batch(pack, enrolment))
+    pack.until(lambda shell: shell.node.state.modules["curation"].annotators_count == 1)
+    again = _batch(pack, enrolment, nonce=3)
+    assert _hears(pack[0], PEER, again) and len(pack[0].node.ledger.pool) == 1
+
+
+def test_a_leader_that_puts_a_false_signature_into_its_block_loses_its_view() -> None:
+    pack, room = _pack(), Room()
+    false = _batch(pack, replace(room.enrolment(BOB), signature=NOISE))
+    body = codec.encode(Body((), (), (false,)))
+    ledger = pack[0].node.ledger
+    problem = ledger.check(ledger.state.height + 1, body, PEOPLE[2].public)
+    assert problem is not None and "bad-signature" in problem
+
+
+def test_a_statement_of_one_peer_is_false_in_another_peers_batch(room: Room) -> None:
+    room.project(ONE)
+    assert "bad-signature: enrol" in room.refused(OTHER, "curation/batch", Batch(enrolments=(room.enrolment(ANN, PEER),)))
