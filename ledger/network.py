@@ -112,6 +112,10 @@ class NetworkState:
             due=tuple(other for other in self.due if other != upgrade),
         )
 
+    def without(self, upgrade: Upgrade) -> NetworkState:
+        """An upgrade that fails is over. The version of before goes on, and voters may decide another upgrade."""
+        return replace(self, due=tuple(other for other in self.due if other != upgrade))
+
 
 class NetworkModule(Module[NetworkState]):
     name = "network"

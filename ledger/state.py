@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import hashlib
 import operator
-from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -17,6 +18,7 @@ from consensus.evidence import KINDS, Evidence, verify_evidence
 from ledger import members as membership
 from ledger.audits.docket import AuditsModule, FirstAuditsModule
 from ledger.audits.state import AuditsState
+from ledger.core.containment import Failure, failure_of, is_contained
 from ledger.core.genesis import Genesis, ModuleVersion
 from ledger.core.module import Change, Context, Module, Refused, Replaced, Said, Statement
 from ledger.jobs import (
@@ -54,6 +56,7 @@ T = TypeVar("T")
 OPENED_BYTES_MAX = 24 << 20  # accepted messages kept decoded: one round of VOTERS_MAX ballots and cut-offs of the largest size
 OPENED_FACTOR = 4  # memory of a message, with its body, for each byte of the body: ballots take 3.8, transactions 2
 OPENED_OVERHEAD_BYTES = 1_024  # objects of the smallest message
+FAILURES_KEPT = 8
 CHECKED_MAX = TRANSACTIONS_PENDING_MAX + 2 * TRANSACTIONS_PER_BLOCK_MAX  # a pool, and a block in each of two views; 3 MB
 
 
@@ -105,6 +108,17 @@ class State:
             self._encoded[name] = (value, data)
         return data
 
+    def repair(self, name: str) -> None:
+        """Undoes what code that failed has changed inside the state of its module, which no code may: back to its last bytes."""
+        value, data = self._encoded.get(name, (None, b""))
+        if value is None or codec.encode(value) == data:
+            return
+        whole = codec.decode(type(value), data, len(data))
+        for table in table_fields(type(value)):
+            getattr(whole, table).take(getattr(value, table))
+        for part in fields(value):
+            object.__setattr__(value, part.name, getattr(whole, part.name))
+
     @cached_property
     def tables(self) -> dict[str, Table[Any]]:
         """All that the modules hold, by module and field."""
@@ -153,6 +167,7 @@ class Transition:
     state: State
     started: tuple[bytes, ...]  # jobs whose model is to be made
     closed: tuple[ClosedRound, ...]
+    failures: tuple[Failure, ...] = ()  # steps of modules that raised, and so did not act
 
     def finish(self, model_roots: Mapping[bytes, bytes]) -> State:
         """The state with the models' new roots: exactly those of `started` and `closed`."""
@@ -240,6 +255,7 @@ class Rules:
         assert len(self._known) == len(modules), "each version once"
         self._running: tuple[tuple[ModuleVersion, ...], Running] | None = None
         self._begun: tuple[State, State] | None = None
+        self.failures: deque[Failure] = deque(maxlen=FAILURES_KEPT)  # of transactions; whoever tells people takes them
         self._opened: OrderedDict[Signed, Any] = OrderedDict()
         self._opened_bytes = 0
         self._checked = RecentDigests(CHECKED_MAX)  # transactions whose statements have true signatures
@@ -285,11 +301,19 @@ class Rules:
         due = network.due_at(state.height + 1)
         if not due:
             return state
+        _ = state.root  # the bytes of before, which `State.repair` goes back to
         if self._begun is None or self._begun[0] is not state:
             after = state
             for upgrade in due:
                 module, old = self._require(_version(upgrade), upgrade.height), after.modules.get(upgrade.module)
-                value = module.genesis(self.genesis) if old is None else module.upgraded(old, network.version(upgrade.module))
+                try:
+                    value = module.genesis(self.genesis) if old is None else module.upgraded(old, network.version(upgrade.module))
+                except Exception as error:
+                    self._note(upgrade.module, f"the upgrade to version {upgrade.version}", error)
+                    state.repair(upgrade.module)
+                    network = network.without(upgrade)
+                    after = after.with_modules(**{NetworkModule.name: network})
+                    continue
                 network = network.moved_on(upgrade)
                 after = after.with_modules(**{upgrade.module: value, NetworkModule.name: network})
             self._begun = (state, after)
@@ -300,12 +324,21 @@ class Rules:
         for name, module in self._running_in(state).modules.items():
             if seen.get(name) is not state.modules[name]:
                 seen[name] = state.modules[name]
-                yield name, module.blobs(state.modules[name])
+                try:
+                    found = module.blobs(state.modules[name])
+                except Exception as error:
+                    self._note(name, "blobs", error)
+                    continue
+                yield name, found
 
     def replaced(self, state: State, counts: dict[str, int]) -> Iterator[Replaced]:
         """Blobs that were replaced since `counts`, which is brought up to date."""
         for name, module in self._running_in(state).modules.items():
-            found = module.replaced(state.modules[name], counts.get(name, 0))
+            try:
+                found = module.replaced(state.modules[name], counts.get(name, 0))
+            except Exception as error:
+                self._note(name, "replaced", error)
+                continue
             counts[name] = counts.get(name, 0) + len(found)
             yield from found
 
@@ -390,7 +423,9 @@ class Rules:
         if module is None:
             raise RemoteProtocolError("unknown-transaction", transaction.kind)
         content: Any = codec.decode(module.contents[transaction.kind], transaction.content)
-        return Read(module, signed, Said(signed.signer, content, transaction), module.statements(signed.signer, content))
+        with self._refused_where_it_fails(module, transaction):
+            statements = module.statements(signed.signer, content)
+        return Read(module, signed, Said(signed.signer, content, transaction), statements)
 
     def _act(self, state: State, read: Read, context: Context) -> tuple[State, tuple[Any, ...]]:
         module, said = read.module, read.said
@@ -399,8 +434,32 @@ class Rules:
             raise Refused(f"{transaction.kind} expires at height {transaction.expires}, this is {height}")
         state = state.with_modules(members=membership.use_nonce(state.members, transaction, said.author))
         self._check_statements(read.signed, read.statements)
-        change = module.apply(state.modules[module.name], said, state, context)
+        with self._refused_where_it_fails(module, transaction, state):
+            change = _sound(module, module.apply(state.modules[module.name], said, state, context))
         return state.with_modules(**{module.name: change.state}), change.facts
+
+    @contextmanager
+    def _refused_where_it_fails(
+        self, module: Module[Any], transaction: Transaction, state: State | None = None
+    ) -> Iterator[None]:
+        """A transaction that makes its module fail is refused, as it is at every peer."""
+        try:
+            yield
+        except (Refused, RemoteProtocolError):
+            raise
+        except Exception as error:
+            failure = self._note(module.name, transaction.kind, error)
+            if state is not None:
+                state.repair(module.name)
+            raise Refused(str(failure)) from error
+
+    def _note(self, module: str, step: str, error: Exception) -> Failure:
+        """For people, where every peer meets this exception. Raises it where this machine alone does."""
+        if not is_contained(error):
+            raise error
+        failure = failure_of(module, step, error)
+        self.failures.append(failure)
+        return failure
 
     def open_transaction(self, signed: Signed) -> Transaction:
         return self.open(signed, (Transaction,))
@@ -413,7 +472,12 @@ class Rules:
         known = self._known_content(transaction)
         if known is not None:
             module, content = known
-            self._check_statements(signed, module.statements(signed.signer, content))
+            try:
+                with self._refused_where_it_fails(module, transaction):
+                    statements = module.statements(signed.signer, content)
+            except Refused:
+                return  # `apply_transaction` refuses it, too
+            self._check_statements(signed, statements)
 
     def _check_statements(self, signed: Signed, statements: Sequence[Statement]) -> None:
         if not statements:
@@ -442,8 +506,12 @@ class Rules:
         if known is None:
             return Traits()
         module, content = known
-        signatures = 1 + len(module.statements(author, content)) + module.signatures.get(transaction.kind, 0)
-        return Traits(module.can_wait(content), module.lingers(content), signatures)
+        try:
+            with self._refused_where_it_fails(module, transaction):
+                signatures = 1 + len(module.statements(author, content)) + module.signatures.get(transaction.kind, 0)
+                return Traits(module.can_wait(content), module.lingers(content), signatures)
+        except Refused:
+            return Traits()
 
     def _running_in(self, state: State) -> Running:
         return self.running(state.of(NetworkState).modules)
@@ -524,17 +592,37 @@ class Rules:
                 self._judged = (state, body, self._effect(state, decode_body(body)))
             except (Refused, RemoteProtocolError) as error:
                 self._judged = (state, body, str(error))
+            except Exception as error:  # a body of others must not end this peer: see `ledger.core.containment`
+                self._judged = (state, body, str(self._note("block", "check", error)))
         return self._judged[2]
 
     def _effect(self, state: State, body: Body) -> Transition:
         """The effect of a body, whatever the block around it says.
 
+        If a step of a module fails, the body acts anew without that step.
+        """
+        failures: list[Failure] = []
+        while True:
+            try:
+                transition = self._acted(state, body, {(failure.module, failure.step) for failure in failures})
+                return replace(transition, failures=tuple(failures))
+            except _StepFailed as failed:
+                failures.append(failed.failure)
+                state.repair(failed.failure.module)
+
+    def _acted(self, state: State, body: Body, skipped: Set[tuple[str, str]]) -> Transition:
+        """The effect of a body without the `skipped` steps of modules.
+
         Closings are judged by the state before the block. Evidence expels. Transactions apply one after the other, after the
         evidence. Then every module takes its steps: the table of `ledger.core.module`.
         """
         before, state = state, self.begun(state)
+        for name in state.modules:
+            state.encoded(name)  # the bytes of before, which `State.repair` goes back to
         modules = self._running_in(state).modules
-        closed = tuple(self.close(state, closing) for closing in body.closings)
+        # A round that `jobs` does not count stays open, and its model takes no step: so nobody else sees it closed.
+        counts = not any(name == JobsModule.name for name, _ in skipped)
+        closed = tuple(self.close(state, closing) for closing in body.closings) if counts else ()
         if len({item.job for item in closed}) < len(closed):
             raise Refused("one round of a job a block")
         after = self.expel_all(state, body.evidence)
@@ -548,16 +636,52 @@ class Rules:
             after, facts = self._act(after, read, context)
             context = replace(context, facts=(*context.facts, *facts))
         if context.of(Rekeyed):
-            current = after.members.current
-            after = after.with_modules(**{name: module.rekeyed(after.modules[name], current) for name, module in modules.items()})
-        for step in (Module.settle.__name__, Module.end_block.__name__):
+            current, rekeyed = after.members.current, {}
             for name, module in modules.items():
-                change: Change = getattr(module, step)(after.modules[name], after, context)
+                if (name, REKEYED) not in skipped:
+                    with _failing(name, REKEYED):
+                        rekeyed[name] = _sound(module, Change(module.rekeyed(after.modules[name], current))).state
+            after = after.with_modules(**rekeyed)
+        for step in (SETTLE, END_BLOCK):
+            for name, module in modules.items():
+                if (name, step) in skipped:
+                    continue
+                with _failing(name, step):
+                    change = _sound(module, getattr(module, step)(after.modules[name], after, context))
                 after = after.with_modules(**{name: change.state})
                 context = replace(context, facts=(*context.facts, *change.facts))
+        if (MembersModule.name, SETTLE) in skipped:  # consensus counts on the voters of the next height, whatever fails
+            members = after.members
+            after = after.with_modules(members=replace(members, previous=members.voters, voters=members.upcoming))
         states = {name: _settled(value, before.modules.get(name)) for name, value in sorted(after.modules.items())}
         started = tuple(fact.job for fact in context.of(JobStarted))
         return Transition(replace(after, height=context.height, modules=states), started, closed)
+
+
+REKEYED, SETTLE, END_BLOCK = Module.rekeyed.__name__, Module.settle.__name__, Module.end_block.__name__
+
+
+class _StepFailed(Exception):
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(str(failure))
+        self.failure = failure
+
+
+@contextmanager
+def _failing(module: str, step: str) -> Iterator[None]:
+    """Raises `_StepFailed` for what every peer raises here; what only this one raises goes on."""
+    try:
+        yield
+    except Exception as error:
+        if not is_contained(error):
+            raise
+        raise _StepFailed(failure_of(module, step, error)) from error
+
+
+def _sound(module: Module[Any], change: Change) -> Change:
+    if not isinstance(change.state, module.state_type):
+        raise TypeError(f"{module.name} has made a {type(change.state).__name__} of its {module.state_type.__name__}")
+    return Change(change.state, tuple(change.facts))
 
 
 def _opened_bytes(signed: Signed) -> int:

@@ -129,6 +129,7 @@ class StatusView:
     suspended: str = ""  # until when and why this peer does not train; empty when it may
     unaudited: tuple[str, ...] = ()  # names of running jobs whose updates nobody re-executes
     disputed: str = ""  # that another block is certified beside one that is here; empty when none is. It stops nothing
+    failed: str = ""  # the last failure of a module of this program since its start: a bug. It stops nothing
     state: str = "working"  # in one word, of `PeerState`
     decided_seconds_ago: float | None = None  # the last decision that came here; None: none yet
     unreached: tuple[DialView, ...] = ()  # addresses that this peer dials in vain
@@ -171,6 +172,7 @@ class Severity(enum.StrEnum):
 class Cause(enum.StrEnum):
     HALTED = "halted"
     DISPUTED = "disputed"
+    MODULE_FAILED = "module-failed"
     NO_QUORUM = "no-quorum"
     NO_SPARE = "no-spare"
     STALLED = "stalled"

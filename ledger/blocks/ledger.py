@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from consensus.block import BODY_BYTES_MAX
 from consensus.evidence import Evidence
@@ -17,6 +17,7 @@ from protocol.limits import EVIDENCE_PER_BLOCK_MAX, TRANSACTIONS_PER_BLOCK_MAX
 from protocol.messages import Notice
 from rounds.ballots import Closing, RoundBook
 
+DEFERRED_HEIGHTS = 64  # a closing that made `jobs` fail would else fill every block: blocks without end, with the same failure
 BODY_FIXED_BYTES = 64  # what an encoded body takes beside its closings, evidence and transactions
 ACCUSATIONS_MAX = 16 * EVIDENCE_PER_BLOCK_MAX  # held until a block carries them: 30 kB each at most; more liars wait their turn
 
@@ -31,6 +32,7 @@ class Ledger:
         self.books: dict[bytes, RoundBook] = {}
         self.pool = Pool(state.height, rules.traits)
         self.notices = Notices()
+        self._deferred: dict[tuple[bytes, int], int] = {}  # rounds -> height of the first block that may close them
         self.accusations: dict[bytes, Evidence] = {}  # by culprit; each would expel it now
         # What a signer said in rounds that have no book here yet. `peer.node.node` keeps that, and puts its own function here.
         self.signed_early: Callable[[bytes], tuple[Signed, ...]] = lambda signer: ()
@@ -108,12 +110,24 @@ class Ledger:
     def _closings(self, room: int) -> tuple[tuple[Closing, ...], int]:
         """The rounds that can be closed now, as many as fit, and the bytes left beside them."""
         closings: list[Closing] = []
-        for _, book in sorted(self.books.items()):
+        for book in self._closable():
             closing = book.closing()
             if closing is not None and (size := len(codec.encode(closing))) <= room:
                 closings.append(closing)
                 room -= size
         return tuple(closings), room
+
+    def _closable(self) -> list[RoundBook]:
+        """In order of their jobs."""
+        height = self.state.height + 1
+        books = [book for _, book in sorted(self.books.items())]
+        return [book for book in books if self._deferred.get((book.terms.job, book.terms.round), 0) <= height]
+
+    def defer(self, closings: Iterable[Closing]) -> None:
+        """Leaves these rounds open for some heights: the block that closed them made the module `jobs` fail."""
+        height = self.state.height
+        self._deferred = {key: until for key, until in self._deferred.items() if until > height}
+        self._deferred |= {(closing.job, closing.round): height + DEFERRED_HEIGHTS for closing in closings}
 
     def check(self, height: int, body: bytes, proposer: bytes) -> str | None:
         if height != self.state.height + 1:
@@ -149,7 +163,7 @@ class Ledger:
         return f"leaves out a transaction of {short_id(left_out.signed.signer)} that has waited too long" if left_out else None
 
     def has_work(self) -> bool:
-        closable = any(book.closing() is not None for book in self.books.values())
+        closable = any(book.closing() is not None for book in self._closable())
         return closable or bool(self.accusations) or self._certification_due() or self.awaits_transactions()
 
     def awaits_transactions(self) -> bool:

@@ -37,6 +37,8 @@ def causes(look: Look) -> Iterator[AlertView]:
         yield AlertView(Cause.HALTED, "", Severity.CRITICAL, status.halted)
     if status.disputed:
         yield AlertView(Cause.DISPUTED, "", Severity.CRITICAL, status.disputed)
+    if status.failed:
+        yield AlertView(Cause.MODULE_FAILED, "", Severity.CRITICAL, status.failed)
     if status.waiting.startswith(UNDECIDED):
         yield AlertView(Cause.NO_QUORUM, "", Severity.CRITICAL, status.waiting)
     elif status.waiting:

@@ -82,6 +82,7 @@ class ThisPeerAnswers(ThisPeerCalls):
             waiting=waiting,
             suspended=suspended,
             disputed=why_disputed(driver.replica),
+            failed=driver.witness.failure,
             unaudited=unaudited(driver.state),
             state=state_of(halted, waiting, behind, ago, suspended),
             decided_seconds_ago=ago,

@@ -99,7 +99,7 @@ def status(view: StatusView) -> Pairs:
 def state(view: StatusView) -> str:
     behind = f"behind by {counted(view.behind or 0, 'height')}" if view.state == "behind" else ""
     work = view.halted or view.waiting or behind or view.suspended or view.state
-    return f"{work}; {view.disputed}" if view.disputed else work
+    return "; ".join(filter(None, (work, view.disputed, view.failed)))
 
 
 def _decided(view: StatusView) -> str:

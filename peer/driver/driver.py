@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,7 +24,7 @@ from ledger.blocks.ledger import Ledger
 from ledger.core.genesis import Genesis
 from ledger.jobs import ClosedRound, Phase
 from ledger.snapshots.assembly import Restored
-from ledger.state import State, Transition, decode_body
+from ledger.state import FAILURES_KEPT, State, Transition, decode_body
 from peer.driver.answering import Answering
 from peer.driver.eventlog import EventLog
 from peer.driver.transfer import Snapshots, first_disproved, is_about_snapshots
@@ -303,6 +304,8 @@ class Driver:
         self.witness.copied(self.replica.copied)
         self.witness.unknown(self.rules.why_unknown(self.state))
         self.witness.muted(self.rounds.muted)
+        failures, self.rules.failures = self.rules.failures, deque(maxlen=FAILURES_KEPT)
+        self.witness.failed(f"height {self.replica.height}", failures)
         for _, reason in self.node.dropped:
             log.debug("our transaction left the pool: %s", reason)
         if turn.decided:
@@ -430,6 +433,7 @@ class Driver:
         for item in items:
             if isinstance(item, AppliedBlock):
                 self.snapshots.applied(item.state)
+                self.witness.failed(f"height {item.state.height}", item.transition.failures)
                 for key in item.transition.started:
                     self.witness.started(key, item.state)
                 for closed in item.transition.closed:

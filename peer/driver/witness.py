@@ -9,6 +9,7 @@ from consensus.evidence import Evidence
 from consensus.replica import Replica
 from consensus.turn import Decided, StoredBlock, Turn
 from consensus.voters import VoterSet
+from ledger.core.containment import Failure
 from ledger.jobs import ClosedRound, Job
 from ledger.members import Member, Rotate
 from ledger.state import State
@@ -26,6 +27,8 @@ from training.spec import AuditMode, JobSpec
 
 WHAT_TO_DO = "people have to compare their peers: see 'When peers do not hold the same state' in the guide"
 COMPARE_BLOCKS = "compare the blocks of that height with people you trust, over another way"
+REPORT_IT = "this is a bug, met by every peer alike: report it with this line"
+FAILURES_TOLD_MAX = 64  # remembered, so that each is told once
 DECISION_TIMES_KEPT = 10_000  # for percentiles
 
 
@@ -44,6 +47,8 @@ class Witness:
         self._refusal: str | None = None
         self._dispute: str | None = None
         self._disputed = ""
+        self.failure = ""  # the last one
+        self._failures: dict[str, None] = {}  # those that were told
         self._silent_below = 0
         self._is_copied = False
         self._unknown = ""
@@ -120,6 +125,16 @@ class Witness:
 
     def rotated(self, old: bytes, new: bytes) -> None:
         self.events.add("member", f"{short_id(new)} is now the key of {short_id(old)}", peer=new)
+
+    def failed(self, where: str, failures: Iterable[Failure]) -> None:
+        """A bug of the program. What `status` shows of it stays until this peer is restarted."""
+        for failure in failures:
+            self.failure = f"FAILED: {where}: {failure}"
+            if str(failure) not in self._failures:
+                self._failures[str(failure)] = None
+                self.events.add("warning", f"{self.failure}; {REPORT_IT}")
+        while len(self._failures) > FAILURES_TOLD_MAX:
+            del self._failures[next(iter(self._failures))]
 
     def silence(self, height: int, below: int) -> None:
         if height < below and below != self._silent_below:

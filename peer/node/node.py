@@ -20,9 +20,9 @@ from consensus.voters import VoterSet
 from ledger.blocks.ledger import Ledger
 from ledger.blocks.pool import SIGNED_BYTES, transaction_digest
 from ledger.core.module import Refused
-from ledger.jobs import Job
+from ledger.jobs import Job, JobsModule
 from ledger.members import ADMIT
-from ledger.state import Rules, State, Transition
+from ledger.state import Rules, State, Transition, decode_body
 from peer.node.early import RoundKey, RoundMessage
 from peer.node.recall import Recall
 from peer.node.rounds import Effects, Measured, Rounds
@@ -336,6 +336,8 @@ class Node:
         self.ledger.advance(item.state, item.decided.decode().state_root)
         pruned = self.ledger.pool.prune(self.rules, item.state)
         self.dropped += tuple(entry for entry in pruned if entry[0].signer == self.me)
+        if any(failure.module == JobsModule.name for failure in item.transition.failures):
+            self.ledger.defer(decode_body(item.decided.decode().body).closings)
         self._follow_rounds()  # before the replica asks for a block: a closed round must not be closed again
         self._take(_applied_event(item.state))
         self._send(None, *self._accusations())

@@ -27,7 +27,7 @@ ROUNDS, VOTES, BLOCKS = 200, 6, 10  # that are shown
 OF_OPERATORS: Final = (Cause.DISK_LOW, Cause.NO_ROOM, Cause.WORKER_GONE)
 OF_STATUS: Final = (
     "peer name network chain_id role version height view state_root voter voters tolerated quorum links halted waiting "
-    "suspended unaudited disputed state behind late"
+    "suspended unaudited disputed failed state behind late"
 )
 OF_JOBS: Final = "job name objective state round rounds model_root audit accepted rejected suspended place"
 OF_ROUNDS: Final = "job round height verdicts ballots stepped model_root held_out_bits_per_byte seconds decision_ms"

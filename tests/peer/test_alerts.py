@@ -42,6 +42,7 @@ def of(look: Look) -> list[tuple[str, str, str]]:
         (replace(WELL, status=replace(STATUS, halted="HALTED: a copy", state=PeerState.HALTED)), [("halted", "", "critical")]),
         (replace(WELL, status=replace(STATUS, halted="not a member: wait", state=PeerState.JOINING)), []),
         (replace(WELL, status=replace(STATUS, disputed="DISPUTED: two")), [("disputed", "", "critical")]),
+        (replace(WELL, status=replace(STATUS, failed="FAILED: height 4")), [("module-failed", "", "critical")]),
         (replace(WELL, status=replace(STATUS, state=PeerState.BEHIND, behind=9)), [("behind", "", "warning")]),
         (replace(WELL, expelled={OTHER: 9}, suspended={OTHER: "demo"}), [("liar-found", OTHER, "info")]),
         (replace(WELL, expelled={OTHER: STATUS.height - LIAR_HEIGHTS}), []),

@@ -336,3 +336,9 @@ async def test_streams_that_are_closed_or_know_few_characters_are_no_failure(tmp
     ascii_only = "PYTHONIOENCODING=ascii peer peers --data-dir $HERE > $HERE/shown"
     assert await run(tmp_path, ascii_only) == (0, "")
     assert r"\u2192h:1" in (tmp_path / "shown").read_text(), "an arrow, escaped"
+
+
+@pytest.mark.real("another process")
+def test_python_without_assertions_is_refused() -> None:
+    ended = subprocess.run([sys.executable, "-O", "-m", "peer.cli", "--help"], capture_output=True, text=True)
+    assert ended.returncode == 2 and "PYTHONOPTIMIZE" in ended.stderr and ended.stderr.count("\n") == 1

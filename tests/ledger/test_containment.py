@@ -1,0 +1,247 @@
+"""A bug in a module: a step that fails at every peer alike does not act, and nothing else stops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import pytest
+
+from ledger.core.genesis import Genesis
+from ledger.core.module import Change, Context, Module, Refused, Said, Statement, View
+from ledger.jobs import JobsOfModelsModule
+from ledger.members import MembersModule, Rekeyed, Rename
+from ledger.network import Upgrade
+from ledger.state import Body, Rules, core_modules
+from protocol import codec
+from protocol.codec import Count
+from protocol.errors import LocalProtocolError, RemoteProtocolError, StorageError
+from protocol.limits import UPGRADE_NOTICE_HEIGHTS
+from tests.ledger.world import LANGUAGE, NEW, PEOPLE, PlainJobs, World
+from tests.sim.keys import FastVerifier
+
+ALIKE = [
+    KeyError(b"job"),
+    ZeroDivisionError(),
+    AssertionError("broken"),
+    TypeError(),
+    ValueError(),
+    IndexError(),
+    AttributeError(),
+]
+ALIKE += [UnboundLocalError(), NotImplementedError(), StopIteration(), RemoteProtocolError("malformed"), Refused("no")]
+ALIKE += [LocalProtocolError("twice")]
+OF_THIS_MACHINE = [OSError(28, "no space"), MemoryError(), RecursionError(), StorageError("damaged"), RuntimeError("no thread")]
+OF_THIS_MACHINE += [ImportError(), KeyboardInterrupt(), SystemExit(1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    count: Count = 0
+    steps: dict[str, Count] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Add:
+    count: Count
+
+
+class Planted(Module[Tally]):
+    """Fails in one step, after it has changed its state in place."""
+
+    name = "planted"
+    contents: ClassVar[Mapping[str, type]] = {"planted/add": Add}
+    state_type = Tally
+
+    def __init__(self, step: str = "", error: BaseException | None = None) -> None:
+        self.step, self.error = step, error
+
+    def _fail_in(self, step: str, state: Tally | None = None) -> None:
+        if step == self.step and self.error is not None:
+            if state is not None:
+                state.steps["half"] = state.steps.get("half", 0) + 1
+            raise self.error
+
+    def genesis(self, genesis: Genesis) -> Tally:
+        return Tally(0, {"genesis": 1})
+
+    def upgraded(self, old: Any, version: int) -> Tally:
+        self._fail_in("upgraded", old)
+        return replace(old, count=1_000)
+
+    def statements(self, author: bytes, content: Any) -> tuple[Statement, ...]:
+        self._fail_in("statements")
+        return ()
+
+    def can_wait(self, content: Any) -> None:
+        self._fail_in("can_wait")
+
+    def apply(self, state: Tally, said: Said, view: View, context: Context) -> Change:
+        self._fail_in("apply", state)
+        return Change(replace(state, count=state.count + said.content.count))
+
+    def rekeyed(self, state: Tally, current: Callable[[bytes], bytes]) -> Tally:
+        self._fail_in("rekeyed", state)
+        return replace(state, steps={**state.steps, "rekeyed": 1})
+
+    def settle(self, state: Tally, view: View, context: Context) -> Change:
+        self._fail_in("settle", state)
+        return Change(replace(state, steps={**state.steps, "settle": context.height}), (Rekeyed(b"", b""),))
+
+    def end_block(self, state: Tally, view: View, context: Context) -> Change:
+        self._fail_in("end_block", state)
+        return Change(replace(state, steps={**state.steps, "end_block": context.height}))
+
+
+class PlantedLater(Planted):
+    version = 2
+
+
+def _world(step: str, error: BaseException) -> World:
+    return World(modules=(Planted(step, error),))
+
+
+def _tally(world: World) -> Tally:
+    return world.state.of(Tally)
+
+
+@pytest.mark.parametrize("error", ALIKE, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("step", ["settle", "end_block", "rekeyed"])
+def test_a_step_that_fails_does_not_act_and_the_rest_of_the_block_does(step: str, error: Exception) -> None:
+    """Transactions act, also those of the module that fails, and so do its other steps."""
+    world = _world(step, error)
+    add, rotation = world.tx(PEOPLE[0], "planted/add", Add(3)), world.rotation(PEOPLE[2], NEW)
+    before = world.state
+    body = Body((), (), (add, rotation))
+    transition = world.rules.transition(before, 1, 2_000, before.root, body)
+    (failure,) = transition.failures
+    assert (failure.module, failure.step) == ("planted", step) and type(error).__name__ in failure.error
+    tally = transition.state.of(Tally)
+    acted = {"settle": 1, "end_block": 1, "rekeyed": 1}
+    assert tally == Tally(3, {"genesis": 1, **{name: count for name, count in acted.items() if name != step}})
+    assert transition.state.members.current(PEOPLE[2].public) == NEW.public
+    assert transition.state.height == 1
+    again = world.rules.transition(before, 1, 2_000, before.root, body)
+    elsewhere = _world(step, error)
+    other = elsewhere.rules.transition(elsewhere.state, 1, 2_000, elsewhere.state.root, body)
+    assert transition.state.root == again.state.root == other.state.root, "however often it is judged"
+
+
+def test_blocks_go_on_with_a_step_that_always_fails() -> None:
+    world = _world("settle", KeyError(b"gone"))
+    for height in range(1, 6):
+        world.decide(world.tx(PEOPLE[0], "member/name", Rename(f"name {height}")))
+    assert world.state.height == 5 and world.state.members.members[PEOPLE[0].public].name == "name 5"
+    assert _tally(world) == Tally(0, {"genesis": 1, "end_block": 5})
+
+
+@pytest.mark.parametrize("error", OF_THIS_MACHINE, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("step", ["settle", "end_block", "rekeyed", "apply"])
+def test_what_only_this_machine_meets_ends_the_peer(step: str, error: BaseException) -> None:
+    """Another peer applies the step: this one must not go on without it."""
+    world = _world(step, error)
+    with pytest.raises(type(error)):
+        world.decide(world.tx(PEOPLE[0], "planted/add", Add(3)), world.rotation(PEOPLE[2], NEW))
+
+
+def test_a_bug_that_a_fault_of_this_machine_leads_to_ends_the_peer() -> None:
+    error = KeyError("rows")
+    error.__context__ = StorageError("a damaged page")
+    with pytest.raises(KeyError):
+        _world("settle", error).decide()
+
+
+@pytest.mark.parametrize("step", ["apply", "statements"])
+def test_a_transaction_that_makes_its_module_fail_is_refused(step: str) -> None:
+    world = _world(step, KeyError(b"gone"))
+    world.decide()
+    add = world.tx(PEOPLE[0], "planted/add", Add(3))
+    tally, root = codec.encode(_tally(world)), world.state.root
+    with pytest.raises(Refused, match="planted/add of the module planted failed: KeyError"):
+        world.rules.apply_transaction(world.state, add)
+    assert "failed" in (world.problem(add) or ""), "nor is a block with it decided"
+    assert [failure.module for failure in world.rules.failures] == ["planted"] * 2
+    assert world.ledger.pool.add(add)
+    assert world.ledger.pool.select(world.rules, world.state) == ()
+    assert codec.encode(_tally(world)) == tally and world.state.root == root, "what it has changed is undone"
+    world.decide(world.tx(PEOPLE[1], "member/name", Rename("works")))
+    assert world.state.height == 2
+
+
+def test_a_transaction_that_cannot_say_whether_it_waits_is_refused_where_it_fails() -> None:
+    world = _world("can_wait", KeyError(b"gone"))
+    assert world.ledger.pool.add(world.tx(PEOPLE[0], "planted/add", Add(3)))
+    assert world.ledger.propose(1, 0) is not None
+
+
+def test_an_upgrade_that_fails_is_over_and_the_version_of_before_goes_on() -> None:
+    modules = *core_modules(PlainJobs()), Planted(), PlantedLater("upgraded", ValueError("old"))
+    world = World(modules=modules[-2:])
+    first = tuple(replace(of, version=1) if of.name == "planted" else of for of in world.genesis.modules)
+    world.rules = world.ledger.rules = Rules(replace(world.genesis, modules=first), FastVerifier(), modules)
+    world.chain, world.ledger.state = world.rules.chain_id, world.rules.first_state()
+    at = world.state.height + UPGRADE_NOTICE_HEIGHTS + 5
+    for person in PEOPLE[:3]:
+        world.decide(world.tx(person, "network/upgrade", Upgrade("planted", 2, at)))
+    while world.state.height < at + 1:
+        world.decide()
+    assert _tally(world) == Tally(0, {"genesis": 1, "settle": at + 1, "end_block": at + 1})
+    assert [failure.step for failure in world.rules.failures] == ["the upgrade to version 2"]
+
+
+# Core modules --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step", ["settle", "end_block"])
+def test_where_jobs_fail_the_round_stays_open_for_everybody_and_is_not_closed_in_every_block(
+    monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    world = World()
+    key = world.start()
+    closing = world.closing(key)
+    real: Callable[..., Change] = getattr(JobsOfModelsModule, step)
+
+    def fails(self: Any, state: Any, view: View, context: Context) -> Change:
+        if any(type(fact).__name__ == "ClosedRound" for fact in context.facts):
+            raise KeyError(b"trainer")
+        return real(self, state, view, context)
+
+    monkeypatch.setattr(JobsOfModelsModule, step, fails)
+    before = world.state
+    transition = world.rules.transition(before, before.height + 1, 5_000, before.root, Body((closing,), (), ()))
+    assert [(failure.module, failure.step) for failure in transition.failures] == [("jobs", step)]
+    assert transition.closed == () and transition.state.jobs.jobs[key].round == 0
+    assert transition.state.jobs.jobs[key].model_root == before.jobs.jobs[key].model_root
+    assert world.ledger.has_work()
+    world.ledger.advance(transition.finish({}), before.root)
+    world.ledger.defer([closing])
+    world.follow()
+    assert not world.ledger._closings(1 << 20)[0]
+    monkeypatch.undo()
+    for _ in range(70):
+        world.decide()
+    assert [of.round for of in world.ledger._closings(1 << 20)[0]] == [0]
+
+
+def test_where_members_fail_the_voters_are_those_that_consensus_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(self: Any, state: Any, view: View, context: Context) -> Change:
+        raise ZeroDivisionError
+
+    world = World()
+    world.decide(world.rotation(PEOPLE[3], NEW))
+    before = world.state.members
+    assert before.upcoming != before.voters
+    monkeypatch.setattr(MembersModule, "settle", fails)
+    world.decide()
+    after = world.state.members
+    assert (after.previous, after.voters, after.upcoming) == (before.voters, before.upcoming, before.upcoming)
+
+
+def test_a_body_that_makes_a_check_fail_is_refused_and_ends_no_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    key = world.start(spec=LANGUAGE)
+    closing = world.closing(key)
+    monkeypatch.setattr("ledger.state.check_closing", lambda *about: {}["missing"])
+    assert "failed: KeyError" in (world.problem(closings=(closing,)) or "")
+    assert codec.encode(Body((), (), ()))
