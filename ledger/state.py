@@ -479,6 +479,21 @@ class Rules:
                 return  # `apply_transaction` refuses it, too
             self._check_statements(signed, statements)
 
+    def verify_ahead(self, state: State, transactions: Iterable[Signed]) -> None:
+        """Verifies and remembers the signatures of members' transactions, as many as a block may have. May run in a thread.
+
+        Raises `RemoteProtocolError` at the first false one, as `apply_transaction` will.
+        """
+        left = SIGNATURES_PER_BLOCK_MAX
+        for signed in transactions:
+            if signed.signer not in state.members.members:
+                continue
+            transaction = self.open_transaction(signed)
+            left -= self.traits(signed.signer, transaction).signatures
+            if left < 0:
+                return
+            self.check_statements(signed, transaction)
+
     def _check_statements(self, signed: Signed, statements: Sequence[Statement]) -> None:
         if not statements:
             return

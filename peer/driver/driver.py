@@ -7,6 +7,7 @@ back through the inbox, so that it never delays a vote.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections import deque
@@ -28,6 +29,7 @@ from ledger.state import FAILURES_KEPT, State, Transition, decode_body
 from peer.driver.answering import Answering
 from peer.driver.eventlog import EventLog
 from peer.driver.transfer import Snapshots, first_disproved, is_about_snapshots
+from peer.driver.verification import LARGE_BYTES, Verification
 from peer.driver.witness import Witness, rotations, why_disputed
 from peer.driver.workshop import Workshop
 from peer.features import rules_of
@@ -37,6 +39,7 @@ from peer.roles.base import RoundWork
 from protocol import codec
 from protocol.errors import RemoteProtocolError, StorageError
 from protocol.identity import Ed25519Verifier, Signer, short_id
+from protocol.limits import MESSAGE_BYTES_MAX
 from protocol.messages import Decision, GetRound, Link, Proposal
 from protocol.reasons import Verdict, label, with_label
 from storage.blobs import Blobs
@@ -44,11 +47,12 @@ from storage.store import Store, StoredRound
 from training import starts
 from training.host import JudgedRound, ModelHost
 from training.spec import JobSpec
-from transport.network import Connected, Copied, Disconnected, Network, Priority, Received
+from transport.network import Connected, Copied, Disconnected, Event, Network, Priority, Received
 
 log = logging.getLogger("peer")
 
-INBOX_MAX = 512  # items that wait for the driver; then the network is not read, which slows the senders down
+# Items that wait for the driver, and bytes of messages among them; then the network is not read, which slows the senders down.
+INBOX_MAX, INBOX_BYTES_MAX = 512, 4 * MESSAGE_BYTES_MAX
 CURRENT_HEIGHTS = 2  # decided and not applied: with more this peer was away, and what it missed says nothing of its pace
 BATCH_MAX = 64  # items in one turn: bounds how long a vote waits for the fsync
 
@@ -127,6 +131,8 @@ class Driver:
         )
         self._answering = Answering(store, network)
         self._inbox_send, self._inbox = trio.open_memory_channel[Item](INBOX_MAX)
+        self._inbox_bytes, self._inbox_room = 0, trio.Event()
+        self._verification = Verification(self.rules, network, lambda: self.state, self._deliver)
         self._decided = trio.Event()  # set and replaced when there is more to apply
         self._deadline: float | None = None
         self.applied = trio.Event()  # set and replaced when a block was applied
@@ -180,6 +186,7 @@ class Driver:
         await trio.to_thread.run_sync(self._recover_models)
         async with trio.open_nursery() as self._nursery:
             self._nursery.start_soon(self._listen)
+            self._nursery.start_soon(self._verification.run)
             await self._nursery.start(self.workshop.run)
             await self._nursery.start(self.snapshots.run)
             await self._turn([])
@@ -204,8 +211,23 @@ class Driver:
             if isinstance(event, Received) and is_about_snapshots(event.data):
                 self.snapshots.received(event.peer, event.data)
                 self.network.worked(event.peer, 0.0)  # what is read for it comes later
+            elif isinstance(event, Received) and self._verification.wants(event):
+                self._verification.put(event)
             else:
-                await self._inbox_send.send(event)
+                await self._deliver(event)
+
+    async def _deliver(self, event: Event) -> None:
+        while self._inbox_bytes > INBOX_BYTES_MAX:
+            await self._inbox_room.wait()
+        self._inbox_bytes += len(event.data) if isinstance(event, Received) else 0
+        await self._inbox_send.send(event)
+
+    def _took(self, item: Item) -> Item:
+        if isinstance(item, Received):
+            self._inbox_bytes -= len(item.data)
+            room, self._inbox_room = self._inbox_room, trio.Event()
+            room.set()
+        return item
 
     async def _next_items(self) -> list[Item]:
         """What is there, at least one item unless the deadline expires first."""
@@ -214,7 +236,7 @@ class Driver:
         if not items:
             wait = float("inf") if self._deadline is None else max(0.0, self._deadline - self.now())
             with trio.move_on_after(wait):
-                items.append(await self._inbox.receive())
+                items.append(self._took(await self._inbox.receive()))
                 items += self._items_here()
         return items
 
@@ -222,7 +244,7 @@ class Driver:
         items: list[Item] = []
         while len(items) < count_max:
             try:
-                items.append(self._inbox.receive_nowait())
+                items.append(self._took(self._inbox.receive_nowait()))
             except trio.WouldBlock:
                 break
         return items
@@ -333,6 +355,8 @@ class Driver:
                 last = self.rules.knows_until(state)
                 if last is not None and block.height > last:
                     return  # a newer program, which can apply it, begins here
+                if len(block.body) > LARGE_BYTES:  # an observer, or a peer that was away, has verified none of it
+                    await trio.to_thread.run_sync(self._verify_ahead, state, block.body)
                 transition = self.rules.apply(state, block)
                 before, state = state, transition.finish(await self._step_models(transition))
                 rounds = [_stored_round(closed, state) for closed in transition.closed]
@@ -346,6 +370,10 @@ class Driver:
                         self.host.discard(key)
                 await self._inbox_send.send(AppliedBlock(decided, transition, state))
             await more.wait()
+
+    def _verify_ahead(self, state: State, body: bytes) -> None:
+        with contextlib.suppress(RemoteProtocolError):  # `apply` finds it
+            self.rules.verify_ahead(state, decode_body(body).transactions)
 
     async def _step_models(self, transition: Transition) -> dict[bytes, bytes]:
         """The model roots after a block. Waits as long as it takes for payloads: q voters have said that they hold them."""

@@ -1,0 +1,122 @@
+"""Signatures of large messages are verified beside the event loop, and the link that brought the message pays."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from curation.contents import Batch, Enrolment
+from curation.limits import BATCH_MAX
+from curation.state import CurationState
+from curation.statements import Enrol
+from ledger.members import Register
+from peer.driver import verification
+from peer.driver.verification import Verification
+from peer.features import founding_modules
+from protocol import codec
+from protocol.identity import Identity, Signed, preimage, sign
+from protocol.messages import Relay, Transaction
+from tests.peer.network import Network, Seat, network, poll
+from transport.network import Received
+
+SECONDS_MAX = 60
+
+
+def _enrolments(seat: Seat, count: int) -> list[Enrolment]:
+    people = [Identity(bytes([1, *number.to_bytes(31)])) for number in range(count)]
+    said = codec.encode(Enrol("ann", seat.public, False))
+    signed = preimage(Enrol.TAG, seat.driver.chain_id, said)
+    return [Enrolment(person.public, "ann", False, person.sign(signed)) for person in people]
+
+
+def _batch(seat: Seat, enrolments: Sequence[Enrolment]) -> Signed:
+    nonce = seat.driver.state.members.members[seat.public].nonce + 1
+    content = codec.encode(Batch(enrolments=tuple(enrolments)))
+    return sign(seat.identity, seat.driver.chain_id, Transaction(nonce, seat.driver.state.height + 50, "curation/batch", content))
+
+
+async def _serving(made: Network) -> tuple[Seat, Seat]:
+    """Two voters, of which the first serves annotators."""
+    await made.seats[0].author.submit("member/register", Register(("annotator",)))
+    await poll(lambda: made.seats[1].driver.state.members.members[made.seats[0].public].roles == ("annotator",))
+    return made.seats[0], made.seats[1]
+
+
+def _watched(seat: Seat, monkeypatch: pytest.MonkeyPatch) -> tuple[list[int], list[tuple[bytes, float]]]:
+    """Threads in which this peer verifies what it has not verified before, and the seconds that it charges links for."""
+    threads, spent = list[int](), list[tuple[bytes, float]]()
+    verifier, charged = seat.driver._verifier._verifier, seat.network.spent
+
+    class Watched:
+        def verify(self, public: bytes, data: bytes, signature: bytes) -> bool:
+            threads.append(threading.get_ident())
+            return verifier.verify(public, data, signature)
+
+    def spend(peer: bytes, seconds: float) -> None:
+        spent.append((peer, seconds))
+        charged(peer, seconds)
+
+    monkeypatch.setattr(seat.driver._verifier, "_verifier", Watched())
+    monkeypatch.setattr(seat.network, "spent", spend)
+    return threads, spent
+
+
+@pytest.mark.real("a thread that matters")
+async def test_a_full_batch_is_verified_once_in_a_thread_and_charged_to_the_link_that_brought_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with network(tmp_path, founders=2, modules=founding_modules()) as made:
+        with trio.fail_after(SECONDS_MAX):
+            sender, receiver = await _serving(made)
+            signed = _batch(sender, _enrolments(sender, BATCH_MAX))
+            threads, spent = _watched(receiver, monkeypatch)
+            sender.network.send(receiver.public, codec.encode(Relay(signed)))
+            await poll(lambda: receiver.driver.state.of(CurationState).annotators_count == BATCH_MAX)
+        beside = [thread for thread in threads if thread != threading.get_ident()]
+        assert len(beside) == BATCH_MAX + 1, "each statement and the transaction, once, from arrival to the applied block"
+        paid = max(seconds for peer, seconds in spent if peer == sender.public)
+        assert paid > sum(seconds for peer, seconds in spent if peer == sender.public) / 2, (
+            "the thread's time is the largest part"
+        )
+
+
+async def test_a_false_statement_costs_the_link_though_it_was_verified_beside_the_loop(tmp_path: Path) -> None:
+    async with network(tmp_path, founders=2, modules=founding_modules()) as made:
+        with trio.fail_after(SECONDS_MAX):
+            sender, receiver = await _serving(made)
+            statements = _enrolments(sender, 40)
+            false = [*statements[:-1], replace(statements[-1], signature=bytes(range(64)))]
+            sender.network.send(receiver.public, codec.encode(Relay(_batch(sender, false))))
+            await poll(lambda: any("bad-signature: enrol" in event.text for event in receiver.events.last(1_000)))
+        assert sender.public not in receiver.network.connected()
+
+
+async def test_what_waits_for_verification_is_bounded_for_each_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message beyond that is dropped: its author says it again every second, and each new link tells it."""
+    monkeypatch.setattr(verification, "OF_PEER_BYTES_MAX", 100_000)
+    async with network(tmp_path, founders=2, modules=founding_modules()) as made:
+        with trio.fail_after(SECONDS_MAX):
+            sender, receiver = await _serving(made)
+
+        async def deliver(event: Any) -> None:
+            delivered.append(event)
+
+        delivered: list[Any] = []
+        queue = Verification(receiver.driver.rules, receiver.network, lambda: receiver.driver.state, deliver)
+        event = Received(sender.public, codec.encode(Relay(_batch(sender, _enrolments(sender, 200)))))
+        assert queue.wants(event) and not queue.wants(Received(bytes(32), event.data)), "strangers' are few and small"
+        for _ in range(50):
+            queue.put(event)
+        assert queue.bytes_waiting <= 100_000 and queue.dropped == 50 - queue.bytes_waiting // len(event.data)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(queue.run)
+            with trio.fail_after(SECONDS_MAX):
+                await poll(lambda: len(delivered) == 50 - queue.dropped)
+            nursery.cancel_scope.cancel()
+        assert queue.bytes_waiting == 0
