@@ -7,6 +7,7 @@ from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 
 from consensus.events import Message
+from protocol import codec
 from protocol.limits import DECISIONS_PER_REPLY_MAX
 from protocol.messages import Decision, GetBlock, GetDecisions, Proposed
 
@@ -17,6 +18,7 @@ ANSWERS_AT_ONCE = 32.0  # catching up a thousand heights needs no waiting
 ANSWERS_PER_SECOND = 4.0  # then 128 heights a second: more than a network decides, and little disk
 CLAIMS_MAX = 1_024  # peers whose height is remembered
 FUTURE_MESSAGES_MAX = 16  # per peer, votes of a leader's change and its votes of two heights; large proposals: one per peer
+FUTURE_BYTES_MAX = 256 << 10  # of those messages: two timeout certificates of VOTERS_MAX voters, and votes; the oldest go
 DECISIONS_BYTES_MAX = 8 << 20  # decisions that came before the ones below them, from all peers together
 PROPOSALS_BYTES_MAX = 32 << 20  # of later heights, from all peers together; what does not fit is sent again when it is due
 FUTURE_HEIGHTS_MAX = 2  # messages for the next two heights are kept until they are reached, others are asked for again
@@ -161,8 +163,8 @@ class AnswerRate:
 class Future:
     """Messages for heights that are not reached yet, unverified, so bounded for each peer they came from."""
 
-    _small: dict[bytes, deque[tuple[int, Message]]] = field(default_factory=dict)
-    _proposals: dict[bytes, tuple[int, Proposed]] = field(default_factory=dict)
+    _small: dict[bytes, deque[tuple[int, Message, int]]] = field(default_factory=dict)  # height, message, bytes
+    _proposals: dict[bytes, tuple[int, Proposed, int]] = field(default_factory=dict)
     _decisions: dict[int, tuple[bytes, Decision]] = field(default_factory=dict)
 
     def keep_decision(self, peer: bytes, height: int, decision: Decision) -> None:
@@ -174,12 +176,16 @@ class Future:
             self._decisions[height] = (peer, decision)
 
     def keep(self, peer: bytes, height: int, message: Message) -> None:
+        size = len(codec.encode(message))
         if isinstance(message, Proposed):
-            held = sum(len(kept.short) for of, (_, kept) in self._proposals.items() if of != peer)
-            if held + len(message.short) <= PROPOSALS_BYTES_MAX:
-                self._proposals[peer] = (height, message)
-        else:
-            self._small.setdefault(peer, deque(maxlen=FUTURE_MESSAGES_MAX)).append((height, message))
+            held = sum(of_kept for of, (_, _, of_kept) in self._proposals.items() if of != peer)
+            if held + size <= PROPOSALS_BYTES_MAX:
+                self._proposals[peer] = (height, message, size)
+        elif size <= FUTURE_BYTES_MAX:
+            kept = self._small.setdefault(peer, deque(maxlen=FUTURE_MESSAGES_MAX))
+            while sum(of_kept for _, _, of_kept in kept) + size > FUTURE_BYTES_MAX:
+                kept.popleft()
+            kept.append((height, message, size))
 
     def forget(self, peer: bytes) -> None:
         self._small.pop(peer, None)
@@ -192,9 +198,9 @@ class Future:
         if height in self._decisions:
             taken.append(self._decisions[height])
         self._decisions = {of: kept for of, kept in self._decisions.items() if of > height}
-        for peer in [peer for peer, (of, _) in self._proposals.items() if of <= height]:
+        for peer in [peer for peer, (of, _, _) in self._proposals.items() if of <= height]:
             taken.append((peer, self._proposals.pop(peer)[1]))
         for peer, messages in self._small.items():
-            taken.extend((peer, message) for of, message in messages if of == height)
-            self._small[peer] = deque(((of, m) for of, m in messages if of > height), maxlen=FUTURE_MESSAGES_MAX)
+            taken.extend((peer, message) for of, message, _ in messages if of == height)
+            self._small[peer] = deque((kept for kept in messages if kept[0] > height), maxlen=FUTURE_MESSAGES_MAX)
         return taken

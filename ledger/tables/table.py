@@ -13,7 +13,7 @@ import functools
 import operator
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from typing import Annotated, Any, ClassVar, Final, Generic, TypeVar
 
 from ledger.tables import proofs, tree
@@ -27,10 +27,31 @@ from protocol.limits import ROW_BYTES_MAX, ROW_KEY_BYTES_MAX
 
 R = TypeVar("R")
 
-# Records that were read and are kept decoded, about 4 MB: a body is judged and then applied, and reads the same ones again.
+# Records that were read and are kept decoded: a body is judged and then applied, and reads the same ones again. The bytes are of
+# their encodings, which are a fifth of what they take in memory.
 KNOWN_MAX: Final = 4_096
+KNOWN_BYTES_MAX: Final = 2 << 20
 
 Layers = tuple[Mapping[bytes, Any], ...]  # the newest last; None: the row goes
+
+
+class Known(dict[bytes, Any]):
+    """Decoded records by key; None: there is none."""
+
+    encoded_bytes = 0
+
+    def put(self, key: bytes, value: Any, size: int) -> None:
+        if len(self) >= KNOWN_MAX or self.encoded_bytes + size > KNOWN_BYTES_MAX:
+            self.clear()
+            self.encoded_bytes = 0
+        self[key] = value
+        self.encoded_bytes += size
+
+    def without(self, keys: Set[bytes]) -> Known:
+        """A copy: another thread may read rows of a table that shares these. Its size counts the former records, too."""
+        left = Known((key, value) for key, value in self.copy().items() if key not in keys)
+        left.encoded_bytes = self.encoded_bytes
+        return left
 
 
 class Table(Generic[R]):
@@ -45,7 +66,7 @@ class Table(Generic[R]):
         check_kind(typing.cast(Any, kind))
         self.kind = kind
         # They change at once, into others with the same rows.
-        self._now: tuple[Node, Version | None, Layers, dict[bytes, R | None]] = (node, version, (), {})
+        self._now: tuple[Node, Version | None, Layers, Known] = (node, version, (), Known())
 
     def get(self, key: bytes) -> R | None:
         node, version, layers, known = self._now
@@ -54,12 +75,11 @@ class Table(Generic[R]):
                 found: R | None = layer[key]
                 return found
         if key in known:
-            return known[key]
+            kept: R | None = known[key]
+            return kept
         data = tree.find(node, key, _reader(version))
         value = None if data is None else self._decoded(data)
-        if len(known) >= KNOWN_MAX:
-            known.clear()
-        known[key] = value
+        known.put(key, value, 0 if data is None else len(data))
         return value
 
     def __contains__(self, key: bytes) -> bool:
@@ -99,15 +119,13 @@ class Table(Generic[R]):
             node = tree.changed(node, ascending, _reader(version))
             # What was written is decoded again when it is read, as another peer's is that starts in between.
             written = {key for layer in layers for key in layer}
-            # A copy: another thread may read rows of the table before, which shares what is known, while this one hashes.
-            still = {key: value for key, value in known.copy().items() if key not in written}
-            self._now = (node, version, (), still)
+            self._now = (node, version, (), known.without(written))
         return node, _reader(version)
 
     def rest(self) -> None:
         """A newer one has taken its place: whoever still reads this one can do with less memory."""
         node, version, layers, _ = self._now
-        self._now = (node, version, layers, {})
+        self._now = (node, version, layers, Known())
 
     def settle(self, node: Node, version: Version) -> None:
         """The same rows, read from this store from now on."""

@@ -35,9 +35,9 @@ from storage.store import Store
 from training.host import ModelHost
 from transport.network import Network, Priority
 
-INBOX_MAX: Final = (
-    128  # messages that wait; what honest peers have on their way to us is less, and what is lost is asked for again
-)
+# Messages that wait, and their bytes: honest peers have less on their way to us, and what is lost is asked for again.
+INBOX_MAX: Final = 128
+INBOX_BYTES_MAX: Final = 32 << 20
 LINKS_SECONDS: Final = 1.0  # new and broken links are noticed this often while a snapshot is fetched
 PAUSE_SECONDS: Final = 5.0  # between transfers: what the peers claim may be lies
 HOLD_SECONDS: Final = 20.0  # so long no blocks are applied that a proven snapshot makes needless: both want the processor
@@ -77,6 +77,7 @@ class Snapshots:
         self._shelf, self._queue = Shelf(store, host), Queue()
         self._news: deque[State] = deque()  # applied, and not on the shelf yet
         self._inbox: deque[tuple[bytes, bytes]] = deque()
+        self._inbox_bytes = 0
         self._wake = trio.Event()
         self._clear = trio.Event()  # set and replaced: no proven snapshot is being fetched
         self._clear.set()
@@ -94,8 +95,9 @@ class Snapshots:
 
     def received(self, peer: bytes, data: bytes) -> None:
         """If a peer sends more than can be handled, the rest is lost, as on a bad link."""
-        if len(self._inbox) < INBOX_MAX:
+        if len(self._inbox) < INBOX_MAX and self._inbox_bytes + len(data) <= INBOX_BYTES_MAX:
             self._inbox.append((peer, data))
+            self._inbox_bytes += len(data)
             self._wake.set()
 
     def applied(self, state: State) -> None:
@@ -204,6 +206,7 @@ class Snapshots:
     async def _take_messages(self) -> None:
         for _ in range(len(self._inbox)):
             peer, data = self._inbox.popleft()
+            self._inbox_bytes -= len(data)
             try:
                 message: Any = codec.decode_message(data, SNAPSHOTS)
                 if isinstance(message, (GetSnapshot, GetPart)):

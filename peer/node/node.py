@@ -478,7 +478,7 @@ class Node:
         self.refused[error.reason] = self.refused.get(error.reason, 0) + 1
 
     def _answer_seeker(self, peer: bytes, key: RoundKey) -> None:
-        if self._now - self._answered.get(peer, 0.0) >= SEEK_ANSWER_SECONDS:
+        if peer in self._links and self._now - self._answered.get(peer, 0.0) >= SEEK_ANSWER_SECONDS:
             self._answered[peer] = self._now
             self._send((peer,), *map(Relay, self.rounds.held(key)))
 

@@ -54,7 +54,8 @@ SESSIONS_OF_ANNOTATOR_MAX: Final = 16  # browsers of one person
 ENROLMENTS_AT_ONCE: Final = 30
 ENROLMENT_SECONDS: Final = 360.0  # then one more
 ANSWERS_PER_MINUTE: Final = 60
-PAGES_OPEN_MAX: Final = 64  # decoded, in memory
+PAGES_OPEN_MAX: Final = 64  # decoded, in memory; a million characters that are not Latin take four times their bytes
+PAGES_OPEN_BYTES_MAX: Final = 8 << 20
 TOKEN_BYTES: Final = 24
 NUDGE_SECONDS: Final = 1.0
 SALT_DOMAIN: Final = "custodial-salt"
@@ -93,6 +94,7 @@ class Annotating:
         self._sessions = FairTable[str, _Open](SESSIONS_MAX, SESSIONS_OF_ANNOTATOR_MAX)
         self._enrolments = Rate(ENROLMENTS_AT_ONCE, ENROLMENT_SECONDS)  # where sign-up is open
         self._pages: OrderedDict[bytes, Page] = OrderedDict()
+        self._page_bytes: dict[bytes, int] = {}
         self._answered: OrderedDict[bytes, deque[float]] = OrderedDict()  # when each annotator did, of the last minute
 
     @property
@@ -286,8 +288,10 @@ class Annotating:
             if found is None:
                 return None
             self._pages[page.digest] = found
-            if len(self._pages) > PAGES_OPEN_MAX:
-                self._pages.popitem(last=False)
+            self._page_bytes[page.digest] = page.bytes
+            while len(self._pages) > PAGES_OPEN_MAX or sum(self._page_bytes.values()) > PAGES_OPEN_BYTES_MAX:
+                oldest, _ = self._pages.popitem(last=False)
+                del self._page_bytes[oldest]
         self._pages.move_to_end(page.digest)
         return self._pages[page.digest]
 

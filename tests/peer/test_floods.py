@@ -1,0 +1,158 @@
+"""What others send stays in memory only within bounds in bytes, and nothing that was refused stays at all."""
+
+from __future__ import annotations
+
+import gc
+import random
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import trio
+
+from consensus.catchup import FUTURE_BYTES_MAX, PROPOSALS_BYTES_MAX, Future
+from ledger.state import OPENED_BYTES_MAX
+from ledger.tables import Table
+from ledger.tables.table import KNOWN_BYTES_MAX
+from peer.driver.driver import INBOX_BYTES_MAX as INBOX_BYTES_MAX_OF_DRIVER
+from peer.driver.transfer import INBOX_BYTES_MAX
+from protocol import codec
+from protocol.codec import Length
+from protocol.identity import Signed, sign
+from protocol.limits import HEADER_BYTES_MAX, PART_BYTES_MAX
+from protocol.messages import Content, Part, Proposed, Relay, Status, TimeoutCertificate, Transaction, ViewEnded
+from tests.ledger.world import PEOPLE
+from tests.peer.network import network, poll
+from tests.peer.nodes import Pack
+from tests.sim.keys import FastSigner
+from transport.network import Received
+
+STRANGER = FastSigner("nobody admitted this key")
+SLACK_BYTES = 3 << 20  # of interpreter, counters, and the messages at work
+LARGE = 200_000
+
+
+def _retained(flood: Callable[[], object]) -> int:
+    """Bytes that are allocated after it, and were not before."""
+    gc.collect()
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    flood()
+    gc.collect()
+    after = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    return after - before
+
+
+def _noise(number: int, size: int = LARGE) -> bytes:
+    return random.Random(number).randbytes(size)
+
+
+def _relays(pack: Pack, signer: FastSigner, kind: str, count: int, size: int = LARGE) -> None:
+    """As they come over a link: each in bytes of its own."""
+    for number in range(count):
+        transaction = Transaction(1, 9, kind, _noise(number, size))
+        data = codec.encode(Relay(sign(signer, pack.world.chain, transaction)))
+        pack[0].turn(Received(signer.public, data))
+
+
+def test_a_flood_of_a_key_that_nobody_admitted_leaves_nothing_behind() -> None:
+    """Its signatures are true, and it asks to be admitted: so each message is verified, and then refused."""
+    pack = Pack(count=1)
+    assert _retained(lambda: _relays(pack, STRANGER, "member/admit", 300)) < SLACK_BYTES
+    rules = pack[0].node.rules
+    assert rules._opened_bytes == 0 and not rules._opened and len(pack[0].node.ledger.pool) == 0
+
+
+def test_a_flood_of_a_members_transactions_that_never_apply_leaves_nothing_behind() -> None:
+    pack = Pack(count=1)
+    assert _retained(lambda: _relays(pack, PEOPLE[1], "member/unknown", 300)) < SLACK_BYTES
+    assert not pack[0].node.rules._opened
+
+
+def test_accepted_messages_stay_decoded_within_a_bound_in_bytes() -> None:
+    """The pool has a bound of its own: this is about what is kept beside it."""
+    pack = Pack(count=1)
+    rules = pack[0].node.rules
+
+    def flood() -> None:
+        for number in range(300):
+            signed = sign(STRANGER, pack.world.chain, Transaction(number, 9, "any", _noise(number)))
+            rules.remember(signed, rules.open_transaction(signed))
+
+    assert 0.1 * OPENED_BYTES_MAX < _retained(flood) < OPENED_BYTES_MAX + SLACK_BYTES
+    assert rules._opened_bytes <= OPENED_BYTES_MAX
+
+
+def test_messages_for_later_heights_are_bounded_in_bytes_for_each_peer() -> None:
+    future = Future()
+    signed = tuple(Signed(_noise(number, 250), bytes([number]) * 32, bytes(64)) for number in range(200))
+
+    def flood() -> None:
+        for number in range(200):
+            fresh: list[Message] = [
+                codec.decode(ViewEnded, codec.encode(ViewEnded(TimeoutCertificate(signed, None)))),
+                Status(1, 1),
+            ]
+            future.keep(bytes([number % 10]) * 32, 5, fresh[number % 2])
+
+    assert _retained(flood) < 10 * 4 * FUTURE_BYTES_MAX + SLACK_BYTES
+    for messages in future._small.values():
+        assert sum(size for _, _, size in messages) <= FUTURE_BYTES_MAX
+    assert len(future.take(5)) > 10, "small ones stay"
+
+
+def test_proposals_for_later_heights_are_counted_with_their_headers() -> None:
+    future = Future()
+    for number in range(3_000):
+        proposed = Proposed(Signed(b"1", bytes(32), bytes(64)), _noise(number, HEADER_BYTES_MAX), b"", None)
+        future.keep(number.to_bytes(32), 5, proposed)
+    held = sum(len(codec.encode(kept)) for _, kept, _ in future._proposals.values())
+    assert PROPOSALS_BYTES_MAX // 2 < held <= PROPOSALS_BYTES_MAX
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    text: Annotated[bytes, Length(0, 16_000)]
+
+
+def test_rows_that_were_read_stay_decoded_within_a_bound_in_bytes() -> None:
+    table: Table[Row] = Table(Row).with_rows({number.to_bytes(4): Row(_noise(number, 15_000)) for number in range(1_000)})
+    table.tree()
+    retained = _retained(lambda: [table.get(number.to_bytes(4)) for number in range(1_000)])
+    assert retained < 2 * KNOWN_BYTES_MAX + SLACK_BYTES
+    assert table.get((7).to_bytes(4)) == Row(_noise(7, 15_000))
+
+
+# With a driver ----------------------------------------------------------------------------------------------------------
+
+
+async def test_parts_of_snapshots_that_nobody_asked_for_wait_within_a_bound_in_bytes(tmp_path: Path) -> None:
+    async with network(tmp_path, founders=1) as made:
+        snapshots = made.seats[0].driver.snapshots
+        for number in range(100):
+            part = Part(1, Content.BLOCK, b"", number, _noise(number, PART_BYTES_MAX))
+            snapshots.received(STRANGER.public, codec.encode(part))
+            assert snapshots._inbox_bytes <= INBOX_BYTES_MAX
+        await poll(lambda: snapshots._inbox_bytes == 0)
+
+
+async def test_what_waits_for_the_driver_is_bounded_in_bytes_and_nothing_of_it_is_lost(tmp_path: Path) -> None:
+    async with network(tmp_path, founders=1) as made, trio.open_nursery() as nursery:
+        driver = made.seats[0].driver
+        data = codec.encode(Relay(sign(STRANGER, driver.chain_id, Transaction(1, 9, "any", bytes(LARGE)))))
+        waited, delivered = list[int](), 0
+
+        async def deliver() -> None:
+            nonlocal delivered
+            for _ in range(400):
+                await driver._deliver(Received(STRANGER.public, data))
+                waited.append(driver._inbox_bytes)
+                delivered += 1
+
+        nursery.start_soon(deliver)
+        with trio.fail_after(60):
+            await poll(lambda: delivered == 400 and driver._inbox_bytes == 0)
+        assert max(waited) <= INBOX_BYTES_MAX_OF_DRIVER + len(data)
