@@ -92,11 +92,8 @@ def test_messages_for_later_heights_are_bounded_in_bytes_for_each_peer() -> None
 
     def flood() -> None:
         for number in range(200):
-            fresh: list[Message] = [
-                codec.decode(ViewEnded, codec.encode(ViewEnded(TimeoutCertificate(signed, None)))),
-                Status(1, 1),
-            ]
-            future.keep(bytes([number % 10]) * 32, 5, fresh[number % 2])
+            large = codec.decode(ViewEnded, codec.encode(ViewEnded(TimeoutCertificate(signed, None))))
+            future.keep(bytes([number % 10]) * 32, 5, Status(1, 1) if number % 2 else large)
 
     assert _retained(flood) < 10 * 4 * FUTURE_BYTES_MAX + SLACK_BYTES
     for messages in future._small.values():
