@@ -19,7 +19,7 @@ from protocol.recent import RecentDigests
 V = TypeVar("V", Prepare, Commit)
 
 STATEMENT_BYTES_MAX = 256  # of a signed Timeout, as of a certificate's vote: what is kept unverified must be small
-VERIFIED_SIGNATURES_MAX = 8_192  # a block of SIGNATURES_PER_BLOCK_MAX, and heights of VOTERS_MAX votes: 2 MB
+VERIFIED_SIGNATURES_MAX = 8_192  # a block of COST_PER_BLOCK_MAX, and heights of VOTERS_MAX votes: 2 MB
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """The ledger module of curation.
 
-Nothing happens by time alone. A batch first looks at what has expired, by the time of the parent block. Then its statements act.
-Those that cannot are passed over and counted: another peer may have carried them before, or somebody else has the place.
+Nothing happens by time alone. The first batch of a block looks at what has expired, by the time of the parent block. Then the
+statements of each batch act. A statement that cannot is passed over and counted: another peer may have carried it before, or
+somebody else has the place.
 
 | a task is | and | then |
 |---|---|---|
@@ -49,6 +50,8 @@ from curation.limits import (
     EXPIRED_PER_BATCH_MAX,
     LEASE_MS,
     LEASES_MAX,
+    LOOKS_FOR_DRAW,
+    LOOKS_MAX,
     OPENING_MS,
     PAGES_MAX,
     PROJECTS_MAX,
@@ -82,14 +85,17 @@ from ledger.core.module import Change, Context, Module, Refused, Replaced, Said,
 from ledger.members import MembersState
 from ledger.network import NetworkState
 from protocol import merkle
-from protocol.limits import SIGNATURES_PER_BLOCK_MAX
+from protocol.limits import COST_PER_BLOCK_MAX
 from protocol.names import name_problem
 
 ANNOTATOR: Final = "annotator"  # the ledger role of a serving peer
+DRAWS_FOR_COST: Final = 3  # that cost as much as a signature check
+OPENING_COST: Final = 4  # in signature checks: the last opening of a task finds its label, and what its annotators are worth
 CHANGES_MAX: Final = 16  # remembered of one height: each serving peer has a batch on its way
 
 
-assert 1 + BATCH_MAX <= SIGNATURES_PER_BLOCK_MAX, "a full batch fits into a block"
+COST_OF_STATEMENT_MAX: Final = max(1 + -(-LEASES_MAX // DRAWS_FOR_COST), OPENING_COST)
+assert 1 + BATCH_MAX * COST_OF_STATEMENT_MAX <= COST_PER_BLOCK_MAX, "any batch fits into a block"
 
 
 class Passed(Exception):
@@ -143,6 +149,12 @@ class CurationModule(Module[CurationState]):
 
     def genesis(self, genesis: Genesis) -> CurationState:
         return CurationState()
+
+    def cost(self, kind: str, content: object) -> int:
+        if not isinstance(content, Batch):
+            return self.costs.get(kind, 0)
+        draws = sum(wish.count for wish in content.leases)
+        return draws // DRAWS_FOR_COST + OPENING_COST * len(content.openings) + len(content.commits) + len(content.skips)
 
     def statements(self, author: bytes, content: object) -> Sequence[Statement]:
         if not isinstance(content, Batch):
@@ -207,6 +219,12 @@ class CurationModule(Module[CurationState]):
         _expire(work, context.time_ms, members)
         self._closer.go_on(work, context.chain_id, context.time_ms)
         places = ANNOTATORS_MAX // max(1, len(serving(members)))
+        if work.state.looked != context.height:  # once a block, however many batches it has
+            work.changed["looked"] = context.height
+            _expire(work, context.time_ms)
+            self._closer.go_on(work, context.chain_id, context.time_ms)
+        work.looks_left = LOOKS_MAX + LOOKS_FOR_DRAW * sum(wish.count for wish in batch.leases)
+        places = ANNOTATORS_MAX // max(1, len(serving(members))) if batch.enrolments else 0
 
         def act(statements: tuple[object, ...], do: Callable[..., None]) -> None:
             for statement in statements:

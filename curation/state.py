@@ -264,6 +264,7 @@ class CurationState:
     golds: Table[Gold] = field(default_factory=lambda: Table(Gold))
     redactions: Table[Redaction] = field(default_factory=lambda: Table(Redaction))
     wishes: Table[Redaction] = field(default_factory=lambda: Table(Redaction))
+    looked: Count = 0  # height of the last block whose batches have seen what expires, and gone on with a close
 
 
 def page_key(project: bytes, page: int) -> bytes:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
-from curation.limits import ASSIGNED_MAX, CANDIDATES, SKIPS_MAX
+from curation.limits import ASSIGNED_MAX, CANDIDATES, DRAW_PROJECTS_MAX, SKIPS_MAX
 from curation.lists import BEGUN, FRESH, place_key
 from curation.state import (
     Agreed,
@@ -79,6 +80,7 @@ class Work:
 
     state: CurationState
     root: bytes  # a recent state root, which draws depend on
+    looks_left: float = math.inf  # tasks that draws may still look at
     changed: dict[str, Any] = field(default_factory=dict)  # fields of the state that are no tables
 
     def __post_init__(self) -> None:
@@ -237,7 +239,7 @@ class Work:
 
         `without`: projects that are left out.
         """
-        rows = [(key, self.projects[key]) for key in self.open if key not in without]
+        rows = [(key, self.projects[key]) for key in self._looked_at(annotator) if key not in without]
         rows = [(key, row) for key, row in rows if row.phase is Phase.OPEN]
         begun = [key for key, row in rows if row.begun]
         fresh = [key for key, row in rows if row.drawn < row.tasks]
@@ -248,13 +250,26 @@ class Work:
                     return project, task
         return None
 
+    def _looked_at(self, annotator: bytes) -> tuple[bytes, ...]:
+        """Open projects from a place on that this annotator's draws begin at now."""
+        keys = self.open
+        if len(keys) <= DRAW_PROJECTS_MAX:
+            return keys
+        start = int.from_bytes(_hash(self.root, annotator)[:8], "big") % len(keys)
+        return (*keys[start:], *keys[:start])[:DRAW_PROJECTS_MAX]
+
     def _draw_begun(self, project: bytes, annotator: bytes) -> bytes | None:
         count = self.projects[project].begun
         start = int.from_bytes(_hash(self.root, annotator, project)[:8], "big") % count if count else 0
         places = ((start + number) % count for number in range(min(count, CANDIDATES)))
-        tasks = (task_id(project, self._number_at(project, BEGUN, place)) for place in places)
-        free = [task for task in tasks if annotator not in self.tasks[task].annotators]
-        return min(free, key=lambda task: _hash(self.root, task, annotator), default=None)
+        for place in places:
+            if self.looks_left <= 0:
+                return None
+            self.looks_left -= 1
+            task = task_id(project, self._number_at(project, BEGUN, place))
+            if annotator not in self.tasks[task].annotators:
+                return task
+        return None
 
     def _draw_fresh(self, project: bytes, annotator: bytes) -> bytes | None:
         """Takes fresh tasks out of the list, up to the first that is not redacted, or CANDIDATES of them."""

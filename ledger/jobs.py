@@ -299,6 +299,8 @@ class JobEnded:
 
 class JobsModule(Module[JobsState]):
     name = "jobs"
+    # A start looks at all members that may train, and at all jobs and their specifications.
+    costs: ClassVar[Mapping[str, int]] = {"job/start": 64, "job/stop": 8, "job/hold": 8}
     contents: ClassVar[Mapping[str, type]] = {"job/start": Start, "job/stop": Stop}
     state_type = JobsState
 

@@ -221,7 +221,8 @@ class Rekeyed:
 class MembersModule(Module[MembersState]):
     name = "members"
     contents = KINDS
-    signatures: ClassVar[Mapping[str, int]] = {ADMIT: 2, "member/revoke": 1, "member/rotate": 1}
+    # The table of members is copied for each change; `member/admit` and `member/rotate` look at all rows.
+    costs: ClassVar[Mapping[str, int]] = {**dict.fromkeys(KINDS, 3), ADMIT: 24, "member/rotate": 24}
     state_type = MembersState
 
     def genesis(self, genesis: Genesis) -> MembersState:

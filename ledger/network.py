@@ -119,6 +119,7 @@ class NetworkState:
 
 class NetworkModule(Module[NetworkState]):
     name = "network"
+    costs: ClassVar[Mapping[str, int]] = {"network/upgrade": 4, "network/limit": 4}  # all voters' wishes are looked at
     contents: ClassVar[Mapping[str, type]] = {"network/upgrade": Upgrade}
     state_type = NetworkState
 
@@ -186,9 +187,10 @@ class NetworkOfLimitsModule(NetworkModule):
 
 def _decided(state: NetworkState, members: MembersState) -> NetworkState:
     """An upgrade that a quorum wishes is due. There is never a second one: two quorums share a voter, and each has one wish."""
-    counts = Counter(wish for voter, wish in state.wishes.items() if voter in members.voters)
+    voters = VoterSet(members.voters)
+    counts = Counter(wish for voter, wish in state.wishes.items() if voter in voters)
     for wish, count in counts.items():
-        if count >= VoterSet(members.voters).quorum:
+        if count >= voters.quorum:
             due = sorted((*state.due, wish), key=lambda upgrade: (upgrade.height, upgrade.module))
             others = {voter: other for voter, other in state.wishes.items() if other.module != wish.module}
             return replace(state, wishes=others, due=tuple(due))

@@ -39,9 +39,9 @@ from protocol.codec import Count, Digest, Length
 from protocol.errors import RemoteProtocolError, StorageError, UserError
 from protocol.identity import Signed, Verifier, open_signed, preimage, short_id
 from protocol.limits import (
+    COST_PER_BLOCK_MAX,
     EVIDENCE_PER_BLOCK_MAX,
     PLAIN_BLOB_BYTES_MAX,
-    SIGNATURES_PER_BLOCK_MAX,
     TRANSACTION_LIFETIME_HEIGHTS,
     TRANSACTIONS_PENDING_MAX,
     TRANSACTIONS_PER_BLOCK_MAX,
@@ -212,7 +212,7 @@ class Traits(NamedTuple):
 
     awaited_job: bytes | None = None  # see `Module.can_wait`
     lingers: bool = False  # see `Module.lingers`
-    signatures: int = 1  # checks that it costs: its own, those of its statements, and those inside `Module.apply`
+    cost: int = 1  # in signature checks: its own, those of its statements, and the work of `Module.apply`
 
 
 class Read(NamedTuple):
@@ -224,8 +224,8 @@ class Read(NamedTuple):
     statements: Sequence[Statement]
 
     @property
-    def signatures(self) -> int:
-        return 1 + len(self.statements) + self.module.signatures.get(self.said.transaction.kind, 0)
+    def cost(self) -> int:
+        return 1 + len(self.statements) + self.module.cost(self.said.transaction.kind, self.said.content)
 
 
 class Unknown(Refused, UserError):
@@ -484,12 +484,12 @@ class Rules:
 
         Raises `RemoteProtocolError` at the first false one, as `apply_transaction` will.
         """
-        left = SIGNATURES_PER_BLOCK_MAX
+        left = COST_PER_BLOCK_MAX
         for signed in transactions:
             if signed.signer not in state.members.members:
                 continue
             transaction = self.open_transaction(signed)
-            left -= self.traits(signed.signer, transaction).signatures
+            left -= self.traits(signed.signer, transaction).cost
             if left < 0:
                 return
             self.check_statements(signed, transaction)
@@ -523,8 +523,8 @@ class Rules:
         module, content = known
         try:
             with self._refused_where_it_fails(module, transaction):
-                signatures = 1 + len(module.statements(author, content)) + module.signatures.get(transaction.kind, 0)
-                return Traits(module.can_wait(content), module.lingers(content), signatures)
+                cost = 1 + len(module.statements(author, content)) + module.cost(transaction.kind, content)
+                return Traits(module.can_wait(content), module.lingers(content), cost)
         except Refused:
             return Traits()
 
@@ -642,12 +642,12 @@ class Rules:
             raise Refused("one round of a job a block")
         after = self.expel_all(state, body.evidence)
         context = replace(self._context(state), facts=(*closed, *(Expelled(item.culprit) for item in body.evidence)))
-        signatures = 0
+        cost = 0
         for signed in body.transactions:
             read = self._read(after, signed)
-            signatures += read.signatures
-            if signatures > SIGNATURES_PER_BLOCK_MAX:
-                raise Refused(f"more than {SIGNATURES_PER_BLOCK_MAX} signatures of transactions and their statements")
+            cost += read.cost
+            if cost > COST_PER_BLOCK_MAX:
+                raise Refused(f"its transactions cost more than {COST_PER_BLOCK_MAX} signature checks")
             after, facts = self._act(after, read, context)
             context = replace(context, facts=(*context.facts, *facts))
         if context.of(Rekeyed):

@@ -14,7 +14,7 @@ BLOCK_BYTES_MAX: Final = 4 << 20  # leaves room in a message for certificates of
 HEADER_BYTES_MAX: Final = 32 << 10  # a block without its body: certificate of the parent and failed leaders of VOTERS_MAX voters
 TRANSACTION_BYTES_MAX: Final = 256 << 10  # a job with its data manifest hash fits many times over
 TRANSACTIONS_PER_BLOCK_MAX: Final = 1_000  # keeps check_block well under a second
-SIGNATURES_PER_BLOCK_MAX: Final = 2_560  # of transactions and the statements in them: .3 s of a core at .12 ms for each
+COST_PER_BLOCK_MAX: Final = 2_560  # in signature checks of .12 ms, as modules count the work of transactions: .3 s of a core
 TRANSACTIONS_PENDING_MAX: Final = 10_000  # a peer's memory for what is not decided yet
 TRANSACTION_LIFETIME_HEIGHTS: Final = 1_000  # an expiry further away than this is refused: nonces can be forgotten
 

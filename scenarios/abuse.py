@@ -69,7 +69,7 @@ class Stage:
 
     def print(self, peer: int = LIAR) -> bytes:
         """Of all that is decided of curation, but not of how much was passed over."""
-        return hashlib.sha256(codec.encode(replace(self.state(peer), passed_over=0))).digest()
+        return hashlib.sha256(codec.encode(replace(self.state(peer), passed_over=0, looked=0))).digest()
 
     @property
     def api(self) -> CurationCalls:

@@ -78,6 +78,8 @@ class AuditsModule(Module[AuditsState]):
     name = "audits"
     version = SECOND_AUDITS
     contents: ClassVar[Mapping[str, type]] = {**dict.fromkeys(KINDS, StepFinding), OPENS: LossesOpening}
+    # The tables of the job are copied and looked through.
+    costs: ClassVar[Mapping[str, int]] = {"audit/report": 2, "audit/verdict": 6, "audit/challenge": 10, OPENS: 6}
     state_type = AuditsState
 
     def __init__(self, rules: JobRules) -> None:

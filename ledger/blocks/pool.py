@@ -17,8 +17,8 @@ from protocol import codec
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed
 from protocol.limits import (
+    COST_PER_BLOCK_MAX,
     NOTICED_MAX,
-    SIGNATURES_PER_BLOCK_MAX,
     TRANSACTION_BYTES_MAX,
     TRANSACTIONS_PENDING_MAX,
     TRANSACTIONS_PER_BLOCK_MAX,
@@ -68,7 +68,7 @@ class Selection:
 
     def __init__(self, rules: Rules, state: State, size_max: int, count_max: int) -> None:
         self._rules, self._state = rules, state
-        self._room, self._count_max, self._signatures_left = size_max, count_max, SIGNATURES_PER_BLOCK_MAX
+        self._room, self._count_max, self._cost_left = size_max, count_max, COST_PER_BLOCK_MAX
         self.chosen: list[Signed] = []
 
     @property
@@ -79,26 +79,26 @@ class Selection:
         """Adds a transaction of somebody's block, whatever the bounds. Raises `Refused` or `RemoteProtocolError`."""
         self._state = self._rules.apply_transaction(self._state, signed)
         transaction = self._rules.open_transaction(signed)
-        self._add(signed, self._rules.traits(signed.signer, transaction).signatures)
+        self._add(signed, self._rules.traits(signed.signer, transaction).cost)
 
     def take(self, entry: Waiting) -> bool:
         """Adds it if it fits and applies now, and says whether it did."""
         member = self._state.members.members.get(entry.signed.signer)
         if entry.nonce != (member.nonce if member else 0) + 1:
             return False  # before the costly check: a flood of these must not slow down every vote
-        if self.is_full or entry.size > self._room or entry.traits.signatures > self._signatures_left:
+        if self.is_full or entry.size > self._room or entry.traits.cost > self._cost_left:
             return False
         try:
             self._state = self._rules.apply_transaction(self._state, entry.signed)
         except (Refused, RemoteProtocolError):
             return False
-        self._add(entry.signed, entry.traits.signatures)
+        self._add(entry.signed, entry.traits.cost)
         return True
 
-    def _add(self, signed: Signed, signatures: int) -> None:
+    def _add(self, signed: Signed, cost: int) -> None:
         self.chosen.append(signed)
         self._room -= len(signed.body) + SIGNED_BYTES
-        self._signatures_left -= signatures
+        self._cost_left -= cost
 
 
 class Pool:

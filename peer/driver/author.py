@@ -35,7 +35,7 @@ LIFETIME_HEIGHTS = 200  # a transaction that is not decided by then is refused; 
 # Half of a member's room: other peers may still hold transactions that are decided here, and they drop all of a member that has
 # too many.
 AT_ONCE_MAX = PENDING_PER_MEMBER_MAX // 2
-SIGNATURES_IN_LOOP_MAX = 8  # of one transaction: a millisecond of the event loop
+COST_IN_LOOP_MAX = 8  # of one transaction, in signature checks: a millisecond of the event loop
 DECISION_SECONDS_MAX = 120.0  # the person who asked is then told that there may be no quorum
 
 
@@ -147,7 +147,7 @@ class Author:
     async def _check_statements(self, signed: Signed) -> None:
         """Verifies the statements in a thread. `_refusal` then finds them verified, or the first false one."""
         rules, transaction = self._driver.rules, _opened(signed)
-        if rules.traits(signed.signer, transaction).signatures > SIGNATURES_IN_LOOP_MAX:
+        if rules.traits(signed.signer, transaction).cost > COST_IN_LOOP_MAX:
             with contextlib.suppress(RemoteProtocolError):
                 await trio.to_thread.run_sync(rules.check_statements, signed, transaction)
 

@@ -231,7 +231,7 @@ def test_what_cannot_act_is_passed_over_and_changes_nothing(room: Room, how: str
     after = room.batch(**statements)  # type: ignore[arg-type]
     assert after.passed_over == before.passed_over + 1
     if how not in ("commitment", "misfit", "twice"):
-        assert replace(after, passed_over=before.passed_over) == before or after.tables == before.tables
+        assert replace(after, passed_over=before.passed_over, looked=before.looked) == before
     assert after.settled == 0 and after.annotators_count == 1
     assert room.task(ann).opened == 0
 

@@ -17,7 +17,7 @@ from ledger.state import Body, decode_body
 from protocol import codec
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed, Verifier
-from protocol.limits import SIGNATURES_PER_BLOCK_MAX
+from protocol.limits import COST_PER_BLOCK_MAX
 from protocol.messages import Relay
 from tests.curation.room import ONE, OTHER, PEER, Room, annotators
 from tests.ledger.world import PEOPLE
@@ -69,11 +69,11 @@ def _full(room: Room, batches: int, last: int) -> list[Signed]:
 
 
 def test_voters_refuse_a_block_with_more_signatures_and_a_leader_makes_none(room: Room) -> None:
-    full = SIGNATURES_PER_BLOCK_MAX // (BATCH_MAX + 1)
-    last = SIGNATURES_PER_BLOCK_MAX - full * (BATCH_MAX + 1) - 1
+    full = COST_PER_BLOCK_MAX // (BATCH_MAX + 1)
+    last = COST_PER_BLOCK_MAX - full * (BATCH_MAX + 1) - 1
     fits, one_more = _full(room, full, last), _full(room, full, last + 1)
     assert room.rules.problem(room.state, codec.encode(Body((), (), tuple(fits)))) is None
-    assert "signatures" in (room.rules.problem(room.state, codec.encode(Body((), (), tuple(one_more)))) or "")
+    assert "signature checks" in (room.rules.problem(room.state, codec.encode(Body((), (), tuple(one_more)))) or "")
     for signed in one_more:
         assert room.ledger.pool.add(signed)
     body = room.ledger.propose(room.state.height + 1, 0)

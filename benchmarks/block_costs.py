@@ -1,0 +1,659 @@
+"""What a full block of each kind of transaction costs a voter: `python -m benchmarks.block_costs --json FILE`.
+
+A block is filled with transactions of one kind, as many as the bounds of a block allow, on a large state: 200 voters, 3,000
+members, 2,000 old keys, jobs under audit, projects with annotators. Timed is what a voter does that has seen none of them:
+decoding, signatures, applying, and the state root after it. Of kinds that exclude each other, such as pause and resume, the block
+has both in turn.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table as Screen
+
+from benchmarks.provenance import write
+from benchmarks.verdicts import conclude, verdict
+from consensus.block import BODY_BYTES_MAX, Block
+from consensus.voters import CachingVerifier
+from curation.answers import Kind, commitment, gold_leaf
+from curation.contents import (
+    AddPage,
+    Batch,
+    Commit,
+    Enrolment,
+    Found,
+    GoldAnswer,
+    LeaseWish,
+    Move,
+    Opening,
+    Review,
+    SayGold,
+    Skip,
+    StopProject,
+)
+from curation.limits import ASSIGNED_MAX, BATCH_MAX, LEASES_MAX, OPENING_MS, PAGE_TASKS_MAX
+from curation.lists import BEGUN, place_key
+from curation.module import project_id
+from curation.state import Asked, CurationState, Phase, Place, Project, Redaction, TaskRow
+from curation.state import Stage as TaskStage
+from curation.statements import Annotation, Enrol, Session
+from curation.tasks import task_id
+from ledger.audits.state import AuditsState, Drawn, JobAudits, RoundAudits, StepFinding
+from ledger.core.genesis import TRAINER, Founder, Genesis
+from ledger.jobs import Hold, Start, Stop, Waiting, job_id
+from ledger.members import (
+    Admit,
+    Approve,
+    Invitation,
+    Leave,
+    Member,
+    Register,
+    Rename,
+    Retire,
+    Revoke,
+    Rotate,
+    Stand,
+    rotation_preimage,
+    token_preimage,
+)
+from ledger.network import PARAMETERS, Limit, Upgrade
+from ledger.state import Body, Rules, State
+from peer.features import founding_modules, rules_of
+from protocol import codec, merkle
+from protocol.identity import Ed25519Verifier, Identity, Signed, preimage, sign
+from protocol.limits import AUDITORS_MAX, COST_PER_BLOCK_MAX, TRANSACTIONS_PER_BLOCK_MAX, VOTERS_MAX
+from protocol.messages import Proposal, Transaction
+from protocol.reasons import Finding
+from rlhf.module import RlhfState
+from rlhf.plans import Cancel, Pause, Plan, Resume, stage_job
+from rlhf.plans import Stage as PlanStage
+from rlhf.sets import Claim, SaySet, Source
+from scenarios.trials import Parser
+from training.host import ModelHost
+from training.spec import AuditMode, JobSpec
+from training.transformer import ModelSpec
+
+SECONDS_MAX = 0.5  # of a block of any kind
+MEMBERS, OLD_KEYS = 3_000, 2_000
+AUTHORS = 1_000  # members that sign
+SERVING, ANNOTATORS, PROJECTS, PAGES = 4, 1_024, 16, 4
+NOW_MS = 1_700_000_000_000
+FAR_MS = NOW_MS + 86_400_000
+SALT = bytes(16)
+TINY = ModelSpec(context=16, width=16, layers=1, hidden=16)
+SCRATCH = JobSpec(name="scratch", objective="scratch", model=TINY, audit=AuditMode.OFF, rounds=1_000)
+SAMPLED = JobSpec(
+    name="sampled", model=TINY, data=bytes(32), audit=AuditMode.SAMPLED, local_steps=8, audit_window=100, rounds=1_000
+)
+ASKED = Asked("moods", Kind.LABEL, ("glad", "sad"), False, 0, None, 1, 0, False)
+
+
+def key_of(name: str, number: int) -> Identity:
+    return Identity(hashlib.sha256(f"{name} {number}".encode()).digest())
+
+
+@dataclass
+class Row:
+    kind: str
+    transactions: int
+    kilobytes: int
+    cost: int  # as `Traits.cost` counts
+    seconds: float
+    root_seconds: float  # of that
+
+    @property
+    def text(self) -> str:
+        return f"{self.kind}: {self.seconds:.3f} s"
+
+
+class Network:
+    """A large state, and transactions for it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.host = ModelHost(folder)
+        self.voters = sorted((key_of("voter", number) for number in range(VOTERS_MAX)), key=lambda key: key.public)
+        self.others = [key_of("member", number) for number in range(AUTHORS - VOTERS_MAX)]
+        serving = {key.public for key in self.voters[:SERVING]}
+        founders = {key.public: Founder("founder", (*["annotator"] * (key.public in serving), TRAINER)) for key in self.voters}
+        self.genesis = Genesis("costs", NOW_MS, bytes(16), founders, founding_modules())
+        self.rules = self.fresh_rules()
+        self.chain = self.genesis.chain_id
+        self.state = self._with_members(self.rules.first_state())
+        self.nonces: dict[bytes, int] = {}
+
+    def fresh_rules(self) -> Rules:
+        """Those of a voter that has verified nothing yet."""
+        return rules_of(self.genesis, self.host, CachingVerifier(Ed25519Verifier()))
+
+    def _with_members(self, state: State) -> State:
+        members = dict(state.members.members)
+        free = MEMBERS + OLD_KEYS - len(members) - len(self.others)
+        fill = [hashlib.sha256(b"fill %d" % number).digest() for number in range(free)]
+        for key in [*(other.public for other in self.others), *fill[OLD_KEYS:]]:
+            members[key] = Member("member", (TRAINER,), 1, self.voters[len(members) % VOTERS_MAX].public, 0)
+        for key in fill[:OLD_KEYS]:
+            members[key] = Member("old", (), 1, None, 3, successor=self.others[0].public)
+        return replace(state.with_modules(members=replace(state.members, members=dict(sorted(members.items())))), time_ms=NOW_MS)
+
+    @property
+    def authors(self) -> list[Identity]:
+        return [*self.voters, *self.others]
+
+    def tx(self, author: Identity, kind: str, content: Any) -> Signed:
+        member = self.state.members.members.get(author.public)
+        nonce = self.nonces[author.public] = self.nonces.get(author.public, member.nonce if member else 0) + 1
+        return sign(author, self.chain, Transaction(nonce, self.state.height + 50, kind, codec.encode(content)))
+
+    def decide(self, *transactions: Signed, later_ms: int = 1) -> None:
+        state = self.state
+        body = Body((), (), transactions)
+        transition = self.rules.transition(state, state.height + 1, state.time_ms + later_ms, state.root, body)
+        self.state = transition.finish(dict.fromkeys(transition.started, b"m" * 32))
+
+    def signed(self, who: Identity, statement: Any) -> bytes:
+        return who.sign(preimage(statement.TAG, self.chain, codec.encode(statement)))
+
+    # Measuring
+
+    def measure(self, kind: str, transactions: Iterable[Signed]) -> Row:
+        chosen = self._fitting(transactions)
+        body = codec.encode(Body((), (), tuple(chosen)))
+        encoded, rules = self.rules.encode_state(self.state), self.fresh_rules()
+        state = rules.decode_state(encoded).with_rows_of(self.state)
+        _ = state.root
+        rules.problem(state, codec.encode(Body((), (), ())))  # the state is begun, and its jobs are known
+        started = time.process_time()
+        problem = rules.problem(state, body)
+        judged = time.process_time()
+        if problem is not None:
+            raise AssertionError(f"{kind}: {problem}")
+        block = Block(state.height + 1, bytes(32), NOW_MS, bytes(32), bytes(32), bytes(32), state.root, None, {}, body)
+        _ = rules.apply(state, block).state.root
+        ended = time.process_time()
+        counts = [rules.traits(signed.signer, rules.open_transaction(signed)).cost for signed in chosen]
+        return Row(kind, len(chosen), len(body) >> 10, sum(counts), ended - started, ended - judged)
+
+    def _fitting(self, transactions: Iterable[Signed]) -> list[Signed]:
+        chosen, left, room = list[Signed](), COST_PER_BLOCK_MAX, BODY_BYTES_MAX - 4_096
+        for signed in islice(transactions, TRANSACTIONS_PER_BLOCK_MAX):
+            left -= self.rules.traits(signed.signer, self.rules.open_transaction(signed)).cost
+            room -= len(signed.body) + 128
+            if left < 0 or room < 0:
+                break
+            chosen.append(signed)
+        return chosen
+
+
+Case = Callable[[Network], Iterator[Signed]]
+CASES: dict[str, Case] = {}
+
+
+def case(kind: str) -> Callable[[Case], Case]:
+    def add(make: Case) -> Case:
+        CASES[kind] = make
+        return make
+
+    return add
+
+
+# Members ----------------------------------------------------------------------------------------------------------------
+
+
+@case("member/admit")
+def admit(net: Network) -> Iterator[Signed]:
+    for number in range(TRANSACTIONS_PER_BLOCK_MAX):
+        new, token, voter = key_of("new", number), key_of("token", number), net.voters[number % VOTERS_MAX]
+        invitation = sign(voter, net.chain, Invitation(token.public, FAR_MS))
+        yield net.tx(new, "member/admit", Admit(invitation, token.sign(token_preimage(net.chain, new.public)), "new", ()))
+
+
+@case("member/revoke")
+def revoke(net: Network) -> Iterator[Signed]:
+    for number in range(TRANSACTIONS_PER_BLOCK_MAX):
+        voter, token = net.voters[number % VOTERS_MAX], key_of("revoked", number)
+        yield net.tx(voter, "member/revoke", Revoke(sign(voter, net.chain, Invitation(token.public, FAR_MS))))
+
+
+@case("member/register")
+def register(net: Network) -> Iterator[Signed]:
+    yield from (net.tx(author, "member/register", Register((TRAINER,))) for author in net.authors)
+
+
+@case("member/name")
+def rename(net: Network) -> Iterator[Signed]:
+    yield from (net.tx(author, "member/name", Rename("n" * 64)) for author in net.authors)
+
+
+def _standing(net: Network) -> None:
+    """As many members as there may be voters stand, with the approvals of all voters that may lie."""
+    liars = tuple(sorted(voter.public for voter in net.voters[:66]))
+    members = net.state.members
+    standing = {other.public: liars for other in net.others[-VOTERS_MAX:]}
+    net.state = net.state.with_modules(members=replace(members, standing=standing))
+
+
+@case("member/stand")
+def stand(net: Network) -> Iterator[Signed]:
+    net.decide()
+    net.decide()
+    _standing(net)
+    height = max(net.state.certified_roots)
+    show = Stand(height, net.state.certified_roots[height])
+    yield from (net.tx(author, "member/stand", show) for author in net.others[:-VOTERS_MAX])
+
+
+@case("member/approve")
+def approve(net: Network) -> Iterator[Signed]:
+    _standing(net)
+    candidates = cycle(list(net.state.members.standing))
+    yield from (net.tx(voter, "member/approve", Approve(next(candidates))) for voter in cycle(net.voters))
+
+
+@case("member/leave")
+def leave(net: Network) -> Iterator[Signed]:
+    yield from (net.tx(voter, "member/leave", Leave()) for voter in net.voters[1:])
+
+
+@case("member/retire")
+def retire(net: Network) -> Iterator[Signed]:
+    _standing(net)
+    subjects = cycle([other.public for other in net.others])
+    yield from (net.tx(voter, "member/retire", Retire(next(subjects), True, FAR_MS)) for voter in cycle(net.voters))
+
+
+@case("member/rotate")
+def rotate(net: Network) -> Iterator[Signed]:
+    _standing(net)
+    for number, author in enumerate(net.voters + net.others):
+        new = key_of("rotated", number)
+        yield net.tx(author, "member/rotate", Rotate(new.public, new.sign(rotation_preimage(net.chain, author.public))))
+
+
+# The network, jobs ------------------------------------------------------------------------------------------------------
+
+
+@case("network/upgrade")
+def upgrade(net: Network) -> Iterator[Signed]:
+    heights = cycle(range(net.state.height + 100, net.state.height + 900))
+    yield from (net.tx(voter, "network/upgrade", Upgrade("members", 2, next(heights))) for voter in cycle(net.voters))
+
+
+@case("network/limit")
+def limit(net: Network) -> Iterator[Signed]:
+    most = cycle(range(1_000_000, 1_001_000))
+    yield from (net.tx(voter, "network/limit", Limit(PARAMETERS, next(most))) for voter in cycle(net.voters))
+
+
+def _full_line(net: Network, start: bytes | None = None) -> None:
+    """Jobs in line, but for one place."""
+    spec = (replace(SAMPLED, start=start) if start else SAMPLED).encode()
+    line = tuple(
+        Waiting(hashlib.sha256(b"waiting %d" % number).digest(), spec, "waiting", net.voters[number].public, 1)
+        for number in range(31)
+    )
+    net.state = net.state.with_modules(jobs=replace(net.state.jobs, line=line))
+
+
+@case("job/start, job/stop")
+def start_and_stop(net: Network) -> Iterator[Signed]:
+    """The author of each takes it out of the line again."""
+    net.decide(net.tx(net.voters[0], "job/start", Start(SAMPLED.encode())))
+    _full_line(net)
+    for author in cycle(net.authors[40:]):
+        signed = net.tx(author, "job/start", Start(replace(SAMPLED, name="n" * 64).encode()))
+        yield signed
+        yield net.tx(author, "job/stop", Stop(job_id(author.public, codec.decode_message(signed.body, (Transaction,)))))
+
+
+@case("job/hold")
+def hold(net: Network) -> Iterator[Signed]:
+    _full_line(net, b"s" * 32)
+    jobs = [waiting.job for waiting in net.state.jobs.line]
+    yield from (net.tx(voter, "job/hold", Hold(job)) for job in jobs for voter in net.voters)
+
+
+# Audits -----------------------------------------------------------------------------------------------------------------
+
+
+def _audited(net: Network, rounds: int = 20) -> bytes:
+    """A job of which `rounds` × 200 proposals are under audit, each by as many as a job may ask for; its id."""
+    signed = net.tx(net.voters[0], "job/start", Start(SAMPLED.encode()))
+    net.decide(signed)
+    key = job_id(net.voters[0].public, codec.decode_message(signed.body, (Transaction,)))
+    keys = tuple(voter.public for voter in net.voters)
+    proposal = Proposal(key, 0, bytes(32), bytes(32), 100, bytes(32), None, trace=bytes(32))
+    drawn = {trainer: Drawn(proposal, {auditor: 0 for auditor in keys[:AUDITORS_MAX] if auditor != trainer}) for trainer in keys}
+    audits = JobAudits({number: RoundAudits(67, 66, keys, drawn) for number in range(rounds)})
+    job = replace(net.state.jobs.jobs[key], round=rounds)
+    state = net.state.with_modules(jobs=replace(net.state.jobs, jobs={key: job}))
+    net.state = state.with_modules(audits=AuditsState({key: audits}))
+    return key
+
+
+@case("audit/report")
+def report(net: Network) -> Iterator[Signed]:
+    key = _audited(net)
+    for number in range(20):
+        for trainer in net.voters[AUDITORS_MAX:]:
+            for auditor in net.voters[:AUDITORS_MAX]:
+                yield net.tx(auditor, "audit/report", StepFinding(key, number, trainer.public, 0, Finding.MATCH, 0))
+
+
+def _challenge(net: Network, key: bytes, number: int, auditor: int, trainer: int) -> Signed:
+    finding = StepFinding(key, number, net.voters[trainer].public, 3, Finding.MISMATCH, 0)
+    return net.tx(net.voters[auditor], "audit/challenge", finding)
+
+
+@case("audit/challenge")
+def challenge(net: Network) -> Iterator[Signed]:
+    key = _audited(net)
+    yield from (_challenge(net, key, number, 67 + place, place) for number in range(4) for place in range(67))
+
+
+@case("audit/verdict")
+def rule(net: Network) -> Iterator[Signed]:
+    """Of as many disputes as one challenger may open in each of four rounds, from half of the judges that settle them."""
+    key = _audited(net)
+    net.decide(*(_challenge(net, key, number, 67 + place, place) for number in range(4) for place in range(24)))
+    for number in range(4):
+        for place in range(24):
+            for judge in net.voters[100:140]:
+                finding = StepFinding(key, number, net.voters[place].public, 3, Finding.MATCH, 0)
+                yield net.tx(judge, "audit/verdict", finding)
+
+
+# Curation ---------------------------------------------------------------------------------------------------------------
+
+
+def _serving(net: Network) -> Identity:
+    return net.voters[0]
+
+
+def _enrolments(net: Network, first: int, count: int) -> tuple[Enrolment, ...]:
+    peer = _serving(net).public
+    people = [key_of("annotator", number) for number in range(first, first + count)]
+    return tuple(Enrolment(who.public, "ann", False, net.signed(who, Enrol("ann", peer, False))) for who in people)
+
+
+def _wishes(net: Network, people: Sequence[int], count: int = 1) -> tuple[LeaseWish, ...]:
+    session = Session(_serving(net).public, bytes(16), FAR_MS)
+    return tuple(
+        LeaseWish(who.public, bytes(16), FAR_MS, net.signed(who, session), count)
+        for who in (key_of("annotator", n) for n in people)
+    )
+
+
+def _project(net: Network, author: Identity, asked: Asked = ASKED, pages: int = PAGES, gold: bytes | None = None) -> bytes:
+    net.decide(net.tx(author, "curation/found", Found(asked)))
+    key = project_id(author.public, net.nonces[author.public])
+    net.decide(
+        *(net.tx(author, "curation/page", AddPage(key, bytes(32), 100, bytes(32), PAGE_TASKS_MAX, gold)) for _ in range(pages))
+    )
+    return key
+
+
+def _curating(net: Network, projects: int = PROJECTS, asked: Asked = ASKED) -> list[bytes]:
+    """Projects with tasks, and annotators that are enrolled."""
+    keys = [_project(net, author, asked) for author in net.voters[1 : projects + 1]]
+    for first in range(0, ANNOTATORS, BATCH_MAX):
+        net.decide(_batch(net, enrolments=_enrolments(net, first, BATCH_MAX)))
+    return keys
+
+
+def _first_of(net: Network, author: Identity) -> bytes:
+    """The author's first project."""
+    return next(key for key, project in net.state.of(CurationState).projects.items() if project.author == author.public)
+
+
+def _batch(net: Network, **parts: Any) -> Signed:
+    return net.tx(_serving(net), "curation/batch", Batch(**{name: tuple(items) for name, items in parts.items()}))
+
+
+def _leased(net: Network, asked: Asked = ASKED) -> list[tuple[int, bytes]]:
+    """(annotator, assignment) of leases: eight of each."""
+    _curating(net, asked=asked)
+    for first in range(0, ANNOTATORS, BATCH_MAX):
+        net.decide(_batch(net, leases=_wishes(net, range(first, first + BATCH_MAX), LEASES_MAX)))
+    rows = net.state.of(CurationState).annotators
+    found = []
+    for number in range(ANNOTATORS):
+        row = rows.get(key_of("annotator", number).public)
+        assert row is not None
+        found += [(number, lease) for lease in row.leases]
+    return found
+
+
+def _commits(net: Network, leases: Sequence[tuple[int, bytes]]) -> list[Commit]:
+    made = []
+    for number, lease in leases:
+        who, digest = key_of("annotator", number), commitment(lease, SALT, (0,))
+        made.append(Commit(lease, who.public, digest, net.signed(who, Annotation(lease, digest))))
+    return made
+
+
+def _cut(items: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    return (items[first : first + BATCH_MAX] for first in range(0, len(items), BATCH_MAX))
+
+
+@case("curation/found")
+def found(net: Network) -> Iterator[Signed]:
+    asked = replace(ASKED, options=tuple(f"{number:x}" * 64 for number in range(16)))
+    yield from (net.tx(author, "curation/found", Found(asked)) for author in net.authors[:256])
+
+
+@case("curation/page")
+def page(net: Network) -> Iterator[Signed]:
+    key = _project(net, net.voters[1], pages=1)
+    yield from (
+        net.tx(net.voters[1], "curation/page", AddPage(key, bytes(32), 100, bytes(32), PAGE_TASKS_MAX))
+        for _ in range(TRANSACTIONS_PER_BLOCK_MAX)
+    )
+
+
+@case("curation/gold")
+def gold(net: Network) -> Iterator[Signed]:
+    leaves = [gold_leaf(SALT, (0,)) for _ in range(PAGE_TASKS_MAX)]
+    proofs = [tuple(merkle.proof(leaves, index)) for index in range(PAGE_TASKS_MAX)]
+    answers = tuple(GoldAnswer(index, (0,), SALT, proofs[index]) for index in range(PAGE_TASKS_MAX))
+    key = _project(net, net.voters[1], pages=64, gold=merkle.root(leaves))
+    yield from (net.tx(net.voters[1], "curation/gold", SayGold(key, number, answers)) for number in range(64))
+
+
+@case("curation/move")
+def move(net: Network) -> Iterator[Signed]:
+    key = _curating(net)[0]
+    yield from (net.tx(net.voters[1], "curation/move", Move(key, phase)) for phase in cycle((Phase.PAUSED, Phase.OPEN)))
+
+
+@case("curation/stop")
+def stop(net: Network) -> Iterator[Signed]:
+    keys = _curating(net)
+    yield from (net.tx(voter, "curation/stop", StopProject(key)) for key in keys for voter in net.voters[:66])
+
+
+@case("curation/redact")
+def redact(net: Network) -> Iterator[Signed]:
+    _leased(net)
+    author = net.voters[1]
+    for place in range(PAGES * PAGE_TASKS_MAX):
+        number, index = divmod(place, PAGE_TASKS_MAX)
+        old = bytes(32) if index == 0 else index.to_bytes(32)
+        said = Redaction(_first_of(net, author), number, index, old, (index + 1).to_bytes(32), 100)
+        yield net.tx(author, "curation/redact", said)
+
+
+@case("curation/review")
+def review(net: Network) -> Iterator[Signed]:
+    author = net.voters[1]
+    _leased(net)
+    state, key = net.state.of(CurationState), _first_of(net, author)
+    tasks = {
+        task_id(key, row.number): replace(row, stage=TaskStage.REVIEW, place=None)
+        for _, row in state.tasks.items()
+        if row.project == key
+    }
+    project = state.projects.get(key)
+    assert project is not None
+    projects = state.projects.with_row(key, replace(project, review=len(tasks), begun=0))
+    net.state = net.state.with_modules(curation=replace(state, tasks=state.tasks.with_rows(tasks), projects=projects))
+    yield from (net.tx(author, "curation/review", Review(task, (0,))) for task in tasks)
+
+
+@case("curation/batch of enrolments")
+def enrolments(net: Network) -> Iterator[Signed]:
+    yield from (_batch(net, enrolments=_enrolments(net, first, BATCH_MAX)) for first in range(0, 4 * BATCH_MAX, BATCH_MAX))
+
+
+@case("curation/batch of lease wishes")
+def leases(net: Network) -> Iterator[Signed]:
+    _curating(net)
+    yield from (_batch(net, leases=_wishes(net, range(first, first + BATCH_MAX), LEASES_MAX)) for first in cycle((0, BATCH_MAX)))
+
+
+@case("curation/batch of lease wishes in vain")
+def vain(net: Network) -> Iterator[Signed]:
+    """256 projects, each with a list of begun tasks that all these annotators have had."""
+    _curating(net)
+    state = net.state.of(CurationState)
+    # So many have had each task.
+    everybody = tuple(key_of("annotator", number).public for number in range(ASSIGNED_MAX))
+    rows: dict[bytes, TaskRow] = {}
+    projects: dict[bytes, Project] = {}
+    places: dict[bytes, Any] = {}
+    for number in range(256):
+        key = hashlib.sha256(b"project %d" % number).digest()
+        projects[key] = Project(net.voters[1].public, ASKED, Phase.OPEN, 1, 16, 16, 16)
+        for place in range(16):
+            rows[task_id(key, place)] = TaskRow(key, place, TaskStage.BEGUN, 2, 1, 0, 0, 0, place, everybody)
+            places[place_key(key, BEGUN, place)] = Place(place)
+    after = replace(
+        state,
+        open=tuple(projects),
+        tasks=state.tasks.with_rows(rows),
+        projects=state.projects.with_rows(projects),
+        places=state.places.with_rows(places),
+    )
+    net.state = net.state.with_modules(curation=after)
+    yield from (_batch(net, leases=_wishes(net, range(ASSIGNED_MAX), LEASES_MAX)) for _ in range(TRANSACTIONS_PER_BLOCK_MAX))
+
+
+@case("curation/batch of commits")
+def commits(net: Network) -> Iterator[Signed]:
+    yield from (_batch(net, commits=part) for part in _cut(_commits(net, _leased(net))))
+
+
+@case("curation/batch of openings")
+def openings(net: Network) -> Iterator[Signed]:
+    leases = _leased(net)
+    for part in _cut(_commits(net, leases)):
+        net.decide(_batch(net, commits=part))
+    yield from (_batch(net, openings=part) for part in _cut([Opening(lease, SALT, (0,)) for _, lease in leases]))
+
+
+@case("curation/batch of skips")
+def skips(net: Network) -> Iterator[Signed]:
+    yield from (_batch(net, skips=part) for part in _cut([Skip(lease, "r" * 64) for _, lease in _leased(net)]))
+
+
+@case("curation/batch of nothing, with leases that expire")
+def expire(net: Network) -> Iterator[Signed]:
+    _leased(net)
+    net.decide(later_ms=10_000_000)
+    yield from (_batch(net) for _ in range(TRANSACTIONS_PER_BLOCK_MAX))
+
+
+@case("curation/batch of nothing, with a project that closes")
+def closing(net: Network) -> Iterator[Signed]:
+    leases = _leased(net)
+    for part in _cut(_commits(net, leases)):
+        net.decide(_batch(net, commits=part))
+    for part in _cut([Opening(lease, SALT, (0,)) for _, lease in leases]):
+        net.decide(_batch(net, openings=part))
+    for author in net.voters[1 : PROJECTS + 1]:
+        net.decide(net.tx(author, "curation/move", Move(_first_of(net, author), Phase.CLOSED)))
+    net.decide(later_ms=OPENING_MS + 1)
+    yield from (_batch(net) for _ in range(TRANSACTIONS_PER_BLOCK_MAX))
+
+
+# RLHF -------------------------------------------------------------------------------------------------------------------
+
+
+def _planned(net: Network, authors: Sequence[Identity], claim: bool = False) -> list[bytes]:
+    plans, keys = dict[bytes, Plan](), list[bytes]()
+    for number, author in enumerate(authors):
+        key = hashlib.sha256(b"plan %d" % number).digest()
+        keys.append(key)
+        said = Claim(Source(bytes(32), 1), bytes(32), 0) if claim else None
+        plans[key] = Plan(
+            author.public, 1, None, (PlanStage(stage_job(key, 0), "ppo", 2, SAMPLED.encode()),), 1, paused=1, claim=said
+        )
+    state = net.state.of(RlhfState)
+    net.state = net.state.with_modules(rlhf=replace(state, plans=dict(sorted(plans.items()))))
+    return keys
+
+
+@case("rlhf/pause, rlhf/resume")
+def pause_and_resume(net: Network) -> Iterator[Signed]:
+    (key,) = _planned(net, net.voters[:1])
+    yield from (
+        net.tx(net.voters[0], kind, content)
+        for kind, content in cycle((("rlhf/resume", Resume(key)), ("rlhf/pause", Pause(key))))
+    )
+
+
+@case("rlhf/cancel")
+def cancel(net: Network) -> Iterator[Signed]:
+    keys = _planned(net, net.voters[:4])
+    yield from (net.tx(voter, "rlhf/cancel", Cancel(key)) for key in keys for voter in net.voters[4:70])
+
+
+@case("rlhf/set")
+def say_set(net: Network) -> Iterator[Signed]:
+    keys = _planned(net, net.voters[:4], claim=True)
+    yield from (net.tx(voter, "rlhf/set", SaySet(key, None)) for key in keys for voter in net.voters[:60])
+
+
+def run(only: str) -> Iterator[Row]:
+    for kind, make in CASES.items():
+        if only in kind:
+            with tempfile.TemporaryDirectory(prefix="folkmoot-costs-") as folder:
+                net = Network(Path(folder))
+                yield net.measure(kind, make(net))
+
+
+def show(rows: Sequence[Row]) -> None:
+    screen = Screen(title=f"a full block of each kind of transaction; at most {SECONDS_MAX} s")
+    for heading in ("kind", "transactions", "kB", "cost", "seconds", "of that the root"):
+        screen.add_column(heading, justify="left" if heading == "kind" else "right")
+    for row in rows:
+        figures = (row.transactions, row.kilobytes, row.cost, f"{row.seconds:.3f}", f"{row.root_seconds:.3f}")
+        screen.add_row(row.kind, *map(str, figures))
+    Console(width=130).print(screen)
+
+
+def main() -> int:
+    parser = Parser("block_costs", __doc__.splitlines()[0], package="benchmarks")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
+    parser.add_argument("--only", metavar="TEXT", default="", help="just the kinds whose name contains this, such as member/")
+    options = parser.parse_args()
+    started, rows = time.time(), list[Row]()
+    for row in run(options.only):
+        rows.append(row)
+        print(row.text, file=sys.stderr, flush=True)
+        write(options.json, started, {"rows": [asdict(row) for row in rows]})
+    show(rows)
+    return conclude(verdict(row.seconds <= SECONDS_MAX, row.text) for row in rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
