@@ -25,7 +25,8 @@ from benchmarks.provenance import write
 from benchmarks.verdicts import conclude, verdict
 from consensus.block import BODY_BYTES_MAX, Block
 from consensus.voters import CachingVerifier
-from curation.answers import Kind, commitment, gold_leaf
+from curation.answers import Kind, gold_leaf
+from curation.answers import commitment as commitment_to
 from curation.contents import (
     AddPage,
     Batch,
@@ -48,9 +49,11 @@ from curation.state import Asked, CurationState, Phase, Place, Project, Redactio
 from curation.state import Stage as TaskStage
 from curation.statements import Annotation, Enrol, Session
 from curation.tasks import task_id
-from ledger.audits.state import AuditsState, Drawn, JobAudits, RoundAudits, StepFinding
+from ledger.audits.losses import LossesOpening, SealedLoss, SealedReport, Unopened, committed
+from ledger.audits.state import OPENS, AuditsState, Drawn, JobAudits, RoundAudits, StepFinding
 from ledger.core.genesis import TRAINER, Founder, Genesis
-from ledger.jobs import Hold, Start, Stop, Waiting, job_id
+from ledger.jobs import Base, Hold, Start, Stop, Waiting, job_id
+from ledger.jobs import Phase as JobPhase
 from ledger.members import (
     Admit,
     Approve,
@@ -70,12 +73,13 @@ from ledger.network import PARAMETERS, Limit, Upgrade
 from ledger.state import Body, Rules, State
 from peer.features import founding_modules, rules_of
 from protocol import codec, merkle
+from protocol.agreed import public_of
 from protocol.identity import Ed25519Verifier, Identity, Signed, preimage, sign
 from protocol.limits import AUDITORS_MAX, COST_PER_BLOCK_MAX, TRANSACTIONS_PER_BLOCK_MAX, VOTERS_MAX
 from protocol.messages import Proposal, Transaction
 from protocol.reasons import Finding
 from rlhf.module import RlhfState
-from rlhf.plans import Cancel, Pause, Plan, Resume, stage_job
+from rlhf.plans import Begin, Cancel, Pause, Plan, Resume, stage_job
 from rlhf.plans import Stage as PlanStage
 from rlhf.sets import Claim, SaySet, Source
 from scenarios.trials import Parser
@@ -372,6 +376,29 @@ def rule(net: Network) -> Iterator[Signed]:
                 yield net.tx(judge, "audit/verdict", finding)
 
 
+@case("audit/losses")
+def losses(net: Network) -> Iterator[Signed]:
+    """Of one trainer a round, each with the sealed losses of as many auditors as a job may ask for."""
+    key = _audited(net)
+    state, steps, trainers = net.state.of(AuditsState), SAMPLED.local_steps, net.voters
+    audits = state.jobs[key]
+    opened, unopened = list[tuple[Identity, LossesOpening]](), dict[int, dict[bytes, Unopened]]()
+    for number in range(20):
+        for trainer in trainers:
+            opening = LossesOpening(key, number, hashlib.sha256(trainer.public).digest(), (1_000_000,) * steps)
+            sealed = SealedReport(0, SealedLoss(public_of(bytes(32)), bytes(8)))
+            reports = {auditor.public: sealed for auditor in net.voters[:AUDITORS_MAX] if auditor is not trainer}
+            unopened.setdefault(number, {})[trainer.public] = Unopened(
+                committed(key, number, trainer.public, opening.secret, opening.losses), reports, VOTERS_MAX
+            )
+            opened.append((trainer, opening))
+    audits = replace(audits, unopened=unopened, rounds={})
+    job = replace(net.state.jobs.jobs[key], round=200)
+    state = replace(state, jobs={key: audits})
+    net.state = net.state.with_modules(audits=state, jobs=replace(net.state.jobs, jobs={key: job}))
+    yield from (net.tx(trainer, OPENS, opening) for trainer, opening in opened)
+
+
 # Curation ---------------------------------------------------------------------------------------------------------------
 
 
@@ -436,7 +463,7 @@ def _leased(net: Network, asked: Asked = ASKED) -> list[tuple[int, bytes]]:
 def _commits(net: Network, leases: Sequence[tuple[int, bytes]]) -> list[Commit]:
     made = []
     for number, lease in leases:
-        who, digest = key_of("annotator", number), commitment(lease, SALT, (0,))
+        who, digest = key_of("annotator", number), commitment_to(lease, SALT, (0,))
         made.append(Commit(lease, who.public, digest, net.signed(who, Annotation(lease, digest))))
     return made
 
@@ -602,6 +629,21 @@ def _planned(net: Network, authors: Sequence[Identity], claim: bool = False) -> 
     return keys
 
 
+@case("rlhf/start, rlhf/cancel")
+def start_and_cancel(net: Network) -> Iterator[Signed]:
+    """The author of each cancels it again."""
+    spec = replace(SAMPLED, audit=AuditMode.FULL, local_steps=1)
+    net.decide(net.tx(net.voters[0], "job/start", Start(spec.encode())))
+    ((base, job),) = net.state.jobs.jobs.items()
+    done = replace(job, phase=JobPhase.FINISHED, round=1_000)
+    net.state = net.state.with_modules(jobs=replace(net.state.jobs, jobs={base: done}))
+    reward = replace(spec, objective="reward", rounds=2, base=Base(base, 1_000, done.model_root))
+    for author in cycle(net.authors):
+        signed = net.tx(author, "rlhf/start", Begin(reward.encode()))
+        yield signed
+        yield net.tx(author, "rlhf/cancel", Cancel(job_id(author.public, codec.decode_message(signed.body, (Transaction,)))))
+
+
 @case("rlhf/pause, rlhf/resume")
 def pause_and_resume(net: Network) -> Iterator[Signed]:
     (key,) = _planned(net, net.voters[:1])
@@ -611,7 +653,7 @@ def pause_and_resume(net: Network) -> Iterator[Signed]:
     )
 
 
-@case("rlhf/cancel")
+@case("rlhf/cancel by voters")
 def cancel(net: Network) -> Iterator[Signed]:
     keys = _planned(net, net.voters[:4])
     yield from (net.tx(voter, "rlhf/cancel", Cancel(key)) for key in keys for voter in net.voters[4:70])

@@ -90,6 +90,7 @@ from protocol.names import name_problem
 
 ANNOTATOR: Final = "annotator"  # the ledger role of a serving peer
 DRAWS_FOR_COST: Final = 3  # that cost as much as a signature check
+ANSWERS_FOR_COST: Final = 4  # of gold, each with a proof of eight hashes
 OPENING_COST: Final = 4  # in signature checks: the last opening of a task finds its label, and what its annotators are worth
 CHANGES_MAX: Final = 16  # remembered of one height: each serving peer has a batch on its way
 
@@ -151,8 +152,10 @@ class CurationModule(Module[CurationState]):
         return CurationState()
 
     def cost(self, kind: str, content: object) -> int:
+        if isinstance(content, SayGold):
+            return len(content.answers) // ANSWERS_FOR_COST
         if not isinstance(content, Batch):
-            return self.costs.get(kind, 0)
+            return 0
         draws = sum(wish.count for wish in content.leases)
         return draws // DRAWS_FOR_COST + OPENING_COST * len(content.openings) + len(content.commits) + len(content.skips)
 

@@ -26,6 +26,7 @@ from benchmarks import (
     attacks_detection,
     attacks_digits,
     attacks_gpt,
+    block_costs,
     codec,
     decoding,
     demo,
@@ -49,8 +50,9 @@ from benchmarks.virtual import Costs, Network, limit
 from consensus.quorum import faults_tolerated
 from peer.api.new_job import parse_overrides
 from peer.cli import build_parser
+from peer.features import known_modules
 from protocol.errors import RemoteProtocolError, UserError
-from protocol.limits import AUDIT_WINDOW_MS_MAX
+from protocol.limits import AUDIT_WINDOW_MS_MAX, COST_PER_BLOCK_MAX
 from tests.ledger.chances import EFFECTIVE, escape
 from training import grid
 from training.defended import HELD, Held
@@ -107,8 +109,20 @@ def test_every_benchmark_says_what_it_takes(
         importlib.import_module(f"benchmarks.{name}").main()
     assert ended.value.code == 0
     said = capsys.readouterr().out
-    without_chance = ("consensus", "gpu", "site", "transport")  # nothing of it is drawn
+    without_chance = ("block_costs", "consensus", "gpu", "site", "transport")  # nothing of it is drawn
     assert all(option in said for option in ("--json", *(() if name in without_chance else ("--seeds",)), *ALSO.get(name, ())))
+
+
+def test_every_kind_of_transaction_has_a_full_block_that_is_measured() -> None:
+    kinds = {kind for module in known_modules() for kind in module.contents}
+    measured = " ".join(block_costs.CASES)
+    assert not [kind for kind in sorted(kinds) if kind not in measured]
+
+
+def test_a_full_block_is_measured_with_the_cost_that_bounds_it() -> None:
+    rows = list(block_costs.run("network/limit"))
+    assert [(row.kind, row.transactions, row.cost) for row in rows] == [("network/limit", 512, COST_PER_BLOCK_MAX)]
+    assert 0 < rows[0].root_seconds < rows[0].seconds
 
 
 def test_an_engine_is_measured_beside_a_plain_loop_wherever_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
