@@ -49,7 +49,7 @@ from curation.state import Asked, CurationState, Phase, Place, Project, Redactio
 from curation.state import Stage as TaskStage
 from curation.statements import Annotation, Enrol, Session
 from curation.tasks import task_id
-from ledger.audits.losses import LossesOpening, SealedLoss, SealedReport, Unopened, committed
+from ledger.audits.losses import LossesOpening, SealedReport, Unopened, committed, sealed
 from ledger.audits.state import OPENS, AuditsState, Drawn, JobAudits, RoundAudits, StepFinding
 from ledger.core.genesis import TRAINER, Founder, Genesis
 from ledger.jobs import Base, Hold, Start, Stop, Waiting, job_id
@@ -73,7 +73,6 @@ from ledger.network import PARAMETERS, Limit, Upgrade
 from ledger.state import Body, Rules, State
 from peer.features import founding_modules, rules_of
 from protocol import codec, merkle
-from protocol.agreed import public_of
 from protocol.identity import Ed25519Verifier, Identity, Signed, preimage, sign
 from protocol.limits import AUDITORS_MAX, COST_PER_BLOCK_MAX, TRANSACTIONS_PER_BLOCK_MAX, VOTERS_MAX
 from protocol.messages import Proposal, Transaction
@@ -128,7 +127,9 @@ class Network:
         self.voters = sorted((key_of("voter", number) for number in range(VOTERS_MAX)), key=lambda key: key.public)
         self.others = [key_of("member", number) for number in range(AUTHORS - VOTERS_MAX)]
         serving = {key.public for key in self.voters[:SERVING]}
-        founders = {key.public: Founder("founder", (*["annotator"] * (key.public in serving), TRAINER)) for key in self.voters}
+        founders = {
+            key.public: Founder("founder", (*["annotator"] * (key.public in serving), "rlhf", TRAINER)) for key in self.voters
+        }
         self.genesis = Genesis("costs", NOW_MS, bytes(16), founders, founding_modules())
         self.rules = self.fresh_rules()
         self.chain = self.genesis.chain_id
@@ -144,7 +145,7 @@ class Network:
         free = MEMBERS + OLD_KEYS - len(members) - len(self.others)
         fill = [hashlib.sha256(b"fill %d" % number).digest() for number in range(free)]
         for key in [*(other.public for other in self.others), *fill[OLD_KEYS:]]:
-            members[key] = Member("member", (TRAINER,), 1, self.voters[len(members) % VOTERS_MAX].public, 0)
+            members[key] = Member("member", ("rlhf", TRAINER), 1, self.voters[len(members) % VOTERS_MAX].public, 0)
         for key in fill[:OLD_KEYS]:
             members[key] = Member("old", (), 1, None, 3, successor=self.others[0].public)
         return replace(state.with_modules(members=replace(state.members, members=dict(sorted(members.items())))), time_ms=NOW_MS)
@@ -378,24 +379,23 @@ def rule(net: Network) -> Iterator[Signed]:
 
 @case("audit/losses")
 def losses(net: Network) -> Iterator[Signed]:
-    """Of one trainer a round, each with the sealed losses of as many auditors as a job may ask for."""
+    """Each with the sealed losses of as many auditors as a job may ask for."""
     key = _audited(net)
-    state, steps, trainers = net.state.of(AuditsState), SAMPLED.local_steps, net.voters
-    audits = state.jobs[key]
     opened, unopened = list[tuple[Identity, LossesOpening]](), dict[int, dict[bytes, Unopened]]()
-    for number in range(20):
-        for trainer in trainers:
-            opening = LossesOpening(key, number, hashlib.sha256(trainer.public).digest(), (1_000_000,) * steps)
-            sealed = SealedReport(0, SealedLoss(public_of(bytes(32)), bytes(8)))
-            reports = {auditor.public: sealed for auditor in net.voters[:AUDITORS_MAX] if auditor is not trainer}
-            unopened.setdefault(number, {})[trainer.public] = Unopened(
-                committed(key, number, trainer.public, opening.secret, opening.losses), reports, VOTERS_MAX
-            )
-            opened.append((trainer, opening))
-    audits = replace(audits, unopened=unopened, rounds={})
-    job = replace(net.state.jobs.jobs[key], round=200)
-    state = replace(state, jobs={key: audits})
-    net.state = net.state.with_modules(audits=state, jobs=replace(net.state.jobs, jobs={key: job}))
+    for number in range(5):
+        unopened[number] = {}
+        for trainer in net.voters:
+            secret, said = hashlib.sha256(trainer.public).digest(), (1_000_000,) * SAMPLED.local_steps
+            place = key, number, trainer.public
+            promise = committed(*place, secret, said)
+            auditors = [auditor.public for auditor in net.voters[:AUDITORS_MAX] if auditor is not trainer]
+            seals = {auditor: sealed(said[0], *place, auditor, promise, bytes([1]) * 32) for auditor in auditors}
+            reports = {auditor: SealedReport(0, seal) for auditor, seal in seals.items()}
+            unopened[number][trainer.public] = Unopened(promise, reports, VOTERS_MAX)
+            opened.append((trainer, LossesOpening(key, number, secret, said)))
+    state, job = net.state.of(AuditsState), replace(net.state.jobs.jobs[key], round=200)
+    audits = replace(state, jobs={key: replace(state.jobs[key], unopened=unopened, rounds={})})
+    net.state = net.state.with_modules(audits=audits, jobs=replace(net.state.jobs, jobs={key: job}))
     yield from (net.tx(trainer, OPENS, opening) for trainer, opening in opened)
 
 
@@ -632,7 +632,7 @@ def _planned(net: Network, authors: Sequence[Identity], claim: bool = False) -> 
 @case("rlhf/start, rlhf/cancel")
 def start_and_cancel(net: Network) -> Iterator[Signed]:
     """The author of each cancels it again."""
-    spec = replace(SAMPLED, audit=AuditMode.FULL, local_steps=1)
+    spec = replace(SAMPLED, audit=AuditMode.FULL, local_steps=2)
     net.decide(net.tx(net.voters[0], "job/start", Start(spec.encode())))
     ((base, job),) = net.state.jobs.jobs.items()
     done = replace(job, phase=JobPhase.FINISHED, round=1_000)
