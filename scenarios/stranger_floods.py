@@ -6,9 +6,10 @@ Each function attacks `target` inside its block and yields a line about what it 
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
-from itertools import count
+from functools import partial
+from itertools import islice
 
 import trio
 
@@ -22,15 +23,15 @@ from protocol.addresses import parse_address
 from protocol.codec import encode
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Identity, preimage, sign
-from protocol.limits import FRAME_BYTES_MAX
 from protocol.messages import Relay, Transaction
 from scenarios.attackers import Attackers
 from transport.framing import Channel, Priority
 
 LARGE_BYTES, LARGE_COUNT = 200_000, 512  # 100 MB in all
 GROWTH_MB_MAX = 40.0  # of the daemon: all strangers together may hold 32 MiB
+SECONDS_MAX = 60.0  # of one flood: a stranger is read slowly, and a key is refused for some seconds after a false signature
 BATCHES = 8  # each costs 511 true signatures before the false one
-AGAIN_SECONDS = 0.5  # before the next link: a key is refused for some seconds after each false signature
+AGAIN_SECONDS = 0.5  # before the next link
 
 
 def large_requests(chain: bytes, key: Identity) -> Iterator[bytes]:
@@ -52,17 +53,17 @@ def batches_with_a_false_signature(chain: bytes, member: Identity, nonce: int) -
 
 @asynccontextmanager
 async def large_messages(chain: bytes, target: DemoPeer) -> AsyncIterator[str]:
-    """`grown` says afterwards by how much the daemon has grown: at most `GROWTH_MB_MAX`."""
-    key = Identity.generate()
-    sent = await _sent(chain, target, key, list(large_requests(chain, key)))
-    yield f"sent {sent} of {LARGE_COUNT} messages of {LARGE_BYTES >> 10} kB with true signatures of a key that nobody admitted"
+    """Each link has a key of its own. The daemon may grow by `GROWTH_MB_MAX` meanwhile: see `memory_mb`."""
+    sent = await _sent(chain, target, Identity.generate, large_requests, LARGE_COUNT)
+    yield f"sent {sent} messages of {LARGE_BYTES // 1_000} kB with true signatures of keys that nobody admitted"
 
 
 @asynccontextmanager
 async def false_batches(chain: bytes, target: DemoPeer, member: DemoPeer, nonce: int) -> AsyncIterator[str]:
     """`member` must not run: its key is used here. `nonce` is the one of its next transaction."""
     assert member.process is None or member.process.poll() is not None, "two programs with one key halt each other"
-    sent = await _sent(chain, target, member.identity, list(batches_with_a_false_signature(chain, member.identity, nonce)))
+    batches = partial(batches_with_a_false_signature, nonce=nonce)
+    sent = await _sent(chain, target, lambda: member.identity, batches, BATCHES)
     yield f"sent {sent} full batches with a false signature, each over a link of its own"
 
 
@@ -70,23 +71,25 @@ def memory_mb(target: DemoPeer) -> float:
     return process_memory_mb(target.process.pid) if target.process is not None else 0.0
 
 
-async def _sent(chain: bytes, target: DemoPeer, key: Identity, messages: list[bytes]) -> int:
-    """How many messages left, over as many links as the target asks for by closing them."""
+Messages = Callable[[bytes, Identity], Iterator[bytes]]
+
+
+async def _sent(chain: bytes, target: DemoPeer, key: Callable[[], Identity], make: Messages, count: int) -> int:
+    """How many messages left, over as many links as it takes: the target closes them."""
     attackers, (host, port), sent = Attackers(chain, [target.address], 0), parse_address(target.address), 0
-    for attempt in count():
-        if sent == len(messages) or attempt == len(messages) + BATCHES:
-            return sent
-        with suppress(OSError, trio.BrokenResourceError, trio.ClosedResourceError, RemoteProtocolError):
-            async with await trio.open_tcp_stream(host, port) as stream:
-                session = await attackers.linked(stream, key)
-                async with trio.open_nursery() as nursery:
+    with trio.move_on_after(SECONDS_MAX):
+        while sent < count:
+            who = key()
+            with suppress(OSError, trio.BrokenResourceError, trio.ClosedResourceError, RemoteProtocolError):
+                async with await trio.open_tcp_stream(host, port) as stream, trio.open_nursery() as nursery:
+                    session = await attackers.linked(stream, who)
                     nursery.start_soon(attackers.listen_to_the_end, stream, session, nursery.cancel_scope)
-                    while sent < len(messages):
-                        session.outbox.push(Channel.APPLICATION, messages[sent], Priority.VOTE)
-                        while session.outbox.held > FRAME_BYTES_MAX or session.outbox:
+                    for message in islice(make(chain, who), count - sent):
+                        session.outbox.push(Channel.APPLICATION, message, Priority.VOTE)
+                        while session.outbox:
                             await stream.send_all(session.data_to_send())
                         sent += 1
                     await trio.sleep(AGAIN_SECONDS)
                     nursery.cancel_scope.cancel()
-        await trio.sleep(AGAIN_SECONDS)
-    raise AssertionError("it counts for ever")
+            await trio.sleep(AGAIN_SECONDS)
+    return sent
