@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from curation.contents import Batch
-from curation.limits import BATCH_MAX
+from curation.limits import BATCH_MAX, LEASE_MS, LEASES_MAX
 from curation.module import CurationModule
+from curation.state import Lease
+from curation.work import Work
 from ledger.core.module import Refused
 from ledger.members import Register
 from ledger.state import Body, decode_body
@@ -19,7 +21,7 @@ from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed, Verifier
 from protocol.limits import COST_PER_BLOCK_MAX
 from protocol.messages import Relay
-from tests.curation.room import ONE, OTHER, PEER, Room, annotators
+from tests.curation.room import ONE, OTHER, PEER, SEVERAL, Room, annotators
 from tests.ledger.world import PEOPLE
 from tests.peer.nodes import Pack, Shell
 from tests.sim.keys import FastSigner, FastVerifier
@@ -162,3 +164,51 @@ def test_a_leader_that_puts_a_false_signature_into_its_block_loses_its_view() ->
 def test_a_statement_of_one_peer_is_false_in_another_peers_batch(room: Room) -> None:
     room.project(ONE)
     assert "bad-signature: enrol" in room.refused(OTHER, "curation/batch", Batch(enrolments=(room.enrolment(ANN, PEER),)))
+
+
+# Work without signatures -------------------------------------------------------------------------------------------------
+
+
+def test_only_the_first_batch_of_a_block_looks_at_what_expires(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a thousand empty batches would be a thousand times the work of one."""
+    monkeypatch.setattr("curation.module.EXPIRED_PER_BATCH_MAX", 1)
+    room.project(SEVERAL, tasks=3)
+    leases = [lease for (lease,) in room.leased(ANN, BOB)]
+    room.later(LEASE_MS + 1)
+    room.decide()
+    room.decide(*(room.tx(PEER, "curation/batch", Batch(), ahead) for ahead in (1, 2, 3)))
+    assert [room.assignment(lease).state for lease in leases].count(Lease.EXPIRED) == 1
+    room.batch()
+    assert [room.assignment(lease).state for lease in leases].count(Lease.EXPIRED) == 2
+
+
+def test_the_draws_of_a_batch_look_at_a_bounded_number_of_tasks(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("curation.module.LOOKS_MAX", 0)
+    monkeypatch.setattr("curation.module.LOOKS_FOR_DRAW", 1)
+    room.project(SEVERAL, tasks=3)
+    people = annotators(4)
+    for who in people:  # so each has had all begun tasks, which stay begun
+        while len(room.leased(who)[0]) < 3:
+            pass
+    looked: list[bytes] = []
+    real = Work._number_at
+
+    def number_at(self: Work, project: bytes, which: bytes, place: int) -> int:
+        looked.append(project)
+        return real(self, project, which, place)
+
+    monkeypatch.setattr(Work, "_number_at", number_at)
+    before = [room.person(who).leases for who in people]
+    room.batch(leases=[room.wish(who) for who in people])
+    assert [room.person(who).leases for who in people] == before
+    assert len(looked) <= len(people)
+
+
+def test_the_dearest_batch_fits_into_a_block(room: Room) -> None:
+    """Else it would wait for ever, and its peer with it."""
+    wishes = Batch(leases=tuple(room.wish(who, LEASES_MAX) for who in annotators(BATCH_MAX)))
+    openings = Batch(openings=(room.opening(ANN, bytes(32), (0,)),) * BATCH_MAX)
+    for batch in (wishes, openings):
+        signed = room.tx(PEER, "curation/batch", batch)
+        assert room.rules.traits(signed.signer, room.rules.open_transaction(signed)).cost <= COST_PER_BLOCK_MAX
+        assert room.problem(signed) is None
