@@ -219,12 +219,9 @@ class CurationModule(Module[CurationState]):
             raise Refused(f"only members with the role {ANNOTATOR!r} carry what annotators say")
         if batch.size > BATCH_MAX:
             raise Refused(f"{batch.size} statements, at most {BATCH_MAX} go into a batch")
-        _expire(work, context.time_ms, members)
-        self._closer.go_on(work, context.chain_id, context.time_ms)
-        places = ANNOTATORS_MAX // max(1, len(serving(members)))
         if work.state.looked != context.height:  # once a block, however many batches it has
             work.changed["looked"] = context.height
-            _expire(work, context.time_ms)
+            _expire(work, context.time_ms, members)
             self._closer.go_on(work, context.chain_id, context.time_ms)
         work.looks_left = LOOKS_MAX + LOOKS_FOR_DRAW * sum(wish.count for wish in batch.leases)
         places = ANNOTATORS_MAX // max(1, len(serving(members))) if batch.enrolments else 0

@@ -56,10 +56,8 @@ class Custody:
         return self._begun(identity, name, before)
 
     async def sign_in(self, name: str, passphrase: str, before: str, host: str = "") -> Json:
-        identity = await self._opened(self._accounts.open, name, passphrase, host)
-    async def sign_in(self, name: str, passphrase: str, before: str) -> Json:
         self._annotating.require_name(name)  # wrong names are counted: they must be short
-        identity = await self._opened(self._accounts.open, name, passphrase)
+        identity = await self._opened(self._accounts.open, name, passphrase, host)
         if identity is None:
             raise Problem("unauthorized", "no account here has this name and this passphrase")
         if not self._annotating.is_enrolled(identity.public):

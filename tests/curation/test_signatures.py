@@ -183,13 +183,11 @@ def test_only_the_first_batch_of_a_block_looks_at_what_expires(room: Room, monke
 
 
 def test_the_draws_of_a_batch_look_at_a_bounded_number_of_tasks(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("curation.module.LOOKS_MAX", 0)
-    monkeypatch.setattr("curation.module.LOOKS_FOR_DRAW", 1)
     room.project(SEVERAL, tasks=3)
     people = annotators(4)
-    for who in people:  # so each has had all begun tasks, which stay begun
-        while len(room.leased(who)[0]) < 3:
-            pass
+    room.leased(*people, count=3)  # so each has all the tasks that are begun
+    monkeypatch.setattr("curation.module.LOOKS_MAX", 0)
+    monkeypatch.setattr("curation.module.LOOKS_FOR_DRAW", 1)
     looked: list[bytes] = []
     real = Work._number_at
 
