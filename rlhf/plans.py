@@ -292,9 +292,14 @@ def followed(plan: Plan, jobs: JobsState, height: int) -> Plan:
         return plan
     if not _is_done(job):
         return replace(plan, phase=Phase.CANCELLED)
-    if not job.accepted:
+    if trained_nothing(job):
         return replace(plan, phase=Phase.FAILED, failure=Failure(height, rejections(job)))
     return replace(plan, phase=Phase.FINISHED) if plan.at == len(plan.stages) - 1 else plan
+
+
+def trained_nothing(job: Job) -> bool:
+    """Whether all its rounds are closed, and no update of them was accepted."""
+    return _is_done(job) and not job.accepted
 
 
 def rejections(job: Job) -> dict[str, int]:
@@ -302,11 +307,10 @@ def rejections(job: Job) -> dict[str, int]:
     return dict(sum(map(Counter, job.rejected.values()), Counter[str]()))
 
 
-def nothing_accepted(objective: str, rounds: int, rejected: Mapping[str, int]) -> str:
-    """For people."""
-    labels = next((kind.labels for kind in OBJECTIVES if kind.name == objective), ())
+def nothing_accepted(rounds: int, rejected: Mapping[str, int], labels: Sequence[str]) -> str:
+    """For people. `labels` are those of the job's objective."""
     told = ", ".join(f"{count} {shown(name, labels)}" for name, count in sorted(rejected.items()))
-    return f"no update was accepted in {counted(rounds, 'round')} of {objective}: {told or 'nobody trained'}"
+    return f"no update was accepted in {counted(rounds, 'round')}: {told or 'nobody trained'}"
 
 
 def why_failed(plan: Plan) -> str:
@@ -314,7 +318,8 @@ def why_failed(plan: Plan) -> str:
     if plan.failure is None:
         return ""
     if plan.failure.accuracy is None:
-        return nothing_accepted(plan.current.objective, plan.current.rounds, plan.failure.rejected)
+        labels = next(kind.labels for kind in OBJECTIVES if kind.name == plan.current.objective)
+        return nothing_accepted(plan.current.rounds, plan.failure.rejected, labels)
     way = "give more pairs, or let the policy start with `rlhf start … --anyway`"
     return f"its reward model is not better than chance: {plan.failure.accuracy}; {way}"
 

@@ -15,7 +15,7 @@ from peer.driver.room import LOOK_SECONDS, DiskRoom
 from peer.driver.showing import Showing
 from peer.node.early import RoundKey
 from peer.node.rounds import Effects, Rounds
-from peer.roles.base import Judged, OpenRound, RoundWork
+from peer.roles.base import EVALUATION, Judged, OpenRound, RoundWork
 from peer.settings.datadir import storage_errors
 from protocol import codec
 from protocol.errors import FolkmootError, MissingBlobError, RemoteProtocolError, StorageError
@@ -213,6 +213,8 @@ def _figure(name: str, value: float, number: int, unit: str) -> str:
         return f"in round {number}: training loss {value:.4f} {unit}"
     if name == "worker_seconds":
         return f"in round {number}: the worker took {value:.1f} s"
+    if name == EVALUATION:
+        return f"before round {number}: measuring took {value:.1f} s"
     if name == "held_out_bits_per_byte":
         return f"before round {number}: held-out loss {value:.3f} bits/byte"
     return f"before round {number}: {name.replace('_', ' ')} {value:.4g}"

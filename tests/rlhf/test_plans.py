@@ -16,6 +16,7 @@ from ledger.core.module import Change, Context, Module, View
 from ledger.jobs import Base, JobsState, Phase, Start, Stop, job_id
 from ledger.state import Rules, core_modules, newest
 from peer import features
+from peer.api.failures import FAILED_HEIGHTS, failures
 from protocol import codec
 from protocol.identity import Signed, sign
 from protocol.messages import Proposal
@@ -340,7 +341,11 @@ def test_a_plan_fails_with_a_stage_of_which_every_round_was_rejected(world: Tune
     plan = world.plan(key)
     assert plan.phase is plans.Phase.FAILED and plan.failure is not None
     assert plan.failure.height == world.job(plans.stage_job(key, stage)).opened
-    assert plans.why_failed(plan) == f"no update was accepted in 2 rounds of {plan.current.objective}: 8 replay"
+    assert plans.why_failed(plan) == "no update was accepted in 2 rounds: 8 replay"
+    assert list(failures(world.state, world.state.height)) == [
+        f"job {REWARD.name if stage == 0 else POLICY.name}: {plans.why_failed(plan)}"
+    ]
+    assert not list(failures(world.state, world.state.height + FAILED_HEIGHTS))
     assert (plans.stage_job(key, 1) in world.state.jobs.jobs) == (stage == 1)
     world.planned()  # its author has a place again
 
@@ -388,6 +393,10 @@ def test_a_plan_fails_where_its_reward_is_not_better_than_chance(world: Tuned, m
         "its reward model is not better than chance: 0.54 of 96 pairs, interval 0.44–0.64; "
         "give more pairs, or let the policy start with `rlhf start … --anyway`"
     )
+    assert list(failures(world.state, world.state.height)) == [
+        f"plan of job {plan.current.job.hex()[:8]}: {plans.why_failed(plan)}"
+    ]
+    assert not list(failures(world.state, world.state.height + FAILED_HEIGHTS))
     world.decide()
     assert plans.stage_job(measured, 1) not in world.state.jobs.jobs
 
