@@ -14,6 +14,7 @@ from safetensors.numpy import load_file
 
 from peer import features
 from peer.export import found as finding
+from peer.export.card import TRANSFORMERS, card
 from peer.export.found import Found, of_state
 from peer.export.replaying import audit
 from peer.export.taking import take, write
@@ -65,6 +66,29 @@ def of_chain(chain: Chain, text: str = "") -> Found:
         return chain.blobs.read_whole(digest, 1 << 20)
 
     return of_state(chain.ledger.state, chain.genesis, chain.store, chain.host, read, text)
+
+
+MEASURED = {
+    "held_out_accuracy": 136 / 192,
+    "held_out_pairs": 96.0,
+    "calibration_error": 0.05,
+    "word_count_accuracy": 0.6875,
+    "identical_pairs": 3.0,
+    "contradictory_pairs": 2.0,
+    "evaluation_seconds": 1.5,
+}
+
+
+def test_the_card_of_a_reward_model_says_of_how_many_pairs_its_accuracy_is(chain: Chain) -> None:
+    found = replace(of_chain(chain, "bytes"), figures=MEASURED)
+    told = card(found, TRANSFORMERS, ())
+    assert "| held out | accuracy 0.71 of 96 pairs, interval 0.61–0.79, calibration error 0.05 |" in told
+    assert "| word-count model | 0.69 of the same pairs |" in told
+    assert "| odd pairs | 3 of identical responses, 2 that contradict one another |" in told
+    warned = card(replace(found, figures=MEASURED | {"word_count_accuracy": 0.945}), TRANSFORMERS, ())
+    assert "| word-count model | 0.94 of the same pairs: more than this model, which is worse than counting words |" in warned
+    plain = card(replace(found, figures=FIGURES), TRANSFORMERS, ())
+    assert "word-count" not in plain and "odd pairs" not in plain
 
 
 def test_the_latest_model_of_text_is_written_with_tokenizer_and_card(chain: Chain, tmp_path: Path) -> None:
