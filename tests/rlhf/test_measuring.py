@@ -10,7 +10,6 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-
 from peer import features
 from peer.driver.measuring import Measuring
 from protocol.errors import UserError
