@@ -143,6 +143,7 @@ def _add_network_commands(command: Callable[..., argparse.ArgumentParser]) -> No
     about = "give a stopped peer a new key: because somebody may have the old one, or because its vote log is lost"
     rekey = command("rekey", about, _hook("rekey"), "The network decides the change when the peer runs again.")
     _add_place(rekey)
+    rekey.add_argument("--bootstrap", metavar="ADDRESS,…", help="another voter, where the vote log that names the voters is lost")
     join = command("join", "join the network of an invitation", _hook("join"), "Catches up, is admitted, and goes on running.")
     join.add_argument("invite", metavar="INVITATION", help="the string that `peer invite` printed")
     _add_place(join)

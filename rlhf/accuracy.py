@@ -46,7 +46,7 @@ class Accuracy:
 
     @property
     def is_better_than_chance(self) -> bool:
-        """Whether the interval lies above 1/2. Exact, so that all peers agree."""
+        """True if the interval lies above 1/2. The arithmetic is exact, so all peers agree."""
         return self.halves > self.pairs and (self.halves - self.pairs) ** 2 > Z * Z * self.pairs
 
     def __str__(self) -> str:
@@ -55,14 +55,14 @@ class Accuracy:
 
 
 def could_be_better(pairs: int) -> bool:
-    """Whether a model that ranks all of these pairs as people do is better than chance by its interval."""
+    """True if a model that ranks all of these pairs as people do is better than chance."""
     return Accuracy(2 * min(pairs, MEASURED_PAIRS_MAX), min(pairs, MEASURED_PAIRS_MAX)).is_better_than_chance
 
 
 def decided(reports: Mapping[bytes, Accuracy], voters: Iterable[bytes]) -> Accuracy | None:
     """The accuracy on which f + 1 of these voters agree, by whether it is better than chance. None: too few have reported.
 
-    Of f + 1 voters one is honest. The result is the median of the reports that agree, of an even number the lower one.
+    One of f + 1 voters is honest. The result is the median of the reports that agree, of an even number the lower one.
     """
     known = VoterSet.of(voters)
     reported = [reports[voter] for voter in known.keys if voter in reports]

@@ -218,7 +218,7 @@ def is_forgotten(plan: Plan, height: int) -> bool:
 
 
 def awaits_reports(plan: Plan, jobs: JobsState) -> bool:
-    """Whether its reward model is trained, and too few voters have measured it."""
+    """True if its reward model is trained, and reports on it are missing."""
     job = jobs.jobs.get(plan.current.job)
     is_running = plan.phase is Phase.RUNNING and not plan.current.spec
     return is_running and not plan.anyway and job is not None and _is_done(job)
@@ -298,7 +298,7 @@ def followed(plan: Plan, jobs: JobsState, height: int) -> Plan:
 
 
 def trained_nothing(job: Job) -> bool:
-    """Whether all its rounds are closed, and no update of them was accepted."""
+    """True if all its rounds are closed, and no update of them was accepted."""
     return _is_done(job) and not job.accepted
 
 

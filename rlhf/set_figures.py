@@ -49,7 +49,7 @@ def odd_pairs(pairs: Iterable[Pair]) -> dict[str, float]:
 
 
 def evenly(items: Sequence[T], count_max: int) -> list[T]:
-    """At most so many of them, evenly spaced."""
+    """At most `count_max` of the items, evenly spaced."""
     count = min(len(items), count_max)
     return [items[number] for number in np.linspace(0, max(0, len(items) - 1), count).astype(np.int64)]
 
