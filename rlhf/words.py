@@ -14,6 +14,7 @@ from features.tables import Column, Fitted, Verbatim, counted
 from features.words import Asked, word
 from protocol.errors import UserError
 from protocol.sampling import TOKENS_MAX
+from protocol.units import nth_round
 from rlhf.blocklist import WITHHELD
 from rlhf.calls import (
     FINISHED,
@@ -220,7 +221,7 @@ async def _trace(asked: Asked[RlhfCalls], pair: str, folder: str, is_json: bool)
     names = Names({}) if folder else await asked.names()
     for draw in traced.draws:
         told = "accepted" if draw.accepted else "rejected"
-        table.add_row(draw.job[:SHORT], str(draw.round), names[draw.trainer], str(draw.step), told)
+        table.add_row(draw.job[:SHORT], str(nth_round(draw.round)), names[draw.trainer], str(draw.step), told)
     if traced.draws:
         asked.show(table)
     elif not traced.held_out:
@@ -297,7 +298,7 @@ def _show_status(asked: Asked[RlhfCalls], view: RlhfView, figures: tuple[Figures
         return
     table = Fitted("objective", "job", "state", Column("round", is_number=True), Column("of", is_number=True), "model root")
     for stage in view.stages:
-        rounds = (str(stage.round), str(stage.rounds))
+        rounds = (str(min(nth_round(stage.round), stage.rounds)), str(stage.rounds))
         table.add_row(stage.objective, stage.job[:SHORT], stage.state, *rounds, stage.model_root[: 2 * SHORT])
     asked.show(table)
     if view.state == "paused":
@@ -315,7 +316,7 @@ def _show_status(asked: Asked[RlhfCalls], view: RlhfView, figures: tuple[Figures
         if stage.preferences is not None:
             asked.show(f"{stage.job[:SHORT]}: {_whose(stage.preferences, view.state)}")
     for of in figures:
-        asked.show(f"a response of round {of.round + 1} (the median of {counted(of.accepted, 'trainer')}): {of.told}")
+        asked.show(f"a response of round {nth_round(of.round)} (the median of {counted(of.accepted, 'trainer')}): {of.told}")
         if of.kl_stop is not None:
             asked.show(f"the job ended there, before all its rounds: kl_stop is {of.kl_stop:g} nats")
         elif of.beta is not None:

@@ -62,6 +62,7 @@ from protocol import codec
 from protocol.identity import Signed, short_id
 from protocol.messages import LossesCommitment, Proposal
 from protocol.reasons import Finding
+from protocol.units import nth_round
 
 DOUBLINGS_MAX = 10  # of a suspension: a thousand times the first one is for good, and round numbers stay small
 AFTERMATH_HEIGHTS = 1_000  # after a job's end its audits go on for so long; a transaction may wait as long
@@ -336,12 +337,12 @@ class Docket:
         """The author's key of that round, with which it may challenge this step undrawn. Raises `Refused` if it may not."""
         number, trainer, _ = place
         if not self.is_challengeable(place):
-            raise Refused(f"no such step of {short_id(trainer)} in round {number} can be challenged now")
+            raise Refused(f"no such step of {short_id(trainer)} in round {nth_round(number)} can be challenged now")
         challenger = self._speaking_for(self._judges(number, trainer), author)
         if challenger is None or not self._is_trusted(author):
-            raise Refused(f"{short_id(author)} may not challenge {short_id(trainer)} in round {number}")
+            raise Refused(f"{short_id(author)} may not challenge {short_id(trainer)} in round {nth_round(number)}")
         if challenger in self._rounds[number].challengers:
-            raise Refused(f"{short_id(author)} has challenged a step of round {number} already")
+            raise Refused(f"{short_id(author)} has challenged a step of round {nth_round(number)} already")
         self._require_heard(author)
         return challenger
 
@@ -512,7 +513,7 @@ class Docket:
         of = self._unopened.get(opening.round, {})
         trainer = self._speaking_for(of, author)
         if trainer is None:
-            raise Refused(f"no losses of {short_id(author)} in round {opening.round} are to be opened")
+            raise Refused(f"no losses of {short_id(author)} in round {nth_round(opening.round)} are to be opened")
         if not self.may_open(opening.round, trainer):
             raise Refused("reports on that proposal may still come")
         known = of[trainer]

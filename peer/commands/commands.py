@@ -106,7 +106,9 @@ def _require_others(directory: DataDirectory, genesis: Genesis, old: Identity) -
     later = {addressbook.peer_of(line) for line in addressbook.load(directory.addresses)} - founders.members
     if old.public not in founders or founders.quorum < len(founders) or later:
         return
-    alone = "this peer founded its network alone" if len(founders) == 1 else f"all {len(founders)} founders of this network decide"
+    alone = (
+        "this peer founded its network alone" if len(founders) == 1 else f"all {len(founders)} founders of this network decide"
+    )
     lost = f"{directory.ledger} is lost, and {alone}, so nobody could decide that its key is replaced: nothing is changed"
     way = f"found a new network with `peer init --network {shlex.quote(genesis.network)} --data-dir NEW`"
     raise UserError(f"{lost}; {way}, or if others vote by now, name one with `peer rekey --bootstrap PEER@HOST:PORT`")

@@ -82,7 +82,7 @@ def _rows(found: Found, vocabulary: Vocabulary, left_out: tuple[str, ...]) -> It
     yield "data", _data(found)
     yield "licence", spec.licence or NOT_NAMED
     if found.accepted is not None:
-        yield "proposals", f"{found.accepted} accepted, {found.refused} refused"
+        yield "proposals", f"{found.accepted} accepted, {found.rejected} rejected, {found.absent} absent"
     yield "audit", _audit(spec)
     yield "held out", _held_out(found)
     stop = stop_of(spec, vocabulary)

@@ -112,9 +112,19 @@ def test_the_latest_model_of_text_is_written_with_tokenizer_and_card(chain: Chai
         "1 of 1",
         "full: every voter",
         bytes(32).hex(),
-        "4 accepted, 0 refused",
+        "4 accepted, 0 rejected, 0 absent",
     ):
         assert said in card, said
+
+
+def test_the_card_tells_absent_trainers_from_rejected_updates(chain: Chain) -> None:
+    found = of_chain(chain, "bytes")
+    assert (found.rejected, found.absent) == (1, 0)
+    state = chain.ledger.state
+    job = replace(state.jobs.jobs[found.job], rejected={bytes(32): {"absent": 3, "replay": 1}, bytes([1]) * 32: {"absent": 2}})
+    modules = state.modules | {"jobs": replace(state.jobs, jobs=state.jobs.jobs | {found.job: job})}
+    told = of_state(replace(state, modules=modules), chain.genesis, chain.store, chain.host, lambda digest: b"", "bytes")
+    assert f"| {told.accepted} accepted, 1 rejected, 5 absent |" in card(told, TRANSFORMERS, ())
 
 
 def test_the_tensors_are_those_of_the_decided_model_bit_for_bit(chain: Chain, tmp_path: Path) -> None:
@@ -220,7 +230,7 @@ def tuned(objective: str, **more: object) -> Found:
     spec = replace(BYTES, name="tuned", objective=objective, **more)  # type: ignore[arg-type]
     size = layout_of(spec).size
     parameters = np.arange(size, dtype=np.float32) / size
-    return Found("lab", "c" * 64, bytes(32), spec, 3, bytes(32), parameters, None, "a test", accepted=0, refused=0)
+    return Found("lab", "c" * 64, bytes(32), spec, 3, bytes(32), parameters, None, "a test", accepted=0, rejected=0, absent=0)
 
 
 def test_vectors_of_the_objective_are_left_out_and_the_card_says_so(tmp_path: Path) -> None:

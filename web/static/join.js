@@ -21,7 +21,7 @@ function aboutNetwork() {
   const running = state.live?.jobs.filter((job) => job.state === "running"), voters = state.live?.status.voters;
   return {
     network: state.network.name, voters: voters > 3 && voters, isIdle: running?.length === 0,
-    trained: running?.map(({ name, round, rounds }) => `${name}, round ${round} of ${rounds}`).join("; "),
+    trained: running?.map(({ name, round, rounds }) => `${name}, round ${Math.min(round + 1, rounds)} of ${rounds}`).join("; "),
     open: counted(projects.reduce((sum, { tasks, settled, review }) => sum + tasks - settled - review, 0)),
     people: counted(annotators), answers: counted(annotations), projects: projects.slice(0, 5).map(({ name }) => name).join(", "),
     hasKeys, isKept: !hasKeys, isSecure: isSecureContext, isPlain: !isSecureContext, isBack, isNew: !isBack, isInvited: state.network.sign_up !== "open",
