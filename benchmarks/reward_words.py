@@ -48,6 +48,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "last, 10 epochs": {"epochs": 10},
     "mean": {"score": "mean"},
     "mean, 10 epochs": {"score": "mean", "epochs": 10},
+    "mean, rate 0.02": {"score": "mean", "inner_rate": 0.02},
+    "mean, rate 0.02, 10 epochs": {"score": "mean", "inner_rate": 0.02, "epochs": 10},
     "mean, all": {"score": "mean", "learns": "all"},
     "mean, all, 10 epochs": {"score": "mean", "learns": "all", "epochs": 10},
 }
