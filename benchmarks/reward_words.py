@@ -44,12 +44,12 @@ NOISE = 0.1
 EPOCHS = 3
 # As `rlhf start` takes what is said of the reward model.
 WAYS: dict[str, dict[str, Any]] = {
+    "default": {"score": "mean", "inner_rate": presets.MEAN_REWARD["inner_rate"]},
     "last": {},
     "last, 10 epochs": {"epochs": 10},
     "mean": {"score": "mean"},
     "mean, 10 epochs": {"score": "mean", "epochs": 10},
-    "mean, rate 0.02": {"score": "mean", "inner_rate": 0.02},
-    "mean, rate 0.02, 10 epochs": {"score": "mean", "inner_rate": 0.02, "epochs": 10},
+    "default, 10 epochs": {"score": "mean", "inner_rate": presets.MEAN_REWARD["inner_rate"], "epochs": 10},
     "mean, all": {"score": "mean", "learns": "all"},
     "mean, all, 10 epochs": {"score": "mean", "learns": "all", "epochs": 10},
 }

@@ -270,7 +270,7 @@ def _measured(stage: StageView) -> Iterator[str]:
         sure = "" if error is None else f"; its chances are off by {error:.0%} on average"
         yield f"{job}, {after}: the better response scores higher in {accuracy}{sure}"
         if (words := stage.word_count_accuracy) is not None and words > stage.held_out_accuracy:
-            way = "more pairs, more rounds, another base or `--set reward.score=mean` may help"
+            way = "more pairs, more epochs (`--reward-epochs`) or another base may help"
             yield f"{job}, warning: a word-count model ranks {words:.2f} of the same pairs as people do, more than this model"
             yield f"{job}: {way}"
         elif words is not None:

@@ -80,7 +80,7 @@ class Attempt:
                     peers.launch(victim)
             for peer in peers.peers:
                 await demo.answers(peer)
-                while (await calls(peer).rlhf_status()).state not in ("finished", "cancelled"):  # noqa: ASYNC110
+                while (await calls(peer).rlhf_status()).state not in ("finished", "failed", "cancelled"):  # noqa: ASYNC110
                     await trio.sleep(network.POLL_SECONDS)
         await self._judge(peers, host, trial)
 
@@ -148,7 +148,7 @@ class Attempt:
         trainers = sum(peer.trains for peer in peers.peers[: self._options.peers])
         rounds = preferences.rounds_of(self._options.epochs, trained, trainers=trainers, **sizes)
         done = [(stage.objective, stage.state, stage.round) for stage in view.stages]
-        wanted = [("reward", "finished", rounds), ("ppo", "finished", self._options.rounds)]
+        wanted = [("reward-mean", "finished", rounds), ("ppo", "finished", self._options.rounds)]
         trial.require((view.state, done) == ("finished", wanted), f"the plan is {view.state}, its stages {done}, not {wanted}")
         export = str(peers.demo.folder / "export")
         await host.client.export(export)

@@ -15,6 +15,7 @@ import numpy as np
 
 from features.tables import counted
 from ledger.jobs import Base
+from ledger.network import NetworkState
 from peer.api.new_job import checked, tolerated
 from peer.api.running import RunningPeer
 from peer.api.starting import base_of, of_finished
@@ -26,9 +27,9 @@ from rlhf import blocklist, pairs, plans, preferences, presets
 from rlhf.accuracy import could_be_better
 from rlhf.fitting import Truncate, fitted, holding
 from rlhf.jsonl import Misfits
-from rlhf.objective import MODEL, ROLE, RULE, PpoTerms, Prompts
+from rlhf.objective import MODEL, MODULE, ROLE, RULE, PpoTerms, Prompts
 from rlhf.preferences import Pair
-from rlhf.reward import REWARDS, RewardModel
+from rlhf.reward import LAST, MEAN, MEAN_REWARD, REWARDS, Learns, RewardModel
 from rlhf.rules import RULES
 from rlhf.sets import Source
 from rlhf.supervised import DPO
@@ -91,8 +92,11 @@ class Tuning:
         """A reward model, and then the policy. The set is given as pairs, or as the name of a file with them."""
         called = f"{self.name}-reward" if self.name else "reward"
         of = of_finished(self.peer, self.base, "--base")
-        kind, rest = reward_said(self.of_reward)
-        spec, said = supervised_spec(self.peer, kind, of, called, rest, presets.REWARD, OF_REWARD)
+        knows_means = self.peer.driver.state.of(NetworkState).version(MODULE) >= MEAN_REWARD.version
+        kind, rest = reward_said(self.of_reward, MEAN if knows_means else LAST)
+        keeps_layers = kind is MEAN_REWARD and rest.get("learns", Learns.WORDS) == Learns.WORDS
+        usual = presets.MEAN_REWARD if keeps_layers else presets.REWARD
+        spec, said = supervised_spec(self.peer, kind, of, called, rest, usual, OF_REWARD)
         found, file, preparation = self._prepared(given, spec)
         tokens = set_as_tokens(self.peer, spec, found, file)
         if self.words and self.of_policy.get("prompts") != Prompts.TEXT:
@@ -187,9 +191,9 @@ def _require_measurable(learned: pairs.Pairs) -> None:
         raise UserError(f"{few}, too few to tell it from chance: {way}")
 
 
-def reward_said(of_reward: dict[str, str]) -> tuple[RewardModel, dict[str, str]]:
-    """The objective of the reward model, and what is said of its fields. Raises `UserError`."""
-    read = of_reward.get(SCORE, next(iter(REWARDS)))
+def reward_said(of_reward: dict[str, str], usual: str = MEAN) -> tuple[RewardModel, dict[str, str]]:
+    """The objective of the reward model, `usual` if nothing is said of it, and the values of its fields. Raises `UserError`."""
+    read = of_reward.get(SCORE, usual)
     if read not in REWARDS:
         raise UserError(f"--set {OF_REWARD}{SCORE}={read}: a score is read at one of {', '.join(REWARDS)}")
     return REWARDS[read], {key: text for key, text in of_reward.items() if key != SCORE}

@@ -22,7 +22,7 @@ from features.lazily import importing
 from ledger.core.genesis import Founder, Genesis
 from peer.commands.arguments import settings_of
 from peer.commands.logs import formatter, handler
-from peer.commands.terminal import let_go, terminals
+from peer.commands.terminal import let_go, program, terminals
 from peer.features import founding_modules
 from peer.settings.config import Config, Settings, load, toml, value_of
 from peer.settings.datadir import DataDirectory, storage_errors
@@ -77,7 +77,7 @@ def rekey(options: argparse.Namespace) -> None:
     if lost is not None:
         print(f"set aside   {lost}: the peer gets everything again from the others")
     where = _place(options) + (f" --bootstrap {shlex.quote(options.bootstrap)}" if options.bootstrap else "")
-    print(f"next        peer run{where}: it asks for the change, and votes with the new key two heights after that")
+    print(f"next        {program()} run{where}: it asks for the change, and votes with the new key two heights after that")
 
 
 def _voters(directory: DataDirectory, genesis: Genesis) -> VoterSet:
@@ -138,7 +138,11 @@ def init(options: argparse.Namespace) -> None:
     print(f"voters      {len(founders)}, of which {genesis.voters.faults_tolerated} may lie; {genesis.voters.quorum} decide")
     print(f"data in     {directory.path}")
     place = _place(options)
-    print(f"next        peer run{place}, then peer invite{place} for everybody else")
+    print(f"next        {program()} run{place}    # it keeps this terminal")
+    print(f"then        {program()} invite{place}    # in a second one: a string for everybody else")
+    print(f"they        {program()} join STRING")
+    if genesis.voters.quorum > 1:
+        print(f"            nothing is decided before {genesis.voters.quorum} of the {len(founders)} founders run")
 
 
 def _place(options: argparse.Namespace) -> str:

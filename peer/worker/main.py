@@ -330,7 +330,11 @@ def _end() -> None:
 
 
 def main(make_jobs: Callable[[EngineKind, Callable[[], None], int], Jobs] = Jobs) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # they reach a whole group; the daemon stops us in its own order
+    for number in (
+        signal.SIGINT,
+        signal.SIGTERM,
+        signal.SIGHUP,
+    ):  # they reach a whole group; the daemon stops us in its own order
         signal.signal(number, signal.SIG_IGN)
     features.install()
     parser = argparse.ArgumentParser(prog="peer.worker.main", description="computes for one peer; started by its daemon")

@@ -240,7 +240,7 @@ async def test_plans_go_from_preferences_to_a_tuned_policy_and_from_a_project_to
 ) -> None:
     first, author = network[:2]
     lines = [json.dumps({"prompt": f"q{number}: ", "chosen": "aeiou", "rejected": "xkt"}) for number in range(60)]
-    quick = {"rounds": "2", "local_steps": "2", "batch": "4", "score": "mean"}
+    quick = {"rounds": "2", "local_steps": "2", "batch": "4"}
     said = TERMS | {"prompt_tokens": "5", "stop": "none"} | {f"reward.{name}": value for name, value in quick.items()}
     left = (first, *network[2:])
     with trio.fail_after(SECONDS_MAX):
