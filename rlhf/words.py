@@ -298,7 +298,8 @@ def _show_status(asked: Asked[RlhfCalls], view: RlhfView, figures: tuple[Figures
         return
     table = Fitted("objective", "job", "state", Column("round", is_number=True), Column("of", is_number=True), "model root")
     for stage in view.stages:
-        rounds = (str(min(nth_round(stage.round), stage.rounds)), str(stage.rounds))
+        round = "–" if stage.state == "waiting" else str(min(nth_round(stage.round), stage.rounds))
+        rounds = (round, str(stage.rounds))
         table.add_row(stage.objective, stage.job[:SHORT], stage.state, *rounds, stage.model_root[: 2 * SHORT])
     asked.show(table)
     if view.state == "paused":

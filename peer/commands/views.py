@@ -400,7 +400,7 @@ def jobs(views: Sequence[JobView], names: Names) -> Fitted:
             short(view.job),
             view.name,
             job_state(view),
-            round_of(view.round, view.rounds),
+            f"– of {view.rounds}" if view.place else round_of(view.round, view.rounds),
             "; ".join(f"{what}: {', '.join(trainers)}" for what, trainers in told.items() if trainers) or "–",
             view.audit if view.precision == "fp32" else f"{view.audit} ({view.precision})",
             view.data if view.data == "local" else short(view.data) or "–",
