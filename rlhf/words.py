@@ -304,6 +304,8 @@ def _show_status(asked: Asked[RlhfCalls], view: RlhfView, figures: tuple[Figures
     asked.show(table)
     if view.state == "paused":
         asked.show("the plan is paused: `rlhf resume`, said by its author, lets it go on")
+    if view.state == "failed" and len(view.stages) > 1:
+        asked.show("the plan failed: no other stage begins")
     if view.state == "cancelled":
         asked.show("the plan is cancelled: no other stage begins")
     for stage in view.stages:
