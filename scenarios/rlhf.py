@@ -15,6 +15,7 @@ import sys
 from dataclasses import replace
 from functools import partial
 from random import Random
+from typing import Any
 
 import trio
 
@@ -36,6 +37,16 @@ PAIRS = 400
 REWARD, PPO = range(2)  # places of the plan's stages
 REWARD_TERMS = {"local_steps": "2", "batch": "4"}  # so that there are many rounds
 TERMS = {"prompt_tokens": "8", "response_tokens": "48", "epochs": "2", "local_steps": "4", "batch": "16"}
+MEASURED = (
+    "held_out_accuracy",
+    "held_out_pairs",
+    "held_out_interval",
+    "calibration_error",
+    "measured_rounds",
+    "word_count_accuracy",
+    "identical_pairs",
+    "contradictory_pairs",
+)
 KILLS = ("fetching", "reward", "turn", "ppo")
 DOWN_SECONDS_MAX = 2.0
 TRIAL_SECONDS_MAX = 600.0  # for what takes one minute on a machine that has time
@@ -185,7 +196,8 @@ async def reached(peer: DemoPeer, place: int, round: int) -> None:
 
 def bare(view: RlhfView) -> RlhfView:
     """Without what a peer has measured for itself."""
-    return replace(view, stages=tuple(replace(stage, held_out_accuracy=None, calibration_error=None) for stage in view.stages))
+    nothing: dict[str, Any] = dict.fromkeys(MEASURED)
+    return replace(view, stages=tuple(replace(stage, **nothing) for stage in view.stages))
 
 
 def problems(peer: DemoPeer, view: RlhfView) -> list[str]:
