@@ -85,7 +85,7 @@ def _fit(of: _Differences, penalty: float) -> Weights:
 def fitted(pairs: Sequence[Pair]) -> Weights:
     """With the best of the penalties, and neighbours where they help."""
     whole = _differences(pairs)
-    is_kept = np.array([is_held_out(f"penalty {pair.prompt}", KEPT_BACK_PERMILLE) for pair in pairs])
+    is_kept = np.array([is_held_out(f"penalty {pair.id.hex()}", KEPT_BACK_PERMILLE) for pair in pairs])
     kept_back, others = whole.part(is_kept, FEATURES), whole.part(~is_kept, FEATURES)
     ways = [(penalty, used) for penalty in PENALTIES for used in (WORDS, FEATURES)]
     everywhere, everything = np.ones(len(others.p), dtype=np.bool_), np.ones(len(pairs), dtype=np.bool_)

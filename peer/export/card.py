@@ -7,13 +7,12 @@ from collections.abc import Iterator
 from typing import Final
 
 from peer.export.found import Found
-from rlhf.fitting import notes
-from rlhf.reward import CALIBRATION
-from training.data.tokenizer import END_OF_TEXT
-from training.formats.tokenizer_file import Vocabulary
 from rlhf.accuracy import Accuracy
+from rlhf.fitting import notes
 from rlhf.reward import ACCURACY, CALIBRATION
 from rlhf.set_figures import CONTRADICTORY, IDENTICAL, PAIRS, WORD_COUNT
+from training.data.tokenizer import END_OF_TEXT
+from training.formats.tokenizer_file import Vocabulary
 from training.spec import AuditMode, JobSpec, Rule
 from training.transformer import FIRST
 
@@ -85,9 +84,8 @@ def _rows(found: Found, vocabulary: Vocabulary, left_out: tuple[str, ...]) -> It
         yield "proposals", f"{found.accepted} accepted, {found.rejected} rejected, {found.absent} absent"
     yield "audit", _audit(spec)
     yield "held out", _held_out(found)
-    stop = stop_of(spec, vocabulary)
     yield from _of_pairs(found)
-    stop = stop_of(spec)
+    stop = stop_of(spec, vocabulary)
     if stop is not None:
         yield "a text ends with", f"token {stop}{f', `{END_OF_TEXT}`' if stop == vocabulary.end_of_text else ''}"
     for note in notes(spec):
@@ -117,6 +115,8 @@ def _tokens(spec: JobSpec, vocabulary: Vocabulary) -> str:
     if spec.tokenizer is not None:
         return f"{spec.model.vocabulary}, tokenizer `{spec.tokenizer.hex()}`"
     return "the 256 bytes" if vocabulary.end_of_text is None else "the 256 bytes and the end of a text"
+
+
 def _accuracy(found: Found) -> Accuracy | None:
     """Of a model that learned from pairs, if it was measured."""
     is_measured = ACCURACY in found.figures and PAIRS in found.figures
@@ -132,12 +132,6 @@ def _of_pairs(found: Found) -> Iterator[tuple[str, str]]:
     identical, contradictory = (int(found.figures.get(name, 0)) for name in (IDENTICAL, CONTRADICTORY))
     if identical or contradictory:
         yield "odd pairs", f"{identical} of identical responses, {contradictory} that contradict one another"
-
-
-def stop_of(spec: JobSpec) -> int | None:
-    """The token that ends a text, where the objective has one."""
-    stop: int | None = getattr(spec.own, "stop", None)
-    return stop
 
 
 def _of_first(left_out: tuple[str, ...]) -> str:

@@ -68,6 +68,7 @@ def of_chain(chain: Chain, text: str = "") -> Found:
     return of_state(chain.ledger.state, chain.genesis, chain.store, chain.host, read, text)
 
 
+BYTE_VOCABULARY = vocabulary_of(None, 256)
 MEASURED = {
     "held_out_accuracy": 136 / 192,
     "held_out_pairs": 96.0,
@@ -81,13 +82,13 @@ MEASURED = {
 
 def test_the_card_of_a_reward_model_says_of_how_many_pairs_its_accuracy_is(chain: Chain) -> None:
     found = replace(of_chain(chain, "bytes"), figures=MEASURED)
-    told = card(found, TRANSFORMERS, ())
+    told = card(found, BYTE_VOCABULARY, TRANSFORMERS, ())
     assert "| held out | accuracy 0.71 of 96 pairs, interval 0.61–0.79, calibration error 0.05 |" in told
     assert "| word-count model | 0.69 of the same pairs |" in told
     assert "| odd pairs | 3 of identical responses, 2 that contradict one another |" in told
-    warned = card(replace(found, figures=MEASURED | {"word_count_accuracy": 0.945}), TRANSFORMERS, ())
+    warned = card(replace(found, figures=MEASURED | {"word_count_accuracy": 0.945}), BYTE_VOCABULARY, TRANSFORMERS, ())
     assert "| word-count model | 0.94 of the same pairs: more than this model, which is worse than counting words |" in warned
-    plain = card(replace(found, figures=FIGURES), TRANSFORMERS, ())
+    plain = card(replace(found, figures=FIGURES), BYTE_VOCABULARY, TRANSFORMERS, ())
     assert "word-count" not in plain and "odd pairs" not in plain
 
 
@@ -124,7 +125,7 @@ def test_the_card_tells_absent_trainers_from_rejected_updates(chain: Chain) -> N
     job = replace(state.jobs.jobs[found.job], rejected={bytes(32): {"absent": 3, "replay": 1}, bytes([1]) * 32: {"absent": 2}})
     modules = state.modules | {"jobs": replace(state.jobs, jobs=state.jobs.jobs | {found.job: job})}
     told = of_state(replace(state, modules=modules), chain.genesis, chain.store, chain.host, lambda digest: b"", "bytes")
-    assert f"| {told.accepted} accepted, 1 rejected, 5 absent |" in card(told, TRANSFORMERS, ())
+    assert f"| {told.accepted} accepted, 1 rejected, 5 absent |" in card(told, BYTE_VOCABULARY, TRANSFORMERS, ())
 
 
 def test_the_tensors_are_those_of_the_decided_model_bit_for_bit(chain: Chain, tmp_path: Path) -> None:
