@@ -1043,7 +1043,7 @@ def test_who_could_not_be_reached_by_too_many_is_told_so_and_not_that_it_was_fou
     told = auditing.describe(entry, court.state)
     assert told.startswith(f"{short_id(entry.trainer)} is suspended: too many") and f"step {entry.step}" in told
     assert auditing.suspension(entry.trainer, court.state) == (
-        f"suspended until round {court.audits.suspended[entry.trainer]}: too many could not get what it commits to"
+        f"suspended until round {court.audits.suspended[entry.trainer] + 1}: too many could not get what it commits to"
     )
 
 
