@@ -23,6 +23,7 @@ from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed, short_id
 from protocol.limits import AUDIT_WINDOW_MS_MAX, MEMBERS_MAX, TRAINERS_MAX, TRANSACTION_BYTES_MAX
 from protocol.messages import Name, Transaction
+from protocol.reasons import ABSENT
 from rounds.ballots import Outcome, RoundTerms
 
 RUNNING_MAX = 8  # jobs whose rounds are open at once: each costs every peer a model in memory
@@ -531,7 +532,7 @@ class JobsModule(Module[JobsState]):
         rejected = {trainer: dict(reasons) for trainer, reasons in job.rejected.items()}
         # Names of codes, not the objective's labels: those belong to the program, and another release may have others.
         told = {trainer: verdict.label for trainer, verdict in closed.rejected.items()}
-        told |= dict.fromkeys(closed.absent, "absent")
+        told |= dict.fromkeys(closed.absent, ABSENT)
         for trainer, reason in told.items():
             reasons = rejected.setdefault(trainer, {})
             reasons[reason] = reasons.get(reason, 0) + 1

@@ -48,6 +48,7 @@ from protocol.limits import (
 )
 from protocol.messages import Ballot, CutOff, Proposal, Transaction
 from protocol.recent import RecentDigests
+from protocol.units import nth_round
 from rounds.ballots import Closing, check_closing, outcome
 
 M = TypeVar("M")
@@ -563,13 +564,13 @@ class Rules:
         """Raises `Refused` or `RemoteProtocolError` if this closing does not close an open round of `state`."""
         job = state.jobs.running().get(closing.job)
         if job is None or job.round != closing.round:
-            raise Refused(f"round {closing.round} of job {closing.job.hex()[:8]} is not open")
+            raise Refused(f"round {nth_round(closing.round)} of job {closing.job.hex()[:8]} is not open")
         terms = job.terms(closing.job)
         ballots, cut_offs, proposals = self.open_closing(closing)
         _require_known(state, proposals.values())
         problem = check_closing(terms, closing, ballots, cut_offs, proposals)
         if problem:
-            raise Refused(f"round {closing.round}: {problem}")
+            raise Refused(f"round {nth_round(closing.round)}: {problem}")
         return ClosedRound(
             closing.job,
             closing.round,

@@ -38,6 +38,7 @@ DEMO_WITH_PEOPLE = ("crowd",)  # flags that need --annotate
 RLHF_DEMOS = ("toy", "text")
 RLHF_ALGORITHMS = ("ppo", "grpo")
 DEMO_WITH_EITHER = ("command", "action", "annotate", "peers", "seed", "json", "report", "keep", "web", "web_port")
+DEMO_AS_COMMANDS = ("command", "action", "commands", "peers", "rounds", "data", "seed", "keep", "web")
 EXIT_USER_ERROR = 2
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)  # what writing to a stream may come to
 
@@ -145,6 +146,7 @@ def _add_network_commands(command: Callable[..., argparse.ArgumentParser]) -> No
     about = "give a stopped peer a new key: because somebody may have the old one, or because its vote log is lost"
     rekey = command("rekey", about, _hook("rekey"), "The network decides the change when the peer runs again.")
     _add_place(rekey)
+    rekey.add_argument("--bootstrap", metavar="ADDRESS,…", help="another voter, where the vote log that names the voters is lost")
     join = command("join", "join the network of an invitation", _hook("join"), "Catches up, is admitted, and goes on running.")
     join.add_argument("invite", metavar="INVITATION", help="the string that `peer invite` printed")
     _add_place(join)
@@ -270,6 +272,9 @@ def _add_demo(demo: argparse.ArgumentParser) -> None:
     demo.add_argument("--mixed", action="store_true", help="1 and 2 torch threads mixed, and numpy without AVX on one peer")
     demo.add_argument("--keep", action="store_true", help="leave the network running until Ctrl-C")
     demo.add_argument(
+        "--commands", action="store_true", help="run nothing: print the commands that do the same by hand, without a liar"
+    )
+    demo.add_argument(
         "--beyond-bound", action="store_true", help="allow more liars than the vote tolerates, and see what happens"
     )
     demo.add_argument("--annotate", action="store_true", help="instead of training, people label tasks; nobody lies")
@@ -329,6 +334,8 @@ def _completion(options: argparse.Namespace) -> None:
 
 
 def _demo(options: argparse.Namespace) -> Any:
+    if options.commands:
+        return _demo_as_commands(options)
     if options.annotate:
         return _demo_with_people(options)
     for name in DEMO_WITH_PEOPLE:
@@ -355,6 +362,16 @@ def _demo(options: argparse.Namespace) -> Any:
     from peer.demo import demo
 
     return demo.main(options)
+
+
+def _demo_as_commands(options: argparse.Namespace) -> None:
+    for name, default in vars(build_parser().parse_args(["demo"])).items():
+        if name not in DEMO_AS_COMMANDS and getattr(options, name) != default:
+            raise UserError(f"--{name.replace('_', '-')}: leave it out with --commands, which is about honest training")
+    from peer.commands.terminal import program
+    from peer.demo.recipe import recipe
+
+    print(recipe(options, program()), end="")
 
 
 def _demo_with_people(options: argparse.Namespace) -> Any:

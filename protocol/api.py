@@ -181,6 +181,7 @@ class Cause(enum.StrEnum):
     NO_ROOM = "no-room"
     WORKER_GONE = "worker-gone"
     LIAR_FOUND = "liar-found"
+    TRAINING_FAILED = "training-failed"
 
 
 @dataclass(frozen=True, slots=True)

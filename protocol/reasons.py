@@ -35,7 +35,8 @@ class Verdict(enum.IntEnum):
         return self.name.lower()
 
 
-MEANINGS = {  # for people, by label; `absent` is no verdict: no ballot named a proposal of that trainer
+ABSENT = "absent"  # no verdict: no ballot named a proposal of that trainer
+MEANINGS = {  # for people, by label
     "unjudged": "too few could judge it in time",
     "malformed": "not the encoding of any update",
     "stale": "computed on another model",
@@ -43,7 +44,7 @@ MEANINGS = {  # for people, by label; `absent` is no verdict: no ballot named a 
     "commitment": "its error feedback does not follow from what was decided",
     "replay": "re-executing it gave another update",
     "equivocation": "two different proposals for one round",
-    "absent": "no proposal came",
+    ABSENT: "no proposal came",
 }
 
 

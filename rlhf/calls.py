@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+FINISHED, MEASURING = "finished", "measuring"  # its last model is measured, as far as the peer measures any; or will be
+
 
 @dataclass(frozen=True, slots=True)
 class PreferencesView:
@@ -23,21 +25,28 @@ class PreferencesView:
 class StageView:
     objective: str
     job: str
-    state: str  # waiting, running, paused or finished
+    state: str  # waiting, running, paused, measuring, finished or failed
     round: int
     rounds: int
     model_root: str
-    held_out_accuracy: float | None = None  # of a reward model or `dpo`, as far as this peer has measured it
+    held_out_accuracy: float | None = None  # of a reward model or `dpo`, as this peer or else the voters measured it
     calibration_error: float | None = None  # of these: how far its chances are from people's, in the mean
     preferences: PreferencesView | None = None  # of these
     refused: str = ""  # why its job, which is due, does not begin; each block tries again
     held_out_nats: float | None = None  # of `instruct`: for a token of the held-out responses
     notes: tuple[str, ...] = ()  # counts of the file that its set was made of, for people
+    measured_rounds: int | None = None  # that the measured model was trained for; None: nothing is measured
+    held_out_pairs: int | None = None  # with a better response, of which the accuracy is
+    held_out_interval: tuple[float, float] | None = None  # of the accuracy, 95 %
+    word_count_accuracy: float | None = None  # of a word-count model on the same pairs
+    identical_pairs: int | None = None  # of the set: pairs of two identical responses
+    contradictory_pairs: int | None = None  # of the set: pairs that others contradict
+    failed: str = ""  # why the stage failed
 
 
 @dataclass(frozen=True, slots=True)
 class RlhfView:
-    state: str  # none; of a plan running, paused, finished or cancelled; else that of the job
+    state: str  # none; of a plan running, paused, measuring, finished, failed or cancelled; else that of the job
     stages: tuple[StageView, ...]
 
 
@@ -115,12 +124,13 @@ class RlhfCalls(Protocol):
         algorithm: str = "",
         skip_bad: bool = False,
         truncate: str = "",
+        anyway: bool = False,
     ) -> str:
         """Tunes the model of a finished job, by a rule, by preferences that people decided in a project, or by those in a file;
         with an empty base a first model, where the reward has a vocabulary of its own. `words` is a file with a list of words
         that no text of the policy may hold. The algorithm `dpo` learns from preferences without a reward model. `skip_bad` leaves
-        out lines of a file that cannot be used. `truncate` cuts texts to the context, at the `left` or `right`. Returns the
-        id of the first job, once it is decided.
+        out lines of a file that cannot be used. `truncate` cuts texts to the context, at the `left` or `right`. The policy starts
+        `anyway`, or only if its reward model is better than chance. Returns the id of the first job, once it is decided.
         """
         ...
 
@@ -138,6 +148,12 @@ class RlhfCalls(Protocol):
 
     async def rlhf_status(self) -> RlhfView:
         """How far the newest tuning is."""
+        ...
+
+    async def measure_last_model(self, job: str, asked: bool) -> StageView:
+        """The figures of a finished job's last model. It is measured now if this peer has not done so, and either that is `asked`
+        or the peer measures models anyway. Raises `UserError` at a peer without a worker.
+        """
         ...
 
     async def rlhf_figures(self) -> tuple[FiguresView, ...]:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from protocol import codec
 from protocol.codec import Count, Length
+from protocol.units import nth_round
 from rlhf.calls import FiguresView
 from rlhf.controller import median
 from rlhf.objective import MILLIONTHS, PPO, Figure, Rollouts, Share, in_millionths
@@ -114,6 +115,7 @@ def warning(course: Course, spec: bytes) -> str:
         return ""
     name = JobSpec.decode(spec).name
     return (
-        f"job {name}: by round {course.warned} the score rose while responses became alike (distinct-2 fell by a fifth or more): "
-        "`rlhf compare` shows what is said; a larger beta, kl_target or kl_stop hold a policy nearer to its reference"
+        f"job {name}: by round {nth_round(course.warned)} the score rose while responses became alike "
+        "(distinct-2 fell by a fifth or more): `rlhf compare` shows what is said; "
+        "a larger beta, kl_target or kl_stop hold a policy nearer to its reference"
     )

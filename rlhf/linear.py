@@ -1,7 +1,7 @@
 """A linear model of preferences, the least that a reward model must be as good as. numpy only; no vote depends on it.
 
-Bradley–Terry over which words, and which pairs of neighbouring words, a response has: each is a feature, by a hash. It knows
-neither the prompt nor what else stands where.
+Bradley–Terry over the counts of words, and of pairs of neighbouring words where these help: each is a feature, by a hash. It
+knows neither the prompt nor the order of words.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import re
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -18,7 +19,8 @@ import numpy.typing as npt
 
 from rlhf.preferences import PERMILLE, Pair, is_held_out
 
-FEATURES: Final = 1 << 16  # few words share one: short texts have some thousands of words
+WORDS: Final = 1 << 15  # features of words; few share one: short texts have some thousands of words
+FEATURES: Final = 2 * WORDS  # the others are of neighbours
 STEPS: Final = 100  # of Nesterov's method; with so many, the weights no longer move
 PENALTIES: Final = (0.003, 0.01, 0.03, 0.1)  # for each pair; that one is taken which does best on pairs that are kept back
 KEPT_BACK_PERMILLE: Final = 200
@@ -28,7 +30,7 @@ Weights = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class _Differences:
-    """What the first response of each pair has and the second has not, +1, and the other way round, −1: a sparse matrix."""
+    """Counts of the first response of each pair less those of the second: a sparse matrix."""
 
     row: npt.NDArray[np.int64]
     column: npt.NDArray[np.int64]
@@ -41,24 +43,35 @@ class _Differences:
     def transposed(self, of_pairs: Weights) -> Weights:
         return np.bincount(self.column, self.value * of_pairs[self.row], FEATURES).astype(np.float64)
 
+    def part(self, pairs: npt.NDArray[np.bool_], features_used: int) -> _Differences:
+        """Some of the pairs, and of the features the first ones."""
+        chosen = pairs[self.row] & (self.column < features_used)
+        number = np.cumsum(pairs) - 1
+        return _Differences(number[self.row[chosen]], self.column[chosen], self.value[chosen], self.p[pairs])
+
     @property
     def largest(self) -> float:
         """The largest eigenvalue of the matrix times its transpose, by its power: how sharp the loss can bend."""
         vector = np.ones(len(self.p))
         for _ in range(10):
-            vector = self @ self.transposed(vector / np.linalg.norm(vector))
+            vector = self @ self.transposed(vector / max(np.linalg.norm(vector), np.finfo(np.float64).tiny))
         return float(np.linalg.norm(vector))
 
 
-def features(text: str) -> set[int]:
+def features(text: str) -> Counter[int]:
     words = re.findall(r"[\w']+", text.lower())
-    return {zlib.crc32(of.encode()) % FEATURES for of in (*words, *map(" ".join, itertools.pairwise(words)))}
+    neighbours = map(" ".join, itertools.pairwise(words))
+    found = Counter(zlib.crc32(word.encode()) % WORDS for word in words)
+    return found + Counter(WORDS + zlib.crc32(pair.encode()) % WORDS for pair in neighbours)
 
 
 def fit(pairs: Sequence[Pair], penalty: float) -> Weights:
     """The weights at which −p·log σ(d) − (1−p)·log σ(−d) + penalty/2·|w|², summed over the pairs, is least."""
-    of, weights = _differences(pairs), np.zeros(FEATURES)
-    decay = penalty * len(pairs)
+    return _fit(_differences(pairs), penalty)
+
+
+def _fit(of: _Differences, penalty: float) -> Weights:
+    weights, decay = np.zeros(FEATURES), penalty * len(of.p)
     rate = 1 / (1.1 * of.largest / 4 + decay)  # a logistic loss bends by a quarter at most; the power comes from below
     ahead, momentum = weights, 1.0
     for _ in range(STEPS):
@@ -70,19 +83,27 @@ def fit(pairs: Sequence[Pair], penalty: float) -> Weights:
 
 
 def fitted(pairs: Sequence[Pair]) -> Weights:
-    """With the best of the penalties."""
-    is_kept = [is_held_out(f"penalty {pair.prompt}", KEPT_BACK_PERMILLE) for pair in pairs]
-    kept_back, others = (list(itertools.compress(pairs, of)) for of in (is_kept, np.logical_not(is_kept)))
-    return fit(pairs, max(PENALTIES, key=lambda penalty: accuracy(fit(others, penalty), kept_back) or 0.0))
+    """With the best of the penalties, and neighbours where they help."""
+    whole = _differences(pairs)
+    is_kept = np.array([is_held_out(f"penalty {pair.id.hex()}", KEPT_BACK_PERMILLE) for pair in pairs])
+    kept_back, others = whole.part(is_kept, FEATURES), whole.part(~is_kept, FEATURES)
+    ways = [(penalty, used) for penalty in PENALTIES for used in (WORDS, FEATURES)]
+    everywhere, everything = np.ones(len(others.p), dtype=np.bool_), np.ones(len(pairs), dtype=np.bool_)
+    found = [_accuracy(_fit(others.part(everywhere, used), penalty), kept_back) or 0.0 for penalty, used in ways]
+    penalty, used = ways[int(np.argmax(found))]
+    return _fit(whole.part(everything, used), penalty)
 
 
 def scores(weights: Weights, texts: Iterable[str]) -> list[float]:
-    return [float(weights[list(features(text))].sum()) for text in texts]
+    return [sum(count * float(weights[feature]) for feature, count in features(text).items()) for text in texts]
 
 
 def accuracy(weights: Weights, pairs: Sequence[Pair]) -> float | None:
     """The share of the pairs whose better response scores higher; equal scores count half, ties of people not at all."""
-    of = _differences(pairs)
+    return _accuracy(weights, _differences(pairs))
+
+
+def _accuracy(weights: Weights, of: _Differences) -> float | None:
     agrees, decided = np.sign(of @ weights) * np.sign(of.p - 0.5), of.p != 0.5
     return float(((1 + agrees) / 2)[decided].mean()) if decided.any() else None
 
@@ -90,10 +111,10 @@ def accuracy(weights: Weights, pairs: Sequence[Pair]) -> float | None:
 def _differences(pairs: Sequence[Pair]) -> _Differences:
     rows, columns, values = list[int](), list[int](), list[float]()
     for row, pair in enumerate(pairs):
-        first, second = features(pair.first), features(pair.second)
-        for value, found in ((1.0, first - second), (-1.0, second - first)):
-            rows += [row] * len(found)
-            columns += found
-            values += [value] * len(found)
+        found = features(pair.first)
+        found.subtract(features(pair.second))
+        rows += [row] * len(found)
+        columns += found.keys()
+        values += map(float, found.values())
     p = np.array([pair.p / PERMILLE for pair in pairs])
     return _Differences(np.array(rows, dtype=np.int64), np.array(columns, dtype=np.int64), np.array(values, dtype=np.float64), p)

@@ -36,7 +36,7 @@ from rlhf import plans, sets
 from rlhf.controller import is_far, nats
 from rlhf.guards import Course, Medians, medians
 from rlhf.objective import PPO, PpoTerms, Rollouts
-from rlhf.plans import Begin, Cancel, Pause, Phase, Plan, Resume
+from rlhf.plans import Begin, Cancel, Pause, Phase, Plan, ReportAccuracy, Resume
 from rlhf.reward import MEAN_REWARD
 from rlhf.sets import DecidedSet, Heard, SaySet
 from training.spec import AuditMode, JobSpec
@@ -59,6 +59,7 @@ class RlhfModule(Module[RlhfState]):
     contents: ClassVar[Mapping[str, type]] = {
         "rlhf/start": Begin,
         "rlhf/set": SaySet,
+        "rlhf/accuracy": ReportAccuracy,
         "rlhf/pause": Pause,
         "rlhf/resume": Resume,
         "rlhf/cancel": Cancel,
@@ -93,6 +94,10 @@ class RlhfModule(Module[RlhfState]):
                 claim = sets.said(running.claim if running else None, sets.voters(members), said.author, found)
                 assert running is not None
                 return Change(replace(state, plans={**state.plans, key: replace(running, claim=claim)}))
+            case ReportAccuracy(key, accuracy):
+                jobs, voters = view.of(JobsState), sets.voters(members)
+                plan = plans.reported(state.running().get(key), jobs, voters, said.author, accuracy)
+                return Change(replace(state, plans={**state.plans, key: plan}))
             case Pause(key) | Resume(key):
                 plan = _own(state, members, key, said.author)
                 follow = plans.paused if isinstance(said.content, Pause) else plans.resumed
@@ -118,9 +123,10 @@ class RlhfModule(Module[RlhfState]):
     def settle(self, state: RlhfState, view: View, context: Context) -> Change:
         """Sets are decided; plans go on to their next stages, and ask for the jobs that are due. What replays read is kept."""
         jobs, members = view.of(JobsState), view.of(MembersState)
+        voters = sets.voters(members)
         state = _decided(state, view, context.height) if is_run(view) else state
         facts: list[Any] = [*plans.replayed(self._rules, view.of(AuditsState).jobs, jobs)]
-        moved = {key: plans.moved_on(plan, jobs, context.height) for key, plan in state.plans.items()}
+        moved = {key: plans.moved_on(plan, jobs, voters, context.height) for key, plan in state.plans.items()}
         for key, plan in moved.items():
             author = members.current(plan.author)
             if plan.phase is Phase.RUNNING and plans.is_forgotten(plan, context.height):
@@ -162,7 +168,8 @@ class RlhfModule(Module[RlhfState]):
 def _rekeyed(plan: Plan, current: Callable[[bytes], bytes]) -> Plan:
     said = {} if plan.claim is None else {current(voter): found for voter, found in plan.claim.said.items()}
     claim = None if plan.claim is None else replace(plan.claim, said=said)
-    return replace(plan, claim=claim, stops=tuple(sorted(map(current, plan.stops))))
+    reports = {current(voter): found for voter, found in plan.reports.items()}
+    return replace(plan, claim=claim, stops=tuple(sorted(map(current, plan.stops))), reports=reports)
 
 
 class RlhfOfMeansModule(RlhfModule):

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from protocol.errors import UserError
 from rlhf.preferences import PERMILLE, Pair, R, Record, packed, parted, unpacked
+from rlhf.set_figures import SetFigures
 from training.data.corpus import Manifest, digest_of, split
 from training.data.tokenizer import Tokenizer
 from training.sequences import TokenArray, Tokens
@@ -39,6 +40,7 @@ class Pairs(Tokens):
     trained: Side
     measured: Side  # held out: by the prompt, so that no prompt is on both sides
     prompts: npt.NDArray[np.int64]  # (M + 1,): where each starts in `train`; the last is the end
+    of_set: SetFigures
 
 
 def manifest_of(
@@ -85,7 +87,8 @@ def encoded(spec: JobSpec, pairs: Sequence[Pair], tokenizer: Tokenizer, on_block
         if number % PAIRS_A_BEAT == 0:
             on_block()
     starts = np.cumsum([*map(len, prompts)], dtype=np.int64)
-    return Pairs(np.concatenate(prompts), measured, tokenizer.token_bytes, of_train, of_held_out, starts)
+    of_set = SetFigures(train, held_out)
+    return Pairs(np.concatenate(prompts), measured, tokenizer.token_bytes, of_train, of_held_out, starts, of_set)
 
 
 def prompt_texts(pairs: Iterable[Pair]) -> list[str]:

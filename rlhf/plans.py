@@ -8,13 +8,17 @@ voters have derived its set (`rlhf.sets`). In each block:
 |---|---|
 | is not there, since it was not started yet | waits; the next block tries to start it, for 10,000 blocks |
 | was started, and waits in line or runs | waits |
+| has closed all its rounds, and no update of them was accepted | fails |
 | has closed all its rounds, and is the last stage | is finished |
-| has closed all its rounds, another stage follows | waits; the next block starts that one, with this job's model |
+| has closed all its rounds, another stage follows | waits for reports on its model; then starts that one with it, or fails |
 | ended before, or was taken out of the line | is cancelled |
 
 A paused plan holds its current job: the open round is closed as always, and then none begins; a job that waits, waits on. It
 starts none. All else is as in the table. Once its pauses have lasted for 10,000 blocks together it is cancelled. Of the first row
 only blocks count in which it was not paused: so nobody keeps a place for ever. A quorum of the voters ends any plan.
+
+Voters report how many held-out pairs the reward model ranks as people do (`rlhf.accuracy`). The policy starts if f + 1 of them
+find it better than chance, and the plan fails if f + 1 do not. A plan that goes on `anyway` waits for no report.
 
 The next block, and not this one: what the last round makes of the model is computed when its block is applied, and the next
 block names the root of the state with it. Whoever has computed another model cannot apply that block.
@@ -24,10 +28,12 @@ from __future__ import annotations
 
 import enum
 import hashlib
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Final
 
+from features.tables import counted
 from ledger.core.module import Refused, View
 from ledger.jobs import PLANNED_MAX, Base, Held, Job, JobRules, JobsState, Keys, Launch, Needed
 from ledger.jobs import Phase as JobPhase
@@ -35,9 +41,12 @@ from ledger.network import NetworkState
 from protocol import codec
 from protocol.codec import Between, Count, Digest, Key, Length
 from protocol.errors import RemoteProtocolError
+from protocol.limits import VOTERS_MAX
 from protocol.messages import Name
+from protocol.reasons import Verdict, shown
+from rlhf.accuracy import Accuracy, decided
 from rlhf.objective import MODEL, PPO, PpoTerms
-from rlhf.objectives import OF_PAIRS
+from rlhf.objectives import OBJECTIVES, OF_PAIRS
 from rlhf.sets import Claim, Source, claimed
 from training.spec import ROUNDS_MAX, SETTINGS_BYTES_MAX, JobSpec
 
@@ -46,6 +55,7 @@ OF_MEMBER_MAX: Final = 1  # running; so nobody alone fills them
 KEPT_MAX: Final = 16  # that are over, for `rlhf status`
 REFUSED_HEIGHTS_MAX: Final = 10_000  # for which the current stage's job may be refused: hours of rounds of a few seconds
 PAUSED_HEIGHTS_MAX: Final = 10_000  # of all pauses of a plan: paused it holds a place and models as one that runs
+REASONS_MAX: Final = len(Verdict) + 1  # an update's verdicts, and `absent`
 SPEC_BYTES_MAX: Final = SETTINGS_BYTES_MAX + 4_096  # numbers, names and digests beside the objective's own record
 
 assert 3 * RUNNING_MAX <= PLANNED_MAX  # a base and both stages each
@@ -56,6 +66,7 @@ Spec = Annotated[bytes, Length(0, SPEC_BYTES_MAX)]
 class Phase(enum.StrEnum):
     RUNNING = "running"
     FINISHED = "finished"
+    FAILED = "failed"
     CANCELLED = "cancelled"
 
 
@@ -66,6 +77,7 @@ class Begin:
     first: Annotated[bytes, Length(1, SPEC_BYTES_MAX)]  # specification of a `reward` or `dpo` job, or of a `ppo` job with a rule
     policy: Spec = b""  # of the job that a reward model then rewards, whose `reward_model` is left out; empty: there is none
     source: Source | None = None  # of the set that the first job names; None: whose preferences they are is not known
+    anyway: bool = False  # the policy starts, whatever the accuracy of the reward model
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +102,30 @@ class Resume:
 
 
 @dataclass(frozen=True, slots=True)
+class ReportAccuracy:
+    """`rlhf/accuracy`, by a voter: its measurement of a trained reward model."""
+
+    plan: Digest
+    accuracy: Accuracy
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a plan failed."""
+
+    height: Count
+    rejected: Annotated[dict[Name, Count], Length(0, REASONS_MAX)]  # verdict -> updates of the current stage
+    accuracy: Accuracy | None = None  # of the reward model, if updates were accepted
+
+
+@dataclass(frozen=True, slots=True)
 class Stage:
     job: Digest
     objective: Name
     rounds: Annotated[int, Between(1, ROUNDS_MAX)]
     spec: Spec  # empty as soon as the job was started: it has it
     root: Digest | None = None  # of the job's last model, once the plan has gone on from it
+    accuracy: Accuracy | None = None  # of that model, as the voters have decided it
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +141,9 @@ class Plan:
     rested: Count = 0  # heights that earlier pauses lasted for
     stops: Keys = ()  # voters that want it to end
     claim: Claim | None = None  # where its set is said to come from a project
+    anyway: bool = False
+    reports: Annotated[dict[Key, Accuracy], Length(0, VOTERS_MAX)] = field(default_factory=dict)  # on the current stage's model
+    failure: Failure | None = None
 
     @property
     def current(self) -> Stage:
@@ -153,7 +186,8 @@ def made(rules: JobRules, key: bytes, author: bytes, said: Begin, view: View, he
         named = JobSpec.decode(said.first).data
         assert named is not None, "such a job has a set"
         claim = claimed(view, said.source, named, height)
-    return Plan(author, height, first.base.job if first.base else None, tuple(stages), height, claim=claim)
+    base = first.base.job if first.base else None
+    return Plan(author, height, base, tuple(stages), height, claim=claim, anyway=said.anyway)
 
 
 def rewarded(spec: bytes, model: Base) -> bytes:
@@ -183,14 +217,43 @@ def is_forgotten(plan: Plan, height: int) -> bool:
     return plan.paused is not None and plan.rested + height - plan.paused >= PAUSED_HEIGHTS_MAX
 
 
-def moved_on(plan: Plan, jobs: JobsState, height: int) -> Plan:
+def awaits_reports(plan: Plan, jobs: JobsState) -> bool:
+    """True if its reward model is trained, and reports on it are missing."""
+    job = jobs.jobs.get(plan.current.job)
+    is_running = plan.phase is Phase.RUNNING and not plan.current.spec
+    return is_running and not plan.anyway and job is not None and _is_done(job)
+
+
+def reported(plan: Plan | None, jobs: JobsState, voters: Sequence[bytes], voter: bytes, accuracy: Accuracy) -> Plan:
+    """The plan with one more report. Reports of former voters are dropped."""
+    if plan is None or not awaits_reports(plan, jobs):
+        raise Refused("no plan waits for reports on this reward model")
+    if voter not in voters:
+        raise Refused("only a voter reports on a reward model")
+    if voter in plan.reports:
+        raise Refused("this voter has reported on the reward model")
+    if not accuracy.is_possible:
+        raise Refused(f"{accuracy.halves} half pairs are more pairs than {accuracy.pairs}")
+    kept = {key: other for key, other in plan.reports.items() if key in voters}
+    return replace(plan, reports=kept | {voter: accuracy})
+
+
+def moved_on(plan: Plan, jobs: JobsState, voters: Sequence[bytes], height: int) -> Plan:
     """Before a block closes rounds: at the next stage, if the current one is over. This block names the root of its model."""
     stage, job = plan.current, jobs.jobs.get(plan.current.job)
     if plan.phase is not Phase.RUNNING or stage.spec or job is None or not _is_done(job):
         return plan
     assert job.opened < height, "in the block that closes the last round its model is not computed yet"
-    plan = plan.with_current(replace(stage, root=job.model_root))
-    plan = replace(plan, at=plan.at + 1, since=height)
+    found = None
+    if awaits_reports(plan, jobs):
+        found = decided(plan.reports, voters)
+        if found is None:
+            is_late = plan.paused is None and height >= job.opened + plan.rested + REFUSED_HEIGHTS_MAX
+            return replace(plan, phase=Phase.CANCELLED) if is_late else plan
+    plan = plan.with_current(replace(stage, root=job.model_root, accuracy=found))
+    if found is not None and not found.is_better_than_chance:
+        return replace(plan, phase=Phase.FAILED, failure=Failure(height, {}, found), reports={})
+    plan = replace(plan, at=plan.at + 1, since=height, reports={})
     model = Base(stage.job, job.round, job.model_root)
     return plan.with_current(replace(plan.current, spec=rewarded(plan.current.spec, model)))
 
@@ -229,7 +292,36 @@ def followed(plan: Plan, jobs: JobsState, height: int) -> Plan:
         return plan
     if not _is_done(job):
         return replace(plan, phase=Phase.CANCELLED)
+    if trained_nothing(job):
+        return replace(plan, phase=Phase.FAILED, failure=Failure(height, rejections(job)))
     return replace(plan, phase=Phase.FINISHED) if plan.at == len(plan.stages) - 1 else plan
+
+
+def trained_nothing(job: Job) -> bool:
+    """True if all its rounds are closed, and no update of them was accepted."""
+    return _is_done(job) and not job.accepted
+
+
+def rejections(job: Job) -> dict[str, int]:
+    """Verdict -> updates, of all trainers together."""
+    return dict(sum(map(Counter, job.rejected.values()), Counter[str]()))
+
+
+def nothing_accepted(rounds: int, rejected: Mapping[str, int], labels: Sequence[str]) -> str:
+    """For people. `labels` are those of the job's objective."""
+    told = ", ".join(f"{count} {shown(name, labels)}" for name, count in sorted(rejected.items()))
+    return f"no update was accepted in {counted(rounds, 'round')}: {told or 'nobody trained'}"
+
+
+def why_failed(plan: Plan) -> str:
+    """For people. Empty: the plan did not fail."""
+    if plan.failure is None:
+        return ""
+    if plan.failure.accuracy is None:
+        labels = next(kind.labels for kind in OBJECTIVES if kind.name == plan.current.objective)
+        return nothing_accepted(plan.current.rounds, plan.failure.rejected, labels)
+    way = "give more pairs, or let the policy start with `rlhf start … --anyway`"
+    return f"its reward model is not better than chance: {plan.failure.accuracy}; {way}"
 
 
 def bounded(plans: dict[bytes, Plan]) -> dict[bytes, Plan]:

@@ -17,6 +17,7 @@ from rlhf.jsonl import Misfits
 from rlhf.jsonl import records as records_of
 from rlhf.pairs import PAIRS_A_BEAT, name
 from rlhf.preferences import PAIRS_MAX, PERMILLE, Pair, R, parted, text_of
+from rlhf.set_figures import SetFigures
 from training.data.tokenizer import Tokenizer
 from training.sequences import TokenArray, Tokens
 from training.spec import JobSpec
@@ -60,6 +61,7 @@ class Responses(Tokens):
 
     trained: Side
     measured: Side  # held out: by the prompt, so that no prompt is on both sides
+    of_set: SetFigures | None  # of pairs
 
 
 def read_examples(name: str, stream: BinaryIO, misfits: Misfits | None = None) -> list[Example]:
@@ -86,7 +88,9 @@ def encoded(spec: JobSpec, records: Sequence[R], tokenizer: Tokenizer, on_block:
     """`UserError` for the first record that the job cannot use."""
     train, held_out = parted(records, spec.held_out_permille)
     (trained, of_train), (measured, of_held_out) = (_whole(spec, side, tokenizer, on_block) for side in (train, held_out))
-    return Responses(trained, measured, tokenizer.token_bytes, of_train, of_held_out)
+    pairs = [[record for record in side if isinstance(record, Pair)] for side in (train, held_out)]
+    of_set = SetFigures(*pairs) if any(pairs) else None
+    return Responses(trained, measured, tokenizer.token_bytes, of_train, of_held_out, of_set)
 
 
 def _whole(spec: JobSpec, records: Sequence[R], tokenizer: Tokenizer, on_block: Callable[[], None]) -> tuple[TokenArray, Side]:

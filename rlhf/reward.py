@@ -117,6 +117,7 @@ class MeanRewardModel(RewardModel):
 
 REWARD: Final = RewardModel()
 MEAN_REWARD: Final = MeanRewardModel()
-REWARDS: Final = {"last": REWARD, "mean": MEAN_REWARD}  # by where a score is read
+LAST, MEAN = "last", "mean"
+REWARDS: Final = {LAST: REWARD, MEAN: MEAN_REWARD}  # by where a score is read
 REWARD_NAMES: Final = tuple(kind.name for kind in REWARDS.values())
 assert PPO.reads == REWARD_NAMES

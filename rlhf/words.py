@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 from features.arguments import JSON, SKIP_BAD, TRUNCATE, Argument, not_negative, set_overrides, whole_number
@@ -13,8 +14,19 @@ from features.tables import Column, Fitted, Verbatim, counted
 from features.words import Asked, word
 from protocol.errors import UserError
 from protocol.sampling import TOKENS_MAX
+from protocol.units import nth_round
 from rlhf.blocklist import WITHHELD
-from rlhf.calls import DrawView, FiguresView, PreferencesView, RlhfCalls, RlhfView, StageView, TraceView
+from rlhf.calls import (
+    FINISHED,
+    MEASURING,
+    DrawView,
+    FiguresView,
+    PreferencesView,
+    RlhfCalls,
+    RlhfView,
+    StageView,
+    TraceView,
+)
 
 SHORT = 8
 NOTHING = "(no text: the model ended its answer at once)"
@@ -57,6 +69,9 @@ ABOUT_ALGORITHMS = "of `rlhf start`: ppo (default); grpo: without a value head; 
     ),
     Argument("--ppo-iterations", type=whole_number(0), default=10, metavar="N", help="of `rlhf start`: rounds (default 10)"),
     Argument("--algorithm", choices=ALGORITHMS, default="", metavar="NAME", help=ABOUT_ALGORITHMS),
+    Argument(
+        "--anyway", action="store_true", help="of `rlhf start`: tune by a reward model even if it is not better than chance"
+    ),
     Argument("--beta", type=not_negative, default=None, metavar="B", help="of `rlhf start`: weight of the reference"),
     Argument("--name", default="", metavar="NAME", help="of `rlhf start`: what people call the job"),
     Argument("--set", action="extend", nargs="+", default=[], metavar="FIELD=VALUE", help="of `rlhf start`: other fields"),
@@ -130,12 +145,15 @@ async def _start(asked: Asked[RlhfCalls]) -> None:
         options.algorithm,
         options.skip_bad,
         options.truncate,
+        options.anyway,
     )
     job = await asked.decided(start)
     asked.show(f"job {job} is decided; `rlhf status` shows how it goes")
     for stage in (await asked.api.rlhf_status()).stages:
         if stage.job == job:
             _show_notes(asked, stage)
+            for line in odd(stage):
+                asked.show(line)
     if options.preferences:
         asked.show("its preferences are those of a file, not decided by annotators")
     if options.project:
@@ -203,7 +221,7 @@ async def _trace(asked: Asked[RlhfCalls], pair: str, folder: str, is_json: bool)
     names = Names({}) if folder else await asked.names()
     for draw in traced.draws:
         told = "accepted" if draw.accepted else "rejected"
-        table.add_row(draw.job[:SHORT], str(draw.round), names[draw.trainer], str(draw.step), told)
+        table.add_row(draw.job[:SHORT], str(nth_round(draw.round)), names[draw.trainer], str(draw.step), told)
     if traced.draws:
         asked.show(table)
     elif not traced.held_out:
@@ -241,32 +259,67 @@ def _whose(of: PreferencesView, state: str) -> str:
     return f"it waits until a quorum of the voters has derived its preferences from {project}: {heard}"
 
 
+def _measured(stage: StageView) -> Iterator[str]:
+    """The figures of a stage, each with the round after which the model had it."""
+    from rlhf.accuracy import Accuracy
+
+    job, after = stage.job[:SHORT], f"after round {stage.measured_rounds}" if stage.measured_rounds else "before round 1"
+    if stage.held_out_accuracy is not None and stage.held_out_pairs is not None:
+        accuracy = Accuracy.of(stage.held_out_accuracy, stage.held_out_pairs)
+        error = stage.calibration_error
+        sure = "" if error is None else f"; its chances are off by {error:.0%} on average"
+        yield f"{job}, {after}: the better response scores higher in {accuracy}{sure}"
+        if (words := stage.word_count_accuracy) is not None and words > stage.held_out_accuracy:
+            way = "more pairs, more epochs (`--reward-epochs`) or another base may help"
+            yield f"{job}, warning: a word-count model ranks {words:.2f} of the same pairs as people do, more than this model"
+            yield f"{job}: {way}"
+        elif words is not None:
+            yield f"{job}, beside it a word-count model: {words:.2f} of the same pairs"
+    elif stage.state == FINISHED and stage.preferences is not None:
+        yield f"{job}: this peer has not measured it"
+    if stage.held_out_nats is not None:
+        yield f"{job}, {after}: {stage.held_out_nats:.3f} nats for a token of the held-out responses"
+    if stage.state == MEASURING:
+        yield f"{job}: the model after round {stage.round} is being measured"
+    yield from odd(stage)
+
+
+def odd(stage: StageView) -> Iterator[str]:
+    identical, contradictory = stage.identical_pairs or 0, stage.contradictory_pairs or 0
+    counts = [f"{counted(identical, 'pair')} {'has' if identical == 1 else 'have'} identical responses"] if identical else []
+    counts += [f"{counted(contradictory, 'pair')} contradict one another"] if contradictory else []
+    if counts:
+        yield f"{stage.job[:SHORT]}: of its set {' and '.join(counts)}"
+
+
 def _show_status(asked: Asked[RlhfCalls], view: RlhfView, figures: tuple[FiguresView, ...]) -> None:
     if not view.stages:
         asked.show("nothing is tuned yet: `rlhf start --base JOB --reward rule:NAME` begins")
         return
     table = Fitted("objective", "job", "state", Column("round", is_number=True), Column("of", is_number=True), "model root")
     for stage in view.stages:
-        rounds = (str(stage.round), str(stage.rounds))
+        round = "–" if stage.state == "waiting" else str(min(nth_round(stage.round), stage.rounds))
+        rounds = (round, str(stage.rounds))
         table.add_row(stage.objective, stage.job[:SHORT], stage.state, *rounds, stage.model_root[: 2 * SHORT])
     asked.show(table)
     if view.state == "paused":
         asked.show("the plan is paused: `rlhf resume`, said by its author, lets it go on")
+    if view.state == "failed" and len(view.stages) > 1:
+        asked.show("the plan failed: no other stage begins")
     if view.state == "cancelled":
         asked.show("the plan is cancelled: no other stage begins")
     for stage in view.stages:
         if stage.refused:
             asked.show(f"{stage.job[:SHORT]} does not begin yet: {stage.refused}; each block tries again, `rlhf cancel` gives up")
-        if (accuracy := stage.held_out_accuracy) is not None:
-            sure = "" if (error := stage.calibration_error) is None else f"; its chances are off by {error:.0%} on average"
-            asked.show(f"{stage.job[:SHORT]}: the better response scores higher in {accuracy:.0%} of the held-out pairs{sure}")
-        if stage.held_out_nats is not None:
-            asked.show(f"{stage.job[:SHORT]}: {stage.held_out_nats:.3f} nats for a token of the held-out responses")
+        if stage.failed:
+            asked.show(f"{stage.job[:SHORT]} failed: {stage.failed}")
+        for line in _measured(stage):
+            asked.show(line)
         _show_notes(asked, stage)
         if stage.preferences is not None:
             asked.show(f"{stage.job[:SHORT]}: {_whose(stage.preferences, view.state)}")
     for of in figures:
-        asked.show(f"a response of round {of.round} (the median of {counted(of.accepted, 'trainer')}): {of.told}")
+        asked.show(f"a response of round {nth_round(of.round)} (the median of {counted(of.accepted, 'trainer')}): {of.told}")
         if of.kl_stop is not None:
             asked.show(f"the job ended there, before all its rounds: kl_stop is {of.kl_stop:g} nats")
         elif of.beta is not None:

@@ -23,6 +23,7 @@ from protocol.identity import Signed, short_id
 from protocol.limits import TRAINERS_MAX, VOTERS_MAX
 from protocol.messages import Ballot, CutOff, Judgement, Proposal
 from protocol.reasons import Verdict
+from protocol.units import nth_round
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +164,7 @@ def check_ballot(terms: RoundTerms, voter: bytes, ballot: Ballot) -> None:
     if voter not in terms.voters:
         raise RemoteProtocolError("not-a-voter", f"ballot of {short_id(voter)}")
     if (ballot.job, ballot.round, ballot.model_root) != terms.signed:
-        raise RemoteProtocolError("wrong-round", f"ballot of {short_id(voter)} for round {ballot.round}")
+        raise RemoteProtocolError("wrong-round", f"ballot of {short_id(voter)} for round {nth_round(ballot.round)}")
     names = [judgement.trainer for judgement in ballot.judgements]
     if any(left >= right for left, right in pairwise(names)):
         raise RemoteProtocolError("non-canonical", "judgements must ascend by trainer, each once")
@@ -212,7 +213,9 @@ class RoundBook:
         if signed.signer not in self.terms.trainers:
             raise RemoteProtocolError("not-a-trainer", f"proposal of {short_id(signed.signer)}")
         if (proposal.job, proposal.round) != (self.terms.job, self.terms.round):
-            raise RemoteProtocolError("wrong-round", f"proposal of {short_id(signed.signer)} for round {proposal.round}")
+            raise RemoteProtocolError(
+                "wrong-round", f"proposal of {short_id(signed.signer)} for round {nth_round(proposal.round)}"
+            )
         first = self.proposals.setdefault(signed.signer, signed)
         if first is signed:
             said = (judgement for ballot in self.ballots.values() for judgement in ballot.judgements)

@@ -15,6 +15,7 @@ import sys
 from dataclasses import replace
 from functools import partial
 from random import Random
+from typing import Any
 
 import trio
 
@@ -36,6 +37,16 @@ PAIRS = 400
 REWARD, PPO = range(2)  # places of the plan's stages
 REWARD_TERMS = {"local_steps": "2", "batch": "4"}  # so that there are many rounds
 TERMS = {"prompt_tokens": "8", "response_tokens": "48", "epochs": "2", "local_steps": "4", "batch": "16"}
+MEASURED = (
+    "held_out_accuracy",
+    "held_out_pairs",
+    "held_out_interval",
+    "calibration_error",
+    "measured_rounds",
+    "word_count_accuracy",
+    "identical_pairs",
+    "contradictory_pairs",
+)
 KILLS = ("fetching", "reward", "turn", "ppo")
 DOWN_SECONDS_MAX = 2.0
 TRIAL_SECONDS_MAX = 600.0  # for what takes one minute on a machine that has time
@@ -80,7 +91,7 @@ class Attempt:
                     peers.launch(victim)
             for peer in peers.peers:
                 await demo.answers(peer)
-                while (await calls(peer).rlhf_status()).state not in ("finished", "cancelled"):  # noqa: ASYNC110
+                while (await calls(peer).rlhf_status()).state not in ("finished", "failed", "cancelled"):  # noqa: ASYNC110
                     await trio.sleep(network.POLL_SECONDS)
         await self._judge(peers, host, trial)
 
@@ -148,7 +159,7 @@ class Attempt:
         trainers = sum(peer.trains for peer in peers.peers[: self._options.peers])
         rounds = preferences.rounds_of(self._options.epochs, trained, trainers=trainers, **sizes)
         done = [(stage.objective, stage.state, stage.round) for stage in view.stages]
-        wanted = [("reward", "finished", rounds), ("ppo", "finished", self._options.rounds)]
+        wanted = [("reward-mean", "finished", rounds), ("ppo", "finished", self._options.rounds)]
         trial.require((view.state, done) == ("finished", wanted), f"the plan is {view.state}, its stages {done}, not {wanted}")
         export = str(peers.demo.folder / "export")
         await host.client.export(export)
@@ -185,7 +196,8 @@ async def reached(peer: DemoPeer, place: int, round: int) -> None:
 
 def bare(view: RlhfView) -> RlhfView:
     """Without what a peer has measured for itself."""
-    return replace(view, stages=tuple(replace(stage, held_out_accuracy=None, calibration_error=None) for stage in view.stages))
+    nothing: dict[str, Any] = dict.fromkeys(MEASURED)
+    return replace(view, stages=tuple(replace(stage, **nothing) for stage in view.stages))
 
 
 def problems(peer: DemoPeer, view: RlhfView) -> list[str]:

@@ -62,6 +62,7 @@ from protocol import codec
 from protocol.identity import Signed, short_id
 from protocol.messages import LossesCommitment, Proposal
 from protocol.reasons import Finding
+from protocol.units import nth_round
 
 DOUBLINGS_MAX = 10  # of a suspension: a thousand times the first one is for good, and round numbers stay small
 AFTERMATH_HEIGHTS = 1_000  # after a job's end its audits go on for so long; a transaction may wait as long
@@ -339,12 +340,12 @@ class Docket:
         """The author's key of that round, with which it may challenge this step undrawn. Raises `Refused` if it may not."""
         number, trainer, _ = place
         if not self.is_challengeable(place):
-            raise Refused(f"no such step of {short_id(trainer)} in round {number} can be challenged now")
+            raise Refused(f"no such step of {short_id(trainer)} in round {nth_round(number)} can be challenged now")
         challenger = self._speaking_for(self._judges(number, trainer), author)
         if challenger is None or not self._is_trusted(author):
-            raise Refused(f"{short_id(author)} may not challenge {short_id(trainer)} in round {number}")
+            raise Refused(f"{short_id(author)} may not challenge {short_id(trainer)} in round {nth_round(number)}")
         if challenger in self._rounds[number].challengers:
-            raise Refused(f"{short_id(author)} has challenged a step of round {number} already")
+            raise Refused(f"{short_id(author)} has challenged a step of round {nth_round(number)} already")
         self._require_heard(author)
         return challenger
 
@@ -515,7 +516,7 @@ class Docket:
         of, trainer = self._unopened.get(opening.round, {}), opening.trainer
         known = of.get(trainer)
         if known is None or self._members.current(trainer) != author:
-            raise Refused(f"no losses of {short_id(trainer)} in round {opening.round} are to be opened by {short_id(author)}")
+            raise Refused(f"no losses of {short_id(trainer)} in round {nth_round(opening.round)} are to be opened by {short_id(author)}")
         if not self.may_open(opening.round, trainer):
             raise Refused("reports on that proposal may still come")
         if len(opening.losses) != self._terms.steps or not losses.is_opened_by(known.commitment, opening):

@@ -12,6 +12,7 @@ from peer.driver.auditing import finding_label
 from protocol.api import AuditCalls, AuditsView, AuditView, StandingView, SuspensionView
 from protocol.errors import FolkmootError, UserError
 from protocol.identity import peer_id, short_id
+from protocol.units import nth_round
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class AuditAnswers(AuditCalls):
             if current(due.trainer) == current(accused) and round in (None, due.round)
         ]
         if not found:
-            which = f"proposal of {short_id(accused)}" + ("" if round is None else f" in round {round}")
+            which = f"proposal of {short_id(accused)}" + ("" if round is None else f" in round {nth_round(round)}")
             must = "be accepted in a job with audit=sampled, its window open, its trainer not suspended since"
             me = f"in good standing, with no challenge spent on that round and fewer than {CHALLENGES_OPEN_MAX} disputes open"
             raise UserError(f"no {which} can be challenged from here now: it must {must}, and this peer a re-executor {me}")

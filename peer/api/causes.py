@@ -28,6 +28,7 @@ class Look:
     expelled: Mapping[str, int]  # peer id -> at which height
     suspended: Mapping[str, str]  # peer id -> in which job
     unheard: Collection[str] = ()  # peer ids of voters that this peer does not hear
+    failed: Collection[str] = ()  # jobs and plans that failed, with reasons
 
 
 def causes(look: Look) -> Iterator[AlertView]:
@@ -56,6 +57,8 @@ def causes(look: Look) -> Iterator[AlertView]:
         yield AlertView(Cause.NO_ROOM, "", Severity.WARNING, status.no_room)
     if look.worker.startswith("starting") and ("restarted" in look.worker or status.uptime_seconds > WORKER_SECONDS):
         yield AlertView(Cause.WORKER_GONE, "", Severity.WARNING, f"the worker of this peer is gone: {look.worker}")
+    if look.failed:
+        yield AlertView(Cause.TRAINING_FAILED, "", Severity.WARNING, "; ".join(look.failed))
     yield from _liars(look)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -13,21 +13,24 @@ import trio
 from consensus.voters import VoterSet
 from curation.module import is_run
 from curation.state import CurationState
+from features.tables import counted
 from ledger.jobs import Job, Phase, Waiting, job_id
 from ledger.network import NetworkState
 from peer.api.new_job import FETCHING_SECONDS_MAX, fetched, typed
 from peer.api.preferences import preferences_of
 from peer.api.running import RunningPeer
 from peer.api.tracing import learned
-from peer.api.tuning import Tuning, read_words
+from peer.api.tuning import Made, Tuning, read_words
 from peer.driver.deriving import derived
 from peer.roles import texts
+from peer.roles.base import EVALUATION
 from peer.serving.projects import find_project
 from peer.worker.supervisor import WorkerFailed
 from protocol.errors import StorageError, UserError
 from protocol.sampling import Sampling
 from rlhf import guards, plans
-from rlhf.calls import CompareView, FiguresView, RlhfCalls, RlhfView, StageView, TraceView
+from rlhf.accuracy import Accuracy
+from rlhf.calls import FINISHED, MEASURING, CompareView, FiguresView, RlhfCalls, RlhfView, StageView, TraceView
 from rlhf.controller import beta_of
 from rlhf.fitting import Truncate, notes
 from rlhf.guards import Course
@@ -36,8 +39,9 @@ from rlhf.objective import MODULE, PpoTerms
 from rlhf.objectives import OF_PAIRS
 from rlhf.preferences import Pair
 from rlhf.reward import ACCURACY, CALIBRATION
+from rlhf.set_figures import CONTRADICTORY, IDENTICAL, PAIRS, WORD_COUNT
 from rlhf.sets import Source
-from rlhf.supervised import DPO, NATS
+from rlhf.supervised import DPO, INSTRUCT, NATS
 from rlhf.tracing import traced
 from training import tasks
 from training.replicated.model import ReplicatedModel
@@ -45,6 +49,9 @@ from training.spec import JobSpec
 
 SETS = "sets"  # the part at whose desk sets are derived
 PAUSED = "paused"  # a plan that goes on later
+NOT_MEASURED = "evaluation_failed"  # figure of a model that the worker could not measure
+OF_SET = (WORD_COUNT, IDENTICAL, CONTRADICTORY)
+MEASURED = (*OF_PAIRS, INSTRUCT.name)  # objectives whose models are measured
 
 
 @dataclass(frozen=True)
@@ -65,6 +72,7 @@ class RlhfAnswers(RlhfCalls):
         algorithm: str = "",
         skip_bad: bool = False,
         truncate: str = "",
+        anyway: bool = False,
     ) -> str:
         self.peer.require_member()
         if not self._is_run():
@@ -74,13 +82,15 @@ class RlhfAnswers(RlhfCalls):
         said, is_dpo = dict(overrides or {}), algorithm == DPO.name
         if is_dpo and (reward or words):
             raise UserError(f"dpo takes no {'--reward' if reward else '--words'}: it learns from pairs, and samples nothing")
+        if anyway and (is_dpo or reward or not ppo_iterations):
+            raise UserError("--anyway: no policy is tuned by a reward model, so none has to be better than chance: leave it out")
         if algorithm and not is_dpo:
             said["algorithm"] = algorithm
         listed = await trio.to_thread.run_sync(read_words, words) if words else b""
         cut = typed(Truncate, "--truncate", truncate)
         if (skip_bad or cut) and not preferences:
             raise UserError("--skip-bad and --truncate are about a file: say them with --preferences FILE")
-        tuning = Tuning(self.peer, base, name, ppo_iterations, reward_epochs, said, listed, skip_bad, cut)
+        tuning = Tuning(self.peer, base, name, ppo_iterations, reward_epochs, said, listed, skip_bad, cut, anyway)
         if reward:
             tuning.check_rule(reward)
             return await self._begun(tuning.by_rule, reward)
@@ -89,11 +99,13 @@ class RlhfAnswers(RlhfCalls):
         source, found = await self._decided(project) if project else (None, preferences)
         return await self._begun(tuning.by_dpo if is_dpo else tuning.by_preferences, found, source)
 
-    async def _begun(self, make: Callable[..., plans.Begin], *how: Any) -> str:
+    async def _begun(self, make: Callable[..., Made], *how: Any) -> str:
         """The first job of a plan that is made in a thread, once it is decided."""
-        begin = await trio.to_thread.run_sync(make, *how)
+        begin, odd = await trio.to_thread.run_sync(make, *how)
         transaction = await self.peer.author.submit("rlhf/start", begin)
-        return plans.stage_job(job_id(self.peer.me, transaction), 0).hex()
+        job = plans.stage_job(job_id(self.peer.me, transaction), 0)
+        self.peer.driver.store.measure_later(job, 0, odd)
+        return job.hex()
 
     async def cancel_rlhf_training(self, job: str = "") -> str:
         key, plan = self._plan_of(job) if job else self._own_plan()
@@ -156,32 +168,76 @@ class RlhfAnswers(RlhfCalls):
         lone = [(key, job) for key, job in self._tuned() if key not in planned]
         if plan is not None and (not lone or plan.decided >= _began(lone[-1][1])):
             state = PAUSED if plan.phase is plans.Phase.RUNNING and plan.paused is not None else plan.phase.value
-            return RlhfView(state, tuple([await self._measured(self._planned(plan, stage)) for stage in plan.stages]))
+            stages = [await self._measured(self._planned(plan, stage)) for stage in plan.stages]
+            return RlhfView(MEASURING if state == FINISHED and stages[-1].state == MEASURING else state, tuple(stages))
         stages = [await self._measured(_stage(key, job)) for key, job in lone[-1:]]
         return RlhfView(stages[-1].state if stages else "none", tuple(stages))
 
     def _planned(self, plan: plans.Plan, stage: plans.Stage) -> StageView:
         jobs = self.peer.driver.state.jobs
         live = jobs.jobs.get(stage.job) or next((waiting for waiting in jobs.line if waiting.job == stage.job), None)
+        failed = plans.why_failed(plan) if stage == plan.current else ""
         if live is not None:
-            return _stage(stage.job, live)
+            return replace(_told(_stage(stage.job, live), stage), failed=failed)
         if stage.root is not None:  # the job is forgotten
-            return StageView(stage.objective, stage.job.hex(), "finished", stage.rounds, stage.rounds, stage.root.hex())
-        view = StageView(stage.objective, stage.job.hex(), "waiting" if stage.spec else "forgotten", 0, stage.rounds, "")
-        if plan.phase is not plans.Phase.RUNNING or stage != plan.current:
+            view = StageView(stage.objective, stage.job.hex(), FINISHED, stage.rounds, stage.rounds, stage.root.hex())
+            return replace(_told(view, stage), failed=failed)
+        state = "failed" if failed else "waiting" if stage.spec else "forgotten"
+        view = StageView(stage.objective, stage.job.hex(), state, 0, stage.rounds, "", failed=failed)
+        if plan.phase is not plans.Phase.RUNNING:
             return view
+        return replace(view, refused=self._why_waiting(plan, stage))
+
+    def _why_waiting(self, plan: plans.Plan, stage: plans.Stage) -> str:
+        """Why a stage that is due has not begun; empty: it is not due."""
         state = self.peer.driver.state
-        return replace(view, refused=RlhfModule(self.peer.driver.host).refusal(plan, state, state.height + 1))
+        if stage == plan.current:
+            return RlhfModule(self.peer.driver.host).refusal(plan, state, state.height + 1)
+        if not plans.awaits_reports(plan, state.jobs):
+            return ""
+        needed = VoterSet(state.members.voters).faults_tolerated + 1
+        better = sum(found.is_better_than_chance for found in plan.reports.values())
+        reports = f"{better} of {counted(len(plan.reports), 'voter')} that measured the reward model found it better than chance"
+        return f"{reports}, {needed} have to agree"
 
     async def _measured(self, stage: StageView) -> StageView:
-        """With the newest figures that this peer has measured, and where its preferences come from."""
+        """With the figures of the newest model that this peer has measured, and where its preferences come from."""
         found = await trio.to_thread.run_sync(self.peer.driver.store.measured, bytes.fromhex(stage.job))
-        newest = {name: value for _, figures in sorted(found.items()) for name, value in figures.items()}
-        accuracy, error, nats = (newest.get(name) for name in (ACCURACY, CALIBRATION, NATS))
-        told = replace(stage, held_out_accuracy=accuracy, calibration_error=error, held_out_nats=nats)
+        told = with_figures(stage, found)
+        is_known = stage.state == FINISHED and bytes.fromhex(stage.job) in self.peer.driver.state.jobs.jobs
+        if is_known and self._measures(stage.objective) and not _is_measured(found.get(stage.round, {})):
+            told = replace(told, state=MEASURING)
         if stage.objective not in OF_PAIRS:
             return told
         return replace(told, preferences=preferences_of(self.peer.driver.state, bytes.fromhex(stage.job)))
+
+    def _measures(self, objective: str) -> bool:
+        """Whether this peer measures the last model of such a job, unless somebody asks it not to."""
+        has_worker = self.peer.driver.workshop.role.computing is not None
+        return has_worker and self.peer.config.evaluate and objective in MEASURED
+
+    async def measure_last_model(self, job: str, asked: bool) -> StageView:
+        driver, key = self.peer.driver, bytes.fromhex(job)
+        computing, known = driver.workshop.role.computing, driver.state.jobs.jobs.get(key)
+        if computing is None:
+            raise UserError("this peer has no worker to measure with: ask one with --role rlhf or full")
+        if known is None or known.phase is not Phase.FINISHED:
+            raise UserError(f"job {job[:8]} is not among the finished ones")
+        place = key, known.round
+        found = await trio.to_thread.run_sync(driver.store.measured, key)
+        stage = _stage(key, known)
+        if (asked or self._measures(stage.objective)) and not _is_measured(found.get(known.round, {})):
+            problem = "it is not here"
+            if driver.host.directory(*place).exists():
+                try:
+                    await computing.measure(driver.workshop.view(place, known))
+                except WorkerFailed as error:
+                    problem = str(error)
+            found = await trio.to_thread.run_sync(driver.store.measured, key)
+            if not _is_measured(found.get(known.round, {})):
+                await trio.to_thread.run_sync(driver.store.measure, *place, {NOT_MEASURED: 1.0})
+                raise UserError(f"the last model of job {job[:8]} cannot be measured: {problem}")
+        return with_figures(stage, found)
 
     async def rlhf_figures(self) -> tuple[FiguresView, ...]:
         if not self._is_run():
@@ -262,4 +318,44 @@ def _stage(key: bytes, job: Job | Waiting) -> StageView:
     if isinstance(job, Waiting):
         return StageView(spec.objective, key.hex(), "waiting", 0, spec.rounds, "", notes=notes(spec))
     root = job.model_root.hex()
-    return StageView(spec.objective, key.hex(), job.phase.value, job.round, spec.rounds, root, notes=notes(spec))
+    view = StageView(spec.objective, key.hex(), job.phase.value, job.round, spec.rounds, root, notes=notes(spec))
+    if not plans.trained_nothing(job):
+        return view
+    return replace(view, state="failed", failed=plans.nothing_accepted(job.rounds, plans.rejections(job), spec.kind.labels))
+
+
+def _told(view: StageView, stage: plans.Stage) -> StageView:
+    """With the accuracy that the voters have decided."""
+    return _with_accuracy(view, stage.accuracy, stage.rounds) if stage.accuracy is not None else view
+
+
+def _with_accuracy(view: StageView, found: Accuracy, rounds: int) -> StageView:
+    return replace(
+        view,
+        measured_rounds=rounds,
+        held_out_accuracy=found.share,
+        held_out_pairs=found.pairs,
+        held_out_interval=found.interval,
+    )
+
+
+def with_figures(stage: StageView, found: Mapping[int, Mapping[str, float]]) -> StageView:
+    """All figures of a model are of the same rounds; those of the set are of any."""
+    of_set = {name: value for _, figures in sorted(found.items()) for name, value in figures.items() if name in OF_SET}
+    words, *odd = (of_set.get(name) for name in OF_SET)
+    identical, contradictory = (None if count is None else int(count) for count in odd)
+    stage = replace(stage, word_count_accuracy=words, identical_pairs=identical, contradictory_pairs=contradictory)
+    measured = [number for number, figures in found.items() if not {ACCURACY, CALIBRATION, NATS}.isdisjoint(figures)]
+    if not measured:
+        return stage
+    figures = found[max(measured)]
+    stage = replace(stage, measured_rounds=max(measured), held_out_nats=figures.get(NATS))
+    if ACCURACY not in figures:
+        return stage
+    accuracy = Accuracy.of(figures[ACCURACY], int(figures[PAIRS]))
+    return replace(_with_accuracy(stage, accuracy, max(measured)), calibration_error=figures.get(CALIBRATION))
+
+
+def _is_measured(figures: Mapping[str, float]) -> bool:
+    """Whether these are all figures of a model, or cannot be found."""
+    return EVALUATION in figures or NOT_MEASURED in figures

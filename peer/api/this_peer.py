@@ -21,6 +21,7 @@ from ledger.state import State
 from peer import features
 from peer.api.audits import standing_of
 from peer.api.causes import Look, causes
+from peer.api.failures import failures
 from peer.api.memory import children_of, process_memory_mb
 from peer.api.running import RunningPeer
 from peer.driver.auditing import suspension
@@ -155,6 +156,7 @@ class ThisPeerAnswers(ThisPeerCalls):
             free_bytes=(await trio.to_thread.run_sync(shutil.disk_usage, folder)).free,
             expelled={peer_id(key): member.expelled for key, member in members.items() if member.expelled is not None},
             suspended=_suspended(state),
+            failed=tuple(failures(state, state.height)),
             unheard=[peer_id(key) for key in state.members.voters if key not in {self.peer.me, *self.peer.network.heard()}],
         )
         return self.peer.alerts.note(causes(look), time.time_ns() // 1_000_000)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ledger.jobs import JobsState
+from protocol.reasons import ABSENT
 from rlhf.objectives import OF_PAIRS
 from rlhf.tracing import Learned, Round
 from storage.store import Store
 from training.spec import JobSpec
 
-ABSENT, ACCEPTED = "absent", "accept"  # among the verdicts of a round that is stored
+ACCEPTED = "accept"  # among the verdicts of a round that is stored
 
 
 def learned(jobs: JobsState, store: Store) -> Iterator[Learned]:

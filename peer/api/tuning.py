@@ -6,14 +6,16 @@ All of it runs in a thread: sets of preferences are read and turned into tokens.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from features.tables import counted
 from ledger.jobs import Base
+from ledger.network import NetworkState
 from peer.api.new_job import checked, tolerated
 from peer.api.running import RunningPeer
 from peer.api.starting import base_of, of_finished
@@ -22,11 +24,12 @@ from peer.api.supervised import set_as_tokens, supervised_spec, tokenizer_of, us
 from protocol import codec
 from protocol.errors import UserError
 from rlhf import blocklist, pairs, plans, preferences, presets
+from rlhf.accuracy import could_be_better
 from rlhf.fitting import Truncate, fitted, holding
 from rlhf.jsonl import Misfits
-from rlhf.objective import MODEL, ROLE, RULE, PpoTerms, Prompts
+from rlhf.objective import MODEL, MODULE, ROLE, RULE, PpoTerms, Prompts
 from rlhf.preferences import Pair
-from rlhf.reward import REWARDS, RewardModel
+from rlhf.reward import LAST, MEAN, MEAN_REWARD, REWARDS, Learns, RewardModel
 from rlhf.rules import RULES
 from rlhf.sets import Source
 from rlhf.supervised import DPO
@@ -38,6 +41,11 @@ OF_REWARD = "reward."  # begins what `--set` says of the job that trains a rewar
 SCORE = "score"  # which of `REWARDS`
 PROMPTS_LOOKED_AT = 1_000  # before a list that blocks all of them is refused: some seconds
 UNKNOWN = Base(bytes(32), 1, bytes(32))  # in the place of a reward model that is not trained yet
+
+
+class Made(NamedTuple):
+    begin: plans.Begin
+    odd: Mapping[str, float]  # pairs of its set: `rlhf.set_figures.odd_pairs`
 
 
 @dataclass(frozen=True)
@@ -53,6 +61,7 @@ class Tuning:
     words: bytes  # a packed list of those that no text of the policy may hold; empty: none
     skip_bad: bool = False  # leave out lines of a file that cannot be used
     truncate: Truncate = Truncate.NOTHING  # which end of long texts of a file is cut off
+    anyway: bool = False  # the policy starts, whatever the accuracy of its reward model
 
     @property
     def of_reward(self) -> dict[str, str]:
@@ -76,19 +85,24 @@ class Tuning:
         if self.of_policy and not self.iterations:
             raise UserError(f"--set {next(iter(self.of_policy))}=…: no policy is tuned; of the reward model say `{OF_REWARD}…`")
 
-    def by_rule(self, reward: str) -> plans.Begin:
-        return plans.Begin(self._policy(reward).encode())
+    def by_rule(self, reward: str) -> Made:
+        return Made(plans.Begin(self._policy(reward).encode()), {})
 
-    def by_preferences(self, given: str | list[Pair], source: Source | None) -> plans.Begin:
+    def by_preferences(self, given: str | list[Pair], source: Source | None) -> Made:
         """A reward model, and then the policy. The set is given as pairs, or as the name of a file with them."""
         called = f"{self.name}-reward" if self.name else "reward"
         of = of_finished(self.peer, self.base, "--base")
-        kind, rest = reward_said(self.of_reward)
-        spec, said = supervised_spec(self.peer, kind, of, called, rest, presets.REWARD, OF_REWARD)
+        knows_means = self.peer.driver.state.of(NetworkState).version(MODULE) >= MEAN_REWARD.version
+        kind, rest = reward_said(self.of_reward, MEAN if knows_means else LAST)
+        keeps_layers = kind is MEAN_REWARD and rest.get("learns", Learns.WORDS) == Learns.WORDS
+        usual = presets.MEAN_REWARD if keeps_layers else presets.REWARD
+        spec, said = supervised_spec(self.peer, kind, of, called, rest, usual, OF_REWARD)
         found, file, preparation = self._prepared(given, spec)
         tokens = set_as_tokens(self.peer, spec, found, file)
         if self.words and self.of_policy.get("prompts") != Prompts.TEXT:
             _require_prompt(preferences.parted(found, spec.held_out_permille)[0], self.words)
+        if self.iterations and not self.anyway:
+            _require_measurable(tokens)
         policy = self._policy(MODEL, tokens) if self.iterations else None
         if preparation is not None:
             stop = policy.own.stop if policy else None
@@ -96,9 +110,10 @@ class Tuning:
             spec, policy = replace(spec, preparation=counts), replace(policy, preparation=counts) if policy else None
         spec, manifest = with_set(self.peer, spec, found, tokens, said.get("rounds"), self.epochs)
         source = replace(source, tokens=manifest.tokens) if source else None
-        return plans.Begin(spec.encode(), _without_model(policy).encode() if policy else b"", source)
+        begin = plans.Begin(spec.encode(), _without_model(policy).encode() if policy else b"", source, self.anyway)
+        return Made(begin, tokens.of_set.odd)
 
-    def by_dpo(self, given: str | list[Pair], source: Source | None) -> plans.Begin:
+    def by_dpo(self, given: str | list[Pair], source: Source | None) -> Made:
         """One job, which learns from the pairs itself."""
         of = of_finished(self.peer, self.base, "--base")
         spec, said = supervised_spec(self.peer, DPO, of, self.name or DPO.name, self.said, presets.DPO)
@@ -108,7 +123,8 @@ class Tuning:
             spec = replace(spec, preparation=replace(preparation, holding_stop=stopping))
         tokens = set_as_tokens(self.peer, spec, found, file)
         spec, manifest = with_set(self.peer, spec, found, tokens, said.get("rounds"), self.epochs)
-        return plans.Begin(spec.encode(), b"", replace(source, tokens=manifest.tokens) if source else None)
+        begin = plans.Begin(spec.encode(), b"", replace(source, tokens=manifest.tokens) if source else None)
+        return Made(begin, tokens.of_set.odd)
 
     def _prepared(self, given: str | list[Pair], spec: JobSpec) -> tuple[list[Pair], str, Preparation | None]:
         """The pairs, the name of their source for people, and counts of a file. Pairs of a project stay as they were derived."""
@@ -166,9 +182,18 @@ class Tuning:
         return ""
 
 
-def reward_said(of_reward: dict[str, str]) -> tuple[RewardModel, dict[str, str]]:
-    """The objective of the reward model, and what is said of its fields. Raises `UserError`."""
-    read = of_reward.get(SCORE, next(iter(REWARDS)))
+def _require_measurable(learned: pairs.Pairs) -> None:
+    """`UserError` where so few pairs are held out that no reward model could be told from chance."""
+    decided = int((learned.measured.p != 0.5).sum())
+    if not could_be_better(decided):
+        few = f"{counted(decided, 'pair')} of {len(learned.trained) + len(learned.measured)} would measure the reward model"
+        way = "give pairs of more prompts, a larger --set reward.held_out_permille=N, or --anyway"
+        raise UserError(f"{few}, too few to tell it from chance: {way}")
+
+
+def reward_said(of_reward: dict[str, str], usual: str = MEAN) -> tuple[RewardModel, dict[str, str]]:
+    """The objective of the reward model, `usual` if nothing is said of it, and the values of its fields. Raises `UserError`."""
+    read = of_reward.get(SCORE, usual)
     if read not in REWARDS:
         raise UserError(f"--set {OF_REWARD}{SCORE}={read}: a score is read at one of {', '.join(REWARDS)}")
     return REWARDS[read], {key: text for key, text in of_reward.items() if key != SCORE}

@@ -22,7 +22,7 @@ from features.lazily import importing
 from ledger.core.genesis import Founder, Genesis
 from peer.commands.arguments import settings_of
 from peer.commands.logs import formatter, handler
-from peer.commands.terminal import let_go, terminals
+from peer.commands.terminal import let_go, program, terminals
 from peer.features import founding_modules
 from peer.settings.config import Config, Settings, load, toml, value_of
 from peer.settings.datadir import DataDirectory, storage_errors
@@ -54,13 +54,16 @@ def identity(options: argparse.Namespace) -> None:
 
 def rekey(options: argparse.Namespace) -> None:
     """Gives a stopped peer a new key. Where its vote log is lost, it begins the log anew, as only a new key may."""
-    directory = DataDirectory.open(_config(options).data_directory)
+    config = _config(options)
+    directory = DataDirectory.open(config.data_directory)
     with directory.lock():
         genesis, old = Genesis.decode(directory.read_genesis()), directory.load_identity_to_replace()
         lost = None
         try:
             voters = _voters(directory, genesis)
         except LostVotesError as error:
+            if not config.bootstrap:
+                _require_others(directory, genesis, old)
             print(error)
             directory.begin_replacement()
             lost = directory.set_aside()
@@ -73,7 +76,8 @@ def rekey(options: argparse.Namespace) -> None:
     print(f"new key     {peer_id(new.public)}")
     if lost is not None:
         print(f"set aside   {lost}: the peer gets everything again from the others")
-    print(f"next        peer run{_place(options)}: it asks for the change, and votes with the new key two heights after that")
+    where = _place(options) + (f" --bootstrap {shlex.quote(options.bootstrap)}" if options.bootstrap else "")
+    print(f"next        {program()} run{where}: it asks for the change, and votes with the new key two heights after that")
 
 
 def _voters(directory: DataDirectory, genesis: Genesis) -> VoterSet:
@@ -92,6 +96,22 @@ def _require_not_needed(voters: VoterSet, old: Identity) -> None:
     """`UserError` if nothing can be decided without the old key's vote, which it no longer gives."""
     if old.public in voters and voters.quorum == len(voters):
         raise UserError(f"all {len(voters)} voters are needed to decide that this key is replaced: let others vote first")
+
+
+def _require_others(directory: DataDirectory, genesis: Genesis, old: Identity) -> None:
+    """`UserError` if the log is lost, the founders cannot decide without the old key, and no later member is known here."""
+    from peer.settings import addressbook
+
+    founders = genesis.voters
+    later = {addressbook.peer_of(line) for line in addressbook.load(directory.addresses)} - founders.members
+    if old.public not in founders or founders.quorum < len(founders) or later:
+        return
+    alone = (
+        "this peer founded its network alone" if len(founders) == 1 else f"all {len(founders)} founders of this network decide"
+    )
+    lost = f"{directory.ledger} is lost, and {alone}, so nobody could decide that its key is replaced: nothing is changed"
+    way = f"found a new network with `peer init --network {shlex.quote(genesis.network)} --data-dir NEW`"
+    raise UserError(f"{lost}; {way}, or if others vote by now, name one with `peer rekey --bootstrap PEER@HOST:PORT`")
 
 
 def init(options: argparse.Namespace) -> None:
@@ -118,7 +138,11 @@ def init(options: argparse.Namespace) -> None:
     print(f"voters      {len(founders)}, of which {genesis.voters.faults_tolerated} may lie; {genesis.voters.quorum} decide")
     print(f"data in     {directory.path}")
     place = _place(options)
-    print(f"next        peer run{place}, then peer invite{place} for everybody else")
+    print(f"next        {program()} run{place}    # it keeps this terminal")
+    print(f"then        {program()} invite{place}    # in a second one: a string for everybody else")
+    print(f"they        {program()} join STRING")
+    if genesis.voters.quorum > 1:
+        print(f"            nothing is decided before {genesis.voters.quorum} of the {len(founders)} founders run")
 
 
 def _place(options: argparse.Namespace) -> str:

@@ -7,10 +7,20 @@ from __future__ import annotations
 
 import io
 import os
+import shlex
+import shutil
 import sys
+from pathlib import Path
 
 DESCRIPTORS = (0, 1, 2)
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells count
+
+
+def program() -> str:
+    """The word by which a person's shell starts this program: `peer` if that is on the path, else its file."""
+    own, found = Path(sys.argv[0]), shutil.which("peer")
+    is_script = own.name == "peer" and own.is_file()
+    return shlex.quote(str(own)) if is_script and (found is None or not own.samefile(found)) else "peer"
 
 
 def terminals() -> tuple[int, ...]:

@@ -31,6 +31,7 @@ from protocol.api import (
     StatusView,
     SuspensionView,
 )
+from protocol.units import nth_round, round_of
 
 if TYPE_CHECKING:
     from peer.export.proving import RowVerdict
@@ -224,7 +225,7 @@ def block(view: BlockView, names: Names) -> Pairs:
 def votes(found: Iterable[RoundVotesView], names: Names) -> Fitted:
     table = Fitted("round", "phase", "voter", Column("says", wraps=True))
     for view in found:
-        which, phase = f"{view.round} {short(view.job)}", view.phase + (f" at {view.height}" if view.height else "")
+        which, phase = f"{nth_round(view.round)} {short(view.job)}", view.phase + (f" at {view.height}" if view.height else "")
         for voter, said in view.votes.items():
             table.add_row(which, phase, names[voter], "; ".join(f"{names[who]}: {verdict}" for who, verdict in said.items()))
         if not view.votes:
@@ -280,7 +281,7 @@ def audits(views: Iterable[AuditView], names: Names) -> Fitted:
     table = Fitted("round", Column("height", spare=1), trainer, "step", auditor, "result", "finding", error)
     for view in views:
         table.add_row(
-            f"{view.round} {short(view.job)}",
+            f"{nth_round(view.round)} {short(view.job)}",
             str(view.height),
             names[view.trainer],
             str(view.step),
@@ -300,9 +301,9 @@ def suspensions(views: Iterable[SuspensionView], names: Names) -> Fitted:
         finding = cause.finding or "–"
         table.add_row(
             names[cause.trainer],
-            str(view.until),
+            str(nth_round(view.until)),
             short(cause.job),
-            str(cause.round),
+            str(nth_round(cause.round)),
             str(cause.step),
             names[cause.auditor],
             f"{cause.result}: {finding}" if cause.result in ("shunned", "lazy") else finding,
@@ -393,13 +394,13 @@ def jobs(views: Sequence[JobView], names: Names) -> Fitted:
             "accepted": [f"{names[peer]} {count}" for peer, count in view.accepted.items()],
             "rejected": _by_trainer(view.rejected, names, lambda reason: reason not in NOT_JUDGED),
             "not judged": _by_trainer(view.rejected, names, lambda reason: reason in NOT_JUDGED),
-            "suspended": [f"{names[peer]} until {number}" for peer, number in view.suspended.items()],
+            "suspended": [f"{names[peer]} until {nth_round(number)}" for peer, number in view.suspended.items()],
         }
         table.add_row(
             short(view.job),
             view.name,
             job_state(view),
-            f"{view.round}/{view.rounds}",
+            f"– of {view.rounds}" if view.place else round_of(view.round, view.rounds),
             "; ".join(f"{what}: {', '.join(trainers)}" for what, trainers in told.items() if trainers) or "–",
             view.audit if view.precision == "fp32" else f"{view.audit} ({view.precision})",
             view.data if view.data == "local" else short(view.data) or "–",
@@ -428,7 +429,7 @@ def rounds(views: Iterable[RoundView], names: Names) -> Fitted:
     table = Fitted("round", *who, *figures, Column("height", spare=1), Column("model root", spare=3))
     for view in views:
         table.add_row(
-            f"{view.round} {short(view.job)}",
+            f"{nth_round(view.round)} {short(view.job)}",
             verdicts(view, names) + PLAIN_MEAN * view.plain_mean,
             " ".join(names[peer] for peer in view.ballots),
             _optional(view.held_out_bits_per_byte, ".3f"),

@@ -21,6 +21,8 @@ from peer.commands.drawing import chart, drawn, fitting
 from peer.commands.views import PLAIN_MEAN, age, job_state, milliseconds, seconds, short
 from protocol.api import EventView, JobView, PeerApi, RoundView, RoundVotesView
 from protocol.errors import UserError
+from protocol.reasons import ABSENT
+from protocol.units import nth_round, round_of
 
 ROUNDS_KEPT = 2_000  # of the job, for its curve
 ROUNDS_ASKED = 20  # each time: the held-out loss of a round comes some time after its close
@@ -43,10 +45,12 @@ def round_line(view: RoundView, names: Called, has_loss: bool = True) -> str:
     bits = view.held_out_bits_per_byte
     loss = "" if not has_loss else "not measured" if bits is None else f"{bits:.3f} bits/byte"
     accepted = sum(verdict == "accept" for verdict in view.verdicts.values())
-    others = [f"{names[peer]}: {verdict}" for peer, verdict in view.verdicts.items() if verdict != "accept"]
-    told = f"{accepted} accepted" + (f", rejected {'; '.join(others)}" if others else "")
+    absent = [names[peer] for peer, verdict in view.verdicts.items() if verdict == ABSENT]
+    others = [f"{names[peer]}: {verdict}" for peer, verdict in view.verdicts.items() if verdict not in ("accept", ABSENT)]
+    told = f"{accepted} accepted" + (f", absent {', '.join(absent)}" if absent else "")
+    told += f", rejected {'; '.join(others)}" if others else ""
     return (
-        f"round {view.round:3d}  {loss:>16}  {told}  decided in {milliseconds(view.decision_ms)}, "
+        f"round {nth_round(view.round):3d}  {loss:>16}  {told}  decided in {milliseconds(view.decision_ms)}, "
         f"round {seconds(view.seconds)}, model root {view.model_root[:12]}"
     )
 
@@ -56,7 +60,7 @@ def rounds_table(rounds: Sequence[RoundView], names: Called) -> Fitted:
         Column("round", is_number=True),
         Column("bits/byte", is_number=True),
         Column("accepted", is_number=True),
-        Column("rejected", wraps=True, style="red"),
+        Column("not accepted", wraps=True, style="red"),
         Column("decided", is_number=True, spare=2),
         Column("took", is_number=True, spare=3),
         Column("model root", spare=1),
@@ -69,7 +73,7 @@ def rounds_table(rounds: Sequence[RoundView], names: Called) -> Fitted:
             if verdict != "accept":
                 others.setdefault(verdict, []).append(names[peer])
         table.add_row(
-            str(view.round),
+            str(nth_round(view.round)),
             "–" if view.held_out_bits_per_byte is None else f"{view.held_out_bits_per_byte:.3f}",
             f"{accepted}{PLAIN_MEAN if view.plain_mean else ''}",
             "; ".join(f"{verdict}: {', '.join(who)}" for verdict, who in others.items()),
@@ -202,7 +206,7 @@ class _OnScreen:
 
 def head(of: Watched) -> str:
     assert of.job is not None
-    text = f"job {of.job.name} ({short(of.job.job)}): {job_state(of.job)}, round {of.job.round} of {of.job.rounds}"
+    text = f"job {of.job.name} ({short(of.job.job)}): {job_state(of.job)}, round {round_of(of.job.round, of.job.rounds)}"
     if (left := of.left_seconds) is not None:
         text += f", {age(left)} left at this pace"
     return text + (f", {of.losses[0]:.3f} → {of.losses[-1]:.3f} bits/byte" if of.is_over and len(of.losses) > 1 else "")
@@ -214,7 +218,7 @@ def now(of: Watched, names: Called) -> str:
         return {"running": "no round is open", "paused": "paused: `rlhf resume`"}.get(of.job.state if of.job else "", "")
     view = of.open
     missing = [names[peer] for peer in view.trainers if peer not in view.proposed]
-    text = f"round {view.round}, {view.phase} for {age(view.seconds or 0)}: {counted(len(view.proposed), 'proposal')}"
+    text = f"round {nth_round(view.round)}, {view.phase} for {age(view.seconds or 0)}: {counted(len(view.proposed), 'proposal')}"
     text += f", waits for {', '.join(missing)}" if missing else ""
     return f"{text}; {counted(len(view.votes), 'ballot')} of {len(view.voters)} voters, {view.quorum} decide"
 
@@ -228,7 +232,7 @@ def picture(of: Watched, names: Called, console: Console) -> RenderableType:
     def lines_of(part: RenderableType) -> int:
         return len(console.render_lines(part, console.options.update(width=room, height=None), pad=False))
 
-    counted_rounds = f"round {of.job.round} of {of.job.rounds}"
+    counted_rounds = f"round {round_of(of.job.round, of.job.rounds)}"
     pace = "" if of.left_seconds is None else f"{age(of.left_seconds)} left"
     bar = ProgressBar(total=of.job.rounds, completed=of.job.round, width=max(4, room - len(counted_rounds) - len(pace) - 2))
     progress = Table.grid(padding=(0, 1))
@@ -261,11 +265,11 @@ def _curve(losses: Sequence[float], room: int) -> Text:
 
 def _trainers(job: JobView, names: Called) -> Fitted:
     table = Fitted(
-        Column("trainer"), Column("accepted", is_number=True), Column("rejected", wraps=True, style="red"), is_live=True
+        Column("trainer"), Column("accepted", is_number=True), Column("not accepted", wraps=True, style="red"), is_live=True
     )
     for peer in dict.fromkeys((*job.accepted, *job.rejected)):
         reasons = [f"{reason} {count}" for reason, count in job.rejected.get(peer, {}).items()]
-        reasons += [f"suspended until round {job.suspended[peer]}"] if peer in job.suspended else []
+        reasons += [f"suspended until round {nth_round(job.suspended[peer])}"] if peer in job.suspended else []
         table.add_row(names[peer], str(job.accepted.get(peer, 0)), ", ".join(reasons))
     return table
 

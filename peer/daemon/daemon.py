@@ -88,7 +88,7 @@ async def running(config: Config, make_round_work: MakeRoundWork | None = None) 
         signer = directory.load_identity()
         genesis = read_genesis(directory)
         host, events = ModelHost(directory.models, config.threads), EventLog()
-        book = directory.path / "addresses"
+        book = directory.addresses
         remembered = addressbook.load(book, lambda text: events.add("warning", text))
         if unlinked := why_unlinked(config, remembered):
             raise UserError(unlinked)

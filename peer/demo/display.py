@@ -26,6 +26,7 @@ from peer.demo.report import Report
 from peer.demo.summary import CURVE_WIDTH, summary
 from protocol.api import PARTS, JobView, RoundView
 from protocol.identity import peer_id
+from protocol.units import nth_round, round_of
 
 ROUNDS_SHOWN = 8
 SCREEN_WIDTH, SCREEN_HEIGHT = 104, 40  # columns and lines of the picture for reports
@@ -93,7 +94,7 @@ class Display:
     def _say_who_is_suspended(self, job: JobView) -> None:
         for key, until in job.suspended.items():
             if self._suspended.get(key) != until:
-                self.say(f"{self._names[key]} is suspended until round {until}: {self._why_suspended}")
+                self.say(f"{self._names[key]} is suspended until round {nth_round(until)}: {self._why_suspended}")
         self._suspended = dict(job.suspended)
 
     def update(self, job: JobView, rounds: tuple[RoundView, ...]) -> None:
@@ -116,7 +117,7 @@ class Display:
         title, newest = "held-out bits/byte  ", "  " + (f"{values[-1]:.3f}" if values else "–")
         [bars] = chart(values, min(CURVE_WIDTH, room - len(title) - len(newest)), 1)
         head = Text.assemble((title, "bold"), bars, (newest, "bold green"))
-        counted, taken = f"round {job.round} of {job.rounds}", f"{time.time() - self._demo.started:.0f} s"
+        counted, taken = f"round {round_of(job.round, job.rounds)}", f"{time.time() - self._demo.started:.0f} s"
         bar = ProgressBar(total=job.rounds, completed=job.round, width=min(CURVE_WIDTH, room - len(counted) - len(taken) - 2))
         progress = Table.grid(padding=(0, 1))
         progress.add_row(counted, bar, taken)
@@ -139,7 +140,7 @@ class Display:
         table = Fitted(
             Column("peer"),
             Column("accepted", is_number=True),
-            Column("rejected", wraps=True, style="red"),
+            Column("not accepted", wraps=True, style="red"),
             Column("sent", is_number=True, spare=2),
             Column("memory", is_number=True, spare=1),
             is_live=True,

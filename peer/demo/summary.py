@@ -13,6 +13,7 @@ from features.tables import counted
 from peer.commands.drawing import chart, fitting
 from peer.demo.report import Report
 from peer.demo.tuned import Rlhf
+from protocol.reasons import ABSENT
 from training.objectives import registry
 
 CURVE_WIDTH = 60
@@ -62,7 +63,7 @@ def _judged(report: Report, why_suspended: str) -> Iterator[Row]:
     meanings = registry.meanings()
     for name, reasons in report.rejected.items():
         told = ", ".join(f"{reason} {count} × ({meanings.get(reason, reason)})" for reason, count in reasons.items())
-        yield name, Text(f"rejected: {told}", "red")
+        yield name, Text(f"{'not accepted' if ABSENT in reasons else 'rejected'}: {told}", "red")
     for name, height in report.expelled.items():
         yield name, Text(f"expelled at height {height}: the chain holds two messages of it that exclude each other", "red")
     for name, count in report.suspensions.items():

@@ -97,7 +97,7 @@ async def _tune(demo: Demo, calls: RlhfCalls, base: str) -> str:
         made = examples.pairs(default_text.default_text(), EXAMPLES)
         path.write_text("".join(json.dumps(pair) + "\n" for pair in made))
         file = str(path)
-    return await calls.start_rlhf_training(base, "", options.rounds or ROUNDS[TEXT], "demo", said, file, epochs)
+    return await calls.start_rlhf_training(base, "", options.rounds or ROUNDS[TEXT], "demo", said, file, epochs, anyway=True)
 
 
 def _said(demo: Demo) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:

@@ -49,6 +49,7 @@ from peer.roles.voter import fetch_declared, fetch_reveal, read_fetched, replay_
 from protocol.errors import FolkmootError, MissingBlobError, RemoteProtocolError, StorageError, UserError
 from protocol.identity import short_id
 from protocol.reasons import OWN_FIRST, Finding, label
+from protocol.units import nth_round
 from storage.blobs import JOB_BYTES
 from training.replay.inner_state import inner_bytes
 from training.replay.trace import States, Trace, bisect, trace_bytes_max
@@ -168,7 +169,7 @@ class Auditing:
             except StorageError:
                 raise
             except FolkmootError as error:
-                log.info("the losses of round %d are not opened yet: %s", due.round, error)
+                log.info("the losses of round %d are not opened yet: %s", nth_round(due.round), error)
             await trio.sleep(pause)
             pause = min(RETRY_SECONDS_MAX, 2 * pause)
 
@@ -320,7 +321,9 @@ class Auditing:
             except StorageError:
                 raise
             except FolkmootError as error:  # this peer has challenged in that round, or the trainer was suspended meanwhile
-                log.info("challenge of step %d of %s in round %d: %s", due.step, short_id(due.trainer), due.round, error)
+                log.info(
+                    "challenge of step %d of %s in round %d: %s", due.step, short_id(due.trainer), nth_round(due.round), error
+                )
             settled.set()
 
         self._nursery.start_soon(say)
@@ -330,7 +333,7 @@ class Auditing:
     def _rest(self, key: Key, due: Due, error: Exception) -> None:
         pause = min(RETRY_SECONDS_MAX, 2 * self._rests.get(key, (0.0, RETRY_SECONDS / 2))[1])
         self._rests[key] = trio.current_time() + pause, pause
-        log.info("audit of step %d of %s in round %d: %s", due.step, short_id(due.trainer), due.round, error)
+        log.info("audit of step %d of %s in round %d: %s", due.step, short_id(due.trainer), nth_round(due.round), error)
 
     async def _say(self, kind: str, due: Due, replayed: Replayed, queued: Callable[[], object] = lambda: None) -> None:
         is_match = kind == "audit/report" and replayed.finding is Finding.MATCH
@@ -365,7 +368,7 @@ class Auditing:
         except StorageError as error:
             raise _Unable(str(error)) from None  # pruned, damaged, or this peer began with a snapshot of a later round
         if model.root != due.proposal.model_root:
-            raise _Unable(f"the model of round {due.round} that is here has another root")
+            raise _Unable(f"the model before round {nth_round(due.round)} that is here has another root")
         directory = driver.host.directory(due.job, due.round)
         return Round(self._me, model.spec, model, directory, driver.blobs, driver.network.fetch)
 
@@ -444,7 +447,7 @@ class Auditing:
             self._release(due)
         if replayed.finding is Finding.WITHHELD:  # `_closed` returned, and a claim is no challenge of an undrawn re-executor
             raise UserError(TOO_LATE)
-        who = f"{short_id(self._driver.state.members.current(due.trainer))} in round {due.round}"
+        who = f"{short_id(self._driver.state.members.current(due.trainer))} in round {nth_round(due.round)}"
         if replayed.finding is Finding.MATCH:
             error, tolerance = replayed.relative_error, past.spec.replay_tolerance
             replay = f"step {step} is {error:.1e} off when replayed, {tolerance:.0e} is tolerated"
@@ -606,7 +609,7 @@ def _is_doubtful(replayed: Replayed, spec: JobSpec) -> bool:
 def describe(entry: Entry, state: State) -> str:
     """One result of an audit, as a line."""
     auditor, trainer = (short_id(state.members.current(key)) for key in (entry.auditor, entry.trainer))
-    where = f"step {entry.step} of {trainer} in round {entry.round}"
+    where = f"step {entry.step} of {trainer} in round {nth_round(entry.round)}"
     found = f" ({finding_label(entry, state)})" if entry.finding is not None else ""
     match entry.result:
         case Result.PASSED:
@@ -650,11 +653,11 @@ def _suspensions(person: bytes, state: State) -> Iterator[tuple[bytes, int]]:
 def suspension(person: bytes, state: State) -> str:
     """Until when and why this member does not train; empty if it may."""
     for job, until in _suspensions(person, state):
-        cause = state.audits.jobs[job].causes[person]
+        cause, since = state.audits.jobs[job].causes[person], f"suspended until round {nth_round(until)}"
         if cause.result is Result.SHUNNED:
-            return f"suspended until round {until}: too many could not get what it commits to"
+            return f"{since}: too many could not get what it commits to"
         if cause.result is Result.LAZY:
-            return f"suspended until round {until}: it reported other losses than the trainers had, as if it replayed nothing"
+            return f"{since}: it reported other losses than the trainers had, as if it replayed nothing"
         found = finding_label(cause, state) or "failed"
-        return f"suspended until round {until}: replay {found} found by {short_id(state.members.current(cause.auditor))}"
+        return f"{since}: replay {found} found by {short_id(state.members.current(cause.auditor))}"
     return ""

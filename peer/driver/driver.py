@@ -42,6 +42,7 @@ from protocol.identity import Ed25519Verifier, Signer, short_id
 from protocol.limits import MESSAGE_BYTES_MAX
 from protocol.messages import Decision, GetRound, Link, Proposal
 from protocol.reasons import Verdict, label, with_label
+from protocol.units import nth_round
 from storage.blobs import Blobs
 from storage.store import Store, StoredRound
 from training import starts
@@ -498,7 +499,9 @@ def _judged_round(store: Store, job: bytes, spec: bytes, number: int) -> JudgedR
     stored = store.round(job, number)
     decided = store.decision(stored.height) if stored else None
     if stored is None or decided is None:
-        raise StorageError(f"the block that closed round {number} of job {job.hex()[:8]} is not here: restore a snapshot")
+        raise StorageError(
+            f"the block that closed round {nth_round(number)} of job {job.hex()[:8]} is not here: restore a snapshot"
+        )
     closings = decode_body(decided.decode().body).closings
     (proposals,) = (closing.proposals for closing in closings if (closing.job, closing.round) == (job, number))
     own = JobSpec.decode(spec).kind.labels

@@ -11,6 +11,7 @@ from ledger.members import MembersState
 from ledger.state import State
 from peer import features
 from protocol.identity import peer_id, short_id
+from protocol.units import nth_round
 
 
 def news(before: State, after: State) -> Iterator[News]:
@@ -62,7 +63,7 @@ def _of_job(key: bytes, before: Job | None, after: Job) -> Iterator[News]:
     if before is not None and (before.phase, after.phase) == (Phase.RUNNING, Phase.PAUSED):
         yield News("job", f"job {after.name} is paused after {after.round} rounds", key)
     if before is not None and (before.phase, after.phase) == (Phase.PAUSED, Phase.RUNNING):
-        yield News("job", f"job {after.name} goes on with round {after.round}", key)
+        yield News("job", f"job {after.name} goes on with round {nth_round(after.round)}", key)
     if after.phase is Phase.FINISHED and (before is None or before.phase is not Phase.FINISHED):
         ended = "ended early, after" if after.round < after.rounds else "is finished after"
         yield News("job", f"job {after.name} {ended} {after.round} rounds", key)

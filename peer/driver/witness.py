@@ -23,6 +23,7 @@ from protocol import codec
 from protocol.identity import Signed, peer_id, short_id
 from protocol.messages import Ballot, CutOff, Proposal, Transaction
 from protocol.reasons import Verdict, label
+from protocol.units import nth_round
 from training.spec import AuditMode, JobSpec
 
 WHAT_TO_DO = "people have to compare their peers: see 'When peers do not hold the same state' in the guide"
@@ -154,7 +155,7 @@ class Witness:
 
     def muted(self, rounds: Set[RoundKey]) -> None:
         for job, number in sorted(rounds - self._muted):
-            text = f"saying nothing more in round {number}: a message of ours in it is missing from this disk"
+            text = f"saying nothing more in round {nth_round(number)}: a message of ours in it is missing from this disk"
             self.events.add("warning", text, job=job, round=number)
         self._muted = rounds
 
@@ -168,7 +169,7 @@ class Witness:
         if isinstance(message, Ballot):
             text += " " + ", ".join(f"{short_id(j.trainer)}: {self._label(message.job, j.verdict)}" for j in message.judgements)
         fields = {"peer": signer, "job": message.job, "round": message.round}
-        self.events.detail(message.TAG, f"round {message.round}: {short_id(signer)} {text}", **fields)
+        self.events.detail(message.TAG, f"round {nth_round(message.round)}: {short_id(signer)} {text}", **fields)
 
     def _label(self, job: bytes, verdict: Verdict) -> str:
         known = self._before.jobs.jobs.get(job) if self._before else None
@@ -182,7 +183,7 @@ class Witness:
         parts += [f"absent {short_id(trainer)}" for trainer in sorted(outcome.absent)]
         root = state.jobs.jobs[closed.job].model_root
         fields = {"job": closed.job, "round": closed.round, "root": root, "height": state.height}
-        self.events.add("round", f"round {closed.round}: {', '.join(parts)}", **fields)
+        self.events.add("round", f"round {nth_round(closed.round)}: {', '.join(parts)}", **fields)
         decided_in = self._decided_in.pop(state.height, None)
         if decided_in is None:  # a replayed round: it took its time before we came
             return {}
@@ -212,7 +213,9 @@ class Witness:
             self.events.add("warning", f"job {job.name}: {caveat}", job=key, author=peer_id(job.author))
 
     def renewed(self, key: RoundKey, job: Job) -> None:
-        text = f"round {key[1]} of {job.name} goes on with {len(job.voters)} voters: too few of those it was opened with are left"
+        text = (
+            f"round {nth_round(key[1])} of {job.name} goes on with {len(job.voters)} voters: too few of its first ones are left"
+        )
         self.events.add("job", text, job=key[0], round=key[1])
 
     def applied(self, state: State) -> None:

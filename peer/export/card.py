@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from typing import Final
 
 from peer.export.found import Found
+from rlhf.accuracy import Accuracy
 from rlhf.fitting import notes
-from rlhf.reward import CALIBRATION
+from rlhf.reward import ACCURACY, CALIBRATION
+from rlhf.set_figures import CONTRADICTORY, IDENTICAL, PAIRS, WORD_COUNT
 from training.data.tokenizer import END_OF_TEXT
 from training.formats.tokenizer_file import Vocabulary
 from training.spec import AuditMode, JobSpec, Rule
@@ -79,9 +81,10 @@ def _rows(found: Found, vocabulary: Vocabulary, left_out: tuple[str, ...]) -> It
     yield "data", _data(found)
     yield "licence", spec.licence or NOT_NAMED
     if found.accepted is not None:
-        yield "proposals", f"{found.accepted} accepted, {found.refused} refused"
+        yield "proposals", f"{found.accepted} accepted, {found.rejected} rejected, {found.absent} absent"
     yield "audit", _audit(spec)
     yield "held out", _held_out(found)
+    yield from _of_pairs(found)
     stop = stop_of(spec, vocabulary)
     if stop is not None:
         yield "a text ends with", f"token {stop}{f', `{END_OF_TEXT}`' if stop == vocabulary.end_of_text else ''}"
@@ -93,9 +96,12 @@ def _rows(found: Found, vocabulary: Vocabulary, left_out: tuple[str, ...]) -> It
 
 def _held_out(found: Found) -> str:
     """Beside these, a peer measures how long its rounds take."""
-    figures = {name: value for name, value in sorted(found.figures.items()) if name.startswith("held_out") or name == CALIBRATION}
     missing = "not measured by this peer" if found.accepted is not None else "an export has no measurements"
-    told = (f"{name.removeprefix('held_out_').replace('_', ' ')} {value:.4g}" for name, value in figures.items())
+    accuracy = _accuracy(found)
+    told = [] if accuracy is None else [f"accuracy {accuracy}"]
+    for name, value in sorted(found.figures.items()):
+        if name not in (ACCURACY, PAIRS) and (name.startswith("held_out") or name == CALIBRATION):
+            told.append(f"{name.removeprefix('held_out_').replace('_', ' ')} {value:.4g}")
     return ", ".join(told) or missing
 
 
@@ -109,6 +115,23 @@ def _tokens(spec: JobSpec, vocabulary: Vocabulary) -> str:
     if spec.tokenizer is not None:
         return f"{spec.model.vocabulary}, tokenizer `{spec.tokenizer.hex()}`"
     return "the 256 bytes" if vocabulary.end_of_text is None else "the 256 bytes and the end of a text"
+
+
+def _accuracy(found: Found) -> Accuracy | None:
+    """Of a model that learned from pairs, if it was measured."""
+    is_measured = ACCURACY in found.figures and PAIRS in found.figures
+    return Accuracy.of(found.figures[ACCURACY], int(found.figures[PAIRS])) if is_measured else None
+
+
+def _of_pairs(found: Found) -> Iterator[tuple[str, str]]:
+    """Of the set of preferences that the model learned from."""
+    accuracy, words = _accuracy(found), found.figures.get(WORD_COUNT)
+    if accuracy is not None and words is not None:
+        warning = ": more than this model, which is worse than counting words" if words > accuracy.share else ""
+        yield "word-count model", f"{words:.2f} of the same pairs{warning}"
+    identical, contradictory = (int(found.figures.get(name, 0)) for name in (IDENTICAL, CONTRADICTORY))
+    if identical or contradictory:
+        yield "odd pairs", f"{identical} of identical responses, {contradictory} that contradict one another"
 
 
 def _of_first(left_out: tuple[str, ...]) -> str:

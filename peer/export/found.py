@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,7 @@ from peer.export.writing import MANIFEST, tokenizer_path
 from peer.features import install, rules_of
 from peer.settings.datadir import DataDirectory
 from protocol.errors import MissingBlobError, UserError
+from protocol.reasons import ABSENT
 from storage.blobs import Blobs
 from storage.store import Store
 from training import checkpoint
@@ -48,7 +50,8 @@ class Found:
     source: str  # for the card
     origin: str = ""  # of the data, in words
     accepted: int | None = None  # proposals; None: not known
-    refused: int | None = None
+    rejected: int | None = None
+    absent: int | None = None  # updates that did not come, or came too late
     figures: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -57,6 +60,7 @@ def of_state(state: State, genesis: Genesis, store: Store, host: ModelHost, read
     key, number = chosen(state, host, text)
     job = state.jobs.jobs[key]
     spec, model = JobSpec.decode(job.spec), opened(host, store, key, job, number)
+    not_accepted = sum(map(Counter, job.rejected.values()), Counter[str]())
     return Found(
         network=genesis.network,
         chain_id=genesis.chain_id.hex(),
@@ -69,7 +73,8 @@ def of_state(state: State, genesis: Genesis, store: Store, host: ModelHost, read
         source="a peer's own disk",
         origin=named(spec.kind.origin)(state, spec.data) if spec.kind.origin else "",
         accepted=sum(job.accepted.values()),
-        refused=sum(sum(reasons.values()) for reasons in job.rejected.values()),
+        rejected=not_accepted.total() - not_accepted[ABSENT],
+        absent=not_accepted[ABSENT],
         figures=store.measured(key).get(model.round, {}),
     )
 

@@ -20,6 +20,7 @@ from training.spec import JobSpec
 from training.tasks import Audit, Replay, Replayed, Request
 
 R = TypeVar("R")
+EVALUATION = "evaluation_seconds"  # figure of a measured model, beside those of its objective
 Fetch = Callable[[bytes, int, Iterable[bytes]], Awaitable[None]]  # (digest, most bytes, who may have it)
 
 
@@ -94,6 +95,9 @@ class Computing(Protocol):
 
     async def ask(self, round: Round, request: Request[R]) -> R:
         """The worker's reply. Raises `WorkerFailed`."""
+
+    async def measure(self, round: OpenRound) -> None:
+        """Returns when the figures of this model are stored. Raises `WorkerFailed`."""
 
     @property
     def texts(self) -> Path:

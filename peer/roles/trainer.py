@@ -13,7 +13,7 @@ from typing import TypeVar
 import trio
 
 from peer.roles import samples, texts
-from peer.roles.base import Computing, Judged, OpenRound, Round
+from peer.roles.base import EVALUATION, Computing, Judged, OpenRound, Round
 from peer.roles.voter import Voter, audit_request, propose_request, publish, read_fetched, replayed
 from peer.worker.supervisor import Worker, WorkerDied, WorkerFailed
 from protocol.errors import UserError
@@ -50,6 +50,8 @@ class _Job:
     opening_seconds: float = 0.0  # of the worker, until somebody has told them
     observed: bool = False  # somebody opens or measures right now
     to_evaluate: OpenRound | None = None  # the newest model that waits for being measured
+    evaluation: trio.Lock = field(default_factory=trio.Lock)
+    evaluated: int | None = None  # rounds that the newest measured model was trained for
 
 
 @dataclass
@@ -127,17 +129,27 @@ class Trainer(Voter):
         finally:
             job.observed, job.to_evaluate = False, None
 
+    async def measure(self, round: OpenRound) -> None:
+        await self._open(round)
+        await self._evaluate(round)
+
     async def _evaluate(self, round: OpenRound) -> float:
-        """How many seconds the worker took."""
-        try:
-            done = await self._until_alive(tasks.Evaluate(round.job, str(round.model_directory)))
-        except WorkerFailed:
-            if round.model_directory.exists():
-                raise
-            return 0.0  # rounds go by faster than they are measured: this model was pruned meanwhile
-        for name, figure in done.figures.items():
-            await round.measured(name, figure)
-        return done.seconds
+        """How many seconds the worker took. A model is measured once."""
+        job = self._job(round)
+        async with job.evaluation:
+            if job.evaluated == round.number:
+                return 0.0
+            try:
+                done = await self._until_alive(tasks.Evaluate(round.job, str(round.model_directory)))
+            except WorkerFailed:
+                if round.model_directory.exists():
+                    raise
+                return 0.0  # rounds go by faster than they are measured: this model was pruned meanwhile
+            for name, figure in done.figures.items():
+                await round.measured(name, figure)
+            await round.measured(EVALUATION, done.seconds)  # the last one: then all others are here
+            job.evaluated = round.number
+            return done.seconds
 
     async def _sample(self, round: OpenRound) -> float:
         """Keeps some text of the model where that is due; how many seconds it took."""

@@ -27,14 +27,14 @@ def load(file: Path, tell: Callable[[str], None] = lambda text: None) -> tuple[s
     return readable
 
 
-def _peer(line: str) -> bytes:
+def peer_of(line: str) -> bytes:
     return parse_peer_id(line.rpartition("@")[0])
 
 
 def _is_readable(line: str) -> bool:
     address = line.rpartition("@")[2]
     try:
-        _peer(line)
+        peer_of(line)
         parse_address(address)
     except UserError:
         return False
@@ -47,7 +47,7 @@ async def keep(file: Path, addresses: Callable[[], Mapping[bytes, str]], has_gon
         before = load(file)
         now = {peer_id(peer): address for peer, address in addresses().items() if not has_gone(peer)}
         replaced = {*now, *now.values()}  # who moved, and who answered there before
-        kept = [entry for entry in before if replaced.isdisjoint(entry.split("@")) and not has_gone(_peer(entry))]
+        kept = [entry for entry in before if replaced.isdisjoint(entry.split("@")) and not has_gone(peer_of(entry))]
         entries = tuple([f"{peer}@{address}" for peer, address in now.items()] + kept)[:ADDRESSES_KEPT]
         if set(entries) != set(before):
             await trio.to_thread.run_sync(_save, file, entries)

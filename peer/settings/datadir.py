@@ -56,6 +56,7 @@ class DataDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.identity_key = path / "identity.key"
+        self.addresses = path / "addresses"
         self.former_key = path / "identity.old"
         self.next_key = path / "identity.next"
         self.genesis = path / "genesis"

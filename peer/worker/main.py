@@ -330,6 +330,12 @@ def _end() -> None:
 
 
 def main(make_jobs: Callable[[EngineKind, Callable[[], None], int], Jobs] = Jobs) -> None:
+    for number in (
+        signal.SIGINT,
+        signal.SIGTERM,
+        signal.SIGHUP,
+    ):  # they reach a whole group; the daemon stops us in its own order
+        signal.signal(number, signal.SIG_IGN)
     features.install()
     parser = argparse.ArgumentParser(prog="peer.worker.main", description="computes for one peer; started by its daemon")
     parser.add_argument("--engine", choices=tuple(features.engines()), default="pytorch", help="what computes")
@@ -341,7 +347,6 @@ def main(make_jobs: Callable[[EngineKind, Callable[[], None], int], Jobs] = Jobs
     resources = Resources.parsed(arguments)
     if not arguments.rank:  # an assistant is as modest as who started it
         _be_modest()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the daemon stops us in its own order
     kind: EngineKind = named(features.engines()[arguments.engine])
     assert kind.name == arguments.engine, "a feature lists it under another name, by which no objective has a loss"
     if arguments.rank:

@@ -37,7 +37,7 @@ SILENCE_SECONDS_MAX = 120.0  # without a beat while working: one step of a large
 LOOK_SECONDS = 1.0  # a person waits for the answer of a busy worker; what it said last is nearly as good
 PING_SECONDS = 30.0  # between pings of an idle worker
 REQUEST_SECONDS_MAX = 3_600.0  # one request; rounds have their own, shorter timers
-STOP_SECONDS = 2.0  # granted to end by itself, and again after SIGTERM
+STOP_SECONDS = 4.0  # granted to end by itself
 BACKOFF_SECONDS_MAX = 60.0
 STARTS_MAX = 3  # failures in a row before the first success: then it will never start
 QUEUE_MAX = 1_024  # a round asks for one proposal and at most TRAINERS_MAX audits
@@ -339,15 +339,14 @@ class _Session:
                 log.info("worker: %s", self._stderr[-1])
 
     async def _stop(self) -> None:
-        """Closing its stdin asks it to end; then SIGTERM, then SIGKILL."""
+        """Closing its stdin asks it to end; then comes SIGKILL. It ignores SIGTERM, which may be meant for the daemon's group."""
         assert self._process.stdin is not None and self._process.stdout is not None
         with trio.CancelScope(shield=True):
             await self._process.stdin.aclose()
-            for harder in (self._process.terminate, self._kill):
-                with trio.move_on_after(STOP_SECONDS):
-                    await self._process.wait()
-                if self._process.returncode is None:
-                    harder()
+            with trio.move_on_after(STOP_SECONDS):
+                await self._process.wait()
+            if self._process.returncode is None:
+                self._kill()
             self.returncode = await self._process.wait()
             await self._process.stdout.aclose()
 

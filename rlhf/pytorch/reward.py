@@ -13,16 +13,17 @@ import torch
 from torch import Tensor
 
 from rlhf import losses
+from rlhf.accuracy import MEASURED_PAIRS_MAX
 from rlhf.calibration import calibration_error
 from rlhf.pairs import Pairs, rows
 from rlhf.reward import ACCURACY, CALIBRATION, MEAN_REWARD, SCORE
+from rlhf.set_figures import PAIRS
 from training.engines.engine import Beat, Other
 from training.engines.pytorch.device import CPU
 from training.engines.pytorch.model import GPT
 from training.sequences import Tokens
 from training.spec import JobSpec
 
-MEASURED_PAIRS_MAX: Final = 1_024  # of those held out, evenly spaced
 TOKENS_AT_ONCE: Final = 8_192  # in one pass where nothing is trained
 DEVIATION_MIN: Final = 1e-2  # processors differ by 1e-6 of a score: divided by this it stays below what auditors tolerate
 
@@ -90,18 +91,18 @@ class Scorer:
 
 def figures(model: GPT, spec: JobSpec, tokens: Tokens, on_step: Beat) -> Mapping[str, float]:
     """Of the held-out pairs: with a better response, the share whose better one scores higher, where equal scores count half;
-    and of all, whether chances are as people's. A figure is left out if there is no such pair.
+    and of all, whether chances are as people's. A figure is left out if there is no such pair. Figures of the set stand beside.
     """
     assert isinstance(tokens, Pairs)
     parts = list(held_out_scores(model, tokens, on_step))
     if not parts:
-        return {}
+        return tokens.of_set.figures | {PAIRS: 0.0}
     d_N = torch.cat([score_N2[:, 0] - score_N2[:, 1] for score_N2, _ in parts])
-    return figures_of(d_N, torch.cat([p_N for _, p_N in parts]))
+    return tokens.of_set.figures | figures_of(d_N, torch.cat([p_N for _, p_N in parts]))
 
 
 def figures_of(d_N: Tensor, p_N: Tensor) -> dict[str, float]:
     """Of differences of scores, and of p that people give."""
-    found = {CALIBRATION: calibration_error(torch.sigmoid(d_N).numpy(), p_N.numpy())}
     right_N = ((1 + torch.sign(d_N) * torch.sign(p_N - 0.5)) / 2)[p_N != 0.5]
+    found = {CALIBRATION: calibration_error(torch.sigmoid(d_N).numpy(), p_N.numpy()), PAIRS: float(len(right_N))}
     return ({ACCURACY: float(right_N.double().mean())} if len(right_N) else {}) | found

@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 
 from rlhf import losses
-from rlhf.pytorch.reward import MEASURED_PAIRS_MAX, TOKENS_AT_ONCE, figures_of
+from rlhf.accuracy import MEASURED_PAIRS_MAX
+from rlhf.pytorch.reward import TOKENS_AT_ONCE, figures_of
 from rlhf.responses import Responses, rows
+from rlhf.set_figures import PAIRS
 from rlhf.supervised import of_pairs, texts_of
 from training.engines.engine import Beat
 from training.engines.pytorch.engine import Engine
@@ -63,7 +65,8 @@ def dpo_figures(model: GPT, spec: JobSpec, tokens: Tokens, on_step: Beat) -> Map
         differences.append(reward_N2[:, 0] - reward_N2[:, 1])
         ps.append(p_N)
         on_step()
-    return figures_of(torch.cat(differences), torch.cat(ps)) if ps else {}
+    of_set = tokens.of_set.figures if tokens.of_set else {}
+    return of_set | (figures_of(torch.cat(differences), torch.cat(ps)) if ps else {PAIRS: 0.0})
 
 
 def refer(engine: Engine, drawn: npt.NDArray[np.int64] | None, on_step: Beat) -> None:

@@ -114,6 +114,15 @@ async def test_a_backup_can_be_made_later_and_until_then_the_page_says_what_happ
         assert await axe.found(page) == []
 
 
+async def test_the_page_of_a_single_voter_says_that_it_decides_alone(tmp_path: Path) -> None:
+    """One voter decides alone: no network of many people."""
+    async with Room(tmp_path).serving() as (_, site), browser() as page:
+        await page.open(f"{address(site)}/join")
+        await page.until("document.querySelector('[data-live=who]')")
+        alone = "One peer trains a model here, and its operator alone decides what counts, until others vote."
+        assert " ".join((await page.texts("[data-live=who]"))[0].split()) == alone
+
+
 async def test_two_tabs_make_one_key(tmp_path: Path) -> None:
     """The second one would take the place of the first, which has no backup."""
     async with Room(tmp_path).serving() as (_, site), browser() as page:

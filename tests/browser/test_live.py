@@ -179,7 +179,7 @@ async def test_roots_that_differ_and_trainers_that_are_suspended_are_told_as_tex
         await page.do(page.driver.execute_cdp_cmd, "Page.addScriptToEvaluateOnNewDocument", {"source": source})
         await page.open(f"{address(site)}/live")
         assert await shown(page, "roots") == "not equal"
-        assert await shown(page, "suspended") == f"{me['name']} suspended until round 12"
+        assert await shown(page, "suspended") == f"{me['name']} suspended until round 13"
         assert await page.texts("#samples blockquote") == ["a·b· <b>c</b>\nd"]
         assert await page.script("return document.querySelectorAll('main img, blockquote b').length") == 0
         assert await axe.found(page) == []

@@ -44,6 +44,7 @@ def of(look: Look) -> list[tuple[str, str, str]]:
         (replace(WELL, status=replace(STATUS, disputed="DISPUTED: two")), [("disputed", "", "critical")]),
         (replace(WELL, status=replace(STATUS, failed="FAILED: height 4")), [("module-failed", "", "critical")]),
         (replace(WELL, status=replace(STATUS, state=PeerState.BEHIND, behind=9)), [("behind", "", "warning")]),
+        (replace(WELL, failed=["job a: no update"]), [("training-failed", "", "warning")]),
         (replace(WELL, expelled={OTHER: 9}, suspended={OTHER: "demo"}), [("liar-found", OTHER, "info")]),
         (replace(WELL, expelled={OTHER: STATUS.height - LIAR_HEIGHTS}), []),
         (replace(WELL, suspended={OTHER: "demo", ME: "demo"}), [("liar-found", OTHER, "info"), ("liar-found", ME, "warning")]),

@@ -829,7 +829,9 @@ async def test_who_re_executes_all_of_a_false_proposal_finds_the_first_false_ste
         due = await to_challenge(made, 3, kept)
         with trio.fail_after(SECONDS_MAX):
             told = await made.seats[0].auditing.challenge(due)
-        assert told.startswith(f"step 5 of {short_id(due.trainer)} in round {due.round}: mismatch"), "three of eight are false"
+        assert told.startswith(f"step 5 of {short_id(due.trainer)} in round {due.round + 1}: mismatch"), (
+            "three of eight are false"
+        )
         assert len(set(fetched)) <= 1 + 2 * (1 + 3) + 1, (
             "the trace, log2 of 8 states and the last one, what a kept state began with"
         )
@@ -865,7 +867,7 @@ async def test_who_re_executes_all_of_an_honest_proposal_is_told_so_and_says_not
         due = await to_challenge(made, 3)
         with trio.fail_after(SECONDS_MAX):
             told = await made.seats[0].auditing.challenge(due)
-        assert told == f"no false step of {short_id(due.trainer)} in round {due.round}: " + (
+        assert told == f"no false step of {short_id(due.trainer)} in round {due.round + 1}: " + (
             "step 7 is 0.0e+00 off when replayed, 1e-03 is tolerated; the states are at most 0.0e+00 off this peer's own"
         )
         before = made.seats[0].driver.state.jobs.jobs[job].round
@@ -883,7 +885,7 @@ async def test_where_rounding_adds_up_over_a_round_but_not_in_a_step_nothing_is_
         due = await to_challenge(made, 3)
         with trio.fail_after(SECONDS_MAX):
             told = await made.seats[0].auditing.challenge(due)
-        assert told == f"no false step of {short_id(due.trainer)} in round {due.round}: " + (
+        assert told == f"no false step of {short_id(due.trainer)} in round {due.round + 1}: " + (
             "step 0 is 0.0e+00 off when replayed, 1e-03 is tolerated; the states are at most 5.0e-03 off this peer's own"
         )
         assert results(made.seats[0]) == []
@@ -1041,7 +1043,7 @@ def test_who_could_not_be_reached_by_too_many_is_told_so_and_not_that_it_was_fou
     told = auditing.describe(entry, court.state)
     assert told.startswith(f"{short_id(entry.trainer)} is suspended: too many") and f"step {entry.step}" in told
     assert auditing.suspension(entry.trainer, court.state) == (
-        f"suspended until round {court.audits.suspended[entry.trainer]}: too many could not get what it commits to"
+        f"suspended until round {court.audits.suspended[entry.trainer] + 1}: too many could not get what it commits to"
     )
 
 

@@ -131,14 +131,14 @@ def test_a_peer_without_a_vote_needs_one_voter_only() -> None:
 def test_a_round_whose_times_are_up_waits_for_ballots() -> None:
     stalled = node(books={JOB: book()})
     assert why_stalled(stalled, frozenset(KEYS), 0.0, 20.0 + STALLED_SECONDS - 1) == ""
-    words = "waiting for the ballots of round 3 of 'text', open for 50 s: 2 of 3 needed are here"
+    words = "waiting for the ballots of round 4 of 'text', open for 50 s: 2 of 3 needed are here"
     assert why_stalled(stalled, frozenset(KEYS), 0.0, 20.0 + STALLED_SECONDS) == words
 
 
 def test_a_round_in_which_somebody_may_still_compute_waits_for_nobody() -> None:
     training = node(books={JOB: book(proposals=0)})
     assert why_stalled(training, frozenset(KEYS[1:2]), 0.0, 1e6) == ""
-    words = "waiting for a trainer of round 3 of 'text', open for 60 s: none of 2 is here"
+    words = "waiting for a trainer of round 4 of 'text', open for 60 s: none of 2 is here"
     assert why_stalled(training, frozenset(KEYS[3:]), 0.0, 60.0) == words
 
 

@@ -194,7 +194,7 @@ async def said(
             ["p50 41 ms, p99 – ms", "bad-signature 2", "vote 1.00 MB", "3 rewards, 0 lost", "1 challenges upheld, 0 refuted"],
         ),
         ("peers", ["anna (me)", "abcdaaaa", "[bold]ben", "1 approval ", "2.5 ms", "1 s"]),
-        ("jobs", ["3/80", "accepted: anna 3", "rejected: [bold]ben (replay 2)", "suspended: [bold]ben until 23"]),
+        ("jobs", ["4 of 80", "accepted: anna 3", "rejected: [bold]ben (replay 2)", "suspended: [bold]ben until 24"]),
         ("audits", ["lapsed", "challenged", "mismatch", "2.5e-01", "suspensions", "refuted"]),
         ("audits 1", ["until round", "found by", "because of round", "payload"]),
         ("rounds", ["accept: anna; replay: [bold]ben (plain mean)", "anna [bold]ben", "2.500", "40 ms"]),
@@ -565,7 +565,7 @@ async def test_a_test_that_is_never_decided_says_so(autojump_clock: trio.testing
 
 
 async def test_the_round_of_a_challenge_may_be_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    _, status, api = await said(monkeypatch, capsys, "challenge abce\nchallenge abce 0\n")
+    _, status, api = await said(monkeypatch, capsys, "challenge abce\nchallenge abce 1\n")
     assert (status, api.asked) == (0, [("abce", None), ("abce", 0)])
 
 

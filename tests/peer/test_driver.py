@@ -195,7 +195,7 @@ async def test_a_role_that_fails_is_a_warning_and_the_peer_goes_on(tmp_path: Pat
         for seat in made.seats[1:]:
             await made.start(seat)
         job = await made.seats[1].scratch()
-        assert str(error) in await failing.event("warning", f"{what} in round 0 failed")
+        assert str(error) in await failing.event("warning", f"{what} in round 1 failed")
         await one_root(made.seats, job)
 
 
@@ -205,7 +205,7 @@ async def test_a_trainer_that_cannot_propose_still_decides_what_the_others_want(
         for seat in made.seats[1:]:
             await made.start(seat)
         await failing.scratch()  # its round stays open: nothing is proposed, so nothing is voted on
-        await failing.event("warning", "training in round 0 failed: no memory")
+        await failing.event("warning", "training in round 1 failed: no memory")
         for seat in made.seats[1:]:
             with trio.fail_after(SECONDS_MAX):
                 await seat.author.submit("member/register", Register(("trainer",)))

@@ -21,7 +21,7 @@ from peer.cli import main
 from peer.settings.datadir import DataDirectory
 from protocol import codec
 from protocol.errors import UserError
-from protocol.identity import Identity, sign
+from protocol.identity import Identity, peer_id, sign
 from protocol.messages import Prepare
 from storage.store import Store
 from tests.ledger.world import MODULES
@@ -226,8 +226,9 @@ def what_run_finds(past: Past, copy: Path) -> tuple[bytes, tuple[Voted, ...]] | 
 def test_wherever_a_crash_cuts_it_off_no_key_that_has_signed_signs_again_without_its_votes(
     directory: DataDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Path], None], founders: int
 ) -> None:
-    """One founder: the log alone would tell that nobody else votes; it is lost, and so must not be asked."""
+    """One founder: the log alone would tell who votes by now; it is lost, and others are known, so the command goes on."""
     voter = past(directory, founders)
+    (directory.path / "addresses").write_text(f"{peer_id(Identity(bytes([77]) * 32).public)}@127.0.0.1:7000\n")
     spoil(directory.ledger)
     crashes = Crashes(directory.path, tmp_path / "copies")
     crashes.copies.mkdir()
@@ -251,6 +252,27 @@ def test_wherever_a_crash_cuts_it_off_no_key_that_has_signed_signs_again_without
         assert what_run_finds(voter, copy) == (replaced.public, (voter.vote,) if spoil is whole else ())
         assert (copy / "models" / "job").exists() == (spoil is whole), "what belongs to a lost log goes with it"
         assert spoil is not damaged or [file.name for file in copy.glob("lost-*/ledger.sqlite")] == ["ledger.sqlite"]
+
+
+@pytest.mark.parametrize("founders", [1, 2])
+@pytest.mark.parametrize("spoil", [damaged, gone])
+def test_a_lost_log_in_a_network_that_needs_this_vote_is_no_reason_for_a_key_that_is_worth_nothing(
+    directory: DataDirectory, capsys: pytest.CaptureFixture[str], spoil: Callable[[Path], None], founders: int
+) -> None:
+    """Nobody else could decide the change, and nobody has the log: the way out is another network."""
+    voter = past(directory, founders)
+    spoil(directory.ledger)
+    if founders == 1:
+        (directory.path / "addresses").write_text(f"{peer_id(voter.key)}@127.0.0.1:7000\n")  # this peer itself
+    before = sorted(path.name for path in directory.path.iterdir())
+    assert main(["rekey", "--data-dir", str(directory.path)]) == 2
+    told = capsys.readouterr().err
+    who = "this peer founded its network alone" if founders == 1 else "all 2 founders of this network"
+    assert who in told and "peer init --network lab --data-dir" in told and "--bootstrap PEER@HOST:PORT" in told
+    assert told.count("\n") == 1
+    left = sorted(path.name for path in directory.path.iterdir() if path.name != "peer.lock")
+    assert left == before, "nothing is changed"
+    assert main(["rekey", "--data-dir", str(directory.path), "--bootstrap", "127.0.0.1:7000"]) == 0, "others vote by now"
 
 
 async def test_between_two_keys_a_peer_does_not_start(directory: DataDirectory) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -292,11 +293,14 @@ async def test_measuring_leaves_the_worker_to_training_for_most_of_the_time(
 
     steps.ask = evaluate  # type: ignore[method-assign]
     async with trio.open_nursery() as nursery:
-        for _ in range(40):  # rounds of a tenth of a second
-            nursery.start_soon(role.observe, world.round)
+        for number in range(40):  # rounds of a tenth of a second
+            newest = replace(world.round, model=SimpleNamespace(job=JOB, round=number))
+            nursery.start_soon(role.observe, newest)
             await trio.sleep(0.1)
     assert begun == pytest.approx([begun[0], begun[0] + 4.0]), "the newest is measured in the end"
-    assert samples.kept(role.texts) == [(JOB.hex(), 0, "The end")]
+    await role.measure(newest)
+    assert len(begun) == 2, "and not again"
+    assert samples.kept(role.texts) == [(JOB.hex(), number, "The end") for number in (0, 39)]
 
 
 def test_the_newest_text_of_a_model_is_kept_and_that_of_ten_rounds_before(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from safetensors.numpy import load_file
 
 from peer import features
 from peer.export import found as finding
+from peer.export.card import TRANSFORMERS, card
 from peer.export.found import Found, of_state
 from peer.export.replaying import audit
 from peer.export.taking import take, write
@@ -67,6 +68,30 @@ def of_chain(chain: Chain, text: str = "") -> Found:
     return of_state(chain.ledger.state, chain.genesis, chain.store, chain.host, read, text)
 
 
+BYTE_VOCABULARY = vocabulary_of(None, 256)
+MEASURED = {
+    "held_out_accuracy": 136 / 192,
+    "held_out_pairs": 96.0,
+    "calibration_error": 0.05,
+    "word_count_accuracy": 0.6875,
+    "identical_pairs": 3.0,
+    "contradictory_pairs": 2.0,
+    "evaluation_seconds": 1.5,
+}
+
+
+def test_the_card_of_a_reward_model_says_of_how_many_pairs_its_accuracy_is(chain: Chain) -> None:
+    found = replace(of_chain(chain, "bytes"), figures=MEASURED)
+    told = card(found, BYTE_VOCABULARY, TRANSFORMERS, ())
+    assert "| held out | accuracy 0.71 of 96 pairs, interval 0.61–0.79, calibration error 0.05 |" in told
+    assert "| word-count model | 0.69 of the same pairs |" in told
+    assert "| odd pairs | 3 of identical responses, 2 that contradict one another |" in told
+    warned = card(replace(found, figures=MEASURED | {"word_count_accuracy": 0.945}), BYTE_VOCABULARY, TRANSFORMERS, ())
+    assert "| word-count model | 0.94 of the same pairs: more than this model, which is worse than counting words |" in warned
+    plain = card(replace(found, figures=FIGURES), BYTE_VOCABULARY, TRANSFORMERS, ())
+    assert "word-count" not in plain and "odd pairs" not in plain
+
+
 def test_the_latest_model_of_text_is_written_with_tokenizer_and_card(chain: Chain, tmp_path: Path) -> None:
     view = write(of_chain(chain), tmp_path / "out", "transformers")
     names = [
@@ -88,9 +113,19 @@ def test_the_latest_model_of_text_is_written_with_tokenizer_and_card(chain: Chai
         "1 of 1",
         "full: every voter",
         bytes(32).hex(),
-        "4 accepted, 0 refused",
+        "4 accepted, 0 rejected, 0 absent",
     ):
         assert said in card, said
+
+
+def test_the_card_tells_absent_trainers_from_rejected_updates(chain: Chain) -> None:
+    found = of_chain(chain, "bytes")
+    assert (found.rejected, found.absent) == (1, 0)
+    state = chain.ledger.state
+    job = replace(state.jobs.jobs[found.job], rejected={bytes(32): {"absent": 3, "replay": 1}, bytes([1]) * 32: {"absent": 2}})
+    modules = state.modules | {"jobs": replace(state.jobs, jobs=state.jobs.jobs | {found.job: job})}
+    told = of_state(replace(state, modules=modules), chain.genesis, chain.store, chain.host, lambda digest: b"", "bytes")
+    assert f"| {told.accepted} accepted, 1 rejected, 5 absent |" in card(told, BYTE_VOCABULARY, TRANSFORMERS, ())
 
 
 def test_the_tensors_are_those_of_the_decided_model_bit_for_bit(chain: Chain, tmp_path: Path) -> None:
@@ -196,7 +231,7 @@ def tuned(objective: str, **more: object) -> Found:
     spec = replace(BYTES, name="tuned", objective=objective, **more)  # type: ignore[arg-type]
     size = layout_of(spec).size
     parameters = np.arange(size, dtype=np.float32) / size
-    return Found("lab", "c" * 64, bytes(32), spec, 3, bytes(32), parameters, None, "a test", accepted=0, refused=0)
+    return Found("lab", "c" * 64, bytes(32), spec, 3, bytes(32), parameters, None, "a test", accepted=0, rejected=0, absent=0)
 
 
 def test_vectors_of_the_objective_are_left_out_and_the_card_says_so(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import trio
 from rich.console import Console
 
 from peer.commands.drawing import chart
-from peer.commands.watching import Watched, found, picture, watch
+from peer.commands.watching import Watched, found, picture, round_line, watch
 from protocol.api import EventView, JobView, RoundView, RoundVotesView
 from protocol.errors import UserError
 from tests.peer.fake_api import JOBS, ME, OTHER, ROUNDS, VOTES, FakeApi
@@ -42,14 +42,21 @@ class Training(FakeApi):
         return (EventView(7, 0, "warning", "too late", {"job": JOB.job}),)
 
 
+def test_a_trainer_that_was_absent_is_not_called_rejected() -> None:
+    view = replace(ROUNDS[0], verdicts={"a": "accept", "b": "absent", "c": "replay"})
+    told = round_line(view, {"a": "anna", "b": "ben", "c": "carl"})
+    assert "1 accepted, absent ben, rejected carl: replay" in told
+    assert "rejected" not in round_line(replace(view, verdicts={"a": "accept", "b": "absent"}), {"a": "anna", "b": "ben"})
+
+
 async def test_elsewhere_each_round_is_a_line_and_the_end_is_told(autojump_clock: trio.testing.MockClock) -> None:
     shown: list[str] = []
     job = await watch(Training(), "text", NAMES, shown.append, on_screen=False)
     assert job.state == "finished"
-    assert [line.split()[1] for line in shown if line.startswith("round ")] == list("01234")
+    assert [line.split()[1] for line in shown if line.startswith("round ")] == list("12345")
     assert [line.split()[2] for line in shown if line.startswith("round ")] == ["4.000", "3.000", "2.000", "1.000", "not"]
     assert shown.count("too late") == 1
-    assert "running, round 1 of 5" in shown[0] and "finished, round 5 of 5, 4.000 → 1.000 bits/byte" in shown[-1]
+    assert "running, round 2 of 5" in shown[0] and "finished, round 5 of 5, 4.000 → 1.000 bits/byte" in shown[-1]
 
 
 @pytest.mark.parametrize(("width", "height"), [(50, 12), (80, 24), (200, 60)])
@@ -62,7 +69,7 @@ def test_the_picture_fits_and_says_who_is_waited_for(width: int, height: int) ->
     lines = console.file.getvalue().splitlines()
     assert len(lines) < height and max(map(len, lines)) <= width
     text = "\n".join(lines)
-    assert "round 70 of 80" in text and "ben" in text and "replay 2" in text and "told" in text
+    assert "round 71 of 80" in text and "ben" in text and "replay 2" in text and "told" in text
     assert ("8.000 ┤" in text) == (height >= 24)
     assert ("0 proposals, waits for anna" in text) == (width >= 80)
 

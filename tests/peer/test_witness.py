@@ -44,7 +44,7 @@ async def test_a_round_of_which_something_was_forgotten_is_told_once(log: EventL
     for rounds in ((), ((CHAIN, 3),), ((CHAIN, 3),), ()):
         witness.muted(frozenset(rounds))
     (line,) = await lines(log)
-    assert line == "saying nothing more in round 3: a message of ours in it is missing from this disk"
+    assert line == "saying nothing more in round 4: a message of ours in it is missing from this disk"
 
 
 @pytest.mark.parametrize(
@@ -145,4 +145,4 @@ async def test_what_was_only_replayed_has_no_times_and_what_was_not_judged_is_no
         witness.turn(SimpleNamespace(records=records, decided=(decided,)))
     replayed, lived = (witness.closed(closed, SimpleNamespace(height=height, jobs=jobs), 0.0) for height in (5, 6))
     assert replayed == {} and lived.keys() == {"decision_ms", "seconds"}
-    assert f"round 3: unjudged {short_id(LIAR.public)}" in await lines(log)
+    assert f"round 4: unjudged {short_id(LIAR.public)}" in await lines(log)

@@ -103,7 +103,7 @@ async def test_tidying_that_comes_rounds_too_late_ends_nobody(tmp_path: Path, mo
 
 
 def test_figures_are_told_in_words() -> None:
-    assert _figure("held_out_bits_per_byte", 2.5, 3, "nats/token") == "before round 3: held-out loss 2.500 bits/byte"
-    assert _figure("worker_seconds", 1.25, 3, "nats/token") == "in round 3: the worker took 1.2 s"
-    assert _figure("training_nats", 1.25, 3, "nats/token") == "in round 3: training loss 1.2500 nats/token"
-    assert _figure("training_loss", -0.5, 3, PPO.loss_unit) == "in round 3: training loss -0.5000 (clipped surrogate)"
+    assert _figure("held_out_bits_per_byte", 2.5, 3, "nats/token") == "before round 4: held-out loss 2.500 bits/byte"
+    assert _figure("worker_seconds", 1.25, 3, "nats/token") == "in round 4: the worker took 1.2 s"
+    assert _figure("training_nats", 1.25, 3, "nats/token") == "in round 4: training loss 1.2500 nats/token"
+    assert _figure("training_loss", -0.5, 3, PPO.loss_unit) == "in round 4: training loss -0.5000 (clipped surrogate)"

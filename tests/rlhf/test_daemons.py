@@ -240,7 +240,7 @@ async def test_plans_go_from_preferences_to_a_tuned_policy_and_from_a_project_to
 ) -> None:
     first, author = network[:2]
     lines = [json.dumps({"prompt": f"q{number}: ", "chosen": "aeiou", "rejected": "xkt"}) for number in range(60)]
-    quick = {"rounds": "2", "local_steps": "2", "batch": "4", "score": "mean"}
+    quick = {"rounds": "2", "local_steps": "2", "batch": "4"}
     said = TERMS | {"prompt_tokens": "5", "stop": "none"} | {f"reward.{name}": value for name, value in quick.items()}
     left = (first, *network[2:])
     with trio.fail_after(SECONDS_MAX):
@@ -277,7 +277,7 @@ async def test_plans_go_from_preferences_to_a_tuned_policy_and_from_a_project_to
                 await trio.sleep(0.05)
         while (status := await first.client.rlhf_status()).stages[0].held_out_accuracy is None:  # noqa: ASYNC110
             await trio.sleep(0.05)
-        seen = [(await daemon.client.rlhf_status()).stages[1] for daemon in left]
+        decided, seen = zip(*[(await daemon.client.rlhf_status()).stages for daemon in left], strict=True)
         compared = await first.client.compare_policy("q1: ", 64, 1.0, 0)
         (figures,) = await first.client.rlhf_figures()
         policy = next(view for view in await first.client.jobs() if view.job == seen[0].job)
@@ -290,6 +290,9 @@ async def test_plans_go_from_preferences_to_a_tuned_policy_and_from_a_project_to
         ("ppo", "finished", 1, 1),
     ]
     assert (status.stages[0].job, status.stages[0].model_root) == (reward, root)
+    assert status.stages[0].measured_rounds == 2 and status.stages[0].word_count_accuracy == 1.0
+    # Peers that measure no models of themselves have the accuracy that voters reported.
+    assert all(stage.held_out_accuracy > 0.8 and stage.held_out_pairs == 11 for stage in decided)
     assert (tmp_path / "export" / f"{reward}.safetensors").exists(), "`rlhf score` takes it"
     assert len({stage.model_root for stage in seen}) == 1 and seen[0].model_root
     assert policy.data == "", "its prompts are those of the pairs, so it reads no text"

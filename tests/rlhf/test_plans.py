@@ -16,16 +16,19 @@ from ledger.core.module import Change, Context, Module, View
 from ledger.jobs import Base, JobsState, Phase, Start, Stop, job_id
 from ledger.state import Rules, core_modules, newest
 from peer import features
+from peer.api.failures import FAILED_HEIGHTS, failures
 from protocol import codec
 from protocol.identity import Signed, sign
 from protocol.messages import Proposal
+from protocol.reasons import Verdict
 from rlhf import plans
+from rlhf.accuracy import Accuracy
 from rlhf.module import RlhfModule, RlhfOfMeansModule, RlhfState
 from rlhf.objective import MILLIONTHS, MODEL, PpoTerms, Rollouts
-from rlhf.plans import Begin, Cancel, Plan
+from rlhf.plans import Begin, Cancel, Plan, ReportAccuracy
 from rlhf.reward import MeanTerms
 from tests.ledger.world import BY_KEY, PEOPLE, World
-from tests.sim.keys import FastVerifier
+from tests.sim.keys import FastSigner, FastVerifier
 from training.host import ModelHost
 from training.spec import AuditMode, JobSpec
 from training.transformer import ModelSpec
@@ -64,8 +67,8 @@ class Tuned(World):
         job = self.job(self.base)
         return replace(spec, base=Base(self.base, job.round, job.model_root), **other).encode()
 
-    def begin(self, reward: JobSpec = REWARD, policy: JobSpec | None = POLICY) -> Begin:
-        return Begin(self.on(reward), self.on(policy) if policy else b"")
+    def begin(self, reward: JobSpec = REWARD, policy: JobSpec | None = POLICY, anyway: bool = True) -> Begin:
+        return Begin(self.on(reward), self.on(policy) if policy else b"", anyway=anyway)
 
     def planned(self, said: Begin | None = None) -> bytes:
         signed = self.tx(AUTHOR, "rlhf/start", said or self.begin())
@@ -75,10 +78,18 @@ class Tuned(World):
     def plan(self, key: bytes) -> Plan:
         return self.state.of(RlhfState).plans[key]
 
-    def close(self, key: bytes) -> None:
+    def close(self, key: bytes, verdict: Verdict = Verdict.ACCEPT) -> None:
         """All rounds that are left of a job."""
         while self.job(key).phase is Phase.RUNNING:
-            self.decide(closings=(self.closing(key),))
+            self.decide(closings=(self.closing(key, dict.fromkeys(self.job(key).trainers, verdict)),))
+
+    def report(self, key: bytes, person: FastSigner, halves: int, pairs: int) -> str | None:
+        """Why a voter's report on the reward model of a plan is refused; otherwise it is decided."""
+        signed = self.tx(person, "rlhf/accuracy", ReportAccuracy(key, Accuracy(halves, pairs)))
+        problem = self.problem(signed)
+        if problem is None:
+            self.decide(signed)
+        return problem
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -97,7 +108,7 @@ def tuned(world: Tuned) -> str:
     reward, policy = (plans.stage_job(key, stage) for stage in range(2))
     for _ in range(8):
         there = [name for name, job in (("r", reward), ("p", policy)) if job in world.state.jobs.jobs]
-        told += "".join(there) + {"running": " ", "finished": ".", "cancelled": "!"}[world.plan(key).phase]
+        told += "".join(there) + {"running": " ", "finished": ".", "cancelled": "!", "failed": "x"}[world.plan(key).phase]
         for name in world.state.jobs.running():
             if name == policy:
                 own, done = JobSpec.decode(world.job(policy).spec).own, world.job(reward)
@@ -116,7 +127,8 @@ class Hasty(RlhfModule):
 
     def end_block(self, state: RlhfState, view: View, context: Context) -> Change:
         state = super().end_block(state, view, context).state
-        moved = {key: plans.moved_on(plan, view.of(JobsState), context.height + 1) for key, plan in state.plans.items()}
+        jobs = view.of(JobsState)
+        moved = {key: plans.moved_on(plan, jobs, (), context.height + 1) for key, plan in state.plans.items()}
         return Change(replace(state, plans=moved))
 
 
@@ -313,3 +325,114 @@ def test_a_stage_that_is_refused_is_tried_again_for_so_many_blocks(
     world.decide()  # there is a place now
     assert (plans.stage_job(key, 1) in world.state.jobs.jobs) == (refused == 4)
     assert world.plan(key).phase is (plans.Phase.RUNNING if refused == 4 else plans.Phase.CANCELLED)
+
+
+# A stage that trained nothing -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_a_plan_fails_with_a_stage_of_which_every_round_was_rejected(world: Tuned, stage: int) -> None:
+    key = world.planned()
+    if stage == 1:
+        world.close(plans.stage_job(key, 0))
+        world.decide()
+    world.close(plans.stage_job(key, stage), Verdict.REPLAY)
+    world.decide()
+    plan = world.plan(key)
+    assert plan.phase is plans.Phase.FAILED and plan.failure is not None
+    assert plan.failure.height == world.job(plans.stage_job(key, stage)).opened
+    assert plans.why_failed(plan) == "no update was accepted in 2 rounds: 8 replay"
+    assert list(failures(world.state, world.state.height)) == [
+        f"job {REWARD.name if stage == 0 else POLICY.name}: {plans.why_failed(plan)}"
+    ]
+    assert not list(failures(world.state, world.state.height + FAILED_HEIGHTS))
+    assert (plans.stage_job(key, 1) in world.state.jobs.jobs) == (stage == 1)
+    world.planned()  # its author has a place again
+
+
+def test_a_plan_goes_on_with_a_stage_of_which_one_round_was_accepted(world: Tuned) -> None:
+    key = world.planned()
+    reward = plans.stage_job(key, 0)
+    world.decide(closings=(world.closing(reward, dict.fromkeys(world.job(reward).trainers, Verdict.REPLAY)),))
+    world.close(reward)
+    world.decide()
+    assert plans.stage_job(key, 1) in world.state.jobs.jobs and world.plan(key).failure is None
+
+
+# Reports on a reward model --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def measured(world: Tuned) -> bytes:
+    """A plan whose reward model is trained, and not measured."""
+    key = world.planned(world.begin(anyway=False))
+    world.close(plans.stage_job(key, 0))
+    for _ in range(3):
+        world.decide()
+    assert plans.stage_job(key, 1) not in world.state.jobs.jobs and world.plan(key).phase is plans.Phase.RUNNING
+    return key
+
+
+def test_a_policy_begins_once_enough_voters_find_its_reward_better_than_chance(world: Tuned, measured: bytes) -> None:
+    """Four voters, of which one may lie: what one says decides nothing."""
+    assert world.report(measured, PEOPLE[0], 118, 100) is None
+    assert world.report(measured, PEOPLE[1], 136, 96) is None, "one that says otherwise"
+    assert plans.stage_job(measured, 1) not in world.state.jobs.jobs
+    assert world.report(measured, PEOPLE[2], 138, 96) is None
+    assert plans.stage_job(measured, 1) in world.state.jobs.jobs
+    stage = world.plan(measured).stages[0]
+    assert stage.accuracy == Accuracy(136, 96) and not world.plan(measured).reports
+
+
+def test_a_plan_fails_where_its_reward_is_not_better_than_chance(world: Tuned, measured: bytes) -> None:
+    assert world.report(measured, PEOPLE[0], 104, 96) is None
+    assert world.report(measured, PEOPLE[1], 106, 96) is None
+    plan = world.plan(measured)
+    assert plan.phase is plans.Phase.FAILED
+    assert plans.why_failed(plan) == (
+        "its reward model is not better than chance: 0.54 of 96 pairs, interval 0.44–0.64; "
+        "give more pairs, or let the policy start with `rlhf start … --anyway`"
+    )
+    assert list(failures(world.state, world.state.height)) == [
+        f"plan of job {plan.current.job.hex()[:8]}: {plans.why_failed(plan)}"
+    ]
+    assert not list(failures(world.state, world.state.height + FAILED_HEIGHTS))
+    world.decide()
+    assert plans.stage_job(measured, 1) not in world.state.jobs.jobs
+
+
+def test_reports_that_nobody_may_make_are_refused(world: Tuned, measured: bytes) -> None:
+    world.decide(world.admission(NOVICE))
+    assert "only a voter" in (world.report(measured, NOVICE, 136, 96) or "")
+    assert "more pairs than" in (world.report(measured, PEOPLE[0], 193, 96) or "")
+    assert world.report(measured, PEOPLE[0], 136, 96) is None
+    assert "has reported" in (world.report(measured, PEOPLE[0], 136, 96) or "")
+    assert "no plan waits" in (world.report(bytes(32), PEOPLE[1], 136, 96) or "")
+    assert world.report(measured, PEOPLE[1], 136, 96) is None
+    assert "no plan waits" in (world.report(measured, PEOPLE[2], 136, 96) or ""), "the policy has begun"
+
+
+def test_no_report_is_taken_before_the_model_is_trained_nor_of_a_plan_that_goes_on_anyway(world: Tuned) -> None:
+    key = world.planned(world.begin(anyway=False))
+    assert "no plan waits" in (world.report(key, PEOPLE[0], 136, 96) or "")
+    world.decide(world.tx(AUTHOR, "rlhf/cancel", Cancel(key)))
+    key = world.planned()
+    world.close(plans.stage_job(key, 0))
+    assert "no plan waits" in (world.report(key, PEOPLE[0], 136, 96) or "")
+
+
+@pytest.mark.parametrize("waits", [4, 5])
+def test_a_plan_whose_reward_nobody_measures_is_cancelled(world: Tuned, monkeypatch: pytest.MonkeyPatch, waits: int) -> None:
+    monkeypatch.setattr(plans, "REFUSED_HEIGHTS_MAX", 4)
+    key = world.planned(world.begin(anyway=False))
+    world.close(plans.stage_job(key, 0))
+    for _ in range(waits - 1):
+        world.decide()
+    assert world.plan(key).phase is (plans.Phase.RUNNING if waits == 4 else plans.Phase.CANCELLED)
+
+
+def test_a_report_goes_on_with_the_key_of_its_voter(world: Tuned, measured: bytes) -> None:
+    assert world.report(measured, PEOPLE[0], 136, 96) is None
+    state = world.state.of(RlhfState)
+    moved = RlhfModule(world.rules.jobs.rules).rekeyed(state, lambda key: NOVICE.public if key == PEOPLE[0].public else key)
+    assert moved.plans[measured].reports == {NOVICE.public: Accuracy(136, 96)}

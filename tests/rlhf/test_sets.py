@@ -52,7 +52,7 @@ class Compared(Tuned, Room):
 
     def beginning(self, source: Source | None = None, author: Any = AUTHOR) -> Signed:
         spec = self.on(replace(REWARD, data=NAMED))
-        return self.tx(author, "rlhf/start", Begin(spec, self.on(POLICY), source or self.source))
+        return self.tx(author, "rlhf/start", Begin(spec, self.on(POLICY), source or self.source, anyway=True))
 
     def begun(self) -> Compared:
         signed = self.beginning()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,9 @@ from peer.api.rlhf import RlhfAnswers
 from peer.commands.grammar import parse
 from peer.commands.words import words
 from protocol.errors import UserError
-from rlhf.words import rlhf
+from rlhf.accuracy import Accuracy
+from rlhf.calls import FiguresView, PreferencesView, RlhfView, StageView
+from rlhf.words import _show_status, rlhf
 
 
 def say(*typed: str) -> None:
@@ -43,6 +46,66 @@ def test_train_rlhf_at_the_prompt_is_rlhf_start() -> None:
     assert said is not None and (said.command, said.do, said.base, said.reward) == ("rlhf", "start", "base", "rule:vowels")
     language = parse(words(), "train --name rlhf")
     assert language is not None and (language.command, language.name) == ("train", "rlhf")
+
+
+REWARD = StageView(
+    "reward",
+    "aa" * 32,
+    "finished",
+    10,
+    10,
+    "bb" * 32,
+    held_out_accuracy=0.71,
+    held_out_pairs=96,
+    held_out_interval=Accuracy(136, 96).interval,
+    measured_rounds=10,
+    word_count_accuracy=0.7,
+    preferences=PreferencesView("", False),
+    identical_pairs=0,
+    contradictory_pairs=0,
+)
+
+
+def told(*stages: StageView, state: str = "finished", figures: tuple[FiguresView, ...] = ()) -> str:
+    shown = list[str]()
+    asked: Any = SimpleNamespace(show=lambda what: shown.append(what if isinstance(what, str) else ""))
+    _show_status(asked, RlhfView(state, stages), figures)
+    return "\n".join(shown)
+
+
+def test_status_says_of_how_many_pairs_and_after_which_round_a_figure_is() -> None:
+    assert "aaaaaaaa, after round 10: the better response scores higher in 0.71 of 96 pairs, interval 0.61–0.79" in told(REWARD)
+    earlier = told(replace(REWARD, state="measuring", measured_rounds=8), state="measuring")
+    assert "aaaaaaaa, after round 8: the better" in earlier and "round 10 is being measured" in earlier
+    assert "before round 1: the better" in told(replace(REWARD, measured_rounds=0))
+    assert "after round 3: 2.500 nats" in told(replace(REWARD, objective="instruct", held_out_nats=2.5, measured_rounds=3))
+    missing = replace(REWARD, measured_rounds=None, held_out_accuracy=None, held_out_pairs=None, held_out_interval=None)
+    assert "this peer has not measured it" in told(missing) and "not measured" not in told(REWARD)
+
+
+def test_status_warns_where_word_counts_rank_more_pairs_alike() -> None:
+    assert "a word-count model: 0.70 of the same pairs" in told(REWARD) and "warning" not in told(REWARD)
+    better = told(replace(REWARD, word_count_accuracy=0.945))
+    assert "warning: a word-count model ranks 0.94 of the same pairs as people do, more than this model" in better
+
+
+def test_status_counts_identical_and_contradictory_pairs() -> None:
+    assert "identical" not in told(REWARD) and "contradict" not in told(REWARD)
+    odd = told(replace(REWARD, identical_pairs=1, contradictory_pairs=4))
+    assert "of its set 1 pair has identical responses and 4 pairs contradict one another" in odd
+
+
+def test_status_says_why_a_stage_failed() -> None:
+    failed = told(
+        replace(REWARD, state="failed", failed="no update was accepted in 2 rounds of reward: 8 replay"), state="failed"
+    )
+    assert "the plan failed" in told(REWARD, replace(REWARD, objective="ppo", state="waiting"), state="failed")
+    assert "aaaaaaaa failed: no update was accepted in 2 rounds of reward: 8 replay" in failed
+
+
+def test_status_counts_rounds_of_a_policy_from_1() -> None:
+    figures = FiguresView("cc" * 32, 0, 3, 0.5, 1.0, 8.0, 0.0, 0.9, 0.0)
+    assert "a response of round 1 " in told(REWARD, figures=(figures,))
 
 
 @pytest.mark.parametrize(("begun", "way"), [([], "begin with `rlhf start`"), ([(b"job", None)], "`rlhf status` says how far")])

@@ -20,8 +20,8 @@ function aboutNetwork() {
   const { annotators, annotations, projects } = state.stats, isBack = !hasKeys && state.me;
   const running = state.live?.jobs.filter((job) => job.state === "running"), voters = state.live?.status.voters;
   return {
-    network: state.network.name, voters: voters > 3 && voters, isIdle: running?.length === 0,
-    trained: running?.map(({ name, round, rounds }) => `${name}, round ${round} of ${rounds}`).join("; "),
+    network: state.network.name, voters, isAlone: voters === 1, isShared: voters !== 1, isFew: voters > 1 && voters < 4, isMany: voters > 3, isIdle: running?.length === 0,
+    trained: running?.map(({ name, round, rounds }) => `${name}, round ${Math.min(round + 1, rounds)} of ${rounds}`).join("; "),
     open: counted(projects.reduce((sum, { tasks, settled, review }) => sum + tasks - settled - review, 0)),
     people: counted(annotators), answers: counted(annotations), projects: projects.slice(0, 5).map(({ name }) => name).join(", "),
     hasKeys, isKept: !hasKeys, isSecure: isSecureContext, isPlain: !isSecureContext, isBack, isNew: !isBack, isInvited: state.network.sign_up !== "open",

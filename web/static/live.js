@@ -19,6 +19,8 @@ const nameOf = (peer) => now.peers.find((one) => one.peer === peer)?.name || pee
 const time = (ms) => new Date(ms).toLocaleTimeString();
 const cell = (value) => html`<td class="number">${value}</td>`;
 
+const nth = (round) => round + 1; // people count rounds from 1
+
 // A large figure with what it is about; without a value it is hidden.
 function tell(name, value, about, tone = "") {
   const shown = at(`[data-live=${name}]`), figure = shown.parentElement;
@@ -32,8 +34,8 @@ const Verdict = ({ is }) => is === undefined ? "–" : html`<span class=${is ===
 
 function tellAll(job, rounds) {
   const { status, blocks, labels } = now, measured = rounds.findLast((one) => one.held_out_bits_per_byte !== null);
-  tell("bits", measured?.held_out_bits_per_byte.toFixed(3), `after round ${measured?.round}`);
-  tell("round", job?.round, `of ${job?.rounds} of ${job?.name}${job?.state === "running" ? "" : `, ${job?.state}`}`);
+  tell("bits", measured?.held_out_bits_per_byte.toFixed(3), `after round ${nth(measured?.round)}`);
+  tell("round", job && Math.min(nth(job.round), job.rounds), `of ${job?.rounds} of ${job?.name}${job?.state === "running" ? "" : `, ${job?.state}`}`);
   tell("height", status.height, blocks.length ? `decided at ${time(blocks.at(-1).time_ms)}` : "nothing is decided yet");
   tell("labels", labels ?? undefined, "by people, in all projects");
   const { own_root, certified_root, signers, voters_count } = blocks.findLast((one) => one.own_root) ?? {}, isEqual = own_root === certified_root;
@@ -50,30 +52,36 @@ function round(job) {
   const told = open && Object.keys(open.votes).length ? open : ours.findLast(({ height }) => height !== null);
   for (const phase of PHASES) place(phase).ariaCurrent = phase === (open?.phase ?? "closed") ? "step" : null;
   return ours.length > 0 && html`
-    ${open && html`<p class="quiet small">Round ${open.round}: ${open.proposed.length} of ${open.trainers.length} have proposed, ${Object.keys(open.votes).length} of ${open.voters.length} have voted, ${open.quorum} decide.</p>`}
-    ${told && html`<div class="scroll" tabindex="0"><table><caption>What each voter says of each proposal, in round ${told.round}</caption>
+    ${open && html`<p class="quiet small">Round ${nth(open.round)}: ${open.proposed.length} of ${open.trainers.length} have proposed, ${Object.keys(open.votes).length} of ${open.voters.length} have voted, ${open.quorum} decide.</p>`}
+    ${told && html`<div class="scroll" tabindex="0"><table><caption>What each voter says of each proposal, in round ${nth(told.round)}</caption>
       <thead><tr><th scope="col">Voter</th>${told.proposed.map((who) => html`<th scope="col" key=${who}>${nameOf(who)}</th>`)}</tr></thead>
       <tbody>${Object.entries(told.votes).map(([voter, said]) => html`<tr key=${voter}><th scope="row">${nameOf(voter)}</th>
         ${told.proposed.map((who) => html`<td key=${who}><${Verdict} is=${said[who]} /></td>`)}</tr>`)}</tbody></table></div>`}`;
 }
 
-const last = (rounds) => rounds.slice(-SHOWN).reverse().map(({ round, verdicts }) => html`<li key=${round}><b>${round}</b>
+const last = (rounds) => rounds.slice(-SHOWN).reverse().map(({ round, verdicts }) => html`<li key=${round}><b>${nth(round)}</b>
   ${Object.entries(verdicts).sort(([, one], [, other]) => (one !== "accept") - (other !== "accept")).map(([who, verdict]) => html` <span class="chip" key=${who}>${nameOf(who)} <${Verdict} is=${verdict} /></span>
     <span class="quiet small"> ${reasons[verdict]}</span>`)}</li>`);
 
 const outcast = (peer, what) => html`<li key=${peer}><b class="name">${nameOf(peer)}</b> <span class="no">${what}</span></li>`;
 const expelled = () => now.peers.filter(({ gone }) => gone.startsWith("expelled")).map(({ peer, gone }) => outcast(peer, gone));
-const suspended = (job) => Object.entries(job?.suspended ?? {}).map(([peer, until]) => outcast(peer, `suspended until round ${until}`));
+const suspended = (job) => Object.entries(job?.suspended ?? {}).map(([peer, until]) => outcast(peer, `suspended until round ${nth(until)}`));
+
+// Updates of a trainer: accepted, rejected, and those that did not come.
+function counts(job, peer) {
+  const { absent = 0, ...rejected } = job?.rejected[peer] ?? {};
+  return [job?.accepted[peer] ?? 0, Object.values(rejected).reduce((sum, count) => sum + count, 0), absent].join(" / ");
+}
 
 const peers = (job) => now.peers.filter(({ gone }) => !gone).map(({ peer, me, voter, roles, is_linked, round_trip_ms }) => html`<tr key=${peer}>
   <th scope="row">${nameOf(peer)}${me && html` <span class="chip">this peer</span>`}</th>
   <td>${[voter && "voter", ...roles].filter(Boolean).join(", ")}</td>
-  ${cell(`${job?.accepted[peer] ?? 0} / ${Object.values(job?.rejected[peer] ?? {}).reduce((sum, count) => sum + count, 0)}`)}
+  ${cell(counts(job, peer))}
   ${cell(me ? "–" : is_linked ? round_trip_ms : html`<span class="no">no link</span>`)}</tr>`);
 
 function samples(job) {
   const [newest, before] = now.samples.filter((one) => one.job === job?.job).toReversed();
-  return newest && [before, newest].map((one) => one && html`<figure key=${one.round}><figcaption class="what">${one === newest ? "Now" : "Before"}, at round ${one.round}</figcaption>
+  return newest && [before, newest].map((one) => one && html`<figure key=${one.round}><figcaption class="what">${one === newest ? "Now" : "Before"}, ${one.round ? `after round ${one.round}` : "before round 1"}</figcaption>
     <blockquote tabindex="0">${one.text.replace(/[^\P{C}\n]|\ufffd/gu, "·")}</blockquote></figure>`);
 }
 
@@ -104,7 +112,7 @@ function paint() {
   if (!now) return;
   const job = now.jobs.findLast((one) => one.state === "running") ?? now.jobs.findLast((one) => one.state !== "waiting");
   const rounds = now.rounds.filter((one) => one.job === job?.job), { network, name, state, voters, quorum, tolerated } = now.status;
-  const points = rounds.filter((one) => one.held_out_bits_per_byte !== null).map((one) => [one.round, one.held_out_bits_per_byte]);
+  const points = rounds.filter((one) => one.held_out_bits_per_byte !== null).map((one) => [nth(one.round), one.held_out_bits_per_byte]);
   put("whole", html`<p class="quiet"><b>${network}</b>: ${voters === 1 ? "one voter, which decides alone" : `${voters} voters, of which ${quorum} decide and ${tolerated} may lie`}; as ${name} sees it, which is <b
     class=${state === "working" ? "yes" : "no"} data-live="state">${state}</b></p>`);
   put("alerts", alerts());

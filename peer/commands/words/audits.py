@@ -10,7 +10,7 @@ from protocol.api import AuditsView, PeerApi
 ROUND = Argument(
     "round",
     nargs="?",
-    type=whole_number(0),
+    type=whole_number(1),
     metavar="ROUND",
     help="which of its proposals (default: the last one that can be challenged)",
 )
@@ -43,4 +43,8 @@ async def audits(asked: Asked[PeerApi]) -> AuditsView:
     ROUND,
 )
 async def challenge(asked: Asked[PeerApi]) -> None:
-    asked.show(await asked.decided(asked.api.challenge(asked.options.trainer, asked.options.round)))
+    asked.show(
+        await asked.decided(
+            asked.api.challenge(asked.options.trainer, None if (number := asked.options.round) is None else number - 1)
+        )
+    )

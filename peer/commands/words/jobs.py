@@ -12,7 +12,7 @@ from peer.commands import views
 from peer.commands.job_fields import PRESET, SET, train_request, warnings_of
 from protocol.api import EventView, JobView, PeerApi, RoundView, RoundVotesView
 from protocol.errors import UserError
-from protocol.units import bytes_in_words
+from protocol.units import bytes_in_words, nth_round
 
 TEST_SECONDS_MAX = 180.0  # a scratch round waits at most for the slowest timers of a round
 
@@ -108,7 +108,7 @@ def _unchanged(before: tuple[JobView, ...], after: tuple[JobView, ...], test: st
     lines = []
     for job in models:
         same = (now[job.job].round, now[job.job].model_root) == (job.round, job.model_root)
-        moved = "unchanged" if same else f"moved on by its own round {job.round}"
+        moved = "unchanged" if same else f"moved on by its own round {nth_round(job.round)}"
         lines.append(f"job {views.short(job.job)}: model root {job.model_root[:16]} {moved}")
     return "\n".join(lines)
 

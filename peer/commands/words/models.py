@@ -13,6 +13,7 @@ from features.tables import Verbatim
 from features.words import Asked, listing, word
 from protocol.api import ModelFilesView, PeerApi, SampleView
 from protocol.errors import NotRunningError, UserError
+from protocol.units import nth_round
 
 EVALUATED_TOKENS = 65_536  # some seconds with the default model
 MODEL_FORMATS = ("transformers", "gguf", "gguf-f32")  # of `peer.export.taking`, which is imported only where it is used
@@ -22,7 +23,7 @@ async def _show_samples(asked: Asked[PeerApi], samples: tuple[SampleView, ...]) 
     if not samples:
         asked.show("this peer keeps no text: it measures no models, or none has trained for ten rounds")
     for kept in samples:
-        asked.show(f"before round {kept.round}:")
+        asked.show(f"before round {nth_round(kept.round)}:")
         asked.show(Verbatim(kept.text))
 
 

@@ -1,0 +1,86 @@
+"""Last models of RLHF jobs: a peer with a worker measures them, and a voter reports on the reward models that plans wait for.
+
+The work that is due follows from the applied state and the stored figures, so a restart forgets nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import cast
+
+import trio
+
+from features.parts import Desk
+from ledger.jobs import JobsState, Phase
+from ledger.members import MembersState
+from ledger.network import NetworkState
+from protocol.errors import UserError
+from rlhf import plans
+from rlhf.accuracy import Accuracy
+from rlhf.calls import RlhfCalls
+from rlhf.module import RlhfState
+from rlhf.objective import MODULE
+from rlhf.plans import ReportAccuracy
+from rlhf.sets import voters
+from training.spec import JobSpec
+
+RETRY_SECONDS = 5.0  # after this peer's report was not decided
+
+log = logging.getLogger("peer")
+
+
+class Measuring:
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._begun: set[bytes] = set()  # plans and jobs
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            while True:
+                height = self._desk.height
+                for plan in self._reports_due().keys() - self._begun:
+                    self._begun.add(plan)
+                    nursery.start_soon(self._report, plan)
+                for job in self._finished() - self._begun:
+                    self._begun.add(job)
+                    nursery.start_soon(self._measure, job)
+                await self._desk.block_above(height)
+
+    def _reports_due(self) -> dict[bytes, bytes]:
+        """Plan -> job of the reward model that this peer has to report on as a voter."""
+        state, me = self._desk.state, self._desk.me
+        if not state.of(NetworkState).version(MODULE) or me not in voters(state.of(MembersState)):
+            return {}
+        running, jobs = state.of(RlhfState).running(), state.of(JobsState)
+        waiting = {key: plan for key, plan in running.items() if plans.awaits_reports(plan, jobs)}
+        return {key: plan.current.job for key, plan in waiting.items() if me not in plan.reports}
+
+    def _finished(self) -> set[bytes]:
+        known = self._desk.state.of(JobsState).jobs
+        finished = {key: job for key, job in known.items() if job.phase is Phase.FINISHED}
+        return {key for key, job in finished.items() if JobSpec.decode(job.spec).kind.module == MODULE}
+
+    async def _report(self, key: bytes) -> None:
+        while (job := self._reports_due().get(key)) is not None:
+            try:
+                found = await self._calls.measure_last_model(job.hex(), True)
+            except UserError as error:
+                log.info("no report on the reward model of plan %s: %s", key.hex()[:8], error)
+                return
+            accuracy = Accuracy.of(found.held_out_accuracy or 0.0, found.held_out_pairs or 0)
+            try:
+                await self._desk.submit("rlhf/accuracy", ReportAccuracy(key, accuracy))
+            except UserError as error:
+                log.info("the report on the reward model of plan %s: %s", key.hex()[:8], error)
+                await trio.sleep(RETRY_SECONDS)
+        self._begun.discard(key)
+
+    async def _measure(self, job: bytes) -> None:
+        try:
+            await self._calls.measure_last_model(job.hex(), False)
+        except UserError as error:
+            log.debug("%s", error)
+
+    @property
+    def _calls(self) -> RlhfCalls:
+        return cast(RlhfCalls, self._desk.api)

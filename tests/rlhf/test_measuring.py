@@ -1,0 +1,129 @@
+"""A peer measures the last models of jobs, and reports on the reward models that plans wait for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from peer import features
+from peer.driver.measuring import Measuring
+from protocol.errors import UserError
+from rlhf import plans
+from rlhf.accuracy import Accuracy
+from rlhf.calls import StageView
+from tests.ledger.world import PEOPLE
+from tests.rlhf.test_plans import NOVICE, Tuned
+
+VOTER = PEOPLE[1]
+
+
+class Desk:
+    """Of one member of the world; what it submits is decided at once."""
+
+    def __init__(self, world: Tuned, me: bytes = VOTER.public, problem: str = "", halves: int = 136) -> None:
+        self.world, self.me, self.problem, self.halves = world, me, problem, halves
+        self.api: Any = SimpleNamespace(measure_last_model=self.measure)
+        self.measured: list[tuple[str, bool]] = []
+        self.refused = 0
+
+    @property
+    def state(self) -> Any:
+        return self.world.state
+
+    @property
+    def height(self) -> int:
+        return self.world.state.height
+
+    async def block_above(self, height: int) -> None:
+        while self.height <= height:  # noqa: ASYNC110
+            await trio.sleep(0.01)
+
+    async def measure(self, job: str, asked: bool) -> StageView:
+        self.measured.append((job, asked))
+        await trio.lowlevel.checkpoint()
+        if self.problem:
+            raise UserError(self.problem)
+        return StageView("reward", job, "finished", 2, 2, "", held_out_accuracy=self.halves / 192, held_out_pairs=96)
+
+    async def submit(self, kind: str, content: Any) -> None:
+        assert kind == "rlhf/accuracy"
+        if self.refused:
+            self.refused -= 1
+            raise UserError("too many wait")
+        person = next(person for person in PEOPLE if person.public == self.me)
+        self.world.decide(self.world.tx(person, kind, content))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def known() -> None:
+    features.install()
+
+
+async def run(desk: Desk, *more: Desk) -> None:
+    """All that these peers have to do."""
+    async with trio.open_nursery() as nursery:
+        for each in (desk, *more):
+            nursery.start_soon(Measuring(each).run)
+        await trio.sleep(15)
+        nursery.cancel_scope.cancel()
+
+
+def trained(world: Tuned) -> tuple[bytes, str]:
+    key = world.planned(world.begin(anyway=False))
+    reward = plans.stage_job(key, 0)
+    world.close(reward)
+    return key, reward.hex()
+
+
+async def test_voters_measure_a_reward_model_and_the_policy_begins(tmp_path: Path, autojump_clock: MockClock) -> None:
+    world = Tuned(tmp_path)
+    key, reward = trained(world)
+    first, second = Desk(world), Desk(world, PEOPLE[2].public)
+    await run(first)
+    assert world.plan(key).reports == {VOTER.public: Accuracy(136, 96)} and (reward, True) in first.measured
+    await run(first, second)
+    assert first.measured.count((reward, True)) == 1, "a peer that is started again reports no second time"
+    assert plans.stage_job(key, 1) in world.state.jobs.jobs
+
+
+async def test_a_report_that_was_not_decided_is_made_again(tmp_path: Path, autojump_clock: MockClock) -> None:
+    world = Tuned(tmp_path)
+    key, _ = trained(world)
+    desk = Desk(world)
+    desk.refused = 2
+    await run(desk)
+    assert world.plan(key).reports.keys() == {VOTER.public}
+
+
+@pytest.mark.parametrize("who", ["no worker", "no voter"])
+async def test_other_peers_report_nothing(tmp_path: Path, who: str, autojump_clock: MockClock) -> None:
+    world = Tuned(tmp_path)
+    world.decide(world.admission(NOVICE))
+    key, reward = trained(world)
+    desk = Desk(world, NOVICE.public) if who == "no voter" else Desk(world, problem="this peer has no worker")
+    await run(desk)
+    assert not world.plan(key).reports and ((reward, True) in desk.measured) is (who == "no worker")
+
+
+async def test_each_finished_job_is_measured_once(tmp_path: Path, autojump_clock: MockClock) -> None:
+    world = Tuned(tmp_path)
+    key = world.planned()
+    reward, policy = (plans.stage_job(key, stage) for stage in range(2))
+    desk = Desk(world)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(Measuring(desk).run)
+        await trio.sleep(1)
+        assert desk.measured == []
+        world.close(reward)
+        await trio.sleep(1)
+        assert desk.measured == [(reward.hex(), False)]
+        world.decide()
+        world.close(policy)
+        await trio.sleep(1)
+        nursery.cancel_scope.cancel()
+    assert desk.measured == [(reward.hex(), False), (policy.hex(), False)]

@@ -1,0 +1,70 @@
+"""People count rounds from 1: texts of the product name no round by its index."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.test_docs import ROOT
+
+PRODUCT = (
+    "consensus",
+    "curation",
+    "features",
+    "ledger",
+    "peer",
+    "protocol",
+    "rlhf",
+    "rounds",
+    "storage",
+    "training",
+    "transport",
+    "web",
+)
+SHOWN = {"nth_round", "round_of"}
+# Numbers of rounds that a model was trained for, and a duration.
+OTHERS = {
+    "peer/commands/watching.py: seconds(view.seconds)",
+    "ledger/jobs.py: job.round",
+    "peer/export/card.py: found.round",
+    "peer/export/found.py: number",
+    "peer/commands/words/models.py: view.round",
+    "rlhf/words.py: stage.measured_rounds",
+    "rlhf/words.py: stage.round",
+    "training/host.py: number",
+    "training/replay/proposals.py: model.round",
+    "training/replay/proposals.py: request.round",
+}
+
+
+def indices(path: Path) -> Iterator[str]:
+    """Values behind the word `round` that no function turned into a number for people."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.JoinedStr):
+            continue
+        for before, value in zip(node.values, node.values[1:], strict=False):
+            is_round = isinstance(before, ast.Constant) and re.search(r"\bround $", str(before.value))
+            if is_round and isinstance(value, ast.FormattedValue):
+                call = value.value
+                if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in SHOWN):
+                    yield ast.unparse(value.value)
+
+
+def test_no_text_names_a_round_by_its_index() -> None:
+    found = {
+        f"{path.relative_to(ROOT)}: {value}"
+        for room in PRODUCT
+        for path in (ROOT / room).rglob("*.py")
+        for value in indices(path)
+    }
+    assert found == OTHERS, found ^ OTHERS
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "web" / "static").glob("*.js")), ids=lambda page: page.name)
+def test_no_page_names_a_round_by_its_index(page: Path) -> None:
+    named = re.findall(r"\bround \$\{([^}]*)", page.read_text(), re.IGNORECASE)
+    assert all(re.match(r"nth\(|Math\.min\(\w*\.?round \+ 1|first$|last$|one\.round$", value) for value in named), named
