@@ -516,7 +516,9 @@ class Docket:
         of, trainer = self._unopened.get(opening.round, {}), opening.trainer
         known = of.get(trainer)
         if known is None or self._members.current(trainer) != author:
-            raise Refused(f"no losses of {short_id(trainer)} in round {nth_round(opening.round)} are to be opened by {short_id(author)}")
+            raise Refused(
+                f"no losses of {short_id(trainer)} in round {nth_round(opening.round)} are to be opened by {short_id(author)}"
+            )
         if not self.may_open(opening.round, trainer):
             raise Refused("reports on that proposal may still come")
         if len(opening.losses) != self._terms.steps or not losses.is_opened_by(known.commitment, opening):
