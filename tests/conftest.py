@@ -15,9 +15,12 @@ from __future__ import annotations
 
 import gc
 import os
+from collections.abc import Generator
 
 import pytest
 from hypothesis import settings
+
+from tests import rings
 
 # Tests run side by side, a process for each core, and so do the peers of one test. With a thread for each core in each of them
 # torch and numpy wait for one another most of the time. Tests that are about threads say how many.
@@ -45,8 +48,23 @@ DAEMONS = (
 )
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+@pytest.hookimpl(tryfirst=True, wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, bool, bool]:
+    with rings.enforced(item):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
+    yield
+    if rings.broken():
+        pytest.fail(f"the code under test survived {', '.join(rings.broken())}, which its ring forbids")
+
+
+@pytest.hookimpl(tryfirst=True, wrapper=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None, None, None]:
+    rings.mark(items)
+    yield  # -m selects here
     if hasattr(config, "workerinput"):
         browsers, daemons = ([item for item in items if item.location[0].startswith(begins)] for begins in (BROWSERS, DAEMONS))
         others = [item for item in items if not item.location[0].startswith(BROWSERS + DAEMONS)]
