@@ -290,6 +290,7 @@ def test_each_demand_on_the_table_notices_a_planted_fault(
     assert not is_met
 
 
+@pytest.mark.real("processes")
 async def test_an_engine_of_a_feature_trains_in_a_worker_without_torch(feature: None, tmp_path: Path) -> None:
     features.install()
     text, model, buffer, payload = (str(tmp_path / name) for name in ("text", "model", "buffer", "payload"))

@@ -34,6 +34,7 @@ def daemon(tmp_path: Path) -> Iterator[Daemon]:
 RUN = ("run", "--role", "voter", "--listen", "127.0.0.1:0")
 
 
+@pytest.mark.real("processes")
 async def test_it_answers_stops_on_sigterm_and_comes_back_to_its_root(daemon: Daemon) -> None:
     await daemon.start(*RUN, "--retire-after-days", "9").answers()
     await daemon.client.test()
@@ -44,6 +45,7 @@ async def test_it_answers_stops_on_sigterm_and_comes_back_to_its_root(daemon: Da
     assert (after.height, after.state_root) == (before.height, before.state_root)
 
 
+@pytest.mark.real("processes")
 async def test_with_its_default_settings_it_trains(daemon: Daemon) -> None:
     await daemon.start("run", "--listen", "127.0.0.1:0").answers()
     tiny = {"model.width": "16", "model.layers": "1", "model.hidden": "16", "local_steps": "1", "batch": "1"}
@@ -105,6 +107,7 @@ async def assert_it_says_what_it_is_asked(daemon: Daemon) -> None:
             await text(pieces)
 
 
+@pytest.mark.real("processes")
 async def test_killed_at_any_time_it_comes_back_to_a_root_it_had(daemon: Daemon) -> None:
     await daemon.start(*RUN).answers()
     await daemon.client.test()
@@ -115,6 +118,7 @@ async def test_killed_at_any_time_it_comes_back_to_a_root_it_had(daemon: Daemon)
     assert (job.state, list(job.accepted.values())) == ("finished", [1])
 
 
+@pytest.mark.real("processes")
 async def test_a_voter_loads_no_torch_not_even_after_a_round(daemon: Daemon) -> None:
     await daemon.start(*RUN).answers()
     await daemon.client.test()
@@ -149,6 +153,7 @@ async def test_a_peer_that_serves_annotators_loads_no_torch_and_alone_needs_aioh
     assert daemon.terminate() == 0 and "Traceback" not in daemon.log
 
 
+@pytest.mark.real("sockets")
 async def test_where_the_port_for_annotators_is_taken_the_peer_says_so_and_goes_on(daemon: Daemon) -> None:
     """Two peers on one machine have the same default."""
     with socket.create_server(("127.0.0.1", 0)) as other:
@@ -170,6 +175,7 @@ def test_what_every_peer_imports_has_one_event_loop_and_neither_torch_nor_aiohtt
     assert done.stdout == "[]\n"
 
 
+@pytest.mark.real("processes")
 async def test_a_full_disk_ends_it_with_one_line_and_nothing_lost(daemon: Daemon) -> None:
     before = await daemon.start(*RUN).answers()
     size = (daemon.directory / "ledger.sqlite-wal").stat().st_size
@@ -192,6 +198,7 @@ async def test_a_full_disk_ends_it_with_one_line_and_nothing_lost(daemon: Daemon
     await daemon.until(height=before.height + 3)
 
 
+@pytest.mark.real("processes")
 async def test_what_cannot_start_says_so_in_one_line(daemon: Daemon, tmp_path: Path) -> None:
     place = ("--data-dir", str(daemon.directory), "--no-console", "--role", "voter")
     address = (await daemon.start(*RUN).answers()).address
@@ -211,6 +218,7 @@ async def test_what_cannot_start_says_so_in_one_line(daemon: Daemon, tmp_path: P
     daemon.process.send_signal(signal.SIGTERM)  # type: ignore[union-attr]
 
 
+@pytest.mark.real("processes")
 async def test_a_damaged_genesis_or_ledger_is_named(daemon: Daemon) -> None:
     place = ("--data-dir", str(daemon.directory), "--no-console", "--role", "voter", "--listen", "127.0.0.1:0")
     ledger, genesis = daemon.directory / "ledger.sqlite", daemon.directory / "genesis"

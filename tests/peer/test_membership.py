@@ -127,6 +127,7 @@ def joined_address(daemon: Daemon) -> str:
     return found[1]
 
 
+@pytest.mark.real("processes")
 async def test_policy_approves_whom_a_voter_invited_and_only_so_many(three: list[Daemon]) -> None:
     anna, ben, carl = three
     init(anna)
@@ -165,6 +166,7 @@ async def test_a_founding_voter_on_another_machine_comes_with_an_invitation_and_
     await poll(lambda: is_called(anna, key.strip(), "ben"))  # `peer init` knew only its id
 
 
+@pytest.mark.real("processes")
 async def test_an_admission_that_waits_for_a_quorum_says_so_also_after_a_restart(three: list[Daemon]) -> None:
     anna, ben, carl = three
     _, key, _ = command("identity", "--data-dir", str(ben.directory))
@@ -182,6 +184,7 @@ async def test_an_admission_that_waits_for_a_quorum_says_so_also_after_a_restart
     await carl.until(halted="")
 
 
+@pytest.mark.real("processes")
 async def test_who_leaves_the_vote_stays_out_of_it(three: list[Daemon]) -> None:
     anna, ben, _ = three
     init(anna)
@@ -196,6 +199,7 @@ async def test_who_leaves_the_vote_stays_out_of_it(three: list[Daemon]) -> None:
     assert (status.voter, status.voters) == (False, 1)
 
 
+@pytest.mark.real("processes")
 async def test_an_invitation_is_good_for_one_newcomer(three: list[Daemon]) -> None:
     anna, ben, carl = three
     init(anna)

@@ -40,6 +40,7 @@ def test_an_export_of_a_later_format_is_refused_with_the_way_out(tmp_path: Path)
         audit(folder)
 
 
+@pytest.mark.real("sockets")
 @pytest.mark.parametrize("kept", PEERS, ids=lambda folder: folder.parent.name)
 async def test_a_peer_of_an_earlier_program_goes_on_where_it_was(kept: Path, tmp_path: Path) -> None:
     directory = Path(shutil.copytree(kept, tmp_path / "peer"))

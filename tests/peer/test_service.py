@@ -69,6 +69,7 @@ def rule_of(trainer: Daemon, job: str) -> Rule:
         return disk.spec(job).rule
 
 
+@pytest.mark.real("processes")
 async def test_local_data_turns_audits_off_and_says_and_shows_it(trainer: Daemon) -> None:
     status, out, error = train(trainer, "--data", "local", *TINY)
     assert (status, error) == (0, "")
@@ -130,12 +131,14 @@ async def test_a_folder_of_texts_with_a_tokenizer_of_its_own_trains(trainer: Dae
     assert not list(trainer.directory.glob("tokens-*"))
 
 
+@pytest.mark.real("processes")
 async def test_a_file_of_three_kilobytes_trains(trainer: Daemon, tmp_path: Path) -> None:
     (tmp_path / "small.txt").write_bytes((SENTENCE * 40).encode()[:3_000])
     assert train(trainer, "--data", str(tmp_path / "small.txt"), *TINY)[0] == 0
     assert list((await finished(trainer)).accepted.values()) == [1]
 
 
+@pytest.mark.real("processes")
 async def test_token_shards_train_as_their_manifest_says(trainer: Daemon, tmp_path: Path) -> None:
     for name, start in (("0.bin", 0), ("1.bin", 2_000)):
         (tmp_path / name).write_bytes(b"".join((number % 256).to_bytes(2, "little") for number in range(start, start + 2_000)))
@@ -210,6 +213,7 @@ def test_what_cannot_be_trained_on_is_one_line_that_names_it(trainer: Daemon, tm
         assert words in error
 
 
+@pytest.mark.real("processes")
 async def test_a_trainer_without_text_of_its_own_is_told_before_the_job_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -223,6 +227,7 @@ async def test_a_trainer_without_text_of_its_own_is_told_before_the_job_starts(
         assert await daemon.client.jobs() == ()
 
 
+@pytest.mark.real("processes")
 async def test_text_of_ones_own_is_looked_at_before_the_job_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import_torch_for_ever(tmp_path, monkeypatch)
     own = tmp_path / "own.txt"

@@ -107,6 +107,7 @@ async def site(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> AsyncItera
         yield Site(told[0].split()[-1].rstrip("/"), cast(CurationCalls, daemon.api))
 
 
+@pytest.mark.real("sockets")
 async def test_a_person_labels(site: Site, tmp_path: Path) -> None:
     with trio.fail_after(SECONDS_MAX):
         project = await site.project(tmp_path, votes=1)
@@ -124,6 +125,7 @@ async def test_a_person_labels(site: Site, tmp_path: Path) -> None:
         assert await site.ask("POST", "/api/v1/sessions", {"key": ann.key}) == (400, "malformed")
 
 
+@pytest.mark.real("sockets")
 async def test_of_two_answers_at_once_the_first_is_opened(site: Site, tmp_path: Path) -> None:
     """Both were kept under one name, and the second one's salt does not open the first one's commitment."""
     with trio.fail_after(SECONDS_MAX):

@@ -141,6 +141,7 @@ async def test_a_preamble_with_one_wrong_bit_is_refused(target: Target, position
         await closed_for(target, reason, hostile, before)
 
 
+@pytest.mark.real("processes")
 async def test_another_chain_is_refused(target: Target) -> None:
     before = await target.refused("wrong-chain")
     async with connection(target.address, bytes(32)) as hostile:
@@ -163,6 +164,7 @@ async def test_a_version_that_was_changed_on_the_way_fails_the_handshake(target:
         await closed_for(target, "handshake", hostile, before)
 
 
+@pytest.mark.real("processes")
 async def test_a_handshake_with_a_flipped_bit_is_refused(target: Target) -> None:
     before = await target.refused("handshake")
     async with connection(target.address, target.chain_id) as hostile:
@@ -174,6 +176,7 @@ async def test_a_handshake_with_a_flipped_bit_is_refused(target: Target) -> None
         await closed_for(target, "handshake", hostile, before)
 
 
+@pytest.mark.real("processes")
 async def test_a_key_that_is_claimed_and_not_proven_is_refused(target: Target) -> None:
     before = await target.refused("bad-signature")
     async with connection(target.address, target.chain_id, Masquerade(target.founder.public)) as hostile:
@@ -181,6 +184,7 @@ async def test_a_key_that_is_claimed_and_not_proven_is_refused(target: Target) -
         await closed_for(target, "bad-signature", hostile, before)
 
 
+@pytest.mark.real("processes")
 async def test_garbage_instead_of_a_handshake_is_refused(target: Target) -> None:
     before = await target.refused("not-folkmoot")
     async with connection(target.address, target.chain_id) as hostile:
@@ -210,6 +214,7 @@ async def bad_record(hostile: Hostile) -> None:
     await hostile.write(hostile.sealed(b"\xff\x00\x01x"))
 
 
+@pytest.mark.real("processes")
 @pytest.mark.parametrize(
     ("attack", "reason"),
     [
@@ -319,6 +324,7 @@ MESSAGES: list[tuple[str, str, Callable[[Target, int], Any]]] = [
 ]
 
 
+@pytest.mark.real("processes")
 @pytest.mark.parametrize(("name", "reason", "make"), MESSAGES, ids=[name for name, _, _ in MESSAGES])
 async def test_a_bad_message_ends_the_connection(
     target: Target, name: str, reason: str, make: Callable[[Target, int], Any]
@@ -338,6 +344,7 @@ async def test_garbage_on_the_transports_own_channel_ends_the_connection(target:
         await closed_for(target, "unknown-message", hostile, before)
 
 
+@pytest.mark.real("processes")
 async def test_whoever_misbehaved_is_not_let_in_again_at_once(target: Target) -> None:
     identity = Identity.generate()
     async with link(target.address, target.chain_id, identity) as hostile:
@@ -428,6 +435,7 @@ def may_lead(target: Target, height: int, view: int) -> bool:
     return any(Schedule(height, keys, present).leader(view) == target.founder.public for present in left_in)
 
 
+@pytest.mark.real("processes")
 async def test_a_proposal_out_of_turn_ends_the_connection(target: Target) -> None:
     before = await target.refused("not-the-leader")
     async with link(target.address, target.chain_id, target.founder) as hostile:

@@ -112,12 +112,14 @@ async def running_fake(tmp_path: Path) -> AsyncIterator[Fake]:
             nursery.cancel_scope.cancel()
 
 
+@pytest.mark.real("processes")
 async def test_a_request_gets_its_reply_after_any_number_of_beats(fake: Fake) -> None:
     assert await fake.worker.ask(open_job("text")) == tasks.Opened(1, 2, 3)
     assert await fake.worker.ask(evaluate()) == tasks.Evaluated({"bits": 2.5}, 0.1)
     assert fake.worker.ready == tasks.Ready("fake", 1) and fake.worker.restarts == 0
 
 
+@pytest.mark.real("processes")
 async def test_a_failed_request_says_why_and_the_worker_lives_on(fake: Fake) -> None:
     with pytest.raises(WorkerFailed, match="no such thing"):
         await fake.worker.ask(tasks.Ping())
@@ -137,6 +139,7 @@ async def order_of(fake: Fake, waiting: list[tasks.Request[Any]]) -> list[str]:
     return fake.asked()[3:]
 
 
+@pytest.mark.real("processes")
 async def test_the_own_proposal_goes_before_audits_and_audits_before_evaluation(fake: Fake) -> None:
     waiting: list[tasks.Request[Any]] = [
         evaluate("evaluate"),
@@ -171,6 +174,7 @@ async def test_when_the_worker_dies_its_request_fails_and_the_next_one_finds_a_n
     assert fake.asked()[-2:] == ["text", "model"] and len(starts) == 2
 
 
+@pytest.mark.real("processes")
 async def test_requests_that_wait_survive_the_death_of_the_worker(fake: Fake) -> None:
     async def dies() -> None:
         with pytest.raises(WorkerDied):
@@ -192,18 +196,21 @@ async def test_a_kill_out_of_the_blue_is_taken_for_lack_of_memory_and_halves_the
         assert starts[-1] == f"start --engine pytorch --threads 1 --micro-batch-max {expected}"
 
 
+@pytest.mark.real("processes")
 async def test_a_request_beyond_its_deadline_ends_the_worker(fake: Fake) -> None:
     with pytest.raises(WorkerDied, match="took longer than"):
         await fake.worker.ask(evaluate("hang"), deadline_seconds=0.05)
     assert await fake.worker.ask(evaluate())
 
 
+@pytest.mark.real("processes")
 async def test_a_silent_worker_is_ended(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "SILENCE_SECONDS_MAX", 0.05)
     with pytest.raises(WorkerDied, match="silent"):
         await fake.worker.ask(evaluate("hang"))
 
 
+@pytest.mark.real("processes")
 async def test_a_cancelled_request_is_dropped_by_the_worker_which_lives_on(fake: Fake) -> None:
     with trio.CancelScope() as scope:
         async with trio.open_nursery() as nursery:
@@ -214,6 +221,7 @@ async def test_a_cancelled_request_is_dropped_by_the_worker_which_lives_on(fake:
     assert fake.asked()[1:] == ["hang", "cancel", "model"] and fake.worker.restarts == 0
 
 
+@pytest.mark.real("processes")
 async def test_a_waiting_request_that_is_cancelled_never_reaches_the_worker(fake: Fake) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(fake.worker.ask, evaluate("hang"))
@@ -225,18 +233,21 @@ async def test_a_waiting_request_that_is_cancelled_never_reaches_the_worker(fake
     assert fake.asked()[1:] == ["hang", "cancel", "model"]
 
 
+@pytest.mark.real("processes")
 async def test_the_queue_is_bounded(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "QUEUE_MAX", 0)
     with pytest.raises(LocalProtocolError):
         await fake.worker.ask(evaluate())
 
 
+@pytest.mark.real("processes")
 async def test_an_idle_worker_is_pinged(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "PING_SECONDS", 0.001)
     await fake.worker.ask(evaluate())
     await fake.until("ping")
 
 
+@pytest.mark.real("processes")
 async def test_stopping_leaves_no_process_and_fails_what_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "STOP_SECONDS", 0.05)
     async with running_fake(tmp_path) as fake:
@@ -265,6 +276,7 @@ async def test_a_worker_for_which_there_is_no_descriptor_starts_later(tmp_path: 
             nursery.cancel_scope.cancel()
 
 
+@pytest.mark.real("processes")
 @pytest.mark.parametrize("command", [["/nowhere/python"], [sys.executable, "-c", "raise SystemExit('no torch here')"]])
 async def test_a_worker_that_never_starts_is_a_clear_error(command: list[str]) -> None:
     with pytest.raises(BaseExceptionGroup) as caught:

@@ -86,6 +86,7 @@ async def received(network: Swarm, count: int) -> dict[bytes, list[bytes]]:
     return found
 
 
+@pytest.mark.real("sockets")
 async def test_a_direct_link_takes_over_and_no_message_is_lost_or_comes_twice(tcp: SwarmWorld) -> None:
     count = 150
     with trio.fail_after(DEADLINE_SECONDS):
@@ -117,6 +118,7 @@ async def test_a_direct_link_takes_over_and_no_message_is_lost_or_comes_twice(tc
             await until(lambda: is_over(alice, bob, None) and is_over(bob, alice, None))
 
 
+@pytest.mark.real("sockets")
 async def test_a_relay_that_is_lost_is_replaced_by_the_other(tcp: SwarmWorld) -> None:
     with trio.fail_after(DEADLINE_SECONDS):
         carol, dave = await tcp.start(CAROL), await tcp.start(DAVE)
@@ -129,6 +131,7 @@ async def test_a_relay_that_is_lost_is_replaced_by_the_other(tcp: SwarmWorld) ->
             await until(lambda: is_over(alice, bob, second) and is_over(bob, alice, second))
 
 
+@pytest.mark.real("sockets")
 async def test_a_relay_without_power_closes_nothing_and_is_replaced_all_the_same(
     tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -223,6 +226,7 @@ def changing(relay: Detours, peer: bytes, message: Any) -> Any:
     return CircuitData(message.circuit, message.lane, message.data[:-1] + bytes([message.data[-1] ^ 1]))
 
 
+@pytest.mark.real("sockets")
 @pytest.mark.parametrize("does", [dropping, changing])
 async def test_a_relay_that_does_harm_hurts_its_circuits_alone(
     tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch, does: Callable[..., Any]
@@ -257,6 +261,7 @@ def harm(bad: Swarm, monkeypatch: pytest.MonkeyPatch, does: Callable[..., Any]) 
     monkeypatch.setattr(bad._detours.relay, "data", data)
 
 
+@pytest.mark.real("sockets")
 @pytest.mark.parametrize("held", [{Priority.VOTE}, {Priority.BULK}], ids=["votes", "bulk"])
 @pytest.mark.parametrize("speaks_first", [True, False])
 async def test_a_relay_that_holds_back_what_one_end_says_is_replaced(
@@ -278,6 +283,7 @@ async def test_a_relay_that_holds_back_what_one_end_says_is_replaced(
         await until(lambda: is_over(alice, bob, good) and is_over(bob, alice, good))
 
 
+@pytest.mark.real("sockets")
 async def test_handshakes_that_a_relay_has_begun_are_paid_by_its_link(tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     paid: set[tuple[bool, bool]] = set()
     shake_hands = Swarm._shake_hands
@@ -451,6 +457,7 @@ async def test_whoever_reserves_here_and_takes_it_back_is_told_to_others_once_a_
     assert told == pytest.approx(detours.TELLINGS_AT_ONCE + 100 * detours.TELLINGS_PER_SECOND, abs=3)
 
 
+@pytest.mark.real("sockets")
 async def test_nobody_relays_that_does_not_want_to_or_for_strangers(tcp: SwarmWorld) -> None:
     with trio.fail_after(DEADLINE_SECONDS):
         carol = await tcp.start(CAROL, relay=Relaying.OFF)
@@ -460,6 +467,7 @@ async def test_nobody_relays_that_does_not_want_to_or_for_strangers(tcp: SwarmWo
         assert reserved(carol) == set() and bob.me not in alice.connected()
 
 
+@pytest.mark.real("sockets")
 async def test_by_default_a_peer_forwards_while_others_reach_it(tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reached, not reached, and not known: what is reserved is kept where nobody knows, and given up where nobody reaches it."""
     said = {CAROL.public: Reachable.UNKNOWN}
@@ -484,6 +492,7 @@ async def test_by_default_a_peer_forwards_while_others_reach_it(tcp: SwarmWorld,
         assert is_over(alice, bob, carol), "circuits go on"
 
 
+@pytest.mark.real("sockets")
 async def test_two_members_that_dial_a_peer_make_it_a_relay(tcp: SwarmWorld) -> None:
     with trio.fail_after(DEADLINE_SECONDS):
         carol = await tcp.start(CAROL, relay=Relaying.AUTO)

@@ -32,6 +32,7 @@ def record(of: Identity, *addresses: str, sequence: int = 1) -> AgedRecord:
     return AgedRecord(sign(of, CHAIN, PeerRecord(sequence, Scope.LOOPBACK, addresses, ())), 0)
 
 
+@pytest.mark.real("sockets")
 async def test_two_groups_find_each_other_by_one_who_knows_one_of_each(tcp: SwarmWorld) -> None:
     with trio.fail_after(DEADLINE_SECONDS):
         alice = await tcp.start(ALICE, bootstrap=[])
@@ -56,6 +57,7 @@ async def test_the_record_of_somebody_who_is_away_is_passed_on_by_those_who_only
         await until(lambda: carol.records.knows(EVE.public))
 
 
+@pytest.mark.real("sockets")
 async def test_near_addresses_are_not_told_to_peers_from_elsewhere(tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub.Link, "reach", Scope.PUBLIC)
     with trio.fail_after(DEADLINE_SECONDS):
@@ -66,6 +68,7 @@ async def test_near_addresses_are_not_told_to_peers_from_elsewhere(tcp: SwarmWor
         assert not alice.records.knows(bob.me), "it is reached on this machine alone"
 
 
+@pytest.mark.real("sockets")
 @pytest.mark.parametrize("claims", [EVE, CAROL], ids=["who is nowhere", "who is linked"])
 async def test_who_claims_the_address_of_another_does_not_hide_it(tcp: SwarmWorld, claims: Identity) -> None:
     with trio.fail_after(DEADLINE_SECONDS):
@@ -99,6 +102,7 @@ async def test_whoever_sends_an_old_record_of_its_own_is_told_the_newer_one_and_
         await until(lambda: alice.records.addresses(bob.me) == (bob.address,))
 
 
+@pytest.mark.real("sockets")
 async def test_a_forged_record_costs_its_carrier_the_link(tcp: SwarmWorld) -> None:
     with trio.fail_after(DEADLINE_SECONDS):
         alice, bob = await tcp.pair()
@@ -108,6 +112,7 @@ async def test_a_forged_record_costs_its_carrier_the_link(tcp: SwarmWorld) -> No
         assert not alice.records.knows(CAROL.public)
 
 
+@pytest.mark.real("sockets")
 async def test_all_records_are_not_sent_as_often_as_somebody_asks(tcp: SwarmWorld) -> None:
     with trio.fail_after(DEADLINE_SECONDS):
         alice, bob = await tcp.pair()
@@ -159,6 +164,7 @@ async def test_who_names_addresses_that_lead_nowhere_holds_up_no_dial_of_others(
         assert await alice.connect(carol.address) == carol.me
 
 
+@pytest.mark.real("sockets")
 async def test_names_that_nobody_answers_for_hold_up_no_other_thread(tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """The ledger is written in one of Trio's 40 threads."""
     over, look = threading.Event(), socket.getaddrinfo
@@ -214,6 +220,7 @@ async def test_what_a_stranger_names_is_dialed_once_and_a_member_that_names_it_t
         assert alice._book.get(hung).source is alice._book._members[BOB.public]
 
 
+@pytest.mark.real("sockets")
 async def test_an_address_that_is_claimed_again_and_again_leaves_no_task_behind(tcp: SwarmWorld) -> None:
     with trio.fail_after(DEADLINE_SECONDS):
         alice = await tcp.start(ALICE, bootstrap=[])

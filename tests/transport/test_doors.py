@@ -51,6 +51,7 @@ async def test_a_host_of_members_that_attacks_takes_only_its_own(autojump_clock:
     assert entrance.admits("newcomer")
 
 
+@pytest.mark.real("sockets")
 async def test_whoever_is_turned_away_is_counted_and_comes_in_later(tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doors, "CONNECTIONS_OF_HOST", CONNECTIONS_OF_HOST._replace(at_once=0.0, processor=CONNECTION_SECONDS))
     with trio.fail_after(DEADLINE_SECONDS):
@@ -65,6 +66,7 @@ async def test_whoever_is_turned_away_is_counted_and_comes_in_later(tcp: SwarmWo
         await linked(alice, await tcp.start(BOB))
 
 
+@pytest.mark.real("sockets")
 async def test_connections_wait_in_the_kernel_while_taking_them_costs_too_much(
     tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:

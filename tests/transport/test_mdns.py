@@ -36,6 +36,7 @@ class Heard:
         )
 
 
+@pytest.mark.real("sockets")
 async def test_peers_of_one_chain_find_one_another_and_show_its_tag_alone() -> None:
     chain = secrets.token_bytes(32)
     one, other, hidden = Heard(chain), Heard(chain, ("0.0.0.0:7002", "127.0.0.1:7003")), Heard(chain, ())
@@ -108,6 +109,7 @@ def _name(packet: bytes, at: int) -> tuple[list[bytes], int]:
     return labels, end or at + 1
 
 
+@pytest.mark.real("sockets")
 async def test_two_that_know_no_address_are_linked(tcp: SwarmWorld) -> None:
     chain = secrets.token_bytes(32)  # of the services alone: other tests run beside this one
     with trio.fail_after(DEADLINE_SECONDS):
@@ -143,6 +145,7 @@ def test_only_addresses_of_this_network_and_chain_are_taken_and_few_of_one_servi
     assert list(peer.found) == ["127.0.0.2:7", *(f"127.0.1.{number}:9" for number in range(mdns.ADDRESSES_MAX))]
 
 
+@pytest.mark.real("processes")
 async def test_so_many_names_are_remembered_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     import zeroconf
 
@@ -175,6 +178,7 @@ async def test_what_is_found_is_dialed_within_bounds_and_forgotten_when_nobody_a
         await linked(alice, bob)
 
 
+@pytest.mark.real("processes")
 async def test_a_flood_of_news_is_looked_at_a_few_times_a_second(
     autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,6 +199,7 @@ async def test_a_flood_of_news_is_looked_at_a_few_times_a_second(
     assert 4 <= len(looks) <= 1 + round((looks[-1] - looks[0]) / mdns.PAUSE_SECONDS)
 
 
+@pytest.mark.real("processes")
 async def test_what_goes_wrong_is_one_line_and_tried_again(
     autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,6 +217,7 @@ async def test_what_goes_wrong_is_one_line_and_tried_again(
     assert peer.told == ["mdns: multicast DNS cannot be used: No such device; another try in 60 s"] and not peer.mdns.works
 
 
+@pytest.mark.real("sockets")
 async def test_without_the_library_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     peer = Heard(CHAIN)
     monkeypatch.setitem(sys.modules, "zeroconf", None)

@@ -159,6 +159,7 @@ async def test_a_vote_waits_for_25_ms_of_bulk_on_a_slow_link(autojump_clock: Moc
         assert rate == pytest.approx(2 * MEGABIT_BYTES, rel=0.01)
 
 
+@pytest.mark.real("sockets")
 async def test_the_kernel_is_told_how_much_it_may_hold(tcp: SwarmWorld) -> None:
     if not hasattr(socket, "TCP_NOTSENT_LOWAT"):
         pytest.skip("this kernel has no TCP_NOTSENT_LOWAT")
@@ -173,6 +174,7 @@ async def test_the_kernel_is_told_how_much_it_may_hold(tcp: SwarmWorld) -> None:
         assert alice.links()[0].history.retransmitted(trio.current_time()) == 0.0
 
 
+@pytest.mark.real("sockets")
 async def test_a_history_outlives_its_links_and_they_are_bounded(tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     with trio.fail_after(60):
         alice, bob = await tcp.pair()

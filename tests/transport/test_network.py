@@ -433,6 +433,7 @@ async def test_one_cancelled_waiter_does_not_cancel_the_others(world: World) -> 
         assert bob.traffic().blobs_received == len(blob)
 
 
+@pytest.mark.real("processes")
 async def test_a_holder_that_cannot_read_its_store_says_that_it_has_nothing(world: World) -> None:
     class BadDisk(MemoryBlobs):
         def read_piece(self, digest: bytes, offset: int, length: int) -> bytes:

@@ -171,6 +171,7 @@ async def test_a_liar_alone_ends_nothing_and_the_part_comes_of_another_later(wor
     assert all(bob.begun[part] == before[part] for part in good), "nothing that was good is lost"
 
 
+@pytest.mark.real("sockets")
 async def test_a_fetch_that_is_given_up_goes_on_later_where_it_was(world: World, tmp_path: Path) -> None:
     alice, bob = Counting(tmp_path / "alice", DATA), Counting(tmp_path / "bob")
     with trio.fail_after(DEADLINE_SECONDS):

@@ -125,6 +125,7 @@ async def test_a_peer_that_dials_everybody_is_dialed_back_and_knows_that_it_is_r
         assert not carol.refused()
 
 
+@pytest.mark.real("sockets")
 async def test_a_peer_that_nobody_reaches_knows_that_it_is_not(tcp: SwarmWorld) -> None:
     with trio.fail_after(DEADLINE_SECONDS):
         alice, bob = await tcp.start(ALICE, bootstrap=[]), await tcp.start(BOB, bootstrap=[])
@@ -133,6 +134,7 @@ async def test_a_peer_that_nobody_reaches_knows_that_it_is_not(tcp: SwarmWorld) 
         await until(lambda: carol.reachable is Reachable.RELAYED)
 
 
+@pytest.mark.real("sockets")
 async def test_a_dial_back_goes_to_the_askers_host_alone_and_not_often(tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     with trio.fail_after(DEADLINE_SECONDS):
         alice = await tcp.start(ALICE, bootstrap=[])
@@ -151,6 +153,7 @@ async def test_a_dial_back_goes_to_the_askers_host_alone_and_not_often(tcp: Swar
         assert dialed == ["127.0.0.1:22"]
 
 
+@pytest.mark.real("sockets")
 async def test_strangers_get_no_dial_back(tcp: SwarmWorld) -> None:
     with trio.fail_after(DEADLINE_SECONDS):
         alice = await tcp.start(ALICE, bootstrap=[], members=lambda peer: False)
@@ -162,6 +165,7 @@ async def test_strangers_get_no_dial_back(tcp: SwarmWorld) -> None:
         assert not alice._discovery._dialed_back
 
 
+@pytest.mark.real("sockets")
 async def test_what_comes_over_a_relay_says_nothing_of_where_a_peer_is_seen(tcp: SwarmWorld) -> None:
     with trio.fail_after(DEADLINE_SECONDS):
         alice, bob = await tcp.pair()

@@ -85,6 +85,7 @@ async def test_messages_that_come_in_part_are_counted_and_cost_the_stranger_its_
         assert alice.memory.held == 0
 
 
+@pytest.mark.real("sockets")
 async def test_what_a_stranger_said_and_nobody_has_taken_goes_with_its_link(tcp: SwarmWorld) -> None:
     """One key after the other would else fill the memory."""
     with trio.fail_after(DEADLINE_SECONDS):
@@ -103,6 +104,7 @@ async def test_what_a_stranger_said_and_nobody_has_taken_goes_with_its_link(tcp:
         assert alice.memory.held == 0
 
 
+@pytest.mark.real("sockets")
 async def test_a_voter_gets_in_where_strangers_and_members_fill_all_links(
     tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,6 +119,7 @@ async def test_a_voter_gets_in_where_strangers_and_members_fill_all_links(
         assert alice.refused() == {"gave-way": 1}
 
 
+@pytest.mark.real("sockets")
 async def test_a_stranger_takes_no_link_of_a_member(tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "LINKS_MAX", 1)
     with trio.fail_after(DEADLINE_SECONDS):
@@ -147,6 +150,7 @@ async def test_strangers_have_slots_of_their_own_and_the_oldest_of_the_fullest_h
         assert alice.connected() == {CAROL.public, DAVE.public}
 
 
+@pytest.mark.real("sockets")
 async def test_half_open_connections_are_bounded_the_oldest_gives_way(tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slots, "HALF_OPEN_PER_HOST_MAX", 3)
     with trio.fail_after(DEADLINE_SECONDS):
@@ -160,6 +164,7 @@ async def test_half_open_connections_are_bounded_the_oldest_gives_way(tcp: Swarm
         assert len(alice._half_open) == 2
 
 
+@pytest.mark.real("sockets")
 async def test_a_handshake_that_is_not_confirmed_is_half_open(tcp: SwarmWorld) -> None:
     with trio.fail_after(DEADLINE_SECONDS):
         alice = await tcp.start(ALICE, standing_of=standing())
@@ -172,6 +177,7 @@ async def test_a_handshake_that_is_not_confirmed_is_half_open(tcp: SwarmWorld) -
         assert len(alice._half_open) == 1
 
 
+@pytest.mark.real("sockets")
 async def test_whoever_says_nothing_takes_nobodys_turn_for_a_handshake(tcp: SwarmWorld) -> None:
     with trio.fail_after(DEADLINE_SECONDS):
         alice = await tcp.start(ALICE, standing_of=standing())
@@ -184,6 +190,7 @@ async def test_whoever_says_nothing_takes_nobodys_turn_for_a_handshake(tcp: Swar
         await idle.aclose()
 
 
+@pytest.mark.real("sockets")
 async def test_a_link_that_begins_with_a_large_message_of_a_stranger_is_none(tcp: SwarmWorld) -> None:
     """What comes before the link is in use is in nobody's budget."""
     with trio.fail_after(DEADLINE_SECONDS):
@@ -201,6 +208,7 @@ async def test_a_link_that_begins_with_a_large_message_of_a_stranger_is_none(tcp
         await until(lambda: alice.connected() == {DAVE.public})
 
 
+@pytest.mark.real("sockets")
 async def test_a_message_without_an_end_costs_a_member_its_link(tcp: SwarmWorld) -> None:
     """A stranger is dropped before it has said so much."""
     piece = b"\x08" + (60_000).to_bytes(2, "big") + bytes(60_000)  # to be continued
@@ -216,6 +224,7 @@ async def test_a_message_without_an_end_costs_a_member_its_link(tcp: SwarmWorld)
         await until(lambda: alice.connected() == set())
 
 
+@pytest.mark.real("sockets")
 async def test_a_broadcast_is_not_for_strangers_but_for_whoever_is_one_no_more(tcp: SwarmWorld) -> None:
     admitted: set[bytes] = set()
     with trio.fail_after(DEADLINE_SECONDS):
@@ -249,6 +258,7 @@ async def test_hosts_of_members_are_spared_while_others_are_half_open() -> None:
 # Why a link was closed ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.real("sockets")
 async def test_whoever_is_refused_reads_why_where_it_dials(tcp: SwarmWorld) -> None:
     told: list[str] = []
     with trio.fail_after(DEADLINE_SECONDS):
@@ -261,6 +271,7 @@ async def test_whoever_is_refused_reads_why_where_it_dials(tcp: SwarmWorld) -> N
         assert "it does not talk to this peer's key" in told[0]
 
 
+@pytest.mark.real("sockets")
 async def test_whoever_is_dropped_reads_why(tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "BAN_SECONDS", 1000.0)
     with trio.fail_after(DEADLINE_SECONDS):
@@ -277,6 +288,7 @@ async def test_whoever_is_dropped_reads_why(tcp: SwarmWorld, monkeypatch: pytest
         assert not bob.refused()
 
 
+@pytest.mark.real("sockets")
 async def test_a_stranger_reads_that_it_gave_way(tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "LINKS_MAX", 1)
     with trio.fail_after(DEADLINE_SECONDS):
@@ -292,6 +304,7 @@ async def test_a_stranger_reads_that_it_gave_way(tcp: SwarmWorld, monkeypatch: p
         assert decode_message(last.data, (Closing,)) == Closing("gave-way")
 
 
+@pytest.mark.real("sockets")
 async def test_to_a_peer_of_the_version_before_no_reason_is_sent(tcp: SwarmWorld) -> None:
     with trio.fail_after(DEADLINE_SECONDS):
         alice = await tcp.start(ALICE, allow=lambda peer: False)
@@ -316,6 +329,7 @@ def test_the_last_message_is_whole_where_another_was_begun() -> None:
     assert not outbox and outbox.held == 0
 
 
+@pytest.mark.real("sockets")
 @pytest.mark.parametrize("newcomer", ["larger key", "smaller key"])
 async def test_an_invitation_is_shown_before_strangers_are_waited_for(tcp: SwarmWorld, newcomer: str) -> None:
     smaller, larger = sorted((ALICE, BOB), key=lambda identity: identity.public)

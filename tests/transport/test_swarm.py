@@ -50,6 +50,7 @@ async def connect_as_bob(tcp: SwarmWorld, network: Swarm) -> trio.SocketStream:
     return (await tcp.confirm(network, BOB))[0]
 
 
+@pytest.mark.real("sockets")
 async def test_two_that_dial_each_other_at_once_keep_one_connection(tcp: SwarmWorld) -> None:
     with trio.fail_after(DEADLINE_SECONDS):
         for _ in range(20):
@@ -125,6 +126,7 @@ async def test_an_address_that_cannot_be_reached_is_told_with_reason_tries_and_t
             nursery.cancel_scope.cancel()
 
 
+@pytest.mark.real("sockets")
 async def test_where_something_else_answers_the_log_does_not_say_so_at_every_try(
     tcp: SwarmWorld, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,6 +154,7 @@ async def test_where_something_else_answers_the_log_does_not_say_so_at_every_try
     assert alice.refused()["not-folkmoot"] >= 6
 
 
+@pytest.mark.real("sockets")
 async def test_connect_dials_at_once_and_says_who_answers_or_why_nobody_does(tcp: SwarmWorld) -> None:
     bob, dead = tcp.make(BOB, MemoryBlobs(), listen=free_address()), free_address()
     alice = tcp.make(ALICE, MemoryBlobs(), listen=free_address())
@@ -172,6 +175,7 @@ async def test_connect_dials_at_once_and_says_who_answers_or_why_nobody_does(tcp
             nursery.cancel_scope.cancel()
 
 
+@pytest.mark.real("sockets")
 async def test_connect_does_not_wait_for_the_pause_after_failures(tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(addressbook, "BACKOFF_SECONDS", 10 * DEADLINE_SECONDS)
     monkeypatch.setattr(addressbook, "BACKOFF_SECONDS_MAX", 10 * DEADLINE_SECONDS)
@@ -200,6 +204,7 @@ async def test_what_is_advertised_is_told_to_others_in_the_place_of_where_a_peer
             nursery.cancel_scope.cancel()
 
 
+@pytest.mark.real("sockets")
 async def test_ten_that_all_dial_each_other_are_fully_linked_without_a_flap(tcp: SwarmWorld) -> None:
     identities = [Identity(bytes([n]) * 32) for n in range(10, 20)]
     addresses = [free_address() for _ in identities]
@@ -218,6 +223,7 @@ async def test_ten_that_all_dial_each_other_are_fully_linked_without_a_flap(tcp:
             nursery.cancel_scope.cancel()
 
 
+@pytest.mark.real("sockets")
 async def test_a_peer_that_only_knows_one_other_finds_everybody(tcp: SwarmWorld) -> None:
     with trio.fail_after(DEADLINE_SECONDS):
         alice = await tcp.start(ALICE)
@@ -225,6 +231,7 @@ async def test_a_peer_that_only_knows_one_other_finds_everybody(tcp: SwarmWorld)
         await linked(alice, *others)
 
 
+@pytest.mark.real("sockets")
 async def test_a_peer_that_listens_everywhere_is_found_at_the_host_it_is_seen_at(tcp: SwarmWorld) -> None:
     with trio.fail_after(DEADLINE_SECONDS):
         alice = await tcp.start(ALICE)
@@ -233,6 +240,7 @@ async def test_a_peer_that_listens_everywhere_is_found_at_the_host_it_is_seen_at
         await linked(alice, bob, carol)
 
 
+@pytest.mark.real("sockets")
 async def test_hearsay_is_not_passed_on_and_must_prove_itself(tcp: SwarmWorld) -> None:
     """Alice's own address is announced by Carol as Dave's: Bob dials it, meets Alice, and forgets the claim."""
     with trio.fail_after(DEADLINE_SECONDS):
@@ -245,6 +253,7 @@ async def test_hearsay_is_not_passed_on_and_must_prove_itself(tcp: SwarmWorld) -
         assert DAVE.public not in bob.claims()
 
 
+@pytest.mark.real("sockets")
 async def test_whoever_is_found_where_another_peer_is_remembered_is_met(tcp: SwarmWorld) -> None:
     """A peer with a new key at its old address; nobody dials in the other direction."""
     with trio.fail_after(DEADLINE_SECONDS):
@@ -254,6 +263,7 @@ async def test_whoever_is_found_where_another_peer_is_remembered_is_met(tcp: Swa
         assert bob.refused()["wrong-peer"] == 1
 
 
+@pytest.mark.real("sockets")
 async def test_what_the_operator_says_of_an_address_goes_before_what_is_remembered(tcp: SwarmWorld) -> None:
     with trio.fail_after(DEADLINE_SECONDS):
         alice = await tcp.start(ALICE)
@@ -262,6 +272,7 @@ async def test_what_the_operator_says_of_an_address_goes_before_what_is_remember
         assert "wrong-peer" not in bob.refused()
 
 
+@pytest.mark.real("sockets")
 async def test_a_pinned_address_is_only_used_with_its_key(tcp: SwarmWorld) -> None:
     with trio.fail_after(DEADLINE_SECONDS):
         alice = await tcp.start(ALICE)
@@ -272,6 +283,7 @@ async def test_a_pinned_address_is_only_used_with_its_key(tcp: SwarmWorld) -> No
         assert alice.me not in bob.connected() or not bob._links[alice.me].dialed
 
 
+@pytest.mark.real("sockets")
 async def test_another_chain_is_refused_by_both_and_named(tcp: SwarmWorld) -> None:
     with trio.fail_after(DEADLINE_SECONDS):
         alice = await tcp.start(ALICE)
@@ -283,6 +295,7 @@ async def test_another_chain_is_refused_by_both_and_named(tcp: SwarmWorld) -> No
             nursery.cancel_scope.cancel()
 
 
+@pytest.mark.real("sockets")
 async def test_another_protocol_on_the_port_is_refused(tcp: SwarmWorld) -> None:
     with trio.fail_after(DEADLINE_SECONDS):
         alice = await tcp.start(ALICE)
@@ -293,6 +306,7 @@ async def test_another_protocol_on_the_port_is_refused(tcp: SwarmWorld) -> None:
         assert alice.refused() == {"not-folkmoot": 1}
 
 
+@pytest.mark.real("sockets")
 async def test_a_handshake_that_hangs_is_ended(tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(swarm, "HANDSHAKE_SECONDS", 0.1)
     with trio.fail_after(DEADLINE_SECONDS):
@@ -303,6 +317,7 @@ async def test_a_handshake_that_hangs_is_ended(tcp: SwarmWorld, monkeypatch: pyt
         await until(lambda: alice.refused() == {"handshake-timeout": 1})
 
 
+@pytest.mark.real("sockets")
 async def test_a_handshake_that_is_never_confirmed_is_ended(tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(swarm, "HANDSHAKE_SECONDS", 0.2)
     with trio.fail_after(DEADLINE_SECONDS):
@@ -317,6 +332,7 @@ async def test_a_handshake_that_is_never_confirmed_is_ended(tcp: SwarmWorld, mon
         assert not alice._links
 
 
+@pytest.mark.real("sockets")
 async def test_open_links_are_bounded(tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(swarm, "LINKS_PER_HOST_MAX", 1)
     with trio.fail_after(DEADLINE_SECONDS):
@@ -328,6 +344,7 @@ async def test_open_links_are_bounded(tcp: SwarmWorld, monkeypatch: pytest.Monke
         assert alice.connected() == {bob.me}
 
 
+@pytest.mark.real("sockets")
 async def test_a_silent_link_is_ended(tcp: SwarmWorld) -> None:
     with trio.fail_after(DEADLINE_SECONDS):
         alice = await tcp.start(ALICE, pace=Pace(suspect_seconds=0.08))
@@ -337,6 +354,7 @@ async def test_a_silent_link_is_ended(tcp: SwarmWorld) -> None:
         await until(lambda: alice.refused() == {"idle": 1})
 
 
+@pytest.mark.real("sockets")
 async def test_pings_keep_an_idle_link(tcp: SwarmWorld) -> None:
     with trio.fail_after(DEADLINE_SECONDS):
         pace = Pace(0.1, 0.8)  # twenty pings before silence ends a link: a busy machine is late with some of them
@@ -347,6 +365,7 @@ async def test_pings_keep_an_idle_link(tcp: SwarmWorld) -> None:
             raise AssertionError("the link ended")
 
 
+@pytest.mark.real("sockets")
 async def test_a_peer_that_starts_again_replaces_its_stale_link_at_once(tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """As after a power cut: nothing tells Alice that the old connection is dead."""
     monkeypatch.setattr(links, "PROBE_SECONDS", 1000.0)
@@ -360,6 +379,7 @@ async def test_a_peer_that_starts_again_replaces_its_stale_link_at_once(tcp: Swa
         assert await next_event(bob, Connected) == Connected(alice.me)
 
 
+@pytest.mark.real("sockets")
 async def test_a_flipped_byte_on_the_wire_ends_the_connection_but_bans_nobody(
     tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -400,6 +420,7 @@ async def test_a_flipped_byte_on_the_wire_ends_the_connection_but_bans_nobody(
             nursery.cancel_scope.cancel()
 
 
+@pytest.mark.real("sockets")
 async def test_my_own_address_in_the_list_is_forgotten(tcp: SwarmWorld) -> None:
     with trio.fail_after(DEADLINE_SECONDS):
         address = free_address()
@@ -408,6 +429,7 @@ async def test_my_own_address_in_the_list_is_forgotten(tcp: SwarmWorld) -> None:
         assert not alice.refused()
 
 
+@pytest.mark.real("sockets")
 async def test_two_machines_with_one_key_meet_through_a_peer_that_knows_both(tcp: SwarmWorld) -> None:
     """Bob tells each of them where its key is said to be; whoever answers there proves the key, and is another process."""
     with trio.fail_after(DEADLINE_SECONDS):
@@ -436,6 +458,7 @@ async def test_what_is_said_of_my_own_key_and_leads_to_myself_is_no_other_machin
         assert not [event for line in alice.events._members.values() for event in line.events if isinstance(event, Copied)]
 
 
+@pytest.mark.real("sockets")
 async def test_a_busy_port_is_one_clear_line(tcp: SwarmWorld) -> None:
     alice = await tcp.start(ALICE)
     with pytest.raises(UserError) as caught:
@@ -445,6 +468,7 @@ async def test_a_busy_port_is_one_clear_line(tcp: SwarmWorld) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.real("sockets")
 async def test_several_addresses_are_listened_on_or_none_if_one_is_taken(tcp: SwarmWorld) -> None:
     with trio.fail_after(DEADLINE_SECONDS):
         alice = await tcp.start(ALICE, listen="127.0.0.1:0,127.0.0.2:0", bootstrap=[])
@@ -460,6 +484,7 @@ async def test_several_addresses_are_listened_on_or_none_if_one_is_taken(tcp: Sw
         await linked(alice, bob, carol)
 
 
+@pytest.mark.real("sockets")
 async def test_a_peer_that_accepts_nothing_dials_everybody_and_is_dialed_by_nobody(tcp: SwarmWorld) -> None:
     with trio.fail_after(DEADLINE_SECONDS):
         alice = await tcp.start(ALICE, bootstrap=[])
@@ -471,11 +496,13 @@ async def test_a_peer_that_accepts_nothing_dials_everybody_and_is_dialed_by_nobo
         assert all(link.dialed for link in carol.links())
 
 
+@pytest.mark.real("sockets")
 async def test_a_host_that_is_not_ours_is_one_clear_line() -> None:
     with pytest.raises(UserError, match=r"cannot listen on 192\.0\.2\.1:7400"):
         await Swarm(ALICE, CHAIN, "192.0.2.1:7400", [], MemoryBlobs()).run()
 
 
+@pytest.mark.real("sockets")
 async def test_addresses_that_are_none_cost_the_connection(tcp: SwarmWorld) -> None:
     with trio.fail_after(DEADLINE_SECONDS):
         alice, bob = await tcp.pair()
@@ -485,6 +512,7 @@ async def test_addresses_that_are_none_cost_the_connection(tcp: SwarmWorld) -> N
         assert bob.refused() == {"bad-address": 1}
 
 
+@pytest.mark.real("sockets")
 async def test_dropping_a_stranger_is_counted_and_keeps_it_out(tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "BAN_SECONDS", 1000.0)
     with trio.fail_after(DEADLINE_SECONDS):
@@ -507,6 +535,7 @@ async def test_connect_meets_whoever_is_at_the_address_now_not_whom_it_was_heard
         assert bob.me in alice.connected()
 
 
+@pytest.mark.real("sockets")
 async def test_connect_dials_although_whom_it_knew_there_is_linked_from_elsewhere(tcp: SwarmWorld) -> None:
     """As after two have got each other's addresses."""
     with trio.fail_after(DEADLINE_SECONDS):
@@ -519,6 +548,7 @@ async def test_connect_dials_although_whom_it_knew_there_is_linked_from_elsewher
         assert alice.connected() == {bob.me, carol.me}
 
 
+@pytest.mark.real("sockets")
 @pytest.mark.parametrize("error", [UnicodeError("label empty or too long"), ValueError("no such thing")])
 async def test_what_a_resolver_cannot_read_is_a_dial_that_failed(
     tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch, error: Exception

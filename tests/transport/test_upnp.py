@@ -151,6 +151,7 @@ async def test_a_router_that_hangs_is_one_line_too(autojump_clock: trio.testing.
     assert told == ["upnp: the router has not answered for 30 s; asked again every 10 minutes"]
 
 
+@pytest.mark.real("sockets")
 async def test_without_the_library_or_a_port_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     told = list[str]()
     monkeypatch.setitem(sys.modules, "miniupnpc", None)

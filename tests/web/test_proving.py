@@ -87,6 +87,7 @@ LIES: dict[str, tuple[Callable[[Path], None], str]] = {
 }
 
 
+@pytest.mark.real("sockets")
 async def test_every_label_is_proven_offline_and_each_lie_is_named_with_its_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -26,6 +26,8 @@ from tests.peer.network import Seat, network, service_of
 from tests.web.client import Person, Site
 from tests.web.room import SAYS, SECONDS_MAX, assigned, said, settled
 
+pytestmark = pytest.mark.real("sockets")
+
 SEAL_MS = 300
 DOES_NOT_OPEN = "sealed answers for this peer that do not open what it carried"
 
