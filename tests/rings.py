@@ -40,7 +40,6 @@ FORBIDDEN = {
     "real": set[str](),
 }
 STEP_SECONDS = 1e-4  # so that a loop which waits for a time ends
-DATE_SECONDS = 1_800_000_000  # January 2027
 CLOCKS = ("time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns")
 # The libraries below our code may read clocks: hypothesis and logging do.
 OURS = {"protocol", "consensus", "transport", "rounds", "ledger", "storage", "features", "training", "curation", "rlhf", "web"}
@@ -53,6 +52,7 @@ _real_run, _real_sleep = trio.run, time.sleep
 _ring = "real"  # of the test that runs now; collection may do what it likes
 _broken: list[str] = []
 _reads = 0  # of a clock, by the test that runs
+_began = 0.0  # the date at its start, which dates of files may be compared with
 
 
 def ring_of(item: pytest.Item) -> str:
@@ -93,9 +93,10 @@ async def run_inline(function: Callable[..., Any], *args: object, **options: obj
 @contextmanager
 def enforced(item: pytest.Item) -> Iterator[None]:
     """Run one test, from its set-up to its end, under the rules of its ring."""
-    global _ring, _reads
+    global _ring, _reads, _began
+    ring = ring_of(item)
+    _ring, _reads, _began = ring, 0, time.time()
     with pytest.MonkeyPatch.context() as patch:
-        ring = ring_of(item)
         if ring == "virtual":
             patch.setattr(trio, "run", run_virtually)
             patch.setattr(trio.to_thread, "run_sync", run_inline)
@@ -103,7 +104,6 @@ def enforced(item: pytest.Item) -> Iterator[None]:
             patch.setattr(time, "sleep", partial(_sleep, ring))
             for name in CLOCKS:
                 patch.setattr(time, name, partial(_read_clock, ring, name, getattr(time, name)))
-        _ring, _reads = ring, 0
         _broken.clear()
         try:
             yield
@@ -142,7 +142,7 @@ def _read_clock(ring: str, name: str, real: Callable[[], float]) -> float:
     if ring == "virtual" and in_trio_run():
         seconds += trio.current_time()
     if name.startswith("time"):
-        seconds += DATE_SECONDS
+        seconds += _began
     return int(seconds * 1e9) if name.endswith("_ns") else seconds
 
 

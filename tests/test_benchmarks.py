@@ -135,6 +135,7 @@ def test_an_engine_is_measured_beside_a_plain_loop_wherever_it_is(monkeypatch: p
     assert rows[0].replay_error == 0.0
 
 
+@pytest.mark.real("processes")
 def test_a_missed_bound_is_the_exit_status(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -150,12 +151,14 @@ def test_a_missed_bound_is_the_exit_status(
     assert attacks.main() == 0
 
 
+@pytest.mark.real("processes")
 def test_what_was_missed_is_said_again_at_the_end_of_all_benchmarks() -> None:
     said = "import sys; print('held   a'); print('MISSED b: 3'); sys.exit(1)"
     assert run([sys.executable, "-c", said]) == (1, ["MISSED b: 3"])
     assert run([sys.executable, "-c", "import sys; sys.exit(2)"]) == (2, [])
 
 
+@pytest.mark.real("processes")
 def test_the_commit_is_that_of_this_repository_wherever_the_command_is_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,6 +170,7 @@ def test_the_commit_is_that_of_this_repository_wherever_the_command_is_given(
     assert provenance.provenance(0.0)["commit"] == "unknown"
 
 
+@pytest.mark.real("processes")
 def test_figures_are_on_disk_after_every_row_and_never_in_part(tmp_path: Path) -> None:
     """Whoever ends a run of hours keeps all rows but the one at hand."""
     file = tmp_path / "figures.json"
@@ -195,6 +199,7 @@ def processes_of(tmp_path: Path, *programs: str) -> list[subprocess.Popen[bytes]
     return started
 
 
+@pytest.mark.real("processes")
 def test_a_rival_that_fails_is_not_waited_for_by_the_others(tmp_path: Path) -> None:
     """The first failure ends the run and is the reason, whatever rank it has."""
     started = processes_of(tmp_path, "import threading; threading.Event().wait()", "import sys; sys.exit('no group')")

@@ -329,6 +329,7 @@ async def test_an_engine_of_a_feature_trains_in_a_worker_without_torch(feature: 
             nursery.cancel_scope.cancel()
 
 
+@pytest.mark.real("processes")
 async def test_a_running_peer_has_its_role_its_part_its_blob_its_objective_and_its_table(
     feature: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,6 +7,8 @@ from tests.fuzz import checks, links, wire
 from tests.fuzz.decoders import LOCAL, decoders
 from training.tasks import FROM_WORKER, TO_WORKER
 
+pytestmark = pytest.mark.virtual  # synchronous tests that run Trio
+
 VALUES = 10  # of each type in the default suite; `python -m tests.fuzz --minutes 10` looks further
 NUMBER = 1  # of the random sequence: the suite does the same each time
 

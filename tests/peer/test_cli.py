@@ -59,6 +59,7 @@ def peer(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tm
     return run
 
 
+@pytest.mark.real("processes")
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -131,6 +132,7 @@ def test_config_show_says_where_each_value_comes_from(peer: Callable[..., Result
     assert 'name = "anna"  # command line' in out
 
 
+@pytest.mark.real("processes")
 def test_every_command_explains_itself(peer: Callable[..., Result], capsys: pytest.CaptureFixture[str]) -> None:
     commands = cli.build_parser().commands()
     assert {"init", "status", "train", "demo", "help"} < set(commands)
@@ -155,6 +157,7 @@ def test_every_word_of_the_prompt_is_a_command_but_for_those_about_the_prompt() 
         assert (name in commands) or word.only_at_prompt
 
 
+@pytest.mark.real("processes")
 def test_help_and_version_answer_without_loading_what_is_heavy() -> None:
     code = (
         "import sys\nfrom peer.cli import main\ntry:\n main(['--help'])\nexcept SystemExit: pass\n"

@@ -702,6 +702,7 @@ async def test_control_c_while_a_command_runs_ends_that_command_and_no_other() -
         nursery.cancel_scope.cancel()
 
 
+@pytest.mark.real("processes")
 async def test_a_cancelled_prompt_ends_and_gives_the_terminal_back(keys: PipeInput) -> None:
     prompt = Prompt("> ", None, {})
     for _ in range(20):  # however far the thread has come

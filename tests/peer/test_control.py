@@ -183,6 +183,7 @@ async def test_the_socket_goes_when_the_server_stops(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.real("processes")
 async def test_a_path_too_long_for_a_socket_is_replaced_by_a_short_one_that_consoles_find(tmp_path: Path) -> None:
     deep = tmp_path / ("d" * 120)
     deep.mkdir()

@@ -140,6 +140,7 @@ async def said(daemon: Daemon, beginning: str) -> str:
 SERVE = ("run", "--role", "annotator", "--listen", "127.0.0.1:0")
 
 
+@pytest.mark.real("processes")
 async def test_a_peer_that_serves_annotators_loads_no_torch_and_alone_needs_aiohttp(daemon: Daemon) -> None:
     await daemon.start(*SERVE, "--web-listen", "127.0.0.1:0").answers()
     address = (await said(daemon, "annotators are served at http://127.0.0.1:")).rsplit(" ", 1)[1]
@@ -165,6 +166,7 @@ async def test_where_the_port_for_annotators_is_taken_the_peer_says_so_and_goes_
     assert daemon.terminate() == 0 and "Traceback" not in daemon.log
 
 
+@pytest.mark.real("processes")
 def test_what_every_peer_imports_has_one_event_loop_and_neither_torch_nor_aiohttp() -> None:
     """The part `serve` is there as well, before it runs."""
     script = (

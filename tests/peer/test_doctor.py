@@ -100,6 +100,7 @@ async def test_a_directory_that_is_missing_or_damaged_is_named(directory: DataDi
     assert "no network yet" in fault_of("data", await looked(directory)).text
 
 
+@pytest.mark.real("sockets")
 async def test_a_taken_port_is_a_fault_and_one_that_the_peer_can_do_without_a_warning(directory: DataDirectory) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
@@ -138,6 +139,7 @@ async def test_the_router_and_the_local_network_have_a_row_each_where_they_are_o
     assert [row.level for row in said] == [Level.OK, Level.WARNING]
 
 
+@pytest.mark.real("sockets")
 async def test_a_peer_that_could_never_have_a_link_is_not_started_and_the_doctor_says_so(directory: DataDirectory) -> None:
     found = fault_of("port", await looked(directory, listen="none"))
     assert found.level == Level.FAULT and "knows nobody to dial" in found.text and "--bootstrap" in found.advice
@@ -157,6 +159,7 @@ async def test_settings_that_cannot_be_read_are_a_finding() -> None:
     assert (found.check, found.level) == ("settings", Level.FAULT) and "trayner" in found.text and "trainer" in found.advice
 
 
+@pytest.mark.real("sockets")
 def test_the_command_says_it_all_in_json_and_by_its_exit_status(directory: DataDirectory) -> None:
     directory.identity_key.chmod(0o644)
     words = ("doctor", "--data-dir", str(directory.path), "--listen", "127.0.0.1:0", "--role", "voter")
@@ -251,6 +254,7 @@ async def test_a_call_tells_who_answers_or_why_nobody_does(monkeypatch: pytest.M
         assert "no answer within" in (await calling.call(f"127.0.0.1:{silent.getsockname()[1]}", CHAIN)).why
 
 
+@pytest.mark.real("sockets")
 async def test_a_peer_of_the_wire_version_before_answers_and_one_of_an_unknown_version_is_named() -> None:
     async with answering(versions=(2,)) as swarm:
         assert (await calling.call(swarm.address, CHAIN)).peer == ALICE.public

@@ -109,6 +109,7 @@ def test_who_is_suspended_and_why_is_told_when_the_log_has_forgotten_it() -> Non
     assert suspensions(court.state) == ()
 
 
+@pytest.mark.real("processes")
 async def test_a_folder_of_texts_with_a_tokenizer_of_its_own_trains(trainer: Daemon, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text(SENTENCE * 30)
     (tmp_path / "b.md").write_text("# A heading\n\n" + SENTENCE * 30)
@@ -157,6 +158,7 @@ async def test_token_shards_train_as_their_manifest_says(trainer: Daemon, tmp_pa
 SPARSE = ("local", "compression=sparse", "inner_state=keep", "beta1=0.9")
 
 
+@pytest.mark.real("processes")
 @pytest.mark.parametrize(
     "settings",
     [("per-step",), ("per-step", "memory=estimates"), (*SPARSE, "audit=full", "inner=muon"), (*SPARSE, "audit=sampled")],
@@ -175,6 +177,7 @@ async def test_every_preset_trains_with_what_it_keeps_from_round_to_round(traine
     assert events == []
 
 
+@pytest.mark.real("processes")
 async def test_an_adamw_of_everybody_sends_four_bits_unless_told_otherwise(trainer: Daemon) -> None:
     sent = []
     for bits in ([], ["--set", "bits=1"]):
@@ -185,6 +188,7 @@ async def test_an_adamw_of_everybody_sends_four_bits_unless_told_otherwise(train
     assert sent == [4, 1]
 
 
+@pytest.mark.real("processes")
 def test_what_cannot_be_trained_on_is_one_line_that_names_it(trainer: Daemon, tmp_path: Path) -> None:
     (tmp_path / "empty.txt").touch()
     (tmp_path / "binary.txt").write_bytes(bytes(range(256)) * 40)
@@ -243,6 +247,7 @@ async def test_text_of_ones_own_is_looked_at_before_the_job_starts(tmp_path: Pat
             own.write_text("abc")
 
 
+@pytest.mark.real("processes")
 def test_a_trainer_whose_own_text_cannot_be_read_does_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import_torch_for_ever(tmp_path, monkeypatch)
     assert command("init", "--network", "lab", "--data-dir", str(tmp_path / "peer"))[0] == 0

@@ -45,6 +45,7 @@ def descendants(pid: int, count: int) -> list[int]:
     return found()
 
 
+@pytest.mark.real("processes")
 def test_control_c_ends_the_command_that_runs_and_not_the_peer(directory: Path) -> None:
     silent = socket.create_server(("127.0.0.1", 0))  # a dial that waits for its greeting
     silent.settimeout(SECONDS_MAX)
@@ -64,6 +65,7 @@ def test_control_c_ends_the_command_that_runs_and_not_the_peer(directory: Path) 
         assert shown.wait() == 0
 
 
+@pytest.mark.real("processes")
 def test_the_prompt_says_who_it_is_and_what_happens_and_leaves_the_line_being_typed_whole(
     directory: Path, tmp_path: Path
 ) -> None:
@@ -87,6 +89,7 @@ def test_the_prompt_says_who_it_is_and_what_happens_and_leaves_the_line_being_ty
         assert "erin" in shown.until(r"peer> log 30\n(.*\n){3,}peer>$").split("log 30")[1]
 
 
+@pytest.mark.real("processes")
 def test_a_peer_ends_in_good_order_with_the_terminal_of_its_prompt(directory: Path) -> None:
     with terminal(*RUN, "--data-dir", str(directory)) as shown:
         shown.until("peer>$")
@@ -97,6 +100,7 @@ def test_a_peer_ends_in_good_order_with_the_terminal_of_its_prompt(directory: Pa
     assert "stopping on SIGHUP" in log and "Traceback" not in log
 
 
+@pytest.mark.real("processes")
 def test_a_daemon_without_a_terminal_reopens_its_log_at_sighup_and_goes_on(directory: Path, tmp_path: Path) -> None:
     log, moved = tmp_path / "rotated.log", tmp_path / "rotated.log.1"
     with daemons([directory]) as (daemon,):

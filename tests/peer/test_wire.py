@@ -130,6 +130,7 @@ def flipped(data: bytes, position: int) -> bytes:
     return data[:position] + bytes([data[position] ^ 0x10]) + data[position + 1 :]
 
 
+@pytest.mark.real("sockets")
 @pytest.mark.parametrize(
     ("position", "reason"),
     [(0, "not-folkmoot"), (MAGIC_BYTES + 1, "wrong-version"), (MAGIC_BYTES + 2, "wrong-chain")],
@@ -149,6 +150,7 @@ async def test_another_chain_is_refused(target: Target) -> None:
         await closed_for(target, "wrong-chain", hostile, before)
 
 
+@pytest.mark.real("sockets")
 async def test_a_version_that_was_changed_on_the_way_fails_the_handshake(target: Target) -> None:
     """Somebody between the two makes our version look like an older one: the prologues differ."""
     before = await target.refused("handshake")
@@ -337,6 +339,7 @@ async def test_a_bad_message_ends_the_connection(
         await closed_for(target, reason, hostile, before)
 
 
+@pytest.mark.real("sockets")
 async def test_garbage_on_the_transports_own_channel_ends_the_connection(target: Target) -> None:
     before = await target.refused("unknown-message")
     async with link(target.address, target.chain_id) as hostile:
@@ -379,6 +382,7 @@ async def counted(target: Target, reason: str, before: int) -> None:
     await poll(lambda: target.counts_more(reason, before))
 
 
+@pytest.mark.real("sockets")
 async def test_round_messages_of_the_wrong_people_and_rounds_are_counted(target: Target) -> None:
     async with link(target.address, target.chain_id, target.founder) as hostile:
         view = await open_round(target, hostile)
@@ -396,6 +400,7 @@ async def test_round_messages_of_the_wrong_people_and_rounds_are_counted(target:
         await target.decides()
 
 
+@pytest.mark.real("sockets")
 async def test_old_votes_replayed_and_messages_from_far_ahead_change_nothing(target: Target) -> None:
     async with link(target.address, target.chain_id, target.founder) as hostile:
         await target.decides()
@@ -412,6 +417,7 @@ async def test_old_votes_replayed_and_messages_from_far_ahead_change_nothing(tar
         assert links[peer_id(target.founder.public)] is not None
 
 
+@pytest.mark.real("sockets")
 async def test_a_flood_of_transactions_is_bounded_and_does_not_stop_decisions(target: Target) -> None:
     stranger = Identity.generate()
     height = (await target.client.status()).height
@@ -452,6 +458,7 @@ async def test_a_proposal_out_of_turn_ends_the_connection(target: Target) -> Non
         await hostile.closed()  # on a busy machine it was said more than once, and may be counted so
 
 
+@pytest.mark.real("sockets")
 async def test_who_is_proven_to_have_signed_two_proposals_is_expelled_whoever_shows_the_proof(target: Target) -> None:
     """The last of the founder's doings: nobody listens to it afterwards."""
     pair = [Proposal(bytes(32), 0, bytes(32), bytes([n]) * 32, 8, bytes(32), None) for n in range(2)]
@@ -472,6 +479,7 @@ async def _shows_expelled(daemon: Daemon, key: str) -> bool:
     return view.gone.startswith("expelled at height") and not view.member and not view.voter
 
 
+@pytest.mark.real("sockets")
 async def test_after_all_this_the_network_decides_and_no_daemon_has_complained_of_itself(target: Target) -> None:
     await target.decides()
     founders = {peer_id(target.founder.public), *(view.peer for view in await target.client.peers() if view.member)}

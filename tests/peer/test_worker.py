@@ -150,6 +150,7 @@ async def test_the_own_proposal_goes_before_audits_and_audits_before_evaluation(
     assert await order_of(fake, waiting) == ["propose", "audit", "evaluate", "evaluate again"]
 
 
+@pytest.mark.real("processes")
 async def test_re_executing_a_round_waits_for_the_evaluations_before_it_and_not_for_those_that_come_later(fake: Fake) -> None:
     """A peer that measures every model, and needs as long for it as a round takes, is asked for the next one all the time."""
     waiting: list[tasks.Request[Any]] = [
@@ -161,6 +162,7 @@ async def test_re_executing_a_round_waits_for_the_evaluations_before_it_and_not_
     assert await order_of(fake, waiting) == ["propose", "evaluate", "re-execute", "evaluate the next model"]
 
 
+@pytest.mark.real("processes")
 @pytest.mark.parametrize("what, why", [("die", "exit status 7: last words"), ("killed", "SIGKILL"), ("garbage", "framing")])
 async def test_when_the_worker_dies_its_request_fails_and_the_next_one_finds_a_new_worker_with_the_jobs_open(
     fake: Fake, what: str, why: str
@@ -186,6 +188,7 @@ async def test_requests_that_wait_survive_the_death_of_the_worker(fake: Fake) ->
     assert fake.worker.restarts == 1
 
 
+@pytest.mark.real("processes")
 async def test_a_kill_out_of_the_blue_is_taken_for_lack_of_memory_and_halves_the_micro_batch(fake: Fake) -> None:
     await fake.worker.ask(open_job("text"))
     for expected in (2, 1, 1):
@@ -310,6 +313,7 @@ def files(tmp_path: Path) -> Files:
     return Files(tmp_path)
 
 
+@pytest.mark.real("processes")
 async def test_the_real_worker_started_in_any_folder_proposes_and_accepts_its_own_proposal_but_not_another(
     files: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -369,6 +373,7 @@ def test_texts_of_one_model_share_its_parameters(tmp_path: Path) -> None:
     assert not jobs._mapped, "a model that no text has is given back"
 
 
+@pytest.mark.real("processes")
 def test_the_real_worker_ends_with_its_pipe_and_keeps_stray_prints_out_of_the_conversation() -> None:
     script = "import peer.worker.main as w, torch; torch.get_num_threads = lambda: print('stray', flush=True) or 1; w.main()"
     ended = subprocess.run([sys.executable, "-c", script], input=b"", capture_output=True, timeout=SECONDS_MAX, check=True)
@@ -378,6 +383,7 @@ def test_the_real_worker_ends_with_its_pipe_and_keeps_stray_prints_out_of_the_co
     assert b"stray" in errors and b"stray" not in output
 
 
+@pytest.mark.real("processes")
 def test_the_daemons_side_does_not_import_torch() -> None:
     script = (
         "import sys, peer.worker.supervisor, training.replay.proposals, training.checkpoint; sys.exit('torch' in sys.modules)"

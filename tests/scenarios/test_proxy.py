@@ -150,6 +150,7 @@ async def test_both_ends_send_it_segments_of_an_ethernet() -> None:
             assert 0 < stream.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG) <= SEGMENT_BYTES
 
 
+@pytest.mark.real("sockets")
 async def test_a_byte_takes_its_delay_and_many_bytes_wait_for_the_uplink_that_all_links_share() -> None:
     delay, rate, count = 0.1, 1 << 20, 1 << 18
     async with place(Profile("slow", (Moment(up=rate, round_trip_seconds=2 * delay),))) as made:

@@ -50,6 +50,7 @@ def is_over(network: Swarm, peer: Swarm, relay: Swarm | None) -> bool:
     return info is not None and info.by == (relay.me if relay else None)
 
 
+@pytest.mark.real("sockets")
 async def test_two_that_accept_nothing_are_linked_over_a_third_that_cannot_read_them(
     tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,6 +178,7 @@ def asked(hidden: Swarm) -> set[bytes]:
     return {*hidden._detours._relays()}
 
 
+@pytest.mark.real("sockets")
 async def test_what_one_end_does_not_read_is_its_speaker_s_in_the_relay_and_at_that_end(
     tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:

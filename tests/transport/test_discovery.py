@@ -45,6 +45,7 @@ async def test_two_groups_find_each_other_by_one_who_knows_one_of_each(tcp: Swar
         await linked(alice, bob, carol, dave, eve)
 
 
+@pytest.mark.real("sockets")
 async def test_the_record_of_somebody_who_is_away_is_passed_on_by_those_who_only_heard_of_it(tcp: SwarmWorld) -> None:
     with trio.fail_after(DEADLINE_SECONDS):
         alice = await tcp.start(ALICE, bootstrap=[])
@@ -80,6 +81,7 @@ async def test_who_claims_the_address_of_another_does_not_hide_it(tcp: SwarmWorl
         await linked(bob, alice)
 
 
+@pytest.mark.real("sockets")
 async def test_a_peer_that_starts_again_elsewhere_is_found_there_though_others_hold_a_newer_record(tcp: SwarmWorld) -> None:
     with trio.fail_after(DEADLINE_SECONDS):
         bob = await tcp.start(BOB, bootstrap=[])
@@ -93,6 +95,7 @@ async def test_a_peer_that_starts_again_elsewhere_is_found_there_though_others_h
         await linked(alice, bob, carol)
 
 
+@pytest.mark.real("sockets")
 async def test_whoever_sends_an_old_record_of_its_own_is_told_the_newer_one_and_signs_above_it(tcp: SwarmWorld) -> None:
     with trio.fail_after(DEADLINE_SECONDS):
         alice, bob = await tcp.pair()
@@ -145,6 +148,7 @@ def hanging(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return dialed
 
 
+@pytest.mark.real("sockets")
 @pytest.mark.parametrize(("who", "book_max"), [(Standing.STRANGER, 128), (Standing.MEMBER, 256)])
 async def test_who_names_addresses_that_lead_nowhere_holds_up_no_dial_of_others(
     tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch, hanging: Counter[str], who: Standing, book_max: int
@@ -188,6 +192,7 @@ async def test_names_that_nobody_answers_for_hold_up_no_other_thread(tcp: SwarmW
         over.set()
 
 
+@pytest.mark.real("sockets")
 async def test_a_name_that_leads_nearer_than_it_seems_is_followed_only_if_the_operator_gave_it(
     tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,6 +208,7 @@ async def test_a_name_that_leads_nearer_than_it_seems_is_followed_only_if_the_op
         assert await alice.connect(name) == bob.me
 
 
+@pytest.mark.real("sockets")
 async def test_what_a_stranger_names_is_dialed_once_and_a_member_that_names_it_too_is_believed(
     tcp: SwarmWorld, hanging: Counter[str]
 ) -> None:
@@ -235,6 +241,7 @@ async def test_an_address_that_is_claimed_again_and_again_leaves_no_task_behind(
         await until(lambda: len(alice._dialer._nursery.child_tasks) <= tasks)
 
 
+@pytest.mark.real("sockets")
 async def test_records_of_strangers_are_told_to_those_who_ask_and_passed_on_to_nobody(tcp: SwarmWorld) -> None:
     with trio.fail_after(DEADLINE_SECONDS):
         alice = await tcp.start(ALICE, bootstrap=[], standing_of=standing(eve=Standing.STRANGER))

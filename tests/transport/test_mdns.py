@@ -132,6 +132,7 @@ class Service:
         return self._hosts
 
 
+@pytest.mark.real("sockets")
 def test_only_addresses_of_this_network_and_chain_are_taken_and_few_of_one_service() -> None:
     peer, tag = Heard(CHAIN), chain_tag(CHAIN).hex().encode()
     networks = mdns._networks(HERE)
@@ -161,6 +162,7 @@ async def test_so_many_names_are_remembered_and_no_more(monkeypatch: pytest.Monk
     assert len(peer.mdns._names) == NAMES_MAX - 1
 
 
+@pytest.mark.real("sockets")
 async def test_what_is_found_is_dialed_within_bounds_and_forgotten_when_nobody_answers(
     tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:

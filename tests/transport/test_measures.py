@@ -128,6 +128,7 @@ def test_what_the_kernel_sent_twice_is_counted_once() -> None:
     assert History().retransmitted(0.0) is None
 
 
+@pytest.mark.real("sockets")
 def test_the_kernel_is_understood() -> None:
     if (told := getattr(socket, "TCP_INFO", None)) is None:
         pytest.skip("this kernel has no TCP_INFO")

@@ -283,6 +283,7 @@ def fetched_over_a_kill(folder: Path, size: int, part_bytes: int, kill_after: in
     return served, grown
 
 
+@pytest.mark.real("processes")
 def test_after_kill_9_no_part_comes_twice(tmp_path: Path) -> None:
     fetched_over_a_kill(tmp_path, 200 * PART + 5, PART, kill_after=20)
 

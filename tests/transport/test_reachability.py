@@ -116,6 +116,7 @@ def test_two_that_lie_do_not_outvote_those_who_do_not(liars_first: bool) -> None
 # Real sockets ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.real("sockets")
 async def test_a_peer_that_dials_everybody_is_dialed_back_and_knows_that_it_is_reached(tcp: SwarmWorld) -> None:
     with trio.fail_after(DEADLINE_SECONDS):
         alice, bob = await tcp.start(ALICE, bootstrap=[]), await tcp.start(BOB, bootstrap=[])

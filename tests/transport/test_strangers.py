@@ -39,6 +39,7 @@ async def connected(tcp: SwarmWorld, network: Swarm, identity: Identity = BOB) -
     return stream, session
 
 
+@pytest.mark.real("sockets")
 async def test_strangers_that_take_nothing_hold_no_more_than_their_budget_and_members_have_their_own(tcp: SwarmWorld) -> None:
     with trio.fail_after(DEADLINE_SECONDS):
         alice = await tcp.start(ALICE, standing_of=standing(dave=Standing.MEMBER))
@@ -56,6 +57,7 @@ async def test_strangers_that_take_nothing_hold_no_more_than_their_budget_and_me
         assert all(alice.send(DAVE.public, message, Priority.BULK) for _ in range(32))
 
 
+@pytest.mark.real("sockets")
 async def test_of_strangers_the_one_that_holds_most_gives_way_and_not_the_one_with_little(tcp: SwarmWorld) -> None:
     with trio.fail_after(DEADLINE_SECONDS):
         alice = await tcp.start(ALICE, standing_of=standing())
@@ -70,6 +72,7 @@ async def test_of_strangers_the_one_that_holds_most_gives_way_and_not_the_one_wi
         assert alice.refused() == {"queue-full": 1, "memory-full": 1}
 
 
+@pytest.mark.real("sockets")
 async def test_messages_that_come_in_part_are_counted_and_cost_the_stranger_its_link(tcp: SwarmWorld) -> None:
     with trio.fail_after(DEADLINE_SECONDS):
         alice = await tcp.start(ALICE, standing_of=standing())
@@ -139,6 +142,7 @@ async def test_of_all_links_the_lowest_standing_gives_way() -> None:
         assert slots.least(links) is link
 
 
+@pytest.mark.real("sockets")
 async def test_strangers_have_slots_of_their_own_and_the_oldest_of_the_fullest_host_gives_way(
     tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -346,6 +350,7 @@ async def test_an_invitation_is_shown_before_strangers_are_waited_for(tcp: Swarm
         await until(lambda: guests == {guest.me})
 
 
+@pytest.mark.real("sockets")
 async def test_whoever_shows_an_invitation_is_a_guest_and_takes_no_slot_of_strangers(
     tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:

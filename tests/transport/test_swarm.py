@@ -76,6 +76,7 @@ async def dial_each_other(tcp: SwarmWorld) -> None:
         nursery.cancel_scope.cancel()
 
 
+@pytest.mark.real("sockets")
 @pytest.mark.parametrize("old_dials", [True, False])
 async def test_a_peer_of_the_version_before_is_linked_at_once_and_hears_nothing_newer(tcp: SwarmWorld, old_dials: bool) -> None:
     told: list[str] = []
@@ -99,6 +100,7 @@ async def test_a_peer_of_the_version_before_is_linked_at_once_and_hears_nothing_
 # Dials that fail ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.real("sockets")
 async def test_an_address_that_cannot_be_reached_is_told_with_reason_tries_and_the_time_of_the_next(
     tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,6 +193,7 @@ async def test_connect_does_not_wait_for_the_pause_after_failures(tcp: SwarmWorl
             nursery.cancel_scope.cancel()
 
 
+@pytest.mark.real("sockets")
 async def test_what_is_advertised_is_told_to_others_in_the_place_of_where_a_peer_listens(tcp: SwarmWorld) -> None:
     bob = tcp.make(BOB, MemoryBlobs(), listen=free_address(), advertise=["bob.example.org:7700", "10.9.8.7:7700"])
     alice = tcp.make(ALICE, MemoryBlobs(), listen=free_address())
@@ -442,6 +445,7 @@ async def test_two_machines_with_one_key_meet_through_a_peer_that_knows_both(tcp
         assert not {*original.refused(), *copy.refused()} - {"truncated"}
 
 
+@pytest.mark.real("sockets")
 async def test_what_is_said_of_my_own_key_and_leads_to_myself_is_no_other_machine_and_dialed_once(tcp: SwarmWorld) -> None:
     with trio.fail_after(DEADLINE_SECONDS):
         alice = await tcp.start(ALICE, bootstrap=[], listen="0.0.0.0:0")
@@ -524,6 +528,7 @@ async def test_dropping_a_stranger_is_counted_and_keeps_it_out(tcp: SwarmWorld, 
         assert bob.me not in alice.connected()
 
 
+@pytest.mark.real("sockets")
 async def test_connect_meets_whoever_is_at_the_address_now_not_whom_it_was_heard_to_be(tcp: SwarmWorld) -> None:
     """Carol tells Alice that Dave is where Bob has come since; Alice has no link with Dave."""
     with trio.fail_after(DEADLINE_SECONDS):
@@ -569,6 +574,7 @@ async def test_what_a_resolver_cannot_read_is_a_dial_that_failed(
         await linked(alice, await tcp.start(BOB, bootstrap=[alice.address]))
 
 
+@pytest.mark.real("sockets")
 async def test_whoever_has_a_network_of_ipv6_pushes_out_its_own_half_open_connections(
     tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,6 +42,7 @@ def person(daemon: Daemon, key: str) -> Any:
     return daemon.driver.state.of(CurationState).annotators.get(bytes.fromhex(key))
 
 
+@pytest.mark.real("sockets")
 async def test_somebody_without_a_key_labels_signs_out_and_comes_back_after_a_restart(tmp_path: Path) -> None:
     room = Room(tmp_path)
     async with room.serving() as (daemon, site):
