@@ -6,8 +6,9 @@
 | virtual | asynchronous ones without a marker         | autojump, of the test  | connections, listeners, processes, sleeping  |
 | real    | tests with the marker `real`, and a reason | the machine's          | nothing                                      |
 
-A virtual test has no threads beside Trio's: `trio.to_thread.run_sync` calls its function at once, in the event loop. A mock clock
-that jumps while a thread works would end deadlines at random.
+A mock clock that jumps while a thread works would end deadlines at random. So `trio.to_thread.run_sync` calls its function in the
+event loop in a virtual test. A function that calls back into Trio needs a thread: tests marked `virtual(threads=True)` have
+threads, and their clock stands still while one of them works.
 
 Tests of the real ring wait for progress with the helpers of `tests/waiting.py`. These raise `PatienceEnded`, the one failure that
 `tests/run.py` tries a second time.
@@ -24,6 +25,7 @@ from contextlib import contextmanager
 from datetime import UTC, date, datetime, timedelta
 from functools import partial
 from inspect import iscoroutinefunction
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +51,7 @@ QUARANTINED_MAX = 5  # more than a person can look after in two weeks
 QUARANTINE_DAYS_MAX = 14
 
 _real_run, _real_sleep = trio.run, time.sleep
+_real_run_sync, _real_from_thread = trio.to_thread.run_sync, trio.from_thread.run
 _ring = "real"  # of the test that runs now; collection may do what it likes
 _broken: list[str] = []
 _reads = 0  # of a clock, by the test that runs
@@ -75,7 +78,8 @@ def mark(items: list[pytest.Item]) -> None:
     """Give each test the marker of its ring, and the virtual ones their clock."""
     for item in items:
         ring = ring_of(item)
-        item.add_marker(ring if ring != "real" else pytest.mark.real(item.get_closest_marker("real").args[0]))  # type: ignore[union-attr]
+        if item.get_closest_marker(ring) is None:
+            item.add_marker(ring)
         if ring == "virtual" and _is_async(item):
             item.add_marker(pytest.mark.trio(run=run_virtually), append=False)
 
@@ -84,10 +88,44 @@ def run_virtually(function: Callable[..., Any], *args: object, clock: trio.abc.C
     return _real_run(function, *args, clock=clock or MockClock(autojump_threshold=0), **options)
 
 
+def _run_on(threads: ThreadClock, function: Callable[..., Any], *args: object, clock: trio.abc.Clock | None = None, **options: Any) -> Any:
+    assert clock is None, "a test with threads has a clock of its own"
+    return _real_run(function, *args, clock=threads.clock, **options)
+
+
 async def run_inline(function: Callable[..., Any], *args: object, **options: object) -> Any:
     """Stand in for `trio.to_thread.run_sync`: the same checkpoint and context, and no thread."""
     await trio.lowlevel.checkpoint()
     return contextvars.copy_context().run(function, *args)
+
+
+class ThreadClock:
+    """Threads of Trio, and an autojump clock that jumps only while none of them works."""
+
+    def __init__(self) -> None:
+        self.clock = MockClock(autojump_threshold=0)
+        self._working = 0
+
+    def work(self, change: int) -> None:
+        self._working += change
+        self.clock.autojump_threshold = inf if self._working else 0
+
+    async def run_in_thread(self, function: Callable[..., Any], *args: object, **options: Any) -> Any:
+        self.work(+1)
+        try:
+            return await _real_run_sync(function, *args, **options)
+        finally:
+            self.work(-1)
+
+    def run_from_thread(self, function: Callable[..., Any], *args: object, **options: Any) -> Any:
+        async def wait_in_virtual_time() -> Any:
+            self.work(-1)
+            try:
+                return await function(*args)
+            finally:
+                self.work(+1)
+
+        return _real_from_thread(wait_in_virtual_time, **options)
 
 
 @contextmanager
@@ -99,7 +137,7 @@ def enforced(item: pytest.Item) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if ring == "virtual":
             patch.setattr(trio, "run", run_virtually)
-            patch.setattr(trio.to_thread, "run_sync", run_inline)
+            _replace_threads(item, patch)
         if ring != "real":
             patch.setattr(time, "sleep", partial(_sleep, ring))
             for name in CLOCKS:
@@ -109,6 +147,18 @@ def enforced(item: pytest.Item) -> Iterator[None]:
             yield
         finally:
             _ring = "real"
+
+
+def _replace_threads(item: pytest.Item, patch: pytest.MonkeyPatch) -> None:
+    marker = item.get_closest_marker("virtual")
+    if marker is None or not marker.kwargs.get("threads"):
+        patch.setattr(trio.to_thread, "run_sync", run_inline)
+        return
+    threads = ThreadClock()
+    patch.setattr(trio, "run", partial(_run_on, threads))
+    item.add_marker(pytest.mark.trio(run=partial(_run_on, threads)), append=False)
+    patch.setattr(trio.to_thread, "run_sync", threads.run_in_thread)
+    patch.setattr(trio.from_thread, "run", threads.run_from_thread)
 
 
 def broken() -> list[str]:

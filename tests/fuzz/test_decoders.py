@@ -42,5 +42,6 @@ def test_no_length_prefix_makes_a_decoder_take_more_memory_than_its_bound(name: 
     checks.keeps_to_its_memory(decoders()[name], values=2, number=NUMBER)
 
 
+@pytest.mark.real("sockets")
 def test_links_hear_any_messages_in_any_order() -> None:
     links.hear_anything(values=5, number=NUMBER)

@@ -67,6 +67,8 @@ from training.spec import AuditMode, InnerStatePolicy, JobSpec
 from training.transformer import ModelSpec
 from transport.network import Priority
 
+pytestmark = pytest.mark.virtual(threads=True)  # a replay fetches its states from within the worker
+
 MODEL = ModelSpec(context=8, width=8, layers=1, heads=2, kv_heads=1, hidden=8)
 TEXT = b"Nobody is above the others. " * 40
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 import asyncio
 from typing import Any
 
@@ -27,6 +29,7 @@ class Looks:
         return found
 
 
+@pytest.mark.real("aiohttp's event loop")
 def test_whoever_listens_already_misses_nothing_that_comes_with_the_look_of_another() -> None:
     async def listen() -> None:
         looks: Any = Looks()
