@@ -75,8 +75,11 @@ def _is_async(item: pytest.Item) -> bool:
 
 
 def mark(items: list[pytest.Item]) -> None:
-    """Give each test the marker of its ring, and the virtual ones their clock."""
+    """Give each test the marker of its ring, the virtual ones their clock, and those in quarantine leave to fail."""
+    reasons = quarantined()
     for item in items:
+        if (reason := reasons.get(item.nodeid.partition("[")[0])) is not None:
+            item.add_marker(pytest.mark.xfail(reason=reason, strict=False))
         ring = ring_of(item)
         if item.get_closest_marker(ring) is None:
             item.add_marker(ring)
@@ -88,7 +91,9 @@ def run_virtually(function: Callable[..., Any], *args: object, clock: trio.abc.C
     return _real_run(function, *args, clock=clock or MockClock(autojump_threshold=0), **options)
 
 
-def _run_on(threads: ThreadClock, function: Callable[..., Any], *args: object, clock: trio.abc.Clock | None = None, **options: Any) -> Any:
+def _run_on(
+    threads: ThreadClock, function: Callable[..., Any], *args: object, clock: trio.abc.Clock | None = None, **options: Any
+) -> Any:
     assert clock is None, "a test with threads has a clock of its own"
     return _real_run(function, *args, clock=threads.clock, **options)
 

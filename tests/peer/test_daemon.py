@@ -20,6 +20,7 @@ from protocol.api import PieceView, TrainRequest
 from protocol.errors import UserError
 from protocol.sampling import TOKENS_MAX, Sampling
 from tests.peer.processes import SECONDS_MAX, Daemon, children, command, daemons, has_aiohttp, has_torch, peer
+from tests.waiting import patience
 from training.host import ModelHost
 
 
@@ -50,7 +51,7 @@ async def test_with_its_default_settings_it_trains(daemon: Daemon) -> None:
     await daemon.start("run", "--listen", "127.0.0.1:0").answers()
     tiny = {"model.width": "16", "model.layers": "1", "model.hidden": "16", "local_steps": "1", "batch": "1"}
     await daemon.client.train(TrainRequest("tiny", "", 1, 0, tiny))
-    with trio.fail_after(SECONDS_MAX):
+    with patience():
         while not (rounds := await daemon.client.rounds(1)):
             await daemon.client.events(-1, 0.1)
             await trio.sleep(0.05)
@@ -62,7 +63,7 @@ async def test_with_its_default_settings_it_trains(daemon: Daemon) -> None:
     with pytest.raises(UserError, match="the model is that of job 'tiny'"):
         await daemon.client.train(TrainRequest("more", "", 1, 0, tiny | {"model.width": "32"}, "tiny"))
     await daemon.client.train(TrainRequest("more", "", 1, 0, {"local_steps": "1", "batch": "1"}, "tiny"))
-    with trio.fail_after(SECONDS_MAX):
+    with patience():
         while len(await daemon.client.rounds(2)) < 2:
             await daemon.client.events(-1, 0.1)
             await trio.sleep(0.05)
@@ -129,7 +130,7 @@ async def test_a_voter_loads_no_torch_not_even_after_a_round(daemon: Daemon) -> 
 
 async def said(daemon: Daemon, beginning: str) -> str:
     """The event of the part `serve` that begins so."""
-    with trio.fail_after(SECONDS_MAX):
+    with patience():
         while True:
             texts = [event.text for event in await daemon.client.events(0, 0.1) if event.kind == "serve"]
             if texts:

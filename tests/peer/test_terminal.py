@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.peer.processes import children, command, daemons, ended, import_torch_for_ever
-from tests.peer.screen import SECONDS_MAX, terminal
+from tests.peer.screen import terminal
+from tests.waiting import patience_seconds
 
 RUN = ("run", "--role", "voter", "--listen", "127.0.0.1:0")
 SHORT = ("model.width=32", "model.layers=1", "model.hidden=64", "model.context=64", "local_steps=5", "batch=2")
@@ -29,7 +30,7 @@ def directory(tmp_path: Path) -> Path:
 
 
 def soon(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + SECONDS_MAX
+    deadline = time.monotonic() + patience_seconds()
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -48,7 +49,7 @@ def descendants(pid: int, count: int) -> list[int]:
 @pytest.mark.real("processes")
 def test_control_c_ends_the_command_that_runs_and_not_the_peer(directory: Path) -> None:
     silent = socket.create_server(("127.0.0.1", 0))  # a dial that waits for its greeting
-    silent.settimeout(SECONDS_MAX)
+    silent.settimeout(patience_seconds())
     command = f"connect 127.0.0.1:{silent.getsockname()[1]}"
     with silent, terminal(*RUN, "--data-dir", str(directory)) as shown:
         shown.until("peer>$")
@@ -94,7 +95,7 @@ def test_a_peer_ends_in_good_order_with_the_terminal_of_its_prompt(directory: Pa
     with terminal(*RUN, "--data-dir", str(directory)) as shown:
         shown.until("peer>$")
         shown.close()
-        assert shown.process.wait(SECONDS_MAX) == 0
+        assert shown.wait() == 0
     assert not (directory / "control.sock").exists()
     log = (directory / "peer.log").read_text()
     assert "stopping on SIGHUP" in log and "Traceback" not in log

@@ -45,7 +45,8 @@ from protocol.reasons import Verdict
 from tests.ledger.world import MODULES
 from tests.peer.hostile import Hostile, Masquerade, connection, link
 from tests.peer.network import SCRATCH
-from tests.peer.processes import SECONDS_MAX, Daemon, daemons, poll
+from tests.peer.processes import Daemon, daemons, poll
+from tests.waiting import patience
 from transport.framing import Channel
 
 MAGIC_BYTES = 8
@@ -87,7 +88,7 @@ class Target:
     async def decides(self) -> None:
         """A scratch round passes, and all three have one root."""
         job = await self.client.test()
-        with trio.fail_after(SECONDS_MAX):
+        with patience():
             while True:
                 jobs = [item for daemon in self.honest for item in await daemon.client.jobs() if item.job == job]
                 statuses = [await daemon.client.status() for daemon in self.honest]
@@ -159,7 +160,7 @@ async def test_a_version_that_was_changed_on_the_way_fails_the_handshake(target:
         data[MAGIC_BYTES + 1] = WIRE_VERSIONS[0]
         await hostile.write(bytes(data))
         received = b""
-        with trio.fail_after(SECONDS_MAX):
+        with patience():
             while len(received) < 18 + 32 + 48 + 96 + 16:
                 received += await hostile.stream.receive_some(1 << 16)
         await hostile.write(bytes(32 + 16 + 96 + 16))
@@ -171,7 +172,7 @@ async def test_a_handshake_with_a_flipped_bit_is_refused(target: Target) -> None
     before = await target.refused("handshake")
     async with connection(target.address, target.chain_id) as hostile:
         await hostile.write(hostile.session.data_to_send())
-        with trio.fail_after(SECONDS_MAX):
+        with patience():
             while hostile.session.peer is None:
                 hostile.session.receive(await hostile.stream.receive_some(1 << 16))
         await hostile.write(flipped(hostile.session.data_to_send(), 20))
@@ -370,7 +371,7 @@ async def open_round(target: Target, hostile: Hostile) -> JobView:
     transaction = Transaction(nonce, height + 100, "job/start", codec.encode(start))
     job = job_id(target.founder.public, transaction).hex()
     await hostile.say(codec.encode(relay(target, transaction)))
-    with trio.fail_after(SECONDS_MAX):
+    with patience():
         while True:
             for view in await target.client.jobs():
                 if view.job == job:
@@ -404,7 +405,7 @@ async def test_round_messages_of_the_wrong_people_and_rounds_are_counted(target:
 async def test_old_votes_replayed_and_messages_from_far_ahead_change_nothing(target: Target) -> None:
     async with link(target.address, target.chain_id, target.founder) as hostile:
         await target.decides()
-        with trio.fail_after(SECONDS_MAX):
+        with patience():
             while not (old := [message for message in hostile.heard if isinstance(message, (Vote, Decision, Proposed))]):
                 await hostile.read()
         await target.decides()
@@ -445,7 +446,7 @@ def may_lead(target: Target, height: int, view: int) -> bool:
 async def test_a_proposal_out_of_turn_ends_the_connection(target: Target) -> None:
     before = await target.refused("not-the-leader")
     async with link(target.address, target.chain_id, target.founder) as hostile:
-        with trio.fail_after(SECONDS_MAX):
+        with patience():
             while await target.refused("not-the-leader") == before:  # if it was decided, or given up, meanwhile, it says nothing
                 height = (await target.client.status()).height + 1
                 view = next(view for view in range(4) if not may_lead(target, height, view))

@@ -22,6 +22,7 @@ from peer.worker.supervisor import Worker, WorkerDied, WorkerFailed
 from protocol.errors import LocalProtocolError, UserError
 from protocol.reasons import Verdict
 from protocol.sampling import Sampling
+from tests.waiting import patience
 from training import tasks
 from training.data.default_text import default_text
 from training.replicated.model import ReplicatedModel
@@ -106,6 +107,10 @@ def fake_worker(folder: Path) -> tuple[Worker, Path]:
 async def running_fake(tmp_path: Path) -> AsyncIterator[Fake]:
     worker, journal = fake_worker(tmp_path)
     with trio.fail_after(SECONDS_MAX):
+    script, journal = tmp_path / "fake.py", tmp_path / "journal"
+    script.write_text(FAKE)
+    worker = Worker(command=[sys.executable, str(script), str(journal)], backoff_seconds=0.001)
+    with patience(SECONDS_MAX):
         async with trio.open_nursery() as nursery:
             await nursery.start(worker.run)
             yield Fake(worker, journal)
@@ -319,7 +324,7 @@ async def test_the_real_worker_started_in_any_folder_proposes_and_accepts_its_ow
 ) -> None:
     monkeypatch.chdir(files.folder)
     worker = Worker()
-    with trio.fail_after(SECONDS_MAX):
+    with patience(SECONDS_MAX):
         await propose_and_audit(worker, files)
 
 

@@ -14,6 +14,7 @@ from trio.testing import wait_all_tasks_blocked
 from peer.demo.cast import DemoPeer
 from protocol.identity import Identity
 from scenarios.proxy import Direction, Proxy, running_proxy
+from tests.waiting import patience
 from transport.profiles import SEGMENT_BYTES, Moment, Profile
 
 SECONDS_MAX = 35.0  # for what takes no time
@@ -83,7 +84,7 @@ class Place:
 
 @asynccontextmanager
 async def place(profile: Profile | None = None) -> AsyncIterator[Place]:
-    with trio.fail_after(SECONDS_MAX):
+    with patience():
         (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
         async with listener, running_proxy(profile) as proxy:
             made = Place(proxy, listener)

@@ -17,7 +17,8 @@ import trio.testing
 
 from protocol.addresses import format_address, parse_address
 from tests.transport.conftest import SwarmWorld
-from tests.transport.helpers import ALICE, BOB, CHAIN, DEADLINE_SECONDS, linked, until
+from tests.transport.helpers import ALICE, BOB, CHAIN, linked, until
+from tests.waiting import patience
 from transport import addressbook, mdns
 from transport.mdns import LOOK_SECONDS, NAMES_MAX, Mdns
 from transport.session import chain_tag
@@ -42,7 +43,7 @@ async def test_peers_of_one_chain_find_one_another_and_show_its_tag_alone() -> N
     one, other, hidden = Heard(chain), Heard(chain, ("0.0.0.0:7002", "127.0.0.1:7003")), Heard(chain, ())
     stranger = Heard(secrets.token_bytes(32), ("127.0.0.1:7009",))
     packets = list[bytes]()
-    with trio.fail_after(DEADLINE_SECONDS), _ears() as ears:
+    with patience(), _ears() as ears:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_hear, ears, packets)
             for peer in (stranger, one, other, hidden):
@@ -112,7 +113,7 @@ def _name(packet: bytes, at: int) -> tuple[list[bytes], int]:
 @pytest.mark.real("sockets")
 async def test_two_that_know_no_address_are_linked(tcp: SwarmWorld) -> None:
     chain = secrets.token_bytes(32)  # of the services alone: other tests run beside this one
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice, bob = [await tcp.start(one, bootstrap=()) for one in (ALICE, BOB)]
         async with trio.open_nursery() as nursery:
             for one in (alice, bob):
@@ -168,7 +169,7 @@ async def test_what_is_found_is_dialed_within_bounds_and_forgotten_when_nobody_a
 ) -> None:
     monkeypatch.setattr(addressbook, "FOUND_MAX", 3)
     monkeypatch.setattr(addressbook, "FAILURES_MAX", 1)
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice = await tcp.start(ALICE, bootstrap=())
         for number in range(9):
             alice.found(f"127.0.0.1:{number + 1}")

@@ -14,7 +14,8 @@ from protocol.identity import Identity, Signed
 from protocol.limits import MESSAGE_BYTES_MAX
 from protocol.messages import Closing, Guest
 from tests.transport.conftest import SwarmWorld
-from tests.transport.helpers import ALICE, BOB, CAROL, DAVE, DEADLINE_SECONDS, linked, make_session, next_event, until
+from tests.transport.helpers import ALICE, BOB, CAROL, DAVE, linked, make_session, next_event, until
+from tests.waiting import patience
 from transport import hub, slots
 from transport.farewell import in_words
 from transport.framing import Channel, Inbox, Message, Outbox, Priority
@@ -41,7 +42,7 @@ async def connected(tcp: SwarmWorld, network: Swarm, identity: Identity = BOB) -
 
 @pytest.mark.real("sockets")
 async def test_strangers_that_take_nothing_hold_no_more_than_their_budget_and_members_have_their_own(tcp: SwarmWorld) -> None:
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice = await tcp.start(ALICE, standing_of=standing(dave=Standing.MEMBER))
         alice.memory = Memory(members=1024 * KIB, strangers=256 * KIB)
         for identity in (BOB, CAROL):
@@ -59,7 +60,7 @@ async def test_strangers_that_take_nothing_hold_no_more_than_their_budget_and_me
 
 @pytest.mark.real("sockets")
 async def test_of_strangers_the_one_that_holds_most_gives_way_and_not_the_one_with_little(tcp: SwarmWorld) -> None:
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice = await tcp.start(ALICE, standing_of=standing())
         alice.memory = Memory(members=1024 * KIB, strangers=256 * KIB)
         for identity in (BOB, CAROL):
@@ -74,7 +75,7 @@ async def test_of_strangers_the_one_that_holds_most_gives_way_and_not_the_one_wi
 
 @pytest.mark.real("sockets")
 async def test_messages_that_come_in_part_are_counted_and_cost_the_stranger_its_link(tcp: SwarmWorld) -> None:
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice = await tcp.start(ALICE, standing_of=standing())
         alice.memory = Memory(members=1024 * KIB, strangers=256 * KIB)
         stream, session = await connected(tcp, alice)
@@ -91,7 +92,7 @@ async def test_messages_that_come_in_part_are_counted_and_cost_the_stranger_its_
 @pytest.mark.real("sockets")
 async def test_what_a_stranger_said_and_nobody_has_taken_goes_with_its_link(tcp: SwarmWorld) -> None:
     """One key after the other would else fill the memory."""
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice = await tcp.start(ALICE, standing_of=standing(dave=Standing.MEMBER))
         for identity in (BOB, DAVE):
             stream, session = await connected(tcp, alice, identity)
@@ -112,7 +113,7 @@ async def test_a_voter_gets_in_where_strangers_and_members_fill_all_links(
     tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hub, "LINKS_MAX", 2)
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice = await tcp.start(ALICE, standing_of=standing(carol=Standing.MEMBER, dave=Standing.VOTER))
         await connected(tcp, alice, BOB)
         await connected(tcp, alice, CAROL)
@@ -125,7 +126,7 @@ async def test_a_voter_gets_in_where_strangers_and_members_fill_all_links(
 @pytest.mark.real("sockets")
 async def test_a_stranger_takes_no_link_of_a_member(tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "LINKS_MAX", 1)
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice = await tcp.start(ALICE, standing_of=standing(dave=Standing.MEMBER))
         await connected(tcp, alice, DAVE)
         await tcp.start(BOB, bootstrap=[alice.address])
@@ -147,7 +148,7 @@ async def test_strangers_have_slots_of_their_own_and_the_oldest_of_the_fullest_h
     tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hub, "STRANGERS_MAX", 2)
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice = await tcp.start(ALICE, standing_of=standing())
         for identity in (BOB, CAROL, DAVE):
             await connected(tcp, alice, identity)
@@ -157,7 +158,7 @@ async def test_strangers_have_slots_of_their_own_and_the_oldest_of_the_fullest_h
 @pytest.mark.real("sockets")
 async def test_half_open_connections_are_bounded_the_oldest_gives_way(tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slots, "HALF_OPEN_PER_HOST_MAX", 3)
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice = await tcp.start(ALICE, standing_of=standing())
         idle = [await tcp.connect(alice) for _ in range(3)]
         await until(lambda: len(alice._half_open) == 3)
@@ -170,7 +171,7 @@ async def test_half_open_connections_are_bounded_the_oldest_gives_way(tcp: Swarm
 
 @pytest.mark.real("sockets")
 async def test_a_handshake_that_is_not_confirmed_is_half_open(tcp: SwarmWorld) -> None:
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice = await tcp.start(ALICE, standing_of=standing())
         stream, session = await tcp.connect(alice), make_session(BOB, True)
         await stream.send_all(session.data_to_send())
@@ -183,7 +184,7 @@ async def test_a_handshake_that_is_not_confirmed_is_half_open(tcp: SwarmWorld) -
 
 @pytest.mark.real("sockets")
 async def test_whoever_says_nothing_takes_nobodys_turn_for_a_handshake(tcp: SwarmWorld) -> None:
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice = await tcp.start(ALICE, standing_of=standing())
         alice.effort.host("127.0.0.1", False).spend(10.0)  # so that all wait, for minutes
         idle, speaking = await tcp.connect(alice), await tcp.connect(alice)
@@ -197,7 +198,7 @@ async def test_whoever_says_nothing_takes_nobodys_turn_for_a_handshake(tcp: Swar
 @pytest.mark.real("sockets")
 async def test_a_link_that_begins_with_a_large_message_of_a_stranger_is_none(tcp: SwarmWorld) -> None:
     """What comes before the link is in use is in nobody's budget."""
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice = await tcp.start(ALICE, standing_of=standing(dave=Standing.MEMBER))
         for identity in (DAVE, BOB):
             stream, session = await tcp.connect(alice), make_session(identity, True)
@@ -216,7 +217,7 @@ async def test_a_link_that_begins_with_a_large_message_of_a_stranger_is_none(tcp
 async def test_a_message_without_an_end_costs_a_member_its_link(tcp: SwarmWorld) -> None:
     """A stranger is dropped before it has said so much."""
     piece = b"\x08" + (60_000).to_bytes(2, "big") + bytes(60_000)  # to be continued
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice = await tcp.start(ALICE, standing_of=standing(dave=Standing.MEMBER))
         stream, session = await connected(tcp, alice, DAVE)
         assert session._ciphers is not None
@@ -231,7 +232,7 @@ async def test_a_message_without_an_end_costs_a_member_its_link(tcp: SwarmWorld)
 @pytest.mark.real("sockets")
 async def test_a_broadcast_is_not_for_strangers_but_for_whoever_is_one_no_more(tcp: SwarmWorld) -> None:
     admitted: set[bytes] = set()
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice = await tcp.start(ALICE, standing_of=lambda peer: Standing.MEMBER if peer in admitted else Standing.STRANGER)
         await connected(tcp, alice, BOB)
         assert alice.broadcast(b"a vote", Priority.VOTE) == 0
@@ -265,7 +266,7 @@ async def test_hosts_of_members_are_spared_while_others_are_half_open() -> None:
 @pytest.mark.real("sockets")
 async def test_whoever_is_refused_reads_why_where_it_dials(tcp: SwarmWorld) -> None:
     told: list[str] = []
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice = await tcp.start(ALICE, allow=lambda peer: False)
         bob = await tcp.start(BOB, bootstrap=[alice.address], tell=told.append)
         await until(lambda: bob.unreached())
@@ -278,7 +279,7 @@ async def test_whoever_is_refused_reads_why_where_it_dials(tcp: SwarmWorld) -> N
 @pytest.mark.real("sockets")
 async def test_whoever_is_dropped_reads_why(tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "BAN_SECONDS", 1000.0)
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice = await tcp.start(ALICE)
         bob = await tcp.start(BOB, bootstrap=[alice.address])
         await linked(alice, bob)
@@ -295,7 +296,7 @@ async def test_whoever_is_dropped_reads_why(tcp: SwarmWorld, monkeypatch: pytest
 @pytest.mark.real("sockets")
 async def test_a_stranger_reads_that_it_gave_way(tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "LINKS_MAX", 1)
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice = await tcp.start(ALICE, standing_of=standing(dave=Standing.VOTER))
         stream, session = await connected(tcp, alice)
         await tcp.start(DAVE, bootstrap=[alice.address])
@@ -310,7 +311,7 @@ async def test_a_stranger_reads_that_it_gave_way(tcp: SwarmWorld, monkeypatch: p
 
 @pytest.mark.real("sockets")
 async def test_to_a_peer_of_the_version_before_no_reason_is_sent(tcp: SwarmWorld) -> None:
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice = await tcp.start(ALICE, allow=lambda peer: False)
         bob = await tcp.start(BOB, bootstrap=[alice.address], versions=(2,))
         await until(lambda: bob.unreached())
@@ -339,7 +340,7 @@ async def test_an_invitation_is_shown_before_strangers_are_waited_for(tcp: Swarm
     smaller, larger = sorted((ALICE, BOB), key=lambda identity: identity.public)
     guests: set[bytes] = set()
     shown = Guest(Signed(b"invitation", ALICE.public, bytes(64)), bytes(64))
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         member = await tcp.start(
             smaller if newcomer == "larger key" else larger,
             standing_of=lambda peer: Standing.GUEST if peer in guests else Standing.STRANGER,
@@ -357,7 +358,7 @@ async def test_whoever_shows_an_invitation_is_a_guest_and_takes_no_slot_of_stran
     monkeypatch.setattr(hub, "STRANGERS_MAX", 1)
     guests: set[bytes] = set()
     shown = Guest(Signed(b"invitation", ALICE.public, bytes(64)), bytes(64))
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice = await tcp.start(
             ALICE,
             standing_of=lambda peer: Standing.GUEST if peer in guests else Standing.STRANGER,
