@@ -349,7 +349,7 @@ async def test_a_scratch_job_is_audited_without_any_worker(tmp_path: Path) -> No
         ("false-pass", {Finding.MISMATCH}),
         ("free-rider", {Finding.MISMATCH}),
         ("sign-flip", {Finding.PAYLOAD}),
-        ("withhold-states", {Finding.WITHHELD}),
+        pytest.param("withhold-states", {Finding.WITHHELD}, marks=pytest.mark.real("rounds that go on while a fetch waits")),
     ],
 )
 async def test_who_lies_where_nobody_looks_before_the_vote_is_suspended_by_all_and_nobody_else(
