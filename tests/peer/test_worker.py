@@ -106,10 +106,6 @@ def fake_worker(folder: Path) -> tuple[Worker, Path]:
 @asynccontextmanager
 async def running_fake(tmp_path: Path) -> AsyncIterator[Fake]:
     worker, journal = fake_worker(tmp_path)
-    with trio.fail_after(SECONDS_MAX):
-    script, journal = tmp_path / "fake.py", tmp_path / "journal"
-    script.write_text(FAKE)
-    worker = Worker(command=[sys.executable, str(script), str(journal)], backoff_seconds=0.001)
     with patience(SECONDS_MAX):
         async with trio.open_nursery() as nursery:
             await nursery.start(worker.run)
@@ -271,7 +267,7 @@ async def test_stopping_leaves_no_process_and_fails_what_waits(tmp_path: Path, m
 async def test_a_worker_for_which_there_is_no_descriptor_starts_later(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     worker, _ = fake_worker(tmp_path)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with trio.fail_after(SECONDS_MAX):
+    with patience(SECONDS_MAX):
         async with trio.open_nursery() as nursery:
             resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
             try:
