@@ -94,7 +94,8 @@ def run_virtually(function: Callable[..., Any], *args: object, clock: trio.abc.C
 def _run_on(
     threads: ThreadClock, function: Callable[..., Any], *args: object, clock: trio.abc.Clock | None = None, **options: Any
 ) -> Any:
-    assert clock is None, "a test with threads has a clock of its own"
+    if isinstance(clock, MockClock):
+        threads.clock = clock
     return _real_run(function, *args, clock=threads.clock, **options)
 
 
@@ -161,7 +162,8 @@ def _replace_threads(item: pytest.Item, patch: pytest.MonkeyPatch) -> None:
         return
     threads = ThreadClock()
     patch.setattr(trio, "run", partial(_run_on, threads))
-    item.add_marker(pytest.mark.trio(run=partial(_run_on, threads)), append=False)
+    if _is_async(item):
+        item.add_marker(pytest.mark.trio(run=partial(_run_on, threads)), append=False)
     patch.setattr(trio.to_thread, "run_sync", threads.run_in_thread)
     patch.setattr(trio.from_thread, "run", threads.run_from_thread)
 

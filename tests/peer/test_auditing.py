@@ -425,6 +425,7 @@ async def test_an_audit_that_is_due_late_calls_nothing_withheld(tmp_path: Path, 
         assert Result.LAPSED in results(made.seats[0]) and Result.CHALLENGED not in results(made.seats[0])
 
 
+@pytest.mark.real("rounds that go on while a fetch waits")
 async def test_nothing_is_called_withheld_before_the_least_link_had_its_time_however_many_rounds_go_by(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

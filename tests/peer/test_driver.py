@@ -335,6 +335,7 @@ async def test_the_newest_state_is_the_one_that_the_certificate_names(tmp_path: 
         assert last.decode().state_root == roots[last.height - 1]
 
 
+@pytest.mark.real("the machine's clock")
 async def test_the_time_goes_on_while_the_machine_sleeps_and_never_back_and_nobody_sets_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -82,6 +82,7 @@ def rekey(daemon: Daemon) -> tuple[str, str, str]:
 BACKUP = ("identity.key", "genesis", "peer.toml", "addresses")  # what the guide says to keep
 
 
+@pytest.mark.real("processes")
 @pytest.mark.parametrize("lost", ["its log", *(pytest.param(lost, marks=pytest.mark.long) for lost in ("", "all but a backup"))])
 async def test_a_peer_goes_on_with_a_new_key_also_when_its_vote_log_is_lost(founders: list[Daemon], lost: str) -> None:
     anna, ben, carl = founders

@@ -30,6 +30,7 @@ def test_a_bpe_has_the_vocabulary_that_was_asked_for_and_shortens_text() -> None
     assert BPE.token_bytes[BPE.encode(TEXT)].sum() == len(TEXT)
 
 
+@pytest.mark.real("processes")
 def test_training_is_deterministic_in_pieces_processes_and_threads() -> None:
     pieces = [TEXT[start : start + 777] for start in range(0, len(TEXT), 777)]
     assert train_bpe(pieces, 500) == BLOB

@@ -100,6 +100,7 @@ def raw(site: Site, data: bytes) -> bytes:
         return answer
 
 
+@pytest.mark.real("sockets")
 async def test_defence_no_reply_names_a_version(tmp_path: Path) -> None:
     version = platform.python_version().encode()
     async with Room(tmp_path).serving() as (_, site):
