@@ -88,9 +88,9 @@ async def assert_it_says_what_it_is_asked(daemon: Daemon) -> None:
 
     long = Sampling(tokens=TOKENS_MAX, temperature=1.0)
     async with aclosing(asked(long)) as pieces:
-        begun = [(await anext(pieces)).text, (await anext(pieces)).text]
+        begun = (await anext(pieces)).text  # the model may end its text soon
     short = await text(asked(replace(long, tokens=40)))
-    assert "".join(begun)[:20] == short[:20] and short == await text(asked(replace(long, tokens=40), "tiny@1"))
+    assert begun[:20] == short[:20] and short == await text(asked(replace(long, tokens=40), "tiny@1"))
     assert short != await text(asked(replace(long, tokens=40, seed=1), "tiny@0"))
     stop = next(character for character in short[3:] if character.isascii())  # others may be bytes that are no text
     assert await text(asked(replace(long, tokens=40, stop=(stop,)))) == short.partition(stop)[0]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.peer.processes import children, command, daemons, ended, import_torch_for_ever
+from tests.peer.processes import children, command, daemons, ended, import_torch_for_ever, wait
 from tests.peer.screen import terminal
 from tests.waiting import patience_seconds
 
@@ -95,7 +95,7 @@ def test_a_peer_ends_in_good_order_with_the_terminal_of_its_prompt(directory: Pa
     with terminal(*RUN, "--data-dir", str(directory)) as shown:
         shown.until("peer>$")
         shown.close()
-        assert shown.wait() == 0
+        assert wait(shown.process) == 0
     assert not (directory / "control.sock").exists()
     log = (directory / "peer.log").read_text()
     assert "stopping on SIGHUP" in log and "Traceback" not in log
