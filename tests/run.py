@@ -48,7 +48,7 @@ def lint() -> int:
 
 def pytest(marks: str, *arguments: str, outcomes: Path | None = None) -> int:
     # What pytest compiles of each test file is kept for the next step.
-    command = [sys.executable, "-m", "pytest", "-m", marks, *arguments]
+    command = [sys.executable, "-m", "pytest", "-m", marks, *arguments, *TESTS]
     return run(*command, PYTHONDONTWRITEBYTECODE="", **({"TEST_OUTCOMES": str(outcomes)} if outcomes else {}))
 
 
@@ -74,10 +74,10 @@ def with_second_try(marks: str) -> int:
     impatient = sorted({failure["test"] for failure in failed})
     if status != 1 or not failed or not all(failure["patience"] for failure in failed) or len(impatient) > SECOND_TRIES_MAX:
         return status
-    print(f"\n{len(impatient)} tests lost patience; each runs once more, alone:", flush=True)
+    print(f"\ntests whose patience ended: {len(impatient)}. Each runs once more, alone:", flush=True)
     busy = load()
     for test in impatient:
-        if status := run_python("-m", "pytest", "--quiet", test):
+        if status := run_python("-m", "pytest", "--quiet", *TESTS[:-1], test):
             return status
         note_flaky(test, busy)
     return 0
@@ -104,6 +104,7 @@ def mutants() -> int:
     return run_python("-m", "tests.sim.mutants", "--quick", "--jobs", str(CORES))
 
 
+TESTS = ["tests"]
 STEPS = {step.__name__: step for step in (lint, virtual, real, long, simulator, mutants, demo)}
 passed_at_second_try: list[str] = []
 
