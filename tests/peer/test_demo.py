@@ -157,6 +157,7 @@ def test_a_report_may_lie_inside_its_own_folder_and_what_was_there_is_kept(tmp_p
     assert (tmp_path / "r.json").read_text() == "old"
 
 
+@pytest.mark.real("processes")
 @pytest.mark.long
 def test_its_page_answers_as_soon_as_it_is_named_and_control_c_stops_every_process_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -136,6 +136,7 @@ def demo(folder: Path, rounds: int) -> list[str]:
     return ["demo", "--report", str(folder / "run"), "--rounds", str(rounds), *settings]
 
 
+@pytest.mark.real("processes")
 @pytest.mark.long
 def test_closing_the_terminal_of_a_demo_leaves_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import_torch_for_ever(tmp_path, monkeypatch)
@@ -149,6 +150,7 @@ def test_closing_the_terminal_of_a_demo_leaves_no_process(tmp_path: Path, monkey
         assert left == []
 
 
+@pytest.mark.real("processes")
 @pytest.mark.long
 def test_a_demo_shows_its_liar_with_the_reasons_in_words_its_report_is_whole_and_its_export_is_reproduced(tmp_path: Path) -> None:
     """A liar that cheats in some of its steps. Two looks a round miss two of five steps: all of them once in 10^4 runs."""

@@ -236,6 +236,7 @@ async def nobody_trains(network: Sequence[Daemon]) -> AsyncIterator[None]:
             os.kill(worker, signal.SIGCONT)
 
 
+@pytest.mark.real("processes")
 @pytest.mark.long
 async def test_plans_go_from_preferences_to_a_tuned_policy_and_from_a_project_to_a_reward_model_without_their_author(
     network: list[Daemon], tmp_path: Path
