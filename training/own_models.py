@@ -233,6 +233,7 @@ def _json(path: Path) -> Any:
     try:
         with path.open("rb") as stream:
             text = stream.read(JSON_BYTES_MAX + 1)
+        tensor_files.require_downloaded(path, text)
         if len(text) > JSON_BYTES_MAX:
             raise ValueError(f"more than {JSON_BYTES_MAX} bytes")
         found = json.loads(text)

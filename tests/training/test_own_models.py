@@ -71,6 +71,36 @@ def test_several_files_and_a_tied_head_give_the_same(tmp_path: Path) -> None:
         own_models.opened(folder)
 
 
+@pytest.mark.parametrize("missing", [["b.safetensors"], ["a.safetensors", "b.safetensors"]])
+def test_missing_shards_are_named(tmp_path: Path, missing: list[str]) -> None:
+    values = tensors()
+    folder = written(tmp_path, values)
+    (folder / "model.safetensors").unlink()
+    names = list(values)
+    parts = {"a.safetensors": names[:5], "b.safetensors": names[5:]}
+    for file, of in parts.items():
+        safetensors.save_file({name: values[name] for name in of}, folder / file)
+    index = {"weight_map": {name: file for file, of in parts.items() for name in of}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert read(folder)
+    for file in missing:
+        (folder / file).unlink()
+    count = f"{len(missing)} of 2 files"
+    with pytest.raises(UserError, match=rf"{missing[0]} is missing.*{count} .*model\.safetensors\.index\.json"):
+        own_models.opened(folder)
+    (folder / missing[0]).symlink_to(tmp_path / "nowhere")  # the cache of a download that was cleaned
+    with pytest.raises(UserError, match=f"{missing[0]} is missing"):
+        own_models.opened(folder)
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "tokenizer.json"])
+def test_a_pointer_of_git_lfs_is_named(tmp_path: Path, file: str) -> None:
+    folder = written(tmp_path)
+    (folder / file).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n")
+    with pytest.raises(UserError, match=rf"{file} is a pointer of Git LFS.*git lfs pull"):
+        own_models.opened(folder)
+
+
 def test_halves_are_the_same_numbers_as_float32(tmp_path: Path) -> None:
     halves = {name: array.astype(np.float16) for name, array in tensors().items()}
     found, digest = read(written(tmp_path / "half", halves))
