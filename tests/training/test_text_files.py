@@ -291,6 +291,16 @@ def test_pyarrow_is_an_extra() -> None:
     assert 'data = ["pyarrow>=' in pyproject.read_text()
 
 
+@pytest.mark.parametrize("name", ["array.json", "array.jsonl", "comma.csv"])
+def test_what_must_be_in_memory_whole_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    path = write(tmp_path / name, RECORDS[name])
+    monkeypatch.setattr(text_files, "WHOLE_BYTES_MAX", path.stat().st_size)
+    assert read(path)[0] == WHOLE
+    monkeypatch.setattr(text_files, "WHOLE_BYTES_MAX", path.stat().st_size - 1)
+    with pytest.raises(UserError, match=rf"{re.escape(name)}.*larger than"):
+        read(path)
+
+
 def test_a_field_of_a_table_may_be_long(tmp_path: Path) -> None:
     long = "word " * 100_000
     assert read(write(tmp_path / "a.csv", f'text\n"{long}"\n'))[0] == long + "\n"

@@ -48,6 +48,7 @@ COLUMN: Final = "text"  # with the text of a record, unless `--column` names ano
 ABOUT_FOLDER: Final = re.compile(r"(readme|licen[cs]e|copying|notice)\b.*", re.IGNORECASE)  # of public data sets
 
 READ_BYTES: Final = 256 << 10  # one read of a text file: large enough that 50 MB cost no more than their hashing
+HEAD_BYTES: Final = 4 << 10  # that show the kind of a file
 LINE_BYTES_MAX: Final = 16 << 20  # one JSONL line; a whole one must be in memory to be parsed
 WHOLE_BYTES_MAX: Final = 64 << 20  # a table or an array must be in memory; as Python's objects it takes ten times as much
 ROWS_AT_ONCE: Final = 256  # of Parquet, in memory as Python's objects
@@ -181,7 +182,7 @@ def opened(file: Path) -> Iterator[BinaryIO]:
 def _pieces_of(file: Path, column: str, findings: Findings) -> Iterator[bytes]:
     try:
         with opened(file) as stream:
-            head = stream.read(READ_BYTES)
+            head = stream.read(HEAD_BYTES)
             stream.seek(0)
             for mark, kind in BINARY:
                 if head.startswith(mark):
@@ -323,8 +324,8 @@ def _text_of(record: Any, where: str, column: str) -> str | None:
 
 def _whole_json(stream: BinaryIO, file: Path, is_array: bool, findings: Findings) -> Iterator[tuple[str, Any]] | None:
     """The elements of an array, or one object; None for one object a line."""
-    data = stream.read(WHOLE_BYTES_MAX + 1)
-    if len(data) > WHOLE_BYTES_MAX:
+    data = _whole(stream)
+    if data is None:
         if is_array:
             raise UserError(f"{shown(file)}: this array is larger than {WHOLE_BYTES_MAX >> 20} MB: write one object a line")
         return None
@@ -367,6 +368,15 @@ def _bounded_lines(stream: BinaryIO, file: Path) -> Iterator[bytes]:
         yield line
 
 
+def _whole(stream: BinaryIO) -> bytes | None:
+    """None for a file that is too large. One read of the limit would allocate all of it."""
+    pieces, size = list[bytes](), 0
+    while size <= WHOLE_BYTES_MAX and (piece := stream.read(READ_BYTES // 4)):
+        pieces.append(piece)
+        size += len(piece)
+    return b"".join(pieces) if size <= WHOLE_BYTES_MAX else None
+
+
 def _decoded(file: Path, data: bytes, findings: Findings) -> str:
     text, note = decode_text(shown(file), data)
     if note:
@@ -375,8 +385,8 @@ def _decoded(file: Path, data: bytes, findings: Findings) -> str:
 
 
 def _table(stream: BinaryIO, file: Path, column: str, findings: Findings) -> Texts:
-    data = stream.read(WHOLE_BYTES_MAX + 1)
-    if len(data) > WHOLE_BYTES_MAX:
+    data = _whole(stream)
+    if data is None:
         raise UserError(f"{shown(file)} is larger than {WHOLE_BYTES_MAX >> 20} MB: split it, or save it as JSONL or Parquet")
     names, rows = open_table(shown(file), _decoded(file, data, findings), {column.casefold()})
     name = _column_of(names, column)
