@@ -88,6 +88,7 @@ async def test_local_data_turns_audits_off_and_says_and_shows_it(trainer: Daemon
     await trainer.client.cancel((await trainer.client.jobs())[-1].job)
 
 
+@pytest.mark.real("processes")
 async def test_train_names_the_files_of_a_folder_that_it_leaves_out(trainer: Daemon, tmp_path: Path) -> None:
     records = "".join(json.dumps({"Body": SENTENCE * 9, "id": number}) + "\n" for number in range(9))
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress((records + '{"Body": ""}\n').encode()))
