@@ -187,7 +187,7 @@ def _unused(number: int, named: Container[str]) -> str:
 
 
 def _other_tokenizer(found: Any) -> str | None:
-    """What would make other tokens of a text than `BpeTokenizer` makes."""
+    """The part with which a file makes other tokens of a text than `BpeTokenizer`; None: there is none."""
     model, after = found["model"], found.get("post_processor")
     if model.get("type", "BPE") != "BPE":
         return f"model {model.get('type')!r} is not a byte-level BPE"
@@ -208,7 +208,7 @@ def _other_tokenizer(found: Any) -> str | None:
 
 
 def _added_by(processor: Any) -> str | None:
-    """What a post-processor adds to a text; None: nothing. ByteLevel moves offsets alone."""
+    """The tokens that a post-processor adds to a text; None: there are none. ByteLevel moves offsets alone."""
     if processor is None or processor.get("type") == "ByteLevel" or _adds_nothing(processor):
         return None
     if processor.get("type") == "Sequence":

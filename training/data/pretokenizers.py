@@ -1,4 +1,4 @@
-"""Normalizers and pre-tokenizers of the package `tokenizers` that a tokenizer may bring: what happens to a text before its BPE.
+"""Normalizers and pre-tokenizers of the package `tokenizers`: the steps before a BPE that a job's tokenizer may have.
 
 A regular expression is taken only if all its alternatives are known here. Another one may need time that is exponential in the
 length of a text, at each peer that makes tokens.
@@ -17,7 +17,7 @@ LLAMA_3: Final = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 QWEN_2: Final = LLAMA_3.replace(r"\p{N}{1,3}", r"\p{N}")
-# Alternatives of patterns, each linear in the length of what it matches.
+# Alternatives of patterns. The time of each is linear in the length of its match.
 ALTERNATIVES: Final = frozenset(
     {
         *("'s", "'t", "'re", "'ve", "'m", "'ll", "'d", "(?i:'s|'t|'re|'ve|'m|'ll|'d)"),
