@@ -171,7 +171,7 @@ async def test_every_command_is_in_the_help(monkeypatch: pytest.MonkeyPatch, cap
 
 def test_the_options_of_a_command_are_known() -> None:
     of_file = ("--skip-bad", "--truncate")
-    known = (*of_file, "--preset", "--rounds", "--data", "--name", "--from", "--vocabulary", "--accept-risk", "--set")
+    known = (*of_file, "--preset", "--rounds", "--data", "--column", "--name", "--from", "--vocabulary", "--accept-risk", "--set")
     assert option_names(WORDS["train"]) == known
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 from collections.abc import Iterator
@@ -85,6 +86,27 @@ async def test_local_data_turns_audits_off_and_says_and_shows_it(trainer: Daemon
     assert train(trainer, "--data", "local", *TINY, "--rounds", "500", "--name", "diary")[0] == 0
     assert (await trainer.client.status()).unaudited == ("diary",)
     await trainer.client.cancel((await trainer.client.jobs())[-1].job)
+
+
+@pytest.mark.real("processes")
+async def test_train_names_the_files_of_a_folder_that_it_leaves_out(trainer: Daemon, tmp_path: Path) -> None:
+    records = "".join(json.dumps({"Body": SENTENCE * 9, "id": number}) + "\n" for number in range(9))
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress((records + '{"Body": ""}\n').encode()))
+    (tmp_path / "b.html").write_text("<html>")
+    (tmp_path / ".hidden.txt").write_text("x")
+    status, out, error = train(trainer, "--data", str(tmp_path), "--column", "body", *TINY)
+    assert (status, error) == (0, "")
+    told = [
+        "files left out: 2",
+        "  .hidden.txt: hidden",
+        "  b.html: HTML, whose markup is no text",
+        "records without text left out: 1",
+    ]
+    assert [line for line in out.splitlines() if line in told] == told, out
+    job = await finished(trainer)
+    assert list(job.notes) == told
+    status, _, error = train(trainer, "--data", str(tmp_path), *TINY)
+    assert status != 0 and "a.jsonl.gz: line 1 has no \"text\" field, only 'Body', 'id'" in error and "--column" in error
 
 
 @pytest.mark.parametrize("spec, names", [(UNAUDITED, ("unaudited",)), (LANGUAGE, ()), (SAMPLED, ()), (SCRATCH, ())])
