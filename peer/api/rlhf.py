@@ -226,7 +226,10 @@ class RlhfAnswers(RlhfCalls):
         place = key, known.round
         found = await trio.to_thread.run_sync(driver.store.measured, key)
         stage = _stage(key, known)
-        if (asked or self._measures(stage.objective)) and not _is_measured(found.get(known.round, {})):
+        figures = found.get(known.round, {})
+        # An asked measurement becomes a voter's report, so a former failure is tried again.
+        is_due = EVALUATION not in figures if asked else self._measures(stage.objective) and not _is_measured(figures)
+        if is_due:
             problem = "it is not here"
             if driver.host.directory(*place).exists():
                 try:
@@ -234,7 +237,7 @@ class RlhfAnswers(RlhfCalls):
                 except WorkerFailed as error:
                     problem = str(error)
             found = await trio.to_thread.run_sync(driver.store.measured, key)
-            if not _is_measured(found.get(known.round, {})):
+            if EVALUATION not in found.get(known.round, {}):
                 await trio.to_thread.run_sync(driver.store.measure, *place, {NOT_MEASURED: 1.0})
                 raise UserError(f"the last model of job {job[:8]} cannot be measured: {problem}")
         return with_figures(stage, found)

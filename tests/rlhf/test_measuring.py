@@ -11,11 +11,14 @@ import trio
 from trio.testing import MockClock
 
 from peer import features
+from peer.api.rlhf import RlhfAnswers
 from peer.driver.measuring import Measuring
+from peer.worker.supervisor import WorkerFailed
 from protocol.errors import UserError
 from rlhf import plans
 from rlhf.accuracy import Accuracy
 from rlhf.calls import StageView
+from storage.store import Store
 from tests.ledger.world import PEOPLE
 from tests.rlhf.test_plans import NOVICE, Tuned
 
@@ -127,3 +130,35 @@ async def test_each_finished_job_is_measured_once(tmp_path: Path, autojump_clock
         await trio.sleep(1)
         nursery.cancel_scope.cancel()
     assert desk.measured == [(reward.hex(), False), (policy.hex(), False)]
+
+
+class Worker:
+    """Of one peer: it fails so many times, and then measures."""
+
+    def __init__(self, store: Store, failures: int) -> None:
+        self.store, self.failures, self.asked = store, failures, 0
+
+    async def measure(self, place: tuple[bytes, int]) -> None:
+        self.asked += 1
+        if self.asked <= self.failures:
+            raise WorkerFailed("out of memory")
+        self.store.measure(*place, {"held_out_accuracy": 136 / 192, "held_out_pairs": 96.0, "evaluation_seconds": 1.0})
+
+
+async def test_a_model_that_the_worker_failed_to_measure_gives_no_figures_and_is_measured_again(tmp_path: Path) -> None:
+    world = Tuned(tmp_path)
+    _, reward = trained(world)
+    store = Store(tmp_path / "ledger.db", world.chain)
+    worker = Worker(store, failures=2)
+    workshop = SimpleNamespace(role=SimpleNamespace(computing=worker), view=lambda place, job: place)
+    host = SimpleNamespace(directory=lambda *place: tmp_path)
+    driver = SimpleNamespace(workshop=workshop, state=world.state, store=store, host=host)
+    peer: Any = SimpleNamespace(driver=driver, config=SimpleNamespace(evaluate=True))
+    answers = RlhfAnswers(peer)
+    # Figures of an earlier round are no figures of the last model.
+    store.measure(bytes.fromhex(reward), 1, {"held_out_accuracy": 0.5, "held_out_pairs": 96.0, "evaluation_seconds": 1.0})
+    for asked in (False, True):
+        with pytest.raises(UserError, match="cannot be measured: out of memory"):
+            await answers.measure_last_model(reward, asked)
+    assert (await answers.measure_last_model(reward, True)).held_out_accuracy == 136 / 192
+    store.close()
