@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from protocol.messages import Notice, Transaction
 TRANSACTIONS_BYTES_MAX = BODY_BYTES_MAX // 2  # of one block: applying them stays quick
 SIGNED_BYTES = 128  # of a signed message in a body, beside its own bytes
 PASSES_MAX = 4  # over waiting transactions, sorted by nonce: a second pass finds those that follow another author's
+REFUSED_PER_MEMBER_MAX = 2 * PASSES_MAX  # tried for one block: an honest member has one of a nonce, so one refusal in a pass
 PENDING_PER_MEMBER_MAX = 256  # a quarter of a block: one member's flood does not keep out the others' transactions
 PENDING_BYTES_PER_MEMBER_MAX = 4 << 20  # sixteen of the largest transactions, or 256 of 16 kB
 PENDING_BYTES_MAX = 128 << 20  # of all members: thirty members that fill their room must not fill a small machine
@@ -70,6 +72,7 @@ class Selection:
         self._rules, self._state = rules, state
         self._room, self._count_max, self._cost_left = size_max, count_max, COST_PER_BLOCK_MAX
         self.chosen: list[Signed] = []
+        self.refused: Counter[bytes] = Counter()  # by signer
 
     @property
     def is_full(self) -> bool:
@@ -91,6 +94,7 @@ class Selection:
         try:
             self._state = self._rules.apply_transaction(self._state, entry.signed)
         except (Refused, RemoteProtocolError):
+            self.refused[entry.signed.signer] += 1
             return False
         self._add(entry.signed, entry.traits.cost)
         return True
@@ -247,7 +251,7 @@ class Pool:
         selection = Selection(rules, state, size_max, count_max)
         waiting = sorted(self._waiting.values(), key=lambda entry: (entry.digest not in first, entry.nonce))
         for _ in range(PASSES_MAX):
-            left = _take_all(selection, waiting)
+            left = _take_all(selection, waiting, REFUSED_PER_MEMBER_MAX)
             if len(left) == len(waiting) or selection.is_full:
                 break
             waiting = left
@@ -294,9 +298,9 @@ class Pool:
         return None
 
 
-def _take_all(selection: Selection, waiting: Iterable[Waiting]) -> list[Waiting]:
-    """Takes all that fit and apply, and returns the others."""
-    return [entry for entry in waiting if not selection.take(entry)]
+def _take_all(selection: Selection, waiting: Iterable[Waiting], refused_max: float = math.inf) -> list[Waiting]:
+    """Takes all that fit and apply, and returns the others. Signers with so many refused ones are passed over."""
+    return [entry for entry in waiting if selection.refused[entry.signed.signer] >= refused_max or not selection.take(entry)]
 
 
 # Notices -------------------------------------------------------------------------------------------------------------

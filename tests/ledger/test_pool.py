@@ -10,10 +10,19 @@ from hypothesis import strategies as st
 
 from ledger.blocks import pool as pool_module
 from ledger.blocks.ledger import Ledger
-from ledger.blocks.pool import PENDING_PER_MEMBER_MAX, PENDING_STRANGERS_MAX, SIGNED_BYTES, Pool
+from ledger.blocks.pool import (
+    PASSES_MAX,
+    PENDING_PER_MEMBER_MAX,
+    PENDING_STRANGERS_MAX,
+    REFUSED_PER_MEMBER_MAX,
+    SIGNED_BYTES,
+    Pool,
+    transaction_digest,
+)
 from ledger.members import Approve, Register
+from ledger.state import Rules, State, core_modules
 from protocol.identity import Signed
-from tests.ledger.world import PEOPLE, World
+from tests.ledger.world import PEOPLE, PlainJobs, World
 from tests.sim.keys import FastSigner
 
 AUTHOR, OTHER = PEOPLE[0], PEOPLE[1]
@@ -147,3 +156,45 @@ def test_strangers_share_a_small_part_and_take_no_members_place(world: World) ->
     assert sum(added) == PENDING_STRANGERS_MAX == len(pool)
     assert all(pool.add(signed) for signed in far(world, PENDING_PER_MEMBER_MAX))
     assert len(pool) == PENDING_PER_MEMBER_MAX + PENDING_STRANGERS_MAX
+
+
+class CountingRules(Rules):
+    """Counts the transactions that are applied."""
+
+    applied = 0
+
+    def apply_transaction(self, state: State, signed: Signed) -> State:
+        self.applied += 1
+        return super().apply_transaction(state, signed)
+
+
+def test_refused_transactions_of_one_nonce_cost_a_leader_few_tries(world: World) -> None:
+    """A refusal may come after costly work, which no bound of a block counts."""
+    rules = CountingRules(world.genesis, world.rules.verifier, core_modules(PlainJobs()))
+    ledger = Ledger(rules, world.state, world.ledger.certified_root)
+    approvals = [world.tx(AUTHOR, "member/approve", Approve(bytes([number]) * 32)) for number in range(PENDING_PER_MEMBER_MAX)]
+    last = registration(world, person=OTHER)
+    for signed in (*approvals, last):
+        ledger.pool.add(signed)
+    assert ledger.pool.select(rules, world.state) == (last,)
+    assert rules.applied <= 1 + REFUSED_PER_MEMBER_MAX
+
+
+def test_a_noticed_transaction_is_offered_behind_refused_ones_of_its_nonce(world: World) -> None:
+    """Else a member could make the blocks of every leader fail the check for left-out transactions."""
+    pool = arrived(world, []).pool
+    refused = [world.tx(AUTHOR, "member/approve", Approve(bytes([number]) * 32)) for number in range(PENDING_PER_MEMBER_MAX - 1)]
+    good = registration(world)
+    for signed in (*refused, good):
+        pool.add(signed)
+    noticed = frozenset(map(transaction_digest, (*refused, good)))
+    assert pool.select(world.rules, world.state, first=noticed) == (good,)
+
+
+@pytest.mark.parametrize("count", [1, PASSES_MAX])
+def test_a_transaction_that_others_must_precede_is_not_given_up(world: World, count: int) -> None:
+    """An honest member has at most one refused transaction in a pass."""
+    assert REFUSED_PER_MEMBER_MAX >= PASSES_MAX
+    refused = [world.tx(AUTHOR, "member/approve", Approve(bytes([number]) * 32)) for number in range(count)]
+    good = registration(world)
+    assert arrived(world, [*refused, good]).pool.select(world.rules, world.state) == (good,)
