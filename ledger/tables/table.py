@@ -31,6 +31,7 @@ R = TypeVar("R")
 # their encodings, which are a fifth of what they take in memory.
 KNOWN_MAX: Final = 4_096
 KNOWN_BYTES_MAX: Final = 2 << 20
+NOT_KNOWN: Final = object()
 
 Layers = tuple[Mapping[bytes, Any], ...]  # the newest last; None: the row goes
 
@@ -74,9 +75,10 @@ class Table(Generic[R]):
             if key in layer:
                 found: R | None = layer[key]
                 return found
-        if key in known:
-            kept: R | None = known[key]
-            return kept
+        # One look: another thread that reads this table may clear `known` between two.
+        kept = known.get(key, NOT_KNOWN)
+        if kept is not NOT_KNOWN:
+            return typing.cast(R | None, kept)
         data = tree.find(node, key, _reader(version))
         value = None if data is None else self._decoded(data)
         known.put(key, value, 0 if data is None else len(data))

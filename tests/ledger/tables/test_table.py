@@ -586,3 +586,31 @@ def test_more_rows_than_a_table_has_are_refused_before_they_are_read() -> None:
     flood = codec.encode(RangeProof((), None, tuple((b"%d" % number, b"x") for number in range(31))))
     with pytest.raises(RemoteProtocolError, match="31 rows in a range of a table that has 30"):
         incoming.put("", flood)
+
+
+class CrossedKey(bytes):
+    """A key whose second hash stands for another thread that reads rows, which forgets all known records when there are many."""
+
+    def __new__(cls, key: bytes, table: Table[Note]) -> CrossedKey:
+        made = super().__new__(cls, key)
+        made.table, made.hashed = table, 0
+        return made
+
+    table: Table[Note]
+    hashed: int
+
+    def __hash__(self) -> int:
+        self.hashed += 1
+        if self.hashed == 2:
+            self.table._now[3].clear()
+        return super().__hash__()
+
+
+def test_a_row_is_read_although_another_thread_forgets_the_known_ones() -> None:
+    """A `KeyError` of one machine alone would pass for a bug of the module, which all peers meet alike."""
+    rows = many(5)
+    table = table_of(rows)
+    _ = table.root
+    key, value = next(iter(rows.items()))
+    assert table.get(key) == value, "now it is known"
+    assert table.get(CrossedKey(key, table)) == value
