@@ -24,7 +24,8 @@ from rlhf.plans import ReportAccuracy
 from rlhf.sets import voters
 from training.spec import JobSpec
 
-RETRY_SECONDS = 5.0  # after this peer's report was not decided
+RETRY_SECONDS = 5.0  # after this peer's report was not decided, or a measurement failed; then twice as long each time
+RETRY_SECONDS_MAX = 600.0
 
 log = logging.getLogger("peer")
 
@@ -35,6 +36,7 @@ class Measuring:
         self._begun: set[bytes] = set()  # plans and jobs
 
     async def run(self) -> None:
+        self._begun.clear()  # a fault of the system may have ended the last run
         async with trio.open_nursery() as nursery:
             while True:
                 height = self._desk.height
@@ -61,12 +63,15 @@ class Measuring:
         return {key for key, job in finished.items() if JobSpec.decode(job.spec).kind.module == MODULE}
 
     async def _report(self, key: bytes) -> None:
+        pause = RETRY_SECONDS
         while (job := self._reports_due().get(key)) is not None:
             try:
                 found = await self._calls.measure_last_model(job.hex(), True)
             except UserError as error:
                 log.info("no report on the reward model of plan %s: %s", key.hex()[:8], error)
-                return
+                await trio.sleep(pause)
+                pause = min(2 * pause, RETRY_SECONDS_MAX)
+                continue
             accuracy = Accuracy.of(found.held_out_accuracy or 0.0, found.held_out_pairs or 0)
             try:
                 await self._desk.submit("rlhf/accuracy", ReportAccuracy(key, accuracy))

@@ -12,6 +12,7 @@ from trio.testing import MockClock
 
 from peer import features
 from peer.api.rlhf import RlhfAnswers
+from peer.daemon.endurance import endure
 from peer.driver.measuring import Measuring
 from peer.worker.supervisor import WorkerFailed
 from protocol.errors import UserError
@@ -33,6 +34,7 @@ class Desk:
         self.api: Any = SimpleNamespace(measure_last_model=self.measure)
         self.measured: list[tuple[str, bool]] = []
         self.refused = 0
+        self.faults: list[Exception] = []  # of the next measurements
 
     @property
     def state(self) -> Any:
@@ -49,6 +51,8 @@ class Desk:
     async def measure(self, job: str, asked: bool) -> StageView:
         self.measured.append((job, asked))
         await trio.lowlevel.checkpoint()
+        if asked and self.faults:
+            raise self.faults.pop()
         if self.problem:
             raise UserError(self.problem)
         return StageView("reward", job, "finished", 2, 2, "", held_out_accuracy=self.halves / 192, held_out_pairs=96)
@@ -100,6 +104,19 @@ async def test_a_report_that_was_not_decided_is_made_again(tmp_path: Path, autoj
     desk = Desk(world)
     desk.refused = 2
     await run(desk)
+    assert world.plan(key).reports.keys() == {VOTER.public}
+
+
+@pytest.mark.parametrize("fault", [UserError("the worker is out of memory"), OSError("the disk is full")])
+async def test_a_measurement_that_failed_is_tried_again(tmp_path: Path, fault: Exception, autojump_clock: MockClock) -> None:
+    world = Tuned(tmp_path)
+    key, _ = trained(world)
+    desk = Desk(world)
+    desk.faults = [fault]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(endure, "the part", Measuring(desk).run, lambda text: None)
+        await trio.sleep(15)
+        nursery.cancel_scope.cancel()
     assert world.plan(key).reports.keys() == {VOTER.public}
 
 
