@@ -21,6 +21,7 @@ class Ahead:
         self._begun: set[bytes] = set()
 
     async def run(self) -> None:
+        self._begun.clear()  # a fault of the system may have ended the last run
         async with trio.open_nursery() as nursery:
             while True:
                 height = self._desk.height

@@ -52,6 +52,7 @@ class Deriving:
         self._threads = trio.CapacityLimiter(1)  # whatever plans are begun and cancelled, the peer's other work has its threads
 
     async def run(self) -> None:
+        self._begun.clear()  # a fault of the system may have ended the last run
         async with trio.open_nursery() as nursery:
             while True:
                 height = self._desk.height

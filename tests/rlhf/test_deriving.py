@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -18,6 +19,7 @@ from curation.state import Redaction
 from curation.tasks import Entry, Page, Task, redacted, root_of, task_id
 from ledger.jobs import Base
 from peer import features
+from peer.daemon import endurance
 from peer.driver import deriving
 from peer.driver.deriving import Deriving
 from protocol import codec
@@ -153,6 +155,28 @@ async def test_a_voter_confirms_a_set_that_it_derived_and_keeps_it_for_others(
     assert await said(desk) == [named]
     assert set_of(named, desk.read) == world.pairs()
     assert "the set" in desk.told[0] and "of 6 pairs, as a plan says" in desk.told[0]
+
+
+async def test_a_voter_derives_a_set_again_after_a_fault_of_its_disk(
+    world: Paged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named, desk, told = naming(world, world.pairs(), monkeypatch), Desk(world, tmp_path, world.first), list[str]()
+    monkeypatch.setattr(endurance, "RETRY_SECONDS", 0.01)
+    keep = desk.keep
+
+    def fail(data: bytes) -> bytes:
+        monkeypatch.setattr(desk, "keep", keep)
+        raise OSError(errno.ENOSPC, "no space is left")
+
+    monkeypatch.setattr(desk, "keep", fail)
+    part = Deriving(desk)  # type: ignore[arg-type]
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(endurance.endure, "the part sets", part.run, told.append)
+            while not desk.said:  # noqa: ASYNC110
+                await trio.sleep(0.01)
+            nursery.cancel_scope.cancel()
+    assert desk.said[0].set == named and len(told) == 1
 
 
 INVENTED = {
