@@ -550,6 +550,17 @@ def leases(net: Network) -> Iterator[Signed]:
 
 @case("curation/batch of lease wishes in vain")
 def vain(net: Network) -> Iterator[Signed]:
+    _had(net)
+    yield from (_batch(net, leases=_wishes(net, range(ASSIGNED_MAX), LEASES_MAX)) for _ in range(TRANSACTIONS_PER_BLOCK_MAX))
+
+
+@case("curation/batch of one lease wish in vain")
+def vain_one(net: Network) -> Iterator[Signed]:
+    _had(net)
+    yield from (_batch(net, leases=_wishes(net, range(1), 1)) for _ in range(TRANSACTIONS_PER_BLOCK_MAX))
+
+
+def _had(net: Network) -> None:
     """256 projects, each with a list of begun tasks that all these annotators have had."""
     _curating(net)
     state = net.state.of(CurationState)
@@ -572,7 +583,6 @@ def vain(net: Network) -> Iterator[Signed]:
         places=state.places.with_rows(places),
     )
     net.state = net.state.with_modules(curation=after)
-    yield from (_batch(net, leases=_wishes(net, range(ASSIGNED_MAX), LEASES_MAX)) for _ in range(TRANSACTIONS_PER_BLOCK_MAX))
 
 
 @case("curation/batch of commits")

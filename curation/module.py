@@ -90,13 +90,15 @@ from protocol.names import name_problem
 
 ANNOTATOR: Final = "annotator"  # the ledger role of a serving peer
 DRAWS_FOR_COST: Final = 3  # that cost as much as a signature check
+LOOKS_FOR_COST: Final = 6  # at begun tasks that the annotator has had
 ANSWERS_FOR_COST: Final = 4  # of gold, each with a proof of eight hashes
 OPENING_COST: Final = 4  # in signature checks: the last opening of a task finds its label, and what its annotators are worth
 CHANGES_MAX: Final = 16  # remembered of one height: each serving peer has a batch on its way
 
 
 COST_OF_STATEMENT_MAX: Final = max(1 + -(-LEASES_MAX // DRAWS_FOR_COST), OPENING_COST)
-assert 1 + BATCH_MAX * COST_OF_STATEMENT_MAX <= COST_PER_BLOCK_MAX, "any batch fits into a block"
+COST_OF_LOOKS: Final = -(-LOOKS_MAX // LOOKS_FOR_COST)  # of a batch with leases; LOOKS_FOR_DRAW is in the cost of a draw
+assert 1 + BATCH_MAX * COST_OF_STATEMENT_MAX + COST_OF_LOOKS <= COST_PER_BLOCK_MAX, "any batch fits into a block"
 
 
 class Passed(Exception):
@@ -157,7 +159,8 @@ class CurationModule(Module[CurationState]):
         if not isinstance(content, Batch):
             return 0
         draws = sum(wish.count for wish in content.leases)
-        return draws // DRAWS_FOR_COST + OPENING_COST * len(content.openings) + len(content.commits) + len(content.skips)
+        drawing = draws // DRAWS_FOR_COST + COST_OF_LOOKS if draws else 0
+        return drawing + OPENING_COST * len(content.openings) + len(content.commits) + len(content.skips)
 
     def statements(self, author: bytes, content: object) -> Sequence[Statement]:
         if not isinstance(content, Batch):
