@@ -393,7 +393,7 @@ def losses(net: Network) -> Iterator[Signed]:
             seals = {auditor: sealed(said[0], *place, auditor, promise, bytes([1]) * 32) for auditor in auditors}
             reports = {auditor: SealedReport(0, seal) for auditor, seal in seals.items()}
             unopened[number][trainer.public] = Unopened(promise, reports, VOTERS_MAX)
-            opened.append((trainer, LossesOpening(key, number, secret, said)))
+            opened.append((trainer, LossesOpening(key, number, trainer.public, secret, said)))
     state, job = net.state.of(AuditsState), replace(net.state.jobs.jobs[key], round=200)
     audits = replace(state, jobs={key: replace(state.jobs[key], unopened=unopened, rounds={})})
     net.state = net.state.with_modules(audits=audits, jobs=replace(net.state.jobs, jobs={key: job}))
