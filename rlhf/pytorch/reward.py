@@ -103,6 +103,7 @@ def figures(model: GPT, spec: JobSpec, tokens: Tokens, on_step: Beat) -> Mapping
 
 def figures_of(d_N: Tensor, p_N: Tensor) -> dict[str, float]:
     """Of differences of scores, and of p that people give."""
+    d_N = torch.nan_to_num(d_N)  # a diverged model ranks no pair
     right_N = ((1 + torch.sign(d_N) * torch.sign(p_N - 0.5)) / 2)[p_N != 0.5]
     found = {CALIBRATION: calibration_error(torch.sigmoid(d_N).numpy(), p_N.numpy()), PAIRS: float(len(right_N))}
     return ({ACCURACY: float(right_N.double().mean())} if len(right_N) else {}) | found

@@ -20,8 +20,8 @@ from rlhf import pairs
 from rlhf.objective import PpoTerms
 from rlhf.preferences import Pair, pairs_of_step, parted
 from rlhf.pytorch import score
-from rlhf.pytorch.reward import Scorer
-from rlhf.reward import REWARD, SCORE, Learns, MeanTerms
+from rlhf.pytorch.reward import Scorer, figures_of
+from rlhf.reward import ACCURACY, CALIBRATION, REWARD, SCORE, Learns, MeanTerms
 from tests.rlhf.seat import JOB, TRAINER, Seat, write
 from training import checkpoint, tasks
 from training.data.default_text import default_text
@@ -226,3 +226,9 @@ def test_an_exported_reward_model_scores_a_file_without_a_peer(spec: JobSpec, tm
         next(score.scored(tmp_path, tmp_path / "pairs.jsonl", None))
     with pytest.raises(UserError, match="takes bytes: leave --tokenizer out"):
         next(score.scored(tmp_path / "reward.safetensors", tmp_path / "pairs.jsonl", tmp_path / "pairs.jsonl"))
+
+
+def test_scores_of_a_diverged_model_rank_no_pair() -> None:
+    """Without figures no voter could report on the model, and its plan would wait for 10,000 heights."""
+    figures = figures_of(torch.tensor([torch.nan, torch.nan, torch.inf]), torch.tensor([1.0, 0.0, 1.0]))
+    assert figures[ACCURACY] == (0.5 + 0.5 + 1) / 3 and 0 <= figures[CALIBRATION] <= 1
