@@ -13,6 +13,7 @@ from pathlib import Path
 from peer.demo.cast import Demo
 from peer.demo.report import Report
 from protocol.errors import UserError
+from storage.regular_files import require_writable_kind
 
 
 @contextmanager
@@ -50,6 +51,7 @@ def _make_folder(folder: Path) -> None:
 
 def _try_file(file: Path) -> None:
     with usable("--json", file, "name a file in a folder that is there, where you may write"):
+        require_writable_kind(file)
         was_there = file.exists()
         file.open("ab").close()
         if not was_there:

@@ -25,6 +25,7 @@ from rlhf import examples, preferences
 from rlhf.calls import FiguresView, RlhfCalls
 from rlhf.controller import beta_of
 from rlhf.objective import PpoTerms, Prompts
+from storage.regular_files import open_regular
 from training import checkpoint
 from training.data import default_text
 from training.replicated.model import ReplicatedModel
@@ -55,7 +56,7 @@ def check(demo: Demo) -> None:
     parsed(policy)
     if options.preferences:
         path = Path(options.preferences)
-        with usable("--preferences", path, "name a file of JSONL that can be read"), path.open("rb") as stream:
+        with usable("--preferences", path, "name a file of JSONL that can be read"), open_regular(path) as stream:
             preferences.read_file(path.name, stream)
 
 

@@ -38,6 +38,7 @@ from protocol.digests import Hasher, digest_of, hashed
 from protocol.errors import FolkmootError, StorageError, UserError
 from protocol.identity import Ed25519Verifier
 from protocol.messages import Commit, Decision
+from storage.regular_files import open_regular, read_regular
 from training import starts
 from training.data.corpus import read_manifest
 from training.host import ModelHost
@@ -79,7 +80,7 @@ def audit(
 def _readable_format(folder: Path) -> int:
     """The export's. Raises `UserError` for one that this program does not read. What is no manifest is told later."""
     try:
-        format = json.loads((folder / MANIFEST).read_bytes())["format"]
+        format = json.loads(read_regular(folder / MANIFEST))["format"]
     except (OSError, ValueError, KeyError, TypeError):
         return FORMAT
     if type(format) is int and not FIRST_FORMAT <= format <= FORMAT:
@@ -97,7 +98,7 @@ def _culprit(folder: Path, found: str) -> str:
     if found == MANIFEST:
         return found
     try:
-        files = json.loads((folder / MANIFEST).read_bytes())["files"]
+        files = json.loads(read_regular(folder / MANIFEST))["files"]
         wrong = [name for name, digest in sorted(files.items()) if _digest(folder / name) != digest]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return found
@@ -217,7 +218,7 @@ class _Replay:
         self._expected.add(name)
         hasher = Hasher()
         try:
-            with (self._folder / name).open("rb") as stream:
+            with open_regular(self._folder / name) as stream:
                 hasher.read(stream)
         except OSError as error:
             raise _Found(name, error.strerror or "cannot be read") from None
@@ -225,7 +226,7 @@ class _Replay:
             raise _Found(name, OTHER_BYTES)
 
     def _part(self, digest: bytes, offset: int, length: int) -> bytes:
-        with (self._folder / payload_path(digest)).open("rb") as stream:
+        with open_regular(self._folder / payload_path(digest)) as stream:
             stream.seek(offset)
             return stream.read(length)
 
@@ -305,7 +306,7 @@ class _Replay:
     def _read(self, name: str) -> bytes:
         self._expected.add(name)
         try:
-            return (self._folder / name).read_bytes()
+            return read_regular(self._folder / name)
         except OSError as error:
             raise _Found(name, error.strerror or "cannot be read") from None
 
