@@ -33,6 +33,7 @@ from peer.export.writing import (
     write_models,
 )
 from peer.features import rules_of
+from peer.settings.datadir import storage_errors
 from protocol import codec
 from protocol.digests import Hasher, digest_of, hashed
 from protocol.errors import FolkmootError, StorageError, UserError
@@ -71,7 +72,7 @@ def audit(
     if not (folder / GENESIS).is_file():
         raise UserError(f"{folder} is no export: it has no {GENESIS} (make one with `peer export FOLDER`)")
     try:
-        with tempfile.TemporaryDirectory(prefix="folkmoot-audit-") as scratch:
+        with storage_errors(Path(tempfile.gettempdir())), tempfile.TemporaryDirectory(prefix="folkmoot-audit-") as scratch:
             return _Replay(folder, Path(scratch), _readable_format(folder)).run(progress, seen)
     except _Found as found:
         raise UserError(f"{folder / _culprit(folder, found.name)}: {found}") from None
