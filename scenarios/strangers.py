@@ -154,8 +154,11 @@ async def false_signatures(stage: Stage) -> AsyncIterator[str]:
     member = stage.peers.peers[-1]
     await stage.peers.end(member)
     nonce = await in_thread(next_nonce, member)
+    before = await refusals(stage)
     async with false_batches(await chain_of(stage), stage.attacked, member, nonce) as sent:
-        yield sent
+        counted = await refusals(stage) - before
+        stage.trial.require(counted > 0, "no false signature was counted, so no batch arrived")
+        yield f"{sent}; {counted} were refused as such"
     await stage.peers.restart(member)
 
 
@@ -184,6 +187,12 @@ async def pipes(stage: Stage) -> AsyncIterator[str]:
         stage.trial.require(ends, f"the peer did not end {network.END_SECONDS_MAX:.0f} s after SIGTERM")
         await stage.peers.end(peer)
         await stage.peers.restart(peer)
+
+
+async def refusals(stage: Stage) -> int:
+    """Messages with a false signature, or an invalid content, that the attacked peer refused since its start."""
+    refused = (await stage.attacked.client.stats()).refused
+    return sum(count for reason, count in refused.items() if reason in ("bad-signature", "bad-batch"))
 
 
 async def chain_of(stage: Stage) -> bytes:
