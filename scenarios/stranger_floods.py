@@ -28,7 +28,7 @@ from scenarios.attackers import Attackers
 from transport.framing import Channel, Priority
 
 LARGE_BYTES, LARGE_COUNT = 200_000, 512  # 100 MB in all
-LINKS = 16  # at once, each from an address of its own: one link is read slowly
+LINKS = 48  # at once, each from an address of its own: one link is read slowly
 GROWTH_MB_MAX = 40.0  # of the daemon: all strangers together may hold 32 MiB
 SECONDS_MAX = 60.0  # of one flood: a stranger is read slowly, and a key is refused for some seconds after a false signature
 BATCHES = 8  # each costs 511 true signatures before the false one
