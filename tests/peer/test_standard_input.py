@@ -11,14 +11,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import trio
 
 from ledger.core.genesis import Founder, Genesis
+from peer.api.control import serve
 from peer.commands.invitation import INVITATION_VARIABLE, read_invitation
 from peer.commands.standard_input import pieces, standard_input_as_file
 from peer.features import founding_modules
 from peer.settings.invitation import invitation_text, make_invitation
+from protocol.api import EventView
 from protocol.errors import UserError
 from protocol.identity import Identity
+from tests.peer.fake_api import FakeApi
 from tests.peer.processes import environment
 
 pytestmark = pytest.mark.real("processes, and their standard input")
@@ -152,3 +156,20 @@ def test_group_of_broken_pipes_is_quiet_where_output_is_closed(is_closed: bool) 
     assert done.returncode == 1 and (b"Traceback" in done.stderr) is not is_closed
     if not is_closed:
         os.close(reader)
+
+
+async def test_each_listing_ends_quietly_where_its_reader_is_gone(tmp_path: Path) -> None:
+    """A running peer answers, and nobody reads the command's output: as text, as JSON and in pieces."""
+    async with trio.open_nursery() as nursery:
+        api = FakeApi()
+        api.log.append(EventView(1, 0, "round", "a round", {}))
+        await nursery.start(serve, api, tmp_path)
+        for line in ("log", "log --json", "peers", "status", "stats --json", "rounds", "sample once --stream"):
+            words = line.split()
+            reader, writer = os.pipe()
+            os.close(reader)
+            command = [sys.executable, "-m", "peer.cli", *words, "--data-dir", str(tmp_path)]
+            done = await trio.run_process(command, stdout=writer, capture_stderr=True, check=False, env=environment())
+            os.close(writer)
+            assert (done.returncode, done.stderr) == (1, b""), line
+        nursery.cancel_scope.cancel()
