@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from functools import partial
 from itertools import islice
 
@@ -91,7 +91,7 @@ async def _sent(
     with trio.move_on_after(SECONDS_MAX):
         while sent < count:
             who = key()
-            with suppress(OSError, trio.BrokenResourceError, trio.ClosedResourceError, RemoteProtocolError):
+            try:
                 async with await trio.open_tcp_stream(host, port, local_address=source) as stream, trio.open_nursery() as nursery:
                     session = await attackers.linked(stream, who)
                     nursery.start_soon(attackers.listen_to_the_end, stream, session, nursery.cancel_scope)
@@ -102,5 +102,7 @@ async def _sent(
                         sent += 1
                     await trio.sleep(AGAIN_SECONDS)
                     nursery.cancel_scope.cancel()
+            except* (OSError, trio.BrokenResourceError, trio.ClosedResourceError, RemoteProtocolError):
+                pass  # the target closed the link
             await trio.sleep(AGAIN_SECONDS)
     return sent
