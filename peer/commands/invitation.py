@@ -1,4 +1,4 @@
-"""The invitation of `peer join`: from an argument, a file, standard input or the environment, and out of what `ps` shows.
+"""The invitation of `peer join`: from an argument, a file, standard input or the environment.
 
 Everybody on a machine can read the arguments of a process, and only its user the environment.
 """
