@@ -62,7 +62,7 @@ def files_of(folder: Path) -> list[Path]:
     """The files with a folder's tensors, and the index if there is one. Raises `UserError`."""
     if (folder / INDEX).is_file():
         shards = [folder / name for name in sorted(set(_index(folder).values()))]
-        missing = [path for path in shards if not path.is_file()]
+        missing = [path for path in shards if not path.exists()]
         if missing:
             listed = f"{len(missing)} of {len(shards)} files that {INDEX} lists are not there"
             raise UserError(f"{missing[0]} is missing ({listed}): download the model again")

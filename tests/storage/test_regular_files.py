@@ -20,7 +20,7 @@ from peer.settings.config import load
 from protocol.errors import UserError
 from storage.regular_files import open_regular, read_regular, require_writable_kind
 from training import checkpoint, own_models, tensor_files
-from training.data import corpus, shards
+from training.data import shards, text_files
 
 pytestmark = pytest.mark.real("sockets")
 
@@ -96,17 +96,12 @@ def _export(folder: Path) -> None:
     os.mkfifo(folder / "manifest.json")
 
 
-def _text_folder(folder: Path) -> None:
-    os.mkfifo(folder / "a.txt")
-
-
 def _pipe(folder: Path) -> None:
     os.mkfifo(folder / "pipe")
 
 
 READERS: dict[str, tuple[Callable[[Path], None], Callable[[Path], Any]]] = {
-    "text": (_pipe, lambda folder: next(corpus.read_text(folder / "pipe"))),
-    "text folder": (_text_folder, lambda folder: next(corpus.read_text(folder))),
+    "text": (_pipe, lambda folder: next(text_files.read_text(folder / "pipe"))),
     "model folder": (_model, tensor_files.tensors_in),
     "model file": (_pipe, lambda folder: checkpoint.read(folder / "pipe")),
     "sums of a model": (_pipe, own_models.sums_of),
@@ -126,3 +121,9 @@ def test_pipe_is_refused_by_each_reader(name: str, tmp_path: Path) -> None:
     make(tmp_path)
     with pytest.raises(UserError, match="is a pipe: save its content in a file and name that"):
         read(tmp_path)
+
+
+def test_pipe_in_a_folder_of_texts_is_left_out_by_name(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.txt")
+    with pytest.raises(UserError, match=r"a\.txt: no regular file"):
+        next(text_files.read_text(tmp_path))
