@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime
+from io import TextIOWrapper
 from pathlib import Path
 
 from curation.module import CurationModule
@@ -11,6 +12,7 @@ from curation.proving import FILE_BYTES_MAX, LABELS, LABELS_PROOF, PAGES, Folder
 from features.tables import Pairs, counted
 from protocol.errors import RemoteProtocolError, UserError
 from protocol.identity import Ed25519Verifier
+from storage.regular_files import open_regular
 
 
 def check(directory: Path, chain_id: str) -> Proven:
@@ -22,7 +24,7 @@ def check(directory: Path, chain_id: str) -> Proven:
         path = directory / name
         if name.startswith(f"{PAGES}/") and not path.exists():
             return b""
-        with open(path, "rb") as stream:
+        with open_regular(path) as stream:
             return stream.read(FILE_BYTES_MAX)
 
     try:
@@ -30,8 +32,8 @@ def check(directory: Path, chain_id: str) -> Proven:
         found = folder.row.genesis.chain_id.hex()
         if chain_id and found != chain_id.lower():
             raise UserError(f"{directory} proves nothing here: it is of the chain {found[:16]}…, --chain-id is {chain_id[:16]}…")
-        with open(directory / LABELS, encoding="utf-8", newline="\n") as lines, open(directory / LABELS_PROOF, "rb") as proofs:
-            return folder.check(lines, unframed(proofs))
+        with open_regular(directory / LABELS) as labels, open_regular(directory / LABELS_PROOF) as proofs:
+            return folder.check(TextIOWrapper(labels, encoding="utf-8", newline="\n"), unframed(proofs))
     except OSError as error:
         raise UserError(
             f"cannot read {error.filename}: {error.strerror}; `tasks export PROJECT --proofs` writes such a folder"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import errno
 import re
@@ -18,7 +19,7 @@ from peer.commands.arguments import Parser, settings_of
 from peer.commands.completion import SHELLS, script
 from peer.commands.grammar import parse, parse_words
 from peer.commands.job_fields import PRESET, SET
-from peer.commands.terminal import EXIT_INTERRUPTED, complete_streams, mute_output
+from peer.commands.terminal import EXIT_INTERRUPTED, complete_streams, is_output_closed, mute_output
 from peer.commands.words import words
 from peer.settings.config import Config, abouts, nearest, show
 from protocol.errors import UserError
@@ -65,39 +66,51 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return int(options.action(options) or 0)
         finally:
             sys.stdout.flush()  # what cannot be written is told here, not by the interpreter at its end
-    except UserError as error:
-        return _complain(error)
     except KeyboardInterrupt:
         return _interrupted()
-    except BrokenPipeError:
-        mute_output()
-        return 1
-    except OSError as error:
-        if error.filename is None and error.errno in UNWRITABLE:
-            mute_output()
-            return _complain(UserError(f"standard output: {error.strerror}; what this command prints cannot be written there"))
-        if error.filename is None:
+    except (UserError, OSError) as error:
+        status = _status_of(error)
+        if status is None:
             raise
-        return _complain(UserError(f"{error.filename}: {error.strerror}; name another place, or make this one usable"))
+        return status
     except BaseExceptionGroup as group:
         if group.subgroup(KeyboardInterrupt):
             return _interrupted()
-        mendable, rest = group.split(UserError)
-        if mendable is None or rest is not None:
+        first = _first(group)
+        is_of_link = isinstance(first, BrokenPipeError) and not is_output_closed()
+        status = None if is_of_link or group.split((UserError, OSError))[1] is not None else _status_of(first)
+        if status is None:
             raise
-        return _complain(_first(mendable))
+        return status
 
 
 def _first(group: BaseExceptionGroup[Any]) -> BaseException:
-    error = group.exceptions[0]
+    """The first error of a nested group. An error that a person can mend goes before one of the system."""
+    error = (group.subgroup(UserError) or group).exceptions[0]
     return _first(error) if isinstance(error, BaseExceptionGroup) else error
+
+
+def _status_of(error: BaseException) -> int | None:
+    """Tells a person of the error and returns the exit status; None for an error that is no person's to mend."""
+    if isinstance(error, BrokenPipeError):  # `head` has read enough
+        mute_output()
+        return 1
+    if not isinstance(error, OSError):
+        return _complain(error)
+    if error.filename is not None:
+        return _complain(UserError(f"{error.filename}: {error.strerror}; name another place, or make this one usable"))
+    if error.errno not in UNWRITABLE:
+        return None
+    mute_output()
+    return _complain(UserError(f"standard output: {error.strerror}; what this command prints cannot be written there"))
 
 
 def _complain(error: BaseException) -> int:
     """Prints an error. Wrong lines of a file stand below one another, with a sum at the end; other errors become one line."""
     lines = str(error).splitlines()
     between = "\n" if all(re.match(r".+?:( line )?\d+: ", line) for line in lines[:-1]) else " "
-    print("peer: error: " + between.join(lines), file=sys.stderr)
+    with contextlib.suppress(OSError):  # nobody reads standard error any more
+        print("peer: error: " + between.join(lines), file=sys.stderr)
     return EXIT_USER_ERROR
 
 
@@ -147,8 +160,9 @@ def _add_network_commands(command: Callable[..., argparse.ArgumentParser]) -> No
     rekey = command("rekey", about, _hook("rekey"), "The network decides the change when the peer runs again.")
     _add_place(rekey)
     rekey.add_argument("--bootstrap", metavar="ADDRESS,…", help="another voter, where the vote log that names the voters is lost")
-    join = command("join", "join the network of an invitation", _hook("join"), "Catches up, is admitted, and goes on running.")
-    join.add_argument("invite", metavar="INVITATION", help="the string that `peer invite` printed")
+    join = command("join", "join the network of an invitation", _join, "Catches up, is admitted, and goes on running.")
+    about = "the string that `peer invite` printed; @FILE, - for standard input, or the variable PEER_INVITATION"
+    join.add_argument("invite", metavar="INVITATION", nargs="?", default="", help=about)
     _add_place(join)
     _add_settings(join)
     run = command("run", "run the peer of a data directory", _hook("run"), "In a terminal it shows the prompt `peer>`.")
@@ -423,14 +437,24 @@ def _place_taken(options: argparse.Namespace) -> list[str]:
     return argparse.ArgumentParser.parse_known_args(place, options.line, options)[1]
 
 
+def _join(options: argparse.Namespace) -> Any:
+    from peer.commands.invitation import hide_argument, read_invitation
+
+    hide_argument(options.invite)
+    options.invite = read_invitation(options.invite)
+    return _hook("join")(options)
+
+
 def _ask(options: argparse.Namespace) -> int:
     import trio
 
     from peer.commands import console
     from peer.commands.drawing import printer
+    from peer.commands.standard_input import standard_input_as_file
 
-    client, _ = _client(options)
-    return trio.run(partial(console.execute_attached, client, options, printer()))
+    client, config = _client(options)
+    with standard_input_as_file(options, config.data_directory):
+        return trio.run(partial(console.execute_attached, client, options, printer()))
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from rlhf.calls import (
     StageView,
     TraceView,
 )
+from storage.regular_files import open_regular, read_regular
 
 SHORT = 8
 NOTHING = "(no text: the model ended its answer at once)"
@@ -188,9 +189,9 @@ def _filter(asked: Asked[RlhfCalls], words: str, texts: str, is_json: bool) -> N
         raise UserError("rlhf filter: say --words FILE, with a word a line, and a file of JSONL with `id` and `text`")
     from rlhf.filter import filtered, read_words
 
-    entries = read_words(words, Path(words).expanduser().read_bytes())
+    entries = read_words(words, read_regular(Path(words).expanduser()))
     blocked = count = 0
-    with Path(texts).expanduser().open("rb") as stream:
+    with open_regular(Path(texts).expanduser()) as stream:
         for line in filtered(entries, texts, stream):
             count, blocked = count + 1, blocked + line["blocked"]
             if is_json:

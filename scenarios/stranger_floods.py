@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from functools import partial
 from itertools import islice
 
@@ -28,6 +28,7 @@ from scenarios.attackers import Attackers
 from transport.framing import Channel, Priority
 
 LARGE_BYTES, LARGE_COUNT = 200_000, 512  # 100 MB in all
+LINKS = 48  # at once, each from an address of its own: one link is read slowly
 GROWTH_MB_MAX = 40.0  # of the daemon: all strangers together may hold 32 MiB
 SECONDS_MAX = 60.0  # of one flood: a stranger is read slowly, and a key is refused for some seconds after a false signature
 BATCHES = 8  # each costs 511 true signatures before the false one
@@ -54,7 +55,15 @@ def batches_with_a_false_signature(chain: bytes, member: Identity, nonce: int) -
 @asynccontextmanager
 async def large_messages(chain: bytes, target: DemoPeer) -> AsyncIterator[str]:
     """Each link has a key of its own. The daemon may grow by `GROWTH_MB_MAX` meanwhile: see `memory_mb`."""
-    sent = await _sent(chain, target, Identity.generate, large_requests, LARGE_COUNT)
+    counts = []
+
+    async def send(source: str) -> None:
+        counts.append(await _sent(chain, target, Identity.generate, large_requests, LARGE_COUNT // LINKS, source))
+
+    async with trio.open_nursery() as nursery:
+        for number in range(LINKS):
+            nursery.start_soon(send, f"127.0.3.{number + 1}")
+    sent = sum(counts)
     yield f"sent {sent} messages of {LARGE_BYTES // 1_000} kB with true signatures of keys that nobody admitted"
 
 
@@ -74,14 +83,16 @@ def memory_mb(target: DemoPeer) -> float:
 Messages = Callable[[bytes, Identity], Iterator[bytes]]
 
 
-async def _sent(chain: bytes, target: DemoPeer, key: Callable[[], Identity], make: Messages, count: int) -> int:
+async def _sent(
+    chain: bytes, target: DemoPeer, key: Callable[[], Identity], make: Messages, count: int, source: str = "127.0.0.1"
+) -> int:
     """How many messages left, over as many links as it takes: the target closes them."""
     attackers, (host, port), sent = Attackers(chain, [target.address], 0), parse_address(target.address), 0
     with trio.move_on_after(SECONDS_MAX):
         while sent < count:
             who = key()
-            with suppress(OSError, trio.BrokenResourceError, trio.ClosedResourceError, RemoteProtocolError):
-                async with await trio.open_tcp_stream(host, port) as stream, trio.open_nursery() as nursery:
+            try:
+                async with await trio.open_tcp_stream(host, port, local_address=source) as stream, trio.open_nursery() as nursery:
                     session = await attackers.linked(stream, who)
                     nursery.start_soon(attackers.listen_to_the_end, stream, session, nursery.cancel_scope)
                     for message in islice(make(chain, who), count - sent):
@@ -91,5 +102,7 @@ async def _sent(chain: bytes, target: DemoPeer, key: Callable[[], Identity], mak
                         sent += 1
                     await trio.sleep(AGAIN_SECONDS)
                     nursery.cancel_scope.cancel()
+            except* (OSError, trio.BrokenResourceError, trio.ClosedResourceError, RemoteProtocolError):
+                pass  # the target closed the link
             await trio.sleep(AGAIN_SECONDS)
     return sent

@@ -10,20 +10,25 @@ import argparse
 import contextlib
 import http.client
 import json
+import os
 import resource
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import trio
 
 from peer.demo.cast import DemoPeer
+from peer.demo.disk import Disk
 from scenarios import network
 from scenarios.network import Network
+from scenarios.stranger_floods import GROWTH_MB_MAX, false_batches, large_messages, memory_mb
 from scenarios.trials import Attempt, Trial, arguments, conduct
 from tests.fuzz.http import free_port
 from tests.web.client import Person, Reply, Site
@@ -37,6 +42,7 @@ SILENT = 600  # connections to the port for peers: a stranger's are taken four a
 ENROLMENTS = 120
 STREAMS = 150
 GUESSES = 80
+ANSWER_SECONDS_MAX = 60.0  # of a command on a busy machine
 STRANGER = "127.0.0.66"
 SERVES = 0  # the number of the peer
 PASSPHRASE = "correct horse battery"
@@ -46,6 +52,7 @@ PASSPHRASE = "correct horse battery"
 class Stage:
     peers: Network
     port: int  # of the web
+    trial: Trial
     owner: str = "owner"  # of an account
     streams: list[http.client.HTTPResponse] = field(default_factory=list)
 
@@ -131,6 +138,67 @@ async def event_streams(stage: Stage) -> AsyncIterator[str]:
         reply.close()
 
 
+@asynccontextmanager
+async def large_requests(stage: Stage) -> AsyncIterator[str]:
+    """Large messages with true signatures of keys that nobody admitted. The daemon may grow by a bounded amount."""
+    before = memory_mb(stage.attacked)
+    async with large_messages(await chain_of(stage), stage.attacked) as sent:
+        grown = memory_mb(stage.attacked) - before
+        stage.trial.require(grown <= GROWTH_MB_MAX, f"the daemon grew by {grown:.0f} MB, more than {GROWTH_MB_MAX:.0f}")
+        yield f"{sent}; the daemon grew by {grown:.0f} MB"
+
+
+@asynccontextmanager
+async def false_signatures(stage: Stage) -> AsyncIterator[str]:
+    """Full batches of a member with one false signature each, while the member itself is stopped."""
+    member = stage.peers.peers[-1]
+    await stage.peers.end(member)
+    nonce = await in_thread(next_nonce, member)
+    before = await refusals(stage)
+    async with false_batches(await chain_of(stage), stage.attacked, member, nonce) as sent:
+        counted = await refusals(stage) - before
+        stage.trial.require(counted > 0, "no false signature was counted, so no batch arrived")
+        yield f"{sent}; {counted} were refused as such"
+    await stage.peers.restart(member)
+
+
+def next_nonce(member: DemoPeer) -> int:
+    with contextlib.closing(Disk(member.directory)) as disk:
+        return disk.state.members.members[member.identity.public].nonce + 1
+
+
+@asynccontextmanager
+async def pipes(stage: Stage) -> AsyncIterator[str]:
+    """Named pipes without a writer, as a text and as tasks. Each command answers, and then the peer stops on SIGTERM."""
+    peer = stage.attacked
+    with tempfile.TemporaryDirectory() as folder:
+        pipe = Path(folder) / "pipe.jsonl"
+        os.mkfifo(pipe)
+        for words in (("train", "--data", str(pipe)), ("tasks", "import", str(pipe), "--options", "a,b")):
+            command = [sys.executable, "-m", "peer.cli", *words, "--data-dir", str(peer.directory)]
+            with trio.move_on_after(ANSWER_SECONDS_MAX) as patience:
+                done = await trio.run_process(command, capture_stdout=True, capture_stderr=True, check=False)
+                stage.trial.require(done.returncode == 2 and b"is a pipe" in done.stderr, f"{words[0]}: {done.stderr.decode()}")
+            stage.trial.require(not patience.cancelled_caught, f"{words[0]} did not answer in {ANSWER_SECONDS_MAX:.0f} s")
+        yield "named a pipe as a text and as tasks"
+        assert peer.process is not None
+        peer.process.terminate()
+        ends = await stage.peers.dies(peer, network.END_SECONDS_MAX)
+        stage.trial.require(ends, f"the peer did not end {network.END_SECONDS_MAX:.0f} s after SIGTERM")
+        await stage.peers.end(peer)
+        await stage.peers.restart(peer)
+
+
+async def refusals(stage: Stage) -> int:
+    """Messages with a false signature, or an invalid content, that the attacked peer refused since its start."""
+    refused = (await stage.attacked.client.stats()).refused
+    return sum(count for reason, count in refused.items() if reason in ("bad-signature", "bad-batch"))
+
+
+async def chain_of(stage: Stage) -> bytes:
+    return bytes.fromhex((await stage.attacked.client.status()).chain_id)
+
+
 # Visitors -------------------------------------------------------------------------------------------------------------
 
 
@@ -177,6 +245,9 @@ ATTACKS: Sequence[Attack] = (
     Attack("sign-ups", enrolments, sign_up),
     Attack("guesses of a passphrase", guesses, sign_in),
     Attack("event streams", event_streams, listen),
+    Attack("large messages of strangers", large_requests, page),
+    Attack("batches with a false signature", false_signatures, page),
+    Attack("named pipes as files", pipes, page),
 )
 
 
@@ -184,7 +255,7 @@ ATTACKS: Sequence[Attack] = (
 
 
 async def attacked(attack: Attack, port: int, peers: Network, trial: Trial) -> None:
-    stage = Stage(peers, port)
+    stage = Stage(peers, port, trial)
     peer = stage.attacked
     reply = await in_thread(signed, stage.site, "up", stage.owner, PASSPHRASE)
     if reply.status not in (201, 409):  # the account of an earlier attack

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ from safetensors import numpy as safetensors
 
 from protocol.errors import RemoteProtocolError, UserError
 from storage import durable
+from storage.regular_files import open_regular
 from training.replicated.layout import Float32Array, layout_of
 from training.spec import JobSpec
 
@@ -48,8 +47,7 @@ def export(path: Path, spec: JobSpec, parameters: Float32Array, origin: Origin) 
 def read(path: Path) -> tuple[JobSpec, Float32Array, Origin]:
     """`UserError` naming the file if it is no checkpoint of ours."""
     try:
-        if path.is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        open_regular(path).close()  # safetensors would wait for the writer of a pipe
         with safe_open(path, framework="numpy") as file:
             about = json.loads((file.metadata() or {})[METADATA])
             if about["format"] != FORMAT:

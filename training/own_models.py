@@ -17,6 +17,7 @@ import numpy as np
 
 from protocol.digests import Hasher
 from protocol.errors import RemoteProtocolError, UserError
+from storage.regular_files import open_regular
 from training import llama, tensor_files
 from training.data.pretokenizers import cuts_words, normalizer_of, pre_tokenizer_of
 from training.data.tokenizer import VOCABULARY_MAX, BpeTokenizer, added_token, alphabet
@@ -233,7 +234,7 @@ def sums_of(folder: Path) -> str:
 
 
 def _sum_of(path: Path) -> str:
-    with path.open("rb") as stream:
+    with open_regular(path) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
@@ -266,7 +267,7 @@ def _downloaded(path: Path) -> str | None:
 
 def _json(path: Path) -> Any:
     try:
-        with path.open("rb") as stream:
+        with open_regular(path) as stream:
             text = stream.read(JSON_BYTES_MAX + 1)
         tensor_files.require_downloaded(path, text)
         if len(text) > JSON_BYTES_MAX:

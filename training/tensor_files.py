@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from protocol.errors import UserError
+from storage.regular_files import open_regular, read_regular
 from training.replicated.layout import BLOCK, Float32Array, Shape
 
 SINGLE: Final = "model.safetensors"
@@ -61,7 +62,7 @@ def files_of(folder: Path) -> list[Path]:
     """The files with a folder's tensors, and the index if there is one. Raises `UserError`."""
     if (folder / INDEX).is_file():
         shards = [folder / name for name in sorted(set(_index(folder).values()))]
-        missing = [path for path in shards if not path.is_file()]
+        missing = [path for path in shards if not path.exists()]
         if missing:
             listed = f"{len(missing)} of {len(shards)} files that {INDEX} lists are not there"
             raise UserError(f"{missing[0]} is missing ({listed}): download the model again")
@@ -97,7 +98,7 @@ def _index(folder: Path) -> dict[str, str]:
     try:
         if path.stat().st_size > INDEX_BYTES_MAX:
             raise ValueError(f"more than {INDEX_BYTES_MAX} bytes")
-        files = json.loads(path.read_bytes())["weight_map"]
+        files = json.loads(read_regular(path))["weight_map"]
         named = {str(name): str(file) for name, file in files.items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"{path} is no index of safetensors files: {error}") from None
@@ -108,8 +109,8 @@ def _index(folder: Path) -> dict[str, str]:
 
 
 def _header(path: Path) -> dict[str, Stored]:
-    size = path.stat().st_size
-    with path.open("rb") as stream:
+    with open_regular(path) as stream:
+        size = path.stat().st_size
         require_downloaded(path, stream.read(len(LFS_POINTER)))
         stream.seek(0)
         length = int.from_bytes(stream.read(8), "little")

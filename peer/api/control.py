@@ -13,6 +13,7 @@ import errno
 import logging
 import os
 import shlex
+import sqlite3
 import stat
 import tempfile
 import typing
@@ -221,6 +222,10 @@ async def _reply(api: PeerApi, request: Any, stream: trio.abc.SendStream) -> lis
         return ["ok", None]
     except (UserError, RemoteProtocolError) as error:
         return ["error", str(error)]
+    except (OSError, sqlite3.Error) as error:  # such as a full disk
+        logger.warning("control socket: %s failed: %s", request[1], error)
+        way = "free some space, or check the disk and its permissions"
+        return ["error", f"the peer failed at {request[1]!r}: {getattr(error, 'strerror', None) or error}; {way}"]
     except Exception:  # one failed call must not stop the daemon
         logger.exception("control socket: %s failed", request[1])
         return ["error", f"the peer failed at {request[1]!r}; its log says why"]

@@ -33,6 +33,7 @@ from rlhf.reward import LAST, MEAN, MEAN_REWARD, REWARDS, Learns, RewardModel
 from rlhf.rules import RULES
 from rlhf.sets import Source
 from rlhf.supervised import DPO
+from storage.regular_files import read_regular
 from training.data import text_files
 from training.spec import JobSpec, Preparation, completed
 
@@ -237,7 +238,7 @@ def read_words(file: str) -> bytes:
     from rlhf.filter import read_words
 
     try:
-        return blocklist.packed(read_words(Path(file).name, Path(file).expanduser().read_bytes()))
+        return blocklist.packed(read_words(Path(file).name, read_regular(Path(file).expanduser())))
     except OSError as error:
         raise UserError(f"--words {text_files.shown(file)} cannot be read: {error.strerror}") from None
 

@@ -34,6 +34,7 @@ from protocol.identity import Identity, parse_peer_id, peer_id, short_id
 from protocol.limits import NAME_CHARACTERS_MAX
 from protocol.names import name_problem
 from storage import durable
+from storage.regular_files import require_writable_kind
 
 if TYPE_CHECKING:
     from peer.daemon.daemon import MakeRoundWork
@@ -252,6 +253,8 @@ def _log_to(config: Config, file: Path | None) -> None:
     """To the file of the settings, else to standard error, or into `file` while the prompt has the terminal."""
     file = Path(config.log_file).expanduser() if config.log_file else file
     with storage_errors(file or Path("standard error")):
+        if file is not None:
+            require_writable_kind(file)
         lines = handler(file)
     lines.setFormatter(formatter(config.log_format))
     logging.basicConfig(level=config.log_level.upper(), handlers=[lines], force=True)

@@ -4,6 +4,8 @@ cells end in `…`.
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,10 +27,17 @@ CONTROLS = dict.fromkeys({*range(0x20), *range(0x7F, 0xA0)} - {9, 10}, "\ufffd")
 WIDTH_WITHOUT_TERMINAL = 100_000  # columns: nothing is wrapped or cut
 
 
+class Output(Console):
+    """Raises `BrokenPipeError` where the library would end the program, inside whatever task prints."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+
 def printer(out: TextIO | None = None) -> Callable[[Shown], None]:
     """Prints to this stream, else to standard output."""
     out = out or sys.stdout
-    console = Console(
+    console = Output(
         file=out, width=None if out.isatty() else WIDTH_WITHOUT_TERMINAL, highlight=False, markup=False, soft_wrap=False
     )
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import os
+import select
 import shlex
 import shutil
 import sys
@@ -52,6 +53,13 @@ def complete_streams() -> None:
         takes_bytes = stream.encoding.lower() in ("utf-8", "utf8") and stream.errors == "surrogateescape"
         if isinstance(stream, io.TextIOWrapper) and not takes_bytes:
             stream.reconfigure(errors="backslashreplace")
+
+
+def is_output_closed() -> bool:
+    """Whether the reader of standard output is gone, as `head` is after its lines."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
 
 
 def mute_output() -> None:

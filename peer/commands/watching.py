@@ -17,7 +17,7 @@ from rich.text import Text
 
 from features.names import Names
 from features.tables import Column, Fitted, counted
-from peer.commands.drawing import chart, drawn, fitting
+from peer.commands.drawing import Output, chart, drawn, fitting
 from peer.commands.views import PLAIN_MEAN, age, job_state, milliseconds, seconds, short
 from protocol.api import EventView, JobView, PeerApi, RoundView, RoundVotesView
 from protocol.errors import UserError
@@ -191,7 +191,7 @@ class _InLines:
 class _OnScreen:
     def __init__(self, names: Called) -> None:
         self._names = names
-        self._console = Console(highlight=False, markup=False)
+        self._console = Output(highlight=False, markup=False)
         self._live = Live(console=self._console, auto_refresh=False)
 
     def __enter__(self) -> None:

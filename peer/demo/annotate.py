@@ -22,7 +22,7 @@ from peer.demo.cast import Demo, DemoPeer, key_of
 from peer.demo.crowd import OPTIONS, Person, Site, gather, make_tasks
 from peer.demo.demo import keep, make_directories, measure_all, sees_it_end, served_at, start, stop
 from peer.demo.disk import Disk, same
-from peer.demo.files import make_places
+from peer.demo.files import make_places, write_report, write_text
 from protocol.errors import UserError
 from protocol.identity import peer_id
 
@@ -124,7 +124,7 @@ def _calls(peer: DemoPeer) -> CurationCalls:
 
 async def _import(demo: Demo, name: str, texts: Iterable[str], votes: int) -> ImportView:
     file = demo.folder / f"{name}.jsonl"
-    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    write_text(file, "".join(json.dumps({"text": text}) + "\n" for text in texts))
     request = ImportRequest(str(file), name, "", "label", OPTIONS, False, votes, 1, "", False)
     return await _calls(demo.watched).import_tasks(request)
 
@@ -202,9 +202,7 @@ def _report(demo: Demo, truth: Mapping[str, int], crowd: list[Person], is_finish
         "annotate": asdict(outcome),
     }
     text = json.dumps(report, indent=1) + "\n"
-    (demo.folder / "report.json").write_text(text)
-    if demo.options.json:
-        Path(demo.options.json).write_text(text)
+    write_report(demo, text)
     _show(demo, outcome, failures, seconds)
     return not failures
 

@@ -36,7 +36,7 @@ from peer.demo.files import make_places, usable, write_files
 from peer.demo.report import Report, make_report
 from peer.features import founding_modules, install, roles
 from peer.serving.part import SERVED_AT
-from peer.settings.datadir import DataDirectory
+from peer.settings.datadir import DataDirectory, storage_errors
 from protocol import codec
 from protocol.api import JobView, RoundView, TrainRequest
 from protocol.errors import UserError
@@ -420,7 +420,8 @@ async def train_baseline(demo: Demo, job: str, rounds: tuple[RoundView, ...]) ->
     spec = disk.spec(job)
     disk.close()
     spec_file = demo.folder / "job.spec"
-    spec_file.write_bytes(spec.encode())
+    with storage_errors(spec_file):
+        spec_file.write_bytes(spec.encode())
     accepted = [sum(verdict == "accept" for verdict in view.verdicts.values()) for view in rounds]
     trainers = max(1, round(sum(accepted) / max(1, len(accepted))))
     batch = trainers * spec.batch

@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from features.tables import Column, Fitted
-from peer.commands.drawing import WIDTH_WITHOUT_TERMINAL, chart, drawn, wrapped
+from peer.commands.drawing import WIDTH_WITHOUT_TERMINAL, Output, chart, drawn, wrapped
 from peer.commands.watching import round_line, rounds_table
 from peer.demo.cast import TEXT, Demo
 from peer.demo.report import Report
@@ -38,7 +38,7 @@ class Display:
     def __init__(self, demo: Demo) -> None:
         self._demo = demo
         self._names = {peer_id(peer.identity.public): peer.name for peer in demo.peers}
-        self._console = Console(highlight=False, markup=False)
+        self._console = Output(highlight=False, markup=False)
         if not self._console.is_terminal:
             self._console.width = WIDTH_WITHOUT_TERMINAL
         self._live = Live(console=self._console, refresh_per_second=4) if self._console.is_terminal else None

@@ -12,7 +12,9 @@ from pathlib import Path
 
 from peer.demo.cast import Demo
 from peer.demo.report import Report
+from peer.settings.datadir import storage_errors
 from protocol.errors import UserError
+from storage.regular_files import require_writable_kind
 
 
 @contextmanager
@@ -50,6 +52,7 @@ def _make_folder(folder: Path) -> None:
 
 def _try_file(file: Path) -> None:
     with usable("--json", file, "name a file in a folder that is there, where you may write"):
+        require_writable_kind(file)
         was_there = file.exists()
         file.open("ab").close()
         if not was_there:
@@ -59,14 +62,24 @@ def _try_file(file: Path) -> None:
 def write_files(demo: Demo, report: Report, sample: str, export: str) -> None:
     demo.folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps({**asdict(report), "export": export}, indent=1) + "\n"
-    (demo.folder / "report.json").write_text(text)
-    if demo.options.json:
-        Path(demo.options.json).write_text(text)
+    write_report(demo, text)
     if sample:
-        (demo.folder / "sample.txt").write_text(sample + "\n")
+        write_text(demo.folder / "sample.txt", sample + "\n")
     if len(report.heldout_bits_per_byte) > 1:
         draw_loss(report, demo.folder / "loss.svg")
         draw_loss(report, demo.folder / "loss.png")
+
+
+def write_report(demo: Demo, text: str) -> None:
+    write_text(demo.folder / "report.json", text)
+    if demo.options.json:
+        write_text(Path(demo.options.json), text)
+
+
+def write_text(file: Path, text: str) -> None:
+    """Raises `StorageError`, such as for a full disk."""
+    with storage_errors(file):
+        file.write_text(text)
 
 
 def draw_loss(report: Report, file: Path) -> None:
@@ -93,5 +106,6 @@ def draw_loss(report: Report, file: Path) -> None:
     axes.legend(frameon=False)
     last = report.heldout_bits_per_byte[-1]
     axes.annotate(f"{last:.2f}", (report.heldout_rounds[-1], last), textcoords="offset points", xytext=(0, 8), ha="right")
-    figure.savefig(file, dpi=120, metadata={"Date": None} if file.suffix == ".svg" else None)
+    with storage_errors(file):
+        figure.savefig(file, dpi=120, metadata={"Date": None} if file.suffix == ".svg" else None)
     pyplot.close(figure)

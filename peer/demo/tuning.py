@@ -17,14 +17,16 @@ from peer.api.new_job import parse_overrides, typed
 from peer.api.tuning import OF_REWARD, parsed, reward_said, toy_spec
 from peer.demo.cast import TEXT, Demo
 from peer.demo.disk import Disk
-from peer.demo.files import usable
+from peer.demo.files import usable, write_text
 from peer.demo.tuned import Rlhf
+from peer.settings.datadir import storage_errors
 from protocol.api import TrainRequest
 from protocol.errors import UserError
 from rlhf import examples, preferences
 from rlhf.calls import FiguresView, RlhfCalls
 from rlhf.controller import beta_of
 from rlhf.objective import PpoTerms, Prompts
+from storage.regular_files import open_regular
 from training import checkpoint
 from training.data import default_text
 from training.replicated.model import ReplicatedModel
@@ -55,7 +57,7 @@ def check(demo: Demo) -> None:
     parsed(policy)
     if options.preferences:
         path = Path(options.preferences)
-        with usable("--preferences", path, "name a file of JSONL that can be read"), path.open("rb") as stream:
+        with usable("--preferences", path, "name a file of JSONL that can be read"), open_regular(path) as stream:
             preferences.read_file(path.name, stream)
 
 
@@ -120,7 +122,7 @@ async def measure(demo: Demo, job: str, watched: tuple[FiguresView, ...]) -> Rlh
     """Writes the models and responses of them into the demo's folder. A process of its own computes: this one loads no torch."""
     module, beta, arguments = await trio.to_thread.run_sync(_write, demo, bytes.fromhex(job))
     found = json.loads((await trio.run_process([sys.executable, "-m", module, *arguments], capture_stdout=True)).stdout)
-    (demo.folder / SAMPLES).write_text("".join(json.dumps(sample) + "\n" for sample in found["samples"]))
+    write_text(demo.folder / SAMPLES, "".join(json.dumps(sample) + "\n" for sample in found["samples"]))
     spec, _, origin = checkpoint.read(demo.folder / POLICY)
     own: PpoTerms = spec.own
     seen = {name: getattr(watched[-1], name) for name in ("distinct_2", "tokens", "length_correlation")} if watched else {}
@@ -143,7 +145,8 @@ def _write(demo: Demo, job: bytes) -> tuple[str, float, list[str]]:
         reward = disk.model(read.job)
         files += [_saved(demo, OF_PREFERENCES, reward), *(str(disk.text(of)) for of in (base.spec, reward.spec))]
         if spec.tokenizer is not None:
-            (demo.folder / TOKENIZER).write_bytes(disk.blob(spec.tokenizer))
+            with storage_errors(demo.folder / TOKENIZER):
+                (demo.folder / TOKENIZER).write_bytes(disk.blob(spec.tokenizer))
             files.append(str(demo.folder / TOKENIZER))
         return "rlhf.pytorch.text", beta, [str(beta), *files]
     finally:

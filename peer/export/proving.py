@@ -18,6 +18,7 @@ from protocol.errors import RemoteProtocolError, UserError
 from protocol.identity import Ed25519Verifier
 from protocol.limits import MESSAGE_BYTES_MAX, ROW_KEY_BYTES_MAX
 from protocol.messages import Link
+from storage.regular_files import open_regular
 
 
 def prove(genesis: Genesis, state: State, links: tuple[Link, ...], table: str, key: bytes, path: Path) -> RowProofView:
@@ -145,7 +146,7 @@ def _require_same(path: Path, found: str, trusted: str, where: str) -> None:
 
 def _read(path: Path, size_max: int) -> bytes:
     try:
-        with open(path, "rb") as stream:
+        with open_regular(path) as stream:
             data = stream.read(size_max + 1)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None

@@ -33,11 +33,13 @@ from peer.export.writing import (
     write_models,
 )
 from peer.features import rules_of
+from peer.settings.datadir import storage_errors
 from protocol import codec
 from protocol.digests import Hasher, digest_of, hashed
 from protocol.errors import FolkmootError, StorageError, UserError
 from protocol.identity import Ed25519Verifier
 from protocol.messages import Commit, Decision
+from storage.regular_files import open_regular, read_regular
 from training import starts
 from training.data.corpus import read_manifest
 from training.host import ModelHost
@@ -70,7 +72,7 @@ def audit(
     if not (folder / GENESIS).is_file():
         raise UserError(f"{folder} is no export: it has no {GENESIS} (make one with `peer export FOLDER`)")
     try:
-        with tempfile.TemporaryDirectory(prefix="folkmoot-audit-") as scratch:
+        with storage_errors(Path(tempfile.gettempdir())), tempfile.TemporaryDirectory(prefix="folkmoot-audit-") as scratch:
             return _Replay(folder, Path(scratch), _readable_format(folder)).run(progress, seen)
     except _Found as found:
         raise UserError(f"{folder / _culprit(folder, found.name)}: {found}") from None
@@ -79,7 +81,7 @@ def audit(
 def _readable_format(folder: Path) -> int:
     """The export's. Raises `UserError` for one that this program does not read. What is no manifest is told later."""
     try:
-        format = json.loads((folder / MANIFEST).read_bytes())["format"]
+        format = json.loads(read_regular(folder / MANIFEST))["format"]
     except (OSError, ValueError, KeyError, TypeError):
         return FORMAT
     if type(format) is int and not FIRST_FORMAT <= format <= FORMAT:
@@ -97,7 +99,7 @@ def _culprit(folder: Path, found: str) -> str:
     if found == MANIFEST:
         return found
     try:
-        files = json.loads((folder / MANIFEST).read_bytes())["files"]
+        files = json.loads(read_regular(folder / MANIFEST))["files"]
         wrong = [name for name, digest in sorted(files.items()) if _digest(folder / name) != digest]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return found
@@ -217,7 +219,7 @@ class _Replay:
         self._expected.add(name)
         hasher = Hasher()
         try:
-            with (self._folder / name).open("rb") as stream:
+            with open_regular(self._folder / name) as stream:
                 hasher.read(stream)
         except OSError as error:
             raise _Found(name, error.strerror or "cannot be read") from None
@@ -225,7 +227,7 @@ class _Replay:
             raise _Found(name, OTHER_BYTES)
 
     def _part(self, digest: bytes, offset: int, length: int) -> bytes:
-        with (self._folder / payload_path(digest)).open("rb") as stream:
+        with open_regular(self._folder / payload_path(digest)) as stream:
             stream.seek(offset)
             return stream.read(length)
 
@@ -305,7 +307,7 @@ class _Replay:
     def _read(self, name: str) -> bytes:
         self._expected.add(name)
         try:
-            return (self._folder / name).read_bytes()
+            return read_regular(self._folder / name)
         except OSError as error:
             raise _Found(name, error.strerror or "cannot be read") from None
 

@@ -33,6 +33,7 @@ from peer.serving.founding import Founding
 from peer.serving.imported import already_note
 from peer.serving.part import ADDRESS
 from protocol.errors import UserError
+from storage.regular_files import read_regular
 
 PART = "serve"
 
@@ -255,7 +256,7 @@ def _named(asked: Asked, answer: tuple[int, ...]) -> str:
 
 async def _read(path: Path) -> bytes:
     try:
-        return await trio.Path(path).read_bytes()
+        return await trio.to_thread.run_sync(read_regular, path)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
 

@@ -18,6 +18,7 @@ from protocol.addresses import NOWHERE, dialable, listened
 from protocol.errors import UserError
 from protocol.limits import ADVERTISED_MAX, NAME_CHARACTERS_MAX
 from protocol.names import name_problem
+from storage.regular_files import read_regular
 from training.resources import AUTO, Parallel, Resources, device_problem, parallel_problem
 from transport.reachability import Relaying
 from transport.silence import PING_SECONDS, SUSPECT_SECONDS, Pace
@@ -204,7 +205,7 @@ def _file_layer(file: Path | None, later: Mapping[str, Any], environment: Mappin
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        values = tomllib.loads(file.read_text(encoding="utf-8"))
+        values = tomllib.loads(read_regular(file).decode())
     except OSError as error:
         raise UserError(f"configuration {file} cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

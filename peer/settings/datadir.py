@@ -18,6 +18,7 @@ import itertools
 import os
 import shlex
 import stat
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +30,7 @@ from storage.durable import lock, sync_directory
 
 SEED_CHARACTERS = 64  # 32 bytes, hexadecimal
 STARTING_SECONDS_MAX = 120  # a large ledger on a busy machine takes a minute
+OTHERS = 0o077  # access of everybody but the owner: keys, accounts and answers of people are inside
 PID_CHARACTERS_MAX = 32  # of the lock file; the largest process id on Linux has seven digits
 
 _REASONS = {
@@ -50,6 +52,20 @@ def storage_errors(path: Path) -> Iterator[None]:
     except OSError as error:
         reason = _REASONS.get(error.errno or 0) or error.strerror or str(error)
         raise StorageError(f"{error.filename or path}: {reason}") from None
+
+
+def _require_private(path: Path) -> None:
+    """Takes the access of others away, and says so. `UserError` for a directory of another user, and `OSError`."""
+    found = path.stat()
+    if found.st_uid != os.geteuid():
+        way = "run as that user, or choose another --data-dir"
+        raise UserError(f"data directory {path} belongs to user {found.st_uid}, this is user {os.geteuid()}: {way}")
+    mode = stat.S_IMODE(found.st_mode)
+    if mode & OTHERS:
+        path.chmod(mode & ~OTHERS)
+        told = f"data directory {path} had mode {mode:04o}, so others of this machine could open it; now {mode & ~OTHERS:04o}"
+        with contextlib.suppress(OSError):
+            print(f"peer: {told}", file=sys.stderr)
 
 
 class DataDirectory:
@@ -75,6 +91,7 @@ class DataDirectory:
         directory = cls(path)
         with storage_errors(path):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _require_private(path)
             directory.blobs.mkdir(exist_ok=True)
             directory.models.mkdir(exist_ok=True)
         return directory
@@ -170,7 +187,7 @@ class DataDirectory:
             if not path.exists():
                 raise UserError(f"{self.path} holds no {path.name}: make one with `peer init` or `peer join`") from None
             raise error
-        if mode & 0o077:
+        if mode & OTHERS:
             raise UserError(f"{path} has mode {mode:04o}, so others can use this key; mend it: chmod 600 {path}")
         try:
             seed = bytes.fromhex(text.decode("ascii"))

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import errno
 import os
 import shlex
 import socket
+import sqlite3
 import stat
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
@@ -92,6 +94,25 @@ async def test_a_bug_in_one_call_is_logged_and_stops_nothing(client: PeerApi, ca
         await all_of(client.sample("bug", Sampling()))
     assert "KeyError" in caplog.text
     assert await client.status() == STATUS
+
+
+@pytest.mark.real("sockets")
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), "No space left on device"),
+        (sqlite3.OperationalError("database or disk is full"), "database or disk is full"),
+    ],
+)
+async def test_fault_of_the_disk_is_told_to_the_caller(
+    client: PeerApi, api: FakeApi, monkeypatch: pytest.MonkeyPatch, error: Exception, reason: str
+) -> None:
+    async def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(api, "export", fail)
+    with pytest.raises(UserError, match=f"failed at 'export': {reason}; free some space"):
+        await client.export("/x")
 
 
 @pytest.mark.real("sockets")

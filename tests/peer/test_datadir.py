@@ -25,6 +25,29 @@ def test_a_new_directory_is_for_its_owner_only(directory: DataDirectory) -> None
     assert directory.models.is_dir()
 
 
+@pytest.mark.parametrize("mode", [0o755, 0o750, 0o701, 0o777, 0o2770])
+def test_access_of_others_is_taken_away_and_told(directory: DataDirectory, mode: int, capsys: pytest.CaptureFixture[str]) -> None:
+    directory.create_identity()
+    directory.path.chmod(mode)
+    DataDirectory.open(directory.path)
+    assert stat.S_IMODE(directory.path.stat().st_mode) & 0o777 == 0o700
+    assert capsys.readouterr().err.startswith(f"peer: data directory {directory.path} had mode {mode:04o}")
+    DataDirectory.open(directory.path)
+    assert capsys.readouterr().err == ""
+
+
+def test_directory_of_another_user_is_refused(directory: DataDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory.create_identity()
+    mode = directory.path.stat().st_mode
+    directory.path.chmod(0o755)
+    me = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: me + 1)
+    for call in (DataDirectory.open, DataDirectory.create):
+        with pytest.raises(UserError, match=f"belongs to user {me}, this is user {me + 1}"):
+            call(directory.path)
+    assert stat.S_IMODE(directory.path.stat().st_mode) == 0o755 != mode
+
+
 def test_the_key_is_private_and_comes_back(directory: DataDirectory) -> None:
     made = directory.create_identity()
     assert stat.S_IMODE(directory.identity_key.stat().st_mode) == 0o600

@@ -5,16 +5,19 @@ from __future__ import annotations
 import io
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from rich.console import Console
 
 from peer.cli import build_parser
+from peer.demo import files
 from peer.demo.cast import Demo
 from peer.demo.demo import cast_roles
 from peer.demo.display import Display
 from protocol.api import JobView, RoundView
+from protocol.errors import StorageError
 from protocol.identity import peer_id
 
 ROUNDS = 60
@@ -73,3 +76,13 @@ def test_a_path_is_written_as_a_shell_wants_it_and_stays_on_one_line(
     Display(demo_of(folder)).say("4 peers are running, data in", folder)
     printed = capsys.readouterr().out
     assert shlex.quote(str(folder)) in printed and "data in" in printed
+
+
+@pytest.mark.parametrize("name", ["report.json", "sample.txt", "json"])
+def test_full_disk_is_told_in_one_line(name: str, tmp_path: Path) -> None:
+    """Linux has a file that is always full."""
+    (tmp_path / name).symlink_to("/dev/full")
+    demo: Any = SimpleNamespace(folder=tmp_path, options=SimpleNamespace(json=str(tmp_path / "json")))
+    with pytest.raises(StorageError, match=f"{name}: the disk is full; free some space"):
+        files.write_report(demo, "{}")
+        files.write_text(tmp_path / "sample.txt", "text")

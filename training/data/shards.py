@@ -20,6 +20,7 @@ from typing import Any, Final
 import numpy as np
 
 from protocol.errors import RemoteProtocolError, UserError
+from storage.regular_files import open_regular, read_regular
 from training.transformer import BYTE_VOCABULARIES, BYTES_WITH_END
 
 FORMAT: Final = "folkmoot-tokens/1"
@@ -77,7 +78,7 @@ def open_folder(folder: Path) -> TokenFolder:
     try:
         if path.stat().st_size > MANIFEST_BYTES_MAX:
             raise UserError(f"{path} is larger than {MANIFEST_BYTES_MAX >> 20} MB: it is no manifest of token shards")
-        plain = json.loads(path.read_bytes())
+        plain = json.loads(read_regular(path))
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} cannot be read as JSON ({error}): make one with `peer shards`") from None
     if not isinstance(plain, dict) or plain.get("format") != FORMAT:
@@ -99,7 +100,7 @@ def describe(folder: Path) -> str:
         raise UserError(f"no {SUFFIX} file in folder {folder}: put shards of 16-bit little-endian token ids there")
     tokenizer = folder / TOKENIZER
     try:
-        text = tokenizer.read_bytes() if tokenizer.exists() else None
+        text = read_regular(tokenizer) if tokenizer.exists() else None
     except OSError as error:
         raise UserError(f"{tokenizer} cannot be read ({error.strerror}): put the tokenizer of the shards there") from None
     vocabulary = BYTES_WITH_END if text is None else _vocabulary_of(text, tokenizer)
@@ -135,7 +136,7 @@ def _described(file: Path, vocabulary: int) -> dict[str, Any]:
 def _read(path: Path) -> Iterator[bytes]:
     """The file in pieces of whole tokens."""
     try:
-        with path.open("rb") as stream:
+        with open_regular(path) as stream:
             while piece := stream.read(READ_BYTES):
                 if len(piece) % 2:
                     raise UserError(f"{path} has an odd number of bytes: token ids are 16 bits each")
@@ -183,7 +184,7 @@ def _tokenizer(folder: Path, digest: Any, vocabulary: int) -> bytes | None:
             raise UserError(f"{folder / MANIFEST}: without a tokenizer the vocabulary is {allowed}, not {vocabulary}")
         return None
     try:
-        text = path.read_bytes()
+        text = read_regular(path)
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}), but {MANIFEST} names it: put it there") from None
     if hashlib.sha256(text).hexdigest() != digest:

@@ -21,6 +21,7 @@ from protocol.errors import UserError
 from storage.csv_files import ENDINGS as TABLES
 from storage.csv_files import SEPARATORS, open_table, shown_columns
 from storage.encodings import decode_text, encoding_of
+from storage.regular_files import open_regular
 
 TEXT: Final = (".txt", ".md")
 JSON_LINES: Final = (".jsonl", ".ndjson")
@@ -167,7 +168,7 @@ def _ending(file: Path) -> str:
 def opened(file: Path) -> Iterator[BinaryIO]:
     """The bytes of a file, unpacked if it is packed by gzip. Raises `UserError`."""
     try:
-        with file.open("rb") as raw:
+        with open_regular(file) as raw:
             is_packed = raw.read(len(GZIP_MARK)) == GZIP_MARK or file.name.lower().endswith(".gz")
             raw.seek(0)
             if not is_packed:

@@ -1,0 +1,71 @@
+"""Standard input in the place of a file: `-`. The command reads it, since the daemon's own standard input is another."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import select
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from peer.settings.datadir import storage_errors
+from protocol.errors import UserError
+
+STANDARD_INPUT = "-"
+SECONDS_MAX = 60.0  # without a byte: a pipe whose writer hangs must not hold a command for ever
+READ_BYTES = 1 << 16
+BYTES_MAX = 16 << 30  # of the copy on disk; a text of a job may have 8 GiB
+
+# Arguments of commands that name a file to read, with the ending of a copy that is no JSON.
+FILES = {
+    "train": (("data", "examples"), ".txt"),
+    "tasks": (("what", "guidelines"), ".csv"),
+    "rlhf": (("preferences", "words"), ".txt"),
+}
+
+
+def pieces(seconds: float = SECONDS_MAX) -> Iterator[bytes]:
+    """The bytes of standard input as they come. `UserError` after `seconds` without one; a person at a terminal may be slow."""
+    number = sys.stdin.fileno()
+    while True:
+        if not os.isatty(number) and not select.select([number], [], [], seconds)[0]:
+            raise UserError(f"standard input gave nothing for {seconds:g} s: look at the program that writes it, or name a file")
+        piece = os.read(number, READ_BYTES)
+        if not piece:
+            return
+        yield piece
+
+
+@contextmanager
+def standard_input_as_file(options: argparse.Namespace, data_directory: Path) -> Iterator[None]:
+    """Copies standard input into a file of this user while the block runs, if an argument that names a file is `-`."""
+    names, ending = FILES.get(options.command, ((), ""))
+    asked = [name for name in names if getattr(options, name, None) == STANDARD_INPUT]
+    if not asked or not data_directory.is_dir():  # the command itself says that there is no peer
+        yield
+        return
+    if len(asked) > 1:
+        raise UserError("- stands twice: standard input can be read once, name a file for the other")
+    with storage_errors(data_directory):
+        folder = tempfile.TemporaryDirectory(prefix=".standard-input-", dir=data_directory)
+    with folder as name:
+        with storage_errors(data_directory):
+            setattr(options, asked[0], str(_copied(Path(name), ending)))
+        yield
+
+
+def _copied(folder: Path, ending: str) -> Path:
+    """The ending says how the file is read, so it follows from the first character."""
+    part, size, first = folder / "part", 0, b""
+    with part.open("wb") as stream:
+        for piece in pieces():
+            first = first or piece.lstrip()[:1]
+            size += len(piece)
+            if size > BYTES_MAX:
+                raise UserError(f"standard input has more than {BYTES_MAX >> 30} GiB: name a file")
+            stream.write(piece)
+    ending = {b"{": ".jsonl", b"[": ".json"}.get(first, ending)
+    return part.rename(folder / f"standard-input{ending}")
