@@ -15,7 +15,7 @@ from packaging.version import Version
 from tests.rooms import PROJECT, ROOMS
 
 ROOT = Path(__file__).parents[1]
-EXTRAS = ("dev", "web", "upnp", "mdns")
+EXTRAS = ("dev", "web", "upnp", "mdns", "data")
 
 
 def constraints() -> dict[str, str]:
