@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 import trio
+import urllib3.util  # noqa: F401 - opens a socket at its first import, which no pure test may do
 from packaging.version import Version
 
 from benchmarks import (

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from consensus.book import Book
+from consensus.voters import VoterSet
 from tests.sim import curated, invariants, partitions, progress, simulation
 from tests.sim.campaign import run_one
 from tests.sim.mutants import LINES, MUTANTS, ChangedLine, Mutant, hunt, scenarios
