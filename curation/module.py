@@ -56,6 +56,7 @@ from curation.limits import (
     PAGES_MAX,
     PROJECTS_MAX,
     PROJECTS_OPEN_MAX,
+    PROJECTS_UNFINISHED_MAX,
     SESSION_MS_MAX,
 )
 from curation.redacting import redact, replacement
@@ -463,10 +464,14 @@ def _found(work: Work, said: Said, members: MembersState, asked: Asked) -> None:
     problem = asked_problem(asked)
     if problem:
         raise Refused(problem)
-    unfinished = (*work.open, *work.closing)  # both count: else a member that founds and closes fills the queue of closes
-    mine = [key for key in unfinished if members.current(work.projects[key].author) == said.author]
-    if len(mine) >= PROJECTS_OPEN_MAX:
-        raise Refused(f"{PROJECTS_OPEN_MAX} projects of this member are open or being closed: close one; a close takes a minute")
+    unfinished = (*work.open, *work.closing)
+    open_count, closing_count = (
+        sum(members.current(work.projects[key].author) == said.author for key in keys) for keys in (work.open, work.closing)
+    )
+    if open_count >= PROJECTS_OPEN_MAX:
+        raise Refused(f"{PROJECTS_OPEN_MAX} projects of this member are open: close one")
+    if open_count + closing_count >= PROJECTS_UNFINISHED_MAX:  # else a member that founds and closes fills the queue of closes
+        raise Refused(f"{PROJECTS_UNFINISHED_MAX} projects of this member are open or being closed: a close takes a minute")
     if len(unfinished) >= PROJECTS_MAX:
         raise Refused(f"{PROJECTS_MAX} projects are open or being closed in this network")
     key = project_id(said.author, said.transaction.nonce)

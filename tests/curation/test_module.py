@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from curation import limits
 from curation.answers import Answer, Kind
 from curation.contents import AddPage, Batch, Found, GoldAnswer, Move, Review, SayGold, Skip, StopProject
-from curation.limits import CANDIDATES, ENROLMENT_MS, LEASE_MS, LEASES_MAX, OPENING_MS, SKIPS_MAX
+from curation.limits import CANDIDATES, ENROLMENT_MS, LEASE_MS, LEASES_MAX, OPENING_MS, PROJECTS_OPEN_MAX, SKIPS_MAX
 from curation.lines import line_of
 from curation.lists import BEGUN, place_key
 from curation.seals import keepers
@@ -328,10 +328,11 @@ def test_one_wish_of_an_annotator_acts_in_a_batch(room: Room) -> None:
     assert len(room.person(ANN).leases) == 2
 
 
-def test_projects_are_of_members_who_have_two_at_most(room: Room) -> None:
+def test_projects_are_of_members_who_have_ten_open_ones_at_most(room: Room) -> None:
     first = room.project()
-    room.project()
-    assert "2 projects of this member are open" in room.refused(AUTHOR, "curation/found", Found(ONE))
+    for _ in range(PROJECTS_OPEN_MAX - 1):
+        room.project()
+    assert "10 projects of this member are open" in room.refused(AUTHOR, "curation/found", Found(ONE))
     room.closed(first)
     assert room.refused(AUTHOR, "curation/found", Found(ONE)) == ""
     assert "closed for ever" in room.refused(AUTHOR, "curation/move", Move(first, Phase.OPEN))
@@ -540,8 +541,9 @@ def test_a_serving_peer_goes_on_with_another_key(room: Room, monkeypatch: pytest
 def test_an_author_goes_on_with_another_key(room: Room) -> None:
     project, new = room.project(ONE, tasks=1), PEOPLE[5]
     room.decide(room.rotation(AUTHOR, new))
-    room.project(ONE, author=new)
-    assert "2 projects of this member are open" in room.refused(new, "curation/found", Found(ONE))
+    for _ in range(PROJECTS_OPEN_MAX - 1):
+        room.project(ONE, author=new)
+    assert "10 projects of this member are open" in room.refused(new, "curation/found", Found(ONE))
     room.page(project, 1, new)
     room.say(new, "curation/move", Move(project, Phase.PAUSED))
     assert room.row(project).phase is Phase.PAUSED and room.row(project).tasks == 2
