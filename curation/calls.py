@@ -59,6 +59,7 @@ class WaitingView:
     text: str
     items: tuple[str, ...]
     votes: dict[str, int]  # how many said which answer
+    skips: dict[str, int] = codec.added(factory=dict)  # how many skipped it for which reason
 
 
 @dataclass(frozen=True, slots=True)

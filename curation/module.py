@@ -295,6 +295,7 @@ class CurationModule(Module[CurationState]):
             state=Lease.COMMITTED,
             commitment=commit.commitment,
             height=context.height,
+            time_ms=context.time_ms,
             is_blind=now.opened == 0 and not (project.golds and work.golds.get(task)),
             seals=commit.seals,
         )
@@ -369,16 +370,16 @@ def _open(work: Work, opening: Opening, peer: bytes, context: Context) -> None:
     work.assignments[opening.assignment] = replace(row, state=Lease.OPENED, answer=answer, seals=())
     work.tasks[task] = now = replace(now, opened=now.opened + 1)
     if now.opened == now.asked:
-        _decide(work, task, asked, context.height)
+        _decide(work, task, asked, context)
 
 
-def _decide(work: Work, task: bytes, asked: Asked, height: int) -> None:
+def _decide(work: Work, task: bytes, asked: Asked, context: Context) -> None:
     """All votes asked for are opened: the task has a label, or needs another vote, or its author."""
     row = work.tasks[task]
     answers = {key: work.assignments[assignment_id(task, key)].answer for key in row.annotators}
     label = _label(work, row, asked, [(key, tuple(answer)) for key, answer in answers.items() if answer is not None])
     if label is not None:
-        _settle(work, task, asked, label, height)
+        _settle(work, task, asked, label, context)
     elif row.asked < asked.votes:
         work.tasks[task] = replace(row, asked=row.asked + 1, stage=Stage.BEGUN)
         work.listed(task)
@@ -402,9 +403,9 @@ def _counts(work: Work, project: bytes, annotator: bytes) -> tuple[int, ...]:
     return tuple(skill.counts) if skill else ()
 
 
-def _settle(work: Work, task: bytes, asked: Asked, label: Answer, height: int) -> None:
+def _settle(work: Work, task: bytes, asked: Asked, label: Answer, context: Context) -> None:
     row = work.tasks[task]
-    work.tasks[task] = replace(row, stage=Stage.SETTLED, label=label, height=height)
+    work.tasks[task] = replace(row, stage=Stage.SETTLED, label=label, height=context.height, time_ms=context.time_ms)
     project = work.projects[row.project]
     work.projects[row.project] = replace(project, settled=project.settled + 1)
     work.count("settled")
@@ -455,6 +456,7 @@ def _skip(work: Work, skip: Skip, peer: bytes, members: MembersState) -> None:
     now = work.tasks[task]
     work.tasks[task] = replace(now, skipped=now.skipped + 1)
     work.give_back(skip.assignment, Lease.SKIPPED)
+    work.assignments[skip.assignment] = replace(work.assignments[skip.assignment], reason=skip.reason)
 
 
 # Projects -----------------------------------------------------------------------------------------------------------------
@@ -589,5 +591,5 @@ def _review(work: Work, said: Said, members: MembersState, context: Context) -> 
     if problem:
         raise Refused(f"{list(label)} is no answer: {problem}")
     work.projects[task.project] = replace(project, review=project.review - 1)
-    _settle(work, said.content.task, asked, label, context.height)
+    _settle(work, said.content.task, asked, label, context)
     work.tasks[said.content.task] = replace(work.tasks[said.content.task], is_reviewed=True)

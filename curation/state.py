@@ -125,6 +125,7 @@ class TaskRow:
     annotators: Annotated[tuple[Key, ...], Length(0, ASSIGNED_MAX)]  # all that ever had it, as they came
     label: Choices | None = None
     height: Count = 0  # of the block that settled it
+    time_ms: Count = 0  # the network's time then: that of the block before it
     is_reviewed: bool = False  # the author said the label, and no estimate changes it
     is_redacted: bool = False  # its text is taken out
 
@@ -150,8 +151,10 @@ class Assignment:
     commitment: Digest | None = None
     answer: Choices | None = None
     height: Count = 0  # of the block that committed it
+    time_ms: Count = 0  # the network's time then: that of the block before it
     is_blind: bool = False  # committed before anybody's answer to the task could be seen
     seals: Seals = ()  # of the commitment, until it is opened or forfeited
+    reason: Annotated[str, Length(0, REASON_CHARACTERS_MAX)] = ""  # of a skip
 
 
 @dataclass(frozen=True, slots=True)

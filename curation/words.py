@@ -142,12 +142,17 @@ def _show_waiting(asked: Asked[CurationCalls], tasks: tuple[WaitingView, ...]) -
     if not tasks:
         asked.show("no task of this project waits for its author")
         return
-    table = Fitted(Column("number", is_number=True), Column("text", wraps=True), "votes")
+    table = Fitted(Column("number", is_number=True), Column("text", wraps=True), "votes", "skips")
     for task in tasks:
         text = "\n".join([task.text, *(f"{number}: {item}" for number, item in enumerate(task.items))]).strip()
-        votes = ", ".join(f"{count} × {answer}" for answer, count in task.votes.items())
-        table.add_row(str(task.number), text, votes or "none")
+        votes, skips = map(_counted, (task.votes, task.skips))
+        table.add_row(str(task.number), text, votes or "none", skips or "none")
     asked.show(table)
+
+
+def _counted(texts: dict[str, int]) -> str:
+    """The most frequent first."""
+    return ", ".join(f"{count} × {text}" for text, count in sorted(texts.items(), key=lambda entry: -entry[1]))
 
 
 def _parts(text: str) -> tuple[str, ...]:

@@ -309,7 +309,7 @@ ROUTES: Final = (
         ),
         replies={200: Reply("tasks next", (
             ", null at the end; of each `task`, `number`, `state`, `text`, `items`, `suggestion`, `label`, `is_reviewed`, "
-            "`height`, `skips`, `votes` (`annotator`, `name`, `state`, `answer`)"
+            "`height`, `skips`, `votes` (`annotator`, `name`, `state`, `answer`, and of a skip its `reason`)"
         ))},
         codes={"not-found": ""},
     ),

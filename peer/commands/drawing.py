@@ -21,7 +21,10 @@ GAP = 2  # blanks between columns
 READABLE = 36  # characters of a cell that wraps: for less room columns are left out, or a row grows taller than a screen bears
 BARS = "▁▂▃▄▅▆▇█"
 CUT_MIN = 8  # characters that stay of a cell that may be cut
-CONTROLS = dict.fromkeys({*range(0x20), *range(0x7F, 0xA0)} - {9, 10}, "\ufffd")  # of a terminal: a model may write them
+BIDI_CONTROLS = {*range(0x202A, 0x202F), *range(0x2066, 0x206A)}  # they show a line in another order
+CONTROLS = dict.fromkeys(
+    {*range(0x20), *range(0x7F, 0xA0), *BIDI_CONTROLS} - {9, 10}, "\ufffd"
+)  # models and strangers write them
 WIDTH_WITHOUT_TERMINAL = 100_000  # columns: nothing is wrapped or cut
 
 
@@ -104,6 +107,7 @@ class _Table:
 
     def _cell(self, at: int, text: str, width: int) -> Text:
         column = self._fitted.columns[at]
+        text = text.translate(CONTROLS)
         return Text(fitting(text, width) if column.may_be_cut else text, column.style)
 
     def _widths(self, room: int) -> dict[int, int]:

@@ -206,8 +206,8 @@ def test_four_skips_send_a_task_to_its_author(room: Room) -> None:
         ((lease,),) = room.leased(who)
         room.batch(OTHER, skips=[Skip(lease, "unclear")])
         assert room.assignment(lease).state is Lease.LEASED, "another peer took the lease"
-        room.batch(skips=[Skip(lease, "unclear")])
-        assert room.assignment(lease).state is Lease.SKIPPED
+        room.batch(skips=[Skip(lease, f"unclear {number}")])
+        assert (room.assignment(lease).state, room.assignment(lease).reason) == (Lease.SKIPPED, f"unclear {number}")
         assert (room.task(lease).stage is Stage.REVIEW) == (number == SKIPS_MAX)
     assert room.row(project).review == 1 and room.row(project).begun == 0
 
@@ -619,6 +619,21 @@ def test_votes_on_a_redacted_task_are_free_and_a_settled_one_keeps_its_label(roo
     room.batch()
     room.batch()
     assert (room.row(project).begun, room.row(project).settled) == (0, 1)
+
+
+def test_an_export_has_the_times_of_the_answers_and_of_the_label(room: Room) -> None:
+    project = room.project(SEVERAL, tasks=1)
+    (ann,), (bob,) = room.leased(ANN, BOB)
+    times = []
+    for who, lease in ((ANN, ann), (BOB, bob)):
+        room.later(1_000)
+        times.append(room.state.time_ms)
+        room.batch(commits=[room.commit(who, lease, (1,))])
+    room.later(5_000)
+    times.append(room.state.time_ms)
+    room.batch(openings=[room.opening(ANN, ann, (1,)), room.opening(BOB, bob, (1,))])
+    line = line_of(SEVERAL, row_of(room, project, 0), Task("text"), [room.assignment(ann), room.assignment(bob)])
+    assert [*(vote["time_ms"] for vote in line["votes"]), line["time_ms"]] == times and len(set(times)) == 3
 
 
 def test_a_task_that_waits_for_its_author_waits_no_more_when_it_is_redacted(room: Room) -> None:

@@ -135,8 +135,8 @@ function Task({ task }) {
     ${task.items.length > 0 && html`<ol type=${state.project.kind === "pair" ? "A" : "1"}>${task.items.map((item) => html`<li class="text small">${item}</li>`)}</ol>`}
     <table><caption>Votes</caption><tbody>
       ${task.suggestion && html`<tr><td>A model suggests</td><td>${words(task.suggestion)}</td></tr>`}
-      ${task.votes.map(({ annotator, name, answer, state: became }) => html`<tr key=${annotator}><td><b>${name}</b> <code>${annotator.slice(0, 8)}</code></td>
-        <td class=${task.label && answer && String(task.label) !== String(answer) ? "other" : ""}>${answer ? words(answer) : inState(became)}</td></tr>`)}</tbody></table>
+      ${task.votes.map(({ annotator, name, answer, state: became, reason }) => html`<tr key=${annotator}><td><b>${name}</b> <code>${annotator.slice(0, 8)}</code></td>
+        <td class=${task.label && answer && String(task.label) !== String(answer) ? "other" : ""}>${answer ? words(answer) : inState(became)}${reason && html`: <bdi data-reason>${reason}</bdi>`}</td></tr>`)}</tbody></table>
     ${task.label && html`<p>The label is <b data-label>${words(task.label)}</b>${task.is_reviewed ? ", as the author said" : ""}.</p>`}
     ${task.state === "waiting" && html`<div class="answers" role="group" aria-label="Your decision">
       ${choices().map(({ text, key, value }) => html`<button class="answer" aria-keyshortcuts=${key || null} aria-pressed=${String(state.chosen.includes(value))} onClick=${() => choose(value)}>
