@@ -56,6 +56,14 @@ Reason = Annotated[str, Length(1, REASON_CHARACTERS_MAX)]
 Seals = Annotated[tuple[Annotated[bytes, Length(0, SEAL_BYTES_MAX)], ...], Length(0, SEALS_MAX)]
 
 
+class Display(enum.StrEnum):
+    """How pages show the texts of tasks and their items."""
+
+    PLAIN = "plain"
+    MARKDOWN = "markdown"
+    CHAT = "chat"  # turns of role and text, each text as Markdown
+
+
 @dataclass(frozen=True, slots=True)
 class Asked:
     """The question of a project, as its author wrote it."""
@@ -69,6 +77,7 @@ class Asked:
     votes: Votes  # of a task at most; more than one: at least two
     price: Price  # points for each settled task
     suggests_first: bool  # a suggestion is shown with the task, not after the answer
+    display: Display = Display.PLAIN
 
 
 class Phase(enum.StrEnum):

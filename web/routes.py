@@ -22,6 +22,7 @@ from curation.limits import (
     RANKED_MAX,
     VOTES_MAX,
 )
+from curation.state import Display
 from web.fields import (
     CURSOR,
     FLAG,
@@ -92,10 +93,11 @@ def _id(name: str) -> tuple[Field, ...]:
 
 
 PROJECT: Final = Reply(
-    "project name kind state author votes tasks begun settled review options many items price is_mine",
+    "project name kind state author votes tasks begun settled review options many items price display is_mine",
     brief="the project, as in the list",
 )
 SIGNED_IN: Final = Reply("annotator name seconds", "that the session lasts; its token comes as the cookie `folkmoot`")
+DISPLAYS: Final = tuple(display.value for display in Display)
 FILE_FORMATS: Final = ("jsonl", "csv", "json")
 FILE_NAME: Final = Field("name", LINE, "the file's, for what is said of its lines", default="")
 CHECKED: Final = Reply(
@@ -176,7 +178,7 @@ ROUTES: Final = (
         query=(Field("limit", whole_in_query(1, 8), default=1),),
         replies={200: Reply("tasks", (
             "after at most 3 s: leases that there are and can be answered, and new ones up to `limit`. Each has "
-            "`assignment`, `task`, `project`, its `name`, `kind`, `text` or `items` or both, `options`, `many`; `guidelines`, a "
+            "`assignment`, `task`, `project`, its `name`, `kind`, `text` or `items` or both, `options`, `many`, `display`; `guidelines`, a "
             "path, where the project has any; and `suggestion` where the project shows it first"
         ))},
     ),
@@ -255,6 +257,7 @@ ROUTES: Final = (
             Field("options", TEXTS, default=()), Field("many", FLAG, default=False),
             Field("votes", whole(1, VOTES_MAX), default=1), Field("price", whole(0, PRICE_MAX), default=1),
             Field("guidelines", TEXT, default=""), Field("suggests_first", FLAG, default=False),
+            Field("display", one_of(*DISPLAYS), default="plain"),
             Field("items", whole(0, RANKED_MAX), "of each task, where none is here yet", default=0), GOLD_FROM,
             replace(TASKS, default=()),
         ),

@@ -15,16 +15,12 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from features.tables import Fitted, Pairs, Piece, Shown, Verbatim
+from features.tables import CONTROLS, Fitted, Pairs, Piece, Shown, Verbatim
 
 GAP = 2  # blanks between columns
 READABLE = 36  # characters of a cell that wraps: for less room columns are left out, or a row grows taller than a screen bears
 BARS = "▁▂▃▄▅▆▇█"
 CUT_MIN = 8  # characters that stay of a cell that may be cut
-BIDI_CONTROLS = {*range(0x202A, 0x202F), *range(0x2066, 0x206A)}  # they show a line in another order
-CONTROLS = dict.fromkeys(
-    {*range(0x20), *range(0x7F, 0xA0), *BIDI_CONTROLS} - {9, 10}, "\ufffd"
-)  # models and strangers write them
 WIDTH_WITHOUT_TERMINAL = 100_000  # columns: nothing is wrapped or cut
 
 
@@ -107,7 +103,6 @@ class _Table:
 
     def _cell(self, at: int, text: str, width: int) -> Text:
         column = self._fitted.columns[at]
-        text = text.translate(CONTROLS)
         return Text(fitting(text, width) if column.may_be_cut else text, column.style)
 
     def _widths(self, room: int) -> dict[int, int]:

@@ -267,7 +267,7 @@ class Annotating:
                 body["items"] = list(task.items)
             if task.text or not task.items:
                 body["text"] = task.text
-            body |= {"options": list(asked.options), "many": asked.many}
+            body |= {"options": list(asked.options), "many": asked.many, "display": asked.display.value}
             if asked.guidelines is not None:
                 body["guidelines"] = f"/api/v1/projects/{row.project.hex()}/guidelines"
             if asked.suggests_first and task.suggestion is not None:

@@ -22,7 +22,7 @@ from curation.contents import Review, StopProject
 from curation.importing import TASKS_MAX, TaskFile, read_tasks
 from curation.limits import NAME_CHARACTERS_MAX
 from curation.module import is_run, reviews_left
-from curation.state import Asked, CurationState, Lease, Phase, Project, Stage, as_answer
+from curation.state import Asked, CurationState, Display, Lease, Phase, Project, Stage, as_answer
 from curation.tasks import assignment_id, task_id
 from features.tables import counted
 from peer import features
@@ -88,6 +88,7 @@ class CurationAnswers(CurationCalls):
             votes=request.votes,
             price=request.price,
             suggests_first=request.suggests_first,
+            display=Display(request.display),
         )
         for key, other in ({} if request.again else await founding.projects_with(file.tasks)).items():
             if _question(other) == _question(asked):

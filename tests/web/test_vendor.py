@@ -9,7 +9,7 @@ from pathlib import Path
 WEB = Path(__file__).parents[2] / "web"
 VENDOR = WEB / "vendor"
 LIBRARIES = [file for file in VENDOR.iterdir() if file.suffix in (".js", ".mjs", ".css")]
-SENT_BYTES_MAX = 120_000  # of scripts and styles
+SENT_BYTES_MAX = 140_000  # of scripts and styles
 
 
 def test_every_library_has_the_digest_that_is_written_beside_it() -> None:
