@@ -8,7 +8,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 from typing import Any, Final
 
@@ -20,7 +20,7 @@ from curation.lines import as_text
 from curation.state import Asked
 from protocol.errors import UserError
 
-EPOCH: Final = datetime(1970, 1, 1)
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 ISO_MS_MAX: Final = 253_402_300_799_999  # the end of the year 9999: ISO 8601 has four digits for a year
 Line = dict[str, Any]
 Lines = Callable[[], Iterable[Line]]  # all of them, each time it is called: there may be too many for memory
@@ -53,7 +53,8 @@ def _csv(asked: Asked, lines: Lines) -> Iterator[str]:
 
 def _as_iso(time_ms: int) -> str:
     """Such as 2026-11-28T13:06:25.000Z, which spreadsheets and Label Studio read."""
-    return (EPOCH + timedelta(milliseconds=min(time_ms, ISO_MS_MAX))).isoformat(timespec="milliseconds") + "Z"
+    time = EPOCH + timedelta(milliseconds=min(time_ms, ISO_MS_MAX))
+    return time.replace(tzinfo=None).isoformat(timespec="milliseconds") + "Z"
 
 
 def _row(cells: list[Any]) -> str:

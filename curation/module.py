@@ -7,7 +7,7 @@ somebody else has the place.
 | a task is | and | then |
 |---|---|---|
 | begun | an annotator gets a lease | one of its places is taken |
-| begun | a lease expires, or the annotator skips it | its place is free; after four skips the task waits for its author |
+| begun | a lease expires or is released, or the annotator skips it | its place is free; after four skips the task waits for its author |
 | begun | the last vote asked for is committed | the task is opening: each of its annotators has a minute to open |
 | opening | the last vote asked for is opened | the label is found, or one more vote is asked for, or its author reviews |
 | opening | a minute is over | who has not opened forfeits; the places are free, and the task is begun again |
@@ -37,6 +37,7 @@ from curation.contents import (
     LeaseWish,
     Move,
     Opening,
+    Release,
     Review,
     SayGold,
     Skip,
@@ -64,6 +65,7 @@ from curation.state import (
     Agreed,
     Annotator,
     Asked,
+    Assignment,
     Closing,
     CurationState,
     Gold,
@@ -158,7 +160,13 @@ class CurationModule(Module[CurationState]):
         if not isinstance(content, Batch):
             return 0
         draws = sum(wish.count for wish in content.leases)
-        return draws // DRAWS_FOR_COST + OPENING_COST * len(content.openings) + len(content.commits) + len(content.skips)
+        return (
+            draws // DRAWS_FOR_COST
+            + OPENING_COST * len(content.openings)
+            + len(content.commits)
+            + len(content.skips)
+            + len(content.releases)
+        )
 
     def statements(self, author: bytes, content: object) -> Sequence[Statement]:
         if not isinstance(content, Batch):
@@ -240,6 +248,7 @@ class CurationModule(Module[CurationState]):
         act(batch.commits, self._commit)
         act(batch.openings, _open)
         act(batch.skips, lambda work, skip, peer, context: _skip(work, skip, peer, members))
+        act(batch.releases, lambda work, release, peer, context: _release(work, release, peer, members))
 
     def _enrol(self, work: Work, wish: Enrolment, peer: bytes, context: Context, places: int) -> None:
         share = work.shares.get(peer) or Share(0)
@@ -278,16 +287,17 @@ class CurationModule(Module[CurationState]):
             raise Passed("the assignment is another annotator's")
         task = task_id(row.project, row.number)
         now = work.tasks[task]
-        if row.state not in (Lease.LEASED, Lease.EXPIRED):
+        is_over = row.state in (Lease.EXPIRED, Lease.RELEASED)
+        if row.state is not Lease.LEASED and not is_over:
             raise Passed(f"the assignment is {row.state.value}")
         if now.stage is not Stage.BEGUN:
             raise Passed("the task takes no more votes")
-        if row.state is Lease.EXPIRED and now.taken == now.asked:
-            raise Passed("the lease expired, and somebody has its place")
+        if is_over and now.taken == now.asked:
+            raise Passed("the lease is over, and somebody has its place")
         project = work.projects[row.project]
         if project.phase is Phase.CLOSED:
             raise Passed("the project is closed")
-        if row.state is Lease.EXPIRED:
+        if is_over:
             now = replace(now, taken=now.taken + 1)
         work.assignments[commit.assignment] = replace(
             row,
@@ -309,7 +319,8 @@ class CurationModule(Module[CurationState]):
 
 def _expire(work: Work, now_ms: int, members: MembersState) -> None:
     for assignment in work.expired("leases", now_ms, EXPIRED_PER_BATCH_MAX):
-        if work.assignments[assignment].state is Lease.LEASED:
+        row = work.assignments[assignment]
+        if row.state is Lease.LEASED and row.until_ms <= now_ms:  # a task that was released may be leased again meanwhile
             work.give_back(assignment, Lease.EXPIRED)
     for assignment in work.expired("openings", now_ms, EXPIRED_PER_BATCH_MAX):
         row = work.assignments[assignment]
@@ -446,12 +457,22 @@ def project_alpha(state: CurationState, project: bytes) -> Fraction | None:
     return alpha_of_counts(agreed.counts, values_of(kind, options, row.asked.many), metric_of(kind))
 
 
-def _skip(work: Work, skip: Skip, peer: bytes, members: MembersState) -> None:
-    row = work.assignments.get(skip.assignment)
+def _leased_by(work: Work, assignment: bytes, peer: bytes, members: MembersState) -> Assignment:
+    row = work.assignments.get(assignment)
     if row is None or row.state is not Lease.LEASED:
         raise Passed("nobody has that lease")
     if members.current(row.peer) != peer:
         raise Passed("another peer took that lease")
+    return row
+
+
+def _release(work: Work, release: Release, peer: bytes, members: MembersState) -> None:
+    _leased_by(work, release.assignment, peer, members)
+    work.give_back(release.assignment, Lease.RELEASED)
+
+
+def _skip(work: Work, skip: Skip, peer: bytes, members: MembersState) -> None:
+    row = _leased_by(work, skip.assignment, peer, members)
     task = task_id(row.project, row.number)
     now = work.tasks[task]
     work.tasks[task] = replace(now, skipped=now.skipped + 1)

@@ -142,6 +142,7 @@ class TaskRow:
 class Lease(enum.StrEnum):
     LEASED = "leased"
     EXPIRED = "expired"  # it counts until somebody has its place
+    RELEASED = "released"  # as expired, and the annotator may get the task again
     SKIPPED = "skipped"
     COMMITTED = "committed"
     OPENED = "opened"

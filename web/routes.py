@@ -15,6 +15,7 @@ from curation.limits import (
     ANNOTATORS_MAX,
     KAPPA_COMMON_MIN,
     KAPPA_PAIRS_MAX,
+    LEASES_MAX,
     OPTIONS_MAX,
     PAGE_TASKS_MAX,
     PAGES_MAX,
@@ -34,6 +35,7 @@ from web.fields import (
     TEXTS_BY_NAME,
     Field,
     hexadecimal,
+    hexadecimals,
     one_of,
     whole,
     whole_in_query,
@@ -180,6 +182,15 @@ ROUTES: Final = (
             "after at most 3 s: leases that there are and can be answered, and new ones up to `limit`. Each has "
             "`assignment`, `task`, `project`, its `name`, `kind`, `text` or `items` or both, `options`, `many`, `display`; `guidelines`, a "
             "path, where the project has any; and `suggestion` where the project shows it first"
+        ))},
+    ),
+    Route(
+        call="heartbeat", method="POST", path="/api/v1/heartbeat", who=ANNOTATOR,
+        about="says that somebody looks at these tasks",
+        body=(Field("assignments", hexadecimals(LEASES_MAX, 32)),),
+        replies={200: Reply("assignments", (
+            "that are this annotator's leases. A lease with a heartbeat is released 45 s after the last one. A lease without any "
+            "ends after ten minutes"
         ))},
     ),
     Route(

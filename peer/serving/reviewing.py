@@ -154,7 +154,7 @@ class _Look:
             "is_reviewed": row.is_reviewed if row else False,
             "height": row.height if row else 0,
             "skips": row.skipped if row else 0,
-            "votes": [self._vote(vote) for vote in cast if vote.state is not Lease.EXPIRED],
+            "votes": [self._vote(vote) for vote in cast if vote.state not in (Lease.EXPIRED, Lease.RELEASED)],
         }
 
     def _need(self, row: TaskRow | None, cast: list[Assignment]) -> Need:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from curation import limits
 from curation.answers import Answer, Kind
-from curation.contents import AddPage, Batch, Found, GoldAnswer, Move, Review, SayGold, Skip, StopProject
-from curation.limits import CANDIDATES, ENROLMENT_MS, LEASE_MS, LEASES_MAX, OPENING_MS, PROJECTS_OPEN_MAX, SKIPS_MAX
+from curation.contents import AddPage, Batch, Found, GoldAnswer, Move, Release, Review, SayGold, Skip, StopProject
+from curation.limits import ASSIGNED_MAX, CANDIDATES, ENROLMENT_MS, LEASE_MS, LEASES_MAX, OPENING_MS, PROJECTS_OPEN_MAX, SKIPS_MAX
 from curation.lines import line_of
 from curation.lists import BEGUN, place_key
 from curation.seals import keepers
@@ -736,3 +736,47 @@ def test_whoever_could_read_the_right_answer_did_not_vote_blind(room: Room) -> N
     room.say(AUTHOR, "curation/gold", SayGold(project, 0, gold_answers(1, golds)))
     room.batch(commits=[room.commit(BOB, bob, (1,))])
     assert room.assignment(ann).is_blind and not room.assignment(bob).is_blind
+
+
+# Released leases ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_released_task_is_free_for_others_at_once_and_can_be_answered_late(room: Room) -> None:
+    room.project(ONE, tasks=1)
+    ((ann,),) = room.leased(ANN)
+    assert room.leased(BOB) == [()]
+    room.batch(OTHER, releases=[Release(ann)])
+    assert room.assignment(ann).state is Lease.LEASED, "another peer took the lease"
+    room.batch(releases=[Release(ann)])
+    assert (room.assignment(ann).state, room.task(ann).taken, room.person(ANN).leases) == (Lease.RELEASED, 0, ())
+    room.batch(commits=[room.commit(ANN, ann, (1,))])
+    assert room.assignment(ann).state is Lease.COMMITTED, "nobody has its place"
+    room.batch(releases=[Release(ann)])
+    assert room.assignment(ann).state is Lease.COMMITTED
+    room.project(ONE, tasks=1)
+    ((cat,),) = room.leased(CAT)
+    room.batch(releases=[Release(cat)])
+    ((bob,),) = room.leased(BOB)
+    assert room.task(bob).number == room.task(cat).number
+    before = room.curation.passed_over
+    room.batch(commits=[room.commit(CAT, cat, (1,))])
+    assert room.assignment(cat).state is Lease.RELEASED and room.curation.passed_over == before + 1
+
+
+def test_a_released_task_comes_back_to_its_annotator_for_a_whole_lease(room: Room) -> None:
+    room.project(ONE, tasks=1)
+    ((ann,),) = room.leased(ANN)
+    room.later(LEASE_MS // 2)
+    room.batch(releases=[Release(ann)])
+    for _ in range(ASSIGNED_MAX + 1):  # it counts once among those that had the task
+        assert room.leased(ANN) == [(ann,)]
+        room.batch(releases=[Release(ann)])
+    assert room.leased(ANN) == [(ann,)] and room.task(ann).annotators == (ANN.public,)
+    room.later(LEASE_MS // 2)
+    room.batch()
+    room.batch()
+    assert room.assignment(ann).state is Lease.LEASED, "the first lease would be over"
+    room.later(LEASE_MS // 2)
+    room.batch()
+    room.batch()
+    assert room.assignment(ann).state is Lease.EXPIRED and room.leased(ANN) == [()]

@@ -64,6 +64,7 @@ async def test_every_route_answers_as_it_is_declared(tmp_path: Path) -> None:
             "sign_in": {"name": "bob", "passphrase": "correct horse"},
             "session": {"key": ann.key.hex(), **challenge, "signature": session(ann, site, **challenge)},
             "submit": ann.statement(site, first, (1,), b"s" * 16),
+            "heartbeat": {"assignments": []},
             "skip": {"reason": "unclear"},
             "found": {**PROJECT, "name": "more"},
             "add": {"tasks": TASKS},
