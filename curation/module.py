@@ -7,7 +7,7 @@ somebody else has the place.
 | a task is | and | then |
 |---|---|---|
 | begun | an annotator gets a lease | one of its places is taken |
-| begun | a lease expires or is released, or the annotator skips it | its place is free; after four skips the task waits for its author |
+| begun | a lease expires, is released or is skipped | its place is free; after four skips the task waits for its author |
 | begun | the last vote asked for is committed | the task is opening: each of its annotators has a minute to open |
 | opening | the last vote asked for is opened | the label is found, or one more vote is asked for, or its author reviews |
 | opening | a minute is over | who has not opened forfeits; the places are free, and the task is begun again |

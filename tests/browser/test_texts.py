@@ -84,7 +84,8 @@ async def test_each_text_of_people_has_its_own_direction(tmp_path: Path) -> None
 
 async def test_a_project_shows_markdown_or_the_turns_of_a_chat_and_nothing_of_it_runs(tmp_path: Path) -> None:
     hostile = "\n\n".join(STRINGS)
-    markdown = "# Head\n\n**bold** `code` _it_ [a](javascript:alert(1))\n\n```\n<b>\n```\n\n- one\n- two\n\n3. three\n\n| a | b |\n|--|--|\n| 1 | 2 |"
+    markdown = "# Head\n\n**bold** `code` _it_ [a](javascript:alert(1))\n\n```\n<b>\n```\n\n- one\n- two\n\n"
+    markdown += "3. three\n\n| a | b |\n|--|--|\n| 1 | 2 |"
     turns = [{"role": "user", "content": "**Hi**"}, {"from": "gpt", "value": "- a\n- b"}]
     kinds = (
         ("markdown", f"{markdown}\n\n{hostile}"), ("chat", json.dumps(turns)), ("chat", f"User: Hi\nthere\nAssistant: {hostile}"),

@@ -17,7 +17,6 @@ from curation.importing import read_tasks
 from curation.state import Asked
 from protocol.errors import UserError
 
-
 TIME_MS, TIME = 1_795_871_185_007, "2026-11-28T13:06:25.007Z"
 
 
