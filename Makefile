@@ -6,13 +6,6 @@ SHELL := /bin/bash
 PYTHON ?=
 BIN := .venv/bin
 STAMP := .venv/.setup-complete
-# Tests wait for half of their time, for processes and browsers that start and for timers: four on two cores keep both busy.
-TEST_PROCESSES := $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) * 2 )))
-# What pytest makes of each test file is kept. In a fresh checkout two processes write it first, or each of the four would.
-COLLECT := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --collect-only --quiet
-PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist worksteal
-COLLECTED := tests/__pycache__/conftest.*-pytest-*.pyc
-
 help:
 	@echo "make setup   install everything, pinned, into .venv"
 	@echo "make demo    four peers on this machine train a transformer together; one of them lies"
@@ -58,11 +51,10 @@ demo: setup
 
 test: setup
 	@echo "the tests take about 7 minutes on two idle cores, and up to 25 on a busy machine; lint, types and simulations have their own commands"
-	@ls $(COLLECTED) > /dev/null 2>&1 || { $(COLLECT) tests/[a-o]*/ tests/test_*.py > /dev/null & $(COLLECT) tests/[p-z]*/ > /dev/null; wait; }
-	$(PYTEST) -m "not large and not long"
+	$(BIN)/python -m tests.run virtual real
 
 test-long: setup
-	$(PYTEST) -m "long and not large" $$(grep -rl --include='test_*.py' 'mark\.long' tests)
+	$(BIN)/python -m tests.run long
 
 test-browser: setup
 	@command -v chromium >/dev/null && command -v chromedriver >/dev/null || { echo "make: no browser and driver; Debian: apt install chromium chromium-driver" >&2; exit 1; }
@@ -72,10 +64,7 @@ pictures: setup
 	$(BIN)/python -m scenarios.pictures
 
 lint: setup
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/lint-imports
+	$(BIN)/python -m tests.run lint
 
 mutants: setup
 	$(BIN)/python -m tests.sim.mutants --jobs 2

@@ -52,7 +52,7 @@ from curation.tasks import task_id
 from ledger.audits.losses import LossesOpening, SealedReport, Unopened, committed, sealed
 from ledger.audits.state import OPENS, AuditsState, Drawn, JobAudits, RoundAudits, StepFinding
 from ledger.core.genesis import TRAINER, Founder, Genesis
-from ledger.jobs import Base, Hold, Start, Stop, Waiting, job_id
+from ledger.jobs import Base, Hold, Job, Start, Stop, Waiting, job_id
 from ledger.jobs import Phase as JobPhase
 from ledger.members import (
     Admit,
@@ -77,8 +77,9 @@ from protocol.identity import Ed25519Verifier, Identity, Signed, preimage, sign
 from protocol.limits import AUDITORS_MAX, COST_PER_BLOCK_MAX, TRANSACTIONS_PER_BLOCK_MAX, VOTERS_MAX
 from protocol.messages import Proposal, Transaction
 from protocol.reasons import Finding
+from rlhf.accuracy import Accuracy
 from rlhf.module import RlhfState
-from rlhf.plans import Begin, Cancel, Pause, Plan, Resume, stage_job
+from rlhf.plans import Begin, Cancel, Pause, Plan, ReportAccuracy, Resume, stage_job
 from rlhf.plans import Stage as PlanStage
 from rlhf.sets import Claim, SaySet, Source
 from scenarios.trials import Parser
@@ -629,13 +630,17 @@ def _planned(net: Network, authors: Sequence[Identity], claim: bool = False) -> 
     return keys
 
 
+def _finished(net: Network, spec: JobSpec) -> tuple[bytes, Job]:
+    net.decide(net.tx(net.voters[0], "job/start", Start(spec.encode())))
+    ((key, job),) = net.state.jobs.jobs.items()
+    return key, replace(job, phase=JobPhase.FINISHED, round=1_000)
+
+
 @case("rlhf/start, rlhf/cancel")
 def start_and_cancel(net: Network) -> Iterator[Signed]:
     """The author of each cancels it again."""
     spec = replace(SAMPLED, audit=AuditMode.FULL, local_steps=2)
-    net.decide(net.tx(net.voters[0], "job/start", Start(spec.encode())))
-    ((base, job),) = net.state.jobs.jobs.items()
-    done = replace(job, phase=JobPhase.FINISHED, round=1_000)
+    base, done = _finished(net, spec)
     net.state = net.state.with_modules(jobs=replace(net.state.jobs, jobs={base: done}))
     reward = replace(spec, objective="reward", rounds=2, base=Base(base, 1_000, done.model_root))
     for author in cycle(net.authors):
@@ -663,6 +668,20 @@ def cancel(net: Network) -> Iterator[Signed]:
 def say_set(net: Network) -> Iterator[Signed]:
     keys = _planned(net, net.voters[:4], claim=True)
     yield from (net.tx(voter, "rlhf/set", SaySet(key, None)) for key in keys for voter in net.voters[:60])
+
+
+@case("rlhf/accuracy")
+def report_accuracy(net: Network) -> Iterator[Signed]:
+    """All voters report on the trained reward models of the plans that may run at once."""
+    _, done = _finished(net, replace(SAMPLED, audit=AuditMode.FULL, local_steps=2))
+    keys = _planned(net, net.voters[:4])
+    plans = net.state.of(RlhfState).plans
+    trained = {key: replace(plans[key], stages=(replace(plans[key].stages[0], spec=b""),), paused=None) for key in sorted(keys)}
+    jobs = {trained[key].current.job: done for key in keys}
+    net.state = net.state.with_modules(
+        rlhf=replace(net.state.of(RlhfState), plans=trained), jobs=replace(net.state.jobs, jobs=dict(sorted(jobs.items())))
+    )
+    yield from (net.tx(voter, "rlhf/accuracy", ReportAccuracy(key, Accuracy(1, 1))) for key in keys for voter in net.voters)
 
 
 def run(only: str) -> Iterator[Row]:

@@ -11,8 +11,6 @@ from typing import Any, Final, NamedTuple
 
 from curation.answer_texts import Question
 from curation.answers import COLUMNS, ITEMS, Kind, items_problem
-from curation.csv_files import ENDINGS, open_table, shown_columns
-from curation.encodings import decode_text
 from curation.file_labels import LABEL_FIELDS, FileLabels
 from curation.foreign_rows import EXPORTED_COLUMNS, Fields, standard_fields
 from curation.limits import PAGE_BYTES_MAX, PAGE_TASKS_MAX, PAGES_MAX, TEXT_CHARACTERS_MAX
@@ -20,6 +18,8 @@ from curation.tasks import Task
 from features.tables import counted
 from protocol import codec
 from protocol.errors import UserError
+from storage.csv_files import ENDINGS, open_table, shown_columns
+from storage.encodings import decode_text
 
 SPARE_BYTES: Final = 64  # of an entry beside its task
 MISFITS_MAX: Final = 20  # lines of a file that are named; then nobody reads on

@@ -371,6 +371,7 @@ class TrainRequest:
     accept_risk: bool = False  # start it also where sampled audits were not measured to find liars in time
     skip_bad: bool = False  # leave out lines of `examples` that cannot be learned
     truncate: str = ""  # left, right: which end of texts in `examples` is cut off to fit the context; empty: none is
+    column: str = ""  # of records in `data`: the field or column with the text; empty: `text`
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,7 +65,9 @@ class RlhfModule(Module[RlhfState]):
         "rlhf/cancel": Cancel,
     }
     # A start looks at all members that may train, as that of a job does.
-    costs: ClassVar[Mapping[str, int]] = {"rlhf/start": 64, "rlhf/cancel": 2, "rlhf/pause": 2, "rlhf/resume": 2, "rlhf/set": 2}
+    costs: ClassVar[Mapping[str, int]] = {"rlhf/start": 64} | dict.fromkeys(
+        ("rlhf/set", "rlhf/accuracy", "rlhf/pause", "rlhf/resume", "rlhf/cancel"), 2
+    )
     state_type = RlhfState
 
     def __init__(self, rules: JobRules) -> None:

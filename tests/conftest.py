@@ -14,10 +14,15 @@ What tests set up stands in layers; each of these modules says which it belongs 
 from __future__ import annotations
 
 import gc
+import json
 import os
+from collections.abc import Generator
 
 import pytest
 from hypothesis import settings
+
+from tests import rings
+from tests.waiting import ended_in_patience
 
 # Tests run side by side, a process for each core, and so do the peers of one test. With a thread for each core in each of them
 # torch and numpy wait for one another most of the time. Tests that are about threads say how many.
@@ -34,24 +39,37 @@ settings.load_profile("same")
 gc.disable()
 
 
-# Each of these tests takes seconds, most of them in processes of its own. Two of the four processes of `make test` begin with
-# them, each with one after the other. So few run at once, and what is left at the end is short; and daemons that serve all tests
-# of a file are started once, not in each process that takes some of these tests.
-BROWSERS = ("tests/browser/", "tests/web/test_defence_scripts.py")
-DAEMONS = (
-    *(f"tests/peer/test_{name}.py" for name in ("daemon", "demo", "membership", "service", "terminal", "wire")),
-    *(f"tests/rlhf/test_{name}.py" for name in ("daemons", "text", "toy")),
-    *(f"tests/training/{name}.py" for name in ("engines/test_first_steps", "test_determinism")),
-)
+@pytest.hookimpl(tryfirst=True, wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, bool, bool]:
+    with rings.enforced(item):
+        return (yield)
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if hasattr(config, "workerinput"):
-        browsers, daemons = ([item for item in items if item.location[0].startswith(begins)] for begins in (BROWSERS, DAEMONS))
-        others = [item for item in items if not item.location[0].startswith(BROWSERS + DAEMONS)]
-        half = max(0, len(items) // 2 - len(browsers))  # xdist gives each process an equal stretch of the list
-        items[:] = [*browsers, *others[:half], *daemons, *others[half:]]
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
+    yield
+    if rings.broken():
+        pytest.fail(f"the code under test survived {', '.join(rings.broken())}, which its ring forbids")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if call.excinfo is not None:
+        report.user_properties.append(("patience", ended_in_patience(call.excinfo.value)))
+    return report
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Write each failure as a line for `tests/run.py`, in the process that has all reports."""
+    if report.failed and "PYTEST_XDIST_WORKER" not in os.environ and (path := os.environ.get("TEST_OUTCOMES")):
+        with open(path, "a") as file:
+            print(json.dumps({"test": report.nodeid, "patience": dict(report.user_properties).get("patience", False)}), file=file)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    rings.mark(items)
 
 
 def pytest_collection_finish() -> None:

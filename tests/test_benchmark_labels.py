@@ -13,6 +13,7 @@ from benchmarks import labels
 from benchmarks.labels import Crowd, Figures, Person, Points, Stopped, correlation, run, verdicts
 
 
+@pytest.mark.real("processes")
 def test_one_seed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     monkeypatch.setattr(labels, "ANSWERS", 40)
     monkeypatch.setattr(sys, "argv", ["labels", "--seeds", "1", "--json", str(tmp_path / "figures.json")])

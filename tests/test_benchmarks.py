@@ -135,6 +135,7 @@ def test_an_engine_is_measured_beside_a_plain_loop_wherever_it_is(monkeypatch: p
     assert rows[0].replay_error == 0.0
 
 
+@pytest.mark.real("processes")
 def test_a_missed_bound_is_the_exit_status(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -150,12 +151,14 @@ def test_a_missed_bound_is_the_exit_status(
     assert attacks.main() == 0
 
 
+@pytest.mark.real("processes")
 def test_what_was_missed_is_said_again_at_the_end_of_all_benchmarks() -> None:
     said = "import sys; print('held   a'); print('MISSED b: 3'); sys.exit(1)"
     assert run([sys.executable, "-c", said]) == (1, ["MISSED b: 3"])
     assert run([sys.executable, "-c", "import sys; sys.exit(2)"]) == (2, [])
 
 
+@pytest.mark.real("processes")
 def test_the_commit_is_that_of_this_repository_wherever_the_command_is_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,6 +170,7 @@ def test_the_commit_is_that_of_this_repository_wherever_the_command_is_given(
     assert provenance.provenance(0.0)["commit"] == "unknown"
 
 
+@pytest.mark.real("processes")
 def test_figures_are_on_disk_after_every_row_and_never_in_part(tmp_path: Path) -> None:
     """Whoever ends a run of hours keeps all rows but the one at hand."""
     file = tmp_path / "figures.json"
@@ -195,6 +199,7 @@ def processes_of(tmp_path: Path, *programs: str) -> list[subprocess.Popen[bytes]
     return started
 
 
+@pytest.mark.real("processes")
 def test_a_rival_that_fails_is_not_waited_for_by_the_others(tmp_path: Path) -> None:
     """The first failure ends the run and is the reason, whatever rank it has."""
     started = processes_of(tmp_path, "import threading; threading.Event().wait()", "import sys; sys.exit('no group')")
@@ -292,6 +297,7 @@ def test_replicas_of_gloo_stay_equal_and_send_what_a_ring_must(text: Path) -> No
     assert 0.9 * ring <= row.bytes_per_peer_per_update <= 2 * ring  # what is still queued when a process looks is not sent yet
 
 
+@pytest.mark.real("processes")
 def test_the_kernel_counts_what_a_connection_sends() -> None:
     traffic = Traffic(os.getpid())
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as sender:
@@ -347,6 +353,7 @@ def test_speeds_are_compared_seed_by_seed() -> None:
     assert training.ratios(runs | {"gloo": rows(None, None)}) == {}
 
 
+@pytest.mark.real("processes")
 def test_what_a_bound_compares_takes_turns_and_a_turn_that_failed_is_the_seed_that_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -403,6 +410,7 @@ def test_what_audits_show_counts_among_the_bytes_of_lean_ones(sent: float, held:
     assert line.startswith("held") == held
 
 
+@pytest.mark.real("processes")
 def test_where_the_kernel_does_not_list_sockets_nothing_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sockets, "SOCK_DIAG_BY_FAMILY", 0xFFFF)  # a request that it does not know
     with pytest.raises(OSError, match="cannot be counted"):
@@ -419,6 +427,7 @@ def test_unequal_samples_are_not_compared(
     assert f"--steps {steps} is not a multiple of 15, at least 30" in capsys.readouterr().err
 
 
+@pytest.mark.real("processes")
 def test_a_run_that_was_ended_goes_on_with_the_seed_that_lacked_a_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -539,6 +548,7 @@ def test_muon_is_the_inner_optimizer_of_the_rows_that_say_so(name: str, text: Pa
     assert methods[name].run(budget, 0, rates) != methods[f"{name}{codec.MUON}"].run(budget, 0, rates)
 
 
+@pytest.mark.real("processes")
 def test_a_pinned_process_and_all_that_it_starts_stay_on_one_core() -> None:
     core = min(os.sched_getaffinity(0))
     look = "import os, subprocess, sys; input(); print(subprocess.check_output([sys.executable, '-c', ASK]).decode())"
@@ -638,6 +648,7 @@ def test_bytes_and_loss_are_held_to_their_bounds() -> None:
     assert list(codec.verdicts([], tuned=True)) == []
 
 
+@pytest.mark.real("processes")
 def test_a_figure_goes_where_it_was_asked_for_and_odd_settings_are_refused(tmp_path: Path) -> None:
     provenance.write(tmp_path / "new" / "figures.json", 0.0, {"rows": []})
     assert json.loads((tmp_path / "new" / "figures.json").read_text())["rows"] == []
@@ -720,6 +731,7 @@ def test_a_task_that_fails_leaves_the_others() -> None:
     assert found == [(0, 2), (2, 3)]
 
 
+@pytest.mark.real("processes")
 def test_only_what_the_same_commit_and_settings_left_is_gone_on_with(tmp_path: Path) -> None:
     file = tmp_path / "rows.json"
     assert provenance.earlier(file, {"seeds": [0]}) == {}

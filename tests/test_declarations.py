@@ -29,9 +29,10 @@ from tests.notes.engine import KIND, Slate
 from tests.notes.feature import NOTES
 from tests.notes.objective import COUNTED_BYTES, OBJECTIVES, Counted
 from tests.peer import chain, network
-from tests.peer.network import SECONDS_MAX, Network, Seat, has_finished, service_of
+from tests.peer.network import Network, Seat, has_finished, service_of
 from tests.peer.processes import LATE
 from tests.training.replicated.support import proposed
+from tests.waiting import patience
 from training import tasks
 from training.data import corpus
 from training.data.default_text import default_text
@@ -91,7 +92,7 @@ def rejections(seat: Seat, job: bytes) -> dict[bytes, dict[str, int]]:
 
 async def test_an_invented_declaration_is_rejected_by_the_objective_s_own_reason(feature: None, tmp_path: Path) -> None:
     async with network.network(tmp_path, founders=4, start=False, roles=("clerk",)) as made:
-        with trio.fail_after(SECONDS_MAX):
+        with patience():
             job = await train(made, LETTERS)
             for seat in made.seats:
                 await seat.until(has_finished(job))
@@ -115,7 +116,7 @@ def suspensions(state: State) -> list[Entry]:
 
 async def test_an_invented_declaration_is_found_by_sampled_audits(feature: None, tmp_path: Path) -> None:
     async with network.network(tmp_path, founders=4, start=False, roles=("clerk",)) as made:
-        with trio.fail_after(SECONDS_MAX):
+        with patience():
             job = await train(made, replace(SAMPLED, rounds=4))
             await made.seats[0].until(lambda driver: bool(suspensions(driver.state)))
         state, liar = made.seats[0].driver.state, made.seats[3].public

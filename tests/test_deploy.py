@@ -67,6 +67,7 @@ def test_health_is_asked_where_metrics_are_served() -> None:
     assert load({}, {"PEER_METRICS": listens}).config.of_features["metrics"] == listens
 
 
+@pytest.mark.real("processes")
 def test_images_are_built_from_all_rooms_and_all_packages_but_two() -> None:
     lines = (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()
     wanted = {line.removeprefix("!") for line in lines if line.startswith("!")}
@@ -79,11 +80,13 @@ def test_images_are_built_from_all_rooms_and_all_packages_but_two() -> None:
     assert {re.split("[=>]", text)[0] for text in left_out} == {"torch", "matplotlib"}
 
 
+@pytest.mark.real("processes")
 def test_the_start_script_is_a_script_of_any_shell() -> None:
     assert subprocess.run(["sh", "-n", DEPLOY / "start.sh"], check=False).returncode == 0
     assert DEPLOY.joinpath("start.sh").stat().st_mode & 0o111
 
 
+@pytest.mark.real("processes")
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="no systemd here")
 def test_systemd_reads_the_unit() -> None:
     done = subprocess.run(["systemd-analyze", "verify", DEPLOY / "folkmoot.service"], capture_output=True, text=True, check=False)

@@ -611,6 +611,7 @@ def named_commits() -> dict[str, set[str]]:
     return found
 
 
+@pytest.mark.real("processes")
 def test_every_commit_that_a_figure_names_is_in_the_history() -> None:
     """Nobody can measure again what nobody can check out."""
     if git("rev-parse", "--is-shallow-repository").stdout.strip() != "false":

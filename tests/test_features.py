@@ -45,6 +45,7 @@ from tests.notes.objective import OBJECTIVES, Sizes
 from tests.peer.network import SECONDS_MAX
 from tests.sim.keys import FastVerifier
 from tests.test_docs import sections
+from tests.waiting import patience
 from training import tasks
 from training.data.default_text import default_text
 from training.host import ModelHost
@@ -290,13 +291,14 @@ def test_each_demand_on_the_table_notices_a_planted_fault(
     assert not is_met
 
 
+@pytest.mark.real("processes")
 async def test_an_engine_of_a_feature_trains_in_a_worker_without_torch(feature: None, tmp_path: Path) -> None:
     features.install()
     text, model, buffer, payload = (str(tmp_path / name) for name in ("text", "model", "buffer", "payload"))
     Path(text).write_bytes(default_text()[:20_000])
     ReplicatedModel.initial(bytes(32), LETTERS).save(Path(model))
     worker = Worker(command=[sys.executable, "-m", "tests.notes.worker"], engine="slate")
-    with trio.fail_after(SECONDS_MAX):
+    with patience():
         async with trio.open_nursery() as nursery:
             await nursery.start(worker.run)
             assert worker.ready is not None and worker.ready.engine == "slate alone"
@@ -328,6 +330,7 @@ async def test_an_engine_of_a_feature_trains_in_a_worker_without_torch(feature: 
             nursery.cancel_scope.cancel()
 
 
+@pytest.mark.real("processes")
 async def test_a_running_peer_has_its_role_its_part_its_blob_its_objective_and_its_table(
     feature: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -336,7 +339,7 @@ async def test_a_running_peer_has_its_role_its_part_its_blob_its_objective_and_i
     said = ["--data-dir", str(directory)]
     assert await trio.to_thread.run_sync(cli.main, ["init", "--network", "lab", "--listen", "127.0.0.1:0", *said]) == 0
     config = load({"data_directory": directory, "role": "scribe", "first_note": "milk"}, {"HOME": str(tmp_path)}).config
-    with trio.fail_after(SECONDS_MAX):
+    with patience():
         async with running(config) as daemon:
             driver = daemon.driver
             told: tuple[EventView, ...] = ()

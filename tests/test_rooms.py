@@ -59,6 +59,7 @@ PLANTED = {
 }
 
 
+@pytest.mark.real("processes")
 @pytest.mark.parametrize("fault", PLANTED)
 def test_the_contracts_notice(fault: str, tmp_path: Path) -> None:
     name, line = PLANTED[fault]

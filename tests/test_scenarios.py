@@ -30,6 +30,7 @@ async def test_a_killed_peer_comes_back_and_has_signed_nothing_twice(tmp_path: P
     assert found["trials"][0]["votes"] > 10
 
 
+@pytest.mark.real("processes")
 def test_a_busy_port_is_one_line_and_the_peer_starts_afterwards(tmp_path: Path) -> None:
     place = bad_input.Place(tmp_path / "peer")
     place.found()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -18,7 +18,8 @@ import numpy as np
 from protocol.digests import Hasher
 from protocol.errors import RemoteProtocolError, UserError
 from training import llama, tensor_files
-from training.data.tokenizer import BpeTokenizer, added_token, alphabet
+from training.data.pretokenizers import cuts_words, normalizer_of, pre_tokenizer_of
+from training.data.tokenizer import VOCABULARY_MAX, BpeTokenizer, added_token, alphabet
 from training.replicated.layout import float32_bytes, layout_of
 from training.spec import JobSpec
 from training.tensor_files import Stored
@@ -84,9 +85,13 @@ def _model_of(path: Path, config: dict[str, Any]) -> ModelSpec:
     if kinds != [SHAPE]:
         raise UserError(f"{path}: architectures {_shown(kinds)} are not read, {SHAPE} is")
     try:
-        return llama.model_of(config)
+        model = llama.model_of(config)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
+    if model.vocabulary > VOCABULARY_MAX:
+        larger = f"vocab_size {model.vocabulary} is more than {VOCABULARY_MAX}, and token ids have 16 bits here"
+        raise UserError(f"{path}: {larger}; take a model with a smaller vocabulary, as SmolLM's with 49152")
+    return model
 
 
 def _tensors(folder: Path, model: ModelSpec) -> dict[str, Stored]:
@@ -134,22 +139,13 @@ def _tokenizer(folder: Path, vocabulary: int, as_bytes: bool, stop: int | None) 
     found = _json(path)
     try:
         problem = _other_tokenizer(found)
-        pairs = [tuple(pair.split(" ", 1)) if isinstance(pair, str) else tuple(pair) for pair in found["model"]["merges"]]
-        vocab = dict(found["model"]["vocab"])
-        added = {str(token["content"]): token["id"] for token in found.get("added_tokens") or []}
+        blob = None if problem else _blob(found, vocabulary, stop)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise UserError(f"{path} is no tokenizer: {error!r}") from None
-    unknown = [token for token, number in added.items() if vocab.get(token) != number]
-    if unknown and not problem:
-        problem = f"added token {unknown[0]!r} is not in its vocabulary"
     if problem:
-        raise UserError(f"{path}: {problem}; a byte-level BPE as GPT-2 has it is read, or bytes with --vocabulary {BYTES}")
-    ends = {token: number for token, number in added.items() if number == stop}
-    if not pairs and (vocab == alphabet() or (stop == BYTES and vocab == alphabet() | ends)):
+        raise UserError(f"{path}: {problem}; --vocabulary {BYTES} starts with bytes as tokens where the model has {BYTES}")
+    if blob is None:
         return None
-    model = {"type": "BPE", "vocab": vocab, "merges": pairs}
-    special = [added_token(token, number) for token, number in ends.items()]
-    blob = json.dumps({"model": model, "added_tokens": special}, ensure_ascii=False).encode()
     try:
         made = BpeTokenizer(blob)
     except RemoteProtocolError as error:
@@ -159,27 +155,66 @@ def _tokenizer(folder: Path, vocabulary: int, as_bytes: bool, stop: int | None) 
     return blob
 
 
+def _blob(found: dict[str, Any], vocabulary: int, stop: int | None) -> bytes | None:
+    """The JSON that a job keeps; None: the tokens are bytes. Ids up to the vocabulary that no token has get special tokens."""
+    pairs = [tuple(pair.split(" ", 1)) if isinstance(pair, str) else tuple(pair) for pair in found["model"]["merges"]]
+    vocab = dict(found["model"]["vocab"])
+    added = [dict(token) for token in found.get("added_tokens") or []]
+    named = vocab | {str(token["content"]): int(token["id"]) for token in added}
+    end = next((content for content, number in named.items() if number == stop), None)
+    if not pairs and (named == alphabet() or (stop == BYTES and end is not None and named == alphabet() | {end: BYTES})):
+        return None
+    if end is not None:  # also where the file has it as a plain token
+        added = [token for token in added if token["id"] != stop] + [added_token(end, named[end])]
+    free = sorted(set(range(min(vocabulary, VOCABULARY_MAX))) - set(named.values()))
+    padding = [added_token(_unused(number, named), number) for number in free]
+    kept = {
+        "model": {"type": "BPE", "vocab": vocab, "merges": pairs, "ignore_merges": bool(found["model"].get("ignore_merges"))},
+        "normalizer": normalizer_of(found.get("normalizer")),
+        "pre_tokenizer": pre_tokenizer_of(found["pre_tokenizer"]),
+        "added_tokens": [*added, *padding],
+        "end_of_text": end,
+    }
+    return json.dumps(kept, ensure_ascii=False).encode()
+
+
+def _unused(number: int, named: Container[str]) -> str:
+    """A name for an id beyond the tokenizer, which a vocabulary that was padded to a round size has."""
+    name = f"[PAD{number}]"
+    while name in named:
+        name = f"[{name}]"
+    return name
+
+
 def _other_tokenizer(found: Any) -> str | None:
-    """What would make other tokens of a text than `BpeTokenizer` makes with this vocabulary and these merges."""
-    model, before, after = found["model"], found.get("pre_tokenizer"), found.get("post_processor")
+    """The part with which a file makes other tokens of a text than `BpeTokenizer`; None: there is none."""
+    model, after = found["model"], found.get("post_processor")
     if model.get("type", "BPE") != "BPE":
-        return f"model {model.get('type')!r}"
-    if found.get("normalizer") is not None:
-        return f"normalizer {_shown(found['normalizer'].get('type'))}"
-    cuts_words = before is not None and before.get("use_regex", True)  # which matters only where something is merged
-    if (
-        before is None
-        or before.get("type") != "ByteLevel"
-        or before.get("add_prefix_space")
-        or (model["merges"] and not cuts_words)
-    ):
-        return f"pre_tokenizer {_shown(before)}"
-    if after is not None and after.get("type") != "ByteLevel" and not _adds_nothing(after):
-        return f"post_processor {_shown(after.get('type'))}"
-    for name in ("dropout", "byte_fallback", "ignore_merges", "continuing_subword_prefix", "end_of_word_suffix"):
+        return f"model {model.get('type')!r} is not a byte-level BPE"
+    try:
+        normalizer_of(found.get("normalizer"))
+        before = pre_tokenizer_of(found.get("pre_tokenizer"))
+    except ValueError as error:
+        return str(error)
+    if model["merges"] and not cuts_words(before):
+        return f"pre_tokenizer {_shown(found['pre_tokenizer'])} cuts no words"
+    added = _added_by(after)
+    if added:
+        return f"post_processor {added}, which the model does not see here; without that field the file is read"
+    for name in ("dropout", "byte_fallback", "continuing_subword_prefix", "end_of_word_suffix"):
         if model.get(name):
             return f"{name} {_shown(model[name])}"
     return None
+
+
+def _added_by(processor: Any) -> str | None:
+    """The tokens that a post-processor adds to a text; None: there are none. ByteLevel moves offsets alone."""
+    if processor is None or processor.get("type") == "ByteLevel" or _adds_nothing(processor):
+        return None
+    if processor.get("type") == "Sequence":
+        return next(filter(None, map(_added_by, processor["processors"])), None)
+    names = [str(part["SpecialToken"].get("id")) for part in processor.get("single", ()) if "SpecialToken" in part]
+    return f"{processor.get('type')} adds {', '.join(map(repr, names)) or 'tokens'}"
 
 
 def _adds_nothing(processor: Any) -> bool:
@@ -233,6 +268,7 @@ def _json(path: Path) -> Any:
     try:
         with path.open("rb") as stream:
             text = stream.read(JSON_BYTES_MAX + 1)
+        tensor_files.require_downloaded(path, text)
         if len(text) > JSON_BYTES_MAX:
             raise ValueError(f"more than {JSON_BYTES_MAX} bytes")
         found = json.loads(text)

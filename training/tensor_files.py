@@ -22,6 +22,7 @@ INDEX: Final = "model.safetensors.index.json"
 HEADER_BYTES_MAX: Final = 100_000_000  # as the format says
 INDEX_BYTES_MAX: Final = 16 << 20  # names of a hundred thousand tensors
 PICKLES: Final = (".bin", ".pt", ".pth", ".ckpt", ".pkl")  # what they hold is run by whoever opens them
+LFS_POINTER: Final = b"version https://git-lfs"
 METADATA: Final = "__metadata__"
 
 
@@ -59,7 +60,12 @@ class Stored:
 def files_of(folder: Path) -> list[Path]:
     """The files with a folder's tensors, and the index if there is one. Raises `UserError`."""
     if (folder / INDEX).is_file():
-        return [folder / INDEX, *(folder / name for name in sorted(set(_index(folder).values())))]
+        shards = [folder / name for name in sorted(set(_index(folder).values()))]
+        missing = [path for path in shards if not path.is_file()]
+        if missing:
+            listed = f"{len(missing)} of {len(shards)} files that {INDEX} lists are not there"
+            raise UserError(f"{missing[0]} is missing ({listed}): download the model again")
+        return [folder / INDEX, *shards]
     if (folder / SINGLE).is_file():
         return [folder / SINGLE]
     pickled = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLES)
@@ -104,6 +110,8 @@ def _index(folder: Path) -> dict[str, str]:
 def _header(path: Path) -> dict[str, Stored]:
     size = path.stat().st_size
     with path.open("rb") as stream:
+        require_downloaded(path, stream.read(len(LFS_POINTER)))
+        stream.seek(0)
         length = int.from_bytes(stream.read(8), "little")
         if not 2 <= length <= min(HEADER_BYTES_MAX, size - 8):
             raise UserError(f"{path} is damaged: its header would have {length} bytes")
@@ -123,6 +131,12 @@ def _header(path: Path) -> dict[str, Stored]:
     if 8 + length + at != size:
         raise UserError(f"{path} is damaged: it has {size} bytes, its header speaks of {8 + length + at}")
     return {name: Stored(path, kind, shape, 8 + length + start) for name, (kind, shape, start, _) in entries.items()}
+
+
+def require_downloaded(path: Path, beginning: bytes) -> None:
+    """Raises `UserError` for the file that Git leaves in the place of a large one."""
+    if beginning.startswith(LFS_POINTER):
+        raise UserError(f"{path} is a pointer of Git LFS, not the file: run `git lfs pull` there, or download the file")
 
 
 def _entry(of: Any) -> tuple[str, Shape, int, int]:

@@ -180,8 +180,8 @@ ROUTES: Final = (
         query=(Field("limit", whole_in_query(1, 8), default=1),),
         replies={200: Reply("tasks", (
             "after at most 3 s: leases that there are and can be answered, and new ones up to `limit`. Each has "
-            "`assignment`, `task`, `project`, its `name`, `kind`, `text` or `items` or both, `options`, `many`, `display`; `guidelines`, "
-            "a path, where the project has any; and `suggestion` where the project shows it first"
+            "`assignment`, `task`, `project`, its `name`, `kind`, `text` or `items` or both, `options`, `many`, `display`; "
+            "`guidelines`, a path, where the project has any; and `suggestion` where the project shows it first"
         ))},
     ),
     Route(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import trio
 
@@ -26,19 +26,22 @@ from protocol.reasons import Verdict, label, shown
 from rlhf.fitting import notes
 from rounds.ballots import RoundBook, settled
 from storage.store import StoredRound
-from training.data import corpus as data
+from training.data.text_files import Findings
+from training.data.text_files import shown as shown_path
 from training.replicated.aggregate import is_plain_mean
 from training.replicated.layout import layout_of
 from training.room import room_of
 from training.spec import JobSpec
 
 ROUNDS_SHOWN_MAX = 10_000
+JOBS_WITH_FINDINGS_MAX = 16  # kept for lists of the jobs: those that this peer started last
 VOTES_SHOWN_MAX = 100  # each is read from the block that closed the round
 
 
 @dataclass(frozen=True)
 class JobAnswers(JobCalls):
     peer: RunningPeer
+    findings: dict[str, tuple[str, ...]] = field(default_factory=dict)  # job -> notes on the text files that it was made of
 
     async def jobs(self) -> tuple[JobView, ...]:
         """The jobs that wait stand behind the others, in the order of the line."""
@@ -46,7 +49,8 @@ class JobAnswers(JobCalls):
         jobs = sorted(state.jobs.jobs.items(), key=lambda item: item[1].started)
         started = [_job(key, job, state, state.audits.jobs.get(key, JobAudits()), self.peer) for key, job in jobs]
         line = enumerate(state.jobs.line, start=1)
-        return (*started, *(_in_line(waiting, state, place, self.peer) for place, waiting in line))
+        views = (*started, *(_in_line(waiting, state, place, self.peer) for place, waiting in line))
+        return tuple(replace(view, notes=(*view.notes, *self.findings.get(view.job, ()))) for view in views)
 
     async def rounds(self, last: int) -> tuple[RoundView, ...]:
         store = self.peer.driver.store
@@ -133,15 +137,23 @@ class JobAnswers(JobCalls):
 
     async def train(self, request: TrainRequest) -> str:
         self.peer.require_member()
+        findings = Findings()
         try:
-            make = instruct_spec if request.examples else job_spec
-            spec = await trio.to_thread.run_sync(make, self.peer, request)
+            if request.examples:
+                spec = await trio.to_thread.run_sync(instruct_spec, self.peer, request)
+            else:
+                spec = await trio.to_thread.run_sync(job_spec, self.peer, request, findings)
         except OSError as error:  # of the text that was named
             raise UserError(
-                f"{data.shown(request.examples or request.data)} cannot be read: {error.strerror}; name another file or folder"
+                f"{shown_path(request.examples or request.data)} cannot be read: {error.strerror}; name another file or folder"
             ) from None
         transaction = await self.peer.author.submit("job/start", Start(spec.encode()))
-        return job_id(self.peer.me, transaction).hex()
+        job = job_id(self.peer.me, transaction).hex()
+        if findings.notes():
+            self.findings[job] = findings.notes()
+        if len(self.findings) > JOBS_WITH_FINDINGS_MAX:
+            del self.findings[next(iter(self.findings))]
+        return job
 
     async def test(self) -> str:
         self.peer.require_member()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import tempfile
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -23,6 +23,7 @@ from protocol.errors import UserError
 from protocol.limits import BLOB_PART_BYTES
 from training.data import corpus as data
 from training.data import default_text, shards, tokenizer
+from training.data.text_files import Findings, read_text, shown
 from training.defended import undefended
 from training.spec import AuditMode, JobSpec, completed
 from training.transformer import BYTE_VOCABULARIES, BYTES_WITH_END, ModelSpec
@@ -36,14 +37,14 @@ NOT_SET_BY_NAME = frozenset(
 )
 
 
-def job_spec(peer: RunningPeer, request: TrainRequest) -> JobSpec:
+def job_spec(peer: RunningPeer, request: TrainRequest, findings: Findings) -> JobSpec:
     """Makes the job's blobs: shards, manifest, tokenizer, parameters. `UserError` for a text, a model or values of no use."""
     start = start_of(peer, request) if request.base else None
-    spec = _job_spec(peer, request, start)
+    spec = _job_spec(peer, request, start, findings)
     return spec if start is None else start.kept(peer, spec)
 
 
-def _job_spec(peer: RunningPeer, request: TrainRequest, start: Start | None) -> JobSpec:
+def _job_spec(peer: RunningPeer, request: TrainRequest, start: Start | None, findings: Findings) -> JobSpec:
     said = parse_overrides(request.overrides) | ({"rounds": request.rounds} if request.rounds else {})
     if request.data == LOCAL:
         said["audit"] = AuditMode.OFF  # nobody else has the text
@@ -62,21 +63,21 @@ def _job_spec(peer: RunningPeer, request: TrainRequest, start: Start | None) -> 
         require_defended(peer, spec, request)
         if peer.worker is not None:
             own = peer.config.local_data
-            data.require_enough(spec, sum(map(len, data.read_text(Path(own).expanduser()))), own)
+            data.require_enough(spec, sum(map(len, read_text(Path(own).expanduser(), findings=findings))), own)
         return spec
     require_defended(peer, spec, request)
     keep = peer.driver.blobs.add
     if request.data and shards.is_token_folder(Path(request.data).expanduser()):
         return _job_on_tokens(peer, spec, request, keep, start)
-    pieces, bpe = _pieces(request.data), None
+    pieces, bpe = _pieces(request), None
     if spec.tokenizer is not None:  # that of the model it starts from
         bpe = tokenizer.BpeTokenizer(fetched(peer, spec.tokenizer))
     elif request.vocabulary > BYTES_WITH_END:
-        made = tokenizer.train_bpe(pieces(), request.vocabulary)
+        made = tokenizer.train_bpe(pieces(Findings()), request.vocabulary)
         bpe = tokenizer.BpeTokenizer(made)
         spec = replace(spec, tokenizer=keep(made), model=replace(spec.model, vocabulary=request.vocabulary))
     checked(peer, spec)
-    manifest = data.split(pieces(), keep)
+    manifest = data.split(pieces(findings), keep)
     data.require_enough(spec, manifest.size, request.data or "the built-in text")
     if bpe is not None:
         manifest = replace(manifest, tokens=_digest_of_tokens(peer, spec, manifest, bpe))
@@ -192,7 +193,7 @@ def typed(kind: Any, name: str, text: str) -> Any:
             raise UserError(f"{name} = {text!r} is none of {', '.join(kind)}") from None
         raise UserError(f"{name} = {text!r} is not a {'whole ' if kind is int else ''}number") from None
     if kind is int and abs(value) > codec.INTEGER_MAX:
-        raise UserError(f"{name} = {data.shown(text)} is too large: no whole number is beyond {codec.INTEGER_MAX}")
+        raise UserError(f"{name} = {shown(text)} is too large: no whole number is beyond {codec.INTEGER_MAX}")
     return value
 
 
@@ -200,6 +201,8 @@ def _job_on_tokens(
     peer: RunningPeer, spec: JobSpec, request: TrainRequest, keep: Callable[[bytes], bytes], start: Start | None
 ) -> JobSpec:
     """A job whose text is tokenized already, with that tokenizer and its vocabulary."""
+    if request.column:
+        raise UserError(f"--column {request.column}: {request.data} is tokenized already; leave it out")
     if request.vocabulary:
         raise UserError(f"--vocabulary {request.vocabulary}: {request.data} is tokenized already, and brings its own")
     folder = shards.open_folder(Path(request.data).expanduser())
@@ -218,7 +221,7 @@ def _job_on_tokens(
     return checked(peer, replace(spec, data=keep(manifest.encode())))
 
 
-def _pieces(source: str) -> Callable[[], Any]:
-    if source == BUILT_IN:
-        return lambda: iter([default_text.default_text()])
-    return lambda: data.read_text(Path(source).expanduser())
+def _pieces(request: TrainRequest) -> Callable[[Findings], Iterator[bytes]]:
+    if request.data == BUILT_IN:
+        return lambda findings: iter([default_text.default_text()])
+    return lambda findings: read_text(Path(request.data).expanduser(), request.column, findings)

@@ -29,7 +29,7 @@ from rlhf.fitting import Truncate, fitted, holding
 from rlhf.jsonl import Misfits
 from rlhf.preferences import Record
 from rlhf.supervised import INSTRUCT, Supervised
-from training.data import corpus
+from training.data import corpus, text_files
 from training.data.tokenizer import Tokenizer, load_tokenizer
 from training.objectives.objective import Objective
 from training.spec import JobSpec, completed
@@ -40,7 +40,7 @@ EPOCHS = 3  # unless it is said how many rounds
 
 def instruct_spec(peer: RunningPeer, request: TrainRequest) -> JobSpec:
     """Of `train --from MODEL FILE`. Makes the blobs of the set. `UserError` for a file or values that cannot be used."""
-    shown = corpus.shown(request.examples)
+    shown = text_files.shown(request.examples)
     if not request.base:
         raise UserError(f"{shown}: prompts and responses are learned by a model that is there: say --from JOB or FOLDER")
     for argument, value in (("--data", request.data), ("--vocabulary", request.vocabulary)):
@@ -53,7 +53,7 @@ def instruct_spec(peer: RunningPeer, request: TrainRequest) -> JobSpec:
     spec, said = supervised_spec(peer, INSTRUCT, start, request.name or INSTRUCT.name, request.overrides, presets.INSTRUCT)
     require_defended(peer, spec, request)
     file, misfits = Path(request.examples).name, Misfits(request.skip_bad)
-    with Path(request.examples).open("rb") as stream:
+    with text_files.opened(Path(request.examples)) as stream:
         read = responses.read_examples(file, stream, misfits)
     tokenizer = tokenizer_of(peer, spec)
     found, preparation = fitted(file, spec, read, tokenizer, misfits, truncate)

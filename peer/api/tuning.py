@@ -33,7 +33,7 @@ from rlhf.reward import LAST, MEAN, MEAN_REWARD, REWARDS, Learns, RewardModel
 from rlhf.rules import RULES
 from rlhf.sets import Source
 from rlhf.supervised import DPO
-from training.data import corpus
+from training.data import text_files
 from training.spec import JobSpec, Preparation, completed
 
 APART = frozenset({"reward", "reward_model", "words"})  # of a policy's terms: `--set` does not say them
@@ -220,10 +220,10 @@ def parsed(overrides: dict[str, str]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def _read(file: str, misfits: Misfits) -> list[Pair]:
     try:
-        with Path(file).expanduser().open("rb") as stream:
+        with text_files.opened(Path(file).expanduser()) as stream:
             return preferences.read_file(Path(file).name, stream, misfits)
     except OSError as error:
-        raise UserError(f"--preferences {corpus.shown(file)} cannot be read: {error.strerror}") from None
+        raise UserError(f"--preferences {text_files.shown(file)} cannot be read: {error.strerror}") from None
 
 
 def _of_set(learned: pairs.Pairs, base: JobSpec, own: PpoTerms) -> dict[str, Any]:
@@ -239,7 +239,7 @@ def read_words(file: str) -> bytes:
     try:
         return blocklist.packed(read_words(Path(file).name, Path(file).expanduser().read_bytes()))
     except OSError as error:
-        raise UserError(f"--words {corpus.shown(file)} cannot be read: {error.strerror}") from None
+        raise UserError(f"--words {text_files.shown(file)} cannot be read: {error.strerror}") from None
 
 
 def _require_prompt(trained: list[Pair], listed: bytes) -> None:

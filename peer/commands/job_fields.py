@@ -56,7 +56,9 @@ def train_request(options: argparse.Namespace) -> TrainRequest:
     said_of_text = options.name, data, options.rounds, options.vocabulary, overrides
     if (options.skip_bad or options.truncate) and not examples:
         raise UserError("--skip-bad and --truncate are about a file with responses: train --from JOB FILE.jsonl")
-    of_file = options.skip_bad, options.truncate
+    if options.column and data in ("", "local"):
+        raise UserError(f"--column {options.column} is about a file or folder: name it by --data PATH")
+    of_file = options.skip_bad, options.truncate, options.column
     return TrainRequest(*said_of_text, options.base, examples, _folder(options.base), options.accept_risk, *of_file)
 
 

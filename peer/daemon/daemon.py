@@ -56,7 +56,7 @@ from protocol.errors import RemoteProtocolError, StorageError, UserError
 from protocol.identity import Ed25519Verifier
 from storage.blobs import Blobs
 from storage.store import Store
-from training.data.corpus import read_text
+from training.data.text_files import read_text
 from training.host import ModelHost
 from transport.swarm import Swarm
 

@@ -46,7 +46,7 @@ from rlhf.calls import FiguresView, RlhfCalls
 from rlhf.objective import ROLE
 from training import grid
 from training.data import corpus as data
-from training.data import shards
+from training.data import shards, text_files
 from training.spec import JobSpec, completed
 
 ANYWHERE = ("--web-listen", "127.0.0.1:0")
@@ -108,7 +108,10 @@ def _require_usable(path: Path) -> None:
         if shards.is_token_folder(path):
             shards.open_folder(path)
         else:
-            data.require_enough(JobSpec(name="demo"), sum(map(len, data.read_text(path))), str(path))
+            findings = text_files.Findings()
+            data.require_enough(JobSpec(name="demo"), sum(map(len, text_files.read_text(path, findings=findings))), str(path))
+            for note in findings.notes():
+                print(f"peer demo: {note}", file=sys.stderr)
 
 
 def cast_roles(options: argparse.Namespace, folder: Path) -> list[DemoPeer]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -27,11 +28,13 @@ from storage import durable
 from storage.parts import LIST
 from training import starts, tasks
 from training.data import corpus as data
+from training.data import text_files
 from training.data.tokenizer import TOKENIZER_BYTES_MAX
 from training.objectives.objective import NATS
 from training.replicated.model import ReplicatedModel
 
 R = TypeVar("R")
+log = logging.getLogger("peer")
 SPARE_BYTES = 256 << 20  # of the disk, for ledger and models when a text has been fetched
 
 
@@ -251,9 +254,12 @@ async def _fetch(round: Round, digest: bytes, size_max: int) -> None:
 
 
 def _copy_text(source: Path, path: Path) -> None:
+    findings = text_files.Findings()
     with durable.writing(path) as file:
-        for piece in data.read_text(source):
+        for piece in text_files.read_text(source, findings=findings):
             file.write(piece)
+    for note in findings.notes():
+        log.warning("local data: %s", note.strip())
 
 
 def _delete(paths: Iterable[Path]) -> None:

@@ -10,7 +10,6 @@ import trio
 
 from curation.answer_texts import Question
 from curation.answers import Kind, options_problem
-from curation.csv_files import ENDINGS
 from curation.importing import Given, Misfits, TaskFile, read_tasks, tasks_of
 from curation.state import Asked, CurationState, Display, Phase, Project
 from features.parts import Desk
@@ -21,6 +20,7 @@ from peer.serving.imported import already_note
 from peer.serving.importing import TASKS_MAX, Imports
 from peer.serving.operators import Operators, decided
 from protocol.errors import UserError
+from storage.csv_files import ENDINGS
 from web.problems import Problem
 from web.site import Json
 

@@ -17,8 +17,11 @@ from typing import Any, ClassVar, TypeVar
 import pytest
 import trio
 import websocket
+from selenium.common.exceptions import TimeoutException
 from selenium.webdriver import ActionChains, Chrome, ChromeOptions, ChromeService
 from selenium.webdriver.common.keys import Keys
+
+from tests.waiting import PatienceEnded, patience_seconds
 
 T = TypeVar("T")
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
@@ -30,7 +33,6 @@ FLAGS = (
     "--disable-component-update --disable-sync --disable-dev-shm-usage --window-size=1280,900"
 )
 ELSEWHERE = "peer.test"  # a name of this machine that the browser takes for another one: over plain HTTP it has no WebCrypto
-SECONDS_MAX = 120.0
 # The page's clock goes ten times as fast: an answer is held for a second. Pages that come later go on with the same clock.
 HURRY = """
   const [now, later] = [Date.now, setTimeout], began = BEGAN;
@@ -79,7 +81,10 @@ class Browser:
           const look = () => {{ const found = ({expression}); if (found) done(found); else requestAnimationFrame(look); }};
           look();
         """
-        return await self.do(lambda: self.driver.execute_async_script(text, *arguments))
+        try:
+            return await self.do(lambda: self.driver.execute_async_script(text, *arguments))
+        except TimeoutException as error:
+            raise PatienceEnded(expression) from error
 
     async def count(self, state: str, at_least: int) -> None:
         """Until so many answers are in this state."""
@@ -157,12 +162,12 @@ class Program:
         self.driver = Chrome(options, ChromeService(str(DRIVER)))
         atexit.register(profile.cleanup)
         atexit.register(self.driver.quit)  # before that
-        self.driver.set_script_timeout(SECONDS_MAX)
+        self.driver.set_script_timeout(patience_seconds())
         self.first, self._calls = self.driver.current_window_handle, itertools.count(1)
         place = self.driver.capabilities["goog:chromeOptions"]["debuggerAddress"]
-        with urllib.request.urlopen(f"http://{place}/json/version", timeout=SECONDS_MAX) as told:
+        with urllib.request.urlopen(f"http://{place}/json/version", timeout=patience_seconds()) as told:
             tools = json.load(told)["webSocketDebuggerUrl"]
-        self._tools = websocket.create_connection(tools, timeout=SECONDS_MAX, suppress_origin=True)
+        self._tools = websocket.create_connection(tools, timeout=patience_seconds(), suppress_origin=True)
 
     def ask(self, method: str, **how: Any) -> Any:
         """Of the whole program, for which the driver has no word."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
@@ -15,7 +16,7 @@ from tests.web.client import Person, Site
 from tests.web.room import Room, assigned, enrolled, said
 from tests.web.test_routes import disputed, founded, operator
 
-pytestmark = NEEDED
+pytestmark = [NEEDED, pytest.mark.real("browser")]
 # Buttons and links that are seen.
 BUTTON = (
     "[...document.querySelectorAll('button, main a')].findLast((one) => one.checkVisibility() && one.textContent.trim() === '{}')"

@@ -16,7 +16,7 @@ from tests.web.client import Site
 from tests.web.room import Room, said
 from tests.web.test_routes import founded, operator
 
-pytestmark = NEEDED
+pytestmark = [NEEDED, pytest.mark.real("browser")]
 
 
 def address(site: Site) -> str:

@@ -23,7 +23,9 @@ def test_axe_is_as_it_was_published() -> None:
     assert hashlib.sha256(axe.SOURCE.encode()).hexdigest() == digest
 
 
+@pytest.mark.real("sockets")
 @NEEDED
+@pytest.mark.real("browser")
 @pytest.mark.parametrize(
     ("asked", "keys"),
     [
@@ -47,7 +49,9 @@ async def test_axe_finds_nothing_where_people_annotate(asked: dict[str, Any], ke
         assert await axe.found(page) == []
 
 
+@pytest.mark.real("sockets")
 @NEEDED
+@pytest.mark.real("browser")
 async def test_axe_finds_nothing_where_there_is_nothing_and_where_the_peer_is_away(tmp_path: Path) -> None:
     async with browser() as page:
         async with Room(tmp_path).serving() as (_, site):

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 from nacl.bindings import crypto_aead_aes256gcm_decrypt
 from nacl.signing import SigningKey
 from selenium.webdriver.common.keys import Keys
@@ -23,7 +24,7 @@ from tests.web.client import Site
 from tests.web.room import Room, said
 from tests.web.test_routes import founded, operator
 
-pytestmark = NEEDED
+pytestmark = [NEEDED, pytest.mark.real("browser")]
 PASSPHRASE = "correct horse battery"
 
 

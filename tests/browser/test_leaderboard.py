@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.browser.browser import NEEDED, browser
 from tests.browser.test_annotate import address
 from tests.web.room import Room, said
 from tests.web.test_routes import founded, operator
 
-pytestmark = NEEDED
+pytestmark = [NEEDED, pytest.mark.real("browser")]
 
 
 async def test_annotators_are_listed_by_points_as_soon_as_there_are_any(tmp_path: Path) -> None:

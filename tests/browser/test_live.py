@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 import trio
 
 from peer.demo.demo import served_at
@@ -17,7 +18,7 @@ from tests.browser.browser import NEEDED, Browser, browser
 from tests.browser.test_annotate import address
 from tests.web.room import Room, said
 
-pytestmark = NEEDED
+pytestmark = [NEEDED, pytest.mark.real("browser")]
 CAUGHT_SECONDS_MAX = 120  # a generous end for slow machines: what is compared are two stamps
 SEEN_SECONDS_MAX = 20.0  # the page has it at once; here four processes of tests and a browser share two cores, or less
 # When the page shows a text first, by the clock of this machine.

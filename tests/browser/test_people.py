@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import cast
 
+import pytest
 import trio
 
 from curation.calls import CurationCalls, ImportRequest
@@ -17,7 +18,7 @@ from tests.peer.network import network, service_of
 from tests.web.room import said
 from tests.web.test_sealed import served
 
-pytestmark = NEEDED
+pytestmark = [NEEDED, pytest.mark.real("browser")]
 TASKS = 30
 
 

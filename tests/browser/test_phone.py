@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from selenium.webdriver.common.keys import Keys
 
 from tests.browser.browser import NEEDED, Browser, browser
@@ -11,7 +12,7 @@ from tests.browser.test_annotate import address, exported
 from tests.web.room import Room
 from tests.web.test_routes import founded, operator
 
-pytestmark = NEEDED
+pytestmark = [NEEDED, pytest.mark.real("browser")]
 TOUCHED_MIN = 44  # pixels that a finger hits
 TOO_SMALL = """
   return [...document.querySelectorAll('button, input, summary, .site nav a, .handle')].filter((element) => {

@@ -40,7 +40,8 @@ from tests.peer.nodes import Pack
 from tests.sim.keys import FastVerifier
 from tests.transport.helpers import ALICE, BOB, exchange_bytes, make_session
 from training import checkpoint, stream, tasks
-from training.data.corpus import Manifest, read_text
+from training.data.corpus import Manifest
+from training.data.text_files import read_text
 from training.data.tokenizer import load_tokenizer
 from training.replay.trace import StateDigests, Trace
 from training.replicated import codec as payloads

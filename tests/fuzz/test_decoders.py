@@ -7,6 +7,8 @@ from tests.fuzz import checks, links, wire
 from tests.fuzz.decoders import LOCAL, decoders
 from training.tasks import FROM_WORKER, TO_WORKER
 
+pytestmark = pytest.mark.virtual  # synchronous tests that run Trio
+
 VALUES = 10  # of each type in the default suite; `python -m tests.fuzz --minutes 10` looks further
 NUMBER = 1  # of the random sequence: the suite does the same each time
 
@@ -40,5 +42,6 @@ def test_no_length_prefix_makes_a_decoder_take_more_memory_than_its_bound(name: 
     checks.keeps_to_its_memory(decoders()[name], values=2, number=NUMBER)
 
 
+@pytest.mark.real("sockets")
 def test_links_hear_any_messages_in_any_order() -> None:
     links.hear_anything(values=5, number=NUMBER)

@@ -13,7 +13,7 @@ from protocol import codec
 from protocol.addresses import parse_address
 from protocol.identity import Identity, Signer
 from protocol.messages import AGREEMENT, ROUNDS, SNAPSHOTS, Ping, Status
-from tests.peer.processes import SECONDS_MAX
+from tests.waiting import patience
 from transport.framing import Channel, Message, Priority
 from transport.noise import KeyPair
 from transport.session import Session
@@ -65,14 +65,14 @@ class Hostile:
     async def greeted(self) -> Status:
         """The daemon's first status: from now on it takes us for a peer."""
         await self.say(codec.encode(Ping(1)), Channel.LINK)
-        with trio.fail_after(SECONDS_MAX):
+        with patience():
             while not any(isinstance(message, Status) for message in self.heard):
                 await self.read()
         return next(message for message in self.heard if isinstance(message, Status))
 
     async def closed(self) -> None:
         """Returns when the daemon has ended the connection."""
-        with trio.fail_after(SECONDS_MAX):
+        with patience():
             try:
                 while True:
                     await self._some()
@@ -81,7 +81,7 @@ class Hostile:
 
     async def shake_hands(self) -> None:
         await self.write(self.session.data_to_send())
-        with trio.fail_after(SECONDS_MAX):
+        with patience():
             while self.session.peer is None:
                 self.session.receive(await self._some())
                 await self.write(self.session.data_to_send())

@@ -33,6 +33,7 @@ from protocol.identity import Identity
 from storage.blobs import Blobs
 from storage.store import Store
 from tests.peer.chain import SCRATCH, genesis_of, identities
+from tests.waiting import patience
 from training.host import ModelHost
 from transport.memory import Mesh
 
@@ -41,7 +42,7 @@ SECONDS_MAX = 35.0  # for anything that takes well under one when it works; a si
 
 async def poll(condition: Callable[[], bool]) -> None:
     """For what nothing tells of."""
-    with trio.fail_after(SECONDS_MAX):
+    with patience(SECONDS_MAX):
         while not condition():  # noqa: ASYNC110
             await trio.sleep(0.01)
 
@@ -116,7 +117,7 @@ class Seat:
     def _in_time(self) -> Iterator[None]:
         """`trio.TooSlowError` says where this peer stood, and of what it died if it did."""
         try:
-            with trio.fail_after(SECONDS_MAX):
+            with patience(SECONDS_MAX):
                 yield
         except trio.TooSlowError as error:
             rounds = {key.hex()[:8]: (job.phase.name, job.round) for key, job in self.driver.state.jobs.jobs.items()}
@@ -126,7 +127,7 @@ class Seat:
 
     async def scratch(self) -> bytes:
         """Puts a scratch job on the log; its id once that is decided."""
-        with trio.fail_after(SECONDS_MAX):
+        with patience(SECONDS_MAX):
             return job_id(self.public, await self.author.submit("job/start", Start(SCRATCH.encode())))
 
 

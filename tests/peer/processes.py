@@ -22,6 +22,7 @@ from peer.api import control
 from peer.cli import main
 from protocol.api import StatusView
 from protocol.errors import UserError
+from tests.waiting import PatienceEnded, patience, patience_seconds
 
 LOG_SHOWN = 4_000  # characters at its end, where a test fails after a daemon has ended
 SECONDS_MAX = 90.0  # for anything that takes a second or two when it works: a busy machine takes ten to start a process
@@ -65,7 +66,7 @@ class Daemon:
     async def answers(self) -> StatusView:
         """Its status, as soon as it answers."""
         assert self.process is not None
-        with trio.fail_after(SECONDS_MAX):
+        with patience():
             while True:
                 assert self.process.poll() is None, self.log
                 with contextlib.suppress(UserError):
@@ -75,18 +76,18 @@ class Daemon:
     async def until(self, **expected: object) -> StatusView:
         """Its status, as soon as these fields of it have these values."""
         status = await self.client.status()
-        with trio.move_on_after(SECONDS_MAX):
+        with trio.move_on_after(patience_seconds()):
             while any(getattr(status, name) != value for name, value in expected.items()):
                 await trio.sleep(0.02)
                 status = await self.client.status()
             return status
-        raise AssertionError(f"{expected} never came: {status}\n{self.log}")
+        raise PatienceEnded(f"{expected} never came: {status}\n{self.log}")
 
     def terminate(self) -> int:
         """Its exit status after SIGTERM."""
         assert self.process is not None
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(SECONDS_MAX)
+        return wait(self.process)
 
     def kill(self) -> None:
         if self.process is not None and self.process.poll() is None:
@@ -94,9 +95,24 @@ class Daemon:
             self.process.wait()
 
 
+def wait(process: subprocess.Popen[Any]) -> int:
+    """Return the exit status."""
+    with in_time():
+        return process.wait(patience_seconds())
+
+
+@contextlib.contextmanager
+def in_time() -> Iterator[None]:
+    """Raise `PatienceEnded` where a process takes longer than its `timeout`."""
+    try:
+        yield
+    except subprocess.TimeoutExpired as error:
+        raise PatienceEnded(str(error)) from error
+
+
 async def poll(condition: Callable[[], Awaitable[bool]]) -> None:
     """Until it holds: other processes cannot wake this one."""
-    with trio.fail_after(SECONDS_MAX):
+    with patience():
         while not await condition():  # noqa: ASYNC110
             await trio.sleep(0.05)
 
@@ -115,28 +131,30 @@ def daemons(directories: Sequence[Path]) -> Iterator[list[Daemon]]:
 
 def peer(*arguments: str) -> tuple[int, str, str]:
     """Status, output and complaints of one `peer` command."""
-    done = subprocess.run(
-        [sys.executable, "-m", "peer.cli", *arguments],
-        capture_output=True,
-        text=True,
-        env=environment(),
-        stdin=subprocess.DEVNULL,
-        timeout=SECONDS_MAX,
-    )
+    with in_time():
+        done = subprocess.run(
+            [sys.executable, "-m", "peer.cli", *arguments],
+            capture_output=True,
+            text=True,
+            env=environment(),
+            stdin=subprocess.DEVNULL,
+            timeout=patience_seconds(),
+        )
     return done.returncode, done.stdout, done.stderr
 
 
 def demo(folder: Path, *arguments: str) -> tuple[int, dict[str, Any], str]:
     """Status, report and all output of `peer demo`, whose files are in `folder / "run"`."""
     command = [sys.executable, "-m", "peer.cli", "demo", "--no-web", *arguments]
-    done = subprocess.run(
-        [*command, "--report", str(folder / "run"), "--json", str(folder / "r.json")],
-        capture_output=True,
-        text=True,
-        env=environment(),
-        timeout=DEMO_SECONDS_MAX,
-        stdin=subprocess.DEVNULL,
-    )
+    with in_time():
+        done = subprocess.run(
+            [*command, "--report", str(folder / "run"), "--json", str(folder / "r.json")],
+            capture_output=True,
+            text=True,
+            env=environment(),
+            timeout=patience_seconds(DEMO_SECONDS_MAX),
+            stdin=subprocess.DEVNULL,
+        )
     report = json.loads((folder / "r.json").read_text()) if (folder / "r.json").exists() else {}
     return done.returncode, report, done.stdout + done.stderr
 
@@ -145,7 +163,7 @@ def command(*arguments: str) -> tuple[int, str, str]:
     """The same in this process, for commands that end by themselves: most of what they take is the start of an interpreter."""
     streams = [io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2)]
     with contextlib.redirect_stdout(streams[0]), contextlib.redirect_stderr(streams[1]), ThreadPoolExecutor(1) as thread:
-        status = thread.submit(main, arguments).result(SECONDS_MAX)  # not in that of a test, where Trio may run
+        status = thread.submit(main, arguments).result(patience_seconds())  # not in that of a test, where Trio may run
     for stream in streams:
         stream.seek(0)
     return status, streams[0].read(), streams[1].read()

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pyte
 
 from tests.peer.processes import environment
+from tests.waiting import PATIENCE_SECONDS, PatienceEnded, patience_seconds
 
 # Makes standard input the controlling terminal of the new session, then becomes the program. Where the tests ignore
 # SIGHUP (`nohup`), it does not.
@@ -26,7 +27,6 @@ fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 os.execv(sys.argv[1], sys.argv[1:])
 """
-SECONDS_MAX = 120.0
 
 
 class _Emulated(pyte.HistoryScreen):
@@ -73,11 +73,12 @@ class Terminal:
         above = ["".join(line[column].data for column in columns).rstrip() for line in self._screen.history.top]
         return above + self.lines
 
-    def until(self, pattern: str, seconds: float = SECONDS_MAX, *, times: int = 1) -> str:
+    def until(self, pattern: str, seconds: float = PATIENCE_SECONDS, *, times: int = 1) -> str:
         """All that was shown, as soon as this is there so many times."""
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + patience_seconds(seconds)
         while len(re.findall(pattern, shown := "\n".join(self.everything).rstrip())) < times:
-            assert time.monotonic() < deadline, f"{pattern!r} never came:\n{shown}"
+            if time.monotonic() >= deadline:
+                raise PatienceEnded(f"{pattern!r} never came:\n{shown}")
             assert self.read(0.1) or self.process.poll() is None, f"ended without {pattern!r}:\n{shown}"
         return shown
 
@@ -92,11 +93,12 @@ class Terminal:
         self._stream.feed(data)
         return bool(data)
 
-    def wait(self, seconds: float = SECONDS_MAX) -> int:
+    def wait(self, seconds: float = PATIENCE_SECONDS) -> int:
         """Its exit status. What it writes meanwhile is shown: a full terminal would hold it up."""
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + patience_seconds(seconds)
         while self.process.poll() is None:
-            assert time.monotonic() < deadline, "\n".join(self.everything)
+            if time.monotonic() >= deadline:
+                raise PatienceEnded("\n".join(self.everything))
             self.read(0.1)
         while self.read(0.0):
             pass
@@ -118,7 +120,7 @@ def terminal(*command: str, columns: int = 80, rows: int = 24) -> Iterator[Termi
     finally:
         made.close()
         try:
-            made.process.wait(SECONDS_MAX)
+            made.process.wait(patience_seconds())
         except subprocess.TimeoutExpired:
             made.process.kill()
             made.process.wait()

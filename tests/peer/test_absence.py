@@ -23,6 +23,8 @@ from tests.peer.network import network as daemons
 from tests.peer.network import poll
 from tests.sim.keys import FastSigner
 
+pytestmark = pytest.mark.virtual  # synchronous tests that run Trio
+
 DAYS = 1
 LOOK_SECONDS = 600  # the days go by in fewer looks
 FIVE = PEOPLE[:5]

@@ -47,7 +47,6 @@ from tests.ledger.world import AUDITS, LOSSES, PEOPLE, secret_of
 from tests.peer import network as network_module
 from tests.peer.network import (
     SCRATCH,
-    SECONDS_MAX,
     Network,
     Seat,
     accepted,
@@ -58,6 +57,7 @@ from tests.peer.network import (
     service_of,
     settled,
 )
+from tests.waiting import patience
 from training import host, tasks
 from training.data import corpus as data
 from training.replay import proposals
@@ -66,6 +66,8 @@ from training.replay.trace import Trace
 from training.spec import AuditMode, InnerStatePolicy, JobSpec
 from training.transformer import ModelSpec
 from transport.network import Priority
+
+pytestmark = pytest.mark.virtual(threads=True)  # a replay fetches its states from within the worker
 
 MODEL = ModelSpec(context=8, width=8, layers=1, heads=2, kv_heads=1, hidden=8)
 TEXT = b"Nobody is above the others. " * 40
@@ -179,7 +181,7 @@ class Trainers(Network):
     async def train(self, spec: JobSpec) -> bytes:
         keep = self.seats[0].blobs.add
         spec = replace(spec, data=keep(data.split(iter([TEXT]), keep).encode())).checked()
-        with trio.fail_after(SECONDS_MAX):
+        with patience():
             return job_id(self.seats[0].public, await self.seats[0].author.submit("job/start", Start(spec.encode())))
 
 
@@ -333,7 +335,7 @@ async def test_a_scratch_job_is_audited_without_any_worker(tmp_path: Path) -> No
     async with network(tmp_path, founders=4) as made:
         spec = replace(SCRATCH, rounds=2, audit=AuditMode.SAMPLED, audit_window=40)
         author = made.seats[1].author
-        with trio.fail_after(SECONDS_MAX):
+        with patience():
             job = job_id(made.seats[1].public, await author.submit("job/start", Start(spec.encode())))
         for seat in made.seats:
             await seat.until(settled(job))
@@ -347,7 +349,7 @@ async def test_a_scratch_job_is_audited_without_any_worker(tmp_path: Path) -> No
         ("false-pass", {Finding.MISMATCH}),
         ("free-rider", {Finding.MISMATCH}),
         ("sign-flip", {Finding.PAYLOAD}),
-        ("withhold-states", {Finding.WITHHELD}),
+        pytest.param("withhold-states", {Finding.WITHHELD}, marks=pytest.mark.real("rounds that go on while a fetch waits")),
     ],
 )
 async def test_who_lies_where_nobody_looks_before_the_vote_is_suspended_by_all_and_nobody_else(
@@ -423,6 +425,7 @@ async def test_an_audit_that_is_due_late_calls_nothing_withheld(tmp_path: Path, 
         assert Result.LAPSED in results(made.seats[0]) and Result.CHALLENGED not in results(made.seats[0])
 
 
+@pytest.mark.real("rounds that go on while a fetch waits")
 async def test_nothing_is_called_withheld_before_the_least_link_had_its_time_however_many_rounds_go_by(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -653,7 +656,7 @@ async def test_after_the_jobs_end_nothing_is_withheld_sooner_than_a_window_takes
             await seat.auditing._opened(job, rounds + 1, window)
         assert waiting.cancelled_caught
         monkeypatch.setattr(auditing, "AFTERMATH_HEIGHTS", 0)
-        with trio.fail_after(SECONDS_MAX):  # the audits themselves would be over
+        with patience():  # the audits themselves would be over
             await seat.auditing._opened(job, rounds + 1, window)
 
 
@@ -771,7 +774,7 @@ async def test_a_trainer_that_starts_again_shows_its_states_but_for_those_that_i
         assert author.blobs.size(damaged) is None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(asking.network.fetch, damaged, 1 << 20, (author.public,))
-            with trio.fail_after(SECONDS_MAX):
+            with patience():
                 for state in others:
                     await asking.network.fetch(state, 1 << 20, (author.public,))
             nursery.cancel_scope.cancel()
@@ -827,7 +830,7 @@ async def test_who_re_executes_all_of_a_false_proposal_finds_the_first_false_ste
     async with trainers(tmp_path, "wrong-steps") as made:
         job = await made.train(replace(UNDRAWN, inner_state=kept))
         due = await to_challenge(made, 3, kept)
-        with trio.fail_after(SECONDS_MAX):
+        with patience():
             told = await made.seats[0].auditing.challenge(due)
         assert told.startswith(f"step 5 of {short_id(due.trainer)} in round {due.round + 1}: mismatch"), (
             "three of eight are false"
@@ -865,7 +868,7 @@ async def test_who_re_executes_all_of_an_honest_proposal_is_told_so_and_says_not
     async with trainers(tmp_path) as made:
         job = await made.train(UNDRAWN)
         due = await to_challenge(made, 3)
-        with trio.fail_after(SECONDS_MAX):
+        with patience():
             told = await made.seats[0].auditing.challenge(due)
         assert told == f"no false step of {short_id(due.trainer)} in round {due.round + 1}: " + (
             "step 7 is 0.0e+00 off when replayed, 1e-03 is tolerated; the states are at most 0.0e+00 off this peer's own"
@@ -883,7 +886,7 @@ async def test_where_rounding_adds_up_over_a_round_but_not_in_a_step_nothing_is_
         made.workers[made.seats[0].public].drift = 5e-3
         await made.train(UNDRAWN)
         due = await to_challenge(made, 3)
-        with trio.fail_after(SECONDS_MAX):
+        with patience():
             told = await made.seats[0].auditing.challenge(due)
         assert told == f"no false step of {short_id(due.trainer)} in round {due.round + 1}: " + (
             "step 0 is 0.0e+00 off when replayed, 1e-03 is tolerated; the states are at most 5.0e-03 off this peer's own"
@@ -969,7 +972,7 @@ async def test_an_error_near_the_tolerance_is_told_and_not_challenged(tmp_path: 
             return tasks.Replayed(Finding.MISMATCH, 1.5e-3, 0.0)
 
         monkeypatch.setattr(made.seats[0].driver.workshop.role, "replay", near)
-        with trio.fail_after(SECONDS_MAX):
+        with patience():
             told = await made.seats[0].auditing.challenge(due)
         assert "step 7" in told and "so it is not challenged" in told and results(made.seats[0]) == []
 
@@ -977,7 +980,7 @@ async def test_an_error_near_the_tolerance_is_told_and_not_challenged(tmp_path: 
 async def test_a_single_step_is_challenged_without_a_trace(tmp_path: Path) -> None:
     async with trainers(tmp_path, "wrong-steps") as made:
         job = await made.train(replace(UNDRAWN, local_steps=1))
-        with trio.fail_after(SECONDS_MAX):
+        with patience():
             told = await made.seats[0].auditing.challenge(await to_challenge(made, 3))
         assert "step 0" in told and "the challenge is decided" in told
         await made.seats[0].until(lambda driver: bool(driver.state.audits.suspended(job)))
@@ -987,7 +990,7 @@ async def test_what_is_not_shown_to_who_was_not_drawn_is_told_and_not_challenged
     async with trainers(tmp_path, "withhold-states") as made:
         await made.train(replace(UNDRAWN, audit_window=3))
         due = await to_challenge(made, 3)
-        with trio.fail_after(SECONDS_MAX), pytest.raises(UserError, match="cannot be challenged any more"):
+        with patience(), pytest.raises(UserError, match="cannot be challenged any more"):
             await made.seats[0].auditing.challenge(due)
         assert results(made.seats[0]) == [] and not any(standing(made, number).suspensions for number in range(4))
 
@@ -1012,7 +1015,7 @@ async def test_that_the_window_closed_while_a_step_was_fetched_is_told_as_just_t
         await made.train(replace(UNDRAWN, local_steps=1, audit_window=3))
         due = await to_challenge(made, 3)
         unserved.add(due.proposal.buffer)
-        with trio.fail_after(SECONDS_MAX), pytest.raises(UserError, match="cannot be challenged any more"):
+        with patience(), pytest.raises(UserError, match="cannot be challenged any more"):
             await made.seats[0].auditing.challenge(due)
         assert results(made.seats[0]) == []
 
@@ -1027,7 +1030,7 @@ async def test_one_proposal_is_re_executed_at_a_time_and_only_by_who_has_a_worke
             with pytest.raises(UserError, match="wait for that"):
                 await made.seats[0].auditing.challenge(due)
             nursery.cancel_scope.cancel()
-        with trio.fail_after(SECONDS_MAX):
+        with patience():
             assert "no false step" in await made.seats[0].auditing.challenge(due), "who gave up may ask again"
         made.seats[0].driver.workshop.role = Voter()
         with pytest.raises(UserError, match="no worker"):

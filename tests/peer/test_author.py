@@ -33,8 +33,9 @@ from protocol.identity import Signed, sign
 from protocol.messages import Certificate, Transaction
 from tests.ledger.world import LANGUAGE, PEOPLE, SCRATCH, World
 from tests.peer.network import SCRATCH as REAL_SCRATCH
-from tests.peer.network import SECONDS_MAX, Network, network, poll
+from tests.peer.network import Network, network, poll
 from tests.sim.keys import FastSigner
+from tests.waiting import patience
 
 ME, OTHER = PEOPLE[0], PEOPLE[1]
 
@@ -67,7 +68,7 @@ class Log:
         return self.blocks.get(height)
 
     async def said(self) -> Signed:
-        with trio.fail_after(SECONDS_MAX):
+        with patience():
             return await self._said.receive()
 
     def is_silent(self) -> bool:
@@ -329,7 +330,7 @@ async def founders(tmp_path: Path) -> AsyncIterator[Network]:
     """Four, of whom only the first is there: nothing is decided before the others come."""
     async with network(tmp_path, founders=4, start=False) as made:
         await made.start(made.seats[0])
-        with trio.fail_after(SECONDS_MAX):
+        with patience():
             yield made
 
 

@@ -59,6 +59,7 @@ def peer(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tm
     return run
 
 
+@pytest.mark.real("processes")
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -131,6 +132,7 @@ def test_config_show_says_where_each_value_comes_from(peer: Callable[..., Result
     assert 'name = "anna"  # command line' in out
 
 
+@pytest.mark.real("processes")
 def test_every_command_explains_itself(peer: Callable[..., Result], capsys: pytest.CaptureFixture[str]) -> None:
     commands = cli.build_parser().commands()
     assert {"init", "status", "train", "demo", "help"} < set(commands)
@@ -155,6 +157,7 @@ def test_every_word_of_the_prompt_is_a_command_but_for_those_about_the_prompt() 
         assert (name in commands) or word.only_at_prompt
 
 
+@pytest.mark.real("processes")
 def test_help_and_version_answer_without_loading_what_is_heavy() -> None:
     code = (
         "import sys\nfrom peer.cli import main\ntry:\n main(['--help'])\nexcept SystemExit: pass\n"
@@ -225,6 +228,7 @@ async def on_thread(peer: Callable[..., Result], *arguments: str) -> Result:
     return await trio.to_thread.run_sync(lambda: peer(*arguments))
 
 
+@pytest.mark.real("sockets")
 async def test_commands_ask_the_running_peer(peer: Callable[..., Result], tmp_path: Path, nursery: trio.Nursery) -> None:
     await nursery.start(serve, FakeApi(), tmp_path)
     place = ("--data-dir", str(tmp_path))
@@ -242,6 +246,7 @@ async def test_commands_ask_the_running_peer(peer: Callable[..., Result], tmp_pa
     assert (status, error) == (2, "peer: error: the last voter cannot leave\n")
 
 
+@pytest.mark.real("sockets")
 @pytest.mark.parametrize(
     ("state", "expected"), [("working", 0), ("suspended", 0), ("waiting", 3), ("behind", 3), ("joining", 3), ("halted", 4)]
 )
@@ -263,6 +268,7 @@ async def test_the_exit_status_of_status_says_whether_the_peer_works(
     assert (status, view["state"], view["behind"], view["decided_seconds_ago"]) == (expected, state, 7, 3700.0)
 
 
+@pytest.mark.real("sockets")
 async def test_lists_are_one_json_document_with_the_fields_of_the_views(
     peer: Callable[..., Result], tmp_path: Path, nursery: trio.Nursery
 ) -> None:
@@ -321,6 +327,7 @@ async def run(directory: Path, line: str) -> tuple[int, str]:
     return done.returncode, done.stderr.decode()
 
 
+@pytest.mark.real("sockets")
 async def test_an_output_that_takes_nothing_is_one_line(tmp_path: Path, nursery: trio.Nursery) -> None:
     await nursery.start(serve, FakeApi(), tmp_path)
     told = "peer: error: standard output: No space left on device; what this command prints cannot be written there\n"
@@ -329,6 +336,7 @@ async def test_an_output_that_takes_nothing_is_one_line(tmp_path: Path, nursery:
     assert await run(tmp_path, "peer help > /dev/full") == (2, told)
 
 
+@pytest.mark.real("sockets")
 async def test_streams_that_are_closed_or_know_few_characters_are_no_failure(tmp_path: Path, nursery: trio.Nursery) -> None:
     await nursery.start(serve, FakeApi(), tmp_path)
     assert await run(tmp_path, "peer status --data-dir $HERE >&-") == (0, "")

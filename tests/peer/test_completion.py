@@ -31,6 +31,7 @@ def offered(bash: Path, *typed: str) -> set[str]:
     return set(ran.stdout.split())
 
 
+@pytest.mark.real("processes")
 def test_commands_options_and_choices_are_offered_where_they_may_stand(bash: Path, tmp_path: Path) -> None:
     assert offered(bash, "peer", "st") == {"stats", "status"}
     assert offered(bash, "peer", "train", "--pre") == {"--preset"}
@@ -44,6 +45,7 @@ def test_commands_options_and_choices_are_offered_where_they_may_stand(bash: Pat
     assert offered(bash, "peer", "train", "--data", f"{tmp_path}/f") == {f"{tmp_path}/folder", f"{tmp_path}/file"}
 
 
+@pytest.mark.real("processes")
 def test_behind_console_stand_the_words_of_the_prompt_and_behind_a_word_its_arguments(bash: Path) -> None:
     assert words().keys() < offered(bash, "peer", "console", "")
     assert "demo" not in offered(bash, "peer", "console", "")
@@ -61,6 +63,7 @@ def test_every_command_with_every_option_is_in_the_script_of_every_shell(shell: 
             assert any(wanted in line for line in lines), f"{name} {option}"
 
 
+@pytest.mark.real("processes")
 @pytest.mark.parametrize("shell", SHELLS)
 def test_the_shell_can_read_its_script(shell: str, tmp_path: Path) -> None:
     if shutil.which(shell) is None:

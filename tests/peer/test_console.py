@@ -171,7 +171,7 @@ async def test_every_command_is_in_the_help(monkeypatch: pytest.MonkeyPatch, cap
 
 def test_the_options_of_a_command_are_known() -> None:
     of_file = ("--skip-bad", "--truncate")
-    known = (*of_file, "--preset", "--rounds", "--data", "--name", "--from", "--vocabulary", "--accept-risk", "--set")
+    known = (*of_file, "--preset", "--rounds", "--data", "--column", "--name", "--from", "--vocabulary", "--accept-risk", "--set")
     assert option_names(WORDS["train"]) == known
 
 
@@ -702,6 +702,7 @@ async def test_control_c_while_a_command_runs_ends_that_command_and_no_other() -
         nursery.cancel_scope.cancel()
 
 
+@pytest.mark.real("processes")
 async def test_a_cancelled_prompt_ends_and_gives_the_terminal_back(keys: PipeInput) -> None:
     prompt = Prompt("> ", None, {})
     for _ in range(20):  # however far the thread has come

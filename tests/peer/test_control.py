@@ -33,6 +33,7 @@ async def client(api: FakeApi, tmp_path: Path, nursery: trio.Nursery) -> AsyncIt
     yield control.client(tmp_path)
 
 
+@pytest.mark.real("sockets")
 async def test_every_value_arrives_as_it_was_given(client: PeerApi, api: FakeApi) -> None:
     assert await client.status() == STATUS
     assert await client.stats() == STATS
@@ -72,17 +73,20 @@ def test_the_client_offers_every_declared_call_and_no_other(tmp_path: Path) -> N
     assert not hasattr(client, "undeclared")
 
 
+@pytest.mark.real("sockets")
 async def test_what_a_person_can_mend_travels_as_text(client: PeerApi) -> None:
     with pytest.raises(UserError, match="the last voter cannot leave"):
         await client.leave()
 
 
+@pytest.mark.real("sockets")
 async def test_a_text_that_no_message_can_hold_is_told(client: PeerApi) -> None:
     """Bytes of a command line that are not UTF-8."""
     with pytest.raises(UserError, match=r"'\\udcff' is not UTF-8"):
         await all_of(client.sample("\udcff", Sampling()))
 
 
+@pytest.mark.real("sockets")
 async def test_a_bug_in_one_call_is_logged_and_stops_nothing(client: PeerApi, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(UserError, match="failed at 'sample'"):
         await all_of(client.sample("bug", Sampling()))
@@ -90,6 +94,7 @@ async def test_a_bug_in_one_call_is_logged_and_stops_nothing(client: PeerApi, ca
     assert await client.status() == STATUS
 
 
+@pytest.mark.real("sockets")
 async def test_a_caller_that_leaves_cancels_its_call_only(client: PeerApi, api: FakeApi) -> None:
     async with aclosing(client.sample("wait", Sampling())) as pieces:
         assert (await anext(pieces)).text == "once"
@@ -120,10 +125,12 @@ async def test_a_caller_that_takes_no_part_of_its_answer_is_left(monkeypatch: py
     assert ended.is_set() and len(made) < 100
 
 
+@pytest.mark.real("sockets")
 async def test_only_the_owner_may_connect(client: PeerApi, tmp_path: Path) -> None:
     assert stat.S_IMODE(socket_path(tmp_path).stat().st_mode) == 0o600
 
 
+@pytest.mark.real("sockets")
 async def test_without_a_daemon_the_way_to_start_one_is_named(tmp_path: Path) -> None:
     lock = DataDirectory(tmp_path).lock_file
     lock.write_text(f"{os.getpid()}\n")
@@ -140,6 +147,7 @@ def leave_stale_socket(path: Path) -> None:
     left.close()
 
 
+@pytest.mark.real("sockets")
 async def test_a_socket_left_by_a_killed_daemon_is_no_daemon_and_is_replaced(tmp_path: Path, nursery: trio.Nursery) -> None:
     leave_stale_socket(tmp_path / "control.sock")
     with pytest.raises(UserError, match="no peer runs"):
@@ -148,6 +156,7 @@ async def test_a_socket_left_by_a_killed_daemon_is_no_daemon_and_is_replaced(tmp
     assert await control.client(tmp_path).status() == STATUS
 
 
+@pytest.mark.real("sockets")
 async def test_a_socket_in_use_is_not_taken_away(client: PeerApi, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="another process listens"):
         await serve(FakeApi(), tmp_path)
@@ -168,11 +177,13 @@ async def stop_after(use: Callable[[], object], directory: Path) -> None:
         nursery.cancel_scope.cancel()
 
 
+@pytest.mark.real("sockets")
 async def test_the_socket_goes_when_the_server_stops(tmp_path: Path) -> None:
     await stop_after(lambda: None, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.real("processes")
 async def test_a_path_too_long_for_a_socket_is_replaced_by_a_short_one_that_consoles_find(tmp_path: Path) -> None:
     deep = tmp_path / ("d" * 120)
     deep.mkdir()
@@ -186,6 +197,7 @@ async def test_a_path_too_long_for_a_socket_is_replaced_by_a_short_one_that_cons
     assert list(deep.iterdir()) == []
 
 
+@pytest.mark.real("sockets")
 async def test_a_pointer_left_by_a_killed_daemon_does_not_stop_the_next(tmp_path: Path, nursery: trio.Nursery) -> None:
     deep = tmp_path / ("d" * 120)
     deep.mkdir()
@@ -194,6 +206,7 @@ async def test_a_pointer_left_by_a_killed_daemon_does_not_stop_the_next(tmp_path
     assert await control.client(deep).status() == STATUS
 
 
+@pytest.mark.real("sockets")
 async def test_the_socket_can_be_put_elsewhere(tmp_path: Path, nursery: trio.Nursery) -> None:
     elsewhere = str(tmp_path / "here.sock")
     await nursery.start(serve, FakeApi(), tmp_path, elsewhere)
@@ -217,6 +230,7 @@ def framed(plain: object) -> bytes:
     return len(data).to_bytes(4, "big") + data
 
 
+@pytest.mark.real("sockets")
 @pytest.mark.parametrize(
     ("request_bytes", "answer"),
     [
@@ -243,6 +257,7 @@ async def test_a_caller_that_never_finishes_its_request_is_dropped(api: FakeApi,
     assert trio.current_time() >= control.REQUEST_SECONDS_MAX
 
 
+@pytest.mark.real("sockets")
 async def test_a_peer_that_stops_while_it_is_asked_says_so(api: FakeApi, tmp_path: Path) -> None:
     async with trio.open_nursery() as nursery:
         await nursery.start(serve, api, tmp_path)
@@ -258,6 +273,7 @@ async def test_a_peer_that_stops_while_it_is_asked_says_so(api: FakeApi, tmp_pat
                 await all_of(control.client(tmp_path).sample("wait", Sampling()))
 
 
+@pytest.mark.real("sockets")
 async def test_a_path_in_advice_can_be_pasted_into_a_shell(tmp_path: Path) -> None:
     directory = tmp_path / "my peer's data"
     directory.mkdir()

@@ -30,6 +30,7 @@ def signals() -> Iterator[None]:
         signal.signal(number, handler)
 
 
+@pytest.mark.real("processes")
 @pytest.mark.usefixtures("signals")
 def test_a_crowd_labels_sentences_and_all_peers_hold_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -20,6 +20,7 @@ from protocol.api import PieceView, TrainRequest
 from protocol.errors import UserError
 from protocol.sampling import TOKENS_MAX, Sampling
 from tests.peer.processes import SECONDS_MAX, Daemon, children, command, daemons, has_aiohttp, has_torch, peer
+from tests.waiting import patience
 from training.host import ModelHost
 
 
@@ -34,6 +35,7 @@ def daemon(tmp_path: Path) -> Iterator[Daemon]:
 RUN = ("run", "--role", "voter", "--listen", "127.0.0.1:0")
 
 
+@pytest.mark.real("processes")
 async def test_it_answers_stops_on_sigterm_and_comes_back_to_its_root(daemon: Daemon) -> None:
     await daemon.start(*RUN, "--retire-after-days", "9").answers()
     await daemon.client.test()
@@ -44,11 +46,12 @@ async def test_it_answers_stops_on_sigterm_and_comes_back_to_its_root(daemon: Da
     assert (after.height, after.state_root) == (before.height, before.state_root)
 
 
+@pytest.mark.real("processes")
 async def test_with_its_default_settings_it_trains(daemon: Daemon) -> None:
     await daemon.start("run", "--listen", "127.0.0.1:0").answers()
     tiny = {"model.width": "16", "model.layers": "1", "model.hidden": "16", "local_steps": "1", "batch": "1"}
     await daemon.client.train(TrainRequest("tiny", "", 1, 0, tiny))
-    with trio.fail_after(SECONDS_MAX):
+    with patience():
         while not (rounds := await daemon.client.rounds(1)):
             await daemon.client.events(-1, 0.1)
             await trio.sleep(0.05)
@@ -60,7 +63,7 @@ async def test_with_its_default_settings_it_trains(daemon: Daemon) -> None:
     with pytest.raises(UserError, match="the model is that of job 'tiny'"):
         await daemon.client.train(TrainRequest("more", "", 1, 0, tiny | {"model.width": "32"}, "tiny"))
     await daemon.client.train(TrainRequest("more", "", 1, 0, {"local_steps": "1", "batch": "1"}, "tiny"))
-    with trio.fail_after(SECONDS_MAX):
+    with patience():
         while len(await daemon.client.rounds(2)) < 2:
             await daemon.client.events(-1, 0.1)
             await trio.sleep(0.05)
@@ -85,9 +88,9 @@ async def assert_it_says_what_it_is_asked(daemon: Daemon) -> None:
 
     long = Sampling(tokens=TOKENS_MAX, temperature=1.0)
     async with aclosing(asked(long)) as pieces:
-        begun = [(await anext(pieces)).text, (await anext(pieces)).text]
+        begun = (await anext(pieces)).text  # the model may end its text soon
     short = await text(asked(replace(long, tokens=40)))
-    assert "".join(begun)[:20] == short[:20] and short == await text(asked(replace(long, tokens=40), "tiny@1"))
+    assert begun[:20] == short[:20] and short == await text(asked(replace(long, tokens=40), "tiny@1"))
     assert short != await text(asked(replace(long, tokens=40, seed=1), "tiny@0"))
     stop = next(character for character in short[3:] if character.isascii())  # others may be bytes that are no text
     assert await text(asked(replace(long, tokens=40, stop=(stop,)))) == short.partition(stop)[0]
@@ -105,6 +108,7 @@ async def assert_it_says_what_it_is_asked(daemon: Daemon) -> None:
             await text(pieces)
 
 
+@pytest.mark.real("processes")
 async def test_killed_at_any_time_it_comes_back_to_a_root_it_had(daemon: Daemon) -> None:
     await daemon.start(*RUN).answers()
     await daemon.client.test()
@@ -115,6 +119,7 @@ async def test_killed_at_any_time_it_comes_back_to_a_root_it_had(daemon: Daemon)
     assert (job.state, list(job.accepted.values())) == ("finished", [1])
 
 
+@pytest.mark.real("processes")
 async def test_a_voter_loads_no_torch_not_even_after_a_round(daemon: Daemon) -> None:
     await daemon.start(*RUN).answers()
     await daemon.client.test()
@@ -125,7 +130,7 @@ async def test_a_voter_loads_no_torch_not_even_after_a_round(daemon: Daemon) -> 
 
 async def said(daemon: Daemon, beginning: str) -> str:
     """The event of the part `serve` that begins so."""
-    with trio.fail_after(SECONDS_MAX):
+    with patience():
         while True:
             texts = [event.text for event in await daemon.client.events(0, 0.1) if event.kind == "serve"]
             if texts:
@@ -136,6 +141,7 @@ async def said(daemon: Daemon, beginning: str) -> str:
 SERVE = ("run", "--role", "annotator", "--listen", "127.0.0.1:0")
 
 
+@pytest.mark.real("processes")
 async def test_a_peer_that_serves_annotators_loads_no_torch_and_alone_needs_aiohttp(daemon: Daemon) -> None:
     await daemon.start(*SERVE, "--web-listen", "127.0.0.1:0").answers()
     address = (await said(daemon, "annotators are served at http://127.0.0.1:")).rsplit(" ", 1)[1]
@@ -149,6 +155,7 @@ async def test_a_peer_that_serves_annotators_loads_no_torch_and_alone_needs_aioh
     assert daemon.terminate() == 0 and "Traceback" not in daemon.log
 
 
+@pytest.mark.real("sockets")
 async def test_where_the_port_for_annotators_is_taken_the_peer_says_so_and_goes_on(daemon: Daemon) -> None:
     """Two peers on one machine have the same default."""
     with socket.create_server(("127.0.0.1", 0)) as other:
@@ -160,6 +167,7 @@ async def test_where_the_port_for_annotators_is_taken_the_peer_says_so_and_goes_
     assert daemon.terminate() == 0 and "Traceback" not in daemon.log
 
 
+@pytest.mark.real("processes")
 def test_what_every_peer_imports_has_one_event_loop_and_neither_torch_nor_aiohttp() -> None:
     """The part `serve` is there as well, before it runs."""
     script = (
@@ -170,6 +178,7 @@ def test_what_every_peer_imports_has_one_event_loop_and_neither_torch_nor_aiohtt
     assert done.stdout == "[]\n"
 
 
+@pytest.mark.real("processes")
 async def test_a_full_disk_ends_it_with_one_line_and_nothing_lost(daemon: Daemon) -> None:
     before = await daemon.start(*RUN).answers()
     size = (daemon.directory / "ledger.sqlite-wal").stat().st_size
@@ -192,6 +201,7 @@ async def test_a_full_disk_ends_it_with_one_line_and_nothing_lost(daemon: Daemon
     await daemon.until(height=before.height + 3)
 
 
+@pytest.mark.real("processes")
 async def test_what_cannot_start_says_so_in_one_line(daemon: Daemon, tmp_path: Path) -> None:
     place = ("--data-dir", str(daemon.directory), "--no-console", "--role", "voter")
     address = (await daemon.start(*RUN).answers()).address
@@ -211,6 +221,7 @@ async def test_what_cannot_start_says_so_in_one_line(daemon: Daemon, tmp_path: P
     daemon.process.send_signal(signal.SIGTERM)  # type: ignore[union-attr]
 
 
+@pytest.mark.real("processes")
 async def test_a_damaged_genesis_or_ledger_is_named(daemon: Daemon) -> None:
     place = ("--data-dir", str(daemon.directory), "--no-console", "--role", "voter", "--listen", "127.0.0.1:0")
     ledger, genesis = daemon.directory / "ledger.sqlite", daemon.directory / "genesis"

@@ -91,6 +91,7 @@ with DataDirectory(Path(sys.argv[1])).lock():
 """
 
 
+@pytest.mark.real("processes")
 def test_a_second_daemon_is_told_which_process_holds_the_directory(directory: DataDirectory) -> None:
     with subprocess.Popen([sys.executable, "-c", HOLD, directory.path], stdin=-1, stdout=-1, cwd=Path.cwd()) as holder:
         assert holder.stdout and holder.stdout.readline()

@@ -157,6 +157,7 @@ def test_a_report_may_lie_inside_its_own_folder_and_what_was_there_is_kept(tmp_p
     assert (tmp_path / "r.json").read_text() == "old"
 
 
+@pytest.mark.real("processes")
 @pytest.mark.long
 def test_its_page_answers_as_soon_as_it_is_named_and_control_c_stops_every_process_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -210,6 +211,7 @@ def signals(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         signal.signal(number, handler)
 
 
+@pytest.mark.real("processes")
 @pytest.mark.usefixtures("signals")
 def test_a_demo_whose_terminal_closes_ends_whatever_swallows_an_interrupt() -> None:
     async def swallowing() -> int:
@@ -222,6 +224,7 @@ def test_a_demo_whose_terminal_closes_ends_whatever_swallows_an_interrupt() -> N
         trio.run(ending.until_hung_up, swallowing)
 
 
+@pytest.mark.real("processes")
 @pytest.mark.usefixtures("signals")
 def test_what_follows_the_end_of_a_terminal_does_not_cut_off_the_stopping_of_the_peers() -> None:
     """Kernel and shell may both say it, at once or later: while the demo unwinds, and while it stops its peers."""
@@ -246,6 +249,7 @@ def test_what_follows_the_end_of_a_terminal_does_not_cut_off_the_stopping_of_the
     assert unwound
 
 
+@pytest.mark.real("processes")
 @pytest.mark.usefixtures("signals")
 def test_the_end_of_a_terminal_does_not_cut_off_the_stopping_of_peers_that_have_done_their_work() -> None:
     async def done() -> int:
@@ -256,6 +260,7 @@ def test_the_end_of_a_terminal_does_not_cut_off_the_stopping_of_peers_that_have_
     os.kill(os.getpid(), signal.SIGHUP)
 
 
+@pytest.mark.real("processes")
 @pytest.mark.usefixtures("signals")
 def test_a_demo_under_nohup_goes_on_when_the_terminal_closes() -> None:
     async def hung_up() -> int:

@@ -62,6 +62,7 @@ async def looked(directory: DataDirectory, **flags: str) -> list[Finding]:
     return await examine(lambda: load(given, {}))
 
 
+@pytest.mark.real("sockets")
 async def test_a_peer_that_could_start_has_no_fault(directory: DataDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clock, "clock_is_kept", lambda: True)
     monkeypatch.setattr(machine, "available_bytes", lambda: (1 << 40, "machine"))
@@ -70,6 +71,7 @@ async def test_a_peer_that_could_start_has_no_fault(directory: DataDirectory, mo
     assert gravest(found) == Level.OK and not any(finding.advice for finding in found)
 
 
+@pytest.mark.real("sockets")
 async def test_an_open_key_is_named_with_its_mode(directory: DataDirectory) -> None:
     directory.identity_key.chmod(0o640)
     found = fault_of("key", await looked(directory))
@@ -81,6 +83,7 @@ async def test_an_open_key_is_named_with_its_mode(directory: DataDirectory) -> N
     assert "peer init" in fault_of("key", await looked(directory)).advice
 
 
+@pytest.mark.real("sockets")
 async def test_a_directory_that_is_missing_or_damaged_is_named(directory: DataDirectory) -> None:
     missing = fault_of("data", await looked(DataDirectory(directory.path / "nowhere")))
     assert "nowhere is not there" in missing.text and "peer join" in missing.advice
@@ -97,6 +100,7 @@ async def test_a_directory_that_is_missing_or_damaged_is_named(directory: DataDi
     assert "no network yet" in fault_of("data", await looked(directory)).text
 
 
+@pytest.mark.real("sockets")
 async def test_a_taken_port_is_a_fault_and_one_that_the_peer_can_do_without_a_warning(directory: DataDirectory) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
@@ -108,6 +112,7 @@ async def test_a_taken_port_is_a_fault_and_one_that_the_peer_can_do_without_a_wa
         assert found.level == Level.WARNING and "--web-listen" in found.advice
 
 
+@pytest.mark.real("sockets")
 async def test_looking_at_a_stopped_peer_changes_nothing_of_it(directory: DataDirectory) -> None:
     genesis, _ = files.of_network(directory)
     assert genesis is not None
@@ -117,6 +122,7 @@ async def test_looking_at_a_stopped_peer_changes_nothing_of_it(directory: DataDi
     assert {path.name: path.read_bytes() for path in directory.path.glob("ledger*")} == before
 
 
+@pytest.mark.real("sockets")
 async def test_the_router_and_the_local_network_have_a_row_each_where_they_are_on(monkeypatch: pytest.MonkeyPatch) -> None:
     config = load({"upnp": True, "mdns": True}, {}).config
     with running(Router()) as router:
@@ -133,6 +139,7 @@ async def test_the_router_and_the_local_network_have_a_row_each_where_they_are_o
     assert [row.level for row in said] == [Level.OK, Level.WARNING]
 
 
+@pytest.mark.real("sockets")
 async def test_a_peer_that_could_never_have_a_link_is_not_started_and_the_doctor_says_so(directory: DataDirectory) -> None:
     found = fault_of("port", await looked(directory, listen="none"))
     assert found.level == Level.FAULT and "knows nobody to dial" in found.text and "--bootstrap" in found.advice
@@ -140,6 +147,7 @@ async def test_a_peer_that_could_never_have_a_link_is_not_started_and_the_doctor
     assert status == 2 and f"{found.text}; {found.advice}" in error
 
 
+@pytest.mark.real("sockets")
 async def test_a_daemon_that_answers_nobody_is_a_fault(directory: DataDirectory) -> None:
     with directory.lock():
         found = fault_of("peer", await looked(directory))
@@ -151,6 +159,7 @@ async def test_settings_that_cannot_be_read_are_a_finding() -> None:
     assert (found.check, found.level) == ("settings", Level.FAULT) and "trayner" in found.text and "trainer" in found.advice
 
 
+@pytest.mark.real("sockets")
 def test_the_command_says_it_all_in_json_and_by_its_exit_status(directory: DataDirectory) -> None:
     directory.identity_key.chmod(0o644)
     words = ("doctor", "--data-dir", str(directory.path), "--listen", "127.0.0.1:0", "--role", "voter")
@@ -178,6 +187,7 @@ def dial_all_but(silent: int) -> Callable[[str, int], Awaitable[trio.SocketStrea
     return dial_or_give_up
 
 
+@pytest.mark.real("sockets")
 async def test_a_running_peer_that_does_not_answer_is_named(directory: DataDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     with daemons([directory.path]) as [daemon], socket.create_server(("127.0.0.1", 0)) as other:
         nobody = f"127.0.0.1:{other.getsockname()[1]}"
@@ -221,6 +231,7 @@ async def answering(chain: bytes = CHAIN, versions: Sequence[int] = WIRE_VERSION
         nursery.cancel_scope.cancel()
 
 
+@pytest.mark.real("sockets")
 async def test_a_call_tells_who_answers_or_why_nobody_does(monkeypatch: pytest.MonkeyPatch) -> None:
     async with answering() as swarm:
         assert (await calling.call(swarm.address, CHAIN)).peer == ALICE.public
@@ -243,6 +254,7 @@ async def test_a_call_tells_who_answers_or_why_nobody_does(monkeypatch: pytest.M
         assert "no answer within" in (await calling.call(f"127.0.0.1:{silent.getsockname()[1]}", CHAIN)).why
 
 
+@pytest.mark.real("sockets")
 async def test_a_peer_of_the_wire_version_before_answers_and_one_of_an_unknown_version_is_named() -> None:
     async with answering(versions=(2,)) as swarm:
         assert (await calling.call(swarm.address, CHAIN)).peer == ALICE.public
@@ -250,6 +262,7 @@ async def test_a_peer_of_the_wire_version_before_answers_and_one_of_an_unknown_v
         assert (await calling.call(swarm.address, CHAIN)).advice == calling.ADVICE["wrong-version"]
 
 
+@pytest.mark.real("sockets")
 async def test_others_are_needed_one_of_them_at_least_and_nobody_with_our_key() -> None:
     async def others(*addresses: str, me: bytes = BOB.public, links: int | None = 0, alone: bool = False) -> list[Finding]:
         return await reaching.of_others(addresses, CHAIN, me, links=links, alone=alone)

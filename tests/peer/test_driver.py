@@ -17,6 +17,7 @@ from protocol.identity import Signed, sign
 from protocol.messages import Ballot, Commit, GetRound, Prepare, Proposal, Relay, Vote
 from storage.blobs import Blobs
 from tests.peer.network import SECONDS_MAX, Seat, accepted, certified, network, one_root, poll
+from tests.waiting import patience
 from transport.network import Priority
 
 
@@ -147,7 +148,7 @@ async def test_a_payload_that_does_not_come_blocks_no_vote_and_is_judged_when_it
         job = await author.scratch()
         for seat in others:
             await seat.event("proposal", "proposes")
-            with trio.fail_after(SECONDS_MAX):
+            with patience():
                 await seat.author.submit("member/register", Register(("trainer",)))
         assert [seat.driver.state.jobs.jobs[job].round for seat in others] == [0, 0, 0]
         held[0].released = True
@@ -207,7 +208,7 @@ async def test_a_trainer_that_cannot_propose_still_decides_what_the_others_want(
         await failing.scratch()  # its round stays open: nothing is proposed, so nothing is voted on
         await failing.event("warning", "training in round 1 failed: no memory")
         for seat in made.seats[1:]:
-            with trio.fail_after(SECONDS_MAX):
+            with patience():
                 await seat.author.submit("member/register", Register(("trainer",)))
         assert failing.failure is None
 
@@ -221,7 +222,7 @@ async def test_a_disk_that_fails_stops_the_peer_and_only_this_peer(tmp_path: Pat
 
         monkeypatch.setattr(broken.store, "append", fail)
         job = await others[0].scratch()
-        with trio.fail_after(SECONDS_MAX):
+        with patience():
             await broken.ended.wait()
         assert str(broken.failure) == "the disk is full"
         await one_root(others, job)
@@ -233,7 +234,7 @@ async def test_a_role_whose_disk_fails_stops_the_peer(tmp_path: Path) -> None:
         for seat in made.seats[1:]:
             await made.start(seat)
         job = await made.seats[1].scratch()
-        with trio.fail_after(SECONDS_MAX):
+        with patience():
             await broken.ended.wait()
         assert str(broken.failure) == "the disk is full"
         await one_root(made.seats[1:], job)
@@ -334,6 +335,7 @@ async def test_the_newest_state_is_the_one_that_the_certificate_names(tmp_path: 
         assert last.decode().state_root == roots[last.height - 1]
 
 
+@pytest.mark.real("the machine's clock")
 async def test_the_time_goes_on_while_the_machine_sleeps_and_never_back_and_nobody_sets_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

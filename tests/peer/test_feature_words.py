@@ -38,6 +38,7 @@ def api() -> PeerApi:
     return cast(PeerApi, under_one_roof([FakeApi(), NoteAnswers(None)]))
 
 
+@pytest.mark.real("sockets")
 async def test_a_call_of_a_feature_is_asked_and_answered(feature: None, tmp_path: Path, nursery: trio.Nursery) -> None:
     await nursery.start(control.serve, api(), tmp_path)
     client = cast(NoteCalls, control.client(tmp_path))
@@ -48,6 +49,7 @@ async def test_a_call_of_a_feature_is_asked_and_answered(feature: None, tmp_path
         await client.notes()  # type: ignore[call-arg]
 
 
+@pytest.mark.real("sockets")
 async def test_a_word_of_a_feature_is_one_of_the_prompt_and_a_command(
     feature: None, tmp_path: Path, nursery: trio.Nursery, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,11 +7,11 @@ from unittest import mock
 
 import numpy as np
 import pytest
-import trio
 
 from ledger.core.genesis import TRAINER
 from ledger.jobs import Start, Stop, job_id
-from tests.peer.network import SECONDS_MAX, Network, Seat, network
+from tests.peer.network import Network, Seat, network
+from tests.waiting import patience
 from training.replicated.layout import Float32Array, layout_of
 from training.spec import JobSpec
 from training.transformer import ModelSpec
@@ -27,7 +27,7 @@ def own(seed: int = 0) -> Float32Array:
 
 async def started(seat: Seat, start: bytes) -> bytes:
     spec = JobSpec(name="own", data=bytes(32), model=MODEL, start=start, liars=0)
-    with trio.fail_after(SECONDS_MAX):
+    with patience():
         return job_id(seat.public, await seat.author.submit("job/start", Start(spec.encode())))
 
 
@@ -101,7 +101,7 @@ async def test_planted_a_quorum_that_does_not_look_whether_numbers_are_finite(tm
         with mock.patch("training.starts.problem", return_value=None):
             await started(made.seats[0], made.seats[0].blobs.add(values.tobytes()))
             for seat in made.seats:
-                with trio.fail_after(SECONDS_MAX):
+                with patience():
                     await seat.ended.wait()
                 assert "has a number that is not finite" in str(seat.failure)
 

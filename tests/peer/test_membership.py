@@ -71,6 +71,7 @@ async def is_trained(*daemons: Daemon) -> bool:
     return all([(await daemon.client.jobs())[-1].state == "finished" for daemon in daemons])
 
 
+@pytest.mark.real("processes")
 async def test_from_an_invitation_to_a_vote_a_trained_model_an_audit_and_back_from_disk(three: list[Daemon]) -> None:
     anna, ben, _ = three
     assert "voters      1, of which 0 may lie; 1 decide" in init(anna)
@@ -127,6 +128,7 @@ def joined_address(daemon: Daemon) -> str:
     return found[1]
 
 
+@pytest.mark.real("processes")
 async def test_policy_approves_whom_a_voter_invited_and_only_so_many(three: list[Daemon]) -> None:
     anna, ben, carl = three
     init(anna)
@@ -152,6 +154,7 @@ async def test_policy_approves_whom_a_voter_invited_and_only_so_many(three: list
     assert not has_torch(carl.pid)
 
 
+@pytest.mark.real("processes")
 async def test_a_founding_voter_on_another_machine_comes_with_an_invitation_and_needs_no_admission(three: list[Daemon]) -> None:
     anna, ben, _ = three
     _, key, _ = command("identity", "--data-dir", str(ben.directory))
@@ -165,6 +168,7 @@ async def test_a_founding_voter_on_another_machine_comes_with_an_invitation_and_
     await poll(lambda: is_called(anna, key.strip(), "ben"))  # `peer init` knew only its id
 
 
+@pytest.mark.real("processes")
 async def test_an_admission_that_waits_for_a_quorum_says_so_also_after_a_restart(three: list[Daemon]) -> None:
     anna, ben, carl = three
     _, key, _ = command("identity", "--data-dir", str(ben.directory))
@@ -182,6 +186,7 @@ async def test_an_admission_that_waits_for_a_quorum_says_so_also_after_a_restart
     await carl.until(halted="")
 
 
+@pytest.mark.real("processes")
 async def test_who_leaves_the_vote_stays_out_of_it(three: list[Daemon]) -> None:
     anna, ben, _ = three
     init(anna)
@@ -196,6 +201,7 @@ async def test_who_leaves_the_vote_stays_out_of_it(three: list[Daemon]) -> None:
     assert (status.voter, status.voters) == (False, 1)
 
 
+@pytest.mark.real("processes")
 async def test_an_invitation_is_good_for_one_newcomer(three: list[Daemon]) -> None:
     anna, ben, carl = three
     init(anna)
@@ -215,6 +221,7 @@ async def test_an_invitation_is_good_for_one_newcomer(three: list[Daemon]) -> No
     assert (await ben.start("join", invitation, *voter).answers()).height > 0  # the same command again just goes on
 
 
+@pytest.mark.real("processes")
 def test_a_broken_invitation_is_one_line(tmp_path: Path) -> None:
     status, out, error = peer("join", "folkmoot1:abc", "--data-dir", str(tmp_path / "x"))
     assert (status, out) == (2, "")
@@ -229,6 +236,7 @@ def invitation_of(genesis: Genesis) -> str:
 GENESIS = Genesis("lab", 1, bytes(16), {Identity(bytes(32)).public: Founder("anna", ())}, MODULES)
 
 
+@pytest.mark.real("processes")
 @pytest.mark.parametrize("write", ["file-invitation", "file-toml"])
 @pytest.mark.parametrize("side", ["before", "after"])
 def test_a_join_that_is_killed_leaves_each_file_whole_or_as_it_was(tmp_path: Path, side: str, write: str) -> None:
@@ -251,6 +259,7 @@ def test_an_invitation_with_more_behind_it_is_refused(more: str) -> None:
         parse_invitation(invitation + more)
 
 
+@pytest.mark.real("processes")
 def test_a_join_beside_the_running_peer_says_and_writes_nothing(tmp_path: Path) -> None:
     with DataDirectory(tmp_path).lock():
         status, out, error = peer("join", invitation_of(GENESIS), "--name", "ben", "--data-dir", str(tmp_path))
@@ -258,6 +267,7 @@ def test_a_join_beside_the_running_peer_says_and_writes_nothing(tmp_path: Path) 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["blobs", "models", "peer.lock"]
 
 
+@pytest.mark.real("processes")
 def test_what_the_last_join_says_is_kept_and_so_is_what_a_person_wrote(tmp_path: Path) -> None:
     (tmp_path / "peer.toml").write_text('threads = 3\nbootstrap = ["127.0.0.1:2"]\n')
     with socket.create_server(("127.0.0.1", 0)) as first, socket.create_server(("127.0.0.1", 0)) as second:
@@ -271,6 +281,7 @@ def test_what_the_last_join_says_is_kept_and_so_is_what_a_person_wrote(tmp_path:
             assert tomllib.loads((tmp_path / "peer.toml").read_text()) == kept
 
 
+@pytest.mark.real("processes")
 def test_an_invitation_whose_genesis_no_peer_would_start_with_is_refused(tmp_path: Path) -> None:
     """Or `peer join` writes a genesis that `peer run` then calls damaged."""
     founders = {Identity(bytes(32)).public: Founder("anna", ("trainer", "trainer"))}

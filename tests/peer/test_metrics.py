@@ -77,6 +77,7 @@ def get(path: str) -> bytes:
     return f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
 
 
+@pytest.mark.real("sockets")
 async def test_another_parser_reads_every_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     status = dataclasses.replace(STATS.status, network=HOSTILE, decided_seconds_ago=2.5, reachable="relayed")
     desk = Desk(tmp_path)
@@ -110,6 +111,7 @@ async def test_another_parser_reads_every_figure(tmp_path: Path, monkeypatch: py
     assert len(found) == sum(not line.startswith("#") for line in text.splitlines()), "no line is read as another one"
 
 
+@pytest.mark.real("sockets")
 async def test_health_says_why_and_heads_have_no_body(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     async with serving(desk) as place:
@@ -126,6 +128,7 @@ async def test_health_says_why_and_heads_have_no_body(tmp_path: Path) -> None:
         assert (await asked(place, get("/healthz")))[::2] == (503, "halted: HALTED: the disk\n")
 
 
+@pytest.mark.real("sockets")
 async def test_what_is_no_request_for_either_has_an_answer_and_costs_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -156,6 +159,7 @@ async def test_what_is_no_request_for_either_has_an_answer_and_costs_nothing(
         assert (await asked(place, get("/metrics")))[0] == 200, "it goes on"
 
 
+@pytest.mark.real("sockets")
 async def test_whoever_holds_connections_loses_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics, "CONNECTIONS_MAX", 2)
     async with serving(Desk(tmp_path)) as place:
@@ -186,6 +190,7 @@ async def _first(place: tuple[str, int]) -> bytes | None:
             return None
 
 
+@pytest.mark.real("sockets")
 async def test_a_taken_port_is_told_and_ends_nothing(tmp_path: Path) -> None:
     async with serving(Desk(tmp_path)) as (host, port):
         desk = Desk(tmp_path / "other", f"{host}:{port}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,11 +14,12 @@ import pytest
 from ledger.core.genesis import ModuleVersion
 from ledger.jobs import JOBS_OF_MODELS
 from ledger.network import NetworkState
-from peer.api import new_job, supervised
+from peer.api import new_job, supervised, tuning
 from peer.api.new_job import checked, closed_safely, opened_widely, require_defended
 from protocol.api import TrainRequest
 from protocol.errors import UserError
 from protocol.limits import BLOB_PART_BYTES
+from rlhf.jsonl import Misfits
 from training.host import ModelHost
 from training.spec import AuditMode, Compression, InnerStatePolicy, JobSpec, Memory, Outer
 from training.transformer import ModelSpec
@@ -101,6 +104,17 @@ def test_who_accepts_the_risk_may_sample_where_liars_are_found_late_and_nobody_m
     require_defended(peer_of(3), SAMPLED, daring)
     with pytest.raises(UserError, match="audit 'off' with liars 1"):
         require_defended(peer_of(3), replace(SMALL, audit=AuditMode.OFF), daring)
+
+
+def test_preferences_may_be_packed_by_gzip(tmp_path: Path) -> None:
+    line = json.dumps({"prompt": "a", "chosen": "b", "rejected": "c"}) + "\n"
+    (tmp_path / "plain.jsonl").write_text(line)
+    (tmp_path / "packed.jsonl.gz").write_bytes(gzip.compress(line.encode()))
+    plain, packed = (tuning._read(str(tmp_path / name), Misfits()) for name in ("plain.jsonl", "packed.jsonl.gz"))
+    assert plain == packed and len(packed) == 1
+    (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(line.encode())[:-9])
+    with pytest.raises(UserError, match=r"cut\.jsonl\.gz is no whole gzip file"):
+        tuning._read(str(tmp_path / "cut.jsonl.gz"), Misfits())
 
 
 def test_what_learns_from_responses_is_held_to_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

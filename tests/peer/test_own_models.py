@@ -21,6 +21,7 @@ from protocol.api import JobView
 from protocol.identity import Identity
 from tests.peer.processes import Daemon, command, daemons
 from tests.training.folders import tensors, written
+from tests.waiting import patience
 from training import llama
 from training.host import ModelHost
 
@@ -86,7 +87,7 @@ def wrong_folders(folder: Path) -> dict[str, Path]:
 async def test_a_model_of_ones_own_is_trained_on_and_a_round_of_it_and_both_audit(network: list[Daemon], tmp_path: Path) -> None:
     first, values = network[0], tensors()
     own = written(tmp_path / "mine", values)
-    with trio.fail_after(SECONDS_MAX):
+    with patience(SECONDS_MAX):
         await start(network)
         for name, folder in wrong_folders(tmp_path).items():
             status, _, told = train(first, "--from", str(folder))

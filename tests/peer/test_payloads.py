@@ -22,7 +22,8 @@ from peer.roles.voter import Voter
 from protocol.messages import Proposal
 from storage.blobs import LENT, Blobs
 from tests.peer.chain import SCRATCH
-from tests.peer.network import SECONDS_MAX, Seat, certified, network
+from tests.peer.network import Seat, certified, network
+from tests.waiting import patience
 from training import room
 from training.replicated import files
 
@@ -39,7 +40,7 @@ async def run(seat: Seat, job: bytes, rounds: int) -> None:
         seat.driver.payload_bytes = 1
         nursery.start_soon(Payloads(seat.driver).run)
         await seat.until(lambda driver: job in driver.state.jobs.jobs and driver.state.jobs.jobs[job].round >= rounds)
-        with trio.fail_after(SECONDS_MAX):
+        with patience():
             while held(seat, job, 0):  # noqa: ASYNC110 - nothing tells of it
                 await trio.sleep(0.01)
         nursery.cancel_scope.cancel()
@@ -54,7 +55,7 @@ async def test_payloads_of_old_rounds_go_and_what_a_restart_computes_anew_stays(
     async with network(tmp_path, founders=1) as made:
         (seat,) = made.seats
         spec = replace(SCRATCH, rounds=60, suspension_rounds=1)
-        with trio.fail_after(SECONDS_MAX):
+        with patience():
             job = job_id(seat.public, await seat.author.submit("job/start", Start(spec.encode())))
         await run(seat, job, 40)
         at = seat.driver.state.jobs.jobs[job].round
@@ -98,12 +99,12 @@ async def test_payloads_of_refused_proposals_go_with_their_round_and_accepted_on
         seat.blobs.lend = noted  # type: ignore[method-assign]
         async with trio.open_nursery() as nursery:
             nursery.start_soon(Payloads(seat.driver).run)
-            with trio.fail_after(SECONDS_MAX):
+            with patience():
                 job = job_id(
                     author.public, await author.author.submit("job/start", Start(replace(SCRATCH, rounds=rounds).encode()))
                 )
             await seat.until(certified(job))
-            with trio.fail_after(SECONDS_MAX):
+            with patience():
                 while seat.blobs.lent():  # noqa: ASYNC110 - nothing tells of it
                     await trio.sleep(0.01)
             nursery.cancel_scope.cancel()
@@ -122,7 +123,7 @@ def fake(seat: Seat, jobs: dict[bytes, Any], height: int, payload_bytes: int = 1
 async def test_payloads_of_a_forgotten_job_go_when_nobody_is_so_far_behind(tmp_path: Path) -> None:
     async with network(tmp_path, founders=1) as made:
         (seat,) = made.seats
-        with trio.fail_after(SECONDS_MAX):
+        with patience():
             job = job_id(seat.public, await seat.author.submit("job/start", Start(replace(SCRATCH, rounds=3).encode())))
         await seat.until(certified(job))
         last, height = seat.store.last_rounds()[job]

@@ -13,6 +13,7 @@ def test_what_the_operator_advertises_is_said_as_it_is() -> None:
     assert own_addresses(("0.0.0.0:7700",), ("home.example.org:9000",)) == ("home.example.org:9000",)
 
 
+@pytest.mark.real("sockets")
 def test_who_listens_on_one_host_is_reached_there_also_on_loopback() -> None:
     assert own_addresses(("127.0.0.1:7700",), ()) == ("127.0.0.1:7700",)
 
@@ -29,15 +30,18 @@ def test_a_wildcard_on_a_machine_with_loopback_alone_is_no_address(monkeypatch: 
     assert own_addresses(("0.0.0.0:7700",), ()) == ()
 
 
+@pytest.mark.real("sockets")
 def test_no_more_addresses_are_said_than_an_invitation_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reachable, "_of_interfaces", lambda: (f"10.0.0.{n}" for n in range(1, 40)))
     assert len(own_addresses(("0.0.0.0:7700",), ())) == ADVERTISED_MAX
 
 
+@pytest.mark.real("sockets")
 def test_the_interfaces_of_this_machine_are_read() -> None:
     assert "127.0.0.1" in list(reachable._of_interfaces())
 
 
+@pytest.mark.real("sockets")
 def test_the_address_outside_is_the_first_that_others_are_told() -> None:
     assert own_addresses(["10.0.0.1:7700"], [], "1.1.1.1:7701") == ("1.1.1.1:7701", "10.0.0.1:7700")
     assert own_addresses(["0.0.0.0:7700"], ["1.1.1.1:7701"], "1.1.1.1:7701") == ("1.1.1.1:7701",)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import trio
 
 from consensus.events import Applied
 from consensus.replica import Replica
@@ -18,7 +17,8 @@ from ledger.state import EMPTY_BODY
 from protocol.errors import StorageError
 from protocol.identity import Ed25519Verifier
 from tests.peer.chain import Chain
-from tests.peer.network import SCRATCH, SECONDS_MAX, network, one_root
+from tests.peer.network import SCRATCH, network, one_root
+from tests.waiting import patience
 from training.replicated import files
 
 
@@ -40,7 +40,7 @@ async def test_a_peer_that_died_between_its_model_and_its_state_comes_back_to_th
 
         monkeypatch.setattr(victim.store, "save_state", die)
         job = await others[0].scratch()
-        with trio.fail_after(SECONDS_MAX):
+        with patience():
             await victim.ended.wait()
         await one_root(others, job)
         again = await made.start(victim)
@@ -56,7 +56,7 @@ async def test_a_peer_whose_machine_stopped_computes_the_models_that_did_not_rea
     async with network(tmp_path, founders=4) as made:
         victim, *others = made.seats
         start = Start(replace(SCRATCH, rounds=60).encode())
-        with trio.fail_after(SECONDS_MAX):
+        with patience():
             job = job_id(others[0].public, await others[0].author.submit("job/start", start))
         await victim.until(lambda driver: job in driver.state.jobs.jobs and driver.state.jobs.jobs[job].round >= 3)
         await victim.stop()

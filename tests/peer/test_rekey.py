@@ -82,6 +82,7 @@ def rekey(daemon: Daemon) -> tuple[str, str, str]:
 BACKUP = ("identity.key", "genesis", "peer.toml", "addresses")  # what the guide says to keep
 
 
+@pytest.mark.real("processes")
 @pytest.mark.parametrize("lost", ["its log", *(pytest.param(lost, marks=pytest.mark.long) for lost in ("", "all but a backup"))])
 async def test_a_peer_goes_on_with_a_new_key_also_when_its_vote_log_is_lost(founders: list[Daemon], lost: str) -> None:
     anna, ben, carl = founders
@@ -109,6 +110,7 @@ async def test_a_peer_goes_on_with_a_new_key_also_when_its_vote_log_is_lost(foun
     await decides(anna)
 
 
+@pytest.mark.real("processes")
 async def test_a_key_whose_vote_is_needed_to_replace_it_is_not_replaced(tmp_path: Path) -> None:
     with daemons([tmp_path / "anna"]) as (anna,):
         command("init", "--network", "lab", "--data-dir", str(anna.directory))
@@ -275,6 +277,7 @@ def test_a_lost_log_in_a_network_that_needs_this_vote_is_no_reason_for_a_key_tha
     assert main(["rekey", "--data-dir", str(directory.path), "--bootstrap", "127.0.0.1:7000"]) == 0, "others vote by now"
 
 
+@pytest.mark.real("processes")
 async def test_between_two_keys_a_peer_does_not_start(directory: DataDirectory) -> None:
     past(directory, founders=3)
     directory.begin_replacement()

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import cast
 
 import pytest
-import trio
 
 from curation.calls import CurationCalls
 from peer.daemon.daemon import running
@@ -16,7 +15,7 @@ from peer.export.replaying import audit
 from peer.export.writing import FORMAT, MANIFEST
 from peer.settings.config import load
 from protocol.errors import UserError
-from tests.peer.processes import SECONDS_MAX
+from tests.waiting import patience
 
 KEPT = Path(__file__).parents[1] / "releases"
 EXPORTS = sorted(path.parent for path in KEPT.glob(f"*/export/{MANIFEST}"))
@@ -40,13 +39,14 @@ def test_an_export_of_a_later_format_is_refused_with_the_way_out(tmp_path: Path)
         audit(folder)
 
 
+@pytest.mark.real("sockets")
 @pytest.mark.parametrize("kept", PEERS, ids=lambda folder: folder.parent.name)
 async def test_a_peer_of_an_earlier_program_goes_on_where_it_was(kept: Path, tmp_path: Path) -> None:
     directory = Path(shutil.copytree(kept, tmp_path / "peer"))
     (directory / "identity.key").chmod(0o600)
     said = json.loads((kept.parent / "export" / MANIFEST).read_text())
     config = load({"data_directory": directory}, {"HOME": str(tmp_path)}).config
-    with trio.fail_after(SECONDS_MAX):
+    with patience():
         async with running(config) as daemon:
             driver = daemon.driver
             roots = {key.hex(): job.model_root.hex() for key, job in driver.state.jobs.jobs.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 from collections.abc import Iterator
@@ -69,6 +70,7 @@ def rule_of(trainer: Daemon, job: str) -> Rule:
         return disk.spec(job).rule
 
 
+@pytest.mark.real("processes")
 async def test_local_data_turns_audits_off_and_says_and_shows_it(trainer: Daemon) -> None:
     status, out, error = train(trainer, "--data", "local", *TINY)
     assert (status, error) == (0, "")
@@ -84,6 +86,27 @@ async def test_local_data_turns_audits_off_and_says_and_shows_it(trainer: Daemon
     assert train(trainer, "--data", "local", *TINY, "--rounds", "500", "--name", "diary")[0] == 0
     assert (await trainer.client.status()).unaudited == ("diary",)
     await trainer.client.cancel((await trainer.client.jobs())[-1].job)
+
+
+@pytest.mark.real("processes")
+async def test_train_names_the_files_of_a_folder_that_it_leaves_out(trainer: Daemon, tmp_path: Path) -> None:
+    records = "".join(json.dumps({"Body": SENTENCE * 9, "id": number}) + "\n" for number in range(9))
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress((records + '{"Body": ""}\n').encode()))
+    (tmp_path / "b.html").write_text("<html>")
+    (tmp_path / ".hidden.txt").write_text("x")
+    status, out, error = train(trainer, "--data", str(tmp_path), "--column", "body", *TINY)
+    assert (status, error) == (0, "")
+    told = [
+        "files left out: 2",
+        "  .hidden.txt: hidden",
+        "  b.html: HTML, whose markup is no text",
+        "records without text left out: 1",
+    ]
+    assert [line for line in out.splitlines() if line in told] == told, out
+    job = await finished(trainer)
+    assert list(job.notes) == told
+    status, _, error = train(trainer, "--data", str(tmp_path), *TINY)
+    assert status != 0 and "a.jsonl.gz: line 1 has no \"text\" field, only 'Body', 'id'" in error and "--column" in error
 
 
 @pytest.mark.parametrize("spec, names", [(UNAUDITED, ("unaudited",)), (LANGUAGE, ()), (SAMPLED, ()), (SCRATCH, ())])
@@ -108,6 +131,7 @@ def test_who_is_suspended_and_why_is_told_when_the_log_has_forgotten_it() -> Non
     assert suspensions(court.state) == ()
 
 
+@pytest.mark.real("processes")
 async def test_a_folder_of_texts_with_a_tokenizer_of_its_own_trains(trainer: Daemon, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text(SENTENCE * 30)
     (tmp_path / "b.md").write_text("# A heading\n\n" + SENTENCE * 30)
@@ -130,12 +154,14 @@ async def test_a_folder_of_texts_with_a_tokenizer_of_its_own_trains(trainer: Dae
     assert not list(trainer.directory.glob("tokens-*"))
 
 
+@pytest.mark.real("processes")
 async def test_a_file_of_three_kilobytes_trains(trainer: Daemon, tmp_path: Path) -> None:
     (tmp_path / "small.txt").write_bytes((SENTENCE * 40).encode()[:3_000])
     assert train(trainer, "--data", str(tmp_path / "small.txt"), *TINY)[0] == 0
     assert list((await finished(trainer)).accepted.values()) == [1]
 
 
+@pytest.mark.real("processes")
 async def test_token_shards_train_as_their_manifest_says(trainer: Daemon, tmp_path: Path) -> None:
     for name, start in (("0.bin", 0), ("1.bin", 2_000)):
         (tmp_path / name).write_bytes(b"".join((number % 256).to_bytes(2, "little") for number in range(start, start + 2_000)))
@@ -154,6 +180,7 @@ async def test_token_shards_train_as_their_manifest_says(trainer: Daemon, tmp_pa
 SPARSE = ("local", "compression=sparse", "inner_state=keep", "beta1=0.9")
 
 
+@pytest.mark.real("processes")
 @pytest.mark.parametrize(
     "settings",
     [("per-step",), ("per-step", "memory=estimates"), (*SPARSE, "audit=full", "inner=muon"), (*SPARSE, "audit=sampled")],
@@ -172,6 +199,7 @@ async def test_every_preset_trains_with_what_it_keeps_from_round_to_round(traine
     assert events == []
 
 
+@pytest.mark.real("processes")
 async def test_an_adamw_of_everybody_sends_four_bits_unless_told_otherwise(trainer: Daemon) -> None:
     sent = []
     for bits in ([], ["--set", "bits=1"]):
@@ -182,6 +210,7 @@ async def test_an_adamw_of_everybody_sends_four_bits_unless_told_otherwise(train
     assert sent == [4, 1]
 
 
+@pytest.mark.real("processes")
 def test_what_cannot_be_trained_on_is_one_line_that_names_it(trainer: Daemon, tmp_path: Path) -> None:
     (tmp_path / "empty.txt").touch()
     (tmp_path / "binary.txt").write_bytes(bytes(range(256)) * 40)
@@ -210,6 +239,7 @@ def test_what_cannot_be_trained_on_is_one_line_that_names_it(trainer: Daemon, tm
         assert words in error
 
 
+@pytest.mark.real("processes")
 async def test_a_trainer_without_text_of_its_own_is_told_before_the_job_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -223,6 +253,7 @@ async def test_a_trainer_without_text_of_its_own_is_told_before_the_job_starts(
         assert await daemon.client.jobs() == ()
 
 
+@pytest.mark.real("processes")
 async def test_text_of_ones_own_is_looked_at_before_the_job_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import_torch_for_ever(tmp_path, monkeypatch)
     own = tmp_path / "own.txt"
@@ -238,6 +269,7 @@ async def test_text_of_ones_own_is_looked_at_before_the_job_starts(tmp_path: Pat
             own.write_text("abc")
 
 
+@pytest.mark.real("processes")
 def test_a_trainer_whose_own_text_cannot_be_read_does_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import_torch_for_ever(tmp_path, monkeypatch)
     assert command("init", "--network", "lab", "--data-dir", str(tmp_path / "peer"))[0] == 0

@@ -22,6 +22,7 @@ from peer import cli
 from peer.daemon.daemon import running
 from peer.settings.config import load
 from tests.peer.processes import SECONDS_MAX
+from tests.waiting import patience
 
 Reply = tuple[int, Any]
 TASKS = "".join(json.dumps({"text": f"text {number}"}) + "\n" for number in range(3))
@@ -107,8 +108,9 @@ async def site(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> AsyncItera
         yield Site(told[0].split()[-1].rstrip("/"), cast(CurationCalls, daemon.api))
 
 
+@pytest.mark.real("sockets")
 async def test_a_person_labels(site: Site, tmp_path: Path) -> None:
-    with trio.fail_after(SECONDS_MAX):
+    with patience():
         project = await site.project(tmp_path, votes=1)
         ann = Annotator(site, "ann")
         await ann.begin()
@@ -124,9 +126,10 @@ async def test_a_person_labels(site: Site, tmp_path: Path) -> None:
         assert await site.ask("POST", "/api/v1/sessions", {"key": ann.key}) == (400, "malformed")
 
 
+@pytest.mark.real("sockets")
 async def test_of_two_answers_at_once_the_first_is_opened(site: Site, tmp_path: Path) -> None:
     """Both were kept under one name, and the second one's salt does not open the first one's commitment."""
-    with trio.fail_after(SECONDS_MAX):
+    with patience():
         await site.project(tmp_path, votes=2, tasks=TASKS.splitlines(True)[0])
         ann, bob = Annotator(site, "ann"), Annotator(site, "bob")
         replies: list[int] = []

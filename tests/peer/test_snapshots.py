@@ -36,7 +36,8 @@ from storage.store import Store
 from tests.ledger import snapshots as snapshots_of_ledgers
 from tests.ledger.world import MODULES
 from tests.peer.chain import lived
-from tests.peer.network import SCRATCH, SECONDS_MAX, Network, Seat, certified, network, one_root, poll, service_of
+from tests.peer.network import SCRATCH, Network, Seat, certified, network, one_root, poll, service_of
+from tests.waiting import patience
 from training.spec import Memory
 
 LAG, BETWEEN = 4, 2  # heights, in place of LAG_HEIGHTS and SNAPSHOT_HEIGHTS: a round takes as long as it takes
@@ -52,7 +53,7 @@ def early_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def job_of(seat: Seat, rounds: int = ROUNDS, memory: Memory = Memory.RESIDUAL) -> bytes:
     spec = replace(SCRATCH, rounds=rounds, memory=memory).encode()
-    with trio.fail_after(SECONDS_MAX):
+    with patience():
         return job_id(seat.public, await seat.author.submit("job/start", Start(spec)))
 
 
@@ -216,7 +217,7 @@ async def test_a_history_without_the_block_that_the_invitation_names_is_refused(
         if not applies:
             newcomer.driver.snapshots.clear = trio.sleep_forever  # type: ignore[method-assign]
         await made._nursery.start(newcomer.run)
-        with trio.fail_after(SECONDS_MAX):
+        with patience():
             await newcomer.ended.wait()
         assert newcomer.failure is not None and "another block than the invitation names" in str(newcomer.failure)
         store = Store(newcomer.store.path, newcomer.genesis.chain_id)
@@ -371,7 +372,7 @@ async def test_a_snapshot_that_blocks_overtook_while_it_was_handed_over_is_not_i
         await one_root(made.seats, await seat.scratch())
         before = seat.driver.state
         restored = Restored((), before, (), (SimpleNamespace(install=pytest.fail),))  # type: ignore[arg-type]
-        with trio.fail_after(SECONDS_MAX):
+        with patience():
             assert not await seat.driver.restore(restored, (), repairs=False)
         assert seat.driver.state.root == before.root
         await one_root(made.seats, await seat.scratch())
@@ -428,7 +429,7 @@ async def test_what_a_snapshot_spared_a_peer_is_fetched_for_its_export(tmp_path:
         for digest in lost:
             seat.blobs.path(digest).unlink()
         assert export.missing_payloads(seat.store, seat.blobs) == lost
-        with trio.fail_after(SECONDS_MAX):
+        with patience():
             view = await service_of(seat).export(str(tmp_path / "export"))
         assert view.height >= 2 and {file.stem for file in (tmp_path / "export" / export.PAYLOADS).iterdir()} >= {
             digest.hex() for digest in lost

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.peer.processes import children, command, daemons, ended, import_torch_for_ever
-from tests.peer.screen import SECONDS_MAX, terminal
+from tests.peer.processes import children, command, daemons, ended, import_torch_for_ever, wait
+from tests.peer.screen import terminal
+from tests.waiting import patience_seconds
 
 RUN = ("run", "--role", "voter", "--listen", "127.0.0.1:0")
 SHORT = ("model.width=32", "model.layers=1", "model.hidden=64", "model.context=64", "local_steps=5", "batch=2")
@@ -29,7 +30,7 @@ def directory(tmp_path: Path) -> Path:
 
 
 def soon(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + SECONDS_MAX
+    deadline = time.monotonic() + patience_seconds()
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -45,9 +46,10 @@ def descendants(pid: int, count: int) -> list[int]:
     return found()
 
 
+@pytest.mark.real("processes")
 def test_control_c_ends_the_command_that_runs_and_not_the_peer(directory: Path) -> None:
     silent = socket.create_server(("127.0.0.1", 0))  # a dial that waits for its greeting
-    silent.settimeout(SECONDS_MAX)
+    silent.settimeout(patience_seconds())
     command = f"connect 127.0.0.1:{silent.getsockname()[1]}"
     with silent, terminal(*RUN, "--data-dir", str(directory)) as shown:
         shown.until("peer>$")
@@ -64,6 +66,7 @@ def test_control_c_ends_the_command_that_runs_and_not_the_peer(directory: Path) 
         assert shown.wait() == 0
 
 
+@pytest.mark.real("processes")
 def test_the_prompt_says_who_it_is_and_what_happens_and_leaves_the_line_being_typed_whole(
     directory: Path, tmp_path: Path
 ) -> None:
@@ -87,16 +90,18 @@ def test_the_prompt_says_who_it_is_and_what_happens_and_leaves_the_line_being_ty
         assert "erin" in shown.until(r"peer> log 30\n(.*\n){3,}peer>$").split("log 30")[1]
 
 
+@pytest.mark.real("processes")
 def test_a_peer_ends_in_good_order_with_the_terminal_of_its_prompt(directory: Path) -> None:
     with terminal(*RUN, "--data-dir", str(directory)) as shown:
         shown.until("peer>$")
         shown.close()
-        assert shown.process.wait(SECONDS_MAX) == 0
+        assert wait(shown.process) == 0
     assert not (directory / "control.sock").exists()
     log = (directory / "peer.log").read_text()
     assert "stopping on SIGHUP" in log and "Traceback" not in log
 
 
+@pytest.mark.real("processes")
 def test_a_daemon_without_a_terminal_reopens_its_log_at_sighup_and_goes_on(directory: Path, tmp_path: Path) -> None:
     log, moved = tmp_path / "rotated.log", tmp_path / "rotated.log.1"
     with daemons([directory]) as (daemon,):
@@ -131,6 +136,7 @@ def demo(folder: Path, rounds: int) -> list[str]:
     return ["demo", "--report", str(folder / "run"), "--rounds", str(rounds), *settings]
 
 
+@pytest.mark.real("processes")
 @pytest.mark.long
 def test_closing_the_terminal_of_a_demo_leaves_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import_torch_for_ever(tmp_path, monkeypatch)
@@ -144,6 +150,7 @@ def test_closing_the_terminal_of_a_demo_leaves_no_process(tmp_path: Path, monkey
         assert left == []
 
 
+@pytest.mark.real("processes")
 @pytest.mark.long
 def test_a_demo_shows_its_liar_with_the_reasons_in_words_its_report_is_whole_and_its_export_is_reproduced(tmp_path: Path) -> None:
     """A liar that cheats in some of its steps. Two looks a round miss two of five steps: all of them once in 10^4 runs."""

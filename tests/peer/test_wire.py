@@ -45,7 +45,8 @@ from protocol.reasons import Verdict
 from tests.ledger.world import MODULES
 from tests.peer.hostile import Hostile, Masquerade, connection, link
 from tests.peer.network import SCRATCH
-from tests.peer.processes import SECONDS_MAX, Daemon, daemons, poll
+from tests.peer.processes import Daemon, daemons, poll
+from tests.waiting import patience
 from transport.framing import Channel
 
 MAGIC_BYTES = 8
@@ -87,7 +88,7 @@ class Target:
     async def decides(self) -> None:
         """A scratch round passes, and all three have one root."""
         job = await self.client.test()
-        with trio.fail_after(SECONDS_MAX):
+        with patience():
             while True:
                 jobs = [item for daemon in self.honest for item in await daemon.client.jobs() if item.job == job]
                 statuses = [await daemon.client.status() for daemon in self.honest]
@@ -130,6 +131,7 @@ def flipped(data: bytes, position: int) -> bytes:
     return data[:position] + bytes([data[position] ^ 0x10]) + data[position + 1 :]
 
 
+@pytest.mark.real("sockets")
 @pytest.mark.parametrize(
     ("position", "reason"),
     [(0, "not-folkmoot"), (MAGIC_BYTES + 1, "wrong-version"), (MAGIC_BYTES + 2, "wrong-chain")],
@@ -141,6 +143,7 @@ async def test_a_preamble_with_one_wrong_bit_is_refused(target: Target, position
         await closed_for(target, reason, hostile, before)
 
 
+@pytest.mark.real("processes")
 async def test_another_chain_is_refused(target: Target) -> None:
     before = await target.refused("wrong-chain")
     async with connection(target.address, bytes(32)) as hostile:
@@ -148,6 +151,7 @@ async def test_another_chain_is_refused(target: Target) -> None:
         await closed_for(target, "wrong-chain", hostile, before)
 
 
+@pytest.mark.real("sockets")
 async def test_a_version_that_was_changed_on_the_way_fails_the_handshake(target: Target) -> None:
     """Somebody between the two makes our version look like an older one: the prologues differ."""
     before = await target.refused("handshake")
@@ -156,24 +160,26 @@ async def test_a_version_that_was_changed_on_the_way_fails_the_handshake(target:
         data[MAGIC_BYTES + 1] = WIRE_VERSIONS[0]
         await hostile.write(bytes(data))
         received = b""
-        with trio.fail_after(SECONDS_MAX):
+        with patience():
             while len(received) < 18 + 32 + 48 + 96 + 16:
                 received += await hostile.stream.receive_some(1 << 16)
         await hostile.write(bytes(32 + 16 + 96 + 16))
         await closed_for(target, "handshake", hostile, before)
 
 
+@pytest.mark.real("processes")
 async def test_a_handshake_with_a_flipped_bit_is_refused(target: Target) -> None:
     before = await target.refused("handshake")
     async with connection(target.address, target.chain_id) as hostile:
         await hostile.write(hostile.session.data_to_send())
-        with trio.fail_after(SECONDS_MAX):
+        with patience():
             while hostile.session.peer is None:
                 hostile.session.receive(await hostile.stream.receive_some(1 << 16))
         await hostile.write(flipped(hostile.session.data_to_send(), 20))
         await closed_for(target, "handshake", hostile, before)
 
 
+@pytest.mark.real("processes")
 async def test_a_key_that_is_claimed_and_not_proven_is_refused(target: Target) -> None:
     before = await target.refused("bad-signature")
     async with connection(target.address, target.chain_id, Masquerade(target.founder.public)) as hostile:
@@ -181,6 +187,7 @@ async def test_a_key_that_is_claimed_and_not_proven_is_refused(target: Target) -
         await closed_for(target, "bad-signature", hostile, before)
 
 
+@pytest.mark.real("processes")
 async def test_garbage_instead_of_a_handshake_is_refused(target: Target) -> None:
     before = await target.refused("not-folkmoot")
     async with connection(target.address, target.chain_id) as hostile:
@@ -210,6 +217,7 @@ async def bad_record(hostile: Hostile) -> None:
     await hostile.write(hostile.sealed(b"\xff\x00\x01x"))
 
 
+@pytest.mark.real("processes")
 @pytest.mark.parametrize(
     ("attack", "reason"),
     [
@@ -319,6 +327,7 @@ MESSAGES: list[tuple[str, str, Callable[[Target, int], Any]]] = [
 ]
 
 
+@pytest.mark.real("processes")
 @pytest.mark.parametrize(("name", "reason", "make"), MESSAGES, ids=[name for name, _, _ in MESSAGES])
 async def test_a_bad_message_ends_the_connection(
     target: Target, name: str, reason: str, make: Callable[[Target, int], Any]
@@ -331,6 +340,7 @@ async def test_a_bad_message_ends_the_connection(
         await closed_for(target, reason, hostile, before)
 
 
+@pytest.mark.real("sockets")
 async def test_garbage_on_the_transports_own_channel_ends_the_connection(target: Target) -> None:
     before = await target.refused("unknown-message")
     async with link(target.address, target.chain_id) as hostile:
@@ -338,6 +348,7 @@ async def test_garbage_on_the_transports_own_channel_ends_the_connection(target:
         await closed_for(target, "unknown-message", hostile, before)
 
 
+@pytest.mark.real("processes")
 async def test_whoever_misbehaved_is_not_let_in_again_at_once(target: Target) -> None:
     identity = Identity.generate()
     async with link(target.address, target.chain_id, identity) as hostile:
@@ -360,7 +371,7 @@ async def open_round(target: Target, hostile: Hostile) -> JobView:
     transaction = Transaction(nonce, height + 100, "job/start", codec.encode(start))
     job = job_id(target.founder.public, transaction).hex()
     await hostile.say(codec.encode(relay(target, transaction)))
-    with trio.fail_after(SECONDS_MAX):
+    with patience():
         while True:
             for view in await target.client.jobs():
                 if view.job == job:
@@ -372,6 +383,7 @@ async def counted(target: Target, reason: str, before: int) -> None:
     await poll(lambda: target.counts_more(reason, before))
 
 
+@pytest.mark.real("sockets")
 async def test_round_messages_of_the_wrong_people_and_rounds_are_counted(target: Target) -> None:
     async with link(target.address, target.chain_id, target.founder) as hostile:
         view = await open_round(target, hostile)
@@ -389,10 +401,11 @@ async def test_round_messages_of_the_wrong_people_and_rounds_are_counted(target:
         await target.decides()
 
 
+@pytest.mark.real("sockets")
 async def test_old_votes_replayed_and_messages_from_far_ahead_change_nothing(target: Target) -> None:
     async with link(target.address, target.chain_id, target.founder) as hostile:
         await target.decides()
-        with trio.fail_after(SECONDS_MAX):
+        with patience():
             while not (old := [message for message in hostile.heard if isinstance(message, (Vote, Decision, Proposed))]):
                 await hostile.read()
         await target.decides()
@@ -405,6 +418,7 @@ async def test_old_votes_replayed_and_messages_from_far_ahead_change_nothing(tar
         assert links[peer_id(target.founder.public)] is not None
 
 
+@pytest.mark.real("sockets")
 async def test_a_flood_of_transactions_is_bounded_and_does_not_stop_decisions(target: Target) -> None:
     stranger = Identity.generate()
     height = (await target.client.status()).height
@@ -428,10 +442,11 @@ def may_lead(target: Target, height: int, view: int) -> bool:
     return any(Schedule(height, keys, present).leader(view) == target.founder.public for present in left_in)
 
 
+@pytest.mark.real("processes")
 async def test_a_proposal_out_of_turn_ends_the_connection(target: Target) -> None:
     before = await target.refused("not-the-leader")
     async with link(target.address, target.chain_id, target.founder) as hostile:
-        with trio.fail_after(SECONDS_MAX):
+        with patience():
             while await target.refused("not-the-leader") == before:  # if it was decided, or given up, meanwhile, it says nothing
                 height = (await target.client.status()).height + 1
                 view = next(view for view in range(4) if not may_lead(target, height, view))
@@ -444,6 +459,7 @@ async def test_a_proposal_out_of_turn_ends_the_connection(target: Target) -> Non
         await hostile.closed()  # on a busy machine it was said more than once, and may be counted so
 
 
+@pytest.mark.real("sockets")
 async def test_who_is_proven_to_have_signed_two_proposals_is_expelled_whoever_shows_the_proof(target: Target) -> None:
     """The last of the founder's doings: nobody listens to it afterwards."""
     pair = [Proposal(bytes(32), 0, bytes(32), bytes([n]) * 32, 8, bytes(32), None) for n in range(2)]
@@ -464,6 +480,7 @@ async def _shows_expelled(daemon: Daemon, key: str) -> bool:
     return view.gone.startswith("expelled at height") and not view.member and not view.voter
 
 
+@pytest.mark.real("sockets")
 async def test_after_all_this_the_network_decides_and_no_daemon_has_complained_of_itself(target: Target) -> None:
     await target.decides()
     founders = {peer_id(target.founder.public), *(view.peer for view in await target.client.peers() if view.member)}

@@ -22,6 +22,7 @@ from peer.worker.supervisor import Worker, WorkerDied, WorkerFailed
 from protocol.errors import LocalProtocolError, UserError
 from protocol.reasons import Verdict
 from protocol.sampling import Sampling
+from tests.waiting import patience
 from training import tasks
 from training.data.default_text import default_text
 from training.replicated.model import ReplicatedModel
@@ -105,19 +106,21 @@ def fake_worker(folder: Path) -> tuple[Worker, Path]:
 @asynccontextmanager
 async def running_fake(tmp_path: Path) -> AsyncIterator[Fake]:
     worker, journal = fake_worker(tmp_path)
-    with trio.fail_after(SECONDS_MAX):
+    with patience(SECONDS_MAX):
         async with trio.open_nursery() as nursery:
             await nursery.start(worker.run)
             yield Fake(worker, journal)
             nursery.cancel_scope.cancel()
 
 
+@pytest.mark.real("processes")
 async def test_a_request_gets_its_reply_after_any_number_of_beats(fake: Fake) -> None:
     assert await fake.worker.ask(open_job("text")) == tasks.Opened(1, 2, 3)
     assert await fake.worker.ask(evaluate()) == tasks.Evaluated({"bits": 2.5}, 0.1)
     assert fake.worker.ready == tasks.Ready("fake", 1) and fake.worker.restarts == 0
 
 
+@pytest.mark.real("processes")
 async def test_a_failed_request_says_why_and_the_worker_lives_on(fake: Fake) -> None:
     with pytest.raises(WorkerFailed, match="no such thing"):
         await fake.worker.ask(tasks.Ping())
@@ -137,6 +140,7 @@ async def order_of(fake: Fake, waiting: list[tasks.Request[Any]]) -> list[str]:
     return fake.asked()[3:]
 
 
+@pytest.mark.real("processes")
 async def test_the_own_proposal_goes_before_audits_and_audits_before_evaluation(fake: Fake) -> None:
     waiting: list[tasks.Request[Any]] = [
         evaluate("evaluate"),
@@ -147,6 +151,7 @@ async def test_the_own_proposal_goes_before_audits_and_audits_before_evaluation(
     assert await order_of(fake, waiting) == ["propose", "audit", "evaluate", "evaluate again"]
 
 
+@pytest.mark.real("processes")
 async def test_re_executing_a_round_waits_for_the_evaluations_before_it_and_not_for_those_that_come_later(fake: Fake) -> None:
     """A peer that measures every model, and needs as long for it as a round takes, is asked for the next one all the time."""
     waiting: list[tasks.Request[Any]] = [
@@ -158,6 +163,7 @@ async def test_re_executing_a_round_waits_for_the_evaluations_before_it_and_not_
     assert await order_of(fake, waiting) == ["propose", "evaluate", "re-execute", "evaluate the next model"]
 
 
+@pytest.mark.real("processes")
 @pytest.mark.parametrize("what, why", [("die", "exit status 7: last words"), ("killed", "SIGKILL"), ("garbage", "framing")])
 async def test_when_the_worker_dies_its_request_fails_and_the_next_one_finds_a_new_worker_with_the_jobs_open(
     fake: Fake, what: str, why: str
@@ -171,6 +177,7 @@ async def test_when_the_worker_dies_its_request_fails_and_the_next_one_finds_a_n
     assert fake.asked()[-2:] == ["text", "model"] and len(starts) == 2
 
 
+@pytest.mark.real("processes")
 async def test_requests_that_wait_survive_the_death_of_the_worker(fake: Fake) -> None:
     async def dies() -> None:
         with pytest.raises(WorkerDied):
@@ -182,6 +189,7 @@ async def test_requests_that_wait_survive_the_death_of_the_worker(fake: Fake) ->
     assert fake.worker.restarts == 1
 
 
+@pytest.mark.real("processes")
 async def test_a_kill_out_of_the_blue_is_taken_for_lack_of_memory_and_halves_the_micro_batch(fake: Fake) -> None:
     await fake.worker.ask(open_job("text"))
     for expected in (2, 1, 1):
@@ -192,18 +200,21 @@ async def test_a_kill_out_of_the_blue_is_taken_for_lack_of_memory_and_halves_the
         assert starts[-1] == f"start --engine pytorch --threads 1 --micro-batch-max {expected}"
 
 
+@pytest.mark.real("processes")
 async def test_a_request_beyond_its_deadline_ends_the_worker(fake: Fake) -> None:
     with pytest.raises(WorkerDied, match="took longer than"):
         await fake.worker.ask(evaluate("hang"), deadline_seconds=0.05)
     assert await fake.worker.ask(evaluate())
 
 
+@pytest.mark.real("processes")
 async def test_a_silent_worker_is_ended(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "SILENCE_SECONDS_MAX", 0.05)
     with pytest.raises(WorkerDied, match="silent"):
         await fake.worker.ask(evaluate("hang"))
 
 
+@pytest.mark.real("processes")
 async def test_a_cancelled_request_is_dropped_by_the_worker_which_lives_on(fake: Fake) -> None:
     with trio.CancelScope() as scope:
         async with trio.open_nursery() as nursery:
@@ -214,6 +225,7 @@ async def test_a_cancelled_request_is_dropped_by_the_worker_which_lives_on(fake:
     assert fake.asked()[1:] == ["hang", "cancel", "model"] and fake.worker.restarts == 0
 
 
+@pytest.mark.real("processes")
 async def test_a_waiting_request_that_is_cancelled_never_reaches_the_worker(fake: Fake) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(fake.worker.ask, evaluate("hang"))
@@ -225,18 +237,21 @@ async def test_a_waiting_request_that_is_cancelled_never_reaches_the_worker(fake
     assert fake.asked()[1:] == ["hang", "cancel", "model"]
 
 
+@pytest.mark.real("processes")
 async def test_the_queue_is_bounded(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "QUEUE_MAX", 0)
     with pytest.raises(LocalProtocolError):
         await fake.worker.ask(evaluate())
 
 
+@pytest.mark.real("processes")
 async def test_an_idle_worker_is_pinged(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "PING_SECONDS", 0.001)
     await fake.worker.ask(evaluate())
     await fake.until("ping")
 
 
+@pytest.mark.real("processes")
 async def test_stopping_leaves_no_process_and_fails_what_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "STOP_SECONDS", 0.05)
     async with running_fake(tmp_path) as fake:
@@ -252,7 +267,7 @@ async def test_stopping_leaves_no_process_and_fails_what_waits(tmp_path: Path, m
 async def test_a_worker_for_which_there_is_no_descriptor_starts_later(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     worker, _ = fake_worker(tmp_path)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with trio.fail_after(SECONDS_MAX):
+    with patience(SECONDS_MAX):
         async with trio.open_nursery() as nursery:
             resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
             try:
@@ -265,6 +280,7 @@ async def test_a_worker_for_which_there_is_no_descriptor_starts_later(tmp_path: 
             nursery.cancel_scope.cancel()
 
 
+@pytest.mark.real("processes")
 @pytest.mark.parametrize("command", [["/nowhere/python"], [sys.executable, "-c", "raise SystemExit('no torch here')"]])
 async def test_a_worker_that_never_starts_is_a_clear_error(command: list[str]) -> None:
     with pytest.raises(BaseExceptionGroup) as caught:
@@ -298,12 +314,13 @@ def files(tmp_path: Path) -> Files:
     return Files(tmp_path)
 
 
+@pytest.mark.real("processes")
 async def test_the_real_worker_started_in_any_folder_proposes_and_accepts_its_own_proposal_but_not_another(
     files: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(files.folder)
     worker = Worker()
-    with trio.fail_after(SECONDS_MAX):
+    with patience(SECONDS_MAX):
         await propose_and_audit(worker, files)
 
 
@@ -357,6 +374,7 @@ def test_texts_of_one_model_share_its_parameters(tmp_path: Path) -> None:
     assert not jobs._mapped, "a model that no text has is given back"
 
 
+@pytest.mark.real("processes")
 def test_the_real_worker_ends_with_its_pipe_and_keeps_stray_prints_out_of_the_conversation() -> None:
     script = "import peer.worker.main as w, torch; torch.get_num_threads = lambda: print('stray', flush=True) or 1; w.main()"
     ended = subprocess.run([sys.executable, "-c", script], input=b"", capture_output=True, timeout=SECONDS_MAX, check=True)
@@ -366,6 +384,7 @@ def test_the_real_worker_ends_with_its_pipe_and_keeps_stray_prints_out_of_the_co
     assert b"stray" in errors and b"stray" not in output
 
 
+@pytest.mark.real("processes")
 def test_the_daemons_side_does_not_import_torch() -> None:
     script = (
         "import sys, peer.worker.supervisor, training.replay.proposals, training.checkpoint; sys.exit('torch' in sys.modules)"

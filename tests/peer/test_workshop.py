@@ -72,6 +72,7 @@ async def test_a_round_that_is_given_to_others_as_soon_as_it_was_opened_is_worke
     chain.close()
 
 
+@pytest.mark.virtual(threads=True)
 async def test_tidying_that_comes_rounds_too_late_ends_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chain, role = Chain(tmp_path / "chain"), Busy()
     spec = replace(LANGUAGE, rounds=9)

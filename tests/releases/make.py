@@ -18,6 +18,7 @@ from peer import cli
 from peer.daemon.daemon import running
 from peer.settings.config import load
 from protocol.api import TrainRequest
+from tests.waiting import patience
 from training.data.default_text import default_text
 
 TINY = {
@@ -36,7 +37,7 @@ TEXT_BYTES = 20_000
 
 
 async def make(folder: Path) -> None:
-    with tempfile.TemporaryDirectory() as scratch, trio.fail_after(SECONDS_MAX):
+    with tempfile.TemporaryDirectory() as scratch, patience():
         directory = Path(scratch) / "peer"
         text = Path(scratch) / "text"
         text.write_bytes(default_text()[:TEXT_BYTES])

@@ -33,6 +33,7 @@ from protocol.identity import Identity, peer_id
 from protocol.sampling import Sampling
 from rlhf.calls import RlhfView, StageView
 from tests.peer.processes import LATE, Daemon, children, daemons
+from tests.waiting import patience
 from training.transformer import BYTES
 
 NAMES = ("ada", "bea", "cyd", "liar")
@@ -110,11 +111,12 @@ async def finished(daemon: Daemon, job: str) -> JobView:
         await trio.sleep(0.05)
 
 
+@pytest.mark.real("processes")
 async def test_a_trained_model_learns_responses_and_pairs_and_is_tuned_and_who_invents_samples_is_named(
     network: list[Daemon], tmp_path: Path
 ) -> None:
     first = network[0]
-    with trio.fail_after(SECONDS_MAX):
+    with patience(SECONDS_MAX):
         await start(network)
         assert (await first.client.rlhf_status()).state == "none"
         async with nobody_trains(network[1:]):
@@ -234,6 +236,7 @@ async def nobody_trains(network: Sequence[Daemon]) -> AsyncIterator[None]:
             os.kill(worker, signal.SIGCONT)
 
 
+@pytest.mark.real("processes")
 @pytest.mark.long
 async def test_plans_go_from_preferences_to_a_tuned_policy_and_from_a_project_to_a_reward_model_without_their_author(
     network: list[Daemon], tmp_path: Path
@@ -243,7 +246,7 @@ async def test_plans_go_from_preferences_to_a_tuned_policy_and_from_a_project_to
     quick = {"rounds": "2", "local_steps": "2", "batch": "4"}
     said = TERMS | {"prompt_tokens": "5", "stop": "none"} | {f"reward.{name}": value for name, value in quick.items()}
     left = (first, *network[2:])
-    with trio.fail_after(SECONDS_MAX):
+    with patience(SECONDS_MAX):
         await start(network, False, *OPEN)
         base = await first.client.train(TrainRequest("base", "", 1, 0, TINY))
         project = await imported(author, tmp_path, "pairs", list(PAIRS))

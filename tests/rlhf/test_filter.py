@@ -169,6 +169,7 @@ def test_a_list_has_one_digest_whatever_the_order_of_its_lines() -> None:
     assert entry_problem("сука") is None and Filter(("сука",)).find("Сука!") == "сука"
 
 
+@pytest.mark.real("processes")
 @pytest.mark.parametrize("order", ["options first", "file first"])
 def test_the_command_needs_no_peer_and_its_file_may_stand_anywhere(
     order: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

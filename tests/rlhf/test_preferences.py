@@ -185,6 +185,7 @@ def found(room: Room, project: bytes, height: int | None = None) -> dict[int, Pa
     return {numbers[some.id]: some for some in pairs}
 
 
+@pytest.mark.real("processes")
 def test_the_pairs_of_a_project_are_those_that_people_compared(decided: tuple[Room, bytes]) -> None:
     room, project = decided
     pairs = found(room, project)
@@ -195,6 +196,7 @@ def test_the_pairs_of_a_project_are_those_that_people_compared(decided: tuple[Ro
     assert unpacked(io.BytesIO(b"".join(packed(sorted(pairs.values(), key=lambda some: some.id)))), Pair)
 
 
+@pytest.mark.real("processes")
 def test_a_pair_that_was_decided_later_is_not_among_them(decided: tuple[Room, bytes]) -> None:
     room, project = decided
     heights = {number: task_of(room, project, number).height for number in found(room, project)}
@@ -204,6 +206,7 @@ def test_a_pair_that_was_decided_later_is_not_among_them(decided: tuple[Room, by
     assert set(found(room, project, middle)) == {number for number, height in heights.items() if height <= middle}
 
 
+@pytest.mark.real("processes")
 def test_a_page_that_lost_a_text_gives_no_pair_of_it(decided: tuple[Room, bytes]) -> None:
     room, project = decided
     entries = list(PAGE.entries)
@@ -212,6 +215,7 @@ def test_a_page_that_lost_a_text_gives_no_pair_of_it(decided: tuple[Room, bytes]
     assert {some.id for some in pairs} == {some.id for some in found(room, project).values()} - {task_id(project, 0)}
 
 
+@pytest.mark.real("processes")
 def test_what_is_no_project_of_pairs_is_refused(decided: tuple[Room, bytes]) -> None:
     room, _ = decided
     moods = room.project(tasks=1)

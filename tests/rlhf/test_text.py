@@ -96,6 +96,7 @@ def test_what_no_demo_can_have_is_told_at_once(words: str, told: str, tmp_path: 
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.real("processes")
 @pytest.mark.long
 def test_a_demo_goes_from_a_text_over_preferences_to_a_policy(tmp_path: Path) -> None:
     settings = [f"base.{field}" for field in (*TINY, "vocabulary=300")] + [

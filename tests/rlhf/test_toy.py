@@ -70,6 +70,7 @@ def test_without_a_base_only_a_reward_with_a_vocabulary_of_its_own_will_do() -> 
         toy_spec("rule:vowels", 2, "toy", {}, 0)
 
 
+@pytest.mark.real("processes")
 @pytest.mark.long
 def test_a_demo_tunes_and_names_who_trained_on_another_reward(tmp_path: Path) -> None:
     features.install()

@@ -19,6 +19,8 @@ from rlhf.accuracy import Accuracy
 from rlhf.calls import FiguresView, PreferencesView, RlhfView, StageView
 from rlhf.words import _show_status, rlhf
 
+pytestmark = pytest.mark.virtual  # synchronous tests that run Trio
+
 
 def say(*typed: str) -> None:
     parser, nothing = argparse.ArgumentParser(), {}

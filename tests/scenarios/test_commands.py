@@ -19,6 +19,7 @@ SCENARIOS = sorted(file.stem for file in FOLDER.glob("*.py") if 'if __name__ == 
 PARTS = ("proxy", "tally", "serving", "namespace", "router", "gateway", "probe", "virtual", "attackers", "burn", "__main__")
 
 
+@pytest.mark.real("processes")
 @pytest.mark.parametrize("name", [name for name in SCENARIOS if name not in PARTS])
 def test_a_scenario_prints_its_help_and_is_in_the_readme(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -24,6 +24,7 @@ def namespaces() -> str:
     return subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, timeout=PROBE_SECONDS_MAX).stdout
 
 
+@pytest.mark.real("processes")
 @can_make_them
 def test_machines_have_one_address_each_no_way_out_and_move_and_nothing_is_left_of_them(tmp_path: Path) -> None:
     with lan.lan(tmp_path, 2) as made:
@@ -39,6 +40,7 @@ def test_machines_have_one_address_each_no_way_out_and_move_and_nothing_is_left_
     assert made.bridge not in namespaces() and first.name not in namespaces()
 
 
+@pytest.mark.real("processes")
 @can_make_them
 def test_nothing_is_left_after_a_failure_either(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="half way"), lan.lan(tmp_path, 1) as made:

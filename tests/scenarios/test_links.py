@@ -24,6 +24,7 @@ async def left(run: Run, called: str, figures: dict[str, Any] | None) -> None:
     await run.part(LAN, "proxy", called, measure)
 
 
+@pytest.mark.real("processes")
 async def test_what_an_ended_run_has_left_is_not_measured_again_and_what_failed_is(tmp_path: Path) -> None:
     options = argparse.Namespace(json=str(tmp_path / "links.json"))
     options.__dict__.update(peers=4, seed=0, seconds=20.0, rounds=20, trained=3, congestion="cubic")

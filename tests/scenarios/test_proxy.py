@@ -14,6 +14,7 @@ from trio.testing import wait_all_tasks_blocked
 from peer.demo.cast import DemoPeer
 from protocol.identity import Identity
 from scenarios.proxy import Direction, Proxy, running_proxy
+from tests.waiting import patience
 from transport.profiles import SEGMENT_BYTES, Moment, Profile
 
 SECONDS_MAX = 35.0  # for what takes no time
@@ -83,7 +84,7 @@ class Place:
 
 @asynccontextmanager
 async def place(profile: Profile | None = None) -> AsyncIterator[Place]:
-    with trio.fail_after(SECONDS_MAX):
+    with patience():
         (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
         async with listener, running_proxy(profile) as proxy:
             made = Place(proxy, listener)
@@ -91,12 +92,14 @@ async def place(profile: Profile | None = None) -> AsyncIterator[Place]:
                 yield made
 
 
+@pytest.mark.real("sockets")
 async def test_bytes_pass_unchanged_both_ways() -> None:
     async with place() as made:
         link = await made.link()
         assert await link.carries(b"\x00\xffhello\n") and await link.carries(b"back", back=True)
 
 
+@pytest.mark.real("sockets")
 async def test_what_is_cut_waits_and_comes_whole_when_the_link_is_healed() -> None:
     async with place() as made:
         link = await made.link()
@@ -106,6 +109,7 @@ async def test_what_is_cut_waits_and_comes_whole_when_the_link_is_healed() -> No
         assert await heard(link.there, 6) == b"onetwo" and await heard(link.here, 1) == b"x"
 
 
+@pytest.mark.real("sockets")
 async def test_one_direction_is_cut_and_the_other_is_not() -> None:
     async with place() as made:
         link = await made.link()
@@ -113,6 +117,7 @@ async def test_one_direction_is_cut_and_the_other_is_not() -> None:
         assert await link.carries(b"there") and await link.holds(b"back", back=True)
 
 
+@pytest.mark.real("sockets")
 async def test_a_cut_that_closes_ends_the_links_between_those_and_no_others() -> None:
     async with place() as made:
         link = await made.link()
@@ -122,6 +127,7 @@ async def test_a_cut_that_closes_ends_the_links_between_those_and_no_others() ->
         assert await link.here.receive_some() == b"" == await link.there.receive_some()
 
 
+@pytest.mark.real("sockets")
 async def test_whoever_dials_across_a_cut_waits_for_its_end() -> None:
     async with place() as made:
         made.proxy.cut(made.directions((made.b, made.a)))
@@ -135,6 +141,7 @@ async def test_whoever_dials_across_a_cut_waits_for_its_end() -> None:
         assert await heard(there, 5) == b"early"
 
 
+@pytest.mark.real("sockets")
 async def test_both_ends_send_it_segments_of_an_ethernet() -> None:
     """Those of the loopback do not fit a window as small as a narrow uplink's queue: bytes would wait for the kernel's timers."""
     async with place() as made:
@@ -144,6 +151,7 @@ async def test_both_ends_send_it_segments_of_an_ethernet() -> None:
             assert 0 < stream.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG) <= SEGMENT_BYTES
 
 
+@pytest.mark.real("sockets")
 async def test_a_byte_takes_its_delay_and_many_bytes_wait_for_the_uplink_that_all_links_share() -> None:
     delay, rate, count = 0.1, 1 << 20, 1 << 18
     async with place(Profile("slow", (Moment(up=rate, round_trip_seconds=2 * delay),))) as made:

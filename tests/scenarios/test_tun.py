@@ -50,6 +50,7 @@ class Wire(contextlib.ExitStack):
         return numbers
 
 
+@pytest.mark.real("processes")
 def test_packets_keep_their_order_and_take_the_delay_and_those_for_nobody_go_nowhere(tmp_path: Path) -> None:
     with Wire(tmp_path, steady("near", 100, 100, 20)) as wire:
         wire.ends[A].send(packet(0, NOBODY))
@@ -62,6 +63,7 @@ def test_packets_keep_their_order_and_take_the_delay_and_those_for_nobody_go_now
         assert wire.router.counted()["packets"] == 5
 
 
+@pytest.mark.real("processes")
 def test_a_full_queue_drops_and_what_the_profile_loses_is_counted_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = time.monotonic()
     monkeypatch.setattr(router, "time", SimpleNamespace(monotonic=lambda: now))  # all come at once, however busy the machine is
@@ -80,6 +82,7 @@ def test_kernel_tcp_is_as_slow_as_it_was_asked_to_be() -> None:
     assert links.judged("dsl kernel", carried.compare(carried.over_kernel(PROFILES["dsl"], 5.0, "cubic"))) == []
 
 
+@pytest.mark.real("processes")
 def test_where_a_kernel_does_not_allow_it_that_is_one_line() -> None:
     why = tun.refusal("no-such-control")
     assert why and "\n" not in why

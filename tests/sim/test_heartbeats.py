@@ -12,12 +12,14 @@ from transport import silence
 LINKS = heartbeats.LINKS | {"worse": replace(heartbeats.LINKS["clean, 300 ms"], lost_pings=0.4)}
 
 
+@pytest.mark.virtual
 @pytest.mark.parametrize("links", LINKS)
 def test_a_silent_peer_is_suspected_in_time_and_nobody_else(links: str) -> None:
     outcome = heartbeats.one(0, 3, LINKS[links], seconds=300.0)
     assert outcome.holds, outcome
 
 
+@pytest.mark.virtual
 def test_with_three_pings_alone_lost_ones_look_like_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     """The planted bug: no more pings where an answer is overdue, and no history."""
     monkeypatch.setattr(silence.Silence, "next_ping", lambda silence, now, due: due)

@@ -50,6 +50,7 @@ def test_a_network_of_seven_with_two_liars_agrees_and_goes_on() -> None:
     assert campaign.run_one(Simulation(plan)).problem == ""
 
 
+@pytest.mark.real("processes")
 def test_the_same_seed_gives_the_same_history_whatever_the_order_of_sets() -> None:
     """Of strings it is another one in each process."""
     program = "from tests.sim import campaign; print(campaign.run_one(campaign.prepare('seeds', 5, 4)).history)"

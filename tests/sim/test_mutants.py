@@ -86,6 +86,7 @@ def test_a_crash_of_a_peer_fails_a_history_and_is_noticed_where_it_is_expected()
     assert caught is not None and caught.rule == "crash"
 
 
+@pytest.mark.real("processes")
 def test_the_hunt_says_what_it_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     from tests.sim.mutants.__main__ import main
 

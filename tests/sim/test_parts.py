@@ -238,6 +238,7 @@ def test_wishes_that_retired_a_candidate_are_not_counted_again_when_it_votes() -
     assert subject.public in seen.going
 
 
+@pytest.mark.real("processes")
 def test_an_interrupted_campaign_goes_on_where_it_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "figures.json"
     ran: list[int] = []
@@ -255,6 +256,7 @@ def test_an_interrupted_campaign_goes_on_where_it_ended(tmp_path: Path, monkeypa
     assert tally["commit"] and tally["command"]
 
 
+@pytest.mark.real("processes")
 def test_a_failing_seed_prints_the_command_that_runs_it_again(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -266,6 +268,7 @@ def test_a_failing_seed_prints_the_command_that_runs_it_again(
     assert "python -m tests.sim --n 4 --seed 7" in printed and "0 passed, 1 failed" in printed
 
 
+@pytest.mark.real("processes")
 def test_a_campaign_says_what_its_histories_had_in_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -297,6 +300,7 @@ def test_a_campaign_of_nothing_is_refused_in_one_line(
     assert says in line
 
 
+@pytest.mark.real("processes")
 def test_a_reader_that_has_read_enough_ends_a_history_quietly() -> None:
     reader, writer = os.pipe()
     os.close(reader)

@@ -40,6 +40,7 @@ def crashed(folder: Path, point: str) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
+@pytest.mark.real("processes")
 @pytest.mark.parametrize(("point", "height"), [("before-append-prepare:2", 1), ("after-append-decided:2", 2)])
 def test_a_process_dies_at_the_point_and_what_was_written_by_then_is_there(tmp_path: Path, point: str, height: int) -> None:
     status, said = crashed(tmp_path, point)
@@ -49,6 +50,7 @@ def test_a_process_dies_at_the_point_and_what_was_written_by_then_is_there(tmp_p
     store.close()
 
 
+@pytest.mark.real("processes")
 def test_a_point_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     status, said = crashed(tmp_path, "before-lunch")
     assert status == 1 and "no such crash point" in said and not list(tmp_path.iterdir())
@@ -86,6 +88,7 @@ for height in range(1, 6):
 """
 
 
+@pytest.mark.real("processes")
 @pytest.mark.parametrize("write", ["save-state", "rows", "store-count"])
 @pytest.mark.parametrize("side", ["before", "after"])
 @pytest.mark.parametrize("time", [2, 3, 4])

@@ -322,6 +322,7 @@ def test_a_database_is_migrated_only_if_it_is_whole_and_of_this_network(filled: 
         assert database.execute("PRAGMA user_version").fetchone()[0] == storage.store.FIRST_SCHEMA_VERSION
 
 
+@pytest.mark.real("processes")
 @pytest.mark.parametrize("side", ["before", "after"])
 def test_a_crash_while_a_database_is_migrated_leaves_the_old_form_or_the_new_one(filled: Path, side: str) -> None:
     environment = {**os.environ, VARIABLE: f"{side}-store-migrate", "PYTHONPATH": str(ROOT)}

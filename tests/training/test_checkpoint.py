@@ -45,6 +45,7 @@ def test_an_export_leaves_nothing_else_behind(exported: Path) -> None:
     assert [path.name for path in exported.parent.iterdir()] == [exported.name]
 
 
+@pytest.mark.real("processes")
 def test_one_model_has_one_file(exported: Path, tmp_path: Path) -> None:
     """In every process: whoever replays a run compares bytes. The library writes metadata entries in random order."""
     program = (

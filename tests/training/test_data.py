@@ -14,18 +14,18 @@ from hypothesis import strategies as st
 from protocol.errors import RemoteProtocolError, UserError
 from protocol.limits import DATA_SHARD_BYTES
 from training.data import corpus as data
-from training.data import tokenizer
+from training.data import text_files, tokenizer
 from training.data.corpus import (
     Manifest,
     assemble,
     bytes_needed,
     digest_of,
     open_tokens,
-    read_text,
     require_enough,
     split,
 )
 from training.data.default_text import default_text
+from training.data.text_files import read_text
 from training.sequences import Tokens, batch_offsets
 from training.spec import JobSpec
 from training.transformer import ModelSpec
@@ -88,7 +88,10 @@ def test_jsonl_without_any_text_is_empty(tmp_path: Path) -> None:
     ("line", "words"),
     [
         (b'{"text": "a\\u0000b"}', r"a\.jsonl line 2: its text holds NUL"),
-        ('{"text": "Gr\xfc\xdfe"}'.encode("latin-1"), r"a\.jsonl is not a text file \(not UTF-8 in line 2\)"),
+        (
+            '{"text": "Gr\xfc\xdfe"}'.encode("latin-1"),
+            r"a\.jsonl .*\(not UTF-8 in line 2, it looks like Windows-1252\)",
+        ),
         ('{"text": "a"}'.encode("utf-16"), r"a\.jsonl is not a text file \(NUL in line 2, as UTF-16 has it\): save it as UTF-8"),
         ('{"text": "a"}'.encode("utf-16-be"), r"a\.jsonl is not a text file \(NUL in line 2, as UTF-16 has it\)"),
     ],
@@ -106,7 +109,7 @@ def test_a_file_name_with_a_line_break_makes_one_line_of_an_error(tmp_path: Path
 
 
 def test_a_jsonl_line_that_is_too_long_is_refused_before_it_is_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data, "LINE_BYTES_MAX", 100)
+    monkeypatch.setattr(text_files, "LINE_BYTES_MAX", 100)
     with pytest.raises(UserError, match="line 1 is longer"):
         text_of(write(tmp_path / "a.jsonl", json.dumps({"text": "x" * 100})))
 
@@ -115,7 +118,7 @@ BINARY = {"nul": b"text\0text", "latin-1": "Grüße".encode("latin-1"), "utf-16"
 
 
 @pytest.mark.parametrize("content", BINARY.values(), ids=BINARY)
-@pytest.mark.parametrize("position", [0, data.READ_BYTES - 1])
+@pytest.mark.parametrize("position", [0, text_files.READ_BYTES - 1])
 def test_a_binary_file_is_refused_by_name(tmp_path: Path, content: bytes, position: int) -> None:
     path = write(tmp_path / "a.txt", b"x" * position + content)
     with pytest.raises(UserError, match=r"a\.txt is not a text file"):
@@ -123,7 +126,7 @@ def test_a_binary_file_is_refused_by_name(tmp_path: Path, content: bytes, positi
 
 
 def test_a_character_across_two_reads_is_text(tmp_path: Path) -> None:
-    content = b"x" * (data.READ_BYTES - 1) + "ü".encode()
+    content = b"x" * (text_files.READ_BYTES - 1) + "ü".encode()
     assert text_of(write(tmp_path / "a.txt", content)).startswith(content)
 
 

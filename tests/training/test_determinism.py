@@ -23,6 +23,7 @@ def test_every_hash_is_the_golden_one() -> None:
     assert golden.differences(golden.everything(), golden.expected()) == []
 
 
+@pytest.mark.real("processes")
 @pytest.mark.long
 def test_no_hash_or_step_depends_on_instructions_threads_or_the_order_of_sets() -> None:
     """One test for all environments: their processes would otherwise run once in each process of the tests."""

@@ -49,16 +49,19 @@ def test_bytes_alone_and_older_tokenizers_have_no_such_token() -> None:
     plain["added_tokens"] = []
     assert load_tokenizer(None, 256).end_of_text is None
     assert load_tokenizer(json.dumps(plain).encode(), 280).end_of_text is None
-    two = [{"id": number, "content": content, "special": True} for number, content in ((279, END_OF_TEXT), (278, "x"))]
-    assert load_tokenizer(json.dumps(plain | {"added_tokens": two}).encode(), 280).end_of_text is None, "neither is named"
+    two = [{"id": number, "content": content, "special": True} for number, content in ((279, END_OF_TEXT), (280, "<s>"))]
+    named = plain | {"added_tokens": two, "end_of_text": END_OF_TEXT}
+    assert load_tokenizer(json.dumps(named).encode(), 281).end_of_text == 279
+    assert load_tokenizer(json.dumps(plain | {"added_tokens": two}).encode(), 281).end_of_text is None, "neither is named"
 
 
 def test_a_special_token_that_texts_could_become_is_refused() -> None:
     plain = json.loads(BLOB)
     merged = "".join(plain["model"]["merges"][0])
-    for content in ("a", merged, "absent"):
-        blob = json.dumps(plain | {"added_tokens": [{"id": 1, "content": content, "special": True}]}).encode()
-        with pytest.raises(RemoteProtocolError, match="is text too, or not in the vocabulary"):
+    for content in ("a", merged):
+        number = plain["model"]["vocab"][content]
+        blob = json.dumps(plain | {"added_tokens": [{"id": number, "content": content, "special": True}]}).encode()
+        with pytest.raises(RemoteProtocolError, match="is text too"):
             load_tokenizer(blob, 280)
 
 

@@ -5,18 +5,27 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import unicodedata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors import numpy as safetensors
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers.pre_tokenizers import Split
 
 from protocol.errors import UserError
 from tests.training import folders
 from tests.training.folders import shapes, tensors, written
 from training import own_models
+from training.data.pretokenizers import LLAMA_3, QWEN_2
 from training.data.tokenizer import BpeTokenizer, alphabet, train_bpe
+from training.formats import gguf
+from training.formats.tokenizer_file import tokenizer_json, vocabulary_of
 from training.replicated.layout import Float32Array, layout_of
 from training.spec import JobSpec
 from training.transformer import ModelSpec
@@ -68,6 +77,36 @@ def test_several_files_and_a_tied_head_give_the_same(tmp_path: Path) -> None:
     index["weight_map"][names[0]] = "../one/model.safetensors"
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(UserError, match="no safetensors file in this folder"):
+        own_models.opened(folder)
+
+
+@pytest.mark.parametrize("missing", [["b.safetensors"], ["a.safetensors", "b.safetensors"]])
+def test_missing_shards_are_named(tmp_path: Path, missing: list[str]) -> None:
+    values = tensors()
+    folder = written(tmp_path, values)
+    (folder / "model.safetensors").unlink()
+    names = list(values)
+    parts = {"a.safetensors": names[:5], "b.safetensors": names[5:]}
+    for file, of in parts.items():
+        safetensors.save_file({name: values[name] for name in of}, folder / file)
+    index = {"weight_map": {name: file for file, of in parts.items() for name in of}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert read(folder)
+    for file in missing:
+        (folder / file).unlink()
+    count = f"{len(missing)} of 2 files"
+    with pytest.raises(UserError, match=rf"{missing[0]} is missing.*{count} .*model\.safetensors\.index\.json"):
+        own_models.opened(folder)
+    (folder / missing[0]).symlink_to(tmp_path / "nowhere")  # the cache of a download that was cleaned
+    with pytest.raises(UserError, match=f"{missing[0]} is missing"):
+        own_models.opened(folder)
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "tokenizer.json"])
+def test_a_pointer_of_git_lfs_is_named(tmp_path: Path, file: str) -> None:
+    folder = written(tmp_path)
+    (folder / file).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n")
+    with pytest.raises(UserError, match=rf"{file} is a pointer of Git LFS.*git lfs pull"):
         own_models.opened(folder)
 
 
@@ -215,18 +254,28 @@ def test_a_template_of_the_text_alone_changes_no_tokenizer(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"normalizer": {"type": "NFC"}}, 'normalizer "NFC"'),
+        ({"normalizer": {"type": "Lowercase"}}, 'normalizer "Lowercase"; NFC, NFD, NFKC, NFKD are read'),
+        ({"normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC"}, {"type": "Strip"}]}}, 'normalizer "Strip"'),
+        (
+            {"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}},
+            r'pre_tokenizer .*"\(a\+\)\+\$"',
+        ),
+        (
+            {"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "[0-9]"}, "behavior": "Removed", "invert": False}},
+            'pre_tokenizer .*"Removed"',
+        ),
+        ({"added_tokens": [{"content": " <s>", "id": 270, "lstrip": True}]}, "added token ' <s>' with lstrip"),
         ({"pre_tokenizer": {"type": "Metaspace"}}, "pre_tokenizer .*Metaspace"),
         ({"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True}}, "add_prefix_space"),
         ({"pre_tokenizer": {"type": "ByteLevel", "use_regex": False}}, "use_regex"),
         (
-            {"post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": {}}, {"Sequence": {}}]}},
-            "post_processor",
+            {"post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<s>"}}, {"Sequence": {}}]}},
+            "post_processor TemplateProcessing adds '<s>'.*without that field the file is read",
         ),
         ({"model": {"type": "Unigram", "vocab": [], "merges": []}}, "model 'Unigram'"),
         ({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": [], "byte_fallback": True}}, "byte_fallback true"),
-        ({"added_tokens": [{"content": "<s>", "id": 256}]}, "added token '<s>' is not in its vocabulary"),
-        ({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}, "added_tokens": []}, "1 tokens without ids"),
+        ({"added_tokens": [{"content": "<s>", "id": 256}]}, "two tokens have one id"),
+        ({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}, "added_tokens": []}, "a byte has no token of its own"),
         ({"model": "none"}, "is no tokenizer"),
     ],
 )
@@ -236,6 +285,74 @@ def test_another_tokenizer_is_refused_by_name_unless_bytes_are_meant(tmp_path: P
     with pytest.raises(UserError, match=why):
         own_models.opened(folder)
     assert own_models.opened(folder, as_bytes=True).tokenizer is None
+
+
+CORPUS = ["in the beginning was the word, and the WORD's 2026 times here: 世界! Grüße\n\n  I'm 100 %"] * 50
+SPLITS = {
+    "smollm": [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)],
+    "llama-3": [Split(Regex(LLAMA_3), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)],
+    "qwen": [Split(Regex(QWEN_2), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)],
+}
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+
+
+def tokenizer_of_kind(kind: str) -> Any:
+    """As these projects make theirs: special tokens in the vocabulary of SmolLM, and behind that of the others."""
+    made = tokenizers.Tokenizer(models.BPE(ignore_merges=kind == "llama-3"))
+    made.pre_tokenizer = pre_tokenizers.Sequence(SPLITS[kind])
+    made.decoder = decoders.ByteLevel()
+    if kind == "qwen":
+        made.normalizer = normalizers.NFC()
+    inside = SPECIAL if kind == "smollm" else []
+    alphabet_of_bytes = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=320, initial_alphabet=alphabet_of_bytes, special_tokens=inside, show_progress=False)
+    made.train_from_iterator(CORPUS, trainer)
+    if kind != "smollm":
+        made.add_special_tokens(SPECIAL)
+    if kind == "qwen":
+        made.add_tokens(["<tool_call>", "</tool_call>"])
+    if kind == "llama-3":
+        made.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=False)])
+    return made
+
+
+@pytest.mark.parametrize("padding", [0, 13], ids=["whole", "padded"])
+@pytest.mark.parametrize("kind", SPLITS)
+def test_tokenizers_of_known_kinds_make_the_same_tokens(tmp_path: Path, kind: str, padding: int) -> None:
+    theirs = tokenizer_of_kind(kind)
+    vocabulary = theirs.get_vocab_size() + padding
+    values = tensors() | {name: np.zeros((vocabulary, 16), "<f4") for name in ("model.embed_tokens.weight", "lm_head.weight")}
+    folder = written(tmp_path, values, vocab_size=vocabulary, eos_token_id=theirs.token_to_id("<|im_end|>"))
+    theirs.save(str(folder / "tokenizer.json"))
+    blob = own_models.opened(folder).tokenizer
+    assert blob is not None
+    ours = BpeTokenizer(blob)
+    assert (ours.vocabulary, ours.end_of_text) == (vocabulary, theirs.token_to_id("<|im_end|>"))
+    exported = tokenizers.Tokenizer.from_str(json.dumps(tokenizer_json(vocabulary_of(blob, vocabulary))))
+    exported.encode_special_tokens = theirs.encode_special_tokens = True
+    assert exported.get_vocab_size() == vocabulary
+
+    @given(
+        st.text() | st.lists(st.sampled_from([*CORPUS[0].split(" "), " ", "  ", "e\u0301", *SPECIAL, "<tool_call>"])).map("".join)
+    )
+    def same(text: str) -> None:
+        ids = ours.encode(text.encode()).tolist()
+        assert ids == exported.encode(text).ids == theirs.encode(text, add_special_tokens=False).ids
+        assert ours.decode(ids).decode() == (unicodedata.normalize("NFC", text) if kind == "qwen" else text)
+        assert sum(ours.token_bytes[ids]) == len(ours.decode(ids))
+
+    same()
+    assert ours.decode(range(vocabulary - padding, vocabulary)) == b""
+    if kind == "qwen":
+        assert ours.encode(b"a<tool_call>b").tolist()[1] == theirs.token_to_id("<tool_call>")
+    fields = gguf.fields_of(ModelSpec(vocabulary=vocabulary), vocabulary_of(blob, vocabulary), kind, None, True)
+    assert fields["tokenizer.ggml.pre"][1] == {"smollm": "smollm", "llama-3": "llama-bpe", "qwen": "qwen2"}[kind]
+
+
+def test_a_vocabulary_beyond_16_bits_is_refused_by_name(tmp_path: Path) -> None:
+    written(tmp_path, vocab_size=128_256)
+    with pytest.raises(UserError, match=r"config\.json: .*128256.*65536"):
+        own_models.opened(tmp_path)
 
 
 def test_a_tokenizer_of_another_size_is_refused(tmp_path: Path) -> None:

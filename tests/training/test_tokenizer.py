@@ -30,6 +30,7 @@ def test_a_bpe_has_the_vocabulary_that_was_asked_for_and_shortens_text() -> None
     assert BPE.token_bytes[BPE.encode(TEXT)].sum() == len(TEXT)
 
 
+@pytest.mark.real("processes")
 def test_training_is_deterministic_in_pieces_processes_and_threads() -> None:
     pieces = [TEXT[start : start + 777] for start in range(0, len(TEXT), 777)]
     assert train_bpe(pieces, 500) == BLOB
@@ -62,6 +63,16 @@ def broken(**changed: object) -> bytes:
     return json.dumps(whole).encode()
 
 
+def beside(**fields: object) -> bytes:
+    return json.dumps(json.loads(BLOB) | fields).encode()
+
+
+def cut_by(pattern: str) -> bytes:
+    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+    return beside(pre_tokenizer={"type": "Sequence", "pretokenizers": [split, {"type": "ByteLevel", "use_regex": False}]})
+
+
+MERGED = "".join(json.loads(BLOB)["model"]["merges"][-1])
 VOCABULARY = json.loads(BLOB)["model"]["vocab"]
 BAD = {
     "not json": b"{",
@@ -74,6 +85,16 @@ BAD = {
     "a token of no bytes": broken(vocab=VOCABULARY | {"世": 500}),
     "merge of unknown tokens": broken(merges=[["世", "世"]]),
     "merge of three": broken(merges=[["a", "b", "c"]]),
+    "another normalizer": beside(normalizer={"type": "Lowercase"}),
+    "a pattern that may take for ever": cut_by("(a+)+$"),
+    "a pattern without end": cut_by(r"\p{N}|" * 999 + r"\d"),
+    "an end that is no special token": beside(end_of_text="a"),
+    **{
+        f"an added token {content!r}": beside(added_tokens=[{"id": 280, "content": content}])
+        for content in ("\ud800", "", 7, None)
+    },
+    "a merge of a special token": beside(added_tokens=[{"id": 279, "content": MERGED, "special": True}]),
+    "two tokens with one id": broken(vocab=VOCABULARY | {"ab": 5}),
     "nested deeply": b"[" * 100_000,
 }
 
@@ -86,5 +107,11 @@ def test_a_blob_that_is_no_byte_level_bpe_is_refused(blob: bytes) -> None:
 
 def test_what_else_is_in_a_blob_changes_nothing() -> None:
     whole = json.loads(BLOB)
-    whole["normalizer"] = {"type": "Lowercase"}
+    whole["decoder"] = {"type": "Metaspace"}
+    whole["post_processor"] = {"type": "BertProcessing", "sep": ["[SEP]", 1], "cls": ["[CLS]", 0]}
     assert list(BpeTokenizer(json.dumps(whole).encode()).encode(b"LOUD")) == list(BPE.encode(b"LOUD"))
+
+
+def test_a_blob_may_cut_words_by_a_known_pattern() -> None:
+    numbers = BpeTokenizer(cut_by(r"\p{N}{1,2}|\s+"))
+    assert numbers.decode(numbers.encode(b"12345 of them")) == b"12345 of them"

@@ -22,6 +22,8 @@ from transport.network import Network, Priority
 from transport.session import Session
 from transport.swarm import Swarm
 
+SOCKETS = pytest.mark.real("TCP sockets")
+
 
 class World:
     """`start` runs a network in a nursery of the test's; `stop` ends it as a crash would."""
@@ -106,8 +108,8 @@ async def open_world(kind: type[World]) -> AsyncIterator[World]:
 
 @pytest.fixture(autouse=True)
 def unhurried(request: pytest.FixtureRequest) -> None:
-    """Where a test does not ask for a clock of its own."""
-    if request.node.get_closest_marker("trio") is not None:
+    """Give tests with real sockets a clock that a busy machine does not hurry."""
+    if request.node.get_closest_marker("real") is not None and request.node.get_closest_marker("trio") is not None:
         request.node.add_marker(pytest.mark.trio(run=_run), append=False)
 
 
@@ -115,7 +117,7 @@ def _run(test: partial[Any], *, clock: trio.abc.Clock | None, **options: Any) ->
     return trio.run(test, clock=clock or UnhurriedClock(), **options)
 
 
-@pytest.fixture(params=[SwarmWorld, MemoryWorld], ids=["swarm", "memory"])
+@pytest.fixture(params=[pytest.param(SwarmWorld, marks=SOCKETS), MemoryWorld], ids=["swarm", "memory"])
 async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
     async with open_world(request.param) as opened:
         yield opened

@@ -15,8 +15,9 @@ import trio.testing
 from protocol.identity import Identity
 from protocol.messages import CircuitData, IncomingCircuit, Reserved
 from tests.transport.conftest import SwarmWorld
-from tests.transport.helpers import ALICE, BOB, CAROL, DAVE, DEADLINE_SECONDS, ERIN, digest, linked, until
+from tests.transport.helpers import ALICE, BOB, CAROL, DAVE, ERIN, digest, linked, until
 from tests.transport.helpers import MemoryBlobs as Blobs
+from tests.waiting import patience
 from transport import detours, lanes, links, swarm
 from transport.detours import CircuitStream, Detours
 from transport.framing import MESSAGE_OVERHEAD_BYTES, Inbox, Outbox
@@ -50,13 +51,14 @@ def is_over(network: Swarm, peer: Swarm, relay: Swarm | None) -> bool:
     return info is not None and info.by == (relay.me if relay else None)
 
 
+@pytest.mark.real("sockets")
 async def test_two_that_accept_nothing_are_linked_over_a_third_that_cannot_read_them(
     tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = bytearray()
     monkeypatch.setattr(Relay, "data", _holding(held, Relay.data))
     blob = MARKER * 10_000
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         carol = await tcp.start(CAROL)
         alice, bob = await start_hidden(tcp, carol, blobs=(Blobs(blob), Blobs()))
         assert is_over(alice, bob, carol) and is_over(bob, alice, carol) and is_over(alice, carol, None)
@@ -86,9 +88,10 @@ async def received(network: Swarm, count: int) -> dict[bytes, list[bytes]]:
     return found
 
 
+@pytest.mark.real("sockets")
 async def test_a_direct_link_takes_over_and_no_message_is_lost_or_comes_twice(tcp: SwarmWorld) -> None:
     count = 150
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         carol = await tcp.start(CAROL)
         alice = await tcp.start(ALICE, listen="none", bootstrap=[carol.address])
         bob = await tcp.start(BOB, bootstrap=[carol.address], advertise=["127.0.0.1:1"])  # where nobody answers
@@ -117,8 +120,9 @@ async def test_a_direct_link_takes_over_and_no_message_is_lost_or_comes_twice(tc
             await until(lambda: is_over(alice, bob, None) and is_over(bob, alice, None))
 
 
+@pytest.mark.real("sockets")
 async def test_a_relay_that_is_lost_is_replaced_by_the_other(tcp: SwarmWorld) -> None:
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         carol, dave = await tcp.start(CAROL), await tcp.start(DAVE)
         alice, bob = await start_hidden(tcp, carol, dave)
         await until(lambda: {alice.me, bob.me} <= reserved(carol) & reserved(dave))
@@ -129,13 +133,14 @@ async def test_a_relay_that_is_lost_is_replaced_by_the_other(tcp: SwarmWorld) ->
             await until(lambda: is_over(alice, bob, second) and is_over(bob, alice, second))
 
 
+@pytest.mark.real("sockets")
 async def test_a_relay_without_power_closes_nothing_and_is_replaced_all_the_same(
     tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its links stay for half a minute, and its circuits for ever: long before, another one takes its place."""
     hurry(monkeypatch)
     monkeypatch.setattr(swarm, "CIRCUIT_IDLE_SECONDS", math.inf)
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         carol, dave, erin = [await tcp.start(identity) for identity in (CAROL, DAVE, ERIN)]
         alice, bob = await start_hidden(tcp, carol, dave, erin)
         relays = {relay.me: relay for relay in (carol, dave, erin)}
@@ -174,6 +179,7 @@ def asked(hidden: Swarm) -> set[bytes]:
     return {*hidden._detours._relays()}
 
 
+@pytest.mark.real("sockets")
 async def test_what_one_end_does_not_read_is_its_speaker_s_in_the_relay_and_at_that_end(
     tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,7 +187,7 @@ async def test_what_one_end_does_not_read_is_its_speaker_s_in_the_relay_and_at_t
         await trio.sleep(math.inf if of.by else 0)
 
     window = WINDOW_BYTES[Priority.BULK]
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         carol = await tcp.start(CAROL)
         alice, bob = await start_hidden(tcp, carol)
         monkeypatch.setattr(bob, "turn", turn)  # it reads no circuit any more
@@ -223,6 +229,7 @@ def changing(relay: Detours, peer: bytes, message: Any) -> Any:
     return CircuitData(message.circuit, message.lane, message.data[:-1] + bytes([message.data[-1] ^ 1]))
 
 
+@pytest.mark.real("sockets")
 @pytest.mark.parametrize("does", [dropping, changing])
 async def test_a_relay_that_does_harm_hurts_its_circuits_alone(
     tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch, does: Callable[..., Any]
@@ -230,7 +237,7 @@ async def test_a_relay_that_does_harm_hurts_its_circuits_alone(
     monkeypatch.setattr(swarm, "CIRCUIT_IDLE_SECONDS", 0.6)
     monkeypatch.setattr(links, "CIRCUIT_PING_SECONDS", 0.2)
     monkeypatch.setattr(swarm, "CIRCUIT_HANDSHAKE_SECONDS", 0.6)
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         carol, dave = await tcp.start(CAROL), await tcp.start(DAVE)
         alice, bob = await start_hidden(tcp, carol, dave)
         await until(lambda: {alice.me, bob.me} <= reserved(carol) & reserved(dave))
@@ -257,6 +264,7 @@ def harm(bad: Swarm, monkeypatch: pytest.MonkeyPatch, does: Callable[..., Any]) 
     monkeypatch.setattr(bad._detours.relay, "data", data)
 
 
+@pytest.mark.real("sockets")
 @pytest.mark.parametrize("held", [{Priority.VOTE}, {Priority.BULK}], ids=["votes", "bulk"])
 @pytest.mark.parametrize("speaks_first", [True, False])
 async def test_a_relay_that_holds_back_what_one_end_says_is_replaced(
@@ -265,7 +273,7 @@ async def test_a_relay_that_holds_back_what_one_end_says_is_replaced(
     """The other direction, and the other lanes, look alive."""
     hurry(monkeypatch)
     monkeypatch.setattr(swarm, "CIRCUIT_IDLE_SECONDS", math.inf)
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         carol, dave = await tcp.start(CAROL), await tcp.start(DAVE)
         alice, bob = await start_hidden(tcp, carol, dave)
         await until(lambda: {alice.me, bob.me} <= reserved(carol) & reserved(dave))
@@ -278,6 +286,7 @@ async def test_a_relay_that_holds_back_what_one_end_says_is_replaced(
         await until(lambda: is_over(alice, bob, good) and is_over(bob, alice, good))
 
 
+@pytest.mark.real("sockets")
 async def test_handshakes_that_a_relay_has_begun_are_paid_by_its_link(tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     paid: set[tuple[bool, bool]] = set()
     shake_hands = Swarm._shake_hands
@@ -288,7 +297,7 @@ async def test_handshakes_that_a_relay_has_begun_are_paid_by_its_link(tcp: Swarm
         return await shake_hands(self, stream, session, deadline, payer)
 
     monkeypatch.setattr(Swarm, "_shake_hands", noted)
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         await start_hidden(tcp, await tcp.start(CAROL))
     assert paid == {(True, False), (False, True)}
 
@@ -451,8 +460,9 @@ async def test_whoever_reserves_here_and_takes_it_back_is_told_to_others_once_a_
     assert told == pytest.approx(detours.TELLINGS_AT_ONCE + 100 * detours.TELLINGS_PER_SECOND, abs=3)
 
 
+@pytest.mark.real("sockets")
 async def test_nobody_relays_that_does_not_want_to_or_for_strangers(tcp: SwarmWorld) -> None:
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         carol = await tcp.start(CAROL, relay=Relaying.OFF)
         dave = await tcp.start(DAVE, members=lambda peer: peer != ALICE.public)
         alice, bob = [await tcp.start(one, listen="none", bootstrap=[carol.address, dave.address]) for one in (ALICE, BOB)]
@@ -460,13 +470,14 @@ async def test_nobody_relays_that_does_not_want_to_or_for_strangers(tcp: SwarmWo
         assert reserved(carol) == set() and bob.me not in alice.connected()
 
 
+@pytest.mark.real("sockets")
 async def test_by_default_a_peer_forwards_while_others_reach_it(tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reached, not reached, and not known: what is reserved is kept where nobody knows, and given up where nobody reaches it."""
     said = {CAROL.public: Reachable.UNKNOWN}
     by_itself = Swarm.reachable.fget
     assert by_itself is not None
     monkeypatch.setattr(Swarm, "reachable", property(lambda network: said.get(network.me) or by_itself(network)))
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         carol = await tcp.start(CAROL, relay=Relaying.AUTO)
         alice = await tcp.start(ALICE, listen="none", bootstrap=[carol.address])
         await linked(alice, carol)
@@ -484,8 +495,9 @@ async def test_by_default_a_peer_forwards_while_others_reach_it(tcp: SwarmWorld,
         assert is_over(alice, bob, carol), "circuits go on"
 
 
+@pytest.mark.real("sockets")
 async def test_two_members_that_dial_a_peer_make_it_a_relay(tcp: SwarmWorld) -> None:
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         carol = await tcp.start(CAROL, relay=Relaying.AUTO)
         alice, bob = await start_hidden(tcp, carol)
         assert carol.reachable is Reachable.DIRECT and is_over(alice, bob, carol)

@@ -20,6 +20,7 @@ from protocol.messages import Addresses, AgedRecord, GetRecords, PeerAddress, Pe
 from tests.transport.conftest import SwarmWorld
 from tests.transport.helpers import ALICE, BOB, CAROL, CHAIN, DAVE, DEADLINE_SECONDS, linked, until
 from tests.transport.test_swarm import free_address
+from tests.waiting import patience
 from transport import addressbook, dialer, hub
 from transport.addressbook import SOURCE_DIALS_MAX
 from transport.framing import Priority
@@ -32,8 +33,9 @@ def record(of: Identity, *addresses: str, sequence: int = 1) -> AgedRecord:
     return AgedRecord(sign(of, CHAIN, PeerRecord(sequence, Scope.LOOPBACK, addresses, ())), 0)
 
 
+@pytest.mark.real("sockets")
 async def test_two_groups_find_each_other_by_one_who_knows_one_of_each(tcp: SwarmWorld) -> None:
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice = await tcp.start(ALICE, bootstrap=[])
         bob = await tcp.start(BOB, bootstrap=[alice.address])
         carol = await tcp.start(CAROL, bootstrap=[])
@@ -44,8 +46,9 @@ async def test_two_groups_find_each_other_by_one_who_knows_one_of_each(tcp: Swar
         await linked(alice, bob, carol, dave, eve)
 
 
+@pytest.mark.real("sockets")
 async def test_the_record_of_somebody_who_is_away_is_passed_on_by_those_who_only_heard_of_it(tcp: SwarmWorld) -> None:
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice = await tcp.start(ALICE, bootstrap=[])
         bob = await tcp.start(BOB, bootstrap=[alice.address])
         await linked(alice, bob)
@@ -56,9 +59,10 @@ async def test_the_record_of_somebody_who_is_away_is_passed_on_by_those_who_only
         await until(lambda: carol.records.knows(EVE.public))
 
 
+@pytest.mark.real("sockets")
 async def test_near_addresses_are_not_told_to_peers_from_elsewhere(tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub.Link, "reach", Scope.PUBLIC)
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice = await tcp.start(ALICE, bootstrap=[], advertise=["alice.invalid:7700", "10.0.0.7:7700", "127.0.0.1:7700"])
         bob = await tcp.start(BOB, bootstrap=[alice.address])
         await until(lambda: bob.records.knows(alice.me))
@@ -66,9 +70,10 @@ async def test_near_addresses_are_not_told_to_peers_from_elsewhere(tcp: SwarmWor
         assert not alice.records.knows(bob.me), "it is reached on this machine alone"
 
 
+@pytest.mark.real("sockets")
 @pytest.mark.parametrize("claims", [EVE, CAROL], ids=["who is nowhere", "who is linked"])
 async def test_who_claims_the_address_of_another_does_not_hide_it(tcp: SwarmWorld, claims: Identity) -> None:
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice = await tcp.start(ALICE, bootstrap=[])
         bob, carol = await tcp.start(BOB, bootstrap=[]), await tcp.start(CAROL, bootstrap=[])
         await carol.connect(bob.address)
@@ -77,8 +82,9 @@ async def test_who_claims_the_address_of_another_does_not_hide_it(tcp: SwarmWorl
         await linked(bob, alice)
 
 
+@pytest.mark.real("sockets")
 async def test_a_peer_that_starts_again_elsewhere_is_found_there_though_others_hold_a_newer_record(tcp: SwarmWorld) -> None:
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         bob = await tcp.start(BOB, bootstrap=[])
         carol = await tcp.start(CAROL, bootstrap=[bob.address])
         await linked(bob, carol)
@@ -90,8 +96,9 @@ async def test_a_peer_that_starts_again_elsewhere_is_found_there_though_others_h
         await linked(alice, bob, carol)
 
 
+@pytest.mark.real("sockets")
 async def test_whoever_sends_an_old_record_of_its_own_is_told_the_newer_one_and_signs_above_it(tcp: SwarmWorld) -> None:
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice, bob = await tcp.pair()
         await until(lambda: alice.records.knows(bob.me))
         alice.records.take(record(BOB, free_address(), sequence=7), Scope.LOOPBACK, trio.current_time())
@@ -99,8 +106,9 @@ async def test_whoever_sends_an_old_record_of_its_own_is_told_the_newer_one_and_
         await until(lambda: alice.records.addresses(bob.me) == (bob.address,))
 
 
+@pytest.mark.real("sockets")
 async def test_a_forged_record_costs_its_carrier_the_link(tcp: SwarmWorld) -> None:
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice, bob = await tcp.pair()
         forged = replace(record(EVE, "127.0.0.1:1").record, signer=CAROL.public)
         bob._links[alice.me].post(Records((AgedRecord(forged, 0),)), Priority.CONTROL)
@@ -108,8 +116,9 @@ async def test_a_forged_record_costs_its_carrier_the_link(tcp: SwarmWorld) -> No
         assert not alice.records.knows(CAROL.public)
 
 
+@pytest.mark.real("sockets")
 async def test_all_records_are_not_sent_as_often_as_somebody_asks(tcp: SwarmWorld) -> None:
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice, bob = await tcp.pair()
         for _ in range(10):
             bob._links[alice.me].post(GetRecords(), Priority.CONTROL)
@@ -140,12 +149,13 @@ def hanging(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return dialed
 
 
+@pytest.mark.real("sockets")
 @pytest.mark.parametrize(("who", "book_max"), [(Standing.STRANGER, 128), (Standing.MEMBER, 256)])
 async def test_who_names_addresses_that_lead_nowhere_holds_up_no_dial_of_others(
     tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch, hanging: Counter[str], who: Standing, book_max: int
 ) -> None:
     monkeypatch.setattr(dialer, "DIAL_SECONDS", 2 * DEADLINE_SECONDS)  # no dial that hangs ends by itself
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice = await tcp.start(ALICE, bootstrap=[], standing_of=standing(bob=who))
         bob = await tcp.start(BOB, bootstrap=[alice.address], versions=(2,))
         await linked(alice, bob)
@@ -159,6 +169,7 @@ async def test_who_names_addresses_that_lead_nowhere_holds_up_no_dial_of_others(
         assert await alice.connect(carol.address) == carol.me
 
 
+@pytest.mark.real("sockets")
 async def test_names_that_nobody_answers_for_hold_up_no_other_thread(tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """The ledger is written in one of Trio's 40 threads."""
     over, look = threading.Event(), socket.getaddrinfo
@@ -170,7 +181,7 @@ async def test_names_that_nobody_answers_for_hold_up_no_other_thread(tcp: SwarmW
     monkeypatch.setattr(dialer, "DIAL_SECONDS", 0.01)
     monkeypatch.setattr(addressbook, "BACKOFF_SECONDS_MAX", 0.01)
     try:
-        with trio.fail_after(DEADLINE_SECONDS):
+        with patience():
             alice = await tcp.start(ALICE, bootstrap=[])
             for n in range(64):
                 alice._book.hear(f"name{n}.example:1", EVE.public)
@@ -182,12 +193,13 @@ async def test_names_that_nobody_answers_for_hold_up_no_other_thread(tcp: SwarmW
         over.set()
 
 
+@pytest.mark.real("sockets")
 async def test_a_name_that_leads_nearer_than_it_seems_is_followed_only_if_the_operator_gave_it(
     tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     look = socket.getaddrinfo
     monkeypatch.setattr(socket, "getaddrinfo", lambda host, *rest: look("127.0.0.1" if host == b"home.example" else host, *rest))
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice, bob = await tcp.start(ALICE, bootstrap=[]), await tcp.start(BOB, bootstrap=[])
         name = f"home.example:{parse_address(bob.address)[1]}"
         alice._book.hear(name, bob.me)
@@ -197,10 +209,11 @@ async def test_a_name_that_leads_nearer_than_it_seems_is_followed_only_if_the_op
         assert await alice.connect(name) == bob.me
 
 
+@pytest.mark.real("sockets")
 async def test_what_a_stranger_names_is_dialed_once_and_a_member_that_names_it_too_is_believed(
     tcp: SwarmWorld, hanging: Counter[str]
 ) -> None:
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice = await tcp.start(ALICE, bootstrap=[], standing_of=standing(eve=Standing.STRANGER))
         bob = await tcp.start(BOB, bootstrap=[alice.address])
         await linked(alice, bob)
@@ -214,8 +227,9 @@ async def test_what_a_stranger_names_is_dialed_once_and_a_member_that_names_it_t
         assert alice._book.get(hung).source is alice._book._members[BOB.public]
 
 
+@pytest.mark.real("sockets")
 async def test_an_address_that_is_claimed_again_and_again_leaves_no_task_behind(tcp: SwarmWorld) -> None:
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice = await tcp.start(ALICE, bootstrap=[])
         carol = await tcp.start(CAROL, bootstrap=[alice.address])
         await until(lambda: carol.address in alice._book and carol.me in alice.connected())
@@ -228,8 +242,9 @@ async def test_an_address_that_is_claimed_again_and_again_leaves_no_task_behind(
         await until(lambda: len(alice._dialer._nursery.child_tasks) <= tasks)
 
 
+@pytest.mark.real("sockets")
 async def test_records_of_strangers_are_told_to_those_who_ask_and_passed_on_to_nobody(tcp: SwarmWorld) -> None:
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice = await tcp.start(ALICE, bootstrap=[], standing_of=standing(eve=Standing.STRANGER))
         bob, carol = await tcp.start(BOB, bootstrap=[alice.address]), await tcp.start(CAROL, bootstrap=[alice.address])
         await linked(alice, bob, carol)

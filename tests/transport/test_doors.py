@@ -7,7 +7,8 @@ import trio
 import trio.testing
 
 from tests.transport.conftest import SwarmWorld
-from tests.transport.helpers import ALICE, BOB, DEADLINE_SECONDS, linked, until
+from tests.transport.helpers import ALICE, BOB, linked, until
+from tests.waiting import patience
 from transport import doors, effort
 from transport.doors import CONNECTION_SECONDS, CONNECTIONS, CONNECTIONS_OF_HOST, RESERVED_SECONDS, Doors
 
@@ -51,9 +52,10 @@ async def test_a_host_of_members_that_attacks_takes_only_its_own(autojump_clock:
     assert entrance.admits("newcomer")
 
 
+@pytest.mark.real("sockets")
 async def test_whoever_is_turned_away_is_counted_and_comes_in_later(tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doors, "CONNECTIONS_OF_HOST", CONNECTIONS_OF_HOST._replace(at_once=0.0, processor=CONNECTION_SECONDS))
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice = await tcp.start(ALICE)
         for _ in range(4):
             stream = await tcp.connect(alice)
@@ -65,16 +67,17 @@ async def test_whoever_is_turned_away_is_counted_and_comes_in_later(tcp: SwarmWo
         await linked(alice, await tcp.start(BOB))
 
 
+@pytest.mark.real("sockets")
 async def test_connections_wait_in_the_kernel_while_taking_them_costs_too_much(
     tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice = await tcp.start(ALICE)
         alice._doors._taking.spend(1_000.0, trio.current_time())
         stream = await tcp.connect(alice)
         await stream.send_all(b"nobody reads this yet")
-        with trio.move_on_after(0.2) as patience:
+        with trio.move_on_after(0.2) as unread:
             await stream.receive_some()
-        assert patience.cancelled_caught and not alice.refused()
+        assert unread.cancelled_caught and not alice.refused()
         alice._doors._taking.spend(-1_000.0, trio.current_time())
         await until(lambda: alice.refused().get("not-folkmoot") == 1)

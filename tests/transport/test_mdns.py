@@ -17,7 +17,8 @@ import trio.testing
 
 from protocol.addresses import format_address, parse_address
 from tests.transport.conftest import SwarmWorld
-from tests.transport.helpers import ALICE, BOB, CHAIN, DEADLINE_SECONDS, linked, until
+from tests.transport.helpers import ALICE, BOB, CHAIN, linked, until
+from tests.waiting import patience
 from transport import addressbook, mdns
 from transport.mdns import LOOK_SECONDS, NAMES_MAX, Mdns
 from transport.session import chain_tag
@@ -36,12 +37,13 @@ class Heard:
         )
 
 
+@pytest.mark.real("sockets")
 async def test_peers_of_one_chain_find_one_another_and_show_its_tag_alone() -> None:
     chain = secrets.token_bytes(32)
     one, other, hidden = Heard(chain), Heard(chain, ("0.0.0.0:7002", "127.0.0.1:7003")), Heard(chain, ())
     stranger = Heard(secrets.token_bytes(32), ("127.0.0.1:7009",))
     packets = list[bytes]()
-    with trio.fail_after(DEADLINE_SECONDS), _ears() as ears:
+    with patience(), _ears() as ears:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_hear, ears, packets)
             for peer in (stranger, one, other, hidden):
@@ -108,9 +110,10 @@ def _name(packet: bytes, at: int) -> tuple[list[bytes], int]:
     return labels, end or at + 1
 
 
+@pytest.mark.real("sockets")
 async def test_two_that_know_no_address_are_linked(tcp: SwarmWorld) -> None:
     chain = secrets.token_bytes(32)  # of the services alone: other tests run beside this one
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice, bob = [await tcp.start(one, bootstrap=()) for one in (ALICE, BOB)]
         async with trio.open_nursery() as nursery:
             for one in (alice, bob):
@@ -130,6 +133,7 @@ class Service:
         return self._hosts
 
 
+@pytest.mark.real("sockets")
 def test_only_addresses_of_this_network_and_chain_are_taken_and_few_of_one_service() -> None:
     peer, tag = Heard(CHAIN), chain_tag(CHAIN).hex().encode()
     networks = mdns._networks(HERE)
@@ -143,6 +147,7 @@ def test_only_addresses_of_this_network_and_chain_are_taken_and_few_of_one_servi
     assert list(peer.found) == ["127.0.0.2:7", *(f"127.0.1.{number}:9" for number in range(mdns.ADDRESSES_MAX))]
 
 
+@pytest.mark.real("processes")
 async def test_so_many_names_are_remembered_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     import zeroconf
 
@@ -158,12 +163,13 @@ async def test_so_many_names_are_remembered_and_no_more(monkeypatch: pytest.Monk
     assert len(peer.mdns._names) == NAMES_MAX - 1
 
 
+@pytest.mark.real("sockets")
 async def test_what_is_found_is_dialed_within_bounds_and_forgotten_when_nobody_answers(
     tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(addressbook, "FOUND_MAX", 3)
     monkeypatch.setattr(addressbook, "FAILURES_MAX", 1)
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice = await tcp.start(ALICE, bootstrap=())
         for number in range(9):
             alice.found(f"127.0.0.1:{number + 1}")
@@ -175,6 +181,7 @@ async def test_what_is_found_is_dialed_within_bounds_and_forgotten_when_nobody_a
         await linked(alice, bob)
 
 
+@pytest.mark.real("processes")
 async def test_a_flood_of_news_is_looked_at_a_few_times_a_second(
     autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,6 +202,7 @@ async def test_a_flood_of_news_is_looked_at_a_few_times_a_second(
     assert 4 <= len(looks) <= 1 + round((looks[-1] - looks[0]) / mdns.PAUSE_SECONDS)
 
 
+@pytest.mark.real("processes")
 async def test_what_goes_wrong_is_one_line_and_tried_again(
     autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,6 +220,7 @@ async def test_what_goes_wrong_is_one_line_and_tried_again(
     assert peer.told == ["mdns: multicast DNS cannot be used: No such device; another try in 60 s"] and not peer.mdns.works
 
 
+@pytest.mark.real("sockets")
 async def test_without_the_library_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     peer = Heard(CHAIN)
     monkeypatch.setitem(sys.modules, "zeroconf", None)

@@ -128,6 +128,7 @@ def test_what_the_kernel_sent_twice_is_counted_once() -> None:
     assert History().retransmitted(0.0) is None
 
 
+@pytest.mark.real("sockets")
 def test_the_kernel_is_understood() -> None:
     if (told := getattr(socket, "TCP_INFO", None)) is None:
         pytest.skip("this kernel has no TCP_INFO")
@@ -159,6 +160,7 @@ async def test_a_vote_waits_for_25_ms_of_bulk_on_a_slow_link(autojump_clock: Moc
         assert rate == pytest.approx(2 * MEGABIT_BYTES, rel=0.01)
 
 
+@pytest.mark.real("sockets")
 async def test_the_kernel_is_told_how_much_it_may_hold(tcp: SwarmWorld) -> None:
     if not hasattr(socket, "TCP_NOTSENT_LOWAT"):
         pytest.skip("this kernel has no TCP_NOTSENT_LOWAT")
@@ -173,6 +175,7 @@ async def test_the_kernel_is_told_how_much_it_may_hold(tcp: SwarmWorld) -> None:
         assert alice.links()[0].history.retransmitted(trio.current_time()) == 0.0
 
 
+@pytest.mark.real("sockets")
 async def test_a_history_outlives_its_links_and_they_are_bounded(tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     with trio.fail_after(60):
         alice, bob = await tcp.pair()

@@ -24,6 +24,7 @@ from tests.transport.helpers import (
     next_event,
     until,
 )
+from tests.waiting import patience
 from transport import exchange, hub
 from transport.framing import Channel
 from transport.network import Connected, Disconnected, Priority, Received
@@ -35,7 +36,7 @@ def blob_of(size: int, seed: int = 0) -> bytes:
 
 
 async def test_peers_connect_and_talk(world: World) -> None:
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice, bob = await world.start(ALICE), await world.start(BOB)
         assert await alice.events.receive() == Connected(bob.me)
         assert await bob.events.receive() == Connected(alice.me)
@@ -49,7 +50,7 @@ async def test_peers_connect_and_talk(world: World) -> None:
 
 
 async def test_a_broadcast_reaches_everybody(world: World) -> None:
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         networks = [await world.start(identity) for identity in (ALICE, BOB, CAROL, DAVE)]
         await linked(*networks)
         assert networks[0].broadcast(b"to all", Priority.VOTE) == 3
@@ -58,14 +59,14 @@ async def test_a_broadcast_reaches_everybody(world: World) -> None:
 
 
 async def test_sending_to_a_stranger_is_refused(world: World) -> None:
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice = await world.start(ALICE)
         assert not alice.send(BOB.public, b"x")
         assert alice.broadcast(b"x") == 0
 
 
 async def test_one_senders_messages_stay_in_order(world: World) -> None:
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice, bob = await world.pair()
         sent = [b"%d" % n * (1 + n * 37) for n in range(200)]
         for data in sent:
@@ -74,7 +75,7 @@ async def test_one_senders_messages_stay_in_order(world: World) -> None:
 
 
 async def test_a_peer_that_dies_is_noticed_and_found_again(world: World) -> None:
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         bob, alice = await world.start(BOB), await world.start(ALICE)  # it is Alice who knows the address of the other
         await linked(alice, bob)
         listen = {"listen": bob.address} if isinstance(bob, Swarm) else {}
@@ -89,7 +90,7 @@ async def test_a_peer_that_dies_is_noticed_and_found_again(world: World) -> None
 
 
 async def test_events_of_a_peer_are_in_order_when_the_network_ends(world: World) -> None:
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice, bob = await world.pair()
         world.stop(alice)
         assert await alice.events.receive() == Connected(bob.me)
@@ -101,7 +102,7 @@ async def test_a_dropped_peer_is_counted_kept_out_for_a_while_and_then_let_in(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hub, "BAN_SECONDS", 0.5)
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice, bob = await world.pair()
         start = trio.current_time()
         alice.drop(bob.me, RemoteProtocolError("bad-manners", "ate with his fingers"))
@@ -130,7 +131,7 @@ def test_bans_grow_and_are_forgotten() -> None:
 
 
 async def test_a_key_that_is_not_allowed_does_not_stay(world: World) -> None:
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice = await world.start(ALICE, allow=lambda peer: peer != BOB.public)
         bob, carol = await world.start(BOB), await world.start(CAROL)
         await until(lambda: alice.refused().get("not-allowed"))
@@ -141,7 +142,7 @@ async def test_a_key_that_is_not_allowed_does_not_stay(world: World) -> None:
 
 
 async def test_a_bad_message_of_transports_own_costs_the_connection(world: World) -> None:
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice, bob = await world.pair()
         alice._push(bob.me, Channel.LINK, b"\x91\xa5bogus", Priority.CONTROL)
         assert await next_event(bob, Disconnected) == Disconnected(alice.me)
@@ -149,7 +150,7 @@ async def test_a_bad_message_of_transports_own_costs_the_connection(world: World
 
 
 async def test_links_and_traffic_tell_what_happened(world: World) -> None:
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice, bob = await world.pair()
         before = alice.traffic(), bob.traffic()
         alice.send(bob.me, bytes(1000), Priority.BULK)
@@ -168,7 +169,7 @@ async def test_links_and_traffic_tell_what_happened(world: World) -> None:
 
 
 async def test_a_peer_that_does_not_listen_loses_the_connection_rather_than_a_vote(world: World) -> None:
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice, bob = await world.pair()
         vote = bytes(1 << 20)
         count = 0
@@ -182,7 +183,7 @@ async def test_a_peer_that_does_not_listen_loses_the_connection_rather_than_a_vo
 
 
 async def test_a_full_queue_of_less_urgent_messages_is_counted_and_keeps_the_connection(world: World) -> None:
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice, bob = await world.pair()
         while alice.send(bob.me, bytes(4 << 20), Priority.BULK):
             pass
@@ -196,7 +197,7 @@ async def test_a_full_queue_of_less_urgent_messages_is_counted_and_keeps_the_con
 @pytest.mark.parametrize("size", [0, 1, BLOB_CHUNK_BYTES, BLOB_CHUNK_BYTES + 1, 5_000_000])
 async def test_a_blob_is_fetched_from_its_holder(world: World, size: int) -> None:
     blob = blob_of(size)
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice = await world.start(ALICE, MemoryBlobs(blob))
         bob = await world.start(BOB, wanted := MemoryBlobs())
         await bob.fetch(digest(blob), size)
@@ -210,7 +211,7 @@ async def test_what_serves_audits_alone_is_counted_apart_at_both_ends(world: Wor
     payload, state = blob_of(1_000), blob_of(70_000)
     served, wanted = MemoryBlobs(payload, state), MemoryBlobs()
     served.reveals = wanted.reveals = {digest(state)}
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice, bob = await world.pair(served, wanted)
         for blob in (payload, state):
             await bob.fetch(digest(blob), len(blob), sources=[alice.me])
@@ -221,7 +222,7 @@ async def test_what_serves_audits_alone_is_counted_apart_at_both_ends(world: Wor
 
 async def test_a_vote_overtakes_a_large_blob(world: World) -> None:
     blob, store = blob_of(50_000_000), MemoryBlobs()
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice, bob = await world.pair(MemoryBlobs(blob), store)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(bob.fetch, digest(blob), len(blob))
@@ -235,7 +236,7 @@ async def test_a_vote_overtakes_a_large_blob(world: World) -> None:
 
 async def test_concurrent_fetches_of_one_blob_share_a_transfer(world: World) -> None:
     blob, store = blob_of(3_000_000), MemoryBlobs()
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         _, bob = await world.pair(MemoryBlobs(blob), store)
         async with trio.open_nursery() as nursery:
             for _ in range(5):
@@ -245,7 +246,7 @@ async def test_concurrent_fetches_of_one_blob_share_a_transfer(world: World) -> 
 
 async def test_many_blobs_at_once(world: World) -> None:
     blobs, store = [blob_of(200_000, seed) for seed in range(40)], MemoryBlobs()
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice, bob = await world.pair(MemoryBlobs(*blobs), store)
         async with trio.open_nursery() as nursery:
             for blob in blobs:
@@ -260,7 +261,7 @@ async def test_a_holder_whose_bytes_are_wrong_is_dropped_and_another_one_asked(
     monkeypatch.setattr(exchange, "PATIENCE_SECONDS", 1_000.0)  # or the other one would be asked before the liar has answered
     blob, store = blob_of(1_000_000), MemoryBlobs()
     lie = bytes(500_000) + blob[500_000:]
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         await world.start(ALICE, LyingBlobs(digest(blob), lie))
         await world.start(CAROL, MemoryBlobs(blob))
         bob = await world.start(BOB, store)
@@ -304,7 +305,7 @@ async def test_of_two_contributors_nobody_is_blamed_for_the_sum(world: World, mo
     monkeypatch.setattr(exchange, "PATIENCE_SECONDS", 1_000.0)
     blob, store = blob_of(3_000_000), MemoryBlobs()
     liar = Stalling(digest(blob), bytes(len(blob)), 1_000_000)
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         await world.start(ALICE, liar)
         await world.start(CAROL, MemoryBlobs(blob))
         bob = await world.start(BOB, store)
@@ -341,7 +342,7 @@ async def test_after_a_wrong_sum_holders_are_not_mixed_and_the_liar_is_found(
             return super().read_piece(digest, offset, length)
 
     liar, honest = Starting("liar", bytes(len(blob)), 1), Starting("honest", blob, 2)
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         await world.start(ALICE, liar)
         await world.start(CAROL, honest)
         bob = await world.start(BOB, store)
@@ -360,7 +361,7 @@ async def test_after_a_wrong_sum_holders_are_not_mixed_and_the_liar_is_found(
 async def test_a_transfer_goes_on_with_another_holder_where_it_stands(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchange, "STALL_SECONDS", 1000.0)  # it is the end of the link that tells, not the deadline
     blob, store = blob_of(20_000_000), MemoryBlobs()
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice = await world.start(ALICE, MemoryBlobs(blob))
         await world.start(CAROL, MemoryBlobs(blob))
         bob = await world.start(BOB, store)
@@ -375,7 +376,7 @@ async def test_a_transfer_goes_on_with_another_holder_where_it_stands(world: Wor
 
 async def test_a_holder_without_the_blob_is_asked_again(world: World) -> None:
     blob, late = blob_of(100_000), MemoryBlobs()
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         _, bob = await world.pair(late)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(bob.fetch, digest(blob), len(blob))
@@ -385,7 +386,7 @@ async def test_a_holder_without_the_blob_is_asked_again(world: World) -> None:
 
 async def test_a_blob_that_nobody_has_holds_up_no_other(world: World) -> None:
     blob, store = blob_of(100_000), MemoryBlobs()
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         _, bob = await world.pair(MemoryBlobs(blob), store)
         async with trio.open_nursery() as nursery:
             for n in range(2 * exchange.TRANSFERS_MAX):
@@ -396,7 +397,7 @@ async def test_a_blob_that_nobody_has_holds_up_no_other(world: World) -> None:
 
 async def test_a_blob_larger_than_asked_for_is_not_taken_and_nobody_is_blamed(world: World) -> None:
     blob, store = blob_of(100_000), MemoryBlobs()
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         _, bob = await world.pair(MemoryBlobs(blob), store)
         with trio.move_on_after(0.3):
             await bob.fetch(digest(blob), len(blob) - 1)
@@ -407,7 +408,7 @@ async def test_a_blob_larger_than_asked_for_is_not_taken_and_nobody_is_blamed(wo
 
 async def test_a_cancelled_fetch_leaves_nothing_behind_and_can_be_repeated(world: World) -> None:
     blob, store = blob_of(20_000_000), MemoryBlobs()
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice, bob = await world.pair(MemoryBlobs(blob), store)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(bob.fetch, digest(blob), len(blob))
@@ -422,7 +423,7 @@ async def test_a_cancelled_fetch_leaves_nothing_behind_and_can_be_repeated(world
 
 async def test_one_cancelled_waiter_does_not_cancel_the_others(world: World) -> None:
     blob, store = blob_of(20_000_000), MemoryBlobs()
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         _, bob = await world.pair(MemoryBlobs(blob), store)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(bob.fetch, digest(blob), len(blob))
@@ -433,13 +434,14 @@ async def test_one_cancelled_waiter_does_not_cancel_the_others(world: World) -> 
         assert bob.traffic().blobs_received == len(blob)
 
 
+@pytest.mark.real("processes")
 async def test_a_holder_that_cannot_read_its_store_says_that_it_has_nothing(world: World) -> None:
     class BadDisk(MemoryBlobs):
         def read_piece(self, digest: bytes, offset: int, length: int) -> bytes:
             raise OSError("input/output error")
 
     blob, store = blob_of(100_000), MemoryBlobs()
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice, carol = await world.start(ALICE, BadDisk(blob)), await world.start(CAROL, MemoryBlobs(blob))
         bob = await world.start(BOB, store)
         await linked(alice, bob, carol)
@@ -453,7 +455,7 @@ async def test_a_store_that_fails_is_reported_to_whoever_fetches(world: World) -
             raise StorageError("no space left")
 
     blob = blob_of(100_000)
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice, bob = await world.pair(MemoryBlobs(blob), FullDisk())
         with pytest.raises(StorageError):
             await bob.fetch(digest(blob), len(blob))

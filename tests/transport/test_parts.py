@@ -21,7 +21,8 @@ from protocol.limits import BLOB_CHUNK_BYTES, BLOB_PART_BYTES
 from storage.blobs import Blobs
 from storage.parts import write_list
 from tests.transport.conftest import MemoryWorld, World, open_world
-from tests.transport.helpers import ALICE, BOB, CAROL, DAVE, DEADLINE_SECONDS, linked, until
+from tests.transport.helpers import ALICE, BOB, CAROL, DAVE, linked, until
+from tests.waiting import patience
 from transport.exchange import TURN_SECONDS
 from transport.memory import Conditions, Mesh
 
@@ -79,7 +80,7 @@ DIGEST = PARTS.digest
 async def test_an_object_comes_part_by_part_each_once_and_from_several_holders(world: World, tmp_path: Path) -> None:
     alice, carol = Counting(tmp_path / "alice", DATA), Counting(tmp_path / "carol", DATA)
     bob = Counting(tmp_path / "bob")
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         networks = [await world.start(*pair) for pair in ((ALICE, alice), (CAROL, carol), (BOB, bob))]
         await linked(*networks)
         await networks[2].fetch(DIGEST, len(DATA), [networks[0].me])
@@ -145,7 +146,7 @@ async def test_a_holder_that_drips_costs_a_turn(tmp_path: Path, autojump_clock: 
 
 async def test_a_wrong_part_costs_its_sender_the_link_and_nothing_else(world: World, tmp_path: Path) -> None:
     liar, carol, bob = Lying(tmp_path / "alice", DATA), Counting(tmp_path / "carol", DATA), Counting(tmp_path / "bob")
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice, carols, bobs = [await world.start(*pair) for pair in ((ALICE, liar), (CAROL, carol), (BOB, bob))]
         await linked(alice, carols, bobs)
         await bobs.fetch(DIGEST, len(DATA))
@@ -158,7 +159,7 @@ async def test_a_wrong_part_costs_its_sender_the_link_and_nothing_else(world: Wo
 
 async def test_a_liar_alone_ends_nothing_and_the_part_comes_of_another_later(world: World, tmp_path: Path) -> None:
     liar, bob = Lying(tmp_path / "alice", DATA), Counting(tmp_path / "bob")
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice, bobs = await world.start(ALICE, liar), await world.start(BOB, bob)
         await linked(alice, bobs)
         async with trio.open_nursery() as nursery:
@@ -171,9 +172,10 @@ async def test_a_liar_alone_ends_nothing_and_the_part_comes_of_another_later(wor
     assert all(bob.begun[part] == before[part] for part in good), "nothing that was good is lost"
 
 
+@pytest.mark.real("sockets")
 async def test_a_fetch_that_is_given_up_goes_on_later_where_it_was(world: World, tmp_path: Path) -> None:
     alice, bob = Counting(tmp_path / "alice", DATA), Counting(tmp_path / "bob")
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alices, bobs = await world.start(ALICE, alice), await world.start(BOB, bob)
         await linked(alices, bobs)
         async with trio.open_nursery() as nursery:
@@ -189,7 +191,7 @@ async def test_a_fetch_that_is_given_up_goes_on_later_where_it_was(world: World,
 async def test_a_list_of_more_bytes_than_were_promised_is_no_object(world: World, tmp_path: Path) -> None:
     """A liar's list must not fill the disk: nobody asks for any of its parts."""
     alice, bob = Counting(tmp_path / "alice", DATA), Counting(tmp_path / "bob")
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alices, bobs = await world.start(ALICE, alice), await world.start(BOB, bob)
         await linked(alices, bobs)
         async with trio.open_nursery() as nursery:
@@ -204,7 +206,7 @@ async def test_a_list_of_more_bytes_than_were_promised_is_no_object(world: World
 async def test_an_object_of_an_older_program_comes_whole(world: World, tmp_path: Path) -> None:
     alice, bob = Counting(tmp_path / "alice"), Counting(tmp_path / "bob")
     digest = alice.add(DATA)
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alices, bobs = await world.start(ALICE, alice), await world.start(BOB, bob)
         await linked(alices, bobs)
         await bobs.fetch(digest, len(DATA))
@@ -282,6 +284,7 @@ def fetched_over_a_kill(folder: Path, size: int, part_bytes: int, kill_after: in
     return served, grown
 
 
+@pytest.mark.real("processes")
 def test_after_kill_9_no_part_comes_twice(tmp_path: Path) -> None:
     fetched_over_a_kill(tmp_path, 200 * PART + 5, PART, kill_after=20)
 

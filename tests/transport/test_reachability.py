@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-import trio
 
 from protocol.errors import UserError
 from protocol.identity import Identity
 from protocol.messages import DialBack, Observed
 from tests.transport.conftest import SwarmWorld
-from tests.transport.helpers import ALICE, BOB, CAROL, DAVE, DEADLINE_SECONDS, linked, next_event, until
+from tests.transport.helpers import ALICE, BOB, CAROL, DAVE, linked, next_event, until
+from tests.waiting import patience
 from transport.framing import Priority
 from transport.network import Received
 from transport.reachability import ANSWER_SECONDS, ASK_AGAIN_SECONDS, Reachability, Reachable
@@ -116,8 +116,9 @@ def test_two_that_lie_do_not_outvote_those_who_do_not(liars_first: bool) -> None
 # Real sockets ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.real("sockets")
 async def test_a_peer_that_dials_everybody_is_dialed_back_and_knows_that_it_is_reached(tcp: SwarmWorld) -> None:
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice, bob = await tcp.start(ALICE, bootstrap=[]), await tcp.start(BOB, bootstrap=[])
         carol = await tcp.start(CAROL, bootstrap=[alice.address, bob.address])
         await linked(carol, alice, bob)
@@ -125,16 +126,18 @@ async def test_a_peer_that_dials_everybody_is_dialed_back_and_knows_that_it_is_r
         assert not carol.refused()
 
 
+@pytest.mark.real("sockets")
 async def test_a_peer_that_nobody_reaches_knows_that_it_is_not(tcp: SwarmWorld) -> None:
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice, bob = await tcp.start(ALICE, bootstrap=[]), await tcp.start(BOB, bootstrap=[])
         carol = await tcp.start(CAROL, bootstrap=[alice.address, bob.address], advertise=["127.0.0.1:1"])
         await linked(carol, alice, bob)
         await until(lambda: carol.reachable is Reachable.RELAYED)
 
 
+@pytest.mark.real("sockets")
 async def test_a_dial_back_goes_to_the_askers_host_alone_and_not_often(tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice = await tcp.start(ALICE, bootstrap=[])
         dialed: list[str] = []
 
@@ -151,8 +154,9 @@ async def test_a_dial_back_goes_to_the_askers_host_alone_and_not_often(tcp: Swar
         assert dialed == ["127.0.0.1:22"]
 
 
+@pytest.mark.real("sockets")
 async def test_strangers_get_no_dial_back(tcp: SwarmWorld) -> None:
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice = await tcp.start(ALICE, bootstrap=[], members=lambda peer: False)
         bob = await tcp.start(BOB)
         await linked(alice, bob)
@@ -162,8 +166,9 @@ async def test_strangers_get_no_dial_back(tcp: SwarmWorld) -> None:
         assert not alice._discovery._dialed_back
 
 
+@pytest.mark.real("sockets")
 async def test_what_comes_over_a_relay_says_nothing_of_where_a_peer_is_seen(tcp: SwarmWorld) -> None:
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice, bob = await tcp.pair()
         await until(lambda: bob.me in alice._discovery._reachability._seen)
         alice._links[bob.me].remote = None

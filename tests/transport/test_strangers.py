@@ -14,7 +14,8 @@ from protocol.identity import Identity, Signed
 from protocol.limits import MESSAGE_BYTES_MAX
 from protocol.messages import Closing, Guest
 from tests.transport.conftest import SwarmWorld
-from tests.transport.helpers import ALICE, BOB, CAROL, DAVE, DEADLINE_SECONDS, linked, make_session, next_event, until
+from tests.transport.helpers import ALICE, BOB, CAROL, DAVE, linked, make_session, next_event, until
+from tests.waiting import patience
 from transport import hub, slots
 from transport.farewell import in_words
 from transport.framing import Channel, Inbox, Message, Outbox, Priority
@@ -39,8 +40,9 @@ async def connected(tcp: SwarmWorld, network: Swarm, identity: Identity = BOB) -
     return stream, session
 
 
+@pytest.mark.real("sockets")
 async def test_strangers_that_take_nothing_hold_no_more_than_their_budget_and_members_have_their_own(tcp: SwarmWorld) -> None:
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice = await tcp.start(ALICE, standing_of=standing(dave=Standing.MEMBER))
         alice.memory = Memory(members=1024 * KIB, strangers=256 * KIB)
         for identity in (BOB, CAROL):
@@ -56,8 +58,9 @@ async def test_strangers_that_take_nothing_hold_no_more_than_their_budget_and_me
         assert all(alice.send(DAVE.public, message, Priority.BULK) for _ in range(32))
 
 
+@pytest.mark.real("sockets")
 async def test_of_strangers_the_one_that_holds_most_gives_way_and_not_the_one_with_little(tcp: SwarmWorld) -> None:
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice = await tcp.start(ALICE, standing_of=standing())
         alice.memory = Memory(members=1024 * KIB, strangers=256 * KIB)
         for identity in (BOB, CAROL):
@@ -70,8 +73,9 @@ async def test_of_strangers_the_one_that_holds_most_gives_way_and_not_the_one_wi
         assert alice.refused() == {"queue-full": 1, "memory-full": 1}
 
 
+@pytest.mark.real("sockets")
 async def test_messages_that_come_in_part_are_counted_and_cost_the_stranger_its_link(tcp: SwarmWorld) -> None:
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice = await tcp.start(ALICE, standing_of=standing())
         alice.memory = Memory(members=1024 * KIB, strangers=256 * KIB)
         stream, session = await connected(tcp, alice)
@@ -85,9 +89,10 @@ async def test_messages_that_come_in_part_are_counted_and_cost_the_stranger_its_
         assert alice.memory.held == 0
 
 
+@pytest.mark.real("sockets")
 async def test_what_a_stranger_said_and_nobody_has_taken_goes_with_its_link(tcp: SwarmWorld) -> None:
     """One key after the other would else fill the memory."""
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice = await tcp.start(ALICE, standing_of=standing(dave=Standing.MEMBER))
         for identity in (BOB, DAVE):
             stream, session = await connected(tcp, alice, identity)
@@ -103,11 +108,12 @@ async def test_what_a_stranger_said_and_nobody_has_taken_goes_with_its_link(tcp:
         assert alice.memory.held == 0
 
 
+@pytest.mark.real("sockets")
 async def test_a_voter_gets_in_where_strangers_and_members_fill_all_links(
     tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hub, "LINKS_MAX", 2)
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice = await tcp.start(ALICE, standing_of=standing(carol=Standing.MEMBER, dave=Standing.VOTER))
         await connected(tcp, alice, BOB)
         await connected(tcp, alice, CAROL)
@@ -117,9 +123,10 @@ async def test_a_voter_gets_in_where_strangers_and_members_fill_all_links(
         assert alice.refused() == {"gave-way": 1}
 
 
+@pytest.mark.real("sockets")
 async def test_a_stranger_takes_no_link_of_a_member(tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "LINKS_MAX", 1)
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice = await tcp.start(ALICE, standing_of=standing(dave=Standing.MEMBER))
         await connected(tcp, alice, DAVE)
         await tcp.start(BOB, bootstrap=[alice.address])
@@ -136,20 +143,22 @@ async def test_of_all_links_the_lowest_standing_gives_way() -> None:
         assert slots.least(links) is link
 
 
+@pytest.mark.real("sockets")
 async def test_strangers_have_slots_of_their_own_and_the_oldest_of_the_fullest_host_gives_way(
     tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hub, "STRANGERS_MAX", 2)
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice = await tcp.start(ALICE, standing_of=standing())
         for identity in (BOB, CAROL, DAVE):
             await connected(tcp, alice, identity)
         assert alice.connected() == {CAROL.public, DAVE.public}
 
 
+@pytest.mark.real("sockets")
 async def test_half_open_connections_are_bounded_the_oldest_gives_way(tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slots, "HALF_OPEN_PER_HOST_MAX", 3)
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice = await tcp.start(ALICE, standing_of=standing())
         idle = [await tcp.connect(alice) for _ in range(3)]
         await until(lambda: len(alice._half_open) == 3)
@@ -160,8 +169,9 @@ async def test_half_open_connections_are_bounded_the_oldest_gives_way(tcp: Swarm
         assert len(alice._half_open) == 2
 
 
+@pytest.mark.real("sockets")
 async def test_a_handshake_that_is_not_confirmed_is_half_open(tcp: SwarmWorld) -> None:
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice = await tcp.start(ALICE, standing_of=standing())
         stream, session = await tcp.connect(alice), make_session(BOB, True)
         await stream.send_all(session.data_to_send())
@@ -172,8 +182,9 @@ async def test_a_handshake_that_is_not_confirmed_is_half_open(tcp: SwarmWorld) -
         assert len(alice._half_open) == 1
 
 
+@pytest.mark.real("sockets")
 async def test_whoever_says_nothing_takes_nobodys_turn_for_a_handshake(tcp: SwarmWorld) -> None:
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice = await tcp.start(ALICE, standing_of=standing())
         alice.effort.host("127.0.0.1", False).spend(10.0)  # so that all wait, for minutes
         idle, speaking = await tcp.connect(alice), await tcp.connect(alice)
@@ -184,9 +195,10 @@ async def test_whoever_says_nothing_takes_nobodys_turn_for_a_handshake(tcp: Swar
         await idle.aclose()
 
 
+@pytest.mark.real("sockets")
 async def test_a_link_that_begins_with_a_large_message_of_a_stranger_is_none(tcp: SwarmWorld) -> None:
     """What comes before the link is in use is in nobody's budget."""
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice = await tcp.start(ALICE, standing_of=standing(dave=Standing.MEMBER))
         for identity in (DAVE, BOB):
             stream, session = await tcp.connect(alice), make_session(identity, True)
@@ -201,10 +213,11 @@ async def test_a_link_that_begins_with_a_large_message_of_a_stranger_is_none(tcp
         await until(lambda: alice.connected() == {DAVE.public})
 
 
+@pytest.mark.real("sockets")
 async def test_a_message_without_an_end_costs_a_member_its_link(tcp: SwarmWorld) -> None:
     """A stranger is dropped before it has said so much."""
     piece = b"\x08" + (60_000).to_bytes(2, "big") + bytes(60_000)  # to be continued
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice = await tcp.start(ALICE, standing_of=standing(dave=Standing.MEMBER))
         stream, session = await connected(tcp, alice, DAVE)
         assert session._ciphers is not None
@@ -216,9 +229,10 @@ async def test_a_message_without_an_end_costs_a_member_its_link(tcp: SwarmWorld)
         await until(lambda: alice.connected() == set())
 
 
+@pytest.mark.real("sockets")
 async def test_a_broadcast_is_not_for_strangers_but_for_whoever_is_one_no_more(tcp: SwarmWorld) -> None:
     admitted: set[bytes] = set()
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice = await tcp.start(ALICE, standing_of=lambda peer: Standing.MEMBER if peer in admitted else Standing.STRANGER)
         await connected(tcp, alice, BOB)
         assert alice.broadcast(b"a vote", Priority.VOTE) == 0
@@ -249,9 +263,10 @@ async def test_hosts_of_members_are_spared_while_others_are_half_open() -> None:
 # Why a link was closed ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.real("sockets")
 async def test_whoever_is_refused_reads_why_where_it_dials(tcp: SwarmWorld) -> None:
     told: list[str] = []
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice = await tcp.start(ALICE, allow=lambda peer: False)
         bob = await tcp.start(BOB, bootstrap=[alice.address], tell=told.append)
         await until(lambda: bob.unreached())
@@ -261,9 +276,10 @@ async def test_whoever_is_refused_reads_why_where_it_dials(tcp: SwarmWorld) -> N
         assert "it does not talk to this peer's key" in told[0]
 
 
+@pytest.mark.real("sockets")
 async def test_whoever_is_dropped_reads_why(tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "BAN_SECONDS", 1000.0)
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice = await tcp.start(ALICE)
         bob = await tcp.start(BOB, bootstrap=[alice.address])
         await linked(alice, bob)
@@ -277,9 +293,10 @@ async def test_whoever_is_dropped_reads_why(tcp: SwarmWorld, monkeypatch: pytest
         assert not bob.refused()
 
 
+@pytest.mark.real("sockets")
 async def test_a_stranger_reads_that_it_gave_way(tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "LINKS_MAX", 1)
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice = await tcp.start(ALICE, standing_of=standing(dave=Standing.VOTER))
         stream, session = await connected(tcp, alice)
         await tcp.start(DAVE, bootstrap=[alice.address])
@@ -292,8 +309,9 @@ async def test_a_stranger_reads_that_it_gave_way(tcp: SwarmWorld, monkeypatch: p
         assert decode_message(last.data, (Closing,)) == Closing("gave-way")
 
 
+@pytest.mark.real("sockets")
 async def test_to_a_peer_of_the_version_before_no_reason_is_sent(tcp: SwarmWorld) -> None:
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice = await tcp.start(ALICE, allow=lambda peer: False)
         bob = await tcp.start(BOB, bootstrap=[alice.address], versions=(2,))
         await until(lambda: bob.unreached())
@@ -316,12 +334,13 @@ def test_the_last_message_is_whole_where_another_was_begun() -> None:
     assert not outbox and outbox.held == 0
 
 
+@pytest.mark.real("sockets")
 @pytest.mark.parametrize("newcomer", ["larger key", "smaller key"])
 async def test_an_invitation_is_shown_before_strangers_are_waited_for(tcp: SwarmWorld, newcomer: str) -> None:
     smaller, larger = sorted((ALICE, BOB), key=lambda identity: identity.public)
     guests: set[bytes] = set()
     shown = Guest(Signed(b"invitation", ALICE.public, bytes(64)), bytes(64))
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         member = await tcp.start(
             smaller if newcomer == "larger key" else larger,
             standing_of=lambda peer: Standing.GUEST if peer in guests else Standing.STRANGER,
@@ -332,13 +351,14 @@ async def test_an_invitation_is_shown_before_strangers_are_waited_for(tcp: Swarm
         await until(lambda: guests == {guest.me})
 
 
+@pytest.mark.real("sockets")
 async def test_whoever_shows_an_invitation_is_a_guest_and_takes_no_slot_of_strangers(
     tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hub, "STRANGERS_MAX", 1)
     guests: set[bytes] = set()
     shown = Guest(Signed(b"invitation", ALICE.public, bytes(64)), bytes(64))
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice = await tcp.start(
             ALICE,
             standing_of=lambda peer: Standing.GUEST if peer in guests else Standing.STRANGER,

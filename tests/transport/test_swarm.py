@@ -30,6 +30,7 @@ from tests.transport.helpers import (
     next_event,
     until,
 )
+from tests.waiting import patience
 from transport import addressbook, hub, links, slots, swarm
 from transport.network import Connected, Copied, Disconnected, Priority, Received
 from transport.reachability import Reachable
@@ -50,8 +51,9 @@ async def connect_as_bob(tcp: SwarmWorld, network: Swarm) -> trio.SocketStream:
     return (await tcp.confirm(network, BOB))[0]
 
 
+@pytest.mark.real("sockets")
 async def test_two_that_dial_each_other_at_once_keep_one_connection(tcp: SwarmWorld) -> None:
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         for _ in range(20):
             await dial_each_other(tcp)
 
@@ -75,6 +77,7 @@ async def dial_each_other(tcp: SwarmWorld) -> None:
         nursery.cancel_scope.cancel()
 
 
+@pytest.mark.real("sockets")
 @pytest.mark.parametrize("old_dials", [True, False])
 async def test_a_peer_of_the_version_before_is_linked_at_once_and_hears_nothing_newer(tcp: SwarmWorld, old_dials: bool) -> None:
     told: list[str] = []
@@ -83,7 +86,7 @@ async def test_a_peer_of_the_version_before_is_linked_at_once_and_hears_nothing_
     listener = tcp.make(listens, MemoryBlobs(), versions=versions[listens], listen=free_address(), tell=told.append)
     dialer = tcp.make(dials, MemoryBlobs(), versions=versions[dials], bootstrap=[listener.address], tell=told.append)
     old, new = (dialer, listener) if old_dials else (listener, dialer)
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         async with trio.open_nursery() as nursery:
             await nursery.start(listener.run)
             await nursery.start(dialer.run)
@@ -98,6 +101,7 @@ async def test_a_peer_of_the_version_before_is_linked_at_once_and_hears_nothing_
 # Dials that fail ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.real("sockets")
 async def test_an_address_that_cannot_be_reached_is_told_with_reason_tries_and_the_time_of_the_next(
     tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,7 +115,7 @@ async def test_an_address_that_cannot_be_reached_is_told_with_reason_tries_and_t
     monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
     address = free_address()
     alice = tcp.make(ALICE, MemoryBlobs(), bootstrap=[address, "nobody.invalid:7700"], tell=told.append)
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         async with trio.open_nursery() as nursery:
             await nursery.start(alice.run)
             await until(lambda: len(alice.unreached()) == 2 and all(dial.tries >= 2 for dial in alice.unreached()))
@@ -125,6 +129,7 @@ async def test_an_address_that_cannot_be_reached_is_told_with_reason_tries_and_t
             nursery.cancel_scope.cancel()
 
 
+@pytest.mark.real("sockets")
 async def test_where_something_else_answers_the_log_does_not_say_so_at_every_try(
     tcp: SwarmWorld, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,7 +144,7 @@ async def test_where_something_else_answers_the_log_does_not_say_so_at_every_try
     (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
     address = format_address(*listener.socket.getsockname())
     alice = tcp.make(ALICE, MemoryBlobs(), bootstrap=[address], tell=told.append)
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         async with trio.open_nursery() as nursery:
             nursery.start_soon(trio.serve_listeners, greet, [listener])
             await nursery.start(alice.run)
@@ -152,10 +157,11 @@ async def test_where_something_else_answers_the_log_does_not_say_so_at_every_try
     assert alice.refused()["not-folkmoot"] >= 6
 
 
+@pytest.mark.real("sockets")
 async def test_connect_dials_at_once_and_says_who_answers_or_why_nobody_does(tcp: SwarmWorld) -> None:
     bob, dead = tcp.make(BOB, MemoryBlobs(), listen=free_address()), free_address()
     alice = tcp.make(ALICE, MemoryBlobs(), listen=free_address())
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         async with trio.open_nursery() as nursery:
             await nursery.start(bob.run)
             await nursery.start(alice.run)
@@ -172,12 +178,13 @@ async def test_connect_dials_at_once_and_says_who_answers_or_why_nobody_does(tcp
             nursery.cancel_scope.cancel()
 
 
+@pytest.mark.real("sockets")
 async def test_connect_does_not_wait_for_the_pause_after_failures(tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(addressbook, "BACKOFF_SECONDS", 10 * DEADLINE_SECONDS)
     monkeypatch.setattr(addressbook, "BACKOFF_SECONDS_MAX", 10 * DEADLINE_SECONDS)
     address = free_address()
     alice = tcp.make(ALICE, MemoryBlobs(), bootstrap=[address])
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         async with trio.open_nursery() as nursery:
             await nursery.start(alice.run)
             await until(lambda: bool(alice.unreached()))
@@ -187,10 +194,11 @@ async def test_connect_does_not_wait_for_the_pause_after_failures(tcp: SwarmWorl
             nursery.cancel_scope.cancel()
 
 
+@pytest.mark.real("sockets")
 async def test_what_is_advertised_is_told_to_others_in_the_place_of_where_a_peer_listens(tcp: SwarmWorld) -> None:
     bob = tcp.make(BOB, MemoryBlobs(), listen=free_address(), advertise=["bob.example.org:7700", "10.9.8.7:7700"])
     alice = tcp.make(ALICE, MemoryBlobs(), listen=free_address())
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         async with trio.open_nursery() as nursery:
             await nursery.start(bob.run)
             await nursery.start(alice.run)
@@ -200,10 +208,11 @@ async def test_what_is_advertised_is_told_to_others_in_the_place_of_where_a_peer
             nursery.cancel_scope.cancel()
 
 
+@pytest.mark.real("sockets")
 async def test_ten_that_all_dial_each_other_are_fully_linked_without_a_flap(tcp: SwarmWorld) -> None:
     identities = [Identity(bytes([n]) * 32) for n in range(10, 20)]
     addresses = [free_address() for _ in identities]
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         networks = [
             tcp.make(identity, MemoryBlobs(), listen=address, bootstrap=addresses)
             for identity, address in zip(identities, addresses, strict=True)
@@ -218,24 +227,27 @@ async def test_ten_that_all_dial_each_other_are_fully_linked_without_a_flap(tcp:
             nursery.cancel_scope.cancel()
 
 
+@pytest.mark.real("sockets")
 async def test_a_peer_that_only_knows_one_other_finds_everybody(tcp: SwarmWorld) -> None:
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice = await tcp.start(ALICE)
         others = [await tcp.start(identity, bootstrap=[alice.address]) for identity in (BOB, CAROL, DAVE)]
         await linked(alice, *others)
 
 
+@pytest.mark.real("sockets")
 async def test_a_peer_that_listens_everywhere_is_found_at_the_host_it_is_seen_at(tcp: SwarmWorld) -> None:
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice = await tcp.start(ALICE)
         bob = await tcp.start(BOB, listen="0.0.0.0:0", bootstrap=[alice.address])
         carol = await tcp.start(CAROL, bootstrap=[alice.address])
         await linked(alice, bob, carol)
 
 
+@pytest.mark.real("sockets")
 async def test_hearsay_is_not_passed_on_and_must_prove_itself(tcp: SwarmWorld) -> None:
     """Alice's own address is announced by Carol as Dave's: Bob dials it, meets Alice, and forgets the claim."""
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice, bob = await tcp.start(ALICE, bootstrap=[]), await tcp.start(BOB, bootstrap=[])
         carol = await tcp.start(CAROL, bootstrap=[bob.address])
         await linked(bob, carol)
@@ -245,25 +257,28 @@ async def test_hearsay_is_not_passed_on_and_must_prove_itself(tcp: SwarmWorld) -
         assert DAVE.public not in bob.claims()
 
 
+@pytest.mark.real("sockets")
 async def test_whoever_is_found_where_another_peer_is_remembered_is_met(tcp: SwarmWorld) -> None:
     """A peer with a new key at its old address; nobody dials in the other direction."""
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice = await tcp.start(ALICE)
         bob = await tcp.start(BOB, bootstrap=[], remembered=[f"{peer_id(CAROL.public)}@{alice.address}"])
         await linked(alice, bob)
         assert bob.refused()["wrong-peer"] == 1
 
 
+@pytest.mark.real("sockets")
 async def test_what_the_operator_says_of_an_address_goes_before_what_is_remembered(tcp: SwarmWorld) -> None:
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice = await tcp.start(ALICE)
         bob = await tcp.start(BOB, bootstrap=[alice.address], remembered=[f"{peer_id(CAROL.public)}@{alice.address}"])
         await linked(alice, bob)
         assert "wrong-peer" not in bob.refused()
 
 
+@pytest.mark.real("sockets")
 async def test_a_pinned_address_is_only_used_with_its_key(tcp: SwarmWorld) -> None:
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice = await tcp.start(ALICE)
         bob = await tcp.start(BOB, bootstrap=[f"{peer_id(CAROL.public)}@{alice.address}"])
         carol = await tcp.start(CAROL, bootstrap=[f"{peer_id(ALICE.public)}@{alice.address}"])
@@ -272,8 +287,9 @@ async def test_a_pinned_address_is_only_used_with_its_key(tcp: SwarmWorld) -> No
         assert alice.me not in bob.connected() or not bob._links[alice.me].dialed
 
 
+@pytest.mark.real("sockets")
 async def test_another_chain_is_refused_by_both_and_named(tcp: SwarmWorld) -> None:
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice = await tcp.start(ALICE)
         stranger = Swarm(BOB, digest(b"another"), "127.0.0.1:0", [alice.address], MemoryBlobs())
         async with trio.open_nursery() as nursery:
@@ -283,8 +299,9 @@ async def test_another_chain_is_refused_by_both_and_named(tcp: SwarmWorld) -> No
             nursery.cancel_scope.cancel()
 
 
+@pytest.mark.real("sockets")
 async def test_another_protocol_on_the_port_is_refused(tcp: SwarmWorld) -> None:
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice = await tcp.start(ALICE)
         stream = await tcp.connect(alice)
         await stream.send_all(b"GET / HTTP/1.1\r\n\r\n")
@@ -293,9 +310,10 @@ async def test_another_protocol_on_the_port_is_refused(tcp: SwarmWorld) -> None:
         assert alice.refused() == {"not-folkmoot": 1}
 
 
+@pytest.mark.real("sockets")
 async def test_a_handshake_that_hangs_is_ended(tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(swarm, "HANDSHAKE_SECONDS", 0.1)
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice = await tcp.start(ALICE)
         stream = await tcp.connect(alice)
         async for _ in stream:
@@ -303,9 +321,10 @@ async def test_a_handshake_that_hangs_is_ended(tcp: SwarmWorld, monkeypatch: pyt
         await until(lambda: alice.refused() == {"handshake-timeout": 1})
 
 
+@pytest.mark.real("sockets")
 async def test_a_handshake_that_is_never_confirmed_is_ended(tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(swarm, "HANDSHAKE_SECONDS", 0.2)
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice = await tcp.start(ALICE)
         stream, session = await tcp.connect(alice), make_session(BOB, True)
         await stream.send_all(session.data_to_send())
@@ -317,9 +336,10 @@ async def test_a_handshake_that_is_never_confirmed_is_ended(tcp: SwarmWorld, mon
         assert not alice._links
 
 
+@pytest.mark.real("sockets")
 async def test_open_links_are_bounded(tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(swarm, "LINKS_PER_HOST_MAX", 1)
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice = await tcp.start(ALICE)
         bob = await tcp.start(BOB, bootstrap=[alice.address])
         await linked(alice, bob)
@@ -328,8 +348,9 @@ async def test_open_links_are_bounded(tcp: SwarmWorld, monkeypatch: pytest.Monke
         assert alice.connected() == {bob.me}
 
 
+@pytest.mark.real("sockets")
 async def test_a_silent_link_is_ended(tcp: SwarmWorld) -> None:
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice = await tcp.start(ALICE, pace=Pace(suspect_seconds=0.08))
         await connect_as_bob(tcp, alice)
         await next_event(alice, Connected)
@@ -337,8 +358,9 @@ async def test_a_silent_link_is_ended(tcp: SwarmWorld) -> None:
         await until(lambda: alice.refused() == {"idle": 1})
 
 
+@pytest.mark.real("sockets")
 async def test_pings_keep_an_idle_link(tcp: SwarmWorld) -> None:
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         pace = Pace(0.1, 0.8)  # twenty pings before silence ends a link: a busy machine is late with some of them
         alice, bob = [await tcp.start(identity, pace=pace) for identity in (ALICE, BOB)]
         await linked(alice, bob)
@@ -347,10 +369,11 @@ async def test_pings_keep_an_idle_link(tcp: SwarmWorld) -> None:
             raise AssertionError("the link ended")
 
 
+@pytest.mark.real("sockets")
 async def test_a_peer_that_starts_again_replaces_its_stale_link_at_once(tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """As after a power cut: nothing tells Alice that the old connection is dead."""
     monkeypatch.setattr(links, "PROBE_SECONDS", 1000.0)
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice = await tcp.start(ALICE)
         await connect_as_bob(tcp, alice)
         await next_event(alice, Connected)
@@ -360,11 +383,12 @@ async def test_a_peer_that_starts_again_replaces_its_stale_link_at_once(tcp: Swa
         assert await next_event(bob, Connected) == Connected(alice.me)
 
 
+@pytest.mark.real("sockets")
 async def test_a_flipped_byte_on_the_wire_ends_the_connection_but_bans_nobody(
     tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hub, "BAN_SECONDS", 1000.0)
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice = await tcp.start(ALICE)
         middle = await trio.open_tcp_listeners(0, host="127.0.0.1")
         to_flip = 0
@@ -400,17 +424,19 @@ async def test_a_flipped_byte_on_the_wire_ends_the_connection_but_bans_nobody(
             nursery.cancel_scope.cancel()
 
 
+@pytest.mark.real("sockets")
 async def test_my_own_address_in_the_list_is_forgotten(tcp: SwarmWorld) -> None:
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         address = free_address()
         alice = await tcp.start(ALICE, listen=address, bootstrap=[address])
         await until(lambda: address not in alice._book)
         assert not alice.refused()
 
 
+@pytest.mark.real("sockets")
 async def test_two_machines_with_one_key_meet_through_a_peer_that_knows_both(tcp: SwarmWorld) -> None:
     """Bob tells each of them where its key is said to be; whoever answers there proves the key, and is another process."""
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         bob = await tcp.start(BOB, bootstrap=[])
         original = await tcp.start(ALICE, bootstrap=[bob.address])
         await linked(bob, original)
@@ -420,8 +446,9 @@ async def test_two_machines_with_one_key_meet_through_a_peer_that_knows_both(tcp
         assert not {*original.refused(), *copy.refused()} - {"truncated"}
 
 
+@pytest.mark.real("sockets")
 async def test_what_is_said_of_my_own_key_and_leads_to_myself_is_no_other_machine_and_dialed_once(tcp: SwarmWorld) -> None:
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice = await tcp.start(ALICE, bootstrap=[], listen="0.0.0.0:0")
         bob = await tcp.start(BOB, bootstrap=[f"127.0.0.1:{parse_address(alice.address)[1]}"])
         await linked(alice, bob)
@@ -436,6 +463,7 @@ async def test_what_is_said_of_my_own_key_and_leads_to_myself_is_no_other_machin
         assert not [event for line in alice.events._members.values() for event in line.events if isinstance(event, Copied)]
 
 
+@pytest.mark.real("sockets")
 async def test_a_busy_port_is_one_clear_line(tcp: SwarmWorld) -> None:
     alice = await tcp.start(ALICE)
     with pytest.raises(UserError) as caught:
@@ -445,8 +473,9 @@ async def test_a_busy_port_is_one_clear_line(tcp: SwarmWorld) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.real("sockets")
 async def test_several_addresses_are_listened_on_or_none_if_one_is_taken(tcp: SwarmWorld) -> None:
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice = await tcp.start(ALICE, listen="127.0.0.1:0,127.0.0.2:0", bootstrap=[])
         first, second = alice.addresses
         assert first.startswith("127.0.0.1:") and second.startswith("127.0.0.2:")
@@ -460,8 +489,9 @@ async def test_several_addresses_are_listened_on_or_none_if_one_is_taken(tcp: Sw
         await linked(alice, bob, carol)
 
 
+@pytest.mark.real("sockets")
 async def test_a_peer_that_accepts_nothing_dials_everybody_and_is_dialed_by_nobody(tcp: SwarmWorld) -> None:
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice = await tcp.start(ALICE, bootstrap=[])
         bob = await tcp.start(BOB, bootstrap=[alice.address])
         carol = await tcp.start(CAROL, listen=NOWHERE, bootstrap=[alice.address])
@@ -471,13 +501,15 @@ async def test_a_peer_that_accepts_nothing_dials_everybody_and_is_dialed_by_nobo
         assert all(link.dialed for link in carol.links())
 
 
+@pytest.mark.real("sockets")
 async def test_a_host_that_is_not_ours_is_one_clear_line() -> None:
     with pytest.raises(UserError, match=r"cannot listen on 192\.0\.2\.1:7400"):
         await Swarm(ALICE, CHAIN, "192.0.2.1:7400", [], MemoryBlobs()).run()
 
 
+@pytest.mark.real("sockets")
 async def test_addresses_that_are_none_cost_the_connection(tcp: SwarmWorld) -> None:
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice, bob = await tcp.pair()
         bad = Addresses((PeerAddress(CAROL.public, "nowhere"),))
         alice._links[bob.me].post(bad, Priority.CONTROL)
@@ -485,9 +517,10 @@ async def test_addresses_that_are_none_cost_the_connection(tcp: SwarmWorld) -> N
         assert bob.refused() == {"bad-address": 1}
 
 
+@pytest.mark.real("sockets")
 async def test_dropping_a_stranger_is_counted_and_keeps_it_out(tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "BAN_SECONDS", 1000.0)
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice = await tcp.start(ALICE)
         alice.drop(BOB.public, RemoteProtocolError("hearsay"))
         bob = await tcp.start(BOB)
@@ -496,9 +529,10 @@ async def test_dropping_a_stranger_is_counted_and_keeps_it_out(tcp: SwarmWorld, 
         assert bob.me not in alice.connected()
 
 
+@pytest.mark.real("sockets")
 async def test_connect_meets_whoever_is_at_the_address_now_not_whom_it_was_heard_to_be(tcp: SwarmWorld) -> None:
     """Carol tells Alice that Dave is where Bob has come since; Alice has no link with Dave."""
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice, bob = await tcp.start(ALICE, bootstrap=[]), await tcp.start(BOB, bootstrap=[])
         carol = await tcp.start(CAROL, bootstrap=[alice.address])
         await linked(alice, carol)
@@ -507,9 +541,10 @@ async def test_connect_meets_whoever_is_at_the_address_now_not_whom_it_was_heard
         assert bob.me in alice.connected()
 
 
+@pytest.mark.real("sockets")
 async def test_connect_dials_although_whom_it_knew_there_is_linked_from_elsewhere(tcp: SwarmWorld) -> None:
     """As after two have got each other's addresses."""
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice, bob = await tcp.start(ALICE, bootstrap=[]), await tcp.start(BOB, bootstrap=[])
         carol = await tcp.start(CAROL, bootstrap=[alice.address])
         await linked(alice, carol)
@@ -519,6 +554,7 @@ async def test_connect_dials_although_whom_it_knew_there_is_linked_from_elsewher
         assert alice.connected() == {bob.me, carol.me}
 
 
+@pytest.mark.real("sockets")
 @pytest.mark.parametrize("error", [UnicodeError("label empty or too long"), ValueError("no such thing")])
 async def test_what_a_resolver_cannot_read_is_a_dial_that_failed(
     tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch, error: Exception
@@ -532,19 +568,20 @@ async def test_what_a_resolver_cannot_read_is_a_dial_that_failed(
         return await real(host, port)
 
     monkeypatch.setattr(trio, "open_tcp_stream", fails)
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice = await tcp.start(ALICE, bootstrap=["strange.example:1"])
         await until(lambda: alice.unreached())
         assert alice.unreached()[0].reason == "no such name"
         await linked(alice, await tcp.start(BOB, bootstrap=[alice.address]))
 
 
+@pytest.mark.real("sockets")
 async def test_whoever_has_a_network_of_ipv6_pushes_out_its_own_half_open_connections(
     tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(slots, "HALF_OPEN_PER_HOST_MAX", 3)
     monkeypatch.setattr(swarm, "remote", lambda stream: f"[2001:db8::{stream.socket.getpeername()[1]:x}]:1")
-    with trio.fail_after(DEADLINE_SECONDS):
+    with patience():
         alice = await tcp.start(ALICE)
         idle = [await tcp.connect(alice) for _ in range(4)]
         await until(lambda: alice.refused() == {"half-open": 1})

@@ -26,6 +26,7 @@ def forwarding(router: Router) -> Forwarding:
     return Forwarding(Gateway(description=router.url), Random(1))
 
 
+@pytest.mark.real("sockets")
 def test_a_router_forwards_the_port_with_a_lease_until_that_is_taken_back() -> None:
     with running(Router()) as router:
         made = forwarding(router)
@@ -38,12 +39,14 @@ def test_a_router_forwards_the_port_with_a_lease_until_that_is_taken_back() -> N
         assert router.table == {}, "a renewal that comes late leaves nothing behind"
 
 
+@pytest.mark.real("sockets")
 def test_a_router_is_found_by_multicast() -> None:
     with running(Router(), searched=True) as router:
         assert Forwarding(Gateway("127.0.0.1", discover_ms=4_000), Random(1)).renew(HERE) == "1.1.1.1:7700"
         assert router.table
 
 
+@pytest.mark.real("sockets")
 def test_another_port_is_asked_for_where_another_machine_has_this_one() -> None:
     with running(Router(taken=frozenset([7700]))) as router:
         made = forwarding(router)
@@ -52,6 +55,7 @@ def test_another_port_is_asked_for_where_another_machine_has_this_one() -> None:
         assert [to[:2] for to in router.table.values()] == [("127.0.0.1", 7700)]
 
 
+@pytest.mark.real("sockets")
 def test_a_router_without_leases_forwards_until_the_end() -> None:
     with running(Router(has_leases=False)) as router:
         made = forwarding(router)
@@ -61,6 +65,7 @@ def test_a_router_without_leases_forwards_until_the_end() -> None:
         assert router.table == {}
 
 
+@pytest.mark.real("sockets")
 @pytest.mark.parametrize(
     ("router", "listening", "why"),
     [
@@ -77,6 +82,7 @@ def test_what_cannot_be_is_one_line_and_leaves_nothing_behind(router: Router, li
     assert router.table == {}
 
 
+@pytest.mark.real("sockets")
 def test_an_address_that_is_no_longer_public_takes_the_forwarding_back() -> None:
     with running(Router()) as router:
         made = forwarding(router)
@@ -151,6 +157,7 @@ async def test_a_router_that_hangs_is_one_line_too(autojump_clock: trio.testing.
     assert told == ["upnp: the router has not answered for 30 s; asked again every 10 minutes"]
 
 
+@pytest.mark.real("sockets")
 async def test_without_the_library_or_a_port_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     told = list[str]()
     monkeypatch.setitem(sys.modules, "miniupnpc", None)
@@ -162,6 +169,7 @@ async def test_without_the_library_or_a_port_nothing_is_asked(monkeypatch: pytes
     ]
 
 
+@pytest.mark.real("sockets")
 async def test_others_are_told_where_the_router_forwards_and_no_longer_when_it_does_not(tcp: SwarmWorld) -> None:
     alice, bob = await tcp.pair()
     for outside in ("1.1.1.1:7701", None):

@@ -15,6 +15,7 @@ from curation.calls import CurationCalls, ImportRequest, ImportView
 from peer import cli
 from peer.daemon.daemon import Daemon, running
 from peer.settings.config import load
+from tests.waiting import patience
 from tests.web.client import Person, Reply, Site
 
 T = TypeVar("T")
@@ -40,7 +41,7 @@ class Room:
         """It may serve nobody."""
         flags = {"data_directory": self.directory, "role": "annotator", "web_listen": "127.0.0.1:0", "sign_up": "open", **more}
         config = load(flags, {"HOME": str(self.folder)}).config
-        with trio.fail_after(SECONDS_MAX):
+        with patience(SECONDS_MAX):
             async with running(config) as daemon:
                 yield daemon
 

@@ -19,6 +19,8 @@ from tests.web.room import Room, assigned, enrolled, said
 from tests.web.test_routes import disputed, founded, operator
 from web.problems import Problem
 
+pytestmark = pytest.mark.real("sockets")
+
 ADMIN = "/api/v1/admin"
 
 

@@ -20,6 +20,8 @@ from peer.serving.reading import Reading
 from tests.web.client import Person, Reply, Site, committed, receipt_holds
 from tests.web.room import Room, assigned, enrolled, said, settled
 
+pytestmark = pytest.mark.real("sockets")
+
 SALT = b"s" * 16
 
 

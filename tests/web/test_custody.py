@@ -42,6 +42,7 @@ def person(daemon: Daemon, key: str) -> Any:
     return daemon.driver.state.of(CurationState).annotators.get(bytes.fromhex(key))
 
 
+@pytest.mark.real("sockets")
 async def test_somebody_without_a_key_labels_signs_out_and_comes_back_after_a_restart(tmp_path: Path) -> None:
     room = Room(tmp_path)
     async with room.serving() as (daemon, site):
@@ -69,6 +70,7 @@ async def test_somebody_without_a_key_labels_signs_out_and_comes_back_after_a_re
         assert (await signed(site, "up")).body["annotator"] == key, "said again, it goes on where it was"
 
 
+@pytest.mark.real("sockets")
 async def test_a_program_with_a_key_of_its_own_is_not_signed_for(tmp_path: Path) -> None:
     room = Room(tmp_path)
     async with room.serving() as (daemon, site):
@@ -82,6 +84,7 @@ async def test_a_program_with_a_key_of_its_own_is_not_signed_for(tmp_path: Path)
         assert not (await said(site.get, "/api/v1/session", token)).body["custodial"]
 
 
+@pytest.mark.real("sockets")
 async def test_what_fits_no_account_is_refused_and_keeps_no_name(tmp_path: Path) -> None:
     async with Room(tmp_path).serving(sign_up="invited") as (daemon, site):
         for name, passphrase, code in (
@@ -94,6 +97,7 @@ async def test_what_fits_no_account_is_refused_and_keeps_no_name(tmp_path: Path)
         assert (await signed(site, "up", passphrase="another one", invitation=code)).status == 201
 
 
+@pytest.mark.real("sockets")
 async def test_defence_wrong_passphrases_wait_longer_and_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with Room(tmp_path).serving() as (_, site):
         assert (await signed(site, "up")).status == 201

@@ -36,6 +36,7 @@ ADDRESS = re.compile(r"""["'`](https?:|wss?:)?//\w""")
 CLIENT = re.compile(r"\b(ClientSession|urllib\.request|http\.client|urlopen|open_tcp_stream|open_connection|import socket)\b")
 
 
+@pytest.mark.real("sockets")
 async def test_defence_the_cookie_is_hidden_from_scripts_and_from_other_sites(tmp_path: Path) -> None:
     async with Room(tmp_path).serving() as (_, site):
         cookie = (await signed(site, "up")).headers["set-cookie"].lower()
@@ -43,6 +44,7 @@ async def test_defence_the_cookie_is_hidden_from_scripts_and_from_other_sites(tm
         assert {"httponly", "samesite=strict", "path=/", "max-age=86400"} == parts
 
 
+@pytest.mark.real("sockets")
 async def test_defence_a_session_is_new_at_each_sign_in(tmp_path: Path) -> None:
     async with Room(tmp_path).serving() as (_, site):
         first = await signed(site, "up")
@@ -53,6 +55,7 @@ async def test_defence_a_session_is_new_at_each_sign_in(tmp_path: Path) -> None:
         assert (await said(site.ask, "GET", "/api/v1/session", None, "", browser(site, second))).status == 200
 
 
+@pytest.mark.real("sockets")
 @pytest.mark.parametrize(
     "changed", [{"X-Folkmoot": ""}, {"Origin": ""}, {"Origin": "http://evil.example"}, {"Origin": "null"}, {"Origin": "http://["}]
 )
@@ -65,6 +68,7 @@ async def test_defence_a_foreign_page_changes_nothing_with_the_cookie(tmp_path: 
         assert (await said(site.ask, "POST", PATH, None, "", own)).status == 200
 
 
+@pytest.mark.real("sockets")
 async def test_defence_a_foreign_page_signs_nobody_in(tmp_path: Path) -> None:
     async with Room(tmp_path).serving() as (_, site):
         body = {"name": "ann", "passphrase": "correct horse battery"}
@@ -73,6 +77,7 @@ async def test_defence_a_foreign_page_signs_nobody_in(tmp_path: Path) -> None:
             assert reply.code == "forbidden" and "set-cookie" not in reply.headers
 
 
+@pytest.mark.real("sockets")
 async def test_defence_a_name_that_is_not_this_host_s_leads_nowhere(tmp_path: Path) -> None:
     async with Room(tmp_path).serving(web_names=("label.example",)) as (_, site):
         for host in ("127.0.0.1", f"localhost:{site.port}", "[::1]:80", "label.example", "LABEL.example.:443", "192.168.7.7"):
@@ -95,6 +100,7 @@ def raw(site: Site, data: bytes) -> bytes:
         return answer
 
 
+@pytest.mark.real("sockets")
 async def test_defence_no_reply_names_a_version(tmp_path: Path) -> None:
     version = platform.python_version().encode()
     async with Room(tmp_path).serving() as (_, site):
@@ -109,6 +115,7 @@ async def status(site: Site, host: str) -> int:
     return (await said(site.ask, "GET", "/api/v1/network", None, "", {"Host": host})).status
 
 
+@pytest.mark.real("sockets")
 async def test_defence_no_request_names_a_path_of_the_disk(tmp_path: Path) -> None:
     async with Room(tmp_path).serving() as (_, site):
         assert (await said(site.get, "/static/site.css")).status == 200
@@ -118,6 +125,7 @@ async def test_defence_no_request_names_a_path_of_the_disk(tmp_path: Path) -> No
                 assert reply.status in (400, 404), (folder, name, reply.status)
 
 
+@pytest.mark.real("sockets")
 async def test_defence_a_large_body_is_not_read(tmp_path: Path) -> None:
     async with Room(tmp_path).serving() as (daemon, site):
         token = await operator(daemon)

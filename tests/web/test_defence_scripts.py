@@ -15,7 +15,7 @@ from tests.web.room import Room, enrolled
 from tests.web.test_routes import founded, operator
 from web.pages import PAGES
 
-pytestmark = NEEDED
+pytestmark = [NEEDED, pytest.mark.real("browser")]
 CORPUS = Path(__file__).with_name("xss.txt").read_text("utf-8").split("\n")[:-1]
 OPTIONS = [text for text in CORPUS if len(text) <= OPTION_CHARACTERS_MAX][:OPTIONS_MAX]
 NAMES = [text for text in CORPUS if len(text) <= NAME_CHARACTERS_MAX]

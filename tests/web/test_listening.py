@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
 from aiohttp import ClientSession, web
 
 from web.listening import Listening
@@ -27,6 +28,7 @@ class Looks:
         return found
 
 
+@pytest.mark.real("aiohttp's event loop")
 def test_whoever_listens_already_misses_nothing_that_comes_with_the_look_of_another() -> None:
     async def listen() -> None:
         looks: Any = Looks()

@@ -30,6 +30,8 @@ from tests.transport.helpers import until
 from tests.web.client import Person, Site
 from tests.web.room import Room, assigned, enrolled, said, settled
 
+pytestmark = pytest.mark.real("sockets")
+
 
 @dataclass
 class Author:

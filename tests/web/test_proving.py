@@ -87,6 +87,7 @@ LIES: dict[str, tuple[Callable[[Path], None], str]] = {
 }
 
 
+@pytest.mark.real("sockets")
 async def test_every_label_is_proven_offline_and_each_lie_is_named_with_its_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -109,6 +110,7 @@ async def test_every_label_is_proven_offline_and_each_lie_is_named_with_its_line
         shutil.rmtree(other)
 
 
+@pytest.mark.real("processes")
 def test_a_folder_that_is_none_is_one_line_and_no_peer_is_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["tasks", "verify", str(tmp_path / "none"), "--data-dir", str(tmp_path / "no peer")]) == 2
     assert "cannot read" in capsys.readouterr().err

@@ -74,6 +74,7 @@ async def together(site: Site, path: str, count: int) -> list[Reply]:
     return replies
 
 
+@pytest.mark.real("sockets")
 async def test_whatever_follows_from_the_height_is_made_once_a_height(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
 
@@ -115,6 +116,7 @@ async def test_whatever_follows_from_the_height_is_made_once_a_height(tmp_path: 
         assert made == list(paths)
 
 
+@pytest.mark.real("sockets")
 async def test_files_are_written_one_at_a_time_and_others_are_told_to_come_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,6 +150,7 @@ async def test_files_are_written_one_at_a_time_and_others_are_told_to_come_again
         assert (await said(site.export, project)).status == 200
 
 
+@pytest.mark.real("sockets")
 async def test_a_file_is_gone_when_it_is_sent_or_nobody_wants_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     room = Room(tmp_path)
     async with room.serving() as (daemon, site):

@@ -46,6 +46,7 @@ async def founded(site: Site, token: str, **changes: Any) -> Any:
     return reply.body
 
 
+@pytest.mark.real("sockets")
 async def test_every_route_answers_as_it_is_declared(tmp_path: Path) -> None:
     async with Room(tmp_path).serving(role="full") as (daemon, site):
         token = await operator(daemon)
@@ -139,6 +140,7 @@ def test_the_site_takes_what_is_declared(route: Route) -> None:
     assert set(inspect.signature(call_of(route)).parameters) - {"self"} == fields
 
 
+@pytest.mark.real("sockets")
 async def test_the_document_says_what_programs_need(tmp_path: Path) -> None:
     async with Room(tmp_path).serving() as (_, site):
         document = (await said(site.get, "/api/v1/openapi.json")).body
@@ -157,6 +159,7 @@ async def test_the_document_says_what_programs_need(tmp_path: Path) -> None:
     assert schema["properties"]["answer"]["maxItems"] == 16 and schema["required"] == ["assignment", "answer"]
 
 
+@pytest.mark.real("sockets")
 async def test_an_operator_makes_a_project_adds_to_it_and_ends_it(tmp_path: Path) -> None:
     async with Room(tmp_path).serving() as (daemon, site):
         token = await operator(daemon)
@@ -206,6 +209,7 @@ async def test_tokens_end_with_their_day_and_when_they_are_taken_back(tmp_path: 
     again.close()
 
 
+@pytest.mark.real("sockets")
 async def test_a_code_enrols_one_annotator_for_ever(tmp_path: Path) -> None:
     room = Room(tmp_path)
     ann, bob, eve = Person("ann"), Person("bob"), Person("eve")
@@ -221,6 +225,7 @@ async def test_a_code_enrols_one_annotator_for_ever(tmp_path: Path) -> None:
             assert (await said(eve.enrol, site, code)).code == "forbidden", "also after a restart"
 
 
+@pytest.mark.real("sockets")
 async def test_what_the_network_did_not_enrol_leaves_its_code_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with Room(tmp_path).serving("invited", sign_up_codes=("sesame",)) as (_, site):
         with monkeypatch.context() as full:
@@ -229,6 +234,7 @@ async def test_what_the_network_did_not_enrol_leaves_its_code_free(tmp_path: Pat
         assert (await said(Person("bob").enrol, site, "sesame")).status == 201
 
 
+@pytest.mark.real("sockets")
 async def test_guidelines_come_with_the_task_and_a_suggestion_after_the_answer(tmp_path: Path) -> None:
     async with Room(tmp_path).serving() as (daemon, site):
         token = await operator(daemon)
@@ -245,6 +251,7 @@ async def test_guidelines_come_with_the_task_and_a_suggestion_after_the_answer(t
         assert "suggestion" not in (await said(ann.submit, site, task["assignment"], (0,))).body
 
 
+@pytest.mark.real("sockets")
 async def test_exports_and_agreement(tmp_path: Path) -> None:
     async with Room(tmp_path).serving() as (daemon, site):
         token = await operator(daemon)

@@ -23,8 +23,11 @@ from peer.serving import annotating, opening
 from peer.serving.part import Serve
 from peer.settings.config import Config, load
 from tests.peer.network import Seat, network, service_of
+from tests.waiting import patience
 from tests.web.client import Person, Site
 from tests.web.room import SAYS, SECONDS_MAX, assigned, said, settled
+
+pytestmark = pytest.mark.real("sockets")
 
 SEAL_MS = 300
 DOES_NOT_OPEN = "sealed answers for this peer that do not open what it carried"
@@ -67,7 +70,7 @@ async def served(seat: Seat, nursery: trio.Nursery, **more: Any) -> Server:
 @asynccontextmanager
 async def servers(folder: Path) -> AsyncIterator[list[Server]]:
     async with network(folder, 4, roles=("annotator",), modules=founding_modules()) as made, trio.open_nursery() as nursery:
-        with trio.fail_after(SECONDS_MAX):
+        with patience():
             yield [await served(seat, nursery) for seat in made.seats]
         nursery.cancel_scope.cancel()
 

@@ -20,6 +20,7 @@ from web.routes import ROUTES, Route
 SECONDS = 2.0
 
 
+@pytest.mark.real("sockets")
 async def test_no_request_is_the_peer_s_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     room = Room(tmp_path)
     async with room.serving() as (daemon, site):
@@ -34,6 +35,7 @@ async def test_no_request_is_the_peer_s_error(tmp_path: Path, caplog: pytest.Log
     assert not [record for record in caplog.records if record.exc_info and record.levelno >= logging.ERROR]
 
 
+@pytest.mark.real("sockets")
 async def test_a_body_that_is_not_encoded_as_it_says_is_malformed(tmp_path: Path) -> None:
     async with Room(tmp_path).serving() as (_, site):
         for data, code in ((b"no gzip", "malformed"), (gzip.compress(bytes(1 << 20)), "too-large")):
@@ -44,6 +46,7 @@ def _encoded(site: Site, data: bytes) -> str:
     return site.ask("POST", "/api/v1/challenges", data, headers={"Content-Encoding": "gzip"}).code
 
 
+@pytest.mark.real("sockets")
 async def test_an_expectation_that_is_no_text_is_refused(tmp_path: Path) -> None:
     async with Room(tmp_path).serving() as (_, site):
         for method, path in (("GET", "/api/stats"), ("GET", "/nothing"), ("CONNECT", "elsewhere")):

@@ -22,6 +22,8 @@ from tests.web.test_floods import served
 
 pytestmark = pytest.mark.real("TLS on real sockets")
 
+pytestmark = pytest.mark.real("sockets")
+
 TLS = Path(__file__).with_name("tls")
 CERTIFICATE, KEY = str(TLS / "cert.pem"), str(TLS / "key.pem")  # made for these tests, valid for a hundred years
 

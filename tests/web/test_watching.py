@@ -35,6 +35,8 @@ from tests.web.client import Reply, Site
 from tests.web.room import Room, assigned, enrolled, said
 from web.listening import Listening
 
+pytestmark = pytest.mark.real("sockets")
+
 Event = tuple[str, str, Any]  # id, kind, data
 
 

@@ -1,6 +1,6 @@
 """Training text: from people's files to bytes, to shards that travel, to the text file and the tokens on every peer.
 
-    files --read_text--> pieces of bytes --split--> Manifest and shards ~~> --assemble--> one text file --open_tokens--> Tokens
+    files --text_files--> pieces of bytes --split--> Manifest and shards ~~> --assemble--> one text file --open_tokens--> Tokens
 
 Token shards of `training.data.shards` travel alike, and need no tokenizing in the end.
 
@@ -9,11 +9,8 @@ Everything streams: a peer holds a few shards of text in memory at a time, whate
 
 from __future__ import annotations
 
-import codecs
 import hashlib
 import importlib.metadata
-import json
-import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,125 +24,14 @@ from protocol.errors import RemoteProtocolError, UserError
 from protocol.limits import DATA_BYTES_MAX, DATA_SHARD_BYTES, MESSAGE_BYTES_MAX
 from storage import durable
 from training.data.shards import require_known_tokens
+from training.data.text_files import shown
 from training.data.tokenizer import Tokenizer
 from training.sequences import TokenArray, Tokens
 from training.spec import JobSpec
 
-TEXT_SUFFIXES = (".txt", ".md", ".jsonl")
-READ_BYTES = 256 << 10  # one read of a text file: large enough that 50 MB cost no more than their hashing
 TOKENIZE_BYTES = 128 << 10  # tokenized at once: the package needs a hundred times the text's memory meanwhile
-LINE_BYTES_MAX = 16 << 20  # one JSONL line; a whole one must be in memory to be parsed
 CUT_BACK_MAX = 3  # bytes that the training part can lose where the cut moves back to the start of a UTF-8 character
 SHARDS_MAX = DATA_BYTES_MAX // DATA_SHARD_BYTES
-
-
-# From people's files to bytes ----------------------------------------------------------------------------------------
-
-
-def read_text(path: Path) -> Iterator[bytes]:
-    """The text of a file, or of all .txt, .md and .jsonl files below a folder in sorted order, in pieces.
-
-    Raises `UserError` naming the path if it is missing, empty, unreadable or not UTF-8 text.
-    """
-    files = _text_files(path)
-    something = False
-    for file in files:
-        newline = b""
-        for piece in _pieces_of(file):
-            yield piece
-            something, newline = True, piece[-1:]
-        if newline not in (b"", b"\n"):
-            yield b"\n"  # the last line of one file must not run into the first of the next
-    if not something:
-        raise UserError(f"{shown(path)} holds no text: give a file or folder with at least a few kB of .txt, .md or .jsonl")
-
-
-def _text_files(path: Path) -> list[Path]:
-    if not path.exists():
-        raise UserError(f"no such file or folder: {shown(path)} (give a text file, or a folder of .txt, .md or .jsonl)")
-    if not path.is_dir():
-        return [path]
-    found = [Path(folder) / name for folder, _, names in os.walk(path) for name in names if name.lower().endswith(TEXT_SUFFIXES)]
-    if not found:
-        raise UserError(f"no .txt, .md or .jsonl file in folder {shown(path)}: put the training text there, or name a file")
-    return sorted(found, key=lambda file: file.relative_to(path).as_posix())
-
-
-def _pieces_of(file: Path) -> Iterator[bytes]:
-    try:
-        with file.open("rb") as stream:
-            raw = _records(stream, file) if file.suffix.lower() == ".jsonl" else iter(lambda: stream.read(READ_BYTES), b"")
-            yield from _checked(raw, file)
-    except OSError as error:
-        raise UserError(f"cannot read {shown(file)}: {error.strerror or error}") from None
-
-
-def _checked(pieces: Iterator[bytes], file: Path) -> Iterator[bytes]:
-    """The same pieces without a byte order mark; `UserError` at the first byte that is not UTF-8 text."""
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    position = 0
-    for piece in pieces:
-        try:
-            decoder.decode(piece)
-        except UnicodeDecodeError:
-            raise _binary(file, f"not UTF-8 in the {READ_BYTES >> 10} kB from byte {position}") from None
-        if b"\0" in piece:
-            raise _binary(file, f"NUL at byte {position + piece.index(0)}")
-        text = piece.removeprefix(codecs.BOM_UTF8) if position == 0 else piece
-        position += len(piece)
-        if text:
-            yield text
-    try:
-        decoder.decode(b"", final=True)
-    except UnicodeDecodeError:
-        raise _binary(file, "it ends inside a UTF-8 character") from None
-
-
-def shown(path: Path | str) -> str:
-    """A path as it is written, or quoted where a line break in it would make two lines of an error."""
-    return str(path) if str(path).isprintable() else repr(str(path))
-
-
-def _binary(file: Path, why: str) -> UserError:
-    return UserError(f"{shown(file)} is not a text file ({why}): save it as UTF-8 text, or take it out of the folder")
-
-
-def _records(stream: Iterable[bytes], file: Path) -> Iterator[bytes]:
-    """The "text" field of every JSONL line, each ended by a newline."""
-    for number, line in enumerate(_bounded_lines(stream, file), start=1):
-        if not line.strip():
-            continue
-        if b"\0" in line:
-            raise _binary(file, f"NUL in line {number}, as UTF-16 has it")
-        try:
-            record = json.loads(line.decode("utf-8-sig"))
-        except UnicodeDecodeError:
-            raise _binary(file, f"not UTF-8 in line {number}") from None
-        except (ValueError, RecursionError):
-            raise UserError(f'{shown(file)} line {number} is not JSON: every line must be like {{"text": "..."}}') from None
-        text = record.get("text") if isinstance(record, dict) else None
-        if not isinstance(text, str):
-            raise UserError(
-                f'{shown(file)} line {number} has no "text" field with a string: every line must be like {{"text": "..."}}'
-            )
-        if "\0" in text:
-            raise UserError(f"{shown(file)} line {number}: its text holds NUL, which no text has: take it out")
-        if not text:
-            continue
-        try:
-            yield text.encode() + b"\n"
-        except UnicodeEncodeError:
-            raise UserError(f"{shown(file)} line {number}: its text holds half a surrogate pair, which is no character") from None
-
-
-def _bounded_lines(stream: Iterable[bytes], file: Path) -> Iterator[bytes]:
-    readline = getattr(stream, "readline")  # noqa: B009 - an open binary file
-    for number, line in enumerate(iter(lambda: readline(LINE_BYTES_MAX + 1), b""), start=1):
-        if len(line) > LINE_BYTES_MAX:
-            raise UserError(
-                f"{shown(file)} line {number} is longer than {LINE_BYTES_MAX >> 20} MB: split it into several records"
-            )
-        yield line
 
 
 def bytes_needed(spec: JobSpec) -> int:

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from protocol.errors import RemoteProtocolError, UserError
+from training.data.pretokenizers import BYTE_LEVEL, cuts_words, normalizer_of, pre_tokenizer_of
 from training.transformer import BYTES, BYTES_WITH_END
 
 VOCABULARY_MAX = 1 << 16  # token ids are kept as uint16
@@ -51,9 +52,9 @@ class ByteTokenizer:
 
 
 class BpeTokenizer:
-    """A byte-level BPE with the vocabulary, the merges and the end of text of a blob.
+    """A byte-level BPE with the vocabulary, the merges, the words and the added tokens of a blob.
 
-    Nothing else in a stranger's JSON can change the tokens of a text.
+    A special token is never made of a text. Another added token is made wherever its content stands in a text.
     """
 
     is_bytes = False
@@ -62,11 +63,18 @@ class BpeTokenizer:
         found = model_of(blob)
         package = _package()
         try:
-            model = package.models.BPE(vocab=found.vocabulary, merges=found.merges)
+            # Without special tokens: the model would make one of a word with its name.
+            texts = {token: number for token, number in found.vocabulary.items() if token not in found.special}
+            model = {"type": "BPE", "vocab": texts, "merges": found.merges, "ignore_merges": found.ignores_merges}
+            whole = {
+                "model": model,
+                "normalizer": found.normalizer,
+                "pre_tokenizer": found.pre_tokenizer,
+                "added_tokens": found.added,
+            }
+            self._tokenizer = package.Tokenizer.from_str(json.dumps(whole))
         except Exception as error:  # the package raises bare `Exception` for merges outside the vocabulary
             raise RemoteProtocolError("bad-tokenizer", str(error)[:200]) from None
-        self._tokenizer = package.Tokenizer(model)
-        self._tokenizer.pre_tokenizer = package.pre_tokenizers.ByteLevel(add_prefix_space=False)
         self._bytes_of_id = _bytes_of_id(found)
         self.vocabulary = len(found.vocabulary)
         self.end_of_text = found.end_of_text
@@ -139,39 +147,80 @@ def _lines(pieces: Iterable[bytes]) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class BpeModel:
-    vocabulary: dict[str, int]
+    vocabulary: dict[str, int]  # with all added tokens
     merges: list[tuple[str, str]]
     end_of_text: int | None
+    special: frozenset[str]  # tokens that no text becomes
+    added: list[dict[str, Any]]  # the other added tokens, as the package writes them
+    normalizer: dict[str, Any] | None
+    pre_tokenizer: dict[str, Any]
+    ignores_merges: bool  # a word that is in the vocabulary is that token, whatever the merges
 
 
 def model_of(blob: bytes) -> BpeModel:
-    """`RemoteProtocolError` if it is no byte-level BPE. The end of text is the special token that was added, if there is one."""
+    """`RemoteProtocolError` if it is no byte-level BPE.
+
+    The end of text is the token that `end_of_text` names. Without that field it is the special token, if there is only one.
+    """
     try:
         if len(blob) > TOKENIZER_BYTES_MAX:
             raise ValueError(f"{len(blob)} bytes, at most {TOKENIZER_BYTES_MAX} are allowed")
         plain = json.loads(blob)
         model = plain["model"]
-        vocabulary: dict[str, int] = dict(model["vocab"])
+        listed = {str(token["content"]): token for token in plain.get("added_tokens") or []}
+        vocabulary: dict[str, int] = dict(model["vocab"]) | {content: token["id"] for content, token in listed.items()}
         ids = sorted(vocabulary.values())
         merges = [(str(left), str(right)) for left, right in model["merges"]]
-        special = [str(token["content"]) for token in plain.get("added_tokens") or [] if token.get("special")]
+        special = [content for content, token in listed.items() if token.get("special")]
+        end = plain.get("end_of_text", special[0] if len(special) == 1 else None)
+        added = [_added_text(token) for token in listed.values() if not token.get("special")]
+        normalizer = normalizer_of(plain.get("normalizer"))
+        pre_tokenizer = pre_tokenizer_of(plain.get("pre_tokenizer") or BYTE_LEVEL)
+        if merges and not cuts_words(pre_tokenizer):
+            raise ValueError("its pre_tokenizer cuts no words (use_regex false)")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise RemoteProtocolError("bad-tokenizer", str(error)[:200]) from None
+    if len(set(ids)) < len(ids):
+        raise RemoteProtocolError("bad-tokenizer", "two tokens have one id")
     if not BYTES <= len(vocabulary) <= VOCABULARY_MAX or ids != list(range(len(vocabulary))):
         raise RemoteProtocolError("bad-tokenizer", f"{len(vocabulary)} tokens without ids 0..n-1, or too few, or too many")
     if not set(alphabet()) <= set(vocabulary):
         raise RemoteProtocolError("bad-tokenizer", "a byte has no token of its own")
-    end = special[0] if len(special) == 1 else None
-    if end is not None and (end not in vocabulary or end in alphabet() or any(left + right == end for left, right in merges)):
-        raise RemoteProtocolError("bad-tokenizer", f"the special token {end[:20]!r} is text too, or not in the vocabulary")
-    return BpeModel(vocabulary, merges, None if end is None else vocabulary[end])
+    made = alphabet().keys() | {left + right for left, right in merges}
+    for token in special:
+        if token in made or not token:
+            raise RemoteProtocolError("bad-tokenizer", f"the special token {token[:20]!r} is text too")
+    if end is not None and end not in special:
+        raise RemoteProtocolError("bad-tokenizer", f"the end of text {str(end)[:20]!r} is no special token")
+    return BpeModel(
+        vocabulary=vocabulary,
+        merges=merges,
+        end_of_text=None if end is None else vocabulary[end],
+        special=frozenset(special),
+        added=added,
+        normalizer=normalizer,
+        pre_tokenizer=pre_tokenizer,
+        ignores_merges=bool(model.get("ignore_merges")),
+    )
+
+
+def _added_text(token: dict[str, Any]) -> dict[str, Any]:
+    """An added token that stands for its content. Raises `ValueError` for one that takes more of a text than its content."""
+    if not isinstance(token["content"], str) or not token["content"]:
+        raise ValueError("an added token without content")
+    token["content"].encode()  # half a surrogate pair is no text
+    for name in ("single_word", "lstrip", "rstrip"):
+        if token.get(name):
+            raise ValueError(f"added token {token['content'][:20]!r} with {name}")
+    return added_token(token["content"], token["id"]) | {"normalized": bool(token.get("normalized")), "special": False}
 
 
 def _bytes_of_id(model: BpeModel) -> list[bytes]:
     byte_of = alphabet()
+    without_words = dict.fromkeys(model.special, b"") | {token["content"]: token["content"].encode() for token in model.added}
     try:
         tokens = {
-            number: b"" if number == model.end_of_text else bytes(byte_of[character] for character in token)
+            number: without_words[token] if token in without_words else bytes(byte_of[character] for character in token)
             for token, number in model.vocabulary.items()
         }
     except KeyError as error:

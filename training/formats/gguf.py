@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from protocol.errors import UserError
+from training.data.pretokenizers import llama_cpp_name
 from training.data.tokenizer import alphabet
 from training.formats.tokenizer_file import Vocabulary
 from training.replicated.layout import Float32Array
@@ -23,7 +24,7 @@ MAGIC, VERSION, ALIGNMENT = b"GGUF", 3, 32
 ROWS_AT_ONCE: Final = 1 << 20  # elements that are converted at a time
 UINT32, INT32, FLOAT32, BOOL, STRING, ARRAY = 4, 5, 6, 7, 8, 9  # codes of values
 _PLAIN: Final = {UINT32: "<I", INT32: "<i", FLOAT32: "<f", BOOL: "<?"}
-NORMAL, CONTROL = 1, 3  # types of tokens: nothing but text, and no text
+NORMAL, CONTROL, USER_DEFINED = 1, 3, 4  # types of tokens: text, no text, and text that is found before words are cut
 
 _LAYER: Final = {
     "attention_norm": "attn_norm",
@@ -54,7 +55,11 @@ def fields_of(model: ModelSpec, vocabulary: Vocabulary, name: str, stop: int | N
     """
     nothing = next(character for character, byte in alphabet().items() if byte == 0)
     end = vocabulary.ids[nothing] if stop is None else stop
-    types = [CONTROL if number == vocabulary.end_of_text else NORMAL for number in range(len(vocabulary.ids))]
+    added = {token["content"] for token in vocabulary.added}
+    types = [CONTROL if one in vocabulary.special else USER_DEFINED if one in added else NORMAL for one in vocabulary.tokens]
+    words = llama_cpp_name(vocabulary.pre_tokenizer, vocabulary.ignores_merges)
+    if words is None:
+        raise UserError("GGUF has no name for the pre-tokenizer of this model: take --format transformers")
     return {
         "general.architecture": (STRING, "llama"),
         "general.name": (STRING, name),
@@ -70,7 +75,7 @@ def fields_of(model: ModelSpec, vocabulary: Vocabulary, name: str, stop: int | N
         "llama.attention.head_count_kv": (UINT32, model.kv_heads),
         "llama.attention.layer_norm_rms_epsilon": (FLOAT32, model.norm_epsilon),
         "tokenizer.ggml.model": (STRING, "gpt2"),
-        "tokenizer.ggml.pre": (STRING, "gpt-2"),
+        "tokenizer.ggml.pre": (STRING, words),
         "tokenizer.ggml.tokens": (ARRAY, (STRING, vocabulary.tokens)),
         "tokenizer.ggml.token_type": (ARRAY, (INT32, types)),
         "tokenizer.ggml.merges": (ARRAY, (STRING, [f"{left} {right}" for left, right in vocabulary.merges])),

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import dataclass, field
+from typing import Any
 
+from training.data.pretokenizers import BYTE_LEVEL
 from training.data.tokenizer import END_OF_TEXT, added_token, alphabet, model_of
 from training.transformer import BYTES, BYTES_WITH_END
-
-BYTE_LEVEL: Final = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +18,11 @@ class Vocabulary:
     ids: Mapping[str, int]
     merges: tuple[tuple[str, str], ...]
     end_of_text: int | None = None
+    special: frozenset[str] = frozenset()  # tokens that no text becomes
+    added: tuple[dict[str, Any], ...] = ()  # the other added tokens, as the package writes them
+    normalizer: dict[str, Any] | None = None
+    pre_tokenizer: dict[str, Any] = field(default_factory=lambda: BYTE_LEVEL)
+    ignores_merges: bool = False
 
     @property
     def tokens(self) -> list[str]:
@@ -30,21 +34,30 @@ def vocabulary_of(blob: bytes | None, tokens: int) -> Vocabulary:
     """The vocabulary of `load_tokenizer`, which raises alike. Bytes have no merges."""
     if blob is not None:
         model = model_of(blob)
-        return Vocabulary(model.vocabulary, tuple(model.merges), model.end_of_text)
+        return Vocabulary(
+            ids=model.vocabulary,
+            merges=tuple(model.merges),
+            end_of_text=model.end_of_text,
+            special=model.special,
+            added=tuple(model.added),
+            normalizer=model.normalizer,
+            pre_tokenizer=model.pre_tokenizer,
+            ignores_merges=model.ignores_merges,
+        )
     if tokens == BYTES_WITH_END:
-        return Vocabulary(alphabet() | {END_OF_TEXT: BYTES}, (), BYTES)
+        return Vocabulary(alphabet() | {END_OF_TEXT: BYTES}, (), BYTES, frozenset({END_OF_TEXT}))
     return Vocabulary(alphabet(), ())
 
 
 def tokenizer_json(vocabulary: Vocabulary) -> dict[str, Any]:
-    end = vocabulary.end_of_text
+    special = [added_token(token, number) for token, number in vocabulary.ids.items() if token in vocabulary.special]
     return {
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": [] if end is None else [added_token(vocabulary.tokens[end], end)],
-        "normalizer": None,
-        "pre_tokenizer": BYTE_LEVEL,
+        "added_tokens": sorted([*special, *vocabulary.added], key=lambda token: token["id"]),
+        "normalizer": vocabulary.normalizer,
+        "pre_tokenizer": vocabulary.pre_tokenizer,
         "post_processor": None,
         "decoder": BYTE_LEVEL,
         "model": {
@@ -55,7 +68,7 @@ def tokenizer_json(vocabulary: Vocabulary) -> dict[str, Any]:
             "end_of_word_suffix": None,
             "fuse_unk": False,
             "byte_fallback": False,
-            "ignore_merges": False,
+            "ignore_merges": vocabulary.ignores_merges,
             "vocab": dict(vocabulary.ids),
             "merges": [list(pair) for pair in vocabulary.merges],
         },
@@ -65,8 +78,9 @@ def tokenizer_json(vocabulary: Vocabulary) -> dict[str, Any]:
 def tokenizer_config(vocabulary: Vocabulary, context: int) -> dict[str, Any]:
     """`tokenizer_config.json` of `transformers`. With `split_special_tokens` the name of a special token in a text is text."""
     end = vocabulary.end_of_text
-    special = {} if end is None else {"eos_token": vocabulary.tokens[end], "split_special_tokens": True}
-    return special | {
+    return {
+        **({} if end is None else {"eos_token": vocabulary.tokens[end]}),
+        **({"split_special_tokens": True} if vocabulary.special else {}),
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": context,
         "clean_up_tokenization_spaces": False,

@@ -18,6 +18,9 @@ TEST_SECONDS_MAX = 180.0  # a scratch round waits at most for the slowest timers
 
 ROUNDS = Argument("--rounds", type=whole_number(1), default=0, metavar="N", help="how many rounds to train")
 DATA = Argument("--data", metavar="PATH", help="text file or folder, or `local`; default: the built-in text")
+COLUMN = Argument(
+    "--column", default="", metavar="NAME", help="field of JSON, or column of a table, with the text (default: text)"
+)
 NAME = Argument("--name", default="", metavar="NAME", help="what people call the job")
 BASE = Argument(
     "--from",
@@ -34,9 +37,10 @@ VOCABULARY = Argument("--vocabulary", type=whole_number(256), default=0, metavar
 
 
 @word(
-    "start a job: --preset NAME --rounds N --data PATH --name NAME --from JOB --vocabulary N --accept-risk --set FIELD=VALUE; "
+    "start a job: --preset NAME --rounds N --data PATH --column NAME --name NAME --from JOB --vocabulary N --accept-risk "
+    "--set FIELD=VALUE; "
     "train --from JOB FILE.jsonl learns responses",
-    *(EXAMPLES, SKIP_BAD, TRUNCATE, PRESET, ROUNDS, DATA, NAME, BASE, VOCABULARY, RISK, SET),
+    *(EXAMPLES, SKIP_BAD, TRUNCATE, PRESET, ROUNDS, DATA, COLUMN, NAME, BASE, VOCABULARY, RISK, SET),
 )
 async def train(asked: Asked[PeerApi]) -> None:
     request = train_request(asked.options)

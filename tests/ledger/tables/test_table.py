@@ -488,6 +488,7 @@ def test_a_proof_is_checked_without_the_type_of_the_record() -> None:
     assert verify(table.root.hash, b"a", codec.encode(Note(1)), table.prove(b"a"))
 
 
+@pytest.mark.real("threads")
 def test_a_table_is_read_while_the_next_one_is_hashed_in_another_thread() -> None:
     """A block's table is hashed beside the loop, which judges the next transactions by the table before it."""
     rows = {b"%d" % number: Note(number) for number in range(4_000)}
@@ -515,6 +516,7 @@ def test_a_table_is_read_while_the_next_one_is_hashed_in_another_thread() -> Non
     assert not failures
 
 
+@pytest.mark.real("threads")
 def test_a_table_is_exported_in_another_thread_while_it_and_later_ones_are_hashed_and_stored() -> None:
     """Whoever exports takes a table whose tree nobody has made yet, and reads on while later blocks take its slots."""
     store, rows, draw = MemoryRows(), many(1_000), random.Random(3)

@@ -86,6 +86,7 @@ def test_what_the_daemon_says_of_resources_is_what_the_worker_reads() -> None:
     assert said[said.index("--threads") :] == ["--threads", "3", "--device", "cuda:1"]
 
 
+@pytest.mark.real("processes")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
 def test_a_worker_whose_device_is_not_here_says_so_in_one_frame_and_ends() -> None:
     command = [sys.executable, "-m", "peer.worker.main", "--device", "cuda:1"]

@@ -123,6 +123,7 @@ for threads in (1, 2):
 """
 
 
+@pytest.mark.real("processes")
 def test_a_replay_elsewhere_is_ten_times_closer_than_the_tolerance(tmp_path: Path, text: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": ".", "ATEN_CPU_CAPABILITY": "default"}
     subprocess.run([sys.executable, "-c", SCRIPT, str(text), str(tmp_path)], check=True, env=environment)

@@ -74,6 +74,7 @@ def write(folder: str) -> None:
         np.savez(f"{place}.npz", after=after, moments=moments)
 
 
+@pytest.mark.real("processes")
 @pytest.mark.long
 def test_no_honest_first_step_comes_near_the_tolerance_on_a_processor_without_vectors(tmp_path: Path) -> None:
     baseline = next(level for level in levels() if level.name == "baseline")

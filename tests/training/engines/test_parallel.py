@@ -42,6 +42,8 @@ from training.resources import Parallel, Resources
 from training.sequences import Tokens
 from training.spec import AuditMode, Inner, JobSpec
 
+pytestmark = pytest.mark.real("processes")
+
 TEN = replace(SPEC, local_steps=10, batch=5, micro_batch=2)  # shares of 3 and 2: one process has a micro-batch of one
 BOTH = [Parallel.DDP, Parallel.FSDP]
 

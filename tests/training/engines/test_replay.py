@@ -242,6 +242,7 @@ def test_a_replay_computes_with_no_subnormal_numbers_and_what_is_exact_does(text
     assert tiny * np.float32(1) > 0 and float(torch.tensor(tiny) * 1) > 0
 
 
+@pytest.mark.real("processes")
 def test_so_do_all_threads_of_the_worker_and_none_of_exact_arithmetic() -> None:
     """In a process of its own: torch starts its threads once."""
     script = """

@@ -13,7 +13,7 @@ import torch
 
 from features.as_json import answered
 from protocol.errors import UserError
-from training.data.corpus import read_text
+from training.data.text_files import read_text
 from training.data.tokenizer import load_tokenizer
 from training.engines.pytorch.losses import cost_of, evaluation_windows
 from training.engines.pytorch.model import GPT

@@ -13,7 +13,9 @@ from protocol.errors import UserError
 SEPARATORS: Final = {",": "comma", ";": "semicolon", "\t": "tab", "|": "vertical bar"}  # the first wins where all fit alike
 ENDINGS: Final = (".csv", ".tsv", ".tab")
 _SEPARATOR_LINE: Final = re.compile(r'"?sep=(.)"?(\r\n|\r|\n|$)', re.IGNORECASE)  # Excel reads and writes it
+FIELD_CHARACTERS_MAX: Final = 16 << 20  # articles and books are longer than the usual 128 kB
 _NAMES_SHOWN: Final = 200  # characters of the names of columns
+csv.field_size_limit(FIELD_CHARACTERS_MAX)
 
 Rows = Iterator[tuple[int, list[str]]]  # each with the number of its last line
 

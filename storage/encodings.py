@@ -20,6 +20,7 @@ _MARKS: Final = (  # those of UTF-32 first: one of them begins with one of UTF-1
 _NOT_WESTERN: Final = re.compile(r"[À-ÖØ-öø-ÿŠŒŽšœžŸƒ]{3}|[ÂÃ][^\x00-\x7fÀ-ÿ]|[^\W\d_][¡-ª¬±-¶¸-º¼-¿×÷€‚ƒ„†‡ˆ‰‹›˜][^\W\d_]")
 _WORD: Final = re.compile(r"\S*[^\x00-\x7f]\S*")
 OTHER_SHARE_MAX: Final = 0.4  # of characters beyond ASCII in lines that have any; French and German have a tenth
+_ZERO_SHARE_MIN: Final = 0.6  # of every second byte of text in UTF-16 that is mostly Latin
 _WORD_CHARACTERS_MAX: Final = 40  # of a word that shows how a file was read
 
 
@@ -49,6 +50,20 @@ def decode_text(name: str, data: bytes) -> tuple[str, str]:
     found = _WORD.search(text)
     word = found[0][:_WORD_CHARACTERS_MAX] if found else ""
     return text, f"{name} is read as Windows-1252, with {word!r} in line {line}; save it as UTF-8 if that word is wrong"
+
+
+def encoding_of(data: bytes) -> str:
+    """The name of the encoding that bytes, which are not UTF-8, are likely in; empty: none that is known here."""
+    for mark, encoding in _MARKS:
+        if data.startswith(mark):
+            return encoding
+    zeros = [data[start::2].count(0) for start in (0, 1)]
+    if max(zeros) * 2 >= len(data) * _ZERO_SHARE_MIN and not min(zeros):
+        return "UTF-16 without a byte order mark" if data else ""
+    try:
+        return "Windows-1252" if _is_western(data.decode("windows-1252")) else ""
+    except UnicodeDecodeError:
+        return ""
 
 
 def _is_western(text: str) -> bool:

@@ -1,0 +1,163 @@
+"""`python -m tests.run`: what must hold before a change lands, one step after the other.
+
+    python -m tests.run                   all steps
+    python -m tests.run virtual real      these steps: `make test`
+    python -m tests.run --from real       goes on at a step, where the one before it passed on the same files
+
+Tests of the rings `pure` and `virtual` have one try. A test of the ring `real` that ends because its patience ended has a second
+one, alone; the test, the load and the date are then a line in `runs/flaky.jsonl`. Any other failure is final.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from tests.waiting import load
+
+ROOT = Path(__file__).parents[1]
+RUNS = ROOT / "runs"
+BIN = Path(sys.executable).parent
+CORES = os.cpu_count() or 1
+# Virtual tests keep a processor busy, but a process that ends early leaves one idle; processes of their own have real ones.
+VIRTUAL_PROCESSES, REAL_PROCESSES = 2 * CORES, CORES
+SECOND_TRIES_MAX = 5  # where more tests lose patience, the machine or the change is at fault
+
+
+def run(*command: str | Path, **environment: str) -> int:
+    return subprocess.run(command, cwd=ROOT, env=os.environ | environment, check=False).returncode
+
+
+def run_python(*arguments: str) -> int:
+    return run(sys.executable, *arguments)
+
+
+def lint() -> int:
+    steps = [["ruff", "check", "."], ["ruff", "format", "--check", "."], ["mypy"], ["lint-imports"]]
+    return next((status for name, *rest in steps if (status := run(BIN / name, *rest))), 0)
+
+
+def pytest(marks: str, *arguments: str, outcomes: Path | None = None) -> int:
+    # What pytest compiles of each test file is kept for the next step.
+    command = [sys.executable, "-m", "pytest", "-m", marks, *arguments, *TESTS]
+    return run(*command, PYTHONDONTWRITEBYTECODE="", **({"TEST_OUTCOMES": str(outcomes)} if outcomes else {}))
+
+
+def virtual() -> int:
+    return pytest("(pure or virtual) and not large and not long", "--numprocesses", str(VIRTUAL_PROCESSES), "--dist", "worksteal")
+
+
+def real() -> int:
+    return with_second_try("real and not large and not long")
+
+
+def long() -> int:
+    return with_second_try("long and not large")
+
+
+def with_second_try(marks: str) -> int:
+    """Run tests; then those again, one by one, whose patience ended, if nothing else failed."""
+    with TemporaryDirectory() as folder:
+        outcomes = Path(folder) / "outcomes.jsonl"
+        # Daemons that serve all tests of a file are started once: a file belongs to one process.
+        status = pytest(marks, "--numprocesses", str(REAL_PROCESSES), "--dist", "loadfile", outcomes=outcomes)
+        failed = [json.loads(line) for line in outcomes.read_text().splitlines()] if outcomes.exists() else []
+    impatient = sorted({failure["test"] for failure in failed})
+    if status != 1 or not failed or not all(failure["patience"] for failure in failed) or len(impatient) > SECOND_TRIES_MAX:
+        return status
+    print(f"\ntests whose patience ended: {len(impatient)}. Each runs once more, alone:", flush=True)
+    busy = load()
+    for test in impatient:
+        if status := run_python("-m", "pytest", "--quiet", *TESTS[:-1], test):
+            return status
+        note_flaky(test, busy)
+    return 0
+
+
+def note_flaky(test: str, busy: float) -> None:
+    RUNS.mkdir(exist_ok=True)
+    with (RUNS / "flaky.jsonl").open("a") as file:
+        print(json.dumps({"test": test, "load": round(busy, 2), "date": datetime.now(UTC).isoformat()}), file=file)
+    passed_at_second_try.append(test)
+
+
+def demo() -> int:
+    with TemporaryDirectory() as folder:
+        files = ["--json", f"{folder}/report.json", "--report", f"{folder}/files"]
+        return run(BIN / "peer", "demo", "--rounds", "3", "--no-web", *files)
+
+
+def simulator() -> int:
+    return run_python("-m", "tests.sim", "--seeds", "0:200", "--jobs", str(CORES))
+
+
+def mutants() -> int:
+    return run_python("-m", "tests.sim.mutants", "--quick", "--jobs", str(CORES))
+
+
+TESTS = ["tests"]
+STEPS = {step.__name__: step for step in (lint, virtual, real, long, simulator, mutants, demo)}
+passed_at_second_try: list[str] = []
+
+
+def digest_of_files() -> str:
+    """Return a digest of all files that git knows or would add."""
+    listed = subprocess.run(["git", "ls-files", "-zco", "--exclude-standard"], cwd=ROOT, capture_output=True, check=True).stdout
+    total = hashlib.sha256()
+    for name in sorted(filter(None, listed.split(b"\0"))):
+        path = ROOT / os.fsdecode(name)
+        total.update(name + b"\0" + (hashlib.sha256(path.read_bytes()).digest() if path.is_file() else b""))
+    return total.hexdigest()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.run", description="What must hold before a change lands.")
+    parser.add_argument("steps", nargs="*", metavar="STEP", help=f"only these, in this order: {', '.join(STEPS)}")
+    parser.add_argument(
+        "--from", dest="first", choices=STEPS, metavar="STEP", help="go on at this step; the one before it must have passed"
+    )
+    options = parser.parse_args(arguments)
+    if unknown := [name for name in options.steps if name not in STEPS]:
+        parser.error(f"there is no step {unknown[0]!r}; steps: {', '.join(STEPS)}")
+    if options.steps and options.first:
+        parser.error("--from goes on to the last step: it takes no further steps")
+    names = options.steps or list(STEPS)
+    record, files = RUNS / "steps.json", digest_of_files()
+    passed = json.loads(record.read_text()) if record.exists() else {}
+    if options.first:
+        names = names[names.index(options.first) :]
+        before = list(STEPS)[: list(STEPS).index(options.first)][-1:]
+        if before and passed.get(before[0]) != files:
+            parser.error(
+                f"the step {before[0]} did not pass on these files; run it first: python -m tests.run --from {before[0]}"
+            )
+    for name in names:
+        began = time.monotonic()
+        print(f"\n== {name}", flush=True)
+        status = STEPS[name]()
+        print(
+            f"== {name}: {'passed' if not status else 'FAILED'} after {time.monotonic() - began:.0f} s, load {load():.1f}",
+            flush=True,
+        )
+        if status:
+            return status
+        RUNS.mkdir(exist_ok=True)
+        passed[name] = files
+        record.write_text(json.dumps(passed, indent=1))
+    if passed_at_second_try:
+        count = len(passed_at_second_try)
+        print(f"{count} {'test' if count == 1 else 'tests'} passed at the second try: {', '.join(passed_at_second_try)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,105 @@
+"""Normalizers and pre-tokenizers of the package `tokenizers`: the steps before a BPE that a job's tokenizer may have.
+
+A regular expression is taken only if all its alternatives are known here. Another one may need time that is exponential in the
+length of a text, at each peer that makes tokens.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+NORMALIZERS: Final = ("NFC", "NFD", "NFKC", "NFKD")
+PATTERN_CHARACTERS_MAX: Final = 400  # the known ones have 120
+STEPS_MAX: Final = 8  # of a sequence; known tokenizers have up to four
+BYTE_LEVEL: Final = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+LLAMA_3: Final = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+QWEN_2: Final = LLAMA_3.replace(r"\p{N}{1,3}", r"\p{N}")
+# Alternatives of patterns. The time of each is linear in the length of its match.
+ALTERNATIVES: Final = frozenset(
+    {
+        *("'s", "'t", "'re", "'ve", "'m", "'ll", "'d", "(?i:'s|'t|'re|'ve|'m|'ll|'d)"),
+        *(r"\p{L}+", r" ?\p{L}+", r"[^\r\n\p{L}\p{N}]?\p{L}+", r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+"),
+        *(r"\p{N}", r"\p{N}+", r" ?\p{N}+", r"\p{N}{1,2}", r"\p{N}{1,3}", r"\d", r"\d+", r"\d{1,3}"),
+        *(r" ?[^\s\p{L}\p{N}]+", r" ?[^\s\p{L}\p{N}]+[\r\n]*", r" ?[^\s\p{L}\p{N}]+[\r\n/]*", r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*"),
+        *(r"\s*[\r\n]+", r"\s*[\r\n]", r"[\r\n]+", r"[\r\n]", r"\s+(?!\S)", r"\s+", r"\s+$"),
+    }
+)
+
+
+def normalizer_of(said: Any) -> dict[str, Any] | None:
+    """As the package writes it. Raises `ValueError`, naming one that is not taken."""
+    steps = said.get("normalizers") if isinstance(said, dict) and said.get("type") == "Sequence" else [said]
+    if not isinstance(steps, list) or len(steps) > STEPS_MAX:
+        raise ValueError(f"normalizer {_shown(said)}")
+    forms = [step["type"] for step in steps if step is not None]
+    unknown = [form for form in forms if form not in NORMALIZERS]
+    if unknown:
+        raise ValueError(f"normalizer {_shown(unknown[0])}; {', '.join(NORMALIZERS)} are read")
+    made = [{"type": form} for form in forms]
+    return {"type": "Sequence", "normalizers": made} if len(made) > 1 else made[0] if made else None
+
+
+def pre_tokenizer_of(said: Any) -> dict[str, Any]:
+    """As the package writes it. Raises `ValueError`, naming a step that is not taken."""
+    steps = said.get("pretokenizers") if isinstance(said, dict) and said.get("type") == "Sequence" else [said]
+    if not isinstance(steps, list) or not 1 <= len(steps) <= STEPS_MAX:
+        raise ValueError(f"pre_tokenizer {_shown(said)}")
+    made = [_step(step) for step in steps]
+    if [step["type"] for step in made].count("ByteLevel") != 1 or made[-1]["type"] != "ByteLevel":
+        raise ValueError(f"pre_tokenizer {_shown(said)} does not end in ByteLevel")
+    return made[0] if len(made) == 1 else {"type": "Sequence", "pretokenizers": made}
+
+
+def cuts_words(pre_tokenizer: dict[str, Any]) -> bool:
+    """False where a whole text is one word: a BPE takes time that is quadratic in its length."""
+    return any(step["type"] == "Split" or step.get("use_regex") for step in steps_of(pre_tokenizer))
+
+
+def steps_of(pre_tokenizer: dict[str, Any]) -> list[dict[str, Any]]:
+    return list(pre_tokenizer.get("pretokenizers", [pre_tokenizer]))
+
+
+def llama_cpp_name(pre_tokenizer: dict[str, Any], ignores_merges: bool) -> str | None:
+    """The name of the same steps in GGUF; None: it has none."""
+    steps = steps_of(pre_tokenizer)
+    patterns = [step["pattern"]["Regex"] for step in steps if step["type"] == "Split"]
+    digits = [step["individual_digits"] for step in steps if step["type"] == "Digits"]
+    known = {
+        ((), (), True, False): "gpt-2",
+        ((), (True,), True, False): "smollm",
+        ((LLAMA_3,), (), False, True): "llama-bpe",
+        ((QWEN_2,), (), False, False): "qwen2",
+    }
+    return known.get((tuple(patterns), tuple(digits), steps[-1]["use_regex"], ignores_merges))
+
+
+def _step(step: Any) -> dict[str, Any]:
+    kind = step.get("type") if isinstance(step, dict) else None
+    if kind == "ByteLevel" and not step.get("add_prefix_space"):
+        return BYTE_LEVEL | {"use_regex": bool(step.get("use_regex", True))}
+    if kind == "Digits":
+        return {"type": "Digits", "individual_digits": bool(step.get("individual_digits"))}
+    if kind == "Split" and step.get("behavior") == "Isolated" and not step.get("invert"):
+        pattern = step["pattern"].get("Regex")
+        if isinstance(pattern, str) and _is_known(pattern):
+            return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+    raise ValueError(f"pre_tokenizer {_shown(step)}")
+
+
+def _is_known(pattern: str) -> bool:
+    while len(pattern) <= PATTERN_CHARACTERS_MAX:
+        begun = [one for one in ALTERNATIVES if pattern == one or pattern.startswith(f"{one}|")]
+        if not begun:
+            return False
+        longest = max(begun, key=len)
+        if pattern == longest:
+            return True
+        pattern = pattern[len(longest) + 1 :]
+    return False
+
+
+def _shown(value: Any) -> str:
+    return json.dumps(value)[:120]

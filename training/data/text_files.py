@@ -1,0 +1,429 @@
+"""Text of the files that people train on: plain text, JSON, tables and Parquet, each perhaps packed by gzip.
+
+Markup is not text. Files of a folder that cannot be read are left out, and `Findings` names each with the reason.
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import gzip
+import json
+import os
+import re
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, Final, cast
+
+from features.tables import counted
+from protocol.errors import UserError
+from storage.csv_files import ENDINGS as TABLES
+from storage.csv_files import SEPARATORS, open_table, shown_columns
+from storage.encodings import decode_text, encoding_of
+
+TEXT: Final = (".txt", ".md")
+JSON_LINES: Final = (".jsonl", ".ndjson")
+JSON: Final = ".json"
+PARQUET: Final = ".parquet"
+READ_ENDINGS: Final = (*TEXT, *JSON_LINES, JSON, *TABLES, PARQUET)  # of files in a folder, each perhaps with .gz behind it
+KINDS: Final = "text (.txt, .md), JSON (.jsonl, .json), tables (.csv, .tsv) or Parquet, each perhaps with .gz"
+MARKUP: Final = {
+    **dict.fromkeys((".html", ".htm", ".xhtml"), "HTML"),
+    **dict.fromkeys((".xml", ".svg", ".rss"), "XML"),
+    **dict.fromkeys((".yaml", ".yml"), "YAML"),
+    ".rtf": "RTF",
+    ".ipynb": "a notebook",
+}
+BINARY: Final = (  # how files of other kinds begin
+    (b"%PDF", "PDF"),
+    (b"PK\3\4", "a ZIP archive, as .docx and .xlsx are"),
+    (b"\x28\xb5\x2f\xfd", "packed by Zstandard"),
+    (b"BZh", "packed by bzip2"),
+    (b"\xfd7zXZ", "packed by xz"),
+)
+GZIP_MARK: Final = b"\x1f\x8b"
+PARQUET_MARK: Final = b"PAR1"
+COLUMN: Final = "text"  # with the text of a record, unless `--column` names another
+ABOUT_FOLDER: Final = re.compile(r"(readme|licen[cs]e|copying|notice)\b.*", re.IGNORECASE)  # of public data sets
+
+READ_BYTES: Final = 256 << 10  # one read of a text file: large enough that 50 MB cost no more than their hashing
+HEAD_BYTES: Final = 4 << 10  # that show the kind of a file
+LINE_BYTES_MAX: Final = 16 << 20  # one JSONL line; a whole one must be in memory to be parsed
+WHOLE_BYTES_MAX: Final = 64 << 20  # a table or an array must be in memory; as Python's objects it takes ten times as much
+ROWS_AT_ONCE: Final = 256  # of Parquet, in memory as Python's objects
+FILES_NAMED_MAX: Final = 200  # of those that are left out: they travel with each list of the jobs
+_NAMES_SHOWN: Final = 200  # characters of the names of fields
+
+
+class Findings:
+    """Files and records that were left out, and remarks on the others, for people."""
+
+    def __init__(self) -> None:
+        self.records = 0  # without text
+        self.remarks: list[str] = []
+        self._named: list[str] = []
+        self._files = 0
+
+    def leave_out(self, name: str, reason: str) -> None:
+        self._files += 1
+        if len(self._named) < FILES_NAMED_MAX:
+            self._named.append(f"  {shown(name)}: {reason}")
+
+    def notes(self) -> tuple[str, ...]:
+        """Lines for people."""
+        files = [f"files left out: {self._files}"] if self._files else []
+        more = [f"  and {self._files - len(self._named)} more"] if self._files > len(self._named) else []
+        records = [f"records without text left out: {self.records}"] if self.records else []
+        return (*files, *self._named, *more, *records, *self.remarks)
+
+
+def read_text(path: Path, column: str = "", findings: Findings | None = None) -> Iterator[bytes]:
+    """The text of a file, or of all files below a folder in sorted order, in pieces.
+
+    A file of a folder is checked whole before a piece of it is given. Raises `UserError`, naming the path, where nothing can
+    be read.
+    """
+    findings = findings or Findings()
+    if not path.exists():
+        raise UserError(f"no such file or folder: {shown(path)} (give a file or a folder of {KINDS})")
+    something = False
+    for file in _files_below(path, findings) if path.is_dir() else [path]:
+        # Plain text in a folder has no columns; for a file of its own a column is a mistake.
+        of_file = "" if file != path and _ending(file) in TEXT else column
+        if file != path and not _is_read(path, file, of_file, findings):
+            continue
+        newline = b""
+        for piece in _pieces_of(file, of_file, findings):
+            yield piece
+            something, newline = True, piece[-1:]
+        if newline not in (b"", b"\n"):
+            yield b"\n"  # the last line of one file must not run into the first of the next
+    if not something:
+        raise UserError(
+            "\n".join([f"{shown(path)} holds no text: give a file or folder with some kB of {KINDS}", *findings.notes()])
+        )
+
+
+def _files_below(path: Path, findings: Findings) -> list[Path]:
+    """Files whose names say that they are text, in sorted order."""
+    found = list[Path]()
+    for folder, folders, names in os.walk(path):
+        for name in sorted(folders):
+            below = Path(folder) / name
+            if name.startswith(".") or below.is_symlink():
+                folders.remove(name)
+                reason = "hidden" if name.startswith(".") else "a link to a folder"
+                findings.leave_out(f"{below.relative_to(path).as_posix()}/", reason)
+        found += (Path(folder) / name for name in names)
+    kept = list[Path]()
+    for file in sorted(found, key=lambda file: file.relative_to(path).as_posix()):
+        reason = _reason_by_name(file)
+        if reason:
+            findings.leave_out(file.relative_to(path).as_posix(), reason)
+        else:
+            kept.append(file)
+    texts = [file for file in kept if not ABOUT_FOLDER.fullmatch(file.name)] or kept
+    for file in kept:
+        if file not in texts:
+            findings.leave_out(file.relative_to(path).as_posix(), "it is about the folder; give it another name to learn it")
+    return texts
+
+
+def _reason_by_name(file: Path) -> str:
+    """Why a file of a folder is left out; empty: it may be read."""
+    ending = _ending(file)
+    if file.name.startswith("."):
+        return "hidden"
+    if not file.exists():
+        return "a link to nothing"
+    if not file.is_file():
+        return "no regular file"
+    if ending in MARKUP:
+        return f"{MARKUP[ending]}, whose markup is no text"
+    return "" if ending in READ_ENDINGS else f"the ending {ending or 'of its name'} is not read; name it .txt if it is text"
+
+
+def _is_read(folder: Path, file: Path, column: str, findings: Findings) -> bool:
+    """Checks a whole file of a folder. Leaves the file out, and returns False, if it cannot be read."""
+    reason = "it is empty"
+    try:
+        for _ in _pieces_of(file, column, Findings()):
+            reason = ""
+    except UserError as error:
+        reason = str(error).removeprefix(shown(file)).lstrip(" :")
+    if reason:
+        findings.leave_out(file.relative_to(folder).as_posix(), reason)
+    return not reason
+
+
+def _ending(file: Path) -> str:
+    """In lower case, without that of gzip."""
+    name = file.name.lower().removesuffix(".gz")
+    return Path(name).suffix
+
+
+@contextlib.contextmanager
+def opened(file: Path) -> Iterator[BinaryIO]:
+    """The bytes of a file, unpacked if it is packed by gzip. Raises `UserError`."""
+    try:
+        with file.open("rb") as raw:
+            is_packed = raw.read(len(GZIP_MARK)) == GZIP_MARK or file.name.lower().endswith(".gz")
+            raw.seek(0)
+            if not is_packed:
+                yield raw
+                return
+            with gzip.GzipFile(fileobj=raw) as stream:
+                yield cast(BinaryIO, stream)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise UserError(f"{shown(file)} is no whole gzip file: {error}") from None
+
+
+def _pieces_of(file: Path, column: str, findings: Findings) -> Iterator[bytes]:
+    try:
+        with opened(file) as stream:
+            head = stream.read(HEAD_BYTES)
+            stream.seek(0)
+            for mark, kind in BINARY:
+                if head.startswith(mark):
+                    raise UserError(f"{shown(file)} is not a text file: it is {kind}; take the text out of it")
+            yield from _of_kind(stream, head, file, column, findings)
+    except OSError as error:
+        raise UserError(f"cannot read {shown(file)}: {error.strerror or error}") from None
+
+
+def _of_kind(stream: BinaryIO, head: bytes, file: Path, column: str, findings: Findings) -> Iterator[bytes]:
+    ending = _ending(file)
+    if ending == PARQUET or head.startswith(PARQUET_MARK):
+        return _encoded(_parquet(stream, file, column or COLUMN), file, findings)
+    if ending in (*JSON_LINES, JSON):
+        return _encoded(_texts_of_json(stream, head, file, column or COLUMN, findings), file, findings)
+    if ending in TABLES:
+        return _encoded(_table(stream, file, column or COLUMN, findings), file, findings)
+    if column:
+        raise UserError(
+            f"{shown(file)} is plain text, which has no column {column!r}: leave out --column, or name it .jsonl or .csv"
+        )
+    kind = MARKUP.get(ending) or _markup(head)
+    if kind and ending in TEXT:
+        findings.remarks.append(f"{shown(file)} looks like {kind}, and its marks are learned as text: give the text alone")
+    elif kind:
+        raise UserError(
+            f"{shown(file)} is {kind}, whose marks are no text: give its text alone, or name it .txt to learn it as it is"
+        )
+    return _checked(iter(lambda: stream.read(READ_BYTES), b""), file)
+
+
+_HTML: Final = re.compile(r"<(!doctype html|html|head|body)\b", re.IGNORECASE)
+_XML: Final = re.compile(r"<(\?xml|!doctype|!--|[a-z][\w:.-]*(\s+[\w:.-]+\s*=\s*[\"'][^<>]*)?\s*/?>)", re.IGNORECASE)
+_OBJECT: Final = re.compile(r'\[?\s*\{\s*"[^"\n]*"\s*:|\[\s*"[^"\n]*"\s*[],]')
+
+
+def _markup(head: bytes) -> str:
+    """The kind of markup that a file begins with; empty: it looks like text."""
+    start = head.decode(errors="replace").removeprefix("\ufeff").lstrip()
+    for kind, pattern in (("HTML", _HTML), ("XML", _XML), ("JSON", _OBJECT)):
+        if pattern.match(start):
+            return kind
+    if start.startswith("{\\rtf"):
+        return "RTF"
+    line = start.split("\n", 1)[0]
+    cells = max((line.split(separator) for separator in SEPARATORS), key=len)
+    is_header = len(cells) > 1 and COLUMN in (cell.strip(' "\r').casefold() for cell in cells)
+    return "a table" if is_header else ""
+
+
+def _checked(pieces: Iterator[bytes], file: Path) -> Iterator[bytes]:
+    """The same pieces without a byte order mark; `UserError` at the first byte that is not UTF-8 text."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    position = 0
+    for piece in pieces:
+        try:
+            decoder.decode(piece)
+        except UnicodeDecodeError:
+            raise _binary(file, f"not UTF-8 in the {READ_BYTES >> 10} kB from byte {position}", piece) from None
+        if b"\0" in piece:
+            raise _binary(file, f"NUL at byte {position + piece.index(0)}", piece)
+        text = piece.removeprefix(codecs.BOM_UTF8) if position == 0 else piece
+        position += len(piece)
+        if text:
+            yield text
+    try:
+        decoder.decode(b"", final=True)
+    except UnicodeDecodeError:
+        raise _binary(file, "it ends inside a UTF-8 character") from None
+
+
+def shown(path: Path | str) -> str:
+    """A path as it is written, or quoted where a line break in it would make two lines of an error."""
+    return str(path) if str(path).isprintable() else repr(str(path))
+
+
+def _binary(file: Path, why: str, data: bytes = b"") -> UserError:
+    encoding = encoding_of(data)
+    looks = f", it looks like {encoding}" if encoding else ""
+    return UserError(f"{shown(file)} is not a text file ({why}{looks}): save it as UTF-8 text, or take it out of the folder")
+
+
+# Records -------------------------------------------------------------------------------------------------------------
+
+
+Texts = Iterator[tuple[str, str | None]]  # each with its place in the file
+
+
+def _encoded(texts: Texts, file: Path, findings: Findings) -> Iterator[bytes]:
+    """Each text ended by a newline. Records without any are counted."""
+    for where, text in texts:
+        if text is None or not text.strip():
+            findings.records += 1
+            continue
+        if "\0" in text:
+            raise UserError(f"{shown(file)}{where}: its text holds NUL, which no text has: take it out")
+        try:
+            yield text.encode() + b"\n"
+        except UnicodeEncodeError:
+            raise UserError(f"{shown(file)}{where}: its text holds half a surrogate pair, which is no character") from None
+
+
+def _column_of(names: Iterable[str], column: str) -> str | None:
+    """The name as the file writes it: the same, or the only one that differs in case and spaces alone."""
+    listed = list(names)
+    alike = [name for name in listed if name.strip().casefold() == column.casefold()]
+    return column if column in listed else alike[0] if len(alike) == 1 else None
+
+
+def _no_column(where: str, names: list[str], column: str) -> UserError:
+    return UserError(f"{where} has no column {column!r}: {shown_columns(names)}; name the one with the text by --column NAME")
+
+
+def _texts_of_json(stream: BinaryIO, head: bytes, file: Path, column: str, findings: Findings) -> Texts:
+    is_array = head.removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"["
+    values = _whole_json(stream, file, is_array, findings) if is_array or _ending(file) == JSON else None
+    if values is None:
+        stream.seek(0)
+        values = _json_lines(stream, file)
+    for where, value in values:
+        yield where, value if isinstance(value, str) and is_array else _text_of(value, f"{shown(file)}{where}", column)
+
+
+def _text_of(record: Any, where: str, column: str) -> str | None:
+    example = f'must be like {{"{column}": "..."}}'
+    if not isinstance(record, dict):
+        raise UserError(f"{where} is no JSON object: every record {example}")
+    name = _column_of(record, column)
+    if name is None:
+        there = ", ".join(map(repr, record))[:_NAMES_SHOWN] or "nothing"
+        raise UserError(
+            f'{where} has no "{column}" field, only {there}: every record {example}, or name another by --column NAME'
+        )
+    text = record[name]
+    if text is not None and not isinstance(text, str):
+        raise UserError(f'{where} has no "{column}" field with a string: every record {example}')
+    return text
+
+
+def _whole_json(stream: BinaryIO, file: Path, is_array: bool, findings: Findings) -> Iterator[tuple[str, Any]] | None:
+    """The elements of an array, or one object; None for one object a line."""
+    data = _whole(stream)
+    if data is None:
+        if is_array:
+            raise UserError(f"{shown(file)}: this array is larger than {WHOLE_BYTES_MAX >> 20} MB: write one object a line")
+        return None
+    text = _decoded(file, data, findings)
+    try:
+        found = json.loads(text)
+    except json.JSONDecodeError as error:
+        if not is_array and error.msg == "Extra data":
+            return None
+        raise UserError(f"{shown(file)} line {error.lineno} is not JSON: {error.msg}") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{shown(file)} is not JSON: {error}") from None
+    return (
+        ((f" element {number}", value) for number, value in enumerate(found, 1))
+        if isinstance(found, list)
+        else iter([("", found)])
+    )
+
+
+def _json_lines(stream: BinaryIO, file: Path) -> Iterator[tuple[str, Any]]:
+    for number, line in enumerate(_bounded_lines(stream, file), start=1):
+        if not line.strip():
+            continue
+        if b"\0" in line:
+            raise _binary(file, f"NUL in line {number}, as UTF-16 has it")
+        try:
+            yield f" line {number}", json.loads(line.decode("utf-8-sig"))
+        except UnicodeDecodeError:
+            raise _binary(file, f"not UTF-8 in line {number}", line) from None
+        except (ValueError, RecursionError):
+            raise UserError(f'{shown(file)} line {number} is not JSON: every line must be like {{"text": "..."}}') from None
+
+
+def _bounded_lines(stream: BinaryIO, file: Path) -> Iterator[bytes]:
+    for number, line in enumerate(iter(lambda: stream.readline(LINE_BYTES_MAX + 1), b""), start=1):
+        if len(line) > LINE_BYTES_MAX:
+            raise UserError(
+                f"{shown(file)} line {number} is longer than {LINE_BYTES_MAX >> 20} MB: split it into several records"
+            )
+        yield line
+
+
+def _whole(stream: BinaryIO) -> bytes | None:
+    """None for a file that is too large. One read of the limit would allocate all of it."""
+    pieces, size = list[bytes](), 0
+    while size <= WHOLE_BYTES_MAX and (piece := stream.read(READ_BYTES // 4)):
+        pieces.append(piece)
+        size += len(piece)
+    return b"".join(pieces) if size <= WHOLE_BYTES_MAX else None
+
+
+def _decoded(file: Path, data: bytes, findings: Findings) -> str:
+    text, note = decode_text(shown(file), data)
+    if note:
+        findings.remarks.append(note)
+    return text
+
+
+def _table(stream: BinaryIO, file: Path, column: str, findings: Findings) -> Texts:
+    data = _whole(stream)
+    if data is None:
+        raise UserError(f"{shown(file)} is larger than {WHOLE_BYTES_MAX >> 20} MB: split it, or save it as JSONL or Parquet")
+    names, rows = open_table(shown(file), _decoded(file, data, findings), {column.casefold()})
+    name = _column_of(names, column)
+    if name is None:
+        raise _no_column(shown(file), names, column)
+    place = names.index(name)
+    for number, row in rows:
+        # A separator in a text without quotes would cut the text.
+        if len(row) < len(names) or any(cell.strip() for cell in row[len(names) :]):
+            cells = f"{counted(len(row), 'cell')} and the header {len(names)}"
+            raise UserError(f"{shown(file)}:{number}: the row has {cells}: quote texts that hold the separator")
+        yield f":{number}", row[place]
+
+
+def _parquet(stream: BinaryIO, file: Path, column: str) -> Texts:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        raise UserError(
+            f"{shown(file)} is Parquet, which needs the extra `data`: run `pip install pyarrow`, or save the file as JSONL"
+        ) from None
+    try:
+        table = parquet.ParquetFile(stream)
+        schema = table.schema_arrow
+        name = _column_of(schema.names, column)
+        if name is None:
+            raise _no_column(shown(file), schema.names, column)
+        kind = schema.field(name).type
+        kind = kind.value_type if pyarrow.types.is_dictionary(kind) else kind
+        if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
+            raise UserError(f"{shown(file)}: column {name!r} is of type {kind}, no text; name another by --column NAME")
+        number = 0
+        for batch in table.iter_batches(ROWS_AT_ONCE, columns=[name], use_threads=False):
+            for text in batch.column(0).to_pylist():
+                number += 1
+                yield f" row {number}", text
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
+        first = str(error).split("\n", 1)[0]
+        raise UserError(f"{shown(file)} cannot be read as Parquet: {first}") from None
