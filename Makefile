@@ -42,7 +42,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "set-up: processors alone: PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make setup. Every build of this version will do"
 	@set -e; SECONDS=0; \
 	$(BIN)/python -m pip install --constraint constraints.txt setuptools; \
-	$(BIN)/python -m pip install --constraint constraints.txt --no-build-isolation --editable '.[dev,web,upnp,mdns]'; \
+	$(BIN)/python -m pip install --constraint constraints.txt --no-build-isolation --editable '.[dev,web,upnp,mdns,data]'; \
 	echo "set-up: done after $$SECONDS s; .venv takes $$(du -sh .venv | cut -f1)"
 	@touch $@
 

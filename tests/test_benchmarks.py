@@ -287,6 +287,7 @@ def test_rows_whose_audits_are_sampled_may_start(text: Path, tmp_path: Path) -> 
         assert audits is not None and audits.window_ms(training.PEERS) <= AUDIT_WINDOW_MS_MAX
 
 
+@pytest.mark.real("processes")
 @pytest.mark.large  # two processes with torch; each run of the benchmark counts its own roots
 def test_replicas_of_gloo_stay_equal_and_send_what_a_ring_must(text: Path) -> None:
     task = training.Task(text, 3, 0, 1e-3, 60.0, TINY, peers=2)

@@ -17,6 +17,7 @@ from scenarios.network import Watch
 from training.transformer import ModelSpec
 
 
+@pytest.mark.real("processes")
 @pytest.mark.large  # tests/rlhf/test_daemons.py kills one of four, too; tests/sim looks for votes that contradict
 async def test_a_killed_peer_comes_back_and_has_signed_nothing_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pace, "NORMAL_ROUNDS", 2)

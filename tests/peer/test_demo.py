@@ -29,6 +29,7 @@ from training.spec import JobSpec
 from training.transformer import ModelSpec
 
 
+@pytest.mark.real("processes")
 @pytest.mark.large  # tests/browser/test_live.py has this liar, too; tests/sim expels it in many ways
 def test_who_signs_two_proposals_is_expelled_by_the_proof_in_the_chain(tmp_path: Path) -> None:
     short = ("model.width=32", "model.layers=1", "model.hidden=64", "model.context=64", "local_steps=5", "batch=2")

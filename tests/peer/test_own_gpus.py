@@ -18,6 +18,7 @@ ROUNDS = 12
 JOB = ("--rounds", str(ROUNDS), "--set", "local_steps=5", "batch=4", "audit=off", "liars=0", "proposal_seconds=5")
 
 
+@pytest.mark.real("processes")
 @pytest.mark.large
 async def test_the_round_after_a_process_was_killed_has_the_trainer_again(tmp_path: Path) -> None:
     assert command("init", "--data-dir", str(tmp_path / "ada"), "--network", "alone")[0] == 0

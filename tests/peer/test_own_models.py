@@ -83,6 +83,7 @@ def wrong_folders(folder: Path) -> dict[str, Path]:
     return made
 
 
+@pytest.mark.real("processes")
 @pytest.mark.large
 async def test_a_model_of_ones_own_is_trained_on_and_a_round_of_it_and_both_audit(network: list[Daemon], tmp_path: Path) -> None:
     first, values = network[0], tensors()

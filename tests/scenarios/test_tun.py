@@ -76,6 +76,7 @@ def test_a_full_queue_drops_and_what_the_profile_loses_is_counted_apart(tmp_path
     assert 0 < counted["lost"] < 90 - counted["dropped"]
 
 
+@pytest.mark.real("processes")
 @pytest.mark.large
 @pytest.mark.skipif(bool(tun.refusal()), reason="needs namespaces and /dev/net/tun")
 def test_kernel_tcp_is_as_slow_as_it_was_asked_to_be() -> None:

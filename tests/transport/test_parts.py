@@ -289,6 +289,7 @@ def test_after_kill_9_no_part_comes_twice(tmp_path: Path) -> None:
     fetched_over_a_kill(tmp_path, 200 * PART + 5, PART, kill_after=20)
 
 
+@pytest.mark.real("processes")
 @pytest.mark.large
 def test_two_gibibytes_pass_between_two_processes_that_hold_a_few_chunks(tmp_path: Path) -> None:
     served, grown = fetched_over_a_kill(tmp_path, 2 << 30, BLOB_PART_BYTES, kill_after=40)

@@ -47,6 +47,7 @@ def test_what_runs_out_of_memory_is_no_failure_of_the_compiler(text: Path, monke
     assert sizes == [4] + [2] * 2 * SPEC.local_steps
 
 
+@pytest.mark.real("processes")
 @pytest.mark.large
 @pytest.mark.filterwarnings("default")
 def test_a_compiled_loss_gives_the_same_update_to_rounding(text: Path) -> None:
