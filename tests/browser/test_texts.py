@@ -125,6 +125,7 @@ async def test_sixteen_options_and_both_sides_of_a_pair_have_keys(tmp_path: Path
         token, shown = await operator(daemon), ""
         await founded(site, token, name="sixteen", options=options, tasks=[{"text": f"text {number}"} for number in range(3)])
         shown = await page.join(address(site), "ann")
+        await page.until("document.querySelector('[data-progress]')?.textContent.includes('0 of 3 have a label')")
         for key in ("0", "a", "f"):
             await page.press(key)
             shown = await page.task(shown) if key != "f" else shown

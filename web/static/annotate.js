@@ -3,7 +3,7 @@ import { differing } from "/static/diff.js";
 import { figures, isAsLabel } from "/static/figures.js";
 import { ASKS, answerOf, choices, inWords, isCollected, isComplete, leftOf } from "/static/kinds.js";
 import { Leases } from "/static/leases.js";
-import { at, html, paintStatus, patiently, render, tell } from "/static/page.js";
+import { at, html, paintStatus, patiently, pause, render, tell } from "/static/page.js";
 import { Queue } from "/static/queue.js";
 import { Ranking, moved, shownOrder } from "/static/ranking.js";
 import { Shown, isolated, visible } from "/static/shown.js";
@@ -13,6 +13,7 @@ import { hex } from "/static/wire.js";
 
 const REASONS = ["unclear", "harmful", "private", "broken"];
 const SHOWN = 20; // answers in the list
+const COUNTS_MS = 10_000; // between two looks at how far projects are
 const KEYS = { ArrowLeft: "←", ArrowRight: "→", "Control+Enter": "Ctrl ↵", Escape: "Esc" };
 
 const state = {
@@ -22,6 +23,7 @@ const state = {
   chosen: [], isSkipping: false, isHelping: false,
   isUnsaved: false, // the key has no backup, and that was not waved away
   guidelines: new Map(), // by path
+  projects: [], // those that are open, with their counts
 };
 
 const current = () => state.leases?.tasks[0];
@@ -148,6 +150,7 @@ async function begin(me) {
   paint();
   await state.queue.start();
   state.leases.ask();
+  readProjects();
 }
 
 function noteHere(isHere) {
@@ -178,10 +181,22 @@ function Task({ task }) {
   }
   return html`<section class="card task" aria-live="polite" data-task=${task.task} data-assignment=${task.assignment} data-state="ready">
     <h1 class="asked">${state.isSkipping ? "Why do you skip it?" : html`<bdi>${task.name}</bdi>: ${ASKS[task.kind](task)}`}</h1>
+    <${Progress} project=${state.projects.find(({ project }) => project === task.project)} />
     ${task.text && html`<${Shown} text=${task.text} display=${task.display} />`}
     ${task.kind === "pair" && html`<${Pair} task=${task} />`}
     ${task.suggestion && html`<p class="quiet">A model suggests: <bdi>${inWords(task, task.suggestion)}</bdi></p>`}
   </section>`;
+}
+
+const Progress = ({ project }) => project && html`<p class="quiet small progress" data-progress>
+  <progress value=${project.settled} max=${project.tasks} aria-label="Tasks of this project with a label"></progress> ${project.settled} of ${project.tasks} have a label</p>`;
+
+async function readProjects() {
+  for (;; await pause(COUNTS_MS)) {
+    if (document.hidden) continue;
+    state.projects = await call("GET", "/api/stats").then(({ projects }) => projects, () => state.projects);
+    paint();
+  }
 }
 
 function Pair({ task }) {
