@@ -24,6 +24,7 @@ class ImportRequest:
     suggests_first: bool
     columns: dict[str, str] = codec.added(factory=dict)  # what the file calls some of `COLUMNS`
     gold_from: str = codec.added("")  # the file's field with the right answers; empty: `gold`
+    display: str = codec.added("plain")  # of a new project, see `state.Display`
     again: bool = codec.added(False)  # adds tasks that an earlier import of the same file has added, too
 
 
@@ -48,6 +49,7 @@ class ProjectView:
     begun: int
     settled: int
     review: int
+    display: str = codec.added("plain")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,7 @@ class WaitingView:
     text: str
     items: tuple[str, ...]
     votes: dict[str, int]  # how many said which answer
+    skips: dict[str, int] = codec.added(factory=dict)  # how many skipped it for which reason
 
 
 @dataclass(frozen=True, slots=True)

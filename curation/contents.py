@@ -117,6 +117,13 @@ class Skip:
 
 
 @dataclass(frozen=True, slots=True)
+class Release:
+    """By the peer that took the lease: nobody looks at the task any more."""
+
+    assignment: Digest
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """`curation/batch`, by a serving peer: at most BATCH_MAX statements in all. They act in this order; any that cannot is passed
     over.
@@ -127,7 +134,8 @@ class Batch:
     commits: Annotated[tuple[Commit, ...], Length(0, BATCH_MAX)] = ()
     openings: Annotated[tuple[Opening, ...], Length(0, BATCH_MAX)] = ()
     skips: Annotated[tuple[Skip, ...], Length(0, BATCH_MAX)] = ()
+    releases: Annotated[tuple[Release, ...], Length(0, BATCH_MAX)] = ()
 
     @property
     def size(self) -> int:
-        return sum(map(len, (self.enrolments, self.leases, self.commits, self.openings, self.skips)))
+        return sum(map(len, (self.enrolments, self.leases, self.commits, self.openings, self.skips, self.releases)))

@@ -8,6 +8,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 from typing import Any, Final
 
@@ -19,6 +20,8 @@ from curation.lines import as_text
 from curation.state import Asked
 from protocol.errors import UserError
 
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+ISO_MS_MAX: Final = 253_402_300_799_999  # the end of the year 9999: ISO 8601 has four digits for a year
 Line = dict[str, Any]
 Lines = Callable[[], Iterable[Line]]  # all of them, each time it is called: there may be too many for memory
 
@@ -39,12 +42,19 @@ def _jsonl(asked: Asked, lines: Lines) -> Iterator[str]:
 def _csv(asked: Asked, lines: Lines) -> Iterator[str]:
     """A row a task, for spreadsheets: its label in words, how many voted, and how many of them as the label."""
     places = range(1, 1 + max((len(line["items"]) for line in lines() if "text" in line), default=0))
-    yield _row(["number", "text", *(f"item{place}" for place in places), "label", "votes", "agree", "height", "task"])
+    yield _row(["number", "text", *(f"item{place}" for place in places), "label", "votes", "agree", "height", "task", "time"])
     for line in lines():
         items, answers = line.get("items", []), [vote["answer"] for vote in line["votes"]]
         label = words_of(asked.kind, asked.options, line["label"])
         shown = [line.get("text", ""), *items, *[""] * (len(places) - len(items)), "; ".join(label) or NONE_OF_THEM]
-        yield _row([line["number"], *shown, len(answers), answers.count(line["label"]), line["height"], line["task"]])
+        counts = [len(answers), answers.count(line["label"])]
+        yield _row([line["number"], *shown, *counts, line["height"], line["task"], _as_iso(line["time_ms"])])
+
+
+def _as_iso(time_ms: int) -> str:
+    """Such as 2026-11-28T13:06:25.000Z, which spreadsheets and Label Studio read."""
+    time = EPOCH + timedelta(milliseconds=min(time_ms, ISO_MS_MAX))
+    return time.replace(tzinfo=None).isoformat(timespec="milliseconds") + "Z"
 
 
 def _row(cells: list[Any]) -> str:
@@ -61,11 +71,11 @@ def _label_studio(asked: Asked, lines: Lines) -> Iterator[str]:
     """One annotation a task: its label. A task whose text is not here is left out."""
     number = -1
     for number, line in enumerate(line for line in lines() if "text" in line):
-        names = ("task", "number", "height", "text", "items")
+        names = ("task", "number", "height", "time_ms", "text", "items")
         data = {name: line[name] for name in names} | {f"item{place}": item for place, item in enumerate(line["items"], 1)}
         if asked.kind is Kind.RANKING:
             data["list"] = [{"id": str(place), "title": item, "body": ""} for place, item in enumerate(line["items"])]
-        task = {"data": data, "annotations": [{"result": _result(asked, line["label"])}]}
+        task = {"data": data, "annotations": [{"result": _result(asked, line["label"]), "created_at": _as_iso(line["time_ms"])}]}
         yield ("," if number else "[") + "\n" + json.dumps(task, ensure_ascii=False)
     yield "[]\n" if number < 0 else "\n]\n"
 
@@ -105,7 +115,7 @@ def _preferences(asked: Asked, lines: Lines) -> Iterator[str]:
         chosen = SECOND if said == SECOND else FIRST
         p = Fraction(1, 2) if said == TIE else preferred(chosen, [vote["answer"][0] for vote in line["votes"]])
         row = {"id": line["task"], "prompt": line["text"], "chosen": items[chosen], "rejected": items[1 - chosen]}
-        row["p"] = round(float(p), 4)
+        row |= {"p": round(float(p), 4), "time_ms": line["time_ms"]}
         for name in ("chosen", "rejected"):
             score = scores.get((line["text"], row[name]))
             if score is not None:

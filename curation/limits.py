@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-PROJECTS_OPEN_MAX: Final = 2  # of one member, with those whose close is not done: nobody fills the lists of the others
+PROJECTS_OPEN_MAX: Final = 10  # of one member, paused ones too: a team has several questions at a time
+PROJECTS_UNFINISHED_MAX: Final = 20  # of one member, with those whose close is not done: nobody fills the queue of closes
 PROJECTS_MAX: Final = 256  # of one network, with those whose close is not done: they are listed in the state
 OPTIONS_MAX: Final = 16  # a confusion table of one annotator has 16 × 16 counts, and fits into a row
 OPTION_CHARACTERS_MAX: Final = 64

@@ -16,7 +16,7 @@ def line_of(asked: Asked, row: TaskRow, text: Task | None, votes: Iterable[Assig
     assert row.label is not None
     task = task_id(row.project, row.number)
     label = {"label": list(row.label), "label_text": words_of(asked.kind, asked.options, row.label)}
-    line: dict[str, Any] = {"task": task.hex(), "number": row.number, **label, "height": row.height}
+    line: dict[str, Any] = {"task": task.hex(), "number": row.number, **label, "height": row.height, "time_ms": row.time_ms}
     if row.is_redacted:
         line["redacted"] = True
     elif text is not None:
@@ -27,7 +27,8 @@ def line_of(asked: Asked, row: TaskRow, text: Task | None, votes: Iterable[Assig
 
 def _vote(vote: Assignment) -> dict[str, Any]:
     assert vote.answer is not None
-    return {"annotator": vote.annotator.hex(), "answer": list(vote.answer), "height": vote.height}
+    said = {"annotator": vote.annotator.hex(), "answer": list(vote.answer)}
+    return said | {"height": vote.height, "time_ms": vote.time_ms}
 
 
 def as_text(line: dict[str, Any]) -> str:

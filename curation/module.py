@@ -7,7 +7,7 @@ somebody else has the place.
 | a task is | and | then |
 |---|---|---|
 | begun | an annotator gets a lease | one of its places is taken |
-| begun | a lease expires, or the annotator skips it | its place is free; after four skips the task waits for its author |
+| begun | a lease expires, is released or is skipped | its place is free; after four skips the task waits for its author |
 | begun | the last vote asked for is committed | the task is opening: each of its annotators has a minute to open |
 | opening | the last vote asked for is opened | the label is found, or one more vote is asked for, or its author reviews |
 | opening | a minute is over | who has not opened forfeits; the places are free, and the task is begun again |
@@ -37,6 +37,7 @@ from curation.contents import (
     LeaseWish,
     Move,
     Opening,
+    Release,
     Review,
     SayGold,
     Skip,
@@ -56,6 +57,7 @@ from curation.limits import (
     PAGES_MAX,
     PROJECTS_MAX,
     PROJECTS_OPEN_MAX,
+    PROJECTS_UNFINISHED_MAX,
     SESSION_MS_MAX,
 )
 from curation.redacting import redact, replacement
@@ -63,6 +65,7 @@ from curation.state import (
     Agreed,
     Annotator,
     Asked,
+    Assignment,
     Closing,
     CurationState,
     Gold,
@@ -160,7 +163,7 @@ class CurationModule(Module[CurationState]):
             return 0
         draws = sum(wish.count for wish in content.leases)
         drawing = draws // DRAWS_FOR_COST + COST_OF_LOOKS if draws else 0
-        return drawing + OPENING_COST * len(content.openings) + len(content.commits) + len(content.skips)
+        return drawing + OPENING_COST * len(content.openings) + len(content.commits) + len(content.skips) + len(content.releases)
 
     def statements(self, author: bytes, content: object) -> Sequence[Statement]:
         if not isinstance(content, Batch):
@@ -242,6 +245,7 @@ class CurationModule(Module[CurationState]):
         act(batch.commits, self._commit)
         act(batch.openings, _open)
         act(batch.skips, lambda work, skip, peer, context: _skip(work, skip, peer, members))
+        act(batch.releases, lambda work, release, peer, context: _release(work, release, peer, members))
 
     def _enrol(self, work: Work, wish: Enrolment, peer: bytes, context: Context, places: int) -> None:
         share = work.shares.get(peer) or Share(0)
@@ -280,16 +284,17 @@ class CurationModule(Module[CurationState]):
             raise Passed("the assignment is another annotator's")
         task = task_id(row.project, row.number)
         now = work.tasks[task]
-        if row.state not in (Lease.LEASED, Lease.EXPIRED):
+        is_over = row.state in (Lease.EXPIRED, Lease.RELEASED)
+        if row.state is not Lease.LEASED and not is_over:
             raise Passed(f"the assignment is {row.state.value}")
         if now.stage is not Stage.BEGUN:
             raise Passed("the task takes no more votes")
-        if row.state is Lease.EXPIRED and now.taken == now.asked:
-            raise Passed("the lease expired, and somebody has its place")
+        if is_over and now.taken == now.asked:
+            raise Passed("the lease is over, and somebody has its place")
         project = work.projects[row.project]
         if project.phase is Phase.CLOSED:
             raise Passed("the project is closed")
-        if row.state is Lease.EXPIRED:
+        if is_over:
             now = replace(now, taken=now.taken + 1)
         work.assignments[commit.assignment] = replace(
             row,
@@ -297,6 +302,7 @@ class CurationModule(Module[CurationState]):
             state=Lease.COMMITTED,
             commitment=commit.commitment,
             height=context.height,
+            time_ms=context.time_ms,
             is_blind=now.opened == 0 and not (project.golds and work.golds.get(task)),
             seals=commit.seals,
         )
@@ -310,7 +316,8 @@ class CurationModule(Module[CurationState]):
 
 def _expire(work: Work, now_ms: int, members: MembersState) -> None:
     for assignment in work.expired("leases", now_ms, EXPIRED_PER_BATCH_MAX):
-        if work.assignments[assignment].state is Lease.LEASED:
+        row = work.assignments[assignment]
+        if row.state is Lease.LEASED and row.until_ms <= now_ms:  # a task that was released may be leased again meanwhile
             work.give_back(assignment, Lease.EXPIRED)
     for assignment in work.expired("openings", now_ms, EXPIRED_PER_BATCH_MAX):
         row = work.assignments[assignment]
@@ -371,16 +378,16 @@ def _open(work: Work, opening: Opening, peer: bytes, context: Context) -> None:
     work.assignments[opening.assignment] = replace(row, state=Lease.OPENED, answer=answer, seals=())
     work.tasks[task] = now = replace(now, opened=now.opened + 1)
     if now.opened == now.asked:
-        _decide(work, task, asked, context.height)
+        _decide(work, task, asked, context)
 
 
-def _decide(work: Work, task: bytes, asked: Asked, height: int) -> None:
+def _decide(work: Work, task: bytes, asked: Asked, context: Context) -> None:
     """All votes asked for are opened: the task has a label, or needs another vote, or its author."""
     row = work.tasks[task]
     answers = {key: work.assignments[assignment_id(task, key)].answer for key in row.annotators}
     label = _label(work, row, asked, [(key, tuple(answer)) for key, answer in answers.items() if answer is not None])
     if label is not None:
-        _settle(work, task, asked, label, height)
+        _settle(work, task, asked, label, context)
     elif row.asked < asked.votes:
         work.tasks[task] = replace(row, asked=row.asked + 1, stage=Stage.BEGUN)
         work.listed(task)
@@ -404,9 +411,9 @@ def _counts(work: Work, project: bytes, annotator: bytes) -> tuple[int, ...]:
     return tuple(skill.counts) if skill else ()
 
 
-def _settle(work: Work, task: bytes, asked: Asked, label: Answer, height: int) -> None:
+def _settle(work: Work, task: bytes, asked: Asked, label: Answer, context: Context) -> None:
     row = work.tasks[task]
-    work.tasks[task] = replace(row, stage=Stage.SETTLED, label=label, height=height)
+    work.tasks[task] = replace(row, stage=Stage.SETTLED, label=label, height=context.height, time_ms=context.time_ms)
     project = work.projects[row.project]
     work.projects[row.project] = replace(project, settled=project.settled + 1)
     work.count("settled")
@@ -447,16 +454,27 @@ def project_alpha(state: CurationState, project: bytes) -> Fraction | None:
     return alpha_of_counts(agreed.counts, values_of(kind, options, row.asked.many), metric_of(kind))
 
 
-def _skip(work: Work, skip: Skip, peer: bytes, members: MembersState) -> None:
-    row = work.assignments.get(skip.assignment)
+def _leased_by(work: Work, assignment: bytes, peer: bytes, members: MembersState) -> Assignment:
+    row = work.assignments.get(assignment)
     if row is None or row.state is not Lease.LEASED:
         raise Passed("nobody has that lease")
     if members.current(row.peer) != peer:
         raise Passed("another peer took that lease")
+    return row
+
+
+def _release(work: Work, release: Release, peer: bytes, members: MembersState) -> None:
+    _leased_by(work, release.assignment, peer, members)
+    work.give_back(release.assignment, Lease.RELEASED)
+
+
+def _skip(work: Work, skip: Skip, peer: bytes, members: MembersState) -> None:
+    row = _leased_by(work, skip.assignment, peer, members)
     task = task_id(row.project, row.number)
     now = work.tasks[task]
     work.tasks[task] = replace(now, skipped=now.skipped + 1)
     work.give_back(skip.assignment, Lease.SKIPPED)
+    work.assignments[skip.assignment] = replace(work.assignments[skip.assignment], reason=skip.reason)
 
 
 # Projects -----------------------------------------------------------------------------------------------------------------
@@ -466,10 +484,14 @@ def _found(work: Work, said: Said, members: MembersState, asked: Asked) -> None:
     problem = asked_problem(asked)
     if problem:
         raise Refused(problem)
-    unfinished = (*work.open, *work.closing)  # both count: else a member that founds and closes fills the queue of closes
-    mine = [key for key in unfinished if members.current(work.projects[key].author) == said.author]
-    if len(mine) >= PROJECTS_OPEN_MAX:
-        raise Refused(f"{PROJECTS_OPEN_MAX} projects of this member are open or being closed: close one; a close takes a minute")
+    unfinished = (*work.open, *work.closing)
+    open_count, closing_count = (
+        sum(members.current(work.projects[key].author) == said.author for key in keys) for keys in (work.open, work.closing)
+    )
+    if open_count >= PROJECTS_OPEN_MAX:
+        raise Refused(f"{PROJECTS_OPEN_MAX} projects of this member are open: close one")
+    if open_count + closing_count >= PROJECTS_UNFINISHED_MAX:  # else a member that founds and closes fills the queue of closes
+        raise Refused(f"{PROJECTS_UNFINISHED_MAX} projects of this member are open or being closed: a close takes a minute")
     if len(unfinished) >= PROJECTS_MAX:
         raise Refused(f"{PROJECTS_MAX} projects are open or being closed in this network")
     key = project_id(said.author, said.transaction.nonce)
@@ -587,5 +609,5 @@ def _review(work: Work, said: Said, members: MembersState, context: Context) -> 
     if problem:
         raise Refused(f"{list(label)} is no answer: {problem}")
     work.projects[task.project] = replace(project, review=project.review - 1)
-    _settle(work, said.content.task, asked, label, context.height)
+    _settle(work, said.content.task, asked, label, context)
     work.tasks[said.content.task] = replace(work.tasks[said.content.task], is_reviewed=True)

@@ -56,6 +56,14 @@ Reason = Annotated[str, Length(1, REASON_CHARACTERS_MAX)]
 Seals = Annotated[tuple[Annotated[bytes, Length(0, SEAL_BYTES_MAX)], ...], Length(0, SEALS_MAX)]
 
 
+class Display(enum.StrEnum):
+    """How pages show the texts of tasks and their items."""
+
+    PLAIN = "plain"
+    MARKDOWN = "markdown"
+    CHAT = "chat"  # turns of role and text, each text as Markdown
+
+
 @dataclass(frozen=True, slots=True)
 class Asked:
     """The question of a project, as its author wrote it."""
@@ -69,6 +77,7 @@ class Asked:
     votes: Votes  # of a task at most; more than one: at least two
     price: Price  # points for each settled task
     suggests_first: bool  # a suggestion is shown with the task, not after the answer
+    display: Display = Display.PLAIN
 
 
 class Phase(enum.StrEnum):
@@ -125,6 +134,7 @@ class TaskRow:
     annotators: Annotated[tuple[Key, ...], Length(0, ASSIGNED_MAX)]  # all that ever had it, as they came
     label: Choices | None = None
     height: Count = 0  # of the block that settled it
+    time_ms: Count = 0  # the network's time then: that of the block before it
     is_reviewed: bool = False  # the author said the label, and no estimate changes it
     is_redacted: bool = False  # its text is taken out
 
@@ -132,6 +142,7 @@ class TaskRow:
 class Lease(enum.StrEnum):
     LEASED = "leased"
     EXPIRED = "expired"  # it counts until somebody has its place
+    RELEASED = "released"  # as expired, and the annotator may get the task again
     SKIPPED = "skipped"
     COMMITTED = "committed"
     OPENED = "opened"
@@ -150,8 +161,10 @@ class Assignment:
     commitment: Digest | None = None
     answer: Choices | None = None
     height: Count = 0  # of the block that committed it
+    time_ms: Count = 0  # the network's time then: that of the block before it
     is_blind: bool = False  # committed before anybody's answer to the task could be seen
     seals: Seals = ()  # of the commitment, until it is opened or forfeited
+    reason: Annotated[str, Length(0, REASON_CHARACTERS_MAX)] = ""  # of a skip
 
 
 @dataclass(frozen=True, slots=True)

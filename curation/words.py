@@ -17,6 +17,7 @@ from features.words import Asked, listing, word
 from protocol.errors import UserError
 
 SHORT = 8
+DISPLAYS = ("plain", "markdown", "chat")
 FORMATS = ("jsonl", "csv", "label-studio", "preferences")
 ENDINGS = {"csv": "csv", "label-studio": "json"}  # of files of other formats than JSONL
 ACTIONS = ("import", "export", "verify", "pause", "open", "close", "stop", "review", "redact")
@@ -92,6 +93,9 @@ async def projects(asked: Asked[CurationCalls]) -> tuple[ProjectView, ...] | Agr
     Argument("--votes", type=whole_number(1, VOTES_MAX), default=1, metavar="N", help="of a task at most (default: 1)"),
     Argument("--price", type=whole_number(0, PRICE_MAX), default=1, metavar="N", help="points for a settled task (default: 1)"),
     Argument("--guidelines", default="", metavar="FILE", help="text that annotators read first"),
+    Argument(
+        "--display", default="plain", choices=DISPLAYS, help="how pages show texts: plain, markdown or chat (default: plain)"
+    ),
     Argument("--suggest-first", action="store_true", help="show suggestions with the task, not after the answer"),
     Argument(
         "--proofs", action="store_true", help="`tasks export` writes a folder with a proof of every line, for `tasks verify`"
@@ -142,12 +146,17 @@ def _show_waiting(asked: Asked[CurationCalls], tasks: tuple[WaitingView, ...]) -
     if not tasks:
         asked.show("no task of this project waits for its author")
         return
-    table = Fitted(Column("number", is_number=True), Column("text", wraps=True), "votes")
+    table = Fitted(Column("number", is_number=True), Column("text", wraps=True), "votes", "skips")
     for task in tasks:
         text = "\n".join([task.text, *(f"{number}: {item}" for number, item in enumerate(task.items))]).strip()
-        votes = ", ".join(f"{count} × {answer}" for answer, count in task.votes.items())
-        table.add_row(str(task.number), text, votes or "none")
+        votes, skips = map(_counted, (task.votes, task.skips))
+        table.add_row(str(task.number), text, votes or "none", skips or "none")
     asked.show(table)
+
+
+def _counted(texts: dict[str, int]) -> str:
+    """The most frequent first."""
+    return ", ".join(f"{count} × {text}" for text, count in sorted(texts.items(), key=lambda entry: -entry[1]))
 
 
 def _parts(text: str) -> tuple[str, ...]:
@@ -190,7 +199,8 @@ def _request(options: object) -> ImportRequest:
     names = _parts(given["options"])
     if given["project"] and names:
         raise UserError("--options are those of the project already: leave them out, or make a new project")
-    of_new = {"name": "", "kind": "label", "many": False, "votes": 1, "price": 1, "guidelines": "", "suggest_first": False}
+    of_new: dict[str, object] = {"name": "", "kind": "label", "many": False, "votes": 1, "price": 1, "guidelines": ""}
+    of_new |= {"suggest_first": False, "display": "plain"}
     said = [name for name, default in of_new.items() if given["project"] and given[name] != default]
     if said:
         raise UserError(f"--{said[0].replace('_', '-')} is of a new project: leave it out, or leave out --project")
@@ -205,6 +215,7 @@ def _request(options: object) -> ImportRequest:
         price=given["price"],
         guidelines=given["guidelines"],
         suggests_first=given["suggest_first"],
+        display=given["display"],
         columns=_columns(given["columns"]),
         gold_from=given["gold_from"].strip(),
         again=given["again"],

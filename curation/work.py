@@ -267,9 +267,13 @@ class Work:
                 return None
             self.looks_left -= 1
             task = task_id(project, self._number_at(project, BEGUN, place))
-            if annotator not in self.tasks[task].annotators:
+            if annotator not in self.tasks[task].annotators or self._is_released(task, annotator):
                 return task
         return None
+
+    def _is_released(self, task: bytes, annotator: bytes) -> bool:
+        assignment = self.assignments.get(assignment_id(task, annotator))
+        return assignment is not None and assignment.state is Lease.RELEASED
 
     def _draw_fresh(self, project: bytes, annotator: bytes) -> bytes | None:
         """Takes fresh tasks out of the list, up to the first that is not redacted, or CANDIDATES of them."""
@@ -312,7 +316,8 @@ class Work:
             return False
         project, task = drawn
         row, assignment = self.tasks[task], assignment_id(task, annotator)
-        self.tasks[task] = replace(row, taken=row.taken + 1, annotators=(*row.annotators, annotator))
+        annotators = row.annotators if annotator in row.annotators else (*row.annotators, annotator)
+        self.tasks[task] = replace(row, taken=row.taken + 1, annotators=annotators)
         self.listed(task)
         self.assignments[assignment] = Assignment(project, row.number, annotator, peer, until_ms, Lease.LEASED)
         self.wait("leases", assignment, until_ms)

@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+BIDI_CONTROLS = {*range(0x202A, 0x202F), *range(0x2066, 0x206A)}  # they show a line in another order
+# Models and strangers write them; a terminal would do what they say.
+CONTROLS = dict.fromkeys({*range(0x20), *range(0x7F, 0xA0), *BIDI_CONTROLS} - {9, 10}, "\ufffd")
+
 
 @dataclass(frozen=True, slots=True)
 class Column:
@@ -27,7 +31,7 @@ class Fitted:
 
     def add_row(self, *cells: str) -> None:
         assert len(cells) == len(self.columns)
-        self.rows.append(cells)
+        self.rows.append(tuple(cell.translate(CONTROLS) for cell in cells))
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,6 +69,16 @@ def wholes(most: int, high: int) -> Kind:
     return Kind(f"an array of at most {most} whole numbers from 0 to {high}", schema, fits, tuple)
 
 
+def hexadecimals(most: int, size: int) -> Kind:
+    one = hexadecimal(size)
+
+    def fits(value: Any) -> bool:
+        return isinstance(value, list) and len(value) <= most and all(map(one.fits, value))
+
+    schema = {"type": "array", "maxItems": most, "items": one.schema}
+    return Kind(f"an array of at most {most}, each {one.says}", schema, fits, lambda value: tuple(map(bytes.fromhex, value)))
+
+
 def is_unicode(text: str) -> bool:
     """JSON may write halves of characters: no text."""
     return not any("\ud800" <= character <= "\udfff" for character in text)

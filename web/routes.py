@@ -15,6 +15,7 @@ from curation.limits import (
     ANNOTATORS_MAX,
     KAPPA_COMMON_MIN,
     KAPPA_PAIRS_MAX,
+    LEASES_MAX,
     OPTIONS_MAX,
     PAGE_TASKS_MAX,
     PAGES_MAX,
@@ -22,6 +23,7 @@ from curation.limits import (
     RANKED_MAX,
     VOTES_MAX,
 )
+from curation.state import Display
 from web.fields import (
     CURSOR,
     FLAG,
@@ -33,6 +35,7 @@ from web.fields import (
     TEXTS_BY_NAME,
     Field,
     hexadecimal,
+    hexadecimals,
     one_of,
     whole,
     whole_in_query,
@@ -92,10 +95,11 @@ def _id(name: str) -> tuple[Field, ...]:
 
 
 PROJECT: Final = Reply(
-    "project name kind state author votes tasks begun settled review options many items price is_mine",
+    "project name kind state author votes tasks begun settled review options many items price display is_mine",
     brief="the project, as in the list",
 )
 SIGNED_IN: Final = Reply("annotator name seconds", "that the session lasts; its token comes as the cookie `folkmoot`")
+DISPLAYS: Final = tuple(display.value for display in Display)
 FILE_FORMATS: Final = ("jsonl", "csv", "json")
 FILE_NAME: Final = Field("name", LINE, "the file's, for what is said of its lines", default="")
 CHECKED: Final = Reply(
@@ -176,8 +180,17 @@ ROUTES: Final = (
         query=(Field("limit", whole_in_query(1, 8), default=1),),
         replies={200: Reply("tasks", (
             "after at most 3 s: leases that there are and can be answered, and new ones up to `limit`. Each has "
-            "`assignment`, `task`, `project`, its `name`, `kind`, `text` or `items` or both, `options`, `many`; `guidelines`, a "
-            "path, where the project has any; and `suggestion` where the project shows it first"
+            "`assignment`, `task`, `project`, its `name`, `kind`, `text` or `items` or both, `options`, `many`, `display`; "
+            "`guidelines`, a path, where the project has any; and `suggestion` where the project shows it first"
+        ))},
+    ),
+    Route(
+        call="heartbeat", method="POST", path="/api/v1/heartbeat", who=ANNOTATOR,
+        about="says that somebody looks at these tasks",
+        body=(Field("assignments", hexadecimals(LEASES_MAX, 32)),),
+        replies={200: Reply("assignments", (
+            "that are this annotator's leases. A lease with a heartbeat is released 45 s after the last one. A lease without any "
+            "ends after ten minutes"
         ))},
     ),
     Route(
@@ -255,6 +268,7 @@ ROUTES: Final = (
             Field("options", TEXTS, default=()), Field("many", FLAG, default=False),
             Field("votes", whole(1, VOTES_MAX), default=1), Field("price", whole(0, PRICE_MAX), default=1),
             Field("guidelines", TEXT, default=""), Field("suggests_first", FLAG, default=False),
+            Field("display", one_of(*DISPLAYS), default="plain"),
             Field("items", whole(0, RANKED_MAX), "of each task, where none is here yet", default=0), GOLD_FROM,
             replace(TASKS, default=()),
         ),
@@ -309,7 +323,7 @@ ROUTES: Final = (
         ),
         replies={200: Reply("tasks next", (
             ", null at the end; of each `task`, `number`, `state`, `text`, `items`, `suggestion`, `label`, `is_reviewed`, "
-            "`height`, `skips`, `votes` (`annotator`, `name`, `state`, `answer`)"
+            "`height`, `skips`, `votes` (`annotator`, `name`, `state`, `answer`, and of a skip its `reason`)"
         ))},
         codes={"not-found": ""},
     ),

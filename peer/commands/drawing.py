@@ -17,13 +17,12 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from features.tables import Fitted, Pairs, Piece, Shown, Verbatim
+from features.tables import CONTROLS, Fitted, Pairs, Piece, Shown, Verbatim
 
 GAP = 2  # blanks between columns
 READABLE = 36  # characters of a cell that wraps: for less room columns are left out, or a row grows taller than a screen bears
 BARS = "▁▂▃▄▅▆▇█"
 CUT_MIN = 8  # characters that stay of a cell that may be cut
-CONTROLS = dict.fromkeys({*range(0x20), *range(0x7F, 0xA0)} - {9, 10}, "\ufffd")  # of a terminal: a model may write them
 WIDTH_WITHOUT_TERMINAL = 100_000  # columns: nothing is wrapped or cut
 
 

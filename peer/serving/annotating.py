@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Final
 import trio
 
 from curation.answers import answer_problem, commitment
-from curation.contents import Enrolment, LeaseWish, Opening, Skip
+from curation.contents import Enrolment, LeaseWish, Opening, Release, Skip
 from curation.limits import GUIDELINES_BYTES_MAX, LEASES_MAX, NAME_CHARACTERS_MAX, REASON_CHARACTERS_MAX, SALT_BYTES
 from curation.module import serving
 from curation.state import Annotator, Assignment, CurationState, Lease, Project, TaskPage
@@ -30,6 +30,7 @@ from peer.serving.doors import Doors
 from peer.serving.exporting import page_of, pages
 from peer.serving.fetching import Fetching
 from peer.serving.gathering import Gatherer
+from peer.serving.heartbeats import Heartbeats
 from peer.serving.opening import Openings, has_place, task_of
 from peer.serving.sharing import FairTable, Rate
 from peer.serving.vault import Kept
@@ -93,6 +94,7 @@ class Annotating:
         self._challenges = FairTable[bytes, tuple[bytes, int]](CHALLENGES_MAX, CHALLENGES_OF_HOST_MAX)  # nonce -> key, its end
         self._sessions = FairTable[str, _Open](SESSIONS_MAX, SESSIONS_OF_ANNOTATOR_MAX)
         self._enrolments = Rate(ENROLMENTS_AT_ONCE, ENROLMENT_SECONDS)  # where sign-up is open
+        self._heartbeats = Heartbeats()
         self._pages: OrderedDict[bytes, Page] = OrderedDict()
         self._page_bytes: dict[bytes, int] = {}
         self._answered: OrderedDict[bytes, deque[float]] = OrderedDict()  # when each annotator did, of the last minute
@@ -107,11 +109,20 @@ class Annotating:
         while True:
             height, state = self._desk.height, self._state
             await self._openings.look(state, self._now_ms)
-            seconds = 1.0 if self._openings.are_awaited else max(1.0, self._seconds_to_expiry())
+            self._release_lapsed(state)
+            lapse = self._heartbeats.seconds_left(trio.current_time())
+            seconds = 1.0 if self._openings.are_awaited else max(1.0, min(lapse, self._seconds_to_expiry()))
             with trio.move_on_after(seconds):
                 await self._desk.block_above(height)
             if self._seconds_to_expiry() <= -self._nudge_seconds:
                 self.gatherer.nudge()
+
+    def _release_lapsed(self, state: CurationState) -> None:
+        """Leases of pages that are gone: others may have the tasks now."""
+        for assignment in self._heartbeats.lapsed(trio.current_time()):
+            row = state.assignments.get(assignment)
+            if row is not None and row.state is Lease.LEASED and self._openings.pending(assignment) is None:
+                self.gatherer.put(Release(assignment))
 
     @property
     def _nudge_seconds(self) -> float:
@@ -249,6 +260,13 @@ class Annotating:
             with trio.move_on_at(deadline):
                 await self._desk.block_above(height)
 
+    async def heartbeat(self, token: str, assignments: tuple[bytes, ...]) -> Json:
+        session, state = self._session(token), self._state
+        rows = [(key, state.assignments.get(key)) for key in assignments if key in self._person(state, session.key).leases]
+        held = [key for key, row in rows if row is not None and self._is_me(row.peer)]
+        self._heartbeats.beat(held, trio.current_time())
+        return {"assignments": [key.hex() for key in held]}
+
     def _answerable(self, state: CurationState, leases: Sequence[bytes]) -> list[tuple[bytes, Assignment]]:
         """Without those whose project was closed, or whose task waits for its author."""
         rows = ((lease, state.assignments.get(lease)) for lease in leases)
@@ -267,7 +285,7 @@ class Annotating:
                 body["items"] = list(task.items)
             if task.text or not task.items:
                 body["text"] = task.text
-            body |= {"options": list(asked.options), "many": asked.many}
+            body |= {"options": list(asked.options), "many": asked.many, "display": asked.display.value}
             if asked.guidelines is not None:
                 body["guidelines"] = f"/api/v1/projects/{row.project.hex()}/guidelines"
             if asked.suggests_first and task.suggestion is not None:

@@ -46,7 +46,9 @@ class Founding:
         assert row is not None
         asked, author = row.asked, self.desk.state.of(MembersState).current(row.author)
         counts = (asked.votes, row.tasks, row.drawn, row.settled, reviews_left(self._state, key, self.desk.time_ms))
-        return ProjectView(key.hex(), asked.name, asked.kind.value, row.phase.value, peer_id(author), *counts)
+        return ProjectView(
+            key.hex(), asked.name, asked.kind.value, row.phase.value, peer_id(author), *counts, asked.display.value
+        )
 
     def views(self) -> tuple[ProjectView, ...]:
         """All projects, those that are not closed first."""

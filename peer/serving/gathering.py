@@ -7,7 +7,7 @@ from typing import Any
 
 import trio
 
-from curation.contents import Batch, Commit, Enrolment, LeaseWish, Opening, Skip
+from curation.contents import Batch, Commit, Enrolment, LeaseWish, Opening, Release, Skip
 from curation.limits import BATCH_MAX
 from curation.module import signed_part
 from features.parts import Desk
@@ -20,13 +20,14 @@ GATHER_SECONDS = 0.05  # a statement waits that long for others; the batch then 
 BYTES_MAX = TRANSACTION_BYTES_MAX - 1_024  # of the statements of a batch
 WAITING_MAX = 8 * BATCH_MAX  # statements that wait for a decision
 
-Statement = Enrolment | LeaseWish | Commit | Opening | Skip
+Statement = Enrolment | LeaseWish | Commit | Opening | Skip | Release
 _FIELDS: dict[type, str] = {
     Enrolment: "enrolments",
     LeaseWish: "leases",
     Commit: "commits",
     Opening: "openings",
     Skip: "skips",
+    Release: "releases",
 }
 
 
@@ -113,7 +114,7 @@ class Gatherer:
         return [entry for entry in taken if not self._has_true_signature(entry[0])]
 
     def _has_true_signature(self, part: Statement) -> bool:
-        if isinstance(part, Opening | Skip):
+        if isinstance(part, Opening | Skip | Release):
             return True  # nobody signs these
         signer, message, signature = signed_part(self._desk.me, part)
         return self._verifier.verify(signer, preimage(message.TAG, self._desk.chain_id, codec.encode(message)), signature)

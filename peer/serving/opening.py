@@ -151,7 +151,7 @@ def has_place(state: CurationState, row: Assignment) -> bool:
     """Whether a commitment of this assignment can be decided."""
     project, task = state.projects.get(row.project), task_of(state, row)
     assert project is not None
-    if row.state not in (Lease.LEASED, Lease.EXPIRED) or project.phase is Phase.CLOSED:
+    if row.state not in (Lease.LEASED, Lease.EXPIRED, Lease.RELEASED) or project.phase is Phase.CLOSED:
         return False
     return task.stage is Stage.BEGUN and (row.state is Lease.LEASED or task.taken < task.asked)
 

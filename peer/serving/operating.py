@@ -11,7 +11,7 @@ import trio
 from curation.answer_texts import Question
 from curation.answers import Kind, options_problem
 from curation.importing import Given, Misfits, TaskFile, read_tasks, tasks_of
-from curation.state import Asked, CurationState, Phase, Project
+from curation.state import Asked, CurationState, Display, Phase, Project
 from features.parts import Desk
 from features.tables import counted
 from ledger.members import MembersState
@@ -58,6 +58,7 @@ class Operating:
         price: int,
         guidelines: str,
         suggests_first: bool,
+        display: str,
         items: int,
         gold_from: str,
         tasks: Sequence[Json],
@@ -71,7 +72,7 @@ class Operating:
             # An empty array is a mistake.
             read = TaskFile([], ()) if tasks == () else _read(tasks, asked_kind, options, many, gold_from)
             items = len(read.tasks[0].task.items) if read.tasks else items
-            asked = Asked(name, asked_kind, options, many, items, None, votes, price, suggests_first)
+            asked = Asked(name, asked_kind, options, many, items, None, votes, price, suggests_first, Display(display))
             made = await decided(self._founding.found(asked, guidelines.encode(), read.tasks))
             return self._view(made) | _notes(read.notes)
 

@@ -22,7 +22,7 @@ from curation.contents import Review, StopProject
 from curation.importing import TASKS_MAX, TaskFile, read_tasks
 from curation.limits import NAME_CHARACTERS_MAX
 from curation.module import is_run, reviews_left
-from curation.state import Asked, CurationState, Phase, Project, Stage, as_answer
+from curation.state import Asked, CurationState, Display, Lease, Phase, Project, Stage, as_answer
 from curation.tasks import assignment_id, task_id
 from features.tables import counted
 from peer import features
@@ -89,6 +89,7 @@ class CurationAnswers(CurationCalls):
             votes=request.votes,
             price=request.price,
             suggests_first=request.suggests_first,
+            display=Display(request.display),
         )
         for key, other in ({} if request.again else await founding.projects_with(file.tasks)).items():
             if _question(other) == _question(asked):
@@ -139,11 +140,11 @@ class CurationAnswers(CurationCalls):
                 left -= 1
                 shown = shown or page_of(row, page, self.peer.driver.blobs.read_whole)
                 text = shown.entries[index].task if shown else None
-                votes = (state.assignments.get(assignment_id(task, who)) for who in found.annotators)
+                votes = [state.assignments.get(assignment_id(task, who)) for who in found.annotators]
                 said = Counter(_named(row.asked, as_answer(vote.answer)) for vote in votes if vote and vote.answer is not None)
-                yield WaitingView(
-                    task.hex(), found.number, text.text if text else "", tuple(text.items) if text else (), dict(said)
-                )
+                reasons = Counter(vote.reason for vote in votes if vote and vote.state is Lease.SKIPPED)
+                words, items = (text.text, tuple(text.items)) if text else ("", ())
+                yield WaitingView(task.hex(), found.number, words, items, dict(said), dict(reasons))
 
     async def review_task(self, task: str, number: int | None, label: tuple[str, ...]) -> str:
         self.peer.require_member()

@@ -154,7 +154,7 @@ class _Look:
             "is_reviewed": row.is_reviewed if row else False,
             "height": row.height if row else 0,
             "skips": row.skipped if row else 0,
-            "votes": [self._vote(vote) for vote in cast if vote.state is not Lease.EXPIRED],
+            "votes": [self._vote(vote) for vote in cast if vote.state not in (Lease.EXPIRED, Lease.RELEASED)],
         }
 
     def _need(self, row: TaskRow | None, cast: list[Assignment]) -> Need:
@@ -176,7 +176,8 @@ class _Look:
         person: Annotator | None = self._state.annotators.get(vote.annotator)
         answer = None if vote.answer is None else list(vote.answer)
         name = person.name if person else ""
-        return {"annotator": vote.annotator.hex(), "name": name, "state": vote.state.value, "answer": answer}
+        said = {"annotator": vote.annotator.hex(), "name": name, "state": vote.state.value, "answer": answer}
+        return said | {"reason": vote.reason} if vote.state is Lease.SKIPPED else said
 
     def _fits(self, wanted: _Wanted, shown: Json) -> bool:
         texts = (shown["text"] or "", *shown["items"])

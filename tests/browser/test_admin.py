@@ -172,6 +172,7 @@ async def test_the_author_finds_tasks_by_keys_and_orders_a_ranking(tmp_path: Pat
             assert (await said(person.skip, site, lease["assignment"], "unclear")).status == 200
         await sign_in(page, site, token, "/review")
         await page.until("document.querySelector('[data-current][data-state=waiting]')")
+        assert await page.texts("[data-reason]") == ["unclear"] * 4
         await page.press("j")
         await page.until("document.querySelector('[data-current]:not([data-state=waiting])')")
         await page.press("k", "3", "1")

@@ -55,7 +55,7 @@ async def test_a_pair_is_answered_by_a_finger_and_by_a_key(tmp_path: Path) -> No
         left = {shown: int(shown[-1], 16) & 1}
         await page.until("document.querySelector('.guidelines')")
         await require_fit(page, ".guidelines", ".history")
-        await page.touch("[aria-keyshortcuts=ArrowLeft]")
+        await page.touch("[aria-keyshortcuts^=ArrowLeft]")
         shown = await page.task(shown)
         left[shown] = int(shown[-1], 16) & 1
         await page.press(Keys.ARROW_LEFT)

@@ -12,7 +12,7 @@ from curation.agreement import alpha, metric_of, units_of
 from curation.answers import Answer, Kind
 from curation.closing import Closer
 from curation.contents import Found, Move, Review, SayGold, Skip
-from curation.limits import OPENING_MS, PROJECTS_OPEN_MAX, SKIPS_MAX
+from curation.limits import OPENING_MS, PROJECTS_OPEN_MAX, PROJECTS_UNFINISHED_MAX, SKIPS_MAX
 from curation.module import project_alpha
 from curation.reputation import WEIGHT_ONE
 from curation.state import Asked, CurationState, Lease, Phase, Stage, Step
@@ -228,13 +228,26 @@ def test_one_after_another() -> None:
 def test_a_member_that_founds_and_closes_cannot_fill_the_queue_of_closes() -> None:
     """Else one member would keep all others, and the voters, from closing a project."""
     room = Room()
-    for _ in range(PROJECTS_OPEN_MAX):
+    for _ in range(PROJECTS_UNFINISHED_MAX):
         room.say(AUTHOR, "curation/move", Move(room.project(MOODS, tasks=0), Phase.CLOSED))
-    assert "open or being closed" in room.refused(AUTHOR, "curation/found", Found(MOODS))
+    assert "20 projects of this member are open or being closed" in room.refused(AUTHOR, "curation/found", Found(MOODS))
     room.later(OPENING_MS)
     room.batch()  # later batches see its time
     room.batch()
-    assert len(room.curation.closing) == 1 and not room.refused(AUTHOR, "curation/found", Found(MOODS))
+    assert len(room.curation.closing) == PROJECTS_UNFINISHED_MAX - 1
+    assert not room.refused(AUTHOR, "curation/found", Found(MOODS))
+
+
+def test_a_member_has_ten_open_projects_and_a_close_frees_a_place_at_once() -> None:
+    room = Room()
+    projects = [room.project(MOODS, tasks=0) for _ in range(10)]
+    assert len(projects) == PROJECTS_OPEN_MAX
+    assert "10 projects of this member are open" in room.refused(AUTHOR, "curation/found", Found(MOODS))
+    assert not room.refused(OTHER, "curation/found", Found(MOODS))
+    room.say(AUTHOR, "curation/move", Move(projects[3], Phase.PAUSED))
+    assert room.refused(AUTHOR, "curation/found", Found(MOODS)), "a paused project may be opened again"
+    room.say(AUTHOR, "curation/move", Move(projects[3], Phase.CLOSED))
+    assert projects[3] in room.curation.closing and not room.refused(AUTHOR, "curation/found", Found(MOODS))
 
 
 def test_no_more_projects_are_unfinished_than_the_state_can_list(monkeypatch: pytest.MonkeyPatch) -> None:

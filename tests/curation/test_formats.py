@@ -17,6 +17,8 @@ from curation.importing import read_tasks
 from curation.state import Asked
 from protocol.errors import UserError
 
+TIME_MS, TIME = 1_795_871_185_007, "2026-11-28T13:06:25.007Z"
+
 
 def asked(kind: Kind, *options: str, many: bool = False) -> Asked:
     return Asked("p", kind, options, many, 0, None, 1, 1, False)
@@ -24,8 +26,8 @@ def asked(kind: Kind, *options: str, many: bool = False) -> Asked:
 
 def line(number: int, label: list[int], text: str | None = "?", items: tuple[str, ...] = (), votes: tuple[int, ...] = ()) -> Any:
     shown = {} if text is None else {"text": text, "items": list(items)}
-    said = [{"annotator": "aa", "answer": [vote], "height": 1} for vote in votes]
-    return {"task": f"{number:064x}", "number": number, "label": label, "height": 3, **shown, "votes": said}
+    said = [{"annotator": "aa", "answer": [vote], "height": 1, "time_ms": TIME_MS - 5} for vote in votes]
+    return {"task": f"{number:064x}", "number": number, "label": label, "height": 3, "time_ms": TIME_MS, **shown, "votes": said}
 
 
 def written(name: str, of: Asked, *lines: Any) -> str:
@@ -51,6 +53,7 @@ def test_label_studio_gets_the_label_and_the_file_can_be_imported_again(of: Aske
     text = written("label-studio", of, said, line(1, said["label"], None))
     (task,) = json.loads(text)
     ((result,),) = [annotation["result"] for annotation in task["annotations"]]
+    assert (task["annotations"][0]["created_at"], task["data"]["time_ms"]) == (TIME, TIME_MS)
     assert (result["from_name"], result["to_name"], result["type"], result["value"]) == expected
     assert [task["data"].get(f"item{place}") for place in range(1, len(said["items"]) + 1)] == said["items"]
     ((again, _),) = read_tasks("again.json", text.encode(), of.kind, of.options, of.many).tasks
@@ -63,9 +66,9 @@ def test_a_table_for_spreadsheets_has_labels_in_words_and_can_be_imported_again(
     lines = [line(0, [0, 2], 'a, "b"\nc'), line(1, [1], None, votes=(1, 1, 0))]
     text = written("csv", of, *lines)
     assert list(csv.reader(io.StringIO(text, newline=""))) == [
-        ["number", "text", "label", "votes", "agree", "height", "task"],
-        ["0", 'a, "b"\nc', "glad; odd", "0", "0", "3", "0" * 64],
-        ["1", "", "sad", "3", "2", "3", f"{1:064x}"],
+        ["number", "text", "label", "votes", "agree", "height", "task", "time"],
+        ["0", 'a, "b"\nc', "glad; odd", "0", "0", "3", "0" * 64, TIME],
+        ["1", "", "sad", "3", "2", "3", f"{1:064x}", TIME],
     ]
     ((again, _),) = read_tasks("again.csv", written("csv", of, lines[0]).encode(), of.kind, of.options, of.many).tasks
     assert again.text == 'a, "b"\nc'
@@ -97,7 +100,7 @@ def test_preferences_say_who_was_preferred_and_how_clearly() -> None:
     assert [(int(row["id"], 16), row["chosen"], row["rejected"], row["p"]) for row in found] == [
         (0, "y", "x", 0.625), (1, "u", "v", 0.5), (4, "a", "b", 1.0), (5, "c", "d", 0.5), (6, "e", "f", 1.0),
     ]  # fmt: skip
-    assert all(set(row) == {"id", "prompt", "chosen", "rejected", "p"} for row in found), "every item occurs once"
+    assert all(set(row) == {"id", "prompt", "chosen", "rejected", "p", "time_ms"} for row in found), "every item occurs once"
     with pytest.raises(UserError, match="pairs"):
         written("preferences", asked(Kind.LABEL, "a", "b"), line(0, [0]))
 
@@ -106,7 +109,12 @@ def test_items_of_several_pairs_of_one_prompt_have_a_score() -> None:
     lines = [line(0, [0], "q", ("x", "y")), line(1, [0], "q", ("x", "z")), line(2, [1], "other", ("x", "y"))]
     first, second, third = (json.loads(row) for row in written("preferences", asked(Kind.PAIR), *lines).splitlines())
     assert first["chosen_score"] == second["chosen_score"] > 1 and "rejected_score" not in first
-    assert third.keys() == {"id", "prompt", "chosen", "rejected", "p"}, "another prompt"
+    assert third.keys() == {"id", "prompt", "chosen", "rejected", "p", "time_ms"}, "another prompt"
+
+
+def test_a_time_beyond_the_calendar_is_its_last_moment() -> None:
+    of, said = asked(Kind.LABEL, "glad", "sad"), line(0, [1]) | {"time_ms": 2**53 - 1}
+    assert written("csv", of, said).endswith(",9999-12-31T23:59:59.999Z\n")
 
 
 @pytest.mark.parametrize("digits", ["7" * 3, "7" * 5_000])

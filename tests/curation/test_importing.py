@@ -243,9 +243,18 @@ def exported(of: Asked, labels: list[list[int]]) -> list[Any]:
         text = STRANGE[number % len(STRANGE)]
         items = [STRANGE[(number + place) % len(STRANGE)] for place in range(of.items)]
         said = {"label": label, "label_text": words_of(of.kind, of.options, label)}
-        votes = [{"annotator": "aa", "answer": label, "height": 1}]
+        votes = [{"annotator": "aa", "answer": label, "height": 1, "time_ms": 7}]
         found.append(
-            {"task": f"{number:064x}", "number": number, **said, "height": 3, "text": text, "items": items, "votes": votes}
+            {
+                "task": f"{number:064x}",
+                "number": number,
+                **said,
+                "height": 3,
+                "time_ms": 7,
+                "text": text,
+                "items": items,
+                "votes": votes,
+            }
         )
     return found
 

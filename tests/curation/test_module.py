@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from curation import limits
 from curation.answers import Answer, Kind
-from curation.contents import AddPage, Batch, Found, GoldAnswer, Move, Review, SayGold, Skip, StopProject
-from curation.limits import CANDIDATES, ENROLMENT_MS, LEASE_MS, LEASES_MAX, OPENING_MS, SKIPS_MAX
+from curation.contents import AddPage, Batch, Found, GoldAnswer, Move, Release, Review, SayGold, Skip, StopProject
+from curation.limits import ASSIGNED_MAX, CANDIDATES, ENROLMENT_MS, LEASE_MS, LEASES_MAX, OPENING_MS, PROJECTS_OPEN_MAX, SKIPS_MAX
 from curation.lines import line_of
 from curation.lists import BEGUN, place_key
 from curation.seals import keepers
@@ -206,8 +206,8 @@ def test_four_skips_send_a_task_to_its_author(room: Room) -> None:
         ((lease,),) = room.leased(who)
         room.batch(OTHER, skips=[Skip(lease, "unclear")])
         assert room.assignment(lease).state is Lease.LEASED, "another peer took the lease"
-        room.batch(skips=[Skip(lease, "unclear")])
-        assert room.assignment(lease).state is Lease.SKIPPED
+        room.batch(skips=[Skip(lease, f"unclear {number}")])
+        assert (room.assignment(lease).state, room.assignment(lease).reason) == (Lease.SKIPPED, f"unclear {number}")
         assert (room.task(lease).stage is Stage.REVIEW) == (number == SKIPS_MAX)
     assert room.row(project).review == 1 and room.row(project).begun == 0
 
@@ -328,10 +328,11 @@ def test_one_wish_of_an_annotator_acts_in_a_batch(room: Room) -> None:
     assert len(room.person(ANN).leases) == 2
 
 
-def test_projects_are_of_members_who_have_two_at_most(room: Room) -> None:
+def test_projects_are_of_members_who_have_ten_open_ones_at_most(room: Room) -> None:
     first = room.project()
-    room.project()
-    assert "2 projects of this member are open" in room.refused(AUTHOR, "curation/found", Found(ONE))
+    for _ in range(PROJECTS_OPEN_MAX - 1):
+        room.project()
+    assert "10 projects of this member are open" in room.refused(AUTHOR, "curation/found", Found(ONE))
     room.closed(first)
     assert room.refused(AUTHOR, "curation/found", Found(ONE)) == ""
     assert "closed for ever" in room.refused(AUTHOR, "curation/move", Move(first, Phase.OPEN))
@@ -540,8 +541,9 @@ def test_a_serving_peer_goes_on_with_another_key(room: Room, monkeypatch: pytest
 def test_an_author_goes_on_with_another_key(room: Room) -> None:
     project, new = room.project(ONE, tasks=1), PEOPLE[5]
     room.decide(room.rotation(AUTHOR, new))
-    room.project(ONE, author=new)
-    assert "2 projects of this member are open" in room.refused(new, "curation/found", Found(ONE))
+    for _ in range(PROJECTS_OPEN_MAX - 1):
+        room.project(ONE, author=new)
+    assert "10 projects of this member are open" in room.refused(new, "curation/found", Found(ONE))
     room.page(project, 1, new)
     room.say(new, "curation/move", Move(project, Phase.PAUSED))
     assert room.row(project).phase is Phase.PAUSED and room.row(project).tasks == 2
@@ -617,6 +619,21 @@ def test_votes_on_a_redacted_task_are_free_and_a_settled_one_keeps_its_label(roo
     room.batch()
     room.batch()
     assert (room.row(project).begun, room.row(project).settled) == (0, 1)
+
+
+def test_an_export_has_the_times_of_the_answers_and_of_the_label(room: Room) -> None:
+    project = room.project(SEVERAL, tasks=1)
+    (ann,), (bob,) = room.leased(ANN, BOB)
+    times = []
+    for who, lease in ((ANN, ann), (BOB, bob)):
+        room.later(1_000)
+        times.append(room.state.time_ms)
+        room.batch(commits=[room.commit(who, lease, (1,))])
+    room.later(5_000)
+    times.append(room.state.time_ms)
+    room.batch(openings=[room.opening(ANN, ann, (1,)), room.opening(BOB, bob, (1,))])
+    line = line_of(SEVERAL, row_of(room, project, 0), Task("text"), [room.assignment(ann), room.assignment(bob)])
+    assert [*(vote["time_ms"] for vote in line["votes"]), line["time_ms"]] == times and len(set(times)) == 3
 
 
 def test_a_task_that_waits_for_its_author_waits_no_more_when_it_is_redacted(room: Room) -> None:
@@ -719,3 +736,47 @@ def test_whoever_could_read_the_right_answer_did_not_vote_blind(room: Room) -> N
     room.say(AUTHOR, "curation/gold", SayGold(project, 0, gold_answers(1, golds)))
     room.batch(commits=[room.commit(BOB, bob, (1,))])
     assert room.assignment(ann).is_blind and not room.assignment(bob).is_blind
+
+
+# Released leases ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_released_task_is_free_for_others_at_once_and_can_be_answered_late(room: Room) -> None:
+    room.project(ONE, tasks=1)
+    ((ann,),) = room.leased(ANN)
+    assert room.leased(BOB) == [()]
+    room.batch(OTHER, releases=[Release(ann)])
+    assert room.assignment(ann).state is Lease.LEASED, "another peer took the lease"
+    room.batch(releases=[Release(ann)])
+    assert (room.assignment(ann).state, room.task(ann).taken, room.person(ANN).leases) == (Lease.RELEASED, 0, ())
+    room.batch(commits=[room.commit(ANN, ann, (1,))])
+    assert room.assignment(ann).state is Lease.COMMITTED, "nobody has its place"
+    room.batch(releases=[Release(ann)])
+    assert room.assignment(ann).state is Lease.COMMITTED
+    room.project(ONE, tasks=1)
+    ((cat,),) = room.leased(CAT)
+    room.batch(releases=[Release(cat)])
+    ((bob,),) = room.leased(BOB)
+    assert room.task(bob).number == room.task(cat).number
+    before = room.curation.passed_over
+    room.batch(commits=[room.commit(CAT, cat, (1,))])
+    assert room.assignment(cat).state is Lease.RELEASED and room.curation.passed_over == before + 1
+
+
+def test_a_released_task_comes_back_to_its_annotator_for_a_whole_lease(room: Room) -> None:
+    room.project(ONE, tasks=1)
+    ((ann,),) = room.leased(ANN)
+    room.later(LEASE_MS // 2)
+    room.batch(releases=[Release(ann)])
+    for _ in range(ASSIGNED_MAX + 1):  # it counts once among those that had the task
+        assert room.leased(ANN) == [(ann,)]
+        room.batch(releases=[Release(ann)])
+    assert room.leased(ANN) == [(ann,)] and room.task(ann).annotators == (ANN.public,)
+    room.later(LEASE_MS // 2)
+    room.batch()
+    room.batch()
+    assert room.assignment(ann).state is Lease.LEASED, "the first lease would be over"
+    room.later(LEASE_MS // 2)
+    room.batch()
+    room.batch()
+    assert room.assignment(ann).state is Lease.EXPIRED and room.leased(ANN) == [()]

@@ -14,7 +14,7 @@ from rich.console import Console
 from features.names import Names
 from features.tables import Column, Fitted, Pairs
 from peer.commands import views
-from peer.commands.drawing import drawn
+from peer.commands.drawing import drawn, printer
 from peer.commands.words import words
 from peer.commands.words.jobs import _unchanged
 from protocol.api import DialView, JobView
@@ -203,3 +203,11 @@ def test_a_scratch_round_says_of_each_model_whether_it_is_as_before() -> None:
         _unchanged(before, (stepped, ended, test), test.job) == f"job eeeeeeee: model root {'f' * 16} moved on by its own round 4"
     )
     assert _unchanged((ended, forgotten), (ended, test), test.job).startswith("no model is being trained")
+
+
+def test_control_characters_of_a_cell_do_nothing_to_a_terminal() -> None:
+    table = Fitted("text", "skips")
+    table.add_row("a\x1b[31mb\x00\u202ec\u2066d", "\x9b2J")
+    out = io.StringIO()
+    printer(out)(table)
+    assert out.getvalue().split("\n")[1].rstrip() == "a\ufffd[31mb\ufffd\ufffdc\ufffdd  \ufffd2J"

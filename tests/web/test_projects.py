@@ -91,6 +91,19 @@ async def test_the_author_says_the_label_of_a_task_that_waits_for_it(author: Aut
     assert (reply.body["state"], reply.body["label"]) == ("settled", [1])
 
 
+async def test_the_author_reads_why_people_skipped_a_task(author: Author) -> None:
+    view = await author.room.project(author.daemon, tasks=1, votes=2)
+    for number, reason in enumerate(("unclear", "harmful", "unclear", "two \u202etexts")):
+        (person,) = await enrolled(author.site, f"person {number}")
+        (lease,) = await assigned(author.site, person)
+        assert (await said(person.skip, author.site, lease["assignment"], reason)).status == (400 if number == 3 else 200)
+        if number == 3:
+            assert (await said(person.skip, author.site, lease["assignment"], "two texts")).status == 200
+    (waiting,) = await author.daemon.api.waiting_tasks(view.project)  # type: ignore[attr-defined]
+    assert waiting.skips == {"unclear": 2, "harmful": 1, "two texts": 1}
+    assert "2 × unclear, 1 × harmful, 1 × two texts" in await author.types("tasks", "review", "moods")
+
+
 async def test_of_a_closed_project_nothing_waits_for_its_author_any_more(author: Author, monkeypatch: pytest.MonkeyPatch) -> None:
     await contested(author)
     monkeypatch.setattr("curation.module.OPENING_MS", 1)

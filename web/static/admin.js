@@ -1,6 +1,7 @@
 // The page of operators: projects, people, jobs, health, alerts, and what operators did. Its forms and tables stand in the template.
 import { act, ask, begin, once, paint, signOut, sure } from "/static/operator.js";
 import { allAt, at, fill, forms, html, render } from "/static/page.js";
+import { Shown, isolated, visible } from "/static/shown.js";
 
 const ADMIN = "/api/v1/admin", PROJECTS = "/api/v1/projects", PAGE = 50;
 const state = {
@@ -45,7 +46,7 @@ const percent = (share) => (share === null ? "–" : `${Math.round(100 * share)}
 const bytes = (count) => (count < 2 ** 30 ? `${Math.ceil(count / 2 ** 20)} MiB` : `${(count / 2 ** 30).toFixed(1)} GiB`);
 const when = (ms) => new Date(ms).toLocaleString([], { dateStyle: "short", timeStyle: "medium" });
 const Quiet = ({ does, run }) => html`<button class="quiet" onClick=${run}>${does}</button>`;
-const Named = ({ name, id }) => html`<b>${name}</b> <code>${id.slice(0, 8)}</code>`;
+const Named = ({ name, id }) => html`<b><bdi>${name}</bdi></b> <code>${id.slice(0, 8)}</code>`;
 
 // Forms ---
 
@@ -59,7 +60,7 @@ function open(id, project) {
   state.project = project;
   const form = at(`#${id}`);
   form.hidden = false;
-  if (project) form.querySelector("h2 span").textContent = project.name;
+  if (project) form.querySelector("h2 bdi").textContent = project.name;
   form.querySelector("input").focus();
 }
 
@@ -97,17 +98,17 @@ forms.train = ({ rounds, overrides, ...rest }) => post(`${ADMIN}/jobs`,
 forms.search = ({ search }) => { Object.assign(state, { search, shown: PAGE }); act(read); };
 
 function Checked({ checked }) {
-  const { problems, preview, count, asked, notes = [], already } = checked;
+  const { problems, preview, count, asked, notes = [], already } = checked, { display } = asked ?? checked.project;
   if (problems.length) {
     return html`<div class="notice bad" role="alert"><p>Nothing is imported yet: these lines are no tasks.</p>
-      <ul data-problems>${problems.map((problem) => html`<li>${problem}</li>`)}</ul></div>`;
+      <ul data-problems>${problems.map((problem) => html`<li dir="auto">${visible(problem)}</li>`)}</ul></div>`;
   }
   return html`<section class="preview" data-preview aria-label="Preview"><h3>Tasks: ${count}. Annotators see the first ones so:</h3>
-    ${notes.length > 0 && html`<ul class="notice" data-notes>${notes.map((note) => html`<li>${note}</li>`)}</ul>`}
-    ${asked?.guidelines && html`<details><summary>Guidelines</summary><p class="text small">${asked.guidelines}</p></details>`}
-    <ol>${preview.map(({ text, items }) => html`<li><p class="text small">${text}</p>
-      ${items.length > 0 && html`<ul>${items.map((item) => html`<li>${item}</li>`)}</ul>`}</li>`)}</ol>
-    ${asked && html`<p>${asked.options.map((option, index) => html`<span class="option"><kbd>${index + 1}</kbd> ${option}</span> `)}</p>`}
+    ${notes.length > 0 && html`<ul class="notice" data-notes>${notes.map((note) => html`<li dir="auto">${visible(note)}</li>`)}</ul>`}
+    ${asked?.guidelines && html`<details><summary>Guidelines</summary><p class="text small" dir="auto">${visible(asked.guidelines)}</p></details>`}
+    <ol>${preview.map(({ text, items }) => html`<li><${Shown} text=${text} display=${display} isSmall />
+      ${items.length > 0 && html`<ul>${items.map((item) => html`<li><${Shown} text=${item} display=${display} isSmall /></li>`)}</ul>`}</li>`)}</ol>
+    ${asked && html`<p>${asked.options.map((option, index) => html`<span class="option"><kbd>${index + 1}</kbd> <bdi>${visible(option)}</bdi></span> `)}</p>`}
     <button class="primary" type="button" onClick=${() => send(checked)}>${asked ? "Make the project" : already === count ? "Import again" : "Import"}</button></section>`;
 }
 
@@ -122,13 +123,13 @@ function health() {
   ]; // in the order of the template
   allAt("#facts dd").forEach((fact, place) => { fact.textContent = facts[place]; });
   render(state.alerts.map(({ severity, cause, about, text, since_ms }) => html`
-    <li key=${cause + about} data-alert=${cause} class=${severity}><b>${severity}</b> ${text} <span class="quiet small">since ${when(since_ms)}</span></li>`), at("#alerts"));
+    <li key=${cause + about} data-alert=${cause} class=${severity}><b>${severity}</b> <bdi>${text}</bdi> <span class="quiet small">since ${when(since_ms)}</span></li>`), at("#alerts"));
   at("#alerts + p").hidden = state.alerts.length;
 }
 
 function Actions({ project }) {
   const { name, project: id } = project, next = project.state === "open" ? "pause" : "open";
-  const move = (call) => post(`${PROJECTS}/${id}/${call}`, {}, `${name}: ${call}, done.`);
+  const move = (call) => post(`${PROJECTS}/${id}/${call}`, {}, `${isolated(name)}: ${call}, done.`);
   if (!project.is_mine) return "another member's";
   return html`<div class="tools"><a href=${`/review#${id}`}>review</a>
     ${project.state !== "closed" && html`<${Quiet} does=${next} run=${() => move(next)} /><${Quiet} does="import" run=${() => open("import", project)} />
@@ -137,7 +138,7 @@ function Actions({ project }) {
 }
 
 function Refusal({ person: { annotator, name, is_refused } }) {
-  const change = (call, text) => post(`${ADMIN}/people/${annotator}/${call}`, {}, `${name} gets ${text} here.`);
+  const change = (call, text) => post(`${ADMIN}/people/${annotator}/${call}`, {}, `${isolated(name)} gets ${text} here.`);
   return is_refused ? html`<${Quiet} does="allow" run=${() => change("allow", "tasks")} />`
     : html`<${Quiet} does="refuse" run=${() => sure("refuses", { name }, () => change("refuse", "no more tasks"))} />`;
 }
@@ -146,7 +147,7 @@ const cancel = ({ name, job }) => sure("cancels", { name }, () => post(`${ADMIN}
 
 const DRAWS = {
   health: () => state.health && health(),
-  projects: () => fill("projects", state.projects.map((one) => [one.project, html`<b>${one.name}</b>`, one.kind, one.state, one.votes, one.tasks, one.settled, one.review, html`<${Actions} project=${one} />`])),
+  projects: () => fill("projects", state.projects.map((one) => [one.project, html`<b><bdi>${one.name}</bdi></b>`, one.kind, one.state, one.votes, one.tasks, one.settled, one.review, html`<${Actions} project=${one} />`])),
   people: () => fill("people", state.people.map((one) => [one.annotator, html`<${Named} name=${one.name} id=${one.annotator} />`, one.custodial ? "kept by its peer" : "its own",
     one.answers, one.accepted, percent(one.agreement), percent(one.weight), one.points, html`${one.is_refused ? "refused " : one.is_here ? "serves it " : ""}<${Refusal} person=${one} />`])),
   jobs: () => fill("jobs", state.jobs.map((job) => [job.job, html`<${Named} name=${job.name} id=${job.job} />`, job.place ? `waits, place ${job.place}` : job.state, `${job.place ? "–" : Math.min(job.round + 1, job.rounds)} of ${job.rounds}`,

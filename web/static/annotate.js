@@ -3,15 +3,17 @@ import { differing } from "/static/diff.js";
 import { figures, isAsLabel } from "/static/figures.js";
 import { ASKS, answerOf, choices, inWords, isCollected, isComplete, leftOf } from "/static/kinds.js";
 import { Leases } from "/static/leases.js";
-import { at, html, paintStatus, patiently, render, tell } from "/static/page.js";
+import { at, html, paintStatus, patiently, pause, render, tell } from "/static/page.js";
 import { Queue } from "/static/queue.js";
 import { Ranking, moved, shownOrder } from "/static/ranking.js";
+import { Shown, isolated, visible } from "/static/shown.js";
 import { call, sessionOf } from "/static/session.js";
 import { PERSON, Store } from "/static/store.js";
 import { hex } from "/static/wire.js";
 
 const REASONS = ["unclear", "harmful", "private", "broken"];
 const SHOWN = 20; // answers in the list
+const COUNTS_MS = 10_000; // between two looks at how far projects are
 const KEYS = { ArrowLeft: "←", ArrowRight: "→", "Control+Enter": "Ctrl ↵", Escape: "Esc" };
 
 const state = {
@@ -21,6 +23,7 @@ const state = {
   chosen: [], isSkipping: false, isHelping: false,
   isUnsaved: false, // the key has no backup, and that was not waved away
   guidelines: new Map(), // by path
+  projects: [], // those that are open, with their counts
 };
 
 const current = () => state.leases?.tasks[0];
@@ -68,7 +71,7 @@ function move(item, to) {
   if (to < 0 || to >= order.length || order[to] === item) return;
   state.chosen = moved(order, item, to);
   paint();
-  tell(`Place ${to + 1} of ${order.length}: ${current().items[item].slice(0, 60)}`);
+  tell(`Place ${to + 1} of ${order.length}: ${isolated(current().items[item].slice(0, 60))}`);
   activeElement.focus(); // it was moved itself
 }
 
@@ -92,9 +95,9 @@ function actions() {
     const reasons = REASONS.map((reason, index) => ({ key: String(index + 1), text: reason, isAnswer: true, run: () => give({ answer: null, reason }) }));
     return [...reasons, { key: "Escape", text: "Do not skip", isAnswer: true, run: () => toggle("isSkipping") }];
   }
-  const answers = choices(task).map(({ text, key, value }) => {
+  const answers = choices(task).map(({ text, key, also, value }) => {
     const place = state.chosen.indexOf(value);
-    return { key, text, place: task.kind === "ranking" ? place : undefined, isAnswer: true, isPressed: isCollected(task) ? place >= 0 : undefined,
+    return { key, also, text: visible(text), place: task.kind === "ranking" ? place : undefined, isAnswer: true, isPressed: isCollected(task) ? place >= 0 : undefined,
       run: () => choose(value) };
   });
   const send = { key: "Control+Enter", text: "Send", isPrimary: true, isDisabled: !isComplete(task, state.chosen),
@@ -117,7 +120,7 @@ document.addEventListener("keydown", (event) => {
     event.preventDefault();
     return move(item, shownOrder(current(), state.chosen).indexOf(item) + by);
   }
-  const action = actions().find((other) => other.key.toLowerCase() === key.toLowerCase());
+  const action = actions().find((other) => [other.key, other.also].some((one) => one?.toLowerCase() === key.toLowerCase()));
   if (!action || action.isDisabled) return;
   event.preventDefault();
   action.run();
@@ -135,7 +138,7 @@ async function begin(me) {
   state.queue = new Queue(state.store, state.session, (isHere) => {
     if (isHere !== undefined) noteHere(isHere);
     paint();
-  }, (row, why) => tell(`Your answer “${snippet(row)}” does not count: ${why}`, "bad"));
+  }, (row, why) => tell(`Your answer “${isolated(snippet(row))}” does not count: ${why}`, "bad"));
   state.leases = new Leases(state.session, state.queue, (problem) => {
     noteHere(problem?.status !== 0);
     if (problem?.status === 401) return join();
@@ -147,6 +150,7 @@ async function begin(me) {
   paint();
   await state.queue.start();
   state.leases.ask();
+  readProjects();
 }
 
 function noteHere(isHere) {
@@ -163,8 +167,8 @@ const Key = ({ of }) => html`<kbd>${KEYS[of] ?? of.toUpperCase()}</kbd>`;
 // A double click does not answer the next task, too.
 const Button = ({ action }) => html`
   <button type="button" class=${action.isPrimary ? "primary" : action.isAnswer ? "answer" : "quiet"} disabled=${action.isDisabled}
-    aria-keyshortcuts=${action.key || null} aria-pressed=${action.isPressed?.toString() ?? null} onClick=${({ detail }) => (detail < 2 || action.isPressed !== undefined) && action.run()}>
-    ${action.key && html`<${Key} of=${action.key} />`}<span>${action.text}</span>
+    aria-keyshortcuts=${[action.key, action.also].filter(Boolean).join(" ") || null} aria-pressed=${action.isPressed?.toString() ?? null} onClick=${({ detail }) => (detail < 2 || action.isPressed !== undefined) && action.run()}>
+    ${[action.key, action.also].map((key) => key && html`<${Key} of=${key} />`)}<span dir="auto">${action.text}</span>
     ${action.place !== undefined && html`<b class="place">${action.place + 1 || ""}</b>`}
   </button>`;
 
@@ -176,34 +180,46 @@ function Task({ task }) {
     </section>`;
   }
   return html`<section class="card task" aria-live="polite" data-task=${task.task} data-assignment=${task.assignment} data-state="ready">
-    <h1 class="asked">${state.isSkipping ? "Why do you skip it?" : `${task.name}: ${ASKS[task.kind](task)}`}</h1>
-    ${task.text && html`<p class="text">${task.text}</p>`}
+    <h1 class="asked">${state.isSkipping ? "Why do you skip it?" : html`<bdi>${task.name}</bdi>: ${ASKS[task.kind](task)}`}</h1>
+    <${Progress} project=${state.projects.find(({ project }) => project === task.project)} />
+    ${task.text && html`<${Shown} text=${task.text} display=${task.display} />`}
     ${task.kind === "pair" && html`<${Pair} task=${task} />`}
-    ${task.suggestion && html`<p class="quiet">A model suggests: ${inWords(task, task.suggestion)}</p>`}
+    ${task.suggestion && html`<p class="quiet">A model suggests: <bdi>${inWords(task, task.suggestion)}</bdi></p>`}
   </section>`;
+}
+
+const Progress = ({ project }) => project && html`<p class="quiet small progress" data-progress>
+  <progress value=${project.settled} max=${project.tasks} aria-label="Tasks of this project with a label"></progress> ${project.settled} of ${project.tasks} have a label</p>`;
+
+async function readProjects() {
+  for (;; await pause(COUNTS_MS)) {
+    if (document.hidden) continue;
+    state.projects = await call("GET", "/api/stats").then(({ projects }) => projects, () => state.projects);
+    paint();
+  }
 }
 
 function Pair({ task }) {
   const left = leftOf(task), sides = [task.items[left], task.items[1 - left]];
-  return html`<div class="pair">${differing(...sides).map((parts, side) => html`
-    <article data-side=${"AB"[side]}><h2>${"AB"[side]}</h2>
-      <p class="text">${parts.map(([text, isDifferent]) => (isDifferent ? html`<mark>${text}</mark>` : text))}</p></article>`)}</div>`;
+  const shown = task.display !== "plain" ? sides.map((text) => html`<${Shown} text=${text} display=${task.display} />`)
+    : differing(...sides.map(visible)).map((parts) => html`<p class="text" dir="auto">${parts.map(([text, isDifferent]) => (isDifferent ? html`<mark>${text}</mark>` : text))}</p>`);
+  return html`<div class="pair">${shown.map((text, side) => html`<article data-side=${"AB"[side]}><h2>${"AB"[side]}</h2>${text}</article>`)}</div>`;
 }
 
 const SAYS = {
   held: () => "held: Undo (U) takes it back; once it is sent nobody can",
   sent: () => (state.isHere ? "sent: the network decides" : "waits until the peer is back"),
   decided: (row) => (row.answer ? `decided at height ${row.height}` : "skipped"),
-  settled: (row) => (isAsLabel(row) ? "settled, as you said" : `settled: the label is ${inWords(row.task, row.label)}`),
+  settled: (row) => (isAsLabel(row) ? "settled, as you said" : html`settled: the label is <bdi>${inWords(row.task, row.label)}</bdi>`),
   lost: (row) => `not counted: ${row.problem}`,
 };
 
-const snippet = ({ task }) => (task.text || task.items.join(" / ")).slice(0, 90);
+const snippet = ({ task }) => visible((task.text || task.items.join(" / ")).slice(0, 90));
 
 const Answer = ({ row }) => html`<li data-state=${row.state} data-answer=${row.assignment}>
-  <p class="snippet line">${snippet(row)}</p>
-  <p><b>${row.answer ? inWords(row.task, row.answer) : `skipped: ${row.reason}`}</b> <span class=${`became ${row.label && !isAsLabel(row) ? "other" : ""}`}>${SAYS[row.state](row)}</span></p>
-  ${row.suggestion && html`<p class="quiet small">A model suggested: ${inWords(row.task, row.suggestion)}</p>`}
+  <p class="snippet line" dir="auto">${snippet(row)}</p>
+  <p><b dir="auto">${row.answer ? inWords(row.task, row.answer) : `skipped: ${row.reason}`}</b> <span class=${`became ${row.label && !isAsLabel(row) ? "other" : ""}`}>${SAYS[row.state](row)}</span></p>
+  ${row.suggestion && html`<p class="quiet small">A model suggested: <bdi>${inWords(row.task, row.suggestion)}</bdi></p>`}
 </li>`;
 
 function Guidelines({ task }) {
@@ -211,7 +227,7 @@ function Guidelines({ task }) {
   if (task?.guidelines && text === undefined) read(task.guidelines);
   const isKnown = state.queue.rows.some((row) => row.task.project === task?.project);
   return text && html`<details class="card guidelines" key=${task.project} open=${isWide || !isKnown}>
-    <summary>Guidelines</summary><p class="text small">${text}</p></details>`;
+    <summary>Guidelines</summary><p class="text small" dir="auto">${visible(text)}</p></details>`;
 }
 
 async function read(path) {

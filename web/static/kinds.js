@@ -1,7 +1,8 @@
 // How each kind of task is asked and answered: choices with their keys, answers in words.
 
 const BOTH = ["a tie", "both bad"];
-const numbered = (texts, first = 0) => texts.map((text, index) => ({ text, key: index < 9 ? String(index + 1) : "", value: index + first }));
+const KEYS = "1234567890abcdef"; // of as many options as a project may have
+const numbered = (texts, first = 0) => texts.map((text, index) => ({ text, key: KEYS[index], value: index + first }));
 
 // Which item of a pair stands left: a bit of the assignment, so that no side is liked better.
 export const leftOf = (task) => parseInt(task.assignment.at(-1), 16) & 1;
@@ -23,10 +24,10 @@ export function choices(task) {
     rating: () => numbered(task.options, 1),
     ranking: () => numbered(task.items),
     pair: () => [
-      { text: "A is better", key: "ArrowLeft", value: left },
+      { text: "A is better", key: "ArrowLeft", also: "1", value: left },
       { text: "A tie", key: "t", value: 2 },
       { text: "Both bad", key: "x", value: 3 },
-      { text: "B is better", key: "ArrowRight", value: 1 - left },
+      { text: "B is better", key: "ArrowRight", also: "2", value: 1 - left },
     ],
   }[task.kind]();
 }

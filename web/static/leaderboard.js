@@ -21,7 +21,7 @@ function show({ rows, height }) {
   at("#asking")?.remove();
   at("[data-live=height]").textContent = height;
   fill("board", rows.map(({ rank, annotator, name, accepted, points }) => [annotator, rank,
-    html`<b>${name}</b> <code title="The key, which tells two of one name apart">${annotator.slice(0, 8)}</code>${annotator === me && html` <span class="chip">you</span>`}`, accepted, points]));
+    html`<b><bdi>${name}</bdi></b> <code title="The key, which tells two of one name apart">${annotator.slice(0, 8)}</code>${annotator === me && html` <span class="chip">you</span>`}`, accepted, points]));
 }
 
 async function follow() {

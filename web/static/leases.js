@@ -4,6 +4,7 @@ import { pause } from "/static/page.js";
 const AHEAD = 3;
 const LEASES_MAX = 8;
 const AGAIN_MS = 1_000;
+const BEAT_MS = 15_000; // the peer releases a lease 45 s after its last heartbeat
 const LOCK = "folkmoot task ";
 
 // What gives it back, and says when that is done; or nothing, if another tab has it.
@@ -32,6 +33,17 @@ export class Leases {
     this.session = session;
     this.queue = queue;
     this.changed = changed; // told the problem, if there is one
+    this.#beatOften();
+  }
+
+  async #beatOften() {
+    for (;; await pause(BEAT_MS)) this.beat();
+  }
+
+  // The peer learns which tasks somebody looks at, and which answers are on their way. A peer that is away gets the next one.
+  beat() {
+    const assignments = [...this.queue.unsent, ...this.tasks].map(({ assignment }) => assignment).slice(-LEASES_MAX);
+    if (assignments.length) this.session.call("POST", "/api/v1/heartbeat", { assignments }).catch(() => {});
   }
 
   // Until there is a task. Whoever asks meanwhile need not wait.
@@ -64,6 +76,7 @@ export class Leases {
       if (this.tasks.length >= AHEAD) break;
       if (!known.has(task.assignment)) await this.take(task);
     }
+    this.beat();
     this.isEmpty = !tasks.length;
     return this.tasks.length > 0;
   }

@@ -16,6 +16,7 @@ const reasons = Object.fromEntries(Array.from(allAt("#reasons dt"), (term) => [t
 let now = null, isHere = true, me;
 const checks = {}; // by height: the verdict of this browser
 const nameOf = (peer) => now.peers.find((one) => one.peer === peer)?.name || peer.slice(0, 8);
+const Name = ({ of }) => html`<bdi>${nameOf(of)}</bdi>`;
 const time = (ms) => new Date(ms).toLocaleTimeString();
 const cell = (value) => html`<td class="number">${value}</td>`;
 
@@ -35,7 +36,7 @@ const Verdict = ({ is }) => is === undefined ? "–" : html`<span class=${is ===
 function tellAll(job, rounds) {
   const { status, blocks, labels } = now, measured = rounds.findLast((one) => one.held_out_bits_per_byte !== null);
   tell("bits", measured?.held_out_bits_per_byte.toFixed(3), `after round ${nth(measured?.round)}`);
-  tell("round", job && Math.min(nth(job.round), job.rounds), `of ${job?.rounds} of ${job?.name}${job?.state === "running" ? "" : `, ${job?.state}`}`);
+  tell("round", job && Math.min(nth(job.round), job.rounds), html`of ${job?.rounds} of <bdi>${job?.name}</bdi>${job?.state === "running" ? "" : `, ${job?.state}`}`);
   tell("height", status.height, blocks.length ? `decided at ${time(blocks.at(-1).time_ms)}` : "nothing is decided yet");
   tell("labels", labels ?? undefined, "by people, in all projects");
   const { own_root, certified_root, signers, voters_count } = blocks.findLast((one) => one.own_root) ?? {}, isEqual = own_root === certified_root;
@@ -44,7 +45,7 @@ function tellAll(job, rounds) {
 }
 
 const alerts = () => now.alerts.map(({ cause, about, severity, text, since_ms }) => html`<p key=${cause + about} class="notice ${TONES[severity]}" data-severity=${severity}>
-  <b>${cause.replaceAll("-", " ")}:</b> ${about && nameOf(about)} ${text}, since ${time(since_ms)}</p>`);
+  <b>${cause.replaceAll("-", " ")}:</b> ${about && html`<${Name} of=${about} />`} ${text}, since ${time(since_ms)}</p>`);
 
 // The open round; and who says what of whom, in the last closed round until the first ballot comes.
 function round(job) {
@@ -53,17 +54,17 @@ function round(job) {
   for (const phase of PHASES) place(phase).ariaCurrent = phase === (open?.phase ?? "closed") ? "step" : null;
   return ours.length > 0 && html`
     ${open && html`<p class="quiet small">Round ${nth(open.round)}: ${open.proposed.length} of ${open.trainers.length} have proposed, ${Object.keys(open.votes).length} of ${open.voters.length} have voted, ${open.quorum} decide.</p>`}
-    ${told && html`<div class="scroll" tabindex="0"><table><caption>What each voter says of each proposal, in round ${nth(told.round)}</caption>
-      <thead><tr><th scope="col">Voter</th>${told.proposed.map((who) => html`<th scope="col" key=${who}>${nameOf(who)}</th>`)}</tr></thead>
-      <tbody>${Object.entries(told.votes).map(([voter, said]) => html`<tr key=${voter}><th scope="row">${nameOf(voter)}</th>
-        ${told.proposed.map((who) => html`<td key=${who}><${Verdict} is=${said[who]} /></td>`)}</tr>`)}</tbody></table></div>`}`;
+    ${told && html`<div class="scroll" tabindex="0"><table class="votes"><caption>What each voter says of each proposal, in round ${nth(told.round)}</caption>
+      <thead><tr><th scope="col">Voter</th>${told.proposed.map((who) => html`<th scope="col" key=${who}><${Name} of=${who} /></th>`)}</tr></thead>
+      <tbody>${Object.entries(told.votes).map(([voter, said]) => html`<tr key=${voter}><th scope="row"><${Name} of=${voter} /></th>
+        ${told.proposed.map((who) => html`<td key=${who} data-head=${nameOf(who)}><${Verdict} is=${said[who]} /></td>`)}</tr>`)}</tbody></table></div>`}`;
 }
 
 const last = (rounds) => rounds.slice(-SHOWN).reverse().map(({ round, verdicts }) => html`<li key=${round}><b>${nth(round)}</b>
-  ${Object.entries(verdicts).sort(([, one], [, other]) => (one !== "accept") - (other !== "accept")).map(([who, verdict]) => html` <span class="chip" key=${who}>${nameOf(who)} <${Verdict} is=${verdict} /></span>
+  ${Object.entries(verdicts).sort(([, one], [, other]) => (one !== "accept") - (other !== "accept")).map(([who, verdict]) => html` <span class="chip" key=${who}><${Name} of=${who} /> <${Verdict} is=${verdict} /></span>
     <span class="quiet small"> ${reasons[verdict]}</span>`)}</li>`);
 
-const outcast = (peer, what) => html`<li key=${peer}><b class="name">${nameOf(peer)}</b> <span class="no">${what}</span></li>`;
+const outcast = (peer, what) => html`<li key=${peer}><b class="name"><${Name} of=${peer} /></b> <span class="no">${what}</span></li>`;
 const expelled = () => now.peers.filter(({ gone }) => gone.startsWith("expelled")).map(({ peer, gone }) => outcast(peer, gone));
 const suspended = (job) => Object.entries(job?.suspended ?? {}).map(([peer, until]) => outcast(peer, `suspended until round ${nth(until)}`));
 
@@ -74,7 +75,7 @@ function counts(job, peer) {
 }
 
 const peers = (job) => now.peers.filter(({ gone }) => !gone).map(({ peer, me, voter, roles, is_linked, round_trip_ms }) => html`<tr key=${peer}>
-  <th scope="row">${nameOf(peer)}${me && html` <span class="chip">this peer</span>`}</th>
+  <th scope="row"><${Name} of=${peer} />${me && html` <span class="chip">this peer</span>`}</th>
   <td>${[voter && "voter", ...roles].filter(Boolean).join(", ")}</td>
   ${cell(counts(job, peer))}
   ${cell(me ? "–" : is_linked ? round_trip_ms : html`<span class="no">no link</span>`)}</tr>`);
@@ -82,11 +83,11 @@ const peers = (job) => now.peers.filter(({ gone }) => !gone).map(({ peer, me, vo
 function samples(job) {
   const [newest, before] = now.samples.filter((one) => one.job === job?.job).toReversed();
   return newest && [before, newest].map((one) => one && html`<figure key=${one.round}><figcaption class="what">${one === newest ? "Now" : "Before"}, ${one.round ? `after round ${one.round}` : "before round 1"}</figcaption>
-    <blockquote tabindex="0">${one.text.replace(/[^\P{C}\n]|\ufffd/gu, "·")}</blockquote></figure>`);
+    <blockquote tabindex="0" dir="auto">${one.text.replace(/[^\P{C}\n]|\ufffd/gu, "·")}</blockquote></figure>`);
 }
 
 const blocks = () => now.blocks.slice(-SHOWN).reverse().map(({ height, proposer, signers, voters_count, time_ms }) => html`<tr key=${height} data-block=${height}>
-  ${cell(height)}<td>${nameOf(proposer)}</td><td>${signers.length} of ${voters_count}</td><td>${time(time_ms)}</td>
+  ${cell(height)}<td><${Name} of=${proposer} /></td><td>${signers.length} of ${voters_count}</td><td>${time(time_ms)}</td>
   <td role="status">${checks[height] ?? html`<button class="quiet" disabled=${!hasKeys} aria-label="Verify in my browser: block ${height}" onClick=${() => check(height)}>Verify in my browser</button>`}</td></tr>`);
 
 async function check(height) {
@@ -113,7 +114,7 @@ function paint() {
   const job = now.jobs.findLast((one) => one.state === "running") ?? now.jobs.findLast((one) => one.state !== "waiting");
   const rounds = now.rounds.filter((one) => one.job === job?.job), { network, name, state, voters, quorum, tolerated } = now.status;
   const points = rounds.filter((one) => one.held_out_bits_per_byte !== null).map((one) => [nth(one.round), one.held_out_bits_per_byte]);
-  put("whole", html`<p class="quiet"><b>${network}</b>: ${voters === 1 ? "one voter, which decides alone" : `${voters} voters, of which ${quorum} decide and ${tolerated} may lie`}; as ${name} sees it, which is <b
+  put("whole", html`<p class="quiet"><b><bdi>${network}</bdi></b>: ${voters === 1 ? "one voter, which decides alone" : `${voters} voters, of which ${quorum} decide and ${tolerated} may lie`}; as <bdi>${name}</bdi> sees it, which is <b
     class=${state === "working" ? "yes" : "no"} data-live="state">${state}</b></p>`);
   put("alerts", alerts());
   tellAll(job, rounds);

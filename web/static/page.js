@@ -29,7 +29,7 @@ export async function patiently(path, away) {
 export function copied(id, facts = {}) {
   const copy = at(`#${id}`).content.cloneNode(true);
   for (const part of copy.querySelectorAll("[data-if]")) if (!facts[part.dataset.if]) part.remove();
-  for (const part of copy.querySelectorAll("[data-text]")) part.textContent = facts[part.dataset.text];
+  for (const part of copy.querySelectorAll("[data-text]")) Object.assign(part, { dir: "auto", textContent: facts[part.dataset.text] });
   return copy;
 }
 
@@ -39,7 +39,7 @@ export function fill(id, rows) {
   table.hidden = !rows.length;
   table.nextElementSibling.hidden = !table.hidden;
   render(rows.map(([key, ...cells]) => html`<tr key=${key} data-row=${key}>${cells.map((cell, place) =>
-    html`<td class=${heads[place].className} data-head=${heads[place].textContent}>${cell}</td>`)}</tr>`), table.tBodies[0]);
+    html`<td class=${heads[place].className} data-head=${heads[place].textContent}>${typeof cell === "string" ? html`<bdi>${cell}</bdi>` : cell}</td>`)}</tr>`), table.tBodies[0]);
 }
 
 // Of each form, by its id, what it does with its fields.
@@ -59,9 +59,9 @@ export function tell(text = "", kind = "") {
 }
 
 const Status = ({ network, isHere, who }) => html`
-  ${network && html`<span>${network.name}</span>`}
+  ${network && html`<bdi>${network.name}</bdi>`}
   <span class=${isHere ? "here" : "away"}>${isHere ? "connected" : "not connected"}</span>
-  ${who && html`<a href="/join">${who}</a>`}`;
+  ${who && html`<a href="/join" dir="auto">${who}</a>`}`;
 
 // The line at the top right, and the notice of a peer that is away.
 export function paintStatus(status) {

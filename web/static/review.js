@@ -2,6 +2,7 @@
 import { answerOf, choices as choicesOf, inWords, isCollected, isComplete } from "/static/kinds.js";
 import { act, ask, begin, once, paint } from "/static/operator.js";
 import { allAt, at, fill, forms, html, render, tell } from "/static/page.js";
+import { Shown, isolated, visible } from "/static/shown.js";
 
 const PROJECTS = "/api/v1/projects", PAGE = 25, FRESH = 100; // a longer list stays as it was until somebody searches again
 
@@ -18,7 +19,7 @@ const words = (answer, task) => inWords(asked(task), answer);
 const path = (tail) => `${PROJECTS}/${state.project.project}/${tail}`;
 const inState = (name) => at(`option[value="${name}"]`).text;
 
-const choices = () => choicesOf(asked()).map((choice, index) => ({ ...choice, key: index < 9 ? String(index + 1) : "" }));
+const choices = () => choicesOf(asked()).map((choice) => ({ ...choice, key: choice.also ?? choice.key })); // digits of a pair, too
 const isReady = () => isComplete(asked(), state.chosen) && (state.project.many || state.chosen.length > 0);
 
 // Reading ---
@@ -94,7 +95,7 @@ function decide() {
     const next = state.tasks.findIndex((other) => other.state === "waiting");
     if (task === current()) Object.assign(state, { chosen: [], place: next < 0 ? state.place : next });
     agree().then(paint, () => {});
-    return `Task ${task.number}: ${words(label, task)}.`;
+    return `Task ${task.number}: ${isolated(words(label, task))}.`;
   });
 }
 
@@ -119,28 +120,28 @@ at("#filters").addEventListener("change", (event) => { if (event.target.matches(
 
 // What people see ---
 
-const snippet = ({ text, items }) => (text || items.join(" / ") || "(no text here)").slice(0, 80);
+const snippet = ({ text, items }) => visible((text || items.join(" / ") || "(no text here)").slice(0, 80));
 
 const List = () => html`<nav class="card list" aria-label="Tasks"><h2>Tasks</h2>
   ${state.tasks.length ? html`<ol class="plain">${state.tasks.map((task, place) => html`<li key=${task.task}>
       <button class="quiet" data-need=${task.state} aria-current=${place === state.place ? "true" : null} onClick=${() => go(place)}>
-        <span class="line">${snippet(task)}</span><small>${inState(task.state)}</small></button></li>`)}</ol>`
+        <span class="line" dir="auto">${snippet(task)}</span><small>${inState(task.state)}</small></button></li>`)}</ol>`
     : html`<p class="quiet">${state.project.tasks ? "No such task." : "This project has no tasks yet."}</p>`}
   ${state.next && html`<button onClick=${() => act(more)}>More</button>`}</nav>`;
 
 function Task({ task }) {
   return html`<section class="card task" aria-live="polite" data-current=${task.task} data-state=${task.state}>
     <p class="asked">Task ${task.number}: ${inState(task.state)}${task.skips ? `, skipped ${task.skips} ×` : ""}</p>
-    ${task.text === null ? html`<p class="quiet">${task.state === "redacted" ? "Its text is taken out." : "Its text is not here yet."}</p>` : html`<p class="text">${task.text}</p>`}
-    ${task.items.length > 0 && html`<ol type=${state.project.kind === "pair" ? "A" : "1"}>${task.items.map((item) => html`<li class="text small">${item}</li>`)}</ol>`}
+    ${task.text === null ? html`<p class="quiet">${task.state === "redacted" ? "Its text is taken out." : "Its text is not here yet."}</p>` : html`<${Shown} text=${task.text} display=${state.project.display} />`}
+    ${task.items.length > 0 && html`<ol type=${state.project.kind === "pair" ? "A" : "1"}>${task.items.map((item) => html`<li class="small"><${Shown} text=${item} display=${state.project.display} isSmall /></li>`)}</ol>`}
     <table><caption>Votes</caption><tbody>
-      ${task.suggestion && html`<tr><td>A model suggests</td><td>${words(task.suggestion)}</td></tr>`}
-      ${task.votes.map(({ annotator, name, answer, state: became }) => html`<tr key=${annotator}><td><b>${name}</b> <code>${annotator.slice(0, 8)}</code></td>
-        <td class=${task.label && answer && String(task.label) !== String(answer) ? "other" : ""}>${answer ? words(answer) : inState(became)}</td></tr>`)}</tbody></table>
-    ${task.label && html`<p>The label is <b data-label>${words(task.label)}</b>${task.is_reviewed ? ", as the author said" : ""}.</p>`}
+      ${task.suggestion && html`<tr><td>A model suggests</td><td><bdi>${words(task.suggestion)}</bdi></td></tr>`}
+      ${task.votes.map(({ annotator, name, answer, state: became, reason }) => html`<tr key=${annotator}><td><b><bdi>${name}</bdi></b> <code>${annotator.slice(0, 8)}</code></td>
+        <td class=${task.label && answer && String(task.label) !== String(answer) ? "other" : ""}><bdi>${answer ? words(answer) : inState(became)}</bdi>${reason && html`: <bdi data-reason>${visible(reason)}</bdi>`}</td></tr>`)}</tbody></table>
+    ${task.label && html`<p>The label is <b data-label dir="auto">${words(task.label)}</b>${task.is_reviewed ? ", as the author said" : ""}.</p>`}
     ${task.state === "waiting" && html`<div class="answers" role="group" aria-label="Your decision">
       ${choices().map(({ text, key, value }) => html`<button class="answer" aria-keyshortcuts=${key || null} aria-pressed=${String(state.chosen.includes(value))} onClick=${() => choose(value)}>
-        ${key && html`<kbd>${key}</kbd>`} <span>${text}</span></button>`)}
+        ${key && html`<kbd>${key.toUpperCase()}</kbd>`} <span dir="auto">${text}</span></button>`)}
       <button class="primary" aria-keyshortcuts="Enter" disabled=${!isReady()} onClick=${decide}>Decide <kbd>Enter</kbd></button></div>`}
   </section>`;
 }
@@ -151,8 +152,8 @@ const decimal = (fraction) => {
 };
 
 const Confusion = ({ counts, values }) => html`<table class="confusion">
-  <thead><tr><td></td>${values.map((value) => html`<th scope="col">${value}</th>`)}</tr></thead>
-  <tbody>${counts.map((row, label) => html`<tr><th scope="row">${values[label]}</th>${row.map((count, said) => html`<td class=${said === label ? "right" : count ? "wrong" : ""}>${count}</td>`)}</tr>`)}</tbody></table>`;
+  <thead><tr><td></td>${values.map((value) => html`<th scope="col" dir="auto">${value}</th>`)}</tr></thead>
+  <tbody>${counts.map((row, label) => html`<tr><th scope="row" dir="auto">${values[label]}</th>${row.map((count, said) => html`<td class=${said === label ? "right" : count ? "wrong" : ""}>${count}</td>`)}</tr>`)}</tbody></table>`;
 
 function drawAgreement({ alpha, pairs }, confusions) {
   const { annotators, values } = confusions;
@@ -164,7 +165,7 @@ function drawAgreement({ alpha, pairs }, confusions) {
   render(html`<${Confusion} counts=${counts} values=${values} />`, at("#confusion"));
 }
 
-const options = (selector, of, chosen) => render(of.map(([value, text]) => html`<option value=${value} selected=${String(value) === chosen}>${text}</option>`), at(selector));
+const options = (selector, of, chosen) => render(of.map(([value, text]) => html`<option value=${value} dir="auto" selected=${String(value) === chosen}>${text}</option>`), at(selector));
 
 function draw() {
   const { project, projects, wanted, agreement, confusions } = state;
@@ -172,7 +173,7 @@ function draw() {
   for (const part of allAt("#filters, section.card[aria-label]")) part.hidden = !project;
   if (!project) return;
   const { name, kind } = project;
-  at("#work h1").textContent = `Review ${name}`;
+  render(html`Review <bdi>${name}</bdi>`, at("#work h1"));
   options("[name=project]", projects.map((one) => [one.project, `${one.name} (${one.state})`]), project.project);
   at("[name=label]").parentElement.hidden = kind === "ranking";
   options("[name=label]", [["", "any"], ...choices().map(({ value, text }) => [value, text])], wanted.label ?? "");

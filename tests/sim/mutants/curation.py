@@ -260,8 +260,8 @@ def _settled_follows_votes(planter: Planter) -> None:
     """Who settles a task later changes the labels of those that the same annotators answered otherwise before."""
     real = curation.module._settle
 
-    def settle(work: Work, task: bytes, asked: Any, label: Any, height: int) -> None:
-        real(work, task, asked, label, height)
+    def settle(work: Work, task: bytes, asked: Any, label: Any, context: Any) -> None:
+        real(work, task, asked, label, context)
         row = work.tasks[task]
         for number in range(row.number):
             other = task_id(row.project, number)
@@ -276,8 +276,8 @@ def _label_of_nobody(planter: Planter) -> None:
     """The label counts as accepted for everybody who opened a vote."""
     real = curation.module._settle
 
-    def settle(work: Work, task: bytes, asked: Any, label: Any, height: int) -> None:
-        real(work, task, asked, label, height)
+    def settle(work: Work, task: bytes, asked: Any, label: Any, context: Any) -> None:
+        real(work, task, asked, label, context)
         for annotator in work.tasks[task].annotators:
             vote = work.assignments[assignment_id(task, annotator)]
             if vote.answer is not None and tuple(vote.answer) != label:

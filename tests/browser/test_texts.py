@@ -1,0 +1,158 @@
+"""Texts of people on all pages: in their own direction, as their project shows them, and without effect on the page."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.browser.browser import NEEDED, Browser, browser
+from tests.browser.test_annotate import address
+from tests.browser.test_phone import require_fit
+from tests.web.room import Room, assigned, enrolled, said
+from tests.web.test_routes import founded, operator
+
+pytestmark = [NEEDED, pytest.mark.real("a browser")]
+STRINGS = (Path(__file__).parents[1] / "web" / "xss.txt").read_text().splitlines()
+MARK = "שלום"  # of each text of people here
+# Text nodes with the mark whose direction is not their own.
+ASTRAY = """
+  const found = [], walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const { data, parentElement } = walker.currentNode;
+    if (data.includes(arguments[0]) && !parentElement.closest('[dir=auto], bdi, template')) found.push(parentElement.outerHTML);
+  }
+  for (const field of document.querySelectorAll('input:is(:not([type]), [type=search], [type=text]), textarea')) {
+    if (!field.readOnly && field.dir !== 'auto') found.push(field.outerHTML);
+  }
+  return found;
+"""
+MARKED = "document.body.innerText.includes(arguments[0])"
+OFF_SCREEN = """
+  return [...document.querySelectorAll(arguments[0])].filter((element) => {
+    const { left, right, width } = element.getBoundingClientRect();
+    return width && (left < 0 || right > innerWidth);
+  }).map((element) => element.outerHTML);
+"""
+
+
+async def require_own_directions(page: Browser) -> None:
+    await page.until(MARKED, MARK)
+    assert await page.script(ASTRAY, MARK) == []
+
+
+async def test_each_text_of_people_has_its_own_direction(tmp_path: Path) -> None:
+    options = [f"{MARK} yes", f"{MARK} no"]
+    tasks = [{"text": f"{MARK} text {number}", "suggestion": 0} for number in range(2)]
+    more = {"guidelines": f"{MARK} guidelines", "suggests_first": True, "votes": 2}
+    async with Room(tmp_path).serving() as (daemon, site), browser() as page:
+        token = await operator(daemon)
+        label = await founded(site, token, name=f"{MARK} label", options=options, tasks=tasks, **more)
+        (person,) = await enrolled(site, f"{MARK} person")
+        lease, other = await assigned(site, person, 2, 2)
+        assert (await said(person.submit, site, lease["assignment"], (0,))).status == 201
+        assert (await said(person.skip, site, other["assignment"], f"{MARK} reason")).status == 200
+        shown = await page.join(address(site), f"{MARK} ann")
+        await require_own_directions(page)
+        for kind, items in (("pair", 2), ("ranking", 3)):
+            await page.press("1")
+            things = [f"{MARK} item {number}" for number in range(items)]
+            await founded(site, token, name=f"{MARK} {kind}", kind=kind, options=[], tasks=[{"text": MARK, "items": things}])
+            while await page.script("return document.querySelector('.answers').className") != f"answers {kind}":
+                await page.press("1")
+                shown = await page.task(shown)
+            await require_own_directions(page)
+        await page.press("1")
+        await page.script("document.querySelector('[data-item] .move:last-child').click()")
+        await require_own_directions(page)
+        await page.open(f"{address(site)}/leaderboard")
+        await require_own_directions(page)
+        await page.open(f"{address(site)}/join")
+        await require_own_directions(page)
+        await page.open(f"{address(site)}/admin#{token}")
+        await page.until("document.querySelector('#work:not([hidden])')")
+        for section in ("projects", "people", "log"):
+            await page.open(f"{address(site)}/admin#{section}")
+            await require_own_directions(page)
+        await page.open(f"{address(site)}/review#{label['project']}")
+        await page.until("document.querySelector('[data-current] tbody td')")
+        await require_own_directions(page)
+        assert await page.texts("[data-reason]") == [f"{MARK} reason"]
+        assert await page.errors() == []
+
+
+async def test_a_project_shows_markdown_or_the_turns_of_a_chat_and_nothing_of_it_runs(tmp_path: Path) -> None:
+    hostile = "\n\n".join(STRINGS)
+    markdown = "# Head\n\n**bold** `code` _it_ [a](javascript:alert(1))\n\n```\n<b>\n```\n\n- one\n- two\n\n"
+    markdown += "3. three\n\n| a | b |\n|--|--|\n| 1 | 2 |"
+    turns = [{"role": "user", "content": "**Hi**"}, {"from": "gpt", "value": "- a\n- b"}]
+    kinds = (
+        ("markdown", f"{markdown}\n\n{hostile}"), ("chat", json.dumps(turns)), ("chat", f"User: Hi\nthere\nAssistant: {hostile}"),
+        ("plain", f"**bold** \x07\x00\x1b[31m \u202eevil\u202c\n{hostile}"),
+    )  # fmt: skip
+    async with Room(tmp_path).serving() as (daemon, site), browser() as page:
+        token, shown = await operator(daemon), ""
+        for number, (display, text) in enumerate(kinds):
+            project = await founded(site, token, name=f"p {number}", display=display, tasks=[{"text": text}])
+            assert project["display"] == display
+            shown = await (page.task(shown) if number else page.join(address(site), "ann"))
+            match number:
+                case 0:
+                    assert (await page.texts("[data-task] :is(strong, em, p > code:not(.address), .heading)"))[:4] == [
+                        "Head", "bold", "code", "it",
+                    ]  # fmt: skip
+                    assert (await page.texts("[data-task] .address"))[0] == "javascript:alert(1)"
+                    assert (await page.texts("[data-task] pre"))[0] == "<b>"
+                    assert (await page.texts("[data-task] li"))[:3] == ["one", "two", "three"]
+                    assert (await page.texts("[data-task] td"))[:4] == ["a", "b", "1", "2"]
+                case 1:
+                    assert await page.texts("[data-task] .turn") == ["userHi", "gptab"]
+                case 2:
+                    assert await page.texts("[data-task] .role") == ["User", "Assistant"]
+                    assert (await page.texts("[data-task] .turn"))[0] == "UserHi\nthere"
+                case 3:
+                    (text,) = await page.texts("[data-task] .text")
+                    assert text.startswith("**bold** ⟨U+0007⟩⟨U+0000⟩⟨U+001B⟩[31m ⟨U+202E⟩evil⟨U+202C⟩\n")
+            assert await page.texts("[data-task] :is(script, a, img, iframe, svg, form, input, style, object, video, math)") == []
+            await page.press("1")
+        assert await page.errors() == []
+
+
+async def test_sixteen_options_and_both_sides_of_a_pair_have_keys(tmp_path: Path) -> None:
+    options = [f"option {number}" for number in range(1, 17)]
+    async with Room(tmp_path).serving() as (daemon, site), browser() as page:
+        token, shown = await operator(daemon), ""
+        await founded(site, token, name="sixteen", options=options, tasks=[{"text": f"text {number}"} for number in range(3)])
+        shown = await page.join(address(site), "ann")
+        await page.until("document.querySelector('[data-progress]')?.textContent.includes('0 of 3 have a label')")
+        for key in ("0", "a", "f"):
+            await page.press(key)
+            shown = await page.task(shown) if key != "f" else shown
+        await page.until("document.querySelectorAll('[data-answer]').length === 3")
+        assert await page.texts("[data-answer] b") == ["option 16", "option 11", "option 10"]
+        await founded(
+            site, token, name="pairs", kind="pair", options=[], tasks=[{"text": f"{n}", "items": ["a", "b"]} for n in "12"]
+        )
+        shown = await page.task(shown)
+        await page.press("1")
+        await page.task(shown)
+        await page.press("2")
+        await page.until("document.querySelectorAll('[data-answer]').length === 5")
+        assert (await page.texts("[data-answer] b"))[:2] == ["B is better", "A is better"]
+        assert await page.errors() == []
+
+
+async def test_pages_of_operators_fit_a_phone(tmp_path: Path) -> None:
+    async with Room(tmp_path).serving() as (daemon, site), browser() as page:
+        token = await operator(daemon)
+        await founded(site, token, tasks=[{"text": "text"}])
+        await page.phone()
+        await page.open(f"{address(site)}/admin#{token}")
+        await page.until("document.querySelector('#work:not([hidden])')")
+        for path in ("admin#projects", "admin#people", "review"):
+            await page.open(f"{address(site)}/{path}")
+            await page.until("document.querySelector('#work:not([hidden])')")
+            assert await page.script(OFF_SCREEN, ".site a, nav.tabs a, button, input, select") == []
+            await require_fit(page)
+        assert await page.errors() == []

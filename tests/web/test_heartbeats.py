@@ -1,0 +1,46 @@
+"""Leases of pages that are gone are released; clients without heartbeats keep theirs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from curation.state import CurationState, Lease
+from peer.serving.heartbeats import HEARTBEAT_SECONDS_MAX, Heartbeats
+from tests.web.room import Room, assigned, enrolled, said
+from tests.web.test_routes import founded, operator
+
+A, B = bytes([1] * 32), bytes([2] * 32)
+
+
+def test_an_assignment_lapses_once_a_while_after_its_last_heartbeat() -> None:
+    beats = Heartbeats()
+    beats.beat([A, B], 0.0)
+    beats.beat([A], 30.0)
+    assert beats.lapsed(HEARTBEAT_SECONDS_MAX - 1) == []
+    assert beats.seconds_left(HEARTBEAT_SECONDS_MAX - 1) == 1.0
+    assert beats.lapsed(HEARTBEAT_SECONDS_MAX) == [B] and beats.lapsed(HEARTBEAT_SECONDS_MAX) == []
+    assert beats.lapsed(30.0 + HEARTBEAT_SECONDS_MAX) == [A]
+    assert HEARTBEAT_SECONDS_MAX < 60
+
+
+@pytest.mark.real("sockets")
+async def test_a_task_of_a_closed_page_goes_to_somebody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("peer.serving.heartbeats.HEARTBEAT_SECONDS_MAX", 0.3)
+    async with Room(tmp_path).serving() as (daemon, site):
+        await founded(site, await operator(daemon), tasks=[{"text": "one"}, {"text": "two"}])
+        ann, bob = await enrolled(site, "ann", "bob")
+        watched, silent = (task["assignment"] for task in await assigned(site, ann, 2, 2))
+        other = await said(bob.token, site)
+        foreign = await said(site.ask, "POST", "/api/v1/heartbeat", {"assignments": [watched]}, other)
+        assert (foreign.status, foreign.body) == (200, {"assignments": []})
+        reply = await said(site.ask, "POST", "/api/v1/heartbeat", {"assignments": [watched]}, ann.token(site))
+        assert (reply.status, reply.body) == (200, {"assignments": [watched]})
+        (task,) = await assigned(site, bob, 2)
+        rows = daemon.driver.state.of(CurationState).assignments
+        states = [rows.get(bytes.fromhex(key)).state for key in (watched, silent)]  # type: ignore[union-attr]
+        assert states == [Lease.RELEASED, Lease.LEASED] and task["assignment"] != watched
+        assert (await said(bob.submit, site, task["assignment"], (0,))).status == 201
+        assert (await said(ann.submit, site, watched, (0,))).status == 410
+        assert (await said(ann.submit, site, silent, (0,))).status == 201
