@@ -123,6 +123,11 @@ def requests_of(known: Known, random: Random) -> tuple[str, str, Any]:
             lambda: ("GET", f"/api/tasks?limit={random.randint(1, 8)}", None),
             lambda: ("POST", "/api/submit", person.statement(site, assignment, (random.randint(0, 2),), random.randbytes(16))),
             lambda: ("POST", f"/api/v1/assignments/{assignment}/skip", {"reason": "no"}),
+            lambda: (
+                "POST",
+                "/api/v1/heartbeat",
+                {"assignments": random.choice(([assignment], [], ["00" * 32] * 9, assignment))},
+            ),
             lambda: ("GET", f"/api/v1/annotations/{assignment}", None),
             lambda: ("GET", "/api/stats", None),
             lambda: ("GET", f"/api/leaderboard?limit={random.randint(0, 1001)}", None),

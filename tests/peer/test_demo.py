@@ -101,7 +101,7 @@ def test_a_field_that_no_job_can_have_is_told_before_anything_starts(tmp_path: P
 PLACES = [
     ("--json", "nowhere/r.json", "No such file or directory; name a file in a folder that is there"),
     ("--json", "text/r.json", "Not a directory"),
-    ("--json", "folder", "Is a directory"),
+    ("--json", "folder", "is a folder: name a file"),
     ("--json", "n" * 300, "File name too long"),
     ("--report", "text", "is a file: name a new folder"),
     ("--report", "text/run", "Not a directory; name a new folder"),

@@ -222,7 +222,7 @@ def test_an_exported_reward_model_scores_a_file_without_a_peer(spec: JobSpec, tm
             ids = torch.tensor([list((pair.prompt + response).encode())])
             said = engine.model.features(ids)[0] @ engine.model.heads[SCORE]
             assert found == pytest.approx((said.mean() if spec is MEAN else said[-1]).item(), abs=1e-5)
-    with pytest.raises(UserError, match=f"cannot read {tmp_path}: Is a directory"):
+    with pytest.raises(UserError, match=f"{tmp_path} is a folder: name a file"):
         next(score.scored(tmp_path, tmp_path / "pairs.jsonl", None))
     with pytest.raises(UserError, match="takes bytes: leave --tokenizer out"):
         next(score.scored(tmp_path / "reward.safetensors", tmp_path / "pairs.jsonl", tmp_path / "pairs.jsonl"))
