@@ -32,8 +32,11 @@ def check(directory: Path, chain_id: str) -> Proven:
         found = folder.row.genesis.chain_id.hex()
         if chain_id and found != chain_id.lower():
             raise UserError(f"{directory} proves nothing here: it is of the chain {found[:16]}…, --chain-id is {chain_id[:16]}…")
-        with open_regular(directory / LABELS) as labels, open_regular(directory / LABELS_PROOF) as proofs:
-            return folder.check(TextIOWrapper(labels, encoding="utf-8", newline="\n"), unframed(proofs))
+        with (
+            TextIOWrapper(open_regular(directory / LABELS), encoding="utf-8", newline="\n") as labels,
+            open_regular(directory / LABELS_PROOF) as proofs,
+        ):
+            return folder.check(labels, unframed(proofs))
     except OSError as error:
         raise UserError(
             f"cannot read {error.filename}: {error.strerror}; `tasks export PROJECT --proofs` writes such a folder"
