@@ -63,7 +63,9 @@ async def test_people_enrol_label_and_read_what_was_decided(room: Room) -> None:
         assert re.fullmatch("[0-9a-f]{32}", challenge.body["nonce"])
         tasks = await assigned(site, ann, 8)
         assert sorted(task["text"] for task in tasks) == ["text 0", "text 1", "text 2"]
-        assert all(set(task) == {"assignment", "task", "project", "name", "kind", "text", "options", "many", "display"} for task in tasks)
+        assert all(
+            set(task) == {"assignment", "task", "project", "name", "kind", "text", "options", "many", "display"} for task in tasks
+        )
         assert {task["project"] for task in tasks} == {view.project} and tasks[0]["options"] == ["glad", "sad"]
         assert (await said(ann.tasks, site, 8)).body["tasks"] == tasks, "leases stay"
         assignment = tasks[0]["assignment"]
