@@ -446,6 +446,7 @@ def _no_answers(planter: Planter) -> None:
 
 def _unbounded_future(planter: Planter) -> None:
     planter.replace(catchup, "FUTURE_MESSAGES_MAX", 10**9)
+    planter.replace(catchup, "FUTURE_BYTES_MAX", 10**12)
     planter.replace(handlers, "FUTURE_HEIGHTS_MAX", 10**9)
 
 

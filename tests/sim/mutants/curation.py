@@ -257,7 +257,7 @@ def _forgotten_lease(planter: Planter) -> None:
 
 
 def _settled_follows_votes(planter: Planter) -> None:
-    """Who settles a task later changes the labels of those that the same annotators answered otherwise before."""
+    """A task that is settled changes the labels of earlier ones that one of its annotators answered otherwise."""
     real = curation.module._settle
 
     def settle(work: Work, task: bytes, asked: Any, label: Any, context: Any) -> None:
@@ -266,7 +266,7 @@ def _settled_follows_votes(planter: Planter) -> None:
         for number in range(row.number):
             other = task_id(row.project, number)
             found = work.tasks.get(other)
-            if found is not None and found.stage is Stage.SETTLED and found.annotators == row.annotators:
+            if found is not None and found.stage is Stage.SETTLED and not set(found.annotators).isdisjoint(row.annotators):
                 curation.closing._relabel(work, other, label, False)
 
     planter.replace(curation.module, "_settle", settle)
