@@ -117,7 +117,7 @@ async def test_an_answer_whose_lease_was_lost_is_told_and_stays(tmp_path: Path) 
         await page.press("1")
         await page.count("lost", 1)
         told = await page.until("document.querySelector('.told.bad').textContent")
-        assert told.startswith("Your answer “one” does not count: ") and (await said(site.stats))["annotations"] == 0
+        assert told.startswith("Your answer “\u2068one\u2069” does not count: ") and (await said(site.stats))["annotations"] == 0
 
 
 async def test_sides_of_a_pair_are_by_the_assignment_and_the_answer_names_the_item(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ async def test_sides_of_a_pair_are_by_the_assignment_and_the_answer_names_the_it
         shown = await page.join(address(site), "ann")
         lefts = {}
         for number in range(6):
-            question = await page.script("return document.querySelector('.asked + .text').textContent")
+            question = await page.script("return document.querySelector('.asked ~ .text').textContent")
             left, right = await page.script(
                 "return [...document.querySelectorAll('[data-side] .text')].map((p) => p.textContent)"
             )
