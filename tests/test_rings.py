@@ -129,6 +129,7 @@ def test_a_test_whose_patience_ended_passes_at_its_second_try(
 ) -> None:
     monkeypatch.setattr(run, "RUNS", tmp_path / "runs")
     monkeypatch.setattr(run, "passed_at_second_try", [])
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)  # what is started here is no worker
     (run.ROOT / "runs").mkdir(exist_ok=True)
     with TemporaryDirectory(dir=run.ROOT / "runs") as folder:  # a test outside of this repository has no path that pytest takes
         test = Path(folder) / "test_sometimes.py"
