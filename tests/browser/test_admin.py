@@ -28,7 +28,8 @@ async def press_button(page: Browser, text: str, times: int = 1) -> None:
 
 
 async def told(page: Browser, text: str) -> None:
-    await page.until("document.querySelector('.told').textContent.includes(arguments[0])", text)
+    """Wait for this message. Names in it stand between isolates, which nobody sees."""
+    await page.until(r"document.querySelector('.told').textContent.replace(/[\u2068\u2069]/g, '').includes(arguments[0])", text)
 
 
 async def types_into(page: Browser, name: str, text: str) -> None:
