@@ -65,4 +65,5 @@ def connected(processes: Sequence[subprocess.Popen[str]]) -> int:
 
 
 if __name__ == "__main__":
-    asyncio.run(begin_all(*map(int, sys.argv[1:4]), b"" if sys.argv[4:] == ["silent"] else HALF))
+    port, count, hosts = map(int, sys.argv[1:4])
+    asyncio.run(begin_all(port, count, hosts, b"" if sys.argv[4:] == ["silent"] else HALF))
