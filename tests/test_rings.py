@@ -87,6 +87,16 @@ async def test_patience_is_what_ends_a_wait() -> None:
     assert trio.current_time() >= 60
 
 
+async def test_an_error_of_what_was_cancelled_is_the_end_of_patience() -> None:
+    with pytest.raises(PatienceEnded), patience():
+        try:
+            await trio.sleep_forever()
+        finally:
+            raise AssertionError("status 503: stopping")
+    with pytest.raises(AssertionError), patience():
+        raise AssertionError("status 404")
+
+
 def test_a_second_try_is_for_patience_alone() -> None:
     late, wrong = PatienceEnded("late"), AssertionError("wrong")
     assert ended_in_patience(ExceptionGroup("", [late, ExceptionGroup("", [late])]))

@@ -27,11 +27,18 @@ def patience_seconds(idle: float = PATIENCE_SECONDS) -> float:
 
 @contextmanager
 def patience(idle: float = PATIENCE_SECONDS) -> Iterator[None]:
-    """Raise `PatienceEnded` where the block takes longer than that."""
-    with trio.move_on_after(patience_seconds(idle)) as scope:
-        yield
-    if scope.cancelled_caught:
-        raise PatienceEnded(f"nothing came in {patience_seconds(idle):.0f} s")
+    """Raise `PatienceEnded` where the block takes longer than that, also where it fails since it was cancelled."""
+    seconds = patience_seconds(idle)
+    cause: Exception | None = None
+    with trio.move_on_after(seconds) as scope:
+        try:
+            yield
+        except Exception as error:
+            if not scope.cancel_called:
+                raise
+            cause = error  # a request that a stopping daemon refuses, for example
+    if scope.cancelled_caught or cause is not None:
+        raise PatienceEnded(f"nothing came in {seconds:.0f} s") from cause
 
 
 def ended_in_patience(error: BaseException) -> bool:
