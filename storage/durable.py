@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,8 @@ from typing import BinaryIO
 
 from protocol.errors import MissingBlobError, StorageError
 from storage.crash_points import crash_points
+
+log = logging.getLogger(__name__)
 
 
 def sync_directory(path: Path) -> None:
@@ -56,6 +59,24 @@ def writing(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
             sync_directory(path.parent)
     finally:
         part.unlink(missing_ok=True)
+
+
+def is_descriptor_shortage(error: BaseException | None) -> bool:
+    """Whether this process, or the machine, has no file descriptor left: often a matter of seconds."""
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        return True
+    return isinstance(error, StorageError) and is_descriptor_shortage(error.__cause__)
+
+
+@contextmanager
+def skipped_without_descriptors(what: str) -> Iterator[None]:
+    """For work that a later call does as well."""
+    try:
+        yield
+    except (OSError, StorageError) as error:
+        if not is_descriptor_shortage(error):
+            raise
+        log.warning("%s is put off: %s", what, error)
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from peer import features
 from peer.api import control
 from peer.api.running import RunningPeer
 from peer.api.service import service
-from peer.daemon.endurance import endure
+from peer.daemon.endurance import endure, lacks_descriptors
 from peer.daemon.reachable import asides, hosts, own_addresses
 from peer.driver.absence import Absence
 from peer.driver.auditing import Auditing
@@ -185,11 +185,14 @@ async def running(config: Config, make_round_work: MakeRoundWork | None = None) 
                         await agreeing.start(driver.run)
                         agreeing.start_soon(membership.run)
                         agreeing.start_soon(UpgradeNews(driver).run)
-                        agreeing.start_soon(Keeping(driver).run)
-                        agreeing.start_soon(Holding(driver, author).run)
-                        agreeing.start_soon(Payloads(driver).run)
-                        agreeing.start_soon(auditing.run)
                         agreeing.start_soon(hearing.run)
+                        for what, run in {
+                            "the store of shared files": Keeping(driver).run,
+                            "the check of first models": Holding(driver, author).run,
+                            "the deletion of old payloads": Payloads(driver).run,
+                            "auditing": auditing.run,
+                        }.items():
+                            agreeing.start_soon(endure, what, run, warn, lacks_descriptors)
                         if absence is not None:
                             agreeing.start_soon(endure, "the count of silent days", absence.run, warn)
                         agreeing.start_soon(endure, "the look for alerts", partial(_watch, api), warn)

@@ -10,6 +10,7 @@ from typing import Final
 import trio
 
 from protocol.errors import LostVotesError, StorageError
+from storage.durable import is_descriptor_shortage
 
 RETRY_SECONDS: Final = 5.0  # until a task that failed runs again: a full table of descriptors is often a matter of seconds
 FAULTS: Final = (OSError, StorageError, sqlite3.Error)
@@ -17,23 +18,33 @@ FAULTS: Final = (OSError, StorageError, sqlite3.Error)
 log = logging.getLogger("peer")
 
 
-async def endure(what: str, run: Callable[[], Awaitable[None]], tell: Callable[[str], None]) -> None:
+async def endure(
+    what: str, run: Callable[[], Awaitable[None]], tell: Callable[[str], None], faults: Callable[[Exception], bool] | None = None
+) -> None:
     """Runs this task, and runs it again after a fault of the system. `tell` gets a line for the operator at the first of several.
 
-    Any other exception is a fault of ours and passes on.
+    Any other exception is a fault of ours and passes on. `faults` names the faults; without it these are all of `FAULTS`.
     """
+    is_endured = faults or _is_of_the_system
     told = ""
     while True:
         try:
             return await run()
         except Exception as error:
-            if not _is_of_the_system(error):
+            if not is_endured(error):
                 raise
             reason = _reason(error)
         if reason != told:
             tell(f"{what} failed ({reason}) and is tried again every {RETRY_SECONDS:g} s; the peer goes on")
             told = reason
         await trio.sleep(RETRY_SECONDS)
+
+
+def lacks_descriptors(error: Exception) -> bool:
+    """True for a shortage of descriptors, or a group of nothing else. A full disk ends a task that agreement needs."""
+    if isinstance(error, ExceptionGroup):
+        return all(map(lacks_descriptors, error.exceptions))
+    return is_descriptor_shortage(error)
 
 
 def _is_of_the_system(error: Exception) -> bool:

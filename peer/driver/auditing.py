@@ -109,6 +109,7 @@ class Auditing:
         self._suspended: dict[bytes, int] = {}
 
     async def run(self) -> None:
+        self._opening = set()  # a fault of the system may have ended the last run
         async with trio.open_nursery() as self._nursery:
             self._nursery.start_soon(self._wake_when_applied)
             verify = partial(trio.to_thread.run_sync, self._driver.blobs.verify_together, abandon_on_cancel=True)

@@ -23,6 +23,7 @@ class Holding:
         self._begun: set[bytes] = set()
 
     async def run(self) -> None:
+        self._begun.clear()  # a fault of the system may have ended the last run
         async with trio.open_nursery() as nursery:
             while True:
                 applied = self._driver.applied

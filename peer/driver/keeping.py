@@ -27,6 +27,7 @@ class Keeping:
 
     async def run(self) -> None:
         """After every block, fetches what the state names since then, and replaces what it replaces."""
+        self._wanted.clear()  # a fault of the system may have ended the last run
         seen: dict[str, object] = {}
         replaced: dict[str, int] = {}
         async with trio.open_nursery() as nursery:

@@ -24,6 +24,7 @@ from protocol.messages import Proposal
 from protocol.reasons import Verdict
 from protocol.units import nth_round
 from storage.blobs import Blobs
+from storage.durable import skipped_without_descriptors
 from storage.store import Store
 from training.host import ModelHost
 from training.spec import JobSpec
@@ -84,9 +85,8 @@ class Workshop:
 
     def finish(self, key: RoundKey, job: Job) -> None:
         """No round opens any more in which the job's last model would be measured."""
-        self._host.prune(*key, JobSpec.decode(job.spec), self._audited(key[0]))
         self._nursery.start_soon(self._guarded, "measuring", self.role.observe, self.view(key, job))
-        self._nursery.start_soon(trio.to_thread.run_sync, self.delete_passed)
+        self._nursery.start_soon(trio.to_thread.run_sync, self._tidy, key, JobSpec.decode(job.spec))
 
     def view(self, key: RoundKey, job: Job) -> OpenRound:
         """What a role sees of the job's open round, or of a finished job."""
@@ -158,7 +158,8 @@ class Workshop:
 
     def _tidy(self, key: RoundKey, spec: JobSpec) -> None:
         """Deletes what nobody needs any more: old models, states, and what trainers go on from behind the last accepted."""
-        self._host.prune(*key, spec, self._audited(key[0]))
+        with skipped_without_descriptors("the deletion of old models"):
+            self._host.prune(*key, spec, self._audited(key[0]))
         self.delete_passed()
 
     def _audited(self, job: bytes) -> frozenset[int]:
@@ -176,7 +177,8 @@ class Workshop:
             for signed in list(book.proposals.values()):
                 proposal = codec.decode_message(signed.body, (Proposal,))
                 keep |= {proposal.buffer, proposal.inner, *self._declared(proposal)}
-        self._blobs.delete_passed({digest for digest in keep if digest is not None})
+        with skipped_without_descriptors("the deletion of files that have passed"):
+            self._blobs.delete_passed({digest for digest in keep if digest is not None})
 
     def _declared(self, proposal: Proposal) -> Iterable[bytes]:
         """The blobs that the declaration of a proposal names; none if it is unsound."""

@@ -30,5 +30,5 @@ class Heartbeats:
         return found
 
     def seconds_left(self, now: float) -> float:
-        """Until the next one may lapse. A first heartbeat wakes nobody, so without any it is the time in which one could lapse."""
+        """Until the next one may lapse. A first heartbeat wakes nobody: without any, it is the time in which one could."""
         return next((max(0.0, last + HEARTBEAT_SECONDS_MAX - now) for last in self._last.values()), HEARTBEAT_SECONDS_MAX)

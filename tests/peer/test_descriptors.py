@@ -7,15 +7,20 @@ import os
 import resource
 import sqlite3
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from peer.daemon import reachable
-from peer.daemon.endurance import endure
+from peer.daemon.endurance import endure, lacks_descriptors
 from peer.settings.descriptors import FILES_PER_WEB_CONNECTION, NEEDED, PEERS_MAX, RESERVED, WEB_MAX, Shares, shares
 from protocol.errors import LostVotesError, StorageError
+from storage.blobs import Blobs
+from storage.durable import explained, skipped_without_descriptors
+from tests.peer.processes import poll
+from tests.web.room import Room, enrolled
 from transport.swarm import CONNECTIONS_MAX
 
 
@@ -70,6 +75,49 @@ async def test_a_fault_of_ours_and_lost_votes_pass_on(error: Exception) -> None:
 
     with pytest.raises(type(error)):
         await endure("a part", run, print)
+
+
+def disk_full() -> OSError:
+    return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def explained_as_storage(error: OSError) -> StorageError:
+    with pytest.raises(StorageError) as raised, explained(Path("blobs")):
+        raise error
+    return raised.value
+
+
+def test_a_full_disk_is_no_shortage_of_descriptors() -> None:
+    for make in (full, FAULTS["all files"], FAULTS["group"], lambda: explained_as_storage(full())):
+        assert lacks_descriptors(make())
+    for other in (disk_full(), explained_as_storage(disk_full()), ValueError(), ExceptionGroup("", [full(), disk_full()])):
+        assert not lacks_descriptors(other)
+    with skipped_without_descriptors("a look"):
+        raise full()
+    with pytest.raises(OSError, match="No space"), skipped_without_descriptors("a look"):
+        raise disk_full()
+
+
+@pytest.mark.real("a daemon")
+async def test_what_works_beside_agreement_goes_on_after_a_shortage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept, failures = Blobs.kept_together, list[str]()
+
+    def kept_together(blobs: Blobs) -> list[tuple[bytes, int]]:
+        if len(failures) < 2:
+            failures.append("")
+            raise full()
+        return kept(blobs)
+
+    monkeypatch.setattr(Blobs, "kept_together", kept_together)
+    monkeypatch.setattr("peer.daemon.endurance.RETRY_SECONDS", 0.01)
+    async with Room(tmp_path).serving() as (daemon, site):
+
+        async def has_failed() -> bool:
+            return len(failures) == 2
+
+        await poll(has_failed)
+        await enrolled(site, "ann")
+        assert any(event.text.startswith("auditing failed (Too many open files)") for event in daemon.driver.events.last(99))
 
 
 @pytest.mark.real("descriptors of this process run out")
