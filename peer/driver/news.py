@@ -13,6 +13,8 @@ from peer import features
 from protocol.identity import peer_id, short_id
 from protocol.units import nth_round
 
+OF_FEATURES = tuple(features.news())  # loaded before a block comes: an import needs a descriptor
+
 
 def news(before: State, after: State) -> Iterator[News]:
     """Between the states of two heights, one after the other."""
@@ -20,7 +22,7 @@ def news(before: State, after: State) -> Iterator[News]:
     yield from _of_members(before.members, after.members)
     for key, job in after.jobs.jobs.items():
         yield from _of_job(key, before.jobs.jobs.get(key), job)
-    for of_feature in features.news():
+    for of_feature in OF_FEATURES:
         yield from of_feature(before, after)
 
 
