@@ -4,7 +4,8 @@
 |---------------------------------|--------------------------------------------|------------------------------------------------|
 | of a host at its bound          | it has one that waits for a request        | the oldest of those is closed                  |
 | of a host at its bound          | all of its connections have a request      | its oldest one is closed                       |
-| when as many are open as may be | some hosts have more than others           | the host with most of them closes one, as above |
+| when as many are open as may be | some hosts have more than others           | the host with most closes one, as above        |
+| the same                        | proxies have three quarters of all at most | the host with most of the others closes one    |
 
 So a stranger that fills the port closes its own connections, and a visitor with few of them is served.
 """
@@ -66,6 +67,9 @@ class Places:
         if hosts[host] >= bound:
             self._close_one({host})
         elif len(self._open) >= self._most:
+            proxied = sum(hosts[host] for host in self._proxies)
+            if 0 < len(self._open) - proxied and proxied <= self._most - self._of_host:
+                hosts -= Counter({host: hosts[host] for host in self._proxies})
             most = max(hosts.values())
             self._close_one({host for host, count in hosts.items() if count == most})
         place = Place(host, close, self._clock)

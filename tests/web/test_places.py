@@ -66,6 +66,18 @@ def test_a_proxy_may_have_all_places() -> None:
     assert port.closed == [0]
 
 
+def test_a_proxy_with_three_quarters_of_all_places_or_less_gives_way_to_nobody() -> None:
+    port = Port(most=8, proxies=("proxy",))
+    for number in range(6):
+        port.come("proxy", number)
+    for number in range(6, 12):
+        port.come(f"stranger {number}", number)
+    assert port.closed == [6, 7, 8, 9], "strangers give way to one another"
+    for number in range(12, 14):
+        port.come("proxy", number)
+    assert port.closed == [6, 7, 8, 9, 10, 0], "a proxy with more is like any other host"
+
+
 def test_a_connection_ends_where_header_or_request_take_too_long() -> None:
     port = Port()
     port.come("a", 0)
