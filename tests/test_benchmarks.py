@@ -126,6 +126,7 @@ def test_a_full_block_is_measured_with_the_cost_that_bounds_it() -> None:
     assert 0 < rows[0].root_seconds < rows[0].seconds
 
 
+@pytest.mark.long
 def test_an_engine_is_measured_beside_a_plain_loop_wherever_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     model = ModelSpec(context=16, width=16, layers=1, heads=2, kv_heads=1, hidden=24)
     monkeypatch.setattr(gpu, "SIZES", {"0.8M": gpu.Size(model, 2, 1, 0.01)})
@@ -561,6 +562,7 @@ def test_a_pinned_process_and_all_that_it_starts_stay_on_one_core() -> None:
         assert process.communicate(b"\n")[0].split() == f"[{core}]".encode().split()
 
 
+@pytest.mark.long
 def test_a_preset_is_measured_as_it_is_shipped_with_the_rule_that_its_audits_call_for(text: Path) -> None:
     torch.set_num_threads(1)
     budget = codec.Budget(text, 30, 4, ("width=16", "layers=1", "heads=2", "kv_heads=1", "hidden=16", "context=16", "batch=2"))
@@ -930,6 +932,7 @@ def test_forged_bytes_are_refused_or_say_something_else(name: str) -> None:
             payloads.decode(forged, header, layout)
 
 
+@pytest.mark.long
 def test_with_full_audits_no_lie_moves_the_model(text: Path) -> None:
     some = world(text)
     clean = attacks_gpt.attacked(some, attacks_gpt.CLEAN, AuditMode.OFF)
@@ -958,6 +961,7 @@ def test_sampled_audits_suspend_who_lies_in_every_step_and_let_it_back_in(text: 
     assert outcome.found == dict.fromkeys(attacks_detection.LIES, 6)
 
 
+@pytest.mark.long
 def test_poisoners_come_late_or_at_once_and_are_found_by_their_one_false_step(
     text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,6 +42,7 @@ async def shown(page: Browser, name: str) -> str:
     return found
 
 
+@pytest.mark.long
 async def test_the_expelled_liar_is_named_as_soon_as_its_block_is_applied(tmp_path: Path) -> None:
     async with network.running(4, 1, attack="equivocate", web=True, folder=tmp_path) as peers, browser() as page:
         watched, (liar,) = peers.demo.watched, [peer for peer in peers.peers if peer.lies]

@@ -36,6 +36,7 @@ async def label(page: Browser, shown: str, count: int) -> None:
             shown = await page.task(shown)
 
 
+@pytest.mark.long
 async def test_no_answer_of_thirty_is_lost_or_doubled_while_a_peer_is_killed_and_all_peers_say_the_same(tmp_path: Path) -> None:
     async with (
         network(tmp_path, 4, roles=("annotator",), modules=founding_modules()) as made,

@@ -248,6 +248,7 @@ async def test_what_is_larger_than_a_part_is_audited_like_all_else(
         assert len(came) >= 8, "two parts of a buffer, or more, at each of four"
 
 
+@pytest.mark.long
 async def test_an_auditor_that_replays_nothing_is_suspended_by_the_losses_that_trainers_open(tmp_path: Path) -> None:
     async with trainers(tmp_path, "lazy") as made:
         job = await made.train(replace(SPEC, rounds=ENDLESS, audit_window=8))
@@ -636,6 +637,7 @@ async def test_a_liar_that_goes_on_from_what_is_no_inner_state_hides_nothing_by_
         assert cause.result is Result.SUSPENDED and not any(standing(made, number).refuted for number in range(3))
 
 
+@pytest.mark.long
 async def test_after_the_jobs_end_nothing_is_withheld_sooner_than_a_window_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -894,6 +896,7 @@ async def test_where_rounding_adds_up_over_a_round_but_not_in_a_step_nothing_is_
         assert results(made.seats[0]) == []
 
 
+@pytest.mark.long
 async def test_a_challenge_goes_on_after_the_jobs_end_as_long_as_the_log_would_hear_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

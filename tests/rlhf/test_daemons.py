@@ -111,6 +111,7 @@ async def finished(daemon: Daemon, job: str) -> JobView:
         await trio.sleep(0.05)
 
 
+@pytest.mark.long
 @pytest.mark.real("processes")
 async def test_a_trained_model_learns_responses_and_pairs_and_is_tuned_and_who_invents_samples_is_named(
     network: list[Daemon], tmp_path: Path

@@ -20,7 +20,6 @@ from web import connections
 
 pytestmark = pytest.mark.real("descriptors of a daemon's process run out, by real sockets")
 
-HALF_REQUESTS = 5_000
 SERVING = ("--role", "annotator", "--web-listen", "127.0.0.1:0", "--sign-up", "open", "--listen", "127.0.0.1:0")
 
 
@@ -53,13 +52,15 @@ async def decides(daemon: Daemon, site: Site, name: str) -> None:
     assert (await daemon.client.status()).height > before
 
 
-@pytest.mark.parametrize(("descriptors", "hosts"), [(1_024, 1), (1_024, 300), (256, 40)])
-async def test_half_requests_end_no_peer_and_shut_out_no_visitor(tmp_path: Path, descriptors: int, hosts: int) -> None:
+@pytest.mark.parametrize(("descriptors", "half_requests", "hosts"), [(1_024, 5_000, 1), (1_024, 2_000, 300), (256, 1_000, 40)])
+async def test_half_requests_end_no_peer_and_shut_out_no_visitor(
+    tmp_path: Path, descriptors: int, half_requests: int, hosts: int
+) -> None:
     async with served(tmp_path, descriptors) as (daemon, site):
         await decides(daemon, site, "before")
-        with strangers(site.port, HALF_REQUESTS, hosts) as processes:
+        with strangers(site.port, half_requests, hosts) as processes:
             await decides(daemon, site, "meanwhile")
-            assert await trio.to_thread.run_sync(connected, processes) == HALF_REQUESTS
+            assert await trio.to_thread.run_sync(connected, processes) == half_requests
             await decides(daemon, site, "then")
             assert descriptors_open(daemon) < descriptors * 3 // 4, "descriptors are left for the ledger"
         await decides(daemon, site, "after")
