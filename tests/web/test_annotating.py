@@ -17,6 +17,7 @@ from peer.driver.author import Author
 from peer.serving import annotating
 from peer.serving.gathering import Gatherer
 from peer.serving.reading import Reading
+from tests.waiting import patience
 from tests.web.client import Person, Reply, Site, committed, receipt_holds
 from tests.web.room import Room, assigned, enrolled, said, settled
 from tests.web.test_routes import operator
@@ -378,7 +379,8 @@ async def test_somebody_chooses_among_projects_and_gives_leases_of_others_back(r
         heartbeat = await said(site.ask, "POST", "/api/v1/heartbeat", {"assignments": [watched]}, ann.token(site))
         assert heartbeat.body == {"assignments": [watched]}
         # All eight leases are of the other project: three of these that have no heartbeat make room.
-        tasks = await assigned(site, ann, 3, 3, chosen)
+        with patience():
+            tasks = await assigned(site, ann, 3, 3, chosen)
         assert {task["project"] for task in tasks} == {chosen} and {task["project"] for task in held} == {other}
         rows = daemon.driver.state.of(CurationState).assignments
         states = [rows.get(bytes.fromhex(task["assignment"])).state for task in held]  # type: ignore[union-attr]
