@@ -82,7 +82,7 @@ class Enrolment:
 
 @dataclass(frozen=True, slots=True)
 class LeaseWish:
-    """So many more tasks for this annotator, of other projects than those `without`: their tasks are not at the peer yet."""
+    """So many more tasks for this annotator, of one project or of all, except those `without`: the peer lacks tasks of these."""
 
     annotator: Key
     nonce: Nonce
@@ -90,6 +90,7 @@ class LeaseWish:
     signature: SignatureBytes  # by the annotator, over `statements.Session` with the batch's author as the peer
     count: Annotated[int, Between(1, LEASES_MAX)]
     without: Annotated[tuple[Digest, ...], Length(0, WITHOUT_MAX)] = ()
+    project: Digest | None = None
 
 
 @dataclass(frozen=True, slots=True)

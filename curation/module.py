@@ -271,7 +271,7 @@ class CurationModule(Module[CurationState]):
             raise Passed("a batch has one wish of an annotator")
         wished.add(wish.annotator)
         for _ in range(min(wish.count, LEASES_MAX - len(person.leases))):
-            if not work.lease(wish.annotator, peer, context.time_ms + LEASE_MS, wish.without):
+            if not work.lease(peer, context.time_ms + LEASE_MS, wish):
                 break
 
     def _commit(self, work: Work, commit: Commit, peer: bytes, context: Context) -> None:

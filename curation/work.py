@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
+from curation.contents import LeaseWish
 from curation.limits import ASSIGNED_MAX, CANDIDATES, DRAW_PROJECTS_MAX, SKIPS_MAX
 from curation.lists import BEGUN, FRESH, place_key
 from curation.state import (
@@ -234,20 +235,21 @@ class Work:
 
     # Draws -----------------------------------------------------------------------------------------------------------
 
-    def draw(self, annotator: bytes, without: Sequence[bytes] = ()) -> tuple[bytes, bytes] | None:
-        """(project, task) for this annotator, which is none of those that it had; None if there is none.
+    def draw(self, annotator: bytes, without: Sequence[bytes] = (), project: bytes | None = None) -> tuple[bytes, bytes] | None:
+        """Draw a task that this annotator never had: (project, task), or None if there is none.
 
-        `without`: projects that are left out.
+        `without` names projects to leave out. With `project`, the task is of this one.
         """
-        rows = [(key, self.projects[key]) for key in self._looked_at(annotator) if key not in without]
+        keys = self._looked_at(annotator) if project is None else (project,) if project in self.open else ()
+        rows = [(key, self.projects[key]) for key in keys if key not in without]
         rows = [(key, row) for key, row in rows if row.phase is Phase.OPEN]
         begun = [key for key, row in rows if row.begun]
         fresh = [key for key, row in rows if row.drawn < row.tasks]
         for draw, projects in ((self._draw_begun, begun), (self._draw_fresh, fresh)):
-            for project in sorted(projects, key=lambda key: _hash(self.root, annotator, key)):
-                task = draw(project, annotator)
+            for key in sorted(projects, key=lambda key: _hash(self.root, annotator, key)):
+                task = draw(key, annotator)
                 if task is not None:
-                    return project, task
+                    return key, task
         return None
 
     def _looked_at(self, annotator: bytes) -> tuple[bytes, ...]:
@@ -288,9 +290,9 @@ class Work:
                 return task
         return None
 
-    def has_draw(self, annotator: bytes, without: Sequence[bytes]) -> bool:
+    def has_draw(self, annotator: bytes, without: Sequence[bytes] = (), project: bytes | None = None) -> bool:
         """Whether a wish of this annotator would do something: lease a task, or take redacted ones out of a list."""
-        return self.draw(annotator, without) is not None or bool(self.projects.changes)
+        return self.draw(annotator, without, project) is not None or bool(self.projects.changes)
 
     def first_row(self, project: bytes, number: int) -> TaskRow:
         asked = 1 if self.projects[project].asked.votes == 1 else 2
@@ -309,9 +311,10 @@ class Work:
 
     # Places in a task ------------------------------------------------------------------------------------------------
 
-    def lease(self, annotator: bytes, peer: bytes, until_ms: int, without: Sequence[bytes]) -> bool:
+    def lease(self, peer: bytes, until_ms: int, wish: LeaseWish) -> bool:
         """Whether there was a task."""
-        drawn = self.draw(annotator, without)
+        annotator = wish.annotator
+        drawn = self.draw(annotator, wish.without, wish.project)
         if drawn is None:
             return False
         project, task = drawn

@@ -177,12 +177,17 @@ ROUTES: Final = (
     ),
     Route(
         call="tasks", method="GET", path="/api/tasks", who=ANNOTATOR, about="tasks for this annotator",
-        query=(Field("limit", whole_in_query(1, 8), default=1),),
+        query=(
+            Field("limit", whole_in_query(1, 8), default=1),
+            Field("project", KEY, "of this open project alone", default=b""),
+        ),
         replies={200: Reply("tasks", (
             "after at most 3 s: leases that there are and can be answered, and new ones up to `limit`. Each has "
             "`assignment`, `task`, `project`, its `name`, `kind`, `text` or `items` or both, `options`, `many`, `display`; "
-            "`guidelines`, a path, where the project has any; and `suggestion` where the project shows it first"
+            "`guidelines`, a path, where the project has any; and `suggestion` where the project shows it first. With `project`, "
+            "leases of other projects that have no heartbeat are released where eight leases leave too little room"
         ))},
+        codes={"not-found": "for a `project` that is not open"},
     ),
     Route(
         call="heartbeat", method="POST", path="/api/v1/heartbeat", who=ANNOTATOR,
@@ -215,7 +220,19 @@ ROUTES: Final = (
         call="skip", method="POST", path="/api/v1/assignments/{assignment}/skip", who=ANNOTATOR, about="gives a task back",
         ids=_id("assignment"), body=(Field("reason", LINE, "1..64 characters"),),
         replies={200: Reply("assignment state", ": `skipped`")},
-        codes={"forbidden": "at another peer than the one that took the lease", "not-found": "", "gone": "", "misfit": ""},
+        codes={
+            "forbidden": "at another peer than the one that took the lease", "not-found": "",
+            "already-answered": "while an answer waits for its decision", "gone": "", "misfit": "",
+        },
+    ),
+    Route(
+        call="release", method="POST", path="/api/v1/assignments/{assignment}/release", who=ANNOTATOR,
+        about="gives a task back, which the annotator may get again", ids=_id("assignment"),
+        replies={200: Reply("assignment state", ": `released`")},
+        codes={
+            "forbidden": "at another peer than the one that took the lease", "not-found": "",
+            "already-answered": "while an answer waits for its decision", "gone": "",
+        },
     ),
     Route(
         call="annotation", method="GET", path="/api/v1/annotations/{annotation}", about="what became of an answer",
@@ -495,7 +512,14 @@ def _sends(route: Route) -> str:
 
 
 def _shown(item: Field) -> str:
-    shown = {NEEDED: "", None: " (custodial: none)", False: " (else false)", "": " (else empty)", (): " (else none)"}
+    shown = {
+        NEEDED: "",
+        None: " (custodial: none)",
+        False: " (else false)",
+        "": " (else empty)",
+        (): " (else none)",
+        b"": " (else of all)",
+    }
     is_number = type(item.default) is int  # 0 is no False
     default = f" (else {item.default})" if is_number else shown.get(item.default, f" (else {item.default})")
     kind = "" if item.kind in (KEY, SIGNATURE, TIME, FLAG, LINE, TEXT) or item.about else f" {item.kind.says}"

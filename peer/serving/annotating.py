@@ -236,7 +236,8 @@ class Annotating:
         person = self._person(self._state, session.key)
         return {"annotator": session.key.hex(), "name": person.name, "custodial": session.identity is not None}
 
-    async def tasks(self, token: str, limit: int) -> Json:
+    async def tasks(self, token: str, limit: int, project: bytes) -> Json:
+        """Return leases of one project, or of all, and take new ones up to `limit`."""
         session = self._session(token)
         if self._doors.is_refused(session.key):
             raise Problem("forbidden", "the operator of this peer gives you no tasks any more: answers that you gave still count")
@@ -244,13 +245,22 @@ class Annotating:
         wished = False
         while True:
             height, state = self._desk.height, self._state
-            leases = self._person(state, session.key).leases
-            shown = list(islice(self._shown(state, self._answerable(state, leases)), limit))
-            lacks = min(limit - len(shown), LEASES_MAX - len(leases))
+            if project and project not in state.open:
+                raise Problem(
+                    "not-found", f"no open project has the key {project.hex()}: ask without `project`, for tasks of all"
+                )
+            leases = self._answerable(state, self._person(state, session.key).leases)
+            shown = list(islice(self._shown(state, [lease for lease in leases if project in (b"", lease[1].project)]), limit))
+            room = LEASES_MAX - len(self._person(state, session.key).leases)
+            lacks = min(limit - len(shown), room)
+            if project:
+                self._release_idle([lease for lease in leases if lease[1].project != project], limit - len(shown) - room)
             without = self._fetching.lacking
-            if lacks > 0 and not wished and Work(state, self._desk.state_root).has_draw(session.key, without):
+            if lacks > 0 and not wished and Work(state, self._desk.state_root).has_draw(session.key, without, project or None):
                 self._require_room()
-                wish = LeaseWish(session.key, session.nonce, session.expires_ms, session.signature, lacks, without)
+                wish = LeaseWish(
+                    session.key, session.nonce, session.expires_ms, session.signature, lacks, without, project or None
+                )
                 done, wished = self.gatherer.put(wish), True
                 with trio.move_on_at(deadline):
                     await done.wait()
@@ -259,6 +269,12 @@ class Annotating:
                 return {"tasks": shown}
             with trio.move_on_at(deadline):
                 await self._desk.block_above(height)
+
+    def _release_idle(self, leases: Sequence[tuple[bytes, Assignment]], count: int) -> None:
+        """Release at most `count` of these leases: those without a heartbeat and without an answer."""
+        idle = [key for key, row in leases if row.state is Lease.LEASED and self._is_me(row.peer) and key not in self._heartbeats]
+        for assignment in [key for key in idle if self._openings.pending(key) is None][: max(0, count)]:
+            self.gatherer.put(Release(assignment))
 
     async def heartbeat(self, token: str, assignments: tuple[bytes, ...]) -> Json:
         session, state = self._session(token), self._state
@@ -361,19 +377,26 @@ class Annotating:
         return salt, self.signed(session.identity, Annotation(assignment, commitment(assignment, salt, answer)))
 
     async def skip(self, token: str, assignment: bytes, reason: str) -> Json:
-        session, state = self._session(token), self._state
-        row = self._mine(state, session, assignment)
         if len(reason) > REASON_CHARACTERS_MAX:
             raise Problem("misfit", f"a reason has at most {REASON_CHARACTERS_MAX} characters")
-        if row.state is Lease.SKIPPED:
-            return {"assignment": assignment.hex(), "state": "skipped"}
-        if row.state is not Lease.LEASED:
-            raise Problem("gone", f"this assignment is {row.state.value}")
-        if not self._is_me(row.peer):
-            raise Problem("forbidden", "another peer took this lease: skip it there")
-        self._require_room()
-        await self._decided(self.gatherer.put(Skip(assignment, reason)))
-        return {"assignment": assignment.hex(), "state": "skipped"}
+        return await self._give_back(token, Skip(assignment, reason), Lease.SKIPPED)
+
+    async def release(self, token: str, assignment: bytes) -> Json:
+        return await self._give_back(token, Release(assignment), Lease.RELEASED)
+
+    async def _give_back(self, token: str, statement: Skip | Release, after: Lease) -> Json:
+        assignment = statement.assignment
+        row = self._mine(self._state, self._session(token), assignment)
+        if row.state is not after:
+            if row.state is not Lease.LEASED:
+                raise Problem("gone", f"this assignment is {row.state.value}")
+            if self._openings.pending(assignment) is not None:
+                raise Problem("already-answered", "an answer to this assignment waits for its decision")
+            if not self._is_me(row.peer):
+                raise Problem("forbidden", "another peer took this lease: give it back there")
+            self._require_room()
+            await self._decided(self.gatherer.put(statement))
+        return {"assignment": assignment.hex(), "state": after.value}
 
     async def annotation(self, annotation: bytes) -> Json:
         state = self._state

@@ -22,6 +22,9 @@ class Heartbeats:
             self._last.pop(assignment, None)
             self._last[assignment] = now
 
+    def __contains__(self, assignment: bytes) -> bool:
+        return assignment in self._last
+
     def lapsed(self, now: float) -> list[bytes]:
         """Takes out the assignments without a heartbeat for too long."""
         found = [assignment for assignment, last in self._last.items() if now - last >= HEARTBEAT_SECONDS_MAX]

@@ -164,6 +164,10 @@ TOLD = """
     }
   };
 """
+LINES = """
+  return [...document.querySelectorAll('.votes tbody tr')]
+    .map((row) => [...row.querySelectorAll('td')].map((cell) => cell.getBoundingClientRect().top));
+"""
 
 
 async def test_roots_that_differ_and_trainers_that_are_suspended_are_told_as_text(tmp_path: Path) -> None:
@@ -184,4 +188,32 @@ async def test_roots_that_differ_and_trainers_that_are_suspended_are_told_as_tex
         assert await shown(page, "suspended") == f"{me['name']} suspended until round 13"
         assert await page.texts("#samples blockquote") == ["a·b· <b>c</b>\nd"]
         assert await page.script("return document.querySelectorAll('main img, blockquote b').length") == 0
+        assert await axe.found(page) == []
+
+
+async def test_each_vote_has_a_line_of_its_own_on_a_phone(tmp_path: Path) -> None:
+    room = Room(tmp_path)
+    async with room.serving() as (daemon, site), browser() as page:
+        await room.project(daemon)
+        live = (await said(site.get, "/api/v1/live")).body
+        (me,) = live["peers"]
+        names = {
+            digit * 52: name for digit, name in zip("abcd", ("m", "שלום", "a-peer-with-quite-a-long-name", "b"), strict=True)
+        }
+        live["peers"] = [me | {"peer": peer, "name": name} for peer, name in names.items()]
+        live["jobs"] = [
+            {"job": "e" * 64, "name": "demo", "state": "running", "round": 7, "rounds": 9, "accepted": {}, "rejected": {}}
+        ]
+        peers = list(names)
+        votes = {voter: dict(zip(peers, ("accept", "equivocation", "replay"), strict=False)) for voter in peers}
+        told = {"job": "e" * 64, "round": 6, "phase": "voting", "height": None, "quorum": 3, "voters": peers, "trainers": peers}
+        live["votes"] = [told | {"proposed": peers, "votes": votes}]
+        source = TOLD % json.dumps(live)
+        await page.phone()
+        await page.do(page.driver.execute_cdp_cmd, "Page.addScriptToEvaluateOnNewDocument", {"source": source})
+        await page.open(f"{address(site)}/live")
+        await page.until("document.querySelectorAll('#round tbody tr').length === 4")
+        lines = await page.script(LINES)
+        assert [len(set(tops)) for tops in lines] == [4] * 4
+        assert not await page.script("return document.documentElement.scrollWidth > innerWidth")
         assert await axe.found(page) == []

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from curation.state import CurationState, Lease
 from tests.browser.browser import NEEDED, Browser, browser
 from tests.browser.test_annotate import address
 from tests.browser.test_phone import require_fit
@@ -34,6 +35,9 @@ OFF_SCREEN = """
     const { left, right, width } = element.getBoundingClientRect();
     return width && (left < 0 || right > innerWidth);
   }).map((element) => element.outerHTML);
+"""
+RELEASED = """
+  performance.getEntriesByType("resource").some((entry) => entry.name.endsWith(arguments[0]) && entry.responseStatus === 200)
 """
 
 
@@ -141,6 +145,62 @@ async def test_sixteen_options_and_both_sides_of_a_pair_have_keys(tmp_path: Path
         await page.until("document.querySelectorAll('[data-answer]').length === 5")
         assert (await page.texts("[data-answer] b"))[:2] == ["B is better", "A is better"]
         assert await page.errors() == []
+
+
+async def choose(page: Browser, name: str) -> None:
+    """Choose the project on the page; its task is shown then."""
+    await page.script(
+        "const list = document.querySelector('#choice select');"
+        "list.value = [...list.options].find(({ text }) => text.includes(arguments[0])).value;"
+        "list.dispatchEvent(new Event('change', { bubbles: true }));",
+        name,
+    )
+    await shown_of(page, name)
+
+
+async def shown_of(page: Browser, name: str) -> None:
+    await page.until("document.querySelector('[data-task] .text')?.textContent.startsWith(arguments[0])", name)
+
+
+async def test_people_choose_among_projects(tmp_path: Path) -> None:
+    async with Room(tmp_path).serving() as (daemon, site), browser() as page:
+        token = await operator(daemon)
+        await founded(site, token, name="first", tasks=[{"text": f"first {number}"} for number in range(9)])
+        await page.join(address(site), "ann")
+        await page.script("let ticks = 0; Date.now = () => ++ticks")  # so that an answer is held until the next one
+        project = await founded(site, token, name="second", tasks=[{"text": f"second {number}"} for number in range(5)])
+        await page.until("document.querySelectorAll('#choice option').length === 3")
+        assert await page.script("return document.querySelector('#choice select').value") == "", "all"
+        assert (await page.texts("#choice option"))[1:] == [
+            f"\u2068{name}\u2069 (0 of {n})" for name, n in (("first", 9), ("second", 5))
+        ]
+        given_back = await page.task()
+        await choose(page, "second")
+        await page.until(RELEASED, f"/{given_back}/release")  # at once: without that call it would be so 45 s later
+        row = daemon.driver.state.of(CurationState).assignments.get(bytes.fromhex(given_back))
+        assert row is not None and row.state is Lease.RELEASED
+        for name in ("second", "first"):
+            await choose(page, name)
+            for _ in range(2):
+                shown = await page.task()
+                await page.press("1")
+                await page.task(shown)
+                await shown_of(page, name)
+        await choose(page, "second")
+        await page.press("u")
+        await shown_of(page, "first")
+        await page.press("2")
+        await shown_of(page, "second")
+        await page.until("document.querySelectorAll('[data-answer]').length === 4")
+        answers = await page.texts("[data-answer]")
+        assert [text.split()[0] for text in answers] == ["first", "first", "second", "second"]
+        await page.open(f"{address(site)}/annotate")
+        await shown_of(page, "second")
+        assert (await said(site.ask, "POST", f"/api/v1/projects/{project['project']}/close", {}, token)).status == 200
+        await page.count("settled", 4)
+        await page.until("document.querySelector('#choice').childElementCount === 0")
+        await shown_of(page, "first")
+        assert [message for message in await page.errors() if "/api/tasks" not in message] == []
 
 
 async def test_pages_of_operators_fit_a_phone(tmp_path: Path) -> None:

@@ -151,6 +151,21 @@ def test_no_task_is_of_a_project_that_the_wish_leaves_out(room: Room) -> None:
     assert room.person(CAT).leases == ()
 
 
+def test_all_tasks_are_of_the_project_that_the_wish_names(room: Room) -> None:
+    other, chosen = room.project(SEVERAL, tasks=40), room.project(SEVERAL, tasks=3)
+    closed = room.project(ONE, tasks=3)
+    room.say(AUTHOR, "curation/move", Move(closed, Phase.CLOSED))
+    room.leased(BOB, count=4)  # begun tasks of both come first
+    room.batch(enrolments=[room.enrolment(ANN), room.enrolment(CAT)])
+    room.batch(leases=[replace(room.wish(ANN, 8), project=chosen), replace(room.wish(CAT), project=chosen, without=(chosen,))])
+    assert [room.assignment(key).project for key in room.person(ANN).leases] == [chosen] * 3
+    assert room.person(CAT).leases == ()
+    for none in (closed, bytes(32)):
+        room.batch(leases=[replace(room.wish(CAT), project=none)])
+        assert room.person(CAT).leases == ()
+    assert {room.assignment(key).project for key in room.leased(BOB, count=8)[0]} == {other, chosen}
+
+
 def test_what_is_drawn_depends_on_root_task_and_annotator(room: Room) -> None:
     room.project(ONE, tasks=200)
     people = annotators(20)

@@ -153,8 +153,8 @@ class Person:
             self._tokens[id(site)] = self.begin(site, challenge["nonce"], challenge["expires_ms"]).body["token"]
         return self._tokens[id(site)]
 
-    def tasks(self, site: Site, limit: int = 1) -> Reply:
-        return site.get(f"/api/tasks?limit={limit}", self.token(site))
+    def tasks(self, site: Site, limit: int = 1, project: str = "") -> Reply:
+        return site.get(f"/api/tasks?limit={limit}" + (f"&project={project}" if project else ""), self.token(site))
 
     def statement(self, site: Site, assignment: str, answer: Answer, salt: bytes) -> dict[str, Any]:
         """The body of a submission."""
@@ -167,6 +167,9 @@ class Person:
 
     def skip(self, site: Site, assignment: str, reason: str) -> Reply:
         return site.ask("POST", f"/api/v1/assignments/{assignment}/skip", {"reason": reason}, self.token(site))
+
+    def release(self, site: Site, assignment: str) -> Reply:
+        return site.ask("POST", f"/api/v1/assignments/{assignment}/release", None, self.token(site))
 
 
 def receipt_holds(text: str, site: Site, annotation: str, commitment: bytes, height: int) -> bool:

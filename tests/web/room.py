@@ -81,10 +81,10 @@ async def enrolled(site: Site, *names: str) -> list[Person]:
     return people
 
 
-async def assigned(site: Site, person: Person, limit: int = 1, least: int = 1) -> list[dict[str, Any]]:
+async def assigned(site: Site, person: Person, limit: int = 1, least: int = 1, project: str = "") -> list[dict[str, Any]]:
     """Its tasks, `limit` at most, as soon as there are `least`: one call waits some seconds, a decision may take longer."""
     while True:
-        reply = await said(person.tasks, site, limit)
+        reply = await said(person.tasks, site, limit, project)
         assert reply.status == 200, reply
         tasks: list[dict[str, Any]] = reply.body["tasks"]
         if len(tasks) >= least:

@@ -12,13 +12,15 @@ import trio
 
 from curation.calls import CurationCalls
 from curation.contents import Commit, Opening
-from curation.state import CurationState, Redaction, page_key
+from curation.state import CurationState, Lease, Redaction, page_key
 from peer.driver.author import Author
 from peer.serving import annotating
 from peer.serving.gathering import Gatherer
 from peer.serving.reading import Reading
+from tests.waiting import patience
 from tests.web.client import Person, Reply, Site, committed, receipt_holds
 from tests.web.room import Room, assigned, enrolled, said, settled
+from tests.web.test_routes import operator
 
 pytestmark = pytest.mark.real("sockets")
 
@@ -365,3 +367,36 @@ async def test_a_lease_whose_page_is_nowhere_does_not_block_its_annotator(room: 
         (other,) = await assigned(site, ann)
         assert {first["project"], other["project"]} == projects
         assert await assigned(site, ann) == [other]
+
+
+async def test_somebody_chooses_among_projects_and_gives_leases_of_others_back(room: Room) -> None:
+    async with room.serving() as (daemon, site):
+        other = (await room.project(daemon, tasks=16)).project
+        ann, bob = await enrolled(site, "ann", "bob")
+        held = await assigned(site, ann, 8, 8)
+        chosen = (await room.project(daemon, tasks=6, name="second")).project
+        watched = held[0]["assignment"]
+        heartbeat = await said(site.ask, "POST", "/api/v1/heartbeat", {"assignments": [watched]}, ann.token(site))
+        assert heartbeat.body == {"assignments": [watched]}
+        # All eight leases are of the other project: three of these that have no heartbeat make room.
+        with patience():
+            tasks = await assigned(site, ann, 3, 3, chosen)
+        assert {task["project"] for task in tasks} == {chosen} and {task["project"] for task in held} == {other}
+        rows = daemon.driver.state.of(CurationState).assignments
+        states = [rows.get(bytes.fromhex(task["assignment"])).state for task in held]  # type: ignore[union-attr]
+        assert states[0] is Lease.LEASED and states.count(Lease.RELEASED) == 3
+        # Answers to released tasks count while nobody has their places.
+        released = held[states.index(Lease.RELEASED)]["assignment"]
+        assert (await said(ann.submit, site, released, (1,))).status == 201
+        for _ in range(2):
+            reply = await said(ann.release, site, watched)
+            assert (reply.status, reply.body) == (200, {"assignment": watched, "state": "released"})
+        assert problem(await said(bob.release, site, watched)) == (403, "forbidden")
+        assert problem(await said(ann.release, site, released)) == (410, "gone")
+        assert problem(await said(ann.tasks, site, 1, "00" * 32)) == (404, "not-found")
+        assert problem(await said(ann.tasks, site, 1, "moods")) == (400, "malformed")
+        closed = await said(site.ask, "POST", f"/api/v1/projects/{chosen}/close", {}, await operator(daemon))
+        assert closed.status == 200
+        refused = await said(ann.tasks, site, 1, chosen)
+        assert problem(refused) == (404, "not-found") and chosen in refused.body["detail"]
+        assert {task["project"] for task in await assigned(site, ann, 8)} == {other}

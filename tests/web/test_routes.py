@@ -52,7 +52,7 @@ async def test_every_route_answers_as_it_is_declared(tmp_path: Path) -> None:
         token = await operator(daemon)
         project = (await founded(site, token, votes=2))["project"]
         ann, bob = await enrolled(site, "ann", "bob")
-        contested, other, *_ = await assigned(site, ann, 4)
+        contested, other, more, *_ = await assigned(site, ann, 4, 3)
         first, second = contested["assignment"], other["assignment"]
         tokens = {ANNOTATOR: ann.token(site), OPERATOR: token}
         await disputed(site, contested, ann, bob)
@@ -87,6 +87,7 @@ async def test_every_route_answers_as_it_is_declared(tmp_path: Path) -> None:
         for route in sorted(ROUTES, key=lambda route: route.call == "sign_out"):  # the token is good until then
             if route.call == "events":
                 continue
+            ids["assignment"] = more["assignment"] if route.call == "release" else second
             path = route.path.format(**ids, name={"static": "annotate.js", "vendor": "preact.mjs"}.get(route.call))
             path += {"check": "?format=jsonl&kind=label&options=glad%0Asad"}.get(route.call, "")
             body = bodies.get(route.call)

@@ -14,6 +14,7 @@ import { hex } from "/static/wire.js";
 const REASONS = ["unclear", "harmful", "private", "broken"];
 const SHOWN = 20; // answers in the list
 const COUNTS_MS = 10_000; // between two looks at how far projects are
+const CHOSEN = "folkmoot project"; // the name in this tab's storage
 const KEYS = { ArrowLeft: "←", ArrowRight: "→", "Control+Enter": "Ctrl ↵", Escape: "Esc" };
 
 const state = {
@@ -62,6 +63,15 @@ function choose(value) {
   const task = current();
   if (!isCollected(task)) return give({ answer: [value] });
   state.chosen = state.chosen.includes(value) ? state.chosen.filter((other) => other !== value) : [...state.chosen, value];
+  paint();
+}
+
+// Answers that were given stay; the task on the screen goes back if it is of another project.
+function chooseProject(project, isClosed) {
+  const task = current();
+  sessionStorage.setItem(CHOSEN, project);
+  state.leases.choose(project, isClosed);
+  if (current() !== task) Object.assign(state, { chosen: [], isSkipping: false });
   paint();
 }
 
@@ -142,6 +152,7 @@ async function begin(me) {
   state.leases = new Leases(state.session, state.queue, (problem) => {
     noteHere(problem?.status !== 0);
     if (problem?.status === 401) return join();
+    if (problem?.status === 404) return chooseProject("", true);
     if (problem?.status) tell(problem.message, "bad");
     paint();
   });
@@ -149,7 +160,7 @@ async function begin(me) {
   Object.assign(state, { phase: "work", isUnsaved: me.secret?.extractable });
   paint();
   await state.queue.start();
-  state.leases.ask();
+  state.leases.choose(sessionStorage.getItem(CHOSEN) ?? "");
   readProjects();
 }
 
@@ -175,7 +186,7 @@ const Button = ({ action }) => html`
 function Task({ task }) {
   if (!task) {
     return html`<section class="card task resting" aria-live="polite" data-state="waiting">
-      <h1>${!state.isHere ? "No tasks meanwhile" : state.leases.isEmpty ? "No tasks for you at the moment" : "Looking for tasks …"}</h1>
+      <h1>${!state.isHere ? "No tasks meanwhile" : !state.leases.isEmpty ? "Looking for tasks …" : `No tasks ${state.leases.project && "of this project "}for you at the moment`}</h1>
       <p class="quiet">New ones appear here by themselves.</p>
     </section>`;
   }
@@ -191,11 +202,20 @@ function Task({ task }) {
 const Progress = ({ project }) => project && html`<p class="quiet small progress" data-progress>
   <progress value=${project.settled} max=${project.tasks} aria-label="Tasks of this project with a label"></progress> ${project.settled} of ${project.tasks} have a label</p>`;
 
+// The keys answer again after a choice.
+const Choice = () => html`<label>Tasks of <select value=${state.leases.project} onChange=${({ target }) => { target.blur(); chooseProject(target.value); }}>
+  <option value="">all projects</option>
+  ${state.projects.map(({ project, name, settled, tasks }) => html`<option key=${project} value=${project} dir="auto">${isolated(name)} (${settled} of ${tasks})</option>`)}
+</select></label>`;
+
 async function readProjects() {
   for (;; await pause(COUNTS_MS)) {
     if (document.hidden) continue;
-    state.projects = await call("GET", "/api/stats").then(({ projects }) => projects, () => state.projects);
-    paint();
+    const counts = await call("GET", "/api/stats").catch(() => null);
+    if (!counts) continue;
+    state.projects = counts.projects;
+    const isClosed = state.leases.project && counts.projects.every(({ project }) => project !== state.leases.project);
+    if (isClosed) chooseProject("", true); else paint();
   }
 }
 
@@ -245,6 +265,7 @@ function paintWork() {
   const isRanked = task?.kind === "ranking" && !state.isSkipping, { today, streak, agrees } = figures(rows, new Date());
   at("#unsaved").hidden = !state.isUnsaved;
   at("#help").hidden = !state.isHelping;
+  render(state.projects.length > 1 && html`<${Choice} />`, at("#choice"));
   render(html`<${Task} task=${task} />`, at("#task"));
   at("#answers").className = `answers ${state.isSkipping ? "label" : task?.kind ?? ""}`;
   render(isRanked ? html`<${Ranking} key=${task.assignment} task=${task} placed=${state.chosen} actions=${answers} move=${move} Button=${Button} />`

@@ -18,6 +18,8 @@ function claimed(assignment) {
   });
 }
 
+const isOf = (project, task) => !project || task.project === project;
+
 async function claims() {
   const held = navigator.locks ? (await navigator.locks.query()).held : [];
   return held.filter(({ name }) => name.startsWith(LOCK)).map(({ name }) => name.slice(LOCK.length));
@@ -26,6 +28,7 @@ async function claims() {
 export class Leases {
   tasks = []; // the one that is shown first
   isEmpty = false; // the peer has said so
+  project = ""; // the only one that tasks are asked of; empty: all
   #releases = new Map();
   #asking = false;
 
@@ -67,17 +70,19 @@ export class Leases {
     const known = new Set([...await claims(), ...this.tasks.map(({ assignment }) => assignment)]);
     this.queue.unsent.forEach(({ assignment }) => known.add(assignment));
     const limit = Math.min(LEASES_MAX, AHEAD - this.tasks.length + known.size);
-    const before = this.tasks;
-    const { tasks } = await this.session.call("GET", `/api/tasks?limit=${limit}`);
+    const before = this.tasks, { project } = this;
+    const { tasks } = await this.session.call("GET", `/api/tasks?limit=${limit}${project && `&project=${project}`}`);
     const listed = new Set(tasks.map(({ assignment }) => assignment));
-    // Below the limit these are all: what was there before and is not any more is over.
-    if (tasks.length < limit) this.tasks.filter((task) => before.includes(task) && !listed.has(task.assignment)).forEach((task) => this.drop(task));
+    // Below the limit these are all of the project: what was there before and is not any more is over.
+    const isOver = (task) => before.includes(task) && isOf(project, task) && !listed.has(task.assignment);
+    if (tasks.length < limit) this.tasks.filter(isOver).forEach((task) => this.drop(task));
     for (const task of tasks) {
       if (this.tasks.length >= AHEAD) break;
       if (!known.has(task.assignment)) await this.take(task);
     }
+    if (project !== this.project) this.#giveBack(); // chosen meanwhile
     this.beat();
-    this.isEmpty = !tasks.length;
+    this.isEmpty = !tasks.length && project === this.project;
     return this.tasks.length > 0;
   }
 
@@ -89,6 +94,23 @@ export class Leases {
     if (answered) return release();
     this.#releases.set(task.assignment, release);
     if (isNext) this.tasks.unshift(task); else this.tasks.push(task);
+  }
+
+  // Asks for tasks of this project alone from now on; empty: of all. `isClosed`: the one before is, and its tasks are over.
+  choose(project, isClosed = false) {
+    if (isClosed) this.tasks.filter((task) => task.project === this.project).forEach((task) => this.drop(task));
+    this.project = project;
+    this.isEmpty = false;
+    this.#giveBack();
+    this.ask();
+  }
+
+  // Tasks of other projects than the chosen one. Without a reply the peer releases them 45 s after their last heartbeat.
+  #giveBack() {
+    for (const task of this.tasks.filter((other) => !isOf(this.project, other))) {
+      this.drop(task);
+      this.session.release(task).catch(() => {});
+    }
   }
 
   drop(task) {

@@ -78,6 +78,7 @@ class Session {
   }
 
   skip({ assignment, reason }) { return this.call("POST", skipping(assignment), { reason }); }
+  release({ assignment }) { return this.call("POST", releasing(assignment)); }
 }
 
 // Of somebody whose key the peer keeps: the browser sends a cookie, and the peer signs.
@@ -97,6 +98,8 @@ class Account {
 
   submit({ assignment, answer }) { return call("POST", "/api/submit", { assignment, answer }); }
   skip({ assignment, reason }) { return call("POST", skipping(assignment), { reason }); }
+  release({ assignment }) { return call("POST", releasing(assignment)); }
 }
 
 const skipping = (assignment) => `/api/v1/assignments/${assignment}/skip`;
+const releasing = (assignment) => `/api/v1/assignments/${assignment}/release`;
