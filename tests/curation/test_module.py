@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 from hypothesis import given, settings
@@ -17,7 +17,7 @@ from curation.limits import ASSIGNED_MAX, CANDIDATES, ENROLMENT_MS, LEASE_MS, LE
 from curation.lines import line_of
 from curation.lists import BEGUN, place_key
 from curation.seals import keepers
-from curation.state import Asked, Lease, Phase, Redaction, Share, Stage, TaskRow, page_key
+from curation.state import Asked, CurationState, Lease, Phase, Redaction, Share, Stage, TaskRow, page_key
 from curation.tasks import Entry, Page, Task, assignment_id, entry_leaf, read_page, redacted, root_of, task_id
 from curation.work import Work
 from ledger.members import Leave, Rotate, rotation_preimage
@@ -317,6 +317,23 @@ def test_a_place_expires_in_the_block_in_which_its_peer_has_a_new_key(room: Room
     room.decide(room.tx(PEER, "member/rotate", rotate), room.tx(new, "curation/batch", batch))
     assert room.curation.annotators_count == 1 and CAT.public in room.curation.annotators
     assert (room.curation.shares.get(PEER.public), room.curation.shares.get(new.public)) == (None, Share(1))
+
+
+def test_a_serving_peer_knows_when_a_place_expires(room: Room) -> None:
+    room.batch(enrolments=[room.enrolment(ANN)])
+    assert Work(room.curation, b"").next_look_ms() == room.now + ENROLMENT_MS
+    room.later(ENROLMENT_MS)
+    room.batch()
+    room.batch()
+    assert ANN.public not in room.curation.annotators and Work(room.curation, b"").next_look_ms() is None
+
+
+def test_every_queue_has_a_time_at_which_a_batch_looks_at_it(room: Room) -> None:
+    for field in fields(CurationState):
+        if field.type == "Queue":
+            work = Work(CurationState(), b"")
+            work.wait(field.name, bytes(32), 5)
+            assert work.next_look_ms() == 5, field.name
 
 
 def test_a_lease_that_is_new_does_not_keep_a_place(room: Room) -> None:
