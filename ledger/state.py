@@ -254,6 +254,11 @@ class Rules:
         self.verifier = verifier
         self._known = {ModuleVersion(module.name, module.version): module for module in modules}
         assert len(self._known) == len(modules), "each version once"
+        self._by_kind: dict[str, Module[Any]] = {}  # any version: all of them read the content alike
+        for module in modules:
+            for kind in module.contents:
+                first = self._by_kind.setdefault(kind, module)
+                assert _reading(module, kind) == _reading(first, kind), f"versions of {module.name} read {kind} differently"
         self._running: tuple[tuple[ModuleVersion, ...], Running] | None = None
         self._begun: tuple[State, State] | None = None
         self.failures: deque[Failure] = deque(maxlen=FAILURES_KEPT)  # of transactions; whoever tells people takes them
@@ -511,7 +516,7 @@ class Rules:
 
     def _known_content(self, transaction: Transaction) -> tuple[Module[Any], Any] | None:
         """The transaction's module, in whatever version, and its content. None: it will be refused."""
-        module = next((module for module in self._known.values() if transaction.kind in module.contents), None)
+        module = self._by_kind.get(transaction.kind)
         try:
             return (module, codec.decode(module.contents[transaction.kind], transaction.content)) if module else None
         except RemoteProtocolError:
@@ -672,6 +677,12 @@ class Rules:
         states = {name: _settled(value, before.modules.get(name)) for name, value in sorted(after.modules.items())}
         started = tuple(fact.job for fact in context.of(JobStarted))
         return Transition(replace(after, height=context.height, modules=states), started, closed)
+
+
+def _reading(module: Module[Any], kind: str) -> tuple[object, ...]:
+    """Parts of a module that give a transaction its traits and its statements, which must not depend on the state."""
+    of = type(module)
+    return module.contents[kind], module.costs.get(kind, 0), of.cost, of.statements, of.can_wait, of.lingers
 
 
 REKEYED, SETTLE, END_BLOCK = Module.rekeyed.__name__, Module.settle.__name__, Module.end_block.__name__
