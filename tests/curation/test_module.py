@@ -16,11 +16,12 @@ from curation.contents import AddPage, Batch, Found, GoldAnswer, Move, Release, 
 from curation.limits import ASSIGNED_MAX, CANDIDATES, ENROLMENT_MS, LEASE_MS, LEASES_MAX, OPENING_MS, PROJECTS_OPEN_MAX, SKIPS_MAX
 from curation.lines import line_of
 from curation.lists import BEGUN, place_key
+from curation.module import serving
 from curation.seals import keepers
 from curation.state import Asked, CurationState, Lease, Phase, Redaction, Share, Stage, TaskRow, page_key
 from curation.tasks import Entry, Page, Task, assignment_id, entry_leaf, read_page, redacted, root_of, task_id
 from curation.work import Work
-from ledger.members import Leave, Rotate, rotation_preimage
+from ledger.members import Leave, MembersState, Register, Rotate, rotation_preimage
 from protocol import codec
 from tests.curation.room import AUTHOR, ONE, OTHER, PEER, SEVERAL, Room, annotators, gold_answers
 from tests.ledger.world import PEOPLE
@@ -270,6 +271,30 @@ def test_a_peer_enrols_no_more_than_its_share(room: Room, monkeypatch: pytest.Mo
     assert room.curation.annotators_count == 3, "two peers serve"
     room.batch(OTHER, enrolments=[room.enrolment(who, peer=OTHER) for who in people])
     assert room.curation.annotators_count == 6
+
+
+def test_serving_peers_are_counted_once_a_block(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The count looks at all members. A block may hold a thousand batches with enrolments."""
+    counts: list[int] = []
+
+    def counted(members: MembersState) -> tuple[bytes, ...]:
+        counts.append(room.state.height)
+        return serving(members)
+
+    monkeypatch.setattr("curation.module.serving", counted)
+    monkeypatch.setattr("curation.module.ANNOTATORS_MAX", 6)
+    for _ in range(2):
+        people = annotators(8)
+        mine = [
+            room.tx(PEER, "curation/batch", Batch(enrolments=(room.enrolment(who),)), ahead)
+            for ahead, who in enumerate(people, 1)
+        ]
+        room.decide(*mine, room.tx(OTHER, "curation/batch", Batch(enrolments=(room.enrolment(people[7], peer=OTHER),))))
+    assert counts == [room.state.height - 2, room.state.height - 1]
+    assert room.curation.shares.get(PEER.public) == Share(3), "two peers serve"
+    room.decide(room.tx(AUTHOR, "member/register", Register(("annotator",))))
+    room.batch()
+    assert room.curation.serving == 3
 
 
 def test_a_key_that_never_answered_loses_its_place_to_others(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
