@@ -3,8 +3,8 @@
 Every voter has room of its own, so that nobody's flood keeps out a quorum's messages. Members that do not vote share a part. Our
 own forgotten messages are kept before everything else: a peer that signs one again in other words is expelled.
 
-Messages are kept encoded, since a decoded ballot takes four times the memory. All voters together have 38 MiB, f liars of 200 voters
-12 MiB, and all other members 8 MiB.
+Messages are kept encoded, since a decoded ballot takes four times the memory. All 200 voters together have 38 MiB, 66 liars among
+them 12 MiB, and all other members 8 MiB.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from ledger.blocks.ledger import DEFERRED_SECONDS
 from ledger.core.genesis import Genesis
 from ledger.core.module import Change, Context, Module, Refused, Said, Statement, View
 from ledger.jobs import JobsOfModelsModule
@@ -215,12 +216,13 @@ def test_where_jobs_fail_the_round_stays_open_for_everybody_and_is_not_closed_in
     assert transition.state.jobs.jobs[key].model_root == before.jobs.jobs[key].model_root
     assert world.ledger.has_work()
     world.ledger.advance(transition.finish({}), before.root)
-    world.ledger.defer([closing])
+    world.ledger.defer([closing], now=5.0)
     world.follow()
-    assert not world.ledger._closings(1 << 20)[0]
+    assert not world.ledger._closings(1 << 20)[0] and not world.ledger.has_work()
     monkeypatch.undo()
-    for _ in range(70):
-        world.decide()
+    assert world.ledger.resume(5.0) == world.ledger.resume(64.9) == 5.0 + DEFERRED_SECONDS
+    assert not world.ledger.has_work()
+    assert world.ledger.resume(65.0) is None and world.ledger.has_work()
     assert [of.round for of in world.ledger._closings(1 << 20)[0]] == [0]
 
 
