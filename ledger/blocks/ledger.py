@@ -17,8 +17,8 @@ from protocol.limits import EVIDENCE_PER_BLOCK_MAX, TRANSACTIONS_PER_BLOCK_MAX
 from protocol.messages import Notice
 from rounds.ballots import Closing, RoundBook
 
-# A closing that made `jobs` fail would else fill every block: blocks without end, with the same failure. The deferral ends by time,
-# since a network that waits for this closing alone reaches no further height.
+# A closing that made `jobs` fail would else fill every block: blocks without end, with the same failure. The deferral ends by
+# time, since a network that waits for this closing alone reaches no further height.
 DEFERRED_SECONDS = 60.0
 BODY_FIXED_BYTES = 64  # what an encoded body takes beside its closings, evidence and transactions
 ACCUSATIONS_MAX = 16 * EVIDENCE_PER_BLOCK_MAX  # held until a block carries them: 30 kB each at most; more liars wait their turn
