@@ -485,20 +485,23 @@ class Rules:
                 return  # `apply_transaction` refuses it, too
             self._check_statements(signed, statements)
 
-    def verify_ahead(self, state: State, transactions: Iterable[Signed]) -> None:
-        """Verifies and remembers the signatures of members' transactions, as many as a block may have. May run in a thread.
+    def verify_ahead(self, body: Body) -> None:
+        """Verifies and remembers the signatures of a body, as many as a block may have. May run in a thread.
 
-        Raises `RemoteProtocolError` at the first false one, as `apply_transaction` will.
+        The author of a transaction may become a member in this very body. Raises `RemoteProtocolError` at the first false
+        signature, as `apply` will.
         """
         left = COST_PER_BLOCK_MAX
-        for signed in transactions:
-            if signed.signer not in state.members.members:
-                continue
+        for signed in body.transactions:
             transaction = self.open_transaction(signed)
             left -= self.traits(signed.signer, transaction).cost
             if left < 0:
                 return
             self.check_statements(signed, transaction)
+        for closing in body.closings:
+            self.open_closing(closing)
+        for item in body.evidence:
+            verify_evidence(item, self.chain_id, self.verifier)
 
     def _check_statements(self, signed: Signed, statements: Sequence[Statement]) -> None:
         if not statements:
