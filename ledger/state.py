@@ -19,6 +19,7 @@ from ledger import members as membership
 from ledger.audits.docket import AuditsModule, FirstAuditsModule
 from ledger.audits.state import AuditsState
 from ledger.core.containment import Failure, failure_of, is_contained
+from ledger.core.encodable import check_encodable
 from ledger.core.genesis import Genesis, ModuleVersion
 from ledger.core.module import Change, Context, Module, Refused, Replaced, Said, Statement
 from ledger.jobs import (
@@ -664,14 +665,16 @@ class Rules:
             for name, module in modules.items():
                 if (name, REKEYED) not in skipped:
                     with _failing(name, REKEYED):
-                        rekeyed[name] = _sound(module, Change(module.rekeyed(after.modules[name], current))).state
+                        given = after.modules[name]
+                        rekeyed[name] = _encodable(module, Change(module.rekeyed(given, current)), given).state
             after = after.with_modules(**rekeyed)
         for step in (SETTLE, END_BLOCK):
             for name, module in modules.items():
                 if (name, step) in skipped:
                     continue
+                given = after.modules[name]
                 with _failing(name, step):
-                    change = _sound(module, getattr(module, step)(after.modules[name], after, context))
+                    change = _encodable(module, getattr(module, step)(given, after, context), given)
                 after = after.with_modules(**{name: change.state})
                 context = replace(context, facts=(*context.facts, *change.facts))
         if (MembersModule.name, SETTLE) in skipped:  # consensus counts on the voters of the next height, whatever fails
@@ -712,6 +715,13 @@ def _sound(module: Module[Any], change: Change) -> Change:
     if not isinstance(change.state, module.state_type):
         raise TypeError(f"{module.name} has made a {type(change.state).__name__} of its {module.state_type.__name__}")
     return Change(change.state, tuple(change.facts))
+
+
+def _encodable(module: Module[Any], change: Change, given: Any) -> Change:
+    """What a step has made of the `given` state."""
+    change = _sound(module, change)
+    check_encodable(module.state_type, change.state, given)
+    return change
 
 
 def _opened_bytes(signed: Signed) -> int:

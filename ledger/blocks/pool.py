@@ -313,7 +313,7 @@ def _next_nonce(entry: Waiting, state: State) -> int:
 
 
 def _is_next(entry: Waiting, state: State) -> bool:
-    """Whether only its module can refuse it now, which may take long."""
+    """Whether it has its author's next nonce. Then its module may refuse it, after costly work."""
     return _may_speak(entry, state) and entry.nonce == _next_nonce(entry, state) and entry.expires > state.height
 
 

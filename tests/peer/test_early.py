@@ -51,7 +51,7 @@ def put(early: Early, signer: bytes, message: Proposal | Ballot | CutOff) -> Non
 
 @pytest.fixture
 def early(tmp_path: Path) -> Iterator[Early]:
-    """Of a peer in a network of VOTERS_MAX voters and many other members."""
+    """A peer's early messages in a network of VOTERS_MAX voters and many other members."""
     chain = Chain(tmp_path / "chain")
     state = chain.ledger.state
     member = Member("somebody", (), 1, None, 0)
