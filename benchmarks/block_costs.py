@@ -37,6 +37,7 @@ from curation.contents import (
     LeaseWish,
     Move,
     Opening,
+    Release,
     Review,
     SayGold,
     Skip,
@@ -542,6 +543,11 @@ def enrolments(net: Network) -> Iterator[Signed]:
     yield from (_batch(net, enrolments=_enrolments(net, first, BATCH_MAX)) for first in range(0, 4 * BATCH_MAX, BATCH_MAX))
 
 
+@case("curation/batch of one enrolment")
+def single_enrolments(net: Network) -> Iterator[Signed]:
+    yield from (_batch(net, enrolments=_enrolments(net, number, 1)) for number in range(TRANSACTIONS_PER_BLOCK_MAX))
+
+
 @case("curation/batch of lease wishes")
 def leases(net: Network) -> Iterator[Signed]:
     _curating(net)
@@ -596,6 +602,11 @@ def openings(net: Network) -> Iterator[Signed]:
     for part in _cut(_commits(net, leases)):
         net.decide(_batch(net, commits=part))
     yield from (_batch(net, openings=part) for part in _cut([Opening(lease, SALT, (0,)) for _, lease in leases]))
+
+
+@case("curation/batch of releases")
+def releases(net: Network) -> Iterator[Signed]:
+    yield from (_batch(net, releases=part) for part in _cut([Release(lease) for _, lease in _leased(net)]))
 
 
 @case("curation/batch of skips")

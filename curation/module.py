@@ -226,11 +226,10 @@ class CurationModule(Module[CurationState]):
         if batch.size > BATCH_MAX:
             raise Refused(f"{batch.size} statements, at most {BATCH_MAX} go into a batch")
         if work.state.looked != context.height:  # once a block, however many batches it has
-            work.changed["looked"] = context.height
+            work.changed |= {"looked": context.height, "serving": len(serving(members))}
             _expire(work, context.time_ms, members)
             self._closer.go_on(work, context.chain_id, context.time_ms)
         work.looks_left = LOOKS_MAX + LOOKS_FOR_DRAW * sum(wish.count for wish in batch.leases)
-        places = ANNOTATORS_MAX // max(1, len(serving(members))) if batch.enrolments else 0
 
         def act(statements: tuple[object, ...], do: Callable[..., None]) -> None:
             for statement in statements:
@@ -239,7 +238,7 @@ class CurationModule(Module[CurationState]):
                 except Passed:
                     work.count("passed_over")
 
-        act(batch.enrolments, lambda work, statement, peer, context: self._enrol(work, statement, peer, context, places))
+        act(batch.enrolments, self._enrol)
         wished: set[bytes] = set()
         act(batch.leases, lambda work, wish, peer, context: self._lease(work, wish, peer, context, wished))
         act(batch.commits, self._commit)
@@ -247,8 +246,9 @@ class CurationModule(Module[CurationState]):
         act(batch.skips, lambda work, skip, peer, context: _skip(work, skip, peer, members))
         act(batch.releases, lambda work, release, peer, context: _release(work, release, peer, members))
 
-    def _enrol(self, work: Work, wish: Enrolment, peer: bytes, context: Context, places: int) -> None:
+    def _enrol(self, work: Work, wish: Enrolment, peer: bytes, context: Context) -> None:
         share = work.shares.get(peer) or Share(0)
+        places = ANNOTATORS_MAX // max(1, work.changed.get("serving", work.state.serving))
         if work.annotators.get(wish.annotator) is not None:
             raise Passed("enrolled already")
         if name_problem(wish.name):

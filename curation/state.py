@@ -278,6 +278,7 @@ class CurationState:
     redactions: Table[Redaction] = field(default_factory=lambda: Table(Redaction))
     wishes: Table[Redaction] = field(default_factory=lambda: Table(Redaction))
     looked: Count = 0  # height of the last block whose batches have seen what expires, and gone on with a close
+    serving: Count = 0  # members that served annotators when the first batch of that block acted
 
 
 def page_key(project: bytes, page: int) -> bytes:

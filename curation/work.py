@@ -51,6 +51,7 @@ TABLES = (
     "redactions",
     "wishes",
 )
+QUEUES = ("leases", "openings", "enrolments")
 
 
 class Rows(Generic[R]):
@@ -159,7 +160,7 @@ class Work:
 
     def next_look_ms(self) -> int | None:
         """From what time on a batch has something to do by itself; None: there is nothing that could expire or be closed."""
-        entries = [entry.at_ms for name in ("leases", "openings") if (entry := self.next_due(name)) is not None]
+        entries = [entry.at_ms for name in QUEUES if (entry := self.next_due(name)) is not None]
         return min([*entries, *(self.closings[project].at_ms for project in self.closing[:1])], default=None)
 
     # Lists of tasks --------------------------------------------------------------------------------------------------

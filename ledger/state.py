@@ -19,6 +19,7 @@ from ledger import members as membership
 from ledger.audits.docket import AuditsModule, FirstAuditsModule
 from ledger.audits.state import AuditsState
 from ledger.core.containment import Failure, failure_of, is_contained
+from ledger.core.encodable import check_encodable
 from ledger.core.genesis import Genesis, ModuleVersion
 from ledger.core.module import Change, Context, Module, Refused, Replaced, Said, Statement
 from ledger.jobs import (
@@ -254,6 +255,11 @@ class Rules:
         self.verifier = verifier
         self._known = {ModuleVersion(module.name, module.version): module for module in modules}
         assert len(self._known) == len(modules), "each version once"
+        self._by_kind: dict[str, Module[Any]] = {}  # any version: all of them read the content alike
+        for module in modules:
+            for kind in module.contents:
+                first = self._by_kind.setdefault(kind, module)
+                assert _reading(module, kind) == _reading(first, kind), f"versions of {module.name} read {kind} differently"
         self._running: tuple[tuple[ModuleVersion, ...], Running] | None = None
         self._begun: tuple[State, State] | None = None
         self.failures: deque[Failure] = deque(maxlen=FAILURES_KEPT)  # of transactions; whoever tells people takes them
@@ -480,20 +486,23 @@ class Rules:
                 return  # `apply_transaction` refuses it, too
             self._check_statements(signed, statements)
 
-    def verify_ahead(self, state: State, transactions: Iterable[Signed]) -> None:
-        """Verifies and remembers the signatures of members' transactions, as many as a block may have. May run in a thread.
+    def verify_ahead(self, body: Body) -> None:
+        """Verifies and remembers the signatures of a body, as many as a block may have. May run in a thread.
 
-        Raises `RemoteProtocolError` at the first false one, as `apply_transaction` will.
+        The author of a transaction may become a member in this very body. Raises `RemoteProtocolError` at the first false
+        signature, as `apply` will.
         """
         left = COST_PER_BLOCK_MAX
-        for signed in transactions:
-            if signed.signer not in state.members.members:
-                continue
+        for signed in body.transactions:
             transaction = self.open_transaction(signed)
             left -= self.traits(signed.signer, transaction).cost
             if left < 0:
                 return
             self.check_statements(signed, transaction)
+        for closing in body.closings:
+            self.open_closing(closing)
+        for item in body.evidence:
+            verify_evidence(item, self.chain_id, self.verifier)
 
     def _check_statements(self, signed: Signed, statements: Sequence[Statement]) -> None:
         if not statements:
@@ -511,7 +520,7 @@ class Rules:
 
     def _known_content(self, transaction: Transaction) -> tuple[Module[Any], Any] | None:
         """The transaction's module, in whatever version, and its content. None: it will be refused."""
-        module = next((module for module in self._known.values() if transaction.kind in module.contents), None)
+        module = self._by_kind.get(transaction.kind)
         try:
             return (module, codec.decode(module.contents[transaction.kind], transaction.content)) if module else None
         except RemoteProtocolError:
@@ -656,14 +665,16 @@ class Rules:
             for name, module in modules.items():
                 if (name, REKEYED) not in skipped:
                     with _failing(name, REKEYED):
-                        rekeyed[name] = _sound(module, Change(module.rekeyed(after.modules[name], current))).state
+                        given = after.modules[name]
+                        rekeyed[name] = _encodable(module, Change(module.rekeyed(given, current)), given).state
             after = after.with_modules(**rekeyed)
         for step in (SETTLE, END_BLOCK):
             for name, module in modules.items():
                 if (name, step) in skipped:
                     continue
+                given = after.modules[name]
                 with _failing(name, step):
-                    change = _sound(module, getattr(module, step)(after.modules[name], after, context))
+                    change = _encodable(module, getattr(module, step)(given, after, context), given)
                 after = after.with_modules(**{name: change.state})
                 context = replace(context, facts=(*context.facts, *change.facts))
         if (MembersModule.name, SETTLE) in skipped:  # consensus counts on the voters of the next height, whatever fails
@@ -672,6 +683,12 @@ class Rules:
         states = {name: _settled(value, before.modules.get(name)) for name, value in sorted(after.modules.items())}
         started = tuple(fact.job for fact in context.of(JobStarted))
         return Transition(replace(after, height=context.height, modules=states), started, closed)
+
+
+def _reading(module: Module[Any], kind: str) -> tuple[object, ...]:
+    """Parts of a module that give a transaction its traits and its statements, which must not depend on the state."""
+    of = type(module)
+    return module.contents[kind], module.costs.get(kind, 0), of.cost, of.statements, of.can_wait, of.lingers
 
 
 REKEYED, SETTLE, END_BLOCK = Module.rekeyed.__name__, Module.settle.__name__, Module.end_block.__name__
@@ -698,6 +715,13 @@ def _sound(module: Module[Any], change: Change) -> Change:
     if not isinstance(change.state, module.state_type):
         raise TypeError(f"{module.name} has made a {type(change.state).__name__} of its {module.state_type.__name__}")
     return Change(change.state, tuple(change.facts))
+
+
+def _encodable(module: Module[Any], change: Change, given: Any) -> Change:
+    """What a step has made of the `given` state."""
+    change = _sound(module, change)
+    check_encodable(module.state_type, change.state, given)
+    return change
 
 
 def _opened_bytes(signed: Signed) -> int:

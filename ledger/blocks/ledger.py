@@ -17,7 +17,9 @@ from protocol.limits import EVIDENCE_PER_BLOCK_MAX, TRANSACTIONS_PER_BLOCK_MAX
 from protocol.messages import Notice
 from rounds.ballots import Closing, RoundBook
 
-DEFERRED_HEIGHTS = 64  # a closing that made `jobs` fail would else fill every block: blocks without end, with the same failure
+# A closing that made `jobs` fail would else fill every block: blocks without end, with the same failure. The deferral ends by
+# time, since a network that waits for this closing alone reaches no further height.
+DEFERRED_SECONDS = 60.0
 BODY_FIXED_BYTES = 64  # what an encoded body takes beside its closings, evidence and transactions
 ACCUSATIONS_MAX = 16 * EVIDENCE_PER_BLOCK_MAX  # held until a block carries them: 30 kB each at most; more liars wait their turn
 
@@ -32,7 +34,7 @@ class Ledger:
         self.books: dict[bytes, RoundBook] = {}
         self.pool = Pool(state.height, rules.traits)
         self.notices = Notices()
-        self._deferred: dict[tuple[bytes, int], int] = {}  # rounds -> height of the first block that may close them
+        self._deferred: dict[tuple[bytes, int], float] = {}  # rounds -> time from which this peer's blocks may close them
         self.accusations: dict[bytes, Evidence] = {}  # by culprit; each would expel it now
         # What a signer said in rounds that have no book here yet. `peer.node.node` keeps that, and puts its own function here.
         self.signed_early: Callable[[bytes], tuple[Signed, ...]] = lambda signer: ()
@@ -119,15 +121,17 @@ class Ledger:
 
     def _closable(self) -> list[RoundBook]:
         """In order of their jobs."""
-        height = self.state.height + 1
         books = [book for _, book in sorted(self.books.items())]
-        return [book for book in books if self._deferred.get((book.terms.job, book.terms.round), 0) <= height]
+        return [book for book in books if (book.terms.job, book.terms.round) not in self._deferred]
 
-    def defer(self, closings: Iterable[Closing]) -> None:
-        """Leaves these rounds open for some heights: the block that closed them made the module `jobs` fail."""
-        height = self.state.height
-        self._deferred = {key: until for key, until in self._deferred.items() if until > height}
-        self._deferred |= {(closing.job, closing.round): height + DEFERRED_HEIGHTS for closing in closings}
+    def defer(self, closings: Iterable[Closing], now: float) -> None:
+        """Leaves these rounds open for some time: the block that closed them made the module `jobs` fail."""
+        self._deferred |= {(closing.job, closing.round): now + DEFERRED_SECONDS for closing in closings}
+
+    def resume(self, now: float) -> float | None:
+        """Ends deferrals that are over. Returns the time at which the next one ends."""
+        self._deferred = {key: until for key, until in self._deferred.items() if until > now}
+        return min(self._deferred.values(), default=None)
 
     def check(self, height: int, body: bytes, proposer: bytes) -> str | None:
         if height != self.state.height + 1:

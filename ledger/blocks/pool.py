@@ -124,6 +124,7 @@ class Pool:
         self._lingering: dict[bytes, float | None] = {}  # keys of `_waiting` -> until when, once `linger` was asked
         self._overflowed: set[bytes] = set()  # signers that had too many since the last block
         self._dropped: dict[bytes, None] = {}  # the last keys that left `_waiting`
+        self._tried = -1  # number of the last transaction that `prune` tried
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -262,9 +263,9 @@ class Pool:
 
     def neglected(self, rules: Rules, state: State) -> tuple[bytes, ...]:
         """Digests of the oldest few, ascending, that came before the last block could be made and could still be decided."""
-        old = [entry for entry in self._waiting.values() if entry.added <= state.height - 2]
+        old = [entry for entry in self._waiting.values() if entry.added <= state.height - 2 and _is_next(entry, state)]
         found: list[bytes] = []
-        for entry in sorted(old, key=lambda entry: entry.added):
+        for entry in _within_cost(sorted(old, key=lambda entry: entry.added)):
             if len(found) == NOTICED_MAX:
                 break
             if Selection(rules, state, TRANSACTIONS_BYTES_MAX, 1).take(entry):
@@ -272,30 +273,62 @@ class Pool:
         return tuple(sorted(found))
 
     def prune(self, rules: Rules, state: State) -> list[tuple[Signed, str]]:
-        """Drops decided, expired and refused transactions, each with the reason. One whose nonce lies ahead stays."""
+        """Drops decided, expired and refused transactions, each with the reason. One whose nonce lies ahead stays.
+
+        A refusal may come after costly work. Each call does the work of one block, and the next call goes on from there.
+        """
         self._overflowed.clear()
         gone: list[tuple[Signed, str]] = []
+        next_ones: list[Waiting] = []
         for entry in list(self._waiting.values()):
-            reason = self._hopeless(rules, state, entry)
-            if reason is not None:
-                self._forget(entry)
-                gone.append((entry.signed, reason))
-                self._dropped[entry.digest] = None
+            if _is_next(entry, state):
+                next_ones.append(entry)
+            elif not _lies_ahead(entry, state):
+                self._drop(rules, state, entry, gone)  # before any costly work
+        for entry in _within_cost(sorted(next_ones, key=lambda entry: (entry.number <= self._tried, entry.number))):
+            self._drop(rules, state, entry, gone)
+            self._tried = entry.number
         while len(self._dropped) > DROPPED_MAX:
             del self._dropped[next(iter(self._dropped))]
         return gone
 
-    def _hopeless(self, rules: Rules, state: State, entry: Waiting) -> str | None:
-        author = entry.signed.signer
-        member = state.members.members.get(author)
-        may_speak = member is None or state.members.speaks(author)
-        if may_speak and entry.nonce > (member.nonce if member else 0) + 1 and entry.expires > state.height:
-            return None
+    def _drop(self, rules: Rules, state: State, entry: Waiting, gone: list[tuple[Signed, str]]) -> None:
+        """Drops it if it is refused."""
         try:
             rules.apply_transaction(state, entry.signed)
         except (Refused, RemoteProtocolError) as error:
-            return str(error)
-        return None
+            self._forget(entry)
+            gone.append((entry.signed, str(error)))
+            self._dropped[entry.digest] = None
+
+
+def _may_speak(entry: Waiting, state: State) -> bool:
+    author = entry.signed.signer
+    return author not in state.members.members or state.members.speaks(author)
+
+
+def _next_nonce(entry: Waiting, state: State) -> int:
+    member = state.members.members.get(entry.signed.signer)
+    return (member.nonce if member else 0) + 1
+
+
+def _is_next(entry: Waiting, state: State) -> bool:
+    """Whether it has its author's next nonce. Then its module may refuse it, after costly work."""
+    return _may_speak(entry, state) and entry.nonce == _next_nonce(entry, state) and entry.expires > state.height
+
+
+def _lies_ahead(entry: Waiting, state: State) -> bool:
+    return _may_speak(entry, state) and entry.nonce > _next_nonce(entry, state) and entry.expires > state.height
+
+
+def _within_cost(entries: Iterable[Waiting]) -> Iterator[Waiting]:
+    """The first of them, as many as a block may hold by their cost. There is always one."""
+    left = COST_PER_BLOCK_MAX
+    for number, entry in enumerate(entries):
+        left -= entry.traits.cost
+        if left < 0 and number:
+            return
+        yield entry
 
 
 def _take_all(selection: Selection, waiting: Iterable[Waiting], refused_max: float = math.inf) -> list[Waiting]:

@@ -106,6 +106,15 @@ class Table(Generic[R]):
     def without(self, key: bytes) -> Table[R]:
         return self.with_rows({key: None})
 
+    def check_changes(self, before: Table[R]) -> None:
+        """Raise if a row that was put in since `before` has no encoding that can be read back."""
+        known = before._now[2]
+        for layer in self._now[2]:
+            if not any(layer is of_before for of_before in known):
+                for value in layer.values():
+                    if value is not None and self._decoded(self._encoded(value)) != value:
+                        raise TypeError(f"a {type(value).__name__} that is read back as something else")
+
     # Once a block ----------------------------------------------------------------------------------------------------
 
     def tree(self) -> tuple[Node, Read]:

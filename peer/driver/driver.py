@@ -357,7 +357,7 @@ class Driver:
                 if last is not None and block.height > last:
                     return  # a newer program, which can apply it, begins here
                 if len(block.body) > LARGE_BYTES:  # an observer, or a peer that was away, has verified none of it
-                    await trio.to_thread.run_sync(self._verify_ahead, state, block.body)
+                    await trio.to_thread.run_sync(self._verify_ahead, block.body)
                 transition = self.rules.apply(state, block)
                 before, state = state, transition.finish(await self._step_models(transition))
                 rounds = [_stored_round(closed, state) for closed in transition.closed]
@@ -372,9 +372,9 @@ class Driver:
                 await self._inbox_send.send(AppliedBlock(decided, transition, state))
             await more.wait()
 
-    def _verify_ahead(self, state: State, body: bytes) -> None:
+    def _verify_ahead(self, body: bytes) -> None:
         with contextlib.suppress(RemoteProtocolError):  # `apply` finds it
-            self.rules.verify_ahead(state, decode_body(body).transactions)
+            self.rules.verify_ahead(decode_body(body))
 
     async def _step_models(self, transition: Transition) -> dict[bytes, bytes]:
         """The model roots after a block. Waits as long as it takes for payloads: q voters have said that they hold them."""

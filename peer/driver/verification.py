@@ -18,10 +18,9 @@ import trio
 
 from consensus.block import decode_block
 from ledger.blocks.pool import PENDING_BYTES_PER_MEMBER_MAX
-from ledger.state import Rules, State, decode_body
+from ledger.state import Body, Rules, State, decode_body
 from protocol import codec
 from protocol.errors import RemoteProtocolError
-from protocol.identity import Signed
 from protocol.messages import BlockBytes, Relay
 from transport.network import Network, Received
 
@@ -93,12 +92,13 @@ class Verification:
         """The processor time that it took."""
         started = time.thread_time()
         with contextlib.suppress(RemoteProtocolError):  # the node finds it, and says who is at fault
-            self._rules.verify_ahead(self._state(), _transactions_in(data))
+            self._rules.verify_ahead(self._body_in(data))
         return time.thread_time() - started
 
-
-def _transactions_in(data: bytes) -> tuple[Signed, ...]:
-    message: Any = codec.decode_message(data, KINDS)
-    if isinstance(message, Relay):
-        return (message.signed,)
-    return tuple(decode_body(decode_block(message.block).body).transactions)
+    def _body_in(self, data: bytes) -> Body:
+        """The signed parts that the node will verify. It refuses a relayed transaction of a stranger before that."""
+        message: Any = codec.decode_message(data, KINDS)
+        if not isinstance(message, Relay):
+            return decode_body(decode_block(message.block).body)
+        is_member = message.signed.signer in self._state().members.members
+        return Body((), (), (message.signed,) if is_member else ())

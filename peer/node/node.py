@@ -169,6 +169,7 @@ class Node:
         self._deadline: float | None = None  # the replica's
         self._repeat_at: float | None = None  # while transactions of our own wait
         self._lingers_until: float | None = None  # while transactions wait for others
+        self._resumes_at: float | None = None  # while closings of rounds are deferred
         self._changes: list[RoundChange] = []
         self._has_started = False
         for evidence in restart.evidence:
@@ -232,6 +233,7 @@ class Node:
         self._say(self.rounds.due(self._now))
         self._repeat_own()
         self._lingers_until = self.ledger.pool.linger(self._now)
+        self._resumes_at = self.ledger.resume(self._now)
         accused = len(self.ledger.accusations)
         self._conclude()
         if len(self.ledger.accusations) > accused:
@@ -249,7 +251,7 @@ class Node:
             self._repeat_at = self._now + OWN_REPEAT_SECONDS
 
     def _finish(self) -> Turn:
-        own = (self._deadline, self._repeat_at, self._lingers_until)
+        own = (self._deadline, self._repeat_at, self._lingers_until, self._resumes_at)
         times = (*own, self.rounds.deadline(self._now), self._recall.deadline(self._now))
         return merge(self._turns, min([time for time in times if time is not None], default=None))
 
@@ -337,7 +339,7 @@ class Node:
         pruned = self.ledger.pool.prune(self.rules, item.state)
         self.dropped += tuple(entry for entry in pruned if entry[0].signer == self.me)
         if any(failure.module == JobsModule.name for failure in item.transition.failures):
-            self.ledger.defer(decode_body(item.decided.decode().body).closings)
+            self.ledger.defer(decode_body(item.decided.decode().body).closings, self._now)
         self._follow_rounds()  # before the replica asks for a block: a closed round must not be closed again
         self._take(_applied_event(item.state))
         self._send(None, *self._accusations())

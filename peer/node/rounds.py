@@ -156,10 +156,11 @@ class Rounds:
             with contextlib.suppress(RemoteProtocolError):  # the round may have been given to others since
                 self._put(self.books[key], signed, _decoded(signed, Proposal), now, effects)
         for kept in self._early.take((key, job.round)):
-            if not self._sealing.knows(kept.message):
+            message = kept.decoded()
+            if not self._sealing.knows(message):
                 continue
             try:
-                self._hear(self.books[key], kept.signed, kept.message, now, effects)
+                self._hear(self.books[key], kept.signed, message, now, effects)
             except RemoteProtocolError:
                 continue  # when it came, this peer could not know that it does not belong
         return effects

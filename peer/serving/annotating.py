@@ -131,7 +131,7 @@ class Annotating:
         return NUDGE_SECONDS * (1 + peers.index(self._desk.me)) if self._desk.me in peers else math.inf
 
     def _seconds_to_expiry(self) -> float:
-        """Until a lease or an opening of an open task is over, or a closed project has to go on; batches alone see that."""
+        """Seconds until a lease, an opening or an unused place expires, or a closed project goes on. Batches alone see that."""
         at_ms = Work(self._state, b"").next_look_ms()
         return 3_600.0 if at_ms is None else (at_ms - self._now_ms) / 1_000
 

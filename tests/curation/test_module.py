@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 from hypothesis import given, settings
@@ -16,11 +16,12 @@ from curation.contents import AddPage, Batch, Found, GoldAnswer, Move, Release, 
 from curation.limits import ASSIGNED_MAX, CANDIDATES, ENROLMENT_MS, LEASE_MS, LEASES_MAX, OPENING_MS, PROJECTS_OPEN_MAX, SKIPS_MAX
 from curation.lines import line_of
 from curation.lists import BEGUN, place_key
+from curation.module import serving
 from curation.seals import keepers
-from curation.state import Asked, Lease, Phase, Redaction, Share, Stage, TaskRow, page_key
+from curation.state import Asked, CurationState, Lease, Phase, Redaction, Share, Stage, TaskRow, page_key
 from curation.tasks import Entry, Page, Task, assignment_id, entry_leaf, read_page, redacted, root_of, task_id
 from curation.work import Work
-from ledger.members import Leave, Rotate, rotation_preimage
+from ledger.members import Leave, MembersState, Register, Rotate, rotation_preimage
 from protocol import codec
 from tests.curation.room import AUTHOR, ONE, OTHER, PEER, SEVERAL, Room, annotators, gold_answers
 from tests.ledger.world import PEOPLE
@@ -272,6 +273,30 @@ def test_a_peer_enrols_no_more_than_its_share(room: Room, monkeypatch: pytest.Mo
     assert room.curation.annotators_count == 6
 
 
+def test_serving_peers_are_counted_once_a_block(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The count looks at all members. A block may hold a thousand batches with enrolments."""
+    counts: list[int] = []
+
+    def counted(members: MembersState) -> tuple[bytes, ...]:
+        counts.append(room.state.height)
+        return serving(members)
+
+    monkeypatch.setattr("curation.module.serving", counted)
+    monkeypatch.setattr("curation.module.ANNOTATORS_MAX", 6)
+    for _ in range(2):
+        people = annotators(8)
+        mine = [
+            room.tx(PEER, "curation/batch", Batch(enrolments=(room.enrolment(who),)), ahead)
+            for ahead, who in enumerate(people, 1)
+        ]
+        room.decide(*mine, room.tx(OTHER, "curation/batch", Batch(enrolments=(room.enrolment(people[7], peer=OTHER),))))
+    assert counts == [room.state.height - 2, room.state.height - 1]
+    assert room.curation.shares.get(PEER.public) == Share(3), "two peers serve"
+    room.decide(room.tx(AUTHOR, "member/register", Register(("annotator",))))
+    room.batch()
+    assert room.curation.serving == 3
+
+
 def test_a_key_that_never_answered_loses_its_place_to_others(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("curation.module.ANNOTATORS_MAX", 6)
     strangers, people = annotators(7)[:3], annotators(7)[3:]
@@ -317,6 +342,23 @@ def test_a_place_expires_in_the_block_in_which_its_peer_has_a_new_key(room: Room
     room.decide(room.tx(PEER, "member/rotate", rotate), room.tx(new, "curation/batch", batch))
     assert room.curation.annotators_count == 1 and CAT.public in room.curation.annotators
     assert (room.curation.shares.get(PEER.public), room.curation.shares.get(new.public)) == (None, Share(1))
+
+
+def test_a_serving_peer_knows_when_a_place_expires(room: Room) -> None:
+    room.batch(enrolments=[room.enrolment(ANN)])
+    assert Work(room.curation, b"").next_look_ms() == room.now + ENROLMENT_MS
+    room.later(ENROLMENT_MS)
+    room.batch()
+    room.batch()
+    assert ANN.public not in room.curation.annotators and Work(room.curation, b"").next_look_ms() is None
+
+
+def test_every_queue_has_a_time_at_which_a_batch_looks_at_it(room: Room) -> None:
+    for field in fields(CurationState):
+        if field.type == "Queue":
+            work = Work(CurationState(), b"")
+            work.wait(field.name, bytes(32), 5)
+            assert work.next_look_ms() == 5, field.name
 
 
 def test_a_lease_that_is_new_does_not_keep_a_place(room: Room) -> None:

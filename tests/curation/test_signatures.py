@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from consensus.voters import CachingVerifier
 from curation.contents import Batch
 from curation.limits import BATCH_MAX, LEASE_MS, LEASES_MAX, LOOKS_FOR_DRAW, LOOKS_MAX
 from curation.module import LOOKS_FOR_COST, CurationModule
@@ -15,14 +16,14 @@ from curation.state import Lease
 from curation.work import Work
 from ledger.core.module import Refused
 from ledger.members import Register
-from ledger.state import Body, decode_body
+from ledger.state import Body, Rules, core_modules, decode_body
 from protocol import codec
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed, Verifier
 from protocol.limits import COST_PER_BLOCK_MAX, TRANSACTIONS_PER_BLOCK_MAX
 from protocol.messages import Relay
 from tests.curation.room import ONE, OTHER, PEER, SEVERAL, Room, annotators
-from tests.ledger.world import PEOPLE
+from tests.ledger.world import PEOPLE, PlainJobs, World
 from tests.peer.nodes import Pack, Shell
 from tests.sim.keys import FastSigner, FastVerifier
 from transport.network import Received
@@ -218,3 +219,46 @@ def test_small_batches_of_a_block_look_at_no_more_tasks_than_its_cost_allows(roo
     cost = room.rules.traits(signed.signer, room.rules.open_transaction(signed)).cost
     batches = min(COST_PER_BLOCK_MAX // cost, TRANSACTIONS_PER_BLOCK_MAX)
     assert batches * (LOOKS_MAX + LOOKS_FOR_DRAW) <= COST_PER_BLOCK_MAX * LOOKS_FOR_COST
+
+
+# Blocks that this peer has not seen --------------------------------------------------------------------------------------
+
+
+class Fresh(FastVerifier):
+    """Counts the signatures that are not known yet."""
+
+    count = 0
+
+    def verify(self, public: bytes, data: bytes, signature: bytes) -> bool:
+        self.count += 1
+        return super().verify(public, data, signature)
+
+
+def _left_after_verification(world: World, body: Body) -> int:
+    """Signatures that are verified while a block is judged, although a thread has verified its body."""
+    fresh = Fresh()
+    rules = Rules(world.genesis, CachingVerifier(fresh), (*core_modules(PlainJobs()), CurationModule()))
+    rules.verify_ahead(body)
+    verified, fresh.count = fresh.count, 0
+    assert verified and rules.problem(world.state, codec.encode(body)) is None
+    return fresh.count
+
+
+def test_a_batch_of_a_key_that_is_new_in_its_block_is_verified_ahead(room: Room) -> None:
+    """No peer holds such a batch before, since its author is no member yet."""
+    new = PEOPLE[5]
+    batches = [
+        room.tx(new, "curation/batch", Batch(enrolments=tuple(_enrolments(room, BATCH_MAX, new, f"n{number}"))), 1 + number)
+        for number in range(4)
+    ]
+    assert _left_after_verification(room, Body((), (), (room.rotation(PEER, new), *batches))) == 1, "of the rotation alone"
+    register = room.tx(new, "member/register", Register(("annotator",)), 2)
+    batch = room.tx(new, "curation/batch", Batch(enrolments=tuple(_enrolments(room, BATCH_MAX, new))), 3)
+    left = _left_after_verification(room, Body((), (), (room.admission(new), register, batch)))
+    assert left == 2, "of the invitation and its token"
+
+
+def test_closings_and_evidence_are_verified_ahead() -> None:
+    world = World()
+    closing = world.closing(world.start())
+    assert _left_after_verification(world, Body((closing,), (world.double(PEOPLE[3]),), ())) == 0

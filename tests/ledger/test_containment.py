@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import pytest
 
+from ledger.blocks.ledger import DEFERRED_SECONDS
 from ledger.core.genesis import Genesis
 from ledger.core.module import Change, Context, Module, Refused, Said, Statement, View
 from ledger.jobs import JobsOfModelsModule
 from ledger.members import MembersModule, Rekeyed, Rename
 from ledger.network import Upgrade
 from ledger.state import Body, Rules, core_modules
+from ledger.tables import Table
 from protocol import codec
-from protocol.codec import Count
+from protocol.codec import Count, Length
 from protocol.errors import LocalProtocolError, RemoteProtocolError, StorageError
 from protocol.limits import UPGRADE_NOTICE_HEIGHTS
 from tests.ledger.world import LANGUAGE, NEW, PEOPLE, PlainJobs, World
@@ -128,6 +130,88 @@ def test_a_step_that_fails_does_not_act_and_the_rest_of_the_block_does(step: str
     assert transition.state.root == again.state.root == other.state.root, "however often it is judged"
 
 
+@dataclass(frozen=True, slots=True)
+class Entry:
+    text: Annotated[str, Length(0, 4)]
+
+
+@dataclass(frozen=True, slots=True)
+class Shelf:
+    count: Count = 0
+    parts: Annotated[dict[Annotated[str, Length(1, 4)], Entry], Length(0, 2)] = field(default_factory=dict)
+    either: Entry | None = None
+    names: Annotated[tuple[str, ...], Length(0, 4)] = ()
+    rows: Table[Entry] = field(default_factory=lambda: Table(Entry))
+
+
+class Shelves(Module[Shelf]):
+    """Returns a state that a test gives it."""
+
+    name = "shelves"
+    contents: ClassVar[Mapping[str, type]] = {}
+    state_type = Shelf
+
+    def __init__(self, step: str, **made: Any) -> None:
+        self.step, self.made = step, made
+
+    def genesis(self, genesis: Genesis) -> Shelf:
+        return Shelf(parts={"a": Entry("")})
+
+    def _made(self, step: str, state: Shelf) -> Shelf:
+        return replace(state, **self.made) if step == self.step else state
+
+    def rekeyed(self, state: Shelf, current: Callable[[bytes], bytes]) -> Shelf:
+        return self._made("rekeyed", state)
+
+    def settle(self, state: Shelf, view: View, context: Context) -> Change:
+        return Change(self._made("settle", state))
+
+    def end_block(self, state: Shelf, view: View, context: Context) -> Change:
+        return Change(self._made("end_block", state))
+
+
+UNENCODABLE: dict[str, Any] = {
+    "a number below its bound": {"count": -1},
+    "a number that no integer type has": {"count": 2**70},
+    "a truth value for a number": {"count": True},
+    "an object without an encoding": {"count": object()},
+    "a set": {"parts": {"a": {1}}},
+    "nothing where something belongs": {"count": None},
+    "no dictionary": {"parts": ()},
+    "a text that is too long in a record": {"parts": {"a": Entry("12345")}},
+    "a text that is too long in a new record": {"parts": {"b": Entry("12345")}},
+    "a text that no encoding has": {"parts": {"a": Entry("\ud800")}},
+    "a key of another type": {"parts": {b"a": Entry("")}},
+    "a key that is too long": {"parts": {"abcde": Entry("")}},
+    "too many entries": {"parts": {name: Entry("") for name in "abc"}},
+    "an optional record with a wrong field": {"either": Entry(b"")},  # type: ignore[arg-type]
+    "a list for a tuple": {"names": ["a"]},
+    "a row with a wrong field": {"rows": Table(Entry).with_row(b"key", Entry("12345"))},
+    "a row of another type": {"rows": Table(Entry).with_row(b"key", 5)},  # type: ignore[arg-type]
+    "no table": {"rows": {}},
+}
+
+
+@pytest.mark.parametrize("made", UNENCODABLE.values(), ids=UNENCODABLE)
+@pytest.mark.parametrize("step", ["settle", "end_block", "rekeyed"])
+def test_a_step_whose_state_has_no_encoding_does_not_act(step: str, made: dict[str, Any]) -> None:
+    world = World(modules=(Shelves(step, **made),))
+    before = world.state
+    body = Body((), (), (world.rotation(PEOPLE[2], NEW),))
+    transition = world.rules.transition(before, 1, 2_000, before.root, body)
+    assert [(failure.module, failure.step) for failure in transition.failures] == [("shelves", step)]
+    assert transition.state.of(Shelf) == before.of(Shelf)
+    assert world.rules.decode_state(world.rules.encode_state(transition.state)).root == transition.state.root
+
+
+def test_a_step_whose_state_has_an_encoding_acts() -> None:
+    made = {"count": 1, "parts": {"a": Entry("1234"), "b": Entry("")}, "rows": Table(Entry).with_row(b"key", Entry("row"))}
+    world = World(modules=(Shelves("settle", **made),))
+    world.decide()
+    assert world.state.of(Shelf).count == 1 and not world.rules.failures
+    assert world.state.of(Shelf).rows.get(b"key") == Entry("row")
+
+
 def test_blocks_go_on_with_a_step_that_always_fails() -> None:
     world = _world("settle", KeyError(b"gone"))
     for height in range(1, 6):
@@ -215,12 +299,13 @@ def test_where_jobs_fail_the_round_stays_open_for_everybody_and_is_not_closed_in
     assert transition.state.jobs.jobs[key].model_root == before.jobs.jobs[key].model_root
     assert world.ledger.has_work()
     world.ledger.advance(transition.finish({}), before.root)
-    world.ledger.defer([closing])
+    world.ledger.defer([closing], now=5.0)
     world.follow()
-    assert not world.ledger._closings(1 << 20)[0]
+    assert not world.ledger._closings(1 << 20)[0] and not world.ledger.has_work()
     monkeypatch.undo()
-    for _ in range(70):
-        world.decide()
+    assert world.ledger.resume(5.0) == world.ledger.resume(64.9) == 5.0 + DEFERRED_SECONDS
+    assert not world.ledger.has_work()
+    assert world.ledger.resume(65.0) is None and world.ledger.has_work()
     assert [of.round for of in world.ledger._closings(1 << 20)[0]] == [0]
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import groupby
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -19,9 +21,11 @@ from ledger.blocks.pool import (
     Pool,
     transaction_digest,
 )
-from ledger.members import Approve, Register
-from ledger.state import Rules, State, core_modules
+from ledger.core.module import Context
+from ledger.members import Approve, Register, Rename
+from ledger.state import Read, Rules, State, Traits, core_modules
 from protocol.identity import Signed
+from protocol.limits import COST_PER_BLOCK_MAX
 from tests.ledger.world import PEOPLE, PlainJobs, World
 from tests.sim.keys import FastSigner
 
@@ -178,6 +182,60 @@ def test_refused_transactions_of_one_nonce_cost_a_leader_few_tries(world: World)
         ledger.pool.add(signed)
     assert ledger.pool.select(rules, world.state) == (last,)
     assert rules.applied <= 1 + REFUSED_PER_MEMBER_MAX
+
+
+class CostlyRules(CountingRules):
+    """Adds up the cost of the transactions whose module has to judge them."""
+
+    cost = 0
+
+    def _act(self, state: State, read: Read, context: Context) -> tuple[State, tuple[Any, ...]]:
+        member = state.members.members[read.said.author]
+        self.cost += read.cost if read.said.transaction.nonce == member.nonce + 1 else 0
+        return super()._act(state, read, context)
+
+
+def crowded(refused: bool) -> tuple[World, CostlyRules, Ledger]:
+    """A pool in which ten members have as many transactions of their next nonce as they may, which cost several blocks."""
+    world = World(voters=10)
+    rules = CostlyRules(world.genesis, world.rules.verifier, core_modules(PlainJobs()))
+    ledger = Ledger(rules, world.state, world.ledger.certified_root)
+    contents: list[Any] = [Approve(bytes([number]) * 32) if refused else Rename(f"n{number}") for number in range(256)]
+    for person in PEOPLE[:10]:
+        for content in contents[:PENDING_PER_MEMBER_MAX]:
+            ledger.pool.add(world.tx(person, "member/approve" if refused else "member/name", content))
+    return world, rules, ledger
+
+
+@pytest.mark.parametrize("refused", [True, False])
+def test_after_a_block_waiting_transactions_are_tried_for_the_cost_of_one_block(refused: bool) -> None:
+    world, rules, ledger = crowded(refused)
+    waiting = list(ledger.pool)
+    cost = sum(rules.traits(signed.signer, rules.open_transaction(signed)).cost for signed in waiting)
+    calls = -(-cost // COST_PER_BLOCK_MAX)
+    assert calls > 3
+    gone: list[Signed] = []
+    for number in range(1, calls + 1):
+        gone += [signed for signed, _ in ledger.pool.prune(rules, world.state)]
+        assert rules.cost <= number * COST_PER_BLOCK_MAX
+    assert (gone == waiting and not len(ledger.pool)) if refused else (not gone and list(ledger.pool) == waiting)
+    assert rules.cost == cost, "each is tried in its turn"
+
+
+def test_a_notice_costs_no_more_than_a_block() -> None:
+    """Refused transactions that are not pruned yet are tried, too."""
+    world, rules, ledger = crowded(refused=True)
+    late = replace(world.state, height=2)
+    assert ledger.pool.neglected(rules, late) == () and 0 < rules.cost <= COST_PER_BLOCK_MAX
+
+
+def test_a_costly_transaction_is_tried_however_much_it_costs() -> None:
+    world = World()
+    traits = Traits(cost=2 * COST_PER_BLOCK_MAX)
+    pool = Pool(traits=lambda author, transaction: traits)
+    for person in PEOPLE[:3]:
+        pool.add(world.tx(person, "member/approve", Approve(bytes(32))))
+    assert [len(pool.prune(world.rules, world.state)) for _ in range(4)] == [1, 1, 1, 0]
 
 
 def test_a_noticed_transaction_is_offered_behind_refused_ones_of_its_nonce(world: World) -> None:

@@ -225,3 +225,32 @@ def test_a_program_that_lacks_a_version_refuses_what_the_next_block_could_carry(
     world.ledger.pool.add(signed)
     assert world.ledger.propose(15, world.state.time_ms + 1) is None and not world.ledger.awaits_transactions()
     assert "goes on with tally 2" in (world.refusal(signed) or "")
+
+
+@dataclass(frozen=True, slots=True)
+class Subtract:
+    amount: Count
+
+
+def _other_version(**differs: Any) -> Module[Any]:
+    """A later version of the tally with these attributes."""
+    other: Module[Any] = type("OtherTallyModule", (TallyModule,), {"version": 2, **differs})()
+    return other
+
+
+def test_versions_of_a_module_give_a_transaction_the_same_cost_and_signatures() -> None:
+    """A pool knows no state: with another cost than that of the block's check, leaders would propose blocks that are refused."""
+
+    def rules(*modules: Module[Any]) -> Rules:
+        world = World(modules=modules[:1])
+        return Rules(world.genesis, FastVerifier(), (*core_modules(PlainJobs()), *modules))
+
+    def other(*about: object) -> Any:
+        return None
+
+    assert rules(TallyModule(), _other_version(genesis=other, apply=other, upgraded=other, end_block=other))
+    differences: list[dict[str, Any]] = [{name: other} for name in ("cost", "statements", "can_wait", "lingers")]
+    for differs in (*differences, {"costs": {"tally/add": 7}}, {"contents": {"tally/add": Subtract}}):
+        for modules in ((TallyModule(), _other_version(**differs)), (_other_version(**differs), TallyModule())):
+            with pytest.raises(AssertionError, match="versions of tally read tally/add differently"):
+                rules(*modules)

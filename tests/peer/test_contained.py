@@ -8,11 +8,18 @@ from typing import Any
 import pytest
 import trio
 
+from ledger.blocks.ledger import DEFERRED_SECONDS
 from ledger.core.module import Change, Context, View
+from ledger.jobs import ClosedRound, JobsOfModelsModule, Start, job_id
 from ledger.members import Rename
 from peer.features import founding_modules
+from peer.node.node import Do
+from protocol.messages import Proposal
+from protocol.reasons import Verdict
 from rlhf.module import RlhfModule, RlhfState
+from tests.ledger.world import LANGUAGE, PEOPLE
 from tests.peer.network import network
+from tests.peer.nodes import Pack
 
 
 async def test_peers_go_on_alike_and_say_it_where_a_module_fails_in_every_block(
@@ -35,3 +42,33 @@ async def test_peers_go_on_alike_and_say_it_where_a_module_fails_in_every_block(
             assert "settle of the module rlhf failed: KeyError: 'planted'" in seat.driver.witness.failure
             told = [event.text for event in seat.events.last(1_000) if event.text.startswith("FAILED")]
             assert len(told) == 1, "once, however many blocks it fails in"
+
+
+def test_a_round_whose_closing_failed_is_closed_later_on_an_idle_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = JobsOfModelsModule.settle
+
+    def fails(self: Any, state: Any, view: View, context: Context) -> Change:
+        if context.of(ClosedRound):
+            raise KeyError("planted")
+        return real(self, state, view, context)
+
+    pack = Pack()
+    signed = pack.world.tx(PEOPLE[0], "job/start", Start(LANGUAGE))
+    pack[0].say(signed)
+    pack.until(lambda shell: bool(shell.node.state.jobs.jobs))
+    job, height = job_id(signed.signer, pack.world.rules.open_transaction(signed)), pack[0].node.state.height
+    monkeypatch.setattr(JobsOfModelsModule, "settle", fails)
+    ours = Proposal(job, 0, pack[0].node.state.jobs.jobs[job].model_root, bytes(32), 1, bytes(32), None)
+    pack[0].turn(Do(lambda: pack[0].node.rounds.publish(ours, pack.now)))
+    pack.settle()
+    for shell in pack:
+        shell.node.rounds.judge((job, 0), PEOPLE[0].public, Verdict.ACCEPT, None, pack.now)
+    pack.until(lambda shell: shell.node.state.height > height, seconds=3_600.0)
+    blocks, started = pack[0].node.state.height, pack.now
+    pack.pass_time(10 * DEFERRED_SECONDS)
+    blocks = pack[0].node.state.height - blocks
+    assert 0 < blocks <= (pack.now - started) / DEFERRED_SECONDS, "it is tried again, and not all the time"
+    assert [shell.node.state.jobs.jobs[job].round for shell in pack] == [0] * 4
+    monkeypatch.undo()
+    pack.pass_time(2 * DEFERRED_SECONDS)
+    assert all(shell.node.state.jobs.jobs[job].round for shell in pack)

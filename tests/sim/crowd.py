@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 from unittest import mock
 
@@ -28,6 +28,7 @@ from curation.contents import (
     LeaseWish,
     Move,
     Opening,
+    Release,
     Review,
     SayGold,
     Skip,
@@ -204,7 +205,7 @@ class Desk:
 
     def _batch(self, state: CurationState, now_ms: int) -> Batch:
         """Statements that are signed as they should be, or now and then only some that are not."""
-        found: dict[str, list[Any]] = {name: [] for name in ("enrolments", "leases", "commits", "openings", "skips")}
+        found: dict[str, list[Any]] = {part.name: [] for part in fields(Batch)}
         forged: dict[str, list[Any]] = {name: [] for name in ("enrolments", "leases", "commits")}
         for person in self.people:
             self._go_on(state, person, now_ms, found, forged)
@@ -215,7 +216,7 @@ class Desk:
                     self._open(state, assignment, row, found)
                 else:
                     self._unseal(assignment, row, now_ms, found)
-            elif row.state is Lease.EXPIRED and self.random.random() < 0.2:
+            elif row.state in (Lease.EXPIRED, Lease.RELEASED) and self.random.random() < 0.2:
                 self._answer(state, assignment, row, found, forged)
         if any(forged.values()) and self.random.random() < FORGED_SHARE:
             return Batch(**{name: tuple(statements) for name, statements in forged.items()})
@@ -247,6 +248,8 @@ class Desk:
                 self._answer(state, assignment, lease, found, forged)
             elif chance < 0.75:
                 found["skips"].append(Skip(assignment, "unclear"))
+            elif chance < (0.95 if self._is_me(lease.peer) else 0.8):
+                found["releases"].append(Release(assignment))
         if len(row.leases) < LEASES_WANTED and draw.random() < 0.6:
             is_forged = draw.random() < 0.1
             (forged if is_forged else found)["leases"].append(self._wish(person, now_ms, is_forged))

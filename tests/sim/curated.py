@@ -20,7 +20,8 @@ TABLES = ("projects", "pages", "tasks", "places", "annotators", "assignments", "
 LEASES_MAX = 8
 # What an assignment may become within a block.
 AFTER = {
-    "leased": {"leased", "committed", "opened", "settled", "forfeited", "skipped", "expired"},
+    "leased": {"leased", "committed", "opened", "settled", "forfeited", "skipped", "expired", "released"},
+    "released": {"released", "leased", "committed", "opened", "settled", "forfeited", "skipped", "expired"},
     "expired": {"expired", "committed", "opened", "settled", "forfeited"},
     "skipped": {"skipped"},
     "committed": {"committed", "opened", "settled", "forfeited"},
@@ -30,6 +31,7 @@ AFTER = {
 }
 WITH_PLACE = ("leased", "committed", "opened", "settled")
 VOTES = ("committed", "opened", "settled")
+OF_A_LEASE = ("leased", "skipped", "expired", "released")  # then the row still names the peer that took the last lease
 
 Rows = Mapping[bytes, Any]
 
@@ -69,12 +71,20 @@ class Curated:
     _wishes: dict[tuple[str, bytes], set[bytes]] = field(default_factory=lambda: defaultdict(set))  # who said this, so far
     _openings: dict[bytes, set[tuple[bytes, tuple[int, ...]]]] = field(default_factory=lambda: defaultdict(set))
     _openers: dict[bytes, set[bytes]] = field(default_factory=lambda: defaultdict(set))
+    _releases: dict[bytes, set[bytes]] = field(default_factory=dict)  # of this block: who released which assignment
+    _again: Counter[tuple[bytes, bytes]] = field(
+        default_factory=Counter
+    )  # of this block: released tasks, leased to the same people
     _unsealed: int = 0  # votes that other peers opened than those that carried them
+    _released: int = 0
+    _late: int = 0  # answers to released tasks
+    _leased_again: int = 0
 
     def on_block(self, height: int, body: bytes, before: Any, after: Any) -> None:
         """`before` and `after` are whole states."""
         if "curation" not in after.modules:
             return
+        self._releases, self._again = defaultdict(set), Counter()
         enrolled, wished, is_looked_at = dict[bytes, list[Any]](), Counter[tuple[bytes, bytes]](), False
         for data, signer, _ in codec.unpack(body, len(body))[2]:
             _, _, _, kind, content = codec.unpack(data, len(data))
@@ -111,6 +121,9 @@ class Curated:
             "votes opened by their seals": self._unsealed,
             "votes forfeited": sum(row.state == "forfeited" for row in rows["assignments"].values()),
             "leases expired": sum(row.state == "expired" for row in rows["assignments"].values()),
+            "leases released": self._released,
+            "released tasks leased again": self._leased_again,
+            "released tasks answered": self._late,
             "projects closed": len([row for row in projects if row.phase == "closed"]) - len(rows["closings"]),
             "texts redacted": self._before.state.redacted,
             "gold said": len(rows["golds"]),
@@ -134,6 +147,8 @@ class Curated:
         for assignment, salt, answer in openings:
             self._openings[assignment].add((salt, tuple(answer)))
             self._openers[assignment].add(peer)
+        for (assignment,) in batch[5]:
+            self._releases[assignment].add(peer)
 
     def _is_signed(self, tag: str, fields: list[Any], signer: bytes, signature: bytes) -> bool:
         return self.verifier.verify(signer, preimage(tag, self.chain_id, codec.encode([tag, *fields])), signature)
@@ -179,7 +194,7 @@ class Curated:
             if len(row.leases) > LEASES_MAX or len(set(row.leases)) < len(row.leases) or set(row.leases) != leases[key]:
                 raise Violation("curation leases", f"{short_id(key)} has {len(leases[key])} leases, its row {len(row.leases)}")
         fresh = Counter((row.annotator, row.peer) for key, row in assignments.items() if key not in old.rows["assignments"])
-        if fresh - wished:
+        if fresh + self._again - wished:
             raise Violation("curation consent", "somebody has more leases than it asked this peer for")
 
     # Votes -----------------------------------------------------------------------------------------------------------
@@ -194,11 +209,9 @@ class Curated:
                 continue
             if key != assignment_of(task, row.annotator) or row.annotator not in tasks[task].annotators:
                 raise Violation("curation draws", f"assignment {key.hex()[:8]} is not of its task and annotator")
-            if was is not None and (
-                row.state not in AFTER[was.state]
-                or (row.state == "leased" and (row.until_ms, row.peer) != (was.until_ms, was.peer))
-            ):
+            if was is not None and row.state not in AFTER[was.state]:
                 raise Violation("curation draws", f"assignment {key.hex()[:8]} was {was.state}, and is {row.state} again")
+            self._check_releases(key, row, was, current)
             if was is not None and was.commitment is not None and row.commitment != was.commitment:
                 raise Violation("curation votes", f"another commitment took the place of that of {key.hex()[:8]}")
             if (row.commitment is not None) != (row.state in (*VOTES, "forfeited")):
@@ -211,6 +224,23 @@ class Curated:
             if row.answer is not None and (was is None or was.answer is None):
                 self._check_opening(old, new, key, row, task)
                 self._unsealed += current(row.peer) not in map(current, self._openers[key])
+
+    def _check_releases(self, key: bytes, row: Any, was: Any, current: Callable[[bytes], bytes]) -> None:
+        """An annotator gets the same task again only after the peer that took the lease has released it."""
+        is_released_by = {current(peer) for peer in self._releases[key]}.__contains__
+        is_leased_again = was is not None and row.state in OF_A_LEASE and (row.until_ms, row.peer) != (was.until_ms, was.peer)
+        if is_leased_again:
+            self._again[row.annotator, row.peer] += 1
+            self._leased_again += 1
+            if was.state != "released" and not (was.state == "leased" and is_released_by(current(was.peer))):
+                raise Violation(
+                    "curation draws", f"assignment {key.hex()[:8]} was {was.state}, and is {row.state} of another lease"
+                )
+        if row.state == "released" and (was is None or was.state == "leased" or is_leased_again):
+            self._released += 1
+            if not is_released_by(current(row.peer)):
+                raise Violation("curation consent", f"{key.hex()[:8]} is released, and not by the peer that took the lease")
+        self._late += was is not None and was.state == "released" and row.state in VOTES
 
     def _check_commitment(self, old: Tables, key: bytes, row: Any, height: int) -> None:
         said = [signature for commitment, signature, _ in self._commits[key] if commitment == row.commitment]

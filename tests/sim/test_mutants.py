@@ -7,6 +7,7 @@ import dataclasses
 import inspect
 import json
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,15 @@ def test_votes_of_peers_that_crash_are_opened_by_those_that_have_seals() -> None
     simulation = dataclasses.replace(CURATES, crashes=3, seconds=3.0).simulation(1)
     assert run_one(simulation).problem == ""
     assert simulation.curated.came_about()["votes opened by their seals"] >= 3
+
+
+def test_leases_are_released_and_their_tasks_are_answered_late_or_leased_again() -> None:
+    found = Counter[str]()
+    for seed in range(6):
+        simulation = CURATES.simulation(seed)
+        assert run_one(simulation).problem == ""
+        found.update(simulation.curated.came_about())
+    assert found["leases released"] >= 10 and found["released tasks answered"] and found["released tasks leased again"]
 
 
 def test_a_job_that_ended_with_its_trainer_s_retirement_is_not_missed_when_that_one_is_back() -> None:

@@ -34,6 +34,7 @@ RARE = (
     "signs-although-wrong",
     "many-changes",
     "votes-by-looks",
+    "commitment-replaced",
 )
 HUNTS_OF_A_PROCESS = 10  # of the quick ones: a process takes as long to start as three of them
 

@@ -12,13 +12,14 @@ import curation.redacting
 from consensus.voters import VoterSet
 from curation import reputation
 from curation.closing import Estimate, Votes
-from curation.contents import Commit, Opening
+from curation.contents import Commit, Opening, Release
 from curation.module import CurationModule
 from curation.state import Lease, Phase, Stage
 from curation.statements import Annotation, Enrol
 from curation.tasks import assignment_id, task_id
 from curation.work import Work
 from ledger.core.module import Context, Statement
+from ledger.members import MembersState
 from tests.sim.crowd import MOODS
 from tests.sim.mutants.planting import Mutant, Planter
 from tests.sim.mutants.scenarios import Scenario
@@ -201,6 +202,40 @@ def _keeps_place(planter: Planter, of: Lease) -> None:
     planter.replace(Work, "give_back", give_back)
 
 
+def _anybody_releases(planter: Planter) -> None:
+    def release(work: Work, said: Release, peer: bytes, members: MembersState) -> None:
+        row = work.assignments.get(said.assignment)
+        if row is None or row.state is not Lease.LEASED:
+            raise curation.module.Passed("nobody has that lease")
+        work.give_back(said.assignment, Lease.RELEASED)
+
+    planter.replace(curation.module, "_release", release)
+
+
+def _expired_is_drawn(planter: Planter) -> None:
+    """The annotator gets a task again that it let expire, as if its lease had been released."""
+    real = Work._is_released
+
+    def is_released(self: Work, task: bytes, annotator: bytes) -> bool:
+        assignment = self.assignments.get(assignment_id(task, annotator))
+        return real(self, task, annotator) or (assignment is not None and assignment.state is Lease.EXPIRED)
+
+    planter.replace(Work, "_is_released", is_released)
+
+
+def _leased_twice(planter: Planter) -> None:
+    """The annotator gets a task again while it has it."""
+    real = Work._is_released
+
+    def is_released(self: Work, task: bytes, annotator: bytes) -> bool:
+        assignment = assignment_id(task, annotator)
+        if (row := self.assignments.get(assignment)) is not None and row.state is Lease.LEASED:
+            self.give_back(assignment, Lease.RELEASED)
+        return real(self, task, annotator)
+
+    planter.replace(Work, "_is_released", is_released)
+
+
 def _forfeit_costs(planter: Planter) -> None:
     real = Work.forfeit
 
@@ -376,6 +411,16 @@ CURATION = (
         lambda planter: _keeps_place(planter, Lease.FORFEITED),
         CURATES,
     ),
+    Mutant(
+        "release-keeps-place",
+        "the place of a lease that was released is not free",
+        ("curation places",),
+        lambda planter: _keeps_place(planter, Lease.RELEASED),
+        CURATES,
+    ),
+    Mutant("anybody-releases", "a peer releases a lease of another", ("curation consent",), _anybody_releases, CURATES),
+    Mutant("expired-again", "an annotator gets a task that it let expire", ("curation draws",), _expired_is_drawn, CURATES),
+    Mutant("leased-twice", "an annotator gets a task that it has", ("curation draws",), _leased_twice, CURATES),
     Mutant("forfeit-costs", "a forfeit takes an accepted answer away", ("curation counts",), _forfeit_costs, CURATES),
     Mutant("drawn-again", "an annotator gets a task that it has had", ("curation draws",), _drawn_again, CURATES),
     Mutant("fresh-twice", "a task is drawn from the fresh ones twice", ("curation draws",), _fresh_twice, CURATES),

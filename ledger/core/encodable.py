@@ -1,0 +1,59 @@
+"""A check that a module's new state has an encoding which can be read back. Its price is that of the changes.
+
+A step may return a state of the right type with a value that no encoding has: a number outside its bounds, a text where bytes
+belong. All peers would meet it when they hash the state, which is too late to leave the step out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import typing
+from typing import Annotated, Any
+
+from ledger.tables import Table
+from protocol import codec
+from protocol.codec import Length
+from protocol.errors import RemoteProtocolError
+
+SIZE_MAX = 512 << 20  # of one part: a store takes as much of a whole module
+
+
+def check_encodable(of: Any, new: Any, old: Any) -> None:
+    """Raise an exception that `ledger.core.containment` knows if `new` has no encoding of the type `of`.
+
+    `old` has one. Parts that both share are passed over.
+    """
+    if new is old:
+        return
+    hint, length = _plain(of)
+    if typing.get_origin(hint) is dict and type(new) is type(old) is dict:
+        _check_dictionary(typing.get_args(hint), length, new, old)
+    elif typing.get_origin(hint) is Table and isinstance(new, Table):
+        new.check_changes(old)
+    elif dataclasses.is_dataclass(hint) and type(new) is type(old) is hint:
+        for name, part in _hints(typing.cast(Any, hint)).items():
+            check_encodable(part, getattr(new, name), getattr(old, name))
+    elif codec.decode(of, codec.encode(new), SIZE_MAX) != new:
+        raise TypeError(f"a {type(new).__name__} that is read back as something else")
+
+
+def _check_dictionary(kinds: tuple[Any, Any], length: Length | None, new: dict[Any, Any], old: dict[Any, Any]) -> None:
+    if length is not None and not length.low <= len(new) <= length.high:
+        raise RemoteProtocolError("oversized", f"{len(new)} entries, allowed {length.low}..{length.high}")
+    for key, item in new.items():
+        before = old.get(key)
+        if key not in old:
+            check_encodable(kinds[0], key, None)
+        if item is not before:
+            check_encodable(kinds[1], item, before)
+
+
+def _plain(hint: Any) -> tuple[Any, Any]:
+    """The type without its bound, and the bound."""
+    return typing.get_args(hint)[:2] if typing.get_origin(hint) is Annotated else (hint, None)
+
+
+@functools.cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return typing.get_type_hints(kind, include_extras=True)
