@@ -68,7 +68,7 @@ class Places:
             self._close_one({host})
         elif len(self._open) >= self._most:
             proxied = sum(hosts[host] for host in self._proxies)
-            if 0 < len(self._open) - proxied and proxied <= self._most - self._of_host:
+            if len(self._open) - proxied > 0 and proxied <= self._most - self._of_host:
                 hosts -= Counter({host: hosts[host] for host in self._proxies})
             most = max(hosts.values())
             self._close_one({host for host, count in hosts.items() if count == most})
