@@ -8,6 +8,7 @@ import trio.lowlevel
 from hypothesis import given
 from hypothesis import strategies as st
 
+from peer.serving import sharing
 from peer.serving.sharing import FairTable, Rate, Turns
 from web.problems import Problem
 
@@ -46,6 +47,18 @@ def test_no_host_takes_more_than_its_rate(takes: list[tuple[str, float]]) -> Non
     assert all(count <= 4 + now[0] / 10.0 for count in taken.values())
 
 
+def test_the_host_that_was_here_longest_ago_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sharing, "HOSTS_MAX", 2)
+    rate, turns = Rate(1, 10.0, lambda: 0.0), Turns(64, 8)
+    for host in "abc":
+        rate.take(host, "sign-ups")
+        turns.know(host)
+    rate.take("a", "sign-ups")
+    with pytest.raises(Problem):
+        rate.take("c", "sign-ups")
+    assert list(turns._known) == ["b", "c"]
+
+
 def test_the_owner_with_most_entries_loses_its_oldest() -> None:
     table = FairTable[int, str](6, 4)
     for number in range(6):
@@ -68,7 +81,7 @@ def test_a_table_is_bounded_for_all_and_for_each_owner(steps: list[tuple[int, st
         else:
             table.pop((number, owner))
         assert len(table) <= 8 and all(len(own) <= 3 for own in table._owned.values())
-        assert sum(map(len, table._owned.values())) == len(table)
+        assert sum(map(len, table._owned.values())) == len(table) and all(table._owned.values())
 
 
 async def take_turn(turns: Turns, host: str, order: list[str]) -> None:
@@ -116,3 +129,37 @@ async def test_a_turn_that_is_cancelled_goes_on_to_the_next() -> None:
         nursery.start_soon(take_turn, turns, "c", order)
     await take_turn(turns, "d", order)
     assert order == ["a", "c", "d"]
+
+
+async def test_a_waiter_that_is_called_after_its_cancellation_hands_its_turn_on() -> None:
+    turns, order, scope = Turns(16, 4), list[str](), trio.CancelScope()
+
+    async def give_up() -> None:
+        with scope:
+            await take_turn(turns, "b", order)
+
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery, turns.turn("a"):
+            nursery.start_soon(give_up)
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.start_soon(take_turn, turns, "c", order)
+            await trio.testing.wait_all_tasks_blocked()
+            scope.cancel()  # and without a checkpoint the turn of "a" ends
+    assert order == ["c"]
+
+
+async def test_of_the_host_with_most_waiters_the_newest_is_sent_away() -> None:
+    turns, served, refused = Turns(4, 3), list[str](), list[str]()
+
+    async def come(host: str, name: str) -> None:
+        try:
+            async with turns.turn(host):
+                served.append(name)
+        except Problem:
+            refused.append(name)
+
+    async with trio.open_nursery() as nursery, turns.turn("first"):
+        for name in ("a1", "a2", "a3", "b1", "c1"):
+            nursery.start_soon(come, name[0], name)
+            await trio.testing.wait_all_tasks_blocked()
+    assert refused == ["a3"] and served == ["a1", "b1", "c1", "a2"]
