@@ -25,9 +25,9 @@ SAYS = "annotators are served at http://"
 class Room:
     """A peer alone in its network. Its disk outlives its process: it may be served again."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, network: str = "lab") -> None:
         self.folder, self.directory = folder, folder / "peer"
-        said = ["init", "--network", "lab", "--listen", "127.0.0.1:0", "--data-dir", str(self.directory)]
+        said = ["init", "--network", network, "--listen", "127.0.0.1:0", "--data-dir", str(self.directory)]
         assert cli.main(said) == 0
 
     @asynccontextmanager
