@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextvars import ContextVar
 from datetime import date
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -116,6 +117,9 @@ async def test_a_virtual_day_takes_no_time_and_a_thread_is_none() -> None:
     await trio.sleep(86_400)
     assert trio.current_time() == 86_400 <= time.monotonic()
     assert await trio.to_thread.run_sync(threading.get_ident) == threading.get_ident()
+    variable: ContextVar[int] = ContextVar("variable", default=1)
+    await trio.to_thread.run_sync(variable.set, 2)
+    assert variable.get() == 1, "as a thread has a context of its own"
 
 
 async def test_a_virtual_test_does_not_connect_or_listen() -> None:
@@ -229,7 +233,8 @@ def test_a_test_whose_patience_ended_passes_at_its_second_try(
 ) -> None:
     monkeypatch.setattr(run, "RUNS", tmp_path / "runs")
     monkeypatch.setattr(run, "passed_at_second_try", [])
-    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)  # what is started here is no worker
+    for name in ("PYTEST_XDIST_WORKER", "TEST_OUTCOMES"):  # what is started here is no worker, and no test of this run
+        monkeypatch.delenv(name, raising=False)
     (run.ROOT / "runs").mkdir(exist_ok=True)
     with TemporaryDirectory(dir=run.ROOT / "runs") as folder:  # a test outside of this repository has no path that pytest takes
         test = Path(folder) / "test_sometimes.py"
@@ -262,7 +267,9 @@ def test_a_test_fails_where_the_code_under_test_survives_a_broken_rule(tmp_path:
         test.write_text(SURVIVED)
         command = [sys.executable, "-m", "pytest", "--noconftest", "-p", "tests.conftest", str(test)]
         with in_time():
-            done = run_process(command, cwd=run.ROOT, capture_output=True, text=True)
+            outcomes = {"TEST_OUTCOMES": str(tmp_path / "outcomes"), "PYTEST_XDIST_WORKER": "gw0"}
+        done = run_process(command, cwd=run.ROOT, env=os.environ | outcomes, capture_output=True, text=True)
+    assert not (tmp_path / "outcomes").exists(), "the process that has all reports writes them"
     assert done.returncode == 1 and "the code under test survived socket.__new__, which its ring forbids" in done.stdout
 
 
