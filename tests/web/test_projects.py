@@ -118,7 +118,15 @@ async def test_an_option_that_would_do_nothing_is_refused(author: Author) -> Non
     assert "--proofs writes jsonl alone" in proven
     await author.room.project(author.daemon, tasks=1)
     file = str(author.room.folder / "moods.jsonl")
-    for more in (("--votes", "3"), ("--guidelines", file), ("--many",), ("--suggest-first",), ("--price", "0"), ("--name", "x")):
+    for more in (
+        ("--votes", "3"),
+        ("--guidelines", file),
+        ("--many",),
+        ("--suggest-first",),
+        ("--price", "0"),
+        ("--name", "x"),
+        ("--display", "chat"),
+    ):
         said = await author.types("tasks", "import", file, "--project", "moods", *more)
         assert f"{more[0]} is of a new project" in said
     assert "2 tasks, open" in await author.types("tasks", "import", file, "--project", "moods", "--again")
@@ -222,6 +230,16 @@ async def test_gold_that_is_no_answer_is_named_and_nothing_is_imported(author: A
 
 
 @pytest.mark.real("a peer that serves on a socket")
+async def test_texts_of_a_project_are_shown_as_its_import_says(author: Author) -> None:
+    for display in ("plain", "markdown", "chat"):
+        file = author.room.folder / f"{display}.jsonl"
+        file.write_text(json.dumps({"text": display}))
+        more = () if display == "plain" else ("--display", display)
+        await author.types("tasks", "import", str(file), "--options", "glad,sad", *more)
+    shown = {view.name: view.display for view in await author.daemon.api.projects()}  # type: ignore[attr-defined]
+    assert shown == {display: display for display in ("plain", "markdown", "chat")}
+
+
 async def test_the_same_file_is_imported_once_unless_asked_again(author: Author) -> None:
     file = author.room.folder / "moods.csv"
     file.write_text("text;label\none;glad\ntwo;sad\nthree;angry\n")
