@@ -104,9 +104,10 @@ async def test_strangers_that_guess_do_not_keep_the_owner_of_an_account_out(tmp_
     async with served(tmp_path) as (_, site):
         assert (await signed(site, "up", "ann")).status == 201
         stranger, statuses = at(site, "127.0.0.66"), Counter[int]()
-        while not statuses[429]:
+        while not statuses[429]:  # on a slow machine the wait after the fifth is over before the next one
+            assert statuses.total() < 4 * custody.WRONG_FREE, statuses
             statuses[(await signed(stranger, "in", "ann", "wrong horse battery")).status] += 1
-        assert statuses[401] == custody.WRONG_FREE
+        assert statuses[401] >= custody.WRONG_FREE
         assert (await signed(site, "in", "ann")).status == 201
         assert (await signed(stranger, "in", "ann")).status == 429
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import trio
 import trio.lowlevel
@@ -9,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peer.serving import sharing
+from peer.serving.custody import Custody
 from peer.serving.sharing import FairTable, Rate, Turns
 from web.problems import Problem
 
@@ -121,13 +124,14 @@ async def test_strangers_of_many_hosts_do_not_keep_a_known_host_out() -> None:
 
 async def test_a_turn_that_is_cancelled_goes_on_to_the_next() -> None:
     turns, order = Turns(16, 4), list[str]()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(take_turn, turns, "a", order)
-        await trio.testing.wait_all_tasks_blocked()
-        with trio.move_on_after(0.05):
-            await take_turn(turns, "b", order)
-        nursery.start_soon(take_turn, turns, "c", order)
-    await take_turn(turns, "d", order)
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(take_turn, turns, "a", order)
+            await trio.testing.wait_all_tasks_blocked()
+            with trio.move_on_after(0.05):
+                await take_turn(turns, "b", order)
+            nursery.start_soon(take_turn, turns, "c", order)
+        await take_turn(turns, "d", order)
     assert order == ["a", "c", "d"]
 
 
@@ -163,3 +167,18 @@ async def test_of_the_host_with_most_waiters_the_newest_is_sent_away() -> None:
             nursery.start_soon(come, name[0], name)
             await trio.testing.wait_all_tasks_blocked()
     assert refused == ["a3"] and served == ["a1", "b1", "c1", "a2"]
+
+
+async def test_each_wrong_passphrase_after_the_fifth_doubles_the_wait_for_this_name_at_this_host() -> None:
+    none: Any = None
+    custody = Custody(none, none, none)
+    for wait in (0, 0, 0, 0, 1, 2, 4, 8, 16, 32, 64, 64):
+        custody._require_patience("ann", "stranger")
+        custody._count_wrong("ann", "stranger")
+        if wait:
+            with pytest.raises(Problem) as problem:
+                custody._require_patience("ann", "stranger")
+            assert problem.value.retry_after == 1 + wait
+        custody._require_patience("ann", "owner")
+        custody._require_patience("bob", "stranger")
+        await trio.sleep(wait)
