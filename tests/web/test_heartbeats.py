@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from curation.state import CurationState, Lease
+from peer.serving.annotating import Annotating
 from peer.serving.heartbeats import HEARTBEAT_SECONDS_MAX, Heartbeats
 from tests.web.room import Room, assigned, enrolled, said
 from tests.web.test_routes import founded, operator
@@ -36,6 +37,10 @@ async def test_a_task_of_a_closed_page_goes_to_somebody_else(tmp_path: Path, mon
         other = await said(bob.token, site)
         foreign = await said(site.ask, "POST", "/api/v1/heartbeat", {"assignments": [watched]}, other)
         assert (foreign.status, foreign.body) == (200, {"assignments": []})
+        with monkeypatch.context() as patch:
+            patch.setattr(Annotating, "_is_me", lambda self, peer: False)
+            others = await said(site.ask, "POST", "/api/v1/heartbeat", {"assignments": [silent]}, ann.token(site))
+        assert others.body == {"assignments": []}, "a lease that another peer took is that peer's to release"
         reply = await said(site.ask, "POST", "/api/v1/heartbeat", {"assignments": [watched]}, ann.token(site))
         assert (reply.status, reply.body) == (200, {"assignments": [watched]})
         (task,) = await assigned(site, bob, 2)
