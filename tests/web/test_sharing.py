@@ -13,7 +13,10 @@ from hypothesis import strategies as st
 from peer.serving import sharing
 from peer.serving.custody import Custody
 from peer.serving.sharing import FairTable, Rate, Turns
+from protocol.identity import Identity
 from web.problems import Problem
+
+IDENTITY = Identity(bytes(32))
 
 
 def test_a_host_takes_some_at_once_and_then_one_after_the_other() -> None:
@@ -182,3 +185,11 @@ async def test_each_wrong_passphrase_after_the_fifth_doubles_the_wait_for_this_n
         custody._require_patience("ann", "owner")
         custody._require_patience("bob", "stranger")
         await trio.sleep(wait)
+
+
+async def test_a_host_where_a_passphrase_was_right_goes_first_from_then_on() -> None:
+    none: Any = None
+    custody = Custody(none, none, none)
+    assert await custody._opened(lambda name, passphrase: None, "ann", "wrong", "stranger") is None
+    assert await custody._opened(lambda name, passphrase: IDENTITY, "ann", "right", "owner") is IDENTITY
+    assert list(custody._turns._known) == ["owner"]
