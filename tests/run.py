@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from tests.waiting import load
 
@@ -71,8 +72,8 @@ def with_second_try(marks: str) -> int:
         # Daemons that serve all tests of a file are started once: a file belongs to one process.
         status = pytest(marks, "--numprocesses", str(REAL_PROCESSES), "--dist", "loadfile", outcomes=outcomes)
         failed = [json.loads(line) for line in outcomes.read_text().splitlines()] if outcomes.exists() else []
-    impatient = sorted({failure["test"] for failure in failed})
-    if status != 1 or not failed or not all(failure["patience"] for failure in failed) or len(impatient) > SECOND_TRIES_MAX:
+    impatient = tests_of_second_try(status, failed)
+    if not impatient:
         return status
     print(f"\ntests whose patience ended: {len(impatient)}. Each runs once more, alone:", flush=True)
     busy = load()
@@ -81,6 +82,13 @@ def with_second_try(marks: str) -> int:
             return status
         note_flaky(test, busy)
     return 0
+
+
+def tests_of_second_try(status: int, failed: list[dict[str, Any]]) -> list[str]:
+    """Return the failed tests, or none where pytest itself failed, a test failed for another reason, or too many did."""
+    tests = sorted({failure["test"] for failure in failed})
+    is_patience_alone = status == 1 and all(failure["patience"] for failure in failed)
+    return tests if is_patience_alone and len(tests) <= SECOND_TRIES_MAX else []
 
 
 def note_flaky(test: str, busy: float) -> None:

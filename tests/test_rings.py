@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import socket
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
+from contextvars import ContextVar
 from datetime import date
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
 import trio
+from _pytest.mark.expression import Expression
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests import rings, run
-from tests.waiting import PatienceEnded, ended_in_patience, patience
+from tests.waiting import PatienceEnded, ended_in_patience, in_time, patience, patience_seconds, run_process
 
 Forbidden = pytest.fail.Exception
 
@@ -36,7 +42,59 @@ def test_a_pure_test_has_no_socket_no_process_and_does_not_sleep() -> None:
         subprocess.run([sys.executable, "--version"], check=True)
     with pytest.raises(Forbidden):
         time.sleep(0.001)
+    time.sleep(0)
     assert noticed() == ["socket.__new__", "subprocess.Popen", "time.sleep"]
+
+
+@pytest.mark.parametrize("event", ["socket.getaddrinfo", "os.fork", "os.forkpty", "os.posix_spawn"])
+def test_a_pure_test_looks_up_no_name_and_forks_no_process(event: str) -> None:
+    with pytest.raises(Forbidden):
+        sys.audit(event)
+    assert noticed() == [event]
+
+
+def item_of(request: pytest.FixtureRequest, function: Callable[..., object], *markers: pytest.MarkDecorator) -> pytest.Item:
+    item: pytest.Item = pytest.Function.from_parent(request.node.parent, name="test_of_this_test", callobj=function)
+    for marker in markers:
+        item.add_marker(marker)
+    return item
+
+
+def test_the_ring_of_a_test_follows_from_its_marker_and_its_kind(request: pytest.FixtureRequest) -> None:
+    async def later() -> None:
+        pass
+
+    @given(st.integers())
+    async def drawn(number: int) -> None:
+        pass
+
+    assert rings.ring_of(item_of(request, lambda: None)) == "pure"
+    assert rings.ring_of(item_of(request, later)) == rings.ring_of(item_of(request, drawn)) == "virtual"
+    assert rings.ring_of(item_of(request, later, pytest.mark.real("sockets"))) == "real"
+    for without_reason in (pytest.mark.real, pytest.mark.real("sockets", "threads"), pytest.mark.real(None)):
+        with pytest.raises(pytest.UsageError, match="`real` needs its reason"):
+            rings.ring_of(item_of(request, later, without_reason))
+
+
+def test_a_test_in_quarantine_may_fail_or_pass(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    item = item_of(request, lambda: None)
+    monkeypatch.setattr(rings, "quarantined", lambda: {item.nodeid: "luck"})
+    rings.mark([item])
+    marker = item.get_closest_marker("xfail")
+    assert marker is not None and marker.kwargs == {"reason": "luck", "strict": False}
+
+
+def test_what_one_test_broke_is_not_held_against_the_next_and_nothing_is_forbidden_between(
+    request: pytest.FixtureRequest,
+) -> None:
+    with pytest.raises(Forbidden):
+        socket.socket()
+    with rings.enforced(item_of(request, lambda: None)):
+        assert rings.broken() == []
+        with pytest.raises(Forbidden):
+            socket.socket()
+        noticed()
+    socket.socket().close()
 
 
 def test_a_rule_that_was_broken_is_known_where_the_code_survives() -> None:
@@ -47,14 +105,21 @@ def test_a_rule_that_was_broken_is_known_where_the_code_survives() -> None:
     assert noticed() == ["socket.__new__"]
 
 
-def test_the_clock_of_a_pure_test_is_no_machines() -> None:
+def test_the_clock_of_a_pure_test_is_no_machines(tmp_path: Path) -> None:
     assert [time.monotonic() for _ in range(3)] == [number * rings.STEP_SECONDS for number in (1, 2, 3)]
+    before, after = time.time() * 1e9, time.time_ns()
+    assert round((after - before) / 1e9, 6) == rings.STEP_SECONDS
+    (tmp_path / "file").touch()
+    assert abs((tmp_path / "file").stat().st_mtime - time.time()) < 3_600, "dates of files are of the same day"
 
 
 async def test_a_virtual_day_takes_no_time_and_a_thread_is_none() -> None:
     await trio.sleep(86_400)
     assert trio.current_time() == 86_400 <= time.monotonic()
     assert await trio.to_thread.run_sync(threading.get_ident) == threading.get_ident()
+    variable: ContextVar[int] = ContextVar("variable", default=1)
+    await trio.to_thread.run_sync(variable.set, 2)
+    assert variable.get() == 1, "as a thread has a context of its own"
 
 
 async def test_a_virtual_test_does_not_connect_or_listen() -> None:
@@ -87,6 +152,21 @@ async def test_patience_is_what_ends_a_wait() -> None:
     assert trio.current_time() >= 60
 
 
+def test_patience_grows_with_the_load_and_is_never_less_than_on_an_idle_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    for average, seconds in ((0.0, 10.0), (2.0, 10.0), (3.0, 15.0), (8.0, 40.0)):
+        monkeypatch.setattr(os, "getloadavg", lambda average=average: (average, 0.0, 0.0))
+        assert patience_seconds(10.0) == seconds
+
+
+def test_a_process_or_a_reply_that_takes_too_long_ends_patience() -> None:
+    for late in (subprocess.TimeoutExpired("peer", 9), TimeoutError("timed out")):
+        with pytest.raises(PatienceEnded), in_time():
+            raise late
+    with pytest.raises(ConnectionResetError), in_time():
+        raise ConnectionResetError("gone")
+
+
 async def test_an_error_of_what_was_cancelled_is_the_end_of_patience() -> None:
     with pytest.raises(PatienceEnded), patience():
         try:
@@ -101,6 +181,16 @@ def test_a_second_try_is_for_patience_alone() -> None:
     late, wrong = PatienceEnded("late"), AssertionError("wrong")
     assert ended_in_patience(ExceptionGroup("", [late, ExceptionGroup("", [late])]))
     assert not ended_in_patience(ExceptionGroup("", [late, wrong])) and not ended_in_patience(wrong)
+    assert not ended_in_patience(trio.TooSlowError("a deadline of the test's own"))
+
+
+def test_a_second_try_is_for_few_tests_and_only_if_nothing_else_failed() -> None:
+    late = [{"test": f"test_{number}", "patience": True} for number in range(run.SECOND_TRIES_MAX)]
+    wrong, more = {"test": "test_wrong", "patience": False}, {"test": "test_more", "patience": True}
+    assert run.tests_of_second_try(1, [*late[:2], late[0]]) == ["test_0", "test_1"], "once, though set-up and end failed"
+    assert len(run.tests_of_second_try(1, late)) == run.SECOND_TRIES_MAX
+    for status, failed in ((1, []), (1, [*late, more]), (1, [late[0], wrong]), (2, late), (3, late), (0, [])):
+        assert run.tests_of_second_try(status, failed) == []
 
 
 ENTRY = '[[test]]\nid = "tests/test_x.py::test_{}"\nsince = 2026-11-01\nreason = "luck"\n'
@@ -110,6 +200,8 @@ def test_the_quarantine_is_small_and_short(tmp_path: Path) -> None:
     file = tmp_path / "quarantine.toml"
     file.write_text("".join(map(ENTRY.format, range(5))))
     assert rings.quarantined(date(2026, 11, 15), file)["tests/test_x.py::test_4"] == "luck"
+    with pytest.raises(pytest.UsageError, match="test_0 is there since 2026-11-01"):
+        rings.quarantined(date(2026, 10, 31), file)
     with pytest.raises(pytest.UsageError, match=r"test_0 is there since 2026-11-01; 14 days are allowed"):
         rings.quarantined(date(2026, 11, 16), file)
     file.write_text("".join(map(ENTRY.format, range(6))))
@@ -126,24 +218,27 @@ from tests.waiting import PatienceEnded
 @pytest.mark.parametrize("error", [{errors}])
 def test_fails_once(error):
     seen = pathlib.Path(__file__).with_name("seen")
-    if not seen.exists():
+    if not seen.exists() or {always}:
         seen.write_text("")
         raise error("late")
 """
 
 
 @pytest.mark.real("processes")
-@pytest.mark.parametrize(("errors", "status"), [("PatienceEnded", 0), ("AssertionError", 1)])
+@pytest.mark.parametrize(
+    ("errors", "always", "status"), [("PatienceEnded", False, 0), ("PatienceEnded", True, 1), ("AssertionError", False, 1)]
+)
 def test_a_test_whose_patience_ended_passes_at_its_second_try(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], errors: str, status: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], errors: str, always: bool, status: int
 ) -> None:
     monkeypatch.setattr(run, "RUNS", tmp_path / "runs")
     monkeypatch.setattr(run, "passed_at_second_try", [])
-    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)  # what is started here is no worker
+    for name in ("PYTEST_XDIST_WORKER", "TEST_OUTCOMES"):  # what is started here is no worker, and no test of this run
+        monkeypatch.delenv(name, raising=False)
     (run.ROOT / "runs").mkdir(exist_ok=True)
     with TemporaryDirectory(dir=run.ROOT / "runs") as folder:  # a test outside of this repository has no path that pytest takes
         test = Path(folder) / "test_sometimes.py"
-        test.write_text(SOMETIMES.format(errors=errors))
+        test.write_text(SOMETIMES.format(errors=errors, always=always))
         monkeypatch.setattr(run, "TESTS", ["--noconftest", "-p", "tests.conftest", str(test)])
         assert run.with_second_try("real") == status
     flaky = tmp_path / "runs/flaky.jsonl"
@@ -151,6 +246,31 @@ def test_a_test_whose_patience_ended_passes_at_its_second_try(
     if not status:
         (line,) = map(json.loads, flaky.read_text().splitlines())
         assert line["test"].endswith("test_fails_once[PatienceEnded]") and line["load"] >= 1
+
+
+SURVIVED = """
+import socket
+
+def test_survives():
+    try:
+        socket.socket()
+    except BaseException:
+        pass
+"""
+
+
+@pytest.mark.real("processes")
+def test_a_test_fails_where_the_code_under_test_survives_a_broken_rule(tmp_path: Path) -> None:
+    (run.ROOT / "runs").mkdir(exist_ok=True)
+    with TemporaryDirectory(dir=run.ROOT / "runs") as folder:
+        test = Path(folder) / "test_survives.py"
+        test.write_text(SURVIVED)
+        command = [sys.executable, "-m", "pytest", "--noconftest", "-p", "tests.conftest", str(test)]
+        with in_time():
+            outcomes = {"TEST_OUTCOMES": str(tmp_path / "outcomes"), "PYTEST_XDIST_WORKER": "gw0"}
+        done = run_process(command, cwd=run.ROOT, env=os.environ | outcomes, capture_output=True, text=True)
+    assert not (tmp_path / "outcomes").exists(), "the process that has all reports writes them"
+    assert done.returncode == 1 and "the code under test survived socket.__new__, which its ring forbids" in done.stdout
 
 
 def test_a_run_goes_on_only_where_the_step_before_passed_on_the_same_files(
@@ -168,6 +288,47 @@ def test_a_run_goes_on_only_where_the_step_before_passed_on_the_same_files(
     assert "the step long did not pass on these files" in capsys.readouterr().err
     done.clear()
     assert run.main(["--from", "long"]) == 1 and done == ["long"]
+    for wrong, why in (
+        (["real", "nothing"], "there is no step 'nothing'"),
+        (["real", "--from", "long"], "takes no further steps"),
+    ):
+        with pytest.raises(SystemExit):
+            run.main(wrong)
+        assert why in capsys.readouterr().err
+    assert done == ["long"]
     monkeypatch.setattr(run, "digest_of_files", lambda: "other files")
     with pytest.raises(SystemExit):
         run.main(["--from", "long"])
+
+
+def test_lint_ends_at_the_first_tool_that_complains(monkeypatch: pytest.MonkeyPatch) -> None:
+    called = list[str]()
+    monkeypatch.setattr(run, "run", lambda tool, *arguments: called.append(tool.name) or 7 * (tool.name == "mypy"))
+    assert run.lint() == 7 and called == ["ruff", "ruff", "mypy"]
+
+
+def test_each_test_that_is_not_large_is_in_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = list[str]()
+    monkeypatch.setattr(run, "pytest", lambda marks, *arguments, **more: chosen.append(marks) or 0)
+    assert [step() for step in (run.virtual, run.real, run.long)] == [0, 0, 0]
+    for ring in rings.RINGS:
+        for marks, count in (({ring}, 1), ({ring, "long"}, 1), ({ring, "large"}, 0), ({ring, "large", "long"}, 0)):
+            steps = [one for one in chosen if Expression.compile(one).evaluate(lambda name, marks=marks, **more: name in marks)]
+            assert len(steps) == count, marks
+
+
+@pytest.mark.real("git")
+def test_the_digest_of_files_is_of_names_and_contents_of_all_that_git_would_add(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "ROOT", tmp_path)
+    subprocess.run(["git", "init", "--quiet"], cwd=tmp_path, check=True)
+    (tmp_path / ".gitignore").write_text("ignored\n")
+    (tmp_path / "a").write_text("one")
+    first = run.digest_of_files()
+    (tmp_path / "ignored").write_text("x")
+    assert run.digest_of_files() == first
+    (tmp_path / "a").write_text("two")
+    second = run.digest_of_files()
+    (tmp_path / "a").rename(tmp_path / "b")
+    assert len({first, second, run.digest_of_files()}) == 3

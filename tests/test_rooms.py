@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.rooms import PROJECT, ROOMS, ROOT
+from tests.waiting import run_process
 
 NOT_SHIPPED = {"tests", "scenarios", "benchmarks"}
 CONTRACTS: dict[str, dict[str, Any]] = {contract["name"]: contract for contract in PROJECT["tool"]["importlinter"]["contracts"]}
@@ -73,5 +73,5 @@ def test_the_contracts_notice(fault: str, tmp_path: Path) -> None:
     file.parent.mkdir(exist_ok=True)
     file.write_text((file.read_text() if file.exists() else '"""New."""\n') + f"\n\n{line}\n")
     command = [Path(sys.executable).with_name("lint-imports"), "--no-cache"]
-    found = subprocess.run(command, cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, timeout=120)
+    found = run_process(command, cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True)
     assert found.returncode == 1 and "1 broken" in found.stdout, found.stdout + found.stderr

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import trio
 
@@ -39,6 +42,23 @@ def patience(idle: float = PATIENCE_SECONDS) -> Iterator[None]:
             cause = error  # a request that a stopping daemon refuses, for example
     if scope.cancelled_caught or cause is not None:
         raise PatienceEnded(f"nothing came in {seconds:.0f} s") from cause
+
+
+@contextmanager
+def in_time() -> Iterator[None]:
+    """Raise `PatienceEnded` where a process, or a reply to a blocking call, takes longer than its `timeout`."""
+    try:
+        yield
+    except (subprocess.TimeoutExpired, TimeoutError) as error:
+        raise PatienceEnded(str(error)) from error
+
+
+def run_process(
+    command: Sequence[str | Path], idle: float = PATIENCE_SECONDS, **options: Any
+) -> subprocess.CompletedProcess[Any]:
+    """Run a process as `subprocess.run` does. Raise `PatienceEnded` where it takes too long."""
+    with in_time():
+        return subprocess.run(command, timeout=patience_seconds(idle), **options)
 
 
 def ended_in_patience(error: BaseException) -> bool:

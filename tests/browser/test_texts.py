@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from curation.contents import Batch, Skip
 from curation.state import CurationState, Lease
+from peer.driver.author import Author
 from tests.browser.browser import NEEDED, Browser, browser
 from tests.browser.test_annotate import address
 from tests.browser.test_phone import require_fit
@@ -41,6 +43,47 @@ RELEASED = """
 """
 
 
+# What `Shown` makes of a text.
+SHOWN = """
+  return Promise.all([import('/static/shown.js'), import('/static/page.js')]).then(([{ Shown }, { html, render }]) => {
+    const place = document.createElement('div');
+    render(html`<${Shown} text=${arguments[0]} display=${arguments[1]} />`, place);
+    return place.firstChild.innerHTML;
+  });
+"""
+CONTROLS = "\x85\u2028\u202e\u2066\u2069"
+MARKDOWN = {  # by a text, its nodes
+    "a *b* __c__": '<p dir="auto">a <em>b</em> <strong>c</strong></p>',
+    "a\r\nb": '<p dir="auto">a\nb</p>',
+    "# a\n# b": '<p class="heading" dir="auto">a</p><p class="heading" dir="auto">b</p>',
+    "> a\n> b\n\nc": '<blockquote dir="auto">a\nb</blockquote><p dir="auto">c</p>',
+    "- a\n* b": '<ul><li dir="auto">a</li><li dir="auto">b</li></ul>',
+    "3. a\n4. b": '<ol start="3"><li dir="auto">a</li><li dir="auto">b</li></ol>',
+    "|a|b|\n|-|-|\n|c|d|": (
+        '<table><tr><td dir="auto">a</td><td dir="auto">b</td></tr><tr><td dir="auto">c</td><td dir="auto">d</td></tr></table>'
+    ),
+    "~~~\n- a\n\n**b**\n~~~\nc": '<pre dir="auto"><code>- a\n\n**b**</code></pre><p dir="auto">c</p>',
+    "[a](http://b/)": '<p dir="auto">a <code class="address" dir="ltr">http://b/</code></p>',
+    f"a{CONTROLS}": '<p dir="auto">a⟨U+0085⟩⟨U+2028⟩⟨U+202E⟩⟨U+2066⟩⟨U+2069⟩</p>',
+}
+HELLO = '<div class="turn" data-role="{}"><b class="role" dir="auto">{}</b><p dir="auto">{}</p></div>'
+CHATS = {
+    json.dumps([{"role": "user", "content": "a"}]): HELLO.format("user", "user", "a"),
+    json.dumps({"messages": [{"role": "system", "content": "a"}]}): HELLO.format("system", "system", "a"),
+    json.dumps({"conversations": [{"from": "gpt", "value": "a"}]}): HELLO.format("gpt", "gpt", "a"),
+    json.dumps([{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image"}]}]): HELLO.format(
+        "user", "user", "a\n[image]"
+    ),
+    json.dumps([{"role": "\u202euser", "content": "a\u2069"}]): HELLO.format("\u202euser", "⟨U+202E⟩user", "a⟨U+2069⟩"),
+    "**Human:** a\nb": HELLO.format("human", "Human", "a\nb"),
+    "**Human**: a": HELLO.format("human", "Human", "a"),
+    "User: **a** b": HELLO.format("user", "User", "<strong>a</strong> b"),
+    "<|user|>: a": HELLO.format("user", "user", "a"),
+    "a\nUser: b": '<div class="turn" data-role=""><p dir="auto">a</p></div>' + HELLO.format("user", "User", "b"),
+    '{"a": 1}': '<div class="turn" data-role=""><p dir="auto">{"a": 1}</p></div>',
+}
+
+
 async def require_own_directions(page: Browser) -> None:
     await page.until(MARKED, MARK)
     assert await page.script(ASTRAY, MARK) == []
@@ -50,7 +93,7 @@ async def test_each_text_of_people_has_its_own_direction(tmp_path: Path) -> None
     options = [f"{MARK} yes", f"{MARK} no"]
     tasks = [{"text": f"{MARK} text {number}", "suggestion": 0} for number in range(2)]
     more = {"guidelines": f"{MARK} guidelines", "suggests_first": True, "votes": 2}
-    async with Room(tmp_path).serving() as (daemon, site), browser() as page:
+    async with Room(tmp_path, MARK).serving() as (daemon, site), browser() as page:
         token = await operator(daemon)
         label = await founded(site, token, name=f"{MARK} label", options=options, tasks=tasks, **more)
         (person,) = await enrolled(site, f"{MARK} person")
@@ -121,6 +164,51 @@ async def test_a_project_shows_markdown_or_the_turns_of_a_chat_and_nothing_of_it
             assert await page.texts("[data-task] :is(script, a, img, iframe, svg, form, input, style, object, video, math)") == []
             await page.press("1")
         assert await page.errors() == []
+
+
+async def test_each_form_of_markdown_and_of_a_chat_becomes_its_nodes(tmp_path: Path) -> None:
+    async with Room(tmp_path).serving() as (_, site), browser() as page:
+        await page.open(f"{address(site)}/leaderboard")
+        for display, cases in (("markdown", MARKDOWN), ("chat", CHATS)):
+            for text, nodes in cases.items():
+                assert await page.script(SHOWN, text, display) == nodes, text
+        assert await page.script(SHOWN, f"**a**\r\n{CONTROLS}", "plain") == "**a**\n⟨U+0085⟩⟨U+2028⟩⟨U+202E⟩⟨U+2066⟩⟨U+2069⟩"
+
+
+HIDDEN = "\u202e"  # shows the rest of its line from right to left
+WITH_HIDDEN = """
+  const found = [], walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) if (walker.currentNode.data.includes(arguments[0])) found.push(walker.currentNode.data);
+  return found;
+"""
+
+
+async def test_texts_guidelines_and_reasons_hide_nothing_and_have_the_display_of_their_project(tmp_path: Path) -> None:
+    more = {"options": [], "display": "markdown", "guidelines": f"a{HIDDEN}", "votes": 2}
+    async with Room(tmp_path).serving() as (daemon, site), browser() as page:
+        token = await operator(daemon)
+        pair = {"text": f"# a{HIDDEN}", "items": [f"**{item}**{HIDDEN}" for item in "bc"]}
+        made = await founded(site, token, name="pair", kind="pair", tasks=[pair], **more)
+        (bob,) = await enrolled(site, "bob")
+        (lease,) = await assigned(site, bob)
+        skip = Skip(bytes.fromhex(lease["assignment"]), f"d{HIDDEN}")  # the page of annotators sends no such reason
+        await Author(daemon.driver).submit("curation/batch", Batch(skips=(skip,)))
+        shown = await page.join(address(site), "ann")
+        await page.until("document.querySelector('.guidelines')")
+        assert sorted(await page.texts("[data-task] :is(.heading, strong)")) == ["a⟨U+202E⟩", "b", "c"]
+        assert await page.script(WITH_HIDDEN, HIDDEN) == []
+        ranking = {"items": [f"{item}{HIDDEN}" for item in "abc"]}
+        await founded(site, token, name="ranking", kind="ranking", tasks=[ranking], **more)
+        await page.press("1")
+        await page.task(shown)
+        assert len(await page.texts("[data-item]")) == 3 and await page.script(WITH_HIDDEN, HIDDEN) == []
+        await page.open(f"{address(site)}/admin#{token}")
+        await page.until("document.querySelector('#work:not([hidden])')")
+        await page.open(f"{address(site)}/review#{made['project']}")
+        await page.until("document.querySelector('[data-current] tbody td')")
+        assert await page.texts("[data-current] :is(.heading, strong)") == ["a⟨U+202E⟩", "b", "c"]
+        assert await page.texts("[data-reason]") == ["d⟨U+202E⟩"]
+        assert await page.script(WITH_HIDDEN, HIDDEN) == [] and await page.errors() == []
 
 
 async def test_sixteen_options_and_both_sides_of_a_pair_have_keys(tmp_path: Path) -> None:

@@ -12,8 +12,11 @@ from hypothesis import strategies as st
 
 from curation.answers import Kind, answer_problem, words_of
 from curation.formats import FORMATS
-from curation.importing import Given, TaskFile, read_tasks
+from curation.importing import Given, TaskFile, in_pages, read_tasks
+from curation.limits import PAGE_BYTES_MAX, PAGE_TASKS_MAX, SALT_BYTES, TEXT_CHARACTERS_MAX
 from curation.state import Asked
+from curation.tasks import Entry, Page, Task
+from protocol import codec
 from protocol.errors import UserError
 
 MOODS = ("pos", "neg")
@@ -133,6 +136,7 @@ def test_a_label_becomes_the_right_answer_where_its_field_is_named(name: str, da
         ("sequence.jsonl", lines({"text": "Hello", "label": [[0, 2, "neg"]]}), "none of the options"),
         ("other.jsonl", lines({"text": "Hello", "label": "angry"}), "label 'angry' is none of the options: pos, neg"),
         ("reject.jsonl", lines({"text": "Hello", "label": "neg", "answer": "reject"}), "has the `answer` 'reject'"),
+        ("ignore.jsonl", lines({"text": "Hello", "accept": ["neg"], "answer": "ignore"}), "has the `answer` 'ignore'"),
         ("differ.json", studio(choice("neg"), choice("pos")), "differs among 2 annotations"),
         ("several.json", studio(choice("neg") + choice("pos", name="topic")), "answers 2 questions: mood, topic"),
         ("regions.json", studio([STUDIO | {"value": {"start": 0, "end": 2, "labels": ["neg"]}}]), "is no answer of a task"),
@@ -222,7 +226,21 @@ def test_pairs_of_preferences_are_read() -> None:
     file = read("a.jsonl", rows, (), kind=Kind.PAIR)
     assert [tuple(one.task.items) for one in file.tasks] == [("x", "y"), ("u", "v")]
     assert (texts(file), suggestions(file)) == (["q", "q"], [(0,), None])
-    assert texts(read("a.csv", "prompt,chosen,rejected\nq,x,y\n", (), kind=Kind.PAIR)) == ["q"]
+    table = read("a.csv", "prompt,chosen,rejected,p\nq,x,y,1.0\nq,u,v,0.5\n", (), kind=Kind.PAIR)
+    assert (texts(table), suggestions(table)) == (["q", "q"], [(0,), None])
+
+
+def test_twenty_bad_lines_of_a_file_are_named() -> None:
+    named = problem("a.jsonl", lines(*[{"text": ""}] * 40)).splitlines()
+    assert [line.split(": ")[0] for line in named] == [f"a.jsonl:{number}" for number in range(1, 21)]
+
+
+def test_a_page_holds_as_many_tasks_and_bytes_as_its_bounds_say() -> None:
+    for text, count in (("x", 2 * PAGE_TASKS_MAX + 1), ("x" * TEXT_CHARACTERS_MAX, 120)):
+        pages = list(in_pages([Given(Task(text, ()), None)] * count))
+        sizes = [len(codec.encode(Page(tuple(Entry(bytes(SALT_BYTES), task) for task, _ in page)))) for page in pages]
+        assert sum(map(len, pages)) == count and max(map(len, pages)) <= PAGE_TASKS_MAX
+        assert PAGE_BYTES_MAX // 2 < max(sizes) <= PAGE_BYTES_MAX or max(map(len, pages)) == PAGE_TASKS_MAX
 
 
 # Our own exports ---------------------------------------------------------------------------------------------------------
@@ -393,6 +411,7 @@ def test_windows_1252_is_read_and_the_note_shows_a_word() -> None:
     ("data", "said"),
     [
         ("text\nПривет\n".encode("windows-1251"), "a.csv:2: this is no text in UTF-8 (byte 0xCF) or Windows-1252"),
+        ("text\nда не мы вы он но\n".encode("windows-1251"), "or Windows-1252"),
         ("text\nzażółć gęślą\n".encode("windows-1250"), "or Windows-1252; save the file as UTF-8"),
         ("text\n日本語\n".encode("shift-jis"), "or Windows-1252"),
         ("text\n中文文本\n".encode("gbk"), "or Windows-1252"),

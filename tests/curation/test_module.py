@@ -361,6 +361,19 @@ def test_every_queue_has_a_time_at_which_a_batch_looks_at_it(room: Room) -> None
             assert work.next_look_ms() == 5, field.name
 
 
+def test_a_place_expires_after_its_peer_had_new_keys(room: Room) -> None:
+    room.batch(enrolments=[room.enrolment(ANN), room.enrolment(BOB)])
+    old = PEER
+    for new in PEOPLE[6:8]:
+        rotate = Rotate(new.public, new.sign(rotation_preimage(room.chain, old.public)))
+        room.decide(room.tx(old, "member/rotate", rotate))
+        old = new
+    room.later(ENROLMENT_MS)
+    room.batch(OTHER)
+    room.batch(OTHER)
+    assert room.curation.annotators_count == 0 and room.curation.shares.get(old.public) == Share(0)
+
+
 def test_a_lease_that_is_new_does_not_keep_a_place(room: Room) -> None:
     room.project(ONE, tasks=2)
     room.batch(enrolments=[room.enrolment(ANN)])

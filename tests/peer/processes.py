@@ -22,10 +22,9 @@ from peer.api import control
 from peer.cli import main
 from protocol.api import StatusView
 from protocol.errors import UserError
-from tests.waiting import PatienceEnded, patience, patience_seconds
+from tests.waiting import PatienceEnded, in_time, patience, patience_seconds, run_process
 
 LOG_SHOWN = 4_000  # characters at its end, where a test fails after a daemon has ended
-SECONDS_MAX = 90.0  # for anything that takes a second or two when it works: a busy machine takes ten to start a process
 DEMO_SECONDS_MAX = 300.0
 LATE = {"absent", "unjudged"}  # reasons for which proposals of honest trainers of a busy machine are not taken
 
@@ -101,15 +100,6 @@ def wait(process: subprocess.Popen[Any]) -> int:
         return process.wait(patience_seconds())
 
 
-@contextlib.contextmanager
-def in_time() -> Iterator[None]:
-    """Raise `PatienceEnded` where a process takes longer than its `timeout`."""
-    try:
-        yield
-    except subprocess.TimeoutExpired as error:
-        raise PatienceEnded(str(error)) from error
-
-
 async def poll(condition: Callable[[], Awaitable[bool]]) -> None:
     """Until it holds: other processes cannot wake this one."""
     with patience():
@@ -131,30 +121,16 @@ def daemons(directories: Sequence[Path]) -> Iterator[list[Daemon]]:
 
 def peer(*arguments: str) -> tuple[int, str, str]:
     """Status, output and complaints of one `peer` command."""
-    with in_time():
-        done = subprocess.run(
-            [sys.executable, "-m", "peer.cli", *arguments],
-            capture_output=True,
-            text=True,
-            env=environment(),
-            stdin=subprocess.DEVNULL,
-            timeout=patience_seconds(),
-        )
+    command = [sys.executable, "-m", "peer.cli", *arguments]
+    done = run_process(command, capture_output=True, text=True, env=environment(), stdin=subprocess.DEVNULL)
     return done.returncode, done.stdout, done.stderr
 
 
 def demo(folder: Path, *arguments: str) -> tuple[int, dict[str, Any], str]:
     """Status, report and all output of `peer demo`, whose files are in `folder / "run"`."""
     command = [sys.executable, "-m", "peer.cli", "demo", "--no-web", *arguments]
-    with in_time():
-        done = subprocess.run(
-            [*command, "--report", str(folder / "run"), "--json", str(folder / "r.json")],
-            capture_output=True,
-            text=True,
-            env=environment(),
-            timeout=patience_seconds(DEMO_SECONDS_MAX),
-            stdin=subprocess.DEVNULL,
-        )
+    command += ["--report", str(folder / "run"), "--json", str(folder / "r.json")]
+    done = run_process(command, DEMO_SECONDS_MAX, capture_output=True, text=True, env=environment(), stdin=subprocess.DEVNULL)
     report = json.loads((folder / "r.json").read_text()) if (folder / "r.json").exists() else {}
     return done.returncode, report, done.stdout + done.stderr
 
@@ -169,14 +145,23 @@ def command(*arguments: str) -> tuple[int, str, str]:
     return status, streams[0].read(), streams[1].read()
 
 
-def ended(pid: int, seconds: float = SECONDS_MAX) -> bool:
-    """Whether the process is gone, or gone within this time."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text().split(")")[1][:3]:
-            return True
+def wait_for_ends(pids: Sequence[int]) -> None:
+    """Return when these processes are gone. Kill those that stay, and raise `PatienceEnded`."""
+    deadline = time.monotonic() + patience_seconds()
+    while left := [pid for pid in pids if _is_running(pid)]:
+        if time.monotonic() > deadline:
+            for pid in left:
+                os.kill(pid, signal.SIGKILL)
+            raise PatienceEnded(f"processes that did not end: {left}")
         time.sleep(0.02)
-    return False
+
+
+def _is_running(pid: int) -> bool:
+    """Return whether the process is there, and no zombie."""
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2][:3]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def children(pid: int) -> list[int]:

@@ -12,6 +12,7 @@ from peer.api.causes import DISK_CRITICAL_BYTES, LIAR_HEIGHTS, PATIENCE_MS, Aler
 from protocol.api import AlertView, Cause, PeerState
 from tests.peer.fake_api import ME, OTHER, STATUS
 from tests.peer.network import network, service_of
+from tests.waiting import patience
 
 WELL = Look(STATUS, "pytorch, 1 threads", 1 << 40, {}, {})
 WAITING = "waiting for a quorum: 2 of 4 voters are here, 3 are needed"
@@ -79,7 +80,7 @@ async def test_a_peer_that_loses_the_others_says_so_until_they_are_back(tmp_path
         api, others = service_of(made.seats[0]), made.seats[1:]
 
         async def until_told(*causes: str) -> None:
-            with trio.fail_after(60):
+            with patience():
                 while tuple(alert.cause for alert in await api.alerts()) != causes:  # noqa: ASYNC110 - links tell nobody
                     await trio.sleep(0.01)
 

@@ -24,7 +24,8 @@ from peer.demo import ending
 from peer.demo.demo import BASELINE_RATES, baseline_rates, cast_roles, last_line
 from peer.demo.files import make_places
 from protocol.errors import UserError
-from tests.peer.processes import DEMO_SECONDS_MAX, children, command, demo, ended, environment, import_torch_for_ever
+from tests.peer.processes import children, command, demo, environment, import_torch_for_ever, wait_for_ends
+from tests.waiting import PatienceEnded, in_time, patience_seconds
 from training.spec import JobSpec
 from training.transformer import ModelSpec
 
@@ -175,21 +176,23 @@ def test_its_page_answers_as_soon_as_it_is_named_and_control_c_stops_every_proce
         with urllib.request.urlopen(named.split()[-1].decode()) as page:
             assert page.status == 200 and b"<h1>Watch</h1>" in page.read()
         process.send_signal(signal.SIGINT)
-        out = process.communicate(timeout=DEMO_SECONDS_MAX)[0]
+        with in_time():
+            out = process.communicate(timeout=patience_seconds())[0]
     finally:
         if process.poll() is None:
             process.kill()
             process.wait()
     assert process.returncode == 130
     assert re.search(rb"interrupted; all 4 peers are stopped", out) and out.count(b"interrupted") == 1
-    assert [pid for pid in pids if not ended(pid)] == []
+    wait_for_ends(pids)
 
 
 def _peers_of(pid: int) -> list[int]:
     """The four daemons and three workers, as soon as they are there: workers are hit while they import."""
-    deadline = time.monotonic() + DEMO_SECONDS_MAX
+    deadline = time.monotonic() + patience_seconds()
     while len(daemons := children(pid)) < 4 or len(workers := [of for daemon in daemons for of in children(daemon)]) < 3:
-        assert time.monotonic() < deadline
+        if time.monotonic() > deadline:
+            raise PatienceEnded(f"of the demo there are {len(daemons)} daemons")
         time.sleep(0.05)
     return [*daemons, *workers]
 

@@ -11,7 +11,8 @@ import pytest
 import trio
 
 from protocol.api import TrainRequest
-from tests.peer.processes import SECONDS_MAX, Daemon, children, command, daemons
+from tests.peer.processes import Daemon, children, command, daemons
+from tests.waiting import patience
 
 pytestmark = pytest.mark.real("a daemon, its worker and their signals")
 RUN = ("run", "--listen", "127.0.0.1:0", "--role", "full")
@@ -39,7 +40,7 @@ async def test_a_whole_group_that_is_terminated_ends_cleanly(daemon: Daemon) -> 
     assert children(daemon.pid) == workers and "restarted" not in (await daemon.client.stats()).worker
     height = (await daemon.client.status()).height
     os.killpg(daemon.pid, signal.SIGTERM)
-    with trio.fail_after(SECONDS_MAX):
+    with patience():
         status = await trio.to_thread.run_sync(daemon.process.wait)  # type: ignore[union-attr]
     assert status == 0, daemon.log
     assert "Traceback" not in daemon.log and "ERROR" not in daemon.log and "WARNING" not in daemon.log, daemon.log
@@ -56,6 +57,6 @@ async def test_a_whole_group_that_is_terminated_ends_cleanly(daemon: Daemon) -> 
 
 
 async def _rounds(daemon: Daemon, job: str, count: int) -> None:
-    with trio.fail_after(SECONDS_MAX):
+    with patience():
         while next(view.round for view in await daemon.client.jobs() if view.job == job) < count:  # noqa: ASYNC110
             await trio.sleep(0.05)

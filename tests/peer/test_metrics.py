@@ -21,6 +21,7 @@ from protocol.addresses import parse_address
 from protocol.api import AlertView, StatsView
 from protocol.errors import UserError
 from tests.peer.fake_api import ME, OTHER, STATS, FakeApi
+from tests.waiting import patience
 
 HOSTILE = 'a"b\\c\nd'  # a name of a network cannot be that; a monitor must read whatever comes all the same
 
@@ -53,7 +54,7 @@ class Desk:
 async def serving(desk: Desk) -> AsyncIterator[tuple[str, int]]:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(metrics.Metrics(desk).run)  # type: ignore[arg-type]
-        with trio.fail_after(90):
+        with patience():
             while not desk.told:
                 await trio.lowlevel.checkpoint()
         yield parse_address((desk.folder / metrics.ADDRESS).read_text())
@@ -63,7 +64,7 @@ async def serving(desk: Desk) -> AsyncIterator[tuple[str, int]]:
 async def asked(place: tuple[str, int], request: bytes) -> tuple[int, dict[str, str], str]:
     """Status, headers and body."""
     answer = b""
-    with trio.fail_after(90):
+    with patience():
         async with await trio.open_tcp_stream(*place) as stream:
             await stream.send_all(request)
             while part := await stream.receive_some():
@@ -166,17 +167,17 @@ async def test_whoever_holds_connections_loses_them(tmp_path: Path, monkeypatch:
         held = [await trio.open_tcp_stream(*place) for _ in range(2)]
         for stream in held:
             await stream.send_all(b"GET")
-        with trio.fail_after(90):
+        with patience():
             while (answer := await _first(place)) is not None:  # until both are counted
                 assert answer.startswith(b"HTTP/1.1 200")
         for stream in held:
             await stream.aclose()
-        with trio.fail_after(90):
+        with patience():
             while await _first(place) is None:
                 pass
     monkeypatch.setattr(metrics, "SECONDS_MAX", 0.05)
     async with serving(Desk(tmp_path)) as place, await trio.open_tcp_stream(*place) as silent:
-        with trio.fail_after(90):
+        with patience():
             assert await silent.receive_some() == b"", "it says nothing and is closed"
 
 

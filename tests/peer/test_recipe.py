@@ -15,8 +15,9 @@ import pytest
 from peer.cli import main
 from peer.demo import recipe
 from peer.demo.recipe import NAMES
-from tests.peer.processes import DEMO_SECONDS_MAX, environment
+from tests.peer.processes import DEMO_SECONDS_MAX, environment, wait
 from tests.test_docs import ROOT
+from tests.waiting import run_process
 
 PROGRAM = Path(sys.executable).with_name("peer")
 TINY = "--set model.width=16 model.layers=1 model.hidden=16 local_steps=1 batch=1"
@@ -55,15 +56,15 @@ def test_the_commands_work_as_they_are_pasted(tmp_path: Path, capsys: pytest.Cap
     script = re.sub(r"127\.0\.0\.1:7[78]0?\d+", "127.0.0.1:0", script)
     path = f"{PROGRAM.parent}:{os.environ['PATH']}"
     here = {"PATH": path, "PYTHONPATH": str(ROOT)}  # the program of this checkout
-    done = subprocess.run(
+    done = run_process(
         ["bash", "-e", "-c", script],
         cwd=tmp_path,
         env=environment() | here,
         capture_output=True,
         text=True,
         errors="replace",  # what so small a model says
-        timeout=DEMO_SECONDS_MAX,
         start_new_session=True,
+        idle=DEMO_SECONDS_MAX,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "finished, round 3 of 3" in done.stdout
@@ -88,9 +89,9 @@ def test_init_prints_commands_that_work(tmp_path: Path) -> None:
         daemon = subprocess.Popen(started, env=bare, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
     try:
         tried = f"until {invite.partition('#')[0]} 2> /dev/null; do sleep 0.2; done"
-        made = subprocess.run(["bash", "-c", tried], env=bare, capture_output=True, text=True, timeout=DEMO_SECONDS_MAX)
+        made = run_process(["bash", "-c", tried], env=bare, capture_output=True, text=True, idle=DEMO_SECONDS_MAX)
         assert made.stdout.startswith("folkmoot1:")
         assert said["they"].strip().endswith("peer join STRING")
     finally:
         daemon.send_signal(signal.SIGTERM)
-        assert daemon.wait(DEMO_SECONDS_MAX) == 0
+        assert wait(daemon) == 0

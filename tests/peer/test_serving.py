@@ -21,8 +21,7 @@ from curation.calls import CurationCalls, ImportRequest
 from peer import cli
 from peer.daemon.daemon import running
 from peer.settings.config import load
-from tests.peer.processes import SECONDS_MAX
-from tests.waiting import patience
+from tests.waiting import in_time, patience, patience_seconds
 
 Reply = tuple[int, Any]
 TASKS = "".join(json.dumps({"text": f"text {number}"}) + "\n" for number in range(3))
@@ -41,7 +40,7 @@ class Site:
 
         def send() -> Reply:
             try:
-                with urlopen(request, timeout=SECONDS_MAX) as reply:
+                with in_time(), urlopen(request, timeout=patience_seconds()) as reply:
                     return reply.status, json.loads(reply.read())
             except HTTPError as problem:
                 with problem:

@@ -24,10 +24,9 @@ from protocol.errors import UserError
 from protocol.identity import Identity
 from tests.peer.fake_api import FakeApi
 from tests.peer.processes import environment
+from tests.waiting import in_time, patience_seconds, run_process
 
 pytestmark = pytest.mark.real("processes, and their standard input")
-
-SECONDS_MAX = 120
 
 
 def peer(*arguments: str, **more: object) -> subprocess.Popen[bytes]:
@@ -76,7 +75,8 @@ def test_invitation_is_in_no_list_of_processes(way: str, tmp_path: Path) -> None
 
 
 def test_join_without_an_invitation_says_how(tmp_path: Path) -> None:
-    _, told = peer("join", "--data-dir", str(tmp_path)).communicate(timeout=SECONDS_MAX)
+    with in_time():
+        _, told = peer("join", "--data-dir", str(tmp_path)).communicate(timeout=patience_seconds())
     assert told.startswith(b"peer: error: join: give the string") and told.count(b"\n") == 1
 
 
@@ -137,7 +137,8 @@ def test_closed_pipe_gives_no_traceback(arguments: list[str], tmp_path: Path) ->
     place = ["--data-dir", str(tmp_path / "data")] if arguments[0] in ("config", "identity", "doctor") else []
     process = peer(*arguments, *place, stdout=writer)
     os.close(writer)
-    _, told = process.communicate(timeout=SECONDS_MAX)
+    with in_time():
+        _, told = process.communicate(timeout=patience_seconds())
     assert b"Traceback" not in told and b"Exception" not in told
 
 
@@ -151,7 +152,7 @@ def test_group_of_broken_pipes_is_quiet_where_output_is_closed(is_closed: bool) 
     reader, writer = os.pipe()
     if is_closed:
         os.close(reader)
-    done = subprocess.run([sys.executable, "-c", code], stdout=writer, stderr=subprocess.PIPE, timeout=SECONDS_MAX)
+    done = run_process([sys.executable, "-c", code], stdout=writer, stderr=subprocess.PIPE)
     os.close(writer)
     assert done.returncode == 1 and (b"Traceback" in done.stderr) is not is_closed
     if not is_closed:

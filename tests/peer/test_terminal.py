@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import socket
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.peer.processes import children, command, daemons, ended, import_torch_for_ever, wait
+from tests.peer.processes import children, command, daemons, import_torch_for_ever, wait, wait_for_ends
 from tests.peer.screen import terminal
 from tests.waiting import patience_seconds
 
@@ -144,10 +143,7 @@ def test_closing_the_terminal_of_a_demo_leaves_no_process(tmp_path: Path, monkey
         shown.until("4 peers are running")
         pids = [shown.process.pid, *descendants(shown.process.pid, 4 + 3)]  # four peers, of which three train
         shown.close()
-        left = [pid for pid in pids if not ended(pid)]
-        for pid in left:
-            os.kill(pid, signal.SIGKILL)
-        assert left == []
+        wait_for_ends(pids)
 
 
 @pytest.mark.real("processes")

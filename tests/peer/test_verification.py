@@ -23,6 +23,7 @@ from protocol import codec
 from protocol.identity import Identity, Signed, preimage, sign
 from protocol.messages import Relay, Transaction
 from tests.peer.network import Network, Seat, network, poll
+from tests.waiting import patience
 from transport.network import Received
 
 SECONDS_MAX = 60
@@ -72,7 +73,7 @@ async def test_a_full_batch_is_verified_once_in_a_thread_and_charged_to_the_link
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with network(tmp_path, founders=2, modules=founding_modules()) as made:
-        with trio.fail_after(SECONDS_MAX):
+        with patience():
             sender, receiver = await _serving(made)
             signed = _batch(sender, _enrolments(sender, BATCH_MAX))
             threads, spent = _watched(receiver, monkeypatch)

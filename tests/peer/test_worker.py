@@ -22,7 +22,7 @@ from peer.worker.supervisor import Worker, WorkerDied, WorkerFailed
 from protocol.errors import LocalProtocolError, UserError
 from protocol.reasons import Verdict
 from protocol.sampling import Sampling
-from tests.waiting import patience
+from tests.waiting import patience, run_process
 from training import tasks
 from training.data.default_text import default_text
 from training.replicated.model import ReplicatedModel
@@ -377,7 +377,7 @@ def test_texts_of_one_model_share_its_parameters(tmp_path: Path) -> None:
 @pytest.mark.real("processes")
 def test_the_real_worker_ends_with_its_pipe_and_keeps_stray_prints_out_of_the_conversation() -> None:
     script = "import peer.worker.main as w, torch; torch.get_num_threads = lambda: print('stray', flush=True) or 1; w.main()"
-    ended = subprocess.run([sys.executable, "-c", script], input=b"", capture_output=True, timeout=SECONDS_MAX, check=True)
+    ended = run_process([sys.executable, "-c", script], input=b"", capture_output=True, check=True)
     output, errors = ended.stdout, ended.stderr
     length, _ = tasks.parse_header(output[:8])
     assert isinstance(tasks.parse_body(output[8 : 8 + length], tasks.FROM_WORKER), tasks.Ready)

@@ -32,7 +32,6 @@ TINY = {
     "batch": "1",
 }
 JOBS = (TrainRequest("tiny", "", 2, 0, TINY), TrainRequest("more", "", 1, 0, {"local_steps": "1", "batch": "1"}, "tiny"))
-SECONDS_MAX = 120.0
 TEXT_BYTES = 20_000
 
 

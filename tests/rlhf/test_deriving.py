@@ -32,6 +32,7 @@ from rlhf.sets import SaySet, Source
 from rlhf.tracing import set_of
 from tests.ledger.world import PEOPLE
 from tests.rlhf import test_sets
+from tests.rlhf.desk import WorldDesk
 from tests.rlhf.test_plans import OWN, POLICY
 from tests.rlhf.test_sets import AUTHOR, BOTH_BAD, TASKS, Compared
 from training.data.corpus import text_path
@@ -64,27 +65,16 @@ class Paged(Compared):
         )
 
 
-class Desk:
+class Desk(WorldDesk):
     """Of the voter; what it submits is decided at once."""
 
     def __init__(self, world: Paged, folder: Path, *blobs: bytes) -> None:
-        self.world, self.folder, self.texts, self.me = world, folder, folder, VOTER.public
+        super().__init__(world, VOTER.public)
+        self.folder, self.texts = folder, folder
         self.blobs = {hashlib.sha256(blob).digest(): blob for blob in blobs}
         self.said = list[Any]()
         self.told = list[str]()
         self.asked, self.came = trio.Event(), trio.Event()
-
-    @property
-    def state(self) -> Any:
-        return self.world.state
-
-    @property
-    def height(self) -> int:
-        return self.world.state.height
-
-    async def block_above(self, height: int) -> None:
-        while self.height <= height:  # noqa: ASYNC110
-            await trio.sleep(0.01)
 
     async def fetch(self, digest: bytes, size_max: int, sources: Iterable[bytes] = ()) -> None:
         self.asked.set()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -13,7 +13,7 @@ from peer import features
 from protocol import codec
 from protocol.errors import UserError
 from rlhf.fitting import Truncate, fitted, holding, notes
-from rlhf.jsonl import MISFITS_NAMED_MAX, Misfits
+from rlhf.jsonl import MISFITS_NAMED_MAX, Misfits, records
 from rlhf.preferences import Pair, parted, read_file
 from rlhf.responses import encoded, read_examples
 from rlhf.reward import REWARD
@@ -68,6 +68,10 @@ def messages(*said: Any) -> list[dict[str, Any]]:
             "Hello.",
         ),
         ({"messages": [{"role": "developer", "content": "x"}, *messages("Hi", "Hello.")]}, "x\n" + USER.format("Hi"), "Hello."),
+        *(
+            ({"conversations": [*HELLO[:1], {"from": role, "value": "Hello."}]}, USER.format("Hi"), "Hello.")
+            for role in ("chatgpt", "model", "bot", "assistant")
+        ),
         ({"messages": messages("Hi", "\n\nSure.")}, USER.format("Hi"), "\n\nSure."),
     ],
 )
@@ -82,6 +86,10 @@ def test_forms_of_instructions(row: dict[str, Any], prompt: str, response: str) 
     [
         ({"messages": [*messages("Hi"), CALL]}, "response holds a message with tool_calls: calls of tools are not learned"),
         ({"messages": [*messages("Hi"), CALL, {"role": "tool", "content": "x"}, messages("", "Yes.")[1]]}, "with tool_calls"),
+        (
+            {"messages": [*messages("Hi"), {"role": "assistant", "content": "", "function_call": {"name": "f"}}]},
+            "with function_call",
+        ),
         (
             {"messages": [*messages("Hi", "x"), {"role": "tool", "content": "x"}]},
             'of the role "tool": only those of system',
@@ -205,6 +213,19 @@ def test_a_line_of_any_kind_can_be_left_out() -> None:
     assert [int.from_bytes(one.id, "big") for one in found] == [1, 5] and misfits.left_out == 4
 
 
+@pytest.mark.parametrize(("indent", "what"), [(None, "elements"), (1, "elements"), (0, "lines")])
+def test_a_file_has_so_many_records(indent: int | None, what: str) -> None:
+    rows = [{"prompt": "a", "response": str(number)} for number in range(4)]
+
+    def read(count: int) -> int:
+        text = json.dumps(rows[:count], indent=indent) if what == "elements" else "\n".join(map(json.dumps, rows[:count]))
+        return len(records("f", io.BytesIO(text.encode()), "{}", 3, lambda number, row: row, Misfits()))
+
+    assert read(3) == 3
+    with pytest.raises(UserError, match=f"f: more than 3 {what}: take a part of it"):
+        read(4)
+
+
 @pytest.mark.parametrize(
     ("data", "why"),
     [
@@ -272,6 +293,30 @@ def test_the_right_shortens_each_long_response_alone(kind: str, tokenizer: Token
     [too_long] = read("f", lines(row | {"prompt": "q" * 40}))
     with pytest.raises(UserError, match=r"more than the context of 16$"):
         fitted("f", spec, [too_long], tokenizer, Misfits(), Truncate.RIGHT)
+
+
+def test_a_cut_leaves_as_much_as_the_context_holds() -> None:
+    tokenizer = ByteTokenizer(BYTES_WITH_END)
+    [example] = read_examples("f", lines({"prompt": "0123456789abcdef", "response": "xyz"}))
+    [pair] = read_file("f", lines({"prompt": "0123", "chosen": "x" * 20, "rejected": "y" * 11}))
+    for kind, record, truncate, kept in (
+        ("instruct", example, Truncate.LEFT, ("456789abcdef", "xyz")),  # 16 tokens with the end of the text
+        ("dpo", pair, Truncate.RIGHT, ("0123", "x" * 11, "y" * 11)),
+        ("reward", pair, Truncate.RIGHT, ("0123", "x" * 12, "y" * 11)),
+    ):
+        spec, some = spec_of(kind, tokenizer), [cast(Any, record)]
+        [short], counts = fitted("f", spec, some, tokenizer, Misfits(), truncate)
+        assert (short.prompt, *short.responses) == kept and counts == Preparation(shortened=1)
+
+
+def test_a_record_without_a_prompt_is_named_or_left_out_where_responses_are_learned() -> None:
+    tokenizer = TOKENIZERS[0]
+    pairs = read_file("f", lines(*({"prompt": prompt, "chosen": "a", "rejected": "b"} for prompt in ("q", ""))))
+    with pytest.raises(UserError, match="f: line 2: its prompt is empty"):
+        fitted("f", spec_of("dpo", tokenizer), pairs, tokenizer, Misfits(False), Truncate.NOTHING)
+    kept, counts = fitted("f", spec_of("dpo", tokenizer), pairs, tokenizer, Misfits(True), Truncate.NOTHING)
+    assert kept == pairs[:1] and counts == Preparation(left_out=1)
+    assert fitted("f", spec_of("reward", tokenizer), pairs, tokenizer, Misfits(), Truncate.NOTHING)[0] == pairs
 
 
 @pytest.mark.parametrize("kind", ["dpo", "reward"])

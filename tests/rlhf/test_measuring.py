@@ -21,32 +21,22 @@ from rlhf.accuracy import Accuracy
 from rlhf.calls import StageView
 from storage.store import Store
 from tests.ledger.world import PEOPLE
+from tests.rlhf.desk import WorldDesk
 from tests.rlhf.test_plans import NOVICE, Tuned
 
 VOTER = PEOPLE[1]
 
 
-class Desk:
+class Desk(WorldDesk):
     """Of one member of the world; what it submits is decided at once."""
 
     def __init__(self, world: Tuned, me: bytes = VOTER.public, problem: str = "", halves: int = 136) -> None:
-        self.world, self.me, self.problem, self.halves = world, me, problem, halves
+        super().__init__(world, me)
+        self.problem, self.halves = problem, halves
         self.api: Any = SimpleNamespace(measure_last_model=self.measure)
         self.measured: list[tuple[str, bool]] = []
         self.refused = 0
         self.faults: list[Exception] = []  # of the next measurements
-
-    @property
-    def state(self) -> Any:
-        return self.world.state
-
-    @property
-    def height(self) -> int:
-        return self.world.state.height
-
-    async def block_above(self, height: int) -> None:
-        while self.height <= height:  # noqa: ASYNC110
-            await trio.sleep(0.01)
 
     async def measure(self, job: str, asked: bool) -> StageView:
         self.measured.append((job, asked))

@@ -9,19 +9,18 @@ import pytest
 
 from protocol.errors import UserError
 from scenarios import lan
-
-PROBE_SECONDS_MAX = 60.0
+from tests.waiting import run_process
 
 can_make_them = pytest.mark.skipif(bool(lan.refusal()), reason="needs the right to make network namespaces")
 
 
 def inside(machine: lan.Machine, *words: str) -> subprocess.CompletedProcess[str]:
     command = ["ip", "netns", "exec", machine.name, *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=PROBE_SECONDS_MAX)
+    return run_process(command, capture_output=True, text=True)
 
 
 def namespaces() -> str:
-    return subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, timeout=PROBE_SECONDS_MAX).stdout
+    return run_process(["ip", "netns", "list"], capture_output=True, text=True).stdout
 
 
 @pytest.mark.real("processes")

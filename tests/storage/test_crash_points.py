@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from storage.store import Store
 from tests.ledger.tables.records import Note
 from tests.rooms import ROOMS, ROOT
 from tests.storage.records import CHAIN
+from tests.waiting import run_process
 
 SCRIPT = """
 import sys
@@ -36,7 +36,7 @@ for height in (1, 2, 3):
 def crashed(folder: Path, point: str) -> tuple[int, str]:
     environment = {**os.environ, VARIABLE: point, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", SCRIPT, str(folder / "ledger.db")]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    done = run_process(command, env=environment, capture_output=True, text=True)
     return done.returncode, done.stderr
 
 
@@ -95,7 +95,7 @@ for height in range(1, 6):
 def test_after_a_crash_the_rows_are_those_of_the_state(tmp_path: Path, side: str, write: str, time: int) -> None:
     environment = {**os.environ, VARIABLE: f"{side}-{write}:{time}", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", BLOCKS, str(tmp_path / "ledger.db")]
-    assert subprocess.run(command, env=environment, capture_output=True, timeout=120).returncode == -signal.SIGKILL
+    assert run_process(command, env=environment, capture_output=True).returncode == -signal.SIGKILL
     store = Store(tmp_path / "ledger.db", CHAIN)
     state, table, height = store.state(), store.rows.table("notes", Note), max(store.roots(), default=0)
     assert (state or codec.encode(Table(Note).root)) == codec.encode(table.root)

@@ -7,7 +7,6 @@ import resource
 import shutil
 import signal
 import sqlite3
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, nullcontext
@@ -29,6 +28,7 @@ from storage.store import Looked, Store, StoredRound
 from tests.rooms import ROOT
 from tests.sim.keys import FastSigner
 from tests.storage.records import CHAIN, JOB, ME, certificate, decided, digest_of, fill, round_vote, stored_block, vote
+from tests.waiting import run_process
 
 
 @pytest.fixture
@@ -326,7 +326,7 @@ def test_a_database_is_migrated_only_if_it_is_whole_and_of_this_network(filled: 
 @pytest.mark.parametrize("side", ["before", "after"])
 def test_a_crash_while_a_database_is_migrated_leaves_the_old_form_or_the_new_one(filled: Path, side: str) -> None:
     environment = {**os.environ, VARIABLE: f"{side}-store-migrate", "PYTHONPATH": str(ROOT)}
-    assert subprocess.run([sys.executable, "-c", LATER, str(filled)], env=environment, timeout=120).returncode == -signal.SIGKILL
+    assert run_process([sys.executable, "-c", LATER, str(filled)], env=environment).returncode == -signal.SIGKILL
     with closing(sqlite3.connect(filled)) as database:
         version = database.execute("PRAGMA user_version").fetchone()[0]
     assert version == storage.store.FIRST_SCHEMA_VERSION + (0 if side == "before" else 2)

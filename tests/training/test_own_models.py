@@ -215,6 +215,10 @@ def test_pickles_are_never_opened(tmp_path: Path) -> None:
         own_models.opened(folder)
 
 
+def tensors_of(vocabulary: int) -> dict[str, Float32Array]:
+    return tensors() | {name: np.zeros((vocabulary, 16), "<f4") for name in ("model.embed_tokens.weight", "lm_head.weight")}
+
+
 def _bpe() -> dict[str, Any]:
     made: dict[str, Any] = json.loads(train_bpe([b"in the beginning was the word, and the word was here\n" * 50], 270))
     return made
@@ -222,7 +226,7 @@ def _bpe() -> dict[str, Any]:
 
 def test_a_byte_level_bpe_makes_the_same_tokens(tmp_path: Path) -> None:
     found = _bpe()
-    values = tensors() | {name: np.zeros((270, 16), "<f4") for name in ("model.embed_tokens.weight", "lm_head.weight")}
+    values = tensors_of(270)
     folder = written(tmp_path, values, vocab_size=270)
     text = "the word, äöü".encode()
     for merges in (found["model"]["merges"], [" ".join(pair) for pair in found["model"]["merges"]]):
@@ -264,16 +268,30 @@ def test_a_template_of_the_text_alone_changes_no_tokenizer(tmp_path: Path) -> No
             {"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "[0-9]"}, "behavior": "Removed", "invert": False}},
             'pre_tokenizer .*"Removed"',
         ),
-        ({"added_tokens": [{"content": " <s>", "id": 270, "lstrip": True}]}, "added token ' <s>' with lstrip"),
+        *(
+            ({"added_tokens": [{"content": " <s>", "id": 270, more: True}]}, f"added token ' <s>' with {more}")
+            for more in ("single_word", "lstrip", "rstrip")
+        ),
         ({"pre_tokenizer": {"type": "Metaspace"}}, "pre_tokenizer .*Metaspace"),
         ({"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True}}, "add_prefix_space"),
-        ({"pre_tokenizer": {"type": "ByteLevel", "use_regex": False}}, "use_regex"),
+        (
+            {"pre_tokenizer": {"type": "ByteLevel", "use_regex": False}},
+            "use_regex.* cuts no words; --vocabulary 256 starts with bytes",
+        ),
         (
             {"post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<s>"}}, {"Sequence": {}}]}},
             "post_processor TemplateProcessing adds '<s>'.*without that field the file is read",
         ),
         ({"model": {"type": "Unigram", "vocab": [], "merges": []}}, "model 'Unigram'"),
-        ({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": [], "byte_fallback": True}}, "byte_fallback true"),
+        *(
+            ({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": [], name: value}}, f"{name} {json.dumps(value)}")
+            for name, value in (
+                ("dropout", 0.1),
+                ("byte_fallback", True),
+                ("continuing_subword_prefix", "##"),
+                ("end_of_word_suffix", "</w>"),
+            )
+        ),
         ({"added_tokens": [{"content": "<s>", "id": 256}]}, "two tokens have one id"),
         ({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}, "added_tokens": []}, "a byte has no token of its own"),
         ({"model": "none"}, "is no tokenizer"),
@@ -293,6 +311,7 @@ SPLITS = {
     "llama-3": [Split(Regex(LLAMA_3), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)],
     "qwen": [Split(Regex(QWEN_2), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)],
 }
+ADDED = ["<tool_call>", "größer als"]
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 
 
@@ -310,7 +329,7 @@ def tokenizer_of_kind(kind: str) -> Any:
     if kind != "smollm":
         made.add_special_tokens(SPECIAL)
     if kind == "qwen":
-        made.add_tokens(["<tool_call>", "</tool_call>"])
+        made.add_tokens([*ADDED, f"[PAD{made.get_vocab_size() + 4}]"])
     if kind == "llama-3":
         made.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=False)])
     return made
@@ -321,7 +340,7 @@ def tokenizer_of_kind(kind: str) -> Any:
 def test_tokenizers_of_known_kinds_make_the_same_tokens(tmp_path: Path, kind: str, padding: int) -> None:
     theirs = tokenizer_of_kind(kind)
     vocabulary = theirs.get_vocab_size() + padding
-    values = tensors() | {name: np.zeros((vocabulary, 16), "<f4") for name in ("model.embed_tokens.weight", "lm_head.weight")}
+    values = tensors_of(vocabulary)
     folder = written(tmp_path, values, vocab_size=vocabulary, eos_token_id=theirs.token_to_id("<|im_end|>"))
     theirs.save(str(folder / "tokenizer.json"))
     blob = own_models.opened(folder).tokenizer
@@ -333,7 +352,10 @@ def test_tokenizers_of_known_kinds_make_the_same_tokens(tmp_path: Path, kind: st
     assert exported.get_vocab_size() == vocabulary
 
     @given(
-        st.text() | st.lists(st.sampled_from([*CORPUS[0].split(" "), " ", "  ", "e\u0301", *SPECIAL, "<tool_call>"])).map("".join)
+        st.text()
+        | st.lists(st.sampled_from([*CORPUS[0].split(" "), " ", "  ", "e\u0301", *SPECIAL, *ADDED, "gro\u0308ßer als"])).map(
+            "".join
+        )
     )
     def same(text: str) -> None:
         ids = ours.encode(text.encode()).tolist()
@@ -347,6 +369,54 @@ def test_tokenizers_of_known_kinds_make_the_same_tokens(tmp_path: Path, kind: st
         assert ours.encode(b"a<tool_call>b").tolist()[1] == theirs.token_to_id("<tool_call>")
     fields = gguf.fields_of(ModelSpec(vocabulary=vocabulary), vocabulary_of(blob, vocabulary), kind, None, True)
     assert fields["tokenizer.ggml.pre"][1] == {"smollm": "smollm", "llama-3": "llama-bpe", "qwen": "qwen2"}[kind]
+
+
+def test_a_word_of_the_vocabulary_that_no_merges_make_is_one_token_where_merges_are_ignored(tmp_path: Path) -> None:
+    found = json.loads(tokenizer_of_kind("llama-3").to_str())
+    number = len(found["model"]["vocab"]) + len(found["added_tokens"])
+    found["model"]["vocab"]["unmerged"] = number
+    folder = written(tmp_path, tensors_of(number + 1), vocab_size=number + 1)
+    for ignores in (True, False):
+        found["model"]["ignore_merges"] = ignores
+        (folder / "tokenizer.json").write_text(json.dumps(found))
+        blob = own_models.opened(folder).tokenizer
+        assert blob is not None
+        exported = tokenizers.Tokenizer.from_str(json.dumps(tokenizer_json(vocabulary_of(blob, number + 1))))
+        ids = BpeTokenizer(blob).encode(b"unmerged").tolist()
+        assert ids == exported.encode("unmerged").ids and (ids == [number]) is ignores
+
+
+@pytest.mark.parametrize(
+    ("config", "generation", "stop"),
+    [
+        (5, None, 5),
+        ([900, 5, 6], None, 5),
+        (5, [7], 7),
+        (5, 900, 5),
+        (None, None, None),
+        ("5", True, None),
+    ],
+)
+def test_the_first_end_of_text_that_the_vocabulary_has_is_that_of_the_model(
+    tmp_path: Path, config: Any, generation: Any, stop: int | None
+) -> None:
+    folder = written(tmp_path, eos_token_id=config)
+    if generation is not None:
+        (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": generation}))
+    assert own_models.opened(folder).stop == stop
+
+
+def test_the_end_of_text_is_special_also_where_the_file_has_a_plain_token(tmp_path: Path) -> None:
+    found = json.loads(tokenizer_of_kind("smollm").to_str())
+    end = found["model"]["vocab"]["<|im_end|>"]
+    found["added_tokens"] = [token for token in found["added_tokens"] if token["id"] != end]
+    vocabulary = len(found["model"]["vocab"])
+    folder = written(tmp_path, tensors_of(vocabulary), vocab_size=vocabulary, eos_token_id=end)
+    (folder / "tokenizer.json").write_text(json.dumps(found))
+    blob = own_models.opened(folder).tokenizer
+    assert blob is not None
+    ours = BpeTokenizer(blob)
+    assert ours.end_of_text == end and end not in ours.encode(b"<|im_end|>").tolist() and ours.decode([end]) == b""
 
 
 def test_a_vocabulary_beyond_16_bits_is_refused_by_name(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def write(path: Path, content: bytes | str) -> Path:
     return path
 
 
-def parquet_of(columns: dict[str, list[Any]]) -> bytes:
+def parquet_of(columns: dict[str, Any]) -> bytes:
     pyarrow = pytest.importorskip("pyarrow", reason="pyarrow, of the extra `data`, is not installed")
     from pyarrow import parquet
 
@@ -50,6 +50,7 @@ RECORDS: dict[str, str | bytes] = {
     "array.json": json.dumps([{"text": text} for text in TEXTS], indent=1),
     "array.jsonl": json.dumps([{"text": text} for text in TEXTS]),
     "strings.json": json.dumps(TEXTS),
+    "mark.jsonl": "\ufeff" + LINES,
     "capital.jsonl": LINES.replace('"text"', '"Text"'),
     "comma.csv": "text,id\n" + QUOTED,
     "one column.csv": "text\n" + QUOTED.replace(",1\n", "\n"),
@@ -85,6 +86,14 @@ def test_parquet_is_read_by_its_column(tmp_path: Path) -> None:
         read(tmp_path / "a.parquet", "body")
     with pytest.raises(UserError, match=r"b\.parquet .*Parquet"):
         read(write(tmp_path / "b.parquet", content[:100]))
+
+
+@pytest.mark.parametrize("kind", ["large_string", "dictionary"])
+def test_all_kinds_of_text_in_parquet_are_read(tmp_path: Path, kind: str) -> None:
+    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow, of the extra `data`, is not installed")
+    column = pyarrow.array(TEXTS)
+    column = column.dictionary_encode() if kind == "dictionary" else column.cast(pyarrow.large_string())
+    assert read(write(tmp_path / "a.parquet", parquet_of({"text": column}))) == (WHOLE, ())
 
 
 def test_parquet_without_pyarrow_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,6 +280,7 @@ def test_links_to_nothing_and_to_folders_are_named(tmp_path: Path) -> None:
 
 
 def test_the_list_of_what_is_left_out_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert text_files.FILES_NAMED_MAX <= 200
     monkeypatch.setattr(text_files, "FILES_NAMED_MAX", 3)
     write(tmp_path / "a.txt", "one\n")
     for number in range(5):

@@ -12,6 +12,7 @@ from trio.testing import MockClock
 from protocol.identity import Identity
 from tests.transport.conftest import MemoryWorld, SwarmWorld, open_world
 from tests.transport.helpers import ALICE, BOB, linked, next_event, until
+from tests.waiting import patience
 from transport import hub
 from transport.framing import FRAME_PLAINTEXT_MAX
 from transport.measures import (
@@ -164,7 +165,7 @@ async def test_a_vote_waits_for_25_ms_of_bulk_on_a_slow_link(autojump_clock: Moc
 async def test_the_kernel_is_told_how_much_it_may_hold(tcp: SwarmWorld) -> None:
     if not hasattr(socket, "TCP_NOTSENT_LOWAT"):
         pytest.skip("this kernel has no TCP_NOTSENT_LOWAT")
-    with trio.fail_after(60):
+    with patience():
         alice, bob = await tcp.pair()
         (link,) = alice._links.values()
         link.meter.bytes_per_second = 2.0 * MEGABIT_BYTES
@@ -177,7 +178,7 @@ async def test_the_kernel_is_told_how_much_it_may_hold(tcp: SwarmWorld) -> None:
 
 @pytest.mark.real("sockets")
 async def test_a_history_outlives_its_links_and_they_are_bounded(tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    with trio.fail_after(60):
+    with patience():
         alice, bob = await tcp.pair()
         await until(lambda: alice.links()[0].round_trip_seconds is not None)
         history = alice.links()[0].history

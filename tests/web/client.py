@@ -11,11 +11,14 @@ import http.client
 import json
 import os
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
 from nacl.exceptions import BadSignatureError
 from nacl.signing import SigningKey, VerifyKey
+
+from tests.waiting import in_time, patience_seconds
 
 Answer = tuple[int, ...]
 
@@ -67,7 +70,7 @@ class Site:
 
     host: str
     port: int
-    seconds: float = 90.0
+    seconds: float = field(default_factory=patience_seconds)
     source: str = ""  # the address of this machine that it is asked from
     _network: dict[str, Any] = field(default_factory=dict)
 
@@ -82,14 +85,11 @@ class Site:
         if body is not None:
             data = body if isinstance(body, bytes) else json.dumps(body).encode()
             sent["Content-Type"] = "application/json"
-        try:
+        with closing(connection), in_time():
             connection.request(method, path, data, {**sent, **(headers or {})})
             response = connection.getresponse()
-            return Reply(
-                response.status, {name.lower(): value for name, value in response.getheaders()}, response.read().decode()
-            )
-        finally:
-            connection.close()
+            named = {name.lower(): value for name, value in response.getheaders()}
+            return Reply(response.status, named, response.read().decode())
 
     def get(self, path: str, token: str = "") -> Reply:
         return self.ask("GET", path, None, token)

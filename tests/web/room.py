@@ -15,20 +15,19 @@ from curation.calls import CurationCalls, ImportRequest, ImportView
 from peer import cli
 from peer.daemon.daemon import Daemon, running
 from peer.settings.config import load
-from tests.waiting import patience
+from tests.waiting import PATIENCE_SECONDS, patience
 from tests.web.client import Person, Reply, Site
 
 T = TypeVar("T")
-SECONDS_MAX = 120.0
 SAYS = "annotators are served at http://"
 
 
 class Room:
     """A peer alone in its network. Its disk outlives its process: it may be served again."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, network: str = "lab") -> None:
         self.folder, self.directory = folder, folder / "peer"
-        said = ["init", "--network", "lab", "--listen", "127.0.0.1:0", "--data-dir", str(self.directory)]
+        said = ["init", "--network", network, "--listen", "127.0.0.1:0", "--data-dir", str(self.directory)]
         assert cli.main(said) == 0
 
     @asynccontextmanager
@@ -41,7 +40,7 @@ class Room:
         """It may serve nobody."""
         flags = {"data_directory": self.directory, "role": "annotator", "web_listen": "127.0.0.1:0", "sign_up": "open", **more}
         config = load(flags, {"HOME": str(self.folder)}).config
-        with patience(SECONDS_MAX):
+        with patience(120.0):  # projects, people and their answers
             async with running(config) as daemon:
                 yield daemon
 
@@ -61,7 +60,7 @@ class Room:
 async def served_at(daemon: Daemon) -> tuple[str, int]:
     seen = 0
     while True:
-        for event in await daemon.api.events(seen, SECONDS_MAX):
+        for event in await daemon.api.events(seen, PATIENCE_SECONDS):
             seen = event.number
             if event.text.startswith(SAYS):
                 host, _, port = event.text.removeprefix(SAYS).rstrip("/").rpartition(":")

@@ -14,6 +14,7 @@ from curation.importing import Given
 from curation.state import CurationState, Phase
 from peer.serving.doors import Doors
 from peer.serving.founding import Founding
+from tests.waiting import patience
 from tests.web.client import Person, Reply, Site
 from tests.web.room import Room, assigned, enrolled, said
 from tests.web.test_routes import disputed, founded, operator
@@ -47,7 +48,7 @@ async def test_of_a_file_that_is_refused_nothing_is_kept_until_somebody_looks_fo
         try:
             reply = await said(site.ask, "POST", f"/api/v1/projects/{view.project}/tasks?format=csv", b"none", token)
             assert reply.code == "misfit"
-            with trio.fail_after(90):
+            with patience():
                 while any(type(thing) is Problem for thing in gc.get_objects()):  # noqa: ASYNC110 - nothing tells
                     await trio.sleep(0.05)
         finally:

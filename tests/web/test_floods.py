@@ -7,12 +7,14 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 
 from peer import bridge
 from tests.peer.processes import Daemon, command, daemons, poll
+from tests.waiting import in_time
 from tests.web.client import Person, Site
 from tests.web.half_requests import connected, strangers
 from tests.web.room import Room, said
@@ -91,28 +93,50 @@ def descriptors_open(daemon: Daemon) -> int:
 
 
 @pytest.mark.parametrize(
-    "half",
+    ("half", "bound"),
     [
-        b"",
-        b"GET /api/v1/network HTTP/1.1\r\nHost: localhost\r\nX-Half: ",
-        b"POST /api/v1/challenges HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{",
-        b"GET /api/v1/network HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n",
-        b"GET /api/v1/network HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        (b"", "HEADER_SECONDS"),
+        (b"GET /api/v1/network HTTP/1.1\r\nHost: localhost\r\nX-Half: ", "HEADER_SECONDS"),
+        (b"POST /api/v1/challenges HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{", "REQUEST_SECONDS"),
+        (b"GET /api/v1/network HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n", "HEADER_SECONDS"),
+        (b"GET /api/v1/network HTTP/1.1\r\nHost: localhost\r\n\r\n", "HEADER_SECONDS"),
     ],
     ids=["nothing", "header", "body", "body that nobody reads", "keep-alive"],
 )
-async def test_a_connection_that_waits_too_long_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, half: bytes) -> None:
+async def test_a_connection_that_waits_too_long_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, half: bytes, bound: str
+) -> None:
     for name in ("HEADER_SECONDS", "REQUEST_SECONDS"):
-        monkeypatch.setattr(connections, name, 0.5)
+        monkeypatch.setattr(connections, name, 0.5 if name == bound else 3_600.0)
     monkeypatch.setattr(bridge, "SWEEP_SECONDS", 0.1)
     async with Room(tmp_path).serving() as (_, site):
         assert await said(ends, site, half)
         assert (await said(site.get, "/annotate")).status == 200
 
 
+async def test_a_connection_that_is_gone_leaves_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = list[connections.Places]()
+
+    class Places(connections.Places):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            made.append(self)
+
+    monkeypatch.setattr(bridge, "Places", Places)
+    monkeypatch.setattr(bridge, "SWEEP_SECONDS", 3_600.0)
+    async with Room(tmp_path).serving() as (_, site):
+        for _ in range(3):
+            assert (await said(site.get, "/annotate")).status == 200
+
+        async def is_left() -> bool:
+            return len(made[0]) == 0
+
+        await poll(is_left)
+
+
 def ends(site: Site, half: bytes) -> bool:
-    """True once the peer has closed the connection; times out otherwise."""
-    with socket.create_connection((site.host, site.port), site.seconds) as connection:
+    """Return True once the peer has closed the connection."""
+    with in_time(), socket.create_connection((site.host, site.port), site.seconds) as connection:
         connection.sendall(half)
         try:
             while connection.recv(1 << 16):

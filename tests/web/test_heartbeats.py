@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
+import trio
 
+from curation.contents import Release
 from curation.state import CurationState, Lease
+from peer.serving.annotating import Annotating
+from peer.serving.gathering import Gatherer
 from peer.serving.heartbeats import HEARTBEAT_SECONDS_MAX, Heartbeats
+from peer.serving.vault import Kept, Vault
+from tests.waiting import patience_seconds
 from tests.web.room import Room, assigned, enrolled, said
 from tests.web.test_routes import founded, operator
 
@@ -36,6 +44,10 @@ async def test_a_task_of_a_closed_page_goes_to_somebody_else(tmp_path: Path, mon
         other = await said(bob.token, site)
         foreign = await said(site.ask, "POST", "/api/v1/heartbeat", {"assignments": [watched]}, other)
         assert (foreign.status, foreign.body) == (200, {"assignments": []})
+        with monkeypatch.context() as patch:
+            patch.setattr(Annotating, "_is_me", lambda self, peer: False)
+            others = await said(site.ask, "POST", "/api/v1/heartbeat", {"assignments": [silent]}, ann.token(site))
+        assert others.body == {"assignments": []}, "a lease that another peer took is that peer's to release"
         reply = await said(site.ask, "POST", "/api/v1/heartbeat", {"assignments": [watched]}, ann.token(site))
         assert (reply.status, reply.body) == (200, {"assignments": [watched]})
         (task,) = await assigned(site, bob, 2)
@@ -45,3 +57,45 @@ async def test_a_task_of_a_closed_page_goes_to_somebody_else(tmp_path: Path, mon
         assert (await said(bob.submit, site, task["assignment"], (0,))).status == 201
         assert (await said(ann.submit, site, watched, (0,))).status == 410
         assert (await said(ann.submit, site, silent, (0,))).status == 201
+
+
+@pytest.mark.real("sockets, and a disk that is slow")
+async def test_a_lease_whose_answer_is_on_its_way_is_not_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("peer.serving.heartbeats.HEARTBEAT_SECONDS_MAX", 0.1)
+    keeps, lapsed, keep, put = threading.Event(), threading.Event(), Vault.keep, Gatherer.put
+    released = list[Release]()
+
+    class Watched(Heartbeats):
+        def lapsed(self, now: float) -> list[bytes]:
+            found = super().lapsed(now)
+            if found:
+                lapsed.set()
+            return found
+
+    def keep_late(self: Vault, kept: Kept) -> None:
+        keeps.set()
+        assert lapsed.wait(patience_seconds())
+        keep(self, kept)
+
+    def put_watched(self: Gatherer, statement: Any, *more: Any) -> trio.Event:
+        released.extend([statement] if isinstance(statement, Release) else [])
+        return put(self, statement, *more)
+
+    monkeypatch.setattr("peer.serving.annotating.Heartbeats", Watched)
+    monkeypatch.setattr(Vault, "keep", keep_late)
+    monkeypatch.setattr(Gatherer, "put", put_watched)
+    async with Room(tmp_path).serving() as (daemon, site):
+        await founded(site, await operator(daemon), tasks=[{"text": "one"}])
+        (ann,) = await enrolled(site, "ann")
+        (task,) = await assigned(site, ann)
+        token = await said(ann.token, site)
+        async with trio.open_nursery() as nursery:
+
+            async def answer() -> None:
+                assert (await said(ann.submit, site, task["assignment"], (0,))).status == 201
+
+            nursery.start_soon(answer)
+            assert await said(keeps.wait, patience_seconds())
+            beat = {"assignments": [task["assignment"]]}
+            assert (await said(site.ask, "POST", "/api/v1/heartbeat", beat, token)).status == 200
+        assert released == []

@@ -15,8 +15,9 @@ import pytest
 
 from peer.daemon.daemon import Daemon
 from peer.serving import annotating, custody
+from tests.waiting import patience
 from tests.web.client import Person, Reply, Site
-from tests.web.room import Room, said
+from tests.web.room import Room, enrolled, said
 from tests.web.test_routes import operator
 from web import listening
 
@@ -91,6 +92,9 @@ async def test_a_proxy_of_the_settings_says_for_whom_it_asks_and_nobody_else(
         ]  # fmt: skip
         for source, forwarded, status in cases:
             assert await enrol(source, forwarded) == status, (source, forwarded)
+        for source, is_secure in ((HERE, True), ("127.0.0.9", False)):
+            reply = await said(at(site, source).ask, "GET", "/annotate", None, "", {"X-Forwarded-Proto": "https"})
+            assert ("strict-transport-security" in reply.headers) is is_secure, source
 
 
 async def test_a_proxy_that_the_settings_do_not_name_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -104,11 +108,31 @@ async def test_strangers_that_guess_do_not_keep_the_owner_of_an_account_out(tmp_
     async with served(tmp_path) as (_, site):
         assert (await signed(site, "up", "ann")).status == 201
         stranger, statuses = at(site, "127.0.0.66"), Counter[int]()
-        while not statuses[429]:
+        while not statuses[429]:  # on a slow machine the wait after the fifth is over before the next one
+            assert statuses.total() < 4 * custody.WRONG_FREE, statuses
             statuses[(await signed(stranger, "in", "ann", "wrong horse battery")).status] += 1
-        assert statuses[401] == custody.WRONG_FREE
+        assert statuses[401] >= custody.WRONG_FREE
         assert (await signed(site, "in", "ann")).status == 201
         assert (await signed(stranger, "in", "ann")).status == 429
+
+
+async def test_challenges_of_a_host_and_sessions_of_a_person_push_out_their_own_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(annotating, "CHALLENGES_OF_HOST_MAX", 2)
+    monkeypatch.setattr(annotating, "SESSIONS_OF_ANNOTATOR_MAX", 2)
+    async with served(tmp_path) as (_, site):
+        ann, bob = await enrolled(site, "ann", "bob")
+        stranger = at(site, "127.0.0.66")
+        mine = (await said(ann.challenge, site)).body
+        old, *others = [(await said(person.challenge, stranger)).body for person in (bob, ann, ann)]
+        begun = [await said(ann.begin, site, each["nonce"], each["expires_ms"]) for each in (mine, *others)]
+        assert [reply.status for reply in begun] == [201, 201, 201]
+        assert (await said(bob.begin, site, old["nonce"], old["expires_ms"])).code == "unauthorized"
+        statuses = [(await said(site.get, "/api/v1/session", reply.body["token"])).status for reply in begun]
+        assert (
+            statuses == [401, 200, 200] and (await said(site.get, "/api/v1/session", await said(bob.token, site))).status == 200
+        )
 
 
 async def test_a_host_has_so_many_streams_and_loses_the_oldest_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,8 +195,9 @@ async def test_a_host_reads_in_one_file_at_a_time_and_others_one_beside_it(tmp_p
         with socket.create_connection((site.host, site.port), site.seconds, ("127.0.0.66", 0)) as slow:
             head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\nContent-Length: 100\r\n\r\n{{"
             await said(slow.sendall, head.encode())
-            reply = await said(at(site, "127.0.0.66").ask, "POST", path, b'{"text": "a"}', token)
-            while reply.status == 200:  # the slow one is not read yet
+            with patience():
                 reply = await said(at(site, "127.0.0.66").ask, "POST", path, b'{"text": "a"}', token)
+                while reply.status == 200:  # the slow one is not read yet
+                    reply = await said(at(site, "127.0.0.66").ask, "POST", path, b'{"text": "a"}', token)
             assert (reply.status, reply.code) == (429, "too-many")
             assert (await said(site.ask, "POST", path, b'{"text": "a"}', token)).status == 200

@@ -83,6 +83,7 @@ async def test_the_author_says_the_label_of_a_task_that_waits_for_it(author: Aut
     assert "is no task that anybody had" in await author.types("tasks", "review", "moods", "--label", "sad")
     assert "say the label of task 0 with --label" in await author.types("tasks", "review", "moods", "0")
     (waiting,) = await author.daemon.api.waiting_tasks(view.project)  # type: ignore[attr-defined]
+    assert waiting.skips == {}, "a vote has no reason"
     assert await author.types("tasks", "review", waiting.task, "--label", "sad") == "task 0 of 'moods': sad"
     assert await author.types("tasks", "review", "moods") == "no task of this project waits for its author"
     again = await author.types("tasks", "review", "moods", "0", "--label", "sad")
@@ -118,7 +119,15 @@ async def test_an_option_that_would_do_nothing_is_refused(author: Author) -> Non
     assert "--proofs writes jsonl alone" in proven
     await author.room.project(author.daemon, tasks=1)
     file = str(author.room.folder / "moods.jsonl")
-    for more in (("--votes", "3"), ("--guidelines", file), ("--many",), ("--suggest-first",), ("--price", "0"), ("--name", "x")):
+    for more in (
+        ("--votes", "3"),
+        ("--guidelines", file),
+        ("--many",),
+        ("--suggest-first",),
+        ("--price", "0"),
+        ("--name", "x"),
+        ("--display", "chat"),
+    ):
         said = await author.types("tasks", "import", file, "--project", "moods", *more)
         assert f"{more[0]} is of a new project" in said
     assert "2 tasks, open" in await author.types("tasks", "import", file, "--project", "moods", "--again")
@@ -222,6 +231,16 @@ async def test_gold_that_is_no_answer_is_named_and_nothing_is_imported(author: A
 
 
 @pytest.mark.real("a peer that serves on a socket")
+async def test_texts_of_a_project_are_shown_as_its_import_says(author: Author) -> None:
+    for display in ("plain", "markdown", "chat"):
+        file = author.room.folder / f"{display}.jsonl"
+        file.write_text(json.dumps({"text": display}))
+        more = () if display == "plain" else ("--display", display)
+        await author.types("tasks", "import", str(file), "--options", "glad,sad", *more)
+    shown = {view.name: view.display for view in await author.daemon.api.projects()}  # type: ignore[attr-defined]
+    assert shown == {display: display for display in ("plain", "markdown", "chat")}
+
+
 async def test_the_same_file_is_imported_once_unless_asked_again(author: Author) -> None:
     file = author.room.folder / "moods.csv"
     file.write_text("text;label\none;glad\ntwo;sad\nthree;angry\n")
@@ -253,7 +272,9 @@ async def test_an_import_that_was_cut_off_goes_on(author: Author, monkeypatch: p
     ((key, _),) = curation(author.daemon).projects.items()
     folder = author.room.directory / "parts" / "serve"
     with closing(sqlite3.connect(folder / "imported.sqlite")) as database, database:
-        database.execute("DELETE FROM imported WHERE first >= 4")  # as if the peer had ended before these pages
+        # As if the peer had ended before the page at 4 was decided.
+        database.execute("DELETE FROM imported WHERE first > 4")
+        database.execute("UPDATE imported SET root = ? WHERE first = 4", (bytes(32),))
     shown = await author.types("tasks", "import", str(file), "--project", "other")
     assert "10 tasks, open project 'other' already had 4 of the 7 tasks of moods.csv; the others are added" in shown
     assert "so nothing changed" in await author.types("tasks", "import", str(file), "--project", "other")

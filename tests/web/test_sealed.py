@@ -23,9 +23,9 @@ from peer.serving import annotating, opening
 from peer.serving.part import Serve
 from peer.settings.config import Config, load
 from tests.peer.network import Seat, network, service_of
-from tests.waiting import patience
+from tests.waiting import PATIENCE_SECONDS, patience
 from tests.web.client import Person, Site
-from tests.web.room import SAYS, SECONDS_MAX, assigned, said, settled
+from tests.web.room import SAYS, assigned, said, settled
 
 pytestmark = pytest.mark.real("sockets")
 
@@ -78,7 +78,7 @@ async def servers(folder: Path) -> AsyncIterator[list[Server]]:
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(opening, "SEAL_MS", SEAL_MS)
-    monkeypatch.setattr(annotating, "DECIDED_SECONDS", SECONDS_MAX)  # one of four is gone, perhaps the one whose turn it is
+    monkeypatch.setattr(annotating, "DECIDED_SECONDS", PATIENCE_SECONDS)  # one of four is gone, perhaps the one whose turn it is
 
 
 async def two_with_one_task(folder: Path, first: Server, second: Server) -> list[tuple[Person, str]]:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import trio
 import trio.lowlevel
 from hypothesis import given
 from hypothesis import strategies as st
 
+from peer.serving import sharing
+from peer.serving.custody import Custody
 from peer.serving.sharing import FairTable, Rate, Turns
+from protocol.identity import Identity
 from web.problems import Problem
+
+IDENTITY = Identity(bytes(32))
 
 
 def test_a_host_takes_some_at_once_and_then_one_after_the_other() -> None:
@@ -46,6 +53,18 @@ def test_no_host_takes_more_than_its_rate(takes: list[tuple[str, float]]) -> Non
     assert all(count <= 4 + now[0] / 10.0 for count in taken.values())
 
 
+def test_the_host_that_was_here_longest_ago_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sharing, "HOSTS_MAX", 2)
+    rate, turns = Rate(1, 10.0, lambda: 0.0), Turns(64, 8)
+    for host in "abc":
+        rate.take(host, "sign-ups")
+        turns.know(host)
+    rate.take("a", "sign-ups")
+    with pytest.raises(Problem):
+        rate.take("c", "sign-ups")
+    assert list(turns._known) == ["b", "c"]
+
+
 def test_the_owner_with_most_entries_loses_its_oldest() -> None:
     table = FairTable[int, str](6, 4)
     for number in range(6):
@@ -68,7 +87,7 @@ def test_a_table_is_bounded_for_all_and_for_each_owner(steps: list[tuple[int, st
         else:
             table.pop((number, owner))
         assert len(table) <= 8 and all(len(own) <= 3 for own in table._owned.values())
-        assert sum(map(len, table._owned.values())) == len(table)
+        assert sum(map(len, table._owned.values())) == len(table) and all(table._owned.values())
 
 
 async def take_turn(turns: Turns, host: str, order: list[str]) -> None:
@@ -108,11 +127,69 @@ async def test_strangers_of_many_hosts_do_not_keep_a_known_host_out() -> None:
 
 async def test_a_turn_that_is_cancelled_goes_on_to_the_next() -> None:
     turns, order = Turns(16, 4), list[str]()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(take_turn, turns, "a", order)
-        await trio.testing.wait_all_tasks_blocked()
-        with trio.move_on_after(0.05):
-            await take_turn(turns, "b", order)
-        nursery.start_soon(take_turn, turns, "c", order)
-    await take_turn(turns, "d", order)
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(take_turn, turns, "a", order)
+            await trio.testing.wait_all_tasks_blocked()
+            with trio.move_on_after(0.05):
+                await take_turn(turns, "b", order)
+            nursery.start_soon(take_turn, turns, "c", order)
+        await take_turn(turns, "d", order)
     assert order == ["a", "c", "d"]
+
+
+async def test_a_waiter_that_is_called_after_its_cancellation_hands_its_turn_on() -> None:
+    turns, order, scope = Turns(16, 4), list[str](), trio.CancelScope()
+
+    async def give_up() -> None:
+        with scope:
+            await take_turn(turns, "b", order)
+
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery, turns.turn("a"):
+            nursery.start_soon(give_up)
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.start_soon(take_turn, turns, "c", order)
+            await trio.testing.wait_all_tasks_blocked()
+            scope.cancel()  # and without a checkpoint the turn of "a" ends
+    assert order == ["c"]
+
+
+async def test_of_the_host_with_most_waiters_the_newest_is_sent_away() -> None:
+    turns, served, refused = Turns(4, 3), list[str](), list[str]()
+
+    async def come(host: str, name: str) -> None:
+        try:
+            async with turns.turn(host):
+                served.append(name)
+        except Problem:
+            refused.append(name)
+
+    async with trio.open_nursery() as nursery, turns.turn("first"):
+        for name in ("a1", "a2", "a3", "b1", "c1"):
+            nursery.start_soon(come, name[0], name)
+            await trio.testing.wait_all_tasks_blocked()
+    assert refused == ["a3"] and served == ["a1", "b1", "c1", "a2"]
+
+
+async def test_each_wrong_passphrase_after_the_fifth_doubles_the_wait_for_this_name_at_this_host() -> None:
+    none: Any = None
+    custody = Custody(none, none, none)
+    for wait in (0, 0, 0, 0, 1, 2, 4, 8, 16, 32, 64, 64):
+        custody._require_patience("ann", "stranger")
+        custody._count_wrong("ann", "stranger")
+        if wait:
+            with pytest.raises(Problem) as problem:
+                custody._require_patience("ann", "stranger")
+            assert problem.value.retry_after == 1 + wait
+        custody._require_patience("ann", "owner")
+        custody._require_patience("bob", "stranger")
+        await trio.sleep(wait)
+
+
+async def test_a_host_where_a_passphrase_was_right_goes_first_from_then_on() -> None:
+    none: Any = None
+    custody = Custody(none, none, none)
+    assert await custody._opened(lambda name, passphrase: None, "ann", "wrong", "stranger") is None
+    assert await custody._opened(lambda name, passphrase: IDENTITY, "ann", "right", "owner") is IDENTITY
+    assert list(custody._turns._known) == ["owner"]

@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import ssl
+from contextlib import closing
 from email.message import Message
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ import pytest
 from peer.daemon.daemon import Daemon
 from tests.peer.processes import Daemon as Process
 from tests.peer.processes import poll
-from tests.web.room import SECONDS_MAX, Room, said
+from tests.waiting import PATIENCE_SECONDS, in_time, patience_seconds
+from tests.web.room import Room, said
 from tests.web.test_floods import served
 
 pytestmark = pytest.mark.real("TLS on real sockets")
@@ -31,7 +33,7 @@ CERTIFICATE, KEY = str(TLS / "cert.pem"), str(TLS / "key.pem")  # made for these
 async def told(daemon: Daemon) -> str:
     seen = 0
     while True:
-        for event in await daemon.api.events(seen, SECONDS_MAX):
+        for event in await daemon.api.events(seen, PATIENCE_SECONDS):
             seen = event.number
             if event.kind == "serve":
                 return event.text
@@ -40,13 +42,11 @@ async def told(daemon: Daemon) -> str:
 def asked(address: str, method: str, path: str, body: Any = None, cookie: str = "") -> tuple[int, Message]:
     """Status and headers."""
     context = ssl.create_default_context(cafile=CERTIFICATE)
-    connection = http.client.HTTPSConnection(address, timeout=SECONDS_MAX, context=context)
-    try:
+    connection = http.client.HTTPSConnection(address, timeout=patience_seconds(), context=context)
+    with closing(connection), in_time():
         connection.request(method, path, json.dumps(body) if body else None, {"Cookie": cookie} if cookie else {})
         reply = connection.getresponse()
         return reply.status, reply.headers
-    finally:
-        connection.close()
 
 
 def address_in(text: str) -> str:
@@ -77,7 +77,8 @@ async def test_a_browser_that_came_by_tls_comes_by_nothing_else(tmp_path: Path) 
 
 def certificate_at(address: str) -> str:
     host, _, port = address.rpartition(":")
-    return ssl.get_server_certificate((host, int(port)), timeout=SECONDS_MAX).strip()
+    with in_time():
+        return ssl.get_server_certificate((host, int(port)), timeout=patience_seconds()).strip()
 
 
 async def test_the_certificate_is_read_again_on_sighup(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import { html } from "/static/page.js";
 const FENCE = /^\s*(```|~~~)/, BULLET = /^\s*([-*+]|\d{1,9}[.)])\s+/, HEADING = /^#{1,6}\s+/, QUOTE = /^>\s?/, ROW = /^\s*\|/;
 const RULED = /^[\s|:-]+$/; // the second line of a table
 const ROLES = "system|developer|user|human|assistant|gpt|ai|bot|model|tool|function";
-const TURN = new RegExp(`^(?:\\*\\*|<\\|)?(${ROLES})(?:\\*\\*|\\|>)?\\s*:[ \\t]*(?:\\*\\*)?`, "i");
+const TURN = new RegExp(`^(?:\\*\\*|<\\|)?(${ROLES})(?:\\*\\*|\\|>)?\\s*:(?:\\*\\*)?[ \\t]*`, "i");
 // Each alternative ends at the next of its own characters, so that no text takes more than one pass.
 const INLINE = /`([^`\n]+)`|\*\*([^*\n]+)\*\*|__([^_\n]+)__|(?<![\w*])\*([^*\n]+)\*(?!\w)|(?<![\w_])_([^_\n]+)_(?!\w)|!?\[([^[\]\n]+)\]\(((?:[^()\s]|\([^()\s]*\))+)\)/g;
 

@@ -18,6 +18,7 @@ from peer.worker.supervisor import Worker
 from protocol.errors import UserError
 from rlhf.pytorch import reward
 from tests.rlhf.test_reward import SPEC as REWARD
+from tests.waiting import run_process
 from training.data.tokenizer import ByteTokenizer
 from training.engines.pytorch import device, engine
 from training.engines.pytorch.engine import Engine
@@ -90,7 +91,7 @@ def test_what_the_daemon_says_of_resources_is_what_the_worker_reads() -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
 def test_a_worker_whose_device_is_not_here_says_so_in_one_frame_and_ends() -> None:
     command = [sys.executable, "-m", "peer.worker.main", "--device", "cuda:1"]
-    ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=300, env=os.environ)
+    ended = run_process(command, stdin=subprocess.DEVNULL, capture_output=True, env=os.environ, idle=300.0)
     assert ended.returncode == 0 and re.search(rb"failed.*device 'cuda:1' is not here: there is cpu", ended.stdout)
 
 

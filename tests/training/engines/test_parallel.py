@@ -27,6 +27,7 @@ from rlhf.reward import MEAN_REWARD, SCORE, MeanTerms
 from tests.rlhf.test_reward import SPEC as REWARD
 from tests.rlhf.test_reward import some_pairs
 from tests.training.engines.test_engine import JOB, PER_STEP, SPEC, TRAINER, difference, engine_of
+from tests.waiting import patience, run_process
 from training import tasks
 from training.data.corpus import open_tokens
 from training.data.tokenizer import ByteTokenizer
@@ -171,7 +172,7 @@ async def test_a_killed_process_ends_the_worker_and_the_next_round_has_the_train
         Worker(Resources(threads=1, gpus=2, parallel=Parallel.FSDP)),
         tasks.Propose(JOB, 0, TRAINER, model, None, None, buffer),
     )
-    with trio.fail_after(120):
+    with patience(120.0):
         async with trio.open_nursery() as nursery:
             await nursery.start(worker.run)
             await worker.ask(tasks.OpenJob(JOB, replace(TEN, local_steps=10_000).encode(), str(text), None))
@@ -191,7 +192,7 @@ async def test_a_killed_process_ends_the_worker_and_the_next_round_has_the_train
             leader, (rank,) = worker.pid, children_of(worker.pid or 0)
             assert leader is not None
             os.kill(leader, signal.SIGKILL)
-            with trio.fail_after(120):
+            with patience(120.0):
                 while Path(f"/proc/{rank}").exists():  # noqa: ASYNC110
                     await trio.sleep(0.01)
             nursery.cancel_scope.cancel()
@@ -200,5 +201,5 @@ async def test_a_killed_process_ends_the_worker_and_the_next_round_has_the_train
 @pytest.mark.large
 def test_more_gpus_than_are_here_are_refused_before_anything_starts() -> None:
     command = [sys.executable, "-m", "peer.worker.main", "--device", "cuda", "--gpus", "2", "--parallel", "ddp"]
-    ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=300)
+    ended = run_process(command, stdin=subprocess.DEVNULL, capture_output=True, idle=300.0)
     assert b"device 'cuda' is not here" in ended.stdout or b"gpus 2 are more than are here" in ended.stdout

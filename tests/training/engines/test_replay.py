@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +20,7 @@ from peer.worker.main import Jobs
 from protocol.errors import RemoteProtocolError, UserError
 from protocol.messages import Proposal
 from protocol.reasons import Finding, Verdict
+from tests.waiting import run_process
 from training import tasks
 from training.data import corpus as data
 from training.data.corpus import open_tokens
@@ -45,6 +45,7 @@ STEPS = 5
 SPEC = JobSpec(
     name="t", data=bytes(32), model=MODEL, local_steps=STEPS, batch=4, micro_batch=4, rounds=10, audit=AuditMode.SAMPLED
 )
+
 SPECS = {
     "adamw": SPEC,
     "muon": replace(SPEC, inner=Inner.MUON),
@@ -254,7 +255,7 @@ with no_subnormal_numbers():
     print(torch.get_num_threads(), int((tiny * 1 != 0).sum()), int(((tiny.view(1 << 10, -1) @ torch.eye(1 << 10)) != 0).sum()))
 print(int((tiny.numpy() * np.float32(1) != 0).sum()))
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=300)
+    done = run_process([sys.executable, "-c", script], capture_output=True, text=True, check=True, idle=300.0)
     assert done.stdout.split() == ["2", "0", "0", str(1 << 20)], done.stdout
 
 
