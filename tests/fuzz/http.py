@@ -123,7 +123,7 @@ def requests_of(known: Known, random: Random) -> tuple[str, str, Any]:
             lambda: ("GET", f"/api/tasks?limit={random.randint(1, 8)}", None),
             lambda: ("POST", "/api/submit", person.statement(site, assignment, (random.randint(0, 2),), random.randbytes(16))),
             lambda: ("POST", f"/api/v1/assignments/{assignment}/skip", {"reason": "no"}),
-            lambda: ("POST", f"/api/v1/assignments/{assignment}/release", {}),
+            lambda: ("POST", f"/api/v1/assignments/{assignment}/release", None),
             lambda: (
                 "POST",
                 "/api/v1/heartbeat",
