@@ -353,7 +353,7 @@ class Auditing:
     ) -> Replayed:
         """The finding is WITHHELD if something is not here when `late` returns. `came` is called once all is here."""
         try:
-            request = await self._before(late, replay_request(past, due.trainer, due.proposal, due.step))
+            request = await _before(late, replay_request(past, due.trainer, due.proposal, due.step))
         except RemoteProtocolError:
             return Replayed(Finding.MALFORMED, 0.0, 0.0)
         if request is None:
@@ -372,23 +372,6 @@ class Auditing:
             raise _Unable(f"the model before round {nth_round(due.round)} that is here has another root")
         directory = driver.host.directory(due.job, due.round)
         return Round(self._me, model.spec, model, directory, driver.blobs, driver.network.fetch)
-
-    async def _before(self, late: Callable[[], Awaitable[None]], fetched: Awaitable[T]) -> T | None:
-        """None if `late` returns first."""
-        fetching, waiting = trio.CancelScope(), trio.CancelScope()
-
-        async def lose_patience() -> None:
-            with waiting:
-                await late()
-                fetching.cancel()
-
-        self._nursery.start_soon(lose_patience)
-        try:
-            with fetching:
-                return await fetched
-        finally:
-            waiting.cancel()
-        return None
 
     async def _opened(self, key: bytes, until: int, window: int) -> None:
         """Returns when that round of the job has opened. After the job's end it returns once as much time has passed as a window
@@ -486,7 +469,7 @@ class Auditing:
         self, role: Computing, past: Round, due: Due, until: int, late: Callable[[], Awaitable[None]]
     ) -> tuple[int | None, float] | None:
         """The result of `bisect` over the steps to state `until`; None if `late` returns first."""
-        return await self._before(late, self._bisected(role, past, due, until))
+        return await _before(late, self._bisected(role, past, due, until))
 
     async def _bisected(self, role: Computing, past: Round, due: Due, until: int) -> tuple[int | None, float]:
         async with self._searching[due.trainer]:  # a re-executed round fills as much of the disk as one's own
@@ -662,3 +645,25 @@ def suspension(person: bytes, state: State) -> str:
         found = finding_label(cause, state) or "failed"
         return f"{since}: replay {found} found by {short_id(state.members.current(cause.auditor))}"
     return ""
+
+
+async def _before(late: Callable[[], Awaitable[None]], fetched: Awaitable[T]) -> T | None:
+    """The result of `fetched`; None if `late` returns first."""
+    with trio.CancelScope() as fetching:
+
+        async def lose_patience() -> None:
+            await late()
+            fetching.cancel()
+
+        error: FolkmootError | OSError | None = None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(lose_patience)
+            try:
+                found = await fetched
+            except (FolkmootError, OSError) as raised:
+                error = raised  # outside the nursery it is no group
+            nursery.cancel_scope.cancel()
+        if error is not None:
+            raise error
+        return found
+    return None

@@ -55,6 +55,9 @@ SESSIONS_OF_ANNOTATOR_MAX: Final = 16  # browsers of one person
 ENROLMENTS_AT_ONCE: Final = 30
 ENROLMENT_SECONDS: Final = 360.0  # then one more
 ANSWERS_PER_MINUTE: Final = 60
+# An annotator gives back so many leases at once: each one is a row of the state for ten minutes, and the task may be drawn anew.
+RETURNS_AT_ONCE: Final = 32
+RETURN_SECONDS: Final = 2.0  # then one more
 PAGES_OPEN_MAX: Final = 64  # decoded, in memory; a million characters that are not Latin take four times their bytes
 PAGES_OPEN_BYTES_MAX: Final = 8 << 20
 TOKEN_BYTES: Final = 24
@@ -94,6 +97,7 @@ class Annotating:
         self._challenges = FairTable[bytes, tuple[bytes, int]](CHALLENGES_MAX, CHALLENGES_OF_HOST_MAX)  # nonce -> key, its end
         self._sessions = FairTable[str, _Open](SESSIONS_MAX, SESSIONS_OF_ANNOTATOR_MAX)
         self._enrolments = Rate(ENROLMENTS_AT_ONCE, ENROLMENT_SECONDS)  # where sign-up is open
+        self._returns = Rate(RETURNS_AT_ONCE, RETURN_SECONDS)  # of an annotator
         self._heartbeats = Heartbeats()
         self._pages: OrderedDict[bytes, Page] = OrderedDict()
         self._page_bytes: dict[bytes, int] = {}
@@ -254,7 +258,8 @@ class Annotating:
             room = LEASES_MAX - len(self._person(state, session.key).leases)
             lacks = min(limit - len(shown), room)
             if project:
-                self._release_idle([lease for lease in leases if lease[1].project != project], limit - len(shown) - room)
+                others = [lease for lease in leases if lease[1].project != project]
+                self._release_idle(session.key, others, limit - len(shown) - room)
             without = self._fetching.lacking
             if lacks > 0 and not wished and Work(state, self._desk.state_root).has_draw(session.key, without, project or None):
                 self._require_room()
@@ -270,10 +275,12 @@ class Annotating:
             with trio.move_on_at(deadline):
                 await self._desk.block_above(height)
 
-    def _release_idle(self, leases: Sequence[tuple[bytes, Assignment]], count: int) -> None:
+    def _release_idle(self, annotator: bytes, leases: Sequence[tuple[bytes, Assignment]], count: int) -> None:
         """Release at most `count` of these leases: those without a heartbeat and without an answer."""
         idle = [key for key, row in leases if row.state is Lease.LEASED and self._is_me(row.peer) and key not in self._heartbeats]
         for assignment in [key for key in idle if self._openings.pending(key) is None][: max(0, count)]:
+            if self.gatherer.is_full or self._returns.wait(annotator.hex()):
+                return
             self.gatherer.put(Release(assignment))
 
     async def heartbeat(self, token: str, assignments: tuple[bytes, ...]) -> Json:
@@ -284,8 +291,8 @@ class Annotating:
         return {"assignments": [key.hex() for key in held]}
 
     def _answerable(self, state: CurationState, leases: Sequence[bytes]) -> list[tuple[bytes, Assignment]]:
-        """Without those whose project was closed, or whose task waits for its author."""
-        rows = ((lease, state.assignments.get(lease)) for lease in leases)
+        """Without those whose project was closed, whose task waits for its author, or that are being given back."""
+        rows = ((lease, state.assignments.get(lease)) for lease in leases if self.gatherer.given_back(lease) is None)
         return [(lease, row) for lease, row in rows if row is not None and has_place(state, row)]
 
     def _shown(self, state: CurationState, leases: Sequence[tuple[bytes, Assignment]]) -> Iterator[Json]:
@@ -332,7 +339,10 @@ class Annotating:
     async def submit(
         self, token: str, assignment: bytes, answer: tuple[int, ...], salt: bytes | None, signature: bytes | None
     ) -> tuple[int, Json]:
-        session, state = self._session(token), self._state
+        session = self._session(token)
+        if (leaving := self.gatherer.given_back(assignment)) is not None:
+            await self._decided(leaving)  # an answer after a release is accepted as long as the task has a place
+        state = self._state
         row = self._mine(state, session, assignment)
         asked = self._project(state, row.project).asked
         problem = answer_problem(asked.kind, len(asked.options), asked.many, asked.items, answer)
@@ -395,7 +405,12 @@ class Annotating:
             if not self._is_me(row.peer):
                 raise Problem("forbidden", "another peer took this lease: give it back there")
             self._require_room()
+            if wait := self._returns.wait(row.annotator.hex()):
+                raise Problem("too-many", f"{RETURNS_AT_ONCE} tasks given back at once are enough", wait)
             await self._decided(self.gatherer.put(statement))
+            row = self._mine(self._state, self._session(token), assignment)
+            if row.state is not after:
+                raise Problem("gone", f"this assignment is {row.state.value}")
         return {"assignment": assignment.hex(), "state": after.value}
 
     async def annotation(self, annotation: bytes) -> Json:

@@ -36,6 +36,7 @@ class Gatherer:
         self._desk, self._verifier = desk, Ed25519Verifier()
         self._waiting: deque[tuple[Statement, trio.Event]] = deque()
         self._events: dict[Statement, trio.Event] = {}  # of all that are not decided yet
+        self._given_back: dict[bytes, trio.Event] = {}  # the same, by assignment, of skips and releases
         self._there_is_one = trio.Event()
 
     @property
@@ -57,9 +58,15 @@ class Gatherer:
             return known
         done = trio.Event() if done is None else done
         self._events[statement] = done
+        if isinstance(statement, Skip | Release):
+            self._given_back[statement.assignment] = done
         self._waiting.append((statement, done))
         self._there_is_one.set()
         return done
+
+    def given_back(self, assignment: bytes) -> trio.Event | None:
+        """The event of a skip or release of this assignment, as long as it is not decided."""
+        return self._given_back.get(assignment)
 
     def nudge(self) -> None:
         """There may be something that only a batch sees, such as a lease that expired: an empty one will do."""
@@ -107,6 +114,8 @@ class Gatherer:
     def _drop(self, entries: list[tuple[Statement, trio.Event]]) -> None:
         for statement, done in entries:
             self._events.pop(statement, None)
+            if isinstance(statement, Skip | Release):
+                self._given_back.pop(statement.assignment, None)
             done.set()
 
     def _false(self, taken: list[tuple[Statement, trio.Event]]) -> list[tuple[Statement, trio.Event]]:

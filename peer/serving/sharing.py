@@ -26,14 +26,18 @@ class Rate:
 
     def take(self, host: str, what: str) -> None:
         """Raises `Problem` where the host has taken too many."""
+        if wait := self.wait(host):
+            raise Problem("too-many", f"too many {what} from one address: wait, or try elsewhere ({PROXY_HINT})", wait)
+
+    def wait(self, host: str) -> int:
+        """Take one and return 0, or return the seconds until the host may take one."""
         now = self._clock()
         paid = max(now, self._paid_until.pop(host, now))
         wait = paid - now - (self._at_once - 1) * self._seconds
         self._paid_until[host] = paid + self._seconds * (wait <= 0)
         if len(self._paid_until) > HOSTS_MAX:
             self._paid_until.popitem(last=False)
-        if wait > 0:
-            raise Problem("too-many", f"too many {what} from one address: wait, or try elsewhere ({PROXY_HINT})", 1 + int(wait))
+        return 1 + int(wait) if wait > 0 else 0
 
 
 class FairTable(Generic[K, V]):

@@ -34,7 +34,7 @@ from peer.roles.liar import Liar
 from peer.roles.trainer import CHALLENGE, Trainer
 from peer.roles.voter import Voter, fetch_reveal
 from protocol import codec
-from protocol.errors import StorageError, UserError
+from protocol.errors import MissingBlobError, StorageError, UserError
 from protocol.identity import peer_id, short_id
 from protocol.limits import BLOB_PART_BYTES
 from protocol.messages import GetBlob, NoBlob
@@ -1135,3 +1135,22 @@ async def test_an_opening_that_is_refused_is_tried_again_while_it_is_due(
         await trio.sleep(RETRY_SECONDS / 2)
         auditing._opening = set()
     assert len(said) == 5, "its time is over"
+
+
+async def test_what_is_fetched_comes_before_patience_ends_or_not_at_all() -> None:
+    """Without the nursery of the audits: a challenge goes on while they are started again."""
+
+    async def late() -> None:
+        await trio.sleep(10)
+
+    async def fetched(seconds: float, error: Exception | None = None) -> str:
+        await trio.sleep(seconds)
+        if error is not None:
+            raise error
+        return "here"
+
+    assert await auditing._before(late, fetched(9)) == "here"
+    assert await auditing._before(late, fetched(11)) is None
+    for error in (MissingBlobError("gone"), OSError("a shortage")):
+        with pytest.raises(type(error)):  # no group
+            await auditing._before(late, fetched(1, error))

@@ -11,11 +11,11 @@ import pytest
 import trio
 
 from curation.calls import CurationCalls
-from curation.contents import Commit, Opening
+from curation.contents import Commit, Opening, Release
 from curation.state import CurationState, Lease, Redaction, page_key
 from peer.driver.author import Author
-from peer.serving import annotating
-from peer.serving.gathering import Gatherer
+from peer.serving import annotating, gathering
+from peer.serving.gathering import Gatherer, Statement
 from peer.serving.reading import Reading
 from tests.waiting import patience
 from tests.web.client import Person, Reply, Site, committed, receipt_holds
@@ -400,3 +400,70 @@ async def test_somebody_chooses_among_projects_and_gives_leases_of_others_back(r
         refused = await said(ann.tasks, site, 1, chosen)
         assert problem(refused) == (404, "not-found") and chosen in refused.body["detail"]
         assert {task["project"] for task in await assigned(site, ann, 8)} == {other}
+
+
+def first_release(monkeypatch: pytest.MonkeyPatch) -> trio.Event:
+    """An event that is set once a release waits to be decided."""
+    put, waits = Gatherer.put, trio.Event()
+
+    def noted(gatherer: Gatherer, statement: Statement, done: trio.Event | None = None) -> trio.Event:
+        if isinstance(statement, Release):
+            waits.set()
+        return put(gatherer, statement, done)
+
+    monkeypatch.setattr(Gatherer, "put", noted)
+    return waits
+
+
+async def test_a_lease_that_is_being_given_back_is_no_task(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = first_release(monkeypatch)
+    async with room.serving() as (daemon, site):
+        await room.project(daemon, tasks=1)
+        (ann,) = await enrolled(site, "ann")
+        (task,) = await assigned(site, ann)
+        rows = daemon.driver.state.of(CurationState).assignments
+        before = rows.get(bytes.fromhex(task["assignment"]))
+        monkeypatch.setattr(gathering, "GATHER_SECONDS", 1.0)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(said, ann.release, site, task["assignment"])
+            await waits.wait()
+            (again,) = await assigned(site, ann)
+        assert again == task
+        after = daemon.driver.state.of(CurationState).assignments.get(bytes.fromhex(task["assignment"]))
+        assert before is not None and after is not None and after.until_ms > before.until_ms, "the task was leased anew"
+
+
+async def test_an_answer_waits_for_the_release_of_its_lease(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = first_release(monkeypatch)
+    async with room.serving() as (daemon, site):
+        await room.project(daemon, tasks=1)
+        (ann,) = await enrolled(site, "ann")
+        (task,) = await assigned(site, ann)
+        monkeypatch.setattr(gathering, "GATHER_SECONDS", 1.0)
+        replies: list[Reply] = []
+
+        async def release() -> None:
+            replies.append(await said(ann.release, site, task["assignment"]))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(release)
+            await waits.wait()
+            assert (await said(ann.submit, site, task["assignment"], (1,))).status == 201
+        assert replies[0].body == {"assignment": task["assignment"], "state": "released"}
+        assert daemon.driver.state.of(CurationState).passed_over == 0
+
+
+async def test_an_annotator_gives_back_so_many_leases_at_once(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(annotating, "RETURNS_AT_ONCE", 2)
+    monkeypatch.setattr(annotating, "RETURN_SECONDS", 3_600.0)
+    async with room.serving() as (daemon, site):
+        await room.project(daemon, tasks=8)
+        ann, bob = await enrolled(site, "ann", "bob")
+        tasks = [task["assignment"] for task in await assigned(site, ann, 4, 4)]
+        assert (await said(ann.release, site, tasks[0])).status == 200
+        assert (await said(ann.skip, site, tasks[1], "no")).status == 200
+        assert problem(await said(ann.release, site, tasks[2])) == (429, "too-many")
+        assert problem(await said(ann.skip, site, tasks[2], "no")) == (429, "too-many")
+        assert (await said(ann.submit, site, tasks[2], (0,))).status == 201
+        (other,) = await assigned(site, bob)
+        assert (await said(bob.release, site, other["assignment"])).status == 200

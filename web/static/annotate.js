@@ -149,10 +149,10 @@ async function begin(me) {
     if (isHere !== undefined) noteHere(isHere);
     paint();
   }, (row, why) => tell(`Your answer “${isolated(snippet(row))}” does not count: ${why}`, "bad"));
-  state.leases = new Leases(state.session, state.queue, (problem) => {
+  state.leases = new Leases(state.session, state.queue, (problem, project) => {
     noteHere(problem?.status !== 0);
     if (problem?.status === 401) return join();
-    if (problem?.status === 404) return chooseProject("", true);
+    if (problem?.status === 404 && project) return project === state.leases.project && chooseProject("", true);
     if (problem?.status) tell(problem.message, "bad");
     paint();
   });

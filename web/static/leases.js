@@ -35,7 +35,7 @@ export class Leases {
   constructor(session, queue, changed) {
     this.session = session;
     this.queue = queue;
-    this.changed = changed; // told the problem, if there is one
+    this.changed = changed; // told the problem, if there is one, and the project that tasks were asked of
     this.#beatOften();
   }
 
@@ -55,12 +55,13 @@ export class Leases {
     this.#asking = true;
     do {
       let ms = 0, problem = null;
+      const asked = this.project;
       try {
         if (!await this.#askOnce()) ms = AGAIN_MS;
       } catch (error) {
         [ms, problem] = [error.retryMs ?? AGAIN_MS, error];
       }
-      this.changed(problem);
+      this.changed(problem, asked);
       if (ms && !this.tasks.length) await pause(ms);
     } while (!this.tasks.length);
     this.#asking = false;
