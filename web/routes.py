@@ -223,6 +223,7 @@ ROUTES: Final = (
         codes={
             "forbidden": "at another peer than the one that took the lease", "not-found": "",
             "already-answered": "while an answer waits for its decision", "gone": "", "misfit": "",
+            "too-many": "above 32 given back at once, and then one in 2 s",
         },
     ),
     Route(
@@ -232,6 +233,7 @@ ROUTES: Final = (
         codes={
             "forbidden": "at another peer than the one that took the lease", "not-found": "",
             "already-answered": "while an answer waits for its decision", "gone": "",
+            "too-many": "above 32 given back at once, and then one in 2 s",
         },
     ),
     Route(
