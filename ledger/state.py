@@ -315,6 +315,7 @@ class Rules:
                 module, old = self._require(_version(upgrade), upgrade.height), after.modules.get(upgrade.module)
                 try:
                     value = module.genesis(self.genesis) if old is None else module.upgraded(old, network.version(upgrade.module))
+                    _encodable(module, Change(value), old)
                 except Exception as error:
                     self._note(upgrade.module, f"the upgrade to version {upgrade.version}", error)
                     state.repair(upgrade.module)
@@ -718,7 +719,7 @@ def _sound(module: Module[Any], change: Change) -> Change:
 
 
 def _encodable(module: Module[Any], change: Change, given: Any) -> Change:
-    """What a step has made of the `given` state."""
+    """The change, if the step that returned it for the `given` state made a state that has an encoding."""
     change = _sound(module, change)
     check_encodable(module.state_type, change.state, given)
     return change
