@@ -491,8 +491,12 @@ class Rules:
         """Verifies and remembers the signatures of a body, as many as a block may have. May run in a thread.
 
         The author of a transaction may become a member in this very body. Raises `RemoteProtocolError` at the first false
-        signature, as `apply` will.
+        signature, as `apply` will. The order is that of `_acted`, which then verifies none of the signatures before it.
         """
+        for closing in body.closings:
+            self.open_closing(closing)
+        for item in body.evidence:
+            verify_evidence(item, self.chain_id, self.verifier)
         left = COST_PER_BLOCK_MAX
         for signed in body.transactions:
             transaction = self.open_transaction(signed)
@@ -500,10 +504,6 @@ class Rules:
             if left < 0:
                 return
             self.check_statements(signed, transaction)
-        for closing in body.closings:
-            self.open_closing(closing)
-        for item in body.evidence:
-            verify_evidence(item, self.chain_id, self.verifier)
 
     def _check_statements(self, signed: Signed, statements: Sequence[Statement]) -> None:
         if not statements:
