@@ -491,7 +491,7 @@ class Rules:
         """Verifies and remembers the signatures of a body, as many as a block may have. May run in a thread.
 
         The author of a transaction may become a member in this very body. Raises `RemoteProtocolError` at the first false
-        signature, as `apply` will. The order is that of `_acted`, which then verifies none of the signatures before it.
+        signature, as `apply` will. Closings and evidence come first, as in `_acted`.
         """
         for closing in body.closings:
             self.open_closing(closing)
@@ -719,7 +719,7 @@ def _sound(module: Module[Any], change: Change) -> Change:
 
 
 def _encodable(module: Module[Any], change: Change, given: Any) -> Change:
-    """The change, if the step that returned it for the `given` state made a state that has an encoding."""
+    """The change of a step. Raises an exception if its state has no encoding. `given` is the state before the step."""
     change = _sound(module, change)
     check_encodable(module.state_type, change.state, given)
     return change

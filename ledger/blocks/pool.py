@@ -264,7 +264,7 @@ class Pool:
     def neglected(self, rules: Rules, state: State) -> tuple[bytes, ...]:
         """Digests of the oldest few, ascending, that came before the last block could be made and could still be decided.
 
-        All that are tried cost no more than a block. An entry that exceeds the rest of this cost is passed over.
+        The tries together cost no more than a block. An entry that exceeds the rest of this cost is passed over.
         """
         old = [entry for entry in self._waiting.values() if entry.added <= state.height - 2 and _is_next(entry, state)]
         found: list[bytes] = []
@@ -291,7 +291,7 @@ class Pool:
             if _is_next(entry, state):
                 next_ones.append(entry)
             elif not _lies_ahead(entry, state):
-                self._drop(rules, state, entry, gone)  # refused by its nonce, its author or its expiry, which costs little
+                self._drop(rules, state, entry, gone)  # a check of its author, nonce or expiry refuses it at little cost
         for entry in _within_cost(sorted(next_ones, key=lambda entry: (entry.number <= self._tried, entry.number))):
             self._drop(rules, state, entry, gone)
             self._tried = entry.number
