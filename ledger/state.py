@@ -315,6 +315,7 @@ class Rules:
                 module, old = self._require(_version(upgrade), upgrade.height), after.modules.get(upgrade.module)
                 try:
                     value = module.genesis(self.genesis) if old is None else module.upgraded(old, network.version(upgrade.module))
+                    _encodable(module, Change(value), old)
                 except Exception as error:
                     self._note(upgrade.module, f"the upgrade to version {upgrade.version}", error)
                     state.repair(upgrade.module)
@@ -490,8 +491,12 @@ class Rules:
         """Verifies and remembers the signatures of a body, as many as a block may have. May run in a thread.
 
         The author of a transaction may become a member in this very body. Raises `RemoteProtocolError` at the first false
-        signature, as `apply` will.
+        signature, as `apply` will. Closings and evidence come first, as in `_acted`.
         """
+        for closing in body.closings:
+            self.open_closing(closing)
+        for item in body.evidence:
+            verify_evidence(item, self.chain_id, self.verifier)
         left = COST_PER_BLOCK_MAX
         for signed in body.transactions:
             transaction = self.open_transaction(signed)
@@ -499,10 +504,6 @@ class Rules:
             if left < 0:
                 return
             self.check_statements(signed, transaction)
-        for closing in body.closings:
-            self.open_closing(closing)
-        for item in body.evidence:
-            verify_evidence(item, self.chain_id, self.verifier)
 
     def _check_statements(self, signed: Signed, statements: Sequence[Statement]) -> None:
         if not statements:
@@ -718,7 +719,7 @@ def _sound(module: Module[Any], change: Change) -> Change:
 
 
 def _encodable(module: Module[Any], change: Change, given: Any) -> Change:
-    """What a step has made of the `given` state."""
+    """The change of a step. Raises an exception if its state has no encoding. `given` is the state before the step."""
     change = _sound(module, change)
     check_encodable(module.state_type, change.state, given)
     return change

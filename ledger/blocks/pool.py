@@ -262,12 +262,19 @@ class Pool:
         return tuple(selection.chosen)
 
     def neglected(self, rules: Rules, state: State) -> tuple[bytes, ...]:
-        """Digests of the oldest few, ascending, that came before the last block could be made and could still be decided."""
+        """Digests of the oldest few, ascending, that came before the last block could be made and could still be decided.
+
+        The tries together cost no more than a block. An entry that exceeds the rest of this cost is passed over.
+        """
         old = [entry for entry in self._waiting.values() if entry.added <= state.height - 2 and _is_next(entry, state)]
         found: list[bytes] = []
-        for entry in _within_cost(sorted(old, key=lambda entry: entry.added)):
+        cost_left = COST_PER_BLOCK_MAX
+        for entry in sorted(old, key=lambda entry: (entry.added, entry.traits.cost)):
             if len(found) == NOTICED_MAX:
                 break
+            if entry.traits.cost > cost_left:
+                continue
+            cost_left -= entry.traits.cost
             if Selection(rules, state, TRANSACTIONS_BYTES_MAX, 1).take(entry):
                 found.append(entry.digest)
         return tuple(sorted(found))
@@ -284,7 +291,7 @@ class Pool:
             if _is_next(entry, state):
                 next_ones.append(entry)
             elif not _lies_ahead(entry, state):
-                self._drop(rules, state, entry, gone)  # before any costly work
+                self._drop(rules, state, entry, gone)  # a check of its author, nonce or expiry refuses it at little cost
         for entry in _within_cost(sorted(next_ones, key=lambda entry: (entry.number <= self._tried, entry.number))):
             self._drop(rules, state, entry, gone)
             self._tried = entry.number

@@ -106,9 +106,9 @@ class Table(Generic[R]):
     def without(self, key: bytes) -> Table[R]:
         return self.with_rows({key: None})
 
-    def check_changes(self, before: Table[R]) -> None:
+    def check_changes(self, before: Table[R] | None) -> None:
         """Raise if a row that was put in since `before` has no encoding that can be read back."""
-        known = before._now[2]
+        known = before._now[2] if before is not None else ()
         for layer in self._now[2]:
             if not any(layer is of_before for of_before in known):
                 for value in layer.values():

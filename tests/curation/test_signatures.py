@@ -262,3 +262,18 @@ def test_closings_and_evidence_are_verified_ahead() -> None:
     world = World()
     closing = world.closing(world.start())
     assert _left_after_verification(world, Body((closing,), (world.double(PEOPLE[3]),), ())) == 0
+
+
+def test_closings_and_evidence_are_verified_ahead_of_a_false_transaction() -> None:
+    """A check of a body opens its closings and evidence first, whatever the transactions are."""
+    world = World()
+    closing, evidence = world.closing(world.start()), world.double(PEOPLE[3])
+    false = replace(world.tx(PEOPLE[1], "member/register", Register(("annotator",))), signature=NOISE)
+    fresh = Fresh()
+    rules = Rules(world.genesis, CachingVerifier(fresh), core_modules(PlainJobs()))
+    body = Body((closing,), (evidence,), (false,))
+    with pytest.raises(RemoteProtocolError, match="bad-signature"):
+        rules.verify_ahead(body)
+    verified, fresh.count = fresh.count, 0
+    assert verified and "bad-signature" in (rules.problem(world.state, codec.encode(body)) or "")
+    assert fresh.count == 1, "of the false one alone"

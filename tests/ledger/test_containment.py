@@ -9,11 +9,12 @@ from typing import Annotated, Any, ClassVar
 import pytest
 
 from ledger.blocks.ledger import DEFERRED_SECONDS
-from ledger.core.genesis import Genesis
+from ledger.core.encodable import check_encodable
+from ledger.core.genesis import Genesis, ModuleVersion
 from ledger.core.module import Change, Context, Module, Refused, Said, Statement, View
 from ledger.jobs import JobsOfModelsModule
 from ledger.members import MembersModule, Rekeyed, Rename
-from ledger.network import Upgrade
+from ledger.network import NetworkState, Upgrade
 from ledger.state import Body, Rules, core_modules
 from ledger.tables import Table
 from protocol import codec
@@ -144,6 +145,11 @@ class Shelf:
     rows: Table[Entry] = field(default_factory=lambda: Table(Entry))
 
 
+@dataclass(frozen=True, slots=True)
+class LongShelf:
+    names: Annotated[tuple[str, ...], Length(0, 8)]
+
+
 class Shelves(Module[Shelf]):
     """Returns a state that a test gives it."""
 
@@ -155,7 +161,10 @@ class Shelves(Module[Shelf]):
         self.step, self.made = step, made
 
     def genesis(self, genesis: Genesis) -> Shelf:
-        return Shelf(parts={"a": Entry("")})
+        return self._made("genesis", Shelf(parts={"a": Entry("")}))
+
+    def upgraded(self, old: Shelf, version: int) -> Shelf:
+        return self._made("upgraded", old)
 
     def _made(self, step: str, state: Shelf) -> Shelf:
         return replace(state, **self.made) if step == self.step else state
@@ -170,6 +179,10 @@ class Shelves(Module[Shelf]):
         return Change(self._made("end_block", state))
 
 
+class ShelvesLater(Shelves):
+    version = 2
+
+
 UNENCODABLE: dict[str, Any] = {
     "a number below its bound": {"count": -1},
     "a number that no integer type has": {"count": 2**70},
@@ -181,6 +194,7 @@ UNENCODABLE: dict[str, Any] = {
     "a text that is too long in a record": {"parts": {"a": Entry("12345")}},
     "a text that is too long in a new record": {"parts": {"b": Entry("12345")}},
     "a text that no encoding has": {"parts": {"a": Entry("\ud800")}},
+    "nothing for a new entry": {"parts": {"a": Entry(""), "b": None}},
     "a key of another type": {"parts": {b"a": Entry("")}},
     "a key that is too long": {"parts": {"abcde": Entry("")}},
     "too many entries": {"parts": {name: Entry("") for name in "abc"}},
@@ -188,6 +202,7 @@ UNENCODABLE: dict[str, Any] = {
     "a list for a tuple": {"names": ["a"]},
     "a row with a wrong field": {"rows": Table(Entry).with_row(b"key", Entry("12345"))},
     "a row of another type": {"rows": Table(Entry).with_row(b"key", 5)},  # type: ignore[arg-type]
+    "a table of another type": {"rows": Table(bool)},
     "no table": {"rows": {}},
 }
 
@@ -259,19 +274,59 @@ def test_a_transaction_that_cannot_say_whether_it_waits_is_refused_where_it_fail
     assert world.ledger.propose(1, 0) is not None
 
 
-def test_an_upgrade_that_fails_is_over_and_the_version_of_before_goes_on() -> None:
-    modules = *core_modules(PlainJobs()), Planted(), PlantedLater("upgraded", ValueError("old"))
-    world = World(modules=modules[-2:])
-    first = tuple(replace(of, version=1) if of.name == "planted" else of for of in world.genesis.modules)
-    world.rules = world.ledger.rules = Rules(replace(world.genesis, modules=first), FastVerifier(), modules)
+def _upgraded(*modules: Module[Any], founded: bool = True) -> World:
+    """A network after an upgrade to the last version. A network that was `founded` with the module began with version 1."""
+    name, version = modules[-1].name, modules[-1].version
+    world = World()
+    first = *world.genesis.modules, *[ModuleVersion(name, 1)] * founded
+    known = *core_modules(PlainJobs()), *modules
+    world.rules = world.ledger.rules = Rules(replace(world.genesis, modules=first), FastVerifier(), known)
     world.chain, world.ledger.state = world.rules.chain_id, world.rules.first_state()
     at = world.state.height + UPGRADE_NOTICE_HEIGHTS + 5
     for person in PEOPLE[:3]:
-        world.decide(world.tx(person, "network/upgrade", Upgrade("planted", 2, at)))
+        world.decide(world.tx(person, "network/upgrade", Upgrade(name, version, at)))
     while world.state.height < at + 1:
         world.decide()
-    assert _tally(world) == Tally(0, {"genesis": 1, "settle": at + 1, "end_block": at + 1})
+    return world
+
+
+def test_an_upgrade_that_fails_is_over_and_the_version_of_before_goes_on() -> None:
+    world = _upgraded(Planted(), PlantedLater("upgraded", ValueError("old")))
+    height = world.state.height
+    assert _tally(world) == Tally(0, {"genesis": 1, "settle": height, "end_block": height})
     assert [failure.step for failure in world.rules.failures] == ["the upgrade to version 2"]
+
+
+@pytest.mark.parametrize("made", UNENCODABLE.values(), ids=UNENCODABLE)
+def test_an_upgrade_whose_state_has_no_encoding_is_over(made: dict[str, Any]) -> None:
+    world = _upgraded(Shelves(""), ShelvesLater("upgraded", **made))
+    assert [failure.step for failure in world.rules.failures] == ["the upgrade to version 2"]
+    assert world.state.of(NetworkState).version("shelves") == 1 and world.state.of(Shelf).parts == {"a": Entry("")}
+    assert world.rules.decode_state(world.rules.encode_state(world.state)).root == world.state.root
+
+
+@pytest.mark.parametrize("made", UNENCODABLE.values(), ids=UNENCODABLE)
+def test_a_module_that_begins_with_a_state_without_an_encoding_does_not_begin(made: dict[str, Any]) -> None:
+    world = _upgraded(Shelves("genesis", **made), founded=False)
+    assert [failure.step for failure in world.rules.failures] == ["the upgrade to version 1"]
+    assert "shelves" not in world.state.modules
+    assert world.rules.decode_state(world.rules.encode_state(world.state)).root == world.state.root
+
+
+def test_a_part_of_a_state_of_another_type_is_checked_anew() -> None:
+    """The earlier version allowed more."""
+    check_encodable(Shelf, Shelf(names=("a",) * 4), LongShelf(names=("a",) * 4))
+    names = ("a",) * 5
+    with pytest.raises(RemoteProtocolError):
+        check_encodable(Shelf, Shelf(names=names), LongShelf(names=names))
+
+
+def test_an_upgrade_whose_state_has_an_encoding_acts() -> None:
+    made: dict[str, Any] = {"count": 1, "either": Entry("1"), "rows": Table(Entry).with_row(b"key", Entry("row"))}
+    for world in (_upgraded(Shelves(""), ShelvesLater("upgraded", **made)), _upgraded(Shelves("genesis", **made), founded=False)):
+        shelf = world.state.of(Shelf)
+        assert not world.rules.failures and shelf.rows.get(b"key") == Entry("row")
+        assert (shelf.count, shelf.either, shelf.parts) == (1, Entry("1"), {"a": Entry("")})
 
 
 # Core modules --------------------------------------------------------------------------------------------------------

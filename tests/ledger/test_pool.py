@@ -229,6 +229,32 @@ def test_a_notice_costs_no_more_than_a_block() -> None:
     assert ledger.pool.neglected(rules, late) == () and 0 < rules.cost <= COST_PER_BLOCK_MAX
 
 
+def test_costly_transactions_keep_no_cheap_one_out_of_a_notice(world: World) -> None:
+    """Two members keep their old ones waiting: each could be decided, and both together cost more than a block."""
+    costs = {person.public: COST_PER_BLOCK_MAX * share // 10 for person, share in ((AUTHOR, 8), (OTHER, 9))}
+    pool = Pool(traits=lambda author, transaction: Traits(cost=costs.get(author, 1)))
+    hogs = [registration(world, person=person) for person in (AUTHOR, OTHER)]
+    late = [registration(world, person=person) for person in PEOPLE[2:4]]
+    for signed in hogs:
+        pool.add(signed)
+    pool.height = 1
+    for signed in late:
+        pool.add(signed)
+    noticed = pool.neglected(world.rules, replace(world.state, height=3))
+    assert noticed == tuple(sorted(map(transaction_digest, (hogs[0], *late))))
+
+
+@pytest.mark.parametrize("costly_first", [True, False])
+def test_a_notice_names_the_cheapest_of_one_height(world: World, costly_first: bool) -> None:
+    costs = {AUTHOR.public: COST_PER_BLOCK_MAX, OTHER.public: COST_PER_BLOCK_MAX - 1}
+    pool = Pool(traits=lambda author, transaction: Traits(cost=costs.get(author, 1)))
+    arriving = [registration(world, person=person) for person in (AUTHOR, OTHER, PEOPLE[2])]
+    for signed in arriving if costly_first else reversed(arriving):
+        pool.add(signed)
+    noticed = pool.neglected(world.rules, replace(world.state, height=2))
+    assert noticed == tuple(sorted(map(transaction_digest, arriving[1:])))
+
+
 def test_a_costly_transaction_is_tried_however_much_it_costs() -> None:
     world = World()
     traits = Traits(cost=2 * COST_PER_BLOCK_MAX)

@@ -52,6 +52,7 @@ TASKS = (8, 24)  # of a page
 PROJECTS_OF_ONE = 3
 LEASES_WANTED = 5
 SAID_KEPT = 40  # statements that are replayed
+PROJECT_SHARE = 0.2  # of the wishes for tasks of one project alone
 FORGED_SHARE = 0.3  # of the batches in whose place somebody could forge one
 
 SESSION_MS = 3_600_000
@@ -252,7 +253,7 @@ class Desk:
                 found["releases"].append(Release(assignment))
         if len(row.leases) < LEASES_WANTED and draw.random() < 0.6:
             is_forged = draw.random() < 0.1
-            (forged if is_forged else found)["leases"].append(self._wish(person, now_ms, is_forged))
+            (forged if is_forged else found)["leases"].append(self._wish(state, person, now_ms, is_forged))
 
     def _answer(
         self,
@@ -320,7 +321,8 @@ class Desk:
         peer = bytes(32) if is_forged else self.signer.public
         return Enrolment(person.public, "ann", False, self._signed(person.public, Enrol("ann", peer, False)))
 
-    def _wish(self, person: Signer, now_ms: int, is_forged: bool) -> LeaseWish:
+    def _wish(self, state: CurationState, person: Signer, now_ms: int, is_forged: bool) -> LeaseWish:
         peer, until_ms = bytes(32) if is_forged else self.signer.public, now_ms + SESSION_MS
         signature = self._signed(person.public, Session(peer, bytes(16), until_ms))
-        return LeaseWish(person.public, bytes(16), until_ms, signature, self.random.randint(1, 8))
+        project = self.random.choice(state.open) if state.open and self.random.random() < PROJECT_SHARE else None
+        return LeaseWish(person.public, bytes(16), until_ms, signature, self.random.randint(1, 8), project=project)

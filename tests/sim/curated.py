@@ -72,7 +72,7 @@ class Curated:
     _openings: dict[bytes, set[tuple[bytes, tuple[int, ...]]]] = field(default_factory=lambda: defaultdict(set))
     _openers: dict[bytes, set[bytes]] = field(default_factory=lambda: defaultdict(set))
     _releases: dict[bytes, set[bytes]] = field(default_factory=dict)  # of this block: who released which assignment
-    _again: Counter[tuple[bytes, bytes]] = field(
+    _again: Counter[tuple[bytes, bytes, bytes]] = field(
         default_factory=Counter
     )  # of this block: released tasks, leased to the same people
     _unsealed: int = 0  # votes that other peers opened than those that carried them
@@ -85,7 +85,7 @@ class Curated:
         if "curation" not in after.modules:
             return
         self._releases, self._again = defaultdict(set), Counter()
-        enrolled, wished, is_looked_at = dict[bytes, list[Any]](), Counter[tuple[bytes, bytes]](), False
+        enrolled, wished, is_looked_at = dict[bytes, list[Any]](), Counter[tuple[bytes, bytes, bytes | None]](), False
         for data, signer, _ in codec.unpack(body, len(body))[2]:
             _, _, _, kind, content = codec.unpack(data, len(data))
             if kind == "curation/batch":
@@ -139,9 +139,9 @@ class Curated:
         for annotator, name, custodial, signature in enrolments:
             if self._is_signed("enrol", [name, peer, custodial], annotator, signature):
                 enrolled.setdefault(annotator, []).append((name, peer, custodial))
-        for annotator, nonce, expires_ms, signature, count, *_ in leases:
+        for annotator, nonce, expires_ms, signature, count, _, project in leases:
             if expires_ms >= now_ms and self._is_signed("session", [peer, nonce, expires_ms], annotator, signature):
-                wished[annotator, peer] += count
+                wished[annotator, peer, project] += count
         for assignment, _, commitment, signature, *seals in commits:
             self._commits[assignment].append((commitment, signature, tuple(*seals)))
         for assignment, salt, answer in openings:
@@ -193,9 +193,13 @@ class Curated:
                 raise Violation("curation consent", f"{short_id(key)} is enrolled, and did not sign it")
             if len(row.leases) > LEASES_MAX or len(set(row.leases)) < len(row.leases) or set(row.leases) != leases[key]:
                 raise Violation("curation leases", f"{short_id(key)} has {len(leases[key])} leases, its row {len(row.leases)}")
-        fresh = Counter((row.annotator, row.peer) for key, row in assignments.items() if key not in old.rows["assignments"])
-        if fresh + self._again - wished:
-            raise Violation("curation consent", "somebody has more leases than it asked this peer for")
+        rows = [row for key, row in assignments.items() if key not in old.rows["assignments"]]
+        fresh = Counter((row.annotator, row.peer, row.project) for row in rows)
+        of_any = Counter[tuple[bytes, bytes]]()  # leases that no wish for their project explains
+        for (annotator, peer, _), count in (fresh + self._again - wished).items():
+            of_any[annotator, peer] += count
+        if any(count > wished[(*who, None)] for who, count in of_any.items()):
+            raise Violation("curation consent", "somebody has more leases, or of other projects, than it asked this peer for")
 
     # Votes -----------------------------------------------------------------------------------------------------------
 
@@ -230,7 +234,7 @@ class Curated:
         is_released_by = {current(peer) for peer in self._releases[key]}.__contains__
         is_leased_again = was is not None and row.state in OF_A_LEASE and (row.until_ms, row.peer) != (was.until_ms, was.peer)
         if is_leased_again:
-            self._again[row.annotator, row.peer] += 1
+            self._again[row.annotator, row.peer, row.project] += 1
             self._leased_again += 1
             if was.state != "released" and not (was.state == "leased" and is_released_by(current(was.peer))):
                 raise Violation(

@@ -255,6 +255,11 @@ def _drawn_again(planter: Planter) -> None:
     planter.replace(Work, "_draw_begun", draw)
 
 
+def _project_ignored(planter: Planter) -> None:
+    real = Work.draw
+    planter.replace(Work, "draw", lambda self, annotator, without, project: real(self, annotator, without))
+
+
 def _fresh_twice(planter: Planter) -> None:
     """The first element of the list is not moved to the place of the one that is drawn."""
     real = Work._draw_fresh
@@ -423,6 +428,7 @@ CURATION = (
     Mutant("leased-twice", "an annotator gets a task that it has", ("curation draws",), _leased_twice, CURATES),
     Mutant("forfeit-costs", "a forfeit takes an accepted answer away", ("curation counts",), _forfeit_costs, CURATES),
     Mutant("drawn-again", "an annotator gets a task that it has had", ("curation draws",), _drawn_again, CURATES),
+    Mutant("project-ignored", "a wish for one project takes any", ("curation consent",), _project_ignored, CURATES),
     Mutant("fresh-twice", "a task is drawn from the fresh ones twice", ("curation draws",), _fresh_twice, CURATES),
     Mutant(
         "full-is-listed",
