@@ -58,19 +58,19 @@ def virtual() -> int:
 
 
 def real() -> int:
-    return with_second_try("real and not large and not long")
+    # Daemons that serve all tests of a file are started once: a file belongs to one process.
+    return with_second_try("real and not large and not long", "loadfile")
 
 
 def long() -> int:
-    return with_second_try("long and not large")
+    return with_second_try("long and not large", "worksteal")  # two files have most of them
 
 
-def with_second_try(marks: str) -> int:
+def with_second_try(marks: str, distribution: str) -> int:
     """Run tests; then those again, one by one, whose patience ended, if nothing else failed."""
     with TemporaryDirectory() as folder:
         outcomes = Path(folder) / "outcomes.jsonl"
-        # Daemons that serve all tests of a file are started once: a file belongs to one process.
-        status = pytest(marks, "--numprocesses", str(REAL_PROCESSES), "--dist", "loadfile", outcomes=outcomes)
+        status = pytest(marks, "--numprocesses", str(REAL_PROCESSES), "--dist", distribution, outcomes=outcomes)
         failed = [json.loads(line) for line in outcomes.read_text().splitlines()] if outcomes.exists() else []
     impatient = tests_of_second_try(status, failed)
     if not impatient:

@@ -240,7 +240,7 @@ def test_a_test_whose_patience_ended_passes_at_its_second_try(
         test = Path(folder) / "test_sometimes.py"
         test.write_text(SOMETIMES.format(errors=errors, always=always))
         monkeypatch.setattr(run, "TESTS", ["--noconftest", "-p", "tests.conftest", str(test)])
-        assert run.with_second_try("real") == status
+        assert run.with_second_try("real", "load") == status
     flaky = tmp_path / "runs/flaky.jsonl"
     assert flaky.exists() == (status == 0)
     if not status:
