@@ -70,7 +70,7 @@ def is_descriptor_shortage(error: BaseException | None) -> bool:
 
 @contextmanager
 def skipped_without_descriptors(what: str) -> Iterator[None]:
-    """For work that a later call does as well."""
+    """Skip the rest of the block if no file descriptor is left. A later call does the same work."""
     try:
         yield
     except (OSError, StorageError) as error:

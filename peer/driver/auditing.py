@@ -648,7 +648,7 @@ def suspension(person: bytes, state: State) -> str:
 
 
 async def _before(late: Callable[[], Awaitable[None]], fetched: Awaitable[T]) -> T | None:
-    """The result of `fetched`; None if `late` returns first."""
+    """Return the result of `fetched`, or None if `late` returns first."""
     with trio.CancelScope() as fetching:
 
         async def lose_patience() -> None:

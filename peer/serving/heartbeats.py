@@ -33,5 +33,5 @@ class Heartbeats:
         return found
 
     def seconds_left(self, now: float) -> float:
-        """Until the next one may lapse. A first heartbeat wakes nobody: without any, it is the time in which one could."""
+        """Return the time until a lease may lapse. Heartbeats wake no caller, so it is at most HEARTBEAT_SECONDS_MAX."""
         return next((max(0.0, last + HEARTBEAT_SECONDS_MAX - now) for last in self._last.values()), HEARTBEAT_SECONDS_MAX)
