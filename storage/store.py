@@ -45,7 +45,7 @@ FIRST_SCHEMA_VERSION = 6  # from release 0.2.0 on, all are read
 # A table whose columns change is made anew, with the SQL text of a fresh one, and its rows are sealed again over all columns.
 MIGRATIONS: Final[dict[int, Callable[[sqlite3.Connection], None]]] = {}
 ACCEPTED = "accepted"  # tag, in the table of own round messages, of the proposals that an own ballot accepts
-FIGURES_MAX = 1_024  # that wait to be written, the oldest go: a round has a dozen, and its transactions take them all
+MEASUREMENTS_MAX = 256  # that wait to be written, the oldest go: a round has three, and its transactions take them all
 EVIDENCE_MAX = 1_000  # pairs kept; one proves the fault, more only fill the disk
 
 _SCHEMA = """
@@ -101,7 +101,7 @@ class Store:
         self.path = path
         self._lock = threading.Lock()
         self._failure: StorageError | None = None
-        self._measured = deque[tuple[bytes, int, str, float]](maxlen=FIGURES_MAX)  # that wait for the next transaction
+        self._measured = deque[tuple[bytes, int, dict[str, float]]](maxlen=MEASUREMENTS_MAX)  # that wait for the next transaction
         # Says that votes may have been cast: a database that is gone afterwards must not be begun anew.
         self._committed = HighWater(path.with_name(path.name + ".committed"))
         if self._committed.exists() and not (path.exists() and path.stat().st_size):
@@ -231,7 +231,9 @@ class Store:
         try:
             yield
             while self._measured:
-                insert(self._database, "INSERT OR REPLACE", "measured", *self._measured.popleft())
+                job, number, figures = self._measured.popleft()
+                for figure in figures.items():
+                    insert(self._database, "INSERT OR REPLACE", "measured", job, number, *figure)
             count = self._unsealed("meta", self._database.execute(_TRANSACTIONS).fetchall())[0][1] + 1
             insert(self._database, "INSERT OR REPLACE", "meta", "transactions", count)
             self._database.execute("COMMIT")
@@ -501,14 +503,19 @@ class Store:
             pass
 
     def measure_later(self, job: bytes, number: int, figures: Mapping[str, float]) -> None:
-        """With the next transaction, whatever that is of: a running job has some in every round. It never blocks."""
-        self._measured.extend((job, number, name, float(value)) for name, value in figures.items())
+        """With the next transaction, whatever that is of: a running job has some in every round. It never blocks.
+
+        Readers in other threads see all figures of a call, or none.
+        """
+        self._measured.append((job, number, {name: float(value) for name, value in figures.items()}))
 
     def measured(self, job: bytes) -> dict[int, dict[str, float]]:
         result: dict[int, dict[str, float]] = {}
-        waiting = [row for row in self._measured.copy() if row[0] == job]
-        for _, number, name, value in (*self._sealed("measured", "WHERE job = ? ORDER BY round", job), *waiting):
+        waiting = [(number, figures) for of, number, figures in self._measured.copy() if of == job]
+        for _, number, name, value in self._sealed("measured", "WHERE job = ? ORDER BY round", job):
             result.setdefault(number, {})[name] = value
+        for number, figures in waiting:
+            result.setdefault(number, {}).update(figures)
         return result
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 
 import trio
@@ -97,13 +97,14 @@ class Workshop:
         async def delivered(trainer: bytes) -> None:
             await self._call(lambda: self._rounds.deliver(key, trainer, self._now()))
 
-        async def measured(name: str, value: float) -> None:
+        async def measured(figures: Mapping[str, float]) -> None:
             if job.phase is Phase.RUNNING:
-                self._store.measure_later(*key, {name: value})
+                self._store.measure_later(*key, figures)
             else:
-                await trio.to_thread.run_sync(self._store.measure, *key, {name: value})
-            text = _figure(name, value, key[1], JobSpec.decode(job.spec).kind.loss_unit)
-            self._events.detail("measured", text, job=key[0], round=key[1], name=name, value=value)
+                await trio.to_thread.run_sync(self._store.measure, *key, figures)
+            for name, value in figures.items():
+                text = _figure(name, value, key[1], JobSpec.decode(job.spec).kind.loss_unit)
+                self._events.detail("measured", text, job=key[0], round=key[1], name=name, value=value)
 
         async def ready() -> None:
             audits = self._host.terms(job.spec).audits

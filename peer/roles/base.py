@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -76,7 +76,7 @@ class OpenRound(Round):
     # Our proposal, and what it commits to where auditors are bound: durable, then sent.
     publish: Callable[[Proposal, LossesOpening | None], Awaitable[None]]
     delivered: Callable[[bytes], Awaitable[None]]  # all that judging this trainer's proposal needs is here
-    measured: Callable[[str, float], Awaitable[None]]  # a figure about this round, for people
+    measured: Callable[[Mapping[str, float]], Awaitable[None]]  # figures about this round, for people: all are stored, or none
 
     @property
     def needs(self) -> object:

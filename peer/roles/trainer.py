@@ -91,9 +91,8 @@ class Trainer(Voter):
             self._left -= left
         finally:
             self._left |= made
-        await round.measured("training_nats" if round.spec.kind.loss_unit == NATS else "training_loss", done.loss)
-        job = self._job(round)
-        await round.measured("worker_seconds", job.opening_seconds + done.seconds)
+        loss, job = "training_nats" if round.spec.kind.loss_unit == NATS else "training_loss", self._job(round)
+        await round.measured({loss: done.loss, "worker_seconds": job.opening_seconds + done.seconds})
         job.opening_seconds = 0.0
 
     async def judge(self, round: OpenRound, signed: Signed, proposal: Proposal) -> Judged:
@@ -148,9 +147,7 @@ class Trainer(Voter):
                 if round.model_directory.exists():
                     raise
                 return 0.0  # rounds go by faster than they are measured: this model was pruned meanwhile
-            for name, figure in done.figures.items():
-                await round.measured(name, figure)
-            await round.measured(EVALUATION, done.seconds)  # the last one: then all others are here
+            await round.measured({**done.figures, EVALUATION: done.seconds})
             job.evaluated = round.number
             return done.seconds
 

@@ -114,7 +114,10 @@ def daemons(directories: Sequence[Path]) -> Iterator[list[Daemon]]:
         yield made
     finally:
         for daemon in made:
-            if daemon.process is not None and daemon.process.poll() is not None:  # pytest shows it where the test failed
+            # Pytest shows these where the test failed.
+            if "Traceback" in (log := daemon.log if daemon.log_file.exists() else ""):
+                print(f"{daemon.directory.name} logged a fault:\n{log[log.index('Traceback') :][:LOG_SHOWN]}")
+            if daemon.process is not None and daemon.process.poll() is not None:
                 print(f"{daemon.directory.name} ended with {daemon.process.returncode}:\n{daemon.log[-LOG_SHOWN:]}")
             daemon.kill()
 

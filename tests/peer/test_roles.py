@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -86,7 +86,7 @@ async def _ready() -> None:
     pass
 
 
-async def _measured(name: str, value: float) -> None:
+async def _measured(figures: Mapping[str, float]) -> None:
     pass
 
 
@@ -278,8 +278,12 @@ def opened(world: World, tmp_path: Path, host: ModelHost, number: int) -> tuple[
 async def test_measuring_leaves_the_worker_to_training_for_most_of_the_time(
     world: World, tmp_path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:
-    host, begun = ModelHost(tmp_path / "language"), list[float]()
+    host, begun, stored = ModelHost(tmp_path / "language"), list[float](), list[Mapping[str, float]]()
     host.create(JOB, JobSpec(name="t", data=bytes(32), model=MODEL, norm_start=1e6).encode())
+
+    async def measured(figures: Mapping[str, float]) -> None:
+        stored.append(figures)
+
     role, steps = opened(world, tmp_path, host, 0)
     role.evaluates = True
 
@@ -294,12 +298,13 @@ async def test_measuring_leaves_the_worker_to_training_for_most_of_the_time(
     steps.ask = evaluate  # type: ignore[method-assign]
     async with trio.open_nursery() as nursery:
         for number in range(40):  # rounds of a tenth of a second
-            newest = replace(world.round, model=SimpleNamespace(job=JOB, round=number))
+            newest = replace(world.round, model=SimpleNamespace(job=JOB, round=number), measured=measured)
             nursery.start_soon(role.observe, newest)
             await trio.sleep(0.1)
     assert begun == pytest.approx([begun[0], begun[0] + 4.0]), "the newest is measured in the end"
     await role.measure(newest)
     assert len(begun) == 2, "and not again"
+    assert stored == [{"bits": 2.5, "evaluation_seconds": 1.0}] * 2, "all figures of a model at once"
     assert samples.kept(role.texts) == [(JOB.hex(), number, "The end") for number in (0, 39)]
 
 

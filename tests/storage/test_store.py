@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
@@ -24,7 +24,7 @@ from protocol.messages import Ballot, CutOff, GetRound
 from storage.crash_points import VARIABLE
 from storage.highwater import HighWater
 from storage.sealed import insert
-from storage.store import Looked, Store, StoredRound
+from storage.store import MEASUREMENTS_MAX, Looked, Store, StoredRound
 from tests.rooms import ROOT
 from tests.sim.keys import FastSigner
 from tests.storage.records import CHAIN, JOB, ME, certificate, decided, digest_of, fill, round_vote, stored_block, vote
@@ -183,6 +183,30 @@ def test_figures_that_can_wait_are_seen_at_once_and_written_with_the_next_transa
     store.close()
     with closing(Store(store.path, CHAIN)) as last:
         assert last.measured(b"j" * 32)[2] == {"nats": 1.0}
+
+
+@pytest.mark.parametrize("writes", [False, True])
+def test_all_figures_of_a_measurement_are_seen_or_none(store: Store, writes: bool) -> None:
+    class Read(dict[str, float]):
+        """What the store holds of them is read between any two figures, as another thread may."""
+
+        def items(self) -> Any:
+            for item in super().items():
+                yield item
+                if writes:
+                    store.append([vote(len(seen) + 1)])
+                seen.append(store.measured(JOB))
+
+    seen: list[dict[int, dict[str, float]]] = []
+    store.measure_later(JOB, 1, Read(accuracy=0.5, pairs=96.0))
+    assert seen == [{}, {}] and store.measured(JOB) == {1: {"accuracy": 0.5, "pairs": 96.0}}
+
+
+def test_measurements_that_are_too_many_are_dropped_whole(store: Store) -> None:
+    for number in range(MEASUREMENTS_MAX + 1):
+        store.measure_later(JOB, number, {"accuracy": 0.5, "pairs": 96.0})
+    kept = store.measured(JOB)
+    assert min(kept) == 1 and len(kept) == MEASUREMENTS_MAX and all(len(figures) == 2 for figures in kept.values())
 
 
 # Disks that fail ------------------------------------------------------------------------------------------------------
