@@ -22,20 +22,19 @@ log = logging.getLogger("peer")
 @dataclass
 class Keeping:
     driver: Driver
-    _wanted: set[bytes] = field(default_factory=set)  # that are here, or on their way
     _places: trio.CapacityLimiter = field(default_factory=lambda: trio.CapacityLimiter(AT_ONCE_MAX))
 
     async def run(self) -> None:
         """After every block, fetches what the state names since then, and replaces what it replaces."""
-        self._wanted.clear()  # a fault of the system may have ended the last run
+        wanted = set[bytes]()  # that are here, or on their way
         seen: dict[str, object] = {}
         replaced: dict[str, int] = {}
         async with trio.open_nursery() as nursery:
             while True:
                 applied = self.driver.applied
                 for name, blobs in self.driver.rules.blobs(self.driver.state, seen):
-                    for digest in blobs.keys() - self._wanted:
-                        self._wanted.add(digest)
+                    for digest in blobs.keys() - wanted:
+                        wanted.add(digest)
                         nursery.start_soon(self._keep, name, digest, blobs[digest])
                 for replacement in self.driver.rules.replaced(self.driver.state, replaced):
                     await self._replace(replacement)

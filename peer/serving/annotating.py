@@ -253,13 +253,15 @@ class Annotating:
                 raise Problem(
                     "not-found", f"no open project has the key {project.hex()}: ask without `project`, for tasks of all"
                 )
-            leases = self._answerable(state, self._person(state, session.key).leases)
+            held = self._person(state, session.key).leases
+            leases = self._answerable(state, held)
             shown = list(islice(self._shown(state, [lease for lease in leases if project in (b"", lease[1].project)]), limit))
-            room = LEASES_MAX - len(self._person(state, session.key).leases)
+            room = LEASES_MAX - len(held)
             lacks = min(limit - len(shown), room)
             if project:
                 others = [lease for lease in leases if lease[1].project != project]
-                self._release_idle(session.key, others, limit - len(shown) - room)
+                returning = sum(self.gatherer.given_back(lease) is not None for lease in held)
+                self._release_idle(session.key, others, limit - len(shown) - room - returning)
             without = self._fetching.lacking
             if lacks > 0 and not wished and Work(state, self._desk.state_root).has_draw(session.key, without, project or None):
                 self._require_room()

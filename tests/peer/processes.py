@@ -30,8 +30,9 @@ LATE = {"absent", "unjudged"}  # reasons for which proposals of honest trainers 
 
 
 def environment() -> dict[str, str]:
-    """This process's, without settings of a peer that runs on the same machine."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("PEER_")}
+    """This process's, without settings of a peer that runs on the same machine. Another may have the default ports."""
+    ports = {"PEER_LISTEN": "127.0.0.1:0", "PEER_WEB_LISTEN": "127.0.0.1:0"}
+    return {name: value for name, value in os.environ.items() if not name.startswith("PEER_")} | ports
 
 
 class Daemon:

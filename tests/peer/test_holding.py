@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
 import numpy as np
 import pytest
+import trio
 
 from ledger.core.genesis import TRAINER
 from ledger.jobs import Start, Stop, job_id
+from peer.driver.holding import Holding
 from tests.peer.network import Network, Seat, network
 from tests.waiting import patience
 from training.replicated.layout import Float32Array, layout_of
@@ -119,3 +123,21 @@ async def test_planted_a_peer_that_takes_bytes_of_another_digest(tmp_path: Path)
         await has_model(made, job, values)
         await honest[0].scratch()
         await careless.event("warning", "restoring the certified state")
+
+
+async def test_what_a_fault_of_the_system_ended_is_begun_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[bytes] = []
+
+    async def answer(self: Holding, key: bytes, spec: JobSpec) -> None:
+        begun.append(key)
+        raise OSError("too many open files")
+
+    waiting = SimpleNamespace(spec=JobSpec(name="own", data=bytes(32), model=MODEL).encode())
+    monkeypatch.setattr(Holding, "_due", lambda self: {bytes(32): waiting})
+    monkeypatch.setattr(Holding, "_answer", answer)
+    driver: Any = SimpleNamespace(applied=trio.Event())
+    holding = Holding(driver, driver)
+    for _ in range(2):
+        with pytest.raises(ExceptionGroup), trio.fail_after(1):
+            await holding.run()
+    assert begun == [bytes(32)] * 2

@@ -402,6 +402,16 @@ async def test_somebody_chooses_among_projects_and_gives_leases_of_others_back(r
         assert {task["project"] for task in await assigned(site, ann, 8)} == {other}
 
 
+async def test_where_a_chosen_project_has_no_task_left_nothing_is_decided(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with room.serving() as (daemon, site):
+        chosen = (await room.project(daemon, tasks=1)).project
+        await room.project(daemon, tasks=4, name="second")
+        (ann,) = await enrolled(site, "ann")
+        held = await assigned(site, ann, 1, 1, chosen)
+        monkeypatch.delattr(Gatherer, "put")  # whoever wishes for a lease fails
+        assert await assigned(site, ann, 2, 1, chosen) == held
+
+
 def first_release(monkeypatch: pytest.MonkeyPatch) -> trio.Event:
     """An event that is set once a release waits to be decided."""
     put, waits = Gatherer.put, trio.Event()
@@ -413,6 +423,24 @@ def first_release(monkeypatch: pytest.MonkeyPatch) -> trio.Event:
 
     monkeypatch.setattr(Gatherer, "put", noted)
     return waits
+
+
+async def test_no_more_leases_are_given_back_than_a_chosen_project_needs(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where other blocks are decided before the one with the releases."""
+    waits = first_release(monkeypatch)
+    async with room.serving() as (daemon, site):
+        await room.project(daemon, tasks=8)
+        (ann,) = await enrolled(site, "ann")
+        await assigned(site, ann, 8, 8)
+        chosen = (await room.project(daemon, tasks=6, name="second")).project
+        monkeypatch.setattr(gathering, "GATHER_SECONDS", 1.0)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(assigned, site, ann, 3, 3, chosen)
+            await waits.wait()
+            await room.project(daemon, tasks=1, name="third")
+        rows = daemon.driver.state.of(CurationState).assignments
+        leased = [rows.get(lease) for lease in daemon.driver.state.of(CurationState).annotators.get(ann.key).leases]  # type: ignore[union-attr]
+        assert [row.project.hex() == chosen for row in leased if row is not None].count(False) == 5
 
 
 async def test_a_lease_that_is_being_given_back_is_no_task(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
