@@ -41,9 +41,9 @@ def options_problem(kind: Kind, options: tuple[str, ...], many: bool) -> str | N
 def items_problem(kind: Kind, items: int) -> str | None:
     """Why a task with so many items, 0 for a text alone, cannot be asked; None if it can."""
     if kind is Kind.PAIR and items != 2:
-        return f"a pair has 2 items, not {items}"
+        return f"a pair has 2 `items`, not {items}"
     if kind is Kind.RANKING and not RANKED_MIN <= items <= RANKED_MAX:
-        return f"a ranking has {RANKED_MIN} to {RANKED_MAX} items, not {items}"
+        return f"a ranking has {RANKED_MIN} to {RANKED_MAX} `items`, not {items}"
     if kind in (Kind.LABEL, Kind.RATING) and items:
         return f"a {kind} has a text and no items"
     return None

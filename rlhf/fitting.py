@@ -111,5 +111,6 @@ def notes(spec: JobSpec) -> tuple[str, ...]:
             else "teach the model to end its answers first (`train --from JOB FILE`)"
         )
         many = counted(counts.holding_stop, "response")
-        told.append(f"{many} with the stop text before the end, where such answers will be cut: {way_out}, or --set stop=none")
+        ends = "with the stop text before the end: answers of the model end there"
+        told.append(f"{many} {ends}; to let them go on, {way_out}, or --set stop=none")
     return tuple(told)

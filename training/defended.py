@@ -53,8 +53,10 @@ HELD: Final = (
 )
 TEXT_FELL: Final = "with 1 liar of 4 the loss of a language model grows to 1.14 times, and at most 1.05 counts as defended"
 FELL: Final = (
-    Fell(Compression.DENSE, 1, "one bit with error feedback falls at 4 liars of 13, to 8 % of the digits for 97 %"),
-    Fell(Compression.SPARSE, 1, "sparse payloads with error feedback fall at 4 liars of 13, to 8 % of the digits for 96 %"),
+    Fell(Compression.DENSE, 1, "one bit with error feedback falls at 4 liars of 13: the model reads 8 % of the digits, not 97 %"),
+    Fell(
+        Compression.SPARSE, 1, "sparse payloads with error feedback fall at 4 of 13: the model reads 8 % of the digits, not 96 %"
+    ),
 )
 
 

@@ -85,11 +85,11 @@ def is_unicode(text: str) -> bool:
 
 
 def one_of(*values: str) -> Kind:
-    return Kind("one of " + ", ".join(values), {"enum": list(values)}, lambda value: value in values)
+    return Kind("one of " + ", ".join(filter(None, values)), {"enum": list(values)}, lambda value: value in values)
 
 
 LINE: Final = Kind(
-    "text, at least one printable character",
+    "a line of text, all of its characters printable",
     {"type": "string", "minLength": 1},
     lambda value: isinstance(value, str) and value != "" and value.isprintable(),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import tempfile
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -157,8 +157,10 @@ def require_defended(peer: RunningPeer, spec: JobSpec, request: TrainRequest) ->
         raise UserError(f"job {spec.name!r}: {problem}")
 
 
-def parse_overrides(texts: dict[str, str]) -> dict[str, Any]:
-    """Typed values of job fields that a person typed; model fields as `model.width`."""
+def parse_overrides(texts: dict[str, str], others: Iterable[str] = ()) -> dict[str, Any]:
+    """Typed values of job fields that a person typed; model fields as `model.width`. Raise `UserError`, which also names the
+    fields that the caller reads itself, `others`.
+    """
     overrides: dict[str, Any] = {}
     model: dict[str, Any] = {}
     for name, text in texts.items():
@@ -166,6 +168,7 @@ def parse_overrides(texts: dict[str, str]) -> dict[str, Any]:
         kinds = get_type_hints(owner)
         if field not in kinds or field in NOT_SET_BY_NAME:
             free = [
+                *sorted(others),
                 *sorted(set(get_type_hints(JobSpec)) - NOT_SET_BY_NAME),
                 *(f"model.{name}" for name in get_type_hints(ModelSpec)),
             ]

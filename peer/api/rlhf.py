@@ -11,6 +11,7 @@ from typing import Any
 import trio
 
 from consensus.voters import VoterSet
+from curation.answers import Kind
 from curation.module import is_run
 from curation.state import CurationState
 from features.tables import counted
@@ -37,7 +38,7 @@ from rlhf.guards import Course
 from rlhf.module import RlhfModule, RlhfState
 from rlhf.objective import MODULE, PpoTerms
 from rlhf.objectives import OF_PAIRS
-from rlhf.preferences import Pair
+from rlhf.preferences import NO_PROJECT, Pair
 from rlhf.reward import ACCURACY, CALIBRATION
 from rlhf.set_figures import CONTRADICTORY, IDENTICAL, PAIRS, WORD_COUNT
 from rlhf.sets import Source
@@ -151,6 +152,8 @@ class RlhfAnswers(RlhfCalls):
             raise UserError("this network does not run the module curation: `upgrade curation 1`, said by a quorum, brings it")
         curation = state.of(CurationState)
         project, row = find_project(text, curation)
+        if row.asked.kind is not Kind.PAIR:
+            raise UserError(NO_PROJECT.format(f"--project {text!r}"))
         if project in curation.closing:
             raise UserError(f"--project {text!r} is being closed, which may change its labels: say it again when that is done")
         source = Source(project, state.height)

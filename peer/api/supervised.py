@@ -122,7 +122,7 @@ def parsed(overrides: dict[str, str], terms: type, apart: frozenset[str]) -> tup
     kinds = typing.get_type_hints(terms)
     names = {field.name for field in dataclasses.fields(terms)} - apart
     own = {key: typed(kinds[key], key, text) for key, text in overrides.items() if key in names}
-    return own, parse_overrides({key: text for key, text in overrides.items() if key not in names})
+    return own, parse_overrides({key: text for key, text in overrides.items() if key not in names}, names)
 
 
 def usual_stop(peer: RunningPeer, start: Start, learns_to_end: bool) -> int:

@@ -30,7 +30,7 @@ ROUNDS_SHOWN = 8
 PACE_ROUNDS = 10  # the last ones, whose time says how long the rest takes
 PAUSE_SECONDS = 0.5  # between two pictures
 WAIT_SECONDS = 2.0  # for the next event, in one question
-MEASURED_WITHIN = 2  # rounds: a line is not held back for longer
+MEASURED_SECONDS = 5.0  # after its close a round without a held-out loss gets its line
 CHART_HEIGHT, CHART_WIDTH, BAR_WIDTH = 6, 100, 4  # lines, columns
 FRAME_WIDTH, FRAME_HEIGHT = 4, 2  # of a panel: its border, and a blank at each side
 TOLD = ("figures", "warning", "job")  # kinds of events of which the last one is shown
@@ -161,6 +161,7 @@ class _InLines:
     def __init__(self, names: Called, show: Callable[[str], None]) -> None:
         self._names, self._show = names, show
         self._printed: int | None = None  # the last round of which there is a line
+        self._seen: dict[int, float] = {}  # by round, since when
         self._told = ""
 
     def __enter__(self) -> None:
@@ -177,7 +178,8 @@ class _InLines:
                 self._show(head(of))
             self._printed = closed[-ROUNDS_SHOWN].round - 1 if len(closed) >= ROUNDS_SHOWN else -1
         for view in closed:
-            may_wait = view.round > closed[-1].round - MEASURED_WITHIN and not of.is_over
+            since = self._seen.setdefault(view.round, trio.current_time())
+            may_wait = trio.current_time() < since + MEASURED_SECONDS and not of.is_over
             if view.round > self._printed and (view.held_out_bits_per_byte is not None or not may_wait):
                 self._show(round_line(view, self._names, has_loss=bool(of.losses)))
                 self._printed = view.round

@@ -186,5 +186,5 @@ def _chosen(text: str, specs: Mapping[bytes, JobSpec], order: Mapping[bytes, int
     found = [key for key, spec in specs.items() if text == spec.name or key.hex().startswith(text.lower())]
     if len(found) != 1:
         known = ", ".join(f"{key.hex()[:8]} {spec.name!r}" for key, spec in specs.items()) or "none"
-        raise UserError(f"--job {text!r} fits {len(found) or 'no'} jobs (there are: {known})")
+        raise UserError(f"{text!r} fits {len(found) or 'no'} jobs (there are: {known})")
     return found[0]

@@ -416,9 +416,9 @@ def test_projects_are_of_members_who_have_ten_open_ones_at_most(room: Room) -> N
         (replace(ONE, options=("a",)), "a label needs 2 to 16 options, not 1"),
         (replace(ONE, options=("a", "a")), "two options are the same"),
         (replace(ONE, items=2), "a label has a text and no items"),
-        (Asked("p", Kind.PAIR, (), False, 0, None, 3, 0, False), "a pair has 2 items, not 0"),
+        (Asked("p", Kind.PAIR, (), False, 0, None, 3, 0, False), "a pair has 2 `items`, not 0"),
         (Asked("p", Kind.PAIR, ("a",), False, 2, None, 3, 0, False), "a pair has no options of its own"),
-        (Asked("p", Kind.RANKING, (), False, 2, None, 3, 0, False), "a ranking has 3 to 9 items, not 2"),
+        (Asked("p", Kind.RANKING, (), False, 2, None, 3, 0, False), "a ranking has 3 to 9 `items`, not 2"),
         (Asked("p", Kind.RATING, ("1", "2"), True, 0, None, 3, 0, False), "a rating has one answer, not many"),
     ],
 )

@@ -13,9 +13,11 @@ from types import ModuleType
 import pytest
 import trio
 
+import peer as package
 from features.as_json import as_json
-from peer import cli
+from peer import __main__, cli
 from peer.api.control import serve
+from peer.commands.terminal import EXIT_INTERRUPTED
 from peer.commands.words import words
 from protocol.api import EventView
 from protocol.errors import UserError
@@ -350,3 +352,21 @@ async def test_streams_that_are_closed_or_know_few_characters_are_no_failure(tmp
 def test_python_without_assertions_is_refused() -> None:
     ended = subprocess.run([sys.executable, "-O", "-m", "peer.cli", "--help"], capture_output=True, text=True)
     assert ended.returncode == 2 and "PYTHONOPTIMIZE" in ended.stderr and ended.stderr.count("\n") == 1
+
+
+class Interrupted:
+    """Ctrl-C at the import of `peer.cli`."""
+
+    def find_spec(self, name: str, *_: object) -> None:
+        if name == "peer.cli":
+            raise KeyboardInterrupt
+
+
+def test_an_interrupt_while_modules_are_imported_is_told_like_a_later_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "meta_path", [Interrupted(), *sys.meta_path])
+    monkeypatch.delitem(sys.modules, "peer.cli")
+    monkeypatch.delattr(package, "cli")
+    assert __main__.main() == EXIT_INTERRUPTED
+    assert capsys.readouterr() == ("", "peer: interrupted\n")

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from peer.api.memory import children_of
-from tests.peer.processes import command, daemons
+from tests.peer.processes import children, command, daemons
 from tests.waiting import patience
 
 SECONDS_MAX = 300.0  # for what takes fifteen seconds on a machine that has time
@@ -29,13 +28,13 @@ async def test_the_round_after_a_process_was_killed_has_the_trainer_again(tmp_pa
         assert status == 0, told
         while not (await ada.client.jobs())[0].round:  # noqa: ASYNC110
             await trio.sleep(0.05)
-        (worker,) = children_of(ada.pid)
-        (rank,) = children_of(worker)
+        (worker,) = children(ada.pid)
+        (rank,) = children(worker)
         os.kill(rank, signal.SIGKILL)
         while (job := (await ada.client.jobs())[0]).state != "finished":  # noqa: ASYNC110
             await trio.sleep(0.05)
         rounds = await ada.client.rounds(ROUNDS)
-        assert children_of(ada.pid) != [worker]
+        assert children(ada.pid) != [worker]
     absent = [of.round for of in rounds if "absent" in of.verdicts.values()]
     assert len(absent) <= 1, f"the trainer was away in rounds {absent}"
     assert sum(job.accepted.values()) == ROUNDS - len(absent)

@@ -10,7 +10,7 @@ import trio
 from rich.console import Console
 
 from peer.commands.drawing import chart
-from peer.commands.watching import Watched, found, picture, round_line, watch
+from peer.commands.watching import MEASURED_SECONDS, Watched, found, picture, round_line, watch
 from protocol.api import EventView, JobView, RoundView, RoundVotesView
 from protocol.errors import UserError
 from tests.peer.fake_api import JOBS, ME, OTHER, ROUNDS, VOTES, FakeApi
@@ -57,6 +57,25 @@ async def test_elsewhere_each_round_is_a_line_and_the_end_is_told(autojump_clock
     assert [line.split()[2] for line in shown if line.startswith("round ")] == ["4.000", "3.000", "2.000", "1.000", "not"]
     assert shown.count("too late") == 1
     assert "running, round 2 of 5" in shown[0] and "finished, round 5 of 5, 4.000 → 1.000 bits/byte" in shown[-1]
+
+
+class Unmeasured(Training):
+    """Its first round is closed, and its loss is known to nobody."""
+
+    async def jobs(self) -> tuple[JobView, ...]:
+        self.asked.append("jobs")
+        return (replace(JOB, round=1, state="finished" if len(self.asked) == 30 else "running"),)
+
+    async def rounds(self, last: int) -> tuple[RoundView, ...]:
+        return (round_of(0, None),)
+
+
+async def test_a_round_without_a_loss_has_its_line_before_others_are_closed(autojump_clock: trio.testing.MockClock) -> None:
+    shown: list[tuple[float, str]] = []
+    began = trio.current_time()
+    await watch(Unmeasured(), "text", NAMES, lambda line: shown.append((trio.current_time() - began, line)), on_screen=False)
+    (at,) = [seconds for seconds, line in shown if line.startswith("round ")]
+    assert at <= MEASURED_SECONDS + 0.5
 
 
 @pytest.mark.parametrize(("width", "height"), [(50, 12), (80, 24), (200, 60)])
