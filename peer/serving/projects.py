@@ -205,6 +205,10 @@ class CurationAnswers(CurationCalls):
 
     async def export_tasks(self, project: str, path: str, format: str = "jsonl") -> ExportView:
         key, row = self._find(project)
+        if not row.settled:
+            raise UserError(
+                f"no task of {row.asked.name!r} is settled yet, so there is nothing to write: `projects` says how far it is"
+            )
         state, read = self._state, self.peer.driver.blobs.read_whole
 
         def write() -> None:

@@ -286,6 +286,9 @@ async def test_an_export_of_a_peer_can_be_imported_again(author: Author) -> None
     file = author.room.folder / "moods.csv"
     file.write_text('text\n"=1+1"\n"a;\nb"\n')
     await author.types("tasks", "import", str(file), "--options=2,-1,=x")
+    unsettled = author.room.folder / "unsettled.jsonl"
+    assert "no task of 'moods' is settled yet" in await author.types("tasks", "export", "moods", "-o", str(unsettled))
+    assert not unsettled.exists()
     (ann,) = await enrolled(author.site, "ann")
     for place, task in enumerate(await assigned(author.site, ann, 2, 2)):
         assert (await said(ann.submit, author.site, task["assignment"], (place,))).status == 201
