@@ -15,11 +15,11 @@ import numpy.typing as npt
 
 from protocol.codec import Between, Count, Digest
 from protocol.digests import digest_of
-from protocol.errors import LocalProtocolError
+from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.reasons import Verdict
 from training.replicated import codec
 from training.replicated.codec import cells
-from training.replicated.layout import BLOCK, Float32Array, Layout
+from training.replicated.layout import BLOCK, Block, Float32Array, Layout
 
 HALVINGS_MAX: Final = 64  # by then nothing is left of e; bounds the count in the replicated state
 
@@ -28,7 +28,7 @@ HALVINGS_MAX: Final = 64  # by then nothing is left of e; bounds the count in th
 class Record:
     """A trainer's last accepted proposal, from which its next e follows."""
 
-    buffer: Digest  # of m
+    buffer: Digest | None  # of m; None in a job without feedback
     payload: Digest
     round: Count
     stepped: bool  # whether that round took a step; if not, nothing of m was applied
@@ -139,8 +139,26 @@ def replay_distances(
                 replayed = accumulate(e[part], delta[part], decay, weight)
                 error += _sum_of_squares(np.subtract(m[part], replayed, dtype=np.float64))
         if said is not None:
-            error = cells.squared_distance(said, lambda run: accumulate(e[run.elements], delta[run.elements], decay, weight))
+            error = cells.distance(said, lambda block: accumulate(e[block.elements], delta[block.elements], decay, weight)) ** 2
     return math.sqrt(error), weight * math.sqrt(norm)
+
+
+def payload_distances(
+    said: codec.Update, delta: Float32Array, weight: float = 1.0, held: Float32Array | None = None
+) -> tuple[float, float]:
+    """How far weight·Δ − held is from what `said` may be said of, and ‖weight·Δ‖. Nothing is carried from round to round.
+
+    Raise `RemoteProtocolError` for a Δ that no payload says.
+    """
+    if not _is_finite(delta):
+        raise RemoteProtocolError("no-update", "re-execution gave values that are no numbers")
+
+    def values(block: Block) -> Float32Array:
+        part = delta[block.elements] * np.float32(weight)
+        return part if held is None else part - held[block.elements]
+
+    norm = sum(_sum_of_squares(delta[block.elements].astype(np.float64)) for block in said.layout.blocks)
+    return cells.distance(said, values), weight * math.sqrt(norm)
 
 
 def _sum_of_squares(part: npt.NDArray[np.float64]) -> float:
