@@ -54,7 +54,7 @@ def _bounds(update: Update) -> tuple[Floats, Floats]:
     """(chunks,) each: the smallest and the largest of what the codec rounds to t times the scale, or for one bit to the scale."""
     step, codes, bits = math.ldexp(1.0, update.exponent), update.codes, update.mode.bits
     if bits == 1:  # it rounds to the nearest
-        low, high, empty = (_BEFORE + _OWN) / 2 * step, (_OWN + _NEXT) / 2 * step, EMPTY * (1 - 2.0**-6)
+        low, high, empty = (_BEFORE + _OWN) / 2 * step, (_OWN + _NEXT) / 2 * step, EMPTY * (1 - 1 / 64)
     else:  # it rounds down
         low, high, empty = TOP[bits] * step * _OWN, TOP[bits] * step * _NEXT, TOP[bits] * EMPTY
     if not codes.any():
