@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from protocol.codec import Between, Count, Digest
 from protocol.digests import digest_of
-from protocol.errors import LocalProtocolError, RemoteProtocolError
+from protocol.errors import LocalProtocolError
 from protocol.reasons import Verdict
 from training.replicated import codec
 from training.replicated.codec import cells
@@ -146,12 +146,9 @@ def replay_distances(
 def payload_distances(
     said: codec.Update, delta: Float32Array, weight: float = 1.0, held: Float32Array | None = None
 ) -> tuple[float, float]:
-    """How far weight·Δ − held is from what `said` may be said of, and ‖weight·Δ‖. Nothing is carried from round to round.
-
-    Raise `RemoteProtocolError` for a Δ that no payload says.
-    """
+    """How far weight·Δ − held is from what `said` may be said of, and ‖weight·Δ‖. Nothing is carried from round to round."""
     if not _is_finite(delta):
-        raise RemoteProtocolError("no-update", "re-execution gave values that are no numbers")
+        return math.inf, 0.0
 
     def values(block: Block) -> Float32Array:
         part = delta[block.elements] * np.float32(weight)
