@@ -83,3 +83,14 @@ def test_levels_of_another_vector_are_far_away_under_the_right_scales(mode: code
     lie = m.copy()
     lie[::50] *= -1
     assert norm(m[::50]) / 2 < apart(said(mode, lie), m) < 2.1 * norm(m[::50])
+
+
+@pytest.mark.parametrize("mode", [mode for mode in SPARSE if mode.keep < 4_096], ids=str)
+def test_entries_that_are_not_the_largest_are_far_away(mode: codec.Mode) -> None:
+    """Levels and scales suit the entries that are said; larger ones are left out."""
+    m = vector(1, 1.0, "one sign")
+    lie = m.copy()
+    lie[m > np.quantile(m, 0.9)] = 0
+    update = said(mode, lie)
+    assert apart(update, m) > 0.5 * norm(m[m > np.quantile(m, 0.99)])
+    assert apart(update, lie) == 0
