@@ -92,5 +92,5 @@ def test_entries_that_are_not_the_largest_are_far_away(mode: codec.Mode) -> None
     lie = m.copy()
     lie[m > np.quantile(m, 0.9)] = 0
     update = said(mode, lie)
-    assert apart(update, m) > 0.5 * norm(m[m > np.quantile(m, 0.99)])
+    assert apart(update, m) > 0.3 * norm(update.dense())
     assert apart(update, lie) == 0
