@@ -521,9 +521,9 @@ LINES: tuple[ChangedLine, ...] = (
     ChangedLine(
         "rounding-is-a-lie",
         "an honest trainer is convicted for what eight bits cannot say",
-        cells._outside,
-        "(magnitudes + 0.5) * unit",
-        "magnitudes * unit",
+        cells._outside_levels,
+        "(sizes + 0.5) * units",
+        "sizes * units",
         f"{BUFFERS}levels_are_said_of_the_vector_that_they_were_made_of",
     ),
     ChangedLine(
