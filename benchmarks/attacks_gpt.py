@@ -264,7 +264,7 @@ class Run:
         spec, delta, held = self.world.spec, self._update(liar).delta, model.held(liar)
         header, layout, tolerance, weight = model.header(liar), model.layout, spec.replay_tolerance, spec.update_weight
         if not spec.commits_to_buffer:
-            distance, norm = feedback.payload_distances(codec.decode(lie.payload, header, layout), delta, weight, held)
+            distance, norm = feedback.payload_distances(codec.decode(lie.payload, header, layout), delta, held)
             return Verdict.ACCEPT if distance <= tolerance * norm else Verdict.REPLAY
         return feedback.judge_replay(made.m, e, delta, lie.payload, header, layout, spec.feedback_decay, tolerance, weight, held)
 

@@ -176,13 +176,14 @@ class Liar(Trainer):
         done = Proposed(proposal.payload, 0, proposal.buffer, 0.0, 0.0, proposal.trace, proposal.inner)
         blobs = round.blobs
         m = _said(round, blobs.path(proposal.payload), blobs.path(proposal.buffer) if proposal.buffer else None)
-        m[0] += np.float32(1e-6)  # another buffer, so that nobody sees the copy by its digest
+        m[0] += np.float32(1e-6)  # so that nobody sees the copy by its digest
         await publish(round, request, _encoded(round, request, done, m))
 
     async def _equivocate(self, round: OpenRound, request: Propose, done: Proposed) -> None:
         assert self.equivocate is not None
         first = proposal_of(round, done)
-        second = replace(first, payload=hashlib.sha256(first.payload).digest())
+        other = hashlib.sha256(first.buffer or first.payload).digest()
+        second = replace(first, buffer=other) if first.buffer else replace(first, payload=other)
         await trio.to_thread.run_sync(keep, round, request, done, first)
         await self.equivocate(first, second)
 
@@ -275,10 +276,11 @@ def _encoded(round: OpenRound, request: Propose, done: Proposed, m: Float32Array
 
 
 def _said(round: OpenRound, payload: Path, buffer: Path | None) -> Float32Array:
-    """m, or of it what the payload says where there is no buffer."""
-    if round.spec.commits_to_buffer and buffer is not None:
-        return buffers.read(buffer, round.spec).m
-    return codec.read(payload.read_bytes(), round.model.layout).dense()
+    """m, or what the payload says of it in a job without buffers."""
+    if not round.spec.commits_to_buffer:
+        return codec.read(payload.read_bytes(), round.model.layout).dense()
+    assert buffer is not None
+    return buffers.read(buffer, round.spec).m
 
 
 def _poisoned(round: OpenRound, request: Propose, done: Proposed, m: Float32Array) -> Proposed:
@@ -290,7 +292,8 @@ def _poisoned(round: OpenRound, request: Propose, done: Proposed, m: Float32Arra
 
 def _forged(round: OpenRound, request: Propose, done: Proposed, buffer: buffers.Buffer | None, payload: bytes) -> Proposed:
     committed = None
-    if buffer is not None and round.spec.commits_to_buffer:
+    if round.spec.commits_to_buffer:
+        assert buffer is not None
         committed = write_object(Path(request.buffer_out), buffer.encode(), round.spec.parts)
     digest = write_object(Path(request.payload_out), payload, round.spec.parts)
     return replace(done, payload_digest=digest, payload_bytes=len(payload), buffer_digest=committed)

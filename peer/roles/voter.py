@@ -72,7 +72,7 @@ class Voter:
 def propose_request(round: OpenRound, buffer_out: Path) -> Propose:
     """Continues from our last accepted proposal where what it left is still here and counts; starting again is always allowed."""
     record = round.model.records.get(round.me)
-    previous = _previous(round, record) if round.spec.feedback_decay > 0 else {}
+    previous = _previous(round, record)
     here = all(round.blobs.size(digest) is not None for digest in previous.values())
     inner = record.inner if record and record.inner and round.blobs.size(record.inner) is not None else None
     commits = round.spec.traces_states or round.spec.keeps_inner_state

@@ -162,7 +162,7 @@ def _compared(
     decay, tolerance, weight, held = spec.feedback_decay, spec.replay_tolerance, spec.update_weight, model.held(trainer)
     if buffer is None:
         try:
-            distance, norm = feedback.payload_distances(codec.decode(payload, header, layout), delta, weight, held)
+            distance, norm = feedback.payload_distances(codec.decode(payload, header, layout), delta, held)
         except RemoteProtocolError:
             return Verdict.REPLAY, RELATIVE_ERROR_MAX
         return Verdict.ACCEPT if distance <= tolerance * norm else Verdict.REPLAY, trace.ratio(distance, norm)

@@ -80,7 +80,7 @@ def reveal_bytes_max(spec: JobSpec) -> int:
     the whole round is replayed from the model, both buffers. A job that carries nothing from round to round has no buffers.
     """
     vector = 4 * layout_of(spec).size
-    buffer = buffers.size(spec) if spec.commits_to_buffer else 0
+    buffer = buffers.size(spec)
     previous = buffer + spec.kind.blob_bytes_max(spec)
     if spec.traces_states:
         return previous + trace_bytes_max(spec) + 3 * vector + 2 * inner_bytes(spec)

@@ -28,7 +28,9 @@ class Buffer:
 
 
 def size(spec: JobSpec) -> int:
-    """Bytes of every buffer."""
+    """Bytes of every buffer; 0 in a job that has none."""
+    if not spec.commits_to_buffer:
+        return 0
     layout = layout_of(spec)
     return codec.payload_bytes_max(layout, MODE) if spec.lean_audits else 4 * layout.size
 

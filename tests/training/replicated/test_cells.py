@@ -94,3 +94,32 @@ def test_entries_that_are_not_the_largest_are_far_away(mode: codec.Mode) -> None
     update = said(mode, lie)
     assert apart(update, m) > 0.3 * norm(update.dense())
     assert apart(update, lie) == 0
+
+
+@pytest.mark.parametrize("mode", DENSE[:3], ids=str)
+@pytest.mark.parametrize("count", [1, 16, 64])
+def test_an_emptied_chunk_is_as_far_away_as_its_few_entries_are_large(mode: codec.Mode, count: int) -> None:
+    """Zeros cannot shrink, so the mean of such a chunk falls by its entries alone."""
+    m = vector(1, 1.0, "normal")
+    m[:4_096] = 0
+    m[:count] = 5
+    lie = m.copy()
+    lie[:4_096] = 0
+    assert apart(said(mode, lie), m) > 0.9 * norm(m[:4_096])
+
+
+@given(SEEDS, st.integers(1, 300), st.floats(0.01, 0.99))
+@settings(max_examples=30)
+def test_no_vector_with_a_smaller_mean_or_another_threshold_is_nearer_than_is_told(seed: int, count: int, share: float) -> None:
+    random = np.random.default_rng(seed)
+    sizes = np.abs(random.standard_normal(count)) * (random.random(count) < 0.5)
+    most = np.array([share * sizes.mean()])
+    told = cells._lowered(sizes, np.array([0]), np.array([count]), np.array([sizes.mean()]), most)[0]
+    for offset in np.linspace(0, sizes.max(), 400):
+        smaller = np.maximum(sizes - offset, 0)
+        if smaller.mean() <= most[0] * (1 + 1e-12):
+            assert told <= np.sum((sizes - smaller) ** 2) + 1e-9
+    left = np.abs(random.standard_normal(count))
+    found = cells._outside_threshold(sizes, left)
+    of_any = [np.sum(np.maximum(at - sizes, 0) ** 2) + np.sum(np.maximum(left - at, 0) ** 2) for at in np.linspace(0, 4, 400)]
+    assert found <= min(of_any) + 1e-9 and found >= min(of_any) - 0.05 * count

@@ -36,7 +36,6 @@ Floats = npt.NDArray[np.float64]
 
 EMPTY = math.ldexp(1.0, scales.EXPONENT_MIN + scales.SCALE_BITS - 1)  # where the largest scale is below this, all are 0
 SENT_AS_NOTHING = 16  # the scale of code 0
-BISECTIONS = 60  # of the numbers between two float64 of a like size: to the last place
 _OWN = np.append(SENT_AS_NOTHING, scales.SCALES[1:]).astype(np.float64)  # of each code, and the same of its neighbours
 _BEFORE, _NEXT = np.append(0, _OWN[:-1]), np.append(_OWN[1:], 1 << scales.SCALE_BITS)
 
@@ -108,18 +107,33 @@ def _outside_levels(said: Floats, levels: Floats, units: Floats, tops: Floats | 
 
 
 def _outside_scales(magnitudes: Floats, kept: supports.Counts, low: Floats, high: Floats, bits: int) -> float:
-    """Of one bit by the mean; of more by mean and largest. The nearest vector with another mean moves all entries alike."""
+    """The sum over the chunks: of one bit by the mean, of more by the largest and the mean together."""
     starts, root = np.cumsum(kept) - kept, np.sqrt(kept)
     means = np.add.reduceat(magnitudes, starts) / kept
     if bits == 1:
-        outside = root * np.maximum(low - means, means - high)
-    else:
-        times = scales.RANGE[bits]
-        beyond = np.maximum(magnitudes - np.repeat(high, kept), 0.0)
-        above = np.minimum(np.sqrt(np.add.reduceat(beyond * beyond, starts)), root * (means - high / times))
-        below = np.maximum(low - np.maximum.reduceat(magnitudes, starts), root * (low / times - means))
-        outside = np.maximum(above, below)
-    return float(np.sum(np.maximum(outside, 0.0) ** 2))
+        return float(np.sum(_raised(low, means, root)) + np.sum(_lowered(magnitudes, starts, kept, means, high)))
+    times = scales.RANGE[bits]
+    beyond = np.maximum(magnitudes - np.repeat(high, kept), 0.0)
+    above = np.minimum(np.add.reduceat(beyond**2, starts), _lowered(magnitudes, starts, kept, means, high / times))
+    below = np.maximum(_raised(low, np.maximum.reduceat(magnitudes, starts), 1.0), _raised(low / times, means, root))
+    return float(np.sum(np.maximum(above, below)))
+
+
+def _raised(least: Floats, found: Floats, times: Floats | float) -> Floats:
+    """Of each chunk the squared distance to vectors in which `found` is at least so much: one entry, or all, grow by the rest."""
+    return np.square(np.maximum(least - found, 0.0) * times)
+
+
+def _lowered(magnitudes: Floats, starts: supports.Counts, kept: supports.Counts, means: Floats, most: Floats) -> Floats:
+    """Of each chunk the squared distance to vectors whose mean is at most so much. All entries shrink by one amount, but none
+    below zero: the projection onto the l1 ball (Duchi 2008, figure 1).
+    """
+    squares = np.zeros(len(kept))
+    for chunk in np.flatnonzero(means > most):
+        part = np.sort(magnitudes[starts[chunk] : starts[chunk] + kept[chunk]])[::-1]
+        amounts = (np.cumsum(part) - most[chunk] * kept[chunk]) / np.arange(1, len(part) + 1)
+        squares[chunk] = np.sum(np.minimum(part, amounts.max()) ** 2)
+    return squares
 
 
 def _outside_support(magnitudes: Float32Array, positions: supports.Positions, filled: npt.NDArray[np.bool_]) -> float:
@@ -134,11 +148,16 @@ def _outside_support(magnitudes: Float32Array, positions: supports.Positions, fi
 
 
 def _outside_threshold(said: Floats, left: Floats) -> float:
-    """The squared distance to vectors of which some threshold is below all that is said, and above all that is left out."""
-    low, high = float(said.min()), float(left.max())
-    said, left = said[said < high], left[left > low]
-    for _ in range(BISECTIONS if len(said) else 0):
-        middle = (low + high) / 2
-        rises = np.sum(np.maximum(middle - said, 0.0)) > np.sum(np.maximum(left - middle, 0.0))
-        low, high = (low, middle) if rises else (middle, high)
-    return float(np.sum(np.maximum(low - said, 0.0) ** 2) + np.sum(np.maximum(left - low, 0.0) ** 2))
+    """The squared distance to vectors of which some threshold is below all that is said, and above all that is left out.
+
+    The derivative of the square by the threshold rises, and is linear between any two of these magnitudes.
+    """
+    said, left = np.sort(said[said < left.max()]), np.sort(left[left > said.min()])
+    if not len(said):
+        return 0.0
+    points = np.sort(np.concatenate([said, left]))
+    missing, over = (np.concatenate([[0.0], np.cumsum(part)]) for part in (said, left))
+    lower, upper = np.searchsorted(said, points), np.searchsorted(left, points)
+    slopes = points * lower - missing[lower] - (over[-1] - over[upper] - points * (len(left) - upper))
+    threshold = np.interp(0.0, slopes, points)
+    return float(np.sum(np.maximum(threshold - said, 0.0) ** 2) + np.sum(np.maximum(left - threshold, 0.0) ** 2))
