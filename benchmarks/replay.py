@@ -47,7 +47,8 @@ from training.data.default_text import default_text
 from training.objectives.objective import Declaration
 from training.replay.inner_state import InnerState
 from training.replay.trace import distance, ratio, step_error
-from training.replicated import codec, feedback
+from training.replicated import codec as payloads
+from training.replicated import feedback
 from training.replicated.init import initial_parameters
 from training.replicated.layout import Float32Array, layout_of
 from training.spec import PRESETS, Inner, JobSpec, Precision, completed
@@ -235,8 +236,8 @@ def replay(
         replayed = engine.inner_step(*before, JOB, rounds, TRAINER, step, declaration=by)
         errors.append(step_error(before, committed, (replayed[0].copy(), replayed[1]), spec))
     delta, _ = engine.local_steps(kept["parameters 0"], JOB, rounds, TRAINER, declaration=by)
-    layout = layout_of(spec)
-    said = codec.read(codec.encode(codec.Header.of(spec, JOB, rounds, TRAINER, bytes(32)), kept["delta"], layout), layout)
+    layout, header = layout_of(spec), payloads.Header.of(spec, JOB, rounds, TRAINER, bytes(32))
+    said = payloads.read(payloads.encode(header, kept["delta"], layout), layout)
     of_payload = ratio(*feedback.payload_distances(said, delta))
     return errors, ratio(distance(kept["delta"], delta), distance(delta, np.float32(0))), of_payload
 
