@@ -353,10 +353,12 @@ class Progress:
             yield Demand("rounds", f"{seen} closes no round", age, ROUND_SECONDS_MAX, job.since <= self.began)
             idle = job.closed - job.accepted_at
             yield Demand("accepted", f"{seen} accepts no update", idle, ACCEPTED_ROUNDS_MAX, not job.has_accepted)
+            for peer in job.waiting.keys() - set(voters):  # if it votes again, its rounds are counted from then
+                del job.waiting[peer]
             # A liar that hides its updates from one voter makes that one wait, while the others settle each round.
             for peer in sorted(set(running).intersection(voters)) if set(voters) <= set(self.honest) else ():
                 first = job.waiting.setdefault(peer, job.closed)
-                idle = job.closed - job.ballots.get(peer, first)
+                idle = job.closed - max(first, job.ballots.get(peer, first))
                 yield Demand(
                     "ballots", f"{short_id(peer)} casts none in {seen}", idle, BALLOT_ROUNDS_MAX, peer not in job.ballots
                 )
