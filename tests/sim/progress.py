@@ -112,8 +112,10 @@ class Progress:
         self._count_wishes(height)
         for key in [key for key, job in self.jobs.items() if job.closed >= job.rounds]:
             del self.jobs[key]
+        before: Collection[bytes] = self.sets.get(height, ())
         for key in self.sets.get(height + 1, ()):
-            self._votes_since.setdefault(key, height + 1)
+            if key not in before or key not in self._votes_since:  # it may vote again after a while
+                self._votes_since[key] = height + 1
         if self.began is not None:
             self._count("blocks")
 
