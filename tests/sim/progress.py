@@ -112,8 +112,10 @@ class Progress:
         self._count_wishes(height)
         for key in [key for key, job in self.jobs.items() if job.closed >= job.rounds]:
             del self.jobs[key]
+        before: Collection[bytes] = self.sets.get(height, ())
         for key in self.sets.get(height + 1, ()):
-            self._votes_since.setdefault(key, height + 1)
+            if key not in before or key not in self._votes_since:  # it may vote again after a while
+                self._votes_since[key] = height + 1
         if self.began is not None:
             self._count("blocks")
 
@@ -353,10 +355,12 @@ class Progress:
             yield Demand("rounds", f"{seen} closes no round", age, ROUND_SECONDS_MAX, job.since <= self.began)
             idle = job.closed - job.accepted_at
             yield Demand("accepted", f"{seen} accepts no update", idle, ACCEPTED_ROUNDS_MAX, not job.has_accepted)
+            for peer in job.waiting.keys() - set(voters):  # if it votes again, its rounds are counted from then
+                del job.waiting[peer]
             # A liar that hides its updates from one voter makes that one wait, while the others settle each round.
             for peer in sorted(set(running).intersection(voters)) if set(voters) <= set(self.honest) else ():
                 first = job.waiting.setdefault(peer, job.closed)
-                idle = job.closed - job.ballots.get(peer, first)
+                idle = job.closed - max(first, job.ballots.get(peer, first))
                 yield Demand(
                     "ballots", f"{short_id(peer)} casts none in {seen}", idle, BALLOT_ROUNDS_MAX, peer not in job.ballots
                 )

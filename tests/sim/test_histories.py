@@ -33,7 +33,8 @@ def test_networks_in_trouble_agree_and_go_on(seed: int) -> None:
 # In 179 a voter leaves, and stands again. In 1177 all come back in the middle of a round, and the disk of a trainer whose
 # proposal they accept is lost. In 771073 a voter changes its key in a round and proposes with both keys.
 # In 6000358 a voter leaves, is retired as a candidate, and votes again when one more voter wants it retired.
-@pytest.mark.parametrize("seed", [179, 1177, 771073, 6000358])
+# In 6023480 a voter is retired, casts its last ballot late, and votes again fourteen rounds after it.
+@pytest.mark.parametrize("seed", [179, 1177, 771073, 6000358, 6023480])
 def test_networks_with_all_that_is_drawn_agree_and_go_on(seed: int) -> None:
     assert campaign.run_one(campaign.prepare("seeds", seed, 4)).problem == ""
 
