@@ -31,7 +31,7 @@ from protocol.errors import LocalProtocolError
 from protocol.messages import Proposal
 from protocol.reasons import Verdict
 from training.engines.pytorch.model import GPT
-from training.replicated import feedback
+from training.replicated import codec, feedback
 from training.replicated.layout import Float32Array
 from training.replicated.model import Accepted
 from training.spec import AuditMode, JobSpec
@@ -261,19 +261,12 @@ class Run:
         if verdict is not Verdict.ACCEPT or (self.audit is not AuditMode.FULL and model.round < self.closing):
             return verdict
         e = self.rounds.remainder(liar) if lie.proposal.feedback else np.zeros_like(made.m)
-        spec = self.world.spec
-        return feedback.judge_replay(
-            made.m,
-            e,
-            self._update(liar).delta,
-            lie.payload,
-            model.header(liar),
-            model.layout,
-            spec.feedback_decay,
-            spec.replay_tolerance,
-            spec.update_weight,
-            model.held(liar),
-        )
+        spec, delta, held = self.world.spec, self._update(liar).delta, model.held(liar)
+        header, layout, tolerance, weight = model.header(liar), model.layout, spec.replay_tolerance, spec.update_weight
+        if not spec.commits_to_buffer:
+            distance, norm = feedback.payload_distances(codec.decode(lie.payload, header, layout), delta, held)
+            return Verdict.ACCEPT if distance <= tolerance * norm else Verdict.REPLAY
+        return feedback.judge_replay(made.m, e, delta, lie.payload, header, layout, spec.feedback_decay, tolerance, weight, held)
 
     def _sample(self, number: int, trainers: Sequence[bytes]) -> None:
         """Draws audits; a liar is found out if the drawn step of an honest auditor is a false one."""

@@ -47,8 +47,10 @@ from training.data.default_text import default_text
 from training.objectives.objective import Declaration
 from training.replay.inner_state import InnerState
 from training.replay.trace import distance, ratio, step_error
+from training.replicated import codec as payloads
+from training.replicated import feedback
 from training.replicated.init import initial_parameters
-from training.replicated.layout import Float32Array
+from training.replicated.layout import Float32Array, layout_of
 from training.spec import PRESETS, Inner, JobSpec, Precision, completed
 
 
@@ -88,6 +90,7 @@ class Row:
     seed: int
     steps: tuple[float, ...]  # relative error of each inner step, replayed alone
     round: float  # of Δ
+    payload: float  # as `feedback.payload_distances` tells it of a payload that says Δ, over ‖Δ‖
 
 
 @dataclass(frozen=True)
@@ -218,8 +221,10 @@ def _copied(inner: InnerState) -> InnerState:
     return InnerState(inner.steps, inner.moments.copy())
 
 
-def replay(spec: JobSpec, rounds: int, kept: dict[str, Float32Array], device: str, variant: Variant) -> tuple[list[float], float]:
-    """The errors of each step, and of Δ."""
+def replay(
+    spec: JobSpec, rounds: int, kept: dict[str, Float32Array], device: str, variant: Variant
+) -> tuple[list[float], float, float]:
+    """The errors of each step, of Δ, and of the payload that says Δ."""
     wrong = replace(spec, inner_rate=spec.inner_rate * variant.rate)
     engine = engine_of(wrong, device, variant)
     count = sum(name.startswith("parameters") for name in kept)
@@ -231,7 +236,10 @@ def replay(spec: JobSpec, rounds: int, kept: dict[str, Float32Array], device: st
         replayed = engine.inner_step(*before, JOB, rounds, TRAINER, step, declaration=by)
         errors.append(step_error(before, committed, (replayed[0].copy(), replayed[1]), spec))
     delta, _ = engine.local_steps(kept["parameters 0"], JOB, rounds, TRAINER, declaration=by)
-    return errors, ratio(distance(kept["delta"], delta), distance(delta, np.float32(0)))
+    layout, header = layout_of(spec), payloads.Header.of(spec, JOB, rounds, TRAINER, bytes(32))
+    said = payloads.read(payloads.encode(header, kept["delta"], layout), layout)
+    of_payload = ratio(*feedback.payload_distances(said, delta))
+    return errors, ratio(distance(kept["delta"], delta), distance(delta, np.float32(0))), of_payload
 
 
 def child(options: argparse.Namespace) -> None:
@@ -248,9 +256,9 @@ def child(options: argparse.Namespace) -> None:
         variants = [variant for variant in variants if variant.rate == 1 or not spec.sends_gradients]
         variants = [variant for variant in variants if variant.shift == 0 or not _sees_the_same(spec)]
         for variant in {variant.name: variant for variant in variants}.values():
-            steps, whole = replay(spec, options.rounds, kept, options.device, variant)
+            steps, whole, payload = replay(spec, options.rounds, kept, options.device, variant)
             precision = f"{variant.precision} on {options.device}"
-            rows.append(asdict(Row(name, variant.kind, precision, variant.name, spec.seed, tuple(steps), whole)))
+            rows.append(asdict(Row(name, variant.kind, precision, variant.name, spec.seed, tuple(steps), whole, payload)))
     print(json.dumps({"seen": dispatch.seen(), "rows": rows}))
 
 
@@ -328,10 +336,10 @@ def verdicts(rows: list[Row], found: dict[str, Any]) -> Iterator[str]:
 
 
 def show(rows: list[Row]) -> None:
-    print(f"{'job':16}{'':18}{'replay':40}{'one step: median':>18}{'most':>10}{'whole round':>13}")
+    print(f"{'job':16}{'':18}{'replay':40}{'one step: median':>18}{'most':>10}{'whole round':>13}{'payload':>13}")
     for row in rows:
         steps = f"{statistics.median(row.steps):18.2g}{max(row.steps):10.2g}" if row.steps else " " * 28
-        print(f"{row.job:16}{row.kind:18}{row.what:40}{steps}{row.round:13.2g}")
+        print(f"{row.job:16}{row.kind:18}{row.what:40}{steps}{row.round:13.2g}{row.payload:13.2g}")
     print(f"\n{'a tolerance has to be above':40}{'and below: ' + LIE:>18}{SMALL_LIE:>14}")
     for precision, gap in gaps(rows).items():
         figures = (f"{gap[kind]:.2g}" if kind in gap else "" for kind in (HONEST, LIE, SMALL_LIE))

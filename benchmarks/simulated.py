@@ -67,7 +67,7 @@ class Rounds:
         self.spec, self.engine = spec, engine
         self.model = ReplicatedModel.initial(JOB, spec)
         self.payload_bytes: list[int] = []
-        self._sent: dict[bytes, tuple[buffers.Buffer, bytes]] = {}  # of each trainer's last accepted proposal
+        self._sent: dict[bytes, tuple[buffers.Buffer | None, bytes]] = {}  # of each trainer's last accepted proposal
         self._inner: dict[bytes, InnerState] = {}
 
     def update(self, trainer: bytes, engine: Engine | None = None) -> Update:
@@ -78,17 +78,18 @@ class Rounds:
             np.array(model.parameters), JOB, model.round, trainer, inner=self._inner.get(trainer), on_state=on_state
         )
         m = feedback.accumulate(self.remainder(trainer), delta, self.spec.feedback_decay, self.spec.update_weight)
-        return Update(delta, self._buffer(trainer, m).m, last.inner)
+        buffer = self._buffer(trainer, m)
+        return Update(delta, m if buffer is None else buffer.m, last.inner)
 
-    def _buffer(self, trainer: bytes, m: Float32Array) -> buffers.Buffer:
+    def _buffer(self, trainer: bytes, m: Float32Array) -> buffers.Buffer | None:
         """What the trainer commits to in this round. The m that a buffer says gives the same buffer."""
         return buffers.of(m, self.model.header(trainer), self.spec)
 
     def remainder(self, trainer: bytes) -> Float32Array:
         """e, or the momentum, from which the trainer continues."""
-        if trainer not in self._sent:
+        buffer, payload = self._sent.get(trainer, (None, None))
+        if buffer is None:
             return self.model.carried(trainer, None, None)
-        buffer, payload = self._sent[trainer]
         return self.model.carried(trainer, buffer.m, payload, buffer.said)
 
     def encode(self, trainer: bytes, m: Float32Array) -> bytes:
@@ -101,14 +102,14 @@ class Rounds:
 
     def proposal(self, trainer: bytes, m: Float32Array, payload: bytes, inner: InnerState | None) -> Accepted:
         spec, record = self.spec, self.model.records.get(trainer)
-        committed = b"".join(inner.pieces()) if inner and spec.keeps_inner_state else None
+        committed, buffer = b"".join(inner.pieces()) if inner and spec.keeps_inner_state else None, self._buffer(trainer, m)
         proposal = Proposal(
             JOB,
             self.model.round,
             self.model.root,
             hashlib.sha256(payload).digest(),
             len(payload),
-            digest_of(self._buffer(trainer, m).encode()),
+            None if buffer is None else digest_of(buffer.encode()),
             record.buffer if record else None,
             trace=UNREAD if spec.traces_states else None,
             inner=hashlib.sha256(committed).digest() if committed else None,

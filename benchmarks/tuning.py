@@ -65,19 +65,18 @@ class Network:
 
     def _propose(self, trainer: bytes) -> Accepted:
         model = self.model
-        m, payload = self._last.get(trainer, (None, None))
-        e = model.carried(trainer, m, payload)
+        last, spec = self._last.get(trainer, (None, None)), model.spec
+        e = model.carried(trainer, *(last if spec.commits_to_buffer else (None, None)))
         started = time.process_time()
         delta, _ = self.engine.local_steps(np.array(model.parameters), self.job, model.round, trainer)
         self.local_seconds.append(time.process_time() - started)
-        m = feedback.accumulate(e, delta, model.spec.feedback_decay, model.spec.update_weight)
+        m = feedback.accumulate(e, delta, spec.feedback_decay, spec.update_weight)
         payload = model.payload(trainer, m)
         self._last[trainer] = m, payload
-        digest = hashlib.sha256(payload).digest()
-        record = model.records.get(trainer)
-        proposal = Proposal(
-            self.job, model.round, model.root, digest, len(payload), feedback.buffer_digest(m), record.buffer if record else None
-        )
+        digest, record = hashlib.sha256(payload).digest(), model.records.get(trainer)
+        buffer = feedback.buffer_digest(m) if spec.commits_to_buffer else None
+        previous = record.buffer if record else None
+        proposal = Proposal(self.job, model.round, model.root, digest, len(payload), buffer, previous)
         return Accepted(trainer, proposal, payload)
 
 

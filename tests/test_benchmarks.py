@@ -682,7 +682,7 @@ def test_payloads_of_the_default_model_hold_their_bounds() -> None:
 
 def test_a_tolerance_lies_between_the_most_honest_error_and_the_least_false_one_of_its_precision() -> None:
     def row(kind: str, precision: str, *steps: float) -> replay.Row:
-        return replay.Row("local", kind, precision, "", 0, steps, steps[0])
+        return replay.Row("local", kind, precision, "", 0, steps, steps[0], 0.0)
 
     rows = [
         row(replay.HONEST, "fp32 on cpu", 0.0, 2e-5),

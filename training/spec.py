@@ -266,6 +266,11 @@ class JobSpec:
         return self.keep / KEEP_MAX if self.compression is Compression.SPARSE else 1.0
 
     @property
+    def commits_to_buffer(self) -> bool:
+        """Whether something of an update goes on in later rounds, so that a proposal commits to more than its payload."""
+        return self.feedback_decay > 0
+
+    @property
     def update_weight(self) -> float:
         """By what an update counts in the buffer that a trainer commits to: a part of its momentum, or one."""
         return 1 - self.feedback_decay if self.has_estimates else 1.0
@@ -431,10 +436,11 @@ class JobSpec:
             return "lean_audits needs several local_steps of training: a single one has no states to show; leave it out"
         if self.keeps_inner_state:
             return "lean_audits with inner_state 'keep' would show all moments: take inner_state 'reset'"
-        if self.compression is Compression.DENSE and self.bits == 8:  # one file would be payload and buffer, and go as the latter
+        is_byte = self.compression is Compression.DENSE and self.bits == 8
+        if is_byte and self.commits_to_buffer:  # one file would be payload and buffer, and go as the latter
             return "lean_audits with bits 8 would show again what payloads say: take fewer bits"
-        if self.feedback_decay == 0 or self.has_estimates:
-            return "lean_audits needs feedback_decay above 0 and memory 'residual': it was measured with no other; leave it out"
+        if self.has_estimates:
+            return "lean_audits needs memory 'residual': it was measured with no other; leave it out"
         if self.audit is AuditMode.SAMPLED and self.replayed_steps != self.local_steps:
             return f"lean_audits shows no states between steps: take replayed_steps {self.local_steps}, the whole round"
         return None
@@ -452,7 +458,7 @@ class JobSpec:
 
     @property
     def object_bytes_max(self) -> int:
-        """Of the largest object that a proposal commits to. A payload has fewer bytes than the buffer."""
+        """Of the largest object that a proposal commits to, at most. A payload has fewer bytes than a buffer."""
         buffer, inner = 4 * self.model.parameters, 8 + 8 * self.model.parameters
         return inner if self.traces_states or self.keeps_inner_state else buffer
 
@@ -468,7 +474,8 @@ class JobSpec:
         Others keep the models.
         """
         own = 3 * (self.replays + 1) if self.traces_states else 2 * self.keeps_inner_state
-        of_round = self.model_bytes + 4 * self.model.parameters * (1 + own) + self.kind.blob_bytes_max(self)
+        own += self.commits_to_buffer
+        of_round = self.model_bytes + 4 * self.model.parameters * own + self.kind.blob_bytes_max(self)
         return of_round * (self.rounds_audited + 1)
 
     @property

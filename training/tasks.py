@@ -51,7 +51,7 @@ class Proposed:
     TAG: ClassVar[str] = "proposed-update"
     payload_digest: Digest  # of the file `Propose.payload_out`
     payload_bytes: Count
-    buffer_digest: Digest
+    buffer_digest: Digest | None  # None: the job's proposals commit to none
     loss: float  # mean training loss over the local steps, in the unit of the objective
     seconds: float
     trace: Digest | None = None  # as the job commits to them, see `Propose.states_out`
@@ -226,7 +226,7 @@ class Audit(Request[Audited]):
     trainer: Key
     model_directory: Path
     payload: Path
-    buffer: Path
+    buffer: Path | None
     previous_buffer: Path | None
     previous_payload: Path | None
     inner: Path | None = None  # where the job keeps it: the inner state that the proposal commits to
@@ -248,7 +248,7 @@ class Replay(Request[Replayed]):
     step: Count
     model_directory: Path  # of that round
     payload: Path
-    buffer: Digest  # it follows from the last state and what the trainer continues from
+    buffer: Digest | None  # it follows from the last state and what the trainer continues from
     previous_buffer: Path | None
     previous_payload: Path | None
     trace: Path

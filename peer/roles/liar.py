@@ -17,7 +17,7 @@ import trio
 
 from peer.roles.base import Judged, OpenRound, Round
 from peer.roles.trainer import Trainer
-from peer.roles.voter import keep, proposal_of, propose_request, publish
+from peer.roles.voter import fetch_reveal, keep, proposal_of, propose_request, publish
 from protocol import codec as wire
 from protocol.identity import Signed
 from protocol.messages import Proposal
@@ -118,7 +118,7 @@ class Liar(Trainer):
             self._job(round).opened = False  # the worker has the other reward
 
     def _corrupt(self, round: OpenRound, request: Propose, done: Proposed) -> tuple[Propose, Proposed]:
-        m = buffers.read(Path(request.buffer_out), round.spec).m
+        m = _said(round, Path(request.payload_out), Path(request.buffer_out))
         match self.attack:
             case "wrong-steps" | "false-pass" if done.trace is not None:
                 honest = _states(request, done.trace, round)
@@ -169,20 +169,21 @@ class Liar(Trainer):
 
     async def _copy(self, round: OpenRound, trainer: bytes, proposal: Proposal) -> None:
         """Somebody else's update under our own name."""
-        size = buffers.size(round.spec)
-        round.blobs.expect_to_pass(proposal.buffer, (round.job, round.number))
-        await round.fetch(proposal.buffer, size, (trainer,))
+        if proposal.buffer is not None:
+            await fetch_reveal(round, proposal.buffer, buffers.size(round.spec), trainer)
         request = propose_request(round, self.texts / f"{round.job.hex()[:16]}-{round.number}.buffer")
         request = replace(request, states_out=None)  # their states stay theirs
         done = Proposed(proposal.payload, 0, proposal.buffer, 0.0, 0.0, proposal.trace, proposal.inner)
-        m = buffers.read(round.blobs.path(proposal.buffer), round.spec).m
-        m[0] += np.float32(1e-6)  # another buffer, so that nobody sees the copy by its digest
+        blobs = round.blobs
+        m = _said(round, blobs.path(proposal.payload), blobs.path(proposal.buffer) if proposal.buffer else None)
+        m[0] += np.float32(1e-6)  # so that nobody sees the copy by its digest
         await publish(round, request, _encoded(round, request, done, m))
 
     async def _equivocate(self, round: OpenRound, request: Propose, done: Proposed) -> None:
         assert self.equivocate is not None
         first = proposal_of(round, done)
-        second = replace(first, buffer=hashlib.sha256(first.buffer).digest())
+        other = hashlib.sha256(first.buffer or first.payload).digest()
+        second = replace(first, buffer=other) if first.buffer else replace(first, payload=other)
         await trio.to_thread.run_sync(keep, round, request, done, first)
         await self.equivocate(first, second)
 
@@ -271,19 +272,29 @@ def _from_zero(request: Propose) -> Propose:
 def _encoded(round: OpenRound, request: Propose, done: Proposed, m: Float32Array) -> Proposed:
     """A well-formed proposal for whatever m is, with the states of what was done."""
     buffer = buffers.of(m, round.model.header(round.me), round.spec)
-    return _forged(round, request, done, buffer, round.model.payload(round.me, buffer.m))
+    return _forged(round, request, done, buffer, round.model.payload(round.me, m if buffer is None else buffer.m))
+
+
+def _said(round: OpenRound, payload: Path, buffer: Path | None) -> Float32Array:
+    """m, or what the payload says of it in a job without buffers."""
+    if not round.spec.commits_to_buffer:
+        return codec.read(payload.read_bytes(), round.model.layout).dense()
+    assert buffer is not None
+    return buffers.read(buffer, round.spec).m
 
 
 def _poisoned(round: OpenRound, request: Propose, done: Proposed, m: Float32Array) -> Proposed:
     """Arithmetic that gave NaN everywhere: no honest encoder has bytes for it, so all scales are forged to the largest."""
-    buffer = buffers.Buffer(np.full_like(m, np.nan))
     honest = codec.read(Path(request.payload_out).read_bytes(), round.model.layout)
     forged = replace(honest, exponent=codec.EXPONENT_MAX, codes=np.where(honest.codes > 0, 255, 0).astype(np.uint8))
-    return _forged(round, request, done, buffer, forged.encode())
+    return _forged(round, request, done, buffers.Buffer(np.full_like(m, np.nan)), forged.encode())
 
 
-def _forged(round: OpenRound, request: Propose, done: Proposed, buffer: buffers.Buffer, payload: bytes) -> Proposed:
-    committed = write_object(Path(request.buffer_out), buffer.encode(), round.spec.parts)
+def _forged(round: OpenRound, request: Propose, done: Proposed, buffer: buffers.Buffer | None, payload: bytes) -> Proposed:
+    committed = None
+    if round.spec.commits_to_buffer:
+        assert buffer is not None
+        committed = write_object(Path(request.buffer_out), buffer.encode(), round.spec.parts)
     digest = write_object(Path(request.payload_out), payload, round.spec.parts)
     return replace(done, payload_digest=digest, payload_bytes=len(payload), buffer_digest=committed)
 

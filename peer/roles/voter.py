@@ -72,7 +72,7 @@ class Voter:
 def propose_request(round: OpenRound, buffer_out: Path) -> Propose:
     """Continues from our last accepted proposal where what it left is still here and counts; starting again is always allowed."""
     record = round.model.records.get(round.me)
-    previous = _previous(round, record) if round.spec.feedback_decay > 0 else {}
+    previous = _previous(round, record)
     here = all(round.blobs.size(digest) is not None for digest in previous.values())
     inner = record.inner if record and record.inner and round.blobs.size(record.inner) is not None else None
     commits = round.spec.traces_states or round.spec.keeps_inner_state
@@ -91,7 +91,7 @@ def propose_request(round: OpenRound, buffer_out: Path) -> Propose:
 
 def _previous(round: Round, record: Record | None) -> dict[str, bytes]:
     """What an update continues from, by the field of a request: with estimates the buffer alone, which is the momentum."""
-    if record is None:
+    if record is None or record.buffer is None:
         return {}
     return {"previous_buffer": record.buffer} | ({} if round.spec.has_estimates else {"previous_payload": record.payload})
 
@@ -136,8 +136,9 @@ def keep(round: OpenRound, request: Propose, done: Proposed, proposal: Proposal,
     if opening is not None:
         losses.keep(Path(request.buffer_out).parent, opening)
     blobs.adopt(Path(request.payload_out), proposal.payload, lent=owner)
-    blobs.expect_to_pass(proposal.buffer, owner)
-    blobs.adopt(Path(request.buffer_out), proposal.buffer)
+    if proposal.buffer is not None:
+        blobs.expect_to_pass(proposal.buffer, owner)
+        blobs.adopt(Path(request.buffer_out), proposal.buffer)
     made = Path(request.states_out) if request.states_out else None
     if made and proposal.inner:
         blobs.expect_to_pass(proposal.inner, owner)
@@ -166,14 +167,15 @@ def replayed(audited: Audited) -> Replayed:
 
 async def audit_request(round: Round, trainer: bytes, proposal: Proposal) -> Audit:
     """What re-executing a proposal needs, fetched."""
-    await fetch_reveal(round, proposal.buffer, buffers.size(round.spec), trainer)
+    if proposal.buffer is not None:
+        await fetch_reveal(round, proposal.buffer, buffers.size(round.spec), trainer)
     work = await _fetch_work(round, trainer, proposal)
     for digest in (proposal.inner, proposal.inner_from) if round.spec.keeps_inner_state else ():
         if digest is not None:
             await fetch_reveal(round, digest, inner_bytes(round.spec), trainer)
     return Audit(
         **work,
-        buffer=str(round.blobs.path(proposal.buffer)),
+        buffer=str(round.blobs.path(proposal.buffer)) if proposal.buffer else None,
         inner=str(round.blobs.path(proposal.inner)) if proposal.inner else None,
         previous_inner=str(round.blobs.path(proposal.inner_from)) if proposal.inner_from else None,
     )

@@ -71,7 +71,7 @@ class World:
 
     async def _publish(self, proposal: Proposal, opening: LossesOpening | None) -> None:
         assert self.round.blobs.size(proposal.payload) == proposal.payload_bytes, "durable before it is sent"
-        assert self.round.blobs.size(proposal.buffer) is not None
+        assert proposal.buffer is None or self.round.blobs.size(proposal.buffer) is not None
         self.published.append(proposal)
 
     async def proposed(self) -> Proposal:
@@ -457,7 +457,10 @@ async def test_where_nothing_is_said_again_no_earlier_buffer_is_named_and_so_non
     role, _ = opened(world, tmp_path, host, 1)
     await role.propose(world.round)
     second = world.published[-1]
-    assert second.round == 1 and second.feedback == (first.buffer if decay else None)
+    assert second.round == 1 and second.feedback == first.buffer and (first.buffer is not None) == (decay > 0)
+    world.fetched.clear()
+    await audit_request(world.round, ME.public, second)
+    assert world.fetched == ([second.buffer, first.buffer, first.payload] if decay else []), "the payload is here already"
     assert world.round.model.check(ME.public, second, world.round.blobs.read(second.payload)) is Verdict.ACCEPT
 
 

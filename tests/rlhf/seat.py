@@ -44,7 +44,7 @@ class Seat:
         return done
 
     def audited(self, jobs: Jobs) -> Verdict:
-        files = (str(self.folder / "payload"), str(self.folder / "m"), None, None)
+        files = (str(self.folder / "payload"), None, None, None)
         found = jobs.answer(tasks.Audit(JOB, 0, TRAINER, str(self.folder / "model"), *files))
         assert isinstance(found, tasks.Audited)
         return found.verdict

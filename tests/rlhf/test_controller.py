@@ -135,5 +135,5 @@ def test_an_update_and_its_replay_go_by_the_beta_of_the_round(tmp_path: Path, mo
     with monkeypatch.context() as lying:
         lying.setattr(ppo, "beta_of", lambda steering, said: said)
         other = world.propose()
-    assert other.declaration == honest.declaration and other.buffer_digest != honest.buffer_digest
+    assert other.declaration == honest.declaration and other.payload_digest != honest.payload_digest
     assert world.audited(other).verdict is Verdict.REPLAY

@@ -87,7 +87,7 @@ class World:
         return tasks.Declared(done.declaration, files)
 
     def audited(self, done: tasks.Proposed, jobs: Jobs | None = None) -> tasks.Audited:
-        files = {"payload": str(self.folder / "payload"), "buffer": str(self.folder / "m")}
+        files = {"payload": str(self.folder / "payload"), "buffer": None}
         request = tasks.Audit(
             JOB, 0, TRAINER, str(self.folder / "model"), **files, previous_buffer=None, previous_payload=None,
             declared=self.declared(done),

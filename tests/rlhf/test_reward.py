@@ -198,7 +198,7 @@ def test_a_policy_is_rewarded_by_the_model_that_its_job_reads(tmp_path: Path) ->
     declared = tasks.Declared(
         done.declaration, {bytes.fromhex(file.name): str(file) for file in (tmp_path / "declared_out").iterdir()}
     )
-    files = f"{out['buffer_out']}.payload", out["buffer_out"], None, None
+    files = f"{out['buffer_out']}.payload", None, None, None
     audit = tasks.Audit(TRAINER, 0, TRAINER, str(tmp_path / "model"), *files, declared=declared)
     with pytest.raises(StorageError, match="holds another model"):  # whoever went on would call honest trainers liars
         worker("other", by="reward")

@@ -83,11 +83,10 @@ def test_closing_rounds_are_of_sampled_jobs_and_not_more_than_there_are() -> Non
         ({"objective": "scratch"}, "needs several local_steps of training"),
         ({"bits": 8}, "would show again what payloads say"),
         ({"inner_state": InnerStatePolicy.KEEP}, "would show all moments: take inner_state 'reset'"),
-        ({"feedback_decay": 0.0}, "needs feedback_decay above 0"),
-        ({"memory": Memory.ESTIMATES}, "needs feedback_decay above 0 and memory 'residual'"),
+        ({"memory": Memory.ESTIMATES}, "needs memory 'residual'"),
     ],
 )
-def test_lean_audits_are_of_rounds_that_are_replayed_whole_and_mend_what_was_rounded(said: dict[str, Any], why: str) -> None:
+def test_lean_audits_are_of_rounds_that_are_replayed_whole(said: dict[str, Any], why: str) -> None:
     with pytest.raises(UserError, match=why):
         replace(JOB, **{"lean_audits": True, **said}).checked()
 

@@ -22,7 +22,7 @@ from training.objectives.objective import Declaration, Reason
 from training.replay import trace
 from training.replay.inner_state import InnerState, OnState
 from training.replay.trace import RELATIVE_ERROR_MAX, StateDigests, States, StateWriter, Trace
-from training.replicated import buffers, feedback
+from training.replicated import buffers, codec, feedback
 from training.replicated.layout import Float32Array, layout_of
 from training.replicated.model import ReplicatedModel
 from training.spec import JobSpec
@@ -93,9 +93,10 @@ def propose(request: Propose, update: Update, declarer: Declarer | None = None) 
     delta, losses = update(model.parameters, *place, inner, take, declaration=declaration)
     m = feedback.accumulate(e, delta, model.spec.feedback_decay, model.spec.update_weight)
     buffer = buffers.of(m, model.header(request.trainer), model.spec)
-    payload = model.payload(request.trainer, buffer.m)
+    payload = model.payload(request.trainer, m if buffer is None else buffer.m)
     payload_digest = write_object(Path(request.payload_out), payload, model.spec.parts)
-    digests = payload_digest, len(payload), write_object(Path(request.buffer_out), buffer.encode(), model.spec.parts)
+    committed_to = None if buffer is None else write_object(Path(request.buffer_out), buffer.encode(), model.spec.parts)
+    digests = payload_digest, len(payload), committed_to
     committed = states.finish() if states else (None, None)
     seconds, encoded = time.perf_counter() - started, wire.encode(declaration.record) if declaration else b""
     of_replays = tuple(map(in_millionths, losses[model.spec.sealed_step :: model.spec.replayed_steps]))
@@ -135,7 +136,7 @@ def _judge(
     """And the loss that a report on the round seals."""
     spec, trainer, last = model.spec, request.trainer, _Last()
     try:
-        buffer, e = buffers.read(Path(request.buffer), spec), _feedback(request, model)
+        buffer, e = buffers.read(Path(request.buffer), spec) if request.buffer else None, _feedback(request, model)
         inner = InnerState.load(Path(request.inner), spec) if request.inner else None
         previous, declaration = _previous_inner(request, spec), _declaration(request, spec)
         number = _refutation(request, model, declaration, declarer, None)
@@ -146,17 +147,31 @@ def _judge(
     payload, declaration = Path(request.payload).read_bytes(), _derived(request, model, declaration, declarer)
     take = last.take if inner else None
     delta, losses = update(model.parameters, request.job, request.round, trainer, previous, take, declaration=declaration)
+    verdict, error = _compared(model, trainer, delta, payload, e, buffer)
+    if inner and last.inner and verdict is Verdict.ACCEPT:
+        error = max(error, trace.inner_error(inner, last.inner, spec))
+        verdict = Verdict.ACCEPT if error <= spec.replay_tolerance else Verdict.REPLAY
+    return verdict, error, in_millionths(losses[spec.sealed_step])
+
+
+def _compared(
+    model: ReplicatedModel, trainer: bytes, delta: Float32Array, payload: bytes, e: Float32Array, buffer: buffers.Buffer | None
+) -> tuple[Verdict, float]:
+    """Of the payload with the re-executed Δ, or by the buffer where the job commits to one."""
+    spec, header, layout = model.spec, model.header(trainer), model.layout
     decay, tolerance, weight, held = spec.feedback_decay, spec.replay_tolerance, spec.update_weight, model.held(trainer)
-    header, layout = model.header(trainer), model.layout
+    if buffer is None:
+        try:
+            distance, norm = feedback.payload_distances(codec.decode(payload, header, layout), delta, held)
+        except RemoteProtocolError:
+            return Verdict.REPLAY, RELATIVE_ERROR_MAX
+        return Verdict.ACCEPT if distance <= tolerance * norm else Verdict.REPLAY, trace.ratio(distance, norm)
     m, said = buffer.m, buffer.said
     verdict = feedback.judge_replay(m, e, delta, payload, header, layout, decay, tolerance, weight, held, said)
     error = trace.ratio(*feedback.replay_distances(m, e, delta, decay, weight, said))
     if verdict is not Verdict.ACCEPT and not feedback.encodes(feedback.unsaid(m, held), payload, header, layout):
         error = RELATIVE_ERROR_MAX  # however near m is, the payload says something else
-    if inner and last.inner and verdict is Verdict.ACCEPT:
-        error = max(error, trace.inner_error(inner, last.inner, spec))
-        verdict = Verdict.ACCEPT if error <= tolerance else Verdict.REPLAY
-    return verdict, error, in_millionths(losses[spec.sealed_step])
+    return verdict, error
 
 
 def known_update(spec: JobSpec) -> Update:
@@ -226,7 +241,7 @@ def _ends(request: Replay, model: ReplicatedModel, states: States) -> bool:
     """Whether the buffer is m = decay·e + (θ_0 − θ_H), bit for bit, and the payload says m. Nobody has to show the buffer."""
     delta, spec = model.parameters - states.parameters(model.spec.replays), model.spec
     m = feedback.accumulate(_feedback(request, model), delta, spec.feedback_decay, spec.update_weight)
-    if feedback.buffer_digest(m, spec.parts) != request.buffer:
+    if spec.commits_to_buffer and feedback.buffer_digest(m, spec.parts) != request.buffer:
         return False
     said = feedback.unsaid(m, model.held(request.trainer))
     return feedback.encodes(said, Path(request.payload).read_bytes(), model.header(request.trainer), model.layout)

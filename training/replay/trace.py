@@ -77,11 +77,11 @@ def needed(trace: Trace, step: int, spec: JobSpec) -> dict[bytes, int]:
 
 def reveal_bytes_max(spec: JobSpec) -> int:
     """What one auditor fetches of a proposal: `needed`, the trace, the buffer before, and what its declaration names; where
-    the whole round is replayed from the model, both buffers.
+    the whole round is replayed from the model, both buffers. A job that carries nothing from round to round has no buffers.
     """
     vector = 4 * layout_of(spec).size
     buffer = buffers.size(spec)
-    previous = (buffer if spec.feedback_decay > 0 else 0) + spec.kind.blob_bytes_max(spec)
+    previous = buffer + spec.kind.blob_bytes_max(spec)
     if spec.traces_states:
         return previous + trace_bytes_max(spec) + 3 * vector + 2 * inner_bytes(spec)
     return previous + buffer + 2 * inner_bytes(spec) * spec.keeps_inner_state

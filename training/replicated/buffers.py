@@ -28,13 +28,20 @@ class Buffer:
 
 
 def size(spec: JobSpec) -> int:
-    """Bytes of every buffer."""
+    """Bytes of every buffer; 0 in a job that has none."""
+    if not spec.commits_to_buffer:
+        return 0
     layout = layout_of(spec)
     return codec.payload_bytes_max(layout, MODE) if spec.lean_audits else 4 * layout.size
 
 
-def of(m: Float32Array, header: codec.Header, spec: JobSpec) -> Buffer:
-    """What the trainer of that header commits to. `LocalProtocolError` if m has no levels."""
+def of(m: Float32Array, header: codec.Header, spec: JobSpec) -> Buffer | None:
+    """What the trainer of that header commits to; None in a job that carries nothing from round to round.
+
+    Raise `LocalProtocolError` if m has no levels.
+    """
+    if not spec.commits_to_buffer:
+        return None
     if not spec.lean_audits:
         return Buffer(m)
     return _said(codec.encode(replace(header, mode=MODE), m, layout_of(spec)), spec)

@@ -19,8 +19,11 @@ from protocol.errors import LocalProtocolError
 from protocol.reasons import Verdict
 from training.replicated import codec
 from training.replicated.codec import cells
-from training.replicated.layout import BLOCK, Float32Array, Layout
+from training.replicated.layout import BLOCK, Block, Float32Array, Layout
 
+# A payload is compared by the edges of its levels, which few of all elements are near. What differs by a share x of its norm is
+# found to be about x to the power of 1.5 away, in the worst case x.
+EDGES: Final = 10
 HALVINGS_MAX: Final = 64  # by then nothing is left of e; bounds the count in the replicated state
 
 
@@ -28,7 +31,7 @@ HALVINGS_MAX: Final = 64  # by then nothing is left of e; bounds the count in th
 class Record:
     """A trainer's last accepted proposal, from which its next e follows."""
 
-    buffer: Digest  # of m
+    buffer: Digest | None  # of m; None in a job without feedback
     payload: Digest
     round: Count
     stepped: bool  # whether that round took a step; if not, nothing of m was applied
@@ -139,8 +142,22 @@ def replay_distances(
                 replayed = accumulate(e[part], delta[part], decay, weight)
                 error += _sum_of_squares(np.subtract(m[part], replayed, dtype=np.float64))
         if said is not None:
-            error = cells.squared_distance(said, lambda run: accumulate(e[run.elements], delta[run.elements], decay, weight))
+            error = cells.distance(said, lambda block: accumulate(e[block.elements], delta[block.elements], decay, weight)) ** 2
     return math.sqrt(error), weight * math.sqrt(norm)
+
+
+def payload_distances(said: codec.Update, delta: Float32Array, held: Float32Array | None = None) -> tuple[float, float]:
+    """`EDGES` times how far Δ − held is from what `said` may be said of, and ‖Δ‖. Nothing is carried from round to round."""
+    if not _is_finite(delta):
+        return math.inf, 0.0
+
+    def values(block: Block) -> Float32Array:
+        part = delta[block.elements]
+        return part if held is None else part - held[block.elements]
+
+    norm = sum(_sum_of_squares(delta[block.elements].astype(np.float64)) for block in said.layout.blocks)
+    with np.errstate(over="ignore", invalid="ignore"):  # a diverged Δ is far away
+        return EDGES * cells.distance(said, values), math.sqrt(norm)
 
 
 def _sum_of_squares(part: npt.NDArray[np.float64]) -> float:

@@ -24,9 +24,11 @@ from peer.driver.hearing import Hearing
 from peer.node.node import Node
 from peer.roles import voter
 from rounds import ballots
+from training.replay import proposals
 from training.replicated import feedback
 from training.replicated.codec import cells, payload
 from training.replicated.codec.header import Mode
+from training.replicated.model import ReplicatedModel
 from training.spec import JobSpec
 from transport.circuit import CircuitSession
 from transport.detours import Detours
@@ -52,6 +54,8 @@ ABSENCE = "tests/peer/test_absence.py::test_"
 OPENING = "tests/training/replicated/test_opening.py::test_"
 BUFFERS = "tests/training/replicated/test_buffers.py::test_"
 LEAN = "tests/training/engines/test_lean.py::test_"
+CELLS = "tests/training/replicated/test_cells.py::test_"
+PAYLOADS = "tests/training/engines/test_payloads.py::test_"
 REPLICA = "tests/consensus/test_replica.py::test_"
 OPENINGS = "tests/ledger/test_openings.py::test_"
 
@@ -517,26 +521,58 @@ LINES: tuple[ChangedLine, ...] = (
     ChangedLine(
         "rounding-is-a-lie",
         "an honest trainer is convicted for what eight bits cannot say",
-        cells._outside,
-        "(magnitudes + 0.5) * unit",
-        "magnitudes * unit",
+        cells._outside_levels,
+        "(sizes + 0.5) * units",
+        "sizes * units",
         f"{BUFFERS}levels_are_said_of_the_vector_that_they_were_made_of",
     ),
     ChangedLine(
         "levels-without-signs",
         "a buffer may turn its elements round",
-        cells._outside,
-        "values * np.sign(entries.levels)",
-        "np.abs(values)",
+        cells._outside_levels,
+        "said * np.sign(levels)",
+        "np.abs(said)",
         f"{BUFFERS}a_negative_level_is_of_negative_values_and_an_empty_chunk_of_tiny_ones",
     ),
     ChangedLine(
         "scales-of-any-size",
         "a buffer may say whatever is larger than its scale can",
-        cells.squared_distance,
-        "LEVEL_MAX * NEXT[update.codes] * step",
-        "np.full(len(update.codes), np.inf)",
+        cells._squares,
+        "np.repeat(high, kept) if bits == 8 else np.inf",
+        "np.inf",
         f"{BUFFERS}levels_that_have_nothing_but_the_signs_are_far_away",
+    ),
+    ChangedLine(
+        "payload-scales-unread",
+        "a payload of few bits may say any norm",
+        cells._squares,
+        "_outside_scales(magnitudes, kept, low, high, bits) if bits < 8 else 0.0",
+        "0.0",
+        f"{CELLS}scales_of_another_vector_are_far_away",
+    ),
+    ChangedLine(
+        "payload-entries-unread",
+        "a sparse payload may leave out what is large",
+        cells._squares,
+        "0.0 if positions is None else _outside_support(np.abs(v), positions, codes > 0)",
+        "0.0",
+        f"{CELLS}entries_that_are_not_the_largest_are_far_away",
+    ),
+    ChangedLine(
+        "payload-unread",
+        "a job without feedback takes any payload",
+        proposals._compared,
+        "distance <= tolerance * norm",
+        "True",
+        f"{PAYLOADS}another_update_than_the_re_executed_one_is_found",
+    ),
+    ChangedLine(
+        "unasked-buffer",
+        "a proposal may name a buffer that nobody looks at",
+        ReplicatedModel._continues,
+        "proposal.buffer is not None, proposal.trace",
+        "self.spec.commits_to_buffer, proposal.trace",
+        f"{PAYLOADS}a_proposal_with_a_buffer_is_no_proposal_of_such_a_job",
     ),
     ChangedLine(
         "invented-residual",

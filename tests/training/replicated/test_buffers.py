@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -43,7 +42,7 @@ def said(m: Float32Array, layout: Layout = RAGGED) -> codec.Update:
 
 
 def apart(update: codec.Update, vector: Float32Array) -> float:
-    return math.sqrt(cells.squared_distance(update, lambda run: vector[run.elements]))
+    return cells.distance(update, lambda block: vector[block.elements])
 
 
 @given(SEEDS, SCALES, SHAPES)
