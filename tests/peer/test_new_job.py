@@ -20,6 +20,7 @@ from protocol.api import TrainRequest
 from protocol.errors import UserError
 from protocol.limits import BLOB_PART_BYTES
 from rlhf.jsonl import Misfits
+from rlhf.objective import PpoTerms
 from training.host import ModelHost
 from training.spec import AuditMode, Compression, InnerStatePolicy, JobSpec, Memory, Outer
 from training.transformer import ModelSpec
@@ -124,3 +125,8 @@ def test_what_learns_from_responses_is_held_to_the_same(monkeypatch: pytest.Monk
     monkeypatch.setattr(supervised, "supervised_spec", lambda *arguments: (SAMPLED, {}))
     with pytest.raises(UserError, match="say --accept-risk"):
         supervised.instruct_spec(peer_of(3), TrainRequest("small", "", 0, 0, {}, base="base", examples="nowhere.jsonl"))
+
+
+def test_an_unknown_field_is_answered_with_the_fields_of_the_objective_too() -> None:
+    with pytest.raises(UserError, match=r"'kl' is not a field of a job.* kl_target"):
+        supervised.parsed({"kl": "3"}, PpoTerms, frozenset())

@@ -21,8 +21,8 @@ from training.replicated import codec
 from training.replicated.codec import cells
 from training.replicated.layout import BLOCK, Block, Float32Array, Layout
 
-# A payload is compared by the edges of its levels, which few of all elements are near. What differs by a share x of its norm is
-# found to be about x to the power of 1.5 away, in the worst case x.
+# A deviation shows only where an element crosses the edge of a level. A random deviation by a share x of the norm has a
+# distance of about x to the power of 1.5, and no deviation has more than x.
 EDGES: Final = 10
 HALVINGS_MAX: Final = 64  # by then nothing is left of e; bounds the count in the replicated state
 
@@ -147,7 +147,7 @@ def replay_distances(
 
 
 def payload_distances(said: codec.Update, delta: Float32Array, held: Float32Array | None = None) -> tuple[float, float]:
-    """`EDGES` times how far Δ − held is from what `said` may be said of, and ‖Δ‖. Nothing is carried from round to round."""
+    """`EDGES` times the distance of Δ − held from the vectors with the encoding `said`, and ‖Δ‖: for jobs without feedback."""
     if not _is_finite(delta):
         return math.inf, 0.0
 

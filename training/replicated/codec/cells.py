@@ -1,4 +1,4 @@
-"""How far a vector is from those that a payload may be said of: whether it says what was re-executed, but for rounding.
+"""The distance of a vector from all vectors with one encoding. An auditor compares a payload with re-executed work by it.
 
 A vector has an encoding if its magnitudes |v| lie so. s is the scale of a chunk, s⁺ and s⁻ are the next larger and smaller one, t
 is the largest level and r is `scales.RANGE`:
@@ -12,11 +12,10 @@ is the largest level and r is `scales.RANGE`:
           has less than 127 · s⁺
 
 Signs are those of the levels; level 0 has both. A chunk of scale 0 has no least magnitudes. In a sparse payload no entry is
-smaller than what its chunk leaves out, and entries of level ±1 have no least magnitude.
+smaller than the elements left out of its chunk, and entries of level ±1 have no least magnitude.
 
-Each column is a set of vectors, and so is the choice of a sparse payload's entries. An encoded vector lies in all three sets, so
-another one is no farther from any of them than from it: where another machine replays honest work, no more is found than the two
-machines deviate.
+Each column is a set of vectors, and so is the choice of a sparse payload's entries. The encoded vector lies in all three sets.
+A vector is no farther from a set than from a member of it. So honest work is at most as far away as two machines deviate.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ def distance(update: Update, values: Callable[[Block], Float32Array]) -> float:
 
 
 def _bounds(update: Update) -> tuple[Floats, Floats]:
-    """(chunks,) each: the smallest and the largest of what the codec rounds to t times the scale, or for one bit to the scale."""
+    """(chunks,) each: the least and the largest value that the codec rounds to a chunk's scale, times t with several bits."""
     step, codes, bits = math.ldexp(1.0, update.exponent), update.codes, update.mode.bits
     if bits == 1:  # it rounds to the nearest
         low, high, empty = (_BEFORE + _OWN) / 2 * step, (_OWN + _NEXT) / 2 * step, EMPTY * (1 - 1 / 64)
@@ -120,13 +119,13 @@ def _outside_scales(magnitudes: Floats, kept: supports.Counts, low: Floats, high
 
 
 def _raised(least: Floats, found: Floats, times: Floats | float) -> Floats:
-    """Of each chunk the squared distance to vectors in which `found` is at least so much: one entry, or all, grow by the rest."""
+    """Squared distances (chunks,) to vectors in which `found` is at least `least`. One entry or each grows by the rest."""
     return np.square(np.maximum(least - found, 0.0) * times)
 
 
 def _lowered(magnitudes: Floats, starts: supports.Counts, kept: supports.Counts, means: Floats, most: Floats) -> Floats:
-    """Of each chunk the squared distance to vectors whose mean is at most so much. All entries shrink by one amount, but none
-    below zero: the projection onto the l1 ball (Duchi 2008, figure 1).
+    """Squared distances (chunks,) to vectors with a mean of at most `most`. All entries shrink by one amount, none below zero:
+    the projection onto the l1 ball (Duchi 2008, figure 1).
     """
     squares = np.zeros(len(kept))
     for chunk in np.flatnonzero(means > most):
@@ -148,7 +147,7 @@ def _outside_support(magnitudes: Float32Array, positions: supports.Positions, fi
 
 
 def _outside_threshold(said: Floats, left: Floats) -> float:
-    """The squared distance to vectors of which some threshold is below all that is said, and above all that is left out.
+    """The squared distance to vectors in which every said entry is at least as large as every entry left out.
 
     The derivative of the square by the threshold rises, and is linear between any two of these magnitudes.
     """
