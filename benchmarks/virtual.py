@@ -436,7 +436,7 @@ class Network:
     def _verdicts(self, peer: Peer, number: int) -> Callable[[], None]:
         def judge() -> None:
             for trainer in self.trainers:
-                peer.node.rounds.judge((self.job, number), trainer, Verdict.ACCEPT, 0.1, self.epoch + self.now)
+                peer.node.rounds.judge((self.job, number), trainer, Verdict.ACCEPT, self.epoch + self.now)
 
         return judge
 

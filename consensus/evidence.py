@@ -7,12 +7,12 @@ from typing import Any
 
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed, Verifier, open_signed, short_id
-from protocol.messages import Ballot, Commit, CutOff, Prepare, Proposal, Propose, Timeout
+from protocol.messages import Ballot, Commit, CutOff, Prepare, Proposal, Propose, Timeout, Vouch
 
 Statement = Propose | Prepare | Commit | Timeout  # of the agreement: once per height and view
-RoundStatement = Proposal | Ballot | CutOff  # once per round of a job
+RoundStatement = Proposal | Ballot | Vouch | CutOff  # once per round of a job; of vouches one for each trainer
 STATEMENTS = (Propose, Prepare, Commit, Timeout)
-KINDS = (*STATEMENTS, Proposal, Ballot, CutOff)
+KINDS = (*STATEMENTS, Proposal, Ballot, Vouch, CutOff)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,12 @@ def conflict(first: Statement | RoundStatement, second: Statement | RoundStateme
 
 
 def _doubled(first: RoundStatement, second: RoundStatement) -> bool:
-    return (first.job, first.round) == (second.job, second.round) and first != second
+    if (first.job, first.round) != (second.job, second.round):
+        return False
+    if isinstance(first, Vouch) and isinstance(second, Vouch):
+        said = {judgement.trainer: judgement for judgement in first.judgements}
+        return any(said.get(judgement.trainer, judgement) != judgement for judgement in second.judgements)
+    return first != second
 
 
 def verify_evidence(evidence: Evidence, chain_id: bytes, verifier: Verifier) -> bytes:

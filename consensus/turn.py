@@ -27,7 +27,7 @@ class Voted:
 
 @dataclass(frozen=True, slots=True)
 class RoundVoted:
-    """This peer's one Proposal, Ballot or CutOff of a round."""
+    """This peer's one Proposal, Ballot or CutOff of a round, or one of its Vouches, whose `tag` names a trainer, too."""
 
     tag: str
     job: bytes

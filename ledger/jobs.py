@@ -24,7 +24,8 @@ from protocol.identity import Signed, short_id
 from protocol.limits import AUDIT_WINDOW_MS_MAX, MEMBERS_MAX, TRAINERS_MAX, TRANSACTION_BYTES_MAX
 from protocol.messages import Name, Transaction
 from protocol.reasons import ABSENT
-from rounds.ballots import Outcome, RoundTerms
+from rounds.ballots import Outcome
+from rounds.terms import RoundTerms
 
 RUNNING_MAX = 8  # jobs whose rounds are open at once: each costs every peer a model in memory
 # Finished jobs stay in the state for `jobs` and `sample`; older ones remain in the blocks.
@@ -40,6 +41,10 @@ assert UNTRAINED_KEPT_MAX >= 2 * RUNNING_MAX  # so many can end in one block, an
 LINE_MAX = 32  # jobs that wait for their turn: each is a specification of up to 256 KiB in every state
 LINE_OF_MEMBER_MAX = 4  # so that nobody alone fills the line
 PATIENCE_MAX = 6  # doublings of the time for re-execution after rounds that could not be judged in time
+SILENCES_MAX = 3  # closings in a row in which a re-executor was called and gave no vouch: then it is called last
+CALLED_LAST_ROUNDS = 20  # for so long
+FALSE_VOUCHES_MAX = 3  # in so many rounds: then the re-executor is not called for the job's `suspension_rounds`
+FALSE_VOUCH_ROUNDS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +103,7 @@ class JobTerms:
     read: Base | None = None  # another finished job, whose model everybody who trains this one reads
     requires: tuple[ModuleVersion, ...] = (JOBS,)  # the network must run these modules, in these versions or later ones
     parameters: int = 0  # of its model
+    suspension_rounds: int = 20  # in which a re-executor that vouched falsely is not called
     role: str = TRAINER  # if the job needs a worker: members with this role train, and those of them that vote re-execute
 
     @property
@@ -126,6 +132,32 @@ class Phase(enum.StrEnum):
     FINISHED = "finished"
 
 
+@dataclass(frozen=True, slots=True)
+class VouchRecord:
+    """What the closings of a job say of one re-executor. Numbers are of rounds."""
+
+    silences: Annotated[int, Between(0, SILENCES_MAX)] = 0  # closings in a row in which it was called and gave no vouch
+    last_until: Count = 0  # it is called last in rounds before this one
+    false: Annotated[tuple[Count, ...], Length(0, FALSE_VOUCHES_MAX)] = ()  # the last rounds in which it vouched falsely
+    suspended_until: Count = 0  # it is not called in rounds before this one
+
+    def after(self, round: int, is_false: bool, is_silent: bool, suspension_rounds: int) -> VouchRecord:
+        """After the closing of a round in which it was called for an accepted proposal, or has vouched."""
+        silences = self.silences + 1 if is_silent else 0
+        recent = tuple(of for of in self.false if of + FALSE_VOUCH_ROUNDS > round) + (round,) * is_false
+        record = replace(self, silences=silences, false=recent)
+        if silences == SILENCES_MAX:
+            record = replace(record, silences=0, last_until=round + 1 + CALLED_LAST_ROUNDS)
+        if len(recent) == FALSE_VOUCHES_MAX:
+            record = replace(record, false=(), suspended_until=round + 1 + suspension_rounds)
+        return record
+
+    def is_spent(self, round: int) -> bool:
+        """Whether it says nothing about the rounds from this one on."""
+        is_counted = self.silences or any(of + FALSE_VOUCH_ROUNDS > round for of in self.false)
+        return not is_counted and max(self.last_until, self.suspended_until) <= round
+
+
 Keys = Annotated[tuple[Key, ...], Length(0, TRAINERS_MAX)]
 
 
@@ -152,14 +184,27 @@ class Job:
     accepted: Annotated[dict[Key, Count], Length(0, MEMBERS_MAX)] = field(default_factory=dict)
     rejected: Annotated[dict[Key, dict[Name, Count]], Length(0, MEMBERS_MAX)] = field(default_factory=dict)
     # Trainers of the open round that rotated in it: former key -> next key that is a trainer too.
-    successors: Annotated[dict[Key, Key], Length(0, TRAINERS_MAX)] = codec.added(factory=dict)
+    successors: Annotated[dict[Key, Key], Length(0, TRAINERS_MAX)] = field(default_factory=dict)
+    # Trainers of the open round whose member votes in it with another key: key of the trainer -> key of the voter.
+    voting_keys: Annotated[dict[Key, Key], Length(0, TRAINERS_MAX)] = field(default_factory=dict)
+    vouch_records: Annotated[dict[Key, VouchRecord], Length(0, MEMBERS_MAX)] = field(default_factory=dict)
 
     def terms(self, job: bytes) -> RoundTerms:
-        sets = (frozenset(keys) for keys in (self.voters, self.auditors, self.trainers, self.awaited))
-        voters, auditors, trainers, awaited = sets
-        before = auditors if self.audited else frozenset[bytes]()
-        successors = frozenset(self.successors.items())
-        return RoundTerms(job, self.round, self.model_root, voters, before, trainers, awaited, self.audited, successors)
+        records = self.vouch_records.items()
+        return RoundTerms(
+            job=job,
+            round=self.round,
+            model_root=self.model_root,
+            voters=frozenset(self.voters),
+            auditors=frozenset(self.auditors) if self.audited else frozenset(),
+            trainers=frozenset(self.trainers),
+            awaited=frozenset(self.awaited),
+            audited=self.audited,
+            successors=frozenset(self.successors.items()),
+            voting_keys=frozenset(self.voting_keys.items()),
+            called_last=frozenset(key for key, record in records if record.last_until > self.round),
+            suspended=frozenset(key for key, record in records if record.suspended_until > self.round),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -494,7 +539,7 @@ class JobsModule(Module[JobsState]):
         else:
             awaited = tuple(sorted(set(job.awaited) & set(trainers) | (set(trainers) - set(job.trainers))))
         audited = terms.is_audited(job.round)
-        job = replace(job, opened=height, audited=audited, successors={})
+        job = replace(job, opened=height, audited=audited, successors={}, voting_keys={})
         return replace(job, voters=voters, auditors=auditors, trainers=trainers, awaited=awaited)
 
     def renew_rounds(
@@ -514,7 +559,10 @@ class JobsModule(Module[JobsState]):
         last = {members.current(key): key for key in job.trainers if key not in job.successors}  # of each member, in this round
         successors = {**job.successors, **{last[key]: key for key in new if key in last}}
         trainers = tuple(sorted((*job.trainers, *new)))
-        return replace(fresh, trainers=trainers, awaited=tuple(sorted(awaited)), successors=successors)
+        present = {trainer: members.current(trainer) for trainer in trainers}
+        voting_keys = {trainer: key for trainer, key in present.items() if key != trainer and key in fresh.voters}
+        renewed = replace(fresh, trainers=trainers, awaited=tuple(sorted(awaited)))
+        return replace(renewed, successors=successors, voting_keys=voting_keys)
 
     def close_round(
         self,
@@ -541,12 +589,25 @@ class JobsModule(Module[JobsState]):
             patience = min(PATIENCE_MAX, patience + 1)
         elif closed.accepted and closed.absent.isdisjoint(job.awaited):  # from such a round everybody learns how long it takes
             patience = max(0, patience - 1)
-        job = replace(job, accepted=accepted, rejected=rejected, patience=patience, round=job.round + 1)
+        records = self._vouch_records(job, members, closed)
+        job = replace(job, accepted=accepted, rejected=rejected, patience=patience, vouch_records=records, round=job.round + 1)
         if job.round >= job.rounds:
             return replace(job, phase=Phase.FINISHED, opened=height)
         if is_held and job.phase is Phase.RUNNING:
             return replace(job, phase=Phase.PAUSED, opened=height)
         return self.open_round(job, members, height, closed, suspended)
+
+    def _vouch_records(self, job: Job, members: MembersState, closed: Outcome) -> dict[bytes, VouchRecord]:
+        """The records of the job's re-executors after its open round was closed, by the keys that they have now."""
+        terms = self.rules.terms(job.spec)
+        told = {voter for voters in closed.vouchers.values() for voter in voters} | closed.false_vouchers | closed.silent
+        records = dict(job.vouch_records)
+        for voter in told:
+            record = records.get(voter, VouchRecord())
+            is_false, is_silent = voter in closed.false_vouchers, voter in closed.silent
+            records[voter] = record.after(job.round, is_false, is_silent, terms.suspension_rounds)
+        left = {members.current(voter): record for voter, record in records.items() if not record.is_spent(job.round + 1)}
+        return dict(sorted(left.items()))
 
     def bounded(self, jobs: dict[bytes, Job], members: MembersState, needed: Set[bytes]) -> dict[bytes, Job]:
         """Forgets finished jobs when there are too many; once a block, after everything in it. `needed` jobs stay.

@@ -47,10 +47,11 @@ from protocol.limits import (
     TRANSACTIONS_PENDING_MAX,
     TRANSACTIONS_PER_BLOCK_MAX,
 )
-from protocol.messages import Ballot, CutOff, Proposal, Transaction
+from protocol.messages import Ballot, CutOff, Proposal, Transaction, Vouch
 from protocol.recent import RecentDigests
 from protocol.units import nth_round
 from rounds.ballots import Closing, check_closing, outcome
+from rounds.vouching import Vouches
 
 M = TypeVar("M")
 T = TypeVar("T")
@@ -562,13 +563,17 @@ class Rules:
 
     # Rounds
 
-    def open_closing(self, closing: Closing) -> tuple[dict[bytes, Ballot], dict[bytes, CutOff], dict[bytes, Proposal]]:
-        """The verified messages of a closing by signer; `RemoteProtocolError` if one is not what it should be."""
+    def open_closing(
+        self, closing: Closing
+    ) -> tuple[dict[bytes, Ballot], dict[bytes, CutOff], dict[bytes, Proposal], list[tuple[bytes, Vouch]]]:
+        """The verified messages of a closing with their signers; `RemoteProtocolError` if one is not what it should be."""
 
         def opened(parts: tuple[Signed, ...], kind: type) -> dict[bytes, Any]:
             return {part.signer: self.open(part, (kind,)) for part in parts}
 
-        return opened(closing.ballots, Ballot), opened(closing.cut_offs, CutOff), opened(closing.proposals, Proposal)
+        vouches = [(part.signer, self.open(part, (Vouch,))) for part in closing.vouches]
+        parts = opened(closing.ballots, Ballot), opened(closing.cut_offs, CutOff), opened(closing.proposals, Proposal)
+        return *parts, vouches
 
     def close(self, state: State, closing: Closing) -> ClosedRound:
         """Raises `Refused` or `RemoteProtocolError` if this closing does not close an open round of `state`."""
@@ -576,15 +581,15 @@ class Rules:
         if job is None or job.round != closing.round:
             raise Refused(f"round {nth_round(closing.round)} of job {closing.job.hex()[:8]} is not open")
         terms = job.terms(closing.job)
-        ballots, cut_offs, proposals = self.open_closing(closing)
+        ballots, cut_offs, proposals, vouches = self.open_closing(closing)
         _require_known(state, proposals.values())
-        problem = check_closing(terms, closing, ballots, cut_offs, proposals)
+        problem = check_closing(terms, closing, ballots, cut_offs, proposals, vouches)
         if problem:
             raise Refused(f"round {nth_round(closing.round)}: {problem}")
         return ClosedRound(
             closing.job,
             closing.round,
-            outcome(terms, ballots),
+            outcome(terms, ballots, Vouches.of(terms, vouches)),
             closing.proposals,
             tuple(sorted(ballots)),
             reveals={voter: ballot.reveal for voter, ballot in ballots.items() if ballot.reveal is not None},

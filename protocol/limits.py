@@ -7,10 +7,11 @@ from typing import Final
 VOTERS_MAX: Final = 200  # quorum rules are tested for n = 1..200; certificates grow linearly with n
 MEMBERS_MAX: Final = 10_000  # the member table is hashed into every state root
 TRAINERS_MAX: Final = 200  # a ballot names each trainer once
+CLOSING_VOUCHES_MAX: Final = 2 * (VOTERS_MAX // 3 + 1) * TRAINERS_MAX  # f + 1 that accept each proposal, f + 1 that reject it
 AUDITORS_MAX: Final = 8  # re-executors drawn for one proposal on average: more of them cost more than re-executing everything
 
 MESSAGE_BYTES_MAX: Final = 8 << 20  # one wire message; the largest is a Decision: a block and its certificate
-BLOCK_BYTES_MAX: Final = 4 << 20  # leaves room in a message for certificates of VOTERS_MAX signatures
+BLOCK_BYTES_MAX: Final = 7 << 20  # a closing of VOTERS_MAX voters fits; leaves room in a message for a certificate of them all
 HEADER_BYTES_MAX: Final = 32 << 10  # a block without its body: certificate of the parent and failed leaders of VOTERS_MAX voters
 TRANSACTION_BYTES_MAX: Final = 256 << 10  # a job with its data manifest hash fits many times over
 TRANSACTIONS_PER_BLOCK_MAX: Final = 1_000  # keeps check_block well under a second

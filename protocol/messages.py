@@ -265,6 +265,20 @@ class Ballot:
 
 
 @dataclass(frozen=True, slots=True)
+class Vouch:
+    """I have re-executed these proposals: a voter's verdicts, one on each trainer in a round.
+
+    A voter may sign several in a round, of different trainers. UNJUDGED says that the voter is unsure: the update is between one
+    and two tolerances off, or something did not arrive.
+    """
+
+    TAG: ClassVar[str] = "vouch"
+    job: Digest
+    round: Count
+    judgements: Annotated[tuple[Judgement, ...], Length(1, TRAINERS_MAX)]  # ascending by trainer, each once
+
+
+@dataclass(frozen=True, slots=True)
 class CutOff:
     """Close the round without waiting longer: these are the ballots I hold (SHA-256 of their signed bodies)."""
 
@@ -299,7 +313,7 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class Relay:
-    """A signed Proposal, Ballot, CutOff, Transaction or Notice, from its author or passed on by anybody."""
+    """A signed Proposal, Ballot, Vouch, CutOff, Transaction or Notice, from its author or passed on by anybody."""
 
     TAG: ClassVar[str] = "relay"
     signed: Signed
@@ -307,7 +321,7 @@ class Relay:
 
 @dataclass(frozen=True, slots=True)
 class GetRound:
-    """Send me the proposals, ballots and cut-offs you hold for this round."""
+    """Send me the proposals, ballots, vouches and cut-offs that you hold for this round."""
 
     TAG: ClassVar[str] = "get-round"
     job: Digest

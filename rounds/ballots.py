@@ -1,63 +1,37 @@
 """One round of a job: the trainers that are awaited, the time when a voter speaks, and the outcome of the ballots.
 
-Sans-IO: proposals, verdicts, ballots and the time come in; at most one ballot and one cut-off of our own go out. The vote gives
-agreement, not truth: nothing here looks into a payload.
+Sans-IO: proposals, verdicts, vouches, ballots and the time come in. Our own vouches, at most one ballot and one cut-off go out.
+The vote gives agreement, not truth: nothing here looks into a payload.
 
 Timers count from the application of the opening block:
-proposals T1 < re-executors' ballots T2 < light voters' ballots T3 < cut-off T4.
+proposals T1 < re-executors' ballots T2 < other voters' ballots T3 < cut-off T4.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Annotated
 
-from consensus.quorum import faults_tolerated, quorum
 from protocol.codec import Count, Digest, Length
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed, short_id
-from protocol.limits import TRAINERS_MAX, VOTERS_MAX
-from protocol.messages import Ballot, CutOff, Judgement, Proposal
+from protocol.limits import CLOSING_VOUCHES_MAX, TRAINERS_MAX, VOTERS_MAX
+from protocol.messages import Ballot, CutOff, Judgement, Proposal, Vouch
 from protocol.reasons import Verdict
 from protocol.units import nth_round
-
-
-@dataclass(frozen=True, slots=True)
-class RoundTerms:
-    """The terms of a round, fixed by the block that opened it, or by a later one that renewed it."""
-
-    job: bytes
-    round: int
-    model_root: bytes
-    voters: frozenset[bytes]
-    auditors: frozenset[bytes]  # voters with a worker; empty when nobody re-executes
-    trainers: frozenset[bytes]
-    awaited: frozenset[bytes]
-    audited: bool  # re-executed before the ballot: then a voter that is no auditor accepts nothing by itself
-    successors: frozenset[tuple[bytes, bytes]] = frozenset()  # trainers that rotated in the round: former key, next key
-
-    @property
-    def signed(self) -> tuple[bytes, int, bytes]:
-        """What every ballot of the round binds to."""
-        return self.job, self.round, self.model_root
-
-    @property
-    def quorum(self) -> int:
-        return quorum(len(self.voters))
-
-    @property
-    def faults(self) -> int:
-        return faults_tolerated(len(self.voters))
-
+from rounds.terms import RoundTerms, body_digest
+from rounds.vouch_book import VouchBook
+from rounds.vouching import Vouches, check_vouch
 
 PROPOSALS_SECONDS_MIN = 2.0  # shortest T1: a machine that swaps or a Python that starts must not lose a round for it
 PROPOSALS_FACTOR = 3.0  # stragglers get three times what the majority of the awaited trainers took
 MINORITY_FACTOR = 6.0  # where most are missing: twice the stragglers' patience, by the upper quartile of the rounds before
 MINORITY_SECONDS_MIN = 10.0  # it is rather the network, or this machine, that stopped for a moment
+VOUCH_SECONDS_MIN = 1.0  # shortest usual time of a vouch: an idle machine needs none for a small model, a busy one does
+VOUCH_FACTOR = 2.0  # later than that many times the usual time other re-executors begin
 LIGHT_SECONDS = 2.0  # T3 − T2: one message delay and a busy machine
 CUT_OFF_SECONDS = 2.0  # T4 − T3: the same
 
@@ -72,6 +46,7 @@ class RoundTimers:
     proposals_usual: float | None = None
     usual_trainers: frozenset[bytes] = frozenset()  # that were awaited in them
     returning: frozenset[bytes] = frozenset()  # not awaited by the ledger, but alive: T1 is for them too, this time
+    vouch: float = VOUCH_SECONDS_MIN  # what vouches took in the last rounds, from the delivery of a proposal on
 
     def __post_init__(self) -> None:
         assert self.proposals_max > 0
@@ -80,13 +55,14 @@ class RoundTimers:
 
 @dataclass(frozen=True, slots=True)
 class Closing:
-    """What a block carries to close a round; `proposals` are exactly the accepted ones, all ascending by signer."""
+    """A block carries this to close a round. `proposals` are exactly the accepted ones. All arrays ascend by signer."""
 
     job: Digest
     round: Count
     ballots: Annotated[tuple[Signed, ...], Length(1, VOTERS_MAX)]
     cut_offs: Annotated[tuple[Signed, ...], Length(0, VOTERS_MAX)]
     proposals: Annotated[tuple[Signed, ...], Length(0, TRAINERS_MAX)]
+    vouches: Annotated[tuple[Signed, ...], Length(0, CLOSING_VOUCHES_MAX)]  # ascending by signer and body: of one signer several
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +74,9 @@ class Outcome:
     rejected: dict[bytes, Verdict]  # trainer -> the reason that most give, UNJUDGED if no more than f give the same
     absent: frozenset[bytes]  # trainers that no more than f ballots of the block name
     unjudged: frozenset[bytes]  # trainers that more than f ballots could not judge
-
-
-def body_digest(signed: Signed) -> bytes:
-    """How ballots name proposals and cut-offs name ballots."""
-    return hashlib.sha256(signed.body).digest()
+    vouchers: dict[bytes, tuple[bytes, ...]]  # accepted trainer -> the voters that vouch for its proposal in the block
+    false_vouchers: frozenset[bytes]  # voters whose vouch says the opposite of what was decided
+    silent: frozenset[bytes]  # voters that were called for an accepted proposal, without a vouch of theirs in the block
 
 
 Votes = dict[tuple[bytes, bytes], Counter[Verdict]]  # (trainer, proposal) -> verdicts
@@ -116,19 +90,27 @@ def tally(ballots: Iterable[Ballot]) -> Votes:
     return votes
 
 
-def settled(terms: RoundTerms, ballots: Mapping[bytes, Ballot]) -> bool:
-    """No further ballot could change what is accepted: every named proposal has q accepts or n−q+1 ballots without accept."""
+def settled(terms: RoundTerms, ballots: Mapping[bytes, Ballot], vouches: Vouches) -> bool:
+    """No further message could change what is accepted.
+
+    Every named proposal has q accepts and its vouches, or n−q+1 ballots without accept.
+    """
     without_accept_min = len(terms.voters) - terms.quorum + 1
     return all(
-        verdicts[Verdict.ACCEPT] >= terms.quorum or len(ballots) - verdicts[Verdict.ACCEPT] >= without_accept_min
-        for verdicts in tally(ballots.values()).values()
+        (verdicts[Verdict.ACCEPT] >= terms.quorum and vouches.are_enough(*named))
+        or len(ballots) - verdicts[Verdict.ACCEPT] >= without_accept_min
+        for named, verdicts in tally(ballots.values()).items()
     )
 
 
-def outcome(terms: RoundTerms, ballots: Mapping[bytes, Ballot]) -> Outcome:
+def outcome(terms: RoundTerms, ballots: Mapping[bytes, Ballot], vouches: Vouches) -> Outcome:
     votes = tally(ballots.values())
-    enough = {trainer: digest for (trainer, digest), verdicts in votes.items() if verdicts[Verdict.ACCEPT] >= terms.quorum}
-    accepted = {trainer: digest for trainer, digest in enough.items() if not enough.keys() & _later_keys(terms, trainer)}
+    enough = {
+        trainer: digest
+        for (trainer, digest), verdicts in votes.items()
+        if verdicts[Verdict.ACCEPT] >= terms.quorum and vouches.are_enough(trainer, digest)
+    }
+    accepted = {trainer: digest for trainer, digest in sorted(enough.items()) if not enough.keys() & _later_keys(terms, trainer)}
     reasons: dict[bytes, Counter[Verdict]] = {}
     for (trainer, _), verdicts in votes.items():
         if trainer not in enough:
@@ -137,10 +119,13 @@ def outcome(terms: RoundTerms, ballots: Mapping[bytes, Ballot]) -> Outcome:
     reasons = {trainer: verdicts for trainer, verdicts in reasons.items() if verdicts.total() > terms.faults}
     unjudged = {trainer for trainer, verdicts in reasons.items() if verdicts[Verdict.UNJUDGED] > terms.faults}
     return Outcome(
-        accepted=dict(sorted(accepted.items())),
+        accepted=accepted,
         rejected={trainer: _reason(verdicts, terms.faults) for trainer, verdicts in sorted(reasons.items())},
         absent=terms.trainers - enough.keys() - reasons.keys(),
         unjudged=frozenset(unjudged),
+        vouchers=vouches.vouchers(accepted),
+        false_vouchers=vouches.false(enough),
+        silent=vouches.silent(accepted),
     )
 
 
@@ -172,12 +157,6 @@ def check_ballot(terms: RoundTerms, voter: bytes, ballot: Ballot) -> None:
         raise RemoteProtocolError("not-a-trainer", f"ballot of {short_id(voter)}")
 
 
-def _commonest(verdicts: Counter[Verdict]) -> Verdict:
-    """The verdict of most voters that do not accept. In a tie UNJUDGED: any other reason may come from one liar."""
-    reasons = [verdict for verdict in verdicts if verdict is not Verdict.ACCEPT]
-    return max(reasons, key=lambda v: (verdicts[v], v is Verdict.UNJUDGED, -v), default=Verdict.UNJUDGED)
-
-
 @dataclass(slots=True)
 class RoundBook:
     """Everything one peer holds about one open round. `me` is None for a peer that does not vote in it."""
@@ -190,23 +169,39 @@ class RoundBook:
     equivocators: set[bytes] = field(default_factory=set)
     double_voters: set[bytes] = field(default_factory=set)
     is_contradicted: bool = False  # a ballot has named another proposal of a trainer than the one that is here
-    verdicts: dict[bytes, Verdict] = field(default_factory=dict)  # trainer -> our own judgement
+    verdicts: dict[bytes, Verdict] = field(default_factory=dict)  # trainer -> our own judgement, after the cheap checks at least
     ballots: dict[bytes, Ballot] = field(default_factory=dict)
     signed_ballots: dict[bytes, Signed] = field(default_factory=dict)
     cut_offs: dict[bytes, CutOff] = field(default_factory=dict)
     signed_cut_offs: dict[bytes, Signed] = field(default_factory=dict)
-    delivered: set[bytes] = field(default_factory=set)  # trainers whose payload is here, with all that judging it needs
+    delivered: dict[bytes, float] = field(default_factory=dict)  # trainer -> the moment when its payload was here
     arrivals: list[float] = field(default_factory=list)  # when those of awaited trainers were, seconds after opening
     latest: float | None = None  # when the last of these, or of the usual trainers, was
-    _closed: tuple[tuple[int, int, int], Closing | None] | None = None  # the last answer of `closing`, and what it was made of
-    audited: float | None = None  # when more than w/2 re-executors had judged what they saw, seconds after opening
+    _closed: tuple[tuple[int, ...], Closing | None] | None = None  # the last answer of `closing`, and what it was made of
+    vouching: VouchBook = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.vouching = VouchBook(self.terms, self.me, Vouches(self.terms))
 
     # What comes in
 
-    def has_heard(self, signer: bytes, message: Proposal | Ballot | CutOff) -> bool:
-        """Whether this peer has said something of this kind in this round before."""
-        tables: dict[type, Container[bytes]] = {Proposal: self.proposals, Ballot: self.ballots, CutOff: self.cut_offs}
-        return signer in tables[type(message)]
+    def has_heard(self, signer: bytes, message: Proposal | Ballot | Vouch | CutOff) -> bool:
+        """Whether this peer has said something of this kind in this round before; of vouches, all that it says."""
+        match message:
+            case Proposal():
+                return signer in self.proposals
+            case Ballot():
+                return signer in self.ballots
+            case Vouch():
+                return self.vouching.has_heard(signer, message)
+            case CutOff():
+                return signer in self.cut_offs
+
+    def signed_by(self, signer: bytes) -> list[Signed]:
+        """All that this peer has signed in the round, as far as it is here."""
+        tables = (self.proposals, self.signed_ballots, self.signed_cut_offs)
+        vouches = [signed for signed in self.vouching.signed.values() if signed.signer == signer]
+        return [*(table[signer] for table in tables if signer in table), *vouches]
 
     def add_proposal(self, signed: Signed, proposal: Proposal) -> tuple[Signed, Signed] | None:
         """Keeps the first proposal of each trainer; a second, different one is evidence and counts for neither."""
@@ -227,17 +222,24 @@ class RoundBook:
         return first, signed
 
     def deliver(self, trainer: bytes, now: float) -> None:
-        """Everything that judging this trainer's proposal needs is here."""
+        """The payload of this trainer's proposal is here."""
         if trainer not in self.delivered and trainer in self.terms.awaited:
             self.arrivals.append(now - self.opened)
         if trainer not in self.delivered and trainer in self.terms.awaited | self.timers.usual_trainers:
             self.latest = now - self.opened
-        self.delivered.add(trainer)
+        self.delivered.setdefault(trainer, now)
 
     def judge(self, trainer: bytes, verdict: Verdict, now: float) -> None:
+        """Takes the result of the cheap checks, or of our own re-execution."""
         self.deliver(trainer, now)
         if trainer not in self.equivocators:
             self.verdicts[trainer] = verdict
+
+    def find(self, trainer: bytes, verdict: Verdict, now: float) -> None:
+        """Takes the result of our own re-execution."""
+        self.vouching.find(Judgement(trainer, body_digest(self.proposals[trainer]), verdict))
+        if verdict is not Verdict.UNJUDGED:
+            self.judge(trainer, verdict, now)
 
     def add_ballot(self, signed: Signed, ballot: Ballot, now: float) -> tuple[Signed, Signed] | None:
         """Keeps each voter's first ballot; a second, different one is evidence."""
@@ -247,8 +249,6 @@ class RoundBook:
         for judgement in ballot.judgements:
             if judgement.trainer in self.proposals and judgement.trainer not in self.equivocators:
                 self._compare(self.proposals[judgement.trainer], (judgement,))
-        if self.audited is None and 2 * sum(map(self._has_judged, self.terms.auditors)) > len(self.terms.auditors):
-            self.audited = now - self.opened
         if first.body == signed.body or signed.signer in self.double_voters:
             return None
         self.double_voters.add(signed.signer)
@@ -259,10 +259,14 @@ class RoundBook:
         digest = body_digest(here)
         self.is_contradicted |= any(judgement.proposal != digest for judgement in said)
 
-    def _has_judged(self, voter: bytes) -> bool:
-        """Not if its time ran out: that would make one round's timer the measure of the next one's."""
-        ballot = self.ballots.get(voter)
-        return ballot is not None and all(judgement.verdict is not Verdict.UNJUDGED for judgement in ballot.judgements)
+    def add_vouch(self, signed: Signed, vouch: Vouch, now: float) -> tuple[Signed, Signed] | None:
+        """Keeps each voter's first verdict on each trainer; a second, different one is evidence."""
+        is_new = not self.vouching.has_heard(signed.signer, vouch)
+        pair = self.vouching.add(signed, vouch)
+        for judgement in vouch.judgements if is_new else ():
+            if judgement.trainer in self.delivered:
+                self.vouching.measure(signed.signer, judgement.trainer, now - self.delivered[judgement.trainer])
+        return pair
 
     def add_cut_off(self, signed: Signed, cut_off: CutOff) -> None:
         if signed.signer not in self.terms.voters:
@@ -274,7 +278,7 @@ class RoundBook:
         """Takes from another book of this round, which had other voters and trainers, the messages that count here."""
         self.proposals = {trainer: signed for trainer, signed in other.proposals.items() if trainer in self.terms.trainers}
         self.equivocators, self.double_voters = set(other.equivocators), set(other.double_voters)
-        self.verdicts, self.delivered = dict(other.verdicts), set(other.delivered)
+        self.verdicts, self.delivered = dict(other.verdicts), dict(other.delivered)
         self.arrivals, self.latest = list(other.arrivals), other.latest
         for voter, signed in other.signed_ballots.items():
             if voter in self.terms.voters:
@@ -282,6 +286,7 @@ class RoundBook:
         for voter, signed in other.signed_cut_offs.items():
             if voter in self.terms.voters:
                 self.add_cut_off(signed, other.cut_offs[voter])
+        self.vouching.take_over(other.vouching)
 
     # What goes out
 
@@ -341,8 +346,53 @@ class RoundBook:
 
     @property
     def spoken(self) -> set[bytes]:
-        """The trainers that a ballot of ours names. A proposal whose payload does not come is none: it costs T1, not T2."""
-        return {trainer for trainer in self.proposals if trainer in self.delivered or trainer in self.equivocators}
+        """The trainers that a ballot of ours names. A proposal whose payload does not come is none, nor is one that re-executors
+        cannot judge: neither would be better with more time.
+        """
+        named = {trainer for trainer in self.proposals if trainer in self.delivered or trainer in self.equivocators}
+        return {trainer for trainer in named if not self._is_hopeless(trainer)}
+
+    def _is_hopeless(self, trainer: bytes) -> bool:
+        """Whether all have vouched, too few of them accept it, and too few of them reject it."""
+        if self.verdicts.get(trainer) is not Verdict.ACCEPT or self.verdict(trainer) is not None:
+            return False
+        return not self.vouching.vouches.may_be_enough(trainer, body_digest(self.proposals[trainer]))
+
+    # Our own re-executions
+
+    def call(self, now: float) -> None:
+        """Notes the proposals that we re-execute from now on, and vouches for what takes no re-execution.
+
+        A proposal that a cheap check refuses is not re-executed. If something does not arrive in time, we are unsure.
+        """
+        if not self.terms.audited or self.me not in self.terms.auditors:
+            return
+        for trainer in self.delivered.keys() & self.verdicts.keys() - self.equivocators:
+            digest, verdict = body_digest(self.proposals[trainer]), self.verdicts[trainer]
+            if trainer not in self.vouching.called and self.vouching.is_called(trainer, digest, now >= self._late_at(trainer)):
+                self.vouching.called[trainer] = now
+                if verdict is not Verdict.ACCEPT:
+                    self.vouching.find(Judgement(trainer, digest, verdict))
+        for trainer in self.vouching.called.keys() - self.vouching.begun:
+            if now >= self._given_up_at(trainer):
+                self.vouching.find(Judgement(trainer, body_digest(self.proposals[trainer]), Verdict.UNJUDGED))
+
+    def _late_at(self, trainer: bytes) -> float:
+        """When vouches for this trainer's proposal are late, as a moment."""
+        return self.delivered[trainer] + VOUCH_FACTOR * self.timers.vouch
+
+    def _given_up_at(self, trainer: bytes) -> float:
+        """When we wait no longer for what the re-execution of this trainer's proposal needs, as a moment."""
+        return max(self.proposals_due, self.vouching.called[trainer] + VOUCH_FACTOR * self.timers.vouch)
+
+    def _call_times(self) -> Iterable[float]:
+        """The moments at which `call` may do something without any input."""
+        if self.terms.audited and self.me in self.terms.auditors:
+            yield from (self._late_at(trainer) for trainer in self.delivered if trainer not in self.vouching.called)
+            waiting = self.vouching.called.keys() - self.vouching.begun - self.vouching.findings.keys()
+            yield from map(self._given_up_at, waiting)
+
+    # Ballot and cut-off
 
     def ballot_due(self, now: float) -> Ballot | None:
         """Our ballot, once: when all that is waited for is judged, or when our timer says so."""
@@ -359,27 +409,19 @@ class RoundBook:
         return all(self.verdict(trainer) is not None for trainer in waited)
 
     def verdict(self, trainer: bytes) -> Verdict | None:
-        """Our verdict on this trainer's proposal so far; None: not judged yet."""
-        own = self.verdicts.get(trainer)
-        if own is not Verdict.ACCEPT or self.is_auditor:
-            return own
-        return self._majority(trainer)
+        """Our verdict on this trainer's proposal so far; None: not judged yet.
 
-    def _majority(self, trainer: bytes) -> Verdict | None:
-        """A light voter, whose own cheap checks passed, accepts what more than w/2 re-executors accept.
-
-        Fewer than 2f+1 of them (members left, voters joined) may have a lying majority: then only they themselves accept.
+        Our own rejection stands. We accept what we have made or re-executed ourselves, and what passed our cheap checks and has
+        its vouches. We reject what more than f voters reject.
         """
-        if len(self.terms.auditors) <= 2 * self.terms.faults:
-            return Verdict.UNJUDGED
+        own = self.verdicts.get(trainer)
+        if own is not Verdict.ACCEPT or not self.terms.audited or trainer == self.me:
+            return own
         digest = body_digest(self.proposals[trainer])
-        ballots = [ballot for voter, ballot in self.ballots.items() if voter in self.terms.auditors]
-        verdicts = tally(ballots).get((trainer, digest), Counter())
-        accepts, needed = verdicts[Verdict.ACCEPT], len(self.terms.auditors) // 2 + 1
-        if accepts >= needed:
+        is_ours = self.vouching.findings.get(trainer) == Judgement(trainer, digest, Verdict.ACCEPT)
+        if is_ours or self.vouching.vouches.are_enough(trainer, digest):
             return Verdict.ACCEPT
-        still_out = len(self.terms.auditors) - len(ballots)
-        return _commonest(verdicts) if accepts + still_out < needed else None
+        return self.vouching.vouches.refusal(trainer, digest)
 
     def _ballot(self) -> Ballot:
         judgements = tuple(
@@ -396,20 +438,20 @@ class RoundBook:
         """Our cut-off, once: enough ballots are there, time is up, and they do not settle the round."""
         if now < self.times_up or self.me not in self.terms.voters or self.me in self.cut_offs:
             return None
-        if len(self.ballots) < self.terms.quorum or settled(self.terms, self.ballots):
+        if len(self.ballots) < self.terms.quorum or settled(self.terms, self.ballots, self.vouching.vouches):
             return None
         digests = sorted(body_digest(signed) for signed in self.signed_ballots.values())
         return CutOff(self.terms.job, self.terms.round, tuple(digests))
 
     def deadline(self, now: float) -> float | None:
-        """When `ballot_due` or `cut_off_due` may change without any input."""
-        return next((time for time in self._times if time > now), None)  # they ascend
+        """When `call`, `ballot_due` or `cut_off_due` may change without any input."""
+        return min((time for time in (*self._times, *self._call_times()) if time > now), default=None)
 
     # Closing
 
     def closing(self) -> Closing | None:
         """A closing of this round, if the messages here make one. Asked all the time; the tables only grow."""
-        progress = (len(self.signed_ballots), len(self.proposals), len(self.signed_cut_offs))
+        progress = tuple(map(len, (self.signed_ballots, self.proposals, self.signed_cut_offs, self.vouching.signed)))
         if self._closed is None or self._closed[0] != progress:
             self._closed = (progress, self._closing())
         return self._closed[1]
@@ -417,25 +459,40 @@ class RoundBook:
     def _closing(self) -> Closing | None:
         if len(self.ballots) < self.terms.quorum:
             return None
-        accepted = outcome(self.terms, self.ballots).accepted
+        accepted = outcome(self.terms, self.ballots, self.vouching.vouches).accepted
         held = {trainer: self.proposals.get(trainer) for trainer in accepted}
         proposals = [signed for trainer, signed in held.items() if signed and body_digest(signed) == accepted[trainer]]
         # No more cut-offs than a closing needs: each names every ballot, and blocks are bounded.
-        needed = 0 if settled(self.terms, self.ballots) else self.terms.faults + 1
+        needed = 0 if settled(self.terms, self.ballots, self.vouching.vouches) else self.terms.faults + 1
         cut_offs = list(self.signed_cut_offs.values())[:needed]
         if len(proposals) < len(accepted) or len(cut_offs) < needed:
             return None
-        return Closing(self.terms.job, self.terms.round, *map(_ascending, (self.signed_ballots.values(), cut_offs, proposals)))
+        vouches = self.vouching.needed(accepted, tally(self.ballots.values()))
+        ballots = _ascending(self.signed_ballots.values())
+        return Closing(self.terms.job, self.terms.round, ballots, _ascending(cut_offs), _ascending(proposals), vouches)
 
     def refuses(self, closing: Closing) -> str | None:
-        """Why we do not prepare a fresh block with this closing: a leader must not veto by leaving ballots out."""
+        """Why we do not prepare a fresh block with this closing: a leader must not veto by leaving ballots or vouches out."""
+        if not closing.cut_offs:
+            return None
+        held, carried = self._certain(), {(signed.signer, body_digest(signed)) for signed in closing.proposals}
+        if left_out := held.items() - carried:
+            return f"leaves out {len(left_out)} proposals that have their accepts and vouches"
         own = self.cut_offs.get(self.me) if self.me else None
-        if own is None or not closing.cut_offs:
+        if own is None:
             return None
         # By voter, not by ballot: one that gives each of us another ballot must not make us refuse each other's blocks for ever.
-        held = {voter for voter, signed in self.signed_ballots.items() if body_digest(signed) in own.ballots}
-        missing = held - {signed.signer for signed in closing.ballots}
+        named = {voter for voter, signed in self.signed_ballots.items() if body_digest(signed) in own.ballots}
+        missing = named - {signed.signer for signed in closing.ballots}
         return f"leaves out {len(missing)} ballots of our cut-off" if missing else None
+
+    def _certain(self) -> dict[bytes, bytes]:
+        """The proposals that are accepted by the messages here, without those of voters that contradicted themselves.
+
+        Such a voter could give each of us another message, so that we would refuse each other's blocks for ever.
+        """
+        ballots = {voter: ballot for voter, ballot in self.ballots.items() if voter not in self.double_voters}
+        return outcome(self.terms, ballots, self.vouching.without_double()).accepted
 
 
 def _ascending(signed: Iterable[Signed]) -> tuple[Signed, ...]:
@@ -448,24 +505,34 @@ def check_closing(
     ballots: Mapping[bytes, Ballot],
     cut_offs: Mapping[bytes, CutOff],
     proposals: Mapping[bytes, Proposal],
+    said: Sequence[tuple[bytes, Vouch]],
 ) -> str | None:
-    """Why a closing, whose signatures and forms were verified, is invalid; None if it is valid. Every peer says the same."""
+    """Why a closing, whose signatures and forms were verified, is invalid; None if it is valid. Every peer says the same.
+
+    `said` are its vouches, each with its signer.
+    """
     for parts in (closing.ballots, closing.cut_offs, closing.proposals):
         if any(left.signer >= right.signer for left, right in pairwise(parts)):
             return "signers must ascend, each once"
+    if any((left.signer, left.body) >= (right.signer, right.body) for left, right in pairwise(closing.vouches)):
+        return "vouches must ascend by signer and body, each once"
     for voter, ballot in ballots.items():
         check_ballot(terms, voter, ballot)
+    for voter, vouch in said:
+        check_vouch(terms, voter, vouch)
+    vouches = Vouches.of(terms, said)
     if len(ballots) < terms.quorum:
         return f"{len(ballots)} ballots, {terms.quorum} are needed"
     if not terms.voters.issuperset(cut_offs):
         return "cut-off of a peer that does not vote"
-    if not settled(terms, ballots) and len(cut_offs) <= terms.faults:
+    is_settled = settled(terms, ballots, vouches)
+    if not is_settled and len(cut_offs) <= terms.faults:
         return "a named proposal is not settled and there are not f+1 cut-offs"
-    if settled(terms, ballots) and cut_offs:
+    if is_settled and cut_offs:
         return "cut-offs on a settled round"
     if any((c.job, c.round) != (terms.job, terms.round) for c in cut_offs.values()):
         return "cut-off of another round"
-    accepted = outcome(terms, ballots).accepted
+    accepted = outcome(terms, ballots, vouches).accepted
     if {signed.signer: body_digest(signed) for signed in closing.proposals} != accepted:
         return "the proposals are not exactly the accepted ones"
     if any((p.job, p.round) != (terms.job, terms.round) for p in proposals.values()):

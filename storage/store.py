@@ -522,7 +522,7 @@ class Store:
 def _kind(record: Record) -> str:
     match record:
         case Voted(slot=(tag, _, _)) | RoundVoted(tag=tag):
-            return tag
+            return tag.partition(":")[0]
         case StoredBlock():
             return "block"
         case StoredCertificate():

@@ -254,6 +254,7 @@ def _terms(spec: bytes, kind: Objective, answer_ms: int) -> JobTerms:
         audited=job.audit is AuditMode.FULL,
         needs_worker=kind.needs_worker,
         proposal_seconds=job.proposal_seconds,
+        suspension_rounds=job.suspension_rounds,
         audits=_audit_terms(job, answer_ms) if job.audit is AuditMode.SAMPLED else None,
         base=job.base,
         start=job.start,

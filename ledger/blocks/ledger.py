@@ -192,8 +192,7 @@ class Ledger:
         return peer in self.state.members.members
 
     def signed_by(self, peer: bytes) -> tuple[Signed, ...]:
-        tables = ((book.proposals, book.signed_ballots, book.signed_cut_offs) for book in self.books.values())
-        return (*(table[peer] for of_book in tables for table in of_book if peer in table), *self.signed_early(peer))
+        return (*(signed for book in self.books.values() for signed in book.signed_by(peer)), *self.signed_early(peer))
 
     def _certification_due(self) -> bool:
         """An empty block: it certifies the last root, or moves the voter sets on. Asked all the time, found out once a state."""

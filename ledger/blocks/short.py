@@ -18,6 +18,7 @@ from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed
 from protocol.limits import (
     BLOCK_BYTES_MAX,
+    CLOSING_VOUCHES_MAX,
     EVIDENCE_PER_BLOCK_MAX,
     TRAINERS_MAX,
     TRANSACTIONS_PER_BLOCK_MAX,
@@ -45,6 +46,7 @@ class ShortClosing:
     ballots: Annotated[tuple[Digest, ...], Length(1, VOTERS_MAX)]
     cut_offs: Annotated[tuple[Digest, ...], Length(0, VOTERS_MAX)]
     proposals: Annotated[tuple[Digest, ...], Length(0, TRAINERS_MAX)]
+    vouches: Annotated[tuple[Digest, ...], Length(0, CLOSING_VOUCHES_MAX)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +63,12 @@ def condense(body: bytes) -> bytes:
     if len(body) <= WHOLE_BYTES_MAX:
         return codec.encode(WholeBody(body))
     whole = decode_body(body)
-    closings = tuple(
-        ShortClosing(closing.job, closing.round, *map(_digests, (closing.ballots, closing.cut_offs, closing.proposals)))
-        for closing in whole.closings
-    )
+    closings = tuple(ShortClosing(closing.job, closing.round, *map(_digests, _parts(closing))) for closing in whole.closings)
     return codec.encode(ShortBody(closings, whole.evidence, _digests(whole.transactions)))
+
+
+def _parts(closing: Closing) -> tuple[tuple[Signed, ...], ...]:
+    return closing.ballots, closing.cut_offs, closing.proposals, closing.vouches
 
 
 def _digests(parts: Iterable[Signed]) -> tuple[bytes, ...]:
@@ -80,20 +83,26 @@ class Parts:
     ballots: dict[bytes, Signed] = field(default_factory=dict)
     cut_offs: dict[bytes, Signed] = field(default_factory=dict)
     proposals: dict[bytes, Signed] = field(default_factory=dict)
+    vouches: dict[bytes, Signed] = field(default_factory=dict)
 
     def refresh(self) -> None:
         book = self.book
-        tables = ((self.ballots, book.signed_ballots), (self.cut_offs, book.signed_cut_offs), (self.proposals, book.proposals))
+        tables = (
+            (self.ballots, book.signed_ballots),
+            (self.cut_offs, book.signed_cut_offs),
+            (self.proposals, book.proposals),
+            (self.vouches, book.vouching.signed),
+        )
         for index, table in tables:
             for signed in islice(table.values(), len(index), None):
                 index[signed_digest(signed)] = signed
 
     def expand(self, closing: ShortClosing) -> Closing | None:
-        ballots = _found(closing.ballots, self.ballots)
+        ballots, vouches = _found(closing.ballots, self.ballots), _found(closing.vouches, self.vouches)
         cut_offs, proposals = _found(closing.cut_offs, self.cut_offs), _found(closing.proposals, self.proposals)
-        if ballots is None or cut_offs is None or proposals is None:
+        if ballots is None or cut_offs is None or proposals is None or vouches is None:
             return None
-        return Closing(closing.job, closing.round, ballots, cut_offs, proposals)
+        return Closing(closing.job, closing.round, ballots, cut_offs, proposals, vouches)
 
 
 def _found(digests: tuple[bytes, ...], index: dict[bytes, Signed]) -> tuple[Signed, ...] | None:
@@ -134,7 +143,7 @@ class Expander:
 
 def _check_size(closings: Iterable[Closing], transactions: Iterable[Signed]) -> None:
     """Before it is put together: a few digests, each named many times, must not cost all the memory there is."""
-    parts = [part for closing in closings for part in (*closing.ballots, *closing.cut_offs, *closing.proposals)]
+    parts = [part for closing in closings for signed in _parts(closing) for part in signed]
     size = sum(len(signed.body) for signed in (*parts, *transactions))
     if size > BODY_BYTES_MAX:
         raise RemoteProtocolError("oversized", f"a short body stands for {size} bytes, at most {BODY_BYTES_MAX} are allowed")

@@ -107,7 +107,11 @@ class JobAnswers(JobCalls):
         terms, driver = book.terms, self.peer.driver
         waits = not book.ballots and not book.proposals.keys() >= book.awaited
         phase = (
-            "training" if waits else "closing" if len(book.ballots) >= terms.quorum and settled(terms, book.ballots) else "voting"
+            "training"
+            if waits
+            else "closing"
+            if len(book.ballots) >= terms.quorum and settled(terms, book.ballots, book.vouching.vouches)
+            else "voting"
         )
         return RoundVotesView(
             job=terms.job.hex(),

@@ -280,7 +280,7 @@ class Driver:
         for item in items:
             if isinstance(item, Call):
                 item.done.set()
-        self.workshop.judge_new_proposals()
+        self.workshop.judge_proposals()
         self.snapshots.look(self.replica)
 
     def send(self, to: tuple[bytes, ...] | None, message: Outgoing) -> None:

@@ -15,7 +15,7 @@ from peer.driver.room import LOOK_SECONDS, DiskRoom
 from peer.driver.showing import Showing
 from peer.node.early import RoundKey
 from peer.node.rounds import Effects, Rounds
-from peer.roles.base import EVALUATION, Judged, OpenRound, RoundWork
+from peer.roles.base import EVALUATION, OpenRound, RoundWork
 from peer.settings.datadir import storage_errors
 from protocol import codec
 from protocol.errors import FolkmootError, MissingBlobError, RemoteProtocolError, StorageError
@@ -30,6 +30,7 @@ from training.host import ModelHost
 from training.spec import JobSpec
 from transport.network import Network
 
+_OnProposal = Callable[[RoundKey, OpenRound, Signed, Proposal], Awaitable[None]]
 CallDriver = Callable[[Callable[[], Effects | None]], Awaitable[None]]
 
 
@@ -58,7 +59,8 @@ class Workshop:
         self.room = DiskRoom(me, store.path.parent, host, event_log, state, payload_bytes)
         self._open: dict[RoundKey, OpenRound] = {}
         self._working: dict[RoundKey, trio.Nursery] = {}
-        self._judging: set[tuple[RoundKey, bytes]] = set()
+        self._checking: set[tuple[RoundKey, bytes]] = set()
+        self._reexecuting: set[tuple[RoundKey, bytes]] = set()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         async with trio.open_nursery() as self._nursery:
@@ -81,7 +83,8 @@ class Workshop:
         if key in self._working:
             self._working.pop(key).cancel_scope.cancel()
         self._blobs.release(key)
-        self._judging = {entry for entry in self._judging if entry[0] != key}
+        self._checking = {entry for entry in self._checking if entry[0] != key}
+        self._reexecuting = {entry for entry in self._reexecuting if entry[0] != key}
 
     def finish(self, key: RoundKey, job: Job) -> None:
         """No round opens any more in which the job's last model would be measured."""
@@ -94,8 +97,8 @@ class Workshop:
         async def publish(proposal: Proposal, opening: LossesOpening | None) -> None:
             await self._call(lambda: self._rounds.publish(proposal, self._now(), opening))
 
-        async def delivered(trainer: bytes) -> None:
-            await self._call(lambda: self._rounds.deliver(key, trainer, self._now()))
+        async def begin(trainer: bytes) -> None:
+            await self._call(lambda: self._rounds.begin(key, trainer))
 
         async def measured(figures: Mapping[str, float]) -> None:
             if job.phase is Phase.RUNNING:
@@ -122,7 +125,7 @@ class Workshop:
             ready=ready,
             opening=partial(self._rounds.opening, *key),
             publish=publish,
-            delivered=delivered,
+            begin=begin,
             measured=measured,
         )
 
@@ -132,7 +135,7 @@ class Workshop:
             return
         self._nursery.start_soon(self._guarded, "measuring", self.role.observe, opened)
         async with trio.open_nursery() as self._working[key]:
-            self.judge_new_proposals()
+            self.judge_proposals()
             if opened.me in opened.terms.trainers and not spoken:
                 self._working[key].start_soon(self._train, job, opened)
             await self.room.look(opened.job, job)
@@ -189,26 +192,43 @@ class Workshop:
         except RemoteProtocolError:
             return ()
 
-    def judge_new_proposals(self) -> None:
+    def judge_proposals(self) -> None:
+        """Begins the checks of proposals that are new here, and the re-executions that this peer is called for."""
         for job, book in self._rounds.books.items():
             key = (job, book.terms.round)
             if book.me is None or key not in self._working:
                 continue
             for trainer, signed in book.proposals.items():
-                if trainer not in book.verdicts and (key, trainer) not in self._judging:
-                    self._judging.add((key, trainer))
-                    self._working[key].start_soon(self._judge, key, self._open[key], signed)
+                if trainer not in book.verdicts:
+                    self._begin(self._checking, self._check, key, signed)
+                elif trainer in book.vouching.called and trainer not in book.vouching.findings:
+                    self._begin(self._reexecuting, self._reexecute, key, signed)
 
-    async def _judge(self, key: RoundKey, opened: OpenRound, signed: Signed) -> None:
-        proposal = codec.decode_message(signed.body, (Proposal,))
-        judged = Judged(Verdict.UNJUDGED)
+    def _begin(self, begun: set[tuple[RoundKey, bytes]], work: _OnProposal, key: RoundKey, signed: Signed) -> None:
+        if (key, signed.signer) not in begun:
+            begun.add((key, signed.signer))
+            proposal = codec.decode_message(signed.body, (Proposal,))
+            self._working[key].start_soon(work, key, self._open[key], signed, proposal)
+
+    async def _check(self, key: RoundKey, opened: OpenRound, signed: Signed, proposal: Proposal) -> None:
+        verdict = await self._verdict("checking", partial(self.role.check, signed=signed, proposal=proposal), opened)
+        await self._call(lambda: self._rounds.judge(key, signed.signer, verdict, self._now()))
+
+    async def _reexecute(self, key: RoundKey, opened: OpenRound, signed: Signed, proposal: Proposal) -> None:
+        work = partial(self.role.reexecute, trainer=signed.signer, proposal=proposal)
+        verdict = await self._verdict("re-executing", work, opened)
+        await self._call(lambda: self._rounds.find(key, signed.signer, verdict, self._now()))
+
+    async def _verdict(self, what: str, work: Callable[[OpenRound], Awaitable[Verdict]], opened: OpenRound) -> Verdict:
+        """The result of this work; UNJUDGED if it fails."""
+        verdict = Verdict.UNJUDGED
 
         async def judge(opened: OpenRound) -> None:
-            nonlocal judged
-            judged = await self.role.judge(opened, signed, proposal)
+            nonlocal verdict
+            verdict = await work(opened)
 
-        await self._guarded("judging", judge, opened)
-        await self._call(lambda: self._rounds.judge(key, signed.signer, judged.verdict, judged.seconds, self._now()))
+        await self._guarded(what, judge, opened)
+        return verdict
 
 
 def _figure(name: str, value: float, number: int, unit: str) -> str:

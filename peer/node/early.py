@@ -3,8 +3,8 @@
 Every voter has room of its own, so that nobody's flood keeps out a quorum's messages. Members that do not vote share a part. Our
 own forgotten messages are kept before everything else: a peer that signs one again in other words is expelled.
 
-Messages are kept encoded, since a decoded ballot takes four times the memory. All 200 voters together have 38 MiB, 66 liars among
-them 12 MiB, and all other members 8 MiB.
+Messages are kept encoded, since a decoded ballot takes four times the memory. All 200 voters together have 63 MiB, 66 liars among
+them 21 MiB, and all other members 8 MiB.
 """
 
 from __future__ import annotations
@@ -17,17 +17,19 @@ from ledger.members import MembersState
 from ledger.state import State
 from protocol import codec
 from protocol.identity import Signed
-from protocol.messages import Ballot, CutOff, Proposal
+from protocol.messages import Ballot, CutOff, Proposal, Vouch
 
 OWN_MAX = 1_024  # only whoever has our key can sign them
-PER_VOTER_MAX = 32  # proposal, ballot and cut-off of the next round of each job that may run at once, and some more
+# Proposal, ballot, cut-off and eight vouches, of 66 proposals, of the next round of each job that may run at once, and some more.
+PER_VOTER_MAX = 96
 PER_MEMBER_MAX = 4  # of a member that does not vote: its proposals of the next rounds
-VOTER_BYTES_MAX = 192 << 10  # the largest proposal, ballot and cut-off take 23 kB together; RUNNING_MAX jobs have one of each
+VOTER_BYTES_MAX = 320 << 10  # the largest proposal, ballot, vouch and cut-off take 37 kB together, for each of RUNNING_MAX jobs
 MEMBER_BYTES_MAX = 8 << 10  # PER_MEMBER_MAX of the largest proposals
 OTHERS_MAX = 1_024  # of all that do not vote: room for the proposals of some rounds of TRAINERS_MAX
 HEIGHTS_MAX = 64  # applied meanwhile; if a message is dropped then and counts later, GetRound brings it back
 
-RoundMessage = Proposal | Ballot | CutOff
+RoundMessage = Proposal | Ballot | Vouch | CutOff
+ROUND_MESSAGES = (Proposal, Ballot, Vouch, CutOff)
 RoundKey = tuple[bytes, int]  # job, round
 
 
@@ -38,7 +40,7 @@ class Kept:
     height: int  # applied last when it came
 
     def decoded(self) -> RoundMessage:
-        message: RoundMessage = codec.decode_message(self.signed.body, (Proposal, Ballot, CutOff))  # type: ignore[assignment]
+        message: RoundMessage = codec.decode_message(self.signed.body, ROUND_MESSAGES)  # type: ignore[assignment]
         return message
 
 

@@ -23,7 +23,7 @@ from ledger.core.module import Refused
 from ledger.jobs import Job, JobsModule
 from ledger.members import ADMIT
 from ledger.state import Rules, State, Transition, decode_body
-from peer.node.early import RoundKey, RoundMessage
+from peer.node.early import ROUND_MESSAGES, RoundKey, RoundMessage
 from peer.node.recall import Recall
 from peer.node.rounds import Effects, Measured, Rounds
 from protocol import codec
@@ -34,8 +34,6 @@ from protocol.messages import (
     AGREEMENT,
     ROUNDS,
     Accusation,
-    Ballot,
-    CutOff,
     GetHeard,
     GetRound,
     Heard,
@@ -64,7 +62,7 @@ AWAITED_BYTES = TRANSACTION_BYTES_MAX + SIGNED_BYTES
 # for example one with a newcomer's admission, could not keep them.
 OWN_REPEAT_SECONDS = 1.0
 
-RELAYED: tuple[type[Any], ...] = (Proposal, Ballot, CutOff, Transaction, Notice)
+RELAYED: tuple[type[Any], ...] = (*ROUND_MESSAGES, Transaction, Notice)
 UNDERSTOOD: tuple[type[Any], ...] = (*AGREEMENT, *ROUNDS)
 
 
@@ -98,7 +96,9 @@ Item = Connected | Disconnected | Copied | Received | AppliedBlock | Do
 
 @dataclass(frozen=True, slots=True)
 class RoundOpened:
-    """A round in which the shell may propose and judge: `rounds.publish`, `.deliver` and `.judge`, each inside a `Do`."""
+    """A round in which the shell may propose, judge and re-execute: `rounds.publish`, `.judge`, `.begin` and `.find`,
+    each inside a `Do`.
+    """
 
     key: RoundKey
     job: Job

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Container, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from statistics import median
 from types import MappingProxyType
 
@@ -14,22 +14,25 @@ from consensus.turn import RoundVoted
 from ledger.audits.losses import LossesOpening
 from ledger.jobs import Job, Phase
 from ledger.state import State
-from peer.node.early import Early, RoundKey, RoundMessage
+from peer.node.early import ROUND_MESSAGES, Early, RoundKey, RoundMessage
 from peer.node.nonces import Nonces
 from peer.node.sealing import Sealing
 from protocol import codec
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed, Signer, sign
-from protocol.messages import Ballot, CutOff, Proposal
+from protocol.messages import Ballot, CutOff, Proposal, Vouch
 from protocol.reasons import Verdict
-from rounds.ballots import RoundBook, RoundTerms, RoundTimers, body_digest
+from rounds.ballots import VOUCH_SECONDS_MIN, RoundBook, RoundTimers
+from rounds.terms import RoundTerms, body_digest
 
-REPLAY_SECONDS_START = 10.0  # one re-execution, until this peer has measured one
-REPLAY_FACTOR = 3.0  # the others may be that much slower than this peer, or slower than before
+VOUCH_SECONDS_START = 10.0  # from a delivery to a vouch, until this peer has measured that
+# T2 − T1 beside the usual time of a vouch: if that is late, other re-executors begin after twice the time, have twice as much to
+# do then, and may be three times as slow as usual.
+REPLAYS_FACTOR = 8.0
 # For the checks of one proposal where nothing is re-executed before the ballot: a large payload, a busy machine.
 CHECK_SECONDS = 1.0
+CHECKS_FACTOR = 3.0  # the others may be that much slower
 MEASURED_MAX = 16  # the last times of each kind that are kept
-REPLAYS_SECONDS_MIN = 1.0  # shortest T2 − T1: an idle machine re-executes a small model in no time, a busy one does not
 RETURN_ROUNDS_MAX = 256  # an idle trainer costs everybody T1 once in so many rounds
 NOBODY: Mapping[bytes, float] = MappingProxyType({})
 SEEK_SECONDS = 3.0  # while a round cannot be closed, this peer asks some others this often for the messages that they hold
@@ -63,8 +66,7 @@ class _Return:
 class Measured:
     """Times that this peer measured in former rounds. They stay true when another state replaces this one."""
 
-    replays: list[float] = field(default_factory=list)  # seconds of recent re-executions
-    audits: list[float] = field(default_factory=list)  # seconds that the re-executors' ballots took in recent rounds
+    vouches: list[float] = field(default_factory=list)  # seconds from delivery to vouch, the median of each recent round
     # By job, for recent rounds: (seconds that a majority of the awaited trainers took, all awaited trainers).
     paces: dict[bytes, list[tuple[float, frozenset[bytes]]]] = field(default_factory=dict)
     returns: dict[bytes, dict[bytes, _Return]] = field(default_factory=dict)  # by job, of the trainers that are not awaited
@@ -76,11 +78,9 @@ class Measured:
         self.begun = {key: begun for key, begun in self.begun.items() if key in running}
 
     def learn(self, key: bytes, closed: RoundBook) -> None:
-        # Zero says nothing: the ballots, or proposals, were here before the round opened here. If an awaited trainer was absent,
-        # the re-executors waited for it.
-        if closed.audited and closed.delivered >= closed.awaited:
-            self.audits = [*self.audits, closed.audited][-MEASURED_MAX:]
-        if closed.pace:
+        if closed.vouching.seconds:  # liars give less than half of the vouches, so they do not set the median
+            self.vouches = [*self.vouches, median(closed.vouching.seconds)][-MEASURED_MAX:]
+        if closed.pace:  # zero says nothing: the proposals were here before the round opened here
             self.paces[key] = [*self.paces.get(key, []), (closed.pace, closed.terms.awaited)][-MEASURED_MAX:]
 
 
@@ -144,7 +144,7 @@ class Rounds:
         returning = self._returning(key, terms, heard)
         self.measured.begun[key] = now
         self._patience[key] = job.patience
-        timers = RoundTimers(proposal_seconds, self._replays(terms), usual, trainers, returning)
+        timers = RoundTimers(proposal_seconds, self._replays(terms), usual, trainers, returning, self._vouch_seconds)
         me = self._signer.public if self._signer.public in terms.voters else None
         self.books[key], self._opened[key] = RoundBook(terms, me, now, timers), job.opened
         replaced = self._replaced.pop(key, None)
@@ -204,27 +204,25 @@ class Rounds:
         return frozenset(returning)
 
     def _resume(self, book: RoundBook, spoken: Mapping[str, Signed], now: float, effects: Effects) -> None:
-        kinds = {kind.TAG: kind for kind in (Proposal, Ballot, CutOff)}
         for tag, signed in spoken.items():
             if tag != Proposal.TAG and book.me is None:
                 continue  # we do not vote in this round any more, so we shall not sign a second one
             try:
-                self._put(book, signed, _decoded(signed, kinds[tag]), now, effects)
+                self._put(book, signed, _decoded(signed, *ROUND_MESSAGES), now, effects)
             except RemoteProtocolError:
                 # It was signed on a wrong state, which was replaced since. It stands, so this peer signs nothing else there.
                 self.mute((book.terms.job, book.terms.round))
 
     def _replays(self, terms: RoundTerms) -> float:
         """T2 − T1."""
-        return max(REPLAYS_SECONDS_MIN, REPLAY_FACTOR * self._replays_seconds(terms) * 2 ** self._patience[terms.job])
-
-    def _replays_seconds(self, terms: RoundTerms) -> float:
-        """How long judging every proposal takes. A voter that re-executes nothing measures it by the re-executors' ballots."""
         if not terms.audited:
-            return len(terms.trainers) * CHECK_SECONDS
-        if self.measured.audits and self._signer.public not in terms.auditors:
-            return _usual(self.measured.audits)
-        return len(terms.trainers) * (median(self.measured.replays) if self.measured.replays else REPLAY_SECONDS_START)
+            return CHECKS_FACTOR * len(terms.trainers) * CHECK_SECONDS * 2 ** self._patience[terms.job]
+        return REPLAYS_FACTOR * self._vouch_seconds * 2 ** self._patience[terms.job]
+
+    @property
+    def _vouch_seconds(self) -> float:
+        """The usual time from the delivery of a proposal to a vouch."""
+        return max(VOUCH_SECONDS_MIN, _usual(self.measured.vouches)) if self.measured.vouches else VOUCH_SECONDS_START
 
     # Messages in
 
@@ -278,6 +276,10 @@ class Rounds:
                 pair = book.add_proposal(signed, message)
             case Ballot():
                 pair = book.add_ballot(signed, message, now)
+            case Vouch():
+                pair = book.add_vouch(signed, message, now)
+                if is_new and pair is None and signed.signer != self._signer.public:
+                    effects.sends.append(signed)  # its author may know few peers, and a liar may tell few
             case CutOff():
                 first = book.signed_cut_offs.get(signed.signer, signed)
                 book.add_cut_off(signed, message)
@@ -289,19 +291,23 @@ class Rounds:
             effects.evidence.append(Evidence(*pair))
             effects.sends.extend(pair)  # otherwise some voters judge one proposal of the liar and some the other
 
-    def deliver(self, key: RoundKey, trainer: bytes, now: float) -> None:
+    def judge(self, key: RoundKey, trainer: bytes, verdict: Verdict, now: float) -> None:
+        """The result of the cheap checks."""
         book = self.books.get(key[0])
-        if book is not None and book.terms.round == key[1]:
-            book.deliver(trainer, now)
-
-    def judge(self, key: RoundKey, trainer: bytes, verdict: Verdict, seconds: float | None, now: float) -> None:
-        book = self.books.get(key[0])
-        if seconds is not None:
-            self.measured.replays = [*self.measured.replays, seconds][-MEASURED_MAX:]
         if book is not None and book.terms.round == key[1]:
             book.judge(trainer, verdict, now)
-            # A peer that came back in the middle of the round opened it on a guess, and may be needed for its cut-off.
-            book.timers = replace(book.timers, replays=self._replays(book.terms))
+
+    def begin(self, key: RoundKey, trainer: bytes) -> None:
+        """All is here that re-executing this trainer's proposal needs."""
+        book = self.books.get(key[0])
+        if book is not None and book.terms.round == key[1]:
+            book.vouching.begun.add(trainer)
+
+    def find(self, key: RoundKey, trainer: bytes, verdict: Verdict, now: float) -> None:
+        """The result of our own re-execution."""
+        book = self.books.get(key[0])
+        if book is not None and book.terms.round == key[1]:
+            book.find(trainer, verdict, now)
 
     # Messages out
 
@@ -327,7 +333,7 @@ class Rounds:
         return self._say(book, proposal, now)
 
     def due(self, now: float) -> Effects:
-        """Signs ballots and cut-offs whose time has come, and proposals that had to wait."""
+        """Signs vouches, ballots and cut-offs whose time has come, and proposals that had to wait."""
         if self.is_silent or not self.books:
             return Effects()
         effects = Effects()
@@ -335,6 +341,10 @@ class Rounds:
             if self._is_mute(book):
                 continue
             effects.add(self._publish(book, now))
+            book.call(now)
+            vouch = book.vouching.due()
+            if vouch is not None:
+                effects.add(self._say(book, vouch, now))
             ballot = book.ballot_due(now)
             if ballot is not None:
                 effects.add(self._say(book, self._nonces.added_to(ballot), now))
@@ -377,15 +387,15 @@ class Rounds:
         book = self.books.get(key[0])
         if book is None or book.terms.round != key[1]:
             return []
-        return [*book.proposals.values(), *book.signed_ballots.values(), *book.signed_cut_offs.values()]
+        vouches = book.vouching.signed.values()
+        return [*book.proposals.values(), *vouches, *book.signed_ballots.values(), *book.signed_cut_offs.values()]
 
     def own(self) -> list[Signed]:
         """Our messages of the open rounds: a new neighbour must hear them."""
         return [signed for book in self.books.values() for signed in self._own(book)]
 
     def _own(self, book: RoundBook) -> list[Signed]:
-        me = self._signer.public
-        return [table[me] for table in (book.proposals, book.signed_ballots, book.signed_cut_offs) if me in table]
+        return book.signed_by(self._signer.public)
 
     def deadline(self, now: float) -> float | None:
         if not self.books:
@@ -406,7 +416,9 @@ def _record(book: RoundBook, signed: Signed, message: RoundMessage) -> RoundVote
         if j.verdict is Verdict.ACCEPT and j.trainer != signed.signer
     ]
     accepted = [held for digest, held in others if held is not None and body_digest(held) == digest]
-    return RoundVoted(message.TAG, message.job, message.round, signed, tuple(accepted))
+    # Of several vouches in a round each has a place of its own: two with the same first trainer would be evidence.
+    tag = f"{message.TAG}:{message.judgements[0].trainer.hex()}" if isinstance(message, Vouch) else message.TAG
+    return RoundVoted(tag, message.job, message.round, signed, tuple(accepted))
 
 
 def _is_open(book: RoundBook) -> bool:
@@ -419,5 +431,6 @@ def _usual(seconds: Sequence[float]) -> float:
     return sorted(seconds)[3 * len(seconds) // 4]
 
 
-def _decoded(signed: Signed, kind: type[RoundMessage]) -> RoundMessage:
-    return codec.decode_message(signed.body, (kind,))
+def _decoded(signed: Signed, *kinds: type[RoundMessage]) -> RoundMessage:
+    message: RoundMessage = codec.decode_message(signed.body, kinds)
+    return message

@@ -12,7 +12,7 @@ from ledger.jobs import Base
 from protocol.identity import Signed
 from protocol.messages import Proposal
 from protocol.reasons import Verdict
-from rounds.ballots import RoundTerms
+from rounds.terms import RoundTerms
 from storage.blobs import Blobs
 from training.host import directory_of
 from training.replicated.model import ReplicatedModel
@@ -75,19 +75,13 @@ class OpenRound(Round):
     opening: Callable[[Sequence[int]], LossesOpening]  # of the losses of our inner steps
     # Our proposal, and what it commits to where auditors are bound: durable, then sent.
     publish: Callable[[Proposal, LossesOpening | None], Awaitable[None]]
-    delivered: Callable[[bytes], Awaitable[None]]  # all that judging this trainer's proposal needs is here
+    begin: Callable[[bytes], Awaitable[None]]  # all that re-executing this trainer's proposal needs is here
     measured: Callable[[Mapping[str, float]], Awaitable[None]]  # figures about this round, for people: all are stored, or none
 
     @property
     def needs(self) -> object:
         """Until the round is closed."""
         return self.job, self.number
-
-
-@dataclass(frozen=True, slots=True)
-class Judged:
-    verdict: Verdict
-    seconds: float | None = None  # of re-execution, where there was one
 
 
 class Computing(Protocol):
@@ -105,7 +99,7 @@ class Computing(Protocol):
 
 
 class RoundWork(Protocol):
-    """What a peer does in the rounds of jobs: propose, judge, replay, measure."""
+    """What a peer does in the rounds of jobs: propose, check, re-execute, replay, measure."""
 
     @property
     def computing(self) -> Computing | None:
@@ -114,8 +108,11 @@ class RoundWork(Protocol):
     async def propose(self, round: OpenRound) -> None:
         """Called once for each round in which this peer is among the trainers."""
 
-    async def judge(self, round: OpenRound, signed: Signed, proposal: Proposal) -> Judged:
-        """Called once for each proposal of the round; the payload is not here yet. What takes long comes after `delivered`."""
+    async def check(self, round: OpenRound, signed: Signed, proposal: Proposal) -> Verdict:
+        """The cheap checks. Called once for each proposal of the round. The payload is not here yet."""
+
+    async def reexecute(self, round: OpenRound, trainer: bytes, proposal: Proposal) -> Verdict:
+        """Called once for each proposal for which this voter is to vouch. It calls `begin` before the re-execution."""
 
     async def replay(self, round: Round, request: Audit | Replay) -> Replayed:
         """Called for each sampled audit of this peer, one at a time; what the request names is here."""

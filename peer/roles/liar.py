@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import trio
 
-from peer.roles.base import Judged, OpenRound, Round
+from peer.roles.base import OpenRound, Round
 from peer.roles.trainer import Trainer
 from peer.roles.voter import fetch_reveal, keep, proposal_of, propose_request, publish
 from protocol import codec as wire
@@ -61,15 +61,18 @@ class Liar(Trainer):
     _stale: Float32Array | None = None
     _copied: tuple[bytes, int] | None = None
 
-    async def judge(self, round: OpenRound, signed: Signed, proposal: Proposal) -> Judged:
+    async def check(self, round: OpenRound, signed: Signed, proposal: Proposal) -> Verdict:
         if signed.signer == round.me or signed.signer in self.accomplices:
-            return Judged(Verdict.ACCEPT)
+            return Verdict.ACCEPT
         if self.attack == "copy" and self._copied != (round.job, round.number):
             self._copied = (round.job, round.number)
             await self._copy(round, signed.signer, proposal)
         if self.attack in AUDIT_ATTACKS and round.spec.audit is AuditMode.SAMPLED:
-            return await super().judge(round, signed, proposal)  # it lies where nobody looks before the vote
-        return Judged(Verdict.REPLAY)
+            return await super().check(round, signed, proposal)  # it lies where nobody looks before the vote
+        return Verdict.REPLAY
+
+    async def reexecute(self, round: OpenRound, trainer: bytes, proposal: Proposal) -> Verdict:
+        return Verdict.ACCEPT  # of an accomplice: it has rejected all others
 
     async def replay(self, round: Round, request: Audit | Replay) -> Replayed:
         """Of accomplices nothing is found; who challenges falsely finds something wrong with everybody else."""

@@ -1,4 +1,4 @@
-"""The trainer: computes updates in its worker process, and re-executes what the others propose before it votes on them."""
+"""The trainer: computes updates in its worker process, and re-executes some of the others' before it vouches for them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,11 @@ from typing import TypeVar
 import trio
 
 from peer.roles import samples, texts
-from peer.roles.base import EVALUATION, Computing, Judged, OpenRound, Round
-from peer.roles.voter import Voter, audit_request, propose_request, publish, read_fetched, replayed
+from peer.roles.base import EVALUATION, Computing, OpenRound, Round
+from peer.roles.voter import Voter, propose_request, publish, read_fetched
 from peer.worker.supervisor import Worker, WorkerDied, WorkerFailed
 from protocol.errors import UserError
-from protocol.identity import Signed
 from protocol.limits import DATA_SHARD_BYTES, MESSAGE_BYTES_MAX
-from protocol.messages import Proposal
-from protocol.reasons import Verdict
 from protocol.units import bytes_in_words
 from rlhf.blocklist import WITHHELD
 from storage import durable
@@ -95,23 +92,15 @@ class Trainer(Voter):
         await round.measured({loss: done.loss, "worker_seconds": job.opening_seconds + done.seconds})
         job.opening_seconds = 0.0
 
-    async def judge(self, round: OpenRound, signed: Signed, proposal: Proposal) -> Judged:
-        if not round.spec.kind.needs_worker or not round.terms.audited:
-            return await super().judge(round, signed, proposal)
-        verdict = await self.check(round, signed, proposal)
-        if verdict is not Verdict.ACCEPT or signed.signer == round.me:
-            return Judged(verdict)
-        request = await audit_request(round, signed.signer, proposal)
-        await round.delivered(signed.signer)
-        audited = await self.ask(round, request)
-        return Judged(audited.verdict, audited.seconds)
+    async def audit(self, round: Round, request: tasks.Audit) -> tasks.Audited:
+        if not round.spec.kind.needs_worker:
+            return await super().audit(round, request)
+        return await self.ask(round, request)
 
     async def replay(self, round: Round, request: tasks.Audit | tasks.Replay) -> tasks.Replayed:
-        if not round.spec.kind.needs_worker:
-            return await super().replay(round, request)
         if isinstance(request, tasks.Replay):
             return await self.ask(round, request)
-        return replayed(await self.ask(round, request))
+        return await super().replay(round, request)
 
     async def observe(self, round: OpenRound) -> None:
         """Opens the job, however many rounds close meanwhile, and measures the newest model; those in between are skipped."""

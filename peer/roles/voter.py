@@ -12,7 +12,7 @@ import trio
 
 from ledger.audits.losses import LossesOpening
 from peer.roles import losses
-from peer.roles.base import Computing, Judged, OpenRound, Round
+from peer.roles.base import Computing, OpenRound, Round
 from protocol.errors import MissingBlobError, RemoteProtocolError, UserError
 from protocol.identity import Signed
 from protocol.messages import Proposal
@@ -23,7 +23,7 @@ from training.replay.trace import Trace, needed, trace_bytes_max
 from training.replicated import buffers
 from training.replicated.codec import Mode, payload_bytes_max
 from training.replicated.feedback import Record
-from training.spec import AuditMode
+from training.spec import AuditMode, JobSpec
 from training.tasks import Audit, Audited, Declared, Propose, Proposed, Replay, Replayed
 
 
@@ -40,14 +40,6 @@ class Voter:
                 done = await trio.to_thread.run_sync(proposals.propose, request, proposals.known_update(round.spec))
                 await publish(round, request, done)
 
-    async def judge(self, round: OpenRound, signed: Signed, proposal: Proposal) -> Judged:
-        verdict = await self.check(round, signed, proposal)
-        if verdict is Verdict.ACCEPT and not round.spec.kind.needs_worker and round.terms.audited:
-            request = await audit_request(round, signed.signer, proposal)
-            audited = await trio.to_thread.run_sync(proposals.audit, request, proposals.known_update(round.spec))
-            return Judged(audited.verdict)
-        return Judged(verdict)
-
     async def check(self, round: OpenRound, signed: Signed, proposal: Proposal) -> Verdict:
         """The cheap, exact checks that every voter makes alike."""
         if proposal.payload_bytes > payload_bytes_max(round.model.layout, Mode.of(round.spec, round.number)):
@@ -59,11 +51,20 @@ class Voter:
             return Verdict.MALFORMED
         return await trio.to_thread.run_sync(round.model.check, signed.signer, proposal, payload)
 
-    async def replay(self, round: Round, request: Audit | Replay) -> Replayed:
-        """Only scratch rounds, which are re-executed whole."""
-        if not isinstance(request, Audit) or round.spec.kind.needs_worker:
+    async def reexecute(self, round: OpenRound, trainer: bytes, proposal: Proposal) -> Verdict:
+        request = await audit_request(round, trainer, proposal)
+        await round.begin(trainer)
+        return vouched(await self.audit(round, request), round.spec)
+
+    async def audit(self, round: Round, request: Audit) -> Audited:
+        """Only of scratch rounds, whose update is known."""
+        if round.spec.kind.needs_worker:
             raise UserError("this peer was drawn as a trainer and has no worker now: start it with --role trainer to audit")
-        return replayed(await trio.to_thread.run_sync(proposals.audit, request, proposals.known_update(round.spec)))
+        return await trio.to_thread.run_sync(proposals.audit, request, proposals.known_update(round.spec))
+
+    async def replay(self, round: Round, request: Audit | Replay) -> Replayed:
+        assert isinstance(request, Audit), "only scratch rounds, which are re-executed whole"
+        return replayed(await self.audit(round, request))
 
     async def observe(self, round: OpenRound) -> None:
         """Nothing to measure without an engine."""
@@ -155,6 +156,13 @@ def keep(round: OpenRound, request: Propose, done: Proposed, proposal: Proposal,
         blobs.keep_together(*owner, made, [digest for digest in named if digest])
     elif made:
         shutil.rmtree(made)
+
+
+def vouched(audited: Audited, spec: JobSpec) -> Verdict:
+    """The verdict of a vouch: UNJUDGED up to twice the tolerance, so that two honest machines do not contradict each other."""
+    if audited.verdict is Verdict.REPLAY and audited.relative_error <= 2 * spec.replay_tolerance:
+        return Verdict.UNJUDGED
+    return audited.verdict
 
 
 def replayed(audited: Audited) -> Replayed:

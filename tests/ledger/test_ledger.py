@@ -20,7 +20,7 @@ from protocol import codec
 from protocol.identity import Signed
 from protocol.messages import CutOff
 from protocol.reasons import Verdict
-from rounds.ballots import body_digest
+from rounds.terms import body_digest
 from tests.ledger.world import LANGUAGE, PEOPLE, SCRATCH, World
 from tests.sim.keys import FastSigner
 

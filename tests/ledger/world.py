@@ -22,7 +22,8 @@ from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed, sign
 from protocol.messages import Ballot, CutOff, Judgement, Prepare, Proposal, Transaction
 from protocol.reasons import Verdict
-from rounds.ballots import Closing, RoundBook, RoundTimers, body_digest
+from rounds.ballots import Closing, RoundBook, RoundTimers
+from rounds.terms import body_digest
 from tests.ledger.blocks import stepped
 from tests.sim.keys import FastSigner, FastVerifier
 

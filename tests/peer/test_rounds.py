@@ -23,7 +23,7 @@ from protocol.identity import Identity, Signed, sign
 from protocol.messages import Ballot, CutOff, Judgement, Proposal
 from protocol.reasons import Verdict
 from rounds import ballots
-from rounds.ballots import RoundTerms, body_digest
+from rounds.terms import RoundTerms, body_digest
 from storage.store import Store
 from tests.peer.chain import LANGUAGE, Chain
 

@@ -11,83 +11,41 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from consensus.quorum import faults_tolerated, quorum
-from protocol.codec import decode_message, encode
+from protocol.codec import encode
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed, sign
-from protocol.messages import Ballot, CutOff, Judgement, Proposal
+from protocol.messages import Ballot, CutOff, Judgement
 from protocol.reasons import Verdict
 from rounds import ballots
-from rounds.ballots import Closing, RoundBook, RoundTerms, RoundTimers, body_digest, check_closing, outcome, settled
-from tests.sim.keys import FastSigner
-
-CHAIN, JOB, ROOT = bytes(range(32)), b"j" * 32, b"r" * 32
-SIGNERS = sorted((FastSigner(f"peer {i}") for i in range(13)), key=lambda signer: signer.public)
-KEYS = tuple(signer.public for signer in SIGNERS)
-BY_KEY = {signer.public: signer for signer in SIGNERS}
-TIMERS = RoundTimers(proposals_max=60.0, replays=30.0)
-OPENED = 1_700_000_000.1
-ACCEPT, UNJUDGED, REPLAY, NORM = Verdict.ACCEPT, Verdict.UNJUDGED, Verdict.REPLAY, Verdict.NORM
-
-
-def terms(n: int = 4, auditors: int | None = None, trainers: int = 3, awaited: int | None = None) -> RoundTerms:
-    """Voters are the first n keys, auditors and trainers the first of them."""
-    workers = n if auditors is None else auditors
-    waited = trainers if awaited is None else awaited
-    return RoundTerms(JOB, 0, ROOT, *(frozenset(KEYS[:count]) for count in (n, workers, trainers, waited)), workers > 0)
-
-
-def rotated(*pairs: tuple[int, int]) -> frozenset[tuple[bytes, bytes]]:
-    """Successors: the former and the next key of a trainer that rotated in the round."""
-    return frozenset((KEYS[former], KEYS[after]) for former, after in pairs)
-
-
-def proposal(trainer: int, variant: int = 0, round: int = 0) -> tuple[Signed, Proposal]:
-    message = Proposal(JOB, round, ROOT, bytes([trainer]) * 32, 10, bytes([variant]) * 32, None)
-    return sign(SIGNERS[trainer], CHAIN, message), message
-
-
-def digest(trainer: int, variant: int = 0) -> bytes:
-    return body_digest(proposal(trainer, variant)[0])
-
-
-def ballot(verdicts: Mapping[int, Verdict], variants: Mapping[int, int] = {}) -> Ballot:
-    judged = [Judgement(KEYS[t], digest(t, variants.get(t, 0)), verdict) for t, verdict in sorted(verdicts.items())]
-    return Ballot(JOB, 0, ROOT, tuple(judged))
-
-
-def book(me: int | None, of: RoundTerms, timers: RoundTimers = TIMERS) -> RoundBook:
-    return RoundBook(of, None if me is None else KEYS[me], OPENED, timers)
-
-
-def hear_proposal(into: RoundBook, trainer: int, variant: int = 0, now: float = OPENED) -> tuple[Signed, Signed] | None:
-    pair = into.add_proposal(*proposal(trainer, variant))
-    into.deliver(KEYS[trainer], now)
-    return pair
-
-
-def hear_ballot(into: RoundBook, voter: int, message: Ballot, now: float = OPENED) -> tuple[Signed, Signed] | None:
-    return into.add_ballot(sign(SIGNERS[voter], CHAIN, message), message, now)
-
-
-def hear_cut_off(into: RoundBook, voter: int, of: tuple[bytes, ...] = ()) -> None:
-    message = CutOff(JOB, 0, of)
-    into.add_cut_off(sign(SIGNERS[voter], CHAIN, message), message)
-
-
-def opened(closing: Closing) -> tuple[dict[bytes, Ballot], dict[bytes, CutOff], dict[bytes, Proposal]]:
-    def of(parts: tuple[Signed, ...], kind: type) -> dict[bytes, object]:
-        return {part.signer: decode_message(part.body, (kind,)) for part in parts}
-
-    return of(closing.ballots, Ballot), of(closing.cut_offs, CutOff), of(closing.proposals, Proposal)  # type: ignore[return-value]
-
-
-def problem(of: RoundTerms, closing: Closing) -> str | None:
-    return check_closing(of, closing, *opened(closing))
-
-
-def ascending(signed: list[Signed]) -> tuple[Signed, ...]:
-    return tuple(sorted(signed, key=lambda item: item.signer))
-
+from rounds.ballots import Closing, RoundBook, RoundTimers, outcome, settled
+from rounds.terms import RoundTerms, body_digest
+from tests.rounds.building import (
+    ACCEPT,
+    BY_KEY,
+    CHAIN,
+    JOB,
+    KEYS,
+    NORM,
+    OPENED,
+    REPLAY,
+    ROOT,
+    SIGNERS,
+    TIMERS,
+    UNJUDGED,
+    ascending,
+    ballot,
+    book,
+    digest,
+    hear_ballot,
+    hear_cut_off,
+    hear_proposal,
+    opened,
+    problem,
+    proposal,
+    rotated,
+    terms,
+    vouched,
+)
 
 # What ballots decide --------------------------------------------------------------------------------------------------
 
@@ -117,10 +75,10 @@ def test_no_further_ballot_changes_what_a_settled_round_accepts(
 ) -> None:
     of, votes = case
     chosen = some(data, of, votes)
-    if settled(of, chosen):
-        accepted = outcome(of, chosen).accepted
-        assert outcome(of, votes).accepted == accepted
-        assert settled(of, chosen | {voter: votes[voter] for voter in votes if voter not in chosen})
+    if settled(of, chosen, vouched(of)):
+        accepted = outcome(of, chosen, vouched(of)).accepted
+        assert outcome(of, votes, vouched(of)).accepted == accepted
+        assert settled(of, chosen | {voter: votes[voter] for voter in votes if voter not in chosen}, vouched(of))
 
 
 @given(full_votes(), st.data())
@@ -129,8 +87,8 @@ def test_two_valid_closings_without_cut_offs_accept_the_same(
 ) -> None:
     of, votes = case
     left, right = some(data, of, votes), some(data, of, votes)
-    if settled(of, left) and settled(of, right):
-        assert outcome(of, left).accepted == outcome(of, right).accepted
+    if settled(of, left, vouched(of)) and settled(of, right, vouched(of)):
+        assert outcome(of, left, vouched(of)).accepted == outcome(of, right, vouched(of)).accepted
 
 
 @given(full_votes(), st.data())
@@ -139,11 +97,11 @@ def test_whatever_is_accepted_has_a_quorum_of_accepts_and_no_trainer_is_in_two_g
 ) -> None:
     of, votes = case
     chosen = some(data, of, votes)
-    result = outcome(of, chosen)
+    result = outcome(of, chosen, vouched(of))
     for trainer, accepted in result.accepted.items():
         says = [j for b in chosen.values() for j in b.judgements if (j.trainer, j.proposal) == (trainer, accepted)]
         assert sum(j.verdict is ACCEPT for j in says) >= of.quorum
-    replaced = set(outcome(dataclasses.replace(of, successors=frozenset()), chosen).accepted) - set(result.accepted)
+    replaced = set(outcome(dataclasses.replace(of, successors=frozenset()), chosen, vouched(of)).accepted) - set(result.accepted)
     groups = [set(result.accepted), set(result.rejected), set(result.absent), replaced]
     assert set().union(*groups) == of.trainers and sum(map(len, groups)) == len(of.trainers)
     assert result.unjudged <= set(result.rejected)
@@ -158,8 +116,8 @@ def test_all_ballots_of_honest_voters_settle_a_round_whatever_f_liars_say(n: int
     for liar in KEYS[n - f : n]:
         said = data.draw(judgements)
         votes[liar] = ballot({t: v for t, (v, _) in said.items()}, {t: variant for t, (_, variant) in said.items()})
-    assert settled(of, votes)
-    assert outcome(of, votes).accepted == {KEYS[0]: digest(0)}
+    assert settled(of, votes, vouched(of))
+    assert outcome(of, votes, vouched(of)).accepted == {KEYS[0]: digest(0)}
 
 
 @pytest.mark.parametrize("enough", [said for count in range(5) for said in itertools.combinations(range(4), count)])
@@ -168,7 +126,7 @@ def test_of_the_keys_of_one_member_the_last_one_with_a_quorum_is_accepted(enough
     of = dataclasses.replace(terms(trainers=4), successors=rotated((0, 1), (1, 2)))
     votes = dict.fromkeys(KEYS[:4], ballot({trainer: ACCEPT if trainer in enough else REPLAY for trainer in range(4)}))
     last = max((trainer for trainer in enough if trainer < 3), default=None)
-    result = outcome(of, votes)
+    result = outcome(of, votes, vouched(of))
     assert set(result.accepted) == {KEYS[trainer] for trainer in enough if trainer in (last, 3)}
     assert set(result.rejected) == {KEYS[trainer] for trainer in range(4) if trainer not in enough} and not result.absent
     held = book(0, of)
@@ -189,7 +147,7 @@ def test_one_accept_less_than_a_quorum_accepts_nothing(n: int) -> None:
     of = terms(n, trainers=1)
     for accepts in (quorum(n) - 1, quorum(n)):
         votes = {key: ballot({0: ACCEPT if i < accepts else REPLAY}) for i, key in enumerate(KEYS[:n])}
-        assert bool(outcome(of, votes).accepted) == (accepts == quorum(n))
+        assert bool(outcome(of, votes, vouched(of)).accepted) == (accepts == quorum(n))
 
 
 @pytest.mark.parametrize("n", range(4, 14))
@@ -197,20 +155,20 @@ def test_a_proposal_is_settled_by_the_very_ballot_that_leaves_too_few_for_a_quor
     of, enough = terms(n, trainers=1), n - quorum(n) + 1
     for without in (enough - 1, enough):
         votes = {key: ballot({0: REPLAY if i < without else ACCEPT}) for i, key in enumerate(KEYS[: quorum(n)])}
-        assert settled(of, votes) == (without == enough)
+        assert settled(of, votes, vouched(of)) == (without == enough)
 
 
 def test_what_no_more_than_f_ballots_name_counts_as_absent() -> None:
     votes = {key: ballot({0: ACCEPT}) for key in KEYS[:3]} | {KEYS[3]: ballot({1: REPLAY})}
-    assert outcome(terms(), votes).absent == {KEYS[1], KEYS[2]}
+    assert outcome(terms(), votes, vouched(terms())).absent == {KEYS[1], KEYS[2]}
     votes[KEYS[2]] = ballot({0: ACCEPT, 1: REPLAY})
-    assert outcome(terms(), votes).rejected == {KEYS[1]: REPLAY}
+    assert outcome(terms(), votes, vouched(terms())).rejected == {KEYS[1]: REPLAY}
 
 
 def test_the_reason_is_the_one_given_most_often_by_more_than_liars_and_else_unjudged() -> None:
     def reason(*verdicts: Verdict) -> Verdict:
         votes = {key: ballot({0: verdict}) for key, verdict in zip(KEYS, verdicts, strict=False)}
-        return outcome(terms(7), votes).rejected[KEYS[0]]
+        return outcome(terms(7), votes, vouched(terms(7))).rejected[KEYS[0]]
 
     assert reason(REPLAY, REPLAY, REPLAY, NORM, NORM) is REPLAY
     assert reason(NORM, NORM, NORM, UNJUDGED, UNJUDGED, UNJUDGED, UNJUDGED) is NORM
@@ -221,9 +179,9 @@ def test_the_reason_is_the_one_given_most_often_by_more_than_liars_and_else_unju
 
 def test_more_than_f_ballots_that_could_not_judge_are_told() -> None:
     votes = {KEYS[0]: ballot({0: UNJUDGED}), KEYS[1]: ballot({0: ACCEPT}), KEYS[2]: ballot({0: ACCEPT})}
-    assert outcome(terms(), votes).unjudged == frozenset()
+    assert outcome(terms(), votes, vouched(terms())).unjudged == frozenset()
     votes[KEYS[1]] = ballot({0: UNJUDGED})
-    assert outcome(terms(), votes).unjudged == {KEYS[0]}
+    assert outcome(terms(), votes, vouched(terms())).unjudged == {KEYS[0]}
 
 
 # What comes in --------------------------------------------------------------------------------------------------------
@@ -488,92 +446,6 @@ def test_what_could_not_be_judged_in_time_is_said_to_be_unjudged() -> None:
     assert mine.ballot_due(OPENED + 91) == ballot({0: UNJUDGED})
 
 
-# Light voters ---------------------------------------------------------------------------------------------------------
-
-
-def light(verdicts: list[Mapping[int, Verdict]], n: int = 4, auditors: int = 3) -> RoundBook:
-    """A light voter whose own checks of proposal 0 passed and that has heard these re-executors."""
-    mine = book(n - 1, terms(n, auditors, trainers=1))
-    hear_proposal(mine, 0)
-    mine.judge(KEYS[0], ACCEPT, OPENED)
-    for voter, verdict in enumerate(verdicts):
-        hear_ballot(mine, voter, ballot(verdict))
-    return mine
-
-
-def test_a_light_voter_accepts_only_what_more_than_half_of_all_re_executors_accept() -> None:
-    accept, reject, unnamed = {0: ACCEPT}, {0: REPLAY}, {}
-    assert light([accept]).verdict(KEYS[0]) is None
-    assert light([accept, accept]).verdict(KEYS[0]) is ACCEPT
-    assert light([accept, reject]).verdict(KEYS[0]) is None
-    assert light([reject, reject]).verdict(KEYS[0]) is REPLAY
-    assert light([unnamed, reject]).verdict(KEYS[0]) is REPLAY
-    assert light([{0: NORM}, reject]).verdict(KEYS[0]) is NORM, "one of them may be a liar's, but it was judged"
-    assert light([{0: NORM}, {0: UNJUDGED}]).verdict(KEYS[0]) is UNJUDGED
-    assert light([unnamed, unnamed]).verdict(KEYS[0]) is UNJUDGED
-
-
-def test_a_light_voter_does_not_count_other_light_voters() -> None:
-    mine = light([{0: ACCEPT}], n=7, auditors=5)
-    for voter in (5,):
-        hear_ballot(mine, voter, ballot({0: ACCEPT}))
-    hear_ballot(mine, 1, ballot({0: ACCEPT}))
-    assert mine.verdict(KEYS[0]) is None
-    hear_ballot(mine, 2, ballot({0: ACCEPT}))
-    assert mine.verdict(KEYS[0]) is ACCEPT
-
-
-def test_a_light_voter_rejects_by_its_own_checks_whatever_the_re_executors_say() -> None:
-    mine = light([{0: ACCEPT}] * 3)
-    mine.judge(KEYS[0], NORM, OPENED)
-    assert mine.verdict(KEYS[0]) is NORM
-
-
-def test_an_audited_round_without_any_re_executor_left_accepts_nothing() -> None:
-    held = book(3, dataclasses.replace(terms(auditors=0), audited=True))
-    hear_proposal(held, 0)
-    held.judge(KEYS[0], ACCEPT, OPENED)
-    assert held.verdict(KEYS[0]) is not ACCEPT
-    unaudited = book(3, terms(auditors=0))
-    hear_proposal(unaudited, 0)
-    unaudited.judge(KEYS[0], ACCEPT, OPENED)
-    assert unaudited.verdict(KEYS[0]) is ACCEPT
-
-
-def test_a_light_voter_does_not_follow_re_executors_that_may_be_mostly_liars() -> None:
-    """Five light voters joined the three that started the job: two of seven voters may lie, and they are most of three."""
-    assert light([{0: ACCEPT}] * 3, n=8, auditors=3).verdict(KEYS[0]) is UNJUDGED
-
-
-@pytest.mark.parametrize("honest", [REPLAY, UNJUDGED], ids=["found false", "too slow"])
-@pytest.mark.parametrize("n", range(4, 11))
-def test_what_no_honest_re_executor_accepts_is_accepted_by_no_vote_however_few_of_them_are_left(n: int, honest: Verdict) -> None:
-    """The rule of a job with full audits is the plain mean: nothing else stands against what is accepted."""
-    f = faults_tolerated(n)
-    for auditors in range(n + 1):
-        of = dataclasses.replace(terms(n, auditors, trainers=1), audited=True)
-        for lying in range(min(f, auditors) + 1):  # of the re-executors; the other liars are light voters
-            liars = {*range(lying), *range(n - min(f - lying, n - auditors), n)}
-            said = {KEYS[i]: ballot({0: ACCEPT if i in liars else honest}) for i in sorted({*range(auditors), *liars})}
-            for me in set(range(auditors, n)) - liars:
-                mine = book(me, of)
-                hear_proposal(mine, 0)
-                mine.judge(KEYS[0], ACCEPT, OPENED)
-                for voter in range(auditors):
-                    hear_ballot(mine, voter, said[KEYS[voter]])
-                ours = mine.ballot_due(mine.times_up)
-                assert ours is not None
-                said[KEYS[me]] = ours
-            assert len(said) == n and not outcome(of, said).accepted, (auditors, lying)
-
-
-def test_accepts_of_another_proposal_of_the_same_trainer_do_not_count() -> None:
-    mine = light([])
-    for voter in range(3):
-        hear_ballot(mine, voter, ballot({0: ACCEPT}, {0: 1}))
-    assert mine.verdict(KEYS[0]) is UNJUDGED
-
-
 # Closing --------------------------------------------------------------------------------------------------------------
 
 
@@ -608,21 +480,24 @@ def test_a_round_does_not_close_here_without_an_accepted_proposal_or_with_the_tr
 
 def test_an_unsettled_round_closes_with_f_plus_one_cut_offs_and_not_with_f() -> None:
     mine = voted({0: {0: ACCEPT}, 1: {0: ACCEPT}, 2: {0: REPLAY}})
-    assert not settled(mine.terms, mine.ballots)
+    assert not settled(mine.terms, mine.ballots, vouched(mine.terms))
     hear_cut_off(mine, 0)
     assert mine.closing() is None
     hear_cut_off(mine, 1)
     closing = mine.closing()
-    assert closing is not None and problem(terms(), closing) is None and outcome(terms(), opened(closing)[0]).accepted == {}
+    assert closing is not None and problem(terms(), closing) is None
+    assert outcome(terms(), opened(closing)[0], vouched(terms())).accepted == {}
     hear_cut_off(mine, 2)
     third = mine.closing()
     assert third is not None and len(third.cut_offs) == 2, "no more than needed: blocks are bounded"
 
 
+UNSETTLED = {voter: {0: ACCEPT if voter < 4 else REPLAY} for voter in range(6)}  # of seven voters
+
+
 def test_a_leader_that_leaves_out_a_ballot_of_our_cut_off_is_refused() -> None:
-    said = {0: {0: ACCEPT}, 1: {0: ACCEPT}, 2: {0: REPLAY}, 3: {0: ACCEPT, 1: REPLAY}}
-    short, mine = voted({voter: said[voter] for voter in (0, 1, 2)}), voted(said, me=1)
-    for voter in (2, 3):
+    short, mine = voted({voter: UNSETTLED[voter] for voter in range(5)}, n=7), voted(UNSETTLED, me=1, n=7)
+    for voter in (2, 3, 4):
         hear_cut_off(short, voter)
     closing = short.closing()
     assert closing is not None and mine.refuses(closing) is None
@@ -632,12 +507,22 @@ def test_a_leader_that_leaves_out_a_ballot_of_our_cut_off_is_refused() -> None:
 
 def test_a_ballot_that_came_after_our_cut_off_may_be_left_out() -> None:
     """Otherwise one ballot that trickles in would make each of us refuse whatever the leader has sent already."""
-    mine = voted({0: {0: ACCEPT}, 1: {0: ACCEPT}, 2: {0: REPLAY}})
+    mine = voted({voter: UNSETTLED[voter] for voter in range(5)}, n=7)
     hear_cut_off(mine, 0, tuple(sorted(body_digest(s) for s in mine.signed_ballots.values())))
-    hear_cut_off(mine, 1)
+    for voter in (1, 2):
+        hear_cut_off(mine, voter)
     closing = mine.closing()
-    hear_ballot(mine, 3, ballot({0: ACCEPT, 1: REPLAY}))
+    hear_ballot(mine, 5, ballot({0: NORM}))
     assert closing is not None and mine.refuses(closing) is None
+
+
+def test_a_leader_that_leaves_out_a_proposal_with_all_its_accepts_is_refused() -> None:
+    mine = voted({voter: UNSETTLED[voter] for voter in range(5)}, n=7)
+    for voter in (0, 1, 2):
+        hear_cut_off(mine, voter)
+    closing = mine.closing()
+    hear_ballot(mine, 5, ballot({0: ACCEPT}))
+    assert closing is not None and "leaves out 1 proposals" in (mine.refuses(closing) or "")
 
 
 def test_a_liar_that_gives_each_voter_another_ballot_does_not_keep_the_round_open() -> None:
@@ -677,7 +562,7 @@ def test_a_closing_is_valid_only_as_it_is() -> None:
     other_round = sign(SIGNERS[1], CHAIN, CutOff(JOB, 1, ()))
 
     def parts(of: Closing, **changed: tuple[Signed, ...]) -> Closing:
-        fields = {"ballots": of.ballots, "cut_offs": of.cut_offs, "proposals": of.proposals} | changed
+        fields = {"ballots": of.ballots, "cut_offs": of.cut_offs, "proposals": of.proposals, "vouches": ()} | changed
         return Closing(JOB, 0, **fields)
 
     wrong = {
@@ -701,4 +586,4 @@ def test_a_closing_with_a_ballot_of_a_stranger_or_of_another_round_is_refused() 
     assert accepted is not None
     for signed in (sign(SIGNERS[5], CHAIN, ballot({0: ACCEPT})), sign(SIGNERS[3], CHAIN, Ballot(JOB, 1, ROOT, ()))):
         with pytest.raises(RemoteProtocolError):
-            problem(terms(), Closing(JOB, 0, ascending([*accepted.ballots, signed]), (), accepted.proposals))
+            problem(terms(), Closing(JOB, 0, ascending([*accepted.ballots, signed]), (), accepted.proposals, ()))

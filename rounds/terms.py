@@ -1,0 +1,49 @@
+"""The terms of a round: who votes, trains and re-executes in it."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+from consensus.quorum import faults_tolerated, quorum
+from protocol.identity import Signed
+
+
+@dataclass(frozen=True, slots=True)
+class RoundTerms:
+    """The terms of a round, fixed by the block that opened it, or by a later one that renewed it."""
+
+    job: bytes
+    round: int
+    model_root: bytes
+    voters: frozenset[bytes]
+    auditors: frozenset[bytes]  # voters with a worker; empty when nobody re-executes
+    trainers: frozenset[bytes]
+    awaited: frozenset[bytes]
+    audited: bool  # re-executed before the ballot: then an accepted proposal needs vouches
+    successors: frozenset[tuple[bytes, bytes]] = frozenset()  # trainers that rotated in the round: former key, next key
+    voting_keys: frozenset[tuple[bytes, bytes]] = frozenset()  # (key of a trainer, another key with which its member votes)
+    called_last: frozenset[bytes] = frozenset()  # re-executors that gave no vouch of late
+    suspended: frozenset[bytes] = frozenset()  # re-executors that vouched falsely, and are not called
+
+    @property
+    def signed(self) -> tuple[bytes, int, bytes]:
+        """What every ballot of the round binds to."""
+        return self.job, self.round, self.model_root
+
+    @property
+    def quorum(self) -> int:
+        return quorum(len(self.voters))
+
+    @property
+    def faults(self) -> int:
+        return faults_tolerated(len(self.voters))
+
+    def voting_key(self, trainer: bytes) -> bytes:
+        """The key with which the member of this trainer votes in the round, if it does."""
+        return next((voter for key, voter in self.voting_keys if key == trainer), trainer)
+
+
+def body_digest(signed: Signed) -> bytes:
+    """How ballots and vouches name proposals, and cut-offs name ballots."""
+    return hashlib.sha256(signed.body).digest()

@@ -1,0 +1,115 @@
+"""What one peer holds of the vouches of one open round, and what it re-executes itself. Sans-IO, as `rounds.ballots`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from protocol.codec import decode_message
+from protocol.identity import Signed
+from protocol.messages import Judgement, Vouch
+from rounds.terms import RoundTerms
+from rounds.vouching import Vouches, check_vouch, vouches_needed
+
+
+@dataclass(slots=True)
+class VouchBook:
+    """`me` is None for a peer that does not vote in the round."""
+
+    terms: RoundTerms
+    me: bytes | None
+    vouches: Vouches
+    signed: dict[tuple[bytes, bytes], Signed] = field(default_factory=dict)  # by signer and body, in the order of their coming
+    double_vouchers: set[bytes] = field(default_factory=set)
+    findings: dict[bytes, Judgement] = field(default_factory=dict)  # trainer -> our own verdict, which is signed or will be
+    called: dict[bytes, float] = field(default_factory=dict)  # trainer -> when we were first to re-execute its proposal
+    begun: set[bytes] = field(default_factory=set)  # trainers of these for whom all that re-execution needs was here
+    seconds: list[float] = field(default_factory=list)  # from the delivery of a proposal to each vouch of those called at once
+    _said: dict[tuple[bytes, bytes], tuple[Judgement, Signed]] = field(default_factory=dict)  # by voter and trainer
+
+    # What comes in
+
+    def has_heard(self, voter: bytes, vouch: Vouch) -> bool:
+        """Whether it says nothing new."""
+        return all((voter, judgement.trainer) in self._said for judgement in vouch.judgements)
+
+    def add(self, signed: Signed, vouch: Vouch) -> tuple[Signed, Signed] | None:
+        """Keeps what is new. Two different verdicts of one voter on one trainer are evidence, and the first one counts."""
+        check_vouch(self.terms, signed.signer, vouch)
+        voter = signed.signer
+        known = [said for judgement in vouch.judgements if (said := self._said.get((voter, judgement.trainer)))]
+        other = next((before for said, before in known if said not in vouch.judgements), None)
+        if other is not None:
+            is_known = voter in self.double_vouchers
+            self.double_vouchers.add(voter)
+            return None if is_known else (other, signed)
+        if len(known) < len(vouch.judgements):
+            self.signed[voter, signed.body] = signed
+            self.vouches.add(voter, vouch)
+            for judgement in vouch.judgements:
+                self._said.setdefault((voter, judgement.trainer), (judgement, signed))
+            if voter == self.me:
+                self.findings |= {judgement.trainer: judgement for judgement in vouch.judgements}
+        return None
+
+    def measure(self, voter: bytes, trainer: bytes, seconds: float) -> None:
+        """Only of voters that were called at once: when the others begin depends on what was measured before."""
+        if voter in self.vouches.re_executors(trainer)[: vouches_needed(self.terms, trainer)]:
+            self.seconds.append(seconds)
+
+    def find(self, judgement: Judgement) -> None:
+        """Our own verdict. The first one on a trainer is final: a second one would be evidence against us."""
+        self.findings.setdefault(judgement.trainer, judgement)
+
+    def take_over(self, other: VouchBook) -> None:
+        """Takes from the book of this round with its former voters what counts among the present ones."""
+        for signed in other.signed.values():
+            if signed.signer in self.terms.auditors:
+                self.add(signed, decode_message(signed.body, (Vouch,)))
+        self.double_vouchers |= other.double_vouchers
+        if self.me == other.me:
+            self.findings = other.findings | self.findings
+
+    # What goes out
+
+    def may_call(self, trainer: bytes) -> bool:
+        """Whether we could be asked to re-execute a proposal of this trainer."""
+        return self.me is not None and self.me in self.vouches.re_executors(trainer)
+
+    def is_called(self, trainer: bytes, proposal: bytes, is_late: bool) -> bool:
+        """Whether we are to re-execute it now."""
+        if trainer in self.findings or self.vouches.are_enough(trainer, proposal):
+            return False
+        return self.me is not None and self.me in self.vouches.called(trainer, proposal, is_late)
+
+    def due(self) -> Vouch | None:
+        """Our next vouch. While other re-executions go on, it waits until it doubles what was said before: a block has
+        room for few signatures.
+        """
+        own = {trainer for voter, trainer in self._said if voter == self.me}
+        new = sorted(self.findings.keys() - own)
+        if not new or (self.begun - self.findings.keys() and len(new) < len(own)):
+            return None
+        return Vouch(self.terms.job, self.terms.round, tuple(self.findings[trainer] for trainer in new))
+
+    def needed(self, accepted: Mapping[bytes, bytes], named: Iterable[tuple[bytes, bytes]]) -> tuple[Signed, ...]:
+        """The signed vouches that a closing carries: k for each accepted proposal, and f + 1 against any that a ballot names."""
+        voters = [
+            (voter, trainer)
+            for trainer, proposal in accepted.items()
+            for voter in self.vouches.accepting(trainer, proposal)[: vouches_needed(self.terms, trainer)]
+        ]
+        voters += [
+            (voter, trainer)
+            for trainer, proposal in named
+            for voter in self.vouches.rejecting(trainer, proposal)[: self.terms.faults + 1]
+        ]
+        chosen = {(signed.signer, signed.body): signed for _, signed in (self._said[place] for place in voters)}
+        return tuple(signed for _, signed in sorted(chosen.items()))
+
+    def without_double(self) -> Vouches:
+        """The vouches of voters that did not contradict themselves."""
+        made = Vouches(self.terms)
+        for key, verdicts in self.vouches.verdicts.items():
+            made.verdicts[key] = {voter: said for voter, said in verdicts.items() if voter not in self.double_vouchers}
+        return made

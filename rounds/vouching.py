@@ -1,0 +1,171 @@
+"""Vouching: some voters re-execute a proposal, and the others rely on what they sign about it.
+
+A re-executor signs a Vouch with its verdict on a proposal. While at most f of a round's voters lie, k accepting vouches of
+different voters other than the trainer prove that an honest voter has re-executed an accepted proposal, or made it itself:
+
+| the trainer of a false update | other liars | k     |
+| votes: it is one of the f     | f − 1       | f     |
+| does not vote                 | f           | f + 1 |
+
+The keys that count are those of the round as it was opened or renewed last. Where f is 0, one other voter re-executes all the
+same, if there is one with a worker. Nothing proves that a voter which vouches has re-executed anything.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from protocol.errors import RemoteProtocolError
+from protocol.identity import short_id
+from protocol.messages import Vouch
+from protocol.reasons import Verdict
+from protocol.units import nth_round
+from rounds.terms import RoundTerms
+
+RING_ROUNDS = 8  # the order of calls stays for so many rounds, so that a re-executor fetches few buffers of new trainers
+
+
+def _accepts(verdict: Verdict) -> bool:
+    return verdict is Verdict.ACCEPT
+
+
+def _rejects(verdict: Verdict) -> bool:
+    """Whether it gives a reason. UNJUDGED is none."""
+    return verdict not in (Verdict.ACCEPT, Verdict.UNJUDGED)
+
+
+def vouches_needed(terms: RoundTerms, trainer: bytes) -> int:
+    """k: how many accepting vouches a proposal of this trainer needs."""
+    if not terms.audited:
+        return 0
+    key = terms.voting_key(trainer)
+    if key not in terms.voters:
+        return terms.faults + 1
+    return max(terms.faults, 1) if terms.auditors - {key} else terms.faults
+
+
+def re_executors(terms: RoundTerms, trainer: bytes) -> tuple[bytes, ...]:
+    """The voters that may vouch for a proposal of this trainer, in the order in which they are called.
+
+    They are the voters with a worker in a ring, from the trainer on. A hash orders the ring anew every `RING_ROUNDS` rounds. So
+    each re-executor has as many trainers before it as the others have, and nobody can choose its trainers.
+    """
+    seed = b"folkmoot/ring\x00" + terms.job + (terms.round // RING_ROUNDS).to_bytes(8, "big")
+    key = terms.voting_key(trainer)
+    place = {voter: hashlib.sha256(seed + voter).digest() for voter in terms.auditors | {key}}
+    ring = sorted(terms.auditors - {key}, key=lambda voter: (place[voter] < place[key], place[voter]))
+    if len(terms.auditors - terms.suspended) > 2 * terms.faults:
+        ring = [voter for voter in ring if voter not in terms.suspended]
+    return tuple(sorted(ring, key=lambda voter: (voter in terms.suspended, voter in terms.called_last)))
+
+
+def check_vouch(terms: RoundTerms, voter: bytes, vouch: Vouch) -> None:
+    """Raises `RemoteProtocolError` unless this vouch may be counted in this round."""
+    if voter not in terms.auditors:
+        raise RemoteProtocolError("not-a-voter", f"vouch of {short_id(voter)}, which re-executes nothing in this round")
+    if (vouch.job, vouch.round) != (terms.job, terms.round):
+        raise RemoteProtocolError("wrong-round", f"vouch of {short_id(voter)} for round {nth_round(vouch.round)}")
+    names = [judgement.trainer for judgement in vouch.judgements]
+    if any(left >= right for left, right in pairwise(names)):
+        raise RemoteProtocolError("non-canonical", "judgements must ascend by trainer, each once")
+    if not terms.trainers.issuperset(names):
+        raise RemoteProtocolError("not-a-trainer", f"vouch of {short_id(voter)}")
+
+
+@dataclass(slots=True)
+class Vouches:
+    """The vouches of one round that are known. Those of a trainer for itself count for nothing."""
+
+    terms: RoundTerms
+    # (trainer, proposal) -> voter -> its verdict
+    verdicts: dict[tuple[bytes, bytes], dict[bytes, Verdict]] = field(default_factory=dict)
+    _rings: dict[bytes, tuple[bytes, ...]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, terms: RoundTerms, said: Iterable[tuple[bytes, Vouch]]) -> Vouches:
+        made = cls(terms)
+        for voter, vouch in said:
+            made.add(voter, vouch)
+        return made
+
+    def add(self, voter: bytes, vouch: Vouch) -> None:
+        """The vouch was checked. Of two verdicts of one voter on a proposal the first counts."""
+        for judgement in vouch.judgements:
+            if voter != self.terms.voting_key(judgement.trainer):
+                self.verdicts.setdefault((judgement.trainer, judgement.proposal), {}).setdefault(voter, judgement.verdict)
+
+    def _of(self, trainer: bytes, proposal: bytes) -> Mapping[bytes, Verdict]:
+        return self.verdicts.get((trainer, proposal), {})
+
+    def re_executors(self, trainer: bytes) -> tuple[bytes, ...]:
+        if trainer not in self._rings:
+            self._rings[trainer] = re_executors(self.terms, trainer)
+        return self._rings[trainer]
+
+    def accepting(self, trainer: bytes, proposal: bytes) -> list[bytes]:
+        """The voters that vouch for it, in the order in which they were called."""
+        return self._with(trainer, proposal, _accepts)
+
+    def rejecting(self, trainer: bytes, proposal: bytes) -> list[bytes]:
+        """The voters that give a reason against it, in the order in which they were called."""
+        return self._with(trainer, proposal, _rejects)
+
+    def _with(self, trainer: bytes, proposal: bytes, fits: Callable[[Verdict], bool]) -> list[bytes]:
+        place = {voter: at for at, voter in enumerate(self.re_executors(trainer))}
+        found = [voter for voter, verdict in self._of(trainer, proposal).items() if fits(verdict)]
+        return sorted(found, key=lambda voter: (place.get(voter, len(place)), voter))
+
+    def are_enough(self, trainer: bytes, proposal: bytes) -> bool:
+        accepts = sum(map(_accepts, self._of(trainer, proposal).values()))
+        return accepts >= vouches_needed(self.terms, trainer)
+
+    def may_be_enough(self, trainer: bytes, proposal: bytes) -> bool:
+        """Whether they are, or could be after further vouches."""
+        verdicts = self._of(trainer, proposal)
+        others = (verdicts[voter] for voter in verdicts.keys() - set(self.re_executors(trainer)))
+        possible = sum(_accepts(verdicts.get(voter, Verdict.ACCEPT)) for voter in self.re_executors(trainer))
+        return possible + sum(map(_accepts, others)) >= vouches_needed(self.terms, trainer)
+
+    def refusal(self, trainer: bytes, proposal: bytes) -> Verdict | None:
+        """The reason that most give, if more than f voters reject it: fewer may be liars. Ties go to the lower code."""
+        reasons = Counter(filter(_rejects, self._of(trainer, proposal).values()))
+        if reasons.total() <= self.terms.faults:
+            return None
+        return max(reasons, key=lambda verdict: (reasons[verdict], -verdict))
+
+    def called(self, trainer: bytes, proposal: bytes, is_late: bool) -> tuple[bytes, ...]:
+        """The re-executors that are asked for a vouch so far: k at once, and one more for each of these that does not accept.
+
+        If the vouches are late, there are f more, less those that have rejected it: together they are the liars there can be.
+        """
+        ring, verdicts = self.re_executors(trainer), self._of(trainer, proposal)
+        count, before = vouches_needed(self.terms, trainer), -1
+        while count != before:
+            given = [verdicts[voter] for voter in ring[:count] if voter in verdicts]
+            unsure, rejections = given.count(Verdict.UNJUDGED), sum(map(_rejects, given))
+            before = count
+            count = vouches_needed(self.terms, trainer) + unsure
+            count += max(rejections, self.terms.faults) if is_late else rejections
+        return ring[:count]
+
+    def vouchers(self, accepted: Mapping[bytes, bytes]) -> dict[bytes, tuple[bytes, ...]]:
+        """By accepted trainer: who vouches for its proposal."""
+        return {trainer: tuple(self.accepting(trainer, proposal)) for trainer, proposal in accepted.items()}
+
+    def false(self, accepted: Mapping[bytes, bytes]) -> frozenset[bytes]:
+        """The voters that rejected a proposal which was accepted, or accepted one that more than f reject."""
+        against = [set(self.rejecting(trainer, proposal)) for trainer, proposal in accepted.items()]
+        refused = [key for key in self.verdicts if accepted.get(key[0]) != key[1] and self.refusal(*key) is not None]
+        return frozenset().union(*against, *(self.accepting(*key) for key in refused))
+
+    def silent(self, accepted: Mapping[bytes, bytes]) -> frozenset[bytes]:
+        """The voters that were called at once for an accepted proposal, and are not heard of it."""
+        missing = set[bytes]()
+        for trainer, proposal in accepted.items():
+            called = self.re_executors(trainer)[: vouches_needed(self.terms, trainer)]
+            missing |= set(called) - self._of(trainer, proposal).keys()
+        return frozenset(missing)

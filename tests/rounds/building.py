@@ -1,0 +1,99 @@
+"""Rounds of thirteen peers for tests: terms, signed messages, and books that hear them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from protocol.codec import decode_message
+from protocol.identity import Signed, sign
+from protocol.messages import Ballot, CutOff, Judgement, Proposal, Vouch
+from protocol.reasons import Verdict
+from rounds.ballots import Closing, RoundBook, RoundTimers, check_closing
+from rounds.terms import RoundTerms, body_digest
+from rounds.vouching import Vouches
+from tests.sim.keys import FastSigner
+
+CHAIN, JOB, ROOT = bytes(range(32)), b"j" * 32, b"r" * 32
+SIGNERS = sorted((FastSigner(f"peer {i}") for i in range(13)), key=lambda signer: signer.public)
+KEYS = tuple(signer.public for signer in SIGNERS)
+BY_KEY = {signer.public: signer for signer in SIGNERS}
+TIMERS = RoundTimers(proposals_max=60.0, replays=30.0)
+OPENED = 1_700_000_000.1
+ACCEPT, UNJUDGED, REPLAY, NORM = Verdict.ACCEPT, Verdict.UNJUDGED, Verdict.REPLAY, Verdict.NORM
+
+
+def terms(n: int = 4, auditors: int = 0, trainers: int = 3, awaited: int | None = None) -> RoundTerms:
+    """Voters are the first n keys, auditors and trainers the first of them. Without auditors nothing is re-executed."""
+    waited = trainers if awaited is None else awaited
+    return RoundTerms(JOB, 0, ROOT, *(frozenset(KEYS[:count]) for count in (n, auditors, trainers, waited)), auditors > 0)
+
+
+def rotated(*pairs: tuple[int, int]) -> frozenset[tuple[bytes, bytes]]:
+    """Successors: the former and the next key of a trainer that rotated in the round."""
+    return frozenset((KEYS[former], KEYS[after]) for former, after in pairs)
+
+
+def proposal(trainer: int, variant: int = 0, round: int = 0) -> tuple[Signed, Proposal]:
+    message = Proposal(JOB, round, ROOT, bytes([trainer]) * 32, 10, bytes([variant]) * 32, None)
+    return sign(SIGNERS[trainer], CHAIN, message), message
+
+
+def digest(trainer: int, variant: int = 0) -> bytes:
+    return body_digest(proposal(trainer, variant)[0])
+
+
+def ballot(verdicts: Mapping[int, Verdict], variants: Mapping[int, int] = {}) -> Ballot:
+    judged = [Judgement(KEYS[t], digest(t, variants.get(t, 0)), verdict) for t, verdict in sorted(verdicts.items())]
+    return Ballot(JOB, 0, ROOT, tuple(judged))
+
+
+def book(me: int | None, of: RoundTerms, timers: RoundTimers = TIMERS) -> RoundBook:
+    return RoundBook(of, None if me is None else KEYS[me], OPENED, timers)
+
+
+def hear_proposal(into: RoundBook, trainer: int, variant: int = 0, now: float = OPENED) -> tuple[Signed, Signed] | None:
+    pair = into.add_proposal(*proposal(trainer, variant))
+    into.deliver(KEYS[trainer], now)
+    return pair
+
+
+def hear_ballot(into: RoundBook, voter: int, message: Ballot, now: float = OPENED) -> tuple[Signed, Signed] | None:
+    return into.add_ballot(sign(SIGNERS[voter], CHAIN, message), message, now)
+
+
+def hear_vouch(into: RoundBook, voter: int, message: Vouch, now: float = OPENED) -> tuple[Signed, Signed] | None:
+    return into.add_vouch(sign(SIGNERS[voter], CHAIN, message), message, now)
+
+
+def hear_cut_off(into: RoundBook, voter: int, of: tuple[bytes, ...] = ()) -> None:
+    message = CutOff(JOB, 0, of)
+    into.add_cut_off(sign(SIGNERS[voter], CHAIN, message), message)
+
+
+def vouch(verdicts: Mapping[int, Verdict], variants: Mapping[int, int] = {}) -> Vouch:
+    judged = [Judgement(KEYS[t], digest(t, variants.get(t, 0)), verdict) for t, verdict in sorted(verdicts.items())]
+    return Vouch(JOB, 0, tuple(judged))
+
+
+def vouched(of: RoundTerms, said: Mapping[int, Mapping[int, Verdict]] = {}) -> Vouches:
+    """The vouches that these voters have signed."""
+    return Vouches.of(of, [(KEYS[voter], vouch(verdicts)) for voter, verdicts in said.items()])
+
+
+def opened(
+    closing: Closing,
+) -> tuple[dict[bytes, Ballot], dict[bytes, CutOff], dict[bytes, Proposal], list[tuple[bytes, Vouch]]]:
+    def of(parts: tuple[Signed, ...], kind: type) -> dict[bytes, object]:
+        return {part.signer: decode_message(part.body, (kind,)) for part in parts}
+
+    vouches = [(part.signer, decode_message(part.body, (Vouch,))) for part in closing.vouches]
+    parts = of(closing.ballots, Ballot), of(closing.cut_offs, CutOff), of(closing.proposals, Proposal)
+    return *parts, vouches  # type: ignore[return-value]
+
+
+def problem(of: RoundTerms, closing: Closing) -> str | None:
+    return check_closing(of, closing, *opened(closing))
+
+
+def ascending(signed: list[Signed]) -> tuple[Signed, ...]:
+    return tuple(sorted(signed, key=lambda item: item.signer))

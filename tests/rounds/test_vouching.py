@@ -1,0 +1,718 @@
+"""Vouching: how many vouches an accepted proposal needs, who is asked for them, and what a closing carries.
+
+The proof: while at most f of a round's voters lie, an honest voter has re-executed each accepted proposal, or made it itself.
+Liars accept everything; honest voters accept nothing false. The cases are all numbers of voters from 1 to 13, of re-executors,
+and of liars among the trainer, the other re-executors and the other voters. Within such a group voters are alike.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+
+import pytest
+
+from consensus.block import BODY_BYTES_MAX
+from consensus.evidence import conflict
+from consensus.quorum import faults_tolerated, quorum
+from ledger.jobs import Job, JobsModule, Phase
+from ledger.members import Member, MembersState
+from protocol.codec import encode
+from protocol.errors import RemoteProtocolError
+from protocol.identity import sign
+from protocol.limits import BLOB_BYTES_MAX
+from protocol.messages import CutOff, Judgement, Proposal, Vouch
+from protocol.reasons import Verdict
+from rounds import vouching
+from rounds.ballots import Outcome, RoundBook, RoundTimers, outcome, settled
+from rounds.terms import RoundTerms, body_digest
+from rounds.vouching import Vouches, re_executors, vouches_needed
+from tests.ledger.world import LANGUAGE, PlainJobs
+from tests.rounds.building import (
+    ACCEPT,
+    CHAIN,
+    JOB,
+    KEYS,
+    NORM,
+    OPENED,
+    REPLAY,
+    ROOT,
+    SIGNERS,
+    TIMERS,
+    UNJUDGED,
+    ascending,
+    ballot,
+    book,
+    digest,
+    hear_ballot,
+    hear_cut_off,
+    hear_proposal,
+    hear_vouch,
+    problem,
+    terms,
+    vouch,
+    vouched,
+)
+from tests.sim.keys import FastSigner
+
+EVERYBODY = range(1, 14)
+CUT = CutOff(JOB, 0, ())
+LARGEST = Proposal(JOB, 0, ROOT, bytes(32), BLOB_BYTES_MAX, bytes(32), bytes(32))
+
+
+# The proof --------------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A false proposal in a round that was opened once. `liars` vote; the trainer is one of them if it votes."""
+
+    terms: RoundTerms
+    trainer: int
+    liars: frozenset[int]
+
+
+def cases(n: int) -> Iterator[Case]:
+    f = faults_tolerated(n)
+    for auditors in range(n + 1):
+        # The trainer re-executes itself, votes only, or does neither.
+        for trainer in {0 if auditors else None, n - 1 if auditors < n else None, n} - {None}:
+            assert trainer is not None
+            key = trainer if trainer < n else 12
+            if trainer == n == 13:
+                continue  # there is no fourteenth key
+            of = replace(terms(n, auditors, trainers=13), audited=True)
+            reexecuting = [voter for voter in range(auditors) if voter != trainer]
+            others = [voter for voter in range(auditors, n) if voter != trainer]
+            for first, second in itertools.product(range(len(reexecuting) + 1), range(len(others) + 1)):
+                if first + second + (trainer < n) <= f or (first + second == 0 and trainer < n):
+                    yield Case(of, key, frozenset({*reexecuting[:first], *others[:second], *((trainer,) * (trainer < n))}))
+
+
+def unsafe(case: Case, honest: Verdict) -> bool:
+    """Whether the false proposal is accepted, if honest re-executors say `honest` and the others follow their own rules."""
+    of, trainer = case.terms, case.trainer
+    re_executing = [voter for voter in range(13) if KEYS[voter] in of.auditors]
+    vouches = {voter: {trainer: ACCEPT if voter in case.liars else honest} for voter in re_executing}
+    said = {KEYS[liar]: ballot({trainer: ACCEPT}) for liar in case.liars}
+    for voter in range(len(of.voters)):
+        if voter not in case.liars:
+            mine = book(voter, of)
+            hear_proposal(mine, trainer)
+            mine.judge(KEYS[trainer], ACCEPT, OPENED)  # the cheap checks find nothing
+            for other, verdicts in vouches.items():
+                hear_vouch(mine, other, vouch(verdicts))
+            if voter in vouches:
+                mine.find(KEYS[trainer], honest, OPENED)
+            ours = mine.ballot_due(mine.times_up)
+            said[KEYS[voter]] = ours or ballot({})
+    return bool(outcome(of, said, vouched(of, vouches)).accepted)
+
+
+def unsafe_cases(n: int) -> list[Case]:
+    return [case for case in cases(n) for honest in (REPLAY, UNJUDGED) if unsafe(case, honest)]
+
+
+@pytest.mark.parametrize("n", EVERYBODY)
+def test_no_false_proposal_is_accepted_while_at_most_f_voters_lie(n: int) -> None:
+    """A lone voter that trains is the only one who knows: it is believed, as nobody else votes."""
+    assert [case for case in unsafe_cases(n) if len(case.liars) <= case.terms.faults] == []
+
+
+def test_the_proof_finds_a_bound_that_is_too_low(monkeypatch: pytest.MonkeyPatch) -> None:
+    needed = vouches_needed
+    for module in (vouching, __import__("rounds.vouch_book", fromlist=["vouches_needed"])):
+        monkeypatch.setattr(module, "vouches_needed", lambda of, trainer: max(0, needed(of, trainer) - 1))
+    assert all(unsafe_cases(n) for n in range(4, 14))
+
+
+def test_the_proof_finds_f_where_the_trainer_does_not_vote(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vouching, "vouches_needed", lambda of, trainer: of.faults)
+    assert all(unsafe_cases(n) for n in range(1, 13))
+
+
+def test_the_proof_finds_trainers_that_vouch_for_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Vouches, "add", _adds_everything)
+    assert all(unsafe_cases(n) for n in range(4, 14))
+
+
+def _adds_everything(self: Vouches, voter: bytes, said: Vouch) -> None:
+    for judgement in said.judgements:
+        self.verdicts.setdefault((judgement.trainer, judgement.proposal), {}).setdefault(voter, judgement.verdict)
+
+
+def _adds_all_but_the_same_key(self: Vouches, voter: bytes, said: Vouch) -> None:
+    others = tuple(judgement for judgement in said.judgements if judgement.trainer != voter)
+    _adds_everything(self, voter, replace(said, judgements=others))
+
+
+# Renewed rounds -----------------------------------------------------------------------------------------------------------
+#
+# The first members of a network of n voters open a round, and a later block renews it. Until then each of them stays, leaves the
+# voters, rotates its key, or is expelled, and some others join. Every liar has signed vouches with each key that it ever had.
+
+FATES = ("stays", "leaves", "rotates", "is expelled")
+SIGNERS_AFTER = tuple(FastSigner(f"after {number}") for number in range(13))
+RENEWED_MAX = 7  # first voters
+
+
+@dataclasses.dataclass(frozen=True)
+class Renewal:
+    """Fates of the trainer and of the others, how many others lie, by fate, and how many join; those that join may lie, too."""
+
+    trainer: str
+    others: tuple[int, int, int, int]
+    lying: tuple[int, int, int, int]
+    joining: int
+    lying_joining: int
+
+
+def renewals(n: int) -> Iterator[Renewal]:
+    for trainer, joining in itertools.product(FATES, range(3)):
+        for others in itertools.product(range(n), repeat=4):
+            is_empty = trainer in ("leaves", "is expelled") and not others[0] and not others[2] and not joining
+            if sum(others) != n - 1 or is_empty:
+                continue  # the last voter neither leaves nor is expelled
+            for lying in itertools.product(*(range(count + 1) for count in others)):
+                for lying_joining in range(joining + 1):
+                    yield Renewal(trainer, others, lying, joining, lying_joining)
+
+
+def renewed_terms(case: Renewal) -> tuple[RoundTerms, set[bytes], bytes, bytes]:
+    """(terms of the renewed round, all keys of liars, the trainer's first key, the key that it has now)."""
+    fates = [case.trainer, *(fate for fate, count in zip(FATES, case.others, strict=True) for _ in range(count))]
+    first, joining = KEYS[: len(fates)], KEYS[len(fates) : len(fates) + case.joining]
+    members = {key: Member(f"m{at}", ("trainer",), 0, None, 0) for at, key in enumerate((*first, *joining))}
+    now, liars, left = list(joining), {first[0], *joining[: case.lying_joining]}, dict(zip(FATES, case.lying, strict=True))
+    present = {}
+    for at, (key, fate) in enumerate(zip(first, fates, strict=True)):
+        present[key] = SIGNERS_AFTER[at].public if fate == "rotates" else key
+        if at and left[fate]:
+            left[fate] -= 1
+            liars |= {key, present[key]}
+        if fate == "rotates":
+            members[key] = replace(members[key], successor=present[key])
+            members[present[key]] = Member(f"m{at}", ("trainer",), 0, None, 0, rotations=1)
+        if fate == "is expelled":
+            members[key] = replace(members[key], expelled=5)
+        if fate in ("stays", "rotates"):
+            now.append(present[key])
+    state = MembersState(members, *((tuple(sorted(now)),) * 3))
+    opened = Job(LANGUAGE, "job", first[0], 1, 9, Phase.RUNNING, 0, 1, ROOT, True, *((tuple(sorted(first)),) * 4))
+    job = JobsModule(PlainJobs())._renewed(opened, state, 9, {})
+    return job.terms(JOB), liars | {present[first[0]]}, first[0], present[first[0]]
+
+
+def is_fooled(case: Renewal) -> bool:
+    """Whether vouches of at most f liars of the renewed round are enough for a false proposal of one of the trainer's keys."""
+    of, liars, *keys = renewed_terms(case)
+    if len(liars & of.voters) > of.faults:
+        return False
+    signed = sorted(liars & of.auditors)
+    false = b"p" * 32
+    return any(
+        Vouches.of(of, [(liar, Vouch(JOB, 0, (Judgement(key, false, ACCEPT),))) for liar in signed]).are_enough(key, false)
+        for key in keys
+        if key in of.trainers
+    )
+
+
+def fooled(n_max: int = RENEWED_MAX) -> list[Renewal]:
+    return [case for n in range(1, n_max + 1) for case in renewals(n) if is_fooled(case)]
+
+
+def test_no_false_proposal_is_accepted_in_a_renewed_round() -> None:
+    assert fooled() == []
+
+
+def test_the_proof_finds_a_trainer_that_vouches_for_itself_under_a_new_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Vouches, "add", _adds_all_but_the_same_key)
+    assert any(case.trainer == "rotates" for case in fooled(5))
+
+
+def test_the_proof_finds_a_bound_of_the_opening_in_a_renewed_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trainer voted when the round was opened, and does not any more: f liars are left beside it."""
+    monkeypatch.setattr(vouching, "vouches_needed", lambda of, trainer: max(1, of.faults))
+    assert any(case.trainer in ("leaves", "is expelled") for case in fooled(6))
+
+
+def test_the_proof_finds_vouches_of_former_voters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A liar that rotated would vouch with two keys."""
+    of, liars, trainer, _ = renewed_terms(Renewal("stays", (3, 0, 3, 0), (0, 0, 1, 0), 0, 0))
+    former = sorted(liars - of.voters)
+    assert len(former) == 1 and len(liars & of.voters) == of.faults == 2
+    with pytest.raises(RemoteProtocolError, match="not-a-voter"):
+        vouching.check_vouch(of, former[0], Vouch(JOB, 0, (Judgement(trainer, bytes(32), ACCEPT),)))
+    said = [(key, Vouch(JOB, 0, (Judgement(trainer, bytes(32), ACCEPT),))) for key in sorted(liars)]
+    assert Vouches.of(of, said).are_enough(trainer, bytes(32)), "with the check left out it would be accepted"
+
+
+# Who is asked -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", EVERYBODY)
+def test_each_re_executor_is_called_for_as_many_trainers_as_the_others(n: int) -> None:
+    for number in (0, 7, 8, 16, 800):
+        of = replace(terms(n, n, trainers=n), round=number)
+        load = Counter(voter for trainer in of.trainers for voter in re_executors(of, trainer)[: vouches_needed(of, trainer)])
+        assert set(load.values()) <= {vouches_needed(of, KEYS[0])}
+
+
+def test_the_order_of_calls_stays_for_eight_rounds_and_nobody_is_before_itself() -> None:
+    of = terms(7, 7, trainers=7)
+    orders = [tuple(re_executors(replace(of, round=number), KEYS[0])) for number in range(24)]
+    assert [len(set(orders[at : at + 8])) for at in (0, 8, 16)] == [1, 1, 1] and len(set(orders)) == 3
+    assert all(KEYS[0] not in order and len(order) == 6 for order in orders)
+
+
+@pytest.mark.parametrize(
+    "n, auditors, trainer, needed",
+    [
+        (1, 1, 0, 0),
+        (1, 1, 5, 1),
+        (2, 1, 0, 0),
+        (2, 1, 1, 1),
+        (2, 2, 0, 1),
+        (3, 3, 0, 1),
+        (4, 3, 0, 1),
+        (4, 4, 5, 2),
+        (13, 9, 0, 4),
+    ],
+)
+def test_so_many_vouches_are_needed(n: int, auditors: int, trainer: int, needed: int) -> None:
+    assert vouches_needed(replace(terms(n, auditors, trainers=13), audited=True), KEYS[trainer]) == needed
+
+
+def test_in_a_round_without_re_execution_nobody_vouches() -> None:
+    assert vouches_needed(terms(), KEYS[0]) == 0 and not re_executors(terms(), KEYS[0])
+    with pytest.raises(RemoteProtocolError, match="not-a-voter"):
+        hear_vouch(book(0, terms()), 1, vouch({0: ACCEPT}))
+
+
+def test_silent_re_executors_are_called_last_and_suspended_ones_not_at_all_while_enough_are_left() -> None:
+    of = terms(7, 7, trainers=7)
+    first, second, *rest = re_executors(of, KEYS[0])
+    assert re_executors(replace(of, called_last=frozenset({first})), KEYS[0]) == (second, *rest, first)
+    assert re_executors(replace(of, suspended=frozenset({first, second})), KEYS[0]) == tuple(rest)
+    many = frozenset({first, second, rest[0]})
+    assert re_executors(replace(of, suspended=many), KEYS[0])[-3:] == (first, second, rest[0])
+
+
+LIES: Mapping[str, Callable[[bool], Verdict | None]] = {
+    "accepts all": lambda honest: ACCEPT,
+    "rejects all": lambda honest: REPLAY,
+    "is unsure": lambda honest: UNJUDGED,
+    "is silent": lambda honest: None,
+}
+
+
+def asked(of: RoundTerms, trainer: int, is_honest: bool, lies: Mapping[bytes, str]) -> tuple[Vouches, set[bytes]]:
+    """The vouches when nobody is asked any more, and who was asked. Everybody answers in turn, and in the end it is late."""
+    made, key, proposal, is_late = Vouches(of), KEYS[trainer], digest(trainer), False
+    answered = set[bytes]()
+    while True:
+        called = [] if made.are_enough(key, proposal) else made.called(key, proposal, is_late)
+        new = [voter for voter in called if voter not in answered]
+        if not new and is_late:
+            return made, answered
+        is_late = not new
+        for voter in new:
+            answered.add(voter)
+            verdict = LIES[lies[voter]](is_honest) if voter in lies else ACCEPT if is_honest else REPLAY
+            if verdict is not None:
+                made.add(voter, Vouch(JOB, 0, (Judgement(key, proposal, verdict),)))
+
+
+def liars_of(of: RoundTerms, trainer: int, is_honest: bool) -> Iterator[dict[bytes, str]]:
+    """All places of liars in the ring, which all do the same or two things in turn; a false proposal's trainer is a liar."""
+    ring = re_executors(of, KEYS[trainer])
+    most = max(0, of.faults - (not is_honest and KEYS[trainer] in of.voters))
+    for places in itertools.combinations(range(len(ring)), min(most, len(ring))):
+        for kinds in itertools.product(LIES, repeat=2):
+            yield {ring[place]: kinds[at % 2] for at, place in enumerate(places)}
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 6, 7, 8, 9, 10])
+def test_two_f_plus_one_re_executors_decide_whatever_f_liars_do(n: int) -> None:
+    """Honest work gets its vouches, and more than f voters reject what is false."""
+    f = faults_tolerated(n)
+    for auditors, trainer in itertools.product(range(2 * f + 1, n + 1), (0, 12)):
+        of = terms(n, auditors, trainers=13)
+        if trainer and not auditors:
+            continue
+        for lies in liars_of(of, trainer, is_honest=True):
+            made, answered = asked(of, trainer, True, lies)
+            assert made.are_enough(KEYS[trainer], digest(trainer)), (auditors, trainer, lies)
+            replays = len(answered - lies.keys())
+            assert replays <= max(1, 2 * f + (trainer == 12)), "at most f more than without liars"
+        for lies in liars_of(of, trainer, is_honest=False):
+            made, _ = asked(of, trainer, False, lies)
+            needed = vouches_needed(of, KEYS[trainer])
+            assert not needed or made.refusal(KEYS[trainer], digest(trainer)) is not None, (auditors, trainer, lies)
+
+
+def test_without_liars_only_k_are_asked() -> None:
+    for n in EVERYBODY:
+        _, answered = asked(terms(n, n, trainers=13), 0, True, {})
+        assert len(answered) == vouches_needed(terms(n, n, trainers=13), KEYS[0])
+
+
+# When this peer re-executes ------------------------------------------------------------------------------------------------
+
+SLOW = RoundTimers(60.0, 30.0, vouch=5.0)
+
+
+def ring_of(of: RoundTerms, trainer: int = 0) -> list[int]:
+    return [KEYS.index(voter) for voter in re_executors(of, KEYS[trainer])]
+
+
+def checked(me: int, of: RoundTerms, verdict: Verdict = ACCEPT) -> RoundBook:
+    """The book of a voter that has checked proposal 0."""
+    mine = book(me, of, SLOW)
+    hear_proposal(mine, 0)
+    mine.judge(KEYS[0], verdict, OPENED)
+    mine.call(OPENED)
+    return mine
+
+
+def test_the_first_begin_at_once_and_others_when_vouches_are_late() -> None:
+    of = terms(4, 4, trainers=1)
+    first, second, third = ring_of(of)
+    assert KEYS[0] in checked(first, of).vouching.called
+    backup = checked(second, of)
+    assert not backup.vouching.called and backup.deadline(backup.proposals_due) == OPENED + 10.0
+    backup.call(OPENED + 9.9)
+    assert not backup.vouching.called
+    backup.call(OPENED + 10.0)
+    assert backup.vouching.called == {KEYS[0]: OPENED + 10.0}
+    last = checked(third, of)
+    last.call(OPENED + 1e6)
+    assert not last.vouching.called
+
+
+@pytest.mark.parametrize("verdict", [REPLAY, UNJUDGED])
+def test_one_more_begins_for_each_vouch_that_does_not_accept(verdict: Verdict) -> None:
+    of = terms(4, 4, trainers=1)
+    first, second, third = ring_of(of)
+    mine = checked(second, of)
+    hear_vouch(mine, third, vouch({0: verdict}))
+    mine.call(OPENED)
+    assert not mine.vouching.called, "only those that are called count"
+    hear_vouch(mine, first, vouch({0: verdict}))
+    mine.call(OPENED)
+    assert mine.vouching.called
+
+
+def test_nobody_begins_when_there_are_enough_vouches() -> None:
+    of = terms(4, 4, trainers=1)
+    first, _, third = ring_of(of)
+    mine = book(first, of, SLOW)
+    hear_vouch(mine, third, vouch({0: ACCEPT}))
+    hear_proposal(mine, 0)
+    mine.judge(KEYS[0], ACCEPT, OPENED)
+    mine.call(OPENED + 100)
+    assert not mine.vouching.called and mine.ballot_due(OPENED) == ballot({0: ACCEPT})
+
+
+def test_a_re_executor_goes_on_after_its_ballot() -> None:
+    of = terms(4, 4, trainers=1)
+    first, _, third = ring_of(of)
+    mine = checked(first, of)
+    hear_vouch(mine, third, vouch({0: ACCEPT}))
+    due = mine.ballot_due(OPENED)
+    assert due is not None
+    hear_ballot(mine, first, due)
+    mine.find(KEYS[0], ACCEPT, OPENED + 1)
+    assert mine.vouching.due() == vouch({0: ACCEPT})
+
+
+def test_what_a_cheap_check_refuses_is_vouched_for_without_re_execution() -> None:
+    of = terms(4, 4, trainers=1)
+    mine = checked(ring_of(of)[0], of, NORM)
+    assert mine.vouching.due() == vouch({0: NORM})
+
+
+def test_what_does_not_arrive_in_time_makes_unsure_for_good() -> None:
+    of = terms(4, 4, trainers=1)
+    mine = checked(ring_of(of)[0], of)
+    given_up = OPENED + 10.0
+    assert mine.deadline(mine.proposals_due) == given_up
+    mine.call(given_up - 0.1)
+    assert mine.vouching.due() is None
+    mine.call(given_up)
+    said = mine.vouching.due()
+    assert said == vouch({0: UNJUDGED})
+    hear_vouch(mine, ring_of(of)[0], said)
+    mine.find(KEYS[0], ACCEPT, given_up + 1)
+    assert mine.vouching.due() is None, "a second verdict would be evidence"
+
+
+def test_what_has_begun_is_not_given_up() -> None:
+    of = terms(4, 4, trainers=1)
+    mine = checked(ring_of(of)[0], of)
+    mine.vouching.begun.add(KEYS[0])
+    mine.call(OPENED + 1e6)
+    assert mine.vouching.due() is None
+
+
+def test_a_vouch_waits_while_others_are_computed_until_it_doubles_what_was_said() -> None:
+    of = terms(13, 13, trainers=13)
+    me = 0
+    mine = book(me, of, SLOW)
+    trainers = [trainer for trainer in range(13) if me in ring_of(of, trainer)[:4]]
+    for trainer in trainers:
+        hear_proposal(mine, trainer)
+        mine.judge(KEYS[trainer], ACCEPT, OPENED)
+    mine.call(OPENED)
+    mine.vouching.begun |= mine.vouching.called.keys()
+    sizes = []
+    for trainer in trainers:
+        mine.find(KEYS[trainer], ACCEPT, OPENED)
+        if (due := mine.vouching.due()) is not None:
+            sizes.append(len(due.judgements))
+            hear_vouch(mine, me, due)
+    assert len(trainers) == 4 and sizes == [1, 1, 2]
+
+
+# What a voter makes of vouches ----------------------------------------------------------------------------------------------
+
+
+def light(vouches: Mapping[int, Verdict], n: int = 7) -> Verdict | None:
+    """The verdict of a voter without a worker on proposal 0, which passed its own checks."""
+    mine = book(n - 1, terms(n, n - 1, trainers=1))
+    hear_proposal(mine, 0)
+    mine.judge(KEYS[0], ACCEPT, OPENED)
+    for voter, verdict in vouches.items():
+        hear_vouch(mine, voter, vouch({0: verdict}))
+    return mine.verdict(KEYS[0])
+
+
+def test_a_voter_accepts_with_k_vouches_and_rejects_with_more_than_f_rejections() -> None:
+    assert light({1: ACCEPT}) is None and light({1: ACCEPT, 2: ACCEPT}) is ACCEPT
+    assert light({0: ACCEPT, 1: ACCEPT}) is None, "nobody vouches for itself"
+    assert light({1: REPLAY, 2: REPLAY}) is None and light({1: REPLAY, 2: NORM, 3: REPLAY}) is REPLAY
+    assert light({1: REPLAY, 2: REPLAY, 3: UNJUDGED}) is None, "an unsure one rejects nothing"
+    assert light({1: REPLAY, 2: REPLAY, 3: ACCEPT, 4: ACCEPT}) is ACCEPT, "f rejections never block"
+
+
+def test_vouches_for_another_proposal_of_the_same_trainer_do_not_count() -> None:
+    mine = book(6, terms(7, 6, trainers=1))
+    hear_proposal(mine, 0)
+    mine.judge(KEYS[0], ACCEPT, OPENED)
+    for voter in (1, 2, 3):
+        hear_vouch(mine, voter, vouch({0: ACCEPT}, {0: 1}))
+    assert mine.verdict(KEYS[0]) is None
+
+
+def test_our_own_rejection_stands_whoever_vouches() -> None:
+    of = terms(4, 4, trainers=1)
+    mine = checked(ring_of(of)[0], of)
+    mine.find(KEYS[0], REPLAY, OPENED)
+    for voter in ring_of(of)[1:]:
+        hear_vouch(mine, voter, vouch({0: ACCEPT}))
+    assert mine.verdict(KEYS[0]) is REPLAY
+
+
+def test_our_own_re_execution_is_enough_for_our_ballot_and_an_unsure_one_is_not() -> None:
+    of = terms(7, 7, trainers=1)
+    for verdict, expected in ((ACCEPT, ACCEPT), (UNJUDGED, None)):
+        mine = checked(ring_of(of)[0], of)
+        mine.find(KEYS[0], verdict, OPENED)
+        assert mine.verdict(KEYS[0]) is expected
+
+
+def test_a_proposal_that_nobody_can_judge_any_more_is_not_named() -> None:
+    """It costs no round more than its vouches take, and no round after it gets more time."""
+    of = terms(4, 4, trainers=2)
+    mine = book(1, of)
+    for trainer in (0, 1):
+        hear_proposal(mine, trainer)
+        mine.judge(KEYS[trainer], ACCEPT, OPENED)
+    hear_vouch(mine, 2, vouch({0: UNJUDGED, 1: ACCEPT}))
+    hear_vouch(mine, 3, vouch({0: UNJUDGED}))
+    assert mine.spoken == {KEYS[0], KEYS[1]}
+    hear_vouch(mine, 1, vouch({0: UNJUDGED}))
+    assert mine.spoken == {KEYS[1]}
+
+
+# Evidence -------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_second_different_verdict_on_a_trainer_is_evidence_once_and_the_first_counts() -> None:
+    mine = book(0, terms(4, 4, trainers=3))
+    first, second = vouch({1: ACCEPT}), vouch({1: REPLAY, 2: ACCEPT})
+    assert hear_vouch(mine, 3, first) is None and hear_vouch(mine, 3, first) is None
+    pair = hear_vouch(mine, 3, second)
+    assert pair is not None and [signed.body for signed in pair] == [encode(first), encode(second)]
+    assert hear_vouch(mine, 3, second) is None and mine.vouching.vouches.are_enough(KEYS[1], digest(1))
+
+
+@pytest.mark.parametrize(
+    "first, second, is_evidence",
+    [
+        (vouch({0: ACCEPT}), vouch({0: REPLAY}), True),
+        (vouch({0: UNJUDGED}), vouch({0: ACCEPT}), True),
+        (vouch({0: ACCEPT}), vouch({0: ACCEPT}, {0: 1}), True),
+        (vouch({0: ACCEPT, 1: REPLAY}), vouch({1: ACCEPT, 2: ACCEPT}), True),
+        (vouch({0: ACCEPT}), vouch({1: REPLAY}), False),
+        (vouch({0: ACCEPT}), vouch({0: ACCEPT, 1: REPLAY}), False),
+        (vouch({0: ACCEPT}), vouch({0: ACCEPT}), False),
+        (vouch({0: ACCEPT}), replace(vouch({0: REPLAY}), round=1), False),
+    ],
+)
+def test_two_vouches_prove_a_lie_only_if_they_differ_on_one_trainer_of_a_round(
+    first: Vouch, second: Vouch, is_evidence: bool
+) -> None:
+    assert conflict(first, second) == conflict(second, first) == is_evidence
+
+
+@pytest.mark.parametrize(
+    "reason, said",
+    [
+        ("wrong-round", replace(vouch({0: ACCEPT}), round=1)),
+        ("wrong-round", replace(vouch({0: ACCEPT}), job=b"k" * 32)),
+        ("not-a-trainer", vouch({5: ACCEPT})),
+        ("non-canonical", Vouch(JOB, 0, vouch({0: ACCEPT, 1: ACCEPT}).judgements[::-1])),
+    ],
+)
+def test_a_vouch_that_does_not_belong_is_refused(reason: str, said: Vouch) -> None:
+    mine = book(0, terms(4, 3))
+    with pytest.raises(RemoteProtocolError, match=reason):
+        hear_vouch(mine, 1, said)
+    assert not mine.vouching.signed
+
+
+# Closings -------------------------------------------------------------------------------------------------------------------
+
+
+def voted(
+    of: RoundTerms, ballots: Mapping[int, Mapping[int, Verdict]], vouches: Mapping[int, Mapping[int, Verdict]]
+) -> RoundBook:
+    mine = book(0, of)
+    for trainer in range(3):
+        hear_proposal(mine, trainer)
+    for voter, verdicts in vouches.items():
+        hear_vouch(mine, voter, vouch(verdicts))
+    for voter, verdicts in ballots.items():
+        hear_ballot(mine, voter, ballot(verdicts))
+    return mine
+
+
+ACCEPTS = {voter: {0: ACCEPT} for voter in range(3)}
+
+
+def test_a_closing_carries_the_vouches_and_needs_no_ballot_of_those_that_vouch() -> None:
+    of = terms(4, 4)
+    closing = voted(of, ACCEPTS, {3: {0: ACCEPT}}).closing()
+    assert closing is not None and problem(of, closing) is None and not closing.cut_offs
+    assert {signed.signer for signed in closing.vouches} == {KEYS[3]} and KEYS[3] not in {s.signer for s in closing.ballots}
+    assert [signed.signer for signed in closing.proposals] == [KEYS[0]]
+
+
+def test_accepts_without_vouches_are_not_settled_and_need_cut_offs() -> None:
+    of = terms(4, 4)
+    mine = voted(of, ACCEPTS, {3: {0: REPLAY}})
+    assert not settled(of, mine.ballots, mine.vouching.vouches) and mine.closing() is None
+    for voter in (0, 1):
+        hear_cut_off(mine, voter)
+    closing = mine.closing()
+    assert closing is not None and problem(of, closing) is None and not closing.proposals
+
+
+def test_a_closing_without_the_vouches_is_invalid() -> None:
+    of = terms(4, 4)
+    closing = voted(of, ACCEPTS, {3: {0: ACCEPT}}).closing()
+    assert closing is not None
+    assert "not settled" in (problem(of, replace(closing, vouches=())) or "")
+    cut = ascending([sign(SIGNERS[voter], CHAIN, cut_off) for voter, cut_off in ((0, CUT), (1, CUT))])
+    assert "exactly the accepted" in (problem(of, replace(closing, vouches=(), cut_offs=cut)) or "")
+    assert problem(of, replace(closing, vouches=(), cut_offs=cut, proposals=())) is None
+    twice = replace(closing, vouches=closing.vouches * 2)
+    assert "each once" in (problem(of, twice) or "")
+    with pytest.raises(RemoteProtocolError, match="not-a-voter"):
+        stranger = sign(SIGNERS[9], CHAIN, vouch({0: ACCEPT}))
+        problem(of, replace(closing, vouches=ascending([*closing.vouches, stranger])))
+
+
+def test_a_voter_prepares_no_block_that_leaves_out_what_it_knows_to_be_accepted() -> None:
+    of = terms(4, 4)
+    poor, mine = voted(of, ACCEPTS, {}), voted(of, ACCEPTS, {3: {0: ACCEPT}})
+    for voter in (1, 2):
+        hear_cut_off(poor, voter)
+    closing = poor.closing()
+    assert closing is not None and problem(of, closing) is None
+    assert poor.refuses(closing) is None and "leaves out 1 proposals" in (mine.refuses(closing) or "")
+
+
+def test_voters_that_contradict_themselves_do_not_make_us_refuse_blocks() -> None:
+    of = terms(4, 4)
+    poor, mine = voted(of, ACCEPTS, {3: {0: REPLAY}}), voted(of, ACCEPTS, {3: {0: ACCEPT}})
+    for voter in (1, 2):
+        hear_cut_off(poor, voter)
+    closing = poor.closing()
+    assert hear_vouch(mine, 3, vouch({0: REPLAY})) is not None
+    assert closing is not None and mine.refuses(closing) is None
+
+
+def test_a_closing_carries_no_more_vouches_than_it_needs() -> None:
+    of = terms(7, 7)
+    accepts = {voter: {0: ACCEPT, 1: REPLAY} for voter in range(5)}
+    vouches = {voter: {0: ACCEPT, 1: REPLAY} for voter in range(2, 7)}
+    closing = voted(of, accepts, {**vouches, 1: {0: REPLAY}}).closing()
+    assert closing is not None and problem(of, closing) is None
+    carried = Counter(signed.signer for signed in closing.vouches)
+    assert len(carried) <= 2 + 3 + 1 and carried[KEYS[1]] == 1, "k that accept, f + 1 that reject"
+
+
+def test_the_outcome_says_who_vouched_who_did_so_falsely_and_who_was_silent() -> None:
+    of = terms(4, 4)
+    first, second, third = ring_of(of)
+    votes = {KEYS[voter]: ballot({0: ACCEPT, 1: REPLAY}) for voter in range(4)}
+    against = ring_of(of, 1)
+
+    def told(said: Mapping[int, Mapping[int, Verdict]]) -> Outcome:
+        return outcome(of, votes, vouched(of, said))
+
+    result = told({second: {0: ACCEPT}, third: {0: REPLAY}})
+    assert result.vouchers == {KEYS[0]: (KEYS[second],)}
+    assert (result.false_vouchers, result.silent) == ({KEYS[third]}, {KEYS[first]})
+    unsure = told({first: {0: UNJUDGED}, second: {0: ACCEPT}})
+    assert (unsure.false_vouchers, unsure.silent) == (frozenset(), frozenset())
+    liar, *honest = against
+    refused = told({liar: {1: ACCEPT}, **{voter: {1: REPLAY} for voter in honest}})
+    assert KEYS[liar] in refused.false_vouchers and not refused.accepted
+    few = told({liar: {1: ACCEPT}, honest[0]: {1: REPLAY}})
+    assert not few.false_vouchers, "f that reject prove nothing"
+
+
+def test_a_closing_of_two_hundred_voters_fits_into_a_block() -> None:
+    """200 trainers, each re-executed by 66 others; every third voter is a liar that vouches for each alone."""
+    signers = sorted((FastSigner(f"voter {number}") for number in range(200)), key=lambda signer: signer.public)
+    keys = frozenset(signer.public for signer in signers)
+    of = RoundTerms(JOB, 0, ROOT, keys, keys, keys, keys, True)
+    mine = RoundBook(of, signers[0].public, OPENED, TIMERS)
+    proposals = {}
+    for at, signer in enumerate(signers):
+        message = dataclasses.replace(LARGEST, payload=bytes([at]) * 32)
+        proposals[signer.public] = sign(signer, CHAIN, message)
+        mine.add_proposal(proposals[signer.public], message)
+    digests = {key: body_digest(signed) for key, signed in proposals.items()}
+    called: dict[bytes, list[bytes]] = {key: [] for key in keys}
+    for trainer in sorted(keys):
+        for voter in mine.vouching.vouches.re_executors(trainer)[:66]:
+            called[voter].append(trainer)
+    for at, signer in enumerate(signers):
+        judgements = [Judgement(trainer, digests[trainer], ACCEPT) for trainer in called[signer.public]]
+        bounds = range(len(judgements) + 1) if at % 3 == 0 else (0, 1, 2, 4, 8, 16, 32, 64, 66)
+        for left, right in itertools.pairwise(bounds):
+            said = Vouch(JOB, 0, tuple(judgements[left:right]))
+            mine.add_vouch(sign(signer, CHAIN, said), said, OPENED)
+    accept = dataclasses.replace(ballot({}), judgements=tuple(Judgement(key, digests[key], ACCEPT) for key in sorted(keys)))
+    for signer in signers:
+        mine.add_ballot(sign(signer, CHAIN, accept), accept, OPENED)
+    closing = mine.closing()
+    assert closing is not None and len(closing.proposals) == 200 and len(of.voters) - quorum(200) == 66
+    assert len(encode(closing)) + 67 * 6_900 < BODY_BYTES_MAX, "with the largest cut-offs of f + 1 voters"
