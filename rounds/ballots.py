@@ -10,7 +10,7 @@ proposals T1 < re-executors' ballots T2 < other voters' ballots T3 < cut-off T4.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Annotated
@@ -451,7 +451,8 @@ class RoundBook:
 
     def closing(self) -> Closing | None:
         """A closing of this round, if the messages here make one. Asked all the time; the tables only grow."""
-        progress = tuple(map(len, (self.signed_ballots, self.proposals, self.signed_cut_offs, self.vouching.signed)))
+        parts: tuple[Sized, ...] = (self.signed_ballots, self.proposals, self.signed_cut_offs, self.vouching.signed)
+        progress = tuple(map(len, parts))
         if self._closed is None or self._closed[0] != progress:
             self._closed = (progress, self._closing())
         return self._closed[1]

@@ -20,7 +20,7 @@ from ledger.state import Body, Rules, State, core_modules, decode_body, newest
 from protocol import codec
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed, sign
-from protocol.messages import Ballot, CutOff, Judgement, Prepare, Proposal, Transaction
+from protocol.messages import Ballot, CutOff, Judgement, Prepare, Proposal, Transaction, Vouch
 from protocol.reasons import Verdict
 from rounds.ballots import Closing, RoundBook, RoundTimers
 from rounds.terms import body_digest
@@ -201,8 +201,11 @@ class World:
 
     def ballot(self, key: bytes, voter: bytes, verdicts: Mapping[bytes, Verdict]) -> Signed:
         job = self.job(key)
-        judged = tuple(Judgement(t, body_digest(self.proposal(key, t)), v) for t, v in sorted(verdicts.items()))
+        judged = self.judgements(key, verdicts)
         return sign(BY_KEY[voter], self.chain, Ballot(key, job.round, job.model_root, judged, *self.nonces(key, voter)))
+
+    def judgements(self, key: bytes, verdicts: Mapping[bytes, Verdict]) -> tuple[Judgement, ...]:
+        return tuple(Judgement(t, body_digest(self.proposal(key, t)), v) for t, v in sorted(verdicts.items()))
 
     def nonces(self, key: bytes, voter: bytes) -> tuple[bytes | None, bytes | None]:
         """What an honest voter reveals and commits to; nothing where audits are not sampled."""
@@ -214,11 +217,14 @@ class World:
         return reveal, commitment_to(nonce_of(voter, self.job(key).round))
 
     def vote(self, key: bytes, verdicts: Mapping[bytes, Verdict], voters: tuple[bytes, ...] | None = None) -> None:
-        """Everybody proposes and all of `voters` (default: all) say the same: it is in the ledger's book."""
+        """Everybody proposes, and re-executors and all of `voters` (default: all) say the same: it is in the ledger's book."""
         book, job = self.ledger.books[key], self.job(key)
         for trainer in verdicts:
             signed = self.proposal(key, trainer)
             book.add_proposal(signed, codec.decode_message(signed.body, (Proposal,)))
+        for voter in book.terms.auditors if verdicts else ():
+            said = Vouch(key, job.round, self.judgements(key, verdicts))
+            book.add_vouch(sign(BY_KEY[voter], self.chain, said), said, 0.0)
         for voter in voters if voters is not None else job.voters:
             signed = self.ballot(key, voter, verdicts)
             book.add_ballot(signed, codec.decode_message(signed.body, (Ballot,)), 0.0)
