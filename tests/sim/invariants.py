@@ -34,14 +34,16 @@ from protocol.messages import (
     TimeoutCertificate,
     ViewEnded,
     Vote,
+    Vouch,
 )
+from tests.sim.audits import payload_of
 
 # Heights between a transaction's coming and its block, in a network without faults but with f liars. Who hears of it while s is
 # the last decided height notices it in s + 1 or, if it took longer than a height, s + 2; what f + 1 voters have noticed in k − 2
 # must be in k. So it stands in s + 4 at the latest, and one more is for notices on their way; seen: 2 in all seeds.
 PASSED_OVER_MAX = 4
 AGREED = (Propose, Prepare, Commit, Timeout)
-ROUND_TAGS = frozenset(kind.TAG for kind in (Proposal, Ballot, CutOff))
+ROUND_TAGS = frozenset(kind.TAG for kind in (Proposal, Ballot, Vouch, CutOff))
 Keys = tuple[bytes, ...]
 Slot = tuple[Any, ...]
 
@@ -70,6 +72,16 @@ def set_hash(keys: Iterable[bytes]) -> bytes:
 def block_digest(plain: list[Any]) -> bytes:
     """Of a decoded block: its header has the digest of the body in the body's place."""
     return hashlib.sha256(b"folkmoot/block\x00" + codec.encode([*plain[:9], hashlib.sha256(plain[9]).digest()])).digest()
+
+
+def round_statements(body: bytes) -> dict[Slot, bytes]:
+    """What a message of a round says, by what it answers. A vouch answers for each of its trainers."""
+    tag, *fields = codec.unpack(body, len(body))
+    if tag not in ROUND_TAGS:
+        return {}
+    if tag == Vouch.TAG:
+        return {(tag, fields[0], fields[1], said[0]): codec.encode(list(said)) for said in fields[2]}
+    return {(tag, fields[0], fields[1]): body}
 
 
 @dataclass
@@ -121,6 +133,8 @@ class Invariants:
     _retired: dict[bytes, bool] = field(default_factory=dict)  # whom a quorum wanted so -> whether it said that f may fall
     _nonces: dict[bytes, int] = field(default_factory=dict)
     _rounds: dict[bytes, int] = field(default_factory=dict)
+    _audited: set[bytes] = field(default_factory=set)  # jobs whose proposals are re-executed before the vote
+    _vouch_records: Any = None  # the jobs whose records were looked at last
     _good: set[tuple[bytes, bytes]] = field(default_factory=set)  # certificates that were checked
     _heard: dict[bytes, dict[Slot, tuple[bytes, set[bytes]]]] = field(default_factory=dict)
     _remembered: dict[bytes, dict[Slot, bytes]] = field(default_factory=dict)
@@ -257,7 +271,7 @@ class Invariants:
             self._check_evidence(height, first, second)
             self._evidence += 1
         self._count_wishes(height)
-        for job, number, ballots, cut_offs, proposals in closings:
+        for job, number, ballots, cut_offs, proposals, vouches in closings:
             expected = self._rounds.get(job, -1) + 1
             if number != expected:
                 raise Violation("validity", f"height {height} closes round {number}, {expected} is open")
@@ -272,7 +286,10 @@ class Invariants:
             if len(set(persons)) != len(persons):
                 raise Violation("rounds", f"height {height} accepts two proposals of one member, by two of its keys")
             if set(self.sets.values()) == {self.founders} and not evidence and not self._evidence:
-                self._check_outcome(height, ballots, cut_offs, proposals)
+                self._check_vouches(height, vouches)
+                self._check_outcome(height, ballots, cut_offs, proposals, vouches if job in self._audited else None)
+                if job in self._audited:
+                    self._check_work(height, proposals)
             if len(ballots) < quorum(len(self.sets[height])) - faults_tolerated(len(self.sets[height])) - 1:
                 raise Violation("validity", f"height {height} closes a round with {len(ballots)} ballots")
 
@@ -284,16 +301,49 @@ class Invariants:
             if len(said) >= quorum(len(voters)):
                 self._retired[subject] = sum(said) >= quorum(len(voters))
 
-    def _check_outcome(self, height: int, ballots: list[Any], cut_offs: list[Any], proposals: list[Any]) -> None:
-        """While nobody came or went: what has q accepts is accepted, and nobody still out could have changed that."""
+    def _check_vouches(self, height: int, vouches: list[Any]) -> None:
+        said = dict[Slot, bytes]()
+        for data, signer, signature in vouches:
+            self._require_signature(height, Vouch.TAG, data, signer, signature)
+            for slot, statement in round_statements(data).items():
+                if said.setdefault((signer, *slot), statement) != statement and signer in self.honest - self.excused:
+                    raise Violation("one per slot", f"height {height} holds two vouches of {short_id(signer)}")
+
+    def _check_work(self, height: int, proposals: list[Any]) -> None:
+        """While at most f lie: what is re-executed before the vote is accepted only if it is honest work."""
+        if len(set(self.founders) - self.honest) > faults_tolerated(len(self.founders)):
+            return
+        for data, trainer, _ in proposals:
+            _, job, number, root, payload, *_ = codec.unpack(data, len(data))
+            if payload != payload_of(job, number, trainer, root):
+                raise Violation("false work", f"height {height} accepts what {short_id(trainer)} did not compute")
+
+    def _check_outcome(
+        self, height: int, ballots: list[Any], cut_offs: list[Any], proposals: list[Any], vouches: list[Any] | None
+    ) -> None:
+        """While nobody came or went: what has q accepts and its vouches is accepted, and nobody still out could change that.
+
+        `vouches` is None where nothing is re-executed before the vote.
+        """
         n, accepts = len(self.founders), dict[tuple[bytes, bytes], int]()
+        vouched = dict[tuple[bytes, bytes], set[bytes]]()
+        for data, signer, _ in vouches or ():
+            for trainer, proposal, verdict in codec.unpack(data, len(data))[3]:
+                if verdict == 0 and signer != trainer and signer in self.founders:
+                    vouched.setdefault((trainer, proposal), set()).add(signer)
+
+        def is_sure(trainer: bytes, proposal: bytes) -> bool:
+            needed = max(1, faults_tolerated(n)) if trainer in self.founders else faults_tolerated(n) + 1
+            enough = vouches is None or n == 1 or len(vouched.get((trainer, proposal), ())) >= needed
+            return enough and accepts[trainer, proposal] >= quorum(n)
+
         for data, _, _ in ballots:
             for trainer, proposal, verdict in codec.unpack(data, len(data))[4]:
                 accepts[trainer, proposal] = accepts.get((trainer, proposal), 0) + (verdict == 0)
-        accepted = sorted(trainer for (trainer, _), count in accepts.items() if count >= quorum(n))
+        accepted = sorted(trainer for trainer, proposal in accepts if is_sure(trainer, proposal))
         if [signer for _, signer, _ in proposals] != accepted:
-            raise Violation("rounds", f"height {height} accepts {len(proposals)} proposals, {len(accepted)} have a quorum")
-        settled = all(count >= quorum(n) or len(ballots) - count > n - quorum(n) for count in accepts.values())
+            raise Violation("rounds", f"height {height} accepts {len(proposals)} proposals, {len(accepted)} have all they need")
+        settled = all(is_sure(*of) or len(ballots) - count > n - quorum(n) for of, count in accepts.items())
         if len(ballots) < quorum(n) or (not settled and len(cut_offs) <= faults_tolerated(n)):
             raise Violation("rounds", f"height {height} closes a round that further ballots could change")
 
@@ -315,6 +365,8 @@ class Invariants:
             self._wishes[signer] = (subject, lowers)
         if kind == "member/rotate":
             self._successors[signer] = codec.unpack(content, len(content))[0]
+        if kind == "job/start" and codec.unpack(content, len(content))[0].startswith(b"audited"):
+            self._audited.add(hashlib.sha256(b"folkmoot/job\x00" + signer + data).digest())
         if kind == "audit/losses":
             job, number, trainer, *_ = codec.unpack(content, len(content))
             if (job, number, trainer) in self._opened:
@@ -364,6 +416,16 @@ class Invariants:
             if standing.refuted and key in self.honest - self.heirs:
                 raise Violation("honest refuted", f"{short_id(key)} challenged a false step, and is held for a liar")
 
+    def on_vouch_records(self, jobs: Any) -> None:
+        """After each block: an honest re-executor is never suspended, whatever liars vouch."""
+        if jobs is self._vouch_records:
+            return
+        self._vouch_records = jobs
+        for job in jobs.values():
+            for key, record in job.vouch_records.items():
+                if record.suspended_until and key in self.honest - self.heirs:
+                    raise Violation("honest suspended", f"{short_id(key)} vouches for nobody until {record.suspended_until}")
+
     def _check_change(self, before: Keys, after: Keys, height: int) -> None:
         gone, new = set(before) - set(after), set(after) - set(before)
         if max(len(gone), len(new)) > max(1, faults_tolerated(len(before))):
@@ -388,7 +450,7 @@ class Invariants:
                         self._check_silent(peer, record.slot)
                     durable.votes[record.slot] = record.signed.body
                 case "RoundVoted":
-                    durable.votes[record.tag, record.job, record.round] = record.signed.body
+                    durable.votes.update(round_statements(record.signed.body))
                     durable.accepted.update(hashlib.sha256(proposal.body).digest() for proposal in record.accepted)
                 case "StoredBlock":
                     durable.blocks.add(record.digest)
@@ -593,14 +655,13 @@ class Invariants:
             raise Violation("durable", f"{slot} was sent before its prepare certificate was on the disk")
 
     def _on_round(self, peer: bytes, signed: Signed) -> None:
+        statements = round_statements(signed.body)
+        new = [slot for slot, statement in statements.items() if self._is_new(peer, slot, statement)]
+        if not new:
+            return
         tag, *fields = codec.unpack(signed.body, len(signed.body))
-        if tag not in ROUND_TAGS:
-            return
-        slot = (tag, fields[0], fields[1])
-        if not self._is_new(peer, slot, signed.body):
-            return
         durable = self._durable.get(peer, Durable())
-        if durable.votes.get(slot) != signed.body:
+        if any(durable.votes.get(slot) != statements[slot] for slot in new):
             raise Violation("durable", f"a {tag} was sent before it was on the disk")
         # A closing needs the proposals that it accepts, and all who hold them may be restarted.
         judgements = fields[3] if tag == Ballot.TAG else ()
@@ -656,9 +717,8 @@ class Invariants:
             statement: Any = codec.decode_message(signed.body, AGREED)
             self._remember(sender, receiver, (statement.TAG, statement.height, statement.view), signed.body)
         elif isinstance(message, Relay) and message.signed.signer == sender:
-            tag, *fields = codec.unpack(message.signed.body, len(message.signed.body))
-            if tag in ROUND_TAGS:
-                self._remember(sender, receiver, (tag, fields[0], fields[1]), message.signed.body)
+            for slot, statement in round_statements(message.signed.body).items():
+                self._remember(sender, receiver, slot, statement)
 
     def on_forgotten(self, receiver: bytes) -> None:
         """A restarted peer has in memory nothing of what it heard."""

@@ -103,7 +103,7 @@ class Progress:
         """Each decided block once, in order."""
         self.height = height
         closings, evidence, transactions = codec.unpack(body, len(body))
-        for key, _, ballots, _, proposals in closings:
+        for key, _, ballots, _, proposals, _ in closings:
             self._on_closing(key, ballots, proposals, now)
         for first, _ in evidence:
             self._on_expelled(first[1], height)

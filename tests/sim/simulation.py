@@ -41,6 +41,7 @@ from protocol.limits import CLOCK_AHEAD_SECONDS
 from protocol.messages import AGREEMENT, ROUNDS, Proposal, Proposed
 from protocol.messages import Link as ChainLink
 from protocol.reasons import Verdict
+from rounds.ballots import RoundBook
 from tests.sim import audits, keys, memory, workload
 from tests.sim.crowd import Desk, hurried, people
 from tests.sim.curated import Curated
@@ -66,7 +67,8 @@ THINK_SECONDS = (0.0, 0.8)  # between a block and the next transaction of a peer
 SYNC_SECONDS = (0.0005, 0.003)  # until a turn is durable
 APPLY_SECONDS = (0.001, 0.008)
 TRAIN_SECONDS = (0.02, 0.3)
-JUDGE_SECONDS = (0.005, 0.1)
+JUDGE_SECONDS = (0.005, 0.05)
+REPLAY_SECONDS = (0.005, 0.1)
 NOTICED_AFTER_SECONDS = 0.02  # until the others see that a link broke
 # Seen in 360 histories of n = 4 and 30 of n = 7: recovered after 0.5 s in half, 1.7 s in 90 %, 10 s in 99 %, 16 s at most;
 # the slowest height after that 0.4, 1.3, 7.5 and 9.8 s; in view 0 in 82 %, in view 2 at most (while they recovered, in view 4).
@@ -124,6 +126,7 @@ class Peer:
     applying: bool = False
     to_apply: list[Decided] = field(default_factory=list)
     judging: set[tuple[RoundKey, bytes]] = field(default_factory=set)
+    reexecuting: set[tuple[RoundKey, bytes]] = field(default_factory=set)
     models: HashedModels = field(default_factory=HashedModels)  # durable, as the disk
     snapshots: Snapshots | None = None
     restoring: Restoring | None = None
@@ -220,7 +223,7 @@ class Peer:
         if self.node is None:
             return
         self.life += 1
-        self.node, self.inbox, self.judging = None, [], set()
+        self.node, self.inbox, self.judging, self.reexecuting = None, [], set(), set()
         self.snapshots = self.restoring = None
         self.busy = self.applying = self.waking = False
         self.deadline = self.due = self.doomed = None
@@ -247,7 +250,7 @@ class Peer:
         ledger = Ledger(self.rules, state, root)
         self.node = self._new_node(ledger, restart_of(self.disk, state.height), self.node.rounds.measured)
         self.author.auditor.started(self.node)
-        self.judging, self.applying, self.waking, self.deadline = set(), False, False, None
+        self.judging, self.reexecuting, self.applying, self.waking, self.deadline = set(), set(), False, False, None
         self.to_apply = self.disk.decided_above(state.height)
         self.snapshots = Snapshots(self, state)
         waiting = [item for item in self.inbox if isinstance(item, Received | Do)]
@@ -357,9 +360,13 @@ class Peer:
                 self._open_round(change)
             elif isinstance(change, RoundClosed):
                 self.judging = {entry for entry in self.judging if entry[0] != change.key}
+                self.reexecuting = {entry for entry in self.reexecuting if entry[0] != change.key}
         for signer, message in node.heard:
             if isinstance(message, Proposal):
                 self._judge_later((message.job, message.round), signer, message)
+        for key, book in node.ledger.books.items():
+            for trainer in book.vouching.called.keys() - book.vouching.findings.keys():
+                self._reexecute_later((key, book.terms.round), trainer, book)
 
     def _set_deadline(self, deadline: float | None) -> None:
         if deadline != self.deadline:
@@ -456,23 +463,41 @@ class Peer:
         job = node.state.jobs.jobs.get(key[0])
         if job is None or job.phase is not Phase.RUNNING or job.round != key[1]:
             return
-        if proposal.model_root != job.model_root:
-            verdict = Verdict.STALE
-        elif self._is_sampled(key[0]):
-            verdict = Verdict.ACCEPT
-        elif proposal.payload != audits.payload_of(*key, trainer, job.model_root):
-            verdict = Verdict.REPLAY
-        else:
-            verdict = self._borderline(proposal.payload)
-        self.give(Do(lambda: node.rounds.judge(key, trainer, verdict, 0.05, self.now())))
+        verdict = Verdict.STALE if proposal.model_root != job.model_root else Verdict.ACCEPT
+        self.give(Do(lambda: node.rounds.judge(key, trainer, verdict, self.now())))
 
-    def _borderline(self, payload: bytes) -> Verdict:
-        """Some updates lie at the edge of what re-execution tolerates: who judges one twice may come to another result."""
-        if payload[0] >= BORDERLINE_OF_256:
+    def _reexecute_later(self, key: RoundKey, trainer: bytes, book: RoundBook) -> None:
+        if (key, trainer) in self.reexecuting:
+            return
+        self.reexecuting.add((key, trainer))
+        seconds = self.simulation.reveal_seconds(trainer, self)
+        if seconds is not None:
+            proposal = codec.decode_message(book.proposals[trainer].body, (Proposal,))
+            self.after(seconds, self._begin, key, trainer, proposal)
+
+    def _begin(self, key: RoundKey, trainer: bytes, proposal: Proposal) -> None:
+        node = self.node
+        assert node is not None
+        self.give(Do(lambda: node.rounds.begin(key, trainer)))
+        self.after(self.simulation.draw(REPLAY_SECONDS), self._found, key, trainer, proposal)
+
+    def _found(self, key: RoundKey, trainer: bytes, proposal: Proposal) -> None:
+        node = self.node
+        assert node is not None
+        verdict = self._finding(key, trainer, proposal)
+        if self.strategy is not None:
+            verdict = self.strategy.finding(verdict)
+        self.give(Do(lambda: node.rounds.find(key, trainer, verdict, self.now())))
+
+    def _finding(self, key: RoundKey, trainer: bytes, proposal: Proposal) -> Verdict:
+        """Some updates lie at the edge of what re-execution tolerates: a second re-execution may come to another result."""
+        if proposal.payload != audits.payload_of(*key, trainer, proposal.model_root):
+            return Verdict.REPLAY
+        if proposal.payload[0] >= BORDERLINE_OF_256:
             return Verdict.ACCEPT
         self.draws += 1
-        drawn = hashlib.sha256(payload + self.key + bytes([self.draws % 256])).digest()[0]
-        return Verdict.REPLAY if drawn < 128 else Verdict.ACCEPT
+        drawn = hashlib.sha256(proposal.payload + self.key + bytes([self.draws % 256])).digest()[0]
+        return Verdict.UNJUDGED if drawn < 128 else Verdict.ACCEPT
 
     # Work ------------------------------------------------------------------------------------------------------------
 
@@ -867,6 +892,7 @@ class Simulation:
             return
         self.invariants.on_applied(peer.key, state.height, state.root, sets, expelled)
         self.invariants.on_audits(state.audits)
+        self.invariants.on_vouch_records(state.jobs.jobs)
         self.progress.on_finished([key for key, job in state.jobs.jobs.items() if job.phase is Phase.FINISHED])
         node = peer.node
         if node is not None and node.replica.divergence is not None:
@@ -962,6 +988,14 @@ class Simulation:
             strategy = self.peers[number].strategy
             if strategy is not None:
                 return strategy.payload_seconds(receiver.key)
+        return 0.0
+
+    def reveal_seconds(self, trainer: bytes, receiver: Peer) -> float | None:
+        """None: what re-execution needs beside the payload never comes."""
+        for number in self.numbers.get(trainer, ()):
+            strategy = self.peers[number].strategy
+            if strategy is not None:
+                return strategy.reveal_seconds(receiver.key)
         return 0.0
 
     # Links -----------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from consensus.turn import Restart, Turn
 from protocol import codec
 from protocol.identity import Signed, Signer, sign
 from protocol.messages import AGREEMENT, ROUNDS
+from protocol.reasons import Verdict
 from tests.sim.keys import FastSigner, another
 
 if TYPE_CHECKING:
@@ -99,6 +100,14 @@ class Strategy:
     def payload_seconds(self, to: bytes) -> float | None:
         """How long the payload of its proposal takes to reach this peer; None: it never does."""
         return 0.0
+
+    def reveal_seconds(self, to: bytes) -> float | None:
+        """How long all else that re-executing its proposal needs takes to reach this peer; None: it never does."""
+        return 0.0
+
+    def finding(self, honest: Verdict) -> Verdict:
+        """What it says of a proposal that it was called to re-execute."""
+        return honest
 
     def payload(self, honest: bytes) -> bytes:
         """The digest of the update it proposes; any but the honest one is found out by who re-executes it."""

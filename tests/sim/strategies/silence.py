@@ -9,7 +9,8 @@ from consensus.quorum import quorum
 from consensus.turn import Turn
 from ledger.blocks.short import ShortBody
 from protocol import codec
-from protocol.messages import Ballot, BlockBytes, CutOff, Heard, Proposed, Relay, TimedOut, Vote
+from protocol.messages import Ballot, BlockBytes, CutOff, Heard, Proposed, Relay, TimedOut, Vote, Vouch
+from protocol.reasons import Verdict
 from tests.sim.strategies.base import Liar, Outgoing, Strategy, opened
 
 
@@ -93,6 +94,36 @@ class LatePayload(Strategy):
         return self.liar.random.uniform(0.0, 6.0)
 
 
+class WithheldBuffer(Strategy):
+    """Proposes updates that everybody can fetch, and nobody can re-execute."""
+
+    def reveal_seconds(self, to: bytes) -> float | None:
+        return None
+
+
+class SilentVoucher(Strategy):
+    """Re-executes nothing that it is called for."""
+
+    def sends(self, to: bytes, message: Any) -> Iterable[Outgoing]:
+        return () if _own_tag(self.liar.key, message) == Vouch.TAG else (message,)
+
+
+class BallotlessVoucher(Strategy):
+    """Vouches for everything and casts no ballot: without its vouches honest updates would be lost."""
+
+    def finding(self, honest: Verdict) -> Verdict:
+        return Verdict.ACCEPT
+
+    def sends(self, to: bytes, message: Any) -> Iterable[Outgoing]:
+        return () if _own_tag(self.liar.key, message) == Ballot.TAG else (message,)
+
+
+def _own_tag(key: bytes, message: Any) -> str:
+    if not isinstance(message, Relay) or message.signed.signer != key:
+        return ""
+    return str(codec.unpack(message.signed.body, len(message.signed.body))[0])
+
+
 class Censor(Strategy):
     """Hears nothing that one victim says, from whomever: no transaction, ballot or commit of it is in this leader's blocks."""
 
@@ -117,10 +148,7 @@ class Veto(Strategy):
         self._cut: set[tuple[bytes, int]] = set()
 
     def sends(self, to: bytes, message: Any) -> Iterable[Outgoing]:
-        if not isinstance(message, Relay) or message.signed.signer != self.liar.key:
-            return (message,)
-        tag = codec.unpack(message.signed.body, len(message.signed.body))[0]
-        return () if tag in (Ballot.TAG, CutOff.TAG) else (message,)
+        return () if _own_tag(self.liar.key, message) in (Ballot.TAG, CutOff.TAG) else (message,)
 
     def turned(self, turn: Turn) -> None:
         node = self.liar.node()

@@ -22,6 +22,7 @@ from protocol.messages import (
     TimedOut,
     Timeout,
     Vote,
+    Vouch,
 )
 from protocol.reasons import Verdict
 from tests.sim.strategies.base import Liar, Outgoing, Strategy, header_digest
@@ -165,7 +166,7 @@ class TwoProposes(Equivocator):
 
 
 class TwoOfARound(Equivocator):
-    kind: type[Proposal] | type[Ballot] | type[CutOff]
+    kind: type[Proposal] | type[Ballot] | type[Vouch] | type[CutOff]
 
     def other(self, message: Any) -> Any:
         if not isinstance(message, Relay) or message.signed.signer != self.liar.key:
@@ -201,6 +202,19 @@ class TwoBallots(TwoOfARound):
         return dataclasses.replace(said, judgements=flipped) if flipped else None
 
 
+class TwoVouches(TwoOfARound):
+    """Vouches for a proposal to one half, and against it to the other."""
+
+    kind = Vouch
+
+    def lie(self, said: Vouch) -> Vouch:
+        flipped = tuple(
+            dataclasses.replace(old, verdict=Verdict.REPLAY if old.verdict is Verdict.ACCEPT else Verdict.ACCEPT)
+            for old in said.judgements
+        )
+        return dataclasses.replace(said, judgements=flipped)
+
+
 class TwoCutOffs(TwoOfARound):
     """Ends a round twice, with other ballots each time; it calls for the end of rounds that are fine, too."""
 
@@ -219,8 +233,18 @@ class TwoCutOffs(TwoOfARound):
         return super().sends(to, message)
 
 
+class VouchesForAll(Strategy):
+    """Vouches for every proposal and re-executes none."""
+
+    def finding(self, honest: Verdict) -> Verdict:
+        return Verdict.ACCEPT
+
+
 class RejectsAll(Strategy):
     """Accepts nothing of anybody, ever."""
+
+    def finding(self, honest: Verdict) -> Verdict:
+        return Verdict.REPLAY
 
     def sends(self, to: bytes, message: Any) -> Iterable[Outgoing]:
         if not isinstance(message, Relay) or message.signed.signer != self.liar.key:
@@ -241,7 +265,7 @@ class SignsAgain(Strategy):
             return (message, Vote(self.liar.sign_again(vote)))
         if isinstance(message, Relay) and message.signed.signer == self.liar.key:
             tag = codec.unpack(message.signed.body, len(message.signed.body))[0]
-            kind = {kind.TAG: kind for kind in (Proposal, Ballot, CutOff)}.get(tag)
+            kind = {kind.TAG: kind for kind in (Proposal, Ballot, Vouch, CutOff)}.get(tag)
             if kind is not None:
                 return (message, Relay(self.liar.sign_again(codec.decode_message(message.signed.body, (kind,)))))
         return (message,)
