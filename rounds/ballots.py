@@ -103,13 +103,18 @@ def settled(terms: RoundTerms, ballots: Mapping[bytes, Ballot], vouches: Vouches
     )
 
 
-def outcome(terms: RoundTerms, ballots: Mapping[bytes, Ballot], vouches: Vouches) -> Outcome:
-    votes = tally(ballots.values())
-    enough = {
+def _sure(terms: RoundTerms, votes: Votes, vouches: Vouches) -> dict[bytes, bytes]:
+    """By trainer: the proposal that has q accepts and its vouches. That of a later key of the same member may take its place."""
+    return {
         trainer: digest
         for (trainer, digest), verdicts in votes.items()
         if verdicts[Verdict.ACCEPT] >= terms.quorum and vouches.are_enough(trainer, digest)
     }
+
+
+def outcome(terms: RoundTerms, ballots: Mapping[bytes, Ballot], vouches: Vouches) -> Outcome:
+    votes = tally(ballots.values())
+    enough = _sure(terms, votes, vouches)
     accepted = {trainer: digest for trainer, digest in sorted(enough.items()) if not enough.keys() & _later_keys(terms, trainer)}
     reasons: dict[bytes, Counter[Verdict]] = {}
     for (trainer, _), verdicts in votes.items():
@@ -236,7 +241,9 @@ class RoundBook:
             self.verdicts[trainer] = verdict
 
     def find(self, trainer: bytes, verdict: Verdict, now: float) -> None:
-        """Takes the result of our own re-execution."""
+        """Takes the result of our own re-execution. It counts for nothing if we do not re-execute in this round any more."""
+        if self.me not in self.terms.auditors or trainer not in self.proposals:
+            return
         self.vouching.find(Judgement(trainer, body_digest(self.proposals[trainer]), verdict))
         if verdict is not Verdict.UNJUDGED:
             self.judge(trainer, verdict, now)
@@ -353,10 +360,13 @@ class RoundBook:
         return {trainer for trainer in named if not self._is_hopeless(trainer)}
 
     def _is_hopeless(self, trainer: bytes) -> bool:
-        """Whether all have vouched, too few of them accept it, and too few of them reject it."""
+        """Whether vouches give no verdict, and further ones would not, or come late: more than f voters are unsure, or all vouched.
+
+        If more than f are unsure, an honest one is. Each further one could wait as long for what the trainer does not show.
+        """
         if self.verdicts.get(trainer) is not Verdict.ACCEPT or self.verdict(trainer) is not None:
             return False
-        return not self.vouching.vouches.may_be_enough(trainer, body_digest(self.proposals[trainer]))
+        return not self.vouching.vouches.have_hope(trainer, body_digest(self.proposals[trainer]))
 
     # Our own re-executions
 
@@ -468,7 +478,8 @@ class RoundBook:
         cut_offs = list(self.signed_cut_offs.values())[:needed]
         if len(proposals) < len(accepted) or len(cut_offs) < needed:
             return None
-        vouches = self.vouching.needed(accepted, tally(self.ballots.values()))
+        votes = tally(self.ballots.values())
+        vouches = self.vouching.needed(_sure(self.terms, votes, self.vouching.vouches), votes)
         ballots = _ascending(self.signed_ballots.values())
         return Closing(self.terms.job, self.terms.round, ballots, _ascending(cut_offs), _ascending(proposals), vouches)
 

@@ -67,7 +67,7 @@ class VouchBook:
             if signed.signer in self.terms.auditors:
                 self.add(signed, decode_message(signed.body, (Vouch,)))
         self.double_vouchers |= other.double_vouchers
-        if self.me == other.me:
+        if self.me == other.me and self.me in self.terms.auditors:
             self.findings = other.findings | self.findings
 
     # What goes out
@@ -92,11 +92,11 @@ class VouchBook:
             return None
         return Vouch(self.terms.job, self.terms.round, tuple(self.findings[trainer] for trainer in new))
 
-    def needed(self, accepted: Mapping[bytes, bytes], named: Iterable[tuple[bytes, bytes]]) -> tuple[Signed, ...]:
-        """The signed vouches that a closing carries: k for each accepted proposal, and f + 1 against any that a ballot names."""
+    def needed(self, sure: Mapping[bytes, bytes], named: Iterable[tuple[bytes, bytes]]) -> tuple[Signed, ...]:
+        """The signed vouches that a closing carries: k for each that has q accepts, f + 1 against any that is named."""
         voters = [
             (voter, trainer)
-            for trainer, proposal in accepted.items()
+            for trainer, proposal in sure.items()
             for voter in self.vouches.accepting(trainer, proposal)[: vouches_needed(self.terms, trainer)]
         ]
         voters += [

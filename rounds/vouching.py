@@ -123,12 +123,12 @@ class Vouches:
         accepts = sum(map(_accepts, self._of(trainer, proposal).values()))
         return accepts >= vouches_needed(self.terms, trainer)
 
-    def may_be_enough(self, trainer: bytes, proposal: bytes) -> bool:
-        """Whether they are, or could be after further vouches."""
+    def have_hope(self, trainer: bytes, proposal: bytes) -> bool:
+        """Whether further vouches could be enough, and no more than f voters are unsure."""
         verdicts = self._of(trainer, proposal)
-        others = (verdicts[voter] for voter in verdicts.keys() - set(self.re_executors(trainer)))
-        possible = sum(_accepts(verdicts.get(voter, Verdict.ACCEPT)) for voter in self.re_executors(trainer))
-        return possible + sum(map(_accepts, others)) >= vouches_needed(self.terms, trainer)
+        silent = sum(voter not in verdicts for voter in self.re_executors(trainer))
+        accepts, unsure = sum(map(_accepts, verdicts.values())), sum(verdict is Verdict.UNJUDGED for verdict in verdicts.values())
+        return unsure <= self.terms.faults and accepts + silent >= vouches_needed(self.terms, trainer)
 
     def refusal(self, trainer: bytes, proposal: bytes) -> Verdict | None:
         """The reason that most give, if more than f voters reject it: fewer may be liars. Ties go to the lower code."""

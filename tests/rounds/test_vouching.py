@@ -477,6 +477,17 @@ def test_a_vouch_waits_while_others_are_computed_until_it_doubles_what_was_said(
     assert len(trainers) == 4 and sizes == [1, 1, 2]
 
 
+def test_a_voter_that_re_executes_no_more_after_a_renewal_says_nothing_of_what_it_found() -> None:
+    of = terms(4, 4, trainers=1)
+    me = ring_of(of)[0]
+    before = checked(me, of)
+    before.find(KEYS[0], ACCEPT, OPENED)
+    for auditors, says in ((of.auditors, vouch({0: ACCEPT})), (of.auditors - {KEYS[me]}, None)):
+        after = book(me, replace(of, auditors=auditors), SLOW)
+        after.take_over(before)
+        assert after.vouching.due() == says
+
+
 # What a voter makes of vouches ----------------------------------------------------------------------------------------------
 
 
@@ -532,10 +543,22 @@ def test_a_proposal_that_nobody_can_judge_any_more_is_not_named() -> None:
         hear_proposal(mine, trainer)
         mine.judge(KEYS[trainer], ACCEPT, OPENED)
     hear_vouch(mine, 2, vouch({0: UNJUDGED, 1: ACCEPT}))
-    hear_vouch(mine, 3, vouch({0: UNJUDGED}))
     assert mine.spoken == {KEYS[0], KEYS[1]}
-    hear_vouch(mine, 1, vouch({0: UNJUDGED}))
-    assert mine.spoken == {KEYS[1]}
+    hear_vouch(mine, 3, vouch({0: UNJUDGED}))
+    assert mine.spoken == {KEYS[1]}, "more than f are unsure"
+    mine.judge(KEYS[0], NORM, OPENED)
+    assert mine.spoken == {KEYS[0], KEYS[1]}, "our own checks say why"
+
+
+def test_a_proposal_that_all_have_vouched_on_and_too_few_accept_is_not_named() -> None:
+    of = terms(4, 2, trainers=1)
+    mine = book(3, replace(of, trainers=frozenset(KEYS[:5])))
+    hear_proposal(mine, 4)
+    mine.judge(KEYS[4], ACCEPT, OPENED)
+    hear_vouch(mine, 0, vouch({4: ACCEPT}))
+    assert mine.spoken == {KEYS[4]} and mine.verdict(KEYS[4]) is None
+    hear_vouch(mine, 1, vouch({4: REPLAY}))
+    assert not mine.spoken
 
 
 # Evidence -------------------------------------------------------------------------------------------------------------------
@@ -610,6 +633,15 @@ def test_a_closing_carries_the_vouches_and_needs_no_ballot_of_those_that_vouch()
     assert closing is not None and problem(of, closing) is None and not closing.cut_offs
     assert {signed.signer for signed in closing.vouches} == {KEYS[3]} and KEYS[3] not in {s.signer for s in closing.ballots}
     assert [signed.signer for signed in closing.proposals] == [KEYS[0]]
+
+
+def test_a_closing_carries_the_vouches_of_an_update_that_gives_way_to_a_later_key() -> None:
+    """Otherwise that proposal would not be settled, and the round would never be closed."""
+    of = replace(terms(4, 4), successors=frozenset({(KEYS[0], KEYS[1])}))
+    mine = voted(of, {voter: {0: ACCEPT, 1: ACCEPT} for voter in range(4)}, {2: {0: ACCEPT}, 3: {1: ACCEPT}})
+    closing = mine.closing()
+    assert closing is not None and problem(of, closing) is None
+    assert [signed.signer for signed in closing.proposals] == [KEYS[1]] and len(closing.vouches) == 2
 
 
 def test_accepts_without_vouches_are_not_settled_and_need_cut_offs() -> None:
