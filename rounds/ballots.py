@@ -360,9 +360,9 @@ class RoundBook:
         return {trainer for trainer in named if not self._is_hopeless(trainer)}
 
     def _is_hopeless(self, trainer: bytes) -> bool:
-        """Whether vouches give no verdict, and further ones would not, or come late: more than f voters are unsure, or all vouched.
+        """Whether vouches give no verdict, and further ones would give none, or too late.
 
-        If more than f are unsure, an honest one is. Each further one could wait as long for what the trainer does not show.
+        If more than f voters are unsure, an honest one is. Each further one could wait as long for what the trainer does not show.
         """
         if self.verdicts.get(trainer) is not Verdict.ACCEPT or self.verdict(trainer) is not None:
             return False
