@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Container, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from types import MappingProxyType
 
@@ -144,7 +144,8 @@ class Rounds:
         returning = self._returning(key, terms, heard)
         self.measured.begun[key] = now
         self._patience[key] = job.patience
-        timers = RoundTimers(proposal_seconds, self._replays(terms), usual, trainers, returning, self._vouch_seconds)
+        seconds = self._vouch_seconds(())
+        timers = RoundTimers(proposal_seconds, self._replays(terms, seconds), usual, trainers, returning, seconds)
         me = self._signer.public if self._signer.public in terms.voters else None
         self.books[key], self._opened[key] = RoundBook(terms, me, now, timers), job.opened
         replaced = self._replaced.pop(key, None)
@@ -213,16 +214,17 @@ class Rounds:
                 # It was signed on a wrong state, which was replaced since. It stands, so this peer signs nothing else there.
                 self.mute((book.terms.job, book.terms.round))
 
-    def _replays(self, terms: RoundTerms) -> float:
+    def _replays(self, terms: RoundTerms, vouch_seconds: float) -> float:
         """T2 − T1."""
         if not terms.audited:
             return CHECKS_FACTOR * len(terms.trainers) * CHECK_SECONDS * 2 ** self._patience[terms.job]
-        return REPLAYS_FACTOR * self._vouch_seconds * 2 ** self._patience[terms.job]
+        return REPLAYS_FACTOR * vouch_seconds * 2 ** self._patience[terms.job]
 
-    @property
-    def _vouch_seconds(self) -> float:
-        """The usual time from the delivery of a proposal to a vouch."""
-        return max(VOUCH_SECONDS_MIN, _usual(self.measured.vouches)) if self.measured.vouches else VOUCH_SECONDS_START
+    def _vouch_seconds(self, measured: Sequence[float]) -> float:
+        """The usual time from the delivery of a proposal to a vouch. `measured` are those of the open round."""
+        if not self.measured.vouches and not measured:
+            return VOUCH_SECONDS_START
+        return max(VOUCH_SECONDS_MIN, _usual(self.measured.vouches) if self.measured.vouches else median(measured))
 
     # Messages in
 
@@ -278,6 +280,9 @@ class Rounds:
                 pair = book.add_ballot(signed, message, now)
             case Vouch():
                 pair = book.add_vouch(signed, message, now)
+                # A peer that came back in the middle of the round opened it on a guess, and may be needed for its cut-off.
+                seconds = self._vouch_seconds(book.vouching.seconds)
+                book.timers = replace(book.timers, replays=self._replays(book.terms, seconds), vouch=seconds)
                 if is_new and pair is None and signed.signer != self._signer.public:
                     effects.sends.append(signed)  # its author may know few peers, and a liar may tell few
             case CutOff():
