@@ -362,7 +362,7 @@ class RoundBook:
     def _is_hopeless(self, trainer: bytes) -> bool:
         """Whether vouches give no verdict, and further ones would give none, or too late.
 
-        If more than f voters are unsure, an honest one is. Each further one could wait as long for what the trainer does not show.
+        If more than f voters are unsure, an honest one is. Each further one could wait as long for the same file.
         """
         if self.verdicts.get(trainer) is not Verdict.ACCEPT or self.verdict(trainer) is not None:
             return False

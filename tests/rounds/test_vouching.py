@@ -122,6 +122,10 @@ def test_no_false_proposal_is_accepted_while_at_most_f_voters_lie(n: int) -> Non
     assert [case for case in unsafe_cases(n) if len(case.liars) <= case.terms.faults] == []
 
 
+def test_seven_voters_accept_nothing_false() -> None:
+    assert unsafe_cases(7) == []
+
+
 def test_the_proof_finds_a_bound_that_is_too_low(monkeypatch: pytest.MonkeyPatch) -> None:
     needed = vouches_needed
     for module in (vouching, __import__("rounds.vouch_book", fromlist=["vouches_needed"])):
@@ -226,6 +230,10 @@ def fooled(n_max: int = RENEWED_MAX) -> list[Renewal]:
 
 def test_no_false_proposal_is_accepted_in_a_renewed_round() -> None:
     assert fooled() == []
+
+
+def test_no_false_proposal_is_accepted_in_a_renewed_round_of_six() -> None:
+    assert fooled(6) == []
 
 
 def test_the_proof_finds_a_trainer_that_vouches_for_itself_under_a_new_key(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -447,7 +455,7 @@ def test_what_does_not_arrive_in_time_makes_unsure_for_good() -> None:
     assert said == vouch({0: UNJUDGED})
     hear_vouch(mine, ring_of(of)[0], said)
     mine.find(KEYS[0], ACCEPT, given_up + 1)
-    assert mine.vouching.due() is None, "a second verdict would be evidence"
+    assert mine.vouching.due() is None and mine.vouching.findings[KEYS[0]].verdict is UNJUDGED, "a second one is evidence"
 
 
 def test_what_has_begun_is_not_given_up() -> None:

@@ -287,9 +287,9 @@ class Invariants:
                 raise Violation("rounds", f"height {height} accepts two proposals of one member, by two of its keys")
             if set(self.sets.values()) == {self.founders} and not evidence and not self._evidence:
                 self._check_vouches(height, vouches)
-                self._check_outcome(height, ballots, cut_offs, proposals, vouches if job in self._audited else None)
                 if job in self._audited:
                     self._check_work(height, proposals)
+                self._check_outcome(height, ballots, cut_offs, proposals, vouches if job in self._audited else None)
             if len(ballots) < quorum(len(self.sets[height])) - faults_tolerated(len(self.sets[height])) - 1:
                 raise Violation("validity", f"height {height} closes a round with {len(ballots)} ballots")
 

@@ -23,7 +23,9 @@ from peer.driver.driver import Driver
 from peer.driver.hearing import Hearing
 from peer.node.node import Node
 from peer.roles import voter
-from rounds import ballots
+from rounds import ballots, vouching
+from rounds.vouch_book import VouchBook
+from rounds.vouching import Vouches
 from training.replay import proposals
 from training.replicated import feedback
 from training.replicated.codec import cells, payload
@@ -57,6 +59,7 @@ LEAN = "tests/training/engines/test_lean.py::test_"
 CELLS = "tests/training/replicated/test_cells.py::test_"
 PAYLOADS = "tests/training/engines/test_payloads.py::test_"
 REPLICA = "tests/consensus/test_replica.py::test_"
+VOUCHING = "tests/rounds/test_vouching.py::test_"
 OPENINGS = "tests/ledger/test_openings.py::test_"
 
 
@@ -663,6 +666,118 @@ LINES: tuple[ChangedLine, ...] = (
         "if not enough.keys() & _later_keys(terms, trainer)",
         "",
         "tests/rounds/test_ballots.py::test_of_the_keys_of_one_member_the_last_one_with_a_quorum_is_accepted",
+    ),
+    ChangedLine(
+        "vouches-for-itself",
+        "the vouch of a trainer for its own proposal counts",
+        Vouches.add,
+        "if voter != self.terms.voting_key(judgement.trainer)",
+        "if voter",
+        f"{VOUCHING}seven_voters_accept_nothing_false",
+    ),
+    ChangedLine(
+        "vouches-for-itself-with-a-new-key",
+        "the vouch of a trainer for the proposal of its former key counts",
+        Vouches.add,
+        "self.terms.voting_key(judgement.trainer)",
+        "judgement.trainer",
+        f"{VOUCHING}no_false_proposal_is_accepted_in_a_renewed_round_of_six",
+    ),
+    ChangedLine(
+        "vouch-of-a-former-voter",
+        "a vouch counts whose signer re-executes nothing in the renewed round",
+        vouching.check_vouch,
+        "voter not in terms.auditors",
+        "not terms.auditors",
+        f"{VOUCHING}the_proof_finds_vouches_of_former_voters",
+    ),
+    ChangedLine(
+        "f-vouches-for-a-trainer-without-vote",
+        "f vouches are enough for a trainer that does not vote",
+        vouching.vouches_needed,
+        "return terms.faults + 1",
+        "return max(1, terms.faults)",
+        f"{VOUCHING}seven_voters_accept_nothing_false",
+    ),
+    ChangedLine(
+        "vouches-needed-at-the-opening",
+        "a trainer that does not vote in the renewed round any more needs as many vouches as when it did",
+        vouching.vouches_needed,
+        "if key not in terms.voters",
+        "if not terms.trainers",
+        f"{VOUCHING}no_false_proposal_is_accepted_in_a_renewed_round_of_six",
+    ),
+    ChangedLine(
+        "block-without-vouches",
+        "a round is settled by accepts without vouches",
+        ballots.settled,
+        " and vouches.are_enough(*named)",
+        "",
+        f"{VOUCHING}accepts_without_vouches_are_not_settled_and_need_cut_offs",
+    ),
+    ChangedLine(
+        "accepted-without-vouches",
+        "a proposal with q accepts is accepted without vouches",
+        ballots._sure,
+        " and vouches.are_enough(trainer, digest)",
+        "",
+        f"{VOUCHING}accepts_without_vouches_are_not_settled_and_need_cut_offs",
+    ),
+    ChangedLine(
+        "vouch-needs-a-ballot",
+        "a vouch counts in a closing only beside a ballot of its voter",
+        ballots.check_closing,
+        "Vouches.of(terms, said)",
+        "Vouches.of(terms, [(voter, vouch) for voter, vouch in said if voter in ballots])",
+        f"{VOUCHING}a_closing_carries_the_vouches_and_needs_no_ballot_of_those_that_vouch",
+    ),
+    ChangedLine(
+        "unsure-is-not-final",
+        "a voter that was unsure vouches again when it has re-executed the proposal, which is evidence",
+        VouchBook.find,
+        "self.findings.setdefault(judgement.trainer, judgement)",
+        "self.findings[judgement.trainer] = judgement",
+        f"{VOUCHING}what_does_not_arrive_in_time_makes_unsure_for_good",
+    ),
+    ChangedLine(
+        "unsure-counts-as-a-rejection",
+        "more than f unsure voters reject a proposal",
+        vouching._rejects,
+        "verdict not in (Verdict.ACCEPT, Verdict.UNJUDGED)",
+        "verdict is not Verdict.ACCEPT",
+        f"{VOUCHING}a_voter_accepts_with_k_vouches_and_rejects_with_more_than_f_rejections",
+    ),
+    ChangedLine(
+        "f-rejections-reject",
+        "f rejecting vouches reject a proposal",
+        Vouches.refusal,
+        "reasons.total() <= self.terms.faults",
+        "reasons.total() < self.terms.faults",
+        f"{VOUCHING}a_voter_accepts_with_k_vouches_and_rejects_with_more_than_f_rejections",
+    ),
+    ChangedLine(
+        "vouches-left-out-by-a-leader",
+        "a voter prepares a block without a proposal for which it holds all accepts and vouches",
+        ballots.RoundBook.refuses,
+        "if left_out := held.items() - carried",
+        "if left_out := set[tuple[bytes, bytes]]()",
+        f"{VOUCHING}a_voter_prepares_no_block_that_leaves_out_what_it_knows_to_be_accepted",
+    ),
+    ChangedLine(
+        "double-vouchers-keep-a-round-open",
+        "a voter that contradicts itself makes others refuse each other's blocks",
+        VouchBook.without_double,
+        " if voter not in self.double_vouchers",
+        "",
+        f"{VOUCHING}voters_that_contradict_themselves_do_not_make_us_refuse_blocks",
+    ),
+    ChangedLine(
+        "vouches-of-a-former-key-left-out",
+        "a closing leaves out vouches for an update that gives way to one of a later key",
+        ballots.RoundBook._closing,
+        "_sure(self.terms, votes, self.vouching.vouches)",
+        "accepted",
+        f"{VOUCHING}a_closing_carries_the_vouches_of_an_update_that_gives_way_to_a_later_key",
     ),
     ChangedLine(
         "stops-before-the-last-block",

@@ -33,8 +33,9 @@ from peer.node.node import Node
 from peer.node.rounds import Rounds
 from protocol import codec
 from protocol.messages import Ballot, Commit, Content, Timeout
-from rounds import ballots
-from rounds.ballots import RoundTerms
+from rounds import ballots, vouching
+from rounds.terms import RoundTerms
+from rounds.vouching import Vouches
 from tests.sim.audits import Withholds
 from tests.sim.disk import Disk
 from tests.sim.mutants.agreement import LOST, with_liar
@@ -274,14 +275,19 @@ def _few_ballots(planter: Planter) -> None:
 
 
 def _settled_too_soon(planter: Planter) -> None:
-    def settled(terms: RoundTerms, counted: Any) -> bool:
+    def settled(terms: RoundTerms, counted: Any, vouches: Vouches) -> bool:
         enough = len(terms.voters) - terms.quorum
         return all(
-            verdicts[ballots.Verdict.ACCEPT] >= terms.quorum or len(counted) - verdicts[ballots.Verdict.ACCEPT] >= enough
-            for verdicts in ballots.tally(counted.values()).values()
+            (verdicts[ballots.Verdict.ACCEPT] >= terms.quorum and vouches.are_enough(*named))
+            or len(counted) - verdicts[ballots.Verdict.ACCEPT] >= enough
+            for named, verdicts in ballots.tally(counted.values()).items()
         )
 
     planter.everywhere(ballots.settled, settled)
+
+
+def _nobody_vouches(planter: Planter) -> None:
+    planter.everywhere(vouching.vouches_needed, lambda terms, trainer: 0)
 
 
 def _accepts_by_n_minus_f(planter: Planter) -> None:
@@ -597,6 +603,13 @@ UPKEEP = (
         ("rounds",),
         _settled_too_soon,
         with_liar("rejects-all", blocks=16),
+    ),
+    Mutant(
+        "nobody-vouches",
+        "a proposal that nobody has re-executed is accepted",
+        ("false work",),
+        _nobody_vouches,
+        with_liar("bad-payload", blocks=20),
     ),
     Mutant(
         "accepts-by-n-minus-f",
