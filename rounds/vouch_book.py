@@ -33,6 +33,10 @@ class VouchBook:
         """Whether it says nothing new."""
         return all((voter, judgement.trainer) in self._said for judgement in vouch.judgements)
 
+    def first_new(self, voter: bytes, vouch: Vouch) -> bytes:
+        """The first trainer on which this voter has said nothing before."""
+        return next(judgement.trainer for judgement in vouch.judgements if (voter, judgement.trainer) not in self._said)
+
     def add(self, signed: Signed, vouch: Vouch) -> tuple[Signed, Signed] | None:
         """Keeps what is new. Two different verdicts of one voter on one trainer are evidence, and the first one counts."""
         check_vouch(self.terms, signed.signer, vouch)
@@ -86,6 +90,8 @@ class VouchBook:
         """Our next vouch. While other re-executions go on, it waits until it doubles what was said before: a block has
         room for few signatures.
         """
+        if self.me not in self.terms.auditors:  # the round was renewed, and we re-execute nothing in it any more
+            return None
         own = {trainer for voter, trainer in self._said if voter == self.me}
         new = sorted(self.findings.keys() - own)
         if not new or (self.begun - self.findings.keys() and len(new) < len(own)):

@@ -224,7 +224,7 @@ def test_a_ballot_is_a_record_of_the_turn_that_sends_it(pack: Pack) -> None:
     liar_free, _ = proposals(pack, job, PEOPLE[0])
     for shell in pack:
         hears(shell, pack[1], Relay(liar_free))
-    pack[1].node.rounds.judge((job, 0), PEOPLE[0].public, Verdict.ACCEPT, None, pack.now)
+    pack[1].node.rounds.judge((job, 0), PEOPLE[0].public, Verdict.ACCEPT, pack.now)
     pack.pass_time(200.0)
     ballots = [record for record in pack[1].journal.records if isinstance(record, RoundVoted) and record.tag == "ballot"]
     assert len(ballots) == 1
@@ -470,7 +470,7 @@ def test_a_round_is_closed_by_those_who_have_other_keys_since_it_was_opened(pack
     for shell in pack:
         (opened,) = shell.node.take_round_changes()[-1:]
         assert isinstance(opened, RoundOpened) and PEOPLE[9].public in opened.job.voters
-        shell.node.rounds.judge((job, 0), PEOPLE[0].public, Verdict.ACCEPT, None, pack.now)
+        shell.node.rounds.judge((job, 0), PEOPLE[0].public, Verdict.ACCEPT, pack.now)
     pack.until(lambda shell: shell.node.state.jobs.jobs[job].round == 1)
     assert pack[0].node.state.jobs.jobs[job].accepted == {PEOPLE[0].public: 1}
     assert all(not shell.node.state.members.is_expelled(person.public) for shell in pack for person in PEOPLE)
@@ -588,7 +588,7 @@ def test_a_notice_out_of_form_costs_its_sender_the_link(pack: Pack) -> None:
 
 def cast(pack: Pack, shell: Shell, job: bytes, verdict: Verdict) -> list[RoundVoted]:
     """What this voter says when it has judged the one proposal, and all its timers have run out."""
-    shell.node.rounds.judge((job, 0), PEOPLE[0].public, verdict, None, pack.now)
+    shell.node.rounds.judge((job, 0), PEOPLE[0].public, verdict, pack.now)
     before = len(shell.journal.records)
     pack.pass_time(200.0)
     return [record for record in shell.journal.records[before:] if isinstance(record, RoundVoted)]
@@ -736,7 +736,7 @@ def test_a_voter_that_forgot_that_it_proposed_says_nothing_at_all_in_that_round(
     other = codec.decode_message(second.body, (Proposal,))
     pack[1].said(Ballot)
     pack[1].turn(Do(lambda: pack[1].node.rounds.publish(other, pack.now)))
-    pack[1].node.rounds.judge((job, 0), PEOPLE[1].public, Verdict.ACCEPT, None, pack.now)
+    pack[1].node.rounds.judge((job, 0), PEOPLE[1].public, Verdict.ACCEPT, pack.now)
     pack.pass_time(200.0)
     assert pack[1].said(Ballot) == [] and not any(shell.node.ledger.accusations for shell in pack)
 
