@@ -424,7 +424,9 @@ def _record(book: RoundBook, signed: Signed, message: RoundMessage) -> RoundVote
     ]
     accepted = [held for digest, held in others if held is not None and body_digest(held) == digest]
     # Each vouch of a round has a place of its own: the first trainer that no vouch of ours has named before.
-    tag = f"{message.TAG}:{book.vouching.first_new(signed.signer, message).hex()}" if isinstance(message, Vouch) else message.TAG
+    tag = message.TAG
+    if isinstance(message, Vouch):
+        tag += f":{book.vouching.new(signed.signer, message)[0].trainer.hex()}"
     return RoundVoted(tag, message.job, message.round, signed, tuple(accepted))
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from ledger.tables import Table
 from protocol import codec
-from protocol.messages import Ballot, Commit, CutOff, Prepare, Proposal, Propose, Timeout
+from protocol.messages import Ballot, Commit, CutOff, Prepare, Proposal, Propose, Timeout, Vouch
 from storage import crash_points
 from storage.crash_points import POINTS, VARIABLE, WRITES
 from storage.store import Store
@@ -65,7 +65,7 @@ def test_every_write_that_the_code_names_is_listed_and_every_listed_one_is_named
     named = set(re.findall(r'crash_points\("([\w.-]+)"\)', text))
     made = {write for write in WRITES if write.startswith(("append-", "file-", "identity.")) or write == "genesis"}
     assert named | made == WRITES.keys() and len(POINTS) == 2 * len(WRITES)
-    voted = {kind.TAG for kind in (Propose, Prepare, Commit, Timeout, Proposal, Ballot, CutOff)}
+    voted = {kind.TAG for kind in (Propose, Prepare, Commit, Timeout, Proposal, Vouch, Ballot, CutOff)}
     assert {f"append-{kind}" for kind in (*voted, "block", "certificate", "decided", "evidence", "silence")} == {
         write for write in WRITES if write.startswith("append-")
     }
