@@ -118,11 +118,11 @@ def test_vouches_of_those_that_are_unsure_do_not_tell_how_long_re_execution_take
     book = book_of(3)
     for trainer in range(3):
         propose(book, trainer)
-        book.judge(KEYS[trainer], Verdict.ACCEPT, SOON)
+        book.judge(KEYS[trainer], Verdict.ACCEPT, 1.0)
     vouch(book, called_first(book, 0), {0: Verdict.UNJUDGED}, 3.0)
     assert book.vouching.seconds == []
-    vouch(book, called_first(book, 1), {1: Verdict.ACCEPT}, SOON + 4.0)
-    vouch(book, called_first(book, 2), {2: Verdict.REPLAY}, SOON + 5.0)
+    vouch(book, called_first(book, 1), {1: Verdict.ACCEPT}, 5.0)
+    vouch(book, called_first(book, 2), {2: Verdict.REPLAY}, 6.0)
     assert book.vouching.seconds == [4.0, 5.0]
 
 

@@ -121,7 +121,7 @@ class Chain:
         return sign(trainer, self.id, Proposal(key, job.round, job.model_root, payload, size, buffer_digest(m), None))
 
     def play(self, key: bytes, rejected: int = 0) -> None:
-        """One round: all that may propose do, everybody vouches and votes, the round is closed. `rejected` of the last get REPLAY."""
+        """One round: everybody proposes, vouches and votes, the round is closed. `rejected` of the last get REPLAY."""
         job, book = self.ledger.state.jobs.jobs[key], self.ledger.books[key]
         by_key = {person.public: person for person in self.people}
         judgements = []

@@ -26,10 +26,11 @@ import sys
 from pathlib import Path
 from storage.store import Store
 from tests.rooms import ROOMS, ROOT
-from tests.storage.records import CHAIN, decided, vote
+from tests.storage.records import CHAIN, decided, vote, vouch_record
 store = Store(Path(sys.argv[1]), CHAIN)
 for height in (1, 2, 3):
     store.append([vote(height), decided(height)])
+    store.append([vouch_record(height, bytes(32))])
 """
 
 
@@ -41,7 +42,9 @@ def crashed(folder: Path, point: str) -> tuple[int, str]:
 
 
 @pytest.mark.real("processes")
-@pytest.mark.parametrize(("point", "height"), [("before-append-prepare:2", 1), ("after-append-decided:2", 2)])
+@pytest.mark.parametrize(
+    ("point", "height"), [("before-append-prepare:2", 1), ("after-append-decided:2", 2), ("before-append-vouch:3", 3)]
+)
 def test_a_process_dies_at_the_point_and_what_was_written_by_then_is_there(tmp_path: Path, point: str, height: int) -> None:
     status, said = crashed(tmp_path, point)
     assert status == -signal.SIGKILL and said == f"crash point {point.partition(':')[0]}\n"
