@@ -187,6 +187,27 @@ def test_a_proposal_that_a_ballot_accepts_is_left_out_if_its_trainer_takes_no_pa
     assert rounds.books[key].proposals == {}
 
 
+def test_who_comes_back_waits_by_what_it_measures_in_the_round_as_soon_as_it_has_measured_something(
+    chain: Chain, key: bytes
+) -> None:
+    """Its guess is long, and the round may need its cut-off."""
+    rounds = rounds_of(chain)
+    open_all(rounds, chain)
+    people, vouches = {person.public: person for person in chain.people}, rounds.books[key].vouching.vouches
+    guessed = rounds.books[key].timers.replays
+    assert guessed == rounds_module.REPLAYS_FACTOR * rounds_module.VOUCH_SECONDS_START
+    for trainer, verdict, expected in ((chain.people[1], Verdict.UNJUDGED, 10.0), (chain.people[2], ACCEPT, 2.0)):
+        hear(rounds, chain, trainer, proposal(chain, key))
+        rounds.judge((key, 0), trainer.public, ACCEPT, NOW)
+        first, second, _ = (people[voter] for voter in vouches.re_executors(trainer.public))
+        said = vouch_on(key, rounds.books[key].proposals[trainer.public], verdict=verdict)
+        for voter, later in ((second, 1.0), (first, 2.0)):  # when the second one begins depends on the guess
+            hear(rounds, chain, voter, said, NOW + later)
+            timers = rounds.books[key].timers
+            seconds = expected if voter is first else rounds_module.VOUCH_SECONDS_START
+            assert (timers.replays, timers.vouch) == (rounds_module.REPLAYS_FACTOR * seconds, seconds)
+
+
 def test_the_store_refuses_what_these_rounds_would_never_sign_twice(chain: Chain, key: bytes) -> None:
     """Two processes with one key, say: the second record is refused, so the second message is never sent."""
     first, second = rounds_of(chain), rounds_of(chain)
