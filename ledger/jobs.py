@@ -562,7 +562,8 @@ class JobsModule(Module[JobsState]):
         present = {trainer: members.current(trainer) for trainer in trainers}
         voting_keys = {trainer: key for trainer, key in present.items() if key != trainer and key in fresh.voters}
         renewed = replace(fresh, trainers=trainers, awaited=tuple(sorted(awaited)))
-        return replace(renewed, successors=successors, voting_keys=voting_keys)
+        records = _by_present_key(job.vouch_records, members)
+        return replace(renewed, successors=successors, voting_keys=voting_keys, vouch_records=records)
 
     def close_round(
         self,
@@ -606,8 +607,8 @@ class JobsModule(Module[JobsState]):
             record = records.get(voter, VouchRecord())
             is_false, is_silent = voter in closed.false_vouchers, voter in closed.silent
             records[voter] = record.after(job.round, is_false, is_silent, terms.suspension_rounds)
-        left = {members.current(voter): record for voter, record in records.items() if not record.is_spent(job.round + 1)}
-        return dict(sorted(left.items()))
+        left = {voter: record for voter, record in records.items() if not record.is_spent(job.round + 1)}
+        return _by_present_key(left, members)
 
     def bounded(self, jobs: dict[bytes, Job], members: MembersState, needed: Set[bytes]) -> dict[bytes, Job]:
         """Forgets finished jobs when there are too many; once a block, after everything in it. `needed` jobs stay.
@@ -715,6 +716,10 @@ def abandoned(jobs: dict[bytes, Job], members: MembersState, height: int) -> dic
         if job.phase is Phase.RUNNING and not any(map(members.takes_part, job.trainers))
     }
     return {**jobs, **ended}
+
+
+def _by_present_key(records: Mapping[bytes, VouchRecord], members: MembersState) -> dict[bytes, VouchRecord]:
+    return dict(sorted((members.current(key), record) for key, record in records.items()))
 
 
 def _by_seniority(keys: Iterable[bytes], members: MembersState) -> list[bytes]:

@@ -198,7 +198,7 @@ class RoundBook:
             case Ballot():
                 return signer in self.ballots
             case Vouch():
-                return self.vouching.has_heard(signer, message)
+                return not self.vouching.new(signer, message)
             case CutOff():
                 return signer in self.cut_offs
 
@@ -268,10 +268,11 @@ class RoundBook:
 
     def add_vouch(self, signed: Signed, vouch: Vouch, now: float) -> tuple[Signed, Signed] | None:
         """Keeps each voter's first verdict on each trainer; a second, different one is evidence."""
-        is_new = not self.vouching.has_heard(signed.signer, vouch)
+        new = self.vouching.new(signed.signer, vouch)
         pair = self.vouching.add(signed, vouch)
-        for judgement in vouch.judgements if is_new else ():
-            if judgement.trainer in self.delivered:
+        for judgement in new if pair is None else ():
+            # An unsure voter may have waited in vain. If that were measured, all would wait longer in each round.
+            if judgement.trainer in self.delivered and judgement.verdict is not Verdict.UNJUDGED:
                 self.vouching.measure(signed.signer, judgement.trainer, now - self.delivered[judgement.trainer])
         return pair
 

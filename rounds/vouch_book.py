@@ -29,21 +29,27 @@ class VouchBook:
 
     # What comes in
 
-    def has_heard(self, voter: bytes, vouch: Vouch) -> bool:
-        """Whether it says nothing new."""
-        return all((voter, judgement.trainer) in self._said for judgement in vouch.judgements)
+    def new(self, voter: bytes, vouch: Vouch) -> list[Judgement]:
+        """The judgements on trainers that this voter has not judged before. There are none in a second piece of evidence."""
+        if voter in self.double_vouchers and self._contradicted(voter, vouch) is not None:
+            return []
+        return [judgement for judgement in vouch.judgements if (voter, judgement.trainer) not in self._said]
+
+    def _contradicted(self, voter: bytes, vouch: Vouch) -> Signed | None:
+        """The voter's former vouch with another verdict on one of these trainers."""
+        known = (said for judgement in vouch.judgements if (said := self._said.get((voter, judgement.trainer))))
+        return next((before for said, before in known if said not in vouch.judgements), None)
 
     def add(self, signed: Signed, vouch: Vouch) -> tuple[Signed, Signed] | None:
         """Keeps what is new. Two different verdicts of one voter on one trainer are evidence, and the first one counts."""
         check_vouch(self.terms, signed.signer, vouch)
         voter = signed.signer
-        known = [said for judgement in vouch.judgements if (said := self._said.get((voter, judgement.trainer)))]
-        other = next((before for said, before in known if said not in vouch.judgements), None)
+        other = self._contradicted(voter, vouch)
         if other is not None:
             is_known = voter in self.double_vouchers
             self.double_vouchers.add(voter)
             return None if is_known else (other, signed)
-        if len(known) < len(vouch.judgements):
+        if self.new(voter, vouch):
             self.signed[voter, signed.body] = signed
             self.vouches.add(voter, vouch)
             for judgement in vouch.judgements:

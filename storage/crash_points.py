@@ -27,6 +27,7 @@ WRITES = {
     "append-commit": "our vote of the second phase",
     "append-timeout": "our vote to end a view",
     "append-proposal": "our update of a round",
+    "append-vouch": "our verdicts on updates of a round that we re-executed",
     "append-ballot": "our verdicts on a round's updates",
     "append-cut-off": "the list of ballots that we hold of a round",
     "append-block": "the bytes of a block that is not decided yet",

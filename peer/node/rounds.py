@@ -205,11 +205,12 @@ class Rounds:
         return frozenset(returning)
 
     def _resume(self, book: RoundBook, spoken: Mapping[str, Signed], now: float, effects: Effects) -> None:
-        for tag, signed in spoken.items():
-            if tag != Proposal.TAG and book.me is None:
-                continue  # we do not vote in this round any more, so we shall not sign a second one
+        for signed in spoken.values():
             try:
-                self._put(book, signed, _decoded(signed, *ROUND_MESSAGES), now, effects)
+                message = _decoded(signed, *ROUND_MESSAGES)
+                if not isinstance(message, Proposal) and signed.signer not in _signers(book.terms, message):
+                    continue  # we do not vote or re-execute in this round any more, so we shall not sign a second one
+                self._put(book, signed, message, now, effects)
             except RemoteProtocolError:
                 # It was signed on a wrong state, which was replaced since. It stands, so this peer signs nothing else there.
                 self.mute((book.terms.job, book.terms.round))
@@ -238,7 +239,7 @@ class Rounds:
             return None
         if message.round < book.terms.round:
             return None
-        if signed.signer not in (book.terms.trainers if isinstance(message, Proposal) else book.terms.voters):
+        if signed.signer not in _signers(book.terms, message):
             self._early.keep(signed, message)  # the next block may give the round to its signer
         if not self._sealing.knows(message):
             return None
@@ -260,8 +261,9 @@ class Rounds:
         """A message of ours that is not in our log: it stands, and we say nothing more in a round that we do not remember."""
         self.mute((message.job, message.round))
         if not book.has_heard(signed.signer, message):
+            record = _record(book, signed, message)
             self._put(book, signed, message, now, effects)
-            effects.records.append(_record(book, signed, message))
+            effects.records.append(record)
 
     def mute(self, key: RoundKey) -> None:
         """Nothing more is signed in this open round."""
@@ -421,9 +423,22 @@ def _record(book: RoundBook, signed: Signed, message: RoundMessage) -> RoundVote
         if j.verdict is Verdict.ACCEPT and j.trainer != signed.signer
     ]
     accepted = [held for digest, held in others if held is not None and body_digest(held) == digest]
-    # Of several vouches in a round each has a place of its own: two with the same first trainer would be evidence.
-    tag = f"{message.TAG}:{message.judgements[0].trainer.hex()}" if isinstance(message, Vouch) else message.TAG
+    # Each vouch of a round has a place of its own: the first trainer that no vouch of ours has named before.
+    tag = message.TAG
+    if isinstance(message, Vouch):
+        tag += f":{book.vouching.new(signed.signer, message)[0].trainer.hex()}"
     return RoundVoted(tag, message.job, message.round, signed, tuple(accepted))
+
+
+def _signers(terms: RoundTerms, message: RoundMessage) -> frozenset[bytes]:
+    """The peers that may sign a message of this kind in the round."""
+    match message:
+        case Proposal():
+            return terms.trainers
+        case Vouch():
+            return terms.auditors
+        case Ballot() | CutOff():
+            return terms.voters
 
 
 def _is_open(book: RoundBook) -> bool:

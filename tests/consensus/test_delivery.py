@@ -6,9 +6,10 @@ import hashlib
 from dataclasses import replace
 
 from protocol.identity import Identity, Signed, sign
-from protocol.messages import Ballot, Judgement, Proposal
+from protocol.messages import Ballot, Judgement, Proposal, Vouch
 from protocol.reasons import Verdict
-from rounds.ballots import PROPOSALS_SECONDS_MIN, RoundBook, RoundTerms, RoundTimers, outcome
+from rounds.ballots import PROPOSALS_SECONDS_MIN, RoundBook, RoundTimers, outcome
+from rounds.terms import RoundTerms
 
 CHAIN, JOB, ROOT = bytes(32), bytes([1]) * 32, bytes([2]) * 32
 PEERS = [Identity(bytes([n + 1]) * 32) for n in range(4)]
@@ -29,6 +30,20 @@ def propose(book: RoundBook, trainer: int) -> Proposal:
     return proposal
 
 
+def vouch(book: RoundBook, voter: int, verdicts: dict[int, Verdict], now: float = SOON) -> None:
+    digests = {trainer: hashlib.sha256(book.proposals[KEYS[trainer]].body).digest() for trainer in verdicts}
+    judged = (Judgement(KEYS[trainer], digests[trainer], verdict) for trainer, verdict in verdicts.items())
+    message = Vouch(JOB, 0, tuple(sorted(judged, key=lambda judgement: judgement.trainer)))
+    book.add_vouch(sign(PEERS[voter], CHAIN, message), message, now)
+
+
+def judge_two(book: RoundBook) -> None:
+    """The first two proposals pass our cheap checks, and their trainers vouch for each other."""
+    for trainer in range(2):
+        book.judge(KEYS[trainer], Verdict.ACCEPT, SOON)
+        vouch(book, trainer, {1 - trainer: Verdict.ACCEPT})
+
+
 def named(ballot: Ballot | None) -> dict[bytes, Verdict]:
     assert ballot is not None
     return {judgement.trainer: judgement.verdict for judgement in ballot.judgements}
@@ -38,8 +53,7 @@ def test_a_proposal_whose_payload_never_comes_costs_the_first_timer_only() -> No
     book = book_of(0)
     for trainer in range(3):
         propose(book, trainer)
-    for trainer in range(2):
-        book.judge(KEYS[trainer], Verdict.ACCEPT, SOON)
+    judge_two(book)
     assert book.ballot_due(PROPOSALS_SECONDS_MIN - 0.01) is None
     assert named(book.ballot_due(PROPOSALS_SECONDS_MIN)) == {KEYS[0]: Verdict.ACCEPT, KEYS[1]: Verdict.ACCEPT}
 
@@ -48,8 +62,7 @@ def test_a_proposal_that_nobody_awaits_and_whose_payload_never_comes_costs_nothi
     book = book_of(0, replace(TERMS, awaited=frozenset(KEYS[:2])))
     for trainer in range(3):
         propose(book, trainer)
-    for trainer in range(2):
-        book.judge(KEYS[trainer], Verdict.ACCEPT, SOON)
+    judge_two(book)
     assert set(named(book.ballot_due(SOON))) == set(KEYS[:2])
 
 
@@ -58,10 +71,17 @@ def test_a_delivered_proposal_is_waited_for_until_it_is_judged_or_the_second_tim
     for trainer in range(3):
         propose(book, trainer)
         book.deliver(KEYS[trainer], SOON)
-    for trainer in range(2):
-        book.judge(KEYS[trainer], Verdict.ACCEPT, SOON)
+    judge_two(book)
     assert book.ballot_due(PROPOSALS_SECONDS_MIN + 1) is None
-    assert named(book.ballot_due(PROPOSALS_SECONDS_MIN + 90))[KEYS[2]] is Verdict.UNJUDGED
+    assert named(book.ballot_due(PROPOSALS_SECONDS_MIN + 90)) == {
+        KEYS[0]: Verdict.ACCEPT,
+        KEYS[1]: Verdict.ACCEPT,
+        KEYS[2]: Verdict.UNJUDGED,
+    }
+    book.judge(KEYS[2], Verdict.ACCEPT, SOON)
+    assert book.ballot_due(PROPOSALS_SECONDS_MIN + 1) is None, "it needs a vouch, too"
+    vouch(book, 1, {2: Verdict.ACCEPT})
+    assert set(named(book.ballot_due(SOON)).values()) == {Verdict.ACCEPT}
 
 
 def test_nothing_that_can_be_judged_means_no_ballot() -> None:
@@ -70,35 +90,54 @@ def test_nothing_that_can_be_judged_means_no_ballot() -> None:
     assert book.ballot_due(1_000.0) is None
 
 
-def test_a_light_voter_speaks_as_soon_as_the_re_executors_have_when_a_payload_is_missing() -> None:
+def test_a_light_voter_speaks_as_soon_as_the_re_executors_have_vouched_when_a_payload_is_missing() -> None:
     """A trainer is killed in the middle of serving its payload: the round costs T1, not the light voter's own long timer."""
     book = book_of(3)
     for trainer in range(3):
         propose(book, trainer)
-    for trainer in range(2):
-        book.judge(KEYS[trainer], Verdict.ACCEPT, SOON)
     for voter in range(2):
+        book.judge(KEYS[voter], Verdict.ACCEPT, SOON)
         book.add_ballot(*_ballot_of(voter, book), PROPOSALS_SECONDS_MIN)
-    assert book.audited == PROPOSALS_SECONDS_MIN
+    assert book.ballot_due(PROPOSALS_SECONDS_MIN) is None, "ballots are no vouches"
+    judge_two(book)
     cast = book.ballot_due(PROPOSALS_SECONDS_MIN)
     assert named(cast) == {KEYS[0]: Verdict.ACCEPT, KEYS[1]: Verdict.ACCEPT}
     assert cast is not None
-    decided = outcome(TERMS, {**book.ballots, KEYS[3]: cast})
+    decided = outcome(TERMS, {**book.ballots, KEYS[3]: cast}, book.vouching.vouches)
     assert set(decided.accepted) == set(KEYS[:2])
     assert decided.absent == {KEYS[2]}
     assert decided.unjudged == frozenset()  # nobody's timer grows for it
 
 
-def test_ballots_of_those_whose_time_ran_out_do_not_tell_how_long_re_execution_takes() -> None:
-    """Else the timer of one round, cast in vain, would be the measure of the next ones."""
+def called_first(book: RoundBook, trainer: int) -> int:
+    return KEYS.index(book.vouching.vouches.re_executors(KEYS[trainer])[0])
+
+
+def test_vouches_of_those_that_are_unsure_do_not_tell_how_long_re_execution_takes() -> None:
+    """They may have waited in vain. Otherwise the timer of one round would be the measure of the next ones."""
     book = book_of(3)
     for trainer in range(3):
         propose(book, trainer)
-    book.add_ballot(*_ballot_of(0, book), SOON)
-    book.add_ballot(*_ballot_of(1, book, Verdict.UNJUDGED), 3.0)
-    assert book.audited is None
-    book.add_ballot(*_ballot_of(2, book), 4.0)
-    assert book.audited == 4.0
+        book.judge(KEYS[trainer], Verdict.ACCEPT, 1.0)
+    vouch(book, called_first(book, 0), {0: Verdict.UNJUDGED}, 3.0)
+    assert book.vouching.seconds == []
+    vouch(book, called_first(book, 1), {1: Verdict.ACCEPT}, 5.0)
+    vouch(book, called_first(book, 2), {2: Verdict.REPLAY}, 6.0)
+    assert book.vouching.seconds == [4.0, 5.0]
+
+
+def test_a_verdict_that_is_said_again_in_other_vouches_is_measured_once() -> None:
+    """Otherwise a liar would give most of the times, and set their median."""
+    book = book_of(3)
+    for trainer in range(3):
+        propose(book, trainer)
+        book.judge(KEYS[trainer], Verdict.ACCEPT, 0.0)
+    liar = called_first(book, 0)
+    others = [trainer for trainer in range(3) if trainer != 0]
+    for number in range(3):
+        vouch(book, liar, dict.fromkeys([0, *others[:number]], Verdict.ACCEPT), 30.0)
+    measured = [trainer for trainer in range(3) if called_first(book, trainer) == liar]
+    assert book.vouching.seconds == [30.0] * len(measured)
 
 
 def _ballot_of(voter: int, book: RoundBook, verdict: Verdict = Verdict.ACCEPT) -> tuple[Signed, Ballot]:

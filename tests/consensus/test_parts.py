@@ -25,7 +25,8 @@ from consensus.turn import Send, SendDecisions, Turn, Voted, execute, execute_in
 from consensus.voters import CachingVerifier, VoterSet, verify_certificate
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed
-from protocol.messages import Ballot, Certificate, Commit, CutOff, Prepare, Proposal, Status
+from protocol.messages import Ballot, Certificate, Commit, CutOff, Judgement, Prepare, Proposal, Status, Vouch
+from protocol.reasons import Verdict
 from tests.consensus.bench import CHAIN_ID, Bench
 from tests.consensus.journal import MemoryJournal
 from tests.sim.keys import FastVerifier
@@ -234,7 +235,7 @@ def proves_nothing(evidence: Evidence) -> None:
         verify_evidence(evidence, CHAIN_ID, FastVerifier())
 
 
-@pytest.mark.parametrize("kind", [Proposal, Ballot, CutOff])
+@pytest.mark.parametrize("kind", [Proposal, Ballot, Vouch, CutOff])
 def test_whoever_says_two_things_of_one_kind_in_one_round_lies_and_nobody_else(kind: type) -> None:
     bench = Bench()
 
@@ -243,6 +244,7 @@ def test_whoever_says_two_things_of_one_kind_in_one_round_lies_and_nobody_else(k
         kinds = (
             Proposal(job, number, bytes(32), digest, 1, bytes(32), None),
             Ballot(job, number, digest, ()),
+            Vouch(job, number, (Judgement(bytes(32), digest, Verdict.ACCEPT),)),
             CutOff(job, number, (digest,)),
         )
         return bench.sign(1, next(statement for statement in kinds if isinstance(statement, of)))

@@ -18,9 +18,11 @@ from ledger.state import EMPTY_BODY, Body, decode_body
 from protocol import codec
 from protocol.errors import RemoteProtocolError
 from protocol.identity import sign
-from protocol.messages import Ballot, Judgement, Proposal
+from protocol.limits import CLOSING_VOUCHES_MAX
+from protocol.messages import Ballot, Judgement, Proposal, Vouch
 from protocol.reasons import Verdict
-from rounds.ballots import RoundBook, RoundTerms
+from rounds.ballots import RoundBook
+from rounds.terms import RoundTerms
 from tests.ledger.world import LANGUAGE, PEOPLE, SCRATCH, TIMERS, World
 from tests.sim.keys import FastSigner
 
@@ -66,6 +68,10 @@ def holder(world: World, lacks: str | None = None) -> Ledger:
         book.add_proposal(signed, codec.decode_message(signed.body, (Proposal,)))
     for signed in list(full.signed_ballots.values())[lacks == "ballots" :]:
         book.add_ballot(signed, codec.decode_message(signed.body, (Ballot,)), 0.0)
+    closing = full.closing()
+    assert closing is not None
+    for signed in closing.vouches[lacks == "vouches" :]:
+        book.add_vouch(signed, codec.decode_message(signed.body, (Vouch,)), 0.0)
     for signed in list(world.ledger.pool)[lacks == "transactions" :]:
         ledger.pool.add(signed)
     return ledger
@@ -73,7 +79,7 @@ def holder(world: World, lacks: str | None = None) -> Ledger:
 
 def test_a_part_that_is_not_here_is_waited_for() -> None:
     world, body = busy()
-    for part in ("ballots", "proposals", "transactions"):
+    for part in ("ballots", "proposals", "vouches", "transactions"):
         assert holder(world, part).expand(condense(body)) is None, part
     assert holder(world).expand(condense(body)) == body
     assert Ledger(world.rules, world.state, world.state.root).expand(condense(body)) is None, "no round is open here"
@@ -85,6 +91,15 @@ def test_a_ballot_that_comes_later_completes_it() -> None:
     assert peer.expand(condense(body)) is None
     missing = next(iter(world.ledger.books[key].signed_ballots.values()))
     peer.books[key].add_ballot(missing, codec.decode_message(missing.body, (Ballot,)), 0.0)
+    assert peer.expand(condense(body)) == body
+
+
+def test_a_vouch_that_comes_later_completes_it() -> None:
+    world, body = busy()
+    peer, (key,) = holder(world, "vouches"), world.ledger.books
+    assert peer.expand(condense(body)) is None
+    missing = decode_body(body).closings[0].vouches[0]
+    peer.books[key].add_vouch(missing, codec.decode_message(missing.body, (Vouch,)), 0.0)
     assert peer.expand(condense(body)) == body
 
 
@@ -168,7 +183,7 @@ def test_a_few_digests_named_a_thousand_times_cost_no_memory() -> None:
 
 
 def hundred(voters: int = 100, trainers: int = 100) -> tuple[Expander, bytes]:
-    """One round with that many ballots on that many proposals, all held."""
+    """One round with that many ballots on that many proposals, and a vouch of every voter, all held."""
     people = sorted((FastSigner(f"one of many {i}") for i in range(max(voters, trainers))), key=lambda person: person.public)
     chain, job, root = bytes(32), b"j" * 32, b"r" * 32
     keys = [person.public for person in people]
@@ -179,18 +194,20 @@ def hundred(voters: int = 100, trainers: int = 100) -> tuple[Expander, bytes]:
         book.add_proposal(sign(person, chain, proposal), proposal)
     judged = tuple(Judgement(key, short_module.signed_digest(book.proposals[key]), ACCEPT) for key in sorted(training))
     ballot = Ballot(job, 0, root, judged)
+    vouch = Vouch(job, 0, judged)
     for person in people[:voters]:
         book.add_ballot(sign(person, chain, ballot), ballot, 0.0)
-    closing = (tuple(sorted(t.values(), key=lambda s: s.signer)) for t in (book.signed_ballots, {}, book.proposals))
-    ballots, cut_offs, proposals = closing
-    body = codec.encode(Body((short_module.Closing(job, 0, ballots, cut_offs, proposals),), (), ()))
+        book.add_vouch(sign(person, chain, vouch), vouch, 0.0)
+    tables = (book.signed_ballots, {}, book.proposals, book.vouching.signed)
+    parts = (tuple(sorted(table.values(), key=lambda signed: signed.signer)) for table in tables)
+    body = codec.encode(Body((short_module.Closing(job, 0, *parts),), (), ()))
     return Expander({job: book}, Pool()), body
 
 
 def test_a_round_of_a_hundred_voters_and_trainers_travels_in_a_hundredth_of_its_bytes() -> None:
     expander, body = hundred()
     short = condense(body)
-    assert len(body) > 700_000 and len(short) < 7_000
+    assert len(body) > 1_400_000 and len(short) < 11_000
     assert expander.expand(short) == body
 
 
@@ -201,10 +218,12 @@ def test_only_what_is_new_in_a_book_is_hashed_again(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(short_module, "signed_digest", lambda signed: hashed.append(signed) or real(signed))
     for _ in range(5):
         assert expander.expand(short) == body
-    assert len(hashed) == 40
+    assert len(hashed) == 60
 
 
 def test_a_short_closing_is_bounded_like_a_closing() -> None:
-    closing = ShortClosing(bytes(32), 0, (bytes(32),) * 201, (), ())
-    with pytest.raises(RemoteProtocolError, match="oversized"):
-        World().ledger.expand(codec.encode(ShortBody((closing,), (), ())))
+    closing = ShortClosing(bytes(32), 0, (bytes(32),), (), (), ())
+    many = (bytes(32),) * (CLOSING_VOUCHES_MAX + 1)
+    for other in (replace(closing, ballots=many[:201]), replace(closing, vouches=many)):
+        with pytest.raises(RemoteProtocolError, match="oversized"):
+            World().ledger.expand(codec.encode(ShortBody((other,), (), ())))

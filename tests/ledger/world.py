@@ -218,14 +218,22 @@ class World:
 
     def vote(self, key: bytes, verdicts: Mapping[bytes, Verdict], voters: tuple[bytes, ...] | None = None) -> None:
         """Everybody proposes, and re-executors and all of `voters` (default: all) say the same: it is in the ledger's book."""
-        book, job = self.ledger.books[key], self.job(key)
+        self.vouch(key, dict.fromkeys(self.ledger.books[key].terms.auditors if verdicts else (), verdicts))
+        self.cast(key, verdicts, voters)
+
+    def vouch(self, key: bytes, verdicts: Mapping[bytes, Mapping[bytes, Verdict]]) -> None:
+        """By re-executor: its verdicts."""
+        for voter, judged in verdicts.items():
+            said = Vouch(key, self.job(key).round, self.judgements(key, judged))
+            self.ledger.books[key].add_vouch(sign(BY_KEY[voter], self.chain, said), said, 0.0)
+
+    def cast(self, key: bytes, verdicts: Mapping[bytes, Verdict], voters: tuple[bytes, ...] | None = None) -> None:
+        """Everybody proposes, and all of `voters` (default: all) vote."""
+        book = self.ledger.books[key]
         for trainer in verdicts:
             signed = self.proposal(key, trainer)
             book.add_proposal(signed, codec.decode_message(signed.body, (Proposal,)))
-        for voter in book.terms.auditors if verdicts else ():
-            said = Vouch(key, job.round, self.judgements(key, verdicts))
-            book.add_vouch(sign(BY_KEY[voter], self.chain, said), said, 0.0)
-        for voter in voters if voters is not None else job.voters:
+        for voter in voters if voters is not None else self.job(key).voters:
             signed = self.ballot(key, voter, verdicts)
             book.add_ballot(signed, codec.decode_message(signed.body, (Ballot,)), 0.0)
 

@@ -16,7 +16,7 @@ from ledger.jobs import Start, job_id
 from ledger.state import Rules, core_modules
 from protocol import codec as wire
 from protocol.identity import Ed25519Verifier, Identity, Signed, sign
-from protocol.messages import Ballot, Judgement, Proposal, Transaction
+from protocol.messages import Ballot, Judgement, Proposal, Transaction, Vouch
 from protocol.reasons import Verdict
 from rounds.ballots import RoundBook, RoundTimers
 from storage.blobs import Blobs
@@ -121,7 +121,7 @@ class Chain:
         return sign(trainer, self.id, Proposal(key, job.round, job.model_root, payload, size, buffer_digest(m), None))
 
     def play(self, key: bytes, rejected: int = 0) -> None:
-        """One round: all that may propose do, everybody votes, the round is closed. `rejected` of the last get REPLAY."""
+        """One round: everybody proposes, vouches and votes, the round is closed. `rejected` of the last get REPLAY."""
         job, book = self.ledger.state.jobs.jobs[key], self.ledger.books[key]
         by_key = {person.public: person for person in self.people}
         judgements = []
@@ -131,6 +131,9 @@ class Chain:
             verdict = Verdict.ACCEPT if place < len(job.trainers) - rejected else Verdict.REPLAY
             judgements.append(Judgement(trainer, hashlib.sha256(signed.body).digest(), verdict))
         for person in self.people:
+            if person.public in book.terms.auditors:
+                vouch = Vouch(key, job.round, tuple(judgements))
+                book.add_vouch(sign(person, self.id, vouch), vouch, 0.0)
             message = Ballot(key, job.round, job.model_root, tuple(judgements))
             book.add_ballot(sign(person, self.id, message), message, 0.0)
         self.decide()

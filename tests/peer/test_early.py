@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import tracemalloc
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,11 +13,11 @@ import pytest
 
 from ledger.jobs import RUNNING_MAX
 from ledger.members import Member
-from peer.node.early import MEMBER_BYTES_MAX, OTHERS_MAX, PER_MEMBER_MAX, PER_VOTER_MAX, VOTER_BYTES_MAX, Early
+from peer.node.early import MEMBER_BYTES_MAX, OTHERS_MAX, PER_MEMBER_MAX, PER_VOTER_MAX, VOTER_BYTES_MAX, Early, RoundMessage
 from protocol import codec
 from protocol.identity import Identity, Signed
 from protocol.limits import DECLARATION_BYTES_MAX, TRAINERS_MAX, VOTERS_MAX
-from protocol.messages import Ballot, CutOff, Judgement, LossesCommitment, Proposal
+from protocol.messages import Ballot, CutOff, Judgement, LossesCommitment, Proposal, Vouch
 from protocol.reasons import Verdict
 from tests.peer.chain import Chain
 
@@ -31,19 +32,28 @@ def job_of(number: int) -> bytes:
     return bytes([3]) + number.to_bytes(31, "big")
 
 
+WORST = max(Verdict, key=lambda verdict: len(codec.encode(verdict)))
+JUDGED = tuple(Judgement(key, bytes(32), WORST) for key in KEYS)
+VOUCHES = (1, 1, 2, 4, 8, 16, 32, 2)  # trainers in each vouch of 66: the next one waits until it doubles those before
+
+
 def largest_ballot(job: bytes) -> Ballot:
-    worst = max(Verdict, key=lambda verdict: len(codec.encode(verdict)))
-    return Ballot(job, LATER, bytes(32), tuple(Judgement(key, bytes(32), worst) for key in KEYS), bytes(16), bytes(32))
+    return Ballot(job, LATER, bytes(32), JUDGED, bytes(16), bytes(32))
 
 
-def largest_of_a_round(job: bytes) -> list[Proposal | Ballot | CutOff]:
+def vouches(job: bytes, counts: tuple[int, ...] = VOUCHES) -> list[Vouch]:
+    ends = itertools.accumulate(counts)
+    return [Vouch(job, LATER, JUDGED[end - count : end]) for count, end in zip(counts, ends, strict=True)]
+
+
+def largest_of_a_round(job: bytes) -> list[RoundMessage]:
     digest = bytes(32)
     declaration, losses = bytes(DECLARATION_BYTES_MAX), LossesCommitment(digest, digest)
     proposal = Proposal(job, LATER, digest, digest, 2**30, digest, digest, digest, digest, digest, declaration, losses)
     return [proposal, largest_ballot(job), CutOff(job, LATER, VOTERS)]
 
 
-def put(early: Early, signer: bytes, message: Proposal | Ballot | CutOff) -> None:
+def put(early: Early, signer: bytes, message: RoundMessage) -> None:
     """As it comes from a link: nothing else holds the message."""
     body = codec.encode(message)
     early.keep(Signed(body, signer, bytes(64)), codec.decode_message(body, (type(message),)))
@@ -63,11 +73,12 @@ def early(tmp_path: Path) -> Iterator[Early]:
     chain.close()
 
 
-def test_an_honest_voter_has_room_for_the_next_round_of_all_jobs_that_may_run(early: Early) -> None:
+@pytest.mark.parametrize("counts", [VOUCHES, (TRAINERS_MAX,)])
+def test_an_honest_voter_has_room_for_the_next_round_of_all_jobs_that_may_run(early: Early, counts: tuple[int, ...]) -> None:
     for number in range(RUNNING_MAX):
-        for message in largest_of_a_round(job_of(number)):
+        for message in (*largest_of_a_round(job_of(number)), *vouches(job_of(number), counts)):
             put(early, VOTERS[0], message)
-    assert len(early.signed_by(VOTERS[0])) == 3 * RUNNING_MAX <= PER_VOTER_MAX
+    assert len(early.signed_by(VOTERS[0])) == (3 + len(counts)) * RUNNING_MAX <= PER_VOTER_MAX
 
 
 def test_a_member_without_a_vote_has_room_for_its_largest_proposals(early: Early) -> None:

@@ -224,11 +224,24 @@ def test_a_ballot_is_a_record_of_the_turn_that_sends_it(pack: Pack) -> None:
     liar_free, _ = proposals(pack, job, PEOPLE[0])
     for shell in pack:
         hears(shell, pack[1], Relay(liar_free))
-    pack[1].node.rounds.judge((job, 0), PEOPLE[0].public, Verdict.ACCEPT, None, pack.now)
+    pack[1].node.rounds.judge((job, 0), PEOPLE[0].public, Verdict.ACCEPT, pack.now)
     pack.pass_time(200.0)
     ballots = [record for record in pack[1].journal.records if isinstance(record, RoundVoted) and record.tag == "ballot"]
     assert len(ballots) == 1
     assert any(message == Relay(ballots[0].signed) for _, message in pack[1].sent)
+
+
+def test_a_vouch_is_a_record_of_the_turn_that_sends_it_and_reaches_those_who_have_no_link_to_its_author(pack: Pack) -> None:
+    job = with_proposal(pack)
+    pack.cut(pack[1].me, pack[3].me)
+    pack.settle()
+    judges(pack, pack[1], job, Verdict.ACCEPT)
+    pack[1].turn()
+    (vouch,) = [record for record in pack[1].last.records if isinstance(record, RoundVoted)]
+    assert vouch.tag == f"vouch:{PEOPLE[0].public.hex()}"
+    assert any(message == Relay(vouch.signed) for _, message in pack[1].sent)
+    pack.settle()
+    assert all(vouch.signed in shell.node.rounds.held((job, 0)) for shell in pack)
 
 
 def test_a_round_that_cannot_be_closed_is_asked_about_and_the_answer_is_given_once_a_second(pack: Pack) -> None:
@@ -470,7 +483,7 @@ def test_a_round_is_closed_by_those_who_have_other_keys_since_it_was_opened(pack
     for shell in pack:
         (opened,) = shell.node.take_round_changes()[-1:]
         assert isinstance(opened, RoundOpened) and PEOPLE[9].public in opened.job.voters
-        shell.node.rounds.judge((job, 0), PEOPLE[0].public, Verdict.ACCEPT, None, pack.now)
+        judges(pack, shell, job, Verdict.ACCEPT)
     pack.until(lambda shell: shell.node.state.jobs.jobs[job].round == 1)
     assert pack[0].node.state.jobs.jobs[job].accepted == {PEOPLE[0].public: 1}
     assert all(not shell.node.state.members.is_expelled(person.public) for shell in pack for person in PEOPLE)
@@ -588,10 +601,18 @@ def test_a_notice_out_of_form_costs_its_sender_the_link(pack: Pack) -> None:
 
 def cast(pack: Pack, shell: Shell, job: bytes, verdict: Verdict) -> list[RoundVoted]:
     """What this voter says when it has judged the one proposal, and all its timers have run out."""
-    shell.node.rounds.judge((job, 0), PEOPLE[0].public, verdict, None, pack.now)
+    judges(pack, shell, job, verdict)
     before = len(shell.journal.records)
     pack.pass_time(200.0)
     return [record for record in shell.journal.records[before:] if isinstance(record, RoundVoted)]
+
+
+def judges(pack: Pack, shell: Shell, job: bytes, verdict: Verdict) -> None:
+    """The cheap checks of the one proposal, and its re-execution here if this voter has a worker, have this result."""
+    rounds, trainer = shell.node.rounds, PEOPLE[0].public
+    rounds.judge((job, 0), trainer, verdict, pack.now)
+    if shell.me in rounds.books[job].terms.auditors - {trainer}:
+        rounds.find((job, 0), trainer, verdict, pack.now)
 
 
 def with_proposal(pack: Pack) -> bytes:
@@ -627,11 +648,13 @@ def test_nobody_signs_before_a_quorum_has_said_what_it_heard_of_it() -> None:
 
 def test_a_voter_that_forgot_its_ballot_casts_no_other_and_is_accused_by_nobody(pack: Pack) -> None:
     job = with_proposal(pack)
-    (record,) = [r for r in cast(pack, pack[1], job, Verdict.ACCEPT) if r.tag == "ballot"]
+    vouch, record = said = cast(pack, pack[1], job, Verdict.ACCEPT)
+    assert (vouch.tag, record.tag) == (f"vouch:{PEOPLE[0].public.hex()}", "ballot")
     forget(pack[1])
     before = pack[1].journal.records.copy()
     pack.restart(1)
-    assert [r for r in pack[1].journal.records[len(before) :] if isinstance(r, RoundVoted)] == [record], "recognised at once"
+    known = [r for r in pack[1].journal.records[len(before) :] if isinstance(r, RoundVoted)]
+    assert sorted(known, key=lambda r: r.tag) == sorted(said, key=lambda r: r.tag), "recognised at once"
     assert pack[1].node.rounds.muted == {(job, 0)}
     assert cast(pack, pack[1], job, Verdict.REPLAY) == []
     assert pack[1].node.rounds.books[job].signed_ballots[pack[1].me] == record.signed
@@ -736,7 +759,7 @@ def test_a_voter_that_forgot_that_it_proposed_says_nothing_at_all_in_that_round(
     other = codec.decode_message(second.body, (Proposal,))
     pack[1].said(Ballot)
     pack[1].turn(Do(lambda: pack[1].node.rounds.publish(other, pack.now)))
-    pack[1].node.rounds.judge((job, 0), PEOPLE[1].public, Verdict.ACCEPT, None, pack.now)
+    pack[1].node.rounds.judge((job, 0), PEOPLE[1].public, Verdict.ACCEPT, pack.now)
     pack.pass_time(200.0)
     assert pack[1].said(Ballot) == [] and not any(shell.node.ledger.accusations for shell in pack)
 

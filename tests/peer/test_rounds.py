@@ -16,11 +16,11 @@ from ledger.members import Member
 from ledger.state import State
 from peer.node import early
 from peer.node import rounds as rounds_module
-from peer.node.rounds import SEEK_SECONDS, Effects, Rounds
+from peer.node.rounds import SEEK_SECONDS, Effects, Measured, Rounds
 from protocol import codec
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.identity import Identity, Signed, sign
-from protocol.messages import Ballot, CutOff, Judgement, Proposal
+from protocol.messages import Ballot, CutOff, Judgement, Proposal, Vouch
 from protocol.reasons import Verdict
 from rounds import ballots
 from rounds.terms import RoundTerms, body_digest
@@ -60,13 +60,43 @@ def proposal(chain: Chain, key: bytes, round: int = 0, variant: int = 0) -> Prop
     return Proposal(key, round, root, bytes([variant]) * 32, 1, bytes(32), None)
 
 
-def hear(rounds: Rounds, chain: Chain, who: Identity, message: Proposal | Ballot | CutOff, now: float = NOW) -> Effects | None:
+def hear(
+    rounds: Rounds, chain: Chain, who: Identity, message: Proposal | Ballot | Vouch | CutOff, now: float = NOW
+) -> Effects | None:
     return rounds.receive(sign(who, chain.id, message), message, now)
 
 
 def ballot_on(chain: Chain, key: bytes, signed: Signed, verdict: Verdict = ACCEPT) -> Ballot:
     root = chain.ledger.state.jobs.jobs[key].model_root
     return Ballot(key, 0, root, (Judgement(signed.signer, body_digest(signed), verdict),))
+
+
+def vouch_on(key: bytes, *proposals: Signed, verdict: Verdict = ACCEPT, round: int = 0) -> Vouch:
+    judged = (Judgement(signed.signer, body_digest(signed), verdict) for signed in proposals)
+    return Vouch(key, round, tuple(sorted(judged, key=lambda judgement: judgement.trainer)))
+
+
+def vouch_all(rounds: Rounds, chain: Chain, key: bytes, verdict: Verdict = ACCEPT, now: float = NOW) -> None:
+    """All other re-executors vouch for all proposals that are here."""
+    book = rounds.books[key]
+    for person in chain.people:
+        if person.public in book.terms.auditors - {book.me}:
+            hear(rounds, chain, person, vouch_on(key, *book.proposals.values(), verdict=verdict, round=book.terms.round), now)
+
+
+def trainer_of(rounds: Rounds, chain: Chain, key: bytes) -> Identity:
+    """The trainer for whose proposal we are called first."""
+    first = rounds.books[key].vouching.vouches.re_executors
+    return next(person for person in chain.people if rounds.books[key].me == first(person.public)[0])
+
+
+def reexecuted(rounds: Rounds, chain: Chain, key: bytes, trainer: Identity, verdict: Verdict = ACCEPT) -> Signed:
+    """The proposal of this trainer, which passed the cheap checks and was re-executed here."""
+    hear(rounds, chain, trainer, proposal(chain, key))
+    rounds.judge((key, 0), trainer.public, ACCEPT, NOW)
+    rounds.begin((key, 0), trainer.public)
+    rounds.find((key, 0), trainer.public, verdict, NOW)
+    return rounds.books[key].proposals[trainer.public]
 
 
 def test_rounds_follow_the_applied_state(chain: Chain, key: bytes) -> None:
@@ -102,7 +132,8 @@ def test_our_ballot_is_recorded_before_anything_is_sent_and_cast_once(chain: Cha
         hear(rounds, chain, person, proposal(chain, key))
     assert rounds.due(NOW) == Effects()
     for person in chain.people:
-        rounds.judge((key, 0), person.public, ACCEPT, 0.5, NOW)
+        rounds.judge((key, 0), person.public, ACCEPT, NOW)
+    vouch_all(rounds, chain, key)
     said = rounds.due(NOW)
     (record,), (signed,) = said.records, said.sends
     assert isinstance(record, RoundVoted) and (record.tag, record.signed) == ("ballot", signed)
@@ -114,7 +145,7 @@ def test_after_a_restart_what_was_said_is_sent_again_and_nothing_else_is_said(ch
     before = rounds_of(chain)
     open_all(before, chain)
     before.publish(proposal(chain, key), NOW)
-    before.judge((key, 0), chain.people[0].public, ACCEPT, None, NOW)
+    before.judge((key, 0), chain.people[0].public, ACCEPT, NOW)
     said = before.due(NOW + 1_000)
     records = [record for record in said.records if isinstance(record, RoundVoted)]
     spoken = {"proposal": before.own()[0], **{record.tag: record.signed for record in records}}
@@ -122,7 +153,7 @@ def test_after_a_restart_what_was_said_is_sent_again_and_nothing_else_is_said(ch
     again = open_all(after, chain, spoken=spoken)
     assert again.sends == list(spoken.values()) and again.records == []
     assert after.publish(proposal(chain, key, variant=1), NOW) == Effects()
-    after.judge((key, 0), chain.people[0].public, Verdict.REPLAY, None, NOW)
+    after.judge((key, 0), chain.people[0].public, Verdict.REPLAY, NOW)
     assert after.due(NOW + 2_000) == Effects()
 
 
@@ -134,7 +165,8 @@ def test_what_a_ballot_accepts_is_recorded_with_it_and_held_after_a_restart(chai
     for person in chain.people[1:3]:
         hear(before, chain, person, proposal(chain, key))
     for person, verdict in zip(chain.people, (ACCEPT, ACCEPT, Verdict.REPLAY), strict=False):
-        before.judge((key, 0), person.public, verdict, None, NOW)
+        before.judge((key, 0), person.public, verdict, NOW)
+    vouch_all(before, chain, key)
     (record,) = before.due(NOW + 1_000).records
     assert record.accepted == (before.books[key].proposals[chain.people[1].public],), "not its own, nor what it rejects"
     store = Store(chain.store.path.with_name("mine.db"), chain.id)
@@ -161,14 +193,19 @@ def test_who_comes_back_waits_by_what_it_measures_in_the_round_as_soon_as_it_has
     """Its guess is long, and the round may need its cut-off."""
     rounds = rounds_of(chain)
     open_all(rounds, chain)
+    people, vouches = {person.public: person for person in chain.people}, rounds.books[key].vouching.vouches
     guessed = rounds.books[key].timers.replays
-    assert guessed == rounds_module.REPLAY_FACTOR * 4 * rounds_module.REPLAY_SECONDS_START
-    for person in chain.people[:2]:
-        hear(rounds, chain, person, proposal(chain, key))
-    rounds.judge((key, 0), chain.people[0].public, ACCEPT, None, NOW)
-    assert rounds.books[key].timers.replays == guessed, "nothing was re-executed"
-    rounds.judge((key, 0), chain.people[1].public, ACCEPT, 2.0, NOW)
-    assert rounds.books[key].timers.replays == rounds_module.REPLAY_FACTOR * 4 * 2.0
+    assert guessed == rounds_module.REPLAYS_FACTOR * rounds_module.VOUCH_SECONDS_START
+    for trainer, verdict, expected in ((chain.people[1], Verdict.UNJUDGED, 10.0), (chain.people[2], ACCEPT, 2.0)):
+        hear(rounds, chain, trainer, proposal(chain, key))
+        rounds.judge((key, 0), trainer.public, ACCEPT, NOW)
+        first, second, _ = (people[voter] for voter in vouches.re_executors(trainer.public))
+        said = vouch_on(key, rounds.books[key].proposals[trainer.public], verdict=verdict)
+        for voter, later in ((second, 1.0), (first, 2.0)):  # when the second one begins depends on the guess
+            hear(rounds, chain, voter, said, NOW + later)
+            timers = rounds.books[key].timers
+            seconds = expected if voter is first else rounds_module.VOUCH_SECONDS_START
+            assert (timers.replays, timers.vouch) == (rounds_module.REPLAYS_FACTOR * seconds, seconds)
 
 
 def test_the_store_refuses_what_these_rounds_would_never_sign_twice(chain: Chain, key: bytes) -> None:
@@ -217,8 +254,8 @@ def with_members(state: State, *others: Identity) -> State:
 def test_a_flood_of_early_messages_keeps_out_neither_voters_nor_what_we_said_ourselves(chain: Chain, key: bytes) -> None:
     rounds, others = rounds_of(chain), [Identity(number.to_bytes(32)) for number in range(1, 300)]
     rounds.follow(with_members(chain.ledger.state, *others))
-    for number in range(50):
-        for other in (*others, chain.people[1]):
+    for number in range(early.PER_VOTER_MAX + 10):
+        for other in (*others, chain.people[1]) if number < early.PER_MEMBER_MAX + 1 else chain.people[1:2]:
             hear(rounds, chain, other, CutOff(bytes([number]) * 32, 0, ()))
     assert len(rounds._early) == early.OTHERS_MAX + early.PER_VOTER_MAX
     assert hear(rounds, chain, chain.people[2], proposal(chain, key)) is None
@@ -293,7 +330,7 @@ def test_a_message_of_ours_that_we_do_not_know_is_kept_and_silences_us_for_the_r
     said = rounds.receive(forgotten, proposal(chain, key), NOW)
     assert said is not None and said.records == [RoundVoted("proposal", key, 0, forgotten)] and said.evidence == []
     assert rounds.publish(proposal(chain, key, variant=1), NOW) == Effects()
-    rounds.judge((key, 0), me.public, ACCEPT, None, NOW)
+    rounds.judge((key, 0), me.public, ACCEPT, NOW)
     assert rounds.due(NOW + 1_000) == Effects() and rounds.own() == [forgotten]
 
 
@@ -382,6 +419,8 @@ def test_a_round_that_can_be_closed_is_not_asked_for(chain: Chain, key: bytes) -
     signed = rounds.books[key].proposals[chain.people[0].public]
     for person in chain.people[:3]:
         hear(rounds, chain, person, ballot_on(chain, key, signed))
+    assert list(rounds.seeking(NOW + 100)) == [(key, 0)], "there is no vouch"
+    vouch_all(rounds, chain, key)
     assert rounds.books[key].closing() is not None and list(rounds.seeking(NOW + 100)) == []
 
 
@@ -404,25 +443,26 @@ def test_whoever_asks_gets_all_that_is_held_of_an_open_round_and_nothing_of_othe
     open_all(rounds, chain)
     hear(rounds, chain, chain.people[1], proposal(chain, key))
     signed = rounds.books[key].proposals[chain.people[1].public]
+    hear(rounds, chain, chain.people[2], vouch_on(key, signed))
     hear(rounds, chain, chain.people[2], ballot_on(chain, key, signed))
     hear(rounds, chain, chain.people[2], CutOff(key, 0, ()))
-    held = [codec.decode_message(item.body, (Proposal, Ballot, CutOff)) for item in rounds.held((key, 0))]
-    assert [type(message) for message in held] == [Proposal, Ballot, CutOff]
+    held = [codec.decode_message(item.body, early.ROUND_MESSAGES) for item in rounds.held((key, 0))]
+    assert [type(message) for message in held] == [Proposal, Vouch, Ballot, CutOff]
     assert rounds.held((key, 1)) == rounds.held((bytes(32), 0)) == []
 
 
 def test_the_time_for_re_execution_doubles_with_the_patience_of_the_job_and_has_a_floor(chain: Chain, key: bytes) -> None:
     job = chain.ledger.state.jobs.jobs[key]
 
-    def replays(seconds: float, patience: int) -> float:
-        rounds = rounds_of(chain)
-        rounds.judge((key, 0), bytes(32), ACCEPT, seconds, NOW)
+    def replays(vouches: list[float], patience: int) -> float:
+        rounds = Rounds(chain.people[0], chain.id, {}, Measured(vouches))
         rounds.open(key, replace(job, patience=patience), NOW, {}, LANGUAGE.proposal_seconds)
         return rounds.books[key].timers.replays
 
-    assert replays(2.0, 0) == rounds_module.REPLAY_FACTOR * 4 * 2.0
-    assert replays(2.0, 3) == 8 * replays(2.0, 0)
-    assert replays(0.0, 0) == rounds_module.REPLAYS_SECONDS_MIN
+    assert replays([2.0], 0) == rounds_module.REPLAYS_FACTOR * 2.0
+    assert replays([2.0], 3) == 8 * replays([2.0], 0)
+    assert replays([0.0], 0) == rounds_module.REPLAYS_FACTOR * ballots.VOUCH_SECONDS_MIN
+    assert replays([], 0) == rounds_module.REPLAYS_FACTOR * rounds_module.VOUCH_SECONDS_START
 
 
 def test_the_terms_of_an_open_round_are_those_of_the_job(chain: Chain, key: bytes) -> None:
@@ -443,13 +483,18 @@ def test_after_a_wrong_state_was_replaced_a_round_in_which_we_voted_on_it_hears_
     rounds = rounds_of(chain)
     open_all(rounds, chain, spoken={"ballot": sign(chain.people[0], chain.id, wrong)})
     hear(rounds, chain, chain.people[1], proposal(chain, key))
-    rounds.judge((key, 0), chain.people[1].public, ACCEPT, None, NOW)
+    rounds.judge((key, 0), chain.people[1].public, ACCEPT, NOW)
     assert rounds.due(NOW + 1_000) == Effects() and rounds.muted == {(key, 0)}
+
+
+def tag_of(signed: Signed) -> str:
+    message = codec.decode_message(signed.body, early.ROUND_MESSAGES)
+    return f"vouch:{message.judgements[0].trainer.hex()}" if isinstance(message, Vouch) else message.TAG
 
 
 def renew(rounds: Rounds, chain: Chain, key: bytes, **changes: Any) -> Effects:
     """A later block gives the open round to others, who are named in `changes`; this peer had spoken as its book says."""
-    spoken = {codec.unpack(signed.body, len(signed.body))[0]: signed for signed in rounds.own()}
+    spoken = {tag_of(signed): signed for signed in rounds.own()}
     state = chain.ledger.state
     job = replace(state.jobs.jobs[key], opened=state.height + 1, **changes)
     later = state.with_modules(jobs=replace(state.jobs, jobs={**state.jobs.jobs, key: job}))
@@ -463,7 +508,7 @@ def test_a_round_that_is_given_to_others_keeps_what_was_said_in_it_by_those_that
     open_all(rounds, chain)
     rounds.publish(proposal(chain, key), NOW)
     own = rounds.own()[0]
-    rounds.judge((key, 0), people[0].public, ACCEPT, None, NOW)
+    rounds.judge((key, 0), people[0].public, ACCEPT, NOW)
     for person in people[1:]:
         hear(rounds, chain, person, ballot_on(chain, key, own))
     hear(rounds, chain, people[2], CutOff(key, 0, ()))
@@ -483,11 +528,11 @@ def test_a_ballot_stays_the_only_one_of_its_key_when_the_round_is_given_to_other
     rounds, people = rounds_of(chain), chain.people
     open_all(rounds, chain)
     rounds.publish(proposal(chain, key), NOW)
-    rounds.judge((key, 0), people[0].public, ACCEPT, None, NOW)
+    rounds.judge((key, 0), people[0].public, ACCEPT, NOW)
     (ballot,) = rounds.due(NOW + 1_000).sends[:1]
     hear(rounds, chain, people[1], proposal(chain, key))
     renew(rounds, chain, key, trainers=tuple(sorted(person.public for person in people)))
-    rounds.judge((key, 0), people[1].public, ACCEPT, None, NOW + 60)
+    rounds.judge((key, 0), people[1].public, ACCEPT, NOW + 60)
     for person in people[1:3]:
         hear(rounds, chain, person, ballot_on(chain, key, rounds.books[key].proposals[people[1].public]))
     said = rounds.due(NOW + 2_000).sends
@@ -506,7 +551,7 @@ def test_whoever_votes_no_more_in_a_round_may_still_train_in_it(chain: Chain, ke
     rounds = rounds_of(chain)
     open_all(rounds, chain)
     hear(rounds, chain, chain.people[1], proposal(chain, key))
-    rounds.judge((key, 0), chain.people[1].public, ACCEPT, None, NOW)
+    rounds.judge((key, 0), chain.people[1].public, ACCEPT, NOW)
     assert rounds.due(NOW + 1_000).sends
     renew(rounds, chain, key, voters=tuple(sorted(person.public for person in chain.people[1:])))
     assert rounds.muted == frozenset() and len(rounds.publish(proposal(chain, key), NOW).sends) == 1
@@ -531,7 +576,7 @@ def in_minority(rounds: Rounds, chain: Chain, key: bytes, now: float) -> float:
     number = chain.ledger.state.jobs.jobs[key].round
     open_all(rounds, chain, now)
     hear(rounds, chain, chain.people[0], proposal(chain, key, round=number), now)
-    rounds.deliver((key, number), chain.people[0].public, now)
+    rounds.judge((key, number), chain.people[0].public, ACCEPT, now)
     return rounds.books[key].proposals_seconds
 
 
@@ -539,7 +584,8 @@ def closes_at_pace(rounds: Rounds, chain: Chain, key: bytes, now: float, pace: f
     """A round of which a majority of the trainers was here after `pace` seconds, and the last one never."""
     number = chain.ledger.state.jobs.jobs[key].round
     for person in chain.people[:3]:
-        rounds.deliver((key, number), person.public, now + pace)
+        hear(rounds, chain, person, proposal(chain, key, round=number), now + pace)
+        rounds.judge((key, number), person.public, ACCEPT, now + pace)
     chain.play(key)
 
 
@@ -595,7 +641,8 @@ def test_who_has_learned_nothing_waits_as_the_others_do_once_a_job_accepts_updat
     assert back.books[key].timers.usual_trainers == {person.public for person in chain.people}, "who was usual is not known"
     late = rounds_of(chain)
     open_all(late, chain)
-    late.deliver((key, 1), chain.people[0].public, NOW + 19)
+    hear(late, chain, chain.people[0], proposal(chain, key, round=1), NOW + 19)
+    late.judge((key, 1), chain.people[0].public, ACCEPT, NOW + 19)
     assert late.books[key].proposals_seconds == ballots.PROPOSALS_FACTOR * 19
 
 
@@ -608,33 +655,205 @@ def test_what_was_measured_outlives_a_state_that_a_snapshot_replaced(chain: Chai
     assert in_minority(after, chain, key, NOW) == ballots.MINORITY_FACTOR * 4.0
 
 
-@pytest.mark.parametrize(("here", "expected"), [(4, 11.0), (3, 2.0)])
-def test_what_a_light_voter_waits_for_re_execution_is_not_learned_from_a_round_that_waited_for_a_trainer(
-    chain: Chain, here: int, expected: float
-) -> None:
-    """Or a dead trainer that is awaited round after round makes each wait three times as long as the one before."""
-    assert light_voter_waits(chain, [(4, 2.0), (here, 11.0)]) == rounds_module.REPLAY_FACTOR * expected
+@pytest.mark.parametrize(("present", "arrival"), [(4, 0.0), (4, 20.0), (3, 0.0), (3, 20.0)])
+def test_the_usual_time_of_a_vouch_contains_no_wait_for_a_trainer(chain: Chain, present: int, arrival: float) -> None:
+    """Otherwise a dead or slow trainer that is awaited round after round would make each wait longer than the one before."""
+    assert replays_after(chain, [[2.0] * 4, [11.0] * present], arrival) == rounds_module.REPLAYS_FACTOR * 11.0
 
 
-def test_a_light_voter_that_stood_still_does_not_wait_longer_in_the_rounds_after(chain: Chain) -> None:
-    assert light_voter_waits(chain, [(4, 2.0), (4, 2.0), (4, 11.0), (4, 2.0), (4, 2.0)]) == rounds_module.REPLAY_FACTOR * 2.0
+def test_the_median_of_a_round_and_the_upper_quartile_of_rounds_is_the_usual_time_of_a_vouch(chain: Chain) -> None:
+    assert replays_after(chain, [[3.0, 60.0, 3.0, 2.0]]) == rounds_module.REPLAYS_FACTOR * 3.0, "a liar is late"
 
 
-def light_voter_waits(chain: Chain, before: list[tuple[int, float]]) -> float:
-    """Its T2 − T1 after rounds with so many of four trainers, and re-executors' ballots after so many seconds."""
-    key = chain.start(replace(LANGUAGE, rounds=len(before) + 1))
-    rounds = Rounds(Identity(bytes(31) + b"l"), chain.id, {})
-    for number, (present, seconds) in enumerate(before):
+def test_a_peer_that_stood_still_does_not_wait_longer_for_vouches_in_the_rounds_after(chain: Chain) -> None:
+    usual = [[2.0] * 4, [2.0] * 4, [11.0] * 4, [2.0] * 4, [2.0] * 4]
+    assert replays_after(chain, usual) == rounds_module.REPLAYS_FACTOR * 2.0
+
+
+def test_vouches_that_are_slow_in_every_third_round_are_usual(chain: Chain) -> None:
+    assert replays_after(chain, [[2.0] * 4, [2.0] * 4, [5.0] * 4] * 3) == rounds_module.REPLAYS_FACTOR * 5.0
+
+
+def test_a_round_without_a_vouch_teaches_nothing_about_them(chain: Chain) -> None:
+    assert replays_after(chain, [[3.0] * 4, []]) == rounds_module.REPLAYS_FACTOR * 3.0
+
+
+def replays_after(chain: Chain, rounds_before: list[list[float]], arrival: float = 0.0) -> float:
+    """T2 − T1 of a peer that does not vote, after rounds with these times from the delivery of a proposal to its first vouch.
+
+    Other re-executors vouch a minute later: they were not called at once.
+    """
+    key = chain.start(replace(LANGUAGE, rounds=len(rounds_before) + 1))
+    rounds, people = Rounds(Identity(bytes(31) + b"l"), chain.id, {}), {person.public: person for person in chain.people}
+    for number, times in enumerate(rounds_before):
         open_all(rounds, chain)
-        for person in chain.people[:present]:
-            hear(rounds, chain, person, proposal(chain, key, round=number))
-            rounds.deliver((key, number), person.public, NOW)
-        root = chain.ledger.state.jobs.jobs[key].model_root
-        for person in chain.people[:3]:
-            hear(rounds, chain, person, Ballot(key, number, root, ()), NOW + seconds)
+        vouches = rounds.books[key].vouching.vouches
+        for trainer, seconds in zip(chain.people, times, strict=False):
+            hear(rounds, chain, trainer, proposal(chain, key, round=number), NOW)
+            rounds.judge((key, number), trainer.public, ACCEPT, NOW + arrival)
+            said = vouch_on(key, rounds.books[key].proposals[trainer.public], round=number)
+            first, *others = vouches.re_executors(trainer.public)
+            hear(rounds, chain, people[first], said, NOW + arrival + seconds)
+            for other in others:
+                hear(rounds, chain, people[other], said, NOW + arrival + seconds + 60)
         chain.play(key)
     open_all(rounds, chain)
+    assert rounds.books[key].timers.vouch * rounds_module.REPLAYS_FACTOR == rounds.books[key].timers.replays
     return rounds.books[key].timers.replays
+
+
+# Vouches --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_vouch_is_recorded_before_it_is_sent_and_survives_a_restart(chain: Chain, key: bytes) -> None:
+    before = rounds_of(chain)
+    open_all(before, chain)
+    trainer = trainer_of(before, chain, key)
+    signed = reexecuted(before, chain, key, trainer)
+    said = before.due(NOW)
+    (record,), (vouch,) = said.records, said.sends
+    assert record == RoundVoted(f"vouch:{trainer.public.hex()}", key, 0, vouch)
+    assert codec.decode_message(vouch.body, (Vouch,)) == vouch_on(key, signed)
+    assert said.heard == [(chain.people[0].public, vouch_on(key, signed))] and said.evidence == []
+    assert before.due(NOW) == Effects() and before.own() == [vouch]
+
+    store = Store(chain.store.path.with_name("mine.db"), chain.id)
+    store.append([record])
+    after, job, me = rounds_of(chain), chain.ledger.state.jobs.jobs[key], chain.people[0].public
+    after.follow(chain.ledger.state)
+    again = after.open(key, job, NOW, store.round_votes(me, key, 0), 60.0)
+    store.close()
+    assert again.sends == after.own() == [vouch] and again.records == []
+    reexecuted(after, chain, key, trainer, Verdict.REPLAY)
+    finding = after.books[key].vouching.findings[trainer.public]
+    assert finding.verdict is ACCEPT, "it was said"
+    assert [tag_of(sent) for sent in after.due(NOW + 1_000).sends] == ["ballot"] and vouch in after.own()
+    assert set(after.books[key].vouching.called) == set(), "the proposal is not re-executed again"
+
+
+def test_several_vouches_of_a_round_have_a_place_each_in_the_store(chain: Chain, key: bytes) -> None:
+    rounds = rounds_of(chain)
+    open_all(rounds, chain)
+    for trainer in chain.people[1:]:
+        reexecuted(rounds, chain, key, trainer)
+        (record,) = rounds.due(NOW).records
+        chain.store.append([record])
+    assert set(chain.store.round_votes(chain.people[0].public, key, 0)) == {
+        f"vouch:{trainer.public.hex()}" for trainer in chain.people[1:]
+    }
+
+
+def test_a_vouch_of_another_is_passed_on_once(chain: Chain, key: bytes) -> None:
+    rounds, voter = rounds_of(chain), chain.people[2]
+    open_all(rounds, chain)
+    said = vouch_on(key, sign(chain.people[1], chain.id, proposal(chain, key)))
+    first, second = (hear(rounds, chain, voter, said) for _ in range(2))
+    assert first == Effects(sends=[sign(voter, chain.id, said)], heard=[(voter.public, said)]) and second == Effects()
+
+
+def test_two_vouches_that_contradict_each_other_become_evidence_and_both_are_passed_on(chain: Chain, key: bytes) -> None:
+    rounds, liar = rounds_of(chain), chain.people[3]
+    open_all(rounds, chain)
+    one, two = (sign(person, chain.id, proposal(chain, key)) for person in chain.people[1:3])
+    said = [vouch_on(key, one), vouch_on(key, one, two, verdict=Verdict.REPLAY)]
+    pair = [sign(liar, chain.id, message) for message in said]
+    hear(rounds, chain, liar, said[0])
+    outcome = hear(rounds, chain, liar, said[1])
+    assert outcome is not None and outcome.evidence == [Evidence(*pair)] and outcome.sends == pair
+    for again in (*said, vouch_on(key, one, verdict=Verdict.NORM)):
+        assert hear(rounds, chain, liar, again) == Effects(), "once is enough, or peers would pass it on for ever"
+
+
+def test_two_vouches_on_different_trainers_prove_nothing(chain: Chain, key: bytes) -> None:
+    rounds, voter = rounds_of(chain), chain.people[3]
+    open_all(rounds, chain)
+    for trainer, verdict in zip(chain.people[1:3], (ACCEPT, Verdict.REPLAY), strict=True):
+        outcome = hear(rounds, chain, voter, vouch_on(key, sign(trainer, chain.id, proposal(chain, key)), verdict=verdict))
+        assert outcome is not None and outcome.evidence == [] and len(outcome.sends) == 1
+
+
+def test_a_vouch_of_ours_that_we_do_not_know_is_kept_and_silences_us_for_the_round(chain: Chain, key: bytes) -> None:
+    rounds, me = rounds_of(chain), chain.people[0]
+    open_all(rounds, chain)
+    trainer = trainer_of(rounds, chain, key)
+    forgotten = vouch_on(key, sign(trainer, chain.id, proposal(chain, key)), verdict=Verdict.REPLAY)
+    said = hear(rounds, chain, me, forgotten)
+    signed = sign(me, chain.id, forgotten)
+    assert said is not None and (said.sends, said.evidence) == ([], [])
+    assert said.records == [RoundVoted(f"vouch:{trainer.public.hex()}", key, 0, signed)]
+    reexecuted(rounds, chain, key, trainer)
+    assert rounds.due(NOW + 1_000) == Effects() and rounds.own() == [signed] and rounds.muted == {(key, 0)}
+
+
+def test_a_forgotten_vouch_that_names_what_we_have_vouched_for_since_is_recorded_beside_that(chain: Chain, key: bytes) -> None:
+    rounds, me = rounds_of(chain), chain.people[0]
+    open_all(rounds, chain)
+    early_one, late_one = sorted(chain.people[1:3], key=lambda person: person.public)
+    signed = reexecuted(rounds, chain, key, early_one)
+    records = rounds.due(NOW).records
+    forgotten = vouch_on(key, signed, sign(late_one, chain.id, proposal(chain, key)))
+    said = hear(rounds, chain, me, forgotten)
+    assert said is not None and said.evidence == []
+    for record in (*records, *said.records):
+        chain.store.append([record])
+    assert len(chain.store.round_votes(me.public, key, 0)) == 2 == len(rounds.own())
+
+
+def test_a_vouch_that_came_early_counts_when_the_round_opens_and_is_passed_on(chain: Chain, key: bytes) -> None:
+    rounds, (trainer, voter) = rounds_of(chain), chain.people[1:3]
+    rounds.follow(chain.ledger.state)
+    signed = sign(trainer, chain.id, proposal(chain, key))
+    assert hear(rounds, chain, voter, vouch_on(key, signed)) is None
+    outcome = open_all(rounds, chain)
+    assert outcome.sends == [sign(voter, chain.id, vouch_on(key, signed))]
+    assert rounds.books[key].vouching.vouches.accepting(trainer.public, body_digest(signed)) == [voter.public]
+
+
+def test_a_renewed_round_keeps_the_vouches_of_its_re_executors_and_drops_those_of_others(chain: Chain, key: bytes) -> None:
+    rounds, people = rounds_of(chain), chain.people
+    open_all(rounds, chain)
+    hear(rounds, chain, people[3], proposal(chain, key))
+    signed = rounds.books[key].proposals[people[3].public]
+    for person in people[1:3]:
+        hear(rounds, chain, person, vouch_on(key, signed))
+    stay = tuple(sorted(person.public for person in (people[0], people[1], people[3])))
+    said = renew(rounds, chain, key, auditors=stay)
+    vouches = rounds.books[key].vouching.vouches
+    assert vouches.accepting(people[3].public, body_digest(signed)) == [people[1].public]
+    assert (said.sends, said.records, said.evidence) == ([], [], [])
+    assert [item.signer for item in rounds.held((key, 0))] == [people[3].public, people[1].public]
+
+
+def test_a_renewed_round_keeps_our_finding_that_we_have_not_vouched_for_yet(chain: Chain, key: bytes) -> None:
+    rounds = rounds_of(chain)
+    open_all(rounds, chain)
+    signed = reexecuted(rounds, chain, key, chain.people[1])
+    renew(rounds, chain, key)
+    (vouch,) = rounds.due(NOW + 50).sends
+    assert codec.decode_message(vouch.body, (Vouch,)) == vouch_on(key, signed)
+
+
+def test_a_voter_that_re_executes_no_more_still_votes_in_a_renewed_round(chain: Chain, key: bytes) -> None:
+    rounds, people = rounds_of(chain), chain.people
+    open_all(rounds, chain)
+    reexecuted(rounds, chain, key, people[1])
+    assert [tag_of(sent) for sent in rounds.due(NOW).sends] == [f"vouch:{people[1].public.hex()}"]
+    renew(rounds, chain, key, auditors=tuple(sorted(person.public for person in people[1:])))
+    assert rounds.muted == frozenset()
+    assert [tag_of(sent) for sent in rounds.due(NOW + 2_000).sends] == ["ballot"]
+
+
+def test_a_vouch_of_a_voter_that_is_not_known_to_re_execute_yet_counts_when_it_is(chain: Chain, key: bytes) -> None:
+    rounds, people = rounds_of(chain), chain.people
+    state = chain.ledger.state
+    job = replace(state.jobs.jobs[key], auditors=tuple(sorted(person.public for person in people[:3])))
+    rounds.follow(state)
+    rounds.open(key, job, NOW, {}, LANGUAGE.proposal_seconds)
+    signed = sign(people[1], chain.id, proposal(chain, key))
+    with pytest.raises(RemoteProtocolError, match="not-a-voter"):
+        hear(rounds, chain, people[3], vouch_on(key, signed))
+    renew(rounds, chain, key)
+    assert rounds.books[key].vouching.vouches.accepting(people[1].public, body_digest(signed)) == [people[3].public]
 
 
 # Whoever comes back ---------------------------------------------------------------------------------------------------

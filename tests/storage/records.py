@@ -8,7 +8,8 @@ from consensus.evidence import Evidence
 from consensus.turn import Decided, RoundVoted, StoredBlock, StoredCertificate, Voted
 from protocol import codec
 from protocol.identity import sign
-from protocol.messages import Ballot, Certificate, CutOff, Prepare
+from protocol.messages import Ballot, Certificate, CutOff, Judgement, Prepare, Vouch
+from protocol.reasons import Verdict
 from storage.store import Store, StoredRound
 from tests.sim.keys import FastSigner
 
@@ -37,8 +38,12 @@ def decided(height: int, block: bytes | None = None) -> Decided:
     return Decided(height, digest_of(content), content, certificate(height))
 
 
-def round_vote(tag: str, number: int, message: Ballot | CutOff) -> RoundVoted:
+def round_vote(tag: str, number: int, message: Ballot | Vouch | CutOff) -> RoundVoted:
     return RoundVoted(tag, b"j" * 32, number, sign(ME, CHAIN, message))
+
+
+def vouch_record(number: int, trainer: bytes, verdict: Verdict = Verdict.ACCEPT) -> RoundVoted:
+    return round_vote(f"vouch:{trainer.hex()}", number, Vouch(JOB, number, (Judgement(trainer, b"p" * 32, verdict),)))
 
 
 JOB = b"j" * 32
@@ -48,7 +53,7 @@ def fill(store: Store) -> None:
     """A row in every table."""
     store.append([decided(1)])
     store.append([decided(2), vote(3), stored_block(3), StoredCertificate(3, certificate(3))])
-    store.append([round_vote("ballot", 1, Ballot(JOB, 1, b"r" * 32, ()))])
+    store.append([vouch_record(1, b"t" * 32), round_vote("ballot", 1, Ballot(JOB, 1, b"r" * 32, ()))])
     store.append([Evidence(vote(3).signed, vote(3, block=bytes(32)).signed)])
     store.save_state(2, b"r" * 32, b"state", [StoredRound(JOB, 0, 2, {}, (), False, bytes(32))], tables={})
     store.measure(JOB, 0, {"nats": 2.5})

@@ -12,7 +12,7 @@ import pytest
 
 from ledger.tables import Table
 from protocol import codec
-from protocol.messages import Ballot, Commit, CutOff, Prepare, Proposal, Propose, Timeout
+from protocol.messages import Ballot, Commit, CutOff, Prepare, Proposal, Propose, Timeout, Vouch
 from storage import crash_points
 from storage.crash_points import POINTS, VARIABLE, WRITES
 from storage.store import Store
@@ -26,10 +26,11 @@ import sys
 from pathlib import Path
 from storage.store import Store
 from tests.rooms import ROOMS, ROOT
-from tests.storage.records import CHAIN, decided, vote
+from tests.storage.records import CHAIN, decided, vote, vouch_record
 store = Store(Path(sys.argv[1]), CHAIN)
 for height in (1, 2, 3):
     store.append([vote(height), decided(height)])
+    store.append([vouch_record(height, bytes(32))])
 """
 
 
@@ -41,7 +42,9 @@ def crashed(folder: Path, point: str) -> tuple[int, str]:
 
 
 @pytest.mark.real("processes")
-@pytest.mark.parametrize(("point", "height"), [("before-append-prepare:2", 1), ("after-append-decided:2", 2)])
+@pytest.mark.parametrize(
+    ("point", "height"), [("before-append-prepare:2", 1), ("after-append-decided:2", 2), ("before-append-vouch:3", 3)]
+)
 def test_a_process_dies_at_the_point_and_what_was_written_by_then_is_there(tmp_path: Path, point: str, height: int) -> None:
     status, said = crashed(tmp_path, point)
     assert status == -signal.SIGKILL and said == f"crash point {point.partition(':')[0]}\n"
@@ -65,7 +68,7 @@ def test_every_write_that_the_code_names_is_listed_and_every_listed_one_is_named
     named = set(re.findall(r'crash_points\("([\w.-]+)"\)', text))
     made = {write for write in WRITES if write.startswith(("append-", "file-", "identity.")) or write == "genesis"}
     assert named | made == WRITES.keys() and len(POINTS) == 2 * len(WRITES)
-    voted = {kind.TAG for kind in (Propose, Prepare, Commit, Timeout, Proposal, Ballot, CutOff)}
+    voted = {kind.TAG for kind in (Propose, Prepare, Commit, Timeout, Proposal, Vouch, Ballot, CutOff)}
     assert {f"append-{kind}" for kind in (*voted, "block", "certificate", "decided", "evidence", "silence")} == {
         write for write in WRITES if write.startswith("append-")
     }

@@ -21,13 +21,26 @@ from consensus.turn import NEVER_VOTED, Restart, RoundVoted, Send, Silence, Stor
 from protocol.errors import LocalProtocolError, LostVotesError, StorageError
 from protocol.identity import Signed, sign
 from protocol.messages import Ballot, CutOff, GetRound
+from protocol.reasons import Verdict
 from storage.crash_points import VARIABLE
 from storage.highwater import HighWater
 from storage.sealed import insert
 from storage.store import MEASUREMENTS_MAX, Looked, Store, StoredRound
 from tests.rooms import ROOT
 from tests.sim.keys import FastSigner
-from tests.storage.records import CHAIN, JOB, ME, certificate, decided, digest_of, fill, round_vote, stored_block, vote
+from tests.storage.records import (
+    CHAIN,
+    JOB,
+    ME,
+    certificate,
+    decided,
+    digest_of,
+    fill,
+    round_vote,
+    stored_block,
+    vote,
+    vouch_record,
+)
 from tests.waiting import run_process
 
 
@@ -115,19 +128,23 @@ def test_a_turn_that_fails_in_the_middle_leaves_nothing(store: Store) -> None:
         assert again.load() == Restart(votes=(vote(1),)) and again.decided_height == 0
 
 
-def test_one_ballot_and_one_cut_off_per_round_are_kept_until_the_round_is_over(store: Store) -> None:
+def test_one_ballot_one_cut_off_and_a_vouch_for_each_trainer_per_round_are_kept_until_the_round_is_over(store: Store) -> None:
     job = b"j" * 32
     first, second = (round_vote("ballot", n, Ballot(job, n, b"r" * 32, ())) for n in (0, 1))
     cut = round_vote("cut-off", 1, CutOff(job, 1, ()))
-    store.append([first, second, cut, first])
+    vouches = [vouch_record(1, trainer * 32) for trainer in (b"t", b"u")]
+    store.append([first, second, cut, first, *vouches, vouches[0], vouch_record(0, b"t" * 32)])
     with pytest.raises(LocalProtocolError, match="a second, different vote"):
         store.append([round_vote("ballot", 1, Ballot(job, 1, b"s" * 32, ()))])
+    with pytest.raises(LocalProtocolError, match="a second, different vote"):
+        store.append([vouch_record(1, b"t" * 32, Verdict.REPLAY)])
     store.append([decided(1)])
     closed = StoredRound(job, 0, 1, {}, (), stepped=True, model_root=b"m" * 32)
     store.save_state(1, b"r" * 32, b"state", [closed], tables={})
     with opened_again(store) as again:
         assert again.round_votes(ME.public, job, 0) == {} == again.round_votes(ME.public, b"k" * 32, 1)
-        assert again.round_votes(ME.public, job, 1) == {"ballot": second.signed, "cut-off": cut.signed}
+        kept = {record.tag: record.signed for record in (second, cut, *vouches)}
+        assert again.round_votes(ME.public, job, 1) == kept and len(kept) == 4
 
 
 def test_a_new_key_has_a_ballot_of_its_own_in_a_round_in_which_the_old_one_voted(store: Store) -> None:
