@@ -7,7 +7,7 @@ from typing import Final
 VOTERS_MAX: Final = 200  # quorum rules are tested for n = 1..200; certificates grow linearly with n
 MEMBERS_MAX: Final = 10_000  # the member table is hashed into every state root
 TRAINERS_MAX: Final = 200  # a ballot names each trainer once
-CLOSING_VOUCHES_MAX: Final = 2 * (VOTERS_MAX // 3 + 1) * TRAINERS_MAX  # f + 1 that accept each proposal, f + 1 that reject it
+CLOSING_VOUCHES_MAX: Final = 3 * (VOTERS_MAX // 3 + 1) * TRAINERS_MAX  # f + 1 called at once, f + 1 for, f + 1 against each
 AUDITORS_MAX: Final = 8  # re-executors drawn for one proposal on average: more of them cost more than re-executing everything
 
 MESSAGE_BYTES_MAX: Final = 8 << 20  # one wire message; the largest is a Decision: a block and its certificate

@@ -60,7 +60,7 @@ class VouchBook:
 
     def measure(self, voter: bytes, trainer: bytes, seconds: float) -> None:
         """Only of voters that were called at once: when the others begin depends on what was measured before."""
-        if voter in self.vouches.re_executors(trainer)[: vouches_needed(self.terms, trainer)]:
+        if voter in self._first(trainer):
             self.seconds.append(seconds)
 
     def find(self, judgement: Judgement) -> None:
@@ -99,11 +99,18 @@ class VouchBook:
         return Vouch(self.terms.job, self.terms.round, tuple(self.findings[trainer] for trainer in new))
 
     def needed(self, sure: Mapping[bytes, bytes], named: Iterable[tuple[bytes, bytes]]) -> tuple[Signed, ...]:
-        """The signed vouches that a closing carries: k for each that has q accepts, f + 1 against any that is named."""
+        """The signed vouches that a closing carries: k for each that has q accepts, f + 1 against any that is named.
+
+        Those of the voters that were called at once are among them, so that an unsure voter does not look silent.
+        """
         voters = [
             (voter, trainer)
             for trainer, proposal in sure.items()
-            for voter in self.vouches.accepting(trainer, proposal)[: vouches_needed(self.terms, trainer)]
+            for voter in (
+                *self._first(trainer),
+                *self.vouches.accepting(trainer, proposal)[: vouches_needed(self.terms, trainer)],
+            )
+            if (voter, trainer) in self._said
         ]
         voters += [
             (voter, trainer)
@@ -112,6 +119,10 @@ class VouchBook:
         ]
         chosen = {(signed.signer, signed.body): signed for _, signed in (self._said[place] for place in voters)}
         return tuple(signed for _, signed in sorted(chosen.items()))
+
+    def _first(self, trainer: bytes) -> tuple[bytes, ...]:
+        """The voters that are called at once."""
+        return self.vouches.re_executors(trainer)[: vouches_needed(self.terms, trainer)]
 
     def without_double(self) -> Vouches:
         """The vouches of voters that did not contradict themselves."""

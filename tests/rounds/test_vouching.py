@@ -697,6 +697,17 @@ def test_voters_that_contradict_themselves_do_not_make_us_refuse_blocks() -> Non
     assert closing is not None and mine.refuses(closing) is None
 
 
+def test_a_closing_carries_an_unsure_vouch_of_a_voter_that_was_called_at_once() -> None:
+    of = terms(4, 4)
+    first, second, _ = ring_of(of)
+    closing = voted(of, ACCEPTS, {first: {0: UNJUDGED}, second: {0: ACCEPT}}).closing()
+    assert closing is not None and problem(of, closing) is None
+    assert {signed.signer for signed in closing.vouches} == {KEYS[first], KEYS[second]}
+    assert not outcome(
+        of, {KEYS[v]: ballot(said) for v, said in ACCEPTS.items()}, vouched(of, {first: {0: UNJUDGED}, second: {0: ACCEPT}})
+    ).silent
+
+
 def test_a_closing_carries_no_more_vouches_than_it_needs() -> None:
     of = terms(7, 7)
     accepts = {voter: {0: ACCEPT, 1: REPLAY} for voter in range(5)}
