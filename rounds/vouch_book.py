@@ -1,4 +1,4 @@
-"""What one peer holds of the vouches of one open round, and what it re-executes itself. Sans-IO, as `rounds.ballots`."""
+"""The vouches of one open round at one peer, and the peer's own re-executions. Sans-IO, as `rounds.ballots`."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class VouchBook:
     terms: RoundTerms
     me: bytes | None
     vouches: Vouches
-    signed: dict[tuple[bytes, bytes], Signed] = field(default_factory=dict)  # by signer and body, in the order of their coming
+    signed: dict[tuple[bytes, bytes], Signed] = field(default_factory=dict)  # by signer and body, in order of arrival
     double_vouchers: set[bytes] = field(default_factory=set)
-    findings: dict[bytes, Judgement] = field(default_factory=dict)  # trainer -> our own verdict, which is signed or will be
-    called: dict[bytes, float] = field(default_factory=dict)  # trainer -> when we were first to re-execute its proposal
-    begun: set[bytes] = field(default_factory=set)  # trainers of these for whom all that re-execution needs was here
-    seconds: list[float] = field(default_factory=list)  # from the delivery of a proposal to each vouch of those called at once
+    findings: dict[bytes, Judgement] = field(default_factory=dict)  # trainer -> our own verdict, signed or not yet
+    called: dict[bytes, float] = field(default_factory=dict)  # trainer -> moment of our call to re-execute its proposal
+    begun: set[bytes] = field(default_factory=set)  # trainers of these whose buffers were here, too
+    seconds: list[float] = field(default_factory=list)  # from delivery to vouch, of each voter that was called at once
     _said: dict[tuple[bytes, bytes], tuple[Judgement, Signed]] = field(default_factory=dict)  # by voter and trainer
 
     # What comes in
@@ -41,7 +41,7 @@ class VouchBook:
         return next((before for said, before in known if said not in vouch.judgements), None)
 
     def add(self, signed: Signed, vouch: Vouch) -> tuple[Signed, Signed] | None:
-        """Keeps what is new. Two different verdicts of one voter on one trainer are evidence, and the first one counts."""
+        """Keeps a new vouch. Two different verdicts of one voter on one trainer are evidence, and the first one counts."""
         check_vouch(self.terms, signed.signer, vouch)
         voter = signed.signer
         other = self._contradicted(voter, vouch)
@@ -59,8 +59,8 @@ class VouchBook:
         return None
 
     def measure(self, voter: bytes, trainer: bytes, seconds: float) -> None:
-        """Only of voters that were called at once: when the others begin depends on what was measured before."""
-        if voter in self._first(trainer):
+        """Keeps the time if the voter was called at once. The call of other voters depends on former measurements."""
+        if voter in self.vouches.called_at_once(trainer):
             self.seconds.append(seconds)
 
     def find(self, judgement: Judgement) -> None:
@@ -68,7 +68,7 @@ class VouchBook:
         self.findings.setdefault(judgement.trainer, judgement)
 
     def take_over(self, other: VouchBook) -> None:
-        """Takes from the book of this round with its former voters what counts among the present ones."""
+        """Takes the vouches of present re-executors from the book of this round with its former voters."""
         for signed in other.signed.values():
             if signed.signer in self.terms.auditors:
                 self.add(signed, decode_message(signed.body, (Vouch,)))
@@ -78,19 +78,17 @@ class VouchBook:
 
     # What goes out
 
-    def may_call(self, trainer: bytes) -> bool:
-        """Whether we could be asked to re-execute a proposal of this trainer."""
-        return self.me is not None and self.me in self.vouches.re_executors(trainer)
-
     def is_called(self, trainer: bytes, proposal: bytes, is_late: bool) -> bool:
-        """Whether we are to re-execute it now."""
+        """Whether we re-execute this proposal from now on."""
         if trainer in self.findings or self.vouches.are_enough(trainer, proposal):
             return False
         return self.me is not None and self.me in self.vouches.called(trainer, proposal, is_late)
 
     def due(self) -> Vouch | None:
-        """Our next vouch. While other re-executions go on, it waits until it doubles what was said before: a block has
-        room for few signatures.
+        """Our next vouch.
+
+        While other re-executions go on, it waits until it has as many verdicts as the former ones: a block has room for few
+        signatures.
         """
         own = {trainer for voter, trainer in self._said if voter == self.me}
         new = sorted(self.findings.keys() - own)
@@ -101,13 +99,13 @@ class VouchBook:
     def needed(self, sure: Mapping[bytes, bytes], named: Iterable[tuple[bytes, bytes]]) -> tuple[Signed, ...]:
         """The signed vouches that a closing carries: k for each that has q accepts, f + 1 against any that is named.
 
-        Those of the voters that were called at once are among them, so that an unsure voter does not look silent.
+        It has all vouches of voters that were called at once, so that an unsure voter does not look silent.
         """
         voters = [
             (voter, trainer)
             for trainer, proposal in sure.items()
             for voter in (
-                *self._first(trainer),
+                *self.vouches.called_at_once(trainer),
                 *self.vouches.accepting(trainer, proposal)[: vouches_needed(self.terms, trainer)],
             )
             if (voter, trainer) in self._said
@@ -119,10 +117,6 @@ class VouchBook:
         ]
         chosen = {(signed.signer, signed.body): signed for _, signed in (self._said[place] for place in voters)}
         return tuple(signed for _, signed in sorted(chosen.items()))
-
-    def _first(self, trainer: bytes) -> tuple[bytes, ...]:
-        """The voters that are called at once."""
-        return self.vouches.re_executors(trainer)[: vouches_needed(self.terms, trainer)]
 
     def without_double(self) -> Vouches:
         """The vouches of voters that did not contradict themselves."""

@@ -1,7 +1,7 @@
-"""Vouching: some voters re-execute a proposal, and the others rely on what they sign about it.
+"""Vouching: some voters re-execute a proposal and sign a Vouch, and the other voters rely on it.
 
-A re-executor signs a Vouch with its verdict on a proposal. While at most f of a round's voters lie, k accepting vouches of
-different voters other than the trainer prove that an honest voter has re-executed an accepted proposal, or made it itself:
+At most f of a round's voters lie. A false proposal needs k accepting vouches of different voters other than its trainer, and k is
+so large that an honest voter is among them:
 
 | the trainer of a false update | other liars | k     |
 | votes: it is one of the f     | f − 1       | f     |
@@ -26,7 +26,7 @@ from protocol.reasons import Verdict
 from protocol.units import nth_round
 from rounds.terms import RoundTerms
 
-RING_ROUNDS = 8  # the order of calls stays for so many rounds, so that a re-executor fetches few buffers of new trainers
+RING_ROUNDS = 8  # rounds with the same order of calls: a re-executor fetches two buffers of each trainer that is new to it
 
 
 def _accepts(verdict: Verdict) -> bool:
@@ -34,7 +34,7 @@ def _accepts(verdict: Verdict) -> bool:
 
 
 def _rejects(verdict: Verdict) -> bool:
-    """Whether it gives a reason. UNJUDGED is none."""
+    """UNJUDGED is no rejection."""
     return verdict not in (Verdict.ACCEPT, Verdict.UNJUDGED)
 
 
@@ -93,7 +93,7 @@ class Vouches:
         return made
 
     def add(self, voter: bytes, vouch: Vouch) -> None:
-        """The vouch was checked. Of two verdicts of one voter on a proposal the first counts."""
+        """The vouch was checked. The first verdict of a voter on a proposal counts."""
         for judgement in vouch.judgements:
             if voter != self.terms.voting_key(judgement.trainer):
                 self.verdicts.setdefault((judgement.trainer, judgement.proposal), {}).setdefault(voter, judgement.verdict)
@@ -106,12 +106,15 @@ class Vouches:
             self._rings[trainer] = re_executors(self.terms, trainer)
         return self._rings[trainer]
 
+    def called_at_once(self, trainer: bytes) -> tuple[bytes, ...]:
+        return self.re_executors(trainer)[: vouches_needed(self.terms, trainer)]
+
     def accepting(self, trainer: bytes, proposal: bytes) -> list[bytes]:
-        """The voters that vouch for it, in the order in which they were called."""
+        """The voters that vouch for it, in the order of calls."""
         return self._with(trainer, proposal, _accepts)
 
     def rejecting(self, trainer: bytes, proposal: bytes) -> list[bytes]:
-        """The voters that give a reason against it, in the order in which they were called."""
+        """The voters that give a reason against it, in the order of calls."""
         return self._with(trainer, proposal, _rejects)
 
     def _with(self, trainer: bytes, proposal: bytes, fits: Callable[[Verdict], bool]) -> list[bytes]:
@@ -124,7 +127,7 @@ class Vouches:
         return accepts >= vouches_needed(self.terms, trainer)
 
     def have_hope(self, trainer: bytes, proposal: bytes) -> bool:
-        """Whether further vouches could be enough, and no more than f voters are unsure."""
+        """False if further vouches could not be enough, or more than f voters are unsure."""
         verdicts = self._of(trainer, proposal)
         silent = sum(voter not in verdicts for voter in self.re_executors(trainer))
         accepts, unsure = sum(map(_accepts, verdicts.values())), sum(verdict is Verdict.UNJUDGED for verdict in verdicts.values())
@@ -140,7 +143,7 @@ class Vouches:
     def called(self, trainer: bytes, proposal: bytes, is_late: bool) -> tuple[bytes, ...]:
         """The re-executors that are asked for a vouch so far: k at once, and one more for each of these that does not accept.
 
-        If the vouches are late, there are f more, less those that have rejected it: together they are the liars there can be.
+        If vouches are late, f more are asked, less the number of rejections: silent and rejecting liars together are at most f.
         """
         ring, verdicts = self.re_executors(trainer), self._of(trainer, proposal)
         count, before = vouches_needed(self.terms, trainer), -1
@@ -163,9 +166,8 @@ class Vouches:
         return frozenset().union(*against, *(self.accepting(*key) for key in refused))
 
     def silent(self, accepted: Mapping[bytes, bytes]) -> frozenset[bytes]:
-        """The voters that were called at once for an accepted proposal, and are not heard of it."""
+        """The voters that were called at once for an accepted proposal and gave no vouch."""
         missing = set[bytes]()
         for trainer, proposal in accepted.items():
-            called = self.re_executors(trainer)[: vouches_needed(self.terms, trainer)]
-            missing |= set(called) - self._of(trainer, proposal).keys()
+            missing |= set(self.called_at_once(trainer)) - self._of(trainer, proposal).keys()
         return frozenset(missing)
