@@ -381,8 +381,8 @@ class JobSpec:
             whole = f"{OPENING_BITS} bits an element"
             return f"opening_rounds {self.opening_rounds} gains nothing where all rounds say {whole} or more: leave it out"
         if self.says_whole_bytes and self.commits_to_buffer:
-            carried = f"feedback_decay {self.feedback_decay:g} with dense payloads of 8 bits carries nothing over"
-            return f"{carried}: a payload says all that a buffer says; take feedback_decay 0, or fewer bits"
+            both = f"dense bits 8 with feedback_decay {self.feedback_decay:g}"
+            return f"{both} would commit to a buffer that repeats the payload: take feedback_decay 0, or fewer bits"
         # A job of one round keeps the usual warm-up: nobody has to say that it needs none.
         if self.warmup_rounds > max(self.rounds, WARMUP_ROUNDS):
             return f"warmup_rounds {self.warmup_rounds} are more than the {self.rounds} rounds: shorten the warm-up"
