@@ -423,7 +423,7 @@ class JobSpec:
             return problem
         limit = BLOB_BYTES_MAX if self.parts else PLAIN_BLOB_BYTES_MAX
         if self.object_bytes_max > limit:
-            size = f"what an update commits to has {self.object_bytes_max} bytes, and others can get {limit} at most"
+            size = f"its largest object has {self.object_bytes_max} bytes, and others can get {limit} at most"
             upgrade = "" if self.parts else ", or `peer upgrade jobs 3` first"
             return f"{size}: take a smaller model, or inner_state 'reset' with audit 'full'{upgrade}"
         if self.audit is AuditMode.SAMPLED and self.audit_rate < AUDIT_RATE_MIN:
@@ -461,10 +461,12 @@ class JobSpec:
 
     @property
     def object_bytes_max(self) -> int:
-        """Of the largest object that a proposal commits to, at most."""
-        # A byte of each element. Scales, and positions in a sparse payload, take less than as much again.
-        levels, inner = 2 * self.model.parameters, 8 + 8 * self.model.parameters
-        return inner if self.traces_states or self.keeps_inner_state else levels
+        """Of the largest object that others fetch: float32 parameters that the job may start from, or moments.
+
+        Buffers and payloads have fewer bytes.
+        """
+        parameters, inner = 4 * self.model.parameters, 8 + 8 * self.model.parameters
+        return inner if self.traces_states or self.keeps_inner_state else parameters
 
     @property
     def estimates_max(self) -> int:

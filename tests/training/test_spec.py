@@ -233,7 +233,7 @@ def test_an_inner_state_that_no_peer_may_send_is_refused_where_audits_need_it(fi
             assert inner_bytes(spec.checked()) <= PLAIN_BLOB_BYTES_MAX
         else:
             assert inner_bytes(spec) > PLAIN_BLOB_BYTES_MAX
-            with pytest.raises(UserError, match=r"commits to has \d+ bytes.* 536870912 at most: take a .* upgrade jobs 3"):
+            with pytest.raises(UserError, match=r"largest object has \d+ bytes.* 536870912 at most: take a .* upgrade jobs 3"):
                 spec.checked()
             assert replace(spec, parts=True).checked()
             assert replace(spec, audit=AuditMode.FULL, inner_state=InnerStatePolicy.RESET).checked()
@@ -301,7 +301,7 @@ def test_a_person_who_asks_for_eight_bits_need_not_say_that_nothing_is_carried_o
             replace(JOB, **completed({"bits": 8, **said})).checked()
 
 
-@pytest.mark.parametrize(("change", "parameters"), [({}, 1 << 28), ({"inner_state": InnerStatePolicy.KEEP}, 1 << 26)])
+@pytest.mark.parametrize(("change", "parameters"), [({}, 1 << 27), ({"inner_state": InnerStatePolicy.KEEP}, 1 << 26)])
 def test_without_parts_objects_have_at_most_half_a_gibibyte(change: dict[str, Any], parameters: int) -> None:
     for rows, is_small in ((parameters // 2 - 1_000, True), (parameters // 2 + 1, False)):
         model = ModelSpec(vocabulary=rows, width=2, heads=1, kv_heads=1, layers=1, hidden=1)

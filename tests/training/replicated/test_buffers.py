@@ -149,7 +149,7 @@ def test_a_job_that_carries_nothing_over_has_no_buffer() -> None:
 
 
 @pytest.mark.parametrize(("compression", "bits", "keep"), [(Compression.DENSE, 1, 64), (Compression.SPARSE, 8, 4096)])
-def test_no_object_is_larger_than_what_a_job_must_be_able_to_send(compression: Compression, bits: int, keep: int) -> None:
+def test_buffers_and_payloads_have_fewer_bytes_than_parameters(compression: Compression, bits: int, keep: int) -> None:
     """Sparse payloads of whole chunks are the largest, and tensors of few elements have the most scales."""
     for model in (ModelSpec(), ModelSpec(width=8, heads=2, kv_heads=1, hidden=1, layers=64)):
         spec = JobSpec(name="job", data=bytes(32), model=model, compression=compression, bits=bits, keep=keep).checked()
