@@ -24,7 +24,6 @@ from peer.driver.hearing import Hearing
 from peer.node.node import Node
 from peer.roles import voter
 from rounds import ballots
-from training.replay import proposals
 from training.replicated import feedback
 from training.replicated.codec import cells, payload
 from training.replicated.codec.header import Mode
