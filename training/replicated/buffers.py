@@ -1,7 +1,7 @@
 """The buffer that a trainer commits to: levels of eight bits of its m, or with estimates of its momentum.
 
 The levels are a dense payload of eight bits under the header of the trainer's own payload. Trainers and auditors go on from the
-vector that the levels decode to. What rounding to levels leaves out is lost.
+vector that the levels decode to. Rounding errors are lost.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class Record:
 
 
 def buffer_digest(buffer: codec.Update, in_parts: bool = False) -> bytes:
-    """What `Proposal.buffer` commits to. `in_parts` as the job says."""
+    """The digest in `Proposal.buffer`. `in_parts` as the job says."""
     return digest_of(buffer.encode(), in_parts)
 
 

@@ -1,4 +1,4 @@
-"""What goes on from round to round, in real rounds of every kind of job: honest work passes anywhere, lies do not."""
+"""Buffers of real rounds, in every kind of job: auditors accept honest work on any machine, and find lies."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class World:
         return delta + noise * np.float32(OTHER_MACHINE * np.linalg.norm(delta) / np.linalg.norm(noise)), losses
 
     def before(self) -> tuple[str | None, str | None]:
-        """Of the momentum of estimates the buffer says all."""
+        """The buffer and the payload of the round before; of estimates the buffer alone."""
         if not self.number:
             return None, None
         return self.path("m", 1), None if self.spec.has_estimates else self.path("payload", 1)
@@ -102,7 +102,7 @@ class World:
         return self.model.carried(TRAINER, buffers.read(Path(self.path("m", 1)), self.spec), payload)
 
     def m(self, e: Float32Array) -> Float32Array:
-        """Of the true update, whatever it goes on from."""
+        """The true update, added to any `e`."""
         delta, _ = self.update(np.array(self.model.parameters), JOB, self.model.round, TRAINER, None, None)
         return feedback.accumulate(e, delta, self.spec.feedback_decay, self.spec.update_weight)
 
