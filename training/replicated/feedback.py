@@ -80,7 +80,7 @@ def accumulate(e: Float32Array, delta: Float32Array, decay: float, weight: float
 
 
 def encodes(m: Float32Array, payload: bytes, header: codec.Header, layout: Layout) -> bool:
-    """Whether `payload` is the one encoding of `m`, which may have none."""
+    """Compare `payload` with the only encoding of `m`, which may have none."""
     try:
         return codec.encode(header, m, layout) == payload
     except LocalProtocolError:  # a liar's levels may be too large for any payload
