@@ -1,6 +1,6 @@
 """A small GPT trained by many, of whom some lie, in one process: what of each lie is accepted, and what it does to the loss.
 
-The rules are the real ones: cheap checks of `ReplicatedModel.check`, re-execution by `feedback.judge_replay`, audits drawn by
+The rules are the real ones: cheap checks of `ReplicatedModel.check`, re-execution by `proposals.compared`, audits drawn by
 `ledger.audits.draws`, the model moved on by `ReplicatedModel.apply`. Not simulated: the network, the votes, and time (so no
 payload is withheld from anybody); a dispute takes `DISPUTE_ROUNDS`. What the honest compute on the clean run's path of models is
 remembered, so that runs which stay on it cost it once.
@@ -31,7 +31,7 @@ from protocol.errors import LocalProtocolError
 from protocol.messages import Proposal
 from protocol.reasons import Verdict
 from training.engines.pytorch.model import GPT
-from training.replicated import codec, feedback
+from training.replay import proposals
 from training.replicated.layout import Float32Array
 from training.replicated.model import Accepted
 from training.spec import AuditMode, JobSpec
@@ -191,17 +191,18 @@ class Run:
         return self.rounds.proposal(liar, own.m, payload, own.inner), own
 
     def _vector(self, liar: bytes, vector: Float32Array) -> tuple[Accepted, Update]:
-        made = Update(vector, vector, self._update(liar).inner if self.world.spec.keeps_inner_state else None)
         try:
-            payload = self.rounds.encode(liar, vector)
+            m = self.rounds.committed(liar, vector)
+            payload = self.rounds.encode(liar, m)
         except LocalProtocolError:  # no update can say anything that large
-            payload = b""
-        lie = self.rounds.proposal(liar, vector, payload, made.inner)
+            m, payload = np.zeros_like(vector), b""
+        made = Update(vector, m, self._update(liar).inner if self.world.spec.keeps_inner_state else None)
+        lie = self.rounds.proposal(liar, m, payload, made.inner)
         return Accepted(liar, replace(lie.proposal, feedback=None), payload), made
 
     def _invented(self, liar: bytes, own: Update) -> tuple[Accepted, Update]:
         """m contains an error feedback that nobody ever committed to."""
-        m = own.m - np.float32(4) * own.delta
+        m = self.rounds.committed(liar, own.m - np.float32(4) * own.delta)
         lie = self.rounds.proposal(liar, m, self.rounds.encode(liar, m), own.inner)
         invented: Proposal = replace(lie.proposal, feedback=hashlib.sha256(m.tobytes()).digest())
         return Accepted(liar, invented, lie.payload), replace(own, m=m)
@@ -261,12 +262,8 @@ class Run:
         if verdict is not Verdict.ACCEPT or (self.audit is not AuditMode.FULL and model.round < self.closing):
             return verdict
         e = self.rounds.remainder(liar) if lie.proposal.feedback else np.zeros_like(made.m)
-        spec, delta, held = self.world.spec, self._update(liar).delta, model.held(liar)
-        header, layout, tolerance, weight = model.header(liar), model.layout, spec.replay_tolerance, spec.update_weight
-        if not spec.commits_to_buffer:
-            distance, norm = feedback.payload_distances(codec.decode(lie.payload, header, layout), delta, held)
-            return Verdict.ACCEPT if distance <= tolerance * norm else Verdict.REPLAY
-        return feedback.judge_replay(made.m, e, delta, lie.payload, header, layout, spec.feedback_decay, tolerance, weight, held)
+        delta, buffer = self._update(liar).delta, self.rounds.buffer(liar, made.m)
+        return proposals.compared(model, liar, delta, lie.payload, e, buffer)[0]
 
     def _sample(self, number: int, trainers: Sequence[bytes]) -> None:
         """Draws audits; a liar is found out if the drawn step of an honest auditor is a false one."""

@@ -300,7 +300,6 @@ METHODS = (
     *map(shipped, MEASURED),
     shipped("local", ", no opening", opening_rounds=0),
     shipped("local", ", audits sampled", audit=AuditMode.SAMPLED),
-    shipped("local", ", lean audits", lean_audits=True),
     ours("ours per-step 8-bit", 1, "per-step", outer=False, bits=8),
     ours(FOUR_BIT, 1, "per-step", outer=False, bits=4),
     Method(DILOCO, 15, run_diloco(15), DILOCO_GRID),

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 
-from protocol.digests import digest_of
 from protocol.messages import Proposal
 from protocol.reasons import Verdict
 from training.data.corpus import open_tokens
@@ -67,7 +66,7 @@ class Rounds:
         self.spec, self.engine = spec, engine
         self.model = ReplicatedModel.initial(JOB, spec)
         self.payload_bytes: list[int] = []
-        self._sent: dict[bytes, tuple[buffers.Buffer | None, bytes]] = {}  # of each trainer's last accepted proposal
+        self._sent: dict[bytes, tuple[codec.Update | None, bytes]] = {}  # of each trainer's last accepted proposal
         self._inner: dict[bytes, InnerState] = {}
 
     def update(self, trainer: bytes, engine: Engine | None = None) -> Update:
@@ -78,19 +77,20 @@ class Rounds:
             np.array(model.parameters), JOB, model.round, trainer, inner=self._inner.get(trainer), on_state=on_state
         )
         m = feedback.accumulate(self.remainder(trainer), delta, self.spec.feedback_decay, self.spec.update_weight)
-        buffer = self._buffer(trainer, m)
-        return Update(delta, m if buffer is None else buffer.m, last.inner)
+        return Update(delta, self.committed(trainer, m), last.inner)
 
-    def _buffer(self, trainer: bytes, m: Float32Array) -> buffers.Buffer | None:
+    def committed(self, trainer: bytes, m: Float32Array) -> Float32Array:
+        """What the trainer's buffer says of m. `LocalProtocolError` if m has no levels."""
+        buffer = self.buffer(trainer, m)
+        return m if buffer is None else buffer.dense()
+
+    def buffer(self, trainer: bytes, m: Float32Array) -> codec.Update | None:
         """What the trainer commits to in this round. The m that a buffer says gives the same buffer."""
         return buffers.of(m, self.model.header(trainer), self.spec)
 
     def remainder(self, trainer: bytes) -> Float32Array:
         """e, or the momentum, from which the trainer continues."""
-        buffer, payload = self._sent.get(trainer, (None, None))
-        if buffer is None:
-            return self.model.carried(trainer, None, None)
-        return self.model.carried(trainer, buffer.m, payload, buffer.said)
+        return self.model.carried(trainer, *self._sent.get(trainer, (None, None)))
 
     def encode(self, trainer: bytes, m: Float32Array) -> bytes:
         return self.model.payload(trainer, m)
@@ -102,14 +102,14 @@ class Rounds:
 
     def proposal(self, trainer: bytes, m: Float32Array, payload: bytes, inner: InnerState | None) -> Accepted:
         spec, record = self.spec, self.model.records.get(trainer)
-        committed, buffer = b"".join(inner.pieces()) if inner and spec.keeps_inner_state else None, self._buffer(trainer, m)
+        committed, buffer = b"".join(inner.pieces()) if inner and spec.keeps_inner_state else None, self.buffer(trainer, m)
         proposal = Proposal(
             JOB,
             self.model.round,
             self.model.root,
             hashlib.sha256(payload).digest(),
             len(payload),
-            None if buffer is None else digest_of(buffer.encode()),
+            None if buffer is None else feedback.buffer_digest(buffer),
             record.buffer if record else None,
             trace=UNREAD if spec.traces_states else None,
             inner=hashlib.sha256(committed).digest() if committed else None,
@@ -122,7 +122,7 @@ class Rounds:
         return self.proposal(trainer, made.m, self.encode(trainer, made.m), made.inner), made
 
     def close(self, accepted: Sequence[tuple[Accepted, Update]], rejected: Mapping[bytes, Verdict]) -> None:
-        self._sent |= {item.trainer: (self._buffer(item.trainer, made.m), item.payload) for item, made in accepted}
+        self._sent |= {item.trainer: (self.buffer(item.trainer, made.m), item.payload) for item, made in accepted}
         self.model = self.model.apply([item for item, _ in accepted], rejected)
         self.payload_bytes += [len(item.payload) for item, _ in accepted]
         for item, made in accepted:

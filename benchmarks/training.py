@@ -402,7 +402,7 @@ DENSE_H15 = {**OF_UPDATES, **PRESETS["local"], "local_steps": LOCAL_STEPS}
 # Fewest bytes: kept moments bridge the rounds until an element is said.
 SPARSE_H15 = {**DENSE_H15, "compression": Compression.SPARSE, "keep": 64, "inner_state": InnerStatePolicy.KEEP, "beta1": 0.9}
 # One of ten proposals is replayed, with all of its steps. Two draws of one step each find a single false step in 13 of 100
-# proposals, this in 10, with less work. Nothing is shown but two buffers of levels.
+# proposals, this in 10, with less work. Nothing is shown but two buffers.
 LEAN_H15 = {**DENSE_H15, "lean_audits": True, "replayed_steps": LOCAL_STEPS, "audit_rate": 0.05}
 # Mbit/s. Over the least link of a job that says nothing, an audit of fifteen steps of this model takes longer than may be.
 LINKS = {"least_uplink": 10}

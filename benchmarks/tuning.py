@@ -31,8 +31,8 @@ from training.data.default_text import default_text
 from training.data.tokenizer import ByteTokenizer
 from training.engines.pytorch.baseline import train_baseline
 from training.engines.pytorch.engine import Engine
-from training.replicated import codec, feedback
-from training.replicated.layout import Float32Array, layout_of
+from training.replicated import buffers, codec, feedback
+from training.replicated.layout import layout_of
 from training.replicated.model import Accepted, ReplicatedModel
 from training.spec import JobSpec
 
@@ -53,7 +53,7 @@ class Network:
         self.model = ReplicatedModel.initial(self.job, spec)
         self.trainers = [hashlib.sha256(b"trainer %d" % number).digest() for number in range(trainers)]
         self.local_seconds: list[float] = []
-        self._last: dict[bytes, tuple[Float32Array, bytes]] = {}
+        self._last: dict[bytes, tuple[codec.Update | None, bytes]] = {}
 
     def round(self) -> None:
         self.model = self.model.apply([self._propose(trainer) for trainer in self.trainers], {})
@@ -65,18 +65,18 @@ class Network:
 
     def _propose(self, trainer: bytes) -> Accepted:
         model = self.model
-        last, spec = self._last.get(trainer, (None, None)), model.spec
-        e = model.carried(trainer, *(last if spec.commits_to_buffer else (None, None)))
+        spec, e = model.spec, model.carried(trainer, *self._last.get(trainer, (None, None)))
         started = time.process_time()
         delta, _ = self.engine.local_steps(np.array(model.parameters), self.job, model.round, trainer)
         self.local_seconds.append(time.process_time() - started)
         m = feedback.accumulate(e, delta, spec.feedback_decay, spec.update_weight)
-        payload = model.payload(trainer, m)
-        self._last[trainer] = m, payload
+        buffer = buffers.of(m, model.header(trainer), spec)
+        payload = model.payload(trainer, m if buffer is None else buffer.dense())
+        self._last[trainer] = buffer, payload
         digest, record = hashlib.sha256(payload).digest(), model.records.get(trainer)
-        buffer = feedback.buffer_digest(m) if spec.commits_to_buffer else None
         previous = record.buffer if record else None
-        proposal = Proposal(self.job, model.round, model.root, digest, len(payload), buffer, previous)
+        committed = None if buffer is None else feedback.buffer_digest(buffer)
+        proposal = Proposal(self.job, model.round, model.root, digest, len(payload), committed, previous)
         return Accepted(trainer, proposal, payload)
 
 

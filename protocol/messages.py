@@ -235,7 +235,7 @@ class Proposal:
     model_root: Digest
     payload: Digest
     payload_bytes: Annotated[int, Between(0, BLOB_BYTES_MAX)]
-    buffer: Digest | None  # of m = decay·e + Δ; None where the job carries nothing from round to round, and m is Δ
+    buffer: Digest | None  # of the levels of m = decay·e + Δ; None where the job carries nothing from round to round
     feedback: Digest | None  # the `buffer` of my last accepted proposal, from which e comes; None: e is zero
     trace: Digest | None = None  # of the list of the states after each inner step; where audits are sampled and there are several
     inner: Digest | None = None  # of the inner optimizer's state after the last step, where a job keeps it

@@ -3,7 +3,7 @@
 Torch with 1 and 2 threads in one network, and numpy, OpenBLAS, torch, MKL and oneDNN with other instruction sets on each trainer.
 The roots are those that each peer computed itself, read from its disk after it stopped. All trainers are honest and everything is
 re-executed: no proposal may be rejected for what it says; with `--audit sampled`, where two steps of each are replayed by others
-after it was accepted, nobody may be challenged; nor with `--audit lean`, where whole rounds are replayed and buffers are levels.
+after it was accepted, nobody may be challenged; nor with `--audit lean`, where whole rounds are replayed.
 Three of four peers train: `--rounds 340 --accepted-min 1000` are a thousand proposals, if no more than twenty come too late.
 With `--gpu` the first trainer computes on the first GPU and the others on processors: each audits the other kind's work.
 """

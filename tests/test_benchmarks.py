@@ -573,7 +573,6 @@ def test_a_preset_is_measured_as_it_is_shipped_with_the_rule_that_its_audits_cal
         "preset local",
         "preset local, no opening",
         "preset local, audits sampled",
-        "preset local, lean audits",
     ]
 
     def nats(name: str, **settings: object) -> float:

@@ -348,14 +348,16 @@ def of_training() -> dict[str, str]:
     job, root = hashlib.sha256(b"job").digest(), hashlib.sha256(b"root").digest()
     header = codec.Header(job, 2, SIGNER.public, root, 10, 8, codec.Mode(Compression.DENSE, 1, 4096))
     m = accumulate(np.full(14, 0.5, np.float32), np.arange(-7, 7, dtype=np.float32) * np.float32(1 / 8), 0.95)
-    payload = codec.encode(header, m, layout)
-    e = m - codec.decode(payload, header, layout).dense()
+    buffer = codec.quantize(dataclasses.replace(header, mode=estimates.MODE), m, layout)
+    payload = codec.encode(header, buffer.dense(), layout)
+    e = buffer.dense() - codec.decode(payload, header, layout).dense()
     parameters, momentum, gradient = (np.array([value], np.float32) for value in (1.0, 0.25, 0.125))
     outer.Nesterov(0.7, 0.5).step(parameters, [momentum], gradient, decayed=True)
     drawn = batch_offsets(header.job, 2, SIGNER.public, 0, batch=2, tokens=1_000, context=128, seed=0)
     return {
         "m": m.astype("<f4").tobytes().hex(),
-        "buffer digest": buffer_digest(m).hex(),
+        "buffer": buffer.encode().hex(),
+        "buffer digest": buffer_digest(buffer).hex(),
         "estimate": estimates.moved(None, codec.decode(payload, header, layout)).encode().hex(),
         "payload": payload.hex(),
         "next e": e.astype("<f4").tobytes().hex(),

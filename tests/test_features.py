@@ -50,6 +50,7 @@ from training import tasks
 from training.data.default_text import default_text
 from training.host import ModelHost
 from training.objectives import registry
+from training.replicated import buffers
 from training.replicated.model import ReplicatedModel
 from training.spec import JobSpec
 
@@ -310,7 +311,7 @@ async def test_an_engine_of_a_feature_trains_in_a_worker_without_torch(feature: 
             propose = tasks.Propose(bytes(32), 0, b"t" * 32, model, None, None, buffer, declared_out=str(folder))
             proposed = await worker.ask(propose)
             Path(propose.payload_out).rename(payload)
-            update = np.fromfile(buffer, "<f4")
+            update = buffers.read(Path(buffer), LETTERS).dense()
             assert update.argmin() == ord(" "), "of its share there is most to learn"
             declared = tasks.Declared(proposed.declaration, {bytes.fromhex(file.name): str(file) for file in folder.iterdir()})
             audit = tasks.Audit(bytes(32), 0, b"t" * 32, model, payload, buffer, None, None, declared=declared)
@@ -323,7 +324,10 @@ async def test_an_engine_of_a_feature_trains_in_a_worker_without_torch(feature: 
             assert (await worker.ask(audit)).verdict is Verdict.OWN_0, "steps of invented counts are not even re-executed"
             counts.tofile(file)
             other = tmp_path / "other"
-            (np.fromfile(buffer, "<f4") * 2).tofile(other)
+            header = ReplicatedModel.open(Path(model)).header(b"t" * 32)
+            doubled = buffers.of(update * np.float32(2), header, LETTERS)
+            assert doubled is not None
+            other.write_bytes(doubled.encode())
             assert (await worker.ask(replace(audit, buffer=str(other)))).verdict is Verdict.REPLAY
             measured = await worker.ask(tasks.Evaluate(bytes(32), model))
             assert 0 < measured.figures["distance_from_all"] < 2

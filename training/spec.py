@@ -181,7 +181,7 @@ class JobSpec:
     outer: Outer = Outer.NESTEROV
     outer_rate: float = 1.4  # not of AdamW, which follows `inner_rate`; of sign, by how much each parameter moves
     outer_momentum: float = 0.5  # of nesterov and sign
-    feedback_decay: float = 0.95  # of the error-feedback buffer e; with estimates of the trainer's momentum v
+    feedback_decay: float = 0.95  # of the error feedback e; with estimates of the trainer's momentum v
     liars: Annotated[int, Between(0, 200)] = 1  # b: lying trainers the aggregation tolerates
     rule: Rule = Rule.ARC_NNM_TRIM
     accepted_min: Annotated[int, Between(1, TRAINERS_MAX)] = 1  # fewer accepted proposals: the round takes no step
@@ -208,7 +208,7 @@ class JobSpec:
     closing_rounds: Annotated[int, Between(0, ROUNDS_MAX)] = codec.added(0)
     # The first rounds, whose payloads say `OPENING_BITS` of every element, whatever those of later rounds say.
     opening_rounds: Annotated[int, Between(0, ROUNDS_MAX)] = codec.added(0)
-    # Buffers are levels of eight bits, and sampled audits replay whole rounds: no states are committed to (decision 96).
+    # Sampled audits replay whole rounds: no states are committed to (decision 96).
     lean_audits: bool = codec.added(False)
     preparation: Preparation | None = codec.added(None)  # of a set from a file; None: no file was changed
 
@@ -264,6 +264,11 @@ class JobSpec:
     def _share_said(self) -> float:
         """Of a chunk's elements, by a payload after the opening rounds."""
         return self.keep / KEEP_MAX if self.compression is Compression.SPARSE else 1.0
+
+    @property
+    def says_whole_bytes(self) -> bool:
+        """Whether payloads have the form of a buffer: levels of eight bits of all elements."""
+        return self.compression is Compression.DENSE and self.bits == 8
 
     @property
     def commits_to_buffer(self) -> bool:
@@ -375,6 +380,9 @@ class JobSpec:
         if self.opening_rounds and self.bits * self._share_said >= OPENING_BITS:
             whole = f"{OPENING_BITS} bits an element"
             return f"opening_rounds {self.opening_rounds} gains nothing where all rounds say {whole} or more: leave it out"
+        if self.says_whole_bytes and self.commits_to_buffer:
+            both = f"dense bits 8 with feedback_decay {self.feedback_decay:g}"
+            return f"{both} would commit to a buffer that repeats the payload: take feedback_decay 0, or fewer bits"
         # A job of one round keeps the usual warm-up: nobody has to say that it needs none.
         if self.warmup_rounds > max(self.rounds, WARMUP_ROUNDS):
             return f"warmup_rounds {self.warmup_rounds} are more than the {self.rounds} rounds: shorten the warm-up"
@@ -415,7 +423,7 @@ class JobSpec:
             return problem
         limit = BLOB_BYTES_MAX if self.parts else PLAIN_BLOB_BYTES_MAX
         if self.object_bytes_max > limit:
-            size = f"what an update commits to has {self.object_bytes_max} bytes, and others can get {limit} at most"
+            size = f"its largest object has {self.object_bytes_max} bytes, and others can get {limit} at most"
             upgrade = "" if self.parts else ", or `peer upgrade jobs 3` first"
             return f"{size}: take a smaller model, or inner_state 'reset' with audit 'full'{upgrade}"
         if self.audit is AuditMode.SAMPLED and self.audit_rate < AUDIT_RATE_MIN:
@@ -430,18 +438,13 @@ class JobSpec:
         return None
 
     def _lean_problem(self) -> str | None:
-        if not self.is_reexecuted:
+        if self.audit is not AuditMode.SAMPLED:
             return f"lean_audits says nothing with audit {self.audit.value!r}: leave it out"
         if not self.kind.needs_worker or self.local_steps == 1:
             return "lean_audits needs several local_steps of training: a single one has no states to show; leave it out"
         if self.keeps_inner_state:
             return "lean_audits with inner_state 'keep' would show all moments: take inner_state 'reset'"
-        is_byte = self.compression is Compression.DENSE and self.bits == 8
-        if is_byte and self.commits_to_buffer:  # one file would be payload and buffer, and go as the latter
-            return "lean_audits with bits 8 would show again what payloads say: take fewer bits"
-        if self.has_estimates:
-            return "lean_audits needs memory 'residual': it was measured with no other; leave it out"
-        if self.audit is AuditMode.SAMPLED and self.replayed_steps != self.local_steps:
+        if self.replayed_steps != self.local_steps:
             return f"lean_audits shows no states between steps: take replayed_steps {self.local_steps}, the whole round"
         return None
 
@@ -458,9 +461,12 @@ class JobSpec:
 
     @property
     def object_bytes_max(self) -> int:
-        """Of the largest object that a proposal commits to, at most. A payload has fewer bytes than a buffer."""
-        buffer, inner = 4 * self.model.parameters, 8 + 8 * self.model.parameters
-        return inner if self.traces_states or self.keeps_inner_state else buffer
+        """Of the largest object that others fetch: float32 parameters that the job may start from, or moments.
+
+        Buffers and payloads have fewer bytes.
+        """
+        parameters, inner = 4 * self.model.parameters, 8 + 8 * self.model.parameters
+        return inner if self.traces_states or self.keeps_inner_state else parameters
 
     @property
     def estimates_max(self) -> int:
@@ -473,9 +479,9 @@ class JobSpec:
         buffer, what its declaration names, and parameters and moments between replays, or the moments alone after a single step.
         Others keep the models.
         """
-        own = 3 * (self.replays + 1) if self.traces_states else 2 * self.keeps_inner_state
-        own += self.commits_to_buffer
-        of_round = self.model_bytes + 4 * self.model.parameters * own + self.kind.blob_bytes_max(self)
+        vectors = 3 * (self.replays + 1) if self.traces_states else 2 * self.keeps_inner_state
+        own = (4 * vectors + self.commits_to_buffer) * self.model.parameters
+        of_round = self.model_bytes + own + self.kind.blob_bytes_max(self)
         return of_round * (self.rounds_audited + 1)
 
     @property
@@ -586,6 +592,7 @@ def completed(fields: Mapping[str, Any]) -> dict[str, Any]:
 
     One bit gives all elements of a chunk one size, of which AdamW's second moment learns nothing (1-bit Adam, arXiv:2102.02888);
     an estimate has levels of eight bits, and its momentum takes the place of AdamW's first moment.
+    Dense payloads of eight bits leave nothing for error feedback.
     Its warm-up is that of `per-step`, of fewer rounds the same share. `sign` and Muon have rates of their own.
 
     Where every proposal is re-executed before the vote, the rule is the plain mean: what is accepted was computed, and a robust
@@ -603,6 +610,8 @@ def completed(fields: Mapping[str, Any]) -> dict[str, Any]:
     }
     said = [follows.get(fields.get(name), {}) for name in ("outer", "inner", "memory")]
     is_lean = fields.get("lean_audits") and fields.get("audit") == AuditMode.SAMPLED
+    is_exact = fields.get("bits") == 8 and fields.get("compression", Compression.DENSE) == Compression.DENSE
+    decay = {"feedback_decay": 0.0} if is_exact and fields.get("memory") != Memory.ESTIMATES else {}
     steps = fields.get("local_steps", LOCAL_STEPS)
     whole = {"replayed_steps": steps, "audit_rate": 1 / steps} if is_lean else {}  # as many steps are replayed as of other jobs
-    return said[0] | said[1] | said[2] | rule | whole | dict(fields)
+    return said[0] | said[1] | said[2] | rule | whole | decay | dict(fields)

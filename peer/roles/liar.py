@@ -139,9 +139,9 @@ class Liar(Trainer):
                 old, self._stale = self._stale, m
                 return request, replace(_encoded(round, request, done, m[::-1].copy() if old is None else old), feedback=None)
             case "nan":
-                return request, _poisoned(round, request, done, m)
+                return request, _poisoned(round, request, done)
             case "garbage":
-                return request, _forged(round, request, done, buffers.Buffer(m), _noise_bytes(round, done.payload_bytes))
+                return request, _with_payload(round, request, done, _noise_bytes(round, done.payload_bytes))
         return request, done
 
     def _invent(
@@ -275,7 +275,8 @@ def _from_zero(request: Propose) -> Propose:
 def _encoded(round: OpenRound, request: Propose, done: Proposed, m: Float32Array) -> Proposed:
     """A well-formed proposal for whatever m is, with the states of what was done."""
     buffer = buffers.of(m, round.model.header(round.me), round.spec)
-    return _forged(round, request, done, buffer, round.model.payload(round.me, m if buffer is None else buffer.m))
+    payload = round.model.payload(round.me, m if buffer is None else buffer.dense())
+    return _with_payload(round, request, _with_buffer(round, request, done, buffer), payload)
 
 
 def _said(round: OpenRound, payload: Path, buffer: Path | None) -> Float32Array:
@@ -283,23 +284,30 @@ def _said(round: OpenRound, payload: Path, buffer: Path | None) -> Float32Array:
     if not round.spec.commits_to_buffer:
         return codec.read(payload.read_bytes(), round.model.layout).dense()
     assert buffer is not None
-    return buffers.read(buffer, round.spec).m
+    return buffers.read(buffer, round.spec).dense()
 
 
-def _poisoned(round: OpenRound, request: Propose, done: Proposed, m: Float32Array) -> Proposed:
+def _poisoned(round: OpenRound, request: Propose, done: Proposed) -> Proposed:
     """Arithmetic that gave NaN everywhere: no honest encoder has bytes for it, so all scales are forged to the largest."""
-    honest = codec.read(Path(request.payload_out).read_bytes(), round.model.layout)
-    forged = replace(honest, exponent=codec.EXPONENT_MAX, codes=np.where(honest.codes > 0, 255, 0).astype(np.uint8))
-    return _forged(round, request, done, buffers.Buffer(np.full_like(m, np.nan)), forged.encode())
-
-
-def _forged(round: OpenRound, request: Propose, done: Proposed, buffer: buffers.Buffer | None, payload: bytes) -> Proposed:
-    committed = None
+    payload = _scaled_up(codec.read(Path(request.payload_out).read_bytes(), round.model.layout))
     if round.spec.commits_to_buffer:
-        assert buffer is not None
-        committed = write_object(Path(request.buffer_out), buffer.encode(), round.spec.parts)
+        done = _with_buffer(round, request, done, _scaled_up(buffers.read(Path(request.buffer_out), round.spec)))
+    return _with_payload(round, request, done, payload.encode())
+
+
+def _scaled_up(update: codec.Update) -> codec.Update:
+    return replace(update, exponent=codec.EXPONENT_MAX, codes=np.where(update.codes > 0, 255, 0).astype(np.uint8))
+
+
+def _with_buffer(round: OpenRound, request: Propose, done: Proposed, buffer: codec.Update | None) -> Proposed:
+    if buffer is None:
+        return replace(done, buffer_digest=None)
+    return replace(done, buffer_digest=write_object(Path(request.buffer_out), buffer.encode(), round.spec.parts))
+
+
+def _with_payload(round: OpenRound, request: Propose, done: Proposed, payload: bytes) -> Proposed:
     digest = write_object(Path(request.payload_out), payload, round.spec.parts)
-    return replace(done, payload_digest=digest, payload_bytes=len(payload), buffer_digest=committed)
+    return replace(done, payload_digest=digest, payload_bytes=len(payload))
 
 
 def _noise_bytes(round: OpenRound, size: int) -> bytes:

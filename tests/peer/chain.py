@@ -25,7 +25,7 @@ from tests.ledger.blocks import decided_after
 from tests.ledger.world import MODULES
 from training.host import ModelHost
 from training.objectives.scratch import Scratch
-from training.replicated import codec
+from training.replicated import buffers
 from training.replicated.feedback import buffer_digest
 from training.spec import JobSpec
 from training.transformer import ModelSpec
@@ -115,10 +115,12 @@ class Chain:
         job = self.ledger.state.jobs.jobs[key]
         model = self.host.model(key, job.round)
         m = Scratch().known_update(key, job.round, trainer.public, model.layout.size).astype(np.float32)
-        payload = self.blobs.add(codec.encode(model.header(trainer.public), m, model.layout))
+        buffer = buffers.of(m, model.header(trainer.public), model.spec)
+        assert buffer is not None
+        payload = self.blobs.add(model.payload(trainer.public, buffer.dense()))
         size = self.blobs.size(payload)
         assert size is not None
-        return sign(trainer, self.id, Proposal(key, job.round, job.model_root, payload, size, buffer_digest(m), None))
+        return sign(trainer, self.id, Proposal(key, job.round, job.model_root, payload, size, buffer_digest(buffer), None))
 
     def play(self, key: bytes, rejected: int = 0) -> None:
         """One round: everybody proposes, vouches and votes, the round is closed. `rejected` of the last get REPLAY."""

@@ -26,7 +26,7 @@ from training.spec import AuditMode, Compression, InnerStatePolicy, JobSpec, Mem
 from training.transformer import ModelSpec
 
 SMALL = JobSpec(name="small", tokenizer=bytes(32), data=bytes(32))
-LARGE = replace(SMALL, model=ModelSpec(vocabulary=8192, width=512))  # a buffer of more than a part
+LARGE = replace(SMALL, model=ModelSpec(vocabulary=8192, width=512))  # parameters of more than a part
 STATEFUL = replace(SMALL, model=ModelSpec(vocabulary=4096, width=512), inner_state=InnerStatePolicy.KEEP)  # an inner state
 
 

@@ -34,6 +34,7 @@ from training.replay.inner_state import InnerState, OnState
 from training.replay.trace import Trace, needed
 from training.replicated import buffers
 from training.replicated.codec import Mode, payload_bytes_max
+from training.replicated.layout import layout_of
 from training.replicated.model import Accepted, ReplicatedModel
 from training.spec import AuditMode, InnerStatePolicy, JobSpec, Memory
 from training.transformer import ModelSpec
@@ -190,8 +191,10 @@ async def test_each_lie_about_a_scratch_update_has_its_reason(world: World, chan
         garbage = bytes(honest.payload_bytes)
         change = {"payload": world.round.blobs.add(garbage)}
     if change.get("buffer"):
-        known = np.frombuffer(world.round.blobs.read(honest.buffer), dtype="<f4")
-        change = {"buffer": world.round.blobs.add((-known).tobytes())}
+        known, header = buffers.read(world.round.blobs.path(honest.buffer), world.round.spec), world.round.model.header(ME.public)
+        other = buffers.of(-known.dense(), header, world.round.spec)
+        assert other is not None
+        change = {"buffer": world.round.blobs.add(other.encode())}
     assert await world.verdict(replace(honest, **change)) is verdict
 
 
@@ -546,7 +549,8 @@ async def test_what_passes_the_cheap_checks_is_found_at_whatever_step_is_drawn(
     spec = JobSpec(name="t", data=bytes(32), model=MODEL, local_steps=3, audit=AuditMode.SAMPLED, norm_start=1e9)
     host.create(JOB, spec.encode())
     role, steps = opened(world, tmp_path, host, 0)
-    liar = Liar(steps, tmp_path / "texts", attack=attack, _jobs=role._jobs)  # type: ignore[arg-type]
+    old = np.linspace(-1, 1, layout_of(spec).size, dtype=np.float32)
+    liar = Liar(steps, tmp_path / "texts", attack=attack, _jobs=role._jobs, _stale=old)  # type: ignore[arg-type]
     await liar.propose(world.round)
     proposal = world.published[-1]
     assert world.round.model.check(ME.public, proposal, world.round.blobs.read(proposal.payload)) is Verdict.ACCEPT
@@ -563,5 +567,5 @@ async def test_with_lean_audits_lies_are_of_levels_too(world: World, tmp_path: P
     liar = Liar(steps, tmp_path / "texts", attack=attack, _jobs=role._jobs)  # type: ignore[arg-type]
     await liar.propose(world.round)
     proposal, blobs = world.published[-1], world.round.blobs
-    m = buffers.read(blobs.path(proposal.buffer), spec).m
+    m = buffers.read(blobs.path(proposal.buffer), spec).dense()
     assert world.round.model.payload(ME.public, m) == blobs.read(proposal.payload)

@@ -14,6 +14,7 @@ from peer.driver.room import ROUNDS_AHEAD, SPARE_BYTES, DiskRoom
 from tests.peer.chain import LANGUAGE, Chain
 from tests.peer.test_workshop import Busy, shop_of
 from training.replicated.codec import Mode, payload_bytes_max
+from training.replicated.estimates import MODE
 from training.replicated.layout import layout_of
 from training.room import ROUNDS_MIN, room_of
 from training.spec import AuditMode, InnerStatePolicy, JobSpec, Outer
@@ -39,9 +40,12 @@ def test_a_job_takes_its_models_what_its_trainers_go_on_from_and_the_payloads_of
         for allowed in (400 * opened.payloads(1), 401 * opened.payloads(1) - 1):
             kept = room_of(spec_of(opening_rounds=opening), 3, trains=False).payloads(10**9, allowed)
             assert allowed - opened.payloads(1) < kept <= allowed, "planted: rounds are counted by what later ones say"
-    assert room_of(spec_of(), 3, trains=True).own == 2 * 4 * SIZE
-    assert room_of(spec_of(audit=AuditMode.FULL), 3, trains=True).own == 3 * 2 * 4 * SIZE
-    assert room_of(spec_of(inner_state=InnerStatePolicy.KEEP), 3, trains=True).own == 3 * 2 * 4 * SIZE
+    buffer = payload_bytes_max(layout_of(LANGUAGE), MODE)
+    assert SIZE < buffer < 1.1 * SIZE
+    assert room_of(spec_of(), 3, trains=True).own == 2 * buffer
+    assert room_of(spec_of(feedback_decay=0.0), 3, trains=True).own == 0
+    assert room_of(spec_of(audit=AuditMode.FULL), 3, trains=True).own == 3 * 2 * buffer
+    assert room_of(spec_of(inner_state=InnerStatePolicy.KEEP), 3, trains=True).own == 2 * (buffer + 8 * SIZE)
     sampled = spec_of(audit=AuditMode.SAMPLED, local_steps=4)
     assert room_of(sampled, 3, trains=True).own > sampled.audit_bytes - (sampled.rounds_audited + 1) * model > 0
     assert room_of(sampled, 3, trains=False).models == (sampled.rounds_audited + 3) * model

@@ -148,7 +148,7 @@ class World:
 
     def audited(self, jobs: Jobs, done: tasks.Proposed) -> tasks.Audited:
         declared = {bytes.fromhex(file.name): str(file) for file in (self.folder / "declared").iterdir()}
-        files = (str(self.folder / "payload"), None, None, None)
+        files = (str(self.folder / "payload"), str(self.folder / "m"), None, None)
         said = tasks.Declared(done.declaration, declared)
         found = jobs.answer(tasks.Audit(JOB, 0, TRAINER, str(self.folder / "model"), *files, declared=said))
         assert isinstance(found, tasks.Audited)

@@ -30,10 +30,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks import dispatch
-from tests.training.replicated.support import JOB, ODD, RAGGED, RATE, SMALL, buffer, header, proposed, trainer, update
+from tests.training.replicated.support import JOB, ODD, RAGGED, RATE, SMALL, buffer, committed, header, proposed, trainer, update
 from training import stream
 from training.objectives.scratch import Scratch
-from training.replicated import aggregate, codec, estimates, feedback, outer
+from training.replicated import aggregate, buffers, codec, estimates, feedback, outer
 from training.replicated.init import initial_parameters
 from training.replicated.layout import CHUNK, Float32Array, layout_of
 from training.replicated.model import ReplicatedModel
@@ -122,11 +122,11 @@ def _told(mode: codec.Mode) -> str:
 
 
 def error_feedback() -> Named:
-    m = buffer(RAGGED, "feedback")
-    payload = codec.encode(header(), m, RAGGED)
+    levels = committed(buffer(RAGGED, "feedback"))
+    payload = codec.encode(header(), levels.dense(), RAGGED)
     for stepped, halvings in ((True, 0), (False, 0), (True, 3)):
-        digests = feedback.buffer_digest(m), hashlib.sha256(payload).digest()
-        e = feedback.feedback_after(feedback.Record(*digests, 3, stepped, halvings), m, payload, RAGGED)
+        digests = feedback.buffer_digest(levels), hashlib.sha256(payload).digest()
+        e = feedback.feedback_after(feedback.Record(*digests, 3, stepped, halvings), levels, payload, RAGGED)
         accumulated = feedback.accumulate(e, buffer(RAGGED, "delta"), 0.95)
         yield f"feedback, stepped {stepped}, halved {halvings}", _little(e) + _little(accumulated)
 
@@ -212,14 +212,14 @@ def _scratch() -> JobSpec:
 def _model(name: str, spec: JobSpec) -> Named:
     """The model root after several rounds of five trainers, and the vectors' own: the root also covers the specification."""
     model = ReplicatedModel.initial(JOB, spec)
-    sent: dict[bytes, tuple[Float32Array | None, bytes | None]] = {}
+    sent: dict[bytes, tuple[codec.Update | None, bytes | None]] = {}
     for number in range(ROUNDS):
         items = []
         for key in map(trainer, range(5)):
             e = model.carried(key, *sent.get(key, (None, None)))
             m = feedback.accumulate(e, buffer(model.layout, "golden", number, key), spec.feedback_decay, spec.update_weight)
             items.append(proposed(model, key, m))
-            sent[key] = m, items[-1].payload
+            sent[key] = buffers.of(m, model.header(key), spec), items[-1].payload
         model = model.apply(items, {})
     yield f"vectors after {ROUNDS} rounds, {name}", b"".join(map(_little, model.vectors.values()))
     yield f"model root after {ROUNDS} rounds, {name}", model.root

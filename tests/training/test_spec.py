@@ -20,6 +20,7 @@ from training.spec import (
     PRESETS,
     SIGN_RATE,
     AuditMode,
+    Compression,
     Inner,
     InnerStatePolicy,
     JobSpec,
@@ -78,17 +79,16 @@ def test_closing_rounds_are_of_sampled_jobs_and_not_more_than_there_are() -> Non
     ("said", "why"),
     [
         ({"audit": AuditMode.OFF}, "lean_audits says nothing with audit 'off'"),
-        ({"audit": AuditMode.SAMPLED, "replayed_steps": 5}, "take replayed_steps 10, the whole round"),
+        ({"audit": AuditMode.FULL}, "lean_audits says nothing with audit 'full'"),
+        ({"replayed_steps": 5}, "take replayed_steps 10, the whole round"),
         ({"local_steps": 1}, "needs several local_steps of training"),
         ({"objective": "scratch"}, "needs several local_steps of training"),
-        ({"bits": 8}, "would show again what payloads say"),
         ({"inner_state": InnerStatePolicy.KEEP}, "would show all moments: take inner_state 'reset'"),
-        ({"memory": Memory.ESTIMATES}, "needs memory 'residual'"),
     ],
 )
 def test_lean_audits_are_of_rounds_that_are_replayed_whole(said: dict[str, Any], why: str) -> None:
     with pytest.raises(UserError, match=why):
-        replace(JOB, **{"lean_audits": True, **said}).checked()
+        replace(JOB, **{"lean_audits": True, "audit": AuditMode.SAMPLED, **said}).checked()
 
 
 def test_lean_audits_keep_no_states_and_need_programs_that_know_them(tmp_path: Path) -> None:
@@ -233,7 +233,7 @@ def test_an_inner_state_that_no_peer_may_send_is_refused_where_audits_need_it(fi
             assert inner_bytes(spec.checked()) <= PLAIN_BLOB_BYTES_MAX
         else:
             assert inner_bytes(spec) > PLAIN_BLOB_BYTES_MAX
-            with pytest.raises(UserError, match=r"commits to has \d+ bytes.* 536870912 at most: take a .* upgrade jobs 3"):
+            with pytest.raises(UserError, match=r"largest object has \d+ bytes.* 536870912 at most: take a .* upgrade jobs 3"):
                 spec.checked()
             assert replace(spec, parts=True).checked()
             assert replace(spec, audit=AuditMode.FULL, inner_state=InnerStatePolicy.RESET).checked()
@@ -264,10 +264,11 @@ def test_what_audits_keep_is_all_that_lies_on_a_trainers_disk() -> None:
     model = ModelSpec(width=2, heads=1, kv_heads=1, layers=1, hidden=1)
     for outer in Outer:
         spec = replace(JOB, outer=outer, audit=AuditMode.SAMPLED, audit_window=2, model=model, local_steps=1)
-        assert spec.audit_bytes == 4 * model.parameters * 5 * (len(vectors_of(spec)) + 1)
+        assert spec.audit_bytes == model.parameters * 5 * (4 * len(vectors_of(spec)) + 1)
+        assert spec.audit_bytes - replace(spec, feedback_decay=0.0).audit_bytes == model.parameters * 5
     kept = replace(spec, outer=Outer.SGD, inner_state=InnerStatePolicy.KEEP)
-    assert kept.audit_bytes == 4 * model.parameters * 5 * (1 + 1 + 2)
-    assert replace(kept, local_steps=3).audit_bytes == 4 * model.parameters * 5 * (1 + 1 + 4 * 3)
+    assert kept.audit_bytes == model.parameters * 5 * (4 * (1 + 2) + 1)
+    assert replace(kept, local_steps=3).audit_bytes == model.parameters * 5 * (4 * (1 + 4 * 3) + 1)
     held = replace(spec, memory=Memory.ESTIMATES)
     assert held.audit_bytes - spec.audit_bytes == 5 * TRAINERS_MAX * model.parameters, "a byte for each that there may be"
 
@@ -279,6 +280,33 @@ def test_estimates_in_models_that_audits_keep_count_for_what_a_disk_may_hold() -
     ):
         replace(spec, audit_window=40).checked()
     assert replace(spec, audit_window=40, memory=Memory.RESIDUAL, bits=4).checked()
+
+
+@pytest.mark.parametrize("memory", Memory)
+@pytest.mark.parametrize("audit", AuditMode)
+def test_dense_payloads_of_eight_bits_carry_nothing_over(memory: Memory, audit: AuditMode) -> None:
+    """A payload and a buffer of the same bytes would be one file, which is deleted when the buffer is."""
+    said = {"audit": audit, "memory": memory, "bits": 8, "local_steps": 1}
+    with pytest.raises(UserError, match=r"bits 8 with feedback_decay 0.95 .*: take feedback_decay 0, or fewer bits"):
+        replace(JOB, **said).checked()
+    for fields in ({"feedback_decay": 0.0}, {"bits": 4}, {"compression": Compression.SPARSE}):
+        assert replace(JOB, **said | fields).checked().commits_to_buffer is ("feedback_decay" not in fields)
+
+
+def test_a_person_who_asks_for_eight_bits_need_not_say_that_nothing_is_carried_over() -> None:
+    for said, decay in (({}, 0.0), ({"compression": Compression.SPARSE}, 0.95), ({"feedback_decay": 0.0}, 0.0)):
+        assert replace(JOB, **completed({"bits": 8, **said})).checked().feedback_decay == decay
+    for said in ({"feedback_decay": 0.95}, {"memory": Memory.ESTIMATES}):
+        with pytest.raises(UserError, match="take feedback_decay 0, or fewer bits"):
+            replace(JOB, **completed({"bits": 8, **said})).checked()
+
+
+@pytest.mark.parametrize(("change", "parameters"), [({}, 1 << 27), ({"inner_state": InnerStatePolicy.KEEP}, 1 << 26)])
+def test_without_parts_objects_have_at_most_half_a_gibibyte(change: dict[str, Any], parameters: int) -> None:
+    for rows, is_small in ((parameters // 2 - 1_000, True), (parameters // 2 + 1, False)):
+        model = ModelSpec(vocabulary=rows, width=2, heads=1, kv_heads=1, layers=1, hidden=1)
+        spec = replace(JOB, model=model, tokenizer=bytes(32), **change)
+        assert spec.problem() is None if is_small else "others can get 536870912 at most" in str(spec.problem())
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -93,7 +93,7 @@ def propose(request: Propose, update: Update, declarer: Declarer | None = None) 
     delta, losses = update(model.parameters, *place, inner, take, declaration=declaration)
     m = feedback.accumulate(e, delta, model.spec.feedback_decay, model.spec.update_weight)
     buffer = buffers.of(m, model.header(request.trainer), model.spec)
-    payload = model.payload(request.trainer, m if buffer is None else buffer.m)
+    payload = model.payload(request.trainer, m if buffer is None else buffer.dense())
     payload_digest = write_object(Path(request.payload_out), payload, model.spec.parts)
     committed_to = None if buffer is None else write_object(Path(request.buffer_out), buffer.encode(), model.spec.parts)
     digests = payload_digest, len(payload), committed_to
@@ -147,31 +147,21 @@ def _judge(
     payload, declaration = Path(request.payload).read_bytes(), _derived(request, model, declaration, declarer)
     take = last.take if inner else None
     delta, losses = update(model.parameters, request.job, request.round, trainer, previous, take, declaration=declaration)
-    verdict, error = _compared(model, trainer, delta, payload, e, buffer)
+    verdict, error = compared(model, trainer, delta, payload, e, buffer)
     if inner and last.inner and verdict is Verdict.ACCEPT:
         error = max(error, trace.inner_error(inner, last.inner, spec))
         verdict = Verdict.ACCEPT if error <= spec.replay_tolerance else Verdict.REPLAY
     return verdict, error, in_millionths(losses[spec.sealed_step])
 
 
-def _compared(
-    model: ReplicatedModel, trainer: bytes, delta: Float32Array, payload: bytes, e: Float32Array, buffer: buffers.Buffer | None
+def compared(
+    model: ReplicatedModel, trainer: bytes, delta: Float32Array, payload: bytes, e: Float32Array, buffer: codec.Update | None
 ) -> tuple[Verdict, float]:
-    """Of the payload with the re-executed Δ, or by the buffer where the job commits to one."""
-    spec, header, layout = model.spec, model.header(trainer), model.layout
-    decay, tolerance, weight, held = spec.feedback_decay, spec.replay_tolerance, spec.update_weight, model.held(trainer)
-    if buffer is None:
-        try:
-            distance, norm = feedback.payload_distances(codec.decode(payload, header, layout), delta, held)
-        except RemoteProtocolError:
-            return Verdict.REPLAY, RELATIVE_ERROR_MAX
-        return Verdict.ACCEPT if distance <= tolerance * norm else Verdict.REPLAY, trace.ratio(distance, norm)
-    m, said = buffer.m, buffer.said
-    verdict = feedback.judge_replay(m, e, delta, payload, header, layout, decay, tolerance, weight, held, said)
-    error = trace.ratio(*feedback.replay_distances(m, e, delta, decay, weight, said))
-    if verdict is not Verdict.ACCEPT and not feedback.encodes(feedback.unsaid(m, held), payload, header, layout):
-        error = RELATIVE_ERROR_MAX  # however near m is, the payload says something else
-    return verdict, error
+    """The verdict on a proposal by the re-executed Δ, and its relative error."""
+    spec, header, held = model.spec, model.header(trainer), model.held(trainer)
+    of_update = spec.feedback_decay, spec.update_weight
+    distance, norm = feedback.deviation(payload, buffer, e, delta, header, model.layout, *of_update, held)
+    return feedback.judge(distance, norm, spec.replay_tolerance), trace.ratio(distance, norm)
 
 
 def known_update(spec: JobSpec) -> Update:
@@ -238,13 +228,17 @@ def _starts(request: Replay, model: ReplicatedModel, first: StateDigests) -> boo
 
 
 def _ends(request: Replay, model: ReplicatedModel, states: States) -> bool:
-    """Whether the buffer is m = decay·e + (θ_0 − θ_H), bit for bit, and the payload says m. Nobody has to show the buffer."""
-    delta, spec = model.parameters - states.parameters(model.spec.replays), model.spec
+    """Whether the buffer has the levels of m = decay·e + (θ_0 − θ_H), and the payload says these. The buffer is not fetched."""
+    delta, spec, header = model.parameters - states.parameters(model.spec.replays), model.spec, model.header(request.trainer)
     m = feedback.accumulate(_feedback(request, model), delta, spec.feedback_decay, spec.update_weight)
-    if spec.commits_to_buffer and feedback.buffer_digest(m, spec.parts) != request.buffer:
+    try:
+        buffer = buffers.of(m, header, spec)
+    except LocalProtocolError:  # a liar's states may be too far apart for any levels
         return False
-    said = feedback.unsaid(m, model.held(request.trainer))
-    return feedback.encodes(said, Path(request.payload).read_bytes(), model.header(request.trainer), model.layout)
+    if buffer is not None and feedback.buffer_digest(buffer, spec.parts) != request.buffer:
+        return False
+    said = feedback.unsaid(m if buffer is None else buffer.dense(), model.held(request.trainer))
+    return feedback.encodes(said, Path(request.payload).read_bytes(), header, model.layout)
 
 
 # Declarations ----------------------------------------------------------------------------------------------------------
@@ -370,4 +364,4 @@ def _feedback(request: Propose | Audit | Replay, model: ReplicatedModel) -> Floa
         raise LocalProtocolError("a previous buffer was named for a trainer that has had nothing accepted")
     previous = buffers.read(Path(request.previous_buffer), model.spec)
     payload = None if request.previous_payload is None else Path(request.previous_payload).read_bytes()
-    return model.carried(request.trainer, previous.m, payload, previous.said)
+    return model.carried(request.trainer, previous, payload)

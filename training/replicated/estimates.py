@@ -12,7 +12,6 @@ holds g', too, and its next payload contains the error.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Final
 
@@ -21,7 +20,7 @@ import numpy as np
 from protocol.errors import LocalProtocolError
 from training.replicated.codec import Mode, Update, dense, header, levels, payload_bytes_max, scales
 from training.replicated.codec.header import HEADER_BYTES
-from training.replicated.feedback import Record, buffer_digest, unsaid
+from training.replicated.feedback import Record, buffer_digest, halved, unsaid
 from training.replicated.layout import CHUNK, Block, Float32Array, Layout
 from training.spec import Compression
 
@@ -40,12 +39,11 @@ def size(layout: Layout) -> int:
     return payload_bytes_max(layout, MODE)
 
 
-def momentum_after(record: Record, v: Float32Array, in_parts: bool = False) -> Float32Array:
-    """The momentum that a trainer continues from: `v`, which its record commits to, halved for each NORM rejection since."""
-    if buffer_digest(v, in_parts) != record.buffer:
+def momentum_after(record: Record, buffer: Update, in_parts: bool = False) -> Float32Array:
+    """The momentum that a trainer continues from: that of the record's buffer, halved for each NORM rejection since."""
+    if buffer_digest(buffer, in_parts) != record.buffer:
         raise LocalProtocolError("the buffer is not that of the record")
-    with np.errstate(over="ignore", invalid="ignore"):
-        return v * np.float32(math.ldexp(1.0, -record.halvings))
+    return halved(buffer.dense(), record)
 
 
 def said(target: Float32Array, estimate: Update | None) -> Float32Array:

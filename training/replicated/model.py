@@ -224,26 +224,21 @@ class ReplicatedModel:
         except RemoteProtocolError as error:
             raise StorageError(f"the estimate of {short_id(trainer)} is damaged ({error}): restore a snapshot") from None
 
-    def carried(
-        self, trainer: bytes, buffer: Float32Array | None, payload: bytes | None, said: codec.Update | None = None
-    ) -> Float32Array:
-        """What a trainer continues from, given its last accepted buffer and payload: e, or its momentum; zero without them.
-
-        `said` is what the buffer was read from, where it is of levels.
-        """
+    def carried(self, trainer: bytes, buffer: codec.Update | None, payload: bytes | None) -> Float32Array:
+        """What a trainer continues from, given its last accepted buffer and payload: e, or its momentum; zero without them."""
         record = None if buffer is None else self.records.get(trainer)
         if self.spec.has_estimates and record is not None and buffer is not None:
             return estimates.momentum_after(record, buffer, self.spec.parts)
-        return feedback.feedback_after(record, buffer, payload, self.layout, self.spec.parts, said)
+        return feedback.feedback_after(record, buffer, payload, self.layout, self.spec.parts)
 
     def held(self, trainer: bytes) -> Float32Array | None:
         """What everybody knows of a trainer's buffer before its payload; None is zero."""
         estimate = self.estimate(trainer)
         return None if estimate is None else estimate.dense()
 
-    def payload(self, trainer: bytes, buffer: Float32Array) -> bytes:
-        """What says a trainer's buffer in this round."""
-        return codec.encode(self.header(trainer), unsaid(buffer, self.held(trainer)), self.layout)
+    def payload(self, trainer: bytes, m: Float32Array) -> bytes:
+        """The payload of this round that says `m`."""
+        return codec.encode(self.header(trainer), unsaid(m, self.held(trainer)), self.layout)
 
     # Judging ---------------------------------------------------------------------------------------------------------
 

@@ -26,7 +26,6 @@ from peer.roles import voter
 from rounds import ballots, vouching
 from rounds.vouch_book import VouchBook
 from rounds.vouching import Vouches
-from training.replay import proposals
 from training.replicated import feedback
 from training.replicated.codec import cells, payload
 from training.replicated.codec.header import Mode
@@ -55,6 +54,8 @@ NETWORK = "tests/transport/test_"
 ABSENCE = "tests/peer/test_absence.py::test_"
 OPENING = "tests/training/replicated/test_opening.py::test_"
 BUFFERS = "tests/training/replicated/test_buffers.py::test_"
+CARRIED = "tests/training/engines/test_buffers_over_rounds.py::test_"
+FEEDBACK = "tests/training/replicated/test_feedback.py::test_"
 LEAN = "tests/training/engines/test_lean.py::test_"
 CELLS = "tests/training/replicated/test_cells.py::test_"
 PAYLOADS = "tests/training/engines/test_payloads.py::test_"
@@ -564,9 +565,9 @@ LINES: tuple[ChangedLine, ...] = (
     ChangedLine(
         "payload-unread",
         "a job without feedback takes any payload",
-        proposals._compared,
-        "distance <= tolerance * norm",
-        "True",
+        feedback.payload_distances,
+        "EDGES * distance, norm",
+        "0.0, norm",
         f"{PAYLOADS}another_update_than_the_re_executed_one_is_found",
     ),
     ChangedLine(
@@ -579,19 +580,43 @@ LINES: tuple[ChangedLine, ...] = (
     ),
     ChangedLine(
         "invented-residual",
-        "nobody compares a buffer of levels with the replay",
-        feedback.replay_distances,
-        "if said is not None:",
+        "nobody compares a buffer with the replay",
+        feedback.buffer_distances,
+        "return distance, weight * norm",
+        "return 0.0, weight * norm",
+        f"{CARRIED}going_on_from_another_vector_than_the_records_is_found",
+    ),
+    ChangedLine(
+        "payload-of-another-buffer",
+        "a payload may say something else than the buffer that its trainer commits to",
+        feedback.deviation,
+        "if is_said else (math.inf, 0.0)",
+        "",
+        f"{CARRIED}a_payload_that_does_not_follow_from_the_buffer_is_far_off",
+    ),
+    ChangedLine(
+        "tolerance-unread",
+        "an auditor accepts any distance",
+        feedback.judge,
+        "distance <= tolerance * norm",
+        "True",
+        f"{CARRIED}another_update_is_found",
+    ),
+    ChangedLine(
+        "buffer-of-the-payloads-bytes",
+        "a buffer and a payload are one file, which is deleted with the buffer",
+        JobSpec._combination_problem,
+        "if self.says_whole_bytes and self.commits_to_buffer:",
         "if False:",
-        f"{LEAN}a_residual_that_was_invented_is_found_in_the_round_that_commits_to_it",
+        "tests/training/test_spec.py::test_dense_payloads_of_eight_bits_carry_nothing_over",
     ),
     ChangedLine(
         "another-residual",
         "a trainer may go on from a buffer other than its record's",
         feedback.feedback_after,
-        "digest_of(said.encode(), in_parts) if said else",
-        "record.buffer if said else",
-        f"{LEAN}the_residual_before_must_be_the_one_that_was_committed_to",
+        "(buffer_digest(buffer, in_parts), digest_of(payload, in_parts))",
+        "(record.buffer, digest_of(payload, in_parts))",
+        f"{FEEDBACK}other_bytes_than_the_record_names_are_our_own_mistake",
     ),
     ChangedLine(
         "first-loss-binds",

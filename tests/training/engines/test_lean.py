@@ -79,10 +79,10 @@ class World:
         model = self.model(round)
         buffer = buffers.of(m, model.header(TRAINER), SPEC)
         Path(self.path("m", round)).write_bytes(buffer.encode())
-        Path(self.path("payload", round)).write_bytes(model.payload(TRAINER, buffer.m))
+        Path(self.path("payload", round)).write_bytes(model.payload(TRAINER, buffer.dense()))
 
     def m(self, round: int = 1) -> Float32Array:
-        return buffers.read(Path(self.path("m", round)), SPEC).m
+        return buffers.read(Path(self.path("m", round)), SPEC).dense()
 
 
 @pytest.fixture(scope="module")

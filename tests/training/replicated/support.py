@@ -8,7 +8,7 @@ import numpy as np
 
 from protocol.messages import Proposal
 from training import stream
-from training.replicated import codec, feedback
+from training.replicated import buffers, codec, estimates, feedback
 from training.replicated.layout import CHUNK, Float32Array, Layout, of_shapes
 from training.replicated.model import Accepted, ReplicatedModel
 from training.spec import Compression, JobSpec
@@ -46,11 +46,17 @@ def update(m: Float32Array, layout: Layout, number: int = 0, mode: codec.Mode = 
     return codec.decode(codec.encode(expected, m, layout), expected, layout)
 
 
+def committed(m: Float32Array, layout: Layout = RAGGED) -> codec.Update:
+    """The buffer of `m`."""
+    return codec.quantize(header(mode=estimates.MODE), m, layout)
+
+
 def proposed(model: ReplicatedModel, key: bytes, m: Float32Array) -> Accepted:
     """An honest proposal that continues the trainer's record."""
-    payload = model.payload(key, m)
-    record = model.records.get(key)
-    digests = hashlib.sha256(payload).digest(), len(payload), feedback.buffer_digest(m), record.buffer if record else None
+    buffer = buffers.of(m, model.header(key), model.spec)
+    payload = model.payload(key, m if buffer is None else buffer.dense())
+    record, committed = model.records.get(key), None if buffer is None else feedback.buffer_digest(buffer)
+    digests = hashlib.sha256(payload).digest(), len(payload), committed, record.buffer if record else None
     return Accepted(key, Proposal(model.job, model.round, model.root, *digests), payload)
 
 

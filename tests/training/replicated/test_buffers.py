@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +16,8 @@ from training.replicated import buffers, codec
 from training.replicated.codec import cells
 from training.replicated.estimates import MODE
 from training.replicated.layout import Float32Array, Layout, of_shapes
-from training.spec import JobSpec
+from training.spec import AuditMode, Compression, JobSpec, Memory
+from training.transformer import ModelSpec
 
 RAGGED = of_shapes([("a", (2, 4096)), ("b", (13,)), ("c", (4095,))])
 HEADER = codec.Header(bytes(32), 3, b"t" * 32, bytes(32), 10, 8, MODE)
@@ -38,7 +39,7 @@ def drawn(seed: int, scale: float, shape: str) -> Float32Array:
 
 
 def said(m: Float32Array, layout: Layout = RAGGED) -> codec.Update:
-    return codec.read(codec.encode(HEADER, m, layout), layout)
+    return codec.quantize(HEADER, m, layout)
 
 
 def apart(update: codec.Update, vector: Float32Array) -> float:
@@ -116,18 +117,22 @@ def test_a_negative_level_is_of_negative_values_and_an_empty_chunk_of_tiny_ones(
     assert apart(said(emptied), m) == pytest.approx(float(np.linalg.norm(m[:4096])), rel=0.05)
 
 
-def test_a_buffer_is_read_as_it_was_written_and_nothing_else_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = JobSpec(name="job", data=bytes(32), lean_audits=True).checked()
+@pytest.mark.parametrize("change", [{}, {"memory": Memory.ESTIMATES, "feedback_decay": 0.8}, {"audit": AuditMode.OFF}], ids=str)
+def test_a_buffer_is_read_as_it_was_written_and_nothing_else_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any]
+) -> None:
+    spec = replace(JobSpec(name="job", data=bytes(32)), **change).checked()
     model = buffers.layout_of(spec)
     m = np.random.default_rng(3).standard_normal(model.size, dtype=np.float32)
     made = buffers.of(m, HEADER, spec)
+    assert made is not None
     (tmp_path / "m").write_bytes(made.encode())
     assert (tmp_path / "m").stat().st_size == buffers.size(spec) < 1.01 * model.size
-    again = buffers.read(tmp_path / "m", spec)
-    assert buffers.of(made.m, HEADER, spec).encode() == made.encode(), "what levels say is said by the same ones"
-    assert np.array_equal(again.m, made.m) and hashlib.sha256(again.encode()).digest() == hashlib.sha256(made.encode()).digest()
-    assert float(np.linalg.norm(made.m - m)) < 0.02 * float(np.linalg.norm(m))
-    sparse = codec.encode(replace(HEADER, mode=codec.Mode(codec.header.Compression.SPARSE, 8, 4096)), m, model)
+    again, told = buffers.read(tmp_path / "m", spec), buffers.of(made.dense(), HEADER, spec)
+    assert told is not None and told.encode() == made.encode(), "what levels say is said by the same ones"
+    assert np.array_equal(again.dense(), made.dense()) and again.encode() == made.encode()
+    assert float(np.linalg.norm(made.dense() - m)) < 0.02 * float(np.linalg.norm(m))
+    sparse = codec.encode(replace(HEADER, mode=codec.Mode(Compression.SPARSE, 8, 4096)), m, model)
     for wrong in (made.encode()[:-1], sparse, m.tobytes(), bytes(buffers.size(spec))):
         (tmp_path / "m").write_bytes(wrong)
         with pytest.raises(RemoteProtocolError):
@@ -136,3 +141,17 @@ def test_a_buffer_is_read_as_it_was_written_and_nothing_else_is_one(tmp_path: Pa
     (tmp_path / "m").write_bytes(sparse)
     with pytest.raises(RemoteProtocolError, match="a sparse payload of 8 bits"):
         buffers.read(tmp_path / "m", spec)
+
+
+def test_a_job_that_carries_nothing_over_has_no_buffer() -> None:
+    spec = JobSpec(name="job", data=bytes(32), feedback_decay=0.0).checked()
+    assert (buffers.size(spec), buffers.of(np.ones(buffers.layout_of(spec).size, np.float32), HEADER, spec)) == (0, None)
+
+
+@pytest.mark.parametrize(("compression", "bits", "keep"), [(Compression.DENSE, 1, 64), (Compression.SPARSE, 8, 4096)])
+def test_buffers_and_payloads_have_fewer_bytes_than_parameters(compression: Compression, bits: int, keep: int) -> None:
+    """Sparse payloads of whole chunks are the largest, and tensors of few elements have the most scales."""
+    for model in (ModelSpec(), ModelSpec(width=8, heads=2, kv_heads=1, hidden=1, layers=64)):
+        spec = JobSpec(name="job", data=bytes(32), model=model, compression=compression, bits=bits, keep=keep).checked()
+        payload = codec.payload_bytes_max(buffers.layout_of(spec), codec.Mode.of(spec, spec.rounds))
+        assert model.parameters < max(buffers.size(spec), payload) <= spec.object_bytes_max

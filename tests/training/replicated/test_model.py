@@ -13,11 +13,10 @@ import pytest
 
 from protocol.errors import LocalProtocolError, RemoteProtocolError, StorageError
 from protocol.reasons import Verdict
-from tests.training.replicated.support import JOB, ODD, SMALL, buffer, proposed, round_of, trainer
+from tests.training.replicated.support import JOB, ODD, SMALL, buffer, committed, proposed, round_of, trainer
 from training.objectives.scratch import Scratch
-from training.replicated import aggregate, codec, feedback, files, outer
+from training.replicated import aggregate, buffers, codec, feedback, files, outer
 from training.replicated.init import initial_parameters
-from training.replicated.layout import Float32Array
 from training.replicated.model import NORM_RATIO, Accepted, ReplicatedModel
 from training.replicated.state import NORM_ROUNDS
 from training.spec import BITS, Compression, InnerStatePolicy, JobSpec, Outer
@@ -316,11 +315,9 @@ def test_a_scratch_job_can_be_replayed_by_anybody() -> None:
     item = proposed(model, trainer(0), delta)
     assert verdict(model, item) is Verdict.ACCEPT
     again = Scratch().known_update(model.job, model.round, trainer(0), model.layout.size)
-    e = feedback.feedback_after(None, None, None, model.layout)
-    judged = feedback.judge_replay(
-        delta, e, again, item.payload, model.header(trainer(0)), model.layout, spec.feedback_decay, spec.replay_tolerance
-    )
-    assert judged is Verdict.ACCEPT
+    levels, e = committed(delta, model.layout), feedback.feedback_after(None, None, None, model.layout)
+    of_spec = model.header(trainer(0)), model.layout, spec.feedback_decay
+    assert feedback.deviation(item.payload, levels, e, again, *of_spec) == (0.0, pytest.approx(np.linalg.norm(delta)))
 
 
 def test_training_converges_with_a_liar_and_error_feedback() -> None:
@@ -328,16 +325,16 @@ def test_training_converges_with_a_liar_and_error_feedback() -> None:
     model = ReplicatedModel.initial(JOB, replace(SMALL, norm_start=100.0))
     target = buffer(model.layout, "target", deviation=0.5)
     start = np.linalg.norm(model.parameters - target)
-    buffers: dict[bytes, tuple[Float32Array | None, bytes | None]] = {}
+    sent: dict[bytes, tuple[codec.Update | None, bytes | None]] = {}
     for number in range(40):
         items = []
         for key in (trainer(i) for i in range(4)):
             noise = buffer(model.layout, "noise", number, key, deviation=0.05)
             delta = (model.parameters - target) * np.float32(0.2) + noise
-            e = feedback.feedback_after(model.records.get(key), *buffers.get(key, NOTHING), model.layout)
+            e = feedback.feedback_after(model.records.get(key), *sent.get(key, NOTHING), model.layout)
             m = feedback.accumulate(e, -delta if key == trainer(3) else delta, 0.95)
             items.append(proposed(model, key, m))
-            buffers[key] = m, items[-1].payload
+            sent[key] = buffers.of(m, model.header(key), model.spec), items[-1].payload
         assert {verdict(model, item) for item in items[:3]} == {Verdict.ACCEPT}
         model = model.apply(items, {})
     assert np.linalg.norm(model.parameters - target) < 0.15 * start

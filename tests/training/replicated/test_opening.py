@@ -10,7 +10,7 @@ import pytest
 from protocol.errors import UserError
 from protocol.reasons import Verdict
 from tests.training.replicated.support import JOB, SMALL, buffer, proposed, round_of, trainer
-from training.replicated import codec
+from training.replicated import buffers, codec
 from training.replicated.codec import Mode
 from training.replicated.model import Accepted, ReplicatedModel
 from training.spec import OPENING_BITS, AuditMode, Compression, JobSpec, Memory
@@ -64,15 +64,19 @@ def test_what_the_last_opening_round_left_unsaid_is_said_by_the_next_and_it_is_l
     left = []
     for opening in (OPENING, 0):
         model = after(replace(spec, opening_rounds=opening), OPENING - 1)
-        m = buffer(model.layout, "m")
+        levels = buffers.of(buffer(model.layout, "m"), model.header(key), model.spec)
+        assert levels is not None
+        m = levels.dense()
         item = proposed(model, key, m)
         next_model = model.apply([item], {})
         if spec.has_estimates:
             held = next_model.held(key)
-            assert held is not None and np.array_equal(next_model.carried(key, m, item.payload), m), "the momentum stays whole"
+            assert held is not None and np.array_equal(next_model.carried(key, levels, item.payload), m), (
+                "the momentum stays whole"
+            )
             unsaid = m - held
         else:
-            unsaid = next_model.carried(key, m, item.payload)
+            unsaid = next_model.carried(key, levels, item.payload)
             assert np.array_equal(unsaid, m - codec.read(item.payload, model.layout).dense())
         assert verdict(next_model, proposed(next_model, key, buffer(model.layout, "next") + unsaid)) is Verdict.ACCEPT
         left.append(float(np.linalg.norm(unsaid) / np.linalg.norm(m)))

@@ -7,7 +7,7 @@ the scaled sign of EF-signSGD (Karimireddy 2019, arXiv:1901.09847).
 from training.replicated.codec.entries import Entries
 from training.replicated.codec.header import Header, Mode
 from training.replicated.codec.levels import LEVEL_MAX
-from training.replicated.codec.payload import decode, encode, payload_bytes_max, read
+from training.replicated.codec.payload import decode, encode, payload_bytes_max, quantize, read
 from training.replicated.codec.scales import EXPONENT_MAX, EXPONENT_MIN, SCALE_BITS
 from training.replicated.codec.update import Update
 
@@ -23,5 +23,6 @@ __all__ = [
     "decode",
     "encode",
     "payload_bytes_max",
+    "quantize",
     "read",
 ]

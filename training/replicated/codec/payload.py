@@ -1,4 +1,4 @@
-"""From a buffer to the bytes that are sent, and back."""
+"""From a vector to the bytes that are sent, and back."""
 
 from __future__ import annotations
 
@@ -17,12 +17,17 @@ def payload_bytes_max(layout: Layout, mode: Mode) -> int:
     return HEADER_BYTES + len(layout.chunk_lengths) + body
 
 
-def encode(header: Header, m: Float32Array, layout: Layout) -> bytes:
-    """The canonical payload of buffer `m`; the same bytes on every machine. `LocalProtocolError` if m has no encoding."""
+def quantize(header: Header, m: Float32Array, layout: Layout) -> Update:
+    """The update that says `m`; the same levels on every machine. `LocalProtocolError` if m has no encoding."""
     if m.shape != (layout.size,) or m.dtype != np.float32:
         raise LocalProtocolError(f"a buffer of {m.shape} {m.dtype} does not fit a layout of {layout.size} elements")
     coded = sparse.coded(m, layout, header.mode) if header.mode.sparse else dense.coded(m, layout, header.mode)
-    return Update(header.mode, header.origin, layout, *coded).encode()
+    return Update(header.mode, header.origin, layout, *coded)
+
+
+def encode(header: Header, m: Float32Array, layout: Layout) -> bytes:
+    """The canonical payload of `m`. Raises as `quantize`."""
+    return quantize(header, m, layout).encode()
 
 
 def decode(payload: bytes, expected: Header, layout: Layout) -> Update:
