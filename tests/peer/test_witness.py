@@ -136,7 +136,7 @@ def test_a_voter_without_a_quorum_or_its_answers_says_so(links: int, may_speak: 
 async def test_what_was_only_replayed_has_no_times_and_what_was_not_judged_is_not_rejected(log: EventLog) -> None:
     now = iter(float(second) for second in range(100))
     witness = Witness(log, lambda: next(now))
-    outcome = Outcome({}, {LIAR.public: Verdict.UNJUDGED}, frozenset(), frozenset())
+    outcome = Outcome({}, {LIAR.public: Verdict.UNJUDGED}, frozenset(), frozenset(), {}, frozenset(), frozenset())
     closed = SimpleNamespace(outcome=outcome, job=CHAIN, round=3)
     jobs = SimpleNamespace(jobs={CHAIN: SimpleNamespace(model_root=CHAIN)})
     certificate = SimpleNamespace(signatures={})
