@@ -21,7 +21,9 @@ ME, OTHER, JOB = FastSigner("me").public, FastSigner("other").public, bytes(32)
 NO_VOUCHES: Any = ({}, frozenset(), frozenset())
 ABSENT = Outcome({OTHER: bytes(32)}, {}, frozenset({ME}), frozenset(), *NO_VOUCHES)
 ACCEPTED = Outcome({ME: bytes(32)}, {}, frozenset({OTHER}), frozenset(), *NO_VOUCHES)
-UNJUDGED = Outcome({}, {ME: Verdict.UNJUDGED}, frozenset(), frozenset({ME}), *NO_VOUCHES)  # the voters were late, not this trainer
+UNJUDGED = Outcome(
+    {}, {ME: Verdict.UNJUDGED}, frozenset(), frozenset({ME}), *NO_VOUCHES
+)  # the voters were late, not this trainer
 ELSEWHERE = Outcome({OTHER: bytes(32)}, {}, frozenset(), frozenset(), *NO_VOUCHES)  # it did not train in this round
 
 

@@ -125,9 +125,9 @@ def test_figures_are_told_in_words() -> None:
 class Judge(Busy):
     """A role that proposes nothing. Each re-execution begins at once, and ends when the test says so."""
 
-    def __init__(self, error: Exception | None = None) -> None:
+    def __init__(self, error: Exception | None = None, checks: Verdict = Verdict.ACCEPT) -> None:
         super().__init__()
-        self.error = error
+        self.error, self.checks = error, checks
         self.checked, self.reexecuted = list[bytes](), list[bytes]()
         self.done = trio.Event()
 
@@ -136,7 +136,7 @@ class Judge(Busy):
 
     async def check(self, round: OpenRound, signed: Signed, proposal: Proposal) -> Verdict:
         self.checked.append(signed.signer)
-        return Verdict.ACCEPT
+        return self.checks
 
     async def reexecute(self, round: OpenRound, trainer: bytes, proposal: Proposal) -> Verdict:
         self.reexecuted.append(trainer)
@@ -258,6 +258,18 @@ async def test_a_voter_begins_when_the_vouch_of_another_calls_it(tmp_path: Path)
         first, *_ = made.rounds.books[made.key].vouching.vouches.re_executors(signed.signer)
         await made.hear(made.unsure(next(person for person in made.chain.people if person.public == first), signed))
         assert role.reexecuted == [signed.signer]
+
+
+async def test_a_proposal_that_fails_its_checks_is_rejected_where_this_voter_is_called_and_not_re_executed(
+    tmp_path: Path,
+) -> None:
+    """A liar rejects so, too: its checks fail for each honest proposal."""
+    role = Judge(checks=Verdict.REPLAY)
+    async with one_round(tmp_path, role) as made:
+        for person in made.chain.people[1:]:
+            await made.hear(made.proposal(person))
+        assert len(role.checked) == 3 and role.reexecuted == []
+        assert made.verdicts(Vouch) == {made.at(0).public: Verdict.REPLAY}
 
 
 async def test_a_re_execution_goes_on_after_the_ballot(tmp_path: Path) -> None:
