@@ -152,7 +152,7 @@ class Judge(Busy):
 
 
 class OneRound:
-    """The first round of a job, with its workshop at the first person. `turn` does what a driver does after each input."""
+    """The first round of a job, with its workshop at the first person. `turn` stands for the driver."""
 
     def __init__(self, chain: Chain, role: Judge) -> None:
         self.chain, self.key, self.now = chain, chain.start(LANGUAGE), 0.0
@@ -260,7 +260,7 @@ async def test_a_voter_begins_when_the_vouch_of_another_calls_it(tmp_path: Path)
         assert role.reexecuted == [signed.signer]
 
 
-async def test_a_proposal_that_fails_its_checks_is_rejected_where_this_voter_is_called_and_not_re_executed(
+async def test_a_voter_that_is_called_rejects_a_proposal_that_fails_its_checks_without_re_execution(
     tmp_path: Path,
 ) -> None:
     """A liar rejects so, too: its checks fail for each honest proposal."""
