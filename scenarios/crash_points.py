@@ -33,7 +33,7 @@ from training.replicated.files import DURABLE
 REACH_SECONDS_MAX = 90.0  # until the point is reached: a cut-off comes after the longest wait for proposals (60 s)
 FROZEN_SECONDS, THAWED_SECONDS = 8.0, 2.0  # a leader, until the others end its view; in between, so that all hear it again
 COUNT_MAX = 3  # which time the point is reached is drawn from 1 to this
-# Before a victim beside a liar is stopped. While it is down nobody vouches, and each round takes 8 times the usual time of a vouch.
+# Before a victim beside a liar is stopped. While it is down nobody vouches, so a round takes 8 times the usual time of a vouch.
 # That time is right once the first rounds, in which workers start, are few.
 MEASURED_ROUNDS = 12
 ROUNDS_AFTER = 2  # closed by the others while the victim is down: the round of the crash, and one more
