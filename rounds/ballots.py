@@ -354,11 +354,13 @@ class RoundBook:
 
     @property
     def spoken(self) -> set[bytes]:
-        """The trainers that a ballot of ours names. A proposal whose payload does not come is none, nor is one that re-executors
-        cannot judge: neither would be better with more time.
+        """The trainers that a ballot of ours names.
+
+        A proposal whose payload does not come is none. A ballot names a proposal that re-executors cannot judge only if there is
+        no other: more time would not help, so the next round needs none.
         """
         named = {trainer for trainer in self.proposals if trainer in self.delivered or trainer in self.equivocators}
-        return {trainer for trainer in named if not self._is_hopeless(trainer)}
+        return {trainer for trainer in named if not self._is_hopeless(trainer)} or named
 
     def _is_hopeless(self, trainer: bytes) -> bool:
         """Whether vouches give no verdict, and further ones would give none, or too late.
@@ -417,7 +419,7 @@ class RoundBook:
             return True
         # A proposal that came although nobody waits for it is judged too.
         waited = self.spoken if now >= proposals_due else self.awaited | self.spoken
-        return all(self.verdict(trainer) is not None for trainer in waited)
+        return all(self.verdict(trainer) is not None or self._is_hopeless(trainer) for trainer in waited)
 
     def verdict(self, trainer: bytes) -> Verdict | None:
         """Our verdict on this trainer's proposal so far; None: not judged yet.

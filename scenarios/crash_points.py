@@ -24,7 +24,7 @@ from protocol.api import INVITATION_DAYS
 from protocol.errors import UserError
 from protocol.identity import Identity
 from scenarios import network
-from scenarios.network import Network, children, holds
+from scenarios.network import Network, holds
 from scenarios.pace import STALL_SECONDS_MAX, comes_back, goes_on, in_order, takes_part
 from scenarios.trials import Attempt, Trial, arguments, conduct
 from storage.crash_points import POINTS, VARIABLE, WRITES
@@ -33,14 +33,18 @@ from training.replicated.files import DURABLE
 REACH_SECONDS_MAX = 90.0  # until the point is reached: a cut-off comes after the longest wait for proposals (60 s)
 FROZEN_SECONDS, THAWED_SECONDS = 8.0, 2.0  # a leader, until the others end its view; in between, so that all hear it again
 COUNT_MAX = 3  # which time the point is reached is drawn from 1 to this
+# Before a victim beside a liar is stopped. While it is down nobody vouches, so a round takes 8 times the usual time of a vouch.
+# That time is right once the first rounds, in which workers start, are few.
+MEASURED_ROUNDS = 12
 ROUNDS_AFTER = 2  # closed by the others while the victim is down: the round of the crash, and one more
 
 RESTORED = ("model-fetched", "restore")  # by who begins with a snapshot
 NEWCOMERS = ("identity.key", "genesis", "file-invitation", "file-toml", "store-create", *RESTORED)  # written when a peer joins
 RARE = ("store-count", "append-timeout", "append-cut-off", "append-evidence", "file-addresses", "file-txt", "file-tokens")
-TRAINERS = ("append-proposal", "append-cut-off", "file-tokens", "file-txt", "file-safetensors")
+TRAINERS = ("append-proposal", "append-vouch", "append-cut-off", "file-tokens", "file-txt", "file-safetensors")
 IN_WORKER = ("file-tokens",)
 LIARS = ("append-evidence",)
+REJECTING = ("append-cut-off",)  # written beside a liar that rejects each honest update
 ARMED = 3  # the one of four peers that dies with a proof in hand: it votes, does not train, and is not the liar
 VOCABULARY = 300  # more than the bytes, so that texts are tokenized into files
 UNREACHED = {
@@ -93,16 +97,11 @@ async def provoke(peers: Network, victim: DemoPeer, write: str, ends: Callable[[
                 has_ended = await ends(FROZEN_SECONDS)
                 peers.thaw(frozen)
                 has_ended = has_ended or await ends(THAWED_SECONDS)
-        case "append-cut-off":  # one says nothing and one cannot judge: too few accept, and too few do not
+        case "append-cut-off":  # one says nothing and the liar rejects: too few accept, and too few do not
             await holds(partial(takes_part, victim, others[0]), REACH_SECONDS_MAX)  # its timers must run with theirs
             voter = next((peer for peer in others if not peer.trains), others[0])
-            judge = next(peer for peer in others if peer.trains and peer is not voter)
-            assert judge.process is not None
-            workers = children(judge.process.pid)
             peers.freeze(voter)
-            network.signal_all(workers, stop=True)
             await ends(2 * REACH_SECONDS_MAX)  # where the others close a round first, there is the next
-            network.signal_all(workers, stop=False)
             peers.thaw(voter)
         case "file-safetensors":
             deadline = trio.current_time() + REACH_SECONDS_MAX
@@ -125,6 +124,8 @@ async def crash(random: Random, point: str, peers: Network, trial: Trial) -> Non
     asked = next(peer for peer in peers.honest if peer is not victim)
     with trio.fail_after(STALL_SECONDS_MAX):
         await in_order(peers)
+    if write in REJECTING:
+        await goes_on(asked, MEASURED_ROUNDS)
     await peers.end(victim)
     prepare(peers, victim, write)
     count = 1 if write in RARE else random.randint(1, COUNT_MAX)
@@ -225,32 +226,41 @@ def refusal(only: str) -> str:
 
 
 def attempts(options: argparse.Namespace) -> list[tuple[str, Attempt]]:
+    """Those in a network without liars."""
     random = Random(options.seed)
     found: list[tuple[str, Attempt]] = []
     for point in chosen(options.only):
         if write_of(point) in NEWCOMERS:
             found.append((point, partial(crash_newcomer, point)))
-        elif write_of(point) not in (*UNREACHED, *LIARS):
+        elif write_of(point) not in (*UNREACHED, *LIARS, *REJECTING):
             found.append((point, partial(crash, random, point)))
     return found
 
 
 async def run(options: argparse.Namespace) -> int:
-    status = 0
+    status, random = 0, Random(options.seed)
     if found := attempts(options):
         status = await conduct(options, "killed at every durable write", found, vocabulary=VOCABULARY)
+    if found := [(point, partial(crash, random, point)) for point in chosen(options.only) if write_of(point) in REJECTING]:
+        status |= await conduct(apart(options, "cut-off"), "killed beside a liar", found, malicious=1)
     for side in ("before", "after"):  # a liar is found out once
         point = f"{side}-append-evidence"
         if point in chosen(options.only):
-            one = argparse.Namespace(**vars(options))
-            if options.json:
-                one.json = str(Path(options.json).with_stem(f"{Path(options.json).stem}-{side}-evidence"))
-            if options.keep:
-                one.keep = options.keep / f"{side}-evidence"
+            one = apart(options, f"{side}-evidence")
             attempt, dress = (point, partial(crash_with_proof, point)), partial(arm, point)
             title = "killed with a proof in hand"
             status |= await conduct(one, title, [attempt], dress=dress, malicious=1, attack="equivocate")
     return status
+
+
+def apart(options: argparse.Namespace, name: str) -> argparse.Namespace:
+    """The same options for another network: its table and its data have this name in theirs."""
+    one = argparse.Namespace(**vars(options))
+    if options.json:
+        one.json = str(Path(options.json).with_stem(f"{Path(options.json).stem}-{name}"))
+    if options.keep:
+        one.keep = options.keep / name
+    return one
 
 
 def main() -> int:

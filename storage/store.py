@@ -39,8 +39,8 @@ T = TypeVar("T")
 Row = tuple[Any, ...]
 Tables = Mapping[str, Table[Any]]
 
-SCHEMA_VERSION = 6
-FIRST_SCHEMA_VERSION = 6  # from release 0.2.0 on, all are read
+SCHEMA_VERSION = 7
+FIRST_SCHEMA_VERSION = 7  # from release 0.3.0 on, all are read
 # Version -> what makes a database of it one of the next version. Each stays for ever.
 # A table whose columns change is made anew, with the SQL text of a fresh one, and its rows are sealed again over all columns.
 MIGRATIONS: Final[dict[int, Callable[[sqlite3.Connection], None]]] = {}
@@ -150,7 +150,7 @@ class Store:
             self._create(chain_id)
             version = SCHEMA_VERSION
         elif version < FIRST_SCHEMA_VERSION:
-            before = f"{self.path} has format {version}, of a program before 0.2.0"
+            before = f"{self.path} has format {version}, of a program before 0.3.0"
             raise StorageError(f"{before}: its network goes on only with that program; found another one for this program")
         elif version > SCHEMA_VERSION:
             newer = f"{self.path} has format {version}, this program reads formats up to {SCHEMA_VERSION}"

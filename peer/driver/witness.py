@@ -21,7 +21,7 @@ from peer.node.early import RoundKey, RoundMessage
 from peer.node.node import Node, RoundClosed
 from protocol import codec
 from protocol.identity import Signed, peer_id, short_id
-from protocol.messages import Ballot, CutOff, Proposal, Transaction
+from protocol.messages import Ballot, CutOff, Judgement, Proposal, Transaction, Vouch
 from protocol.reasons import Verdict, label
 from protocol.units import nth_round
 from training.spec import AuditMode, JobSpec
@@ -165,11 +165,27 @@ class Witness:
         self.membership_problem = problem
 
     def message(self, signer: bytes, message: RoundMessage) -> None:
-        text = {Proposal: "proposes", CutOff: "wants to close"}.get(type(message), "votes")
-        if isinstance(message, Ballot):
-            text += " " + ", ".join(f"{short_id(j.trainer)}: {self._label(message.job, j.verdict)}" for j in message.judgements)
         fields = {"peer": signer, "job": message.job, "round": message.round}
-        self.events.detail(message.TAG, f"round {nth_round(message.round)}: {short_id(signer)} {text}", **fields)
+        text = f"round {nth_round(message.round)}: {short_id(signer)} {self._words(message)}"
+        self.events.detail(message.TAG, text, **fields)
+
+    def _words(self, message: RoundMessage) -> str:
+        match message:
+            case Proposal():
+                return "proposes"
+            case Ballot():
+                verdicts = (f"{short_id(j.trainer)}: {self._label(message.job, j.verdict)}" for j in message.judgements)
+                return f"votes {', '.join(verdicts)}"
+            case Vouch():
+                return ", ".join(self._vouch(message.job, judgement) for judgement in message.judgements)
+            case CutOff():
+                return "wants to close"
+
+    def _vouch(self, job: bytes, judgement: Judgement) -> str:
+        name, verdict = short_id(judgement.trainer), judgement.verdict
+        if verdict is Verdict.ACCEPT:
+            return f"vouches for {name}"
+        return f"is unsure of {name}" if verdict is Verdict.UNJUDGED else f"rejects {name} ({self._label(job, verdict)})"
 
     def _label(self, job: bytes, verdict: Verdict) -> str:
         known = self._before.jobs.jobs.get(job) if self._before else None

@@ -42,8 +42,8 @@ from training.spec import JobSpec
 
 Models = dict[str, dict[str, str | int]]
 
-FORMAT = 3
-FIRST_FORMAT = 2  # from release 0.2.0 on, all are read; tests/releases keeps one of each release
+FORMAT = 4
+FIRST_FORMAT = 4  # from release 0.3.0 on, all are read; tests/releases keeps one of each release
 FOUNDERS_NAMED_MAX = 4  # in an error message
 COPIED_BYTES = 1 << 20  # at once
 MANIFEST = "manifest.json"

@@ -62,7 +62,9 @@ def test_a_round_whose_closing_failed_is_closed_later_on_an_idle_network(monkeyp
     pack[0].turn(Do(lambda: pack[0].node.rounds.publish(ours, pack.now)))
     pack.settle()
     for shell in pack:
-        shell.node.rounds.judge((job, 0), PEOPLE[0].public, Verdict.ACCEPT, None, pack.now)
+        shell.node.rounds.judge((job, 0), PEOPLE[0].public, Verdict.ACCEPT, pack.now)
+        if shell.me != PEOPLE[0].public:
+            shell.node.rounds.find((job, 0), PEOPLE[0].public, Verdict.ACCEPT, pack.now)
     pack.until(lambda shell: shell.node.state.height > height, seconds=3_600.0)
     blocks, started = pack[0].node.state.height, pack.now
     pack.pass_time(10 * DEFERRED_SECONDS)

@@ -8,13 +8,14 @@ import pytest
 import trio
 
 from ledger.members import Register
-from peer.roles.base import Judged, OpenRound
+from peer.roles.base import OpenRound
 from peer.roles.voter import Voter
 from peer.worker.supervisor import WorkerFailed
 from protocol import codec
 from protocol.errors import MissingBlobError, StorageError, UserError
 from protocol.identity import Signed, sign
 from protocol.messages import Ballot, Commit, GetRound, Prepare, Proposal, Relay, Vote
+from protocol.reasons import Verdict
 from storage.blobs import Blobs
 from tests.peer.network import SECONDS_MAX, Seat, accepted, certified, network, one_root, poll
 from tests.waiting import patience
@@ -178,10 +179,15 @@ class Failing(Voter):
             raise self._error
         await super().propose(round)
 
-    async def judge(self, round: OpenRound, signed: Signed, proposal: Proposal) -> Judged:
-        if self._at == "judge":
+    async def check(self, round: OpenRound, signed: Signed, proposal: Proposal) -> Verdict:
+        if self._at == "check":
             raise self._error
-        return await super().judge(round, signed, proposal)
+        return await super().check(round, signed, proposal)
+
+    async def reexecute(self, round: OpenRound, trainer: bytes, proposal: Proposal) -> Verdict:
+        if self._at == "reexecute":
+            raise self._error
+        return await super().reexecute(round, trainer, proposal)
 
     async def observe(self, round: OpenRound) -> None:
         if self._at == "observe":
@@ -189,7 +195,7 @@ class Failing(Voter):
 
 
 @pytest.mark.parametrize("error", [UserError("no such text"), WorkerFailed("out of memory"), MissingBlobError("it went")])
-@pytest.mark.parametrize(("at", "what"), [("judge", "judging"), ("observe", "measuring")])
+@pytest.mark.parametrize(("at", "what"), [("check", "checking"), ("reexecute", "re-executing"), ("observe", "measuring")])
 async def test_a_role_that_fails_is_a_warning_and_the_peer_goes_on(tmp_path: Path, error: Exception, at: str, what: str) -> None:
     async with network(tmp_path, founders=4, start=False) as made:
         failing = await made.start(made.seats[0], Failing(error, at))
@@ -230,7 +236,7 @@ async def test_a_disk_that_fails_stops_the_peer_and_only_this_peer(tmp_path: Pat
 
 async def test_a_role_whose_disk_fails_stops_the_peer(tmp_path: Path) -> None:
     async with network(tmp_path, founders=4, start=False) as made:
-        broken = await made.start(made.seats[0], Failing(StorageError("the disk is full"), "judge"))
+        broken = await made.start(made.seats[0], Failing(StorageError("the disk is full"), "check"))
         for seat in made.seats[1:]:
             await made.start(seat)
         job = await made.seats[1].scratch()

@@ -18,10 +18,13 @@ from tests.peer.network import network, one_root, poll
 from tests.sim.keys import FastSigner
 
 ME, OTHER, JOB = FastSigner("me").public, FastSigner("other").public, bytes(32)
-ABSENT = Outcome({OTHER: bytes(32)}, {}, frozenset({ME}), frozenset())
-ACCEPTED = Outcome({ME: bytes(32)}, {}, frozenset({OTHER}), frozenset())
-UNJUDGED = Outcome({}, {ME: Verdict.UNJUDGED}, frozenset(), frozenset({ME}))  # the voters were late, not this trainer
-ELSEWHERE = Outcome({OTHER: bytes(32)}, {}, frozenset(), frozenset())  # it did not train in this round
+NO_VOUCHES: Any = ({}, frozenset(), frozenset())
+ABSENT = Outcome({OTHER: bytes(32)}, {}, frozenset({ME}), frozenset(), *NO_VOUCHES)
+ACCEPTED = Outcome({ME: bytes(32)}, {}, frozenset({OTHER}), frozenset(), *NO_VOUCHES)
+UNJUDGED = Outcome(
+    {}, {ME: Verdict.UNJUDGED}, frozenset(), frozenset({ME}), *NO_VOUCHES
+)  # the voters were late, not this trainer
+ELSEWHERE = Outcome({OTHER: bytes(32)}, {}, frozenset(), frozenset(), *NO_VOUCHES)  # it did not train in this round
 
 
 def after(*proposed: bool, seconds: float = 20.0) -> Lateness:

@@ -8,7 +8,7 @@ import pytest
 
 from ledger.audits.draws import commitment_to
 from peer.node.nonces import DOMAIN, Nonces
-from peer.node.rounds import REPLAY_FACTOR, REPLAYS_SECONDS_MIN, Rounds
+from peer.node.rounds import CHECK_SECONDS, CHECKS_FACTOR, REPLAYS_FACTOR, VOUCH_SECONDS_START, Rounds
 from protocol import codec, messages
 from protocol.identity import Identity, secret
 from protocol.messages import Ballot, Proposal
@@ -32,7 +32,7 @@ def ballot_of(world: World, key: bytes, person: FastSigner, name: str = "") -> B
             rounds.publish(proposal, NOW)
         else:
             rounds.receive(signed, proposal, NOW)
-        rounds.judge((key, job.round), trainer, Verdict.ACCEPT, None, NOW)
+        rounds.judge((key, job.round), trainer, Verdict.ACCEPT, NOW)
     ballots = [signed for signed in rounds.due(NOW).sends if signed.signer == person.public]
     return codec.decode_message(ballots[0].body, (Ballot,))
 
@@ -110,12 +110,17 @@ def test_no_message_has_the_domain_of_the_nonces_as_its_tag() -> None:
     assert DOMAIN not in {getattr(kind, "TAG", None) for kind in vars(messages).values()}
 
 
-@pytest.mark.parametrize(("spec", "seconds"), [(LANGUAGE, 40.0), (SAMPLED, 4.0), (UNAUDITED, 4.0)])
-def test_only_a_round_whose_proposals_are_reexecuted_before_the_ballot_waits_for_replays(spec: bytes, seconds: float) -> None:
+CHECKS = CHECKS_FACTOR * 4 * CHECK_SECONDS  # of four proposals
+
+
+@pytest.mark.parametrize(
+    ("spec", "seconds"), [(LANGUAGE, REPLAYS_FACTOR * VOUCH_SECONDS_START), (SAMPLED, CHECKS), (UNAUDITED, CHECKS)]
+)
+def test_only_a_round_whose_proposals_are_reexecuted_before_the_ballot_waits_for_vouches(spec: bytes, seconds: float) -> None:
     world = World(4, 4)
     key = world.start(spec=spec)
     rounds = Rounds(PEOPLE[0], world.chain, {})
     rounds.follow(world.state)
     rounds.open(key, world.job(key), NOW, {}, 60.0)
-    assert rounds.books[key].timers.replays == REPLAY_FACTOR * seconds > REPLAYS_SECONDS_MIN
+    assert rounds.books[key].timers.replays == seconds and CHECKS < REPLAYS_FACTOR * VOUCH_SECONDS_START
     assert rounds.books[key].is_auditor

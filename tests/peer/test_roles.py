@@ -48,6 +48,7 @@ class World:
     def __init__(self, folder: Path, spec: JobSpec = SCRATCH) -> None:
         self.published: list[Proposal] = []
         self.fetched: list[bytes] = []
+        self.begun: list[tuple[bytes, list[bytes]]] = []  # trainers, each with what was fetched before
         self.host = host = ModelHost(folder / "models")
         root = host.create(JOB, spec.encode())
         keys = frozenset({ME.public})
@@ -63,7 +64,7 @@ class World:
             ready=_ready,
             opening=lambda losses: LossesOpening(JOB, self.round.number, ME.public, bytes(32), tuple(losses)),
             measured=_measured,
-            delivered=_delivered,
+            begin=self._begin,
         )
 
     async def _fetch(self, digest: bytes, size_max: int, sources: Iterable[bytes]) -> None:
@@ -79,8 +80,16 @@ class World:
         await Voter().propose(self.round)
         return self.published[-1]
 
+    async def _begin(self, trainer: bytes) -> None:
+        self.begun.append((trainer, list(self.fetched)))
+
     async def verdict(self, proposal: Proposal) -> Verdict:
-        return (await Voter().judge(self.round, signed(proposal), proposal)).verdict
+        """Of the cheap checks."""
+        return await Voter().check(self.round, signed(proposal), proposal)
+
+    async def vouch(self, proposal: Proposal) -> Verdict:
+        """Of the re-execution."""
+        return await Voter().reexecute(self.round, ME.public, proposal)
 
 
 async def _ready() -> None:
@@ -88,10 +97,6 @@ async def _ready() -> None:
 
 
 async def _measured(figures: Mapping[str, float]) -> None:
-    pass
-
-
-async def _delivered(trainer: bytes) -> None:
     pass
 
 
@@ -105,7 +110,16 @@ def world(tmp_path: Path) -> World:
 
 
 async def test_a_voter_proposes_the_known_update_of_a_scratch_round_and_accepts_it(world: World) -> None:
-    assert await world.verdict(await world.proposed()) is Verdict.ACCEPT
+    proposal = await world.proposed()
+    assert await world.verdict(proposal) is Verdict.ACCEPT
+    assert world.fetched == [proposal.payload] and world.begun == [], "a check does not re-execute"
+    assert await world.vouch(proposal) is Verdict.ACCEPT
+
+
+async def test_a_re_execution_begins_when_all_it_needs_is_fetched(world: World) -> None:
+    proposal = await world.proposed()
+    await world.vouch(proposal)
+    assert world.begun == [(ME.public, world.fetched)] and proposal.buffer in world.fetched
 
 
 async def test_an_own_payload_is_lent_to_its_round_like_those_of_others(world: World) -> None:
@@ -182,7 +196,6 @@ async def test_a_payload_that_is_deleted_before_it_is_read_is_fetched_again(worl
         ({"model_root": bytes(32)}, Verdict.STALE),
         ({"feedback": bytes(32)}, Verdict.COMMITMENT),
         ({"payload": "garbage"}, Verdict.MALFORMED),
-        ({"buffer": "other"}, Verdict.REPLAY),
     ],
 )
 async def test_each_lie_about_a_scratch_update_has_its_reason(world: World, change: dict[str, Any], verdict: Verdict) -> None:
@@ -190,12 +203,52 @@ async def test_each_lie_about_a_scratch_update_has_its_reason(world: World, chan
     if change.get("payload"):
         garbage = bytes(honest.payload_bytes)
         change = {"payload": world.round.blobs.add(garbage)}
-    if change.get("buffer"):
-        known, header = buffers.read(world.round.blobs.path(honest.buffer), world.round.spec), world.round.model.header(ME.public)
-        other = buffers.of(-known.dense(), header, world.round.spec)
-        assert other is not None
-        change = {"buffer": world.round.blobs.add(other.encode())}
     assert await world.verdict(replace(honest, **change)) is verdict
+
+
+@pytest.mark.parametrize(
+    ("tolerances", "verdict"),
+    [
+        (0.0, Verdict.ACCEPT),
+        (0.9, Verdict.ACCEPT),
+        (1.1, Verdict.UNJUDGED),
+        (1.9, Verdict.UNJUDGED),
+        (2.1, Verdict.REPLAY),
+        (1e3, Verdict.REPLAY),
+    ],
+)
+async def test_a_re_executor_is_unsure_from_the_tolerance_to_twice_the_tolerance(
+    world: World, tolerances: float, verdict: Verdict
+) -> None:
+    honest, blobs, model = await world.proposed(), world.round.blobs, world.round.model
+    known = np.frombuffer(blobs.read(honest.buffer), dtype="<f4")
+    m = known * np.float32(1 + tolerances * world.round.spec.replay_tolerance)
+    payload = model.payload(ME.public, m)
+    lie = replace(honest, buffer=blobs.add(m.tobytes()), payload=blobs.add(payload), payload_bytes=len(payload))
+    assert await world.vouch(lie) is verdict
+
+
+async def test_a_re_executor_rejects_a_payload_that_does_not_encode_a_near_buffer(world: World) -> None:
+    honest, blobs = await world.proposed(), world.round.blobs
+    known = np.frombuffer(blobs.read(honest.buffer), dtype="<f4")
+    near = known * np.float32(1 + 1.5 * world.round.spec.replay_tolerance)
+    other = world.round.model.payload(ME.public, -near)
+    assert await world.vouch(replace(honest, buffer=blobs.add(near.tobytes()), payload=blobs.add(other))) is Verdict.REPLAY
+
+
+@pytest.mark.parametrize("attack", ["sign-flip", "silent", "wrong-steps"])
+async def test_a_liar_accepts_its_accomplices_and_rejects_all_others_before_any_re_execution(
+    world: World, tmp_path: Path, attack: str
+) -> None:
+    accomplice = Identity(bytes([2]) * 32).public
+    liar = Liar(None, tmp_path, attack=attack, accomplices=frozenset({accomplice}))  # type: ignore[arg-type]
+    proposal = await world.proposed()
+    said = signed(proposal)
+    world.round = replace(world.round, me=bytes(32))
+    assert await liar.check(world.round, said, proposal) is Verdict.REPLAY
+    assert await liar.check(world.round, replace(said, signer=accomplice), proposal) is Verdict.ACCEPT
+    assert await liar.reexecute(world.round, accomplice, proposal) is Verdict.ACCEPT
+    assert world.fetched == world.begun == [], "it looks at nothing"
 
 
 async def test_a_trainer_without_local_text_says_how_to_name_it(world: World, tmp_path: Path) -> None:
@@ -442,8 +495,8 @@ async def test_without_full_audits_nobody_re_executes_before_the_ballot(world: W
     await role.propose(world.round)
     world.fetched.clear()
     world.round = replace(world.round, me=bytes(32), terms=replace(world.round.terms, audited=False))
-    judged = await role.judge(world.round, signed(world.published[-1]), world.published[-1])
-    assert judged.verdict is Verdict.ACCEPT and len(steps.requests) == 1
+    verdict = await role.check(world.round, signed(world.published[-1]), world.published[-1])
+    assert verdict is Verdict.ACCEPT and len(steps.requests) == 1
     assert world.fetched == [world.published[-1].payload]
 
 

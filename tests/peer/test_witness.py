@@ -13,7 +13,7 @@ from ledger.members import Member
 from peer.driver.eventlog import EventLog
 from peer.driver.witness import Witness, why_disputed, why_halted, why_waiting
 from protocol.identity import short_id, sign
-from protocol.messages import Commit, Proposal, Timeout
+from protocol.messages import Ballot, Commit, CutOff, Judgement, Proposal, Timeout, Vouch
 from protocol.reasons import Verdict
 from rounds.ballots import Outcome
 from tests.sim.keys import FastSigner
@@ -65,6 +65,28 @@ async def test_every_peer_is_told_the_limits_of_a_job_that_starts(
     Witness(log, lambda: 0.0).started(CHAIN, SimpleNamespace(jobs=SimpleNamespace(jobs={CHAIN: job})))
     found = await lines(log)
     assert [line.startswith(f"job text: {start}") for line, start in zip(found, told, strict=True)] == [True] * len(told)
+
+
+async def test_each_message_of_a_round_is_told_in_words(log: EventLog) -> None:
+    witness, trainers = Witness(log, lambda: 0.0), sorted(FastSigner(f"trainer {number}").public for number in range(3))
+    judgements = tuple(map(Judgement, trainers, [CHAIN] * 3, (Verdict.ACCEPT, Verdict.REPLAY, Verdict.UNJUDGED)))
+    messages = (
+        Proposal(CHAIN, 2, CHAIN, CHAIN, 1, CHAIN, None),
+        Vouch(CHAIN, 2, judgements),
+        Ballot(CHAIN, 2, CHAIN, judgements),
+        CutOff(CHAIN, 2, ()),
+    )
+    for message in messages:
+        witness.message(LIAR.public, message)
+    one, other, third = map(short_id, trainers)
+    said = [
+        "proposes",
+        f"vouches for {one}, rejects {other} (replay), is unsure of {third}",
+        f"votes {one}: accept, {other}: replay, {third}: unjudged",
+        "wants to close",
+    ]
+    assert await lines(log) == [f"round 3: {short_id(LIAR.public)} {words}" for words in said]
+    assert [event.kind for event in await log.after(0, 0.0)] == ["proposal", "vouch", "ballot", "cut-off"]
 
 
 async def test_an_expulsion_names_what_was_signed(log: EventLog) -> None:
@@ -136,7 +158,7 @@ def test_a_voter_without_a_quorum_or_its_answers_says_so(links: int, may_speak: 
 async def test_what_was_only_replayed_has_no_times_and_what_was_not_judged_is_not_rejected(log: EventLog) -> None:
     now = iter(float(second) for second in range(100))
     witness = Witness(log, lambda: next(now))
-    outcome = Outcome({}, {LIAR.public: Verdict.UNJUDGED}, frozenset(), frozenset())
+    outcome = Outcome({}, {LIAR.public: Verdict.UNJUDGED}, frozenset(), frozenset(), {}, frozenset(), frozenset())
     closed = SimpleNamespace(outcome=outcome, job=CHAIN, round=3)
     jobs = SimpleNamespace(jobs={CHAIN: SimpleNamespace(model_root=CHAIN)})
     certificate = SimpleNamespace(signatures={})

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,12 +16,15 @@ import trio.testing
 
 from peer.driver.eventlog import EventLog
 from peer.driver.workshop import Workshop, _figure
-from peer.node.rounds import Rounds
-from peer.roles.base import Judged, OpenRound
-from protocol.identity import Signed
-from protocol.messages import Proposal
+from peer.node.rounds import Effects, Rounds
+from peer.roles.base import OpenRound
+from peer.worker.supervisor import WorkerFailed
+from protocol import codec
+from protocol.identity import Identity, Signed, sign
+from protocol.messages import Ballot, Judgement, Proposal, Vouch
 from protocol.reasons import Verdict
 from rlhf.objective import PPO
+from rounds.terms import body_digest
 from tests.peer.chain import LANGUAGE, Chain
 
 
@@ -40,18 +45,22 @@ class Busy:
         finally:
             self.cancelled += 1
 
-    async def judge(self, round: OpenRound, signed: Signed, proposal: Proposal) -> Judged:
-        return Judged(Verdict.UNJUDGED)
+    async def check(self, round: OpenRound, signed: Signed, proposal: Proposal) -> Verdict:
+        return Verdict.UNJUDGED
+
+    async def reexecute(self, round: OpenRound, trainer: bytes, proposal: Proposal) -> Verdict:
+        return Verdict.UNJUDGED
 
     async def observe(self, round: OpenRound) -> None:
         return
 
 
-def shop_of(chain: Chain, role: Busy) -> Workshop:
-    nothing: Any = SimpleNamespace(fetch=None, reveals_sent=dict)  # nobody asks the network, or calls the driver
-    me, rounds, events = chain.people[0], Rounds(chain.people[0], chain.id, {}), EventLog()
+def shop_of(chain: Chain, role: Busy, rounds: Rounds | None = None, call: Any = None) -> Workshop:
+    nothing: Any = SimpleNamespace(fetch=None, reveals_sent=dict)  # nobody asks the network
+    me, events = chain.people[0], EventLog()
     rooms = chain.store, chain.blobs, chain.host, nothing
-    return Workshop(me.public, role, rounds, *rooms, events, nothing, lambda: 0.0, lambda: chain.ledger.state)
+    rounds = rounds or Rounds(me, chain.id, {})
+    return Workshop(me.public, role, rounds, *rooms, events, call, lambda: 0.0, lambda: chain.ledger.state)
 
 
 async def test_a_round_that_is_given_to_others_as_soon_as_it_was_opened_is_worked_on_once(tmp_path: Path) -> None:
@@ -108,3 +117,208 @@ def test_figures_are_told_in_words() -> None:
     assert _figure("worker_seconds", 1.25, 3, "nats/token") == "in round 4: the worker took 1.2 s"
     assert _figure("training_nats", 1.25, 3, "nats/token") == "in round 4: training loss 1.2500 nats/token"
     assert _figure("training_loss", -0.5, 3, PPO.loss_unit) == "in round 4: training loss -0.5000 (clipped surrogate)"
+
+
+# Checks and re-executions ---------------------------------------------------------------------------------------------
+
+
+class Judge(Busy):
+    """A role that proposes nothing. Each re-execution begins at once, and ends when the test says so."""
+
+    def __init__(self, error: Exception | None = None, checks: Verdict = Verdict.ACCEPT) -> None:
+        super().__init__()
+        self.error, self.checks = error, checks
+        self.checked, self.reexecuted = list[bytes](), list[bytes]()
+        self.done = trio.Event()
+
+    async def propose(self, round: OpenRound) -> None:
+        return
+
+    async def check(self, round: OpenRound, signed: Signed, proposal: Proposal) -> Verdict:
+        self.checked.append(signed.signer)
+        return self.checks
+
+    async def reexecute(self, round: OpenRound, trainer: bytes, proposal: Proposal) -> Verdict:
+        self.reexecuted.append(trainer)
+        await round.begin(trainer)
+        try:
+            await self.done.wait()
+        except trio.Cancelled:
+            self.cancelled += 1
+            raise
+        if self.error is not None:
+            raise self.error
+        return Verdict.ACCEPT
+
+
+class OneRound:
+    """The first round of a job, with its workshop at the first person. `turn` stands for the driver."""
+
+    def __init__(self, chain: Chain, role: Judge) -> None:
+        self.chain, self.key, self.now = chain, chain.start(LANGUAGE), 0.0
+        self.job = chain.ledger.state.jobs.jobs[self.key]
+        self.rounds = Rounds(chain.people[0], chain.id, {})
+        self.shop = shop_of(chain, role, self.rounds, self._call)
+        self.sent = list[Signed]()
+
+    async def _call(self, action: Callable[[], Effects | None]) -> None:
+        action()
+        await self.turn()
+
+    async def turn(self) -> None:
+        self.sent += self.rounds.due(self.now).sends
+        self.shop.judge_proposals()
+        await trio.lowlevel.checkpoint()
+
+    def open(self) -> None:
+        self.rounds.follow(self.chain.ledger.state)
+        self.rounds.open(self.key, self.job, self.now, {}, LANGUAGE.proposal_seconds)
+        self.shop.open((self.key, 0), self.job, False)
+
+    def renew(self) -> None:
+        """A later block gives the round to the same peers again."""
+        state = self.chain.ledger.state
+        self.job = replace(self.job, opened=state.height + 1)
+        self.rounds.follow(state.with_modules(jobs=replace(state.jobs, jobs={self.key: self.job})))
+        self.rounds.open(self.key, self.job, self.now, {}, LANGUAGE.proposal_seconds)
+        self.shop.close((self.key, 0))
+        self.shop.open((self.key, 0), self.job, False)
+
+    async def hear(self, signed: Signed) -> None:
+        message: Any = codec.decode_message(signed.body, (Proposal, Vouch, Ballot))
+        self.rounds.receive(signed, message, self.now)
+        await self.settle()
+
+    async def settle(self) -> None:
+        await self.turn()
+        await trio.testing.wait_all_tasks_blocked()
+
+    def proposal(self, trainer: Identity) -> Signed:
+        return self.chain.proposal(self.key, trainer)
+
+    def unsure(self, voter: Identity, proposal: Signed) -> Signed:
+        judgement = Judgement(proposal.signer, body_digest(proposal), Verdict.UNJUDGED)
+        return sign(voter, self.chain.id, Vouch(self.key, 0, (judgement,)))
+
+    def place(self, trainer: Identity) -> int:
+        """After how many others this peer is called for a proposal of this trainer."""
+        return self.rounds.books[self.key].vouching.vouches.re_executors(trainer.public).index(self.chain.people[0].public)
+
+    def at(self, place: int) -> Identity:
+        return next(person for person in self.chain.people[1:] if self.place(person) == place)
+
+    @property
+    def said(self) -> list[Ballot | Vouch]:
+        return [codec.decode_message(signed.body, (Ballot, Vouch)) for signed in self.sent]
+
+    def verdicts(self, kind: type[Ballot | Vouch]) -> dict[bytes, Verdict]:
+        found = [message for message in self.said if isinstance(message, kind)]
+        return {judgement.trainer: judgement.verdict for message in found for judgement in message.judgements}
+
+
+@asynccontextmanager
+async def one_round(folder: Path, role: Judge) -> AsyncIterator[OneRound]:
+    chain = Chain(folder / "chain")
+    try:
+        with trio.fail_after(60):
+            async with trio.open_nursery() as nursery:
+                made = OneRound(chain, role)
+                await nursery.start(made.shop.run)
+                made.open()
+                await trio.testing.wait_all_tasks_blocked()
+                yield made
+                nursery.cancel_scope.cancel()
+    finally:
+        chain.close()
+
+
+async def test_each_proposal_is_checked_once_and_re_executed_where_this_voter_is_called(tmp_path: Path) -> None:
+    role = Judge()
+    async with one_round(tmp_path, role) as made:
+        others = made.chain.people[1:]
+        for person in others:
+            await made.hear(made.proposal(person))
+        for _ in range(3):
+            await made.settle()
+        assert sorted(role.checked) == [person.public for person in others]
+        assert role.reexecuted == [made.at(0).public]
+        role.done.set()
+        await made.settle()
+        assert made.verdicts(Vouch) == {made.at(0).public: Verdict.ACCEPT}
+        await made.settle()
+        assert len(role.checked) == 3 and len(role.reexecuted) == 1
+
+
+async def test_a_voter_begins_when_the_vouch_of_another_calls_it(tmp_path: Path) -> None:
+    role = Judge()
+    async with one_round(tmp_path, role) as made:
+        signed = made.proposal(made.at(1))
+        await made.hear(signed)
+        assert role.checked == [signed.signer] and role.reexecuted == []
+        first, *_ = made.rounds.books[made.key].vouching.vouches.re_executors(signed.signer)
+        await made.hear(made.unsure(next(person for person in made.chain.people if person.public == first), signed))
+        assert role.reexecuted == [signed.signer]
+
+
+async def test_a_voter_that_is_called_rejects_a_proposal_that_fails_its_checks_without_re_execution(
+    tmp_path: Path,
+) -> None:
+    """A liar rejects so, too: its checks fail for each honest proposal."""
+    role = Judge(checks=Verdict.REPLAY)
+    async with one_round(tmp_path, role) as made:
+        for person in made.chain.people[1:]:
+            await made.hear(made.proposal(person))
+        assert len(role.checked) == 3 and role.reexecuted == []
+        assert made.verdicts(Vouch) == {made.at(0).public: Verdict.REPLAY}
+
+
+async def test_a_re_execution_goes_on_after_the_ballot(tmp_path: Path) -> None:
+    role = Judge()
+    async with one_round(tmp_path, role) as made:
+        trainer = made.at(0)
+        await made.hear(made.proposal(trainer))
+        made.now = made.rounds.books[made.key].times_up
+        await made.settle()
+        assert made.verdicts(Ballot) == {trainer.public: Verdict.UNJUDGED} and made.verdicts(Vouch) == {}
+        role.done.set()
+        await made.settle()
+        assert role.cancelled == 0
+        assert made.verdicts(Vouch) == {trainer.public: Verdict.ACCEPT}
+
+
+async def test_a_voter_whose_re_execution_fails_is_unsure(tmp_path: Path) -> None:
+    role = Judge(WorkerFailed("no memory"))
+    async with one_round(tmp_path, role) as made:
+        trainer = made.at(0)
+        await made.hear(made.proposal(trainer))
+        role.done.set()
+        await made.settle()
+        assert made.verdicts(Vouch) == {trainer.public: Verdict.UNJUDGED} and role.reexecuted == [trainer.public]
+        (warning,) = made.shop.room.events.last(10)
+        assert warning.text == "re-executing in round 1 failed: no memory"
+
+
+async def test_a_re_execution_ends_with_its_round(tmp_path: Path) -> None:
+    role = Judge()
+    async with one_round(tmp_path, role) as made:
+        await made.hear(made.proposal(made.at(0)))
+        made.shop.close((made.key, 0))
+        await trio.testing.wait_all_tasks_blocked()
+        assert role.cancelled == 1
+        role.done.set()
+        await made.settle()
+        assert made.said == [] and len(role.reexecuted) == 1
+
+
+async def test_a_re_execution_begins_again_after_a_renewal(tmp_path: Path) -> None:
+    role = Judge()
+    async with one_round(tmp_path, role) as made:
+        trainer = made.at(0)
+        await made.hear(made.proposal(trainer))
+        made.renew()
+        await made.settle()
+        assert role.checked == [trainer.public], "the result of the check is kept"
+        assert role.cancelled == 1 and role.reexecuted == [trainer.public] * 2
+        role.done.set()
+        await made.settle()
+        assert made.verdicts(Vouch) == {trainer.public: Verdict.ACCEPT}

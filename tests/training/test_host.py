@@ -4,6 +4,7 @@ import errno
 import fcntl
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
@@ -22,7 +23,7 @@ from training.spec import AuditMode, JobSpec
 
 JOB, TRAINER = bytes([7]) * 32, bytes([1]) * 32
 SPEC = JobSpec(name="test", objective="scratch", rounds=40, liars=0).encode()
-NOTHING = Outcome({}, {}, frozenset({TRAINER}), frozenset())
+NOTHING = Outcome({}, {}, frozenset({TRAINER}), frozenset(), {}, frozenset(), frozenset())
 
 
 def no_payload(digest: bytes) -> bytes:
@@ -210,7 +211,7 @@ class Rounds:
             self._payloads |= {item.proposal.payload: item.payload for item in items}
             signed = tuple(Signed(codec.encode(item.proposal), item.trainer, bytes(64)) for item in items)
             self._judged.append(JudgedRound(JOB, number, signed, {}, frozenset()))
-            outcome = Outcome({}, {}, frozenset(), frozenset())
+            outcome = replace(NOTHING, absent=frozenset())
             self.roots.append(self._host.step(ClosedRound(JOB, number, outcome, signed, ()), self._payloads.__getitem__))
             self._host.prune(JOB, number + 1, JobSpec.decode(SPEC))
         return self
@@ -255,7 +256,7 @@ def test_what_was_applied_but_never_noted_is_not_taken_for_whole(tmp_path: Path)
     judged, last = rounds._judged.pop(), rounds.roots.pop()
     assert rounds.recovered(tmp_path) == 0
     host = ModelHost(tmp_path)
-    again = ClosedRound(JOB, 2, Outcome({}, {}, frozenset(), frozenset()), judged.accepted, ())
+    again = ClosedRound(JOB, 2, replace(NOTHING, absent=frozenset()), judged.accepted, ())
     assert host.step(again, rounds._payloads.__getitem__) == last
     host.model(JOB, 3).verify()
 

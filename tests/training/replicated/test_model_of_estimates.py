@@ -106,7 +106,7 @@ def test_a_key_that_trains_no_more_leaves_the_rule_at_once_and_who_is_away_stays
     third.save(host.directory(JOB, third.round))
     payloads = {item.proposal.payload: item.payload for item in items}
     signed = tuple(Signed(codec_of_messages.encode(item.proposal), item.trainer, bytes(64)) for item in items)
-    outcome = Outcome({}, {}, frozenset({trainer(3)}), frozenset())
+    outcome = Outcome({}, {}, frozenset({trainer(3)}), frozenset(), {}, frozenset(), frozenset())
     host.step(ClosedRound(JOB, third.round, outcome, signed, ()), payloads.__getitem__)
     after = host.model(JOB, third.round + 1)
     assert after.estimates.keys() == after.records.keys() == {trainer(number) for number in range(4)}
