@@ -16,8 +16,8 @@ network has a machine for each; so the time that they queue for the cores is sub
 
 Row `alone` is one machine without a network. Row `all` is one process with the samples of n machines, in n times the steps or
 with n times the batch. Its time is not limited: it bounds every network. Learning rates and inner optimizers are the best of a
-grid of eight for each kind of row, on a seed of its own and within a third of the time. Networks of all sizes take the rates of
-the smallest. `--all` adds 13 machines, a text of Python programs, and networks in which f machines lie.
+grid of eight for each kind of row (`all`: of four), on a seed of its own and within a third of the time. Networks of all sizes
+take the rates of the smallest. `--all` adds 13 machines, a text of Python programs, and networks in which f machines lie.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ import sysconfig
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -84,7 +84,7 @@ GRIDS: dict[str, tuple[Rates, ...]] = {
         for rate, outer_rate in itertools.product(line, (1.0, 1.4))
     ),
     # Trainers send gradients, so there is no inner optimizer to choose, but twice as many rates.
-    "per-step": tuple({"inner_rate": rate} for rate in (1.5e-3, 2.1e-3, 3e-3, 4.2e-3, 6e-3, 8.5e-3, 1.2e-2, 1.7e-2)),
+    "per-step": tuple({"inner_rate": rate} for rate in (2.1e-3, 3e-3, 4.2e-3, 6e-3, 8.5e-3, 1.2e-2, 1.7e-2, 2.4e-2)),
 }
 HEADINGS = ("", "audit", "n", "nats", "least", "most", "rounds", "steps", "own s", "replays", "apply", "waiting", "rates")
 
@@ -227,6 +227,8 @@ class Clock:
         self.seconds = budget.steps * self.step[Inner.ADAMW]
         self.free: dict[str, FreeRound] = {}
         self.costs: dict[str, Costs] = {}
+        steps = ", ".join(f"{1e3 * seconds:.1f} ms ({inner})" for inner, seconds in self.step.items())
+        print(f"each machine has {self.seconds:.1f} s; a step alone takes {steps}", flush=True)
 
     def of(self, network: Network, rates: Rates) -> Costs:
         audit = SAMPLED if network.audit == SAMPLED else FULL  # a vouched round waits no longer than a full one
@@ -279,14 +281,21 @@ class Run:
 def nats(texts: Sequence[Path], changes: tuple[str, ...], run: Run) -> float:
     budget = Budget(texts[run.text], run.rounds, run.n, changes)
     if run.network is None:
-        batch = budget.spec(1, run.seed).batch * (run.n if run.rates.get("shape") == BATCH_SHAPE else 1)
-        alone = Budget(budget.text, run.rounds, 1, (*changes, f"batch={batch}"))
         tuned = {"keep": 1.0, "inner_rate": run.rates["inner_rate"]}
-        return diloco(alone, 1, run.seed, tuned, 1.0, 0.0, run.rates["inner"])[0]
+        return diloco(of_one(budget, run.rates), 1, run.seed, tuned, 1.0, 0.0, run.rates["inner"])[0]
     spec = run.network.spec(run.rounds, run.seed, run.rates, changes)
     if run.attack == CLEAN:
         return train(budget, spec)[0]
     return attacked(World(spec, budget.text, run.n, run.network.liars), run.attack, spec.audit).heldout_nats
+
+
+def of_one(budget: Budget, rates: Rates) -> Budget:
+    """One process; if the shape is `BATCH_SHAPE`, its batches are those of all trainers."""
+    if rates.get("shape") != BATCH_SHAPE:
+        return replace(budget, trainers=1)
+    batch = budget.trainers * budget.spec(1, 0).batch
+    others = [change for change in budget.changes if not change.startswith("batch=")]
+    return replace(budget, trainers=1, changes=(*others, f"batch={batch}"))
 
 
 def tuning_runs(kind: Network | str, clock: Clock, n: int, inner: Inner) -> list[Run]:
@@ -447,8 +456,8 @@ def measured(options: Any) -> list[Row]:
         runs = list[Run]()
         for text, seed in itertools.product(range(len(texts)), options.seeds):
             runs.append(Run(1, None, clock.steps_alone(rates[ALONE, NONE]), rates[ALONE, NONE], seed, text=text))
-            runs += [in_one_process(clock, n, rates[ALL, NONE], seed=seed, text=text) for n in sizes]
             runs += [Run(net.n, net, clock.rounds(net, of), of, seed, text=text) for net, of in kinds.items()]
+            runs += [in_one_process(clock, n, rates[ALL, NONE], seed=seed, text=text) for n in sizes]
         lied_to = [net for net in networks if options.all and net.audit != FULL]
         runs += [Run(net.n, net, clock.rounds(net, kinds[net]), kinds[net], s, LIE) for s in options.seeds for net in lied_to]
         about = {"seeds": list(options.seeds), "steps": options.steps, "set": changes, "budget_seconds": clock.seconds}
@@ -471,9 +480,8 @@ def tuned(
     found: dict[tuple[str, str], Rates] = {}
     networks = [Network(preset, audit, n) for preset in PRESETS for audit in AUDITS]
     stages: tuple[list[Network | str], ...] = ([ALONE, *networks], [ALL])
-    for kinds in stages:  # `all` has the inner optimizer of `alone`
-        inner = found[ALONE, NONE]["inner"] if found else Inner.ADAMW
-        lines = [tuning_runs(kind, clock, n, inner) for kind in kinds]
+    for kinds in stages:  # `all` begins with the rates of `alone`
+        lines = [tuning_runs(kind, clock, n, found.get((ALONE, NONE), {})) for kind in kinds]
         losses = dict(side_by_side(losses_of, list(itertools.chain.from_iterable(lines)), jobs))
         places = itertools.count()
         for line in lines:
