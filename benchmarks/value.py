@@ -17,7 +17,8 @@ network has a machine for each; so the time that they queue for the cores is sub
 Row `alone` is one machine without a network. Row `all` is one process with the samples of n machines, in n times the steps or
 with n times the batch. Its time is not limited: it bounds every network. Learning rates and inner optimizers are the best of a
 grid of eight for each kind of row (`all`: of four), on a seed of its own and within a third of the time. Networks of all sizes
-take the rates of the smallest. `--all` adds 13 machines, a text of Python programs, and networks in which f machines lie.
+take the rates of the smallest. `--clock` takes all seconds from the file of an earlier run: they need an idle machine, but the
+training does not. `--all` adds 13 machines, a text of Python programs, and networks in which f machines lie.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from rich.table import Table
 from benchmarks.attacks_gpt import CLEAN, World, attacked
 from benchmarks.codec import INNER_RATES, MUON_RATES, TUNING_SEED, WARMUP, Budget, as_usual, diloco, train
 from benchmarks.parallel import JOBS, side_by_side
-from benchmarks.provenance import write
+from benchmarks.provenance import earlier, write
 from benchmarks.round import Row as FreeRound
 from benchmarks.round import Task, attempt
 from benchmarks.settings import with_settings
@@ -219,31 +220,41 @@ def free_round(network: Network, model: JobSpec) -> FreeRound:
 
 
 class Clock:
-    """Measured costs of networks, each measured once. Networks of equal payloads, rule and size have equal costs."""
+    """Measured seconds. `known`: figures of an earlier run, in the place of a measurement."""
 
-    def __init__(self, budget: Budget) -> None:
-        self.budget = budget
-        self.step = {inner: step_seconds(budget, inner) for inner in Inner}
+    def __init__(self, budget: Budget, sizes: Sequence[int], known: Mapping[str, Any]) -> None:
+        found = known.get("step_seconds", {})
+        self.step = {inner: found.get(inner) or step_seconds(budget, inner) for inner in Inner}
         self.seconds = budget.steps * self.step[Inner.ADAMW]
-        self.free: dict[str, FreeRound] = {}
-        self.costs: dict[str, Costs] = {}
+        self.free = {name: FreeRound(**row) for name, row in known.get("free_rounds", {}).items()}
+        self.costs = {name: Costs(**costs) for name, costs in known.get("costs", {}).items()}
         steps = ", ".join(f"{1e3 * seconds:.1f} ms ({inner})" for inner, seconds in self.step.items())
         print(f"each machine has {self.seconds:.1f} s; a step alone takes {steps}", flush=True)
+        for n, preset, audit in itertools.product(sizes, PRESETS, (FULL, SAMPLED)):
+            self._measure(Network(preset, audit, n), budget)
+
+    def _measure(self, network: Network, budget: Budget) -> None:
+        for rates in {rates.get("inner"): rates for rates in GRIDS[network.preset]}.values():
+            if (name := self._name(network, rates)) in self.costs:
+                continue
+            free = self._name(network, {})
+            self.free[free] = self.free.get(free) or free_round(network, budget.spec(1, 0))
+            waiting = waiting_seconds(self.free[free], os.cpu_count() or 1)
+            self.costs[name] = compute_costs(network, rates, budget, waiting)
+            said = ", ".join(f"{what} {seconds:.3f} s" for what, seconds in asdict(self.costs[name]).items())
+            print(f"{name}: {said}", flush=True)
+
+    def _name(self, network: Network, rates: Rates) -> str:
+        """Vouched audits have the payloads, the rule and at most the waiting of full ones."""
+        audit = FULL if network.audit == VOUCHED else network.audit
+        return ", ".join((network.preset, audit, f"n={network.n}", *([rates["inner"].value] if "inner" in rates else [])))
 
     def of(self, network: Network, rates: Rates) -> Costs:
-        audit = SAMPLED if network.audit == SAMPLED else FULL  # a vouched round waits no longer than a full one
-        measured = Network(network.preset, audit, network.n)
-        name = f"{network.preset}, {audit}, n={network.n}"
-        if name not in self.free:
-            self.free[name] = free_round(measured, self.budget.spec(1, 0))
-        key = f"{name}, {rates['inner'].value}" if "inner" in rates else name
-        if key not in self.costs:
-            waiting = waiting_seconds(self.free[name], os.cpu_count() or 1)
-            self.costs[key] = compute_costs(measured, rates, self.budget, waiting)
-            print(
-                f"{key}: " + ", ".join(f"{what} {seconds:.3f} s" for what, seconds in asdict(self.costs[key]).items()), flush=True
-            )
-        return self.costs[key]
+        return self.costs[self._name(network, rates)]
+
+    def figures(self) -> dict[str, Any]:
+        costs, free = ({name: asdict(of) for name, of in found.items()} for found in (self.costs, self.free))
+        return {"budget_seconds": self.seconds, "step_seconds": self.step, "costs": costs, "free_rounds": free}
 
     def rounds(self, network: Network, rates: Rates, share: float = 1.0) -> int:
         return rounds_within(share * self.seconds, self.of(network, rates), network.replays)
@@ -298,17 +309,16 @@ def of_one(budget: Budget, rates: Rates) -> Budget:
     return replace(budget, trainers=1, changes=(*others, f"batch={batch}"))
 
 
-def tuning_runs(kind: Network | str, clock: Clock, n: int, inner: Inner) -> list[Run]:
-    """The grid of one kind of row. That of `all` has the inner optimizer of `alone` in two shapes."""
+def tuning_runs(kind: Network | str, clock: Clock, n: int, alone: Rates) -> list[Run]:
+    """The grid of one kind of row. That of `all` begins with the rates of `alone`, in two shapes."""
     if isinstance(kind, Network):
         grids = GRIDS[kind.preset]
         return [Run(n, kind, clock.rounds(kind, rates, TUNING_SHARE), rates, TUNING_SEED) for rates in grids]
     if kind == ALONE:
         return [Run(1, None, clock.steps_alone(rates, TUNING_SHARE), rates, TUNING_SEED) for rates in GRIDS[ALONE]]
-    shapes = itertools.product((STEPS_SHAPE, BATCH_SHAPE), LINES[inner])
-    return [
-        in_one_process(clock, n, {"shape": shape, "inner": inner, "inner_rate": rate}, TUNING_SHARE) for shape, rate in shapes
-    ]
+    best = alone["inner_rate"]
+    shapes = ((STEPS_SHAPE, best), (STEPS_SHAPE, best / 2), (BATCH_SHAPE, best), (BATCH_SHAPE, best * 2))
+    return [in_one_process(clock, n, {**alone, "inner_rate": rate, "shape": shape}, TUNING_SHARE) for shape, rate in shapes]
 
 
 def in_one_process(clock: Clock, n: int, rates: Rates, share: float = 1.0, seed: int = TUNING_SEED, text: int = 0) -> Run:
@@ -431,8 +441,11 @@ def main() -> int:
     parser.add_argument("--peers", type=COUNT, nargs="+", default=PEERS, metavar="N", help="sizes of networks")
     parser.add_argument("--all", action="store_true", help=f"also {MORE_PEERS} machines, a second text, and liars")
     parser.add_argument("--jobs", type=COUNT, default=JOBS, metavar="N", help=f"processes side by side, here {JOBS}")
+    parser.add_argument("--clock", type=Path, metavar="FILE", help="take the seconds of that run of the same commit and settings")
     parser.add_argument("--set", nargs="*", default=[], metavar="FIELD=VALUE", help="change fields of all jobs or of their model")
     options = parser.parse_args()
+    if options.clock and not options.clock.exists():
+        parser.error(f"--clock {options.clock} does not exist")
     end_like_ctrl_c()
     torch.set_num_threads(1)
     try:
@@ -443,44 +456,58 @@ def main() -> int:
 
 
 def measured(options: Any) -> list[Row]:
-    started, rows, grids = time.time(), list[Row](), dict[str, dict[str, float]]()
+    started, grids, rows = time.time(), dict[str, dict[str, float]](), dict[int, Row]()
     sizes = [*options.peers, *((MORE_PEERS,) if options.all else ())]
+    changes = tuple(options.set)
     with tempfile.TemporaryDirectory(prefix="folkmoot-bench-") as name:
-        folder, changes = Path(name), tuple(options.set)
-        texts = [text_file(None, folder), *((programs(folder),) if options.all else ())]
-        clock = Clock(Budget(texts[0], options.steps, 1, changes))
+        texts = [text_file(None, Path(name)), *((programs(Path(name)),) if options.all else ())]
+        budget = Budget(texts[0], options.steps, 1, changes)
+        about = {"parameters": budget.spec(1, 0).model.parameters, "steps": options.steps, "set": list(changes)}
+        clock = Clock(budget, sizes, earlier(options.clock, about))
+
+        def keep() -> None:
+            found = [asdict(rows[place]) for place in sorted(rows)]
+            write(
+                options.json, started, {**about, "seeds": list(options.seeds), **clock.figures(), "grids": grids, "rows": found}
+            )
+
+        keep()
         losses_of = partial(nats, texts, changes)
         rates = tuned(clock, min(sizes), losses_of, options.jobs, grids)
-        networks = [Network(preset, audit, n) for n in sizes for preset in PRESETS for audit in AUDITS]
-        kinds = {network: rates[network.preset, network.audit] for network in networks}
-        runs = list[Run]()
-        for text, seed in itertools.product(range(len(texts)), options.seeds):
-            runs.append(Run(1, None, clock.steps_alone(rates[ALONE, NONE]), rates[ALONE, NONE], seed, text=text))
-            runs += [Run(net.n, net, clock.rounds(net, of), of, seed, text=text) for net, of in kinds.items()]
-            runs += [in_one_process(clock, n, rates[ALL, NONE], seed=seed, text=text) for n in sizes]
-        lied_to = [net for net in networks if options.all and net.audit != FULL]
-        runs += [Run(net.n, net, clock.rounds(net, kinds[net]), kinds[net], s, LIE) for s in options.seeds for net in lied_to]
-        about = {"seeds": list(options.seeds), "steps": options.steps, "set": changes, "budget_seconds": clock.seconds}
-        about |= {"step_seconds": clock.step, "grids": grids}
+        runs = list(planned(clock, rates, sizes, options.seeds, len(texts), options.all))
         for place, loss in side_by_side(losses_of, runs, options.jobs):
-            rows.append(row_of(runs[place], loss, clock))
-            costs = {kind: asdict(found) for kind, found in clock.costs.items()}
-            free = {kind: asdict(found) for kind, found in clock.free.items()}
-            write(options.json, started, {**about, "costs": costs, "free_rounds": free, "rows": [asdict(row) for row in rows]})
-            print(f"{rows[-1].kind}, seed {rows[-1].seed}: {loss:.3f} nats", file=sys.stderr, flush=True)
-    order = {(run.text, run.attack, run.row, run.audit, run.n): place for place, run in enumerate(reversed(runs))}
-    show(sorted(rows, key=lambda row: -order[(int(row.text != "built-in"), *row.kind[1:])]), title(clock))
-    return rows
+            rows[place] = row_of(runs[place], loss, clock)
+            keep()
+            print(f"{', '.join(map(str, rows[place].kind))}: {loss:.3f} nats", file=sys.stderr, flush=True)
+    found = [rows[place] for place in sorted(rows)]
+    step = 1e3 * clock.step[Inner.ADAMW]
+    show(found, f"{about['parameters']:,} parameters, {clock.seconds:.1f} s of each machine, {step:.1f} ms a step")
+    return found
+
+
+def planned(
+    clock: Clock, rates: Mapping[tuple[str, str], Rates], sizes: Sequence[int], seeds: Sequence[int], texts: int, lied_to: bool
+) -> Iterator[Run]:
+    networks = [Network(preset, audit, n) for n in sizes for preset in PRESETS for audit in AUDITS]
+    alone, together = rates[ALONE, NONE], rates[ALL, NONE]
+    for text, seed in itertools.product(range(texts), seeds):
+        yield Run(1, None, clock.steps_alone(alone), alone, seed, text=text)
+        for network in networks:
+            of = rates[network.preset, network.audit]
+            yield Run(network.n, network, clock.rounds(network, of), of, seed, text=text)
+            if lied_to and text == 0 and network.audit != FULL:
+                yield Run(network.n, network, clock.rounds(network, of), of, seed, LIE)
+        yield from (in_one_process(clock, n, together, seed=seed, text=text) for n in sizes)
 
 
 def tuned(
     clock: Clock, n: int, losses_of: Callable[[Run], float], jobs: int, grids: dict[str, dict[str, float]]
 ) -> dict[tuple[str, str], Rates]:
-    """The best rates of each kind of row, by (row, audit). `grids` is filled with what was tried."""
+    """The best rates of each kind of row, by (row, audit). `grids` is filled with the losses of all."""
     found: dict[tuple[str, str], Rates] = {}
     networks = [Network(preset, audit, n) for preset in PRESETS for audit in AUDITS]
-    stages: tuple[list[Network | str], ...] = ([ALONE, *networks], [ALL])
-    for kinds in stages:  # `all` begins with the rates of `alone`
+    stages: tuple[list[Network | str], ...] = ([ALONE, *networks], [ALL])  # `all` begins with the rates of `alone`
+    for kinds in stages:
         lines = [tuning_runs(kind, clock, n, found.get((ALONE, NONE), {})) for kind in kinds]
         losses = dict(side_by_side(losses_of, list(itertools.chain.from_iterable(lines)), jobs))
         places = itertools.count()
@@ -490,11 +517,6 @@ def tuned(
             found[line[0].row, line[0].audit] = best_of(name, line, of_line)
             grids[name] = {label(run.rates): loss for run, loss in zip(line, of_line, strict=True)}
     return found
-
-
-def title(clock: Clock) -> str:
-    parameters = clock.budget.spec(1, 0).model.parameters
-    return f"{parameters:,} parameters, {clock.seconds:.1f} s of each machine, {1e3 * clock.step[Inner.ADAMW]:.1f} ms a step"
 
 
 if __name__ == "__main__":
