@@ -17,8 +17,10 @@ network has a machine for each; so the time that they queue for the cores is sub
 Row `alone` is one machine without a network. Row `all` is one process with the samples of n machines, in n times the steps or
 with n times the batch. Its time is not limited: it bounds every network. Learning rates and inner optimizers are the best of a
 grid of eight for each kind of row (`all`: of four), on a seed of its own and within a third of the time. Networks of all sizes
-take the rates of the smallest. `--clock` takes all seconds from the file of an earlier run: they need an idle machine, but the
-training does not. `--all` adds 13 machines, a text of Python programs, and networks in which f machines lie.
+take the rates of the smallest. `--step-seconds` has a small model stand for one with longer steps: own steps and re-execution are
+multiplied, application and waiting are those of the small model. `--clock` takes all seconds from the file of an earlier run,
+because times need an idle machine and losses do not. `--all` adds 13 machines, a text of Python programs, and networks in which
+f machines lie.
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ from peer.api.new_job import parse_overrides
 from peer.commands.job_fields import preset_overrides
 from peer.demo.ending import end_like_ctrl_c
 from protocol.errors import UserError
-from scenarios.trials import COUNT, Parser
+from scenarios.trials import COUNT, Parser, duration
 from training import grid
 from training.replicated.model import Accepted
 from training.spec import AuditMode, Inner, JobSpec, completed
@@ -222,10 +224,12 @@ def free_round(network: Network, model: JobSpec) -> FreeRound:
 class Clock:
     """Measured seconds. `known`: figures of an earlier run, in the place of a measurement."""
 
-    def __init__(self, budget: Budget, sizes: Sequence[int], known: Mapping[str, Any]) -> None:
+    def __init__(self, budget: Budget, sizes: Sequence[int], known: Mapping[str, Any], step: float | None = None) -> None:
+        """`step`: seconds of a step of AdamW, in the place of the measured ones."""
         found = known.get("step_seconds", {})
         self.step = {inner: found.get(inner) or step_seconds(budget, inner) for inner in Inner}
-        self.seconds = budget.steps * self.step[Inner.ADAMW]
+        self.scale = step / self.step[Inner.ADAMW] if step else 1.0
+        self.seconds = budget.steps * self.scale * self.step[Inner.ADAMW]
         self.free = {name: FreeRound(**row) for name, row in known.get("free_rounds", {}).items()}
         self.costs = {name: Costs(**costs) for name, costs in known.get("costs", {}).items()}
         steps = ", ".join(f"{1e3 * seconds:.1f} ms ({inner})" for inner, seconds in self.step.items())
@@ -250,7 +254,8 @@ class Clock:
         return ", ".join((network.preset, audit, f"n={network.n}", *([rates["inner"].value] if "inner" in rates else [])))
 
     def of(self, network: Network, rates: Rates) -> Costs:
-        return self.costs[self._name(network, rates)]
+        costs = self.costs[self._name(network, rates)]
+        return replace(costs, own=self.scale * costs.own, replay=self.scale * costs.replay)
 
     def figures(self) -> dict[str, Any]:
         costs, free = ({name: asdict(of) for name, of in found.items()} for found in (self.costs, self.free))
@@ -260,7 +265,10 @@ class Clock:
         return rounds_within(share * self.seconds, self.of(network, rates), network.replays)
 
     def steps_alone(self, rates: Rates, share: float = 1.0) -> int:
-        return int(share * self.seconds / self.step[rates["inner"]] + 1e-6)
+        return int(share * self.seconds / self.step_alone(rates) + 1e-6)
+
+    def step_alone(self, rates: Rates) -> float:
+        return self.scale * self.step[rates["inner"]]
 
 
 # Training -------------------------------------------------------------------------------------------------------------
@@ -375,7 +383,7 @@ def row_of(run: Run, loss: float, clock: Clock) -> Row:
     common |= {"rates": dict(run.rates), "text": ("built-in", "programs")[run.text]}
     if run.network is None:
         of_batch = run.n if run.rates.get("shape") == BATCH_SHAPE else 1
-        own = run.rounds * of_batch * clock.step[run.rates["inner"]]
+        own = run.rounds * of_batch * clock.step_alone(run.rates)
         return Row(run.row, NONE, run.n, steps=run.rounds, own_seconds=own, **common)
     spec, costs = run.network.spec(run.rounds, run.seed, run.rates), clock.of(run.network, run.rates)
     spent: dict[str, Any] = {**costs.spent(run.rounds, run.network.replays(run.rounds))}
@@ -441,6 +449,8 @@ def main() -> int:
     parser.add_argument("--peers", type=COUNT, nargs="+", default=PEERS, metavar="N", help="sizes of networks")
     parser.add_argument("--all", action="store_true", help=f"also {MORE_PEERS} machines, a second text, and liars")
     parser.add_argument("--jobs", type=COUNT, default=JOBS, metavar="N", help=f"processes side by side, here {JOBS}")
+    slower = "of AdamW, as of a larger model; default: as measured"
+    parser.add_argument("--step-seconds", type=duration, metavar="S", help=slower)
     parser.add_argument("--clock", type=Path, metavar="FILE", help="take the seconds of that run of the same commit and settings")
     parser.add_argument("--set", nargs="*", default=[], metavar="FIELD=VALUE", help="change fields of all jobs or of their model")
     options = parser.parse_args()
@@ -463,7 +473,7 @@ def measured(options: Any) -> list[Row]:
         texts = [text_file(None, Path(name)), *((programs(Path(name)),) if options.all else ())]
         budget = Budget(texts[0], options.steps, 1, changes)
         about = {"parameters": budget.spec(1, 0).model.parameters, "steps": options.steps, "set": list(changes)}
-        clock = Clock(budget, sizes, earlier(options.clock, about))
+        clock = Clock(budget, sizes, earlier(options.clock, about), options.step_seconds)
 
         def keep() -> None:
             found = [asdict(rows[place]) for place in sorted(rows)]
@@ -480,7 +490,7 @@ def measured(options: Any) -> list[Row]:
             keep()
             print(f"{', '.join(map(str, rows[place].kind))}: {loss:.3f} nats", file=sys.stderr, flush=True)
     found = [rows[place] for place in sorted(rows)]
-    step = 1e3 * clock.step[Inner.ADAMW]
+    step = 1e3 * clock.seconds / options.steps
     show(found, f"{about['parameters']:,} parameters, {clock.seconds:.1f} s of each machine, {step:.1f} ms a step")
     return found
 
