@@ -15,12 +15,13 @@ workers have their updates ready (`benchmarks.free`), less the application. Thos
 network has a machine for each; so the time that they queue for the cores is subtracted. Links have no delay here.
 
 Row `alone` is one machine without a network. Row `all` is one process with the samples of n machines, in n times the steps or
-with n times the batch. Its time is not limited: it bounds every network. Learning rates and inner optimizers are the best of a
-grid of eight for each kind of row (`all`: of four), on a seed of its own and within a third of the time. Networks of all sizes
-take the rates of the smallest. `--step-seconds` has a small model stand for one with longer steps: own steps and re-execution are
-multiplied, application and waiting are those of the small model. `--clock` takes all seconds from the file of an earlier run,
-because times need an idle machine and losses do not. `--all` adds 13 machines, a text of Python programs, and networks in which
-f machines lie.
+with n times the batch. Its time is not limited: it bounds every network. Each kind of row has the best learning rates and inner
+optimizer of a grid of eight (`all`: of four). The grids have a seed of their own and a third of the time, and networks of all
+sizes take the rates of the smallest.
+
+`--step-seconds` has a small model stand for one with longer steps: own steps and re-execution are multiplied, application and
+waiting are those of the small model. `--clock` takes all seconds from the file of an earlier run, because times need an idle
+machine and losses do not. `--all` adds 13 machines, a text of Python programs, and networks in which f machines lie.
 """
 
 from __future__ import annotations
@@ -72,6 +73,7 @@ AUDITS = (FULL, VOUCHED, SAMPLED)
 PEERS, MORE_PEERS = (4, 7), 13
 STEPS = 1_200
 LIE = "ipm"
+TEXTS = ("built-in", "programs")
 TUNING_SHARE = 1 / 3
 ROUNDS_TIMED = 4  # the first of them is not counted
 ROUNDS_WAITED = 12
@@ -105,7 +107,7 @@ class Costs:
     waiting: float
 
     def spent(self, rounds: int, replays: float) -> dict[str, float]:
-        """Seconds of so many rounds with so many re-executed proposals in all, by fields of `Row`."""
+        """Seconds by field of `Row`; `replays` counts the re-executed proposals of all rounds."""
         return {
             "own_seconds": rounds * self.own,
             "replay_seconds": replays * self.replay,
@@ -135,7 +137,7 @@ class Network:
         return as_usual(with_settings(JobSpec(**whole), changes))
 
     def replays(self, rounds: int) -> float:
-        """Proposals that one machine re-executes in a job of so many rounds, on average."""
+        """Average number of proposals that one machine re-executes in the whole job."""
         if self.audit != SAMPLED:
             return rounds * (self.liars if self.audit == VOUCHED else self.n - 1)
         spec = self.spec(rounds, 0, {})
@@ -168,7 +170,7 @@ def waiting_seconds(free: FreeRound, cores: int) -> float:
 
 
 class Stopwatch:
-    """Processor seconds of this process, by what was done."""
+    """Collects processor seconds of this process under names."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, list[float]] = {}
@@ -186,7 +188,7 @@ class Stopwatch:
 
 
 def step_seconds(budget: Budget, inner: Inner) -> float:
-    """Of one machine alone."""
+    """Processor seconds of one step without a network."""
     spec, watch = budget.spec(10, 0, inner=inner), Stopwatch()
     rounds = Rounds(spec, engine_of(spec, budget.text))
     for number in range(ROUNDS_TIMED):
@@ -222,10 +224,10 @@ def free_round(network: Network, model: JobSpec) -> FreeRound:
 
 
 class Clock:
-    """Measured seconds. `known`: figures of an earlier run, in the place of a measurement."""
+    """Seconds of steps, of rounds and of the time that each machine has."""
 
     def __init__(self, budget: Budget, sizes: Sequence[int], known: Mapping[str, Any], step: float | None = None) -> None:
-        """`step`: seconds of a step of AdamW, in the place of the measured ones."""
+        """`known` are figures of an earlier run, which are not measured again. `step` is the seconds of a step of AdamW."""
         found = known.get("step_seconds", {})
         self.step = {inner: found.get(inner) or step_seconds(budget, inner) for inner in Inner}
         self.scale = step / self.step[Inner.ADAMW] if step else 1.0
@@ -370,7 +372,7 @@ class Row:
     apply_seconds: float = 0.0
     waiting_seconds: float = 0.0
     attack: str = CLEAN
-    text: str = "built-in"
+    text: str = TEXTS[0]
     rates: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -380,7 +382,7 @@ class Row:
 
 def row_of(run: Run, loss: float, clock: Clock) -> Row:
     common: dict[str, Any] = {"seed": run.seed, "heldout_nats": loss, "rounds": run.rounds, "attack": run.attack}
-    common |= {"rates": dict(run.rates), "text": ("built-in", "programs")[run.text]}
+    common |= {"rates": dict(run.rates), "text": TEXTS[run.text]}
     if run.network is None:
         of_batch = run.n if run.rates.get("shape") == BATCH_SHAPE else 1
         own = run.rounds * of_batch * clock.step_alone(run.rates)
@@ -397,7 +399,7 @@ def show(rows: Sequence[Row], about: str) -> None:
     for (text, attack, name, audit, n), found in by_kind(rows).items():
         losses, first = [row.heldout_nats for row in found], found[0]
         spent = (first.own_seconds, first.replay_seconds, first.apply_seconds, first.waiting_seconds)
-        marks = "".join(f", {mark}" for mark, usual in ((text, "built-in"), (attack, CLEAN)) if mark != usual)
+        marks = "".join(f", {mark}" for mark, usual in ((text, TEXTS[0]), (attack, CLEAN)) if mark != usual)
         cells = [f"{value:.3f}" for value in (statistics.mean(losses), min(losses), max(losses))]
         cells += [str(first.rounds), str(first.steps), *(f"{seconds:.1f}" for seconds in spent), label(first.rates)]
         table.add_row(f"{name}{marks}", audit, str(n), *cells)
@@ -413,7 +415,7 @@ def by_kind(rows: Sequence[Row]) -> dict[tuple[str, str, str, str, int], list[Ro
 
 def verdicts(rows: Sequence[Row]) -> Iterator[str]:
     """By means over the seeds, of honest networks on the first text. The better preset counts for a network."""
-    first = [row for row in rows if row.attack == CLEAN and row.text == "built-in" and row.row != ALL]
+    first = [row for row in rows if row.attack == CLEAN and row.text == TEXTS[0] and row.row != ALL]
     means = {kind[2:]: statistics.mean(row.heldout_nats for row in found) for kind, found in by_kind(first).items()}
     best = ", ".join(str(part) for part in min(means, key=means.__getitem__, default=()))
 
