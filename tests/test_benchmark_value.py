@@ -175,8 +175,8 @@ def test_a_row_names_what_its_machines_spend_their_time_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "value.json"
-    command = ["value", "--json", str(file), "--seeds", "0", "--peers", "4", "--steps", "1500", "--jobs", "1", "--set", *TINY]
-    monkeypatch.setattr(sys, "argv", command)
+    command = ["value", "--json", str(file), "--seeds", "0", "--peers", "4", "--steps", "180", "--jobs", "1"]
+    monkeypatch.setattr(sys, "argv", [*command, "--step-seconds", "0.5", "--set", *TINY])
     assert value.main() in (0, 1)
     said, figures = capsys.readouterr().out, json.loads(file.read_text())
     assert said.count("grid of") == 8 and ("held" in said or "MISSED" in said)
