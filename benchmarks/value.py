@@ -187,13 +187,16 @@ class Stopwatch:
         return statistics.median(found[len(found) // ROUNDS_TIMED :])
 
 
+def own_steps(rounds: Rounds, number: int) -> None:
+    rounds.engine.local_steps(np.array(rounds.model.parameters), JOB, number, trainer_key(0))
+
+
 def step_seconds(budget: Budget, inner: Inner) -> float:
     """Processor seconds of one step without a network."""
     spec, watch = budget.spec(10, 0, inner=inner), Stopwatch()
     rounds = Rounds(spec, engine_of(spec, budget.text))
     for number in range(ROUNDS_TIMED):
-        parameters = np.array(rounds.model.parameters)
-        watch.time("own", partial(rounds.engine.local_steps, parameters, JOB, number, trainer_key(0)))
+        watch.time("own", partial(own_steps, rounds, number))
     return watch.median("own") / spec.local_steps
 
 
@@ -202,15 +205,18 @@ def reexecute(rounds: Rounds, accepted: Accepted) -> None:
     rounds.given(accepted.trainer, accepted.payload)
 
 
-def compute_costs(network: Network, rates: Rates, budget: Budget, waiting: float) -> Costs:
-    """`waiting` includes the application of a round."""
+def compute_costs(network: Network, rates: Rates, budget: Budget, step: float, waiting: float) -> Costs:
+    """Costs on a machine with steps of `step` seconds; `waiting` includes the application of a round."""
     spec, watch = network.spec(max(budget.steps, ROUNDS_TIMED), 0, rates, budget.changes), Stopwatch()
     rounds = Rounds(spec, engine_of(spec, budget.text))
-    for _ in range(ROUNDS_TIMED):
+    for number in range(ROUNDS_TIMED):
+        watch.time("alone", partial(own_steps, rounds, number))
         proposals = [watch.time("own", partial(rounds.honest, trainer_key(number))) for number in range(network.n)]
         watch.time("replay", partial(reexecute, rounds, proposals[0][0]))
         watch.time("apply", partial(rounds.close, proposals, {}))
-    own, replay, apply = (watch.median(what) for what in ("own", "replay", "apply"))
+    # The speed of a shared machine changes between two measurements, so these are relative to steps of the same moment.
+    speed = step * spec.local_steps / watch.median("alone")
+    own, replay, apply = (speed * watch.median(what) for what in ("own", "replay", "apply"))
     return Costs(own, replay, apply, max(0.0, waiting - apply))
 
 
@@ -246,7 +252,7 @@ class Clock:
             free = self._name(network, {})
             self.free[free] = self.free.get(free) or free_round(network, budget.spec(1, 0))
             waiting = waiting_seconds(self.free[free], os.cpu_count() or 1)
-            self.costs[name] = compute_costs(network, rates, budget, waiting)
+            self.costs[name] = compute_costs(network, rates, budget, self.step[rates.get("inner", Inner.ADAMW)], waiting)
             said = ", ".join(f"{what} {seconds:.3f} s" for what, seconds in asdict(self.costs[name]).items())
             print(f"{name}: {said}", flush=True)
 

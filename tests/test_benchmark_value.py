@@ -112,10 +112,11 @@ def test_liars_are_rejected_by_vouched_audits(text: Path) -> None:
     assert lied_to == three, "the model of the three honest machines"
 
 
-def test_application_is_no_part_of_waiting(text: Path) -> None:
-    costs = value.compute_costs(Network("local", FULL, 4), value.GRIDS["local"][0], Budget(text, 30, 1, TINY), 1_000.0)
-    assert min(costs.own, costs.replay, costs.apply) > 0
-    assert costs.waiting == 1_000.0 - costs.apply
+def test_costs_are_those_of_a_machine_with_the_given_step(text: Path) -> None:
+    network, budget = Network("local", FULL, 4), Budget(text, 30, 1, TINY)
+    costs = value.compute_costs(network, value.GRIDS["local"][0], budget, 1_000.0, 1e6)
+    assert min(costs.own, costs.replay) > 1_000.0, "ten steps of 1,000 s, whatever this machine takes for them"
+    assert 0 < costs.apply == pytest.approx(1e6 - costs.waiting), "application is no part of waiting"
 
 
 # Verdicts -------------------------------------------------------------------------------------------------------------
