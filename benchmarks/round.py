@@ -18,6 +18,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -111,7 +112,7 @@ class _Look:
     heights: int
 
 
-async def ours(name: str, task: Task) -> Row:
+async def ours(name: str, settings: Mapping[str, str], task: Task) -> Row:
     place = Path(tempfile.mkdtemp(prefix="folkmoot-round-"))
     options = argparse.Namespace(peers=task.peers, malicious=0, seed=task.seed, attack="", mixed=False)
     peers = cast_roles(options, place)
@@ -121,7 +122,7 @@ async def ours(name: str, task: Task) -> Row:
     network = scenario.Network(scenario.demo.Demo(options, place, peers))
     try:
         await network.start()
-        before, after, seconds = await _measure(network, JOBS[name], task)
+        before, after, seconds = await _measure(network, settings, task)
         await trio.to_thread.run_sync(network.stop)
         times = [float(line) for peer in peers for line in (place / f"fsyncs-{peer.number}").read_text().split()]
         return _row(task.row(name), before, after, seconds, sum(before.at <= at < after.at for at in times))
@@ -131,10 +132,10 @@ async def ours(name: str, task: Task) -> Row:
         shutil.rmtree(place, ignore_errors=True)
 
 
-def attempt(name: str, task: Task) -> Row:
+def attempt(name: str, settings: Mapping[str, str], task: Task) -> Row:
     """A job that fails leaves the others; its row says why."""
     try:
-        return trio.run(partial(ours, name, task))
+        return trio.run(partial(ours, name, settings, task))
     except (UserError, trio.TooSlowError, OSError) as error:
         failure: BaseException = error
     except BaseExceptionGroup as group:  # of peers that were waited for together
@@ -145,7 +146,7 @@ def attempt(name: str, task: Task) -> Row:
     return task.row(name, f"{type(failure).__name__}: {failure}")
 
 
-async def _measure(network: scenario.Network, settings: dict[str, str], task: Task) -> tuple[_Look, _Look, list[float]]:
+async def _measure(network: scenario.Network, settings: Mapping[str, str], task: Task) -> tuple[_Look, _Look, list[float]]:
     watch, rounds = Watch(network.peers[0]), task.rounds
     common = {f"model.{name}": str(value) for name, value in asdict(task.model).items()}
     common |= {"local_steps": "1", "seed": str(task.seed)}
@@ -310,7 +311,7 @@ def main() -> int:
         )
 
     for name, seed in product(options.jobs, options.seeds):
-        measured(attempt(name, Task(options.peers, options.rounds, seed, model)))
+        measured(attempt(name, JOBS[name], Task(options.peers, options.rounds, seed, model)))
     if options.hivemind:
         measured(*hivemind(Task(options.peers, options.rounds, 0, model)))
     show(rows)

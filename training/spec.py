@@ -601,14 +601,14 @@ def completed(fields: Mapping[str, Any]) -> dict[str, Any]:
     usual = PRESETS["per-step"]
     rule = {"rule": Rule.MEAN} if fields.get("audit", AuditMode.FULL) == AuditMode.FULL else {}
     rounds = min(usual["rounds"], fields.get("rounds", ROUNDS))
-    follows: dict[Any, dict[str, Any]] = {
-        Outer.ADAMW: {name: usual[name] for name in ("bits", "feedback_decay", "rule")}
+    follows: dict[tuple[str, Any], dict[str, Any]] = {
+        ("outer", Outer.ADAMW): {name: usual[name] for name in ("bits", "feedback_decay", "rule")}
         | {"warmup_rounds": usual["warmup_rounds"] * rounds // usual["rounds"]},
-        Outer.SIGN: {"outer_rate": SIGN_RATE},
-        Inner.MUON: {"inner_rate": MUON_RATE},
-        Memory.ESTIMATES: {name: ESTIMATES[name] for name in following_estimates(fields)},
+        ("outer", Outer.SIGN): {"outer_rate": SIGN_RATE},
+        ("inner", Inner.MUON): {"inner_rate": MUON_RATE},
+        ("memory", Memory.ESTIMATES): {name: ESTIMATES[name] for name in following_estimates(fields)},
     }
-    said = [follows.get(fields.get(name), {}) for name in ("outer", "inner", "memory")]
+    said = [follows.get((name, fields.get(name)), {}) for name in ("outer", "inner", "memory")]
     is_lean = fields.get("lean_audits") and fields.get("audit") == AuditMode.SAMPLED
     is_exact = fields.get("bits") == 8 and fields.get("compression", Compression.DENSE) == Compression.DENSE
     decay = {"feedback_decay": 0.0} if is_exact and fields.get("memory") != Memory.ESTIMATES else {}

@@ -333,6 +333,13 @@ def test_one_bit_is_what_adamw_gets_only_from_who_asks_for_it(fields: dict[str, 
         assert completed(fields) == fields
 
 
+def test_a_field_that_is_set_to_its_default_changes_no_other_field() -> None:
+    """AdamW is the name of an inner and of an outer optimizer, and what follows from the one does not from the other."""
+    defaults = {name: getattr(JOB, name) for name in ("inner", "outer", "memory", "audit")}
+    for name, default in defaults.items():
+        assert completed({name: default}) == completed({}) | {name: default}
+
+
 @pytest.mark.parametrize(
     "fields, rule",
     [
