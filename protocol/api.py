@@ -244,6 +244,8 @@ class RoundView:
     seconds: float | None  # since the round opened here; like the next, None where the round was only replayed
     decision_ms: float | None  # from the closing block's first sight here to its certificate
     training_loss: float | None = None  # this trainer's own, where it is no loss of a token; in the unit of the job's objective
+    # Accepted trainer -> voters that vouch for its update in the block; empty where nothing is re-executed before the vote.
+    vouchers: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,6 +262,8 @@ class RoundVotesView:
     proposed: tuple[str, ...]
     votes: dict[str, dict[str, str]]  # voter -> trainer -> "accept", or the reason of the rejection
     seconds: float | None = None  # since it was opened here; None: it is closed
+    # Re-executor -> trainer -> verdict of its vouch, as in `votes`; "unjudged": it is unsure.
+    vouches: dict[str, dict[str, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,6 +92,7 @@ class StoredRound:
     ballots: tuple[Key, ...]
     stepped: bool
     model_root: Digest
+    vouchers: dict[Key, tuple[Key, ...]]  # accepted trainer -> voters whose accepting vouches the block carries
 
 
 class Store:

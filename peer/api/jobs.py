@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import trio
@@ -19,9 +19,9 @@ from peer.api.supervised import instruct_spec
 from protocol import codec
 from protocol.api import JobCalls, JobView, RoundView, RoundVotesView, TrainRequest
 from protocol.errors import UserError
-from protocol.identity import peer_id
+from protocol.identity import Signed, peer_id
 from protocol.limits import TRAINERS_MAX
-from protocol.messages import Ballot
+from protocol.messages import Ballot, Vouch
 from protocol.reasons import Verdict, label, shown
 from rlhf.fitting import notes
 from rounds.ballots import RoundBook, settled
@@ -74,6 +74,7 @@ class JobAnswers(JobCalls):
                     seconds=during.get("seconds"),
                     decision_ms=during.get("decision_ms"),
                     training_loss=during.get("training_loss"),
+                    vouchers={peer_id(trainer): tuple(map(peer_id, voters)) for trainer, voters in item.vouchers.items()},
                 )
             )
         return tuple(views)
@@ -90,7 +91,7 @@ class JobAnswers(JobCalls):
         if decided is None:
             return None
         closing = next(closing for closing in decode_body(decided.decode().body).closings if closing.job == item.job)
-        ballots = {signed.signer: codec.decode_message(signed.body, (Ballot,)) for signed in closing.ballots}
+        ballots = [(signed.signer, codec.decode_message(signed.body, (Ballot,))) for signed in closing.ballots]
         return RoundVotesView(
             job=item.job.hex(),
             round=item.round,
@@ -99,8 +100,9 @@ class JobAnswers(JobCalls):
             quorum=0,
             voters=(),
             trainers=(),
-            proposed=tuple({peer_id(judgement.trainer): None for ballot in ballots.values() for judgement in ballot.judgements}),
+            proposed=tuple({peer_id(judgement.trainer): None for _, ballot in ballots for judgement in ballot.judgements}),
             votes=self._said(item.job, ballots),
+            vouches=self._said(item.job, _opened_vouches(closing.vouches)),
         )
 
     def _open_votes(self, book: RoundBook) -> RoundVotesView:
@@ -122,17 +124,20 @@ class JobAnswers(JobCalls):
             voters=tuple(map(peer_id, sorted(terms.voters))),
             trainers=tuple(map(peer_id, sorted(terms.trainers & book.awaited | book.proposals.keys()))),
             proposed=tuple(map(peer_id, sorted(book.proposals))),
-            votes=self._said(terms.job, book.ballots),
+            votes=self._said(terms.job, book.ballots.items()),
             seconds=max(0.0, driver.now() - book.opened),
+            vouches=self._said(terms.job, _opened_vouches(book.vouching.signed.values())),
         )
 
-    def _said(self, job: bytes, ballots: Mapping[bytes, Ballot]) -> dict[str, dict[str, str]]:
+    def _said(self, job: bytes, messages: Iterable[tuple[bytes, Ballot | Vouch]]) -> dict[str, dict[str, str]]:
+        """By voter and trainer, the labels of the verdicts in these messages. Of two on one trainer the first counts."""
         known = self.peer.driver.state.jobs.jobs.get(job)
         own = JobSpec.decode(known.spec).kind.labels if known else ()
-        return {
-            peer_id(voter): {peer_id(judged.trainer): label(judged.verdict, own) for judged in ballot.judgements}
-            for voter, ballot in sorted(ballots.items())
-        }
+        said: dict[str, dict[str, str]] = {}
+        for voter, message in sorted(messages, key=lambda item: item[0]):
+            for judged in message.judgements:
+                said.setdefault(peer_id(voter), {}).setdefault(peer_id(judged.trainer), label(judged.verdict, own))
+        return said
 
     def _is_plain_mean(self, closed: StoredRound) -> bool:
         job = self.peer.driver.state.jobs.jobs.get(closed.job)
@@ -180,6 +185,11 @@ class JobAnswers(JobCalls):
         voters = VoterSet(self.peer.driver.state.members.voters)
         want = f"{len(after.stops)} of the {voters.quorum} voters needed want job {after.name!r} to end"
         return f"{want}; its author can end it alone, the others have to say the same"
+
+
+def _opened_vouches(vouches: Iterable[Signed]) -> list[tuple[bytes, Vouch]]:
+    """Each with its signer; their signatures were verified."""
+    return [(signed.signer, codec.decode_message(signed.body, (Vouch,))) for signed in vouches]
 
 
 def _shown(reasons: Mapping[str, int], own: Sequence[str]) -> dict[str, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,7 @@ from protocol.api import (
     StatusView,
     SuspensionView,
 )
+from protocol.reasons import Verdict
 from protocol.units import nth_round, round_of
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ REACHED = {  # by `StatusView.reachable`
     "relayed": "others cannot dial this peer, and reach it over members that it has dialed",
     "unknown": "too few have said whether they can dial this peer",
 }
+ACCEPT, UNSURE = Verdict.ACCEPT.label, Verdict.UNJUDGED.label  # of a vouch; all other verdicts reject
 NOT_JUDGED = ("absent", "unjudged")  # says nothing against the trainer's work
 
 
@@ -226,11 +228,22 @@ def votes(found: Iterable[RoundVotesView], names: Names) -> Fitted:
     table = Fitted("round", "phase", "voter", Column("says", wraps=True))
     for view in found:
         which, phase = f"{nth_round(view.round)} {short(view.job)}", view.phase + (f" at {view.height}" if view.height else "")
-        for voter, said in view.votes.items():
-            table.add_row(which, phase, names[voter], "; ".join(f"{names[who]}: {verdict}" for who, verdict in said.items()))
-        if not view.votes:
+        for voter in sorted(view.votes.keys() | view.vouches.keys()):
+            ballot = [f"{names[who]}: {verdict}" for who, verdict in view.votes.get(voter, {}).items()] or ["no ballot yet"]
+            table.add_row(which, phase, names[voter], "; ".join([*ballot, *_vouches(view.vouches.get(voter, {}), names)]))
+        if not view.votes and not view.vouches:
             table.add_row(which, phase, "–", "no ballot yet")
     return table
+
+
+def _vouches(verdicts: Mapping[str, str], names: Names) -> Iterator[str]:
+    """`vouches for anna, ben`, `rejects liar (replay)`, `unsure of cora`: the verdicts of one re-executor."""
+    accepted = [names[who] for who, verdict in verdicts.items() if verdict == ACCEPT]
+    unsure = [names[who] for who, verdict in verdicts.items() if verdict == UNSURE]
+    rejected = [f"{names[who]} ({verdict})" for who, verdict in verdicts.items() if verdict not in (ACCEPT, UNSURE)]
+    for what, trainers in (("vouches for", accepted), ("rejects", rejected), ("unsure of", unsure)):
+        if trainers:
+            yield f"{what} {', '.join(trainers)}"
 
 
 def _mebibytes(count: int) -> str:
@@ -442,11 +455,15 @@ def rounds(views: Iterable[RoundView], names: Names) -> Fitted:
 
 
 def verdicts(view: RoundView, names: Names) -> str:
-    """`accept: anna ben; replay: liar`."""
+    """`accept: anna (ben, cora vouch) ben (anna vouches); replay: liar`."""
     by_verdict: dict[str, list[str]] = {}
     for peer, verdict in view.verdicts.items():
-        by_verdict.setdefault(verdict, []).append(names[peer])
+        by_verdict.setdefault(verdict, []).append(names[peer] + _vouchers(view.vouchers.get(peer, ()), names))
     return "; ".join(f"{verdict}: {' '.join(peers)}" for verdict, peers in by_verdict.items())
+
+
+def _vouchers(voters: Sequence[str], names: Names) -> str:
+    return f" ({', '.join(names[voter] for voter in voters)} {'vouches' if len(voters) == 1 else 'vouch'})" if voters else ""
 
 
 def event(view: EventView, names: Names) -> str:

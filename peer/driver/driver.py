@@ -518,4 +518,6 @@ def _stored_round(closed: ClosedRound, state: State) -> StoredRound:
     spec = JobSpec.decode(job.spec)
     verdicts |= {trainer: label(verdict, spec.kind.labels) for trainer, verdict in outcome.rejected.items()}
     stepped = len(outcome.accepted) >= spec.accepted_min
-    return StoredRound(closed.job, closed.round, state.height, verdicts, closed.ballots, stepped, job.model_root)
+    return StoredRound(
+        closed.job, closed.round, state.height, verdicts, closed.ballots, stepped, job.model_root, outcome.vouchers
+    )

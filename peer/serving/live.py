@@ -30,9 +30,9 @@ OF_STATUS: Final = (
     "suspended unaudited disputed failed state behind late"
 )
 OF_JOBS: Final = "job name objective state round rounds model_root audit accepted rejected suspended place"
-OF_ROUNDS: Final = "job round height verdicts ballots stepped model_root held_out_bits_per_byte seconds decision_ms"
+OF_ROUNDS: Final = "job round height verdicts vouchers ballots stepped model_root held_out_bits_per_byte seconds decision_ms"
 OF_PEERS: Final = "peer name roles member voter me record gone"
-OF_VOTES: Final = "job round phase height quorum voters trainers proposed votes"
+OF_VOTES: Final = "job round phase height quorum voters trainers proposed votes vouches"
 OF_BLOCKS: Final = "height digest time_ms proposer view signers voters_count quorum certified_root own_root"
 
 

@@ -55,5 +55,5 @@ def fill(store: Store) -> None:
     store.append([decided(2), vote(3), stored_block(3), StoredCertificate(3, certificate(3))])
     store.append([vouch_record(1, b"t" * 32), round_vote("ballot", 1, Ballot(JOB, 1, b"r" * 32, ()))])
     store.append([Evidence(vote(3).signed, vote(3, block=bytes(32)).signed)])
-    store.save_state(2, b"r" * 32, b"state", [StoredRound(JOB, 0, 2, {}, (), False, bytes(32))], tables={})
+    store.save_state(2, b"r" * 32, b"state", [StoredRound(JOB, 0, 2, {}, (), False, bytes(32), {})], tables={})
     store.measure(JOB, 0, {"nats": 2.5})

@@ -139,7 +139,7 @@ def test_one_ballot_one_cut_off_and_a_vouch_for_each_trainer_per_round_are_kept_
     with pytest.raises(LocalProtocolError, match="a second, different vote"):
         store.append([vouch_record(1, b"t" * 32, Verdict.REPLAY)])
     store.append([decided(1)])
-    closed = StoredRound(job, 0, 1, {}, (), stepped=True, model_root=b"m" * 32)
+    closed = StoredRound(job, 0, 1, {}, (), stepped=True, model_root=b"m" * 32, vouchers={})
     store.save_state(1, b"r" * 32, b"state", [closed], tables={})
     with opened_again(store) as again:
         assert again.round_votes(ME.public, job, 0) == {} == again.round_votes(ME.public, b"k" * 32, 1)
@@ -174,7 +174,11 @@ def test_evidence_is_kept_once_and_bounded(store: Store, monkeypatch: pytest.Mon
 
 
 def test_the_applied_state_is_replaced_and_the_rounds_and_roots_are_remembered(store: Store) -> None:
-    rounds = [StoredRound(b"j" * 32, n, n + 1, {b"t" * 32: "accept"}, (b"v" * 32,), True, bytes([n]) * 32) for n in range(3)]
+    trainer, voter = b"t" * 32, b"v" * 32
+    vouchers = {trainer: (voter, trainer[::-1])}
+    rounds = [
+        StoredRound(b"j" * 32, n, n + 1, {trainer: "accept"}, (voter,), True, bytes([n]) * 32, vouchers) for n in range(3)
+    ]
     assert store.state() is None
     for n in range(3):
         store.append([decided(n + 1)])

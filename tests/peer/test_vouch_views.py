@@ -1,0 +1,76 @@
+"""Vouches as people see them: in the calls of a peer, and in the tables of the commands."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import trio
+
+from peer.commands import views
+from peer.roles.base import OpenRound
+from peer.roles.voter import Voter
+from protocol.identity import Signed, peer_id
+from protocol.messages import Proposal
+from protocol.reasons import Verdict
+from tests.peer import fake_api
+from tests.peer.network import SECONDS_MAX, network, one_root, service_of
+from tests.peer.test_views import KEYS, NAMES, round_view, shown
+from tests.waiting import patience
+
+
+class Undecided(Voter):
+    """Never finishes the checks of a proposal."""
+
+    async def check(self, round: OpenRound, signed: Signed, proposal: Proposal) -> Verdict:
+        await trio.sleep_forever()
+        raise AssertionError
+
+
+async def test_a_closed_round_names_the_voters_whose_vouches_its_block_carries(tmp_path: Path) -> None:
+    async with network(tmp_path, founders=4) as made:
+        await one_root(made.seats, await made.seats[0].scratch())
+        trainer, voters = peer_id(made.seats[0].public), {peer_id(seat.public) for seat in made.seats}
+        told = [await service_of(seat).rounds(1) for seat in made.seats]
+        assert {round.vouchers[trainer] for (round,) in told} == {(vouchers := told[0][0].vouchers[trainer])}
+        assert set(vouchers) < voters - {trainer} and len(vouchers) == 1, "of the others f = 1 is called"
+        (votes,) = await service_of(made.seats[3]).votes(1)
+        assert votes.vouches == {vouchers[0]: {trainer: "accept"}}
+        assert votes.votes[trainer] == {trainer: "accept"}
+
+
+async def test_an_open_round_shows_each_vouch_that_has_come(tmp_path: Path) -> None:
+    async with network(tmp_path, founders=4, start=False) as made:
+        seats = [await made.start(seat, Undecided() if place > 1 else None) for place, seat in enumerate(made.seats)]
+        await seats[0].scratch()
+        trainer, voter = (peer_id(seat.public) for seat in seats[:2])
+        for seat in seats:
+            with patience(SECONDS_MAX):
+                while not (votes := (await service_of(seat).votes(0)))[0].vouches:  # noqa: ASYNC110
+                    await trio.sleep(0.01)
+            assert (votes[0].height, votes[0].vouches) == (None, {voter: {trainer: "accept"}})
+
+
+def test_rounds_name_the_voters_that_vouch_for_each_accepted_update() -> None:
+    first, second, third, *_ = KEYS
+    view = replace(round_view(), vouchers={first: (second, third), second: (first,)})
+    names = [NAMES[key] for key in KEYS]
+    told = views.verdicts(view, NAMES)
+    assert told.startswith(f"accept: {names[0]} ({names[1]}, {names[2]} vouch) {names[1]} ({names[0]} vouches) {names[2]} ")
+    for width in (80, 120):
+        printed = " ".join(shown(views.rounds([view], NAMES), width).split())
+        assert printed.count("vouch)") == printed.count("vouches)") == 1
+
+
+def test_votes_show_vouches_beside_the_ballot_and_before_it() -> None:
+    first, second, third, liar = KEYS[0], KEYS[1], KEYS[2], KEYS[6]
+    (_, open_round) = fake_api.VOTES
+    vouches = {
+        first: {second: "accept", third: "accept", liar: "replay"},
+        second: {third: "unjudged"},
+    }
+    view = replace(open_round, votes={first: {second: "accept"}}, vouches=vouches)
+    lines = shown(views.votes([view], NAMES), 400).splitlines()
+    told = {name: line for name in (NAMES[first], NAMES[second]) for line in lines if line.split()[3] == name}
+    assert f"{NAMES[second]}: accept; vouches for {NAMES[second]}, {NAMES[third]}; rejects {NAMES[liar]} (replay)" in told[NAMES[first]]
+    assert f"no ballot yet; unsure of {NAMES[third]}" in told[NAMES[second]] and len(lines) == 3
