@@ -207,7 +207,7 @@ async def test_each_vote_has_a_line_of_its_own_on_a_phone(tmp_path: Path) -> Non
         peers = list(names)
         votes = {voter: dict(zip(peers, ("accept", "equivocation", "replay"), strict=False)) for voter in peers}
         told = {"job": "e" * 64, "round": 6, "phase": "voting", "height": None, "quorum": 3, "voters": peers, "trainers": peers}
-        live["votes"] = [told | {"proposed": peers, "votes": votes}]
+        live["votes"] = [told | {"proposed": peers, "votes": votes, "vouches": {}}]
         source = TOLD % json.dumps(live)
         await page.phone()
         await page.do(page.driver.execute_cdp_cmd, "Page.addScriptToEvaluateOnNewDocument", {"source": source})
@@ -215,5 +215,36 @@ async def test_each_vote_has_a_line_of_its_own_on_a_phone(tmp_path: Path) -> Non
         await page.until("document.querySelectorAll('#round tbody tr').length === 4")
         lines = await page.script(LINES)
         assert [len(set(tops)) for tops in lines] == [4] * 4
+        assert not await page.script("return document.documentElement.scrollWidth > innerWidth")
+        assert await axe.found(page) == []
+
+
+@pytest.mark.parametrize("is_phone", [False, True])
+async def test_a_vote_says_whether_its_voter_re_executed_the_update(tmp_path: Path, is_phone: bool) -> None:
+    room = Room(tmp_path)
+    async with room.serving() as (daemon, site), browser() as page:
+        await room.project(daemon)
+        live = (await said(site.get, "/api/v1/live")).body
+        (me,) = live["peers"]
+        names = {"a" * 52: "anna", "b" * 52: "ben", "c" * 52: "cora", "d" * 52: "liar"}
+        live["peers"] = [me | {"peer": peer, "name": name} for peer, name in names.items()]
+        job = {"job": "e" * 64, "name": "demo", "state": "running", "round": 7, "rounds": 9, "accepted": {}, "rejected": {}}
+        anna, ben, cora, liar = peers = list(names)
+        votes = {voter: dict.fromkeys((anna, ben, cora), "accept") | {liar: "replay"} for voter in (anna, ben)}
+        vouches = {anna: {ben: "accept", liar: "replay"}, cora: {anna: "unjudged"}}
+        told = {"round": 6, "phase": "closed", "height": 9, "quorum": 0, "voters": [], "trainers": [], "proposed": peers}
+        live["jobs"], live["votes"] = [job], [told | {"job": job["job"], "votes": votes, "vouches": vouches}]
+        if is_phone:
+            await page.phone()
+        source = TOLD % json.dumps(live)
+        await page.do(page.driver.execute_cdp_cmd, "Page.addScriptToEvaluateOnNewDocument", {"source": source})
+        await page.open(f"{address(site)}/live")
+        await page.until("document.querySelectorAll('#round tbody tr').length === 3")
+        assert await page.script("return [...document.querySelectorAll('.votes td')].map((cell) => cell.innerText)") == [
+            *("✓ accept", "✓ accept re-executed", "✓ accept", "✗ replay re-executed: replay"),
+            *("✓ accept", "✓ accept", "✓ accept", "✗ replay"),
+            *("– unsure", "–", "–", "–"),
+        ]
+        assert "Nothing proves that it did" in (await page.texts("#round"))[0]
         assert not await page.script("return document.documentElement.scrollWidth > innerWidth")
         assert await axe.found(page) == []

@@ -176,9 +176,7 @@ def test_evidence_is_kept_once_and_bounded(store: Store, monkeypatch: pytest.Mon
 def test_the_applied_state_is_replaced_and_the_rounds_and_roots_are_remembered(store: Store) -> None:
     trainer, voter = b"t" * 32, b"v" * 32
     vouchers = {trainer: (voter, trainer[::-1])}
-    rounds = [
-        StoredRound(b"j" * 32, n, n + 1, {trainer: "accept"}, (voter,), True, bytes([n]) * 32, vouchers) for n in range(3)
-    ]
+    rounds = [StoredRound(b"j" * 32, n, n + 1, {trainer: "accept"}, (voter,), True, bytes([n]) * 32, vouchers) for n in range(3)]
     assert store.state() is None
     for n in range(3):
         store.append([decided(n + 1)])

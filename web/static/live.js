@@ -33,6 +33,10 @@ function tell(name, value, about, tone = "") {
 
 const Verdict = ({ is }) => is === undefined ? "–" : html`<span class=${is === "accept" ? "yes" : "no"}>${is === "accept" ? "✓" : "✗"} ${is}</span>`;
 
+const VOUCHED = "The voter signed that it re-executed the update before the vote. Nothing proves that it did.";
+const UNSURE = "The voter was called to re-execute the update, and could not judge it.";
+const Vouch = ({ is }) => is && html` <span class="chip vouch" title=${is === "unjudged" ? UNSURE : VOUCHED}>${is === "unjudged" ? "unsure" : is === "accept" ? "re-executed" : `re-executed: ${is}`}</span>`;
+
 function tellAll(job, rounds) {
   const { status, blocks, labels } = now, measured = rounds.findLast((one) => one.held_out_bits_per_byte !== null);
   tell("bits", measured?.held_out_bits_per_byte.toFixed(3), `after round ${nth(measured?.round)}`);
@@ -56,8 +60,9 @@ function round(job) {
     ${open && html`<p class="quiet small">Round ${nth(open.round)}: ${open.proposed.length} of ${open.trainers.length} have proposed, ${Object.keys(open.votes).length} of ${open.voters.length} have voted, ${open.quorum} decide.</p>`}
     ${told && html`<div class="scroll" tabindex="0"><table class="votes"><caption>What each voter says of each proposal, in round ${nth(told.round)}</caption>
       <thead><tr><th scope="col">Voter</th>${told.proposed.map((who) => html`<th scope="col" key=${who}><${Name} of=${who} /></th>`)}</tr></thead>
-      <tbody>${Object.entries(told.votes).map(([voter, said]) => html`<tr key=${voter}><th scope="row"><${Name} of=${voter} /></th>
-        ${told.proposed.map((who) => html`<td key=${who} data-head=${nameOf(who)}><${Verdict} is=${said[who]} /></td>`)}</tr>`)}</tbody></table></div>`}`;
+      <tbody>${[...new Set([told.votes, told.vouches].flatMap(Object.keys))].map((voter) => html`<tr key=${voter}><th scope="row"><${Name} of=${voter} /></th>
+        ${told.proposed.map((who) => html`<td key=${who} data-head=${nameOf(who)}><span><${Verdict} is=${told.votes[voter]?.[who]} /><${Vouch} is=${told.vouches[voter]?.[who]} /></span></td>`)}</tr>`)}</tbody></table></div>
+      ${Object.keys(told.vouches).length > 0 && html`<p class="quiet small"><span class="chip vouch">re-executed</span> ${VOUCHED} The other voters rely on such signatures.</p>`}`}`;
 }
 
 const last = (rounds) => rounds.slice(-SHOWN).reverse().map(({ round, verdicts }) => html`<li key=${round}><b>${nth(round)}</b>
