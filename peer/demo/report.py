@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import mean
 
@@ -10,6 +11,7 @@ from peer.demo.cast import Demo, sent
 from peer.demo.disk import Disk, opened, roots_equal
 from peer.demo.failures import Outcome, find_failures, loss_failures, value_failures
 from peer.demo.tuned import Rlhf
+from peer.roles.base import REPLAYS
 from protocol.identity import peer_id
 from protocol.reasons import shown
 
@@ -44,6 +46,8 @@ class Report:
     bytes_sent: dict[
         str, dict[str, int]
     ]  # by kind; "blobs" is the part of "bulk" that is served by digest, "reveals" of that what audits ask for
+    # By honest peer with a worker: re-executions before the vote, as a mean over the rounds that had any.
+    replays_per_round: dict[str, float]
     pss_mb_per_peer: dict[str, float]  # the most seen: daemon and worker
     refused: dict[str, dict[str, int]]
     evidence: dict[str, list[str]]
@@ -95,6 +99,9 @@ def make_report(
             decision_ms_p99=watching.decision_ms_p99 if watching else None,
             bytes_sent_per_peer_per_round=_bytes_per_round(demo, watched.job(job).round),
             bytes_sent={name: dict(item.bytes_sent) for name, item in stats.items()},
+            replays_per_round=replays_per_round(
+                {peer.name: disk.figures(job, REPLAYS) for peer in demo.honest if peer.trains and (disk := disks[peer.name])}
+            ),
             pss_mb_per_peer={peer.name: round(peer.memory_mb, 1) for peer in demo.peers},
             refused={name: dict(item.refused) for name, item in stats.items()},
             evidence={name: [names.get(key, key) for key in item.evidence] for name, item in stats.items()},
@@ -106,6 +113,12 @@ def make_report(
             seconds_total=round(seconds, 2),
             seconds_to_first_decision=_first_decision(demo),
         )
+
+
+def replays_per_round(replays: Mapping[str, Mapping[int, float]]) -> dict[str, float]:
+    """The mean of each peer. `replays`: by peer and round."""
+    rounds = set().union(*replays.values())
+    return {name: round(sum(counts.values()) / len(rounds), 3) for name, counts in replays.items()} if rounds else {}
 
 
 def _names(demo: Demo) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from statistics import mean
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -81,6 +82,9 @@ def _spent(report: Report, left: int) -> Iterator[Row]:
         yield "decision", f"{report.decision_ms_p50:.0f} ms median, {report.decision_ms_p99:.0f} ms p99"
     if report.bytes_sent_per_peer_per_round is not None:
         yield "bytes sent", f"{report.bytes_sent_per_peer_per_round / 1e6:.2f} MB per peer and round, audit reveals included"
+    if report.replays_per_round:
+        counts = report.replays_per_round.values()
+        yield "re-executions", f"{mean(counts):.2f} a machine and round, the busiest {max(counts):.2f}"
     yield "memory", ", ".join(f"{name} {size:.0f} MB" for name, size in report.pss_mb_per_peer.items())
     for name, root in report.state_roots.items():
         yield f"state root of {name}", fitting(root, left) if root else "cannot be read"

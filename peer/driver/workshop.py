@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 
@@ -15,7 +16,7 @@ from peer.driver.room import LOOK_SECONDS, DiskRoom
 from peer.driver.showing import Showing
 from peer.node.early import RoundKey
 from peer.node.rounds import Effects, Rounds
-from peer.roles.base import EVALUATION, OpenRound, RoundWork
+from peer.roles.base import EVALUATION, REPLAYS, OpenRound, RoundWork
 from peer.settings.datadir import storage_errors
 from protocol import codec
 from protocol.errors import FolkmootError, MissingBlobError, RemoteProtocolError, StorageError
@@ -61,6 +62,7 @@ class Workshop:
         self._working: dict[RoundKey, trio.Nursery] = {}
         self._checking: set[tuple[RoundKey, bytes]] = set()
         self._reexecuting: set[tuple[RoundKey, bytes]] = set()
+        self._replays = Counter[RoundKey]()  # re-executions begun
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         async with trio.open_nursery() as self._nursery:
@@ -76,6 +78,8 @@ class Workshop:
 
     def open(self, key: RoundKey, job: Job, spoken: bool) -> None:
         self._open[key] = self.view(key, job)
+        for over in [of for of in self._replays if of not in self._open]:
+            del self._replays[over]
         self._nursery.start_soon(self._work_on, key, job, self._open[key], spoken)
 
     def close(self, key: RoundKey) -> None:
@@ -98,6 +102,8 @@ class Workshop:
             await self._call(lambda: self._rounds.publish(proposal, self._now(), opening))
 
         async def begin(trainer: bytes) -> None:
+            self._replays[key] += 1
+            self._store.measure_later(*key, {REPLAYS: self._replays[key]})
             await self._call(lambda: self._rounds.begin(key, trainer))
 
         async def measured(figures: Mapping[str, float]) -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 import trio
 
 from peer.commands import views
-from peer.roles.base import OpenRound
+from peer.demo.report import replays_per_round
+from peer.roles.base import REPLAYS, OpenRound
 from peer.roles.voter import Voter
 from protocol.identity import Signed, peer_id
 from protocol.messages import Proposal
@@ -38,6 +39,23 @@ async def test_a_closed_round_names_the_voters_whose_vouches_its_block_carries(t
         (votes,) = await service_of(made.seats[3]).votes(1)
         assert votes.vouches == {vouchers[0]: {trainer: "accept"}}
         assert votes.votes[trainer] == {trainer: "accept"}
+
+
+async def test_each_peer_counts_the_re_executions_that_it_has_begun(tmp_path: Path) -> None:
+    async with network(tmp_path, founders=4) as made:
+        job = await made.seats[0].scratch()
+        await one_root(made.seats, job)
+        (view,) = await service_of(made.seats[0]).rounds(1)
+        (voter,) = view.vouchers[peer_id(made.seats[0].public)]
+        for seat in made.seats:
+            counted = seat.store.measured(job).get(0, {}).get(REPLAYS)
+            assert counted == (1.0 if peer_id(seat.public) == voter else None)
+
+
+def test_the_demo_reports_re_executions_of_each_machine_and_round() -> None:
+    replays: dict[str, dict[int, float]] = {"a": {0: 1.0, 1: 2.0}, "b": {1: 1.0, 3: 2.0}, "c": {}}
+    assert replays_per_round(replays) == {"a": 1.0, "b": 1.0, "c": 0.0}
+    assert replays_per_round({"a": {}, "b": {}}) == {}
 
 
 async def test_an_open_round_shows_each_vouch_that_has_come(tmp_path: Path) -> None:
