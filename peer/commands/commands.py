@@ -19,6 +19,8 @@ import trio
 
 from consensus.voters import VoterSet
 from features.lazily import importing
+from features.names import Names
+from features.tables import counted
 from ledger.core.genesis import Founder, Genesis
 from peer.commands.arguments import settings_of
 from peer.commands.logs import formatter, handler
@@ -274,6 +276,10 @@ def audit(options: argparse.Namespace) -> int:
     print(f"{found.rounds} rounds with {found.proposals} accepted updates")
     for job, root in found.models.items():
         print(f"job {found.names[job]} ({job[:16]}): model root {root} reproduced")
+    for job, vouched in found.vouched.items():
+        known = Names(found.members)
+        who = ", ".join(f"{known[peer]} {count}" for peer, count in vouched.vouchers.most_common())
+        print(f"job {job[:16]}: {counted(vouched.updates, 'update')} re-executed before the vote, vouched for by {who}")
     for job, (before, rounds) in found.starts.items():
         print(f"job {job[:16]} starts from job {before[:16]}@{rounds}, reproduced")
     print(f"certified state root {found.state_root} reproduced")

@@ -19,6 +19,10 @@ from training.transformer import FIRST
 TRANSFORMERS, GGUF = "transformers", "gguf"
 NOT_NAMED: Final = "not named"
 
+VOUCHED: Final = (
+    "some voters of each round re-executed an update and signed for it (as many as the liars that the votes tolerate, at least "
+    "one), and the others relied on these signatures"
+)
 _SNIPPET: Final = """```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -151,7 +155,7 @@ def _audit(spec: JobSpec) -> str:
     rule = f"updates were aggregated by {spec.rule.value}{against}"
     match spec.audit:
         case AuditMode.FULL:
-            return f"full: every voter that could re-executed each proposal before its vote; {rule}"
+            return f"full: {VOUCHED} before the vote; {rule}"
         case AuditMode.SAMPLED:
             replays = spec.audit_rate * spec.auditors
             closing = f"; in the last {spec.closing_rounds} rounds as with full" if spec.closing_rounds else ""

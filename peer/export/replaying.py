@@ -6,9 +6,10 @@ import hashlib
 import itertools
 import json
 import tempfile
-from collections.abc import Callable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from consensus.block import Block, block_digest, decode_block
@@ -37,7 +38,7 @@ from peer.settings.datadir import storage_errors
 from protocol import codec
 from protocol.digests import Hasher, digest_of, hashed
 from protocol.errors import FolkmootError, StorageError, UserError
-from protocol.identity import Ed25519Verifier
+from protocol.identity import Ed25519Verifier, peer_id
 from protocol.messages import Commit, Decision
 from storage.regular_files import open_regular, read_regular
 from training import starts
@@ -47,6 +48,20 @@ from training.spec import JobSpec
 
 OTHER_BYTES = "its bytes do not have the digest it is named after"
 Progress = Callable[[int, int], None]  # (blocks checked, blocks in all)
+
+
+@dataclass(slots=True)
+class Vouched:
+    """Accepted updates of one job that were re-executed before the vote, as far as voters signed that."""
+
+    updates: int = 0
+    vouchers: Counter[str] = field(default_factory=Counter)  # peer id -> updates it vouches for
+
+    def add(self, vouchers: Collection[bytes]) -> None:
+        """One accepted update, and the voters that vouch for it."""
+        if vouchers:
+            self.updates += 1
+            self.vouchers.update(map(peer_id, vouchers))
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +78,8 @@ class ExportVerdict:
     models: dict[str, str]  # job -> model root, reproduced
     names: dict[str, str]  # of these jobs
     starts: dict[str, tuple[str, int]]  # job that names parameters by their digest -> job and round of the model that has them
+    vouched: dict[str, Vouched]  # by job that had updates re-executed before the vote
+    members: dict[str, str]  # peer id -> name
 
 
 def audit(
@@ -126,6 +143,7 @@ class _Replay:
         self._sizes = {file.stat().st_size for file in blobs.glob("*")}  # a model that a job starts from is one of these files
         self._models: dict[bytes, tuple[str, int]] = {}  # by the digest of the parameters: the job, and the round
         self._starts: dict[str, tuple[str, int]] = {}
+        self._vouched = defaultdict[str, Vouched](Vouched)
 
     def run(self, progress: Progress, seen: Callable[[Transition], None]) -> ExportVerdict:
         total = self._heights()
@@ -195,6 +213,8 @@ class _Replay:
         for closed in transition.closed:
             self._rounds += 1
             self._proposals += len(closed.proposals)
+            for vouchers in closed.outcome.vouchers.values():
+                self._vouched[closed.job.hex()].add(vouchers)
             roots[closed.job] = self._host.step(closed, self._payload)
             spec = JobSpec.decode(transition.state.jobs.jobs[closed.job].spec)
             self._know(closed.job, closed.round + 1, spec)
@@ -272,6 +292,8 @@ class _Replay:
             roots,
             {job: state.jobs.jobs[bytes.fromhex(job)].name for job in models},
             self._starts,
+            {job: vouched for job, vouched in self._vouched.items() if vouched.updates},
+            {peer_id(key): member.name for key, member in state.members.members.items()},
         )
 
     def _check_manifest(self, summary: Summary) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import random
+import re
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,13 +17,15 @@ import pytest
 
 from consensus.block import Block, block_digest, decode_block, encode_block
 from consensus.voters import VoterSet
-from ledger.state import EMPTY_BODY, State
+from ledger.state import EMPTY_BODY, State, decode_body
+from peer.commands import commands
 from peer.export import writing as export_module
 from peer.export.replaying import ExportVerdict, audit
 from peer.export.writing import GENESIS, MANIFEST, Models, block_path, export, listed_files, write_models
 from protocol import codec
 from protocol.errors import StorageError, UserError
-from protocol.messages import Certificate, Commit, Decision
+from protocol.identity import peer_id
+from protocol.messages import Certificate, Commit, Decision, Vouch
 from tests.consensus.certificates import certificate_of
 from tests.peer.chain import Chain, lived, unfinished
 from training import checkpoint
@@ -76,8 +81,40 @@ def test_an_untouched_export_is_reproduced_to_the_certified_root(chain: Chain, w
         models=verdict.models,
         names={job: state.jobs.jobs[bytes.fromhex(job)].name for job in verdict.models},
         starts={},
+        vouched=verdict.vouched,
+        members={peer_id(person.public): "founder" for person in chain.people},
     )
     assert seen == [(n, state.height) for n in range(1, state.height + 1)]
+
+
+def test_an_audit_counts_the_accepted_updates_with_vouches_and_their_voters(chain: Chain, whole: Path) -> None:
+    expected = Counter[tuple[str, str]]()
+    for height in range(1, chain.ledger.state.height + 1):
+        decided = chain.store.decision(height)
+        assert decided is not None
+        for closing in decode_body(decided.decode().body).closings:
+            accepted = {signed.signer for signed in closing.proposals}
+            for signed in closing.vouches:
+                for judged in codec.decode_message(signed.body, (Vouch,)).judgements:
+                    if judged.trainer in accepted - {signed.signer}:
+                        expected[closing.job.hex(), peer_id(signed.signer)] += 1
+    vouched = audit(whole).vouched
+    assert {(job, peer): count for job, of in vouched.items() for peer, count in of.vouchers.items()} == expected
+    assert sorted(of.updates for of in vouched.values()) == [1, 3 + 4]
+
+
+def test_the_audit_command_names_the_voters_that_vouched(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert commands.audit(argparse.Namespace(directory=str(whole))) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if "vouched for by" in line]
+    found = [
+        re.fullmatch(r"job (\w{16}): (\d updates?) re-executed before the vote, vouched for by (.*)", line) for line in lines
+    ]
+    assert sorted(match[2] for match in found if match) == ["1 update", "7 updates"]
+    for match in found:
+        assert match is not None
+        counts = [int(part.rsplit(" ", 1)[1]) for part in match[3].split(", ")]
+        assert counts == sorted(counts, reverse=True)
+        assert all(part.startswith("founder (") for part in match[3].split(", ")), "four are called so"
 
 
 def test_the_exported_model_is_the_one_that_training_ended_with(chain: Chain, whole: Path) -> None:
