@@ -225,6 +225,7 @@ class JobView:
     disk_bytes: int = 0  # that it takes on this peer's disk at most, beside its text; 0: it is over
     held: str = ""  # of a job that waits for its first model: how many voters hold it, of how many that are needed
     notes: tuple[str, ...] = ()  # counts of the file that its set was made of, for people
+    limited: dict[str, str] = field(default_factory=dict)  # re-executor that is not asked now, or last -> until when, and why
 
 
 @dataclass(frozen=True, slots=True)

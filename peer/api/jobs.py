@@ -10,7 +10,18 @@ import trio
 from consensus.voters import VoterSet
 from features.lazily import named
 from ledger.audits.state import JobAudits
-from ledger.jobs import Job, Phase, Start, Stop, Waiting, job_id
+from ledger.jobs import (
+    FALSE_VOUCH_ROUNDS,
+    FALSE_VOUCHES_MAX,
+    SILENCES_MAX,
+    Job,
+    Phase,
+    Start,
+    Stop,
+    VouchRecord,
+    Waiting,
+    job_id,
+)
 from ledger.state import State, decode_body
 from peer.api.naming import find_job
 from peer.api.new_job import LOCAL, job_spec
@@ -23,6 +34,7 @@ from protocol.identity import Signed, peer_id
 from protocol.limits import TRAINERS_MAX
 from protocol.messages import Ballot, Vouch
 from protocol.reasons import Verdict, label, shown
+from protocol.units import nth_round
 from rlhf.fitting import notes
 from rounds.ballots import RoundBook, settled
 from storage.store import StoredRound
@@ -219,7 +231,24 @@ def _job(key: bytes, job: Job, state: State, audits: JobAudits, peer: RunningPee
         parameters=layout_of(spec).size,
         disk_bytes=0 if is_over else _disk_bytes(spec, job.trainers, peer),
         notes=notes(spec),
+        limited={} if is_over else limited(job),
     )
+
+
+def limited(job: Job) -> dict[str, str]:
+    """The re-executors that are not asked in the open round, or are asked last: until when, and why."""
+    limits = {peer_id(key): _limit(record, job.round) for key, record in sorted(job.vouch_records.items())}
+    return {peer: text for peer, text in limits.items() if text}
+
+
+def _limit(record: VouchRecord, round: int) -> str:
+    if record.suspended_until > round:
+        why = f"it vouched falsely in {FALSE_VOUCHES_MAX} of {FALSE_VOUCH_ROUNDS} rounds"
+        return f"is not asked to re-execute until round {nth_round(record.suspended_until)}: {why}"
+    if record.last_until > round:
+        why = f"it gave no vouch in {SILENCES_MAX} closings in a row"
+        return f"is asked last to re-execute until round {nth_round(record.last_until)}: {why}"
+    return ""
 
 
 def _in_line(waiting: Waiting, state: State, place: int, peer: RunningPeer) -> JobView:

@@ -408,6 +408,7 @@ def jobs(views: Sequence[JobView], names: Names) -> Fitted:
             "rejected": _by_trainer(view.rejected, names, lambda reason: reason not in NOT_JUDGED),
             "not judged": _by_trainer(view.rejected, names, lambda reason: reason in NOT_JUDGED),
             "suspended": [f"{names[peer]} until {nth_round(number)}" for peer, number in view.suspended.items()],
+            "re-executors": [f"{names[peer]} {text}" for peer, text in view.limited.items()],
         }
         table.add_row(
             short(view.job),

@@ -269,9 +269,10 @@ def _trainers(job: JobView, names: Called) -> Fitted:
     table = Fitted(
         Column("trainer"), Column("accepted", is_number=True), Column("not accepted", wraps=True, style="red"), is_live=True
     )
-    for peer in dict.fromkeys((*job.accepted, *job.rejected)):
+    for peer in dict.fromkeys((*job.accepted, *job.rejected, *job.limited)):
         reasons = [f"{reason} {count}" for reason, count in job.rejected.get(peer, {}).items()]
         reasons += [f"suspended until round {nth_round(job.suspended[peer])}"] if peer in job.suspended else []
+        reasons += [job.limited[peer]] if peer in job.limited else []
         table.add_row(names[peer], str(job.accepted.get(peer, 0)), ", ".join(reasons))
     return table
 

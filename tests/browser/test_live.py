@@ -230,8 +230,9 @@ async def test_a_vote_says_whether_its_voter_re_executed_the_update(tmp_path: Pa
         live["peers"] = [me | {"peer": peer, "name": name} for peer, name in names.items()]
         job = {"job": "e" * 64, "name": "demo", "state": "running", "round": 7, "rounds": 9, "accepted": {}, "rejected": {}}
         anna, ben, cora, liar = peers = list(names)
+        job["limited"] = {cora: "is asked last to re-execute until round 28"}
         votes = {voter: dict.fromkeys((anna, ben, cora), "accept") | {liar: "replay"} for voter in (anna, ben)}
-        vouches = {anna: {ben: "accept", liar: "replay"}, cora: {anna: "unjudged"}}
+        vouches = {anna: {ben: "accept", liar: "replay"}, cora: {anna: "unjudged", ben: "accept"}}
         told = {"round": 6, "phase": "closed", "height": 9, "quorum": 0, "voters": [], "trainers": [], "proposed": peers}
         live["jobs"], live["votes"] = [job], [told | {"job": job["job"], "votes": votes, "vouches": vouches}]
         if is_phone:
@@ -241,10 +242,11 @@ async def test_a_vote_says_whether_its_voter_re_executed_the_update(tmp_path: Pa
         await page.open(f"{address(site)}/live")
         await page.until("document.querySelectorAll('#round tbody tr').length === 3")
         assert await page.script("return [...document.querySelectorAll('.votes td')].map((cell) => cell.innerText)") == [
-            *("✓ accept", "✓ accept re-executed", "✓ accept", "✗ replay re-executed: replay"),
+            *("✓ accept", "✓ accept re-executed", "✓ accept", "✗ replay re-executed"),
             *("✓ accept", "✓ accept", "✓ accept", "✗ replay"),
-            *("– unsure", "–", "–", "–"),
+            *("– unsure", "– re-executed: accept", "–", "–"),
         ]
+        assert ["until round 28" in row for row in await page.texts("#peers tr")] == [False, False, True, False]
         assert "Nothing proves that it did" in (await page.texts("#round"))[0]
         assert not await page.script("return document.documentElement.scrollWidth > innerWidth")
         assert await axe.found(page) == []

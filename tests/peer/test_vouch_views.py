@@ -7,6 +7,8 @@ from pathlib import Path
 
 import trio
 
+from ledger.jobs import VouchRecord
+from peer.api.jobs import limited
 from peer.commands import views
 from peer.demo.report import replays_per_round
 from peer.roles.base import REPLAYS, OpenRound
@@ -15,6 +17,7 @@ from protocol.identity import Signed, peer_id
 from protocol.messages import Proposal
 from protocol.reasons import Verdict
 from rounds.vouching import re_executors
+from tests.ledger.world import LANGUAGE, PEOPLE, World
 from tests.peer import fake_api
 from tests.peer.network import network, one_root, poll, service_of
 from tests.peer.test_views import KEYS, NAMES, round_view, shown
@@ -93,3 +96,25 @@ def test_votes_show_vouches_beside_the_ballot_and_before_it() -> None:
     vouched = f"vouches for {NAMES[second]}, {NAMES[third]}; rejects {NAMES[liar]} (replay)"
     assert f"{NAMES[second]}: accept; {vouched}" in told[NAMES[first]]
     assert f"no ballot yet; unsure of {NAMES[third]}" in told[NAMES[second]] and len(lines) == 3
+
+
+def test_a_re_executor_that_is_not_asked_or_asked_last_is_shown_with_the_reason() -> None:
+    world = World()
+    job = world.job(world.start(spec=LANGUAGE))
+    silent, liar, both, former, honest = (person.public for person in PEOPLE[:5])
+    records = {
+        silent: VouchRecord(last_until=28),
+        liar: VouchRecord(suspended_until=30),
+        both: VouchRecord(last_until=28, suspended_until=20),
+        former: VouchRecord(last_until=9, suspended_until=9, silences=1),
+        honest: VouchRecord(silences=2, false=(8,)),
+    }
+    told = limited(replace(job, round=9, vouch_records=records))
+    assert told == {
+        peer_id(silent): "is asked last to re-execute until round 29: it gave no vouch in 3 closings in a row",
+        peer_id(liar): "is not asked to re-execute until round 31: it vouched falsely in 3 of 20 rounds",
+        peer_id(both): "is not asked to re-execute until round 21: it vouched falsely in 3 of 20 rounds",
+    }
+    (view,) = fake_api.JOBS
+    printed = shown(views.jobs([replace(view, limited={KEYS[0]: told[peer_id(silent)]})], NAMES), 1_000)
+    assert f"re-executors: {NAMES[KEYS[0]]} {told[peer_id(silent)]}" in printed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from dataclasses import replace
 
 import pytest
@@ -91,6 +92,15 @@ def test_the_picture_fits_and_says_who_is_waited_for(width: int, height: int) ->
     assert "round 71 of 80" in text and "ben" in text and "replay 2" in text and "told" in text
     assert ("8.000 ┤" in text) == (height >= 24)
     assert ("0 proposals, waits for anna" in text) == (width >= 80)
+
+
+def test_a_re_executor_that_is_asked_last_has_a_row_with_the_reason() -> None:
+    voter = "v" * 52
+    seen = Watched("", replace(JOB, limited={voter: "is asked last to re-execute"}), {}, VOTES[-1], "")
+    console = Console(file=io.StringIO(), width=120, height=24)
+    console.print(picture(seen, {**NAMES, voter: "vera"}, console))
+    assert isinstance(console.file, io.StringIO)
+    assert re.search(r"vera +0 +is asked last to re-execute", console.file.getvalue())
 
 
 def test_a_chart_goes_from_an_eighth_of_a_line_to_all_lines() -> None:

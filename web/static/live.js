@@ -35,7 +35,7 @@ const Verdict = ({ is }) => is === undefined ? "–" : html`<span class=${is ===
 
 const VOUCHED = "The voter signed that it re-executed the update before the vote. Nothing proves that it did.";
 const UNSURE = "The voter was called to re-execute the update, and could not judge it.";
-const Vouch = ({ is }) => is && html` <span class="chip vouch" title=${is === "unjudged" ? UNSURE : VOUCHED}>${is === "unjudged" ? "unsure" : is === "accept" ? "re-executed" : `re-executed: ${is}`}</span>`;
+const Vouch = ({ is, ballot }) => is && html` <span class="chip vouch" title=${is === "unjudged" ? UNSURE : VOUCHED}>${is === "unjudged" ? "unsure" : is === ballot ? "re-executed" : `re-executed: ${is}`}</span>`;
 
 function tellAll(job, rounds) {
   const { status, blocks, labels } = now, measured = rounds.findLast((one) => one.held_out_bits_per_byte !== null);
@@ -61,8 +61,8 @@ function round(job) {
     ${told && html`<div class="scroll" tabindex="0"><table class="votes"><caption>What each voter says of each proposal, in round ${nth(told.round)}</caption>
       <thead><tr><th scope="col">Voter</th>${told.proposed.map((who) => html`<th scope="col" key=${who}><${Name} of=${who} /></th>`)}</tr></thead>
       <tbody>${[...new Set([told.votes, told.vouches].flatMap(Object.keys))].map((voter) => html`<tr key=${voter}><th scope="row"><${Name} of=${voter} /></th>
-        ${told.proposed.map((who) => html`<td key=${who} data-head=${nameOf(who)}><span><${Verdict} is=${told.votes[voter]?.[who]} /><${Vouch} is=${told.vouches[voter]?.[who]} /></span></td>`)}</tr>`)}</tbody></table></div>
-      ${Object.keys(told.vouches).length > 0 && html`<p class="quiet small"><span class="chip vouch">re-executed</span> ${VOUCHED} The other voters rely on such signatures.</p>`}`}`;
+        ${told.proposed.map((who) => html`<td key=${who} data-head=${nameOf(who)}><span><${Verdict} is=${told.votes[voter]?.[who]} /><${Vouch} is=${told.vouches[voter]?.[who]} ballot=${told.votes[voter]?.[who]} /></span></td>`)}</tr>`)}</tbody></table></div>
+      ${Object.keys(told.vouches).length > 0 && html`<p class="quiet small legend"><span class="chip vouch">re-executed</span> ${VOUCHED} The other voters rely on such signatures.</p>`}`}`;
 }
 
 const last = (rounds) => rounds.slice(-SHOWN).reverse().map(({ round, verdicts }) => html`<li key=${round}><b>${nth(round)}</b>
@@ -81,7 +81,7 @@ function counts(job, peer) {
 
 const peers = (job) => now.peers.filter(({ gone }) => !gone).map(({ peer, me, voter, roles, is_linked, round_trip_ms }) => html`<tr key=${peer}>
   <th scope="row"><${Name} of=${peer} />${me && html` <span class="chip">this peer</span>`}</th>
-  <td>${[voter && "voter", ...roles].filter(Boolean).join(", ")}</td>
+  <td>${[voter && "voter", ...roles].filter(Boolean).join(", ")}${job?.limited?.[peer] && html`<p class="quiet small">${job.limited[peer]}</p>`}</td>
   ${cell(counts(job, peer))}
   ${cell(me ? "–" : is_linked ? round_trip_ms : html`<span class="no">no link</span>`)}</tr>`);
 
