@@ -31,7 +31,7 @@ from training.objectives.objective import Objective
 from training.transformer import BYTES, ModelSpec
 
 ROUNDS_MAX = 1_000_000  # a job is to end some day: years at a round a minute
-LOCAL_STEPS_MAX = 10_000  # one round is to end too, and to be re-executed by everybody
+LOCAL_STEPS_MAX = 10_000  # one round is to end too, and to be re-executed
 BATCH_MAX = 65_536  # sequences; their offsets are drawn one by one
 DECODED_KEPT_MAX: Final = 256  # specifications: each is some kilobytes
 SETTINGS_BYTES_MAX: Final = 4_096  # of an objective's own record: hashes and numbers; what is larger is a blob
@@ -77,7 +77,7 @@ FLOATS_MIN: Final = {"inner_rate": INNER_RATE_MIN, "clip": CLIP_MIN, "replay_tol
 
 
 class AuditMode(enum.StrEnum):
-    FULL = "full"  # every voter with a worker re-executes every proposal before its ballot
+    FULL = "full"  # some voters with a worker re-execute each proposal before the vote, and vouch for it
     SAMPLED = "sampled"  # some proposals are drawn after the round, and one step of each is replayed from committed states
     OFF = "off"  # nobody re-executes: the aggregation rule alone stands against liars
 

@@ -46,8 +46,7 @@ class Report:
     bytes_sent: dict[
         str, dict[str, int]
     ]  # by kind; "blobs" is the part of "bulk" that is served by digest, "reveals" of that what audits ask for
-    # By honest peer with a worker: re-executions before the vote, as a mean over the rounds that had any.
-    replays_per_round: dict[str, float]
+    replays_per_round: dict[str, float]  # of each honest peer with a worker: re-executions before the vote, in rounds with any
     pss_mb_per_peer: dict[str, float]  # the most seen: daemon and worker
     refused: dict[str, dict[str, int]]
     evidence: dict[str, list[str]]

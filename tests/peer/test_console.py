@@ -311,7 +311,7 @@ async def test_without_any_sampled_audit_the_console_says_how_to_get_some(
 async def test_who_re_executes_in_a_job_that_is_fully_audited_is_told_beside_the_sampled_audits(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    where = "audit=full: `rounds` has the verdicts and whose ballots were counted"
+    where = "audit=full: `rounds` has the verdicts, whose ballots were counted, and who vouches for each accepted update"
     assert where in (await said(monkeypatch, capsys, "audits\n"))[0]
     monkeypatch.setattr(fake_api, "AUDITS", AuditsView((), ()))
     assert where in (await said(monkeypatch, capsys, "audits\n"))[0]

@@ -27,8 +27,8 @@ async def _show_audits(asked: Asked[PeerApi], view: AuditsView) -> None:
         asked.show("no sampled audit has come to a result yet; `train --set audit=sampled` starts a job that has them")
     if any(job.audit == "full" for job in await asked.api.jobs()):
         asked.show(
-            "audit=full: `rounds` has the verdicts and whose ballots were counted; of those voters, the trainers (`peers`) "
-            "re-execute every proposal before their ballots"
+            "audit=full: `rounds` has the verdicts, whose ballots were counted, and who vouches for each accepted update: "
+            "these voters signed that they re-executed it before the vote"
         )
 
 
