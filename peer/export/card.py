@@ -20,8 +20,8 @@ TRANSFORMERS, GGUF = "transformers", "gguf"
 NOT_NAMED: Final = "not named"
 
 VOUCHED: Final = (
-    "some voters of each round re-executed an update and signed for it (as many as the liars that the votes tolerate, at least "
-    "one), and the others relied on these signatures"
+    "k voters re-executed each update before the vote and signed for it, and the others relied on these signatures (k: as many as "
+    "the liars that the votes tolerate, one more for a trainer without a vote)"
 )
 _SNIPPET: Final = """```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -155,7 +155,7 @@ def _audit(spec: JobSpec) -> str:
     rule = f"updates were aggregated by {spec.rule.value}{against}"
     match spec.audit:
         case AuditMode.FULL:
-            return f"full: {VOUCHED} before the vote; {rule}"
+            return f"full: {VOUCHED}; {rule}"
         case AuditMode.SAMPLED:
             replays = spec.audit_rate * spec.auditors
             closing = f"; in the last {spec.closing_rounds} rounds as with full" if spec.closing_rounds else ""

@@ -111,7 +111,7 @@ def test_the_latest_model_of_text_is_written_with_tokenizer_and_card(chain: Chai
         view.model_root,
         'license: "CC-BY-4.0"',
         "1 of 1",
-        "full: some voters of each round re-executed an update and signed for it",
+        "full: k voters re-executed each update before the vote and signed for it",
         bytes(32).hex(),
         "4 accepted, 0 rejected, 0 absent",
     ):
