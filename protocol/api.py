@@ -135,6 +135,7 @@ class StatusView:
     unreached: tuple[DialView, ...] = ()  # addresses that this peer dials in vain
     behind: int | None = 0  # heights that others have decided and this peer has not applied; None: nobody is there to say
     late: str = ""  # why this trainer's updates come too late, and what helps; empty when they do not
+    limited: str = ""  # running jobs in which this peer is not asked to re-execute, or last: until when, and why
     no_room: str = ""  # which jobs do not fit on this peer's disk, and what follows; empty when all do
     parameters_max: int = 0  # that the network allows a job's model
     reachable: str = "unknown"  # direct: others can dial this peer; relayed: they cannot; unknown: too few have said

@@ -16,12 +16,14 @@ import trio
 
 from consensus.voters import VoterSet
 from features.names import Names
+from ledger.jobs import JobsState
 from ledger.network import NetworkState
 from ledger.state import State
 from peer import features
 from peer.api.audits import standing_of
 from peer.api.causes import Look, causes
 from peer.api.failures import failures
+from peer.api.jobs import limited
 from peer.api.memory import children_of, process_memory_mb
 from peer.api.running import RunningPeer
 from peer.driver.auditing import suspension
@@ -88,6 +90,7 @@ class ThisPeerAnswers(ThisPeerCalls):
             state=state_of(halted, waiting, behind, ago, suspended),
             decided_seconds_ago=ago,
             behind=behind,
+            limited=own_limits(driver.signer.public, driver.state.jobs),
             no_room=driver.workshop.room.told,
             parameters_max=driver.state.of(NetworkState).parameters_max,
             reachable=self.peer.network.reachable,
@@ -180,6 +183,12 @@ class ThisPeerAnswers(ThisPeerCalls):
 
     async def stop(self) -> None:
         self.peer.stop_daemon()
+
+
+def own_limits(me: bytes, jobs: JobsState) -> str:
+    """The running jobs in which this peer is not asked to re-execute, or is asked last; empty if there are none."""
+    texts = ((job.name, limited(job).get(peer_id(me))) for job in jobs.running().values())
+    return "; ".join(f"in {name} this peer {text}" for name, text in texts if text)
 
 
 def unaudited(state: State) -> tuple[str, ...]:

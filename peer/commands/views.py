@@ -84,6 +84,7 @@ def status(view: StatusView) -> Pairs:
             "decided": _decided(view),
             "state root": view.state_root,
             **({"too late": view.late} if view.late else {}),
+            **({"re-executes": view.limited} if view.limited else {}),
             **({"no room": view.no_room} if view.no_room else {}),
             "unaudited": _unaudited(view),
             "largest model": f"{view.parameters_max} parameters are allowed",

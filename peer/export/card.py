@@ -20,8 +20,8 @@ TRANSFORMERS, GGUF = "transformers", "gguf"
 NOT_NAMED: Final = "not named"
 
 VOUCHED: Final = (
-    "k voters re-executed each update before the vote and signed for it, and the others relied on these signatures (k: as many as "
-    "the liars that the votes tolerate, one more for a trainer without a vote)"
+    "k voters re-executed each update before the vote and signed for it, and the others relied on these signatures (k is the "
+    "number of liars that the votes tolerate, one more for a trainer without a vote)"
 )
 _SNIPPET: Final = """```python
 from transformers import AutoModelForCausalLM, AutoTokenizer

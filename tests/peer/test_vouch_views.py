@@ -7,8 +7,9 @@ from pathlib import Path
 
 import trio
 
-from ledger.jobs import VouchRecord
+from ledger.jobs import JobsState, VouchRecord
 from peer.api.jobs import limited
+from peer.api.this_peer import own_limits
 from peer.commands import views
 from peer.demo.report import replays_per_round
 from peer.roles.base import REPLAYS, OpenRound
@@ -118,3 +119,15 @@ def test_a_re_executor_that_is_not_asked_or_asked_last_is_shown_with_the_reason(
     (view,) = fake_api.JOBS
     printed = shown(views.jobs([replace(view, limited={KEYS[0]: told[peer_id(silent)]})], NAMES), 1_000)
     assert f"re-executors: {NAMES[KEYS[0]]} {told[peer_id(silent)]}" in printed
+
+
+def test_the_status_of_a_re_executor_says_that_it_is_not_asked() -> None:
+    world = World()
+    key = world.start(spec=LANGUAGE)
+    me, other = PEOPLE[0].public, PEOPLE[1].public
+    jobs = {key: replace(world.job(key), vouch_records={me: VouchRecord(suspended_until=30)})}
+    text = "in language this peer is not asked to re-execute until round 31: it vouched falsely in 3 of 20 rounds"
+    assert [own_limits(person, JobsState(jobs)) for person in (me, other)] == [text, ""]
+    printed = " ".join(shown(views.status(replace(fake_api.STATUS, limited=text)), 80).split())
+    assert f"re-executes {text}" in printed
+    assert "re-executes" not in shown(views.status(fake_api.STATUS), 80)
