@@ -10,7 +10,7 @@ proposals T1 < re-executors' ballots T2 < other voters' ballots T3 < cut-off T4.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence, Sized
+from collections.abc import Iterable, Mapping, Sequence, Set, Sized
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Annotated
@@ -173,7 +173,7 @@ class RoundBook:
     proposals: dict[bytes, Signed] = field(default_factory=dict)  # trainer -> the first proposal seen
     equivocators: set[bytes] = field(default_factory=set)
     double_voters: set[bytes] = field(default_factory=set)
-    is_contradicted: bool = False  # a ballot has named another proposal of a trainer than the one that is here
+    is_contradicted: bool = False  # a ballot or vouch has named another proposal of a trainer than the one that is here
     verdicts: dict[bytes, Verdict] = field(default_factory=dict)  # trainer -> our own judgement, after the cheap checks at least
     ballots: dict[bytes, Ballot] = field(default_factory=dict)
     signed_ballots: dict[bytes, Signed] = field(default_factory=dict)
@@ -219,7 +219,8 @@ class RoundBook:
         first = self.proposals.setdefault(signed.signer, signed)
         if first is signed:
             said = (judgement for ballot in self.ballots.values() for judgement in ballot.judgements)
-            self._compare(signed, (judgement for judgement in said if judgement.trainer == signed.signer))
+            named = {judgement.proposal for judgement in said if judgement.trainer == signed.signer}
+            self._compare(signed, named | self.vouching.vouches.named(signed.signer))
         if first.body == signed.body or signed.signer in self.equivocators:
             return None
         self.equivocators.add(signed.signer)
@@ -253,23 +254,26 @@ class RoundBook:
         check_ballot(self.terms, signed.signer, ballot)
         first = self.signed_ballots.setdefault(signed.signer, signed)
         self.ballots.setdefault(signed.signer, ballot)
-        for judgement in ballot.judgements:
-            if judgement.trainer in self.proposals and judgement.trainer not in self.equivocators:
-                self._compare(self.proposals[judgement.trainer], (judgement,))
+        self._compare_all(ballot.judgements)
         if first.body == signed.body or signed.signer in self.double_voters:
             return None
         self.double_voters.add(signed.signer)
         return first, signed
 
-    def _compare(self, here: Signed, said: Iterable[Judgement]) -> None:
-        """If a ballot names another proposal of this trainer, the trainer has signed two, or the voter lies."""
-        digest = body_digest(here)
-        self.is_contradicted |= any(judgement.proposal != digest for judgement in said)
+    def _compare_all(self, said: Iterable[Judgement]) -> None:
+        for judgement in said:
+            if judgement.trainer in self.proposals and judgement.trainer not in self.equivocators:
+                self._compare(self.proposals[judgement.trainer], {judgement.proposal})
+
+    def _compare(self, here: Signed, named: Set[bytes]) -> None:
+        """If a voter names another proposal of this trainer, the trainer has signed two, or the voter lies."""
+        self.is_contradicted |= bool(named - {body_digest(here)})
 
     def add_vouch(self, signed: Signed, vouch: Vouch, now: float) -> tuple[Signed, Signed] | None:
         """Keeps each voter's first verdict on each trainer; a second, different one is evidence."""
         new = self.vouching.new(signed.signer, vouch)
         pair = self.vouching.add(signed, vouch)
+        self._compare_all(vouch.judgements)
         for judgement in new if pair is None else ():
             # An unsure voter may have waited in vain. If that were measured, all would wait longer in each round.
             if judgement.trainer in self.delivered and judgement.verdict is not Verdict.UNJUDGED:

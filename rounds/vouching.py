@@ -98,6 +98,10 @@ class Vouches:
             if voter != self.terms.voting_key(judgement.trainer):
                 self.verdicts.setdefault((judgement.trainer, judgement.proposal), {}).setdefault(voter, judgement.verdict)
 
+    def named(self, trainer: bytes) -> set[bytes]:
+        """The digests of this trainer's proposals."""
+        return {proposal for key, proposal in self.verdicts if key == trainer}
+
     def _of(self, trainer: bytes, proposal: bytes) -> Mapping[bytes, Verdict]:
         return self.verdicts.get((trainer, proposal), {})
 

@@ -1,9 +1,10 @@
 """`python -m scenarios.determinism`: peers that compute differently hold the same bits, and reject nothing honest.
 
 Torch with 1 and 2 threads in one network, and numpy, OpenBLAS, torch, MKL and oneDNN with other instruction sets on each trainer.
-The roots are those that each peer computed itself, read from its disk after it stopped. All trainers are honest and everything is
-re-executed: no proposal may be rejected for what it says; with `--audit sampled`, where two steps of each are replayed by others
-after it was accepted, nobody may be challenged; nor with `--audit lean`, where whole rounds are replayed.
+The roots are those that each peer computed itself, read from its disk after it stopped. All trainers are honest, and another one
+re-executes each proposal: no proposal may be rejected for what it says, and no vouch may reject one. With `--audit sampled` two
+steps of each are replayed by others after it was accepted, and nobody may be challenged; nor with `--audit lean`, where whole
+rounds are replayed.
 Three of four peers train: `--rounds 340 --accepted-min 1000` are a thousand proposals, if no more than twenty come too late.
 With `--gpu` the first trainer computes on the first GPU and the others on processors: each audits the other kind's work.
 """
@@ -28,6 +29,7 @@ from peer.commands.views import NOT_JUDGED
 from peer.demo.cast import DemoPeer
 from peer.demo.disk import Disk
 from protocol.errors import UserError
+from protocol.reasons import Verdict, label
 from scenarios import network
 from scenarios.network import Network
 from scenarios.rlhf import based, calls, tunes
@@ -175,6 +177,12 @@ class Judged:
         return f"{self.accepted} honest proposals accepted, {sum(self.rejected.values())} rejected" + f", {counts}" * bool(counts)
 
 
+def doubts(vouches: Iterable[Verdict]) -> list[str]:
+    """What is wrong with vouches for honest proposals. One that is unsure may have waited in vain for a file."""
+    reasons = Counter(verdict for verdict in vouches if verdict not in (Verdict.ACCEPT, Verdict.UNJUDGED))
+    return [f"{count} vouches rejected an honest proposal: {label(verdict, ())}" for verdict, count in sorted(reasons.items())]
+
+
 def conclude(
     options: argparse.Namespace,
     peers: Network,
@@ -200,7 +208,7 @@ def conclude(
         held = (len(roots), len(rounds), found.accepted.get(peer.identity.public, 0))
         threads = str(peer.threads) if peer.trains else "none"
         rows.append([peer.name, devices.get(peer.name, "none"), threads, *computes, *map(str, held), disk.state.root.hex()[:16]])
-        audits = disk.state.audits
+        audits, vouches = disk.state.audits, disk.vouches(job)
         disk.close()
     judged = Judged.of(found.accepted, found.rejected)  # part of the state, whose roots are compared
     results = Counter(entry.result.value for entry in audits.log)
@@ -214,11 +222,14 @@ def conclude(
         failures += [
             f"{name} was suspended, or a challenge refuted" for name, it in known if it and (it.suspensions or it.refuted)
         ]
+    failures += doubts(judgement.verdict for _, judgement in vouches)
     failures += judged.failures() + [f"nothing of {name} was accepted: nothing was shown of it" for name in idle]
     failures += [] if len(heights) == 1 else ["not all peers hold every block"]
     title = f"{options.peers} peers that compute differently, {options.rounds} rounds, seed {options.seed}: {judged}"
     blocks, rounds_held = max(heights)
     result = {"computes_with": seen, "devices": devices, "blocks": blocks, "rounds": rounds_held, **asdict(judged)}
+    pairs = {(voter, judgement.trainer) for voter, judgement in vouches}
+    result |= {"vouches": Counter(judgement.verdict.name for _, judgement in vouches), "vouching_pairs": len(pairs)}
     result |= {"audit": options.audit, "audit_reports": reports, "last_audit_results": dict(results)}
     return report(options, title, columns, rows, failures, result)
 

@@ -1,6 +1,6 @@
 """`python -m scenarios.kill`: kill -9 of one peer at a random moment of a round, again and again, while the network trains.
 
-The others go on within one timeout, rounds are normal again from the second one after it, and the killed peer comes back: it
+The others go on within one timeout, rounds are normal again from the fourth one after it, and the killed peer comes back: it
 catches up, its proposals are accepted again, its disk holds the same roots, and it has signed nothing twice.
 """
 
@@ -17,6 +17,7 @@ from time import time
 import trio
 
 from features.arguments import whole_number
+from ledger.jobs import SILENCES_MAX
 from peer.demo.cast import DemoPeer
 from protocol.identity import peer_id
 from scenarios import network
@@ -30,10 +31,12 @@ from scenarios.pace import (
     takes_part,
     usual,
     view_timer,
+    vouch_timer,
 )
 from scenarios.trials import COUNT, arguments, report
 
-DOWN_ROUNDS = 7  # closed while the victim is down, the one it was killed in included
+DOWN_ROUNDS = 9  # closed while the victim is down, the one it was killed in included
+LATER = SILENCES_MAX + 1  # from so many rounds after that one on the victim is called last, so nobody waits for its vouches
 
 
 @dataclass
@@ -49,7 +52,7 @@ class Trial:
     killed_round_seconds: float  # the whole round of the kill
     next_round_seconds: float
     decided_after_seconds: float  # from the kill to the next closed round
-    later_seconds: float = 0.0  # median round from the second one on
+    later_seconds: float = 0.0  # median round from the fourth one on
     workers_ended: bool = False
     answers_seconds: float = 0.0  # from the restart
     caught_up_seconds: float = 0.0
@@ -58,7 +61,8 @@ class Trial:
     problems: list[str] = field(default_factory=list)
 
     def judge(self) -> None:
-        timeout = self.proposals_timer_seconds + (self.view_timer_seconds if self.led else 0.0)
+        waited = max(self.proposals_timer_seconds, vouch_timer(self.normal_seconds))
+        timeout = waited + (self.view_timer_seconds if self.led else 0.0)
         for which, seconds in (("round of the kill", self.killed_round_seconds), ("next round", self.next_round_seconds)):
             if seconds > timeout + SLOWER_MAX * self.normal_seconds:
                 self.problems.append(f"{which} took {seconds:.2f} s, more than its timeout of {timeout:.2f} s and a normal one")
@@ -144,7 +148,7 @@ async def measure(
         killed_round_seconds=closed_at - opened_at,
         next_round_seconds=durations[round + 1],
         decided_after_seconds=closed_at - killed_at,
-        later_seconds=median(durations[later] for later in range(round + 2, round + DOWN_ROUNDS)),
+        later_seconds=median(durations[later] for later in range(round + LATER, round + DOWN_ROUNDS)),
     )
 
 

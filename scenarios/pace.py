@@ -10,9 +10,10 @@ import trio
 
 from consensus.pacemaker import TAIL_FACTOR, VIEW_SECONDS_MIN
 from peer.demo.cast import DemoPeer
+from peer.node.rounds import REPLAYS_FACTOR
 from protocol.api import RoundView
 from protocol.identity import peer_id
-from rounds.ballots import PROPOSALS_FACTOR, PROPOSALS_SECONDS_MIN
+from rounds.ballots import PROPOSALS_FACTOR, PROPOSALS_SECONDS_MIN, VOUCH_FACTOR, VOUCH_SECONDS_MIN
 from scenarios.network import Network, Watch, holds, voted
 from scenarios.trials import Trial
 
@@ -57,6 +58,16 @@ def proposals_timer(before: RoundView, arrivals: list[float]) -> float:
     awaited = sum(verdict == "accept" for verdict in before.verdicts.values())
     pace = sorted(arrivals)[min(awaited // 2, len(arrivals) - 1)]
     return max(PROPOSALS_SECONDS_MIN, PROPOSALS_FACTOR * pace)
+
+
+def vouch_timer(normal: float) -> float:
+    """The time after which other re-executors begin, or more: a vouch usually takes less than a normal round."""
+    return VOUCH_FACTOR * max(VOUCH_SECONDS_MIN, normal)
+
+
+def replays_timer(normal: float, patience: int) -> float:
+    """T2 − T1 of `rounds.ballots`, or more."""
+    return float(REPLAYS_FACTOR * max(VOUCH_SECONDS_MIN, normal) * 2**patience)
 
 
 def view_timer(views: list[RoundView]) -> float:

@@ -12,6 +12,7 @@ from peer.demo.cast import DemoPeer
 from protocol.api import EventView
 from protocol.errors import UserError
 from protocol.identity import Identity
+from protocol.reasons import Verdict
 from scenarios import bad_input, determinism, idle, kill, large, pace, rollback
 from scenarios.network import Watch
 from training.transformer import ModelSpec
@@ -21,7 +22,7 @@ from training.transformer import ModelSpec
 @pytest.mark.large  # tests/rlhf/test_daemons.py kills one of four, too; tests/sim looks for votes that contradict
 async def test_a_killed_peer_comes_back_and_has_signed_nothing_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pace, "NORMAL_ROUNDS", 2)
-    monkeypatch.setattr(kill, "DOWN_ROUNDS", 4)
+    monkeypatch.setattr(kill, "DOWN_ROUNDS", kill.LATER + 1)
     report = tmp_path / "kill.json"
     options = argparse.Namespace(peers=4, malicious=0, trials=1, seed=1, small=True, keep=tmp_path / "peers", json=str(report))
     await kill.run(options)
@@ -61,6 +62,12 @@ def test_an_honest_proposal_that_is_rejected_is_a_failure_and_one_that_nobody_ju
     rejected = determinism.Judged.of({"a": 3, "b": 2}, {"a": {"replay": 1, "absent": 1}, "b": {"norm": 2, "replay": 1}})
     assert rejected == determinism.Judged(5, {"norm": 2, "replay": 2}, {"absent": 1})
     assert rejected.failures() == ["2 honest proposals were rejected: norm", "2 honest proposals were rejected: replay"]
+
+
+def test_a_vouch_that_rejects_an_honest_proposal_is_a_failure() -> None:
+    assert determinism.doubts([Verdict.ACCEPT, Verdict.UNJUDGED]) == []
+    said = ["2 vouches rejected an honest proposal: norm", "1 vouches rejected an honest proposal: replay"]
+    assert determinism.doubts([Verdict.ACCEPT, Verdict.REPLAY, Verdict.NORM, Verdict.NORM]) == said
 
 
 def test_peers_that_compute_alike_show_nothing() -> None:

@@ -9,11 +9,13 @@ from pathlib import Path
 
 from ledger.core.genesis import Genesis
 from ledger.jobs import Job
-from ledger.state import State
+from ledger.state import State, decode_body
 from peer.demo.cast import DemoPeer
 from peer.features import rules_of
 from peer.settings.datadir import DataDirectory
+from protocol import codec
 from protocol.errors import FolkmootError
+from protocol.messages import Judgement, Vouch
 from storage.store import Store
 from training.data.corpus import Manifest, text_path
 from training.host import ModelHost, directory_of
@@ -50,6 +52,14 @@ class Disk:
 
     def job(self, job: str) -> Job:
         return self.state.jobs.jobs[bytes.fromhex(job)]
+
+    def vouches(self, job: str) -> list[tuple[bytes, Judgement]]:
+        """(voter, judgement) of each vouch in the blocks that this peer holds."""
+        decided = filter(None, map(self._store.decision, self._store.roots()))
+        closings = (closing for block in decided for closing in decode_body(block.decode().body).closings)
+        signed = (vouch for closing in closings if closing.job == bytes.fromhex(job) for vouch in closing.vouches)
+        decoded = ((vouch.signer, codec.decode_message(vouch.body, (Vouch,))) for vouch in signed)
+        return [(voter, judgement) for voter, vouch in decoded for judgement in vouch.judgements]
 
     def spec(self, job: str) -> JobSpec:
         return JobSpec.decode(self.job(job).spec)

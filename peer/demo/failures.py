@@ -58,9 +58,9 @@ def _of_liar(name: str, demo: Demo, outcome: Outcome) -> list[str]:
     accepted, rejected = outcome.accepted.get(name, 0), outcome.rejected.get(name, {})
     if demo.is_sampled:
         failures += _unpunished(name, attack, outcome)
-    elif accepted:
+    elif accepted and attack != "equivocate":  # one of its two proposals is honest, and may have its accepts before both are seen
         failures.append(f"the network accepted {counted(accepted, 'proposal')} of {name}")
-    elif not rejected:
+    elif not (accepted or rejected):
         failures.append(f"{name} was never named")
     if attack == "silent" and not rejected.get("absent"):
         failures.append(f"{name} was not named absent")

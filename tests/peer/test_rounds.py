@@ -368,15 +368,17 @@ def test_a_ballot_shows_that_there_is_something_to_ask_for(chain: Chain, key: by
     assert rounds.deadline(NOW) == NOW + SEEK_SECONDS and list(rounds.seeking(NOW + SEEK_SECONDS)) == [(key, 0)]
 
 
-@pytest.mark.parametrize("is_ballot_first", [False, True])
-def test_a_ballot_on_another_proposal_is_asked_about_at_once_and_once_a_round(
-    chain: Chain, key: bytes, is_ballot_first: bool
+@pytest.mark.parametrize("is_vouch", [False, True])
+@pytest.mark.parametrize("is_first", [False, True])
+def test_a_ballot_or_vouch_on_another_proposal_is_asked_about_at_once_and_once_a_round(
+    chain: Chain, key: bytes, is_first: bool, is_vouch: bool
 ) -> None:
     rounds, (liar, voter) = rounds_of(chain), chain.people[1:3]
     open_all(rounds, chain)
     shown = sign(liar, chain.id, proposal(chain, key, variant=1))  # to this voter alone
-    said = [(liar, proposal(chain, key)), (voter, ballot_on(chain, key, shown, Verdict.UNJUDGED))]
-    for who, message in reversed(said) if is_ballot_first else said:
+    named = vouch_on(key, shown) if is_vouch else ballot_on(chain, key, shown, Verdict.UNJUDGED)
+    said: list[tuple[Identity, Proposal | Ballot | Vouch]] = [(liar, proposal(chain, key)), (voter, named)]
+    for who, message in reversed(said) if is_first else said:
         assert list(rounds.seeking(NOW)) == []
         hear(rounds, chain, who, message)
     assert rounds.deadline(NOW) == NOW and list(rounds.seeking(NOW)) == [(key, 0)]

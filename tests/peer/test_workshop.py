@@ -135,6 +135,7 @@ class Judge(Busy):
         return
 
     async def check(self, round: OpenRound, signed: Signed, proposal: Proposal) -> Verdict:
+        assert signed.signer not in self.checked
         self.checked.append(signed.signer)
         return self.checks
 
