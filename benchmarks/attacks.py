@@ -87,7 +87,7 @@ class Gpt:
     rejected: dict[str, int]
     audits_per_proposal: float
     suspended_by_round: int | None  # the latest of all seeds; None: not all liars in every seed
-    found: dict[str, float]  # with sampled audits: share of the accepted lies in which that kind of liar is found
+    found: float  # with sampled audits: share of the accepted lies that an honest auditor sees
 
 
 @dataclass
@@ -181,7 +181,7 @@ def _gpt_row(rounds: int, found: list[Run]) -> Gpt:
         rejected,
         sum(outcome.audits for outcome in outcomes) / proposals,
         None if None in suspended else max(number for number in suspended if number is not None),
-        {lie: sum(outcome.found[lie] for outcome in outcomes) / max(1, accepted) for lie in on_detection.LIES},
+        sum(outcome.found for outcome in outcomes) / max(1, accepted),
     )
 
 
@@ -212,7 +212,7 @@ def gpt_table(rows: list[Gpt]) -> Table:
         *(audit.value for audit in AuditMode),
         "lies refused because",
         "all suspended by",
-        *on_detection.LIES,
+        "lies found",
     ):
         table.add_column(heading, justify="right", overflow="fold")
     places: dict[tuple[str, str, int, int], dict[str, Gpt]] = {}
@@ -223,15 +223,15 @@ def gpt_table(rows: list[Gpt]) -> Table:
         reasons = ", ".join(found[AuditMode.FULL].rejected) if AuditMode.FULL in found else ""
         sampled = found.get(AuditMode.SAMPLED)
         when = "" if sampled is None or sampled.suspended_by_round is None else f"round {sampled.suspended_by_round}"
-        shares = ["" if sampled is None else f"{sampled.found[lie]:.2f}" for lie in on_detection.LIES]
-        table.add_row(preset, attack, str(peers), str(liars), *ratios, reasons, when, *shares)
+        share = "" if sampled is None else f"{sampled.found:.2f}"
+        table.add_row(preset, attack, str(peers), str(liars), *ratios, reasons, when, share)
     return table
 
 
 def detection_table(rows: list[Detection]) -> Table:
     table = Table(title="who cheats, under sampled audits")
     soon = f"suspended in {on_detection.ROUNDS} rounds"
-    for heading in ("preset", "n", "f", "H", "cheats in", "rate × auditors", soon, "99 % in", "steps replayed ÷ full"):
+    for heading in ("preset", "n", "f", "H", "rate × auditors", soon, "99 % in", "rounds replayed ÷ full"):
         table.add_column(heading, justify="right")
     for row in rows:
         sizes = (
@@ -239,7 +239,6 @@ def detection_table(rows: list[Detection]) -> Table:
             str(row.peers),
             str(row.liars),
             str(row.local_steps),
-            row.lie,
             f"{row.audit_rate:g} × {row.auditors}",
         )
         needed = "never" if row.rounds_needed is None else f"{row.rounds_needed} rounds"
@@ -250,12 +249,12 @@ def detection_table(rows: list[Detection]) -> Table:
 def laziness_table(rows: list[Laziness]) -> Table:
     title = f"who cheats, where {on_detection.LAPSES:.0%} of the reports lapse, beside lazy auditors: until when, and its damage"
     table = Table(title=title)
-    for heading in ("preset", "n", "f", "cheats in", "lazy", "half in", "99 % in", "false updates", "99 %", "lazy found, 99 %"):
+    for heading in ("preset", "n", "f", "lazy", "half in", "99 % in", "false updates", "99 %", "lazy found, 99 %"):
         table.add_column(heading, justify="right")
     for row in rows:
         needed = "never" if row.rounds_needed is None else f"{row.rounds_needed} rounds"
         found = "" if row.lazy_audits is None else f"{row.lazy_audits} reports"
-        sizes = row.preset, str(row.peers), str(row.liars), row.lie, str(row.lazy)
+        sizes = row.preset, str(row.peers), str(row.liars), str(row.lazy)
         table.add_row(*sizes, f"{row.suspended_median} rounds", needed, f"{row.lies:.1f}", str(row.lies_most), found)
     return table
 
@@ -288,7 +287,7 @@ def verdicts(digits: list[Digits], gpt: list[Gpt], detection: list[Detection]) -
     found += [_unaudited(row) for row in gpt if row.audit == AuditMode.OFF and _may_start(row)]
     poisoned = [row for row in gpt if row.audit == AuditMode.SAMPLED and row.attack in (POISON, LATE_POISON)]
     found += [_poisoned(row) for row in poisoned if _may_start(row)]
-    return [*found, *(_detected(row) for row in detection if row.lie == on_detection.MANY_STEPS)]
+    return [*found, *map(_detected, detection)]
 
 
 def _may_start(row: Gpt) -> bool:
@@ -334,11 +333,10 @@ def _lost(row: Digits, clean: Digits) -> float:
 
 def _detected(row: Detection) -> str:
     """One bound: found soon enough, and cheaply."""
-    bounds = (
-        f"≥ {on_detection.FOUND_MIN:.0%} suspended in {on_detection.ROUNDS} rounds for ≤ {row.replayed_max:.3f} of full replay"
-    )
-    seen = f"{row.suspended:.1%} for {row.replayed:.3f}"
-    held = row.suspended >= on_detection.FOUND_MIN and row.replayed <= row.replayed_max
+    rounds = on_detection.AUDITS_NEEDED / row.audit_rate
+    bounds = f"≥ {on_detection.FOUND_MIN:.0%} suspended in {rounds:.0f} rounds for ≤ {row.audit_rate:.3f} of full replay"
+    seen = f"in {row.rounds_needed} for {row.replayed:.3f}"
+    held = row.rounds_needed is not None and row.rounds_needed <= rounds and row.replayed <= row.audit_rate
     return verdict(held, f"audits sampled, {row.preset}, rate {row.audit_rate:g}, n={row.peers}: {bounds}: {seen}")
 
 

@@ -1,26 +1,25 @@
-"""How soon sampled audits suspend who cheats in some of its steps, and what they replay: drawn with the ledger's own code.
+"""How soon sampled audits suspend a trainer whose updates are false, and what they replay: drawn with the ledger's own code.
 
-No training: who is drawn for which step follows from nonces alone (`ledger.audits.draws`), and a replay of a false step finds it.
-All n train and re-execute. The liar's f − 1 accomplices reveal their nonces, and report that all is well whatever they are drawn
-for; what liars gain by withholding nonces or by leading is in decision 28. Two kinds of liars: 40 % of the steps are false, for
-which there is a bound; and one step a round is, into which any change fits, since nothing bounds a step's size.
+No training: who is drawn follows from nonces alone (`ledger.audits.draws`), and a replay of a round finds what is false in it,
+however many of its steps are. All n train and re-execute. The liar's f − 1 accomplices reveal their nonces, and report that all
+is well whatever they are drawn for; what liars gain by withholding nonces or by leading is in decision 28.
 """
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from consensus.quorum import faults_tolerated
 from ledger.audits import draws, losses
 from ledger.audits.losses import Compared
-from training.spec import PRESETS, AuditMode, JobSpec
+from training.spec import PRESETS, AuditMode, JobSpec, completed
 
 JOB = bytes(32)
-CHEATED = 0.4  # share of the liar's steps that are not honest
-ROUNDS = 10  # in which it is to be suspended
+ROUNDS = 10  # in which liars are counted that are suspended
+AUDITS_NEEDED = 4.0  # over `audit_rate`, the rounds in which a liar is to be suspended; 3.5 of many voters by the closed form
 UNSEEN_ROUNDS = 2  # of them: the first, whose draw can be foreseen, and the last, which is reported and judged after it
 FOUND_MIN = 0.99  # of the liars, and the share that `rounds_needed` is for
 ROUNDS_MAX = 1_000  # that a liar is looked for: a rate of nearly 0 finds nobody
@@ -30,19 +29,6 @@ LAPSES = 0.2  # share of the reports that come too late: an auditor's core is bu
 GUESSED = 0.01  # share of a lazy auditor's guesses that are within 1e-3 nat, measured on the default job
 LAZY_AUDITS = 20  # in which a lazy auditor is to be found
 JUDGED_ROUNDS = 1  # from a report to its verdict
-MANY_STEPS, ONE_STEP = f"{CHEATED:.0%} of its steps", "one step"
-
-
-def _many(steps: int, chance: random.Random) -> set[int]:
-    return {step for step in range(steps) if chance.random() < CHEATED}
-
-
-def _one(steps: int, chance: random.Random) -> set[int]:
-    return {chance.randrange(steps)}
-
-
-# Which steps of a round are false.
-LIES: dict[str, Callable[[int, random.Random], set[int]]] = {MANY_STEPS: _many, ONE_STEP: _one}
 
 
 @dataclass(frozen=True)
@@ -51,60 +37,48 @@ class Detection:
     peers: int
     liars: int
     local_steps: int
-    lie: str
     audit_rate: float
     auditors: int
     suspended: float  # share of the liars, after `ROUNDS`
     rounds_needed: int | None  # until `FOUND_MIN` of them were; None: longer than was looked
-    replayed: float  # steps, over those that audits full replay: every step, by everybody but its trainer
-
-    @property
-    def replayed_max(self) -> float:
-        return 1 / self.local_steps
+    replayed: float  # rounds, over those that audits full replay: every round, by everybody but its trainer
 
 
 def jobs() -> dict[str, JobSpec]:
-    """Every preset under sampled audits, at the rate it says; `local` says what a job says that names none, here
-    with 30 steps, too. And 15 at the rate of `per-step`, at which their speed has a bound.
-    """
+    """Every preset under sampled audits, at the rate that it has or that follows from its steps; `local` with 30 steps, too."""
     base = JobSpec(name="detection", data=bytes(32))
-    found = {name: replace(base, **{**preset, "audit": AuditMode.SAMPLED}) for name, preset in PRESETS.items()}
-    found["local, H=30"] = replace(found["local"], local_steps=30)
-    if seldom := found.get("per-step"):
-        found["local, seldom"] = replace(found["local"], local_steps=15, audit_rate=seldom.audit_rate, auditors=seldom.auditors)
-    return found
+    said = {**PRESETS, "local, H=30": PRESETS["local"] | {"local_steps": 30}}
+    return {name: replace(base, **completed({**fields, "audit": AuditMode.SAMPLED})) for name, fields in said.items()}
 
 
-def detection(preset: str, spec: JobSpec, peers: int, count: int, lie: str = MANY_STEPS) -> Detection:
+def detection(preset: str, spec: JobSpec, peers: int, count: int) -> Detection:
     """What became of `count` liars, each among others."""
-    liars, chance = faults_tolerated(peers), random.Random(f"{preset} {peers} {lie}")
-    lives = [list(_rounds(spec, peers, liars, lie, chance)) for _ in range(count)]
+    liars, chance = faults_tolerated(peers), random.Random(f"{preset} {peers}")
+    lives = [list(_rounds(spec, peers, liars, chance)) for _ in range(count)]
     ends = sorted(UNSEEN_ROUNDS + len(life) if life[-1][1] else math.inf for life in lives)
     needed = ends[math.ceil(FOUND_MIN * count) - 1]
-    steps = [drawn for life in lives for drawn, _ in life]
+    replays = [drawn for life in lives for drawn, _ in life]
     return Detection(
         preset,
         peers,
         liars,
         spec.local_steps,
-        lie,
         spec.audit_rate,
         spec.auditors,
         suspended=sum(end <= ROUNDS for end in ends) / count,
         rounds_needed=None if needed == math.inf else int(needed),
-        replayed=sum(steps) / len(steps) / (spec.local_steps * (peers - 1)),
+        replayed=sum(replays) / len(replays) / (peers - 1),
     )
 
 
-def _rounds(spec: JobSpec, peers: int, liars: int, lie: str, chance: random.Random) -> Iterator[tuple[int, bool]]:
-    """Of each round until the liar, peer 0, is found: how many steps of its proposal are replayed, and whether that finds it."""
+def _rounds(spec: JobSpec, peers: int, liars: int, chance: random.Random) -> Iterator[tuple[int, bool]]:
+    """Of each round until the liar, peer 0, is found: how many replay its proposal, and whether that finds it."""
     keys = [number.to_bytes(32, "big") for number in range(peers)]
     for number in range(1, ROUNDS_MAX + 1):
-        false = LIES[lie](spec.local_steps, chance)
         nonces = {key: chance.randbytes(NONCE_BYTES) for key in keys}
         tickets = draws.tickets_for(JOB, number, nonces, keys[0], keys[1:])
-        drawn = draws.draw(tickets, peers - 1, spec.auditors, spec.audit_rate, spec.local_steps)
-        found = any(step in false for key, step in drawn.items() if key in keys[liars:])
+        drawn = draws.draw(tickets, peers - 1, spec.auditors, spec.audit_rate)
+        found = not set(drawn).isdisjoint(keys[liars:])
         yield len(drawn), found
         if found:
             return
@@ -112,9 +86,8 @@ def _rounds(spec: JobSpec, peers: int, liars: int, lie: str, chance: random.Rand
 
 def detections(peers: Sequence[int], count: int) -> Iterator[Detection]:
     for preset, spec in jobs().items():
-        for lie in LIES:
-            for n in filter(faults_tolerated, peers):
-                yield detection(preset, spec, n, count, lie)
+        for n in filter(faults_tolerated, peers):
+            yield detection(preset, spec, n, count)
 
 
 # Lapses and lazy auditors ------------------------------------------------------------------------------------------------
@@ -128,10 +101,9 @@ class Laziness:
     peers: int
     liars: int
     lazy: int
-    lie: str
     suspended_median: int  # rounds until the liar is
     rounds_needed: int | None  # until `FOUND_MIN` of the liars were; None: longer than was looked
-    lies: float  # updates with false steps that the model took meanwhile, on average
+    lies: float  # false updates that the model took meanwhile, on average
     lies_most: int  # of `FOUND_MIN` of the liars
     lazy_audits: int | None  # reports of a lazy auditor until it is suspended, of `FOUND_MIN` of them; None: there is none
 
@@ -145,10 +117,10 @@ class _Lazy:
     suspensions: int = 0
 
 
-def laziness(preset: str, spec: JobSpec, peers: int, lazy: int, count: int, lie: str) -> Laziness:
+def laziness(preset: str, spec: JobSpec, peers: int, lazy: int, count: int) -> Laziness:
     """What became of `count` liars, each among others, and of the lazy auditors beside them."""
-    chance = random.Random(f"lazy {preset} {peers} {lazy} {lie}")
-    lives = [_lazy_life(spec, peers, lazy, lie, chance) for _ in range(count)]
+    chance = random.Random(f"lazy {preset} {peers} {lazy}")
+    lives = [_lazy_life(spec, peers, lazy, chance) for _ in range(count)]
     at = math.ceil(FOUND_MIN * count) - 1
     ends, told = sorted(life[0] for life in lives), sorted(life[1] for life in lives)
     audits = sorted(number for life in lives for number in life[2])
@@ -158,7 +130,6 @@ def laziness(preset: str, spec: JobSpec, peers: int, lazy: int, count: int, lie:
         peers,
         faults_tolerated(peers),
         lazy,
-        lie,
         ends[count // 2],
         needed if needed < ROUNDS_MAX else None,
         sum(told) / count,
@@ -167,7 +138,7 @@ def laziness(preset: str, spec: JobSpec, peers: int, lazy: int, count: int, lie:
     )
 
 
-def _lazy_life(spec: JobSpec, peers: int, lazy: int, lie: str, chance: random.Random) -> tuple[int, int, list[int]]:
+def _lazy_life(spec: JobSpec, peers: int, lazy: int, chance: random.Random) -> tuple[int, int, list[int]]:
     """(rounds until the liar, peer 0, is suspended; its false updates until then; reports of each lazy auditor until it was).
 
     Peers 1 to f − 1 are its accomplices: they pass it, and open to the lazy what these guessed. Then come the lazy ones, and the
@@ -190,11 +161,10 @@ def _lazy_life(spec: JobSpec, peers: int, lazy: int, lie: str, chance: random.Ra
                     trainer for trainer in present if trainer != peer and chance.random() < drawn and chance.random() >= LAPSES
                 ]
                 opened.setdefault(number + window + 1, []).extend((peer, trainer) for trainer in seen)
-        false = LIES[lie](spec.local_steps, chance)
-        told += bool(false)
+        told += 1
         honest = [peer for peer in present if peer >= liars + lazy]
-        replayed = [chance.randrange(spec.local_steps) for _ in honest if chance.random() < drawn and chance.random() >= LAPSES]
-        if number > 1 and found_in is None and any(step in false for step in replayed):
+        replays = sum(chance.random() < drawn and chance.random() >= LAPSES for _ in honest)
+        if number > 1 and found_in is None and replays:
             found_in = number + 1 + JUDGED_ROUNDS
     else:
         number = ROUNDS_MAX
@@ -217,10 +187,9 @@ def _compare(of: _Lazy, trainer: int, backs: bool, liars: int, chance: random.Ra
 def lazinesses(peers: Sequence[int], count: int) -> Iterator[Laziness]:
     """With none and with f lazy auditors."""
     for preset, spec in jobs().items():
-        for lie in LIES:
-            for n in filter(faults_tolerated, peers):
-                for lazy in (0, faults_tolerated(n)):
-                    yield laziness(preset, spec, n, lazy, count, lie)
+        for n in filter(faults_tolerated, peers):
+            for lazy in (0, faults_tolerated(n)):
+                yield laziness(preset, spec, n, lazy, count)
 
 
 @dataclass(frozen=True)

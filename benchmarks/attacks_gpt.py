@@ -5,8 +5,7 @@ The rules are the real ones: cheap checks of `ReplicatedModel.check`, re-executi
 payload is withheld from anybody); a dispute takes `DISPUTE_ROUNDS`. What the honest compute on the clean run's path of models is
 remembered, so that runs which stay on it cost it once.
 
-Which steps of a lie are false is drawn as for the detection table, and a replay of an honest one does not find it. Liars cheat in
-40 % of their steps, poisoners in one step of each round. A fifth of the honest auditors' reports lapse.
+A replay of a round finds a lie in it, however many of its steps are false. A fifth of the honest auditors' reports lapse.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.attack_suite import INVENTED_FEEDBACK, LATE_POISON, PAYLOADS, POISON, VECTORS, Knowledge, Said
-from benchmarks.attacks_detection import LAPSES, LIES, MANY_STEPS, ONE_STEP
+from benchmarks.attack_suite import INVENTED_FEEDBACK, LATE_POISON, PAYLOADS, VECTORS, Knowledge, Said
+from benchmarks.attacks_detection import LAPSES
 from benchmarks.simulated import JOB, Rounds, Update, engine_of, trainer_key
 from ledger.audits import draws
 from protocol.errors import LocalProtocolError
@@ -72,7 +71,7 @@ class Outcome:
     accepted: int = 0  # lies that moved the model
     audits: int = 0  # steps replayed afterwards
     suspended_by_round: int | None = None  # when every liar had been suspended once
-    found: dict[str, int] = field(default_factory=lambda: dict.fromkeys(LIES, 0))  # accepted lies, by which steps are false
+    found: int = 0  # accepted lies that an honest auditor has seen
 
 
 class Lying(GPT):
@@ -266,7 +265,7 @@ class Run:
         return proposals.compared(model, liar, delta, lie.payload, e, buffer)[0]
 
     def _sample(self, number: int, trainers: Sequence[bytes]) -> None:
-        """Draws audits; a liar is found out if the drawn step of an honest auditor is a false one."""
+        """Draws audits; a liar is found out if an honest auditor is drawn for it and reports."""
         for due, liar in [item for item in self.pending if item[0] <= number]:
             self.pending.remove((due, liar))
             self.back_in[liar] = number + 1 + self.world.spec.suspension_rounds * 2 ** self.times[liar]
@@ -275,21 +274,17 @@ class Run:
         nonces = {
             key: hashlib.sha256(b"nonce %d" % number + key + bytes([self.world.spec.seed % 256])).digest() for key in everybody
         }
-        falsified = ONE_STEP if self.attack in (POISON, LATE_POISON) else MANY_STEPS
         for trainer in trainers:
             spec, others = self.world.spec, [key for key in everybody if key != trainer]
             tickets = draws.tickets_for(JOB, number, nonces, trainer, others)
-            drawn = draws.draw(tickets, len(others), spec.auditors, spec.audit_rate, spec.replays)
+            drawn = draws.draw(tickets, len(others), spec.auditors, spec.audit_rate)
             self.outcome.audits += len(drawn)
             chance = random.Random(f"{spec.seed} {number} {trainer.hex()}")
             # The lying auditors report nothing.
-            seen = {step for key, step in drawn.items() if key in self.world.honest and chance.random() >= LAPSES}
-            last = {spec.local_steps - 1}  # where nothing else is false, or there would be no lie
-            false = {lie: steps(spec.local_steps, chance) or last for lie, steps in LIES.items()}
-            caught = {lie: bool(seen & {step // spec.replayed_steps for step in of}) for lie, of in false.items()}
-            if trainer in self.world.lying:
-                self.outcome.found = {lie: count + caught[lie] for lie, count in self.outcome.found.items()}
-                if caught[falsified] and all(liar != trainer for _, liar in self.pending):
+            is_seen = any(key in self.world.honest and chance.random() >= LAPSES for key in drawn)
+            if trainer in self.world.lying and is_seen:
+                self.outcome.found += 1
+                if all(liar != trainer for _, liar in self.pending):
                     self.pending.append((number + DISPUTE_ROUNDS, trainer))
         if len(self.times) == self.world.liars and self.outcome.suspended_by_round is None:
             self.outcome.suspended_by_round = number

@@ -50,8 +50,8 @@ from curation.state import Asked, CurationState, Phase, Place, Project, Redactio
 from curation.state import Stage as TaskStage
 from curation.statements import Annotation, Enrol, Session
 from curation.tasks import task_id
-from ledger.audits.losses import LossesOpening, SealedReport, Unopened, committed, sealed
-from ledger.audits.state import OPENS, AuditsState, Drawn, JobAudits, RoundAudits, StepFinding
+from ledger.audits.losses import LossOpening, Unopened, committed, sealed
+from ledger.audits.state import OPENS, AuditFinding, AuditsState, Drawn, JobAudits, RoundAudits
 from ledger.core.genesis import TRAINER, Founder, Genesis
 from ledger.jobs import Base, Hold, Job, Start, Stop, Waiting, job_id
 from ledger.jobs import Phase as JobPhase
@@ -338,8 +338,10 @@ def _audited(net: Network, rounds: int = 20) -> bytes:
     net.decide(signed)
     key = job_id(net.voters[0].public, codec.decode_message(signed.body, (Transaction,)))
     keys = tuple(voter.public for voter in net.voters)
-    proposal = Proposal(key, 0, bytes(32), bytes(32), 100, bytes(32), None, trace=bytes(32))
-    drawn = {trainer: Drawn(proposal, {auditor: 0 for auditor in keys[:AUDITORS_MAX] if auditor != trainer}) for trainer in keys}
+    proposal = Proposal(key, 0, bytes(32), bytes(32), 100, bytes(32), None)
+    drawn = {
+        trainer: Drawn(proposal, tuple(auditor for auditor in keys[:AUDITORS_MAX] if auditor != trainer)) for trainer in keys
+    }
     audits = JobAudits({number: RoundAudits(67, 66, keys, drawn) for number in range(rounds)})
     job = replace(net.state.jobs.jobs[key], round=rounds)
     state = net.state.with_modules(jobs=replace(net.state.jobs, jobs={key: job}))
@@ -353,11 +355,11 @@ def report(net: Network) -> Iterator[Signed]:
     for number in range(20):
         for trainer in net.voters[AUDITORS_MAX:]:
             for auditor in net.voters[:AUDITORS_MAX]:
-                yield net.tx(auditor, "audit/report", StepFinding(key, number, trainer.public, 0, Finding.MATCH, 0))
+                yield net.tx(auditor, "audit/report", AuditFinding(key, number, trainer.public, Finding.MATCH, 0))
 
 
 def _challenge(net: Network, key: bytes, number: int, auditor: int, trainer: int) -> Signed:
-    finding = StepFinding(key, number, net.voters[trainer].public, 3, Finding.MISMATCH, 0)
+    finding = AuditFinding(key, number, net.voters[trainer].public, Finding.MISMATCH, 0)
     return net.tx(net.voters[auditor], "audit/challenge", finding)
 
 
@@ -375,26 +377,25 @@ def rule(net: Network) -> Iterator[Signed]:
     for number in range(4):
         for place in range(24):
             for judge in net.voters[100:140]:
-                finding = StepFinding(key, number, net.voters[place].public, 3, Finding.MATCH, 0)
+                finding = AuditFinding(key, number, net.voters[place].public, Finding.MATCH, 0)
                 yield net.tx(judge, "audit/verdict", finding)
 
 
-@case("audit/losses")
+@case("audit/loss")
 def losses(net: Network) -> Iterator[Signed]:
     """Each with the sealed losses of as many auditors as a job may ask for."""
     key = _audited(net)
-    opened, unopened = list[tuple[Identity, LossesOpening]](), dict[int, dict[bytes, Unopened]]()
+    opened, unopened = list[tuple[Identity, LossOpening]](), dict[int, dict[bytes, Unopened]]()
     for number in range(5):
         unopened[number] = {}
         for trainer in net.voters:
-            secret, said = hashlib.sha256(trainer.public).digest(), (1_000_000,) * SAMPLED.local_steps
+            secret, said = hashlib.sha256(trainer.public).digest(), 1_000_000
             place = key, number, trainer.public
             promise = committed(*place, secret, said)
             auditors = [auditor.public for auditor in net.voters[:AUDITORS_MAX] if auditor is not trainer]
-            seals = {auditor: sealed(said[0], *place, auditor, promise, bytes([1]) * 32) for auditor in auditors}
-            reports = {auditor: SealedReport(0, seal) for auditor, seal in seals.items()}
+            reports = {auditor: sealed(said, *place, auditor, promise, bytes([1]) * 32) for auditor in auditors}
             unopened[number][trainer.public] = Unopened(promise, reports, VOTERS_MAX)
-            opened.append((trainer, LossesOpening(key, number, trainer.public, secret, said)))
+            opened.append((trainer, LossOpening(key, number, trainer.public, secret, said)))
     state, job = net.state.of(AuditsState), replace(net.state.jobs.jobs[key], round=200)
     audits = replace(state, jobs={key: replace(state.jobs[key], unopened=unopened, rounds={})})
     net.state = net.state.with_modules(audits=audits, jobs=replace(net.state.jobs, jobs={key: job}))

@@ -1,10 +1,9 @@
 """How far honest replays lie apart, and how far lies: `python -m benchmarks.replay --json FILE`.
 
-An auditor accepts what its own replay confirms up to `replay_tolerance`. One process trains and keeps every state; others replay
-each inner step from the state before it, and the whole round, with other instruction sets, thread counts and micro-batches; then
-with wrong data, a wrong step, a wrong rate, and all of it in bfloat16. All errors are relative L2 distances, as an audit computes
-them: of what one step changes (parameters and moments, the largest), and of Δ over the round. A tolerance has to lie between the
-most honest error and the least false one; both are printed for every precision.
+An auditor accepts what its own replay confirms up to `replay_tolerance`. One process trains; others replay the round with other
+instruction sets, thread counts and micro-batches; then with wrong data, a wrong step, a wrong rate, and all of it in bfloat16.
+All errors are relative L2 distances of Δ over the round, as an audit computes them. A tolerance has to lie between the most
+honest error and the least false one; both are printed for every precision.
 
 A PPO job's responses are sampled once and committed to: replays derive the rest from them. `ppo-jumps` is PPO as in the textbook,
 whose gradients jump where ratio or value reach the edge of their clip; it is replayed only if `--jobs` names it.
@@ -17,10 +16,8 @@ repository, numpy, msgpack, pynacl, and a torch with that device.
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import math
-import statistics
 import sys
 import tempfile
 import time
@@ -45,8 +42,7 @@ from rlhf.presets import PPO, REWARD
 from rlhf.reward import MEAN_REWARD, REWARD_NAMES, Learns, MeanTerms
 from training.data.default_text import default_text
 from training.objectives.objective import Declaration
-from training.replay.inner_state import InnerState
-from training.replay.trace import distance, ratio, step_error
+from training.replay.inner_state import distance, ratio
 from training.replicated import codec as payloads
 from training.replicated import feedback
 from training.replicated.init import initial_parameters
@@ -88,8 +84,7 @@ class Row:
     precision: str  # and where, such as "bf16 on cuda"
     what: str
     seed: int
-    steps: tuple[float, ...]  # relative error of each inner step, replayed alone
-    round: float  # of Δ
+    round: float  # relative error of Δ
     payload: float  # as `feedback.payload_distances` tells it of a payload that says Δ, over ‖Δ‖
 
 
@@ -175,28 +170,17 @@ def some_pairs() -> list[Pair]:
 
 
 def original(spec: JobSpec, rounds: int) -> Iterator[tuple[str, npt.NDArray[Any]]]:
-    """The states of the inner steps of the round after `rounds`, and Δ."""
+    """The parameters before the round after `rounds`, and Δ."""
     engine = engine_of(spec, "cpu", EVERYWHERE)
     parameters = initial_parameters(spec)
     for number in range(rounds):
         delta, _ = engine.local_steps(parameters, JOB, number, TRAINER, declaration=declared(engine, parameters, number)[0])
         parameters = parameters - np.float32(0.5) * delta
-    fresh = InnerState.fresh(spec)
-    states = [(parameters, fresh)]
     declaration, blob = declared(engine, parameters, rounds)
-    delta, _ = engine.local_steps(
-        parameters,
-        JOB,
-        rounds,
-        TRAINER,
-        on_state=lambda now, inner: states.append((now.copy(), _copied(inner))),
-        declaration=declaration,
-    )
+    delta, _ = engine.local_steps(parameters, JOB, rounds, TRAINER, declaration=declaration)
+    yield "parameters", parameters
     yield "delta", delta
     yield "blob", np.frombuffer(blob, dtype=np.uint8)
-    for number, (now, inner) in enumerate(states):
-        yield f"parameters {number}", now
-        yield f"moments {number}", inner.moments
 
 
 def declared(
@@ -217,29 +201,17 @@ def declared(
         return engine.derived(parameters, *place, made), file.read_bytes()
 
 
-def _copied(inner: InnerState) -> InnerState:
-    return InnerState(inner.steps, inner.moments.copy())
-
-
-def replay(
-    spec: JobSpec, rounds: int, kept: dict[str, Float32Array], device: str, variant: Variant
-) -> tuple[list[float], float, float]:
-    """The errors of each step, of Δ, and of the payload that says Δ."""
+def replay(spec: JobSpec, rounds: int, kept: dict[str, Float32Array], device: str, variant: Variant) -> tuple[float, float]:
+    """The errors of Δ, and of the payload that says Δ."""
     wrong = replace(spec, inner_rate=spec.inner_rate * variant.rate)
     engine = engine_of(wrong, device, variant)
-    count = sum(name.startswith("parameters") for name in kept)
-    states = [(kept[f"parameters {number}"], InnerState(number, kept[f"moments {number}"])) for number in range(count)]
     blob = None if variant.trainer != TRAINER else kept["blob"].tobytes()
-    by, _ = declared(engine, kept["parameters 0"], rounds, blob, variant.trainer)
-    errors = []
-    for step, (before, committed) in enumerate(itertools.pairwise(states)):
-        replayed = engine.inner_step(*before, JOB, rounds, TRAINER, step, declaration=by)
-        errors.append(step_error(before, committed, (replayed[0].copy(), replayed[1]), spec))
-    delta, _ = engine.local_steps(kept["parameters 0"], JOB, rounds, TRAINER, declaration=by)
+    by, _ = declared(engine, kept["parameters"], rounds, blob, variant.trainer)
+    delta, _ = engine.local_steps(kept["parameters"], JOB, rounds, TRAINER, declaration=by)
     layout, header = layout_of(spec), payloads.Header.of(spec, JOB, rounds, TRAINER, bytes(32))
     said = payloads.read(payloads.encode(header, kept["delta"], layout), layout)
     of_payload = ratio(*feedback.payload_distances(said, delta))
-    return errors, ratio(distance(kept["delta"], delta), distance(delta, np.float32(0))), of_payload
+    return ratio(distance(kept["delta"], delta), distance(delta, np.float32(0))), of_payload
 
 
 def child(options: argparse.Namespace) -> None:
@@ -256,9 +228,9 @@ def child(options: argparse.Namespace) -> None:
         variants = [variant for variant in variants if variant.rate == 1 or not spec.sends_gradients]
         variants = [variant for variant in variants if variant.shift == 0 or not _sees_the_same(spec)]
         for variant in {variant.name: variant for variant in variants}.values():
-            steps, whole, payload = replay(spec, options.rounds, kept, options.device, variant)
+            whole, payload = replay(spec, options.rounds, kept, options.device, variant)
             precision = f"{variant.precision} on {options.device}"
-            rows.append(asdict(Row(name, variant.kind, precision, variant.name, spec.seed, tuple(steps), whole, payload)))
+            rows.append(asdict(Row(name, variant.kind, precision, variant.name, spec.seed, whole, payload)))
     print(json.dumps({"seen": dispatch.seen(), "rows": rows}))
 
 
@@ -302,7 +274,7 @@ def measure(options: argparse.Namespace, job: str, folder: Path) -> Iterator[lis
 def _replayed(job: str, environment: Environment, name: str, arguments: list[str]) -> list[Row]:
     printed = dispatch.last_json(environment.run("benchmarks.replay", *arguments))
     print(f"{job}, {name or 'variants'}: {printed['seen']}", file=sys.stderr, flush=True)
-    return [Row(**{**row, "what": row["what"] + name, "steps": tuple(row["steps"])}) for row in printed["rows"]]
+    return [Row(**{**row, "what": row["what"] + name}) for row in printed["rows"]]
 
 
 def hashes(device: str) -> dict[str, Any]:
@@ -317,11 +289,11 @@ def gaps(rows: list[Row]) -> dict[str, dict[str, float]]:
     """By precision and device: the most honest error, and the least of each kind of lie."""
     found: dict[str, dict[str, float]] = {}
     for row in rows:
-        gap, errors = found.setdefault(row.precision, {}), (*row.steps, row.round)
+        gap = found.setdefault(row.precision, {})
         if row.kind in (HONEST, FAST):
-            gap[HONEST] = max(gap.get(HONEST, 0.0), *errors)
+            gap[HONEST] = max(gap.get(HONEST, 0.0), row.round)
         else:
-            gap[row.kind] = min(gap.get(row.kind, math.inf), *errors)
+            gap[row.kind] = min(gap.get(row.kind, math.inf), row.round)
     return found
 
 
@@ -336,10 +308,9 @@ def verdicts(rows: list[Row], found: dict[str, Any]) -> Iterator[str]:
 
 
 def show(rows: list[Row]) -> None:
-    print(f"{'job':16}{'':18}{'replay':40}{'one step: median':>18}{'most':>10}{'whole round':>13}{'payload':>13}")
+    print(f"{'job':16}{'':18}{'replay':40}{'whole round':>13}{'payload':>13}")
     for row in rows:
-        steps = f"{statistics.median(row.steps):18.2g}{max(row.steps):10.2g}" if row.steps else " " * 28
-        print(f"{row.job:16}{row.kind:18}{row.what:40}{steps}{row.round:13.2g}{row.payload:13.2g}")
+        print(f"{row.job:16}{row.kind:18}{row.what:40}{row.round:13.2g}{row.payload:13.2g}")
     print(f"\n{'a tolerance has to be above':40}{'and below: ' + LIE:>18}{SMALL_LIE:>14}")
     for precision, gap in gaps(rows).items():
         figures = (f"{gap[kind]:.2g}" if kind in gap else "" for kind in (HONEST, LIE, SMALL_LIE))

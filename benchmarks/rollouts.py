@@ -6,7 +6,7 @@ One model of 1.9 million parameters, in one thread. All but the starts is proces
 - *making*: sampling, and what a proposal says of the responses: one pass of the policy over them and one of the reference.
 - *one pass*: the policy's pass of an auditor, with the noise of each token.
 - *checking*: all that an auditor does before it replays anything: that pass, the reference's, the rewards.
-- *one step*: a sampled audit, which checks everything and replays one inner step; *the proposal*: all that its trainer computed.
+- *audit*: it checks everything and replays the round; *the proposal*: all that its trainer computed.
 
 The passes of a replay are those of the check: what an auditor computes for the check alone is the noise and the comparison.
 
@@ -53,7 +53,6 @@ from scenarios.trials import COUNT, Parser
 from training.data.default_text import default_text
 from training.data.tokenizer import BpeTokenizer, ByteTokenizer, Tokenizer, train_bpe
 from training.engines.pytorch.declaring import DeclaringEngine
-from training.replay.inner_state import InnerState
 from training.replicated.init import initial_parameters
 from training.replicated.layout import Float32Array
 from training.sequences import TokenArray, Tokens
@@ -96,7 +95,7 @@ class Row:
     making: float
     one_pass: float
     checking: float
-    one_step: float
+    audit: float
     proposal: float
 
     @property
@@ -113,7 +112,7 @@ class Row:
 
     @property
     def audit_share(self) -> float:
-        return self.one_step / self.proposal
+        return self.audit / self.proposal
 
 
 class Clock:
@@ -178,18 +177,18 @@ def run(case: Case, seed: int) -> tuple[int, dict[str, float]]:
         with clock("training"):
             trainer.local_steps(parameters, *place, declaration=trainer.derived(parameters, *place, made))
         with clock("checking"):
-            refuted = auditor.refutation(parameters, *place, made, 0)
+            refuted = auditor.refutation(parameters, *place, made)
         assert refuted is None, refuted
         with clock("replaying"):
             by = auditor.derived(parameters, *place, made)
-            auditor.inner_step(parameters, InnerState.fresh(auditor.spec), *place, 0, declaration=by)
+            auditor.local_steps(parameters, *place, declaration=by)
     spent = clock.seconds
     return made.record.tokens, {
         "sampling": spent["sampling"],
         "making": spent["making"],
         "one_pass": spent["one pass"],
         "checking": spent["checking"],
-        "one_step": spent["checking"] + spent["replaying"],
+        "audit": spent["checking"] + spent["replaying"],
         "proposal": spent["making"] + spent["training"],
     }
 
@@ -226,7 +225,7 @@ async def finished(asked: DemoPeer, job: str) -> None:
 
 def show(rows: list[Row]) -> None:
     console, table = Console(width=130), Table(title="milliseconds of a processor")
-    timed = ("sampling", "making", "one_pass", "checking", "one_step", "proposal")
+    timed = ("sampling", "making", "one_pass", "checking", "audit", "proposal")
     for heading in ("", "seed", "tokens", *(name.replace("_", " ") for name in timed), "sampled/s", "made/s"):
         table.add_column(heading, justify="right")
     for row in rows:

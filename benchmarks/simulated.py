@@ -23,7 +23,6 @@ from training.replicated.model import Accepted, ReplicatedModel
 from training.spec import JobSpec
 
 JOB = hashlib.sha256(b"folkmoot/benchmarks/simulated").digest()
-UNREAD = hashlib.sha256(b"what nobody asks for here").digest()
 
 
 def engine_of(spec: JobSpec, text: Path) -> Engine:
@@ -111,7 +110,6 @@ class Rounds:
             len(payload),
             None if buffer is None else feedback.buffer_digest(buffer),
             record.buffer if record else None,
-            trace=UNREAD if spec.traces_states else None,
             inner=hashlib.sha256(committed).digest() if committed else None,
             inner_from=record.inner if record else None,
         )

@@ -7,11 +7,10 @@ global batch: H of them make one of our rounds.
 
 Bytes are what a peer sends for one update (a round of ours), measured for all by the kernel's counters of TCP sockets. AuditMode
 reveals, which our daemon counts, are taken off and stand in a column of their own. Who was stopped after `--seconds` has no loss:
-it has seen fewer samples than the others. Sampled audits are those of the preset `per-step`, a fifth of a replayed step for each
-proposal; `ours-h15-audit-preset` has as many as a job that says no rate, two for each, `audit-full` re-executes everything, and
-`audit-off` nothing. Rows that a bound compares take turns, of which the median counts, and are compared seed by seed. `--resume`
-keeps the whole seeds that an ended run of the same commit and settings has left in its file, so that all rows of a seed are of
-one run, and looks for hivemind's fastest variant anew.
+it has seen fewer samples than the others. Sampled audits are a fifth of a replay for each proposal, or a tenth of one with
+15 steps; `ours-h15` and `audit-full` re-execute everything, and `audit-off` nothing. Rows that a bound compares take turns, of
+which the median counts, and are compared seed by seed. `--resume` keeps the whole seeds that an ended run of the same commit and
+settings has left in its file, so that all rows of a seed are of one run, and looks for hivemind's fastest variant anew.
 """
 
 from __future__ import annotations
@@ -89,13 +88,10 @@ COMPARED = (
     ("ours-h15", "without-network"),
     ("ours-h15-dense", "without-network"),
     ("ours-h15-dense", "ours-h15-dense-audit-off"),
-    ("ours-h15-lean", "ours-h15-dense-audit-off"),
-    ("ours-h15-audit-preset", "without-network"),
-    ("ours-h15-audit-full", "without-network"),
 )
 TURNS = 3  # of the pairs of RATIOS_MIN in each seed, one after the other: the speed of a shared machine changes within minutes
 MEGABYTES_MAX = {"ours-h1": 1.5, "ours-h15": 0.1}
-AUDITED_MEGABYTES_MAX = {"ours-h1": 2.0, "ours-h15-lean": 1.0}  # what audits show with it
+AUDITED_MEGABYTES_MAX = {"ours-h1": 2.0, "ours-h15-dense": 1.0}  # what audits show with it
 WORSE_MAX = 1.02  # held-out, of 4-bit gradients against the float32 ones that gloo averages
 HEADINGS = ("", "samples/s", "kB/peer/update", "audit kB", "audits (lapsed)", "held-out nats", "roots", "updates")
 
@@ -395,17 +391,12 @@ def model_roots(peer: DemoPeer) -> dict[tuple[str, int], str]:
 
 
 DEFAULT = JobSpec(name="default")
-UNSAID = {name: getattr(DEFAULT, name) for name in ("audit_rate", "auditors", "audit_window")}
 # All that the preset per step says of gradients; its audits stay.
-OF_UPDATES = {name: getattr(DEFAULT, name) for name in PRESETS["per-step"] if name not in {"audit", *UNSAID}}
-DENSE_H15 = {**OF_UPDATES, **PRESETS["local"], "local_steps": LOCAL_STEPS}
+OF_AUDITS = {"audit", "audit_rate", "auditors", "audit_window"}
+OF_UPDATES = {name: getattr(DEFAULT, name) for name in PRESETS["per-step"] if name not in OF_AUDITS}
+DENSE_H15 = {**OF_UPDATES, **PRESETS["local"], "local_steps": LOCAL_STEPS, "audit_rate": 0.05}  # one of ten is replayed
 # Fewest bytes: kept moments bridge the rounds until an element is said.
 SPARSE_H15 = {**DENSE_H15, "compression": Compression.SPARSE, "keep": 64, "inner_state": InnerStatePolicy.KEEP, "beta1": 0.9}
-# One of ten proposals is replayed, with all of its steps. Two draws of one step each find a single false step in 13 of 100
-# proposals, this in 10, with less work. Nothing is shown but two buffers.
-LEAN_H15 = {**DENSE_H15, "lean_audits": True, "replayed_steps": LOCAL_STEPS, "audit_rate": 0.05}
-# Mbit/s. Over the least link of a job that says nothing, an audit of fifteen steps of this model takes longer than may be.
-LINKS = {"least_uplink": 10}
 MEASURED: dict[str, Callable[[Task], Row]] = {
     "single": single,
     "without-network": alone,
@@ -414,14 +405,11 @@ MEASURED: dict[str, Callable[[Task], Row]] = {
     "hivemind-h15": hivemind_h15,
     "ours-h1": lambda task: ours("ours-h1", task),
     "ours-h1-100ms": lambda task: ours("ours-h1-100ms", task, round_trip=FAR),
-    "ours-h15": lambda task: ours("ours-h15", task, **SPARSE_H15, **LINKS),
-    "ours-h15-dense": lambda task: ours("ours-h15-dense", task, **DENSE_H15, **LINKS),
-    "ours-h15-lean": lambda task: ours("ours-h15-lean", task, **LEAN_H15),
+    "ours-h15": lambda task: ours("ours-h15", task, **SPARSE_H15, audit="full"),
+    "ours-h15-dense": lambda task: ours("ours-h15-dense", task, **DENSE_H15),
     "ours-h15-dense-audit-off": lambda task: ours("ours-h15-dense-audit-off", task, **DENSE_H15, audit="off", liars=0),
     "ours-h1-audit-full": lambda task: ours("ours-h1-audit-full", task, audit="full"),
     "ours-h15-audit-off": lambda task: ours("ours-h15-audit-off", task, **SPARSE_H15, audit="off", liars=0),
-    "ours-h15-audit-preset": lambda task: ours("ours-h15-audit-preset", task, **SPARSE_H15, **UNSAID, **LINKS),
-    "ours-h15-audit-full": lambda task: ours("ours-h15-audit-full", task, **SPARSE_H15, audit="full"),
 }
 
 

@@ -54,7 +54,6 @@ class AuditTerms:
     rate: float  # times `auditors` is how many re-executors are drawn for a proposal, on average
     auditors: int
     window: int  # rounds in which it may be reported and judged
-    steps: int  # inner steps of a proposal, of which each re-executor replays one
     suspension_rounds: int  # the first time; doubled each time after
     # Of a trainer's least link. 0: a window is counted in rounds alone.
     answer_ms: int = 0  # until the first bytes come, whatever is shown
@@ -73,8 +72,8 @@ class AuditTerms:
 
 JOBS = ModuleVersion("jobs", 1)
 JOBS_OF_ESTIMATES = ModuleVersion("jobs", 2)  # specifications may say `memory`
-# Specifications may say `start`, `licence`, `replayed_steps`, `closing_rounds`, `precision`, `parts`,
-# `opening_rounds`, `lean_audits`, and what `ModelSpec.is_first_form` lacks.
+# Specifications may say `start`, `licence`, `closing_rounds`, `precision`, `parts`, `opening_rounds`, and what
+# `ModelSpec.is_first_form` lacks.
 JOBS_OF_MODELS = ModuleVersion("jobs", 3)
 
 

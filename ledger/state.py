@@ -792,7 +792,7 @@ def _require_known(state: State, messages: Iterable[object]) -> None:
     """Programs of earlier versions could not read a block with such a message."""
     network = state.of(NetworkState)
     for message in messages:
-        if isinstance(message, Proposal) and message.losses is not None and not network.has_second_audits:
-            raise Refused("a proposal commits to losses, which this network does not know yet")
+        if isinstance(message, Proposal) and message.loss is not None and not network.has_second_audits:
+            raise Refused("a proposal commits to a loss, which this network does not know yet")
         if isinstance(message, Proposal) and message.payload_bytes > PLAIN_BLOB_BYTES_MAX and not network.has_models:
             raise Refused("a proposal has a payload that is larger than this network knows yet")

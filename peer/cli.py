@@ -28,7 +28,7 @@ from training.resources import Resources
 VERSION = "0.2.0"
 ATTACKS = (
     *("sign-flip", "scale", "nan", "garbage", "stale", "copy", "free-rider", "silent", "equivocate"),
-    *("wrong-steps", "withhold-states", "false-pass", "false-challenge", "lazy"),
+    *("false-update", "withhold", "false-pass", "false-challenge", "lazy"),
     *("fabricate-rollouts", "choose-tokens", "false-figures", "other-reward"),
 )
 AUDITS = ("full", "sampled")  # of `training.spec`, which is imported only where it is used

@@ -292,7 +292,6 @@ class AuditView:
     round: int
     trainer: str  # peer id; so is the next
     auditor: str
-    step: int
     result: str  # passed, challenged, lapsed, suspended, refuted, shunned, dropped
     finding: str  # what the auditor says it found; empty where it said nothing
     relative_error: float | None

@@ -64,7 +64,7 @@ LEAST_UPLINK_MBIT: Final = 2  # a second: no trainer is suspended for a faster l
 LEAST_ROUND_TRIP_MS: Final = 300  # of such a link: a mobile phone in the country, another continent
 UPLINK_MBIT_MAX: Final = 10_000  # that a job may ask for
 ANSWER_MS: Final = 50 * LEAST_ROUND_TRIP_MS  # eight blobs one after another, each with three round trips, and the same again
-AUDIT_WINDOW_MAX: Final = 1_000  # rounds of a job's window; each keeps local_steps + 1 states of every trainer on its disk
+AUDIT_WINDOW_MAX: Final = 1_000  # rounds of a job's window; each keeps a buffer of every trainer on its disk
 AUDIT_WINDOW_MS_MAX: Final = 600_000  # so long a liar may go on, and its proposals stay on every disk
 
 assert BLOCK_BYTES_MAX + VOTERS_MAX * 200 < MESSAGE_BYTES_MAX

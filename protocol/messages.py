@@ -218,10 +218,10 @@ class Heard:
 
 
 @dataclass(frozen=True, slots=True)
-class LossesCommitment:
-    """What a trainer computed at each inner step, hidden until reports of auditors are in (`ledger.audits.losses`)."""
+class LossCommitment:
+    """The loss of a trainer's last inner step, hidden until reports of auditors are in (`ledger.audits.losses`)."""
 
-    digest: Digest  # of a secret and the losses
+    digest: Digest  # of a secret and the loss
     key: Key  # X25519, of the same secret: auditors seal for it
 
 
@@ -237,11 +237,10 @@ class Proposal:
     payload_bytes: Annotated[int, Between(0, BLOB_BYTES_MAX)]
     buffer: Digest | None  # of the levels of m = decay·e + Δ; None where the job carries nothing from round to round
     feedback: Digest | None  # the `buffer` of my last accepted proposal, from which e comes; None: e is zero
-    trace: Digest | None = None  # of the list of the states after each inner step; where audits are sampled and there are several
     inner: Digest | None = None  # of the inner optimizer's state after the last step, where a job keeps it
     inner_from: Digest | None = None  # the `inner` of my last accepted proposal, from which the first step goes on; None: fresh
     declaration: Annotated[bytes, Length(0, DECLARATION_BYTES_MAX)] = b""  # encoding of the objective's own record, if it has one
-    losses: LossesCommitment | None = codec.added(None)  # where audits are sampled, from version 2 of the module `audits` on
+    loss: LossCommitment | None = codec.added(None)  # where audits are sampled, from version 2 of the module `audits` on
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Verdicts and findings: what a voter says of one trainer's proposal, and what re-executing one step of it later found.
+"""Verdicts and findings: what a voter says of one trainer's proposal, and what re-executing it later found.
 
 Codes below OWN_FIRST mean the same in every job. The others belong to the job's objective, which names them: see `label`.
 """
@@ -49,13 +49,10 @@ MEANINGS = {  # for people, by label
 
 
 class Finding(enum.IntEnum):
-    MATCH = 0  # the step leads from the committed state to the committed next one; all else that was looked at fits
-    MISMATCH = 1  # the step gives another state
-    START = 2  # the first state is not the model's, or its inner state not the one that it must go on from
-    PAYLOAD = 3  # buffer or payload do not follow from the last state
-    MALFORMED = 4  # the trace, a state or a buffer is not what a proposal of this job commits to
-    WITHHELD = 5  # what the proposal commits to could not be got
-    UNCONFIRMED = 6  # another state, from one that the trainer may have chosen: others may not see it
+    MATCH = 0  # re-executing it gives the same update
+    MISMATCH = 1  # re-executing it gives another update
+    MALFORMED = 2  # its declaration, or a blob that this names, is none of this job's
+    WITHHELD = 3  # what the proposal commits to could not be got: a claim, for others may have got it
     OWN_0 = OWN_FIRST
     OWN_1 = OWN_FIRST + 1
     OWN_2 = OWN_FIRST + 2
@@ -68,11 +65,6 @@ class Finding(enum.IntEnum):
     @property
     def label(self) -> str:
         return self.name.lower()
-
-    @property
-    def is_claim(self) -> bool:
-        """Whether an honest auditor can find it where most others find nothing: then nobody can tell who of the two lies."""
-        return self in (Finding.WITHHELD, Finding.UNCONFIRMED)
 
 
 def label(code: Verdict | Finding, own: Sequence[str]) -> str:

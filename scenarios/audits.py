@@ -1,7 +1,7 @@
-"""`python -m scenarios.audits`: a trainer that cheats in some of its steps, one that a person's challenge finds where nothing is
+"""`python -m scenarios.audits`: a trainer that cheats, one that a person's challenge finds where nothing is
 drawn, and an auditor that challenges honest work.
 
-With sampled audits lies are found after the vote, by replaying single steps. Every peer must come to the same suspension at the
+With sampled audits lies are found after the vote, by replaying rounds. Every peer must come to the same suspension at the
 same height, from the decided blocks alone; nobody honest may be suspended; an auditor that is killed must report after its start
 or let its audits lapse, and the job must go on all the same.
 """
@@ -28,7 +28,7 @@ from scenarios import network
 from scenarios.network import SMALL_JOB, Network
 from scenarios.trials import COUNT, Trial, arguments, report, table_of
 
-JOB = {**SMALL_JOB, "local_steps": "5", "batch": "128", "micro_batch": "32", "audit": "sampled"}
+JOB = {**SMALL_JOB, "local_steps": "5", "batch": "128", "micro_batch": "32", "audit": "sampled", "audit_rate": "1"}
 JOB_SECONDS_MAX = 240.0
 DOWN_ROUNDS = 1  # closed while the auditor is down
 SETTLE_SECONDS_MAX = 90.0  # after the last round: half a minute until something is called withheld, and as long to judge it
@@ -68,7 +68,7 @@ async def challenged(options: argparse.Namespace, peers: Network, trial: Trial) 
     await until(asked, job, lambda view: view.accepted.get(peer_id(liar.identity.public), 0) > 0)
     (honest, *_) = [peer for peer in peers.honest if peer is not asked]
     trial.figures["of an honest trainer"] = found = await asked.client.challenge(peer_id(honest.identity.public), None)
-    trial.require("no false step" in found, f"{asked.name} found {found!r} of {honest.name}, which is honest")
+    trial.require("is true" in found, f"{asked.name} found {found!r} of {honest.name}, which is honest")
     trial.figures["of the liar"] = await asked.client.challenge(peer_id(liar.identity.public), None)
     await concluded(peers, job)
     audits = read(peers, trial)
@@ -156,8 +156,8 @@ async def run(options: argparse.Namespace) -> int:
     random, trials, failures = Random(options.seed), list[Trial](), list[str]()
     started = trio.current_time()
     kinds = [
-        ("wrong-steps", "wrong-steps", partial(cheats, random, options)),
-        ("challenged", "wrong-steps", partial(challenged, options)),
+        ("false-update", "false-update", partial(cheats, random, options)),
+        ("challenged", "false-update", partial(challenged, options)),
         ("false-challenge", "false-challenge", partial(challenges_falsely, options)),
     ]
     for what, attack, attempt in kinds:

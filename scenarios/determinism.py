@@ -2,9 +2,8 @@
 
 Torch with 1 and 2 threads in one network, and numpy, OpenBLAS, torch, MKL and oneDNN with other instruction sets on each trainer.
 The roots are those that each peer computed itself, read from its disk after it stopped. All trainers are honest, and another one
-re-executes each proposal: no proposal may be rejected for what it says, and no vouch may reject one. With `--audit sampled` two
-steps of each are replayed by others after it was accepted, and nobody may be challenged; nor with `--audit lean`, where whole
-rounds are replayed.
+re-executes each proposal: no proposal may be rejected for what it says, and no vouch may reject one. With `--audit sampled` each
+is replayed by two others after it was accepted, and nobody may be challenged.
 Three of four peers train: `--rounds 340 --accepted-min 1000` are a thousand proposals, if no more than twenty come too late.
 With `--gpu` the first trainer computes on the first GPU and the others on processors: each audits the other kind's work.
 """
@@ -43,8 +42,7 @@ ROUND_SECONDS_MAX = 60.0  # on a busy machine; a default round takes one or two
 PROBE = "import json, torch; from benchmarks import dispatch; print(json.dumps(dispatch.seen()))"
 # Less work than a default round has, so that whoever computes without AVX is in time: proposals are awaited for 2 s at least.
 WORK = {"local_steps": "4", "batch": "4", "micro_batch": "4"}
-AUDITS = {audit: {"audit": audit} for audit in ("full", "sampled")}
-AUDITS["lean"] = AUDITS["sampled"] | {"lean_audits": "true", "audit_rate": "1"}
+AUDITS = {"full": {"audit": "full"}, "sampled": {"audit": "sampled", "audit_rate": "1"}}
 ACCUSED = (Result.CHALLENGED, Result.SUSPENDED, Result.SHUNNED)
 LIBRARIES = {"units": "numpy", "core": "OpenBLAS", "aten": "torch"}  # as `dispatch.seen` calls their choices
 GPU, PROCESSOR = "cuda", "cpu"  # values of the setting `device`: the first GPU, no GPU

@@ -17,7 +17,7 @@ from functools import partial
 import trio
 
 from consensus.block import decode_block
-from ledger.audits.state import KINDS, AuditsState, StepFinding
+from ledger.audits.state import KINDS, AuditFinding, AuditsState
 from ledger.jobs import Job
 from ledger.state import decode_body
 from peer.commands.job_fields import preset_overrides
@@ -39,7 +39,7 @@ ROUND_TRIPS = (100.0, 200.0, 300.0)  # ms
 CASE_SECONDS_MAX = 1_800.0
 SETTLE_SECONDS = 30.0  # after the last round: what is awaited is reported, or lapses
 POLL_SECONDS = 0.5
-LIAR = "withhold-states"
+LIAR = "withhold"
 
 
 async def case(options: argparse.Namespace, uplink: float, round_trip: float, attack: str = "") -> Trial:
@@ -74,6 +74,7 @@ async def _train(options: argparse.Namespace, peers: Network, trial: Trial, *, i
         "audit": "sampled",
         "seed": str(options.seed),
     }
+    overrides |= {"audit_rate": "1"} if is_attacked else {}
     rounds = options.liar_rounds if is_attacked else options.rounds
     asked, started = peers.demo.watched, trio.current_time()
     job = await peers.train(overrides, rounds)
@@ -128,7 +129,7 @@ def findings(peer: DemoPeer) -> Counter[Finding]:
         for signed in decode_body(decode_block(block).body).transactions:
             transaction = codec.decode_message(signed.body, (Transaction,))
             if transaction.kind in KINDS:
-                found[codec.decode(StepFinding, transaction.content).finding] += 1
+                found[codec.decode(AuditFinding, transaction.content).finding] += 1
     return found
 
 

@@ -15,7 +15,6 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Collection, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from protocol.digests import DOMAIN, LIST_BYTES_MAX, Hasher
@@ -29,7 +28,6 @@ from transport.blobs import Wanted
 LENT = ".lent"  # of the name of a note: the rounds that a blob is lent to
 UNFINISHED = ".made"  # of the name of a folder of links that is not whole yet
 JOB_BYTES = 16  # of a job's id in the name of a folder: enough to tell jobs apart
-SYNCS_AT_ONCE = 16  # of the small files of a round: a journal commits them together, one by one each waits for the disk
 
 TakeList = Callable[[bytes, bytes], bool]  # given a digest, and bytes that have it: whether they are a list, which is kept then
 log = logging.getLogger(__name__)
@@ -137,15 +135,6 @@ class Blobs:
             _sync(file)
             os.replace(file, path)
             sync_directory(path.parent)
-
-    def adopt_link(self, file: Path, digest: bytes) -> None:
-        """As `adopt`, and `file` stays where it is."""
-        link = file.with_name(f"{file.name}.link")
-        with self._parts.adding(), explained(link):
-            self._adopt_list(file, digest)
-            link.unlink(missing_ok=True)
-            os.link(file, link)
-            self.adopt(link, digest)
 
     def _adopt_list(self, file: Path, digest: bytes) -> None:
         """It is durable before the blob is, which would otherwise be sent as if it had no parts."""
@@ -314,18 +303,12 @@ class Blobs:
 
     # Blobs of a round that are deleted together
 
-    def keep_together(self, job: bytes, round: int, made: Path | None, digests: Iterable[bytes]) -> None:
-        """Keeps the files of the folder `made`, each named by its digest, and those of `digests` that are here, until
-        `delete_rounds`. All of it is durable when this returns; the caller vouches for the digests, and `made` is gone.
-        """
+    def keep_together(self, job: bytes, round: int, digests: Iterable[bytes]) -> None:
+        """Keeps the files of these digests that are here until `delete_rounds`. All of it is durable when this returns."""
         folder = self._passing / _folder_name(job, round)
         with self._together_lock, self._parts.adding(), explained(folder), crash_points("blob"):
-            made = made or folder.with_name(f"{folder.name}{UNFINISHED}")
+            made = folder.with_name(f"{folder.name}{UNFINISHED}")
             made.mkdir(exist_ok=True)
-            for listed in list(made.glob(f"*{LIST}")):
-                self._adopt_list(listed.with_suffix(""), bytes.fromhex(listed.stem))
-            with ThreadPoolExecutor(SYNCS_AT_ONCE) as threads:
-                list(threads.map(_sync, made.iterdir()))  # the errors, if any
             for digest in digests:
                 with contextlib.suppress(FileNotFoundError, FileExistsError):
                     os.link(self.path(digest), made / digest.hex())

@@ -141,15 +141,14 @@ def test_an_engine_is_measured_beside_a_plain_loop_wherever_it_is(monkeypatch: p
 def test_a_missed_bound_is_the_exit_status(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """`per-step` audits a tenth, which does not find a liar of 40 % in ten rounds; no verdict of `local` may hide that."""
+    """No verdict of one preset may hide that of another."""
+    monkeypatch.setattr(attacks_detection, "AUDITS_NEEDED", 2.6)
     command = ["attacks", "--only", "detection", "--peers", "4", "--json", str(tmp_path / "figures.json")]
     monkeypatch.setattr(sys, "argv", command)
     assert attacks.main() == 1
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("held", "MISSED"))]
-    seldom = ("per-step", "local, seldom")
-    assert {line.split()[0] for line in lines if any(name in line for name in seldom)} == {"MISSED"}
-    assert {line.split()[0] for line in lines if not any(name in line for name in seldom)} == {"held"}
-    monkeypatch.setattr(attacks_detection, "PRESETS", {"local": PRESETS["local"]})
+    assert {line.split()[0] for line in lines} == {"held", "MISSED"}
+    monkeypatch.setattr(attacks_detection, "AUDITS_NEEDED", 4.0)
     assert attacks.main() == 0
 
 
@@ -273,18 +272,18 @@ def test_an_update_that_is_free_makes_a_proposal(tmp_path: Path, monkeypatch: py
     ReplicatedModel.initial(job, spec).save(tmp_path / "model")
     monkeypatch.setattr(free, "known", lambda: np.ones(layout_of(spec).size, dtype=np.float32))
     request = Propose(job, 0, trainer, str(tmp_path / "model"), None, None, str(tmp_path / "buffer"))
-    assert propose(request, free.update).losses == (0,)
+    assert propose(request, free.update).last_loss == 0
 
 
 def test_a_job_is_asked_for_as_it_is_measured(text: Path) -> None:
-    for settings in ({}, training.SPARSE_H15, training.DENSE_H15, {"audit": "full"}, {**training.SPARSE_H15, **training.UNSAID}):
+    for settings in ({}, {**training.SPARSE_H15, "audit": "full"}, training.DENSE_H15, {"audit": "full"}):
         spec = training.Task(text, 45, 7, 1e-3, 60.0).spec(**settings)
         asked = replace(JobSpec(name=spec.name, data=spec.data, rounds=spec.rounds), **parse_overrides(training.overrides(spec)))
         assert asked == spec
 
 
 def test_rows_whose_audits_are_sampled_may_start(text: Path, tmp_path: Path) -> None:
-    for settings in ({}, {**training.SPARSE_H15, **training.LINKS}, {**training.DENSE_H15, **training.LINKS}):
+    for settings in ({}, training.DENSE_H15):
         audits = ModelHost(tmp_path).terms(training.Task(text, 45, 7, 1e-3, 60.0).spec(**settings).encode()).audits
         assert audits is not None and audits.window_ms(training.PEERS) <= AUDIT_WINDOW_MS_MAX
 
@@ -407,8 +406,8 @@ def test_bytes_that_were_not_counted_hold_no_bound(sent: float | None, held: boo
 
 
 @pytest.mark.parametrize(("sent", "held"), [(1e6, True), (1.01e6, False), (0.0, False)])
-def test_what_audits_show_counts_among_the_bytes_of_lean_ones(sent: float, held: bool) -> None:
-    row = training.Row("ours-h15-lean", 1.0, 1e5, 2.0, 1, kernel_bytes_per_peer_per_update=sent)
+def test_what_audits_show_counts_among_the_bytes_of_sampled_ones(sent: float, held: bool) -> None:
+    row = training.Row("ours-h15-dense", 1.0, 1e5, 2.0, 1, kernel_bytes_per_peer_per_update=sent)
     (line,) = (line for line in training.verdicts([row], {}, ()) if " MB " in line)
     assert line.startswith("held") == held
 
@@ -680,12 +679,14 @@ def test_payloads_of_the_default_model_hold_their_bounds() -> None:
 
 
 def test_a_tolerance_lies_between_the_most_honest_error_and_the_least_false_one_of_its_precision() -> None:
-    def row(kind: str, precision: str, *steps: float) -> replay.Row:
-        return replay.Row("local", kind, precision, "", 0, steps, steps[0], 0.0)
+    def row(kind: str, precision: str, error: float) -> replay.Row:
+        return replay.Row("local", kind, precision, "", 0, error, 0.0)
 
     rows = [
-        row(replay.HONEST, "fp32 on cpu", 0.0, 2e-5),
-        row(replay.LIE, "fp32 on cpu", 0.9, 0.2),
+        row(replay.HONEST, "fp32 on cpu", 0.0),
+        row(replay.HONEST, "fp32 on cpu", 2e-5),
+        row(replay.LIE, "fp32 on cpu", 0.9),
+        row(replay.LIE, "fp32 on cpu", 0.2),
         row(replay.FAST, "bf16 on cpu", 0.08),
         row(replay.SMALL_LIE, "bf16 on cpu", 0.01),
     ]
@@ -858,17 +859,14 @@ def test_hidden_liars_stand_just_within_their_bound(name: str) -> None:
 @pytest.mark.parametrize("peers", [4, 7, 10])
 def test_liars_are_drawn_as_often_as_the_closed_form_says(peers: int) -> None:
     """Accomplices among the drawn find nothing, whatever the rate; and rounds in which nothing can be found count."""
-    jobs = attacks_detection.jobs()
-    often = attacks_detection.detection("local, H=30", jobs["local, H=30"], peers, 1_000)
     assert attacks_detection.ROUNDS - attacks_detection.UNSEEN_ROUNDS == EFFECTIVE
-    assert often.suspended == pytest.approx(1 - escape(peers) ** EFFECTIVE, abs=0.01)
-    assert often.replayed == pytest.approx(2 / (30 * (peers - 1)), rel=0.05)
-    seldom = attacks_detection.detection("per-step", jobs["per-step"], peers, 1_000)
-    honest = peers - faults_tolerated(peers)
-    found = 0.4 * (1 - (1 - 0.2 / (peers - 1)) ** honest)  # in a round with one step all the drawn see the same one
-    assert seldom.suspended == pytest.approx(1 - (1 - found) ** EFFECTIVE, abs=0.05)
-    assert seldom.rounds_needed == pytest.approx(np.log(0.01) / np.log(1 - found), rel=0.15)
-    assert often.suspended >= attacks_detection.FOUND_MIN > 2 * seldom.suspended
+    for name, spec in attacks_detection.jobs().items():
+        found, rate = attacks_detection.detection(name, spec, peers, 1_000), 1 / 30 if "30" in name else 0.1
+        survives = escape(peers, rate)
+        assert found.audit_rate == pytest.approx(rate)
+        assert found.suspended == pytest.approx(1 - survives**EFFECTIVE, abs=0.05)
+        assert found.rounds_needed == pytest.approx(2 + np.log(0.01) / np.log(survives), rel=0.15)
+        assert found.replayed == pytest.approx(2 * rate / (peers - 1), rel=0.1)
 
 
 @pytest.mark.parametrize(("peers", "honest", "trainers"), [(4, 3, 3), (7, 5, 6), (10, 7, 9)])
@@ -888,25 +886,12 @@ def test_a_lazy_auditor_that_nobody_backs_is_found_in_twenty_audits_also_among_t
 
 def test_lapses_and_lazy_auditors_delay_a_suspension() -> None:
     spec = attacks_detection.jobs()["local"]
-    alone = attacks_detection.laziness("local", spec, 7, 0, 300, attacks_detection.ONE_STEP)
-    beside = attacks_detection.laziness("local", spec, 7, 2, 300, attacks_detection.ONE_STEP)
+    alone = attacks_detection.laziness("local", spec, 7, 0, 300)
+    beside = attacks_detection.laziness("local", spec, 7, 2, 300)
     chance = 1 - (1 - 0.8 * 2 / 6 / 10) ** 5  # of five honest auditors, of whom a fifth lapse
     assert alone.lies == pytest.approx(1 + 1 / chance + 1, rel=0.15), "the first round, and the one until the verdict"
     assert beside.lies > 1.1 * alone.lies and alone.lazy_audits is None
     assert 0 < (beside.lazy_audits or 0) <= attacks_detection.LAZY_AUDITS
-
-
-@pytest.mark.parametrize("peers", [4, 7, 10])
-def test_one_false_step_in_a_round_is_found_much_later(peers: int) -> None:
-    """And any change fits into one step."""
-    jobs = attacks_detection.jobs()
-    for name in ("local", "local, H=30"):
-        steps = jobs[name].local_steps
-        one = attacks_detection.detection(name, jobs[name], peers, 1_000, attacks_detection.ONE_STEP)
-        survives = (1 - min(1, 2 / (peers - 1)) / steps) ** (peers - faults_tolerated(peers))
-        assert one.suspended == pytest.approx(1 - survives**EFFECTIVE, abs=0.05)
-        assert one.rounds_needed == pytest.approx(2 + np.log(0.01) / np.log(survives), rel=0.15)
-        assert (one.lie, one.local_steps) == ("one step", steps)
 
 
 def world(text: Path) -> attacks_gpt.World:
@@ -957,16 +942,14 @@ def test_sampled_audits_suspend_who_lies_in_every_step_and_let_it_back_in(text: 
     outcome = attacks_gpt.attacked(some, "sign-flip", AuditMode.SAMPLED)
     # It lies in three rounds until the dispute is decided, is out for two, lies in three more, and is out for four.
     assert (outcome.suspended_by_round, outcome.accepted) == (2, 6)
-    assert outcome.found == dict.fromkeys(attacks_detection.LIES, 6)
+    assert outcome.found == 6
 
 
 @pytest.mark.long
-def test_poisoners_come_late_or_at_once_and_are_found_by_their_one_false_step(
-    text: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_poisoners_come_late_or_at_once_and_are_found(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     some = world(text)
     some.spec = replace(some.spec, rounds=6, local_steps=1, suspension_rounds=20)
-    monkeypatch.setattr(attacks_gpt.draws, "draw", lambda tickets, *_: dict.fromkeys(tickets, 0))
+    monkeypatch.setattr(attacks_gpt.draws, "draw", lambda tickets, *_: tuple(tickets))
     assert attacks_gpt.attacked(some, "late-poison", AuditMode.OFF).accepted == 2
     for lapses, rounds in ((0, 3), (1, 6)):  # until the dispute is decided, or to the end
         monkeypatch.setattr(attacks_gpt, "LAPSES", lapses)
@@ -979,14 +962,3 @@ def test_the_last_rounds_of_sampled_audits_take_no_lie(text: Path, monkeypatch: 
     monkeypatch.setattr(attacks_gpt, "LAPSES", 1)
     outcome = attacks_gpt.attacked(some, "sign-flip", AuditMode.SAMPLED)
     assert (outcome.accepted, outcome.rejected) == (4, {"replay": 2})
-
-
-def test_a_liar_whose_honest_steps_are_drawn_is_not_found(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    some, drawn = world(text), -1
-    some.spec, some.ending = replace(some.spec, rounds=12), attacks_gpt.Ending(closing=0)
-    monkeypatch.setattr(attacks_gpt.draws, "draw", lambda tickets, *_: dict.fromkeys(tickets, drawn))
-    outcome = attacks_gpt.attacked(some, "sign-flip", AuditMode.SAMPLED)
-    assert (outcome.suspended_by_round, outcome.accepted, sum(outcome.found.values())) == (None, 12, 0)
-    drawn = 0
-    outcome = attacks_gpt.attacked(some, "sign-flip", AuditMode.SAMPLED)
-    assert all(0 < outcome.found[lie] < outcome.accepted for lie in attacks_detection.LIES)

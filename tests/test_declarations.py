@@ -164,24 +164,6 @@ async def test_an_engine_that_makes_no_declarations_does_not_open_such_a_job(
         Jobs(KIND, lambda: None, 1 << 30).answer(tasks.OpenJob(bytes(32), LETTERS.encode(), str(text), None))
 
 
-async def test_a_challenge_finds_the_step_whose_declaration_is_invented(feature: None, tmp_path: Path) -> None:
-    """Its states follow from what was invented, so that no step of them is false."""
-    text, model = tmp_path / "text", tmp_path / "model"
-    text.write_bytes(TEXT)
-    ReplicatedModel.initial(ME, LETTERS).save(model)
-    honest, liar = Counting(False), Counting(True)
-    opened = tasks.OpenJob(ME, LETTERS.encode(), str(text), None)
-    for worker in (honest, liar):
-        await worker.ask(opened)
-    made = await liar.ask(
-        tasks.Propose(ME, 0, ME, str(model), None, None, str(tmp_path / "m"), declared_out=str(tmp_path / "declared"))
-    )
-    files = {bytes.fromhex(file.name): str(file) for file in (tmp_path / "declared").iterdir()}
-    declared = tasks.Declared(made.declaration, files)
-    asked = tasks.Reexecute(ME, 0, ME, str(model), None, str(tmp_path / "states"), declared)
-    assert await honest.ask(asked) == tasks.Reexecuted(None, 0)
-
-
 async def test_a_blob_of_a_declaration_is_not_larger_than_the_objective_says(feature: None, tmp_path: Path) -> None:
     blobs = Blobs(tmp_path / "blobs", tmp_path / "buffers")
     large = blobs.add(bytes(COUNTED_BYTES + 1))

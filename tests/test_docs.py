@@ -128,7 +128,6 @@ RECORDS: tuple[type, ...] = (
     audits.Dispute,
     losses.SealedLoss,
     losses.Unopened,
-    losses.SealedReport,
     losses.Compared,
     audits.Standing,
     audits.Entry,

@@ -75,7 +75,7 @@ FOUND: Final = (Found(4, 1, 1.023), Found(7, 2, 1.027))
 MORE_FELL: Final = "3 of 10 raised the loss of a language model to 1.042 times"
 OF_PRESET: Final = ("compression", "bits", "outer", "memory", "rule")
 STEPS_FELL: Final = (
-    "who falsifies one of several local steps is found late: 1 liar of 4 raised the loss of a language model to 1.07 times until "
+    "with several local steps a liar is found late: 1 liar of 4 raised the loss of a language model to 1.07 times until "
     f"then, and at most {POISONED_MAX} counts as defended"
 )
 

@@ -20,8 +20,7 @@ from protocol.messages import Proposal
 from protocol.reasons import Verdict
 from training import starts
 from training.objectives.objective import Objective
-from training.replay.trace import reveal_bytes_max
-from training.replicated import files
+from training.replicated import buffers, files
 from training.replicated.each import Each
 from training.replicated.incoming import IncomingModel, part_of
 from training.replicated.layout import layout_of, of_shapes
@@ -266,7 +265,7 @@ def _terms(spec: bytes, kind: Objective, answer_ms: int) -> JobTerms:
 
 
 # Fields that came with version 3 of the module `jobs`.
-SAID_OF_MODELS = ("start", "licence", "precision", "replayed_steps", "closing_rounds", "parts", "opening_rounds", "lean_audits")
+SAID_OF_MODELS = ("start", "licence", "precision", "closing_rounds", "parts", "opening_rounds")
 
 
 def _requires(job: JobSpec) -> tuple[ModuleVersion, ...]:
@@ -276,10 +275,14 @@ def _requires(job: JobSpec) -> tuple[ModuleVersion, ...]:
     return ModuleVersion(job.kind.module, job.kind.version), *(module for module, is_said in said_of.items() if is_said)
 
 
+def reveal_bytes_max(job: JobSpec) -> int:
+    """What one auditor fetches of a proposal: its buffer, the one before, and what its declaration names."""
+    return 2 * buffers.size(job) + job.kind.blob_bytes_max(job)
+
+
 def _audit_terms(job: JobSpec, answer_ms: int) -> AuditTerms:
-    steps = job.kind.steps(job)
     # Half of the least uplink is for what audits ask for: so many bits in a millisecond.
     reveal_ms = math.ceil(8 * reveal_bytes_max(job) / (job.least_uplink * 500))
     version = 1 if job.least_uplink == LEAST_UPLINK_MBIT else 2
-    rounds = (job.audit_window, steps, job.suspension_rounds)
+    rounds = job.audit_window, job.suspension_rounds
     return AuditTerms(job.audit_rate, job.auditors, *rounds, answer_ms, reveal_ms, version, job.closing_rounds)

@@ -78,7 +78,7 @@ FLOATS_MIN: Final = {"inner_rate": INNER_RATE_MIN, "clip": CLIP_MIN, "replay_tol
 
 class AuditMode(enum.StrEnum):
     FULL = "full"  # some voters with a worker re-execute each proposal before the vote, and vouch for it
-    SAMPLED = "sampled"  # some proposals are drawn after the round, and one step of each is replayed from committed states
+    SAMPLED = "sampled"  # some proposals are drawn after the round, and replayed whole
     OFF = "off"  # nobody re-executes: the aggregation rule alone stands against liars
 
 
@@ -186,19 +186,19 @@ class JobSpec:
     rule: Rule = Rule.ARC_NNM_TRIM
     accepted_min: Annotated[int, Between(1, TRAINERS_MAX)] = 1  # fewer accepted proposals: the round takes no step
     audit: AuditMode = AuditMode.FULL
-    audit_rate: float = 1.0  # sampled: times `auditors` is how many replays of a step each accepted proposal gets on average
+    audit_rate: float = 1.0  # sampled: times `auditors` is how many replays each accepted proposal gets on average
     auditors: Annotated[int, Between(1, AUDITORS_MAX)] = 2
-    audit_window: Annotated[int, Between(1, AUDIT_WINDOW_MAX)] = 3  # rounds that states are kept for, and a challenge may come in
+    audit_window: Annotated[int, Between(1, AUDIT_WINDOW_MAX)] = (
+        3  # rounds that buffers are kept for, and a challenge may come in
+    )
     replay_tolerance: float = TOLERANCE_MIN  # of ‖Δ‖; wrong data differ by about 1
     suspension_rounds: Annotated[int, Between(1, SUSPENSION_ROUNDS_MAX)] = 20  # of a first lie, then doubled; also of records
     norm_start: float = 32.0  # the median accepted norm before the first round; decides between two later
     proposal_seconds: float = 60.0  # longest wait for a round's proposals; peers adapt below it
     settings: Annotated[bytes, Length(0, SETTINGS_BYTES_MAX)] = b""  # encoding of the objective's own record, if it has one
     memory: Memory = codec.added(Memory.RESIDUAL)
-    # Mbit/s: with sampled audits, a trainer with a slower uplink may be suspended as if it withheld its states.
+    # Mbit/s: with sampled audits, a trainer with a slower uplink may be suspended as if it withheld its buffers.
     least_uplink: Annotated[int, Between(1, UPLINK_MBIT_MAX)] = codec.added(LEAST_UPLINK_MBIT)
-    # Sampled: inner steps that one audit replays. Of a round only the states between so many are committed to and kept.
-    replayed_steps: Annotated[int, Between(1, LOCAL_STEPS_MAX)] = codec.added(1)
     precision: Precision = codec.added(Precision.FP32)
     start: Digest | None = codec.added(None)  # blob of the parameters that it starts from (`training.starts`), of no job's model
     licence: Name | None = codec.added(None)  # under which the model may be used; None: not named
@@ -208,8 +208,6 @@ class JobSpec:
     closing_rounds: Annotated[int, Between(0, ROUNDS_MAX)] = codec.added(0)
     # The first rounds, whose payloads say `OPENING_BITS` of every element, whatever those of later rounds say.
     opening_rounds: Annotated[int, Between(0, ROUNDS_MAX)] = codec.added(0)
-    # Sampled audits replay whole rounds: no states are committed to (decision 96).
-    lean_audits: bool = codec.added(False)
     preparation: Preparation | None = codec.added(None)  # of a set from a file; None: no file was changed
 
     @property
@@ -286,35 +284,15 @@ class JobSpec:
         return self.outer is Outer.ADAMW
 
     @property
-    def traces_states(self) -> bool:
-        """Whether a proposal commits to states between its inner steps. A single step is replayed whole."""
-        return self.samples_several_steps and not self.lean_audits
-
-    @property
-    def samples_several_steps(self) -> bool:
-        return self.audit is AuditMode.SAMPLED and self.local_steps > 1 and self.kind.needs_worker
-
-    @property
-    def replays(self) -> int:
-        """How many parts a round has. A sampled audit draws one part and replays its `replayed_steps` inner steps."""
-        return self.local_steps // self.replayed_steps
-
-    @property
-    def sealed_step(self) -> int:
-        """The inner step of a replay whose loss an auditor reports: the first. Of a round that lean audits replay it is the last
-        one, which can only be estimated without the steps before it.
-        """
-        return self.local_steps - 1 if self.lean_audits else 0
-
-    @property
     def rounds_audited(self) -> int:
         """For how many rounds after its own a proposal may still be replayed: a challenge comes, and then its dispute ends."""
         return 2 * self.audit_window if self.audit is AuditMode.SAMPLED else 0
 
     @property
     def usual_closing_rounds(self) -> int:
-        """How many `train` sets, unless a person does. None where a round is one step: each audit sees all of it."""
-        return min(CLOSING_ROUNDS, self.rounds // 3) if self.samples_several_steps else 0
+        """How many `train` sets, unless a person does. None where a round is one step."""
+        is_sampled = self.audit is AuditMode.SAMPLED and self.local_steps > 1 and self.kind.needs_worker
+        return min(CLOSING_ROUNDS, self.rounds // 3) if is_sampled else 0
 
     @property
     def usual_opening_rounds(self) -> int:
@@ -411,41 +389,30 @@ class JobSpec:
             return f"precision 'bf16' with audit {self.audit.value!r}: {differ}; take audit 'off', or precision 'fp32'"
         if self.audit is not AuditMode.SAMPLED and self.least_uplink != LEAST_UPLINK_MBIT:
             return f"least_uplink {self.least_uplink} says nothing with audit {self.audit.value!r}: leave it out"
-        if self.audit is not AuditMode.SAMPLED and self.replayed_steps != 1:
-            return f"replayed_steps {self.replayed_steps} says nothing with audit {self.audit.value!r}: leave it out"
         if self.audit is not AuditMode.SAMPLED and self.closing_rounds:
             return f"closing_rounds {self.closing_rounds} says nothing with audit {self.audit.value!r}: leave it out"
         if self.closing_rounds > self.rounds:
             return f"closing_rounds {self.closing_rounds} is more than rounds {self.rounds}: take audit 'full' to re-execute all"
-        if self.local_steps % self.replayed_steps:
-            return f"local_steps {self.local_steps} must be a multiple of replayed_steps {self.replayed_steps}"
-        if self.lean_audits and (problem := self._lean_problem()):
+        if self.audit is AuditMode.SAMPLED and (problem := self._sampled_problem()):
             return problem
         limit = BLOB_BYTES_MAX if self.parts else PLAIN_BLOB_BYTES_MAX
         if self.object_bytes_max > limit:
             size = f"its largest object has {self.object_bytes_max} bytes, and others can get {limit} at most"
             upgrade = "" if self.parts else ", or `peer upgrade jobs 3` first"
-            return f"{size}: take a smaller model, or inner_state 'reset' with audit 'full'{upgrade}"
-        if self.audit is AuditMode.SAMPLED and self.audit_rate < AUDIT_RATE_MIN:
-            nothing = f"audit 'sampled' with audit_rate {self.audit_rate:g} would audit nothing"
-            return f"{nothing}: take {AUDIT_RATE_MIN:g} at least, or audit 'off', which says so"
-        if self.audit is AuditMode.SAMPLED and self.audit_bytes > AUDIT_BYTES_MAX:
-            beside = f", {self.estimates_max} estimates in each round's model among them" if self.has_estimates else ""
-            kept = f"audit 'sampled' would keep {self.audit_bytes / 2**30:.0f} GiB on each trainer's disk{beside}"
-            return (
-                f"{kept}, more than {AUDIT_BYTES_MAX >> 30}: take a shorter audit_window, more replayed_steps or a smaller model"
-            )
+            return f"{size}: take a smaller model, or inner_state 'reset'{upgrade}"
         return None
 
-    def _lean_problem(self) -> str | None:
-        if self.audit is not AuditMode.SAMPLED:
-            return f"lean_audits says nothing with audit {self.audit.value!r}: leave it out"
-        if not self.kind.needs_worker or self.local_steps == 1:
-            return "lean_audits needs several local_steps of training: a single one has no states to show; leave it out"
+    def _sampled_problem(self) -> str | None:
         if self.keeps_inner_state:
-            return "lean_audits with inner_state 'keep' would show all moments: take inner_state 'reset'"
-        if self.replayed_steps != self.local_steps:
-            return f"lean_audits shows no states between steps: take replayed_steps {self.local_steps}, the whole round"
+            return "audit 'sampled' with inner_state 'keep' would show all moments: take inner_state 'reset', or audit 'full'"
+        if self.has_estimates:
+            return "audit 'sampled' with memory 'estimates' was not measured: take memory 'residual', or audit 'full' or 'off'"
+        if self.audit_rate < AUDIT_RATE_MIN:
+            nothing = f"audit 'sampled' with audit_rate {self.audit_rate:g} would audit nothing"
+            return f"{nothing}: take {AUDIT_RATE_MIN:g} at least, or audit 'off', which says so"
+        if self.audit_bytes > AUDIT_BYTES_MAX:
+            kept = f"audit 'sampled' would keep {self.audit_bytes / 2**30:.0f} GiB on each trainer's disk"
+            return f"{kept}, more than {AUDIT_BYTES_MAX >> 30}: take a shorter audit_window or a smaller model"
         return None
 
     def _memory_problem(self) -> str | None:
@@ -466,7 +433,7 @@ class JobSpec:
         Buffers and payloads have fewer bytes.
         """
         parameters, inner = 4 * self.model.parameters, 8 + 8 * self.model.parameters
-        return inner if self.traces_states or self.keeps_inner_state else parameters
+        return inner if self.keeps_inner_state else parameters
 
     @property
     def estimates_max(self) -> int:
@@ -476,13 +443,10 @@ class JobSpec:
     @property
     def audit_bytes(self) -> int:
         """What a trainer keeps on its disk at most where audits are sampled: of every round that may be asked for the model, its
-        buffer, what its declaration names, and parameters and moments between replays, or the moments alone after a single step.
-        Others keep the models.
+        buffer and what its declaration names. Others keep the models.
         """
-        vectors = 3 * (self.replays + 1) if self.traces_states else 2 * self.keeps_inner_state
-        own = (4 * vectors + self.commits_to_buffer) * self.model.parameters
-        of_round = self.model_bytes + own + self.kind.blob_bytes_max(self)
-        return of_round * (self.rounds_audited + 1)
+        buffer = self.model.parameters * self.commits_to_buffer
+        return (self.model_bytes + buffer + self.kind.blob_bytes_max(self)) * (self.rounds_audited + 1)
 
     @property
     def model_bytes(self) -> int:
@@ -609,9 +573,8 @@ def completed(fields: Mapping[str, Any]) -> dict[str, Any]:
         ("memory", Memory.ESTIMATES): {name: ESTIMATES[name] for name in following_estimates(fields)},
     }
     said = [follows.get((name, fields.get(name)), {}) for name in ("outer", "inner", "memory")]
-    is_lean = fields.get("lean_audits") and fields.get("audit") == AuditMode.SAMPLED
     is_exact = fields.get("bits") == 8 and fields.get("compression", Compression.DENSE) == Compression.DENSE
     decay = {"feedback_decay": 0.0} if is_exact and fields.get("memory") != Memory.ESTIMATES else {}
-    steps = fields.get("local_steps", LOCAL_STEPS)
-    whole = {"replayed_steps": steps, "audit_rate": 1 / steps} if is_lean else {}  # as many steps are replayed as of other jobs
-    return said[0] | said[1] | said[2] | rule | whole | decay | dict(fields)
+    is_sampled = fields.get("audit") == AuditMode.SAMPLED
+    sampled = {"audit_rate": 1 / fields.get("local_steps", LOCAL_STEPS)} if is_sampled else {}  # `auditors` steps of a proposal
+    return said[0] | said[1] | said[2] | rule | sampled | decay | dict(fields)

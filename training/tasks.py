@@ -11,18 +11,17 @@ import struct
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Generic, TypeVar
 
-from ledger.audits.losses import LOSSES_MAX, Loss
+from ledger.audits.losses import Loss
 from protocol import codec
 from protocol.codec import Count, Digest, Key, Length
 from protocol.errors import RemoteProtocolError
 from protocol.limits import DECLARATION_BYTES_MAX, TRANSACTION_BYTES_MAX
 from protocol.messages import Name
-from protocol.reasons import Finding, Verdict
+from protocol.reasons import Verdict
 from protocol.sampling import TURNS_MAX, Sampling
 
 # Whatever grows with the model is a file. The largest that is left is an OpenJob: a specification, some paths and digests.
 FRAME_BYTES_MAX = 1 << 20
-STATES_MAX = 8  # files of states that a replay reads: two states of two files, and the last parameters
 FILES_MAX = 9  # beside text and tokenizer: eight that an objective reads, and the parameters that a job starts from
 DEVICES_MAX = 64  # of one machine; as many libraries are told of
 TEXT_BYTES_MAX = 64 << 10  # prompts and generated text
@@ -54,20 +53,12 @@ class Proposed:
     buffer_digest: Digest | None  # None: the job's proposals commit to none
     loss: float  # mean training loss over the local steps, in the unit of the objective
     seconds: float
-    trace: Digest | None = None  # as the job commits to them, see `Propose.states_out`
-    inner: Digest | None = None
+    inner: Digest | None = None  # of the file `Propose.inner_out`
     # Of what it goes on from: the buffer and the inner state of the trainer's last accepted proposal. None: it began anew.
     feedback: Digest | None = None
     inner_from: Digest | None = None
     declaration: Annotated[bytes, Length(0, DECLARATION_BYTES_MAX)] = b""  # of the proposal; its blobs are in `declared_out`
-    losses: Annotated[tuple[Loss, ...], Length(0, LOSSES_MAX)] = ()  # of the inner steps
-
-
-@dataclass(frozen=True, slots=True)
-class Reexecuted:
-    TAG: ClassVar[str] = "reexecuted"
-    trace: Digest | None  # None: what the proposal goes on from is no inner state, or its declaration is refuted
-    refuted: Count | None = None  # the first step that goes by what the objective refutes
+    last_loss: Loss | None = None  # of the last inner step, in millionths
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,16 +67,7 @@ class Audited:
     verdict: Verdict
     relative_error: float  # ‖m − (decay·e + Δ_replay)‖ / ‖Δ_replay‖
     seconds: float
-    loss: Loss | None = None  # of the first step; None: nothing was replayed
-
-
-@dataclass(frozen=True, slots=True)
-class Replayed:
-    TAG: ClassVar[str] = "replayed"
-    finding: Finding
-    relative_error: float  # see `training.replay.trace.step_error`; zero where the step was not replayed
-    seconds: float
-    loss: Loss | None = None  # of the step; None: it was not replayed
+    last_loss: Loss | None = None  # of the last inner step, in millionths; None: nothing was replayed
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +173,7 @@ class Propose(Request[Proposed]):
     previous_payload: Path | None  # of the same proposal, unless the job has estimates
     buffer_out: Path  # where the new m goes; who takes it over, and the payload, makes them durable, with all else that is sent
     previous_inner: Path | None = None  # inner state of the trainer's last accepted proposal; None: fresh
-    states_out: Path | None = None  # folder that is made anew for the files of `replay.trace`, where the job commits to any
+    inner_out: Path | None = None  # where the new inner state goes, where the job keeps it
     declared_out: Path | None = None  # folder that is made anew for the blobs of the declaration, where the objective has one
     declared: Declared | None = None  # goes by this declaration, whose files lie in that folder, and makes none
 
@@ -201,23 +183,8 @@ class Propose(Request[Proposed]):
 
 
 @dataclass(frozen=True, slots=True)
-class Reexecute(Request[Reexecuted]):
-    """Do somebody else's local steps for comparing the states → Reexecuted. What rounds wait for goes before it."""
-
-    TAG: ClassVar[str] = "reexecute"
-    PRIORITY: ClassVar[int] = 4  # as evaluations: behind them it would starve where measuring takes as long as a round
-    job: Digest
-    round: Count
-    trainer: Key
-    model_directory: Path
-    previous_inner: Path | None
-    states_out: Path
-    declared: Declared = Declared()
-
-
-@dataclass(frozen=True, slots=True)
 class Audit(Request[Audited]):
-    """Replay `trainer`'s proposal → Audited. Previous buffer and payload as the proposal's `feedback` says."""
+    """Re-execute `trainer`'s proposal → Audited. Previous buffer and payload as the proposal's `feedback` says."""
 
     TAG: ClassVar[str] = "audit"
     PRIORITY: ClassVar[int] = 2
@@ -231,30 +198,6 @@ class Audit(Request[Audited]):
     previous_payload: Path | None
     inner: Path | None = None  # where the job keeps it: the inner state that the proposal commits to
     previous_inner: Path | None = None  # as the proposal's `inner_from` says
-    declared: Declared = Declared()
-
-
-@dataclass(frozen=True, slots=True)
-class Replay(Request[Replayed]):
-    """Replay a part of `trainer`'s traced proposal, one inner step unless the job says more, after checking what ties the trace
-    to it → Replayed.
-    """
-
-    TAG: ClassVar[str] = "replay"
-    PRIORITY: ClassVar[int] = 3  # no ballot waits for it; it may lapse, which an evaluation does not
-    job: Digest
-    round: Count
-    trainer: Key
-    step: Count
-    model_directory: Path  # of that round
-    payload: Path
-    buffer: Digest | None  # it follows from the last state and what the trainer continues from
-    previous_buffer: Path | None
-    previous_payload: Path | None
-    trace: Path
-    states: Annotated[dict[Digest, Path], Length(0, STATES_MAX)]  # the files that `training.replay.trace.needed` names
-    inner: Digest | None  # of the proposal, as the next
-    inner_from: Digest | None
     declared: Declared = Declared()
 
 
@@ -319,16 +262,14 @@ class Cancel:
     TAG: ClassVar[str] = "cancel"
 
 
-Reply = Opened | Proposed | Reexecuted | Audited | Replayed | Evaluated | Generated | Pong | Ready | Failed
-TO_WORKER: tuple[type[Any], ...] = (OpenJob, Propose, Reexecute, Audit, Replay, Evaluate, Generate, Ping, Describe, Cancel)
+Reply = Opened | Proposed | Audited | Evaluated | Generated | Pong | Ready | Failed
+TO_WORKER: tuple[type[Any], ...] = (OpenJob, Propose, Audit, Evaluate, Generate, Ping, Describe, Cancel)
 FROM_WORKER: tuple[type[Any], ...] = (
     Ready,
     Beat,
     Opened,
     Proposed,
-    Reexecuted,
     Audited,
-    Replayed,
     Evaluated,
     Generated,
     Pong,

@@ -55,9 +55,9 @@ PATIENCE_SECONDS = 1.0  # for a first answer, where another could be asked: thre
 REST_SECONDS = 0.5  # a holder without the blob is asked again after this long, doubling
 REST_SECONDS_MAX = 15.0
 # At once; the others wait their turn, so that windows do not fill a holder's queue. What only audits ask for has turns of its
-# own: a trainer that drips its states holds up no payload.
+# own: a trainer that drips its buffers holds up no payload.
 TRANSFERS_MAX = 10
-REVEALS_MAX = 18  # more than one auditor fetches at once (`auditing`): who drips its states holds up nobody else's either
+REVEALS_MAX = 18  # more than one auditor fetches at once (`auditing`): who drips its buffers holds up nobody else's either
 PARTS_AT_ONCE = 4  # of one object: its holders answer side by side, and turns are left for what is small
 TURN_SECONDS = 15.0  # then it is the turn of who waits, and the transfer goes on later where it stands: a holder may drip
 

@@ -14,7 +14,7 @@ from typing import ClassVar, TypeVar
 from consensus.quorum import faults_tolerated
 from ledger.audits import draws, losses
 from ledger.audits.draws import Commitment
-from ledger.audits.losses import Compared, LossesOpening, SealedLoss, SealedReport, Unopened
+from ledger.audits.losses import Compared, LossOpening, SealedLoss, Unopened
 from ledger.audits.state import (
     CHALLENGES_OPEN_MAX,
     DRAWN_MAX,
@@ -24,6 +24,7 @@ from ledger.audits.state import (
     OPENS,
     UNOPENED_MAX,
     Applied,
+    AuditFinding,
     AuditsState,
     Claims,
     Dispute,
@@ -36,7 +37,6 @@ from ledger.audits.state import (
     Result,
     RoundAudits,
     Standing,
-    StepFinding,
     openings_of,
     others_audited,
 )
@@ -60,7 +60,7 @@ from ledger.members import MembersState
 from ledger.network import SECOND_AUDITS
 from protocol import codec
 from protocol.identity import Signed, short_id
-from protocol.messages import LossesCommitment, Proposal
+from protocol.messages import LossCommitment, Proposal
 from protocol.reasons import Finding
 from protocol.units import nth_round
 
@@ -72,13 +72,13 @@ T = TypeVar("T")
 
 
 class AuditsModule(Module[AuditsState]):
-    """In version 1 windows are counted in rounds alone, a judge that did not see the step counts as one that found it false, and
-    nothing binds an auditor to its replay.
+    """In version 1 windows are counted in rounds alone, a judge that did not see the proposal counts as one that found it
+    false, and nothing binds an auditor to its replay.
     """
 
     name = "audits"
     version = SECOND_AUDITS
-    contents: ClassVar[Mapping[str, type]] = {**dict.fromkeys(KINDS, StepFinding), OPENS: LossesOpening}
+    contents: ClassVar[Mapping[str, type]] = {**dict.fromkeys(KINDS, AuditFinding), OPENS: LossOpening}
     # The tables of the job are copied and looked through.
     costs: ClassVar[Mapping[str, int]] = {"audit/report": 2, "audit/verdict": 6, "audit/challenge": 10, OPENS: 6}
     state_type = AuditsState
@@ -94,20 +94,20 @@ class AuditsModule(Module[AuditsState]):
         return replace(old, jobs={key: replace(audits, began_unbound=True) for key, audits in old.jobs.items()})
 
     def apply(self, state: AuditsState, said: Said, view: View, context: Context) -> Change:
-        found: StepFinding | LossesOpening = said.content
+        found: AuditFinding | LossOpening = said.content
         job = view.of(JobsState).jobs.get(found.job)
         if job is None or found.job not in state.jobs:
             raise Refused("no audits of such a job are open")
         docket = self._docket(state, found.job, job, view.of(MembersState), context.height)
         match said.transaction.kind, found:
-            case "audit/report", StepFinding():
+            case "audit/report", AuditFinding():
                 docket.report(said.author, found)
-            case "audit/verdict", StepFinding():
+            case "audit/verdict", AuditFinding():
                 docket.rule(said.author, found)
-            case "audit/challenge", StepFinding():
+            case "audit/challenge", AuditFinding():
                 docket.challenge(said.author, found)
-            case _, LossesOpening():
-                docket.open_losses(said.author, found)
+            case _, LossOpening():
+                docket.open_loss(said.author, found)
         return Change(docket.done())
 
     def rekeyed(self, state: AuditsState, current: Callable[[bytes], bytes]) -> AuditsState:
@@ -126,28 +126,23 @@ class AuditsModule(Module[AuditsState]):
         started = [fact.job for fact in context.of(JobStarted)]
         return Change(self._moved_on(state, view.of(JobsState).jobs, started, view.of(MembersState), context.height))
 
-    def can_wait(self, content: StepFinding | LossesOpening) -> bytes:
+    def can_wait(self, content: AuditFinding | LossOpening) -> bytes:
         """Until the job's next closing: windows end there and nowhere else, so nothing is late before it."""
         return content.job
 
     def challengeable(self, me: bytes, state: Applied) -> list[Due]:
-        """Accepted proposals of which I may challenge a step now although I was not drawn, the last rounds last."""
+        """Accepted proposals that I may challenge now although I was not drawn, the last rounds last."""
         dockets = {key: self._of(key, state) for key in state.audits.jobs}
         return [due for due in others_audited(me, state) if dockets[due.job].may_challenge(me, due.place)]
 
     def openings_due(self, me: bytes, state: Applied) -> list[OpeningDue]:
-        """My proposals whose losses I may open now."""
+        """My proposals whose loss I may open now."""
         mine = openings_of(me, state)
         dockets = {key: self._of(key, state) for key in {due.job for due in mine}}
         return [due for due in mine if dockets[due.job].may_open(due.round, due.trainer)]
 
-    def is_disputed(self, due: Due, state: Applied) -> bool:
-        """Whether a dispute about that step is open."""
-        audits = state.audits.jobs.get(due.job)
-        return audits is not None and any(dispute.place == due.place for dispute in audits.disputes)
-
     def is_challengeable(self, due: Due, state: Applied) -> bool:
-        """Whether some re-executor that was not drawn may still challenge this step."""
+        """Whether some re-executor that was not drawn may still challenge this proposal."""
         return due.job in state.audits.jobs and self._of(due.job, state).is_challengeable(due.place)
 
     def _of(self, key: bytes, state: Applied) -> Docket:
@@ -220,7 +215,7 @@ class AuditsModule(Module[AuditsState]):
 
 class FirstAuditsModule(AuditsModule):
     version = 1
-    contents: ClassVar[Mapping[str, type]] = dict.fromkeys(KINDS, StepFinding)
+    contents: ClassVar[Mapping[str, type]] = dict.fromkeys(KINDS, AuditFinding)
 
 
 def _without_job(state: AuditsState, key: bytes) -> AuditsState:
@@ -238,7 +233,7 @@ class Docket:
     ) -> None:
         assert terms.audits is not None
         is_second = version >= SECOND_AUDITS
-        self._told_apart = is_second  # judges that did not see a step, and those that found it false
+        self._told_apart = is_second  # judges that did not see a proposal, and those that found it false
         self._state, self._key, self._job, self._members, self._height = state, key, job, members, height
         self._terms: AuditTerms = terms.audits
         self._is_rewarded = terms.needs_worker  # everybody knows the update of a scratch job: it costs its trainer nothing
@@ -274,39 +269,37 @@ class Docket:
 
     # What members say
 
-    def report(self, author: bytes, report: StepFinding) -> None:
-        """A drawn auditor says what it found at its step."""
+    def report(self, author: bytes, report: AuditFinding) -> None:
+        """A drawn auditor says what it found."""
         drawn = self._drawn(report.round, report.trainer)
-        auditor = self._speaking_for(drawn.steps, author) if drawn else None
-        if drawn is None or auditor is None or drawn.steps[auditor] != report.step:
-            raise Refused(f"no report of {short_id(author)} on that step is awaited")
+        auditor = self._speaking_for(drawn.pending, author) if drawn else None
+        if drawn is None or auditor is None:
+            raise Refused(f"no report of {short_id(author)} on that proposal is awaited")
         self._require_loss(report, drawn.proposal)
         self._put(report.round, report.trainer, _without(drawn, auditor))
-        if report.loss is not None and drawn.proposal.losses is not None:
-            self._seal(report, auditor, report.loss, drawn.proposal.losses)
+        if report.loss is not None and drawn.proposal.loss is not None:
+            self._seal(report, auditor, report.loss, drawn.proposal.loss)
         event = Event.PASSES if report.finding is Finding.MATCH else Event.FAILS
-        self._move_step(Stage.AWAITED, event, report.place, auditor, report)
+        self._move_audit(Stage.AWAITED, event, report.place, auditor, report)
 
-    def challenge(self, author: bytes, said: StepFinding) -> None:
-        """A re-executor says that a step is false for which it was not drawn.
+    def challenge(self, author: bytes, said: AuditFinding) -> None:
+        """A re-executor says that a proposal is false for which it was not drawn.
 
         A false challenge costs every judge a replay, so each re-executor has one in a round, and no claim: a refuted claim counts
         against nobody.
         """
         self._refuse_loss(said)
         challenger = self._challenger(author, said.place)
-        if said.finding is Finding.MATCH or said.finding.is_claim:
+        if said.finding in (Finding.MATCH, Finding.WITHHELD):
             raise Refused(f"a re-executor that was not drawn cannot challenge with the finding {said.finding.label!r}")
-        if self._dispute(said.place) is not None:
-            raise Refused("that step is disputed already, and will be judged")
-        self._move_step(Stage.UNDISPUTED, Event.CHALLENGED, said.place, challenger, said)
+        self._move_audit(Stage.UNDISPUTED, Event.CHALLENGED, said.place, challenger, said)
 
-    def rule(self, author: bytes, verdict: StepFinding) -> None:
+    def rule(self, author: bytes, verdict: AuditFinding) -> None:
         """A judge gives its verdict on an open dispute."""
         self._refuse_loss(verdict)
         dispute = self._dispute(verdict.place)
         if dispute is None:
-            raise Refused("no dispute about that step is open")
+            raise Refused("no dispute about that proposal is open")
         judge = self._speaking_for(self._judges(dispute.round, dispute.trainer), author)
         if judge is None:
             raise Refused(f"{short_id(author)} may not judge this dispute")
@@ -331,21 +324,22 @@ class Docket:
         return True
 
     def is_challengeable(self, place: Place) -> bool:
-        number, trainer, step = place
-        drawn = self._drawn(number, trainer)
+        drawn = self._drawn(*place)
         # If rounds have gone by and no report is awaited, the proposal is kept for a dispute alone.
-        return drawn is not None and (self._has_rounds(number) or bool(drawn.steps)) and step < self._terms.steps
+        return drawn is not None and (self._has_rounds(place[0]) or bool(drawn.pending))
 
     def _challenger(self, author: bytes, place: Place) -> bytes:
-        """The author's key of that round, with which it may challenge this step undrawn. Raises `Refused` if it may not."""
-        number, trainer, _ = place
+        """The author's key of that round, with which it may challenge this proposal undrawn. Raises `Refused` if it may not."""
+        number, trainer = place
         if not self.is_challengeable(place):
-            raise Refused(f"no such step of {short_id(trainer)} in round {nth_round(number)} can be challenged now")
+            raise Refused(f"no proposal of {short_id(trainer)} in round {nth_round(number)} can be challenged now")
+        if self._dispute(place) is not None:
+            raise Refused("that proposal is disputed already, and will be judged")
         challenger = self._speaking_for(self._judges(number, trainer), author)
         if challenger is None or not self._is_trusted(author):
             raise Refused(f"{short_id(author)} may not challenge {short_id(trainer)} in round {nth_round(number)}")
         if challenger in self._rounds[number].challengers:
-            raise Refused(f"{short_id(author)} has challenged a step of round {nth_round(number)} already")
+            raise Refused(f"{short_id(author)} has challenged a proposal of round {nth_round(number)} already")
         self._require_heard(author)
         return challenger
 
@@ -358,7 +352,7 @@ class Docket:
 
     # Transitions: `TRANSITIONS` says what follows from each
 
-    def _move_step(self, stage: Stage, event: Event, place: Place, auditor: bytes, said: StepFinding | None = None) -> None:
+    def _move_audit(self, stage: Stage, event: Event, place: Place, auditor: bytes, said: AuditFinding | None = None) -> None:
         """`auditor` is its key of that round; `said` is nil where it did not report in time."""
         moved, person = TRANSITIONS[stage, event], self._members.current(auditor)
         if said is None:
@@ -378,7 +372,7 @@ class Docket:
                     assert said is not None
                     self._challenge(place, auditor, person, said.finding)
                 case _:
-                    raise AssertionError(f"{effect!r} of a step")
+                    raise AssertionError(f"{effect!r} of an audit")
 
     def _challenge(self, place: Place, auditor: bytes, person: bytes, finding: Finding) -> None:
         """Opens a dispute or joins it. A challenge counts as a verdict, unless its author gave one before."""
@@ -430,10 +424,10 @@ class Docket:
                     for person in challengers:
                         self._count(person, upheld=1)
                 case Effect.HOLD_AGAINST:
-                    for person in (person for person, finding in challengers.items() if not finding.is_claim):
+                    for person in (person for person, finding in challengers.items() if finding is not Finding.WITHHELD):
                         self._hold_against(person)
                 case Effect.NOTE_CLAIMS:
-                    if any(finding.is_claim for finding in challengers.values()):
+                    if Finding.WITHHELD in challengers.values():
                         self._withheld[self._members.current(dispute.trainer)] = self._claims_with(dispute)
                 case Effect.SUSPEND:
                     self._suspend(self._members.current(dispute.trainer), self._log[-1])
@@ -472,21 +466,21 @@ class Docket:
         if self._standing(challenger).refuted % FALSE_CHALLENGES_MAX == 0:
             self._unheard[challenger] = self._job.round + 1 + self._terms.suspension_rounds
 
-    # Claims. An auditor says `withheld` or `unconfirmed`, most judges disagree: auditor or trainer lies, we cannot tell which. So
-    # the claim counts against neither. After three claims the auditor is apart from the trainer: it is not drawn for it. At most
-    # f auditors lie, so a trainer apart from more than f auditors is the liar: it is shunned.
+    # Claims. An auditor says `withheld`, most judges disagree: auditor or trainer lies, we cannot tell which. So the claim counts
+    # against neither. After three claims the auditor is apart from the trainer: it is not drawn for it. At most f auditors lie,
+    # so a trainer apart from more than f auditors is the liar: it is shunned.
 
     def _claims_with(self, dispute: Dispute) -> Claims:
         """The noted claims about the dispute's trainer, once its own are among them."""
         claims = dict(self._withheld.get(self._members.current(dispute.trainer), {}))
         for key, finding in dispute.challenges.items():
-            if finding.is_claim:
+            if finding is Finding.WITHHELD:
                 auditor = self._members.current(key)
                 claims[auditor] = (*claims.get(auditor, ()), self._job.round)[-FALSE_CHALLENGES_MAX:]
         return claims
 
     def _is_to_be_shunned(self, dispute: Dispute) -> bool:
-        if not any(finding.is_claim for finding in dispute.challenges.values()):
+        if Finding.WITHHELD not in dispute.challenges.values():
             return False  # a challenge without a claim tells nothing about who is apart
         audits = self._rounds[dispute.round]
         # f of this round's voters may lie. An auditor outside this round may be a liar of other voters, and gone.
@@ -495,33 +489,33 @@ class Docket:
 
     # Losses. Decision 0061: a loss convicts an auditor alone, and only where more voters contradict it than may lie.
 
-    def _require_loss(self, report: StepFinding, proposal: Proposal) -> None:
-        is_bound = self._binds and report.finding is Finding.MATCH and proposal.losses is not None
+    def _require_loss(self, report: AuditFinding, proposal: Proposal) -> None:
+        is_bound = self._binds and report.finding is Finding.MATCH and proposal.loss is not None
         if is_bound and report.loss is None:
-            raise Refused("a match carries the sealed loss of its step")
+            raise Refused("a match carries a sealed loss")
         if not is_bound:
             self._refuse_loss(report)
 
-    def _refuse_loss(self, said: StepFinding) -> None:
+    def _refuse_loss(self, said: AuditFinding) -> None:
         if said.loss is not None:
             raise Refused("no loss belongs here")
 
-    def _seal(self, report: StepFinding, auditor: bytes, loss: SealedLoss, commitment: LossesCommitment) -> None:
+    def _seal(self, report: AuditFinding, auditor: bytes, loss: SealedLoss, commitment: LossCommitment) -> None:
         of = self._unopened.setdefault(report.round, {})
         known = of.get(report.trainer, Unopened(commitment, {}, len(self._rounds[report.round].reexecutors)))
-        of[report.trainer] = replace(known, reports={**known.reports, auditor: SealedReport(report.step, loss)})
+        of[report.trainer] = replace(known, reports={**known.reports, auditor: loss})
 
-    def open_losses(self, author: bytes, opening: LossesOpening) -> None:
-        """A trainer opens what its proposal committed to, and each report on it is compared."""
+    def open_loss(self, author: bytes, opening: LossOpening) -> None:
+        """A trainer opens the loss that its proposal committed to, and each report on it is compared."""
         of, trainer = self._unopened.get(opening.round, {}), opening.trainer
         known = of.get(trainer)
         if known is None or self._members.current(trainer) != author:
             raise Refused(
-                f"no losses of {short_id(trainer)} in round {nth_round(opening.round)} are to be opened by {short_id(author)}"
+                f"no loss of {short_id(trainer)} in round {nth_round(opening.round)} is to be opened by {short_id(author)}"
             )
         if not self.may_open(opening.round, trainer):
             raise Refused("reports on that proposal may still come")
-        if len(opening.losses) != self._terms.steps or not losses.is_opened_by(known.commitment, opening):
+        if not losses.is_opened_by(known.commitment, opening):
             raise Refused("that is not what the proposal commits to")
         del of[trainer]
         for auditor, report in known.reports.items():
@@ -533,15 +527,15 @@ class Docket:
         closing in the window. The block that ends the job may close a round too, so draws end with that block.
         """
         drawn = self._drawn(number, trainer)
-        is_awaited = drawn is not None and bool(drawn.steps)
+        is_awaited = drawn is not None and bool(drawn.pending)
         has_ended = self._job.phase is Phase.FINISHED and self._job.opened < self._height
         return not is_awaited and (has_ended or not self._has_rounds(number))
 
-    def _compare(self, auditor: bytes, trainer: bytes, report: SealedReport, opening: LossesOpening) -> None:
+    def _compare(self, auditor: bytes, trainer: bytes, report: SealedLoss, opening: LossOpening) -> None:
         current, faults = self._members.current, faults_tolerated(len(self._job.voters))
         person, about = current(auditor), current(trainer)
-        said = losses.unsealed(report.loss, self._key, opening.round, trainer, auditor, opening.secret)
-        wrong = losses.is_wrong(said, opening.losses[report.step])
+        said = losses.unsealed(report, self._key, opening.round, trainer, auditor, opening.secret)
+        wrong = losses.is_wrong(said, opening.loss)
         known = losses.compared(self._compared.get(person, Compared()), about, wrong, faults)
         if not wrong:
             event = Event.LOSS_RIGHT
@@ -551,7 +545,7 @@ class Docket:
             event = Event.LOSS_WRONG
         moved = TRANSITIONS[Stage.SEALED, event]
         if moved.result is not None:
-            self._write((opening.round, trainer, report.step), auditor, moved.result, Finding.MATCH)
+            self._write((opening.round, trainer), auditor, moved.result, Finding.MATCH)
         for effect in moved.effects:
             match effect:
                 case Effect.COMPARE:
@@ -564,7 +558,7 @@ class Docket:
                     raise AssertionError(f"{effect!r} of a sealed loss")
 
     def _settle_unopened(self, closed: int, now_ms: int | None) -> None:
-        """A trainer has as long to open its losses as auditors had to report. What it does not open costs it that reward. After
+        """A trainer has as long to open its loss as auditors had to report. What it does not open costs it that reward. After
         the job's end it costs nothing: its peer may have been stopped.
         """
         if closed == NO_ROUND:
@@ -635,8 +629,8 @@ class Docket:
         """Notes a time for each round that closed, and each dispute that opened, before the parent block.
 
         The block that closes a round does not know its own time, and its parent may be much older: a window that began then would
-        be too short. So the window begins at the parent of the block that closes the next round. Judges fetch one disputed step
-        of a trainer at a time (`state.in_turn`), so the window of the next dispute begins when the one before it is over.
+        be too short. So the window begins at the parent of the block that closes the next round. Judges fetch one disputed
+        proposal of a trainer at a time (`state.in_turn`), so the window of the next dispute begins when the one before it ends.
         """
         for number, audits in self._rounds.items():
             if not audits.closed_ms:
@@ -664,9 +658,9 @@ class Docket:
         return frozenset(self._members.current(dispute.trainer) for dispute in self._disputes)
 
     def _make_time(self, trainer: bytes) -> None:
-        """A dispute about this trainer is over: auditors go on with its other steps, so the time for these begins anew."""
+        """A dispute about this trainer is over: auditors go on with its other proposals, so the time for these begins anew."""
         for number, audits in self._rounds.items():
-            is_awaited = any(drawn.steps and self._members.current(key) == trainer for key, drawn in audits.drawn.items())
+            is_awaited = any(drawn.pending and self._members.current(key) == trainer for key, drawn in audits.drawn.items())
             if is_awaited and self._told_apart and audits.renewed < renewals_max(audits.faults):
                 self._rounds[number] = replace(audits, closed_ms=0, renewed=audits.renewed + 1)
 
@@ -677,21 +671,21 @@ class Docket:
             if self._members.current(trainer) in held_up:
                 kept[trainer] = drawn
                 continue
-            for auditor, step in drawn.steps.items():
-                self._move_step(Stage.AWAITED, Event.TIME, (number, trainer, step), auditor)
+            for auditor in drawn.pending:
+                self._move_audit(Stage.AWAITED, Event.TIME, (number, trainer), auditor)
             if trainer in disputed:
-                kept[trainer] = replace(drawn, steps={})
+                kept[trainer] = replace(drawn, pending=())
         self._rounds[number] = replace(audits, drawn=kept)
 
     def _vest(self, trainer: bytes, rounds: tuple[int, ...], closed: int) -> None:
         """A reward is the trainer's own once the window of its round is over, no dispute about that round is open, no report on
-        it is awaited, and none waits for the trainer's losses.
+        it is awaited, and none waits for the trainer's loss.
         """
         current = self._members.current
         open_rounds = {dispute.round for dispute in self._disputes if current(dispute.trainer) == trainer}
         open_rounds |= {number for number, of in self._unopened.items() if any(current(key) == trainer for key in of)}
         for number, audits in self._rounds.items():
-            if any(drawn.steps and current(key) == trainer for key, drawn in audits.drawn.items()):
+            if any(drawn.pending and current(key) == trainer for key, drawn in audits.drawn.items()):
                 open_rounds.add(number)  # a report is awaited
         waiting = tuple(number for number in rounds if number + self._terms.window > closed or number in open_rounds)
         self._count(trainer, rewards=len(rounds) - len(waiting))
@@ -719,7 +713,7 @@ class Docket:
         self._remember(closed)
         self._bound()
         for signed in accepted if self._is_rewarded else ():
-            if not self._binds or self._began_unbound or drawn[signed.signer].proposal.losses is not None:
+            if not self._binds or self._began_unbound or drawn[signed.signer].proposal.loss is not None:
                 trainer = current(signed.signer)
                 self._unvested[trainer] = (*self._unvested.get(trainer, ()), closed.round)
         self._began_unbound = False
@@ -733,9 +727,9 @@ class Docket:
             missed = (key for key in audits.reexecutors if key in revealed and self._commitments[key].round < number)
             nonces = {key: revealed[key] for key in missed}
             if audits.nonces and self._has_rounds(number):  # without nonces all drew by the model root
-                more = {trainer: self._steps(number, trainer, audits.reexecutors, nonces) for trainer in audits.drawn}
+                more = {trainer: self._auditors(number, trainer, audits.reexecutors, nonces) for trainer in audits.drawn}
                 drawn = {
-                    key: replace(old, steps=dict(sorted((old.steps | more[key]).items()))) for key, old in audits.drawn.items()
+                    key: replace(old, pending=tuple(sorted({*old.pending, *more[key]}))) for key, old in audits.drawn.items()
                 }
                 self._rounds[number] = replace(audits, nonces=audits.nonces + len(nonces), drawn=drawn)
 
@@ -747,17 +741,17 @@ class Docket:
         """If no re-executor revealed a nonce, as in a job's first round, all draw by the model root: everybody can foresee it."""
         nonces = nonces or dict.fromkeys(reexecutors, self._job.model_root)
         proposal = codec.decode_message(signed.body, (Proposal,))
-        return Drawn(proposal, self._steps(closed.round, signed.signer, reexecutors, nonces))
+        return Drawn(proposal, self._auditors(closed.round, signed.signer, reexecutors, nonces))
 
-    def _steps(
+    def _auditors(
         self, number: int, trainer: bytes, reexecutors: tuple[bytes, ...], nonces: Mapping[bytes, bytes]
-    ) -> dict[bytes, int]:
-        """The steps that the owners of these nonces are to replay, by auditor."""
+    ) -> tuple[bytes, ...]:
+        """The owners of these nonces that are drawn for this trainer's proposal."""
         current = self._members.current
         apart = _apart(self._withheld.get(current(trainer), {}))
         others = [key for key in reexecutors if current(key) != current(trainer) and current(key) not in apart]
         tickets = draws.tickets_for(self._key, number, nonces, trainer, others)
-        return draws.draw(tickets, len(others), self._terms.auditors, self._terms.rate, self._terms.steps)
+        return draws.draw(tickets, len(others), self._terms.auditors, self._terms.rate)
 
     def _remember(self, closed: ClosedRound) -> None:
         """The commitments of the voters. A voter whose ballot was not decided keeps its earlier one."""
@@ -794,7 +788,7 @@ class Docket:
 
     def _forget_unawaited(self, number: int, audits: RoundAudits) -> None:
         disputed = self._disputed(number)
-        drawn = {trainer: drawn for trainer, drawn in audits.drawn.items() if drawn.steps or trainer in disputed}
+        drawn = {trainer: drawn for trainer, drawn in audits.drawn.items() if drawn.pending or trainer in disputed}
         self._rounds[number] = replace(audits, drawn=drawn)
 
     def _disputed(self, number: int) -> set[bytes]:
@@ -820,8 +814,7 @@ class Docket:
         self, place: Place, auditor: bytes, result: Result | None, finding: Finding | None = None, ppm: int | None = None
     ) -> None:
         assert result is not None
-        number, trainer, step = place
-        self._log.append(Entry(self._height, self._key, number, trainer, auditor, step, result, finding, ppm))
+        self._log.append(Entry(self._height, self._key, *place, auditor, result, finding, ppm))
 
 
 def renewals_max(faults: int) -> int:
@@ -834,7 +827,7 @@ def renewals_max(faults: int) -> int:
 
 
 def is_shown_to_some(guilty: int, unseen: int, needed: int, faults: int) -> bool:
-    """Whether a liar showed its false step to some judges alone. Of more than f that found it false one is honest."""
+    """Whether a liar showed its false proposal to some judges alone. Of more than f that found it false one is honest."""
     return guilty > faults and guilty + unseen >= needed
 
 
@@ -844,7 +837,7 @@ def _apart(claims: Claims) -> set[bytes]:
 
 
 def _without(drawn: Drawn, auditor: bytes) -> Drawn:
-    return replace(drawn, steps={key: step for key, step in drawn.steps.items() if key != auditor})
+    return replace(drawn, pending=tuple(key for key in drawn.pending if key != auditor))
 
 
 def follow(state: AuditsState, current: Callable[[bytes], bytes]) -> AuditsState:

@@ -1,4 +1,4 @@
-"""Which accepted proposals are audited, by whom, and which step: drawn from what the voters had committed to before.
+"""Which accepted proposals are audited, and by whom: drawn from the commitments of earlier ballots.
 
 Every re-executor draws for itself: its tickets follow from the nonce that its own ballot reveals, and no other ticket matters. So
 a liar that chooses or withholds a nonce changes its own draws alone. With one seed made of all nonces a liar could choose among
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from protocol.codec import Count, Digest
 
 DOMAIN = b"folkmoot/audit\x00"
-LOT_BYTES = 8  # of a ticket, as many for its step: a remainder of 2^64 favours no step by more than 2^-50
+LOT_BYTES = 8  # of a ticket
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,23 +39,21 @@ def matching(reveals: Mapping[bytes, bytes], commitments: Mapping[bytes, Commitm
 
 
 def ticket(job: bytes, number: int, nonce: bytes, auditor: bytes, trainer: bytes) -> bytes:
-    """32 bytes: the first are the auditor's lot for this trainer's proposal, the last give its step.
+    """32 bytes, of which the first are the auditor's lot for this trainer's proposal.
 
     The auditor's key is hashed, too. Without it, a liar that copies another voter's commitment would have the same ticket.
     """
     return hashlib.sha256(DOMAIN + job + number.to_bytes(8, "big") + auditor + trainer + nonce).digest()
 
 
-def draw(tickets: Mapping[bytes, bytes], others: int, auditors: int, rate: float, steps: int) -> dict[bytes, int]:
-    """The steps of the re-executors that are drawn. A re-executor is drawn if its lot is under rate × auditors / others, in
-    doubles and in this order.
+def draw(tickets: Mapping[bytes, bytes], others: int, auditors: int, rate: float) -> tuple[bytes, ...]:
+    """The re-executors that are drawn: their lots are under rate × auditors / others, in doubles and in this order.
 
     `others` counts all the round's re-executors but the trainer and those apart from it, with or without a ticket: a re-executor
     that withholds its ticket raises nobody's chance.
     """
     lots = {key: int.from_bytes(data[:LOT_BYTES], "big") for key, data in sorted(tickets.items())}
-    drawn = [key for key, lot in lots.items() if lot < rate * auditors / others * 2.0 ** (8 * LOT_BYTES)]
-    return {key: int.from_bytes(tickets[key][-LOT_BYTES:], "big") % steps for key in drawn}
+    return tuple(key for key, lot in lots.items() if lot < rate * auditors / others * 2.0 ** (8 * LOT_BYTES))
 
 
 def tickets_for(

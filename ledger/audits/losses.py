@@ -1,4 +1,4 @@
-"""What binds an auditor to its replay: it seals the loss of the step in its report, and the trainer opens its own losses when no
+"""What binds an auditor to its replay: its report seals the loss of the last inner step. The trainer opens its own loss when no
 report on the proposal can come any more. Decision 0061 says why.
 
 All here is pure. `ledger.audits.docket` says when it happens; who opens is in `ledger.audits.state.openings_due`.
@@ -8,26 +8,24 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Annotated
 
 from consensus.quorum import faults_tolerated
-from protocol import codec
 from protocol.agreed import agreed, public_of
 from protocol.codec import Between, Count, Digest, Key, Length
 from protocol.limits import VOTERS_MAX
-from protocol.messages import LossesCommitment
+from protocol.messages import LossCommitment
 
 MILLIONTHS = 1_000_000  # losses are integers, in millionths of a nat
 LOSS_MAX = 2**53 - 1  # also of what is no number
-LOSSES_MAX = 10_000  # inner steps of a round
 APART_MAX = 1_000  # 1e-3 nat. Replays on other processors differ by 2e-7 of the loss, step losses by a tenth of a nat
 APART_PART = 10_000  # or 1e-4 of the loss, if that is more
 REPORTS_FOR_EACH = 10  # an auditor's last reports that count, for each voter that has to contradict it
 WRONG_MAX = REPORTS_FOR_EACH * (faults_tolerated(VOTERS_MAX) + 1)  # reports that count, so the most that are wrong among them
 LOSS_BYTES = 8
-_DOMAIN = b"folkmoot/losses\x00"
+_DOMAIN = b"folkmoot/loss-commitment\x00"
 _SEAL = b"folkmoot/loss\x00"
 
 Loss = Annotated[int, Between(-LOSS_MAX, LOSS_MAX)]
@@ -42,28 +40,22 @@ class SealedLoss:
 
 
 @dataclass(frozen=True, slots=True)
-class LossesOpening:
-    """`audit/losses`: the trainer opens what its proposal committed to, once all reports on it are in."""
+class LossOpening:
+    """`audit/loss`: the trainer opens the loss that its proposal committed to, once all reports on it are in."""
 
     job: Digest
     round: Count
     trainer: Key  # as in the round
     secret: Digest
-    losses: Annotated[tuple[Loss, ...], Length(1, LOSSES_MAX)]  # of the inner steps, in order
-
-
-@dataclass(frozen=True, slots=True)
-class SealedReport:
-    step: Count
-    loss: SealedLoss
+    loss: Loss  # of the round's last inner step
 
 
 @dataclass(frozen=True, slots=True)
 class Unopened:
     """The sealed losses of the reports on one accepted proposal."""
 
-    commitment: LossesCommitment
-    reports: Annotated[dict[Key, SealedReport], Length(0, VOTERS_MAX)]  # by auditor, as in the round
+    commitment: LossCommitment
+    reports: Annotated[dict[Key, SealedLoss], Length(0, VOTERS_MAX)]  # by auditor, as in the round
     reexecutors: Annotated[int, Between(1, VOTERS_MAX)]  # of the round
     since: Count | None = None  # the round whose closing ended the window of the reports
     since_ms: Count = 0  # of the parent of the block that closed it
@@ -87,23 +79,21 @@ def in_millionths(nats: float) -> int:
     return max(-LOSS_MAX, min(LOSS_MAX, round(nats * MILLIONTHS)))
 
 
-def committed(job: bytes, number: int, trainer: bytes, secret: bytes, losses: Sequence[int]) -> LossesCommitment:
-    digest = hashlib.sha256(_DOMAIN + _place(job, number, trainer) + secret + codec.encode(tuple(losses))).digest()
-    return LossesCommitment(digest, public_of(secret))
+def committed(job: bytes, number: int, trainer: bytes, secret: bytes, loss: int) -> LossCommitment:
+    digest = hashlib.sha256(_DOMAIN + _place(job, number, trainer) + secret + _bytes_of(loss)).digest()
+    return LossCommitment(digest, public_of(secret))
 
 
-def is_opened_by(commitment: LossesCommitment, opening: LossesOpening) -> bool:
-    return commitment == committed(opening.job, opening.round, opening.trainer, opening.secret, opening.losses)
+def is_opened_by(commitment: LossCommitment, opening: LossOpening) -> bool:
+    return commitment == committed(opening.job, opening.round, opening.trainer, opening.secret, opening.loss)
 
 
 def sealed(
-    loss: int, job: bytes, number: int, trainer: bytes, auditor: bytes, commitment: LossesCommitment, secret: bytes
+    loss: int, job: bytes, number: int, trainer: bytes, auditor: bytes, commitment: LossCommitment, secret: bytes
 ) -> SealedLoss:
     """`secret` is 32 bytes that only this auditor knows, for this report alone."""
     shared = agreed(secret, commitment.key) or bytes(32)  # nobody can open a commitment whose key gives nothing
-    return SealedLoss(
-        public_of(secret), _masked(loss.to_bytes(LOSS_BYTES, "big", signed=True), shared, job, number, trainer, auditor)
-    )
+    return SealedLoss(public_of(secret), _masked(_bytes_of(loss), shared, job, number, trainer, auditor))
 
 
 def unsealed(of: SealedLoss, job: bytes, number: int, trainer: bytes, auditor: bytes, secret: bytes) -> int | None:
@@ -112,6 +102,10 @@ def unsealed(of: SealedLoss, job: bytes, number: int, trainer: bytes, auditor: b
     return (
         None if shared is None else int.from_bytes(_masked(of.masked, shared, job, number, trainer, auditor), "big", signed=True)
     )
+
+
+def _bytes_of(loss: int) -> bytes:
+    return loss.to_bytes(LOSS_BYTES, "big", signed=True)
 
 
 def _masked(data: bytes, shared: bytes, job: bytes, number: int, trainer: bytes, auditor: bytes) -> bytes:

@@ -1,8 +1,8 @@
 """Sampled audits: their records in the state, the transactions of members, and the work that is due for a peer.
 
-A drawn auditor replays one step of an accepted proposal and reports. A report of a false step is a challenge: it opens a dispute
-about that step, and the round's re-executors judge it. A re-executor that was not drawn may challenge a step, too, while the
-round's window is open. No block waits for an audit: a report or verdict that does not come in time lapses. The rules are in
+A drawn auditor replays an accepted proposal and reports. A report that the proposal is false is a challenge: it opens a dispute
+about that proposal, and the round's re-executors judge it. A re-executor that was not drawn may challenge a proposal, too, while
+the round's window is open. No block waits for an audit: a report or verdict that does not come in time lapses. The rules are in
 `ledger.audits.docket`, the states and transitions in `ledger.audits.transitions`.
 
 Tables of a round have the keys of that round, because a trainer's data is assigned by its key; a member speaks for its key of
@@ -26,7 +26,7 @@ from protocol.limits import AUDIT_WINDOW_MAX, MEMBERS_MAX, TRAINERS_MAX, VOTERS_
 from protocol.messages import Proposal
 from protocol.reasons import Finding
 
-# Proposals of a job under audit at once: 3 MB of state, 13 MB where 66 liars of 200 voters draw themselves for each. Beyond it
+# Proposals of a job under audit at once: 3 MB of state, 11 MB where 66 liars of 200 voters draw themselves for each. Beyond it
 # the oldest go, first those without an awaited report.
 DRAWN_MAX = 4_096
 # Proposals of a job on which a loss was reported and whose trainer has not opened its own: as many as are under audit, which they
@@ -39,7 +39,7 @@ FALSE_CHALLENGES_MAX = 3
 DISPUTES_MAX = VOTERS_MAX * CHALLENGES_OPEN_MAX
 LOG_MAX = 64  # the last results, for people
 
-Place = tuple[int, bytes, int]  # round, trainer as in the round, step
+Place = tuple[int, bytes]  # round, trainer as in the round
 Keys = Annotated[tuple[Key, ...], Length(0, VOTERS_MAX)]
 # Rounds of one trainer whose rewards wait: in the window, with an awaited report, with a dispute, or with losses to be opened.
 UNVESTED_MAX = AUDIT_WINDOW_MAX + DRAWN_MAX + DISPUTES_MAX + UNOPENED_MAX
@@ -54,11 +54,10 @@ UnopenedRounds = Annotated[dict[Count, Annotated[dict[Key, Unopened], Length(1, 
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """One accepted proposal, and the step of it that each of its auditors is to replay."""
+    """One accepted proposal, and the auditors whose reports on it are pending."""
 
     proposal: Proposal
-    # By auditor whose report is awaited. No bound below the number of voters: liars would take the places of honest auditors.
-    steps: Annotated[dict[Key, Count], Length(0, VOTERS_MAX)]
+    pending: Keys  # no bound below the number of voters: liars would take the places of honest auditors
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +68,7 @@ class RoundAudits:
     faults: Annotated[int, Between(0, VOTERS_MAX)]  # f of the round's voters
     reexecutors: Keys  # may be drawn, may challenge, and judge
     drawn: Annotated[dict[Key, Drawn], Length(0, TRAINERS_MAX)]
-    challengers: Keys = ()  # re-executors that have challenged a step that they were not drawn for
+    challengers: Keys = ()  # re-executors that have challenged a proposal that they were not drawn for
     # Time of a block soon after the round's closing, or after the last dispute that held up its reports. 0: no such block yet.
     closed_ms: Count = codec.added(0)
     renewed: Count = codec.added(0)  # disputes after which the time for its reports began anew
@@ -77,13 +76,12 @@ class RoundAudits:
 
 @dataclass(frozen=True, slots=True)
 class Dispute:
-    """An open dispute about one step of one accepted proposal."""
+    """An open dispute about one accepted proposal."""
 
     round: Count
     trainer: Key
-    step: Count
     opened: Count  # the round that was open then
-    # By auditors that were drawn for this step, and one re-executor at most that was not. Each challenge is a verdict, too.
+    # By auditors that were drawn for this proposal, and one re-executor at most that was not. Each challenge is a verdict, too.
     challenges: Annotated[dict[Key, Finding], Length(1, VOTERS_MAX)]
     guilty: Keys  # by their replay, or by what they got instead of something to replay
     innocent: Keys
@@ -93,7 +91,7 @@ class Dispute:
 
     @property
     def place(self) -> Place:
-        return self.round, self.trainer, self.step
+        return self.round, self.trainer
 
     @property
     def judged(self) -> tuple[bytes, ...]:
@@ -101,7 +99,7 @@ class Dispute:
         return self.guilty + self.innocent + self.unseen
 
     def may_see(self, judge: bytes) -> bool:
-        """Whether it did not see the step, and somebody found it false and shows it meanwhile."""
+        """Whether it did not see the proposal, and somebody found it false and shows it meanwhile."""
         return judge in self.unseen and bool(self.guilty)
 
 
@@ -120,7 +118,7 @@ class JobAudits:
     withheld: Annotated[dict[Key, Claims], Length(0, MEMBERS_MAX)] = field(default_factory=dict)
     # Suspended trainer -> the entry of the log that says why. The log itself forgets it sooner.
     causes: Annotated[dict[Key, Entry], Length(0, MEMBERS_MAX)] = field(default_factory=dict)
-    # Round -> trainer -> the sealed losses of the reports on its proposal, until it opens them or the time for that is over.
+    # Round -> trainer -> the sealed losses of the reports on its proposal, until it opens its own or the time for that is over.
     unopened: UnopenedRounds = codec.added(factory=dict)
     compared: Annotated[dict[Key, Compared], Length(0, MEMBERS_MAX)] = codec.added(factory=dict)  # by auditor
     # The open round began in version 1: those who proposed then could commit to no losses, and are rewarded all the same.
@@ -134,8 +132,8 @@ class Standing:
     rewards: Count = 0  # accepted proposals whose window passed without a suspension
     lost: Count = 0  # rewards, by suspensions
     suspensions: Count = 0
-    reports: Count = 0  # of its drawn steps
-    lapsed: Count = 0  # drawn steps that it did not report on in time
+    reports: Count = 0  # on proposals that it was drawn for
+    lapsed: Count = 0  # proposals that it was drawn for and did not report on in time
     upheld: Count = 0  # its challenges that ended as `suspended`
     refuted: Count = 0  # its challenges but claims that ended as `refuted` or `shunned`
     wrong: Count = codec.added(0)  # its reports whose loss is another than the trainer opened
@@ -144,10 +142,10 @@ class Standing:
 class Result(enum.StrEnum):
     # Of one report or challenge
     PASSED = "passed"  # a drawn auditor says `match`
-    CHALLENGED = "challenged"  # a re-executor, drawn or not, says that a step is false
+    CHALLENGED = "challenged"  # a re-executor, drawn or not, says that a proposal is false
     LAPSED = "lapsed"  # a drawn auditor did not report in time
     # Of a dispute's end
-    SUSPENDED = "suspended"  # enough judges say guilty, or could not see the step: the trainer is suspended
+    SUSPENDED = "suspended"  # enough judges say guilty, or could not see the proposal: the trainer is suspended
     REFUTED = "refuted"  # enough judges say innocent
     SHUNNED = "shunned"  # enough judges say innocent, but more than f auditors are apart from the trainer: it is suspended
     DROPPED = "dropped"  # neither side had enough in time
@@ -165,7 +163,6 @@ class Entry:
     round: Count
     trainer: Key
     auditor: Key  # of a dispute: the challenger with the smallest key
-    step: Count
     result: Result
     finding: Finding | None = None
     relative_error_ppm: Count | None = None
@@ -185,30 +182,29 @@ class AuditsState:
 
 
 @dataclass(frozen=True, slots=True)
-class StepFinding:
-    """A re-executor's finding at one step of an accepted proposal.
+class AuditFinding:
+    """A re-executor's finding about one accepted proposal.
 
-    | transaction       | author                                     | step               | findings                      |
-    | `audit/report`    | an auditor that was drawn                  | the drawn one      | all; but MATCH is a challenge |
-    | `audit/verdict`   | a re-executor of the round but the accused | a disputed one     | all; MATCH says innocent      |
-    | `audit/challenge` | a re-executor of the round but the accused | an undisputed one  | neither MATCH nor a claim     |
+    | transaction       | author                                     | proposal      | findings                      |
+    | `audit/report`    | an auditor that was drawn                  | the drawn one | all; but MATCH is a challenge |
+    | `audit/verdict`   | a re-executor of the round but the accused | disputed      | all; MATCH says innocent      |
+    | `audit/challenge` | a re-executor of the round but the accused | not disputed  | neither MATCH nor WITHHELD    |
     """
 
     job: Digest
     round: Count
     trainer: Key  # as in the round
-    step: Count
     finding: Finding
     relative_error_ppm: Count  # of the replayed change, ‖difference‖ / ‖change‖; 0 where nothing could be replayed
     loss: SealedLoss | None = codec.added(None)  # of a report with the finding MATCH, from version 2 of the module on
 
     @property
     def place(self) -> Place:
-        return self.round, self.trainer, self.step
+        return self.round, self.trainer
 
 
-KINDS = ("audit/report", "audit/verdict", "audit/challenge")  # of a StepFinding
-OPENS = "audit/losses"  # of a LossesOpening
+KINDS = ("audit/report", "audit/verdict", "audit/challenge")  # of a AuditFinding
+OPENS = "audit/loss"  # of a LossOpening
 
 
 # Work that is due for a peer ------------------------------------------------------------------------------------------
@@ -232,25 +228,24 @@ class Applied(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """A step that a peer is to replay, and to report or to judge before the window closes."""
+    """A proposal that a peer is to replay, and to report on or to judge before the window closes."""
 
     job: bytes
     round: int
     trainer: bytes  # as in the round
-    step: int
     proposal: Proposal
     is_dispute: bool  # an `audit/verdict` is awaited, otherwise an `audit/report`
     since: int  # of a dispute: the round that was open when it opened; otherwise the audited round
     auditor: bytes = b""  # of an awaited report: my key, as in the round
-    is_second: bool = False  # of a dispute: I did not see the step, and somebody who found it false can show it to me
+    is_second: bool = False  # of a dispute: I did not see the proposal, and somebody who found it false can show it to me
 
     @property
     def place(self) -> Place:
-        return self.round, self.trainer, self.step
+        return self.round, self.trainer
 
 
 def due_for(me: bytes, state: Applied) -> list[Due]:
-    """The disputes that await my verdict, in the order of their opening, then the steps that await my report, by round."""
+    """The disputes that await my verdict, in the order of their opening, then the proposals that await my report, by round."""
     found: list[Due] = []
     for key, audits in state.audits.jobs.items():
         found += _verdicts_due(me, key, audits, state.members)
@@ -282,14 +277,14 @@ def _verdicts_due(me: bytes, job: bytes, audits: JobAudits, members: MembersStat
 def _reports_due(me: bytes, job: bytes, audits: JobAudits, members: MembersState) -> Iterator[Due]:
     for number, of in audits.rounds.items():
         for trainer, drawn in of.drawn.items():
-            for auditor, step in drawn.steps.items():
+            for auditor in drawn.pending:
                 if members.current(auditor) == me:
-                    yield Due(job, number, trainer, step, drawn.proposal, False, number, auditor)
+                    yield Due(job, number, trainer, drawn.proposal, False, number, auditor)
 
 
 @dataclass(frozen=True, slots=True)
 class OpeningDue:
-    """My proposal whose losses I am to open once no report on it can come any more."""
+    """My proposal whose loss I am to open once no report on it can come any more."""
 
     job: bytes
     round: int
@@ -308,26 +303,24 @@ def openings_of(me: bytes, state: Applied) -> list[OpeningDue]:
 
 
 def others_audited(me: bytes, state: Applied) -> list[Due]:
-    """Others' accepted proposals of rounds of which I am a re-executor and in which I have not challenged undrawn, by round.
-    Step 0 stands for any.
-    """
+    """Others' accepted proposals of rounds of which I am a re-executor and in which I have not challenged undrawn, by round."""
     current, found = state.members.current, list[Due]()
     for job, audits in state.audits.jobs.items():
         for number, of in audits.rounds.items():
             if me in {current(key) for key in of.reexecutors if key not in of.challengers}:
                 others = [(trainer, drawn.proposal) for trainer, drawn in of.drawn.items() if current(trainer) != me]
-                found += [Due(job, number, trainer, 0, proposal, False, number) for trainer, proposal in others]
+                found += [Due(job, number, trainer, proposal, False, number) for trainer, proposal in others]
     return sorted(found, key=lambda due: (due.round, due.job, due.trainer))
 
 
 def awaited_of(me: bytes, state: Applied) -> dict[bytes, set[tuple[bytes, Place]]]:
-    """By auditor and judge: the steps of mine, with their jobs, on which it has not said anything yet."""
+    """By auditor and judge: the proposals of mine, with their jobs, on which it has not said anything yet."""
     current, found = state.members.current, dict[bytes, set[tuple[bytes, Place]]]()
     for job, audits in state.audits.jobs.items():
         for number, of in audits.rounds.items():
             for trainer, drawn in of.drawn.items():
-                for auditor, step in drawn.steps.items() if current(trainer) == me else ():
-                    found.setdefault(current(auditor), set()).add((job, (number, trainer, step)))
+                for auditor in drawn.pending if current(trainer) == me else ():
+                    found.setdefault(current(auditor), set()).add((job, (number, trainer)))
         for dispute in audits.disputes:
             judges = set(audits.rounds[dispute.round].reexecutors) - set(dispute.judged)
             for judge in judges if current(dispute.trainer) == me else ():
@@ -337,7 +330,7 @@ def awaited_of(me: bytes, state: Applied) -> dict[bytes, set[tuple[bytes, Place]
 
 
 def asked_of(me: bytes, state: Applied) -> list[Proposal]:
-    """My proposals whose trace, states and buffers an auditor may still ask for."""
+    """My proposals whose buffers an auditor may still ask for."""
     return [
         drawn.proposal
         for audits in state.audits.jobs.values()

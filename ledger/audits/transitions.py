@@ -1,4 +1,4 @@
-"""The state machine of sampled audits: what can become of a drawn step, of a dispute, and of a trainer.
+"""The state machine of sampled audits: what can become of a drawn proposal, of a dispute, and of a trainer.
 
 `ledger.audits.docket` looks up every transition here, and an event that a stage does not know is a bug of ours. The page
 docs/protocol/audits.md has the same table: `python -m tests.test_docs --write` writes it from this one.
@@ -14,8 +14,8 @@ from ledger.audits.state import Result
 
 
 class Stage(enum.StrEnum):
-    AWAITED = "drawn step: its auditor's report is awaited"  # in `Drawn.steps`
-    UNDISPUTED = "any step of a proposal that is kept: undisputed"  # in no `Dispute`
+    AWAITED = "drawn proposal: an auditor's report is awaited"  # in `Drawn.pending`
+    UNDISPUTED = "proposal that is kept: undisputed"  # in no `Dispute`
     OPEN = "dispute: open"  # in `JobAudits.disputes`
     SEALED = "report with a sealed loss"  # in `JobAudits.unopened`
     TRAINS = "trainer: trains"  # not in `JobAudits.suspended`
@@ -29,7 +29,7 @@ class Event(enum.StrEnum):
     CHALLENGED = "a re-executor says `audit/challenge`"
     JUDGED = "a challenge or a verdict, and neither side has enough"
     GUILTY = "enough re-executors say guilty"
-    UNSEEN = "enough could not see the step"
+    UNSEEN = "enough could not see the proposal"
     INNOCENT = "enough say innocent; the trainer is not to be shunned"
     SHUNNED = "enough say innocent; the trainer is to be shunned"
     TIME = "its time is over"
@@ -46,7 +46,7 @@ class Effect(enum.StrEnum):
     COUNT_REPORT = "the auditor's `reports` grows"
     COUNT_LAPSE = "the auditor's `lapsed` grows"
     USE_UP = "the re-executor has used its challenge of this round"
-    DISPUTE = "a dispute about the step opens, or the author joins the one that is open"
+    DISPUTE = "a dispute about the proposal opens, or the author joins the one that is open"
     UPHOLD = "`upheld` of each challenger grows"
     HOLD_AGAINST = "each challenge that is no claim counts against its author"
     NOTE_CLAIMS = "each claim is noted for its author and the trainer"
@@ -57,7 +57,7 @@ class Effect(enum.StrEnum):
     SUSPEND_AUDITOR = "the auditor is suspended"
     LOSE_REWARDS = "`suspensions` grows; rewards that have not vested are lost"
     DROP_AUDITS = (
-        "the trainer's other awaited steps, open disputes and sealed losses of the job are over; noted claims about it, and "
+        "the trainer's other awaited reports, open disputes and sealed losses of the job are over; noted claims about it, and "
         "which of its own reports were wrong, are forgotten"
     )
 

@@ -69,7 +69,6 @@ def _audit(entry: Entry, state: State) -> AuditView:
         round=entry.round,
         trainer=peer_id(members.current(entry.trainer)),
         auditor=peer_id(members.current(entry.auditor)),
-        step=entry.step,
         result=entry.result.value,
         finding=finding_label(entry, state),
         relative_error=None if entry.relative_error_ppm is None else entry.relative_error_ppm / 1e6,

@@ -297,4 +297,4 @@ def _origin(spec: JobSpec, state: State) -> str:
 
 def _open_audits(audits: JobAudits) -> int:
     reports = [drawn for of in audits.rounds.values() for drawn in of.drawn.values()]
-    return sum(len(drawn.steps) for drawn in reports) + len(audits.disputes)
+    return sum(len(drawn.pending) for drawn in reports) + len(audits.disputes)

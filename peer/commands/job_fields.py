@@ -37,7 +37,6 @@ USED_ONLY_WITH = (
     ("auditors", "audit", ("sampled",), "full"),
     ("audit_window", "audit", ("sampled",), "full"),
     ("least_uplink", "audit", ("sampled",), "full"),
-    ("replayed_steps", "audit", ("sampled",), "full"),
     ("closing_rounds", "audit", ("sampled",), "full"),
 )
 

@@ -292,13 +292,12 @@ def standings(views: Iterable[StandingView], names: Names) -> Fitted:
 def audits(views: Iterable[AuditView], names: Names) -> Fitted:
     trainer, auditor = Column("trainer", may_be_cut=True), Column("auditor", may_be_cut=True)
     error = Column("relative error", spare=2)
-    table = Fitted("round", Column("height", spare=1), trainer, "step", auditor, "result", "finding", error)
+    table = Fitted("round", Column("height", spare=1), trainer, auditor, "result", "finding", error)
     for view in views:
         table.add_row(
             f"{nth_round(view.round)} {short(view.job)}",
             str(view.height),
             names[view.trainer],
-            str(view.step),
             names[view.auditor],
             view.result,
             view.finding or "–",
@@ -309,7 +308,7 @@ def audits(views: Iterable[AuditView], names: Names) -> Fitted:
 
 def suspensions(views: Iterable[SuspensionView], names: Names) -> Fitted:
     trainer, auditor = Column("suspended", may_be_cut=True), Column("found by", may_be_cut=True)
-    table = Fitted(trainer, "until round", "in job", "because of round", "step", auditor, Column("finding", wraps=True))
+    table = Fitted(trainer, "until round", "in job", "because of round", auditor, Column("finding", wraps=True))
     for view in views:
         cause = view.cause
         finding = cause.finding or "–"
@@ -318,7 +317,6 @@ def suspensions(views: Iterable[SuspensionView], names: Names) -> Fitted:
             str(nth_round(view.until)),
             short(cause.job),
             str(nth_round(cause.round)),
-            str(cause.step),
             names[cause.auditor],
             f"{cause.result}: {finding}" if cause.result in ("shunned", "lazy") else finding,
         )

@@ -89,7 +89,7 @@ class Display:
     def _why_suspended(self) -> str:
         if self._demo.options.attack == "lazy":
             return "more trainers contradict the losses that it reports than may lie, so it replays nothing"
-        return "an audit of its steps found them false or withheld"
+        return "an audit found its update false or withheld"
 
     def _say_who_is_suspended(self, job: JobView) -> None:
         for key, until in job.suspended.items():

@@ -1,18 +1,15 @@
-"""Sampled audits in the daemon: this peer replays the steps that it was drawn for or has to judge, says what it found, and keeps
-its own states for others' audits.
+"""Sampled audits in the daemon: this peer replays the proposals that it was drawn for or has to judge, says what it found, and
+keeps its own buffers for others' audits.
 
 The work that is due follows from the applied state alone (`ledger.audits.state.due_for`), so a restart forgets nothing. Audits
 fetch side by side: a trainer that withholds something holds up no other's audit. They replay one at a time: the worker has its
-own training to do. Nothing here delays a vote. A person who distrusts a proposal can have this peer re-execute all of it.
+own training to do. Nothing here delays a vote. A person who distrusts a proposal can have this peer replay it.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-import shutil
-import tempfile
-from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -26,11 +23,11 @@ from consensus.quorum import quorum
 from ledger.audits.docket import AFTERMATH_HEIGHTS
 from ledger.audits.state import (
     OPENS,
+    AuditFinding,
     Due,
     Entry,
     OpeningDue,
     Result,
-    StepFinding,
     asked_of,
     due_for,
     openings_of,
@@ -43,18 +40,14 @@ from peer.driver.driver import Driver
 from peer.driver.turns import Key, Turns, key_of
 from peer.node.sealing import Sealing
 from peer.roles import losses
-from peer.roles.base import Computing, Fetch, Round, audit_of
-from peer.roles.trainer import CHALLENGE
-from peer.roles.voter import fetch_declared, fetch_reveal, read_fetched, replay_request
+from peer.roles.base import Fetch, Replayed, Round, audit_of
+from peer.roles.voter import audit_request
 from protocol.errors import FolkmootError, MissingBlobError, RemoteProtocolError, StorageError, UserError
 from protocol.identity import short_id
 from protocol.reasons import OWN_FIRST, Finding, label
 from protocol.units import nth_round
 from storage.blobs import JOB_BYTES
-from training.replay.inner_state import inner_bytes
-from training.replay.trace import States, Trace, bisect, trace_bytes_max
 from training.spec import JobSpec
-from training.tasks import Reexecute, Replayed
 
 ASKING_SECONDS_MIN = (
     10.0  # an auditor asks at least so long before it says `withheld`, if earlier audits of that trainer took its time
@@ -101,8 +94,7 @@ class Auditing:
         self._is_behind = True  # decided blocks are not applied here: this peer cannot tell how long rounds have been open
         self._entered: dict[bytes, int] = {}  # by job, the round that was open when this peer had caught up
         self._replaying = trio.Lock()
-        self._searching = defaultdict[bytes, trio.Lock](trio.Lock)  # by trainer: a hidden state holds up no search but its own
-        self._challenged: tuple[bytes, int] | None = None  # job and round that `challenge` re-executes
+        self._challenged: tuple[bytes, int] | None = None  # job and round that `challenge` replays
         self._wake = trio.Event()
         self._has_ended = False  # an audit has, and its files are to be deleted
         self._told = driver.state.height  # entries of the log up to here have been shown to people
@@ -155,9 +147,9 @@ class Auditing:
         self._rests = {key: rest for key, rest in self._rests.items() if key in due}
         begun, self._opening = self._opening, set(self._driver.rules.audits.openings_due(self._me, state))
         for opening in self._opening - begun:
-            self._nursery.start_soon(self._open_losses, opening)
+            self._nursery.start_soon(self._open_loss, opening)
 
-    async def _open_losses(self, due: OpeningDue) -> None:
+    async def _open_loss(self, due: OpeningDue) -> None:
         """Tried again, with pauses, while it is due: what is not opened in time costs a reward, and no more."""
         computing = self._driver.workshop.role.computing
         kept = losses.read(computing.texts, due.job, due.round, due.trainer) if computing else None
@@ -170,7 +162,7 @@ class Auditing:
             except StorageError:
                 raise
             except FolkmootError as error:
-                log.info("the losses of round %d are not opened yet: %s", nth_round(due.round), error)
+                log.info("the loss of round %d is not opened yet: %s", nth_round(due.round), error)
             await trio.sleep(pause)
             pause = min(RETRY_SECONDS_MAX, 2 * pause)
 
@@ -194,12 +186,9 @@ class Auditing:
                     self._shown.add((due.job, due.round))
                 if not due.is_dispute and _is_doubtful(replayed, past.spec):
                     replayed = replace(replayed, finding=Finding.MATCH)
-                elif not due.is_dispute and replayed.finding is Finding.MISMATCH and past.spec.traces_states:
-                    replayed = await self._unless_chosen(due, past, replayed, late.wait)
-                self._has_fetched(key)
                 await self._say("audit/verdict" if due.is_dispute else "audit/report", due, replayed)
         except (FolkmootError, OSError) as error:
-            went = isinstance(error, MissingBlobError)  # states that were fetched for an audit are deleted after it
+            went = isinstance(error, MissingBlobError)  # buffers that were fetched for an audit are deleted after it
             if isinstance(error, StorageError) and not went:
                 raise
             self._rest(key, due, error)
@@ -226,9 +215,6 @@ class Auditing:
         return max(served - queued, min(served, ASKING_SECONDS_MIN))
 
     async def _fetch_in_turn(self, key: Key, fetch: Fetch, digest: bytes, size_max: int, sources: Iterable[bytes]) -> None:
-        if key in self._fetched:  # it needs more than the drawn step
-            self._fetched.discard(key)
-            self._wake.set()
         while key not in self._turns.now:
             await self._turned.wait()
         await fetch(digest, size_max, sources)
@@ -263,84 +249,16 @@ class Auditing:
                 self._turns.count(key, step)
                 seconds -= step
 
-    async def _unless_chosen(self, due: Due, past: Round, replayed: Replayed, late: Callable[[], Awaitable[None]]) -> Replayed:
-        """The finding to report of a drawn step that is false here.
-
-        A liar can choose the state before the drawn step so that other machines get another result; then most judges refute a
-        mismatch, and it counts against this peer. The first step that leads away from this peer's own states begins at a state
-        that no liar chose. So this peer challenges that step instead.
-
-        | before the drawn step                                        | it challenges | it reports  |
-        | a kept inner state, which the trainer may have chosen        |               | UNCONFIRMED |
-        | nothing (step 0), or states that agree with this peer's own  |               | MISMATCH    |
-        | a step leads away, and a dispute about it is open            |               | MATCH       |
-        | a step leads away, and is clearly false                      | that step     | MATCH       |
-        | a step leads away, and is not, or may not be challenged      |               | UNCONFIRMED |
-        | states that did not come in time, or are none                |               | UNCONFIRMED |
-
-        Judges treat UNCONFIRMED as a mismatch, but it never counts against its author.
-        """
-        unsure = replace(replayed, finding=Finding.UNCONFIRMED)
-        if due.proposal.inner_from is not None:
-            return unsure
-        if due.step == 0:
-            return replayed
-        role = self._driver.workshop.role.computing
-        assert role is not None, "a peer that replays steps has a worker"
-        try:
-            found = await self._search(role, past, due, due.step, late)
-        except RemoteProtocolError:
-            return unsure  # the states before it are none
-        if found is None:
-            return unsure  # they did not come in time
-        if found[0] is None:
-            return replayed  # they agree
-        first = replace(due, step=found[0])
-        if self._driver.rules.audits.is_disputed(first, self._driver.state):
-            return replace(replayed, finding=Finding.MATCH)
-        seen = await self._replayed(first, past, late)
-        is_false = seen.finding not in (Finding.MATCH, Finding.WITHHELD) and not _is_doubtful(seen, past.spec)
-        is_challenged = is_false and await self._is_challenged(first, seen)
-        return replace(replayed, finding=Finding.MATCH) if is_challenged else unsure
-
-    async def _is_challenged(self, due: Due, seen: Replayed) -> bool:
-        """Whether a challenge of this step waits to be decided.
-
-        The report that follows is queued behind it, and does not wait until it is decided: the window may be over with the next
-        block. Without the challenge before it the report could end the audit, and with it what is to be challenged.
-        """
-        settled, waits = trio.Event(), False
-
-        def put() -> None:
-            nonlocal waits
-            waits = True
-            settled.set()
-
-        async def say() -> None:
-            try:
-                await self._say("audit/challenge", due, seen, put)
-            except StorageError:
-                raise
-            except FolkmootError as error:  # this peer has challenged in that round, or the trainer was suspended meanwhile
-                log.info(
-                    "challenge of step %d of %s in round %d: %s", due.step, short_id(due.trainer), nth_round(due.round), error
-                )
-            settled.set()
-
-        self._nursery.start_soon(say)
-        await settled.wait()
-        return waits
-
     def _rest(self, key: Key, due: Due, error: Exception) -> None:
         pause = min(RETRY_SECONDS_MAX, 2 * self._rests.get(key, (0.0, RETRY_SECONDS / 2))[1])
         self._rests[key] = trio.current_time() + pause, pause
-        log.info("audit of step %d of %s in round %d: %s", due.step, short_id(due.trainer), nth_round(due.round), error)
+        log.info("audit of %s in round %d: %s", short_id(due.trainer), nth_round(due.round), error)
 
-    async def _say(self, kind: str, due: Due, replayed: Replayed, queued: Callable[[], object] = lambda: None) -> None:
-        is_match = kind == "audit/report" and replayed.finding is Finding.MATCH
-        loss = None if replayed.loss is None or not is_match else self._sealing.sealed(due, replayed.loss)
-        said = StepFinding(due.job, *due.place, replayed.finding, round(1e6 * replayed.relative_error), loss)
-        await self._author.submit(kind, said, math.inf, queued)  # rounds take as long as they take
+    async def _say(self, kind: str, due: Due, replayed: Replayed) -> None:
+        is_match, last_loss = kind == "audit/report" and replayed.finding is Finding.MATCH, replayed.last_loss
+        loss = None if last_loss is None or not is_match else self._sealing.sealed(due, last_loss)
+        said = AuditFinding(due.job, *due.place, replayed.finding, round(1e6 * replayed.relative_error), loss)
+        await self._author.submit(kind, said, math.inf)  # rounds take as long as they take
 
     def _release(self, due: Due) -> None:
         if (due.job, due.round) not in (self._challenged, *self._shown, *(key[:2] for key in self._running)):
@@ -353,11 +271,11 @@ class Auditing:
     ) -> Replayed:
         """The finding is WITHHELD if something is not here when `late` returns. `came` is called once all is here."""
         try:
-            request = await _before(late, replay_request(past, due.trainer, due.proposal, due.step))
+            request = await _before(late, audit_request(past, due.trainer, due.proposal))
         except RemoteProtocolError:
-            return Replayed(Finding.MALFORMED, 0.0, 0.0)
+            return Replayed(Finding.MALFORMED)
         if request is None:
-            return Replayed(Finding.WITHHELD, 0.0, 0.0)
+            return Replayed(Finding.WITHHELD)
         came()
         async with self._replaying:
             return await self._driver.workshop.role.replay(past, request)
@@ -409,39 +327,33 @@ class Auditing:
     # Challenging undrawn ---------------------------------------------------------------------------------------------
 
     async def challenge(self, due: Due) -> str:
-        """Re-executes all of this proposal, then replays the first step that leads away from this peer's own states, or the last.
+        """Replays this proposal. If it is false, this peer challenges it; the line says what was found.
 
-        A false step has been challenged, and the challenge decided, when this returns; the line says what was found. It waits as
-        long as a challenge would be heard: a slow trainer is no liar, and the person who asked may give up. Raises
-        `FolkmootError`.
+        The challenge is decided when this returns. It waits as long as a challenge would be heard: a slow trainer is no liar, and
+        the person who asked may give up. Raises `FolkmootError`.
         """
-        role = self._driver.workshop.role.computing
-        if role is None:
+        if self._driver.workshop.role.computing is None:
             raise UserError("this peer has no worker to re-execute with: ask one with --role trainer")
         if self._challenged is not None:
-            raise UserError("this peer is re-executing another proposal; wait for that, or end that command")
+            raise UserError("this peer is replaying another proposal; wait for that, or end that command")
         self._challenged = due.job, due.round
         try:
             past = await self._past_round(due)
-            step, deviation = await self._suspect(role, past, due)
-            due = replace(due, step=step)
-            replayed = await self._replayed(due, past, partial(self._closed, due))
+            replayed = await _before(partial(self._closed, due), self._replayed(due, past, trio.sleep_forever))
         finally:
             self._challenged = None
             self._release(due)
-        if replayed.finding is Finding.WITHHELD:  # `_closed` returned, and a claim is no challenge of an undrawn re-executor
+        if replayed is None:
             raise UserError(TOO_LATE)
         who = f"{short_id(self._driver.state.members.current(due.trainer))} in round {nth_round(due.round)}"
         if replayed.finding is Finding.MATCH:
             error, tolerance = replayed.relative_error, past.spec.replay_tolerance
-            replay = f"step {step} is {error:.1e} off when replayed, {tolerance:.0e} is tolerated"
-            whole = f"; the states are at most {deviation:.1e} off this peer's own" if past.spec.traces_states else ""
-            return f"no false step of {who}: {replay}{whole}"
+            return f"the update of {who} is true: it is {error:.1e} off when replayed, {tolerance:.0e} is tolerated"
         found = _found(replayed, past.spec)
         if _is_doubtful(replayed, past.spec):
-            return f"step {step} of {who}: {found}; others might tolerate that, so it is not challenged"
+            return f"{who}: {found}; others might tolerate that, so it is not challenged"
         await self._say("audit/challenge", due, replayed)
-        return f"step {step} of {who}: {found}; the challenge is decided, `audits` shows what the others find"
+        return f"{who}: {found}; the challenge is decided, `audits` shows what the others find"
 
     async def _closed(self, due: Due) -> None:
         """Returns when nobody can challenge this proposal any more."""
@@ -451,75 +363,12 @@ class Auditing:
                 return
             await applied.wait()
 
-    async def _suspect(self, role: Computing, past: Round, due: Due) -> tuple[int, float]:
-        """The step to replay, and the largest deviation from this peer's own states that was seen."""
-        if not past.spec.traces_states:
-            return 0, 0.0
-        last = past.spec.replays
-        try:
-            found = await self._search(role, past, due, last, partial(self._closed, due))
-        except RemoteProtocolError:
-            return 0, 0.0  # the trace is none: the replay of any step finds that
-        if found is None:
-            raise UserError(TOO_LATE)
-        step, deviation = found
-        return last - 1 if step is None else step, deviation
-
-    async def _search(
-        self, role: Computing, past: Round, due: Due, until: int, late: Callable[[], Awaitable[None]]
-    ) -> tuple[int | None, float] | None:
-        """The result of `bisect` over the steps to state `until`; None if `late` returns first."""
-        return await _before(late, self._bisected(role, past, due, until))
-
-    async def _bisected(self, role: Computing, past: Round, due: Due, until: int) -> tuple[int | None, float]:
-        async with self._searching[due.trainer]:  # a re-executed round fills as much of the disk as one's own
-            folder = Path(tempfile.mkdtemp(prefix=CHALLENGE, dir=role.texts))  # after a crash the role deletes it
-            try:
-                theirs = await self._theirs(past, due)
-                own = await self._reexecuted(role, past, due, folder)
-                if isinstance(own, int):
-                    return own, 0.0
-                return await trio.to_thread.run_sync(bisect, own, theirs, past.spec.replay_tolerance, until)
-            finally:
-                with trio.CancelScope(shield=True):
-                    await trio.to_thread.run_sync(partial(shutil.rmtree, folder, ignore_errors=True))
-
-    async def _theirs(self, past: Round, due: Due) -> States:
-        """The states that the proposal commits to. `bisect`, in a thread, fetches those that it looks at."""
-        if due.proposal.trace is None:
-            raise RemoteProtocolError("bad-trace", "the proposal names none")
-        await fetch_reveal(past, due.proposal.trace, trace_bytes_max(past.spec), due.trainer)
-        size_max = max(4 * past.model.layout.size, inner_bytes(past.spec))
-
-        def revealed(digest: bytes) -> Path:
-            trio.from_thread.run(fetch_reveal, past, digest, size_max, due.trainer)
-            return past.blobs.path(digest)
-
-        listed = Trace.decode(read_fetched(past, due.proposal.trace, trace_bytes_max(past.spec)), past.spec)
-        return States(listed, past.spec, revealed, past.model.parameters)
-
-    async def _reexecuted(self, role: Computing, past: Round, due: Due, folder: Path) -> States | int:
-        """This peer's own states; or the first step whose declaration is refuted."""
-        inner, states = due.proposal.inner_from, folder / "states"
-        if inner is not None:
-            await fetch_reveal(past, inner, inner_bytes(past.spec), due.trainer)
-        begun = None if inner is None else str(past.blobs.path(inner))
-        declared = await fetch_declared(past, due.trainer, due.proposal)
-        model = str(past.model_directory)
-        done = await role.ask(past, Reexecute(due.job, due.round, due.trainer, model, begun, str(states), declared))
-        if done.refuted is not None:
-            return done.refuted
-        if done.trace is None:
-            raise RemoteProtocolError("bad-trace", "what the proposal goes on from, or what its declaration names, is none")
-        listed = Trace.decode((states / done.trace.hex()).read_bytes(), past.spec)
-        return States(listed, past.spec, lambda digest: states / digest.hex(), past.model.parameters)
-
     # Being audited ---------------------------------------------------------------------------------------------------
 
     async def _forget(self) -> None:
-        """Deletes files of this peer's audits that are over, and own states that no auditor may ask for any more.
+        """Deletes files of this peer's audits that are over, and own buffers that no auditor may ask for any more.
 
-        The audit window bounds the states that may be asked for; `training.spec.AUDIT_BYTES_MAX` bounds them when a job begins.
+        The audit window bounds the buffers that may be asked for; `training.spec.AUDIT_BYTES_MAX` bounds them when a job begins.
         """
         disputes = {(job, of.round) for job, audits in self._driver.state.audits.jobs.items() for of in audits.disputes}
         busy = {self._challenged, *disputes, *(key[:2] for key in self._running)}
@@ -578,9 +427,9 @@ def patience(due: Due, window: int, now: int) -> int:
 
 def _found(replayed: Replayed, spec: JobSpec) -> str:
     what, own = label(replayed.finding, spec.kind.labels), {reason.label: reason.meaning for reason in spec.kind.reasons}
-    if replayed.loss is None:  # no step can be replayed of what is false already
+    if replayed.last_loss is None:  # nothing can be replayed of what is false already
         return f"{what} ({own.get(what, 'what it commits to is false before any step')})"
-    return f"{what}, {replayed.relative_error:.1e} of what the step changes"
+    return f"{what}, {replayed.relative_error:.1e} of what the round changes"
 
 
 def _is_doubtful(replayed: Replayed, spec: JobSpec) -> bool:
@@ -593,7 +442,7 @@ def _is_doubtful(replayed: Replayed, spec: JobSpec) -> bool:
 def describe(entry: Entry, state: State) -> str:
     """One result of an audit, as a line."""
     auditor, trainer = (short_id(state.members.current(key)) for key in (entry.auditor, entry.trainer))
-    where = f"step {entry.step} of {trainer} in round {nth_round(entry.round)}"
+    where = f"{trainer} in round {nth_round(entry.round)}"
     found = f" ({finding_label(entry, state)})" if entry.finding is not None else ""
     match entry.result:
         case Result.PASSED:
@@ -603,18 +452,18 @@ def describe(entry: Entry, state: State) -> str:
         case Result.LAPSED:
             return f"{auditor} did not report on {where} in time"
         case Result.SUSPENDED:
-            return f"{trainer} is suspended: most re-executors confirm what {auditor} found at {where}{found}"
+            return f"{trainer} is suspended: most re-executors confirm what {auditor} found{found}"
         case Result.REFUTED:
-            return f"most re-executors find nothing wrong at {where}, which {auditor} challenged{found}"
+            return f"most re-executors find nothing wrong with {where}, which {auditor} challenged{found}"
         case Result.SHUNNED:
-            return f"{trainer} is suspended: too many could not get what it commits to, though most find nothing wrong at {where}"
+            return f"{trainer} is suspended: too many could not get what it commits to, though most find nothing wrong"
         case Result.DROPPED:
             return f"too few judged {where}, which {auditor} challenged{found}: nothing follows"
         case Result.WRONG_LOSS:
             return f"{auditor} reported another loss of {where} than {trainer} opened: one of the two is wrong"
         case Result.LAZY:
             return (
-                f"{auditor} is suspended: more trainers contradict the losses that it reports than may lie, the last at {where}"
+                f"{auditor} is suspended: more trainers contradict the losses that it reports than may lie, the last is {where}"
             )
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import trio
 
@@ -56,19 +56,16 @@ class Author:
         """Whether a transaction of ours is not decided yet."""
         return bool(self._waiting())
 
-    async def submit(
-        self, kind: str, content: object, seconds_max: float = DECISION_SECONDS_MAX, queued: Callable[[], object] = lambda: None
-    ) -> Transaction:
+    async def submit(self, kind: str, content: object, seconds_max: float = DECISION_SECONDS_MAX) -> Transaction:
         """The transaction, once it stands in an applied block.
 
-        `queued` is called when it waits to be decided, before anything that is submitted later. Raises `UserError` if it is
-        refused; if it is not decided in time, and then it may still be; and if a snapshot hides whether it was decided.
+        Raises `UserError` if it is refused; if it is not decided in time, and then it may still be; and if a snapshot hides
+        whether it was decided.
         """
         with trio.move_on_after(seconds_max):
             async with self._places:
                 while True:
                     signed, transaction = await self._put_on_log(kind, content)
-                    queued()
                     if await self._was_decided(signed, transaction):
                         return transaction
         raise UserError(

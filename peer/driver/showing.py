@@ -18,7 +18,7 @@ from ledger.audits.state import asked_of, awaited_of
 from ledger.jobs import RUNNING_MAX
 from ledger.state import State
 from protocol.limits import BLOB_CHUNK_BYTES
-from training.replay.trace import reveal_bytes_max
+from training.host import reveal_bytes_max
 from training.spec import AUDIT_BYTES_MAX, JobSpec
 from transport.exchange import REVEAL_CHUNKS_START
 from transport.network import Network
@@ -131,6 +131,6 @@ class Showing:
         return self._uplink.seconds_owed(least)
 
     def _is_full(self, spec: JobSpec) -> bool:
-        """Whether the states of another round are too much for the disk."""
+        """Whether the buffers of another round are too much for the disk."""
         of_round = spec.audit_bytes // (spec.rounds_audited + 1)
         return (len(asked_of(self._me, self._state())) + 1) * of_round > AUDIT_BYTES_MAX

@@ -20,10 +20,10 @@ from ledger.audits.state import Due, in_turn
 from ledger.members import MembersState
 from transport.exchange import REVEALS_MAX
 
-Key = tuple[bytes, int, bytes, int, bool]
+Key = tuple[bytes, int, bytes, bool]
 
 # Audits that fetch side by side, each one blob at a time, for which the exchange has a turn. In a job they are of different
-# trainers: a trainer that shows its states slowly holds up its own audits alone, and its uplink carries one at a time for each.
+# trainers: a trainer that shows its buffers slowly holds up its own audits alone, and its uplink carries one at a time for each.
 AT_ONCE_MAX = 16
 
 assert AT_ONCE_MAX < REVEALS_MAX  # otherwise a trainer that sends slowly would hold up what others send

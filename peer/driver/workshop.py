@@ -8,7 +8,7 @@ from functools import partial
 
 import trio
 
-from ledger.audits.losses import LossesOpening
+from ledger.audits.losses import LossOpening
 from ledger.jobs import Job, Phase
 from ledger.state import State
 from peer.driver.eventlog import EventLog
@@ -98,7 +98,7 @@ class Workshop:
     def view(self, key: RoundKey, job: Job) -> OpenRound:
         """What a role sees of the job's open round, or of a finished job."""
 
-        async def publish(proposal: Proposal, opening: LossesOpening | None) -> None:
+        async def publish(proposal: Proposal, opening: LossOpening | None) -> None:
             await self._call(lambda: self._rounds.publish(proposal, self._now(), opening))
 
         async def begin(trainer: bytes) -> None:
@@ -167,7 +167,7 @@ class Workshop:
             self._events.add("warning", text, job=opened.job, round=opened.number)
 
     def _tidy(self, key: RoundKey, spec: JobSpec) -> None:
-        """Deletes what nobody needs any more: old models, states, and what trainers go on from behind the last accepted."""
+        """Deletes what nobody needs any more: old models, buffers, and what trainers go on from behind the last accepted."""
         with skipped_without_descriptors("the deletion of old models"):
             self._host.prune(*key, spec, self._audited(key[0]))
         self.delete_passed()

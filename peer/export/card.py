@@ -159,8 +159,7 @@ def _audit(spec: JobSpec) -> str:
         case AuditMode.SAMPLED:
             replays = spec.audit_rate * spec.auditors
             closing = f"; in the last {spec.closing_rounds} rounds as with full" if spec.closing_rounds else ""
-            steps = "one step" if spec.replayed_steps == 1 else f"{spec.replayed_steps} steps"
-            return f"sampled: {replays:g} replays of {steps} for each accepted proposal on average{closing}; {rule}"
+            return f"sampled: {replays:g} replays of each accepted proposal on average{closing}; {rule}"
         case _:
             return f"off: nobody re-executed anything; {rule}"
 

@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 from consensus.evidence import Evidence
 from consensus.turn import RoundVoted
-from ledger.audits.losses import LossesOpening
+from ledger.audits.losses import LossOpening
 from ledger.jobs import Job, Phase
 from ledger.state import State
 from peer.node.early import ROUND_MESSAGES, Early, RoundKey, RoundMessage
@@ -320,11 +320,11 @@ class Rounds:
 
     # Messages out
 
-    def opening(self, job: bytes, number: int, losses: Sequence[int]) -> LossesOpening:
+    def opening(self, job: bytes, number: int, loss: int) -> LossOpening:
         """What our proposal of that round may commit to. `losses` are of its inner steps, in millionths."""
-        return self._sealing.opening(job, number, losses)
+        return self._sealing.opening(job, number, loss)
 
-    def publish(self, proposal: Proposal, now: float, opening: LossesOpening | None = None) -> Effects:
+    def publish(self, proposal: Proposal, now: float, opening: LossOpening | None = None) -> Effects:
         """Signs our proposal for an open round as soon as we may. Nothing if the round is over or we have proposed.
 
         The proposal commits to `opening` where the network asks for that.

@@ -1,12 +1,11 @@
-"""What a trainer hides of its losses until reports are in, and an auditor until the trainer opens: `ledger.audits.losses`."""
+"""The loss that a trainer hides until reports are in, and an auditor until the trainer opens: `ledger.audits.losses`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from ledger.audits.losses import LossesOpening, SealedLoss, committed, sealed
+from ledger.audits.losses import LossOpening, SealedLoss, committed, sealed
 from ledger.audits.state import Due
 from ledger.network import NetworkState
 from ledger.state import State
@@ -14,7 +13,7 @@ from protocol.identity import Signer, secret
 from protocol.limits import PLAIN_BLOB_BYTES_MAX
 from protocol.messages import Proposal
 
-OPENED, SEALED = "audit-losses", "audit-loss"  # the tags of no message
+OPENED, SEALED = "audit-opening", "audit-loss"  # the tags of no message
 _ROUND_BYTES: Final = 8
 
 
@@ -32,7 +31,7 @@ class Sealing:
         self._is_large_known = network.has_models
 
     def commits(self, job: bytes) -> bool:
-        """Whether proposals of this job commit to losses."""
+        """Whether proposals of this job commit to a loss."""
         return job in self._committing
 
     def knows(self, message: object) -> bool:
@@ -42,27 +41,27 @@ class Sealing:
         if not isinstance(message, Proposal):
             return True
         is_small = self._is_large_known or message.payload_bytes <= PLAIN_BLOB_BYTES_MAX
-        return is_small and (message.losses is None or self.commits(message.job))
+        return is_small and (message.loss is None or self.commits(message.job))
 
-    def added_to(self, proposal: Proposal, opening: LossesOpening | None) -> Proposal:
+    def added_to(self, proposal: Proposal, opening: LossOpening | None) -> Proposal:
         """With a commitment to what `opening` will open, if this job's proposals commit to anything."""
         if opening is None or not self.commits(proposal.job):
             return proposal
         job, number = proposal.job, proposal.round
         assert (opening.job, opening.round, opening.trainer) == (job, number, self._signer.public)
-        return replace(proposal, losses=committed(job, number, opening.trainer, opening.secret, opening.losses))
+        return replace(proposal, loss=committed(job, number, opening.trainer, opening.secret, opening.loss))
 
-    def opening(self, job: bytes, number: int, losses: Sequence[int]) -> LossesOpening:
+    def opening(self, job: bytes, number: int, loss: int) -> LossOpening:
         """With the secret of this round. The peer keeps all of it: after a change of its key it cannot make the secret again."""
         own = self._of(OPENED, job + number.to_bytes(_ROUND_BYTES, "big"))
-        return LossesOpening(job, number, self._signer.public, own, tuple(losses))
+        return LossOpening(job, number, self._signer.public, own, loss)
 
     def sealed(self, due: Due, loss: int) -> SealedLoss | None:
         """The loss of a report. None where the proposal commits to none."""
-        if due.proposal.losses is None:
+        if due.proposal.loss is None:
             return None
         own = self._of(SEALED, due.job + due.round.to_bytes(_ROUND_BYTES, "big") + due.trainer)
-        return sealed(loss, due.job, due.round, due.trainer, due.auditor, due.proposal.losses, own)
+        return sealed(loss, due.job, due.round, due.trainer, due.auditor, due.proposal.loss, own)
 
     def _of(self, domain: str, body: bytes) -> bytes:
         return secret(self._signer, domain, self._chain_id, body)

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from ledger.audits.losses import LossesOpening
+from ledger.audits.losses import LossOpening
 from ledger.jobs import Base
 from protocol.identity import Signed
 from protocol.messages import Proposal
-from protocol.reasons import Verdict
+from protocol.reasons import Finding, Verdict
 from rounds.terms import RoundTerms
 from storage.blobs import Blobs
 from training.host import directory_of
 from training.replicated.model import ReplicatedModel
 from training.spec import JobSpec
-from training.tasks import Audit, Replay, Replayed, Request
+from training.tasks import Audit, Request
 
 R = TypeVar("R")
 EVALUATION = "evaluation_seconds"  # figure of a measured model, beside those of its objective
@@ -73,9 +73,9 @@ class OpenRound(Round):
 
     terms: RoundTerms
     ready: Callable[[], Awaitable[None]]  # this peer can show what another proposal commits to in time
-    opening: Callable[[Sequence[int]], LossesOpening]  # of the losses of our inner steps
+    opening: Callable[[int], LossOpening]  # of the loss of our last inner step
     # Our proposal, and what it commits to where auditors are bound: durable, then sent.
-    publish: Callable[[Proposal, LossesOpening | None], Awaitable[None]]
+    publish: Callable[[Proposal, LossOpening | None], Awaitable[None]]
     begin: Callable[[bytes], Awaitable[None]]  # all that re-executing this trainer's proposal needs is here
     measured: Callable[[Mapping[str, float]], Awaitable[None]]  # figures about this round, for people: all are stored, or none
 
@@ -83,6 +83,13 @@ class OpenRound(Round):
     def needs(self) -> object:
         """Until the round is closed."""
         return self.job, self.number
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    finding: Finding
+    relative_error: float = 0.0  # zero where nothing was replayed
+    last_loss: int | None = None  # of the last inner step, in millionths; None: nothing was replayed
 
 
 class Computing(Protocol):
@@ -115,7 +122,7 @@ class RoundWork(Protocol):
     async def reexecute(self, round: OpenRound, trainer: bytes, proposal: Proposal) -> Verdict:
         """Called once for each proposal for which this voter is to vouch. It calls `begin` before the re-execution."""
 
-    async def replay(self, round: Round, request: Audit | Replay) -> Replayed:
+    async def replay(self, round: Round, request: Audit) -> Replayed:
         """Called for each sampled audit of this peer, one at a time; what the request names is here."""
 
     async def observe(self, round: OpenRound) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import trio
 
-from peer.roles.base import OpenRound, Round
+from peer.roles.base import OpenRound, Replayed, Round
 from peer.roles.trainer import Trainer
 from peer.roles.voter import fetch_reveal, keep, proposal_of, propose_request, publish
 from protocol import codec as wire
@@ -29,15 +29,14 @@ from storage.blobs import JOB_BYTES
 from storage.parts import write_object
 from training.replay import proposals
 from training.replay.inner_state import InnerState, OnState
-from training.replay.trace import States, Trace, TrainingState
 from training.replicated import buffers, codec
 from training.replicated.layout import Float32Array
-from training.spec import AuditMode, JobSpec
-from training.tasks import Audit, Declared, Propose, Proposed, Replay, Replayed
+from training.spec import AuditMode
+from training.tasks import Audit, Declared, Propose, Proposed
 from training.transformer import BYTES
 
 # What only sampled audits can find, or what makes no sense without them; elsewhere the first three flip signs.
-AUDIT_ATTACKS = ("wrong-steps", "withhold-states", "false-pass", "false-challenge", "lazy")
+AUDIT_ATTACKS = ("false-update", "withhold", "false-pass", "false-challenge", "lazy")
 # Of jobs whose trainers sample what they train on; elsewhere they flip signs.
 ROLLOUT_ATTACKS = ("fabricate-rollouts", "choose-tokens", "false-figures", "other-reward")
 ATTACKS = (
@@ -45,7 +44,6 @@ ATTACKS = (
     *AUDIT_ATTACKS,
     *ROLLOUT_ATTACKS,
 )
-WRONG_SHARE = 0.4  # of the steps of a round: few enough that a single replay misses them more often than not
 SCALE = np.float32(1e6)
 FABRICATED = tuple(b"aeiou")  # tokens of responses that were not sampled
 GUESS = 2_000_000  # millionths: the loss that whoever replays nothing reports
@@ -74,12 +72,12 @@ class Liar(Trainer):
     async def reexecute(self, round: OpenRound, trainer: bytes, proposal: Proposal) -> Verdict:
         return Verdict.ACCEPT  # of an accomplice: it has rejected all others
 
-    async def replay(self, round: Round, request: Audit | Replay) -> Replayed:
+    async def replay(self, round: Round, request: Audit) -> Replayed:
         """Of accomplices nothing is found; who challenges falsely finds something wrong with everybody else."""
         if request.trainer in self.accomplices or self.attack in ("false-pass", "lazy"):
-            return Replayed(Finding.MATCH, 0.0, 0.0, GUESS)
+            return Replayed(Finding.MATCH, 0.0, GUESS)
         if self.attack == "false-challenge":
-            return Replayed(Finding.MISMATCH, 1.0, 0.0)
+            return Replayed(Finding.MISMATCH, 1.0)
         return await super().replay(round, request)
 
     async def propose(self, round: OpenRound) -> None:
@@ -98,8 +96,9 @@ class Liar(Trainer):
             await self._equivocate(round, request, done)
         else:
             await publish(round, request, done)
-        if self.attack == "withhold-states":
+        if self.attack == "withhold" and done.buffer_digest is not None:
             await trio.to_thread.run_sync(round.blobs.delete_rounds, [(round.job[:JOB_BYTES], round.number)])
+            await trio.to_thread.run_sync(round.blobs.delete, done.buffer_digest)
 
     async def _of_rollouts(self, round: OpenRound, request: Propose) -> tuple[Propose, Proposed]:
         """All else follows from the lie: an update that is false in itself would be found sooner."""
@@ -123,13 +122,9 @@ class Liar(Trainer):
     def _corrupt(self, round: OpenRound, request: Propose, done: Proposed) -> tuple[Propose, Proposed]:
         m = _said(round, Path(request.payload_out), Path(request.buffer_out))
         match self.attack:
-            case "wrong-steps" | "false-pass" if done.trace is not None:
-                honest = _states(request, done.trace, round)
-                request = _from_zero(request)
-                return request, proposals.propose(request, partial(_turn_back, round.spec, honest))
-            case "withhold-states" if done.trace is not None:
+            case "withhold" if round.spec.audit is AuditMode.SAMPLED and done.buffer_digest is not None:
                 return request, done
-            case "sign-flip" | "wrong-steps" | "false-pass" | "withhold-states":
+            case "sign-flip" | "false-update" | "withhold" | "false-pass":
                 return request, _encoded(round, request, done, -m)
             case attack if attack in ROLLOUT_ATTACKS:
                 return request, _encoded(round, request, done, -m)
@@ -155,14 +150,11 @@ class Liar(Trainer):
         on_state: OnState | None,
         **_: object,
     ) -> tuple[Float32Array, Sequence[float]]:
-        """An update without any training, with states on the straight way to it: only replaying a step shows the lie."""
-        spec, noise = round.spec, self._noise(round)
-        state, now = inner or InnerState.fresh(spec), parameters
-        for step in range(1, spec.local_steps + 1):
-            now = parameters - noise * np.float32(step / spec.local_steps)
-            if on_state is not None:
-                on_state(now, InnerState(state.steps + step, state.moments))
-        return parameters - now, [0.0] * spec.local_steps
+        """An update without any training: only replaying it shows the lie."""
+        noise, state = self._noise(round), inner or InnerState.fresh(round.spec)
+        if on_state is not None:
+            on_state(parameters - noise, InnerState(state.steps + round.spec.local_steps, state.moments))
+        return noise, (0.0,)
 
     def _noise(self, round: OpenRound) -> Float32Array:
         """An update of a credible norm that cost nothing."""
@@ -175,8 +167,8 @@ class Liar(Trainer):
         if proposal.buffer is not None:
             await fetch_reveal(round, proposal.buffer, buffers.size(round.spec), trainer)
         request = propose_request(round, self.texts / f"{round.job.hex()[:16]}-{round.number}.buffer")
-        request = replace(request, states_out=None)  # their states stay theirs
-        done = Proposed(proposal.payload, 0, proposal.buffer, 0.0, 0.0, proposal.trace, proposal.inner)
+        request = replace(request, inner_out=None)  # their inner state stays theirs
+        done = Proposed(proposal.payload, 0, proposal.buffer, 0.0, 0.0, proposal.inner)
         blobs = round.blobs
         m = _said(round, blobs.path(proposal.payload), blobs.path(proposal.buffer) if proposal.buffer else None)
         m[0] += np.float32(1e-6)  # so that nobody sees the copy by its digest
@@ -189,37 +181,6 @@ class Liar(Trainer):
         second = replace(first, buffer=other) if first.buffer else replace(first, payload=other)
         await trio.to_thread.run_sync(keep, round, request, done, first)
         await self.equivocate(first, second)
-
-
-def _states(request: Propose, trace: bytes, round: OpenRound) -> list[TrainingState]:
-    """What the worker has computed, in memory: the folder is about to be written anew."""
-    made = Path(request.states_out or "")
-    listed = Trace.decode((made / trace.hex()).read_bytes(), round.spec)
-    states = States(listed, round.spec, lambda digest: made / digest.hex(), round.model.parameters)
-    start = round.model.parameters, InnerState.fresh(round.spec)  # of which only the parameters are used
-    return [start, *(((np.array(states.parameters(k))), states.inner(k)) for k in range(1, round.spec.replays + 1))]
-
-
-def _turn_back(
-    spec: JobSpec,
-    honest: list[TrainingState],
-    parameters: Float32Array,
-    job: bytes,
-    number: int,
-    trainer: bytes,
-    inner: InnerState | None,
-    on_state: OnState | None,
-    **_: object,
-) -> tuple[Float32Array, Sequence[float]]:
-    """The last steps of a round go backwards. All else is true, and everything fits together."""
-    now, wrong = parameters, max(1, int(WRONG_SHARE * spec.replays + 0.5))
-    for part in range(spec.replays):
-        moved = honest[part + 1][0] - honest[part][0]
-        now = now - moved if part >= spec.replays - wrong else honest[part + 1][0]
-        for _step in range(spec.replayed_steps):
-            if on_state is not None:
-                on_state(now, honest[part + 1][1])
-    return parameters - now, [0.0] * spec.local_steps
 
 
 def _fabricated(round: OpenRound, request: Propose, done: Proposed) -> Declared:
@@ -273,7 +234,7 @@ def _from_zero(request: Propose) -> Propose:
 
 
 def _encoded(round: OpenRound, request: Propose, done: Proposed, m: Float32Array) -> Proposed:
-    """A well-formed proposal for whatever m is, with the states of what was done."""
+    """A well-formed proposal for whatever m is."""
     buffer = buffers.of(m, round.model.header(round.me), round.spec)
     payload = round.model.payload(round.me, m if buffer is None else buffer.dense())
     return _with_payload(round, request, _with_buffer(round, request, done, buffer), payload)

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterable
 from pathlib import Path
 
-from ledger.audits.losses import LossesOpening
+from ledger.audits.losses import LossOpening
 from protocol import codec
 from protocol.errors import RemoteProtocolError
 from storage.blobs import JOB_BYTES
@@ -20,15 +20,15 @@ SUFFIX = ".losses"
 log = logging.getLogger("peer")
 
 
-def keep(folder: Path, opening: LossesOpening) -> None:
+def keep(folder: Path, opening: LossOpening) -> None:
     path_of(folder, opening.job, opening.round, opening.trainer).write_bytes(codec.encode(opening))
 
 
-def read(folder: Path, job: bytes, number: int, trainer: bytes) -> LossesOpening | None:
+def read(folder: Path, job: bytes, number: int, trainer: bytes) -> LossOpening | None:
     """None if it is not here whole."""
     path = path_of(folder, job, number, trainer)
     try:
-        found: LossesOpening = codec.decode(LossesOpening, path.read_bytes())
+        found: LossOpening = codec.decode(LossOpening, path.read_bytes())
         return found
     except (OSError, RemoteProtocolError) as error:
         log.warning("%s cannot be opened (%s): what that round earned is lost", path, error)

@@ -38,7 +38,6 @@ SPARE_BYTES = 256 << 20  # of the disk, for ledger and models when a text has be
 EVALUATION_REST = 3.0  # times what the last measurement took, before the next: the worker is there for training first
 OBSERVE_SECONDS_MAX = 3_600.0  # text that nobody has any more is not waited for longer
 DEATHS_MAX = 3  # of the worker, by one request
-CHALLENGE = "challenge-"  # of the name of a folder where somebody's round is re-executed
 
 
 @dataclass
@@ -66,7 +65,7 @@ class Trainer(Voter):
     _left: set[Path] = field(default_factory=set)  # what the worker wrote for rounds that closed before it had finished
 
     def __post_init__(self) -> None:
-        self._left.update(*map(self.texts.glob, ("*.buffer*", f"{CHALLENGE}*")))  # of an earlier process
+        self._left.update(self.texts.glob("*.buffer*"))  # of an earlier process
 
     @property
     def computing(self) -> Computing | None:
@@ -77,7 +76,7 @@ class Trainer(Voter):
             await super().propose(round)
             return
         request = propose_request(round, self.texts / f"{round.job.hex()[:16]}-{round.number}.buffer")
-        outs = (request.buffer_out, request.payload_out, request.states_out, request.declared_out)
+        outs = (request.buffer_out, request.payload_out, request.inner_out, request.declared_out)
         made = {Path(f"{out}{end}") for out in outs if out is not None for end in ("", LIST)}  # with lists of their parts
         try:
             done = await self.ask(round, request)
@@ -96,11 +95,6 @@ class Trainer(Voter):
         if not round.spec.kind.needs_worker:
             return await super().audit(round, request)
         return await self.ask(round, request)
-
-    async def replay(self, round: Round, request: tasks.Audit | tasks.Replay) -> tasks.Replayed:
-        if isinstance(request, tasks.Replay):
-            return await self.ask(round, request)
-        return await super().replay(round, request)
 
     async def observe(self, round: OpenRound) -> None:
         """Opens the job, however many rounds close meanwhile, and measures the newest model; those in between are skipped."""

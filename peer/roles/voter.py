@@ -10,21 +10,20 @@ from typing import Any
 
 import trio
 
-from ledger.audits.losses import LossesOpening
+from ledger.audits.losses import LossOpening
 from peer.roles import losses
-from peer.roles.base import Computing, OpenRound, Round
+from peer.roles.base import Computing, OpenRound, Replayed, Round
 from protocol.errors import MissingBlobError, RemoteProtocolError, UserError
 from protocol.identity import Signed
 from protocol.messages import Proposal
 from protocol.reasons import OWN_FIRST, Finding, Verdict
 from training.replay import proposals
 from training.replay.inner_state import inner_bytes
-from training.replay.trace import Trace, needed, trace_bytes_max
 from training.replicated import buffers
 from training.replicated.codec import Mode, payload_bytes_max
 from training.replicated.feedback import Record
 from training.spec import AuditMode, JobSpec
-from training.tasks import Audit, Audited, Declared, Propose, Proposed, Replay, Replayed
+from training.tasks import Audit, Audited, Declared, Propose, Proposed
 
 
 class Voter:
@@ -62,8 +61,7 @@ class Voter:
             raise UserError("this peer was drawn as a trainer and has no worker now: start it with --role trainer to audit")
         return await trio.to_thread.run_sync(proposals.audit, request, proposals.known_update(round.spec))
 
-    async def replay(self, round: Round, request: Audit | Replay) -> Replayed:
-        assert isinstance(request, Audit), "only scratch rounds, which are re-executed whole"
+    async def replay(self, round: Round, request: Audit) -> Replayed:
         return replayed(await self.audit(round, request))
 
     async def observe(self, round: OpenRound) -> None:
@@ -76,7 +74,6 @@ def propose_request(round: OpenRound, buffer_out: Path) -> Propose:
     previous = _previous(round, record)
     here = all(round.blobs.size(digest) is not None for digest in previous.values())
     inner = record.inner if record and record.inner and round.blobs.size(record.inner) is not None else None
-    commits = round.spec.traces_states or round.spec.keeps_inner_state
     return Propose(
         job=round.job,
         round=round.number,
@@ -85,7 +82,7 @@ def propose_request(round: OpenRound, buffer_out: Path) -> Propose:
         **_paths(round, previous if here else {}),
         buffer_out=str(buffer_out),
         previous_inner=str(round.blobs.path(inner)) if inner else None,
-        states_out=f"{buffer_out}.states" if commits else None,
+        inner_out=f"{buffer_out}.inner" if round.spec.keeps_inner_state else None,
         declared_out=f"{buffer_out}.declaration" if round.spec.kind.declaration else None,
     )
 
@@ -105,7 +102,7 @@ def _paths(round: Round, previous: Mapping[str, bytes]) -> dict[str, Any]:
 async def publish(round: OpenRound, request: Propose, done: Proposed) -> None:
     """What the proposal commits to becomes durable before the signed proposal does, and that before it is sent."""
     proposal = proposal_of(round, done)
-    opening = round.opening(done.losses) if done.losses and _is_bound(round) else None
+    opening = round.opening(done.last_loss) if done.last_loss is not None and _is_bound(round) else None
     await trio.to_thread.run_sync(keep, round, request, done, proposal, opening)
     await round.publish(proposal, opening)
 
@@ -124,14 +121,13 @@ def proposal_of(round: OpenRound, done: Proposed) -> Proposal:
         payload_bytes=done.payload_bytes,
         buffer=done.buffer_digest,
         feedback=done.feedback,
-        trace=done.trace,
         inner=done.inner,
         inner_from=done.inner_from,
         declaration=done.declaration,
     )
 
 
-def keep(round: OpenRound, request: Propose, done: Proposed, proposal: Proposal, opening: LossesOpening | None = None) -> None:
+def keep(round: OpenRound, request: Propose, done: Proposed, proposal: Proposal, opening: LossOpening | None = None) -> None:
     """Takes over what the worker wrote. What audits may ask for stays together, also what the proposal goes on from."""
     blobs, owner = round.blobs, (round.job, round.number)
     if opening is not None:
@@ -140,10 +136,9 @@ def keep(round: OpenRound, request: Propose, done: Proposed, proposal: Proposal,
     if proposal.buffer is not None:
         blobs.expect_to_pass(proposal.buffer, owner)
         blobs.adopt(Path(request.buffer_out), proposal.buffer)
-    made = Path(request.states_out) if request.states_out else None
-    if made and proposal.inner:
+    if request.inner_out is not None and proposal.inner is not None:
         blobs.expect_to_pass(proposal.inner, owner)
-        blobs.adopt_link(made / proposal.inner.hex(), proposal.inner)
+        blobs.adopt(Path(request.inner_out), proposal.inner)
     declared = tuple(round.spec.declared_blobs(proposal.declaration))
     for digest in declared:
         assert request.declared_out is not None
@@ -152,10 +147,8 @@ def keep(round: OpenRound, request: Propose, done: Proposed, proposal: Proposal,
     if request.declared_out is not None:
         shutil.rmtree(request.declared_out)
     if round.spec.audit is AuditMode.SAMPLED:
-        named = (proposal.buffer, proposal.feedback, proposal.inner_from, *declared)
-        blobs.keep_together(*owner, made, [digest for digest in named if digest])
-    elif made:
-        shutil.rmtree(made)
+        named = (proposal.buffer, proposal.feedback, *declared)
+        blobs.keep_together(*owner, [digest for digest in named if digest])
 
 
 def vouched(audited: Audited, spec: JobSpec) -> Verdict:
@@ -166,74 +159,38 @@ def vouched(audited: Audited, spec: JobSpec) -> Verdict:
 
 
 def replayed(audited: Audited) -> Replayed:
-    """What re-executing a whole round says of its one step."""
     finding = Finding.MATCH if audited.verdict is Verdict.ACCEPT else Finding.MISMATCH
     if audited.verdict >= OWN_FIRST:
         finding = Finding(audited.verdict)  # an objective's own reason has the same code in both
-    return Replayed(finding, audited.relative_error, audited.seconds, audited.loss)
+    return Replayed(finding, audited.relative_error, audited.last_loss)
 
 
 async def audit_request(round: Round, trainer: bytes, proposal: Proposal) -> Audit:
-    """What re-executing a proposal needs, fetched."""
-    if proposal.buffer is not None:
-        await fetch_reveal(round, proposal.buffer, buffers.size(round.spec), trainer)
-    work = await _fetch_work(round, trainer, proposal)
+    """What re-executing a proposal needs, fetched. Raises `RemoteProtocolError` for a declaration that is unsound."""
+    size, blobs = buffers.size(round.spec), round.blobs
+    record = round.model.records.get(trainer) if proposal.feedback is not None else None
+    previous = _previous(round, record)
+    for digest in (proposal.buffer, previous.get("previous_buffer")):
+        if digest is not None:
+            await fetch_reveal(round, digest, size, trainer)
+    if record and "previous_payload" in previous:
+        size_max = payload_bytes_max(round.model.layout, Mode.of(round.spec, record.round))  # as that round's payloads are
+        await round.fetch(previous["previous_payload"], size_max, (trainer,))
     for digest in (proposal.inner, proposal.inner_from) if round.spec.keeps_inner_state else ():
         if digest is not None:
             await fetch_reveal(round, digest, inner_bytes(round.spec), trainer)
     return Audit(
-        **work,
-        buffer=str(round.blobs.path(proposal.buffer)) if proposal.buffer else None,
-        inner=str(round.blobs.path(proposal.inner)) if proposal.inner else None,
-        previous_inner=str(round.blobs.path(proposal.inner_from)) if proposal.inner_from else None,
-    )
-
-
-async def replay_request(round: Round, trainer: bytes, proposal: Proposal, step: int) -> Audit | Replay:
-    """What replaying a step of a proposal needs, fetched. `RemoteProtocolError` if its trace is none.
-
-    Where nothing lies between the first state and the last one, all of it is re-executed.
-    """
-    if not round.spec.traces_states:
-        return await audit_request(round, trainer, proposal)
-    if proposal.trace is None:
-        raise RemoteProtocolError("bad-trace", "the proposal names none")
-    work, blobs = await _fetch_work(round, trainer, proposal), round.blobs
-    await fetch_reveal(round, proposal.trace, trace_bytes_max(round.spec), trainer)
-    listed = read_fetched(round, proposal.trace, trace_bytes_max(round.spec))
-    states = needed(Trace.decode(listed, round.spec), step, round.spec)
-    for digest, size in states.items():
-        await fetch_reveal(round, digest, size, trainer)
-    return Replay(
-        **work,
-        buffer=proposal.buffer,
-        step=step,
-        trace=str(blobs.path(proposal.trace)),
-        states={digest: str(blobs.path(digest)) for digest in states},
-        inner=proposal.inner,
-        inner_from=proposal.inner_from,
-    )
-
-
-async def _fetch_work(round: Round, trainer: bytes, proposal: Proposal) -> dict[str, Any]:
-    """What the trainer declared, and what its work continues from: the fields that both requests have."""
-    size, blobs = buffers.size(round.spec), round.blobs
-    record = round.model.records.get(trainer) if proposal.feedback is not None else None
-    previous = _previous(round, record)
-    if "previous_buffer" in previous:
-        await fetch_reveal(round, previous["previous_buffer"], size, trainer)
-    if record and "previous_payload" in previous:
-        size_max = payload_bytes_max(round.model.layout, Mode.of(round.spec, record.round))  # as that round's payloads are
-        await round.fetch(previous["previous_payload"], size_max, (trainer,))
-    return {
-        "declared": await fetch_declared(round, trainer, proposal),
-        "job": round.job,
-        "round": round.number,
-        "trainer": trainer,
-        "model_directory": str(round.model_directory),
-        "payload": str(blobs.path(proposal.payload)),
+        job=round.job,
+        round=round.number,
+        trainer=trainer,
+        model_directory=str(round.model_directory),
+        payload=str(blobs.path(proposal.payload)),
+        buffer=str(blobs.path(proposal.buffer)) if proposal.buffer else None,
         **_paths(round, previous),
-    }
+        inner=str(blobs.path(proposal.inner)) if proposal.inner else None,
+        previous_inner=str(blobs.path(proposal.inner_from)) if proposal.inner_from else None,
+        declared=await fetch_declared(round, trainer, proposal),
+    )
 
 
 async def fetch_declared(round: Round, trainer: bytes, proposal: Proposal) -> Declared:

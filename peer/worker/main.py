@@ -109,12 +109,8 @@ class Jobs:
                 return self._open(request)
             case tasks.Propose():
                 return proposals.propose(request, self._update(request.job), self._declarer(request.job))
-            case tasks.Reexecute():
-                return proposals.reexecute(request, self._update(request.job), self._declarer(request.job))
             case tasks.Audit():
                 return proposals.audit(request, self._update(request.job), self._declarer(request.job))
-            case tasks.Replay():
-                return proposals.replay(request, self._inner_step(request.job), self._declarer(request.job))
             case tasks.Evaluate():
                 return self._evaluate(request)
             case tasks.Generate():
@@ -176,23 +172,6 @@ class Jobs:
 
         return update
 
-    def _inner_step(self, job: bytes) -> proposals.InnerStep:
-        engine = self._engine(job)
-
-        def inner_step(
-            parameters: Float32Array,
-            inner: InnerState,
-            job: bytes,
-            round: int,
-            trainer: bytes,
-            step: int,
-            *,
-            declaration: Declaration | None = None,
-        ) -> tuple[Float32Array, InnerState, float]:
-            return engine.inner_step(parameters, inner, job, round, trainer, step, self._beat, declaration)
-
-        return inner_step
-
     def _declarer(self, job: bytes) -> proposals.Declarer | None:
         """None: the job's objective has none."""
         engine = self._engine(job)
@@ -234,9 +213,9 @@ class _Declarer:
         return self.engine.declare(parameters, job, round, trainer, folder, self.beat)
 
     def refutation(
-        self, parameters: Float32Array, job: bytes, round: int, trainer: bytes, declaration: Declaration, step: int | None
+        self, parameters: Float32Array, job: bytes, round: int, trainer: bytes, declaration: Declaration
     ) -> Reason | None:
-        return self.engine.refutation(parameters, job, round, trainer, declaration, step, self.beat)
+        return self.engine.refutation(parameters, job, round, trainer, declaration, self.beat)
 
     def derived(self, parameters: Float32Array, job: bytes, round: int, trainer: bytes, declaration: Declaration) -> Declaration:
         return self.engine.derived(parameters, job, round, trainer, declaration, self.beat)

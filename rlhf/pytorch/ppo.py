@@ -124,10 +124,8 @@ class Declarer:
         round: int,
         trainer: bytes,
         declaration: Declaration,
-        step: int | None,
         on_step: Beat,
     ) -> Reason | None:
-        """Whatever the step is, all responses are passed over: what it is made of depends on all of them."""
         place, said = Place(job, round, trainer), declaration.record
         known = self._known(parameters, place, said.blob, declaration.files[said.blob], on_step, is_checked=True)
         assert known.excess_BT is not None

@@ -71,7 +71,7 @@ def dpo_figures(model: GPT, spec: JobSpec, tokens: Tokens, on_step: Beat) -> Map
 
 def refer(engine: Engine, drawn: npt.NDArray[np.int64] | None, on_step: Beat) -> None:
     """Writes into the data what the reference gives both responses of these pairs (None: those held out), where it is not known
-    yet: so each pair is passed over once, and an auditor passes over no others than those of the steps that it replays.
+    yet: so each pair is passed over once, and an auditor passes over no others than those of the rounds that it replays.
     """
     data, kept = engine.tokens, engine.read()
     assert isinstance(data, Responses) and engine.first is not None

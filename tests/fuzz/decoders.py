@@ -43,7 +43,6 @@ from training import checkpoint, stream, tasks
 from training.data.corpus import Manifest
 from training.data.text_files import read_text
 from training.data.tokenizer import load_tokenizer
-from training.replay.trace import StateDigests, Trace
 from training.replicated import codec as payloads
 from training.replicated.init import initial_parameters
 from training.replicated.layout import CHUNK, Layout, layout_of, of_shapes
@@ -127,7 +126,6 @@ def _special() -> list[Decoder]:
         _of_class(
             Manifest, Manifest(3, bytes(32), (bytes(32),)), Manifest((1 << 20) + 1, bytes(32), (bytes(32), bytes([1]) * 32))
         ),
-        _traces(),
         _signed(),
         _peer_ids(),
         _invitations(),
@@ -152,12 +150,6 @@ def _of_class(kind: Any, *examples: Any) -> Decoder:
     return Decoder(
         f"{kind.__name__}.decode", st.sampled_from(encoded), kind.decode, codec.encode, bytes_factor=STATE_BYTES_FACTOR
     )
-
-
-def _traces() -> Decoder:
-    states = tuple(StateDigests(bytes([number]) * 32, bytes(32)) for number in range(SPEC.local_steps + 1))
-    examples = st.sampled_from([codec.encode(Trace(states))])
-    return Decoder("Trace.decode", examples, lambda data: Trace.decode(data, SPEC), codec.encode, bytes_factor=STATE_BYTES_FACTOR)
 
 
 def _signed() -> Decoder:

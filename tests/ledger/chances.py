@@ -6,17 +6,17 @@ import math
 
 from consensus.quorum import faults_tolerated, quorum
 
-CHEATED = 0.4  # share of a liar's steps that are not honest
+RATE = 0.4  # `audit_rate`
 AUDITORS = 2
 EFFECTIVE = 8  # of ten rounds: the first is foreseeable, and reporting and judging the last takes another
 
 
-def found_by_one(n: int, rate: float = 1.0) -> float:
-    """Probability that a given honest re-executor finds a lie in one round."""
-    return CHEATED * min(1.0, rate * AUDITORS / (n - 1))
+def found_by_one(n: int, rate: float = RATE) -> float:
+    """Probability that a given honest re-executor is drawn for a liar's proposal in one round."""
+    return min(1.0, rate * AUDITORS / (n - 1))
 
 
-def escape(n: int, rate: float = 1.0, missing: int = 0) -> float:
+def escape(n: int, rate: float = RATE, missing: int = 0) -> float:
     """Probability that one round's audits of a liar's proposal find nothing.
 
     Of f liars, who as auditors say that all is well, and of `missing` honest ones nothing is to be feared.

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from ledger.audits.losses import LossesOpening, SealedLoss, sealed
-from ledger.audits.state import OPENS, Due, JobAudits, Result, Standing, StepFinding, due_for
+from ledger.audits.losses import LossOpening, SealedLoss, sealed
+from ledger.audits.state import OPENS, AuditFinding, Due, JobAudits, Result, Standing, due_for
 from protocol.identity import Signed
 from protocol.reasons import Finding, Verdict
 from rounds.ballots import Closing
-from tests.ledger.world import AUDITS, LOSSES, PEOPLE, SAMPLED, World, secret_of
+from tests.ledger.world import AUDITS, LOSS, PEOPLE, SAMPLED, World, secret_of
 from tests.sim.keys import FastSigner
 
-MATCH, MISMATCH, WITHHELD, UNCONFIRMED = Finding.MATCH, Finding.MISMATCH, Finding.WITHHELD, Finding.UNCONFIRMED
+MATCH, MISMATCH, WITHHELD = Finding.MATCH, Finding.MISMATCH, Finding.WITHHELD
 LONG = SAMPLED + b":200"
 
 
@@ -71,14 +71,14 @@ class Court(World):
     def said(self, person: FastSigner, due: Due, finding: Finding = MATCH) -> Signed:
         kind = "audit/verdict" if due.is_dispute else "audit/report"
         loss = None if due.is_dispute or finding is not MATCH else self.seal(person, due)
-        return self.tx(person, kind, StepFinding(due.job, *due.place, finding, 7, loss))
+        return self.tx(person, kind, AuditFinding(due.job, *due.place, finding, 7, loss))
 
     def seal(self, person: FastSigner, due: Due, loss: int | None = None) -> SealedLoss | None:
-        """The loss of the step, unless another is given."""
-        if due.proposal.losses is None:
+        """The loss of the update, unless another is given."""
+        if due.proposal.loss is None:
             return None
-        said, secret = LOSSES[due.step] if loss is None else loss, secret_of(person.public + due.trainer, due.round)
-        return sealed(said, due.job, due.round, due.trainer, due.auditor, due.proposal.losses, secret)
+        said, secret = LOSS if loss is None else loss, secret_of(person.public + due.trainer, due.round)
+        return sealed(said, due.job, due.round, due.trainer, due.auditor, due.proposal.loss, secret)
 
     def report(self) -> None:
         """Everybody says of all that it was drawn for that it matches."""
@@ -91,15 +91,15 @@ class Court(World):
             for due in self.rules.audits.openings_due(key, self.state) if key not in but else ():
                 self.decide(self.tx(person, OPENS, self.opening(due.round, due.trainer)))
 
-    def opening(self, number: int, trainer: bytes) -> LossesOpening:
+    def opening(self, number: int, trainer: bytes) -> LossOpening:
         """Opens the proposal of that key in that round."""
-        return LossesOpening(self.key, number, trainer, secret_of(trainer, number), self.losses.get(trainer, LOSSES))
+        return LossOpening(self.key, number, trainer, secret_of(trainer, number), self.losses.get(trainer) or LOSS)
 
     def say(self, person: FastSigner, due: Due, finding: Finding = MATCH) -> None:
         self.decide(self.said(person, due, finding))
 
     def challenge(self, trainer: bytes, finding: Finding = MISMATCH) -> Due:
-        """One auditor of this trainer says that a step of it is wrong."""
+        """One auditor of this trainer says that its update is wrong."""
         auditor, due = min(self.due(trainer), key=lambda item: (item[1].round, item[0].public))
         self.say(auditor, due, finding)
         return due
@@ -119,11 +119,11 @@ class Court(World):
 A, B, C, D = (person.public for person in PEOPLE[:4])
 
 
-def withheld(court: Court, auditor: FastSigner, trainer: bytes, claim: Finding = WITHHELD) -> None:
-    """Says that this trainer withholds a step, as soon as it is drawn for one, which the others replay."""
+def withheld(court: Court, auditor: FastSigner, trainer: bytes) -> None:
+    """Says that this trainer withholds a proposal, as soon as it is drawn for one, which the others replay."""
     while not any(person is auditor for person, _ in court.due(trainer)):
         court.round()
     due = next(due for person, due in court.due(trainer) if person is auditor)
-    court.say(auditor, due, claim)
+    court.say(auditor, due, WITHHELD)
     while court.audits.disputes and not court.suspended(trainer):
         court.judge(MATCH, 1)

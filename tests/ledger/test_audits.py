@@ -14,10 +14,10 @@ from ledger.audits.state import (
     CHALLENGES_OPEN_MAX,
     FALSE_CHALLENGES_MAX,
     LOG_MAX,
+    AuditFinding,
     AuditsState,
     Result,
     Standing,
-    StepFinding,
     asked_of,
     due_for,
     in_turn,
@@ -30,7 +30,7 @@ from protocol import codec
 from protocol.identity import Signed
 from protocol.reasons import Finding, Verdict
 from rounds.ballots import Closing
-from tests.ledger.court import LONG, MATCH, MISMATCH, UNCONFIRMED, WITHHELD, A, B, C, Court, D, withheld
+from tests.ledger.court import LONG, MATCH, MISMATCH, WITHHELD, A, B, C, Court, D, withheld
 from tests.ledger.world import AUDITS, BY_KEY, PEOPLE, SAMPLED, SCRATCH, UNAUDITED, World, nonce_of
 from tests.sim.keys import FastSigner
 
@@ -62,10 +62,9 @@ def test_every_accepted_proposal_is_audited_by_reexecutors_other_than_its_traine
     for of in court.audits.rounds.values():
         assert of.drawn.keys() == {A, B, C, D} and of.reexecutors == (A, B, C, D) and of.faults == 1
         for trainer, drawn in of.drawn.items():
-            assert trainer not in drawn.steps
-            assert all(0 <= step < AUDITS.steps for step in drawn.steps.values())
+            assert trainer not in drawn.pending
             assert drawn.proposal.job == court.key
-    assert {auditor for of in court.audits.rounds.values() for auditor in of.drawn[A].steps} == {B, C, D}
+    assert {auditor for of in court.audits.rounds.values() for auditor in of.drawn[A].pending} == {B, C, D}
 
 
 def test_the_first_round_has_no_nonces_and_says_so_and_the_next_ones_have_those_of_all_who_voted(court: Court) -> None:
@@ -107,12 +106,11 @@ def test_accomplices_that_grind_their_nonces_displace_nobody() -> None:
         fair.round()
         ground.round()
         drawn, expected = (
-            {key: step for key, step in court.audits.rounds[number].drawn[A].steps.items() if key not in (B, C)}
-            for court in (ground, fair)
+            [key for key in court.audits.rounds[number].drawn[A].pending if key not in (B, C)] for court in (ground, fair)
         )
         assert drawn == expected
         by_honest += len(drawn)
-        assert not number or {B, C} <= ground.audits.rounds[number].drawn[A].steps.keys()
+        assert not number or {B, C} <= set(ground.audits.rounds[number].drawn[A].pending)
     assert by_honest > 8
 
 
@@ -122,7 +120,7 @@ def test_a_reveal_that_is_not_what_was_committed_to_draws_nothing_for_its_voter(
     court.decide(closings=(closing_with(court, {A: (bytes(16), commitment), B: (None, commitment)}),))
     of = court.audits.rounds[1]
     assert of.nonces == 2
-    assert {auditor for drawn in of.drawn.values() for auditor in drawn.steps} <= {C, D}
+    assert {auditor for drawn in of.drawn.values() for auditor in drawn.pending} <= {C, D}
 
 
 def test_a_voter_that_commits_to_nothing_draws_nothing_in_the_next_round(court: Court) -> None:
@@ -148,23 +146,23 @@ def left_out(court: Court, *voters: bytes) -> None:
     court.decide(closings=(court.closing_without(*voters),))
 
 
-def steps(court: Court, number: int) -> dict[bytes, dict[bytes, int]]:
-    return {trainer: drawn.steps for trainer, drawn in court.audits.rounds[number].drawn.items()}
+def awaited(court: Court, number: int) -> dict[bytes, tuple[bytes, ...]]:
+    return {trainer: drawn.pending for trainer, drawn in court.audits.rounds[number].drawn.items()}
 
 
 def test_a_leader_that_leaves_out_who_would_find_its_like_delays_that_until_their_next_ballots() -> None:
     fair, led = Court(10, window=9), Court(10, window=9)
     fair.round(3)
     led.round()
-    found = [key for key in steps(fair, 1)[A] if key not in (B, C)]
+    found = [key for key in awaited(fair, 1)[A] if key not in (B, C)]
     assert 0 < len(found) <= 3
     left_out(led, *found)
-    assert not set(found) & steps(led, 1)[A].keys() and led.audits.rounds[1].nonces == 10 - len(found)
+    assert not set(found) & set(awaited(led, 1)[A]) and led.audits.rounds[1].nonces == 10 - len(found)
     led.round()
-    assert steps(led, 1) == steps(fair, 1) and led.audits.rounds[1].nonces == 10
-    assert all(list(drawn) == sorted(drawn) for drawn in steps(led, 1).values()), "as after a snapshot"
+    assert awaited(led, 1) == awaited(fair, 1) and led.audits.rounds[1].nonces == 10
+    assert all(list(drawn) == sorted(drawn) for drawn in awaited(led, 1).values()), "as after a snapshot"
     led.round()
-    assert steps(led, 1) == steps(fair, 1), "and only once"
+    assert awaited(led, 1) == awaited(fair, 1), "and only once"
 
 
 def test_who_is_left_out_for_long_is_drawn_for_all_rounds_that_are_open_and_can_still_report() -> None:
@@ -173,7 +171,7 @@ def test_who_is_left_out_for_long_is_drawn_for_all_rounds_that_are_open_and_can_
     for _ in range(AUDITS.window + 1):
         left_out(court, D)
     court.round()
-    assert {number: D in steps(court, number)[A] for number in court.audits.rounds} == {3: True, 4: True, 5: True}
+    assert {number: D in awaited(court, number)[A] for number in court.audits.rounds} == {3: True, 4: True, 5: True}
     due = next(due for person, due in court.due(A) if person.public == D)
     assert due.round == 3 and court.problem(court.said(PEOPLE[3], due)) is None
 
@@ -189,7 +187,7 @@ def test_who_is_left_out_is_not_drawn_for_a_round_that_is_only_kept_for_a_disput
         court.say(auditor, due)
     left_out(court, D)
     court.round()
-    assert steps(court, 1) == {A: {}} and D in steps(court, 3)[A]
+    assert awaited(court, 1) == {A: ()} and D in awaited(court, 3)[A]
 
 
 def test_where_all_were_drawn_by_the_model_root_nobody_is_drawn_again() -> None:
@@ -198,10 +196,10 @@ def test_where_all_were_drawn_by_the_model_root_nobody_is_drawn_again() -> None:
     court.nonces = lambda key, voter: (None, commitment_to(nonce_of(voter, 1)))  # type: ignore[method-assign]
     left_out(court, D)
     del court.nonces  # type: ignore[misc]
-    foreseen = steps(court, 1)
+    foreseen = awaited(court, 1)
     assert court.audits.rounds[1].nonces == 0 and D in foreseen[A]
     court.round()
-    assert steps(court, 1) == foreseen and court.audits.rounds[1].nonces == 0
+    assert awaited(court, 1) == foreseen and court.audits.rounds[1].nonces == 0
 
 
 def test_only_jobs_with_sampled_audits_draw_any() -> None:
@@ -251,16 +249,15 @@ def test_a_report_is_logged_and_awaited_once(court: Court) -> None:
     court.decide(signed)
     assert court.log == [(Result.PASSED, due.trainer, auditor.public)]
     entry = court.state.audits.log[0]
-    assert (entry.step, entry.finding, entry.relative_error_ppm) == (due.step, MATCH, 7)
+    assert (entry.finding, entry.relative_error_ppm) == (MATCH, 7)
     assert court.standing(auditor.public) == Standing(reports=1)
     assert due not in due_for(auditor.public, court.state)
     assert "is awaited" in (court.problem(court.said(auditor, due)) or "")
 
 
-def test_who_was_not_drawn_or_for_another_step_reports_nothing(court: Court) -> None:
+def test_who_was_not_drawn_reports_nothing(court: Court) -> None:
     court.round()
     auditor, due = court.due()[0]
-    assert "is awaited" in (court.problem(court.said(auditor, replace(due, step=due.step + 1))) or "")
     assert "is awaited" in (court.problem(court.said(auditor, replace(due, round=9))) or "")
     assert "is awaited" in (court.problem(court.said(court.people[due.trainer], due)) or "")
     assert "such a job" in (court.problem(court.said(auditor, replace(due, job=bytes(32)))) or "")
@@ -322,7 +319,7 @@ def test_a_dispute_is_open_while_time_is_left_however_many_rounds_go_by() -> Non
 
 
 def test_the_next_dispute_about_a_trainer_has_a_window_of_its_own_once_the_one_before_it_is_over() -> None:
-    """Judges fetch one disputed step of a trainer at a time: f liars may dispute several at once."""
+    """Judges fetch one disputed proposal of a trainer at a time: f liars may dispute several at once."""
     court = Court(auditors=3, **TIMED)
     court.round(2)
     for number in (0, 1):
@@ -362,7 +359,7 @@ def test_liars_that_dispute_again_and_again_do_not_put_off_a_reward_for_ever() -
     court = Court(4, SAMPLED + b":2000", auditors=3, suspension_rounds=1, answer_ms=2, reveal_ms=1)
     court.round()
     for _ in range(docket.renewals_max(1) + 1):
-        assert court.audits.rounds[0].drawn[A].steps, "it waits for the disputes"
+        assert court.audits.rounds[0].drawn[A].pending, "it waits for the disputes"
         court.round()
         auditor, due = [item for item in court.due(A) if item[0].public in (C, D)][-1]
         court.say(auditor, due, WITHHELD)
@@ -380,7 +377,7 @@ def test_a_dispute_in_another_job_holds_up_nothing(court: Court) -> None:
     assert in_turn([*other, *mine], court.state.members) == [*other, *in_turn(mine, court.state.members)]
 
 
-def test_one_step_of_each_trainer_is_fetched_at_a_time_and_disputes_come_first(court: Court) -> None:
+def test_one_proposal_of_each_trainer_is_fetched_at_a_time_and_disputes_come_first(court: Court) -> None:
     court.round(3)
     court.challenge(B)
     for key in (A, B, C, D):
@@ -392,8 +389,8 @@ def test_one_step_of_each_trainer_is_fetched_at_a_time_and_disputes_come_first(c
             assert turn == min(others, key=lambda item: (not item.is_dispute, item.round))
 
 
-def test_a_judge_that_did_not_see_a_step_judges_once_more_if_somebody_found_it_false() -> None:
-    """A liar may show its step to exactly f honest judges, at the last moment. They show it to the others."""
+def test_a_judge_that_did_not_see_a_proposal_judges_once_more_if_somebody_found_it_false() -> None:
+    """A liar may show its proposal to exactly f honest judges, at the last moment. They show it to the others."""
     court = Court(7, **TIMED)
     court.until_drawn(A)
     court.challenge(A)
@@ -412,7 +409,7 @@ def test_a_judge_that_did_not_see_a_step_judges_once_more_if_somebody_found_it_f
     assert court.suspended(A), "more than may lie found it false, and the last one did not see it"
 
 
-def test_a_judge_that_did_not_see_a_step_waits_for_nobody_if_nobody_found_it_false() -> None:
+def test_a_judge_that_did_not_see_a_proposal_waits_for_nobody_if_nobody_found_it_false() -> None:
     court = Court(7, **TIMED)
     court.until_drawn(A)
     court.challenge(A, WITHHELD)
@@ -460,11 +457,11 @@ def test_the_log_keeps_the_last_results_only(court: Court) -> None:
 
 def test_a_failed_report_opens_a_dispute_that_all_reexecutors_but_the_accused_judge(court: Court) -> None:
     court.round()
-    due = court.challenge(B)
+    court.challenge(B)
     waiting = court.due(disputes=True)
     challenger = next(iter(court.audits.disputes[0].challenges))
     assert {person.public for person, _ in waiting} == {A, C, D} - {challenger}
-    assert all((item.trainer, item.step, item.round) == (B, due.step, 0) for _, item in waiting)
+    assert all((item.trainer, item.round) == (B, 0) for _, item in waiting)
     assert court.log[-1] == (Result.CHALLENGED, B, challenger)
 
 
@@ -477,7 +474,7 @@ def test_more_than_half_of_the_judges_convict_and_one_less_does_not(n: int, need
     court.judge(MISMATCH, max(0, needed - 2))
     assert court.suspended(A) == (needed == 1)
     if needed > 1:
-        court.judge(UNCONFIRMED, 1)
+        court.judge(Finding.MALFORMED, 1)
     assert court.suspended(A) and court.log[-1][:2] == (Result.SUSPENDED, A)
 
 
@@ -485,7 +482,7 @@ def test_more_than_half_of_the_judges_convict_and_one_less_does_not(n: int, need
     ("said", "ends"),
     [
         ("dddd", (Result.SUSPENDED, MISMATCH)),
-        ("dddu", (Result.SUSPENDED, MISMATCH)),  # it showed the step to some: three of seven are one honest judge at least
+        ("dddu", (Result.SUSPENDED, MISMATCH)),  # it showed its proposal to some: three of seven are one honest judge at least
         ("dduuu", None),  # two may be liars, and those that saw nothing may have had no time
         ("dduum", None),
         ("duuuu", (Result.SUSPENDED, WITHHELD)),
@@ -495,7 +492,7 @@ def test_more_than_half_of_the_judges_convict_and_one_less_does_not(n: int, need
         ("duummm", None),
     ],
 )
-def test_judges_that_did_not_see_a_step_are_no_judges_that_found_it_false(said: str, ends: tuple[Result, Finding] | None) -> None:
+def test_judges_that_did_not_see_a_proposal_did_not_find_it_false(said: str, ends: tuple[Result, Finding] | None) -> None:
     """Seven voters, of which two may lie; six judge, and four are most of them. The first verdict is the challenge."""
     court, verdicts = Court(7), {"d": MISMATCH, "u": WITHHELD, "m": MATCH}
     court.until_drawn(A)
@@ -509,7 +506,7 @@ def test_judges_that_did_not_see_a_step_are_no_judges_that_found_it_false(said: 
     assert court.suspended(A) == (ends is not None and ends[0] is Result.SUSPENDED)
 
 
-def test_in_version_1_whoever_did_not_see_a_step_counts_as_if_it_found_it_false_and_windows_are_rounds() -> None:
+def test_in_version_1_whoever_did_not_see_a_proposal_counts_as_if_it_found_it_false_and_windows_are_rounds() -> None:
     """What old networks have decided has the same root."""
     court = Court(7, version=1, answer_ms=1_000)
     court.until_drawn(A)
@@ -561,7 +558,7 @@ def test_neither_the_accused_nor_a_stranger_judges_and_nobody_twice() -> None:
     court.say(*judges[0])
     for finding in (MATCH, MISMATCH):
         assert "given its verdict" in (court.problem(court.said(judges[0][0], due, finding)) or "")
-    assert "no dispute" in (court.problem(court.said(judges[1][0], replace(due, step=due.step + 1))) or "")
+    assert "no dispute" in (court.problem(court.said(judges[1][0], replace(due, round=9))) or "")
 
 
 def test_a_verdict_after_the_end_is_refused(court: Court) -> None:
@@ -585,8 +582,8 @@ def test_a_dispute_that_finds_no_majority_in_time_ends_without_consequence(court
     assert "no dispute" in (court.problem(court.said(person, due)) or "")
 
 
-def test_a_second_auditor_of_the_same_step_joins_the_dispute() -> None:
-    court = Court(7, steps=1, auditors=6)
+def test_a_second_auditor_of_the_same_proposal_joins_the_dispute() -> None:
+    court = Court(7, auditors=6)
     court.round()
     court.challenge(A)
     court.challenge(A)
@@ -596,8 +593,8 @@ def test_a_second_auditor_of_the_same_step_joins_the_dispute() -> None:
     assert [court.standing(key).refuted for key in dispute.challenges] == [1, 1]
 
 
-def test_a_judge_that_is_drawn_for_the_disputed_step_too_counts_once() -> None:
-    court = Court(7, steps=1, auditors=6)
+def test_a_judge_that_is_drawn_for_the_disputed_proposal_too_counts_once() -> None:
+    court = Court(7, auditors=6)
     court.round()
     (first, due), (second, again) = court.due(A)[:2]
     court.say(first, due, MISMATCH)
@@ -684,7 +681,7 @@ def test_a_suspended_trainer_neither_audits_nor_judges(court: Court) -> None:
     court.convict(A)
     court.round(trainers=(B, C, D))
     of = court.audits.rounds[2]
-    assert of.reexecutors == (B, C, D) and all(A not in drawn.steps for drawn in of.drawn.values())
+    assert of.reexecutors == (B, C, D) and all(A not in drawn.pending for drawn in of.drawn.values())
 
 
 def test_who_was_right_is_credited_and_who_lied_loses_what_was_not_its_own_yet(court: Court) -> None:
@@ -719,15 +716,14 @@ def test_who_challenges_falsely_too_often_is_neither_drawn_nor_heard_for_a_while
         assert court.problem(court.said(PEOPLE[3], due, MATCH)) is None
     court.round()
     assert D not in court.audits.rounds[court_round].reexecutors
-    assert all(D not in drawn.steps for drawn in court.audits.rounds[court_round].drawn.values())
+    assert all(D not in drawn.pending for drawn in court.audits.rounds[court_round].drawn.values())
     assert D in court.job(court.key).trainers
     court.round(AUDITS.suspension_rounds + 1)
     assert D in court.audits.rounds[court.job(court.key).round - 1].reexecutors
 
 
-@pytest.mark.parametrize("claim", [WITHHELD, UNCONFIRMED])
-def test_what_others_cannot_see_is_not_held_against_who_says_so(court: Court, claim: Finding) -> None:
-    refute(court, D, claim)
+def test_what_others_can_get_is_not_held_against_who_could_not(court: Court) -> None:
+    refute(court, D, WITHHELD)
     assert court.standing(D).refuted == 0
 
 
@@ -737,7 +733,7 @@ def apart(court: Court, trainer: bytes) -> set[bytes]:
 
 def drawn_for(court: Court, trainer: bytes) -> set[bytes]:
     """In the last round."""
-    return set(court.audits.rounds[court.job(court.key).round - 1].drawn[trainer].steps)
+    return set(court.audits.rounds[court.job(court.key).round - 1].drawn[trainer].pending)
 
 
 def test_who_says_too_often_that_a_trainer_withholds_what_others_have_is_not_drawn_for_it_any_more() -> None:
@@ -751,15 +747,14 @@ def test_who_says_too_often_that_a_trainer_withholds_what_others_have_is_not_dra
     assert drawn_for(court, A) == {B, C}, "both are drawn for sure now: as many audits as before"
     court.round(8)
     assert all(
-        D not in of.drawn[A].steps for number, of in court.audits.rounds.items() if number > court.job(court.key).round - 9
+        D not in of.drawn[A].pending for number, of in court.audits.rounds.items() if number > court.job(court.key).round - 9
     )
-    assert any(D in of.drawn[B].steps for of in court.audits.rounds.values())
+    assert any(D in of.drawn[B].pending for of in court.audits.rounds.values())
     assert court.problem(unasked(court, PEOPLE[3], A, court.job(court.key).round - 1)) is None, "but for what it can prove"
 
 
-@pytest.mark.parametrize("claim", [WITHHELD, UNCONFIRMED])
 @pytest.mark.parametrize(("n", "faults"), [(4, 1), (7, 2)])
-def test_a_trainer_that_serves_all_but_more_reexecutors_than_can_lie_is_suspended(n: int, faults: int, claim: Finding) -> None:
+def test_a_trainer_that_serves_all_but_more_reexecutors_than_can_lie_is_suspended(n: int, faults: int) -> None:
     court = Court(n, auditors=6, window=20, suspension_rounds=100)
     for auditor in PEOPLE[1 : 1 + faults]:
         for _ in range(FALSE_CHALLENGES_MAX):
@@ -767,7 +762,7 @@ def test_a_trainer_that_serves_all_but_more_reexecutors_than_can_lie_is_suspende
     assert not court.suspended(A) and apart(court, A) == {person.public for person in PEOPLE[1 : 1 + faults]}
     for said in range(FALSE_CHALLENGES_MAX):
         assert not court.suspended(A), said
-        withheld(court, PEOPLE[1 + faults], A, claim)
+        withheld(court, PEOPLE[1 + faults], A)
     assert court.suspended(A) and not court.audits.withheld, "it begins anew"
     assert court.log[-1][:2] == (Result.SHUNNED, A) and court.audits.causes[A].result is Result.SHUNNED
     assert not any(court.standing(person.public).upheld for person in PEOPLE[:n]), "most others could get it"
@@ -895,7 +890,7 @@ def test_an_auditor_that_is_apart_draws_nothing_late_for_that_trainer_either() -
     assert D not in drawn_for(court, B)
     court.round()
     missed = court.audits.rounds[court.job(court.key).round - 2]
-    assert D in missed.drawn[B].steps and D not in missed.drawn[A].steps
+    assert D in missed.drawn[B].pending and D not in missed.drawn[A].pending
 
 
 def test_a_challenger_has_only_so_many_disputes_open_at_once() -> None:
@@ -922,19 +917,17 @@ def undrawn() -> Court:
     return court
 
 
-def unasked(
-    court: Court, person: FastSigner, trainer: bytes, number: int = 3, step: int = 4, finding: Finding = MISMATCH
-) -> Signed:
-    return court.tx(person, "audit/challenge", StepFinding(court.key, number, trainer, step, finding, 7))
+def unasked(court: Court, person: FastSigner, trainer: bytes, number: int = 3, finding: Finding = MISMATCH) -> Signed:
+    return court.tx(person, "audit/challenge", AuditFinding(court.key, number, trainer, finding, 7))
 
 
 def test_a_reexecutor_that_was_not_drawn_challenges_and_the_others_judge(undrawn: Court) -> None:
     undrawn.decide(unasked(undrawn, PEOPLE[1], A))
     (dispute,) = undrawn.audits.disputes
-    assert dispute.challenges == {B: MISMATCH} and dispute.guilty == (B,) and dispute.place == (3, A, 4)
+    assert dispute.challenges == {B: MISMATCH} and dispute.guilty == (B,) and dispute.place == (3, A)
     assert undrawn.log == [(Result.CHALLENGED, A, B)]
     entry = undrawn.state.audits.log[0]
-    assert (entry.step, entry.finding, entry.relative_error_ppm) == (4, MISMATCH, 7)
+    assert (entry.finding, entry.relative_error_ppm) == (MISMATCH, 7)
     assert {person.public for person, _ in undrawn.due(disputes=True)} == {C, D}
     undrawn.judge(MISMATCH, 1)
     assert undrawn.suspended(A) and undrawn.standing(B) == Standing(rewards=1, upheld=1)
@@ -960,7 +953,7 @@ def test_nobody_challenges_itself_or_the_key_it_had_and_no_stranger_anybody(undr
     assert "may not challenge" in (undrawn.problem(unasked(undrawn, PEOPLE[8], B)) or "")
 
 
-@pytest.mark.parametrize("finding", [MATCH, WITHHELD, UNCONFIRMED])
+@pytest.mark.parametrize("finding", [MATCH, WITHHELD])
 def test_an_undrawn_reexecutor_challenges_with_neither_a_match_nor_a_claim(undrawn: Court, finding: Finding) -> None:
     """A refuted claim counts against nobody: with it any re-executor could have all others replay for nothing."""
     assert "cannot challenge with the finding" in (undrawn.problem(unasked(undrawn, PEOPLE[1], A, finding=finding)) or "")
@@ -968,17 +961,16 @@ def test_an_undrawn_reexecutor_challenges_with_neither_a_match_nor_a_claim(undra
 
 def test_a_reexecutor_has_one_such_challenge_in_a_round_also_with_a_new_key(undrawn: Court) -> None:
     undrawn.decide(unasked(undrawn, PEOPLE[1], A))
-    for again in (unasked(undrawn, PEOPLE[1], A), unasked(undrawn, PEOPLE[1], A, step=5), unasked(undrawn, PEOPLE[1], C)):
-        assert "already" in (undrawn.problem(again) or "")
+    assert "has challenged a proposal" in (undrawn.problem(unasked(undrawn, PEOPLE[1], C)) or "")
     assert undrawn.problem(unasked(undrawn, PEOPLE[1], A, number=2)) is None
-    assert undrawn.problem(unasked(undrawn, PEOPLE[2], A, step=5)) is None
+    assert undrawn.problem(unasked(undrawn, PEOPLE[2], D)) is None
     rotated(undrawn, PEOPLE[1])
     assert "already" in (undrawn.problem(unasked(undrawn, NEW, C)) or "")
     undrawn.judge(MATCH, 2)
     assert "already" in (undrawn.problem(unasked(undrawn, NEW, C)) or "")
 
 
-def test_a_step_that_is_disputed_is_judged_and_one_that_was_judged_is_challenged_at_its_challengers_cost(undrawn: Court) -> None:
+def test_a_proposal_that_was_judged_is_challenged_again_at_the_cost_of_its_challenger(undrawn: Court) -> None:
     undrawn.decide(unasked(undrawn, PEOPLE[1], A))
     assert "disputed already" in (undrawn.problem(unasked(undrawn, PEOPLE[2], A)) or "")
     undrawn.judge(MATCH, 2)
@@ -994,7 +986,7 @@ def test_a_round_can_be_challenged_until_its_window_is_over_and_its_rewards_are_
     undrawn.decide(unasked(undrawn, PEOPLE[1], A, number=1))
     undrawn.round()
     assert 1 in undrawn.audits.unvested[A], "it is disputed"
-    late = unasked(undrawn, PEOPLE[2], A, number=1, step=5)
+    late = unasked(undrawn, PEOPLE[2], A, number=1)
     assert "can be challenged now" in (undrawn.problem(late) or ""), "or one dispute after the other kept it open"
     undrawn.judge(MISMATCH, 1)
     assert undrawn.standing(A).lost == 4 and undrawn.standing(A).rewards == 1
@@ -1010,13 +1002,12 @@ def test_who_is_suspended_is_not_challenged_for_what_was_before_and_challenges_n
 def test_what_does_not_exist_or_was_not_accepted_is_not_challenged(undrawn: Court) -> None:
     undrawn.round(trainers=(A, B, C))
     for nothing in (
-        unasked(undrawn, PEOPLE[1], A, step=AUDITS.steps),
         unasked(undrawn, PEOPLE[1], A, number=5),
         unasked(undrawn, PEOPLE[1], D, number=4),
         unasked(undrawn, PEOPLE[1], NEW.public),
     ):
         assert "can be challenged now" in (undrawn.problem(nothing) or "")
-    assert undrawn.problem(unasked(undrawn, PEOPLE[1], A, step=AUDITS.steps - 1)) is None
+    assert undrawn.problem(unasked(undrawn, PEOPLE[1], A)) is None
 
 
 def test_a_challenger_that_was_not_drawn_has_only_so_many_disputes_open_too() -> None:
@@ -1027,9 +1018,9 @@ def test_a_challenger_that_was_not_drawn_has_only_so_many_disputes_open_too() ->
     assert "the most at once" in (court.problem(unasked(court, PEOPLE[3], A, CHALLENGES_OPEN_MAX)) or "")
 
 
-def test_all_reexecutors_may_be_drawn_for_one_step_and_join_the_dispute_that_another_opened() -> None:
+def test_all_reexecutors_may_be_drawn_for_one_proposal_and_join_the_dispute_that_another_opened() -> None:
     """As many as are wanted is the mean only."""
-    court = Court(12, steps=1, auditors=8)
+    court = Court(12, auditors=8)
     tries = [bytes([number]) * 16 for number in range(256)]
     nonces = {key: next(tried for tried in tries if ticket(court.key, 1, tried, key, A)[0] < 128) for key in court.people}
     court.decide(closings=(closing_with(court, {key: (None, commitment_to(nonces[key])) for key in nonces}),))
@@ -1055,7 +1046,7 @@ def test_a_peer_is_told_what_it_may_challenge(undrawn: Court) -> None:
     undrawn.decide(unasked(undrawn, PEOPLE[1], A, number=2))
     assert told(B) == [(number, trainer) for number in (1, 3) for trainer in (A, C, D)]
     for due in undrawn.rules.audits.challengeable(C, undrawn.state):
-        assert undrawn.problem(unasked(undrawn, PEOPLE[2], due.trainer, due.round, due.step)) is None
+        assert undrawn.problem(unasked(undrawn, PEOPLE[2], due.trainer, due.round)) is None
     rotated(undrawn, PEOPLE[1])
     assert told(B) == [] and len(told(NEW.public)) == 6
     assert (3, NEW.public) not in told(NEW.public) and told(PEOPLE[8].public) == []
@@ -1066,7 +1057,7 @@ def told_as_heard(court: Court) -> None:
     for person in court.people.values():
         told = {(due.round, due.trainer) for due in court.rules.audits.challengeable(person.public, court.state)}
         places = {(number, trainer) for number, of in court.audits.rounds.items() for trainer in of.drawn}
-        heard = {place for place in places if court.problem(unasked(court, person, place[1], place[0], step=7)) is None}
+        heard = {place for place in places if court.problem(unasked(court, person, place[1], place[0])) is None}
         assert told == heard
 
 
@@ -1354,7 +1345,7 @@ def test_reports_are_decoded_when_they_come_and_not_again_each_time_somebody_ask
     for auditor, due in court.due():
         court.ledger.pool.add(court.said(auditor, due))
         assert not court.ledger.has_work()
-    assert decoded == [StepFinding] * len(court.due()) and len(decoded) > 4
+    assert decoded == [AuditFinding] * len(court.due()) and len(decoded) > 4
 
 
 def test_reports_of_a_job_that_ended_do_not_wait_for_the_rounds_of_another(court: Court) -> None:

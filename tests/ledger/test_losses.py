@@ -19,7 +19,7 @@ from ledger.audits.losses import (
     LOSS_MAX,
     REPORTS_FOR_EACH,
     Compared,
-    LossesOpening,
+    LossOpening,
     SealedLoss,
     Unopened,
     committed,
@@ -31,20 +31,20 @@ from ledger.audits.losses import (
     sealed,
     unsealed,
 )
-from ledger.audits.state import DISPUTES_MAX, DRAWN_MAX, OPENS, UNOPENED_MAX, AuditsState, Due, JobAudits, Result, StepFinding
+from ledger.audits.state import DISPUTES_MAX, DRAWN_MAX, OPENS, UNOPENED_MAX, AuditFinding, AuditsState, Due, JobAudits, Result
 from ledger.members import Leave
 from ledger.network import NetworkState, Upgrade
 from ledger.state import Body
 from protocol import codec
 from protocol.identity import sign
 from protocol.limits import AUDIT_WINDOW_MAX, UPGRADE_NOTICE_HEIGHTS, VOTERS_MAX
-from protocol.messages import LossesCommitment, Proposal
+from protocol.messages import LossCommitment, Proposal
 from tests.ledger.court import MATCH, MISMATCH, A, B, Court
-from tests.ledger.world import AUDITS, LOSSES, NEW, PEOPLE
+from tests.ledger.world import AUDITS, LOSS, NEW, PEOPLE
 from tests.sim.keys import FastSigner
 
 JOB, S, T = b"j" * 32, b"s" * 32, b"t" * 32
-FALSE = tuple(loss + 50_000 for loss in LOSSES)
+FALSE = LOSS + 50_000
 PEOPLE_KEYS = [person.public for person in PEOPLE]
 AUDITS_MAX = 20  # of a lazy auditor, before it is found
 ALL_LOSSES = Callable[[FastSigner, Due], "int | None"]
@@ -66,7 +66,7 @@ class Bound(Court):
             self.round()
             for person, due in self.due():
                 loss = self.seal(person, due, self.said_of(person, due))
-                self.decide(self.tx(person, "audit/report", StepFinding(due.job, *due.place, MATCH, 7, loss)))
+                self.decide(self.tx(person, "audit/report", AuditFinding(due.job, *due.place, MATCH, 7, loss)))
             self.open_losses(but=self.silent)
 
     def results(self, auditor: bytes, *results: Result) -> int:
@@ -74,31 +74,30 @@ class Bound(Court):
 
 
 def lazy(*who: bytes) -> ALL_LOSSES:
-    """These report the mean of all losses, which is a loss of no step."""
-    return lambda person, due: sum(LOSSES) // len(LOSSES) + 2_500 if person.public in who else None
+    """These guess the loss, and are wrong by more than honest replays differ."""
+    return lambda person, due: LOSS + 2_500 if person.public in who else None
 
 
 # Sealing and comparing -----------------------------------------------------------------------------------------------------
 
 
 def test_only_whoever_has_the_secret_of_the_commitment_reads_a_sealed_loss_and_only_as_its_author_s() -> None:
-    commitment = committed(JOB, 3, T, S, LOSSES)
+    commitment = committed(JOB, 3, T, S, LOSS)
     for loss in (0, -1, 2_345_678, LOSS_MAX, -LOSS_MAX):
         said = sealed(loss, JOB, 3, T, A, commitment, b"a" * 32)
         assert unsealed(said, JOB, 3, T, A, S) == loss
         others = [(4, T, A, S), (3, S, A, S), (3, T, B, S), (3, T, A, b"x" * 32)]
         assert all(unsealed(said, JOB, *other) != loss for other in others)
     assert unsealed(SealedLoss(bytes(32), bytes(8)), JOB, 3, T, A, S) is None, "a key of small order seals nothing"
-    assert sealed(1, JOB, 3, T, A, LossesCommitment(bytes(32), bytes(32)), b"a" * 32), "and nobody fails over a trainer's"
+    assert sealed(1, JOB, 3, T, A, LossCommitment(bytes(32), bytes(32)), b"a" * 32), "and nobody fails over a trainer's"
 
 
-def test_a_commitment_is_opened_by_its_secret_and_its_losses_alone() -> None:
-    commitment = committed(JOB, 3, T, S, LOSSES)
-    opening = LossesOpening(JOB, 3, T, S, LOSSES)
+def test_a_commitment_is_opened_by_its_secret_and_its_loss_alone() -> None:
+    commitment = committed(JOB, 3, T, S, LOSS)
+    opening = LossOpening(JOB, 3, T, S, LOSS)
     assert is_opened_by(commitment, opening)
     others = (
-        replace(opening, losses=FALSE),
-        replace(opening, losses=LOSSES[:-1]),
+        replace(opening, loss=FALSE),
         replace(opening, secret=T),
         replace(opening, round=4),
         replace(opening, trainer=A),
@@ -153,18 +152,17 @@ def test_a_match_carries_a_sealed_loss_and_nothing_else_does() -> None:
     person, due = court.due()[0]
     loss = court.seal(person, due)
 
-    def problem(kind: str, said: StepFinding, author: FastSigner = person) -> str:
+    def problem(kind: str, said: AuditFinding, author: FastSigner = person) -> str:
         return court.problem(court.tx(author, kind, said)) or ""
 
-    match = StepFinding(due.job, *due.place, MATCH, 0)
+    match = AuditFinding(due.job, *due.place, MATCH, 0)
     assert "a match carries" in problem("audit/report", match) and not problem("audit/report", replace(match, loss=loss))
     false = replace(match, finding=MISMATCH)
     assert "no loss" in problem("audit/report", replace(false, loss=loss)) and not problem("audit/report", false)
-    other = next(step for step in range(AUDITS.steps) if step != due.step)
-    assert "no loss" in problem("audit/challenge", replace(false, step=other, loss=loss))
+    assert "no loss" in problem("audit/challenge", replace(false, loss=loss))
     court.say(person, due, MISMATCH)
     judge, disputed = court.due(disputes=True)[0]
-    verdict = StepFinding(disputed.job, *disputed.place, MATCH, 0)
+    verdict = AuditFinding(disputed.job, *disputed.place, MATCH, 0)
     assert "no loss" in problem("audit/verdict", replace(verdict, loss=loss), judge)
     assert not problem("audit/verdict", verdict, judge)
 
@@ -218,8 +216,8 @@ def test_a_copied_report_is_noise_for_whoever_sends_it() -> None:
     both = [(person, due) for person, due in court.due() if due.trainer == A]
     (first, due), (second, copied) = both[:2]
     loss = court.seal(first, due)
-    court.decide(court.tx(first, "audit/report", StepFinding(due.job, *due.place, MATCH, 0, loss)))
-    court.decide(court.tx(second, "audit/report", StepFinding(copied.job, *copied.place, MATCH, 0, loss)))
+    court.decide(court.tx(first, "audit/report", AuditFinding(due.job, *due.place, MATCH, 0, loss)))
+    court.decide(court.tx(second, "audit/report", AuditFinding(copied.job, *copied.place, MATCH, 0, loss)))
     court.round(AUDITS.window)
     court.open_losses()
     assert court.standing(first.public).wrong == 0 and court.standing(second.public).wrong == 1
@@ -243,7 +241,7 @@ def test_losses_are_opened_once_after_the_window_by_their_trainer_and_as_they_we
     court.round()
     court.report()
 
-    def problem(author: FastSigner, said: LossesOpening) -> str:
+    def problem(author: FastSigner, said: LossOpening) -> str:
         return court.problem(court.tx(author, OPENS, said)) or ""
 
     mine = court.opening(0, A)
@@ -252,13 +250,12 @@ def test_losses_are_opened_once_after_the_window_by_their_trainer_and_as_they_we
         court.round()
     assert "may still come" in problem(PEOPLE[0], mine)
     court.round()
-    assert "no losses" in problem(PEOPLE[0], replace(mine, round=1)), "nobody reported on that"
-    assert "no losses" in problem(PEOPLE[1], mine), "another's"
+    assert "no loss of" in problem(PEOPLE[0], replace(mine, round=1)), "nobody reported on that"
+    assert "no loss of" in problem(PEOPLE[1], mine), "another's"
     assert "not what" in problem(PEOPLE[1], replace(mine, trainer=B))
-    assert "not what" in problem(PEOPLE[0], replace(mine, losses=FALSE))
-    assert "not what" in problem(PEOPLE[0], replace(mine, losses=LOSSES[:-1]))
+    assert "not what" in problem(PEOPLE[0], replace(mine, loss=FALSE))
     court.decide(court.tx(PEOPLE[0], OPENS, mine))
-    assert "no losses" in problem(PEOPLE[0], mine)
+    assert "no loss of" in problem(PEOPLE[0], mine)
 
 
 def test_a_trainer_that_never_opens_loses_what_was_reported_on_and_is_not_suspended() -> None:
@@ -271,7 +268,7 @@ def test_a_trainer_that_never_opens_loses_what_was_reported_on_and_is_not_suspen
 
 def test_a_proposal_without_a_commitment_earns_nothing_and_is_audited_all_the_same() -> None:
     court = Court()
-    court.losses = {A: ()}
+    court.losses = {A: None}
     court.round(AUDITS.window)
     assert any(due.trainer == A for _, due in court.due())
     court.report()
@@ -293,7 +290,7 @@ def test_the_oldest_sealed_losses_go_where_too_many_proposals_wait_and_nothing_i
 
 
 def test_a_state_with_as_much_as_the_rules_let_wait_can_be_read_again() -> None:
-    unopened = Unopened(committed(JOB, 0, A, S, LOSSES), {}, VOTERS_MAX)
+    unopened = Unopened(committed(JOB, 0, A, S, LOSS), {}, VOTERS_MAX)
     rounds = AUDIT_WINDOW_MAX + DRAWN_MAX + DISPUTES_MAX + UNOPENED_MAX
     wrong = {number.to_bytes(32, "big"): number for number in range(REPORTS_FOR_EACH * (faults_tolerated(VOTERS_MAX) + 1))}
     audits = JobAudits(
@@ -354,7 +351,7 @@ def test_a_network_of_version_1_knows_no_losses_until_it_upgrades() -> None:
     assert "does not know yet" in (court.problem(closings=(court.closing(court.key),)) or "")
     job = court.job(court.key)
     one = Proposal(court.key, job.round, job.model_root, bytes(32), 1, bytes(32), None)
-    sealed_one = replace(one, losses=committed(court.key, 0, A, bytes(32), LOSSES))
+    sealed_one = replace(one, loss=committed(court.key, 0, A, bytes(32), LOSS))
     pair = [sign(PEOPLE[0], court.chain, said) for said in (one, sealed_one)]
     assert "does not know yet" in (court.problem(evidence=(Evidence(*pair),)) or ""), "programs of version 1 could not read it"
     court.commits = False
@@ -363,7 +360,7 @@ def test_a_network_of_version_1_knows_no_losses_until_it_upgrades() -> None:
     court.round(2)
     person, due = court.due()[0]
     seal = SealedLoss(bytes(32), bytes(8))
-    match = StepFinding(due.job, *due.place, MATCH, 0)
+    match = AuditFinding(due.job, *due.place, MATCH, 0)
     assert "no loss" in (court.problem(court.tx(person, "audit/report", replace(match, loss=seal))) or "")
     court.report()
     at = court.state.height + UPGRADE_NOTICE_HEIGHTS + 4

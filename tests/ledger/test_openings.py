@@ -11,8 +11,8 @@ from collections.abc import Iterable
 import pytest
 
 from consensus.voters import VoterSet
-from ledger.audits.losses import LossesOpening
-from ledger.audits.state import OPENS, Due, StepFinding, due_for
+from ledger.audits.losses import LossOpening
+from ledger.audits.state import OPENS, AuditFinding, Due, due_for
 from ledger.jobs import Stop
 from ledger.members import Leave
 from protocol import codec
@@ -33,9 +33,9 @@ def everybody_audits() -> Court:
 
 
 def report(court: Court, person: FastSigner, number: int, trainer: bytes, loss: int | None = None, ahead: int = 1) -> Signed:
-    """This person's report that its drawn step of that proposal matches."""
+    """This person's report that this proposal matches."""
     due = due_of(court, person.public, number, trainer)
-    said = StepFinding(due.job, *due.place, MATCH, 0, court.seal(person, due, loss))
+    said = AuditFinding(due.job, *due.place, MATCH, 0, court.seal(person, due, loss))
     return court.tx(person, "audit/report", said, ahead)
 
 
@@ -90,12 +90,12 @@ def test_losses_are_opened_by_the_member_of_the_key_that_they_name(key: bytes) -
     court.round(AUDITS.window)
     assert "may still come" in (court.problem(opened(court, NEW, 0, key)) or "")
     court.decide(report(court, ANN, 0, key))
-    assert "no losses" in (court.problem(opened(court, NEW, 0, other)) or "")
-    assert "no losses" in (court.problem(opened(court, ANN, 0, key)) or "")
+    assert "no loss of" in (court.problem(opened(court, NEW, 0, other)) or "")
+    assert "no loss of" in (court.problem(opened(court, ANN, 0, key)) or "")
     assert due_openings(court, NEW.public) == [(0, key)]
     court.decide(opened(court, NEW, 0, key))
     assert not any(court.standing(person).wrong for person in court.people)
-    assert "no losses" in (court.problem(opened(court, NEW, 0, key)) or "")
+    assert "no loss of" in (court.problem(opened(court, NEW, 0, key)) or "")
 
 
 # Rotations between report and opening --------------------------------------------------------------------------------------
@@ -162,7 +162,7 @@ def test_in_one_block_the_last_report_comes_before_the_opening_or_the_block_is_r
     assert "may still come" in (court.problem(opening, late) or "")
     assert court.problem(late, opening) is None
     court.decide(late, opening)
-    assert "no report" in (court.problem(court.tx(BEN, "audit/report", StepFinding(court.key, 0, A, 0, MATCH, 0))) or "")
+    assert "no report" in (court.problem(court.tx(BEN, "audit/report", AuditFinding(court.key, 0, A, MATCH, 0))) or "")
 
 
 def test_the_window_of_a_round_ends_with_the_block_after_the_closing_that_ends_it() -> None:
@@ -289,7 +289,7 @@ class Walk(Court):
                 said.append(signed)
                 content = self.rules.open_transaction(signed)
                 if content.kind == OPENS:
-                    opening = codec.decode(LossesOpening, content.content)
+                    opening = codec.decode(LossOpening, content.content)
                     opened.add((opening.round, opening.trainer))
         self.decide(*said, closings=closings, evidence=evidence)
         assert not opened & self.opened, "losses are opened once"

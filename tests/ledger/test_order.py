@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ledger.audits import docket
-from ledger.audits.state import Due, StepFinding, due_for
+from ledger.audits.state import AuditFinding, Due, due_for
 from ledger.blocks.ledger import Ledger
 from ledger.core.genesis import TRAINER
 from ledger.core.module import Refused
@@ -87,7 +87,7 @@ class TwoWays(World):
         due: Due = self._one(due_for(person.public, self.state), number)
         kind = "audit/verdict" if due.is_dispute else "audit/report"
         finding = Finding.MATCH if number % 3 else Finding.MISMATCH
-        return self.tx(person, kind, StepFinding(due.job, *due.place, finding, 0))
+        return self.tx(person, kind, AuditFinding(due.job, *due.place, finding, 0))
 
     def _jobs_of(self, person: FastSigner) -> list[bytes]:
         return [key for key, job in self.state.jobs.running().items() if job.author == person.public]

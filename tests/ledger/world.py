@@ -31,8 +31,8 @@ PEOPLE = sorted((FastSigner(f"person {i}") for i in range(12)), key=lambda signe
 BY_KEY = {person.public: person for person in PEOPLE}
 LANGUAGE, SCRATCH, UNAUDITED, SAMPLED = b"language", b"scratch", b"unaudited", b"sampled"
 SAMPLED_SCRATCH = b"sampled-scratch"
-AUDITS = AuditTerms(rate=1.0, auditors=2, window=3, steps=10, suspension_rounds=4)
-LOSSES = tuple(2_000_000 + 10_000 * step for step in range(AUDITS.steps))
+AUDITS = AuditTerms(rate=1.0, auditors=2, window=3, suspension_rounds=4)
+LOSS = 2_000_000
 TOKEN = FastSigner("token")
 FAR_MS = 10**15  # when invitations expire unless a test says otherwise
 TIMERS = RoundTimers(proposals_max=1.0, replays=1.0)
@@ -96,7 +96,7 @@ class World:
         self.genesis = Genesis("world", 1_000, bytes(16), founders, newest(runs))
         self.rules = Rules(self.genesis, FastVerifier(), known)
         self.commits = audits_version >= SECOND_AUDITS
-        self.losses: dict[bytes, tuple[int, ...]] = {}  # of trainers that commit to others, or to none
+        self.losses: dict[bytes, int | None] = {}  # of trainers that commit to others, or to none
         self.chain = self.genesis.chain_id
         self.ledger = Ledger(self.rules, self.rules.first_state(), self.rules.first_state().root)
 
@@ -193,10 +193,10 @@ class World:
 
     def proposal(self, key: bytes, trainer: bytes) -> Signed:
         job = self.job(key)
-        losses = None
-        if self.commits and key in self.state.audits.jobs and (said := self.losses.get(trainer, LOSSES)):
-            losses = committed(key, job.round, trainer, secret_of(trainer, job.round), said)
-        proposal = Proposal(key, job.round, job.model_root, trainer, 1, trainer, None, losses=losses)
+        loss = None
+        if self.commits and key in self.state.audits.jobs and (said := self.losses.get(trainer, LOSS)) is not None:
+            loss = committed(key, job.round, trainer, secret_of(trainer, job.round), said)
+        proposal = Proposal(key, job.round, job.model_root, trainer, 1, trainer, None, loss=loss)
         return sign(BY_KEY[trainer], self.chain, proposal)
 
     def ballot(self, key: bytes, voter: bytes, verdicts: Mapping[bytes, Verdict]) -> Signed:

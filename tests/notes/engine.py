@@ -86,7 +86,6 @@ class Slate:
         round: int,
         trainer: bytes,
         declaration: Declaration,
-        step: int | None,
         on_step: Beat = lambda: None,
     ) -> Reason | None:
         said = declaration.files[declaration.record.counts].read_bytes()
@@ -109,19 +108,6 @@ class Slate:
         drawn = [kind.draw(spec, Step(job, round, trainer, step), spec.batch, self.tokens) for step in range(spec.local_steps)]
         (seen,) = kind.examples(spec, np.concatenate(drawn), self.tokens)
         return np.bincount(seen.ravel(), minlength=self.parameters)
-
-    def inner_step(
-        self,
-        parameters: Float32Array,
-        inner: InnerState,
-        job: bytes,
-        round: int,
-        trainer: bytes,
-        step: int,
-        on_step: Beat = lambda: None,
-        declaration: Declaration | None = None,
-    ) -> tuple[Float32Array, InnerState, float]:
-        raise NotImplementedError("its jobs commit to no states")
 
     def measured(self, parameters: Float32Array, on_step: Beat = lambda: None) -> Mapping[str, float]:
         return {self.spec.kind.figure: named(self.spec.kind.measures["slate"])(parameters, self.tokens)}

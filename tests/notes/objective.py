@@ -33,9 +33,6 @@ class Ones(Objective):
     def tensors(self, job: Job, settings: Any) -> Sequence[tuple[str, Shape]]:
         return [("ones", (settings.size,))]
 
-    def steps(self, job: Job) -> int:
-        return 1
-
     def known_update(self, job: bytes, round: int, trainer: bytes, size: int) -> Float32Array:
         return np.ones(size, dtype=np.float32)
 

@@ -78,10 +78,10 @@ ROUNDS = (RoundView("e" * 64, 2, 11, {ME: "accept", OTHER: "replay"}, (ME, OTHER
 AUDITS = AuditsView(
     (STANDING, StandingView(OTHER, 0, 4, 1, 0, 0, 0, 2)),
     (
-        AuditView(9, "e" * 64, 1, ME, OTHER, 4, "lapsed", "", None),
-        AuditView(11, "e" * 64, 2, OTHER, ME, 0, "challenged", "mismatch", 0.25),
+        AuditView(9, "e" * 64, 1, ME, OTHER, "lapsed", "", None),
+        AuditView(11, "e" * 64, 2, OTHER, ME, "challenged", "mismatch", 0.25),
     ),
-    (SuspensionView(23, AuditView(3, "e" * 64, 1, OTHER, ME, 7, "suspended", "payload", 0.5)),),
+    (SuspensionView(23, AuditView(3, "e" * 64, 1, OTHER, ME, "suspended", "mismatch", 0.5)),),
 )
 
 INVITATIONS = (

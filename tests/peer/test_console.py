@@ -31,7 +31,7 @@ from protocol.errors import UserError
 from protocol.sampling import Sampling
 from tests.peer import fake_api
 from tests.peer.fake_api import ME, OTHER, FakeApi
-from training.spec import ESTIMATES, PRESETS, AuditMode, Rule, completed
+from training.spec import ESTIMATES, PRESETS, Rule, completed
 
 WORDS = words()
 
@@ -158,10 +158,8 @@ def test_estimates_beside_a_preset_are_those_that_were_measured() -> None:
 
     assert fields("--preset per-step --set memory=estimates audit=off") == PRESETS["per-step"] | ESTIMATES
     assert fields("--preset per-step --set memory=estimates bits=2 beta1=0.5").items() >= {"bits": 2, "beta1": 0.5}.items()
-    local = fields("--preset local --set memory=estimates audit=sampled")
-    assert local == PRESETS["local"] | {name: ESTIMATES[name] for name in ("memory", "feedback_decay", "rule")} | {
-        "audit": AuditMode.SAMPLED
-    }
+    local = fields("--preset local --set memory=estimates audit=off")
+    assert local == PRESETS["local"] | {name: ESTIMATES[name] for name in ("memory", "feedback_decay", "rule", "audit")}
 
 
 async def test_every_command_is_in_the_help(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -196,7 +194,7 @@ async def said(
         ("peers", ["anna (me)", "abcdaaaa", "[bold]ben", "1 approval ", "2.5 ms", "1 s"]),
         ("jobs", ["4 of 80", "accepted: anna 3", "rejected: [bold]ben (replay 2)", "suspended: [bold]ben until 24"]),
         ("audits", ["lapsed", "challenged", "mismatch", "2.5e-01", "suspensions", "refuted"]),
-        ("audits 1", ["until round", "found by", "because of round", "payload"]),
+        ("audits 1", ["until round", "found by", "because of round", "mismatch"]),
         ("rounds", ["accept: anna; replay: [bold]ben (plain mean)", "anna [bold]ben", "2.500", "40 ms"]),
         ("train --rounds 3", ["1" * 64]),
         ("challenge abce", ["no false step of abce"]),

@@ -17,7 +17,7 @@ from peer.node.early import MEMBER_BYTES_MAX, OTHERS_MAX, PER_MEMBER_MAX, PER_VO
 from protocol import codec
 from protocol.identity import Identity, Signed
 from protocol.limits import DECLARATION_BYTES_MAX, TRAINERS_MAX, VOTERS_MAX
-from protocol.messages import Ballot, CutOff, Judgement, LossesCommitment, Proposal, Vouch
+from protocol.messages import Ballot, CutOff, Judgement, LossCommitment, Proposal, Vouch
 from protocol.reasons import Verdict
 from tests.peer.chain import Chain
 
@@ -48,8 +48,8 @@ def vouches(job: bytes, counts: tuple[int, ...] = VOUCHES) -> list[Vouch]:
 
 def largest_of_a_round(job: bytes) -> list[RoundMessage]:
     digest = bytes(32)
-    declaration, losses = bytes(DECLARATION_BYTES_MAX), LossesCommitment(digest, digest)
-    proposal = Proposal(job, LATER, digest, digest, 2**30, digest, digest, digest, digest, digest, declaration, losses)
+    declaration, loss = bytes(DECLARATION_BYTES_MAX), LossCommitment(digest, digest)
+    proposal = Proposal(job, LATER, digest, digest, 2**30, digest, digest, digest, digest, declaration, loss)
     return [proposal, largest_ballot(job), CutOff(job, LATER, VOTERS)]
 
 

@@ -13,7 +13,7 @@ import pytest
 import trio
 import trio.testing
 
-from ledger.audits.losses import LossesOpening
+from ledger.audits.losses import LossOpening
 from ledger.jobs import Phase, Start, job_id
 from peer.driver.payloads import FORGOTTEN_HEIGHTS, Payloads, first_kept
 from peer.export.writing import missing_payloads
@@ -75,7 +75,7 @@ class Garbage(Voter):
     named = b""
 
     async def propose(self, round: OpenRound) -> None:
-        async def publish(proposal: Proposal, opening: LossesOpening | None) -> None:
+        async def publish(proposal: Proposal, opening: LossOpening | None) -> None:
             if round.number == 0:
                 self.named = round.blobs.add(bytes(50))
                 proposal = replace(proposal, payload=self.named, payload_bytes=50)

@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 import trio
 
-from ledger.audits.losses import LossesOpening
+from ledger.audits.losses import LossOpening
 from peer.roles import losses, samples
 from peer.roles.base import OpenRound
 from peer.roles.liar import Liar
-from peer.roles.trainer import CHALLENGE, Trainer, _Job, require_space
+from peer.roles.trainer import Trainer, _Job, require_space
 from peer.roles.voter import Voter, audit_request, read_fetched
 from protocol.errors import RemoteProtocolError, UserError
 from protocol.identity import Identity, Signed, sign
 from protocol.messages import Proposal
-from protocol.reasons import Finding, Verdict
+from protocol.reasons import Verdict
 from rounds.ballots import RoundTerms
 from storage.blobs import JOB_BYTES, Blobs
 from tests.ledger.power import Disk
@@ -31,7 +31,6 @@ from training.data import corpus as data
 from training.host import ModelHost
 from training.replay import proposals
 from training.replay.inner_state import InnerState, OnState
-from training.replay.trace import Trace, needed
 from training.replicated import buffers
 from training.replicated.codec import Mode, payload_bytes_max
 from training.replicated.layout import layout_of
@@ -62,7 +61,7 @@ class World:
             fetch=self._fetch,
             publish=self._publish,
             ready=_ready,
-            opening=lambda losses: LossesOpening(JOB, self.round.number, ME.public, bytes(32), tuple(losses)),
+            opening=lambda loss: LossOpening(JOB, self.round.number, ME.public, bytes(32), loss),
             measured=_measured,
             begin=self._begin,
         )
@@ -71,7 +70,7 @@ class World:
         self.fetched.append(digest)
         assert (self.round.blobs.size(digest) or 0) <= size_max
 
-    async def _publish(self, proposal: Proposal, opening: LossesOpening | None) -> None:
+    async def _publish(self, proposal: Proposal, opening: LossOpening | None) -> None:
         assert self.round.blobs.size(proposal.payload) == proposal.payload_bytes, "durable before it is sent"
         assert proposal.buffer is None or self.round.blobs.size(proposal.buffer) is not None
         self.published.append(proposal)
@@ -236,7 +235,7 @@ async def test_a_re_executor_rejects_a_payload_that_does_not_encode_a_near_buffe
     assert await world.vouch(replace(honest, buffer=blobs.add(near.tobytes()), payload=blobs.add(other))) is Verdict.REPLAY
 
 
-@pytest.mark.parametrize("attack", ["sign-flip", "silent", "wrong-steps"])
+@pytest.mark.parametrize("attack", ["sign-flip", "silent", "false-update"])
 async def test_a_liar_accepts_its_accomplices_and_rejects_all_others_before_any_re_execution(
     world: World, tmp_path: Path, attack: str
 ) -> None:
@@ -292,13 +291,14 @@ class Steps:
     """A worker whose inner steps are sums: numpy only."""
 
     def __init__(self) -> None:
-        self.requests: list[tasks.Propose] = []
+        self.requests: list[Any] = []
 
     async def ask(self, request: Any) -> Any:
         if isinstance(request, tasks.OpenJob):
             return None
         self.requests.append(request)
-        return proposals.propose(request, self._update)
+        done = proposals.propose if isinstance(request, tasks.Propose) else proposals.audit
+        return done(request, self._update)
 
     def _update(
         self,
@@ -313,7 +313,10 @@ class Steps:
         spec = ReplicatedModel.open(Path(self.requests[-1].model_directory)).spec
         state, now = inner or InnerState.fresh(spec), parameters
         for _ in range(spec.local_steps):
-            now, state = now + np.float32(1), InnerState(state.steps + 1, state.moments + np.float32(1))
+            now, state = (
+                now + np.linspace(1, 2, len(now), dtype=np.float32),
+                InnerState(state.steps + 1, state.moments + np.float32(1)),
+            )
             if on_state is not None:
                 on_state(now, state)
         return parameters - now, [0.0] * spec.local_steps
@@ -372,15 +375,14 @@ def test_the_newest_text_of_a_model_is_kept_and_that_of_ten_rounds_before(tmp_pa
 
 
 async def test_what_a_closed_round_left_is_deleted_once_the_worker_is_done_with_it(world: World, tmp_path: Path) -> None:
-    spec = JobSpec(name="t", data=bytes(32), model=MODEL, local_steps=2, audit=AuditMode.SAMPLED, norm_start=1e6)
+    spec = JobSpec(name="t", data=bytes(32), model=MODEL, local_steps=2, inner_state=InnerStatePolicy.KEEP, norm_start=1e6)
     host = ModelHost(tmp_path / "language")
     host.create(JOB, spec.encode())
     (tmp_path / "texts").mkdir()
-    for left in ("ab-7.buffer.states", f"{CHALLENGE}left"):
-        (tmp_path / "texts" / left).mkdir()
+    for left in ("ab-7.buffer", "ab-7.buffer.inner"):
+        (tmp_path / "texts" / left).touch()
     (tmp_path / "texts" / "ab.txt").touch()
     role, steps = opened(world, tmp_path, host, 0)
-    (tmp_path / "texts" / f"{CHALLENGE}now").mkdir()
 
     ask = steps.ask
 
@@ -392,24 +394,25 @@ async def test_what_a_closed_round_left_is_deleted_once_the_worker_is_done_with_
     steps.ask = late  # type: ignore[method-assign]
     with trio.CancelScope() as closing:
         await role.propose(world.round)
-    assert len(list((tmp_path / "texts").iterdir())) == 7
+    assert len(list((tmp_path / "texts").iterdir())) == 2 + 1 + 3, "buffer, payload and inner state"
     steps.ask = ask  # type: ignore[method-assign]
     await role.propose(world.round)
     left = {path.name for path in (tmp_path / "texts").iterdir() if path.suffix != losses.SUFFIX}
-    assert left == {"ab.txt", f"{CHALLENGE}now"}, "what runs now stays"
+    assert left == {"ab.txt"}
 
 
 @pytest.mark.parametrize("audit", [AuditMode.SAMPLED, AuditMode.FULL])
-async def test_states_are_committed_to_kept_for_their_audits_and_gone_on_from(
+async def test_what_a_proposal_commits_to_is_kept_for_audits_and_gone_on_from(
     world: World, tmp_path: Path, audit: AuditMode
 ) -> None:
+    keeps = audit is AuditMode.FULL
     spec = JobSpec(
         name="t",
         data=bytes(32),
         model=MODEL,
         local_steps=3,
         audit=audit,
-        inner_state=InnerStatePolicy.KEEP,
+        inner_state=InnerStatePolicy.KEEP if keeps else InnerStatePolicy.RESET,
         outer_rate=0.1,
         norm_start=1e6,
     )
@@ -418,7 +421,7 @@ async def test_states_are_committed_to_kept_for_their_audits_and_gone_on_from(
     role, steps = opened(world, tmp_path, host, 0)
     await role.propose(world.round)
     first, blobs = world.published[-1], world.round.blobs
-    assert first.inner is not None and first.inner_from is None and (first.trace is not None) == (audit is AuditMode.SAMPLED)
+    assert (first.inner is not None) == keeps and first.inner_from is None
     assert world.round.model.check(ME.public, first, blobs.read(first.payload)) is Verdict.ACCEPT
 
     accepted = Accepted(ME.public, first, blobs.read(first.payload))
@@ -430,54 +433,55 @@ async def test_states_are_committed_to_kept_for_their_audits_and_gone_on_from(
     await role.propose(world.round)
     second = world.published[-1]
     assert (second.feedback, second.inner_from) == (first.buffer, first.inner)
-    assert InnerState.load(blobs.path(second.inner or b""), spec).steps == 6
+    assert not keeps or InnerState.load(blobs.path(second.inner or b""), spec).steps == 6
     left = list((tmp_path / "texts").iterdir())
     assert all(path.suffix == losses.SUFFIX for path in left), "nothing is left where the worker wrote"
     kept = [losses.read(tmp_path / "texts", JOB, number, ME.public) for number in (0, 1)]
-    made = [LossesOpening(JOB, number, ME.public, bytes(32), (0, 0, 0)) for number in (0, 1)]
+    made = [LossOpening(JOB, number, ME.public, bytes(32), 0) for number in (0, 1)]
     assert kept == (made if audit is AuditMode.SAMPLED else [None, None])
 
     request = await audit_request(world.round, ME.public, second)
-    assert (request.inner, request.previous_inner) == (str(blobs.path(second.inner or b"")), str(blobs.path(first.inner)))
+    inner = [str(blobs.path(digest)) if digest else None for digest in (second.inner, first.inner)]
+    assert [request.inner, request.previous_inner] == inner
     assert proposals.audit(request, steps._update).verdict is Verdict.ACCEPT
 
     blobs.release((JOB, 1))
     blobs.delete_passed(set())
-    if audit is AuditMode.SAMPLED and first.trace and second.trace:
-        listed = Trace.decode(blobs.read(second.trace), spec)
-        for step in range(3):
-            files = {digest: str(blobs.path(digest)) for digest in needed(listed, step, spec)}
-            assert all(Path(file).exists() for file in files.values())
-        assert None not in map(blobs.size, (second.buffer, first.buffer, first.inner)), "audits of round 1 may ask for them"
+    if audit is AuditMode.SAMPLED:
+        assert None not in map(blobs.size, (second.buffer, first.buffer)), "audits of round 1 may ask for them"
         blobs.delete_rounds([(JOB[:JOB_BYTES], 0), (JOB[:JOB_BYTES], 1)])
-    assert blobs.size(second.buffer) is None and blobs.size(first.inner) is None
+    assert not any(blobs.size(digest) for digest in (second.buffer, second.inner, first.inner) if digest)
     assert blobs.size(second.payload) is not None
 
 
+@pytest.mark.parametrize("audit", [AuditMode.SAMPLED, AuditMode.FULL])
 @pytest.mark.parametrize("names_stay", [True, False])
 async def test_what_audits_may_ask_for_is_durable_before_the_proposal_is_sent(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names_stay: bool
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names_stay: bool, audit: AuditMode
 ) -> None:
     disk, host = Disk(monkeypatch), ModelHost(tmp_path / "language")
+    kept = InnerStatePolicy.KEEP if audit is AuditMode.FULL else InnerStatePolicy.RESET
     spec = JobSpec(
         name="t",
         data=bytes(32),
         model=MODEL,
         local_steps=3,
-        audit=AuditMode.SAMPLED,
-        inner_state=InnerStatePolicy.KEEP,
+        audit=audit,
+        inner_state=kept,
         norm_start=1e6,
     )
     host.create(JOB, spec.encode())
     role, _ = opened(world, tmp_path, host, 0)
 
-    async def power_cut(proposal: Proposal, opening: LossesOpening | None) -> None:
+    async def power_cut(proposal: Proposal, opening: LossOpening | None) -> None:
         disk.cut(tmp_path / "buffers", names_stay)
         blobs = Blobs(tmp_path / "blobs", tmp_path / "buffers")
         blobs.verify_together()
-        assert proposal.trace is not None and proposal.inner is not None
-        listed = Trace.decode(blobs.read(proposal.trace), spec)
-        shown = {digest for step in range(3) for digest in needed(listed, step, spec)} | {proposal.buffer, proposal.inner}
+        if audit is AuditMode.FULL:
+            blobs.expect_to_pass(proposal.buffer, "round 0")
+            blobs.expect_to_pass(proposal.inner, "round 0")
+        shown = {digest for digest in (proposal.buffer, proposal.inner) if digest}
+        assert len(shown) == 1 + (audit is AuditMode.FULL)
         assert {digest: sha256(blobs.read(digest)).digest() for digest in shown} == {digest: digest for digest in shown}
         world.published.append(proposal)
 
@@ -540,15 +544,12 @@ async def test_of_the_proposal_before_only_what_the_update_continues_from_is_nam
     assert world.fetched[1:] == [getattr(first, name) for name in fetched]  # after the buffer of this round
 
 
-@pytest.mark.parametrize("lies", [{"trace": None}, {"inner": None}, {"inner_from": bytes(32)}, {"trace": bytes(32)}])
+@pytest.mark.parametrize("lies", [{"buffer": None}, {"inner": None}, {"inner_from": bytes(32)}])
 async def test_a_proposal_that_does_not_commit_to_what_the_job_needs_is_refused(
     world: World, tmp_path: Path, lies: dict[str, Any]
 ) -> None:
     host = ModelHost(tmp_path / "language")
-    audit = AuditMode.FULL if lies.get("trace") else AuditMode.SAMPLED
-    spec = JobSpec(
-        name="t", data=bytes(32), model=MODEL, local_steps=2, audit=audit, inner_state=InnerStatePolicy.KEEP, norm_start=1e6
-    )
+    spec = JobSpec(name="t", data=bytes(32), model=MODEL, local_steps=2, inner_state=InnerStatePolicy.KEEP, norm_start=1e6)
     host.create(JOB, spec.encode())
     role, _ = opened(world, tmp_path, host, 0)
     await role.propose(world.round)
@@ -558,45 +559,18 @@ async def test_a_proposal_that_does_not_commit_to_what_the_job_needs_is_refused(
     assert world.round.model.check(ME.public, replace(honest, **lies), payload) is Verdict.COMMITMENT
 
 
-def found(world: World, proposal: Proposal, step: int) -> Finding:
-    """What an auditor finds at one step, with the blobs that the trainer shows."""
-    blobs = world.round.blobs
-    assert proposal.trace is not None
-    listed = Trace.decode(blobs.read(proposal.trace), world.round.spec)
-    request = tasks.Replay(
-        job=JOB,
-        round=0,
-        trainer=ME.public,
-        step=step,
-        model_directory=str(world.round.model_directory),
-        payload=str(blobs.path(proposal.payload)),
-        buffer=proposal.buffer,
-        previous_buffer=None,
-        previous_payload=None,
-        trace=str(blobs.path(proposal.trace)),
-        states={digest: str(blobs.path(digest)) for digest in needed(listed, step, world.round.spec)},
-        inner=proposal.inner,
-        inner_from=proposal.inner_from,
-    )
-
-    def inner_step(parameters: Any, inner: InnerState, *_: object, **__: object) -> tuple[Any, InnerState, float]:
-        return parameters + np.float32(1), InnerState(inner.steps + 1, inner.moments + np.float32(1)), 0.0
-
-    return proposals.replay(request, inner_step).finding
-
-
 @pytest.mark.parametrize(
-    ("attack", "finding"),
+    ("attack", "verdict"),
     [
-        ("none", Finding.MATCH),
-        ("sign-flip", Finding.PAYLOAD),
-        ("scale", Finding.PAYLOAD),
-        ("stale", Finding.PAYLOAD),
-        ("free-rider", Finding.MISMATCH),
+        ("none", Verdict.ACCEPT),
+        ("sign-flip", Verdict.REPLAY),
+        ("scale", Verdict.REPLAY),
+        ("stale", Verdict.REPLAY),
+        ("free-rider", Verdict.REPLAY),
     ],
 )
-async def test_what_passes_the_cheap_checks_is_found_at_whatever_step_is_drawn(
-    world: World, tmp_path: Path, attack: str, finding: Finding
+async def test_what_passes_the_cheap_checks_is_found_by_a_replay(
+    world: World, tmp_path: Path, attack: str, verdict: Verdict
 ) -> None:
     host = ModelHost(tmp_path / "language")
     spec = JobSpec(name="t", data=bytes(32), model=MODEL, local_steps=3, audit=AuditMode.SAMPLED, norm_start=1e9)
@@ -607,14 +581,15 @@ async def test_what_passes_the_cheap_checks_is_found_at_whatever_step_is_drawn(
     await liar.propose(world.round)
     proposal = world.published[-1]
     assert world.round.model.check(ME.public, proposal, world.round.blobs.read(proposal.payload)) is Verdict.ACCEPT
-    assert [found(world, proposal, step) for step in range(3)] == [finding] * 3
+    request = await audit_request(world.round, ME.public, proposal)
+    assert (await steps.ask(request)).verdict is verdict
 
 
 @pytest.mark.parametrize("attack", ["scale", "stale"])
-async def test_with_lean_audits_lies_are_of_levels_too(world: World, tmp_path: Path, attack: str) -> None:
+async def test_lies_are_of_levels_too(world: World, tmp_path: Path, attack: str) -> None:
     """Else they would be found by their size, and no test would say that anything else finds them."""
-    host, sampled = ModelHost(tmp_path / "language"), {"audit": AuditMode.SAMPLED, "local_steps": 3, "replayed_steps": 3}
-    spec = JobSpec(name="t", data=bytes(32), model=MODEL, norm_start=1e9, lean_audits=True, **sampled)  # type: ignore[arg-type]
+    host, sampled = ModelHost(tmp_path / "language"), {"audit": AuditMode.SAMPLED, "local_steps": 3}
+    spec = JobSpec(name="t", data=bytes(32), model=MODEL, norm_start=1e9, **sampled)  # type: ignore[arg-type]
     host.create(JOB, spec.encode())
     role, steps = opened(world, tmp_path, host, 0)
     liar = Liar(steps, tmp_path / "texts", attack=attack, _jobs=role._jobs)  # type: ignore[arg-type]

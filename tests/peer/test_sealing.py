@@ -17,7 +17,7 @@ from protocol.identity import Signed, sign
 from protocol.limits import PLAIN_BLOB_BYTES_MAX
 from protocol.messages import Proposal
 from tests.ledger.court import Court
-from tests.ledger.world import AUDITS, BY_KEY, LOSSES, NEW, PEOPLE, UNAUDITED
+from tests.ledger.world import AUDITS, BY_KEY, LOSS, NEW, PEOPLE, UNAUDITED
 from tests.sim.keys import FastSigner
 
 
@@ -36,10 +36,10 @@ def test_a_proposal_commits_where_audits_are_sampled_and_the_network_knows_of_lo
     court, old = Court(), Court(version=1)
     bare = proposal_of(court, court.key)
     said = committing(court, PEOPLE[0])
-    assert said.losses is not None and replace(said, losses=None) == bare
+    assert said.loss is not None and replace(said, loss=None) == bare
     assert sealing_of(court, PEOPLE[0]).added_to(bare, None) == bare
     for other in (Court(spec=UNAUDITED), old):
-        assert committing(other, PEOPLE[0]).losses is None
+        assert committing(other, PEOPLE[0]).loss is None
 
 
 class Committing(Court):
@@ -51,7 +51,7 @@ class Committing(Court):
 
 def committing(court: Court, person: FastSigner) -> Proposal:
     sealing, bare = sealing_of(court, person), proposal_of(court, court.key)
-    return sealing.added_to(bare, sealing.opening(bare.job, bare.round, LOSSES))
+    return sealing.added_to(bare, sealing.opening(bare.job, bare.round, LOSS))
 
 
 def test_after_a_restart_a_trainer_opens_what_it_had_committed_to_and_reads_what_was_sealed_for_it() -> None:
@@ -60,18 +60,18 @@ def test_after_a_restart_a_trainer_opens_what_it_had_committed_to_and_reads_what
     said = committing(court, trainer)
     court.round()
     due = next(due for person, due in court.due(trainer.public) if person is auditor)
-    assert said.losses is not None
-    loss = sealing_of(court, auditor).sealed(replace(due, proposal=said), LOSSES[due.step])
-    opening = sealing_of(court, trainer).opening(court.key, 0, LOSSES)
-    assert is_opened_by(said.losses, opening) and loss is not None
+    assert said.loss is not None
+    loss = sealing_of(court, auditor).sealed(replace(due, proposal=said), LOSS)
+    opening = sealing_of(court, trainer).opening(court.key, 0, LOSS)
+    assert is_opened_by(said.loss, opening) and loss is not None
     found = unsealed(loss, court.key, 0, trainer.public, auditor.public, opening.secret)
-    assert not is_wrong(found, LOSSES[due.step])
-    assert sealing_of(court, auditor).sealed(replace(due, proposal=replace(said, losses=None)), 0) is None
+    assert not is_wrong(found, LOSS)
+    assert sealing_of(court, auditor).sealed(replace(due, proposal=replace(said, loss=None)), 0) is None
 
 
 def test_a_trainer_opens_with_a_new_key_what_it_had_committed_to_with_its_former_one(tmp_path: Path) -> None:
     court, trainer = Committing(), PEOPLE[0]
-    losses.keep(tmp_path, sealing_of(court, trainer).opening(court.key, 0, LOSSES))
+    losses.keep(tmp_path, sealing_of(court, trainer).opening(court.key, 0, LOSS))
     court.round()
     court.report()
     court.decide(court.rotation(trainer, NEW))
@@ -79,7 +79,7 @@ def test_a_trainer_opens_with_a_new_key_what_it_had_committed_to_with_its_former
     (due,) = court.rules.audits.openings_due(NEW.public, court.state)
     kept = losses.read(tmp_path, due.job, due.round, due.trainer)
     assert kept is not None and court.problem(court.tx(NEW, OPENS, kept)) is None
-    assert sealing_of(court, NEW).opening(court.key, 0, LOSSES) != kept, "it could not make that again"
+    assert sealing_of(court, NEW).opening(court.key, 0, LOSS) != kept, "it could not make that again"
 
 
 @pytest.mark.parametrize("last", [PEOPLE[1], NEW], ids=["former key", "present key"])
@@ -87,9 +87,9 @@ def test_a_trainer_that_changes_its_key_in_a_round_opens_what_the_accepted_key_h
     tmp_path: Path, last: FastSigner
 ) -> None:
     court, trainer = Committing(auditors=3), PEOPLE[1]
-    losses.keep(tmp_path, sealing_of(court, trainer).opening(court.key, 0, LOSSES))
+    losses.keep(tmp_path, sealing_of(court, trainer).opening(court.key, 0, LOSS))
     court.decide(court.rotation(trainer, NEW))
-    losses.keep(tmp_path, sealing_of(court, NEW).opening(court.key, 0, LOSSES))
+    losses.keep(tmp_path, sealing_of(court, NEW).opening(court.key, 0, LOSS))
     court.round(trainers=sorted((PEOPLE[0].public, last.public)))
     court.report()
     court.round(AUDITS.window, trainers=[])
@@ -105,8 +105,8 @@ def test_a_commitment_that_other_programs_do_not_know_yet_is_not_heard() -> None
         rounds = Rounds(PEOPLE[1], court.chain, {})
         rounds.follow(court.state)
         rounds.open(court.key, court.job(court.key), 0.0, {}, 60.0)
-        commitment = committed(court.key, 0, PEOPLE[0].public, bytes(32), LOSSES)
-        with_losses = replace(proposal_of(court, court.key), losses=commitment)
+        commitment = committed(court.key, 0, PEOPLE[0].public, bytes(32), LOSS)
+        with_losses = replace(proposal_of(court, court.key), loss=commitment)
         heard = rounds.receive(sign(PEOPLE[0], court.chain, with_losses), with_losses, 0.0)
         assert isinstance(heard, Effects) is court.commits
 
@@ -136,8 +136,8 @@ def test_a_trainer_whose_disk_is_from_before_the_job_is_told_what_it_has_propose
     """It would be expelled for a second proposal. Until it knows the job it cannot tell whether the network knows of losses."""
     for court in (Court(), Court(version=1)):
         rounds = Rounds(PEOPLE[0], court.chain, {})
-        commitment = committed(court.key, 0, PEOPLE[0].public, bytes(32), LOSSES)
-        own = replace(proposal_of(court, court.key), losses=commitment)
+        commitment = committed(court.key, 0, PEOPLE[0].public, bytes(32), LOSS)
+        own = replace(proposal_of(court, court.key), loss=commitment)
         assert rounds.receive(sign(PEOPLE[0], court.chain, own), own, 0.0) is None
         rounds.follow(court.state)
         rounds.open(court.key, court.job(court.key), 0.0, {}, 60.0)

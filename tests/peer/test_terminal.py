@@ -149,8 +149,8 @@ def test_closing_the_terminal_of_a_demo_leaves_no_process(tmp_path: Path, monkey
 @pytest.mark.real("processes")
 @pytest.mark.long
 def test_a_demo_shows_its_liar_with_the_reasons_in_words_its_report_is_whole_and_its_export_is_reproduced(tmp_path: Path) -> None:
-    """A liar that cheats in some of its steps. Two looks a round miss two of five steps: all of them once in 10^4 runs."""
-    sampled = ("--audit", "sampled", "--attack", "wrong-steps", "--set", "audit_window=6")
+    """Two replay each proposal of the liar on average."""
+    sampled = ("--audit", "sampled", "--attack", "false-update", "--set", "audit_window=6", "audit_rate=1")
     with terminal(*demo(tmp_path, 12), *sampled, "--json", str(tmp_path / "r.json"), columns=120, rows=40) as shown:
         shown.until(r"liar-2 +\d+  .*suspended.*\n(│.*│\n)*╰─+╯$")
         frame = "\n".join(shown.lines)

@@ -13,11 +13,11 @@ MEMBERS = MembersState({}, (TRAINER,), (TRAINER,), (TRAINER,))
 
 
 def report(number: int, trainer: bytes = TRAINER, job: bytes = JOB) -> Due:
-    return Due(job, number, trainer, 0, cast("Any", None), False, number)
+    return Due(job, number, trainer, cast("Any", None), False, number)
 
 
 def dispute(number: int, opened: int) -> Due:
-    return Due(JOB, number, TRAINER, 0, cast("Any", None), True, opened)
+    return Due(JOB, number, TRAINER, cast("Any", None), True, opened)
 
 
 class Auditor:

@@ -62,7 +62,6 @@ while True:
     elif isinstance(request, OpenJob): [send(number, Beat()) for _ in range(3)]; send(number, Opened(1, 2, 3))
     elif isinstance(request, Evaluate): send(number, Evaluated({"bits": 2.5}, 0.1))
     elif isinstance(request, Propose): send(number, Proposed(bytes(32), 1, bytes(32), 1.0, 0.1))
-    elif isinstance(request, Reexecute): send(number, Reexecuted(bytes(32)))
     elif isinstance(request, Audit): send(number, Audited(0, 0.0, 0.1))
     else: send(number, Failed("no such thing"))
 """
@@ -149,18 +148,6 @@ async def test_the_own_proposal_goes_before_audits_and_audits_before_evaluation(
         tasks.Propose(JOB, 0, TRAINER, "propose", None, None, "b"),
     ]
     assert await order_of(fake, waiting) == ["propose", "audit", "evaluate", "evaluate again"]
-
-
-@pytest.mark.real("processes")
-async def test_re_executing_a_round_waits_for_the_evaluations_before_it_and_not_for_those_that_come_later(fake: Fake) -> None:
-    """A peer that measures every model, and needs as long for it as a round takes, is asked for the next one all the time."""
-    waiting: list[tasks.Request[Any]] = [
-        evaluate("evaluate"),
-        tasks.Reexecute(JOB, 0, TRAINER, "re-execute", None, "b"),
-        evaluate("evaluate the next model"),
-        tasks.Propose(JOB, 1, TRAINER, "propose", None, None, "b"),
-    ]
-    assert await order_of(fake, waiting) == ["propose", "evaluate", "re-execute", "evaluate the next model"]
 
 
 @pytest.mark.real("processes")

@@ -6,11 +6,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from peer.worker.main import Jobs
-from protocol.reasons import Finding, Verdict
+from protocol.reasons import Verdict
 from rlhf.preferences import Record, packed
 from training import tasks
 from training.engines.pytorch.kind import KIND
-from training.replay import trace
 from training.replicated.model import ReplicatedModel
 from training.spec import JobSpec
 
@@ -37,8 +36,7 @@ class Seat:
         return jobs
 
     def propose(self, jobs: Jobs) -> tasks.Proposed:
-        out = {"buffer_out": str(self.folder / "m"), "states_out": str(self.folder / "states")}
-        done = jobs.answer(tasks.Propose(JOB, 0, TRAINER, str(self.folder / "model"), None, None, **out))
+        done = jobs.answer(tasks.Propose(JOB, 0, TRAINER, str(self.folder / "model"), None, None, str(self.folder / "m")))
         assert isinstance(done, tasks.Proposed)
         (self.folder / "m.payload").rename(self.folder / "payload")
         return done
@@ -48,14 +46,3 @@ class Seat:
         found = jobs.answer(tasks.Audit(JOB, 0, TRAINER, str(self.folder / "model"), *files))
         assert isinstance(found, tasks.Audited)
         return found.verdict
-
-    def replayed(self, jobs: Jobs, done: tasks.Proposed, step: int) -> Finding:
-        assert done.trace is not None
-        made = self.folder / "states"
-        listed = trace.Trace.decode((made / done.trace.hex()).read_bytes(), self.spec)
-        states = {digest: str(made / digest.hex()) for digest in trace.needed(listed, step, self.spec)}
-        model, payload = str(self.folder / "model"), str(self.folder / "payload")
-        how = (JOB, 0, TRAINER, step, model, payload, done.buffer_digest, None, None, str(made / done.trace.hex()), states)
-        found = jobs.answer(tasks.Replay(*how, None, None))
-        assert isinstance(found, tasks.Replayed)
-        return found.finding

@@ -62,7 +62,7 @@ class World:
         path, digest, said = self.folder / "told", hashlib.sha256(blob).digest(), self.honest.record
         path.write_bytes(blob)
         record = replace(said, blob=digest, score=said.score + round(moved * MILLIONTHS))
-        found: Reason | None = self.engine.refutation(self.first, JOB, 0, TRAINER, Declaration(record, {digest: path}), None)
+        found: Reason | None = self.engine.refutation(self.first, JOB, 0, TRAINER, Declaration(record, {digest: path}))
         return found
 
 

@@ -211,5 +211,5 @@ def test_audits_of_a_paused_job_go_on_as_those_of_one_that_runs() -> None:
         jobs = {court.key: replace(court.job(court.key), phase=phase)}
         court.ledger.state = court.state.with_modules(jobs=replace(court.state.jobs, jobs=jobs))
         court.say(*court.due()[0])
-        kept.append({trainer: len(drawn.steps) for trainer, drawn in court.audits.rounds[0].drawn.items()})
+        kept.append({trainer: len(drawn.pending) for trainer, drawn in court.audits.rounds[0].drawn.items()})
     assert kept[0] == kept[1] and 0 in kept[0].values()

@@ -17,7 +17,7 @@ from peer import features
 from peer.worker.main import Jobs
 from protocol import codec
 from protocol.messages import Proposal
-from protocol.reasons import Finding, Verdict, label
+from protocol.reasons import Verdict, label
 from protocol.sampling import Sampling
 from rlhf import presets, rollouts, rules
 from rlhf.losses import log_probabilities
@@ -27,7 +27,7 @@ from training import tasks
 from training.data.default_text import default_text
 from training.data.tokenizer import ByteTokenizer
 from training.engines.pytorch.kind import KIND
-from training.replay import trace
+from training.host import reveal_bytes_max
 from training.replicated.init import initial_parameters
 from training.replicated.model import ReplicatedModel
 from training.sequences import Tokens
@@ -74,8 +74,7 @@ class World:
         return jobs
 
     def propose(self, declared: tasks.Declared | None = None) -> tasks.Proposed:
-        states = str(self.folder / "states") if self.spec.traces_states else None
-        out = {"buffer_out": str(self.folder / "m"), "states_out": states, "declared_out": str(self.folder / "declared")}
+        out = {"buffer_out": str(self.folder / "m"), "declared_out": str(self.folder / "declared")}
         request = tasks.Propose(JOB, 0, TRAINER, str(self.folder / "model"), None, None, **out, declared=declared)
         done = self.jobs.answer(request)
         assert isinstance(done, tasks.Proposed)
@@ -96,19 +95,6 @@ class World:
         assert isinstance(found, tasks.Audited)
         return found
 
-    def replayed(self, done: tasks.Proposed, step: int, jobs: Jobs | None = None) -> tasks.Replayed:
-        assert done.trace is not None
-        made = self.folder / "states"
-        listed = trace.Trace.decode((made / done.trace.hex()).read_bytes(), self.spec)
-        states = {digest: str(made / digest.hex()) for digest in trace.needed(listed, step, self.spec)}
-        request = tasks.Replay(
-            JOB, 0, TRAINER, step, str(self.folder / "model"), str(self.folder / "payload"), done.buffer_digest, None, None,
-            str(made / done.trace.hex()), states, None, None, self.declared(done),
-        )  # fmt: skip
-        found = (jobs or self.worker()).answer(request)
-        assert isinstance(found, tasks.Replayed)
-        return found
-
     def say(self, responses: list[Any], done: tasks.Proposed) -> tasks.Declared:
         """A declaration of these responses, with the figures that it had."""
         blob = rollouts.encode(responses)
@@ -125,26 +111,15 @@ class World:
 
 
 @pytest.fixture
-def sampled(tmp_path: Path) -> World:
-    return World(tmp_path, SPEC.checked())
-
-
-@pytest.fixture
 def full(tmp_path: Path) -> World:
     return World(tmp_path, replace(SPEC, audit=AuditMode.FULL).checked())
 
 
-def test_honest_work_passes_at_every_step_bit_for_bit_where_it_was_done(sampled: World) -> None:
-    done = sampled.propose()
+def test_honest_work_passes_whole(full: World) -> None:
+    done = full.propose()
     said = codec.decode(Rollouts, done.declaration)
     assert said.k1 == 0 and said.tokens > 0, "before its first round a policy is its reference"
-    for step in range(SPEC.local_steps):
-        found = sampled.replayed(done, step)
-        assert (found.finding, found.relative_error) == (Finding.MATCH, 0), step
-
-
-def test_honest_work_passes_whole(full: World) -> None:
-    found = full.audited(full.propose())
+    found = full.audited(done)
     assert (found.verdict, found.relative_error) == (Verdict.ACCEPT, 0)
 
 
@@ -170,13 +145,6 @@ def test_invented_responses_are_named_by_full_audits(full: World, lie: Callable[
     assert label(found.verdict, PPO.labels) == "rollout"
 
 
-def test_one_invented_response_is_found_at_whatever_step_is_drawn(sampled: World) -> None:
-    done = sampled.propose()
-    false = sampled.propose(sampled.say(with_one_of_them(sampled, done), done))
-    for step in range(SPEC.local_steps):
-        assert label(sampled.replayed(false, step).finding, PPO.labels) == "rollout", step
-
-
 @pytest.mark.parametrize("figure", ["tokens", "unfinished", "k1", "score", "distinct", "correlation", "blocked"])
 def test_false_figures_are_named(full: World, figure: str) -> None:
     done = full.propose()
@@ -191,16 +159,6 @@ def test_bytes_that_are_no_rollouts_are_refused(full: World) -> None:
     said = codec.decode(Rollouts, done.declaration)
     (full.folder / "declared" / said.blob.hex()).write_bytes(b"no rollouts")
     assert full.audited(done).verdict is Verdict.REPLAY
-
-
-def test_a_re_execution_that_meets_no_rollouts_ends_without_states(sampled: World) -> None:
-    done = sampled.propose()
-    declared = sampled.declared(done)
-    for path in declared.files.values():
-        Path(path).write_bytes(b"no rollouts")
-    model, states = str(sampled.folder / "model"), str(sampled.folder / "again")
-    request = tasks.Reexecute(JOB, 0, TRAINER, model, None, states, declared)
-    assert sampled.worker().answer(request) == tasks.Reexecuted(None)
 
 
 @pytest.mark.parametrize(
@@ -219,7 +177,7 @@ def test_what_a_worker_cannot_hold_is_no_job(fields: dict[str, Any], own: dict[s
 def test_what_a_declaration_names_counts_where_audits_are_answered() -> None:
     beside = replace(SPEC, settings=codec.encode(replace(OWN, response_tokens=7)))
     assert PPO.blob_bytes_max(SPEC) == 2 * 16 * (1 + 6)
-    assert trace.reveal_bytes_max(beside) - trace.reveal_bytes_max(SPEC) == 2 * 16
+    assert reveal_bytes_max(beside) - reveal_bytes_max(SPEC) == 2 * 16
     assert beside.audit_bytes - SPEC.audit_bytes == 2 * 16 * (SPEC.rounds_audited + 1)
 
 

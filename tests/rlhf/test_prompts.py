@@ -140,7 +140,7 @@ class World:
         return jobs
 
     def propose(self, jobs: Jobs) -> tasks.Proposed:
-        out = {"buffer_out": str(self.folder / "m"), "states_out": None, "declared_out": str(self.folder / "declared")}
+        out = {"buffer_out": str(self.folder / "m"), "declared_out": str(self.folder / "declared")}
         done = jobs.answer(tasks.Propose(JOB, 0, TRAINER, str(self.folder / "model"), None, None, **out))
         assert isinstance(done, tasks.Proposed)
         (self.folder / "m.payload").rename(self.folder / "payload")

@@ -16,7 +16,7 @@ from peer.worker.main import Jobs
 from protocol import codec
 from protocol.digests import digest_of
 from protocol.errors import StorageError, UserError
-from protocol.reasons import Finding, Verdict
+from protocol.reasons import Verdict
 from rlhf.preferences import Record
 from rlhf.responses import Example, encoded, read_examples, rows
 from rlhf.supervised import NATS, DpoTerms, InstructTerms, open_responses
@@ -54,16 +54,14 @@ def seat_of(folder: Path, name: str) -> Seat:
 @pytest.mark.parametrize("name", OF)
 def test_an_honest_proposal_passes_every_check_and_one_of_other_responses_none(tmp_path: Path, name: str) -> None:
     world = seat_of(tmp_path, name)
-    done, other = world.propose(world.worker()), world.worker(micro_batch=3)
+    other = world.worker(micro_batch=3)
+    world.propose(world.worker())
     assert world.audited(other) is Verdict.ACCEPT
-    # Another auditor passes over the pairs of this step alone.
-    assert [world.replayed(world.worker(), done, step) for step in range(SPEC.local_steps)] == [Finding.MATCH] * SPEC.local_steps
     false: list[Record] = [replace(example, response="zzz") for example in some_examples()]
     if name == "dpo":
         false = [replace(pair, p=1000 - pair.p) for pair in some_pairs()]
-    lie = world.propose(world.worker(write(tmp_path / "false", false)))
+    world.propose(world.worker(write(tmp_path / "false", false)))
     assert world.audited(other) is Verdict.REPLAY
-    assert [world.replayed(other, lie, step) for step in range(SPEC.local_steps)] == [Finding.MISMATCH] * SPEC.local_steps
 
 
 @pytest.mark.parametrize("name", OF)

@@ -1,7 +1,7 @@
-"""Sampled audits in a simulated network: what there is to be found at a step, and what liars say about it.
+"""Sampled audits in a simulated network: which proposals are false, and what liars say about proposals.
 
-A trace is a hash. That of honest work follows from the payload; of any other one half of the steps are false, which everybody who
-replays one of them sees.
+A buffer is a hash. That of honest work follows from the payload, and everybody who replays a proposal with another one sees that
+it is false.
 """
 
 from __future__ import annotations
@@ -15,43 +15,34 @@ from typing import TYPE_CHECKING
 from ledger.audits.state import Due
 from protocol.messages import Ballot
 from protocol.reasons import Finding
-from tests.sim.ledgers import AUDITS
 
 if TYPE_CHECKING:
     from peer.node.node import Node
 
 
 USUAL_LOSS = 2_000_000  # millionths
-ROUNDING = 100  # as replays of the same step differ, but more of it
+ROUNDING = 100  # as replays of the same round differ, but more of it
 
 
 def payload_of(job: bytes, number: int, trainer: bytes, model_root: bytes) -> bytes:
     return hashlib.sha256(b"update" + job + number.to_bytes(8, "big") + trainer + model_root).digest()
 
 
-def trace_of(payload: bytes) -> bytes:
-    return hashlib.sha256(b"trace" + payload).digest()
+def buffer_of(payload: bytes) -> bytes:
+    return hashlib.sha256(payload).digest()
 
 
-def losses_of(job: bytes, number: int, trainer: bytes) -> tuple[int, ...]:
-    """Of the steps of a trainer, in millionths."""
-    made = hashlib.shake_256(b"losses" + job + number.to_bytes(8, "big") + trainer).digest(4 * AUDITS.steps)
-    return tuple(USUAL_LOSS + int.from_bytes(made[at : at + 4], "big") % 500_000 for at in range(0, len(made), 4))
+def loss_of(job: bytes, number: int, trainer: bytes) -> int:
+    """Of the last step of a trainer, in millionths."""
+    made = hashlib.sha256(b"loss" + job + number.to_bytes(8, "big") + trainer).digest()
+    return USUAL_LOSS + int.from_bytes(made[:4], "big") % 500_000
 
 
 def found(due: Due) -> Finding:
-    """What everybody finds who replays this step."""
+    """The finding of everybody who replays this proposal."""
     proposal = due.proposal
-    if proposal.payload != payload_of(due.job, due.round, due.trainer, proposal.model_root):
-        return Finding.PAYLOAD
-    assert proposal.trace is not None
-    if proposal.trace != trace_of(proposal.payload) and _is_false(proposal.trace, due.step):
-        return Finding.MISMATCH
-    return Finding.MATCH
-
-
-def _is_false(trace: bytes, step: int) -> bool:
-    return hashlib.sha256(trace + bytes([step])).digest()[0] < 128
+    is_honest = proposal.payload == payload_of(due.job, due.round, due.trainer, proposal.model_root)
+    return Finding.MATCH if is_honest and proposal.buffer == buffer_of(proposal.payload) else Finding.MISMATCH
 
 
 class Auditor:
@@ -63,7 +54,7 @@ class Auditor:
         self.colluders = colluders
 
     def shows(self, due: Due, to: bytes) -> float:
-        """As a trainer: after which part of the least link's time this auditor or judge has all of a step, if not later."""
+        """As a trainer: after which part of the least link's time this auditor or judge has all of a proposal, if not later."""
         return 0.0
 
     def says(self, due: Due, shown: bool, is_late: bool) -> Finding | None:
@@ -75,8 +66,8 @@ class Auditor:
     def started(self, node: Node) -> None:
         """Its node has started."""
 
-    def trace(self, payload: bytes) -> bytes:
-        return trace_of(payload)
+    def buffer(self, payload: bytes) -> bytes:
+        return buffer_of(payload)
 
     def finding(self, due: Due) -> Finding | None:
         """What it says; None: nothing."""
@@ -84,35 +75,33 @@ class Auditor:
 
     def loss(self, due: Due) -> int:
         """What it says where it finds a match."""
-        return losses_of(due.job, due.round, due.trainer)[due.step] + due.auditor[0] % ROUNDING - ROUNDING // 2
+        return loss_of(due.job, due.round, due.trainer) + due.auditor[0] % ROUNDING - ROUNDING // 2
 
-    def losses(self, job: bytes, number: int, trainer: bytes) -> tuple[int, ...]:
+    def own_loss(self, job: bytes, number: int, trainer: bytes) -> int:
         """What it commits to as a trainer, and opens."""
-        return losses_of(job, number, trainer)
+        return loss_of(job, number, trainer)
 
     def opens(self) -> bool:
         return True
 
-    def challenge(self, due: Due) -> tuple[int, Finding] | None:
-        """The step of a proposal that it challenges without being drawn, and why."""
+    def challenge(self, due: Due) -> Finding | None:
+        """Why it challenges a proposal for which it was not drawn; None: it does not."""
         return None
 
 
 class Distrusts(Auditor):
-    """Honest too: it re-executes a share of all proposals from the first step to the last."""
+    """Honest too: it replays a share of all proposals."""
 
-    def challenge(self, due: Due) -> tuple[int, Finding] | None:
-        if due.proposal.payload[0] >= 64:
-            return None
-        findings = enumerate(found(replace(due, step=step)) for step in range(AUDITS.steps))
-        return next(((step, finding) for step, finding in findings if finding is not Finding.MATCH), None)
+    def challenge(self, due: Due) -> Finding | None:
+        finding = found(due)
+        return finding if due.proposal.payload[0] < 64 and finding is not Finding.MATCH else None
 
 
 class Cheats(Auditor):
-    """As a trainer; as an auditor it finds that its like did well."""
+    """As a trainer, in half of its proposals; as an auditor it finds that its like did well."""
 
-    def trace(self, payload: bytes) -> bytes:
-        return trace_of(b"false" + payload)
+    def buffer(self, payload: bytes) -> bytes:
+        return buffer_of(b"false" * (payload[1] < 128) + payload)
 
     def finding(self, due: Due) -> Finding | None:
         return Finding.MATCH if due.trainer in self.colluders else found(due)
@@ -126,7 +115,7 @@ class Hides(Auditor):
 
 
 class ShowsSome(Cheats):
-    """Shows its false steps to one honest auditor more than may lie, so that most judges do not see them."""
+    """Shows its proposals to one honest auditor more than may lie, so that most judges do not see them."""
 
     def __init__(self, colluders: tuple[bytes, ...] = (), shown: int | None = None) -> None:
         super().__init__(colluders)
@@ -164,8 +153,8 @@ class Challenges(Auditor):
     def finding(self, due: Due) -> Finding | None:
         return Finding.MISMATCH
 
-    def challenge(self, due: Due) -> tuple[int, Finding] | None:
-        return due.proposal.payload[0] % AUDITS.steps, Finding.MISMATCH
+    def challenge(self, due: Due) -> Finding | None:
+        return Finding.MISMATCH
 
 
 class Passes(Auditor):
@@ -181,14 +170,14 @@ class Passes(Auditor):
 
 
 class Frames(Auditor):
-    """As a trainer it commits to false losses, so that its auditors look lazy."""
+    """As a trainer it commits to a false loss, so that its auditors look lazy."""
 
-    def losses(self, job: bytes, number: int, trainer: bytes) -> tuple[int, ...]:
-        return tuple(loss + 1_000_000 for loss in losses_of(job, number, trainer))
+    def own_loss(self, job: bytes, number: int, trainer: bytes) -> int:
+        return loss_of(job, number, trainer) + 1_000_000
 
 
 class Shut(Auditor):
-    """As a trainer it never opens its losses."""
+    """As a trainer it never opens its loss."""
 
     def opens(self) -> bool:
         return False
@@ -202,9 +191,8 @@ class Colludes(Cheats):
     def finding(self, due: Due) -> Finding | None:
         return Finding.MATCH if due.trainer in self.colluders else Finding.WITHHELD
 
-    def challenge(self, due: Due) -> tuple[int, Finding] | None:
-        """All of them the same step, which has no honest verdict beside it yet."""
-        return None if due.trainer in self.colluders else (0, Finding.START)
+    def challenge(self, due: Due) -> Finding | None:
+        return None if due.trainer in self.colluders else Finding.MALFORMED
 
 
 class Withholds(Auditor):

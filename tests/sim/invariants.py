@@ -367,15 +367,15 @@ class Invariants:
             self._successors[signer] = codec.unpack(content, len(content))[0]
         if kind == "job/start" and codec.unpack(content, len(content))[0].startswith(b"audited"):
             self._audited.add(hashlib.sha256(b"folkmoot/job\x00" + signer + data).digest())
-        if kind == "audit/losses":
+        if kind == "audit/loss":
             job, number, trainer, *_ = codec.unpack(content, len(content))
             if (job, number, trainer) in self._opened:
-                raise Violation("opened twice", f"height {height} opens losses of {short_id(trainer)} again")
+                raise Violation("opened twice", f"height {height} opens the loss of {short_id(trainer)} again")
             self._opened.add((job, number, trainer))
         if kind == "audit/report":
             job, number, trainer, *_ = codec.unpack(content, len(content))
             if (job, number, trainer) in self._opened:
-                raise Violation("opened early", f"height {height} holds a report on losses that are open")
+                raise Violation("opened early", f"height {height} holds a report on a loss that is open")
 
     def _check_evidence(self, height: int, first: list[bytes], second: list[bytes]) -> None:
         if first[1] in self.honest and first[1] not in self.excused:
@@ -414,7 +414,7 @@ class Invariants:
                 raise Violation("honest suspended", f"{short_id(key)} until round {job.suspended[key]}")
         for key, standing in audits.standings.items():
             if standing.refuted and key in self.honest - self.heirs:
-                raise Violation("honest refuted", f"{short_id(key)} challenged a false step, and is held for a liar")
+                raise Violation("honest refuted", f"{short_id(key)} challenged a false proposal, and is held for a liar")
 
     def on_vouch_records(self, jobs: Any) -> None:
         """After each block: an honest re-executor is never suspended, whatever liars vouch."""

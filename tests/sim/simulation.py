@@ -434,9 +434,8 @@ class Peer:
             payload = audits.payload_of(job, number, self.key, opened.job.model_root)
             if self.strategy is not None:
                 payload = self.strategy.payload(payload)
-            trace = self.author.auditor.trace(payload) if self._is_sampled(job) else None
-            buffer = hashlib.sha256(payload).digest()
-            proposal = Proposal(job, number, opened.job.model_root, payload, 100, buffer, None, trace)
+            buffer = self.author.auditor.buffer(payload) if self._is_sampled(job) else audits.buffer_of(payload)
+            proposal = Proposal(job, number, opened.job.model_root, payload, 100, buffer, None)
             self.after(self.simulation.draw(TRAIN_SECONDS), self._publish, proposal)
 
     def _is_sampled(self, job: bytes) -> bool:
@@ -446,7 +445,7 @@ class Peer:
         node = self.node
         assert node is not None
         place = proposal.job, proposal.round
-        opening = node.rounds.opening(*place, self.author.auditor.losses(*place, self.key))
+        opening = node.rounds.opening(*place, self.author.auditor.own_loss(*place, self.key))
         self.give(Do(lambda: node.rounds.publish(proposal, self.now(), opening)))
 
     def _judge_later(self, key: RoundKey, trainer: bytes, proposal: Proposal) -> None:

@@ -1,4 +1,4 @@
-"""Sampled audits among whole networks of nodes: who lies about its steps, or about those of others, hurts only itself."""
+"""Sampled audits among whole networks of nodes: who lies about its proposals, or about those of others, hurts only itself."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ONE_AND_TWO = [(4, 1), pytest.param(7, 2, marks=pytest.mark.large)]  # where eac
 
 
 class Unasked(Challenges):
-    """Only where it was not drawn. It has no time for its own losses."""
+    """Only where it was not drawn. It has no time for its own loss."""
 
     finding = Auditor.finding
 
@@ -74,7 +74,7 @@ def run(
 @pytest.mark.parametrize(
     ("lies", "n", "liars", "seed"), [(Cheats, 4, 1, SAMPLED_SEED), pytest.param(Colludes, 7, 2, 4, marks=pytest.mark.large)]
 )
-def test_who_cheats_in_half_of_its_steps_is_suspended(lies: type[Auditor], n: int, liars: int, seed: int) -> None:
+def test_who_cheats_in_half_of_its_proposals_is_suspended(lies: type[Auditor], n: int, liars: int, seed: int) -> None:
     _, of_liars, of_honest = run(lies, n, liars, seed=seed)
     assert all(standing.suspensions and standing.lost for standing in of_liars)
     assert not any(standing.suspensions or standing.refuted for standing in of_honest)
@@ -91,7 +91,7 @@ def test_whose_link_is_nearly_as_slow_as_is_allowed_is_not_suspended_and_passes(
     ("lies", "n", "liars", "blocks"),
     [(Hides, 4, 1, BLOCKS), (ShowsSome, 4, 1, BLOCKS), pytest.param(ShowsSome, 7, 2, 110, marks=pytest.mark.large)],
 )
-def test_who_shows_nothing_or_its_false_steps_to_some_is_suspended(lies: type[Auditor], n: int, liars: int, blocks: int) -> None:
+def test_who_shows_nothing_or_its_proposals_to_some_is_suspended(lies: type[Auditor], n: int, liars: int, blocks: int) -> None:
     _, of_liars, of_honest = run(lies, n, liars, blocks, slowness=0.3)
     assert all(standing.suspensions for standing in of_liars)
     assert not any(standing.suspensions or standing.refuted for standing in of_honest)
@@ -109,7 +109,7 @@ def test_who_challenges_everybody_without_being_drawn_is_refuted_and_suspends_no
     assert not any(standing.suspensions or standing.refuted for standing in of_honest)
 
 
-def test_who_re_executes_all_of_what_it_distrusts_has_cheats_suspended_where_no_auditor_reports() -> None:
+def test_who_replays_what_it_distrusts_has_cheats_suspended_where_no_auditor_reports() -> None:
     _, of_liars, of_honest = run(Colludes, 7, 2, honest=Undrawn)
     assert all(standing.suspensions for standing in of_liars)
     assert not any(standing.suspensions or standing.refuted or standing.reports for standing in of_honest)
@@ -129,7 +129,7 @@ def test_who_opens_false_losses_has_nobody_suspended() -> None:
     assert not any(standing.suspensions for standing in (liar, *of_honest))
 
 
-def test_who_never_opens_its_losses_loses_rewards_and_is_not_suspended() -> None:
+def test_who_never_opens_its_loss_loses_rewards_and_is_not_suspended() -> None:
     _, (liar,), of_honest = run(Shut)
     assert liar.lost > min(standing.lost for standing in of_honest) and not liar.suspensions
     assert not any(standing.suspensions or standing.wrong for standing in of_honest)

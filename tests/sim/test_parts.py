@@ -16,8 +16,8 @@ from types import ModuleType
 import pytest
 
 from consensus.turn import Record, RoundVoted, StoredBlock, Voted
-from ledger.audits.losses import LossesOpening
-from ledger.audits.state import StepFinding
+from ledger.audits.losses import LossOpening
+from ledger.audits.state import AuditFinding
 from ledger.members import Approve, Leave, Retire
 from ledger.state import Body
 from protocol import codec
@@ -172,7 +172,7 @@ def test_what_checks_is_written_apart_from_the_code_that_it_checks(checker: Modu
     assert {name for name in imported if name.split(".")[0] in ours} <= {invariants.__name__}
 
 
-def test_a_report_on_open_losses_is_noticed_by_the_key_that_proposed() -> None:
+def test_a_report_on_an_open_loss_is_noticed_by_the_key_that_proposed() -> None:
     """A member that rotated in a round has two proposals in it, and opens both with its present key."""
     former, present, auditor = (FastSigner(name) for name in ("former", "present", "auditor"))
     keys, job = tuple(sorted(signer.public for signer in (former, present, auditor))), bytes(32)
@@ -183,16 +183,16 @@ def test_a_report_on_open_losses_is_noticed_by_the_key_that_proposed() -> None:
             signed = sign(signer, bytes(32), Transaction(nonce, 9, kind, codec.encode(content)))
             checker._check_body(1, codec.encode(Body((), (), (signed,))))
 
-    opening = LossesOpening(job, 0, former.public, bytes(32), (0,))
-    report = StepFinding(job, 0, former.public, 0, Finding.MATCH, 0)
-    first = (present, 1, "audit/losses", opening)
+    opening = LossOpening(job, 0, former.public, bytes(32), 0)
+    report = AuditFinding(job, 0, former.public, Finding.MATCH, 0)
+    first = (present, 1, "audit/loss", opening)
     seen(first, (auditor, 1, "audit/report", replace(report, trainer=present.public)))
-    seen((auditor, 1, "audit/report", report), (present, 1, "audit/losses", opening))
-    seen(first, (present, 2, "audit/losses", replace(opening, trainer=present.public)))
+    seen((auditor, 1, "audit/report", report), (present, 1, "audit/loss", opening))
+    seen(first, (present, 2, "audit/loss", replace(opening, trainer=present.public)))
     with pytest.raises(invariants.Violation, match="opened early"):
         seen(first, (auditor, 1, "audit/report", report))
     with pytest.raises(invariants.Violation, match="opened twice"):
-        seen(first, (present, 2, "audit/losses", opening))
+        seen(first, (present, 2, "audit/loss", opening))
 
 
 def test_a_job_that_trains_is_expected_to_close_rounds_whatever_runs_beside_it() -> None:

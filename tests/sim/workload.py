@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ledger.audits.losses import SealedLoss
-from ledger.audits.state import OPENS, Due, OpeningDue, StepFinding, due_for, in_turn, others_audited
+from ledger.audits.state import OPENS, AuditFinding, Due, OpeningDue, due_for, in_turn, others_audited
 from ledger.core.genesis import TRAINER
 from ledger.core.module import Refused
 from ledger.jobs import Start, Stop
@@ -59,7 +59,7 @@ class Fetching:
 
     since: float = 0.0  # seconds
     turns: list[Due] = field(default_factory=list)  # what it fetches since then
-    asked: dict[Any, float] = field(default_factory=dict)  # for how long, by step; jobs share a trainer's uplink
+    asked: dict[Any, float] = field(default_factory=dict)  # for how long, by proposal; jobs share a trainer's uplink
     shared: dict[Any, float] = field(default_factory=dict)  # of that the part that the others of that trainer left
 
     def go_on(self, now: float, turns: list[Due]) -> None:
@@ -139,17 +139,16 @@ class Author:
         if openings and not is_judge and self.random.random() < OPENED_SHARE:
             job, number, trainer = openings[0].job, openings[0].round, openings[0].trainer
             kept = Sealing(self.formers.get(trainer, self.signer), chain_id)  # with the key of then, as its file has it
-            return OPENS, kept.opening(job, number, self.auditor.losses(job, number, trainer))
+            return OPENS, kept.opening(job, number, self.auditor.own_loss(job, number, trainer))
         for due in due_now:
             finding = self._found(due, state)
             if finding is not None:
                 loss = sealing.sealed(due, self.auditor.loss(due)) if finding is Finding.MATCH and not due.is_dispute else None
                 return said_of(due, finding, loss)
         for due in others_audited(me, state):
-            challenge = self.auditor.challenge(due)
-            if challenge is not None and self.random.random() < CHALLENGE_SHARE:
-                step, finding = challenge
-                return "audit/challenge", StepFinding(due.job, due.round, due.trainer, step, finding, 0)
+            finding = self.auditor.challenge(due)
+            if finding is not None and self.random.random() < CHALLENGE_SHARE:
+                return "audit/challenge", AuditFinding(due.job, *due.place, finding, 0)
         if self.desk is not None and self.work and self.desk.random.random() < CURATED_SHARE:
             return self.desk.wanted(state)
         if self.random.random() < self.work:
@@ -196,9 +195,9 @@ def stop_job(job: bytes) -> tuple[str, Stop]:
     return "job/stop", Stop(job)
 
 
-def said_of(due: Due, finding: Finding, loss: SealedLoss | None = None) -> tuple[str, StepFinding]:
+def said_of(due: Due, finding: Finding, loss: SealedLoss | None = None) -> tuple[str, AuditFinding]:
     kind = "audit/verdict" if due.is_dispute else "audit/report"
-    return kind, StepFinding(due.job, *due.place, finding, 0, loss)
+    return kind, AuditFinding(due.job, *due.place, finding, 0, loss)
 
 
 def leave() -> tuple[str, Leave]:

@@ -174,7 +174,7 @@ def test_a_writer_that_ends_late_does_not_touch_what_is_here(blobs: Blobs) -> No
 # Made here ---------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", ["adopt", "adopt_link", "add", "keep_together"])
+@pytest.mark.parametrize("how", ["adopt", "add", "keep_together"])
 def test_what_this_peer_made_is_held_with_its_list(blobs: Blobs, tmp_path: Path, how: str) -> None:
     made = tmp_path / "made"
     made.mkdir()
@@ -185,10 +185,13 @@ def test_what_this_peer_made_is_held_with_its_list(blobs: Blobs, tmp_path: Path,
         file.write_bytes(DATA)
         write_list(file, PARTS)
     if how == "keep_together":
-        blobs.keep_together(JOB, 3, made, [])
-    elif how != "add":
-        getattr(blobs, how)(file, DIGEST)
-        assert file.exists() == (how == "adopt_link")
+        blobs.expect_to_pass(DIGEST, "made")
+    if how != "add":
+        blobs.adopt(file, DIGEST)
+    if how == "keep_together":
+        blobs.keep_together(JOB, 3, [DIGEST])
+        blobs.release("made")
+        blobs.delete_passed(set())
     assert not file.with_name(f"{file.name}{LIST}").exists()
     for store in (blobs, again := blobs_in(tmp_path)):
         assert store.piece_size(DIGEST) == len(PARTS.encode())
@@ -222,12 +225,13 @@ def test_an_object_of_an_older_program_is_sent_whole(blobs: Blobs, tmp_path: Pat
     assert other.read(digest) == DATA
 
 
-def test_damaged_states_of_a_round_are_deleted_with_their_list(blobs: Blobs, tmp_path: Path) -> None:
-    made = tmp_path / "made"
-    made.mkdir()
-    (made / DIGEST.hex()).write_bytes(DATA[:-1] + b"x")
-    write_list(made / DIGEST.hex(), PARTS)
-    blobs.keep_together(JOB, 3, made, [])
+def test_a_damaged_buffer_of_a_round_is_deleted_with_its_list(blobs: Blobs, tmp_path: Path) -> None:
+    blobs.expect_to_pass(DIGEST, "made")
+    blobs.add(DATA, in_parts=True)
+    blobs.keep_together(JOB, 3, [DIGEST])
+    blobs.path(DIGEST).write_bytes(DATA[:-1] + b"x")
+    blobs.release("made")
+    blobs.delete_passed(set())
     again = blobs_in(tmp_path)
     again.verify_together()
     assert again.size(DIGEST) is None
@@ -274,7 +278,7 @@ def test_what_this_peer_made_while_it_came_keeps_its_list(blobs: Blobs, tmp_path
 def test_what_a_round_keeps_too_keeps_its_list(blobs: Blobs) -> None:
     blobs.expect_to_pass(DIGEST, "a round")
     blobs.add(DATA, in_parts=True)
-    blobs.keep_together(JOB, 3, None, [DIGEST])
+    blobs.keep_together(JOB, 3, [DIGEST])
     blobs.release("a round")
     blobs.delete_passed(set())
     assert blobs.read(DIGEST) == DATA and blobs.read_piece(DIGEST, 0, 9999) == PARTS.encode()

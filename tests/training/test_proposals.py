@@ -15,7 +15,7 @@ from protocol.reasons import Verdict
 from training import tasks
 from training.objectives.scratch import Scratch
 from training.replay import proposals
-from training.replay.trace import RELATIVE_ERROR_MAX
+from training.replay.inner_state import RELATIVE_ERROR_MAX
 from training.replicated import buffers, codec, estimates
 from training.replicated.model import Accepted, ReplicatedModel
 from training.spec import TOLERANCE_MIN, JobSpec, Memory

@@ -10,10 +10,9 @@ import pytest
 
 from ledger.core.genesis import ModuleVersion
 from protocol.errors import RemoteProtocolError, UserError
-from protocol.limits import PLAIN_BLOB_BYTES_MAX, TRAINERS_MAX
+from protocol.limits import PLAIN_BLOB_BYTES_MAX
 from training.host import ModelHost
 from training.replay.inner_state import inner_bytes
-from training.replay.trace import reveal_bytes_max
 from training.spec import (
     ESTIMATES,
     MUON_RATE,
@@ -78,31 +77,24 @@ def test_closing_rounds_are_of_sampled_jobs_and_not_more_than_there_are() -> Non
 @pytest.mark.parametrize(
     ("said", "why"),
     [
-        ({"audit": AuditMode.OFF}, "lean_audits says nothing with audit 'off'"),
-        ({"audit": AuditMode.FULL}, "lean_audits says nothing with audit 'full'"),
-        ({"replayed_steps": 5}, "take replayed_steps 10, the whole round"),
-        ({"local_steps": 1}, "needs several local_steps of training"),
-        ({"objective": "scratch"}, "needs several local_steps of training"),
-        ({"inner_state": InnerStatePolicy.KEEP}, "would show all moments: take inner_state 'reset'"),
+        ({"inner_state": InnerStatePolicy.KEEP}, "would show all moments: take inner_state 'reset', or audit 'full'"),
+        ({"memory": Memory.ESTIMATES}, "was not measured: take memory 'residual', or audit 'full' or 'off'"),
     ],
 )
-def test_lean_audits_are_of_rounds_that_are_replayed_whole(said: dict[str, Any], why: str) -> None:
+def test_what_sampled_audits_cannot_show_is_refused_with_the_way_out(said: dict[str, Any], why: str) -> None:
     with pytest.raises(UserError, match=why):
-        replace(JOB, **{"lean_audits": True, "audit": AuditMode.SAMPLED, **said}).checked()
+        replace(JOB, **said, audit=AuditMode.SAMPLED).checked()
+    for audit in (AuditMode.FULL, AuditMode.OFF):
+        assert replace(JOB, **said, audit=audit).checked()
 
 
-def test_lean_audits_keep_no_states_and_need_programs_that_know_them(tmp_path: Path) -> None:
-    whole = {"audit": AuditMode.SAMPLED, "local_steps": 15, "replayed_steps": 15}
-    states, lean = (replace(JOB, lean_audits=lean, **whole).checked() for lean in (False, True))
-    said = {"audit": AuditMode.SAMPLED, "lean_audits": True}
-    assert [completed(said | of)["replayed_steps"] for of in ({}, {"local_steps": 15})] == [JOB.local_steps, 15]
-    assert completed(said)["audit_rate"] * JOB.local_steps == 1, "auditors replay as many steps as where they draw single ones"
-    assert completed({**said, "audit_rate": 0.5})["audit_rate"] == 0.5
-    assert (lean.traces_states, lean.audit_bytes < states.audit_bytes) == (False, True)
-    assert 7 * reveal_bytes_max(lean) < reveal_bytes_max(states)
-    assert lean.usual_closing_rounds == states.usual_closing_rounds > 0
-    terms = ModelHost(tmp_path).terms(lean.encode())
-    assert ModuleVersion("jobs", 3) in terms.requires and terms.audits is not None and terms.audits.steps == 1
+def test_as_many_steps_are_replayed_by_default_however_many_a_round_has() -> None:
+    for steps in (1, 15):
+        rate = completed({"audit": AuditMode.SAMPLED, "local_steps": steps})["audit_rate"]
+        assert rate * steps == pytest.approx(1)
+    assert completed({"audit": AuditMode.SAMPLED})["audit_rate"] * JOB.local_steps == 1
+    assert completed({"audit": AuditMode.SAMPLED, "audit_rate": 0.5})["audit_rate"] == 0.5
+    assert "audit_rate" not in completed({"audit": AuditMode.FULL})
 
 
 @pytest.mark.parametrize("said", [{"tied": False}, {"rope_base": 5e5}, {"norm_epsilon": 1e-5}])
@@ -217,18 +209,10 @@ def test_a_person_is_told_what_goes_together_and_the_way_out() -> None:
         replace(JOB, data=None, audit=AuditMode.SAMPLED).checked()
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"inner_state": InnerStatePolicy.KEEP},
-        {"inner_state": InnerStatePolicy.KEEP, "audit": AuditMode.SAMPLED, "local_steps": 1},
-        {"audit": AuditMode.SAMPLED, "local_steps": 2, "audit_window": 1},
-    ],
-    ids=str,
-)
-def test_an_inner_state_that_no_peer_may_send_is_refused_where_audits_need_it(fields: dict[str, Any]) -> None:
+def test_an_inner_state_that_no_peer_may_send_is_refused_where_audits_need_it() -> None:
     for vocabulary, is_valid in ((62_300, True), (62_700, False)):
-        spec = replace(JOB, tokenizer=bytes(32), model=ModelSpec(vocabulary=vocabulary, width=1024, layers=1, hidden=8), **fields)
+        model = ModelSpec(vocabulary=vocabulary, width=1024, layers=1, hidden=8)
+        spec = replace(JOB, tokenizer=bytes(32), model=model, inner_state=InnerStatePolicy.KEEP)
         if is_valid:
             assert inner_bytes(spec.checked()) <= PLAIN_BLOB_BYTES_MAX
         else:
@@ -236,7 +220,7 @@ def test_an_inner_state_that_no_peer_may_send_is_refused_where_audits_need_it(fi
             with pytest.raises(UserError, match=r"largest object has \d+ bytes.* 536870912 at most: take a .* upgrade jobs 3"):
                 spec.checked()
             assert replace(spec, parts=True).checked()
-            assert replace(spec, audit=AuditMode.FULL, inner_state=InnerStatePolicy.RESET).checked()
+            assert replace(spec, inner_state=InnerStatePolicy.RESET).checked()
 
 
 FOUR_MILLION = ModelSpec(vocabulary=1024, width=256, layers=5, hidden=768)
@@ -249,7 +233,7 @@ def test_every_preset_can_be_audited_by_samples_with_a_model_of_four_million_par
     assert replace(LARGE_JOB, **PRESETS[name] | {"audit": AuditMode.SAMPLED}).checked()
 
 
-@pytest.mark.parametrize("name, window", [("local", 200), ("per-step", 1000)])
+@pytest.mark.parametrize("name, window", [("local", 1000), ("per-step", 1000)])
 def test_what_a_jobs_audits_keep_on_disks_is_bounded_with_several_steps_and_with_one(name: str, window: int) -> None:
     spec = replace(LARGE_JOB, **PRESETS[name] | {"audit": AuditMode.SAMPLED, "audit_window": window})
     with pytest.raises(UserError, match=r"audit 'sampled' would keep \d+ GiB .* more than 64: take a shorter audit_window"):
@@ -258,7 +242,7 @@ def test_what_a_jobs_audits_keep_on_disks_is_bounded_with_several_steps_and_with
 
 
 def test_what_audits_keep_is_all_that_lies_on_a_trainers_disk() -> None:
-    """A model and a buffer of every round, and the states of every step or the moments after the last one."""
+    """A model and a buffer of every round."""
     from training.replicated.files import vectors_of
 
     model = ModelSpec(width=2, heads=1, kv_heads=1, layers=1, hidden=1)
@@ -266,24 +250,12 @@ def test_what_audits_keep_is_all_that_lies_on_a_trainers_disk() -> None:
         spec = replace(JOB, outer=outer, audit=AuditMode.SAMPLED, audit_window=2, model=model, local_steps=1)
         assert spec.audit_bytes == model.parameters * 5 * (4 * len(vectors_of(spec)) + 1)
         assert spec.audit_bytes - replace(spec, feedback_decay=0.0).audit_bytes == model.parameters * 5
-    kept = replace(spec, outer=Outer.SGD, inner_state=InnerStatePolicy.KEEP)
-    assert kept.audit_bytes == model.parameters * 5 * (4 * (1 + 2) + 1)
-    assert replace(kept, local_steps=3).audit_bytes == model.parameters * 5 * (4 * (1 + 4 * 3) + 1)
-    held = replace(spec, memory=Memory.ESTIMATES)
-    assert held.audit_bytes - spec.audit_bytes == 5 * TRAINERS_MAX * model.parameters, "a byte for each that there may be"
+    assert replace(spec, outer=Outer.SGD, local_steps=3).audit_bytes == model.parameters * 5 * (4 + 1)
 
 
-def test_estimates_in_models_that_audits_keep_count_for_what_a_disk_may_hold() -> None:
-    spec = replace(LARGE_JOB, **ESTIMATES | {"audit": AuditMode.SAMPLED, "audit_window": 33}).checked()
-    with pytest.raises(
-        UserError, match=r"would keep \d+ GiB on each .*, 200 estimates in each round's model among them, more than"
-    ):
-        replace(spec, audit_window=40).checked()
-    assert replace(spec, audit_window=40, memory=Memory.RESIDUAL, bits=4).checked()
-
-
-@pytest.mark.parametrize("memory", Memory)
-@pytest.mark.parametrize("audit", AuditMode)
+@pytest.mark.parametrize(
+    ("memory", "audit"), [(Memory.RESIDUAL, audit) for audit in AuditMode] + [(Memory.ESTIMATES, AuditMode.FULL)]
+)
 def test_dense_payloads_of_eight_bits_carry_nothing_over(memory: Memory, audit: AuditMode) -> None:
     """A payload and a buffer of the same bytes would be one file, which is deleted when the buffer is."""
     said = {"audit": audit, "memory": memory, "bits": 8, "local_steps": 1}
@@ -385,16 +357,6 @@ def test_muon_gets_a_rate_of_its_own_unless_a_person_says_another() -> None:
     assert replace(JOB, **completed({"inner": Inner.MUON})).checked().inner_rate == MUON_RATE
     assert replace(JOB, **completed({"inner": Inner.MUON, "inner_rate": 0.01})).checked().inner_rate == 0.01
     assert replace(JOB, **completed({"inner": Inner.ADAMW})).checked().inner_rate == JOB.inner_rate
-
-
-@pytest.mark.parametrize(
-    "fields, keeps",
-    [(PRESETS["local"], False), (PRESETS["local"] | {"inner_state": InnerStatePolicy.KEEP}, True), (PRESETS["per-step"], False)],
-)
-def test_what_proposals_commit_to_follows_from_the_job(fields: dict[str, Any], keeps: bool) -> None:
-    spec = replace(JOB, **fields)
-    assert (spec.traces_states, spec.keeps_inner_state) == (False, keeps)
-    assert replace(spec, audit=AuditMode.SAMPLED).traces_states == (spec.local_steps > 1)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

@@ -2,21 +2,17 @@ from __future__ import annotations
 
 import pytest
 
-from ledger.audits.losses import LOSS_MAX, LOSSES_MAX
+from ledger.audits.losses import LOSS_MAX
 from protocol.errors import RemoteProtocolError
 from protocol.limits import DECLARATION_BYTES_MAX, TRANSACTION_BYTES_MAX
-from protocol.reasons import Finding, Verdict
+from protocol.reasons import Verdict
 from protocol.sampling import Sampling
 from training import tasks
 
 MESSAGES = [
     tasks.OpenJob(bytes(32), b"spec", "/text", None),
     tasks.Propose(bytes(32), 1, bytes(32), "/model", "/buffer", "/payload", "/out"),
-    tasks.Reexecute(bytes(32), 1, bytes(32), "/model", "/inner", "/states"),
     tasks.Audit(bytes(32), 1, bytes(32), "/model", "/payload", "/buffer", None, None),
-    tasks.Replay(
-        bytes(32), 1, bytes(32), 3, "/model", "/payload", bytes(32), None, None, "/trace", {bytes(32): "/state"}, bytes(32), None
-    ),
     tasks.Evaluate(bytes(32), "/model"),
     tasks.Generate(bytes(32), "/model", "Grüße", Sampling(10, 0.5, stop=("\n",)), 7, ("Hallo",), 3, 9),
     tasks.Ping(),
@@ -28,9 +24,7 @@ ANSWERS = [
     tasks.Beat(),
     tasks.Opened(1, 2, 3),
     tasks.Proposed(bytes(32), 2 << 40, bytes(32), 1.5, 0.1),
-    tasks.Reexecuted(bytes(32)),
     tasks.Audited(Verdict.REPLAY, 0.5, 0.1),
-    tasks.Replayed(Finding.MISMATCH, 0.5, 0.1),
     tasks.Evaluated({"bits": 2.5}, 0.1),
     tasks.Generated("ß", is_over=False),
     tasks.Pong(),
@@ -66,11 +60,9 @@ LARGEST = [
         bytes(32), bytes(TRANSACTION_BYTES_MAX), LONGEST, LONGEST, True, bytes(32), LONGEST, LONGEST, LONGEST, bytes(32), FILES
     ),
     tasks.Propose(bytes(32), 1, bytes(32), *[LONGEST] * 7, declared=DECLARED),
-    tasks.Replay(
-        bytes(32), 1, bytes(32), 3, LONGEST, LONGEST, bytes(32), LONGEST, LONGEST, LONGEST, FILES, None, None, declared=DECLARED
-    ),
+    tasks.Audit(bytes(32), 1, bytes(32), *[LONGEST] * 7, declared=DECLARED),
     tasks.Generate(bytes(32), LONGEST, "x" * tasks.TEXT_BYTES_MAX, 10, 0.5, 7),
-    tasks.Proposed(bytes(32), 0, bytes(32), 1.5, 0.1, declaration=bytes(DECLARATION_BYTES_MAX), losses=(LOSS_MAX,) * LOSSES_MAX),
+    tasks.Proposed(bytes(32), 0, bytes(32), 1.5, 0.1, declaration=bytes(DECLARATION_BYTES_MAX), last_loss=LOSS_MAX),
 ]
 
 
@@ -79,6 +71,6 @@ def test_the_longest_messages_fit_a_frame_however_large_the_model_is(message: ob
     assert tasks.parse_header(tasks.frame(0, message)[: tasks.FRAME_HEADER_BYTES])[0] <= tasks.FRAME_BYTES_MAX
 
 
-def test_what_the_round_waits_for_is_most_urgent_then_sampled_audits_which_can_lapse_then_what_can_be_done_any_time() -> None:
-    assert tasks.OpenJob.PRIORITY < tasks.Propose.PRIORITY < tasks.Audit.PRIORITY < tasks.Replay.PRIORITY
-    assert tasks.Replay.PRIORITY < tasks.Evaluate.PRIORITY == tasks.Generate.PRIORITY == tasks.Reexecute.PRIORITY
+def test_what_the_round_waits_for_is_most_urgent_then_audits_then_what_can_be_done_any_time() -> None:
+    assert tasks.OpenJob.PRIORITY < tasks.Propose.PRIORITY < tasks.Audit.PRIORITY
+    assert tasks.Audit.PRIORITY < tasks.Evaluate.PRIORITY == tasks.Generate.PRIORITY

@@ -64,19 +64,6 @@ class Engine(Protocol):
         The steps go by the declaration, where the objective has declarations.
         """
 
-    def inner_step(
-        self,
-        parameters: Float32Array,
-        inner: InnerState,
-        job: bytes,
-        round: int,
-        trainer: bytes,
-        step: int,
-        on_step: Beat = ...,
-        declaration: Declaration | None = None,
-    ) -> tuple[Float32Array, InnerState, float]:
-        """The state after one inner step, from the state before it, and the step's loss."""
-
     def measured(self, parameters: Float32Array, on_step: Beat = ...) -> Mapping[str, float]:
         """The objective's figures of a model by name, but for those that the job has nothing to measure with."""
 
@@ -112,10 +99,9 @@ class DeclaringEngine(Engine, Protocol):
         round: int,
         trainer: bytes,
         declaration: Declaration,
-        step: int | None,
         on_step: Beat = ...,
     ) -> Reason | None:
-        """The objective's own reason that refutes the declaration, as far as this step goes by it; None as `step`: all steps.
+        """The objective's own reason that refutes the declaration.
 
         Whatever the bytes of a blob cause is a `RemoteProtocolError`: an auditor must end with a verdict.
         """

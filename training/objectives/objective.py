@@ -45,9 +45,6 @@ class Job(Protocol):
     def local_steps(self) -> int: ...
 
     @property
-    def replays(self) -> int: ...
-
-    @property
     def batch(self) -> int: ...
 
     @property
@@ -190,10 +187,6 @@ class Objective:
         It follows from what the round before went by, and from the records that its accepted proposals declared.
         """
         return before
-
-    def steps(self, job: Job) -> int:
-        """Parts of a round, of which a sampled audit replays one."""
-        return job.replays
 
     def draw(
         self, job: Job, step: Step, count: int, data: Tokens, declaration: Declaration | None = None

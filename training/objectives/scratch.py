@@ -23,9 +23,6 @@ class Scratch(Objective):
     def tensors(self, job: Job, settings: Any) -> Sequence[tuple[str, Shape]]:
         return [("scratch", (SIZE,))]
 
-    def steps(self, job: Job) -> int:
-        return 1
-
     def known_update(self, job: bytes, round: int, trainer: bytes, size: int) -> Float32Array:
         """Multiples of 1/256 in −1/2..1/2."""
         integers = np.frombuffer(stream.stream(size, "scratch", job, round, trainer), dtype=np.int8)

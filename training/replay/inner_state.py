@@ -6,6 +6,7 @@ On disk and under a digest it is the number of steps (unsigned, 8 bytes) and the
 from __future__ import annotations
 
 import functools
+import math
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,8 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
+from protocol.digests import hashed
 from protocol.errors import RemoteProtocolError
-from training.replicated.layout import Float32Array, Layout, Tensor, float32_bytes, layout_of
+from storage.parts import write_list
+from training.replicated.layout import BLOCK, Float32Array, Layout, Tensor, float32_bytes, layout_of
 from training.spec import Inner, JobSpec
 from training.transformer import EMBEDDING, OUTPUT
 
@@ -29,7 +32,9 @@ NEWTON_SCHULZ_STEPS = 5
 MUON_EPSILON = 1e-3
 # Of a matrix whose norm is about 1 at most: products of two are no subnormal numbers, which take twenty times as long.
 MUON_LEAST = 2.0**-60
+RELATIVE_ERROR_MAX = 1e9  # what is reported for anything larger, and for values that are not numbers
 _STEPS = struct.Struct("<Q")
+_NOTHING = np.float32(0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,6 +63,17 @@ class InnerState:
         """Its bytes, without a copy of the moments."""
         yield _STEPS.pack(self.steps)
         yield float32_bytes(self.moments)
+
+    def digest(self, in_parts: bool) -> bytes:
+        return hashed(self.pieces(), in_parts).digest()
+
+    def write(self, path: Path, in_parts: bool) -> bytes:
+        """Its digest. Who takes the file over makes it durable, and the list that is beside it if it has parts."""
+        with path.open("wb") as stream:
+            stream.writelines(self.pieces())
+        hasher = hashed(self.pieces(), in_parts)
+        write_list(path, hasher.parts)
+        return hasher.digest()
 
 
 def inner_bytes(spec: JobSpec) -> int:
@@ -139,3 +155,46 @@ def others(layout: Layout) -> list[Tensor]:
 
 def _is_hidden_matrix(tensor: Tensor) -> bool:
     return len(tensor.shape) == 2 and tensor.name not in (EMBEDDING, OUTPUT)
+
+
+# Comparing -----------------------------------------------------------------------------------------------------------
+
+
+def inner_error(committed: InnerState, replayed: InnerState, spec: JobSpec) -> float:
+    """The largest ‖committed − replayed‖ / ‖replayed‖ of the first moments, the roots of the second ones, and the directions."""
+    if committed.steps != replayed.steps:
+        return RELATIVE_ERROR_MAX
+    moments = zip(_moments(committed, spec), _moments(replayed, spec), strict=True)
+    apart = max(ratio(distance(theirs, own), distance(own, _NOTHING)) for theirs, own in moments)
+    return max(apart, _turned(committed, replayed, spec))
+
+
+def _moments(inner: InnerState, spec: JobSpec) -> list[Float32Array]:
+    """Second ones by their roots: they are squares, of which a norm sees only the largest."""
+    with np.errstate(all="ignore"):  # a liar's may be negative: their roots are no numbers, and those are far away
+        return [np.sqrt(inner.moments[part]) if name == "second" else inner.moments[part] for name, part in slots(spec).items()]
+
+
+def _turned(committed: InnerState, replayed: InnerState, spec: JobSpec) -> float:
+    with np.errstate(all="ignore"):
+        theirs, own = directions(committed, spec), directions(replayed, spec)
+    return ratio(distance(theirs, own), distance(own, _NOTHING))
+
+
+def distance(a: Float32Array, b: Float32Array | np.float32) -> float:
+    """‖a − b‖ in float64, a block at a time."""
+    total = 0.0
+    with np.errstate(all="ignore"):  # a liar's values overflow: that is far away
+        for start in range(0, len(a), BLOCK):
+            part = slice(start, start + BLOCK)
+            difference = a[part].astype(np.float64) - (b[part] if isinstance(b, np.ndarray) else b)
+            total += float(np.einsum("i,i", difference, difference))  # not `dot`: OpenBLAS would wake threads for it
+    return math.sqrt(total) if total >= 0 else math.inf
+
+
+def ratio(error: float, norm: float) -> float:
+    """error / norm, kept finite so that it can be reported; nothing is not far from nothing."""
+    if error == 0:
+        return 0.0
+    relative = error / norm if norm else math.inf
+    return min(relative, RELATIVE_ERROR_MAX) if relative == relative else RELATIVE_ERROR_MAX

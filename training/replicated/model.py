@@ -289,8 +289,8 @@ class ReplicatedModel:
         buffer, inner = (record.buffer, record.inner) if record else (None, None)
         if proposal.feedback not in (None, buffer) or proposal.inner_from not in (None, inner):
             return False
-        named = proposal.buffer is not None, proposal.trace is not None, proposal.inner is not None
-        return named == (self.spec.commits_to_buffer, self.spec.traces_states, self.spec.keeps_inner_state)
+        named = proposal.buffer is not None, proposal.inner is not None
+        return named == (self.spec.commits_to_buffer, self.spec.keeps_inner_state)
 
     # Applying --------------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from functools import partial
 from ledger.audits import docket, losses
 from ledger.audits.docket import Docket
 from ledger.audits.losses import Compared
-from ledger.audits.state import Dispute, Entry, Result, StepFinding
+from ledger.audits.state import AuditFinding, Dispute, Entry, Result
 from ledger.audits.transitions import Event
 from ledger.jobs import AuditTerms
 from protocol.reasons import Finding
@@ -45,7 +45,7 @@ def _one_convicts(planter: Planter) -> None:
 def _every_verdict_is_guilty(planter: Planter) -> None:
     rule = Docket.rule
 
-    def harsh(self: Docket, author: bytes, verdict: StepFinding) -> None:
+    def harsh(self: Docket, author: bytes, verdict: AuditFinding) -> None:
         rule(self, author, replace(verdict, finding=Finding.MISMATCH))
 
     planter.replace(Docket, "rule", harsh)
@@ -63,7 +63,7 @@ def _every_challenge_is_false(planter: Planter) -> None:
         move(self, event, dispute)
 
     planter.replace(Docket, "_move_dispute", both)
-    planter.simulation(_false_steps)
+    planter.simulation(_false_proposals)
 
 
 def _one_trainer_convicts(planter: Planter) -> None:
@@ -100,7 +100,7 @@ def _shut_is_guilty(planter: Planter) -> None:
     def lose(self: Docket, number: int, trainer: bytes) -> None:
         person = self._members.current(trainer)
         if person not in self._suspended:
-            self._suspend(person, Entry(self._height, self._key, number, trainer, trainer, 0, Result.LAZY))
+            self._suspend(person, Entry(self._height, self._key, number, trainer, trainer, Result.LAZY))
 
     planter.replace(Docket, "_lose", lose)
 
@@ -111,7 +111,7 @@ def _frames(simulation: Simulation) -> None:
             peer.author.auditor = Frames()
 
 
-def _false_steps(simulation: Simulation) -> None:
+def _false_proposals(simulation: Simulation) -> None:
     for peer in simulation.peers:
         peer.author.auditor = Distrusts() if peer.is_honest else Cheats()
 
@@ -151,7 +151,7 @@ def _windows_ignored(planter: Planter) -> None:
 
 
 def _side_by_side(planter: Planter) -> None:
-    """Judges fetch all disputed steps of a trainer at once, beside liars that claim of several that they did not come."""
+    """Judges fetch all disputed proposals of a trainer at once, beside liars that claim of several that they did not come."""
     planter.replace(workload, "in_turn", lambda due, members: list(due))
     planter.simulation(partial(_blind, Claims, 0))
     planter.simulation(_slow)
@@ -182,28 +182,28 @@ AUDITS = (
     ),
     Mutant(
         "every-challenge-false",
-        "a challenger is held for a liar although the step is found false",
+        "a challenger is held for a liar although the proposal is found false",
         ("honest refuted",),
         _every_challenge_is_false,
         CHALLENGED,
     ),
     Mutant(
         "unseen-is-false",
-        "judges that did not see a step count as if they had found it false",
+        "judges that did not see a proposal count as if they had found it false",
         ("honest suspended",),
         _unseen_is_false,
         BLINDED,
     ),
     Mutant(
         "one-and-unseen",
-        "one judge that finds a step false is enough where others did not see it",
+        "one judge that finds a proposal false is enough where others did not see it",
         ("honest suspended",),
         _one_and_unseen,
         BLINDED,
     ),
     Mutant(
         "few-unseen",
-        "one more than may lie that did not see a step are enough to suspend its trainer",
+        "one more than may lie that did not see a proposal are enough to suspend its trainer",
         ("honest suspended",),
         _few_unseen,
         BLINDED,
@@ -215,7 +215,7 @@ AUDITS = (
         _windows_ignored,
         CALM_SAMPLED,
     ),
-    Mutant("disputes-side-by-side", "judges fetch all disputed steps of a trainer at once", HONEST, _side_by_side, CROWDED),
+    Mutant("disputes-side-by-side", "judges fetch all disputed proposals of a trainer at once", HONEST, _side_by_side, CROWDED),
     Mutant("one-trainer-convicts", "an auditor is lazy if one trainer says so", HONEST, _one_trainer_convicts, FRAMED),
     Mutant("reports-count", "an auditor is lazy if one trainer says so often", HONEST, _reports_count, FRAMED),
     Mutant("exact-losses", "a loss is wrong if any bit differs", HONEST, _exact_losses, FRAMED),

@@ -26,6 +26,7 @@ from peer.roles import voter
 from rounds import ballots, vouching
 from rounds.vouch_book import VouchBook
 from rounds.vouching import Vouches
+from training.replay import proposals
 from training.replicated import feedback
 from training.replicated.codec import cells, payload
 from training.replicated.codec.header import Mode
@@ -56,7 +57,7 @@ OPENING = "tests/training/replicated/test_opening.py::test_"
 BUFFERS = "tests/training/replicated/test_buffers.py::test_"
 CARRIED = "tests/training/engines/test_buffers_over_rounds.py::test_"
 FEEDBACK = "tests/training/replicated/test_feedback.py::test_"
-LEAN = "tests/training/engines/test_lean.py::test_"
+SAMPLED = "tests/training/engines/test_sampled.py::test_"
 CELLS = "tests/training/replicated/test_cells.py::test_"
 PAYLOADS = "tests/training/engines/test_payloads.py::test_"
 REPLICA = "tests/consensus/test_replica.py::test_"
@@ -499,7 +500,7 @@ LINES: tuple[ChangedLine, ...] = (
     ChangedLine(
         "opening-payload-refused",
         "an auditor bounds the payload before by the bits of the open round",
-        voter._fetch_work,
+        voter.audit_request,
         "Mode.of(round.spec, record.round)",
         "Mode.of(round.spec, round.number)",
         "tests/peer/test_roles.py::test_the_first_round_after_the_opening_goes_on_from_a_payload_that_is_longer_than_its_own",
@@ -574,8 +575,8 @@ LINES: tuple[ChangedLine, ...] = (
         "unasked-buffer",
         "a proposal may name a buffer that nobody looks at",
         ReplicatedModel._continues,
-        "proposal.buffer is not None, proposal.trace",
-        "self.spec.commits_to_buffer, proposal.trace",
+        "proposal.buffer is not None, proposal.inner",
+        "self.spec.commits_to_buffer, proposal.inner",
         f"{PAYLOADS}a_proposal_with_a_buffer_is_no_proposal_of_such_a_job",
     ),
     ChangedLine(
@@ -621,10 +622,10 @@ LINES: tuple[ChangedLine, ...] = (
     ChangedLine(
         "first-loss-binds",
         "an auditor that replays one step of fifteen is not found",
-        JobSpec.sealed_step.fget,
-        "self.local_steps - 1 if self.lean_audits else 0",
-        "0",
-        f"{LEAN}the_loss_that_binds_an_auditor_is_of_the_last_step",
+        proposals._judge,
+        "losses[-1]",
+        "losses[0]",
+        f"{SAMPLED}the_loss_that_binds_an_auditor_is_of_the_last_step",
     ),
     # Agreement, audits, upgrades -------------------------------------------------------------------------------------
     ChangedLine(
@@ -679,7 +680,7 @@ LINES: tuple[ChangedLine, ...] = (
     ChangedLine(
         "opened-with-any-key",
         "any member opens the losses of a proposal whose secret it knows",
-        Docket.open_losses,
+        Docket.open_loss,
         " or self._members.current(trainer) != author",
         "",
         f"{OPENINGS}losses_are_opened_by_the_member_of_the_key_that_they_name",

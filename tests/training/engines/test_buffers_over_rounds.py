@@ -11,14 +11,14 @@ import pytest
 
 from protocol.messages import Proposal
 from protocol.reasons import Verdict
-from tests.training.engines.test_lean import JOB, SIZES, TRAINER
+from tests.training.engines.test_sampled import JOB, SIZES, TRAINER
 from training import tasks
 from training.data.corpus import open_tokens
 from training.data.default_text import default_text
 from training.data.tokenizer import ByteTokenizer
 from training.engines.pytorch.engine import Engine
 from training.replay import proposals
-from training.replay.trace import RELATIVE_ERROR_MAX
+from training.replay.inner_state import RELATIVE_ERROR_MAX
 from training.replicated import buffers, codec, feedback
 from training.replicated.codec.header import HEADER_BYTES
 from training.replicated.layout import Float32Array

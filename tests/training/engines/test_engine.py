@@ -13,11 +13,13 @@ import pytest
 import torch
 
 from protocol.sampling import Sampling
+from tests.training.engines.stepping import inner_step
 from training.data.corpus import open_tokens
 from training.data.tokenizer import ByteTokenizer
 from training.engines.pytorch.baseline import rate_at, train_baseline
 from training.engines.pytorch.engine import Engine, is_out_of_memory
 from training.engines.pytorch.losses import EVALUATION_TOKENS_MAX, evaluation_windows
+from training.objectives.objective import Step
 from training.replay.inner_state import InnerState
 from training.replicated.init import initial_parameters
 from training.replicated.layout import Float32Array
@@ -100,8 +102,7 @@ def test_kept_moments_continue_as_if_the_rounds_were_one(text: Path, inner: Inne
     assert [state.steps for _, state in states] == [1, 2, 3, 4]
     by_steps: tuple[Float32Array, InnerState] = (start, InnerState.fresh(spec))
     for number, (parameters, state) in enumerate(states):
-        made = engine.inner_step(*by_steps, JOB, number // 2, TRAINER, number % 2)
-        by_steps = made[0].copy(), InnerState(made[1].steps, made[1].moments.copy())
+        by_steps = inner_step(engine, *by_steps, Step(JOB, number // 2, TRAINER, number % 2))
         assert np.array_equal(by_steps[0], parameters) and np.array_equal(by_steps[1].moments, state.moments)
 
 

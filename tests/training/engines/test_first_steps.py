@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 
 from scenarios.determinism import levels
+from tests.training.engines.stepping import inner_step
 from training.data.default_text import default_text
 from training.data.tokenizer import ByteTokenizer
 from training.engines.pytorch.engine import Engine
-from training.replay.inner_state import InnerState
-from training.replay.trace import TrainingState, step_error
+from training.objectives.objective import Step
+from training.replay.inner_state import InnerState, distance, inner_error, ratio
 from training.replicated.init import initial_parameters
 from training.replicated.layout import Float32Array
 from training.sequences import Tokens
@@ -46,13 +47,10 @@ def engine_of(spec: JobSpec, kind: str = "text") -> Engine:
     return Engine(spec, Tokens(text[:held_out], text[held_out:], tokenizer.token_bytes), tokenizer)
 
 
-def first_steps(engine: Engine, parameters: Float32Array, round: int) -> list[TrainingState]:
+def first_steps(engine: Engine, parameters: Float32Array, round: int) -> list[tuple[Float32Array, InnerState]]:
     """Where the first steps of as many trainers lead to, from one model."""
-    found, fresh = [], InnerState.fresh(engine.spec)
-    for number in range(BATCHES):
-        after, inner, _ = engine.inner_step(parameters, fresh, JOB, round, number.to_bytes(32, "big"), 0)
-        found.append((after.copy(), InnerState(inner.steps, inner.moments.copy())))
-    return found
+    places = (Step(JOB, round, number.to_bytes(32, "big"), 0) for number in range(BATCHES))
+    return [inner_step(engine, parameters, InnerState.fresh(engine.spec), place) for place in places]
 
 
 def trained(engine: Engine, rounds: int) -> Float32Array:
@@ -88,9 +86,10 @@ def test_no_honest_first_step_comes_near_the_tolerance_on_a_processor_without_ve
         engine, spec = engines[inner, kind], engines[inner, kind].spec
         with np.load(tmp_path / f"{inner}, {kind}.npz") as file:
             there, moments = file["after"], file["moments"]
-        before, errors = (parameters, InnerState.fresh(spec)), []
-        for number, here in enumerate(first_steps(engine, parameters, ROUNDS[kind])):
-            errors.append(step_error(before, (there[number], InnerState(1, moments[number])), here, spec))
+        errors = []
+        for number, (here, state) in enumerate(first_steps(engine, parameters, ROUNDS[kind])):
+            errors.append(ratio(distance(there[number], here), distance(here, parameters)))
+            errors.append(inner_error(InnerState(1, moments[number]), state, spec))
         assert 0 < max(errors) < spec.replay_tolerance / MARGIN, (inner, kind)
 
 

@@ -26,6 +26,7 @@ from rlhf.objective import PPO
 from rlhf.reward import MEAN_REWARD, SCORE, MeanTerms
 from tests.rlhf.test_reward import SPEC as REWARD
 from tests.rlhf.test_reward import some_pairs
+from tests.training.engines.stepping import inner_step
 from tests.training.engines.test_engine import JOB, PER_STEP, SPEC, TRAINER, difference, engine_of
 from tests.waiting import patience, run_process
 from training import tasks
@@ -34,6 +35,7 @@ from training.data.tokenizer import ByteTokenizer
 from training.engines.pytorch.engine import Engine
 from training.engines.pytorch.parallel import Crew, ParallelEngine
 from training.engines.pytorch.parts import shares
+from training.objectives.objective import Step
 from training.replay import proposals
 from training.replay.inner_state import InnerState
 from training.replicated.init import initial_parameters
@@ -115,7 +117,7 @@ def test_states_are_gathered_after_each_step_and_a_step_goes_on_from_one(crew: C
     for (ours, inner), (theirs, other) in zip(states["together"], states["alone"], strict=True):
         assert np.allclose(ours, theirs, atol=1e-5) and inner.steps == other.steps
         assert difference(inner.moments, other.moments) < 1e-4
-    parameters, inner, _ = engines["together"].inner_step(*states["alone"][1], JOB, 0, TRAINER, 2)
+    parameters, inner = inner_step(engines["together"], *states["alone"][1], Step(JOB, 0, TRAINER, 2))
     assert np.allclose(parameters, states["alone"][2][0], atol=1e-5) and inner.steps == 3
 
 

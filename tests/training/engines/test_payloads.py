@@ -12,12 +12,14 @@ import torch
 
 from protocol.messages import Proposal
 from protocol.reasons import Verdict
-from tests.training.engines.test_lean import JOB, SIZES, TRAINER
+from tests.training.engines.stepping import inner_step
+from tests.training.engines.test_sampled import JOB, SIZES, TRAINER
 from training import tasks
 from training.data.corpus import open_tokens
 from training.data.default_text import default_text
 from training.data.tokenizer import ByteTokenizer
 from training.engines.pytorch.engine import Engine
+from training.objectives.objective import Step
 from training.replay import proposals
 from training.replay.inner_state import InnerState
 from training.replicated import codec
@@ -31,7 +33,7 @@ SAID: dict[str, dict[str, Any]] = {
     "four bits": {"local_steps": 5, "bits": 4},
     "sparse": {"local_steps": 5, "compression": Compression.SPARSE, "bits": 2, "keep": 146},
     "estimates": {"local_steps": 5, "memory": Memory.ESTIMATES},
-    "lean": {"local_steps": 5, "audit": AuditMode.SAMPLED, "lean_audits": True},
+    "sampled": {"local_steps": 5, "audit": AuditMode.SAMPLED},
 }
 
 
@@ -80,7 +82,7 @@ def test_honest_rounds_pass_also_with_another_number_of_threads_and_show_nothing
     finally:
         torch.set_num_threads(1)
     assert audited.verdict is Verdict.ACCEPT and audited.relative_error < round.spec.replay_tolerance / 3
-    assert (done.buffer_digest, done.trace) == (None, None)
+    assert (done.buffer_digest, done.inner) == (None, None)
     assert {path.name for path in round.folder.iterdir()} == {"text", "model", "m.payload"}
 
 
@@ -104,7 +106,7 @@ def test_a_lie_in_the_last_step_is_found(round: Round, how: str) -> None:
         for step in range(round.spec.local_steps):
             if step != last or how == "wrong data":
                 data = step + 100 * (step == last)
-                now, state, _loss = round.engine.inner_step(now.copy(), state, job, number, trainer, data)
+                now, state = inner_step(round.engine, now, state, Step(job, number, trainer, data))
         return parameters - now, [0.0] * round.spec.local_steps
 
     if round.spec.local_steps == 1 and how == "skipped":

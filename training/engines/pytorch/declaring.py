@@ -33,7 +33,6 @@ class Declarer(Protocol):
         round: int,
         trainer: bytes,
         declaration: Declaration,
-        step: int | None,
         on_step: Beat,
     ) -> Reason | None: ...
 
@@ -70,11 +69,10 @@ class DeclaringEngine(Engine):
         round: int,
         trainer: bytes,
         declaration: Declaration,
-        step: int | None,
         on_step: Beat = lambda: None,
     ) -> Reason | None:
         with no_subnormal_numbers():
-            return self._declarer.refutation(parameters, job, round, trainer, declaration, step, on_step)
+            return self._declarer.refutation(parameters, job, round, trainer, declaration, on_step)
 
     def derived(
         self,

@@ -160,23 +160,6 @@ class Engine:
         losses = tuple(m.loss for m in metrics)
         return self._moved_from(parameters), Metrics(losses, _mean([m.gradient_norm for m in metrics]))
 
-    def inner_step(
-        self,
-        parameters: Float32Array,
-        inner: InnerState,
-        job: bytes,
-        round: int,
-        trainer: bytes,
-        step: int,
-        on_step: Beat = lambda: None,
-        declaration: Declaration | None = None,
-    ) -> tuple[Float32Array, InnerState, float]:
-        """The state after inner step `step` alone, from the state before it, and its loss; the parameters are a view."""
-        self.load(parameters)
-        optimizer = self._inner_optimizer(inner)
-        metrics = self._inner_step(optimizer, Step(job, round, trainer, step), declaration, on_step)
-        return self.read(), _state_of(optimizer), metrics.loss
-
     def _clipped_gradient(self, step: Step, declaration: Declaration | None, on_step: Beat) -> tuple[Float32Array, Metrics]:
         with no_subnormal_numbers():
             loss = self.gradient(self.batch(*step.place, self.spec.batch, declaration), on_step, declaration)
