@@ -17,7 +17,7 @@ from peer.roles import losses, samples
 from peer.roles.base import OpenRound
 from peer.roles.liar import Liar
 from peer.roles.trainer import Trainer, _Job, require_space
-from peer.roles.voter import Voter, audit_request, read_fetched
+from peer.roles.voter import Voter, audit_request, read_fetched, vouched
 from protocol.errors import RemoteProtocolError, UserError
 from protocol.identity import Identity, Signed, sign
 from protocol.messages import Proposal
@@ -206,33 +206,32 @@ async def test_each_lie_about_a_scratch_update_has_its_reason(world: World, chan
 
 
 @pytest.mark.parametrize(
-    ("tolerances", "verdict"),
+    ("audited", "tolerances", "verdict"),
     [
-        (0.0, Verdict.ACCEPT),
-        (0.9, Verdict.ACCEPT),
-        (1.1, Verdict.UNJUDGED),
-        (1.9, Verdict.UNJUDGED),
-        (2.1, Verdict.REPLAY),
-        (1e3, Verdict.REPLAY),
+        (Verdict.ACCEPT, 0.9, Verdict.ACCEPT),
+        (Verdict.REPLAY, 1.1, Verdict.UNJUDGED),
+        (Verdict.REPLAY, 2.0, Verdict.UNJUDGED),
+        (Verdict.REPLAY, 2.1, Verdict.REPLAY),
+        (Verdict.NORM, 0.0, Verdict.NORM),
     ],
 )
-async def test_a_re_executor_is_unsure_from_the_tolerance_to_twice_the_tolerance(
-    world: World, tolerances: float, verdict: Verdict
+def test_a_re_executor_is_unsure_from_the_tolerance_to_twice_the_tolerance(
+    audited: Verdict, tolerances: float, verdict: Verdict
 ) -> None:
+    spec = replace(SCRATCH, replay_tolerance=0.01)
+    assert vouched(tasks.Audited(audited, tolerances * spec.replay_tolerance, 0.0), spec) is verdict
+
+
+@pytest.mark.parametrize("lies", [{"buffer"}, {"payload"}, {"buffer", "payload"}])
+async def test_a_re_executor_rejects_another_buffer_or_payload_than_that_of_the_update(world: World, lies: set[str]) -> None:
     honest, blobs, model = await world.proposed(), world.round.blobs, world.round.model
-    known = np.frombuffer(blobs.read(honest.buffer), dtype="<f4")
-    m = known * np.float32(1 + tolerances * world.round.spec.replay_tolerance)
-    payload = model.payload(ME.public, m)
-    lie = replace(honest, buffer=blobs.add(m.tobytes()), payload=blobs.add(payload), payload_bytes=len(payload))
-    assert await world.vouch(lie) is verdict
-
-
-async def test_a_re_executor_rejects_a_payload_that_does_not_encode_a_near_buffer(world: World) -> None:
-    honest, blobs = await world.proposed(), world.round.blobs
-    known = np.frombuffer(blobs.read(honest.buffer), dtype="<f4")
-    near = known * np.float32(1 + 1.5 * world.round.spec.replay_tolerance)
-    other = world.round.model.payload(ME.public, -near)
-    assert await world.vouch(replace(honest, buffer=blobs.add(near.tobytes()), payload=blobs.add(other))) is Verdict.REPLAY
+    assert honest.buffer is not None
+    other = -buffers.read(blobs.path(honest.buffer), world.round.spec).dense()
+    buffer = buffers.of(other, model.header(ME.public), world.round.spec)
+    assert buffer is not None
+    changes = {"buffer": blobs.add(buffer.encode()), "payload": blobs.add(model.payload(ME.public, other))}
+    lie = replace(honest, **{name: digest for name, digest in changes.items() if name in lies})
+    assert await world.vouch(lie) is Verdict.REPLAY
 
 
 @pytest.mark.parametrize("attack", ["sign-flip", "silent", "false-update"])
