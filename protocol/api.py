@@ -227,6 +227,7 @@ class JobView:
     held: str = ""  # of a job that waits for its first model: how many voters hold it, of how many that are needed
     notes: tuple[str, ...] = ()  # counts of the file that its set was made of, for people
     limited: dict[str, str] = field(default_factory=dict)  # re-executor that is not asked now, or last -> until when, and why
+    machine_time: str = ""  # of one machine: own steps and re-execution, for people
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from ledger.jobs import (
     job_id,
 )
 from ledger.state import State, decode_body
+from peer.api.machine_time import machine_time
 from peer.api.naming import find_job
 from peer.api.new_job import LOCAL, job_spec
 from peer.api.running import RunningPeer
@@ -232,6 +233,7 @@ def _job(key: bytes, job: Job, state: State, audits: JobAudits, peer: RunningPee
         disk_bytes=0 if is_over else _disk_bytes(spec, job.trainers, peer),
         notes=notes(spec),
         limited={} if is_over else limited(job),
+        machine_time="" if is_over else machine_time(key, job, spec),
     )
 
 

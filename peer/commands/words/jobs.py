@@ -57,8 +57,9 @@ async def train(asked: Asked[PeerApi]) -> None:
         asked.show(f"it takes up to {bytes_in_words(view.disk_bytes)} of this peer's disk")
     if no_room := (await asked.api.status()).no_room:
         asked.show(no_room)
-    for note in view.notes if view else ():
-        asked.show(note)
+    for note in (view.machine_time, *view.notes) if view else ():
+        if note:
+            asked.show(note)
     for warning in warnings_of(request, set_overrides(asked.options.set)):
         asked.show(f"{warning} (`cancel {views.short(job)}` ends this job)")
 
