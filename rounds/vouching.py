@@ -133,7 +133,7 @@ class Vouches:
     def have_hope(self, trainer: bytes, proposal: bytes) -> bool:
         """False if further vouches could not be enough, or more than f voters are unsure."""
         verdicts = self._of(trainer, proposal)
-        silent = sum(voter not in verdicts for voter in self.re_executors(trainer))
+        silent = len(set(self.re_executors(trainer)) - verdicts.keys())
         accepts, unsure = sum(map(_accepts, verdicts.values())), sum(verdict is Verdict.UNJUDGED for verdict in verdicts.values())
         return unsure <= self.terms.faults and accepts + silent >= vouches_needed(self.terms, trainer)
 
