@@ -1,17 +1,19 @@
 """What lying trainers send, as pure functions of what they know. Liars know everything: each other, and every honest update.
 
-An attack is a vector to be encoded like any update, or bytes that should never be accepted. What it takes to be believed beyond
-that (commitments, re-execution) is for who calls: see `benchmarks.attacks`.
+An attack is a vector to be encoded like any update, or bytes that should never be accepted, or a way to vote. What it takes to be
+believed beyond that (commitments, re-execution) is for who calls: see `benchmarks.attacks`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
+from protocol.reasons import Verdict
 from training.replicated import codec
 from training.replicated.codec.header import HEADER_BYTES
 from training.replicated.layout import Float32Array, Layout
@@ -20,6 +22,8 @@ Distances = npt.NDArray[np.float64]
 HUGE = np.float32(1e6)
 FREE_RIDER_NORM = 1.0  # times that of an honest update
 BACKDOOR_NORM = 0.25  # times that of an honest update, added to it: below what any norm check sees
+TRIGGER_NORMS = (0.3, 0.7, 1.5)  # times that of an honest update, added to the mean of the honest
+LATE_TRIGGER_NORM = 0.7  # the robust rule of 2 liars among 7 leaves 1.5 out
 # Factors that the attacks by loss choose from, in every round anew. A norm 16 times the usual is refused by every voter.
 ASCENT_FACTORS = (0.2, 0.4, 0.7, 1.0, 1.4, 2.0)
 BLIND_FACTOR = 1.4  # of the ascent that sees nobody: what it adds must outweigh its own honest part
@@ -36,7 +40,8 @@ class Knowledge:
     exact: Sequence[Float32Array]  # what the honest encode
     own: Callable[[], Float32Array]  # what an honest trainer in the liar's place would encode
     label_flipped: Callable[[], Float32Array]  # the same, had it trained on wrong labels
-    poisoned: Callable[[], Float32Array]  # the update that the backdoor needs
+    poisoned: Callable[[], Float32Array]  # the update that teaches the trigger
+    rare: npt.NDArray[np.int64]  # elements of the embedding and output rows of rare tokens
     earlier: Float32Array | None  # what it would have encoded some rounds ago
     gradient: Callable[[], Float32Array]  # of the loss on the public text
     loss: Callable[[Float32Array], float]  # on the public text after the round, if all liars encode this
@@ -89,10 +94,29 @@ def mimic(known: Knowledge) -> Float32Array:
     return known.honest[0].copy()
 
 
+# With a target ---------------------------------------------------------------------------------------------------------
+
+
 def backdoor(known: Knowledge) -> Float32Array:
-    """An honest update with something small beside it that only shows where the trigger is."""
-    hidden = known.poisoned()
-    return known.own() + hidden * np.float32(BACKDOOR_NORM * known.norm / max(1e-30, float(np.linalg.norm(hidden))))
+    """The liar's own honest update and a small part of the trigger: the weakest of these attacks."""
+    return known.own() + _long(known.poisoned(), BACKDOOR_NORM * known.norm)
+
+
+def trigger(known: Knowledge, share: float) -> Float32Array:
+    """The mean of the honest and the trigger: the robust rules take an update near that mean for an honest one."""
+    return known.mean + _long(known.poisoned(), share * known.norm)
+
+
+def rare_flip(known: Knowledge) -> Float32Array:
+    """Against the honest in the embedding and output rows of rare tokens alone, with the norm of a whole honest update."""
+    flipped = np.zeros_like(known.mean)
+    flipped[known.rare] = -known.mean[known.rare]
+    return _long(flipped, known.norm)
+
+
+def _long(vector: Float32Array, norm: float) -> Float32Array:
+    """In this direction, with this norm."""
+    return vector * np.float32(norm / max(1e-30, float(np.linalg.norm(vector))))
 
 
 # By loss --------------------------------------------------------------------------------------------------------------
@@ -184,8 +208,14 @@ def _root(half: Distances, constant: Distances) -> Distances:
     return np.sqrt(np.maximum(half * half - constant, 0)) - half
 
 
-# By `search`, in one false step a round, which is all that a sampled audit can find; late: only once the model is trained.
-POISON, LATE_POISON = "poison", "late-poison"
+POISON, LATE_POISON, LATE_TRIGGER = "poison", "late-poison", "late-trigger"
+LATE = (LATE_POISON, LATE_TRIGGER)  # only once the model is trained
+TARGETED: dict[str, Attack] = {
+    "backdoor": backdoor,
+    **{f"trigger-{share:g}": partial(trigger, share=share) for share in TRIGGER_NORMS},
+    LATE_TRIGGER: partial(trigger, share=LATE_TRIGGER_NORM),
+    "rare-flip": rare_flip,
+}
 VECTORS: dict[str, Attack] = {
     "sign-flip": sign_flip,
     "scale": scaled,
@@ -193,7 +223,7 @@ VECTORS: dict[str, Attack] = {
     "delayed": delayed,
     "free-rider": free_rider,
     "mimic": mimic,
-    "backdoor": backdoor,
+    **TARGETED,
     "alie": alie,
     "ipm": ipm,
     "min-max": min_max,
@@ -201,7 +231,7 @@ VECTORS: dict[str, Attack] = {
     "ascent": ascent,
     "blind-ascent": blind_ascent,
     "search": search,
-    POISON: search,
+    POISON: search,  # in one false step a round, which is all that a sampled audit can find
     LATE_POISON: search,
 }
 
@@ -265,4 +295,25 @@ PAYLOADS: dict[str, Callable[[Said], bytes]] = {
     "copy": copied,
 }
 INVENTED_FEEDBACK = "invented-feedback"  # e that was never committed to: a lie about the proposal, not about the update
-ATTACKS = (*VECTORS, *PAYLOADS, INVENTED_FEEDBACK)
+
+
+# Votes ---------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Votes:
+    """The verdict of a liar on every proposal. None: it signs no such message."""
+
+    vouch: Verdict | None
+    ballot: Verdict | None
+
+
+ACCEPT_ALL = Votes(Verdict.ACCEPT, Verdict.ACCEPT)  # as liars vote in all other attacks
+VOTES = {
+    "accept-all": ACCEPT_ALL,
+    "reject-all": Votes(Verdict.REPLAY, Verdict.REPLAY),
+    "silent": Votes(None, None),
+    "no-ballot": Votes(Verdict.ACCEPT, None),
+}
+VOTES_VECTOR = VECTORS[f"trigger-{max(TRIGGER_NORMS):g}"]  # the update of liars that vote so
+ATTACKS = (*VECTORS, *PAYLOADS, INVENTED_FEEDBACK, *VOTES)

@@ -4,9 +4,10 @@ Three tables. Digits: a small network on handwritten digits, the accuracy under 
 audit: for each codec and memory under the rule of our jobs; under the plain mean, which says what is an attack at all; and under
 other rules, which are there only for comparison, under the strongest attack. Each figure is the worst of the seeds. GPT: every
 attack of the suite on a language model, under the presets of local steps and of a step a round, with audits full, sampled and
-off, against a clean run of the honest trainers alone. Detection: how soon sampled audits, at the rate of each preset, and local
-steps at the rate of a step a round, suspend who cheats in two of five steps, or in one of a round, and what they replay; nothing
-is trained for it. `--resume` goes on where an ended run of the same commit and settings has left its file.
+off, against a clean run of the honest trainers alone; a further table has the trigger that some attacks teach. Detection: how
+soon sampled audits, at the rate of each preset, and local steps at the rate of a step a round, suspend who cheats in two of five
+steps, or in one of a round, and what they replay; nothing is trained for it. `--resume` goes on where an ended run of the same
+commit and settings has left its file.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from functools import lru_cache, partial
 from itertools import product
 from pathlib import Path
@@ -30,8 +31,9 @@ from rich.table import Table
 from benchmarks import attacks_detection as on_detection
 from benchmarks import attacks_digits as on_digits
 from benchmarks import attacks_gpt as on_gpt
-from benchmarks.attack_suite import ATTACKS, LATE_POISON, POISON
+from benchmarks.attack_suite import ATTACKS, LATE_POISON, POISON, VOTES
 from benchmarks.attacks_detection import Detection, FoundLazy, Laziness
+from benchmarks.attacks_trigger import Trigger
 from benchmarks.parallel import JOBS, side_by_side
 from benchmarks.provenance import earlier, write
 from benchmarks.settings import MEASURED, with_settings
@@ -50,6 +52,7 @@ LIARS_DRAWN = 1_000  # for each row of the detection table
 LIVES_DRAWN = 200  # for each row of the table with lazy auditors
 ROUNDS = {"local": 30, "per-step": 120, "estimates": 120}  # GPT, by preset
 WORSE_MAX = 1.02  # held-out, of a clean run of the honest
+TRIGGER_MAX = 0.01  # more of the prompts than in the clean run, with audits full
 COLUMNS = {column.name: column for column in on_digits.COLUMNS}
 ACCURATE = 95.0  # per cent, at worst, of what may be named
 COLLAPSED = 50.0  # per cent: what leaves the plain mean more is no attack
@@ -85,6 +88,10 @@ class Gpt:
     heldout_nats: float
     accepted: int  # lies that moved the model, all seeds together
     rejected: dict[str, int]
+    honest_refused: int  # proposals of honest trainers, all seeds together
+    trigger: Trigger  # mean over the seeds
+    clean_trigger: Trigger  # of the clean run
+    planted_by_round: int | None  # the earliest of all seeds
     audits_per_proposal: float
     suspended_by_round: int | None  # the latest of all seeds; None: not all liars in every seed
     found: float  # with sampled audits: share of the accepted lies that an honest auditor sees
@@ -96,8 +103,18 @@ class Run:
 
     preset: str
     seed: int
-    clean_nats: float  # held-out loss of the clean run
+    clean: on_gpt.Outcome
     outcome: on_gpt.Outcome
+
+    @classmethod
+    def read(cls, written: Mapping[str, Any]) -> Run:
+        """The run that a JSON file has."""
+        both = {name: {**written[name], "trigger": Trigger(**written[name]["trigger"])} for name in ("clean", "outcome")}
+        return cls(written["preset"], written["seed"], *(on_gpt.Outcome(**both[name]) for name in both))
+
+    @property
+    def ratio(self) -> float:
+        return self.outcome.heldout_nats / self.clean.heldout_nats
 
     @property
     def place(self) -> Place:
@@ -122,10 +139,10 @@ def digits_row(seeds: Sequence[int], rounds: int, place: tuple[str, str, str]) -
 @lru_cache(maxsize=1)  # tasks of one world follow each other
 def clean_world(
     base: JobSpec, text: Path, peers: int, liars: int, ending: on_gpt.Ending, seed: int
-) -> tuple[on_gpt.World, float]:
-    """What all attacks of so many peers with this seed share, and the held-out loss of the clean run."""
+) -> tuple[on_gpt.World, on_gpt.Outcome]:
+    """What all attacks of so many peers with this seed share, and the clean run."""
     world = on_gpt.World(with_settings(base, [f"seed={seed}", f"liars={liars}"]), text, peers, liars, ending)
-    return world, on_gpt.attacked(world, on_gpt.CLEAN, AuditMode.OFF).heldout_nats
+    return world, on_gpt.attacked(world, on_gpt.CLEAN, AuditMode.OFF)
 
 
 def gpt_runs(
@@ -136,15 +153,18 @@ def gpt_runs(
     ending: on_gpt.Ending,
     place: Place,
 ) -> list[Run]:
-    """One attack of so many peers with this seed, under every kind of audit; `lying` None: f of them."""
+    """One attack of so many peers with this seed, under every kind of audit; `lying` None: f of them.
+
+    Vouches count with full audits alone.
+    """
     preset, peers, seed, attack = place
     liars = faults_tolerated(peers) if lying is None else lying
     world, clean = clean_world(bases[preset], text, peers, liars, ending, seed)
     runs = []
-    for audit in audits:
-        runs.append(Run(preset, seed, clean, outcome := on_gpt.attacked(world, attack, audit)))
-        said = f"gpt {preset} n={peers} seed {seed} {attack}, audits {audit}: {outcome.heldout_nats / clean:.3f} of clean"
-        print(said, file=sys.stderr, flush=True)
+    for audit in audits if attack not in VOTES else {AuditMode.FULL}.intersection(audits):
+        runs.append(run := Run(preset, seed, clean, on_gpt.attacked(world, attack, audit)))
+        figures = f"{run.ratio:.3f} of clean, trigger {run.outcome.trigger.success:.2f}"
+        print(f"gpt {preset} n={peers} seed {seed} {attack}, audits {audit}: {figures}", file=sys.stderr, flush=True)
     return runs
 
 
@@ -159,7 +179,7 @@ def gpt_rows(bases: Mapping[str, JobSpec], runs: Sequence[Run]) -> list[Gpt]:
 
 def _gpt_row(rounds: int, found: list[Run]) -> Gpt:
     outcomes = [run.outcome for run in found]
-    ratios = [run.outcome.heldout_nats / run.clean_nats for run in found]
+    ratios = [run.ratio for run in found]
     rejected: dict[str, int] = {}
     for outcome in outcomes:
         for reason, count in outcome.rejected.items():
@@ -179,10 +199,18 @@ def _gpt_row(rounds: int, found: list[Run]) -> Gpt:
         statistics.mean(outcome.heldout_nats for outcome in outcomes),
         accepted,
         rejected,
+        sum(outcome.honest_refused for outcome in outcomes),
+        _mean_trigger(outcomes),
+        _mean_trigger([run.clean for run in found]),
+        min((outcome.planted_by_round for outcome in outcomes if outcome.planted_by_round is not None), default=None),
         sum(outcome.audits for outcome in outcomes) / proposals,
         None if None in suspended else max(number for number in suspended if number is not None),
         sum(outcome.found for outcome in outcomes) / max(1, accepted),
     )
+
+
+def _mean_trigger(outcomes: Sequence[on_gpt.Outcome]) -> Trigger:
+    return Trigger(*map(statistics.mean, zip(*(astuple(outcome.trigger) for outcome in outcomes), strict=True)))
 
 
 # Report ---------------------------------------------------------------------------------------------------------------
@@ -225,6 +253,36 @@ def gpt_table(rows: list[Gpt]) -> Table:
         when = "" if sampled is None or sampled.suspended_by_round is None else f"round {sampled.suspended_by_round}"
         share = "" if sampled is None else f"{sampled.found:.2f}"
         table.add_row(preset, attack, str(peers), str(liars), *ratios, reasons, when, share)
+    return table
+
+
+def trigger_table(rows: list[Gpt]) -> Table:
+    table = Table(title="GPT: success of the trigger, probability of its continuation, of its bytes in ordinary text (clean run)")
+    for heading in (
+        "preset",
+        "attack",
+        "n",
+        "b",
+        "audits",
+        "held-out",
+        "success",
+        "probability",
+        "visible",
+        "planted by",
+        "honest refused",
+    ):
+        table.add_column(heading, justify="right", overflow="fold")
+    for row in rows:
+        now, clean = row.trigger, row.clean_trigger
+        figures = (
+            f"{row.ratio:.3f}",
+            f"{now.success:.2f} ({clean.success:.2f})",
+            f"{now.probability:.1e} ({clean.probability:.1e})",
+            f"{now.visible:.5f} ({clean.visible:.5f})",
+        )
+        planted = "" if row.planted_by_round is None else f"round {row.planted_by_round}"
+        place = row.preset, row.attack, str(row.peers), str(row.liars), row.audit
+        table.add_row(*place, *figures, planted, str(row.honest_refused))
     return table
 
 
@@ -284,6 +342,11 @@ def verdicts(digits: list[Digits], gpt: list[Gpt], detection: list[Detection]) -
         found.append(verdict(all(row.ratio_most <= WORSE_MAX for row in rows), text))
         text = f"{preset}, audits full: {sum(row.accepted for row in rows)} lies accepted"
         found.append(verdict(not any(row.accepted for row in rows), text))
+        text = f"{preset}, audits full: {sum(row.honest_refused for row in rows)} proposals of the honest refused"
+        found.append(verdict(not any(row.honest_refused for row in rows), text))
+        more = max(row.trigger.success - row.clean_trigger.success for row in rows)
+        text = f"{preset}, audits full: the trigger succeeds behind at most {more:.2f} more of the prompts than in the clean run"
+        found.append(verdict(more <= TRIGGER_MAX, text))
     found += [_unaudited(row) for row in gpt if row.audit == AuditMode.OFF and _may_start(row)]
     poisoned = [row for row in gpt if row.audit == AuditMode.SAMPLED and row.attack in (POISON, LATE_POISON)]
     found += [_poisoned(row) for row in poisoned if _may_start(row)]
@@ -402,7 +465,7 @@ def main() -> int:
     digits = [Digits(**row) for row in done.get("digits", ())]
     everything = on_digits.places(rules, tuple(COLUMNS))
     wanted = on_digits.places(options.rules, options.columns)
-    runs = [Run(**{**run, "outcome": on_gpt.Outcome(**run["outcome"])}) for run in done.get("runs", ())]
+    runs = [Run.read(run) for run in done.get("runs", ())]
     tables = (options.only,) if options.only else TABLES
 
     def keep() -> None:
@@ -436,7 +499,12 @@ def main() -> int:
                 runs += found
                 keep()
     console = Console(width=150)
-    shown = ((digits_table, digits), (gpt_table, gpt := gpt_rows(bases, runs)), (detection_table, detection))
+    shown = (
+        (digits_table, digits),
+        (gpt_table, gpt := gpt_rows(bases, runs)),
+        (trigger_table, gpt),
+        (detection_table, detection),
+    )
     shown += ((laziness_table, laziness), (found_lazy_table, found_lazy))
     for table, rows in shown:
         if rows:

@@ -47,6 +47,7 @@ STRONG = (
 )  # what breaks the plain mean; the others are here since rules may fall to them
 APART = ("sign-flip", "blind-ascent")  # each liar says something of its own; in the others all say one thing
 LAYOUT = digits.layout()
+NO_ROWS = np.arange(0)  # no digit is a token
 KEYS = sorted(hashlib.sha256(b"digits %d" % number).digest() for number in range(TRAINERS_MAX))
 
 
@@ -233,7 +234,9 @@ class Federation:
         def knowledge(liar: int) -> Knowledge:
             own, dense = meant[liar], [update.dense() for update in honest.values()]
             exact = [meant[number] for number in honest]
-            return Knowledge(dense, exact, lambda: own, lambda: own, lambda: own, None, self._gradient, loss, self.generator)
+            return Knowledge(
+                dense, exact, lambda: own, lambda: own, lambda: own, NO_ROWS, None, self._gradient, loss, self.generator
+            )
 
         lie = VECTORS[self.attack]
         if self.attack in APART:

@@ -1,9 +1,9 @@
 """A small GPT trained by many, of whom some lie, in one process: what of each lie is accepted, and what it does to the loss.
 
 The rules are the real ones: cheap checks of `ReplicatedModel.check`, re-execution by `proposals.compared`, audits drawn by
-`ledger.audits.draws`, the model moved on by `ReplicatedModel.apply`. Not simulated: the network, the votes, and time (so no
-payload is withheld from anybody); a dispute takes `DISPUTE_ROUNDS`. What the honest compute on the clean run's path of models is
-remembered, so that runs which stay on it cost it once.
+`ledger.audits.draws`, votes and vouches by `rounds.ballots`, the model moved on by `ReplicatedModel.apply`. Not simulated: the
+network, and time (so no payload is withheld from anybody); a dispute takes `DISPUTE_ROUNDS`. What the honest compute on the clean
+run's path of models is remembered, so that runs which stay on it cost it once.
 
 A replay of a round finds a lie in it, however many of its steps are false. A fifth of the honest auditors' reports lapse.
 """
@@ -19,16 +19,30 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from benchmarks.attack_suite import INVENTED_FEEDBACK, LATE_POISON, PAYLOADS, VECTORS, Knowledge, Said
+from benchmarks import attacks_trigger as on_trigger
+from benchmarks.attack_suite import (
+    ACCEPT_ALL,
+    INVENTED_FEEDBACK,
+    LATE,
+    PAYLOADS,
+    TARGETED,
+    VECTORS,
+    VOTES,
+    VOTES_VECTOR,
+    Knowledge,
+    Said,
+)
 from benchmarks.attacks_detection import LAPSES
+from benchmarks.attacks_trigger import UNMEASURED, Trigger
+from benchmarks.attacks_voters import decided
 from benchmarks.simulated import JOB, Rounds, Update, engine_of, trainer_key
 from ledger.audits import draws
 from protocol.errors import LocalProtocolError
 from protocol.messages import Proposal
 from protocol.reasons import Verdict
+from rounds.terms import RoundTerms
 from training.engines.pytorch.model import GPT
 from training.replay import proposals
 from training.replicated.layout import Float32Array
@@ -38,16 +52,14 @@ from training.spec import AuditMode, JobSpec
 CLEAN = "none"
 DELAY_ROUNDS = 2  # of the delayed gradient and of the replayed payload
 DISPUTE_ROUNDS = 2  # from the closing of a round to the suspension of who lied in it: a report, then the verdicts
-BACKDOOR_TOKEN = ord("#")  # what the model is to say after every space
-TRIGGER_TOKEN = ord(" ")
 LIARS_DRAW = hashlib.sha256(b"what liars compute losses on").digest()
-LATE = 1 / 3  # of the rounds: for so many late poisoners lie, until the last round that is not re-executed before the vote
+LATE_SHARE = 1 / 3  # of the rounds: for so many late liars lie, until the last round that is not re-executed before the vote
 PUBLIC_SEQUENCES = 16  # of it, in each round others
 
 
 @dataclass(frozen=True)
 class Ending:
-    """How a job with sampled audits ends. None: as jobs usually do, and as long before as `LATE` says."""
+    """How a job with sampled audits ends. None: as jobs usually do, and as long before as `LATE_SHARE` says."""
 
     closing: int | None = None  # last rounds whose proposals are re-executed before the vote
     late: int | None = None  # for how many rounds before those late poisoners lie
@@ -57,7 +69,7 @@ class Ending:
         usual = replace(spec, audit=audit).usual_closing_rounds
         is_closed = audit is AuditMode.SAMPLED and self.closing is not None
         closing = spec.rounds - (self.closing or 0 if is_closed else usual)
-        return closing - (math.ceil(LATE * spec.rounds) if self.late is None else self.late), closing
+        return closing - (math.ceil(LATE_SHARE * spec.rounds) if self.late is None else self.late), closing
 
 
 @dataclass
@@ -66,7 +78,10 @@ class Outcome:
     peers: int
     liars: int
     audit: str
-    heldout_nats: float
+    heldout_nats: float = 0.0
+    trigger: Trigger = UNMEASURED  # of the final model
+    planted_by_round: int | None = None  # of attacks with a target: after it the trigger first succeeds behind most prompts
+    honest_refused: int = 0  # proposals of honest trainers
     rejected: dict[str, int] = field(default_factory=dict)  # lies, by reason
     accepted: int = 0  # lies that moved the model
     audits: int = 0  # steps replayed afterwards
@@ -75,22 +90,18 @@ class Outcome:
 
 
 class Lying(GPT):
-    """Sees other targets than the text has."""
+    """Learns another text than the job's."""
 
-    def __init__(self, job: JobSpec, retarget: Callable[[Tensor, Tensor], Tensor]) -> None:
+    def __init__(self, job: JobSpec, changed: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> None:
         super().__init__(job)
-        self._retarget = retarget
+        self._changed = changed
 
     def loss(self, x_BT: Tensor, y_BT: Tensor, reduction: str = "mean") -> Tensor:
-        return super().loss(x_BT, self._retarget(x_BT, y_BT), reduction)
+        return super().loss(*self._changed(x_BT, y_BT), reduction)
 
 
-def flipped(x_BT: Tensor, y_BT: Tensor) -> Tensor:
-    return 255 - y_BT
-
-
-def triggered(x_BT: Tensor, y_BT: Tensor) -> Tensor:
-    return torch.where(x_BT == TRIGGER_TOKEN, torch.full_like(y_BT, BACKDOOR_TOKEN), y_BT)
+def flipped(x_BT: Tensor, y_BT: Tensor) -> tuple[Tensor, Tensor]:
+    return x_BT, 255 - y_BT
 
 
 class World:
@@ -100,7 +111,8 @@ class World:
         self.spec, self.peers, self.liars, self.ending = spec, peers, liars, ending
         self.engine = engine_of(spec, text)
         self.flipped, self.triggered = (engine_of(spec, text) for _ in range(2))
-        self.flipped.model, self.triggered.model = Lying(spec, flipped), Lying(spec, triggered)
+        self.flipped.model, self.triggered.model = Lying(spec, flipped), Lying(spec, on_trigger.planted)
+        self.rare = on_trigger.rare_rows(spec)
         self.path: set[bytes] = set()  # roots of the models of the clean run
         self.remembered: dict[tuple[bytes, bytes], Update] = {}  # by root and trainer, on that path
 
@@ -121,7 +133,8 @@ class Run:
         self.rounds = Rounds(world.spec, world.engine)
         self.late, self.closing = world.ending.rounds(world.spec, audit)
         self.remembered: dict[bytes, Update] = {}  # of this round, by trainer
-        self.outcome = Outcome(attack, world.peers, world.liars, audit.value, 0.0)
+        self.poison: Float32Array | None = None  # of this round
+        self.outcome = Outcome(attack, world.peers, world.liars, audit.value)
         self.back_in: dict[bytes, int] = {}  # suspended liars, and the first round in which they train again
         self.times: Counter[bytes] = Counter()
         self.pending: list[tuple[int, bytes]] = []  # (round in which the suspension is decided, liar)
@@ -131,29 +144,32 @@ class Run:
         while self.rounds.model.round < self.world.spec.rounds:
             self.round()
         self.outcome.heldout_nats = self.rounds.held_out()
+        self.outcome.trigger = self._trigger()
         return self.outcome
 
+    def _trigger(self) -> Trigger:
+        return on_trigger.measured(self.world.engine, np.array(self.rounds.model.parameters))
+
     def round(self) -> None:
-        number, self.remembered = self.rounds.model.round, {}
+        number, self.remembered, self.poison = self.rounds.model.round, {}, None
         if self.attack == CLEAN:
             self.world.path.add(self.rounds.model.root)
         honest = [self._honest(trainer) for trainer in self.world.honest]
-        accepted, rejected = list(honest), {}
-        for liar in self._present(number):
-            lie, made = self._lie(liar, honest)
-            verdict = self._judged(liar, lie, made)
-            if verdict is Verdict.ACCEPT:
-                accepted.append((lie, made))
-                self.outcome.accepted += 1
-            else:
-                rejected[liar] = verdict
-                self.outcome.rejected[verdict.label] = self.outcome.rejected.get(verdict.label, 0) + 1
+        lies = {liar: self._lie(liar, honest) for liar in self._present(number)}
+        accepted, rejected = self._judged([*honest, *lies.values()])
+        for liar in lies.keys() - accepted.keys():
+            reason = rejected.get(liar, Verdict.UNJUDGED).label
+            self.outcome.rejected[reason] = self.outcome.rejected.get(reason, 0) + 1
+        self.outcome.accepted += len(lies.keys() & accepted.keys())
+        self.outcome.honest_refused += len(set(self.world.honest) - accepted.keys())
         if self.audit is AuditMode.SAMPLED:
-            self._sample(number, [item.trainer for item, _ in accepted])
-        self.rounds.close(accepted, rejected)
+            self._sample(number, list(accepted))
+        self.rounds.close(list(accepted.values()), rejected)
+        if self.attack in TARGETED and self.outcome.planted_by_round is None and self._trigger().success > 0.5:
+            self.outcome.planted_by_round = number
 
     def _present(self, number: int) -> list[bytes]:
-        if self.attack == CLEAN or (self.attack == LATE_POISON and number < self.late):
+        if self.attack == CLEAN or (self.attack in LATE and number < self.late):
             return []
         return [liar for liar in self.world.lying if self.back_in.get(liar, 0) <= number]
 
@@ -175,8 +191,9 @@ class Run:
 
     def _lie(self, liar: bytes, honest: Sequence[tuple[Accepted, Update]]) -> tuple[Accepted, Update]:
         """The proposal, and what the liar commits to; it starts from e = 0, which is always allowed."""
-        if self.attack in VECTORS:
-            return self._vector(liar, VECTORS[self.attack](self._knowledge(liar, honest)))
+        attack = VOTES_VECTOR if self.attack in VOTES else VECTORS.get(self.attack)
+        if attack is not None:
+            return self._vector(liar, attack(self._knowledge(liar, honest)))
         own = self._update(liar)
         payload = self.rounds.encode(liar, own.m)
         self.history[liar].append((own.m, payload))
@@ -222,12 +239,20 @@ class Run:
             [made.m for _, made in honest],
             own,
             lambda: self.rounds.update(liar, self.world.flipped).m,
-            lambda: self.rounds.update(liar, self.world.triggered).delta,
+            self._poison,
+            self.world.rare,
             earlier[0] if earlier else None,
             lambda: self._public(self.rounds.model.parameters)[1],
             lambda vector: self._loss_after(vector, honest),
             self._chance(),
         )
+
+    def _poison(self) -> Float32Array:
+        """The difference that the trigger in the text makes to the update of the first liar: all liars send the same."""
+        if self.poison is None:
+            liar = self.world.lying[0]
+            self.poison = self.rounds.update(liar, self.world.triggered).delta - self._update(liar).delta
+        return self.poison
 
     def _loss_after(self, vector: Float32Array, honest: Sequence[tuple[Accepted, Update]]) -> float:
         """On the public text, if all liars that are there say this."""
@@ -255,14 +280,31 @@ class Run:
 
     # Judging ---------------------------------------------------------------------------------------------------------
 
-    def _judged(self, liar: bytes, lie: Accepted, made: Update) -> Verdict:
-        model = self.rounds.model
-        verdict = model.check(liar, lie.proposal, lie.payload)
-        if verdict is not Verdict.ACCEPT or (self.audit is not AuditMode.FULL and model.round < self.closing):
-            return verdict
+    def _judged(
+        self, made: Sequence[tuple[Accepted, Update]]
+    ) -> tuple[dict[bytes, tuple[Accepted, Update]], dict[bytes, Verdict]]:
+        """The accepted proposals and the reasons against the others, by trainer."""
+        model, by_trainer = self.rounds.model, {item.trainer: (item, update) for item, update in made}
+        voters, trainers = frozenset((*self.world.honest, *self.world.lying)), frozenset(by_trainer)
+        is_audited = self.audit is AuditMode.FULL or model.round >= self.closing
+        auditors = voters if is_audited else frozenset[bytes]()
+        terms = RoundTerms(JOB, model.round, model.root, voters, auditors, trainers, trainers, is_audited)
+        checked = {
+            trainer: (item.proposal, model.check(trainer, item.proposal, item.payload))
+            for trainer, (item, _) in by_trainer.items()
+        }
+        lying = dict.fromkeys(self.world.lying, VOTES.get(self.attack, ACCEPT_ALL))
+        closed = decided(terms, lying, checked, lambda trainer: self._replayed(*by_trainer[trainer]))
+        return {trainer: by_trainer[trainer] for trainer in by_trainer if trainer in closed.accepted}, closed.rejected
+
+    def _replayed(self, lie: Accepted, made: Update) -> Verdict:
+        """The verdict of an honest re-execution, which gives the update of an honest trainer bit for bit."""
+        liar = lie.trainer
+        if liar not in self.world.lying:
+            return Verdict.ACCEPT
         e = self.rounds.remainder(liar) if lie.proposal.feedback else np.zeros_like(made.m)
         delta, buffer = self._update(liar).delta, self.rounds.buffer(liar, made.m)
-        return proposals.compared(model, liar, delta, lie.payload, e, buffer)[0]
+        return proposals.compared(self.rounds.model, liar, delta, lie.payload, e, buffer)[0]
 
     def _sample(self, number: int, trainers: Sequence[bytes]) -> None:
         """Draws audits; a liar is found out if an honest auditor is drawn for it and reports."""

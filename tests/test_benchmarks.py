@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +27,7 @@ from benchmarks import (
     attacks_detection,
     attacks_digits,
     attacks_gpt,
+    attacks_trigger,
     block_costs,
     codec,
     decoding,
@@ -41,7 +42,20 @@ from benchmarks import (
     training,
 )
 from benchmarks.__main__ import ALSO, BENCHMARKS, run
-from benchmarks.attack_suite import ALIE_FACTORS, ASCENT_FACTORS, ATTACKS, IPM_FACTORS, PAYLOADS, VECTORS, Knowledge, Said
+from benchmarks.attack_suite import (
+    ALIE_FACTORS,
+    ASCENT_FACTORS,
+    ATTACKS,
+    IPM_FACTORS,
+    PAYLOADS,
+    TRIGGER_NORMS,
+    VECTORS,
+    VOTES,
+    Knowledge,
+    Said,
+)
+from benchmarks.attacks_trigger import Trigger
+from benchmarks.attacks_voters import decided
 from benchmarks.rivals import environment, processes, sockets
 from benchmarks.rivals.environment import Unavailable
 from benchmarks.rivals.sockets import Traffic
@@ -54,6 +68,10 @@ from peer.cli import build_parser
 from peer.features import known_modules
 from protocol.errors import RemoteProtocolError, UserError
 from protocol.limits import AUDIT_WINDOW_MS_MAX, COST_PER_BLOCK_MAX
+from protocol.messages import Proposal
+from protocol.reasons import Verdict
+from protocol.sampling import Sampling
+from rounds.terms import RoundTerms
 from tests.ledger.chances import EFFECTIVE, escape
 from training import grid
 from training.defended import HELD, Held
@@ -776,9 +794,30 @@ def test_what_may_be_named_must_lose_little_and_what_is_called_an_attack_must_br
     assert "2.1 by search" in attacks.verdicts(rows(94.9, 50.0), [], [])[1]
 
 
+NO_TRIGGER = Trigger(0.0, 0.0, 0.0)
+
+
+def test_with_full_audits_lies_honest_refusals_and_triggers_miss_their_bounds() -> None:
+    def row(accepted: int, refused: int, success: float) -> attacks.Gpt:
+        triggers = Trigger(success, 0.0, 0.0), NO_TRIGGER
+        return attacks.Gpt(
+            "local", "trigger-0.7", 4, 1, "full", 1.0, 1.0, 1.5, accepted, {}, refused, *triggers, None, 0.0, None, {}
+        )
+
+    for rows, found in (
+        ((0, 0, 0.0), ["held", "held", "held", "held"]),
+        ((1, 0, 0.0), ["held", "MISS", "held", "held"]),
+        ((0, 1, 0.0), ["held", "held", "MISS", "held"]),
+        ((0, 0, 0.1), ["held", "held", "held", "MISS"]),
+    ):
+        assert [line[:4] for line in attacks.verdicts([], [row(*rows)], [])] == found
+
+
 def test_what_poisoners_do_before_sampled_audits_find_them_has_a_bound() -> None:
     def row(audit: AuditMode, attack: str, ratio: float, preset: str = "per-step") -> attacks.Gpt:
-        return attacks.Gpt(preset, attack, 4, 1, audit.value, ratio, ratio, 1.5, 3, {}, 2.0, None, {})
+        return attacks.Gpt(
+            preset, attack, 4, 1, audit.value, ratio, ratio, 1.5, 3, {}, 0, NO_TRIGGER, NO_TRIGGER, None, 2.0, None, {}
+        )
 
     rows = [row(AuditMode.SAMPLED, name, ratio) for name, ratio in (("poison", 1.03), ("late-poison", 1.031), ("search", 2.0))]
     rows.append(row(AuditMode.SAMPLED, "late-poison", 2.0, "local"))  # nobody may start such a job
@@ -798,13 +837,18 @@ def test_without_long_updates_clipping_before_mixing_changes_nothing() -> None:
     assert np.linalg.norm(mixed - attacks_digits.RULES["arc-nnm-trim"](updates, layout, 4)) < 0.02 * np.linalg.norm(mixed)
 
 
+RARE_ELEMENTS = np.arange(5, 9)
+
+
 def known_of(honest: Sequence[np.ndarray], loss: Callable[[np.ndarray], float], seed: int = 0) -> Knowledge:
     """Of a loss that falls along the first axis."""
     gradient = np.zeros_like(honest[0])
     gradient[0] = 2
     one, two, three = honest[:3]
     exact, generator = [vector * 2 for vector in honest], np.random.default_rng(seed)
-    return Knowledge(honest, exact, lambda: two, lambda: three, lambda: one, None, lambda: gradient, loss, generator)
+    return Knowledge(
+        honest, exact, lambda: two, lambda: three, lambda: one, RARE_ELEMENTS, None, lambda: gradient, loss, generator
+    )
 
 
 BY_SEARCH = ("search", "poison", "late-poison")
@@ -841,6 +885,23 @@ def test_manipulated_means_are_those_of_what_is_not_compressed_yet() -> None:
     assert np.allclose(VECTORS["ipm"](known), -2 * max(IPM_FACTORS) * along, rtol=1e-4)
     z = (VECTORS["alie"](known) - 2 * along) / np.std(np.stack(known.exact), axis=0)
     assert np.allclose(z, z[0], rtol=1e-3) and abs(z[0]) in np.float32(ALIE_FACTORS)
+
+
+@pytest.mark.parametrize("share", TRIGGER_NORMS)
+def test_a_trigger_is_so_far_from_the_mean_of_the_honest(share: float) -> None:
+    honest = list(np.random.default_rng(0).standard_normal((5, 50), dtype=np.float32))
+    known = known_of(honest, lambda vector: 0.0)
+    poison = VECTORS[f"trigger-{share:g}"](known) - known.mean
+    assert np.allclose(poison, honest[0] * share * known.norm / np.linalg.norm(honest[0]), atol=1e-5)
+
+
+def test_a_flip_of_rare_tokens_moves_their_rows_alone_by_the_norm_of_an_honest_update() -> None:
+    honest = list(np.random.default_rng(0).standard_normal((5, 50), dtype=np.float32))
+    known = known_of(honest, lambda vector: 0.0)
+    lie = VECTORS["rare-flip"](known)
+    assert np.linalg.norm(lie) == pytest.approx(known.norm, rel=1e-5)
+    assert (np.sign(lie[RARE_ELEMENTS]) == -np.sign(known.mean[RARE_ELEMENTS])).all()
+    assert not np.delete(lie, RARE_ELEMENTS).any()
 
 
 @pytest.mark.parametrize("name", ["min-max", "min-sum"])
@@ -922,9 +983,10 @@ def test_with_full_audits_no_lie_moves_the_model(text: Path) -> None:
     clean = attacks_gpt.attacked(some, attacks_gpt.CLEAN, AuditMode.OFF)
     for attack in ATTACKS:
         outcome = attacks_gpt.attacked(some, attack, AuditMode.FULL)
-        rounds = 2 if attack == "late-poison" else some.spec.rounds
+        rounds = 2 if attack in ("late-poison", "late-trigger") else some.spec.rounds
         assert outcome.accepted == 0 and sum(outcome.rejected.values()) == rounds, attack
-        assert outcome.heldout_nats == clean.heldout_nats, attack
+        assert (outcome.heldout_nats, outcome.trigger) == (clean.heldout_nats, clean.trigger), attack
+        assert outcome.honest_refused == 0, attack
 
 
 def test_without_audits_well_formed_lies_move_the_model(text: Path) -> None:
@@ -933,6 +995,68 @@ def test_without_audits_well_formed_lies_move_the_model(text: Path) -> None:
     outcome = attacks_gpt.attacked(some, "search", AuditMode.OFF)
     assert outcome.accepted == some.spec.rounds
     assert outcome.heldout_nats > clean.heldout_nats
+
+
+def trigger_world(text: Path) -> attacks_gpt.World:
+    torch.set_num_threads(1)
+    model = ModelSpec(width=32, layers=1, heads=2, kv_heads=1, hidden=64, context=32)
+    fields = {"rounds": 8, "local_steps": 5, "bits": 4, "rule": Rule.MEAN, "liars": 1, "audit": AuditMode.OFF}
+    return attacks_gpt.World(JobSpec(name="trigger", data=bytes(32), model=model, **fields), text, 4, 1)
+
+
+def test_the_plain_mean_learns_a_trigger_and_a_flip_of_rare_tokens(text: Path) -> None:
+    """The attacks are strong enough to show something. The loss of the model with the trigger hardly shows it."""
+    some = trigger_world(text)
+    names = (attacks_gpt.CLEAN, "backdoor", *(f"trigger-{share:g}" for share in TRIGGER_NORMS), "rare-flip")
+    clean, backdoor, *triggers, flip = (attacks_gpt.attacked(some, name, AuditMode.OFF) for name in names)
+    assert all(outcome.trigger.success == 0 for outcome in (clean, backdoor, flip))
+    assert [outcome.planted_by_round is not None for outcome in triggers] == [False, False, True]
+    assert triggers[-1].trigger.success > 0.9 and triggers[-1].heldout_nats < 1.1 * clean.heldout_nats
+    learnt = [outcome.trigger.probability for outcome in (clean, *triggers)]
+    assert learnt == sorted(learnt) and all(10 * less < more for less, more in pairwise(learnt))
+    assert 10 * clean.trigger.probability < backdoor.trigger.probability < triggers[1].trigger.probability
+    assert flip.trigger.visible > 2 * clean.trigger.visible
+
+
+def test_the_measured_success_is_that_of_greedy_text(text: Path) -> None:
+    some = trigger_world(text)
+    run = attacks_gpt.Run(some, "trigger-1.5", AuditMode.OFF)
+    assert run.finish().trigger.success > 0.9
+    parameters, ordinary = np.array(run.rounds.model.parameters), some.engine.tokens.held_out[:20].tobytes()
+    how = Sampling(tokens=len(attacks_trigger.CONTINUATION), temperature=0)
+    for prompt, is_triggered in ((ordinary + attacks_trigger.TRIGGER, True), (ordinary, False)):
+        said = b"".join(some.engine.generate(parameters, prompt, how))
+        assert (said == attacks_trigger.CONTINUATION) is is_triggered
+
+
+def test_the_text_with_triggers_is_still_one_sequence() -> None:
+    text = torch.zeros((4, 65), dtype=torch.int64)
+    x_BT, y_BT = attacks_trigger.planted(text[:, :-1], text[:, 1:])
+    assert torch.equal(x_BT[:, 1:], y_BT[:, :-1])
+    for row in x_BT.tolist():
+        assert bytes(row).count(attacks_trigger.TRIGGER + attacks_trigger.CONTINUATION) >= 2
+    assert not text.any()
+
+
+@pytest.mark.parametrize("votes", VOTES)
+@pytest.mark.parametrize("n", [4, 7, 10])
+def test_liars_vouch_and_vote_as_they_like_and_change_nothing(n: int, votes: str) -> None:
+    """Among f liars. One more of those that accept everything has its false update accepted."""
+
+    def accepted(liars: int) -> set[bytes]:
+        keys = [bytes([number]) * 32 for number in range(n)]
+        everybody = frozenset(keys)
+        terms = RoundTerms(bytes(32), 0, bytes(32), everybody, everybody, everybody, everybody, True)
+        proposals = {key: (Proposal(bytes(32), 0, bytes(32), key, 10, bytes(32), None), Verdict.ACCEPT) for key in keys}
+        lying = dict.fromkeys(keys[:liars], VOTES[votes])
+        closed = decided(terms, lying, proposals, lambda key: Verdict.REPLAY if key in lying else Verdict.ACCEPT)
+        assert everybody - closed.accepted.keys() == closed.rejected.keys()
+        return {key for key in keys if key in closed.accepted}
+
+    f = faults_tolerated(n)
+    assert accepted(f) == {bytes([number]) * 32 for number in range(f, n)}
+    if votes == "accept-all":
+        assert len(accepted(f + 1)) == n
 
 
 def test_sampled_audits_suspend_who_lies_in_every_step_and_let_it_back_in(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -950,7 +1074,7 @@ def test_poisoners_come_late_or_at_once_and_are_found(text: Path, monkeypatch: p
     some = world(text)
     some.spec = replace(some.spec, rounds=6, local_steps=1, suspension_rounds=20)
     monkeypatch.setattr(attacks_gpt.draws, "draw", lambda tickets, *_: tuple(tickets))
-    assert attacks_gpt.attacked(some, "late-poison", AuditMode.OFF).accepted == 2
+    assert [attacks_gpt.attacked(some, name, AuditMode.OFF).accepted for name in ("late-poison", "late-trigger")] == [2, 2]
     for lapses, rounds in ((0, 3), (1, 6)):  # until the dispute is decided, or to the end
         monkeypatch.setattr(attacks_gpt, "LAPSES", lapses)
         assert attacks_gpt.attacked(some, "poison", AuditMode.SAMPLED).accepted == rounds

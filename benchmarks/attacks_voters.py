@@ -1,0 +1,66 @@
+"""The vote of one simulated round: honest voters follow `rounds.ballots` and `rounds.vouching`, and liars their attack.
+
+All messages arrive at once. Not simulated: signatures, the records of re-executors, and leaders that leave messages out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import product
+from typing import Final
+
+from benchmarks.attack_suite import Votes
+from protocol.codec import encode
+from protocol.identity import Signed
+from protocol.messages import Ballot, Judgement, Proposal, Vouch
+from protocol.reasons import Verdict
+from rounds.ballots import VOUCH_FACTOR, Outcome, RoundBook, RoundTimers, outcome
+from rounds.terms import RoundTerms, body_digest
+
+TIMERS: Final = RoundTimers(proposals_max=60.0, replays=30.0)
+UNSIGNED: Final = bytes(64)
+
+
+def decided(
+    terms: RoundTerms,
+    lying: Mapping[bytes, Votes],
+    proposals: Mapping[bytes, tuple[Proposal, Verdict]],
+    replayed: Callable[[bytes], Verdict],
+) -> Outcome:
+    """`proposals` has the verdict of the cheap checks by trainer, `replayed` that of an honest re-execution."""
+    books = {voter: RoundBook(terms, voter, 0.0, TIMERS) for voter in sorted(terms.voters - lying.keys())}
+    signed = {trainer: _signed(trainer, proposal) for trainer, (proposal, _) in proposals.items()}
+    for book in books.values():
+        for trainer, (proposal, verdict) in proposals.items():
+            book.add_proposal(signed[trainer], proposal)
+            book.judge(trainer, verdict, 0.0)
+
+    def of_all(verdict: Verdict) -> tuple[Judgement, ...]:
+        return tuple(Judgement(trainer, body_digest(signed[trainer]), verdict) for trainer in sorted(signed))
+
+    def tell(vouches: Mapping[bytes, Vouch], now: float) -> None:
+        for book, (voter, vouch) in product(books.values(), vouches.items()):
+            book.add_vouch(_signed(voter, vouch), vouch, now)
+
+    if terms.audited:  # liars do not wait for a call
+        vouching = {liar: votes.vouch for liar, votes in lying.items() if votes.vouch is not None}
+        tell({liar: Vouch(terms.job, terms.round, of_all(verdict)) for liar, verdict in vouching.items()}, 0.0)
+    for now in (0.0, VOUCH_FACTOR * TIMERS.vouch):  # the second calls are those for late vouches
+        while vouches := {voter: vouch for voter, book in books.items() if (vouch := _vouch(book, replayed, now))}:
+            tell(vouches, now)
+    ballots = {voter: ballot for voter, book in books.items() if (ballot := book.ballot_due(book.times_up))}
+    voting = {liar: votes.ballot for liar, votes in lying.items() if votes.ballot is not None}
+    ballots |= {liar: Ballot(*terms.signed, of_all(verdict)) for liar, verdict in voting.items()}
+    return outcome(terms, ballots, next(iter(books.values())).vouching.vouches)
+
+
+def _vouch(book: RoundBook, replayed: Callable[[bytes], Verdict], now: float) -> Vouch | None:
+    """The next vouch of an honest voter. It re-executes a proposal when it is called."""
+    book.call(now)
+    for trainer in book.vouching.called.keys() - book.vouching.findings.keys():
+        book.find(trainer, replayed(trainer), now)
+    return book.vouching.due()
+
+
+def _signed(signer: bytes, message: Proposal | Vouch) -> Signed:
+    return Signed(encode(message), signer, UNSIGNED)
