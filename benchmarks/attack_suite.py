@@ -231,7 +231,7 @@ VECTORS: dict[str, Attack] = {
     "ascent": ascent,
     "blind-ascent": blind_ascent,
     "search": search,
-    POISON: search,  # in one false step a round, which is all that a sampled audit can find
+    POISON: search,
     LATE_POISON: search,
 }
 
