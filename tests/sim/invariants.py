@@ -36,7 +36,6 @@ from protocol.messages import (
     Vote,
     Vouch,
 )
-from tests.sim.audits import payload_of
 
 # Heights between a transaction's coming and its block, in a network without faults but with f liars. Who hears of it while s is
 # the last decided height notices it in s + 1 or, if it took longer than a height, s + 2; what f + 1 voters have noticed in k − 2
@@ -67,6 +66,11 @@ def quorum(n: int) -> int:
 
 def set_hash(keys: Iterable[bytes]) -> bytes:
     return hashlib.sha256(b"folkmoot/voters\x00" + codec.encode(list(keys))).digest()
+
+
+def honest_payload(job: bytes, number: int, trainer: bytes, model_root: bytes) -> bytes:
+    """The digest of the update that an honest trainer computes in the simulator."""
+    return hashlib.sha256(b"update" + job + number.to_bytes(8, "big") + trainer + model_root).digest()
 
 
 def block_digest(plain: list[Any]) -> bytes:
@@ -315,7 +319,7 @@ class Invariants:
             return
         for data, trainer, _ in proposals:
             _, job, number, root, payload, *_ = codec.unpack(data, len(data))
-            if payload != payload_of(job, number, trainer, root):
+            if payload != honest_payload(job, number, trainer, root):
                 raise Violation("false work", f"height {height} accepts what {short_id(trainer)} did not compute")
 
     def _check_outcome(
