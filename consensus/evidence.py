@@ -45,8 +45,9 @@ def _doubled(first: RoundStatement, second: RoundStatement) -> bool:
     if (first.job, first.round) != (second.job, second.round):
         return False
     if isinstance(first, Vouch) and isinstance(second, Vouch):
-        said = {judgement.trainer: judgement for judgement in first.judgements}
-        return any(said.get(judgement.trainer, judgement) != judgement for judgement in second.judgements)
+        # Repetitions are no statements, but they could fill a block: an honest voter names each trainer once.
+        named = {judgement.trainer for judgement in first.judgements}
+        return first != second and any(judgement.trainer in named for judgement in second.judgements)
     return first != second
 
 

@@ -538,7 +538,8 @@ class JobsModule(Module[JobsState]):
         else:
             awaited = tuple(sorted(set(job.awaited) & set(trainers) | (set(trainers) - set(job.trainers))))
         audited = terms.is_audited(job.round)
-        job = replace(job, opened=height, audited=audited, successors={}, voting_keys={})
+        records = _by_present_key(job.vouch_records, members)
+        job = replace(job, opened=height, audited=audited, successors={}, voting_keys={}, vouch_records=records)
         return replace(job, voters=voters, auditors=auditors, trainers=trainers, awaited=awaited)
 
     def renew_rounds(
@@ -561,8 +562,7 @@ class JobsModule(Module[JobsState]):
         present = {trainer: members.current(trainer) for trainer in trainers}
         voting_keys = {trainer: key for trainer, key in present.items() if key != trainer and key in fresh.voters}
         renewed = replace(fresh, trainers=trainers, awaited=tuple(sorted(awaited)))
-        records = _by_present_key(job.vouch_records, members)
-        return replace(renewed, successors=successors, voting_keys=voting_keys, vouch_records=records)
+        return replace(renewed, successors=successors, voting_keys=voting_keys)
 
     def close_round(
         self,
@@ -718,7 +718,12 @@ def abandoned(jobs: dict[bytes, Job], members: MembersState, height: int) -> dic
 
 
 def _by_present_key(records: Mapping[bytes, VouchRecord], members: MembersState) -> dict[bytes, VouchRecord]:
-    return dict(sorted((members.current(key), record) for key, record in records.items()))
+    """By the keys that the members have now. Of two records of one member the longer suspension stays, then the longer wait."""
+    kept = dict[bytes, VouchRecord]()
+    for key, record in sorted(records.items(), key=lambda item: item[0]):
+        present = members.current(key)
+        kept[present] = max(kept.get(present, record), record, key=lambda of: (of.suspended_until, of.last_until, of.silences))
+    return dict(sorted(kept.items(), key=lambda item: item[0]))
 
 
 def _by_seniority(keys: Iterable[bytes], members: MembersState) -> list[bytes]:

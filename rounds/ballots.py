@@ -32,6 +32,7 @@ MINORITY_FACTOR = 6.0  # where most are missing: twice the stragglers' patience,
 MINORITY_SECONDS_MIN = 10.0  # it is rather the network, or this machine, that stopped for a moment
 VOUCH_SECONDS_MIN = 1.0  # shortest usual time of a vouch: an idle machine needs none for a small model, a busy one does
 VOUCH_FACTOR = 2.0  # later than that many times the usual time other re-executors begin
+GIVE_UP_SHARE = 0.25  # of T2 − T1, which grows with patience: so long a re-executor waits for what the trainer shows
 LIGHT_SECONDS = 2.0  # T3 − T2: one message delay and a busy machine
 CUT_OFF_SECONDS = 2.0  # T4 − T3: the same
 
@@ -373,6 +374,8 @@ class RoundBook:
         """
         if self.verdicts.get(trainer) is not Verdict.ACCEPT or self.verdict(trainer) is not None:
             return False
+        if trainer in self.vouching.begun - self.vouching.findings.keys():
+            return False  # our own re-execution goes on
         return not self.vouching.vouches.have_hope(trainer, body_digest(self.proposals[trainer]))
 
     # Our own re-executions
@@ -400,7 +403,7 @@ class RoundBook:
 
     def _given_up_at(self, trainer: bytes) -> float:
         """When we wait no longer for what the re-execution of this trainer's proposal needs, as a moment."""
-        return max(self.proposals_due, self.vouching.called[trainer] + VOUCH_FACTOR * self.timers.vouch)
+        return max(self.proposals_due, self.vouching.called[trainer] + GIVE_UP_SHARE * self.timers.replays)
 
     def _call_times(self) -> Iterable[float]:
         """The moments at which `call` may do something without any input."""
@@ -470,6 +473,8 @@ class RoundBook:
         """A closing of this round, if the messages here make one. Asked all the time; the tables only grow."""
         parts: tuple[Sized, ...] = (self.signed_ballots, self.proposals, self.signed_cut_offs, self.vouching.signed)
         progress = tuple(map(len, parts))
+        if self._closed is not None and self._closed[1] is not None and not self._closed[1].cut_offs:
+            progress = (*progress[:-1], self._closed[0][-1])  # it is settled: further vouches change nothing
         if self._closed is None or self._closed[0] != progress:
             self._closed = (progress, self._closing())
         return self._closed[1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from protocol.codec import decode_message
+from protocol.codec import decode_message, encode
 from protocol.identity import Signed
 from protocol.messages import Judgement, Vouch
 from rounds.terms import RoundTerms
@@ -30,18 +30,18 @@ class VouchBook:
     # What comes in
 
     def new(self, voter: bytes, vouch: Vouch) -> list[Judgement]:
-        """The judgements on trainers that this voter has not judged before. There are none in a second piece of evidence."""
-        if voter in self.double_vouchers and self._contradicted(voter, vouch) is not None:
+        """The judgements on trainers that this voter has not judged before; none if the vouch contradicts a former one."""
+        if self._contradicted(voter, vouch) is not None:
             return []
         return [judgement for judgement in vouch.judgements if (voter, judgement.trainer) not in self._said]
 
     def _contradicted(self, voter: bytes, vouch: Vouch) -> Signed | None:
-        """The voter's former vouch with another verdict on one of these trainers."""
+        """The voter's former vouch that names one of these trainers, if it is another one."""
         known = (said for judgement in vouch.judgements if (said := self._said.get((voter, judgement.trainer))))
-        return next((before for said, before in known if said not in vouch.judgements), None)
+        return next((before for _, before in known if before.body != encode(vouch)), None)
 
     def add(self, signed: Signed, vouch: Vouch) -> tuple[Signed, Signed] | None:
-        """Keeps a new vouch. Two different verdicts of one voter on one trainer are evidence, and the first one counts."""
+        """Keeps a new vouch. Two different vouches of one voter that name one trainer are evidence, and the first one counts."""
         check_vouch(self.terms, signed.signer, vouch)
         voter = signed.signer
         other = self._contradicted(voter, vouch)
@@ -59,8 +59,11 @@ class VouchBook:
         return None
 
     def measure(self, voter: bytes, trainer: bytes, seconds: float) -> None:
-        """Keeps the time if the voter was called at once. The call of other voters depends on former measurements."""
-        if voter in self.vouches.called_at_once(trainer):
+        """Keeps the time if the voter was called at once, for a trainer that votes.
+
+        The call of other voters depends on former measurements. Any number of trainers that do not vote may be slow on purpose.
+        """
+        if self.terms.voting_key(trainer) in self.terms.voters and voter in self.vouches.called_at_once(trainer):
             self.seconds.append(seconds)
 
     def find(self, judgement: Judgement) -> None:
@@ -97,10 +100,13 @@ class VouchBook:
         return Vouch(self.terms.job, self.terms.round, tuple(self.findings[trainer] for trainer in new))
 
     def needed(self, sure: Mapping[bytes, bytes], named: Iterable[tuple[bytes, bytes]]) -> tuple[Signed, ...]:
-        """The signed vouches that a closing carries: k for each that has q accepts, f + 1 against any that is named.
+        """The signed vouches that a closing carries.
 
-        It has all vouches of voters that were called at once, so that an unsure voter does not look silent.
+        | proposal                           | vouches                                                                      |
+        | it has q accepts and its vouches   | k that accept, and all of voters called at once: an unsure one is not silent |
+        | another one that a ballot names    | f + 1 that reject, and f + 1 that accept if more than f reject               |
         """
+        most = self.terms.faults + 1
         voters = [
             (voter, trainer)
             for trainer, proposal in sure.items()
@@ -110,11 +116,10 @@ class VouchBook:
             )
             if (voter, trainer) in self._said
         ]
-        voters += [
-            (voter, trainer)
-            for trainer, proposal in named
-            for voter in self.vouches.rejecting(trainer, proposal)[: self.terms.faults + 1]
-        ]
+        for trainer, proposal in set(named) - sure.items():
+            against = self.vouches.rejecting(trainer, proposal)[:most]
+            false = self.vouches.accepting(trainer, proposal)[:most] if len(against) == most else []
+            voters += [(voter, trainer) for voter in (*against, *false)]
         chosen = {(signed.signer, signed.body): signed for _, signed in (self._said[place] for place in voters)}
         return tuple(signed for _, signed in sorted(chosen.items()))
 

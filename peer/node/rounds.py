@@ -6,7 +6,6 @@ import contextlib
 import math
 from collections.abc import Container, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from statistics import median
 from types import MappingProxyType
 
 from consensus.evidence import Evidence
@@ -66,7 +65,7 @@ class _Return:
 class Measured:
     """Times that this peer measured in former rounds. They stay true when another state replaces this one."""
 
-    vouches: list[float] = field(default_factory=list)  # seconds from delivery to vouch, the median of each recent round
+    vouches: dict[bytes, list[float]] = field(default_factory=dict)  # by job: seconds to a vouch, of each recent round
     # By job, for recent rounds: (seconds that a majority of the awaited trainers took, all awaited trainers).
     paces: dict[bytes, list[tuple[float, frozenset[bytes]]]] = field(default_factory=dict)
     returns: dict[bytes, dict[bytes, _Return]] = field(default_factory=dict)  # by job, of the trainers that are not awaited
@@ -74,12 +73,13 @@ class Measured:
 
     def follow(self, running: Container[bytes]) -> None:
         self.paces = {key: paces for key, paces in self.paces.items() if key in running}
+        self.vouches = {key: vouches for key, vouches in self.vouches.items() if key in running}
         self.returns = {key: returns for key, returns in self.returns.items() if key in running}
         self.begun = {key: begun for key, begun in self.begun.items() if key in running}
 
     def learn(self, key: bytes, closed: RoundBook) -> None:
-        if closed.vouching.seconds:  # liars give less than half of the vouches, so they do not set the median
-            self.vouches = [*self.vouches, median(closed.vouching.seconds)][-MEASURED_MAX:]
+        if closed.vouching.seconds:
+            self.vouches[key] = [*self.vouches.get(key, []), _sound(closed.vouching.seconds)][-MEASURED_MAX:]
         if closed.pace:  # zero says nothing: the proposals were here before the round opened here
             self.paces[key] = [*self.paces.get(key, []), (closed.pace, closed.terms.awaited)][-MEASURED_MAX:]
 
@@ -144,7 +144,7 @@ class Rounds:
         returning = self._returning(key, terms, heard)
         self.measured.begun[key] = now
         self._patience[key] = job.patience
-        seconds = self._vouch_seconds(())
+        seconds = self._vouch_seconds(key, (), proposal_seconds)
         timers = RoundTimers(proposal_seconds, self._replays(terms, seconds), usual, trainers, returning, seconds)
         me = self._signer.public if self._signer.public in terms.voters else None
         self.books[key], self._opened[key] = RoundBook(terms, me, now, timers), job.opened
@@ -221,11 +221,16 @@ class Rounds:
             return CHECKS_FACTOR * len(terms.trainers) * CHECK_SECONDS * 2 ** self._patience[terms.job]
         return REPLAYS_FACTOR * vouch_seconds * 2 ** self._patience[terms.job]
 
-    def _vouch_seconds(self, measured: Sequence[float]) -> float:
-        """The usual time from the delivery of a proposal to a vouch. `measured` are those of the open round."""
-        if not self.measured.vouches and not measured:
-            return VOUCH_SECONDS_START
-        return max(VOUCH_SECONDS_MIN, _usual(self.measured.vouches) if self.measured.vouches else median(measured))
+    def _vouch_seconds(self, key: bytes, measured: Sequence[float], proposal_seconds: float) -> float:
+        """The usual time from the delivery of a proposal to a vouch, at most that for proposals: liars may slow each other.
+
+        `measured` are those of the open round.
+        """
+        before = self.measured.vouches.get(key)
+        if not before and not measured:
+            return min(VOUCH_SECONDS_START, max(VOUCH_SECONDS_MIN, proposal_seconds))
+        usual = _usual(before) if before else _sound(measured)
+        return max(VOUCH_SECONDS_MIN, min(usual, proposal_seconds))
 
     # Messages in
 
@@ -285,7 +290,7 @@ class Rounds:
             case Vouch():
                 pair = book.add_vouch(signed, message, now)
                 # A peer that came back in the middle of the round opened it on a guess, and may be needed for its cut-off.
-                seconds = self._vouch_seconds(book.vouching.seconds)
+                seconds = self._vouch_seconds(book.terms.job, book.vouching.seconds, book.timers.proposals_max)
                 book.timers = replace(book.timers, replays=self._replays(book.terms, seconds), vouch=seconds)
                 if is_new and pair is None and signed.signer != self._signer.public:
                     effects.sends.append(signed)  # its author may know few peers, and a liar may tell few
@@ -446,6 +451,11 @@ def _signers(terms: RoundTerms, message: RoundMessage) -> frozenset[bytes]:
 def _is_open(book: RoundBook) -> bool:
     closing = book.closing()
     return closing is None or bool(closing.cut_offs)
+
+
+def _sound(seconds: Sequence[float]) -> float:
+    """A time that liars do not set: of voters and trainers f may lie, so at least 4/9 of the times are of honest pairs."""
+    return sorted(seconds)[2 * len(seconds) // 5]
 
 
 def _usual(seconds: Sequence[float]) -> float:

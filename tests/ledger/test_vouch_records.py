@@ -12,6 +12,7 @@ from ledger.jobs import (
     FALSE_VOUCHES_MAX,
     SILENCES_MAX,
     VouchRecord,
+    _by_present_key,
 )
 from protocol.reasons import Verdict
 from rounds.vouching import re_executors
@@ -175,6 +176,15 @@ def test_a_record_follows_the_next_key_of_its_member() -> None:
     for _ in range(2):
         close(world, key, lambda voter, trainer: REPLAY if voter == NEW.public else ACCEPT)
     assert world.job(key).terms(key).suspended == {NEW.public}
+
+
+def test_of_two_records_of_one_member_the_longer_suspension_stays() -> None:
+    """A voter rotated while its job was paused, and was recorded by both keys."""
+    world, _ = started()
+    world.decide(world.rotation(PEOPLE[1], NEW))
+    longer, shorter = VouchRecord(suspended_until=9), VouchRecord(silences=2, last_until=30)
+    for old, new in ((longer, shorter), (shorter, longer)):
+        assert _by_present_key({LIAR: old, NEW.public: new}, world.state.members) == {NEW.public: longer}
 
 
 def test_a_suspended_re_executor_is_suspended_under_its_next_key_too() -> None:
