@@ -111,7 +111,12 @@ class Vouches:
         return self._rings[trainer]
 
     def called_at_once(self, trainer: bytes) -> tuple[bytes, ...]:
-        return self.re_executors(trainer)[: vouches_needed(self.terms, trainer)]
+        return self.re_executors(trainer)[: self._at_once(trainer)]
+
+    def _at_once(self, trainer: bytes) -> int:
+        """k, and f + 1 if nothing of this trainer was accepted in the last round: it takes so many to reject a proposal."""
+        needed = vouches_needed(self.terms, trainer)
+        return needed if trainer in self.terms.awaited else max(needed, self.terms.faults + 1)
 
     def accepting(self, trainer: bytes, proposal: bytes) -> list[bytes]:
         """The voters that vouch for it, in the order of calls."""
@@ -145,18 +150,18 @@ class Vouches:
         return max(reasons, key=lambda verdict: (reasons[verdict], -verdict))
 
     def called(self, trainer: bytes, proposal: bytes, is_late: bool) -> tuple[bytes, ...]:
-        """The re-executors that are asked for a vouch so far: k at once, and one more for each of these that does not accept.
+        """The re-executors that are asked for a vouch so far: some at once, and one more for each of these that does not accept.
 
         If vouches are late, f more are asked, less the number of rejections: silent and rejecting liars together are at most f.
         """
         ring, verdicts = self.re_executors(trainer), self._of(trainer, proposal)
-        count, before = vouches_needed(self.terms, trainer), -1
+        count, before, needed = self._at_once(trainer), -1, vouches_needed(self.terms, trainer)
         while count != before:
             given = [verdicts[voter] for voter in ring[:count] if voter in verdicts]
             unsure, rejections = given.count(Verdict.UNJUDGED), sum(map(_rejects, given))
             before = count
-            count = vouches_needed(self.terms, trainer) + unsure
-            count += max(rejections, self.terms.faults) if is_late else rejections
+            wanted = needed + unsure + (max(rejections, self.terms.faults) if is_late else rejections)
+            count = max(count, wanted)
         return ring[:count]
 
     def vouchers(self, accepted: Mapping[bytes, bytes]) -> dict[bytes, tuple[bytes, ...]]:
@@ -170,8 +175,9 @@ class Vouches:
         return frozenset().union(*against, *(self.accepting(*key) for key in refused))
 
     def silent(self, accepted: Mapping[bytes, bytes]) -> frozenset[bytes]:
-        """The voters that were called at once for an accepted proposal and gave no vouch."""
+        """The first k of the ring for an accepted proposal, if they gave no vouch. k may be enough before others are done."""
         missing = set[bytes]()
         for trainer, proposal in accepted.items():
-            missing |= set(self.called_at_once(trainer)) - self._of(trainer, proposal).keys()
+            first = self.re_executors(trainer)[: vouches_needed(self.terms, trainer)]
+            missing |= set(first) - self._of(trainer, proposal).keys()
         return frozenset(missing)

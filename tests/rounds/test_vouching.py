@@ -415,6 +415,14 @@ def test_one_more_begins_for_each_vouch_that_does_not_accept(verdict: Verdict) -
     assert mine.vouching.called
 
 
+def test_as_many_as_reject_a_proposal_begin_at_once_if_the_last_one_was_not_accepted() -> None:
+    """Otherwise each round with the same liar would take one re-execution after another."""
+    of = replace(terms(4, 4, trainers=2), awaited=frozenset({KEYS[1]}))
+    called = [voter for voter in range(1, 4) if KEYS[0] in checked(voter, of).vouching.called]
+    assert len(called) == 2 and Vouches(of).called_at_once(KEYS[1]) == re_executors(of, KEYS[1])[:1]
+    assert vouches_needed(of, KEYS[0]) == 1
+
+
 def test_nobody_begins_when_there_are_enough_vouches() -> None:
     of = terms(4, 4, trainers=1)
     first, _, third = ring_of(of)
