@@ -170,13 +170,13 @@ def test_the_mean_of_the_seeds_counts() -> None:
     assert missed(table(1.9, 1.65) + twice(1.74)) == [] != missed(table(1.9, 1.65) + twice(1.76))
 
 
-@pytest.mark.long
+@pytest.mark.large
 @pytest.mark.real("daemons, processes")
 def test_a_row_names_what_its_machines_spend_their_time_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "value.json"
-    command = ["value", "--json", str(file), "--seeds", "0", "--peers", "4", "--steps", "180", "--jobs", "1"]
+    command = ["value", "--json", str(file), "--seeds", "0", "--peers", "4", "--steps", "300", "--jobs", "1"]
     monkeypatch.setattr(sys, "argv", [*command, "--step-seconds", "0.5", "--set", *TINY])
     assert value.main() in (0, 1)
     said, figures = capsys.readouterr().out, json.loads(file.read_text())

@@ -69,7 +69,7 @@ async def test_the_expelled_liar_is_named_as_soon_as_its_block_is_applied(tmp_pa
 
         # Who votes what, and why; what all of them decided; and that it can be verified.
         # One of the two proposals is honest, and may have its accepts before a quorum has seen both.
-        rounds = await page.until("document.querySelector('#rounds tbody tr') && document.querySelector('#rounds').textContent")
+        rounds = await page.until("document.querySelector('#rounds li') && document.querySelector('#rounds').textContent")
         assert ("✗ equivocation" in rounds) == ("two different proposals for one round" in rounds)
         await page.until("document.querySelectorAll('#round tbody tr').length >= 2")
         assert await page.until("document.querySelector('[data-live=roots]').textContent !== '–'")
