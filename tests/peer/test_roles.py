@@ -147,7 +147,7 @@ async def test_the_first_round_after_the_opening_goes_on_from_a_payload_that_is_
     world.round = replace(world.round, terms=terms, model=model, model_directory=directory)
     second = await world.proposed()
     assert second.feedback == first.buffer and second.payload_bytes < first.payload_bytes / 3
-    assert await world.verdict(second) is Verdict.ACCEPT and first.payload in world.fetched
+    assert await world.verdict(second) is await world.vouch(second) is Verdict.ACCEPT and first.payload in world.fetched
     assert await world.verdict(replace(second, payload_bytes=second.payload_bytes + 1)) is Verdict.MALFORMED
 
 

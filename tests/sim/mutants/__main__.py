@@ -24,6 +24,7 @@ SLOW = (
     "old-commits-ignored",
     "notices-ignored",
     "order-of-dictionaries",
+    "spoken-forgotten",
 )
 RARE = (
     "first-certificate",
