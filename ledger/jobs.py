@@ -133,7 +133,7 @@ class Phase(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class VouchRecord:
-    """What the closings of a job say of one re-executor. Numbers are of rounds."""
+    """A re-executor's record in one job, from its closings. Numbers are of rounds."""
 
     silences: Annotated[int, Between(0, SILENCES_MAX)] = 0  # closings in a row in which it was called and gave no vouch
     last_until: Count = 0  # it is called last in rounds before this one

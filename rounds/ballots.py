@@ -24,7 +24,7 @@ from protocol.reasons import Verdict
 from protocol.units import nth_round
 from rounds.terms import RoundTerms, body_digest
 from rounds.vouch_book import VouchBook
-from rounds.vouching import Vouches, check_vouch
+from rounds.vouching import Vouches, check_judgements, check_vouch
 
 PROPOSALS_SECONDS_MIN = 2.0  # shortest T1: a machine that swaps or a Python that starts must not lose a round for it
 PROPOSALS_FACTOR = 3.0  # stragglers get three times what the majority of the awaited trainers took
@@ -156,11 +156,7 @@ def check_ballot(terms: RoundTerms, voter: bytes, ballot: Ballot) -> None:
         raise RemoteProtocolError("not-a-voter", f"ballot of {short_id(voter)}")
     if (ballot.job, ballot.round, ballot.model_root) != terms.signed:
         raise RemoteProtocolError("wrong-round", f"ballot of {short_id(voter)} for round {nth_round(ballot.round)}")
-    names = [judgement.trainer for judgement in ballot.judgements]
-    if any(left >= right for left, right in pairwise(names)):
-        raise RemoteProtocolError("non-canonical", "judgements must ascend by trainer, each once")
-    if not terms.trainers.issuperset(names):
-        raise RemoteProtocolError("not-a-trainer", f"ballot of {short_id(voter)}")
+    check_judgements(terms, ballot.judgements, f"ballot of {short_id(voter)}")
 
 
 @dataclass(slots=True)

@@ -100,7 +100,7 @@ class VouchBook:
         return Vouch(self.terms.job, self.terms.round, tuple(self.findings[trainer] for trainer in new))
 
     def needed(self, sure: Mapping[bytes, bytes], named: Iterable[tuple[bytes, bytes]]) -> tuple[Signed, ...]:
-        """The signed vouches that a closing carries.
+        """Selects the signed vouches of a closing.
 
         | proposal                           | vouches                                                                      |
         | it has q accepts and its vouches   | k that accept, and all of voters called at once: an unsure one is not silent |

@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 from protocol.errors import RemoteProtocolError
 from protocol.identity import short_id
-from protocol.messages import Vouch
+from protocol.messages import Judgement, Vouch
 from protocol.reasons import Verdict
 from protocol.units import nth_round
 from rounds.terms import RoundTerms
@@ -69,11 +69,16 @@ def check_vouch(terms: RoundTerms, voter: bytes, vouch: Vouch) -> None:
         raise RemoteProtocolError("not-a-voter", f"vouch of {short_id(voter)}, which re-executes nothing in this round")
     if (vouch.job, vouch.round) != (terms.job, terms.round):
         raise RemoteProtocolError("wrong-round", f"vouch of {short_id(voter)} for round {nth_round(vouch.round)}")
-    names = [judgement.trainer for judgement in vouch.judgements]
+    check_judgements(terms, vouch.judgements, f"vouch of {short_id(voter)}")
+
+
+def check_judgements(terms: RoundTerms, judgements: Sequence[Judgement], what: str) -> None:
+    """Raises `RemoteProtocolError` unless they ascend by trainer and name only trainers of the round."""
+    names = [judgement.trainer for judgement in judgements]
     if any(left >= right for left, right in pairwise(names)):
         raise RemoteProtocolError("non-canonical", "judgements must ascend by trainer, each once")
     if not terms.trainers.issuperset(names):
-        raise RemoteProtocolError("not-a-trainer", f"vouch of {short_id(voter)}")
+        raise RemoteProtocolError("not-a-trainer", what)
 
 
 @dataclass(slots=True)

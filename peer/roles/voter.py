@@ -1,4 +1,4 @@
-"""The lightweight voter: no torch, ever. It checks payloads, follows the majority of the re-executors, applies every update."""
+"""The lightweight voter: no torch, ever. It checks payloads, relies on vouches, and applies every update."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The computing of one machine: what `train` says about it."""
+"""The share of own steps and re-execution that `train` prints."""
 
 from __future__ import annotations
 
