@@ -39,6 +39,11 @@ class RoundTerms:
     def faults(self) -> int:
         return faults_tolerated(len(self.voters))
 
+    @property
+    def spare(self) -> int:
+        """How many voters may be down while the others still decide: f at least."""
+        return len(self.voters) - self.quorum
+
     def voting_key(self, trainer: bytes) -> bytes:
         """The key with which the member of this trainer votes in the round, if it does."""
         return next((voter for key, voter in self.voting_keys if key == trainer), trainer)

@@ -157,7 +157,8 @@ class Vouches:
     def called(self, trainer: bytes, proposal: bytes, is_late: bool) -> tuple[bytes, ...]:
         """The re-executors that are asked for a vouch so far: some at once, and one more for each of these that does not accept.
 
-        If vouches are late, f more are asked, less the number of rejections: silent and rejecting liars together are at most f.
+        If vouches are late, n − q more are asked, less the number of rejections. So many voters may be down while the others
+        decide. Silent and rejecting liars together are at most f, which is no more.
         """
         ring, verdicts = self.re_executors(trainer), self._of(trainer, proposal)
         count, before, needed = self._at_once(trainer), -1, vouches_needed(self.terms, trainer)
@@ -165,7 +166,7 @@ class Vouches:
             given = [verdicts[voter] for voter in ring[:count] if voter in verdicts]
             unsure, rejections = given.count(Verdict.UNJUDGED), sum(map(_rejects, given))
             before = count
-            wanted = needed + unsure + (max(rejections, self.terms.faults) if is_late else rejections)
+            wanted = needed + unsure + (max(rejections, self.terms.spare) if is_late else rejections)
             count = max(count, wanted)
         return ring[:count]
 

@@ -363,6 +363,16 @@ def test_two_f_plus_one_re_executors_decide_whatever_f_liars_do(n: int) -> None:
             assert not needed or made.refusal(KEYS[trainer], digest(trainer)) is not None, (auditors, trainer, lies)
 
 
+@pytest.mark.parametrize("n", EVERYBODY)
+def test_as_many_voters_may_be_down_as_the_others_need_not_to_decide(n: int) -> None:
+    """With three voters one may be down, though f is 0."""
+    of = terms(n, n, trainers=1)
+    ring = re_executors(of, KEYS[0])
+    for down in itertools.combinations(ring, min(of.spare, len(ring))):
+        made, _ = asked(of, 0, True, dict.fromkeys(down, "is silent"))
+        assert made.are_enough(KEYS[0], digest(0)), down
+
+
 def test_without_liars_only_k_are_asked() -> None:
     for n in EVERYBODY:
         _, answered = asked(terms(n, n, trainers=13), 0, True, {})

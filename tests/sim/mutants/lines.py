@@ -782,6 +782,14 @@ LINES: tuple[ChangedLine, ...] = (
         f"{VOUCHING}a_voter_accepts_with_k_vouches_and_rejects_with_more_than_f_rejections",
     ),
     ChangedLine(
+        "nobody-for-one-of-three-that-is-down",
+        "nobody is called in the place of a silent re-executor when no voter may lie",
+        Vouches.called,
+        "max(rejections, self.terms.spare)",
+        "max(rejections, self.terms.faults)",
+        f"{VOUCHING}as_many_voters_may_be_down_as_the_others_need_not_to_decide",
+    ),
+    ChangedLine(
         "vouches-left-out-by-a-leader",
         "a voter prepares a block without a proposal for which it holds all accepts and vouches",
         ballots.RoundBook.refuses,
