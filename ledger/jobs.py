@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Annotated, ClassVar, Protocol
+from typing import Annotated, ClassVar, Protocol, TypeVar
 
 from consensus.quorum import quorum
 from consensus.voters import VoterSet
@@ -45,6 +45,9 @@ SILENCES_MAX = 3  # closings in a row in which a re-executor was called and gave
 CALLED_LAST_ROUNDS = 20  # for so long
 FALSE_VOUCHES_MAX = 3  # in so many rounds: then the re-executor is not called for the job's `suspension_rounds`
 FALSE_VOUCH_ROUNDS = 20
+FALSE_UPDATES_MAX = 3  # in so many rounds: then the trainer is suspended, since each one costs up to 2f + 1 re-executions
+FALSE_UPDATE_ROUNDS = 20
+DOUBLINGS_MAX = 10  # of a suspension: a thousand times the first one is for good, and round numbers stay small
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +117,9 @@ class JobTerms:
         return self.audited or (self.audits is not None and self.rounds - number <= self.audits.closing)
 
 
+Record = TypeVar("Record")  # of one member in one job
+
+
 class JobRules(Protocol):
     def terms(self, spec: bytes) -> JobTerms:
         """Raises `RemoteProtocolError` for a specification that is none."""
@@ -157,6 +163,23 @@ class VouchRecord:
         return not is_counted and max(self.last_until, self.suspended_until) <= round
 
 
+@dataclass(frozen=True, slots=True)
+class TrainerRecord:
+    """A trainer's record in one job, from rounds with re-execution before the ballot. Numbers are of rounds."""
+
+    false: Annotated[tuple[Count, ...], Length(0, FALSE_UPDATES_MAX)] = ()  # the last rounds with a false update
+    suspended_until: Count = 0  # it does not train in rounds before this one
+    suspensions: Annotated[int, Between(0, DOUBLINGS_MAX)] = 0
+
+    def after(self, round: int, suspension_rounds: int) -> TrainerRecord:
+        """After the closing of a round in which more than f re-executors found its update false."""
+        recent = (*(of for of in self.false if of + FALSE_UPDATE_ROUNDS > round), round)
+        if len(recent) < FALSE_UPDATES_MAX:
+            return replace(self, false=recent)
+        until, times = round + 1 + (suspension_rounds << self.suspensions), min(DOUBLINGS_MAX, self.suspensions + 1)
+        return TrainerRecord(suspended_until=until, suspensions=times)
+
+
 Keys = Annotated[tuple[Key, ...], Length(0, TRAINERS_MAX)]
 
 
@@ -187,6 +210,13 @@ class Job:
     # Trainers of the open round whose member votes in it with another key: key of the trainer -> key of the voter.
     voting_keys: Annotated[dict[Key, Key], Length(0, TRAINERS_MAX)] = field(default_factory=dict)
     vouch_records: Annotated[dict[Key, VouchRecord], Length(0, MEMBERS_MAX)] = field(default_factory=dict)
+    trainer_records: Annotated[dict[Key, TrainerRecord], Length(0, MEMBERS_MAX)] = field(default_factory=dict)
+
+    @property
+    def suspended_trainers(self) -> dict[bytes, int]:
+        """By member, the first round in which it trains again: before the vote its updates were found false."""
+        untils = {key: record.suspended_until for key, record in self.trainer_records.items()}
+        return {key: until for key, until in untils.items() if until > self.round and key not in self.trainers}
 
     def terms(self, job: bytes) -> RoundTerms:
         records = self.vouch_records.items()
@@ -524,7 +554,9 @@ class JobsModule(Module[JobsState]):
         voters, author = members.round_voters, members.current(job.author)
         workers = {key for key, member in members.members.items() if terms.role in member.roles}
         may_train = workers if terms.needs_worker else {author} if members.takes_part(author) else set[bytes]()
-        able = [key for key in may_train if suspended.get(key, 0) <= job.round]
+        trainer_records = _by_present_key(job.trainer_records, members, _suspension)
+        able = {key for key in may_train if suspended.get(key, 0) <= job.round}
+        able = _not_suspended(able, trainer_records, job.round) or able  # without a trainer the job would end
         trainers = tuple(sorted(_by_seniority(able, members)[:TRAINERS_MAX]))
         auditors: tuple[bytes, ...] = ()
         if terms.is_reexecuted:
@@ -538,8 +570,9 @@ class JobsModule(Module[JobsState]):
         else:
             awaited = tuple(sorted(set(job.awaited) & set(trainers) | (set(trainers) - set(job.trainers))))
         audited = terms.is_audited(job.round)
-        records = _by_present_key(job.vouch_records, members)
-        job = replace(job, opened=height, audited=audited, successors={}, voting_keys={}, vouch_records=records)
+        records = _by_present_key(job.vouch_records, members, _limits)
+        job = replace(job, opened=height, audited=audited, successors={}, voting_keys={})
+        job = replace(job, vouch_records=records, trainer_records=trainer_records)
         return replace(job, voters=voters, auditors=auditors, trainers=trainers, awaited=awaited)
 
     def renew_rounds(
@@ -589,8 +622,9 @@ class JobsModule(Module[JobsState]):
             patience = min(PATIENCE_MAX, patience + 1)
         elif closed.accepted and closed.absent.isdisjoint(job.awaited):  # from such a round everybody learns how long it takes
             patience = max(0, patience - 1)
-        records = self._vouch_records(job, members, closed)
-        job = replace(job, accepted=accepted, rejected=rejected, patience=patience, vouch_records=records, round=job.round + 1)
+        records, of_trainers = self._vouch_records(job, members, closed), self._trainer_records(job, members, closed)
+        job = replace(job, vouch_records=records, trainer_records=of_trainers)
+        job = replace(job, accepted=accepted, rejected=rejected, patience=patience, round=job.round + 1)
         if job.round >= job.rounds:
             return replace(job, phase=Phase.FINISHED, opened=height)
         if is_held and job.phase is Phase.RUNNING:
@@ -607,7 +641,15 @@ class JobsModule(Module[JobsState]):
             is_false, is_silent = voter in closed.false_vouchers, voter in closed.silent
             records[voter] = record.after(job.round, is_false, is_silent, terms.suspension_rounds)
         left = {voter: record for voter, record in records.items() if not record.is_spent(job.round + 1)}
-        return _by_present_key(left, members)
+        return _by_present_key(left, members, _limits)
+
+    def _trainer_records(self, job: Job, members: MembersState, closed: Outcome) -> dict[bytes, TrainerRecord]:
+        """The records of the job's trainers after its open round was closed, by the keys that they have now."""
+        suspension_rounds = self.rules.terms(job.spec).suspension_rounds
+        records = _by_present_key(job.trainer_records, members, _suspension)
+        for trainer in sorted({members.current(trainer) for trainer in closed.false_trainers}):
+            records[trainer] = records.get(trainer, TrainerRecord()).after(job.round, suspension_rounds)
+        return _by_present_key(records, members, _suspension)
 
     def bounded(self, jobs: dict[bytes, Job], members: MembersState, needed: Set[bytes]) -> dict[bytes, Job]:
         """Forgets finished jobs when there are too many; once a block, after everything in it. `needed` jobs stay.
@@ -717,13 +759,28 @@ def abandoned(jobs: dict[bytes, Job], members: MembersState, height: int) -> dic
     return {**jobs, **ended}
 
 
-def _by_present_key(records: Mapping[bytes, VouchRecord], members: MembersState) -> dict[bytes, VouchRecord]:
-    """By the keys that the members have now. Of two records of one member the longer suspension stays, then the longer wait."""
-    kept = dict[bytes, VouchRecord]()
+def _by_present_key(
+    records: Mapping[bytes, Record], members: MembersState, severity: Callable[[Record], tuple[int, ...]]
+) -> dict[bytes, Record]:
+    """By the keys that the members have now. Of two records of one member the more severe one stays."""
+    kept = dict[bytes, Record]()
     for key, record in sorted(records.items(), key=lambda item: item[0]):
         present = members.current(key)
-        kept[present] = max(kept.get(present, record), record, key=lambda of: (of.suspended_until, of.last_until, of.silences))
+        kept[present] = max(kept.get(present, record), record, key=severity)
     return dict(sorted(kept.items(), key=lambda item: item[0]))
+
+
+def _limits(record: VouchRecord) -> tuple[int, ...]:
+    """The longer suspension counts more, then the longer wait."""
+    return record.suspended_until, record.last_until, record.silences
+
+
+def _suspension(record: TrainerRecord) -> tuple[int, ...]:
+    return record.suspended_until, record.suspensions, *record.false
+
+
+def _not_suspended(trainers: Iterable[bytes], records: Mapping[bytes, TrainerRecord], round: int) -> set[bytes]:
+    return {key for key in trainers if key not in records or records[key].suspended_until <= round}
 
 
 def _by_seniority(keys: Iterable[bytes], members: MembersState) -> list[bytes]:

@@ -22,7 +22,7 @@ from itertools import pairwise
 from protocol.errors import RemoteProtocolError
 from protocol.identity import short_id
 from protocol.messages import Judgement, Vouch
-from protocol.reasons import Verdict
+from protocol.reasons import OWN_FIRST, Verdict
 from protocol.units import nth_round
 from rounds.terms import RoundTerms
 
@@ -36,6 +36,11 @@ def _accepts(verdict: Verdict) -> bool:
 def _rejects(verdict: Verdict) -> bool:
     """UNJUDGED is no rejection."""
     return verdict not in (Verdict.ACCEPT, Verdict.UNJUDGED)
+
+
+def _is_of_re_execution(reason: Verdict) -> bool:
+    """The reasons of objectives are, too."""
+    return reason is Verdict.REPLAY or reason >= OWN_FIRST
 
 
 def vouches_needed(terms: RoundTerms, trainer: bytes) -> int:
@@ -174,7 +179,12 @@ class Vouches:
         """By accepted trainer: who vouches for its proposal."""
         return {trainer: tuple(self.accepting(trainer, proposal)) for trainer, proposal in accepted.items()}
 
-    def false(self, accepted: Mapping[bytes, bytes]) -> frozenset[bytes]:
+    def false_trainers(self) -> frozenset[bytes]:
+        """The trainers with a proposal that more than f voters re-executed and found false; not those of a cheap check alone."""
+        reasons = ((trainer, self.refusal(trainer, proposal)) for trainer, proposal in self.verdicts)
+        return frozenset(trainer for trainer, reason in reasons if reason is not None and _is_of_re_execution(reason))
+
+    def false_vouchers(self, accepted: Mapping[bytes, bytes]) -> frozenset[bytes]:
         """The voters that rejected a proposal which was accepted, or accepted one that more than f reject."""
         against = [set(self.rejecting(trainer, proposal)) for trainer, proposal in accepted.items()]
         refused = [key for key in self.verdicts if accepted.get(key[0]) != key[1] and self.refusal(*key) is not None]

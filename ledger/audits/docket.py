@@ -44,6 +44,7 @@ from ledger.audits.transitions import TRANSITIONS, Effect, Event, Stage
 from ledger.core.genesis import Genesis
 from ledger.core.module import Change, Context, Module, Refused, Said, View
 from ledger.jobs import (
+    DOUBLINGS_MAX,
     WINDING_UP_MAX,
     AuditTerms,
     Barred,
@@ -64,7 +65,6 @@ from protocol.messages import LossCommitment, Proposal
 from protocol.reasons import Finding
 from protocol.units import nth_round
 
-DOUBLINGS_MAX = 10  # of a suspension: a thousand times the first one is for good, and round numbers stay small
 AFTERMATH_HEIGHTS = 1_000  # after a job's end its audits go on for so long; a transaction may wait as long
 NO_ROUND = 2**53 - 1  # later than any
 

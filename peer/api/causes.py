@@ -70,7 +70,7 @@ def _liars(look: Look) -> Iterator[AlertView]:
     for peer, job in look.suspended.items():
         if peer not in look.expelled:
             severity = Severity.WARNING if peer == look.status.peer else Severity.INFO
-            yield AlertView(Cause.LIAR_FOUND, peer, severity, f"suspended in {job}: an audit found its update false or withheld")
+            yield AlertView(Cause.LIAR_FOUND, peer, severity, f"suspended in {job}: its updates were found false or withheld")
 
 
 class AlertBook:

@@ -225,7 +225,7 @@ def _job(key: bytes, job: Job, state: State, audits: JobAudits, peer: RunningPee
         accepted={peer_id(trainer): count for trainer, count in job.accepted.items()},
         rejected={peer_id(trainer): _shown(reasons, spec.kind.labels) for trainer, reasons in job.rejected.items()},
         started_height=job.started,
-        suspended={peer_id(trainer): until for trainer, until in audits.suspended.items() if until > job.round},
+        suspended={peer_id(trainer): until for trainer, until in suspended_trainers(job, audits).items()},
         audits_open=_open_audits(audits),
         origin=_origin(spec, state),
         precision=spec.precision.value,
@@ -235,6 +235,14 @@ def _job(key: bytes, job: Job, state: State, audits: JobAudits, peer: RunningPee
         limited={} if is_over else limited(job),
         machine_time="" if is_over else machine_time(key, job, spec),
     )
+
+
+def suspended_trainers(job: Job, audits: JobAudits) -> dict[bytes, int]:
+    """By member, the first round in which it trains again."""
+    after_audits = {trainer: until for trainer, until in audits.suspended.items() if until > job.round}
+    before_votes = job.suspended_trainers
+    both = sorted(after_audits.keys() | before_votes.keys())
+    return {key: max(after_audits.get(key, 0), before_votes.get(key, 0)) for key in both}
 
 
 def limited(job: Job) -> dict[str, str]:

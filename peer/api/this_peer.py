@@ -16,6 +16,7 @@ import trio
 
 from consensus.voters import VoterSet
 from features.names import Names
+from ledger.audits.state import JobAudits
 from ledger.jobs import JobsState
 from ledger.network import NetworkState
 from ledger.state import State
@@ -23,7 +24,7 @@ from peer import features
 from peer.api.audits import standing_of
 from peer.api.causes import Look, causes
 from peer.api.failures import failures
-from peer.api.jobs import limited
+from peer.api.jobs import limited, suspended_trainers
 from peer.api.memory import children_of, process_memory_mb
 from peer.api.running import RunningPeer
 from peer.driver.auditing import suspension
@@ -198,9 +199,9 @@ def unaudited(state: State) -> tuple[str, ...]:
 
 def _suspended(state: State) -> dict[str, str]:
     """By trainer, a running job in which it may not train for now."""
-    running = state.jobs.running()
-    audits = ((job, state.audits.jobs[key].suspended) for key, job in running.items() if key in state.audits.jobs)
-    return {peer_id(who): job.name for job, suspended in audits for who, until in suspended.items() if until > job.round}
+    audits = state.audits.jobs
+    running = ((job, audits.get(key, JobAudits())) for key, job in state.jobs.running().items())
+    return {peer_id(who): job.name for job, of_job in running for who in suspended_trainers(job, of_job)}
 
 
 def _used_bytes(folder: Path) -> int:

@@ -26,6 +26,7 @@ from peer.demo.report import Report
 from peer.demo.summary import CURVE_WIDTH, summary
 from protocol.api import PARTS, JobView, RoundView
 from protocol.identity import peer_id
+from protocol.reasons import FOUND_FALSE
 from protocol.units import nth_round, round_of
 
 ROUNDS_SHOWN = 8
@@ -87,6 +88,8 @@ class Display:
 
     @property
     def _why_suspended(self) -> str:
+        if not self._demo.is_sampled:
+            return FOUND_FALSE
         if self._demo.options.attack == "lazy":
             return "more trainers contradict the losses that it reports than may lie, so it replays nothing"
         return "an audit found its update false or withheld"

@@ -21,6 +21,7 @@ class Outcome:
     rejected: dict[str, dict[str, int]]
     expelled: dict[str, int]
     standings: dict[str, Standing]  # after sampled audits
+    suspensions: dict[str, int]  # of those that had any, before or after votes
 
     def standing(self, name: str) -> Standing:
         return self.standings.get(name, Standing())
@@ -44,7 +45,7 @@ def find_failures(demo: Demo, equal: bool, finished: bool, outcome: Outcome) -> 
 
 def _of_honest(name: str, outcome: Outcome) -> list[str]:
     standing, failures = outcome.standing(name), []
-    if standing.suspensions:
+    if name in outcome.suspensions:
         failures.append(f"{name} is honest and was suspended")
     if standing.refuted:
         failures.append(f"{name} is honest and its challenge was found false")
@@ -74,7 +75,7 @@ def _unpunished(name: str, attack: str, outcome: Outcome) -> list[str]:
     standing, accepted = outcome.standing(name), outcome.accepted.get(name, 0)
     if attack == "false-challenge":
         return [] if standing.refuted else [f"no challenge of {name} was found false"]
-    if standing.suspensions or (outcome.rejected.get(name) and not accepted):
+    if name in outcome.suspensions or (outcome.rejected.get(name) and not accepted):
         return []
     return [f"{name} was not suspended, {accepted} of its proposals were accepted"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import mean
@@ -52,7 +53,7 @@ class Report:
     evidence: dict[str, list[str]]
     expelled: dict[str, int]  # by decided evidence; at which height
     audit: str
-    suspensions: dict[str, int]  # after sampled audits; of those that had any, as the next
+    suspensions: dict[str, int]  # of those that had any, as the next
     false_challenges: dict[str, int]
     rlhf: Rlhf | None  # with --rlhf, of a job that ended
     seconds_total: float
@@ -106,7 +107,7 @@ def make_report(
             evidence={name: [names.get(key, key) for key in item.evidence] for name, item in stats.items()},
             expelled=outcome.expelled,
             audit=watched.spec(job).audit.value,
-            suspensions={name: standing.suspensions for name, standing in outcome.standings.items() if standing.suspensions},
+            suspensions=outcome.suspensions,
             false_challenges={name: standing.refuted for name, standing in outcome.standings.items() if standing.refuted},
             rlhf=rlhf,
             seconds_total=round(seconds, 2),
@@ -127,6 +128,8 @@ def _names(demo: Demo) -> dict[str, str]:
 def _outcome(demo: Demo, disk: Disk, job: str) -> Outcome:
     names, state = _names(demo), disk.state
     view, own = disk.job(job), disk.spec(job).kind.labels
+    suspensions = Counter({key: standing.suspensions for key, standing in state.audits.standings.items()})
+    suspensions.update({key: record.suspensions for key, record in view.trainer_records.items()})
     return Outcome(
         accepted={names[peer_id(key)]: count for key, count in view.accepted.items()},
         rejected={
@@ -137,6 +140,7 @@ def _outcome(demo: Demo, disk: Disk, job: str) -> Outcome:
             names[peer_id(key)]: member.expelled for key, member in state.members.members.items() if member.expelled is not None
         },
         standings={names[peer_id(key)]: standing for key, standing in state.audits.standings.items()},
+        suspensions={names[peer_id(key)]: count for key, count in sorted(suspensions.items()) if count},
     )
 
 

@@ -44,7 +44,7 @@ from peer.roles.base import Fetch, Replayed, Round, audit_of
 from peer.roles.voter import audit_request
 from protocol.errors import FolkmootError, MissingBlobError, RemoteProtocolError, StorageError, UserError
 from protocol.identity import short_id
-from protocol.reasons import OWN_FIRST, Finding, label
+from protocol.reasons import FOUND_FALSE, OWN_FIRST, Finding, label
 from protocol.units import nth_round
 from storage.blobs import JOB_BYTES
 from training.spec import JobSpec
@@ -478,7 +478,7 @@ def finding_label(entry: Entry, state: State) -> str:
 def _suspensions(person: bytes, state: State) -> Iterator[tuple[bytes, int]]:
     """(running job, the first round in which this member trains again)."""
     for key, job in state.jobs.running().items():
-        until = state.audits.suspended(key).get(person, 0)
+        until = max(state.audits.suspended(key).get(person, 0), job.suspended_trainers.get(person, 0))
         if until > job.round:
             yield key, until
 
@@ -486,7 +486,10 @@ def _suspensions(person: bytes, state: State) -> Iterator[tuple[bytes, int]]:
 def suspension(person: bytes, state: State) -> str:
     """Until when and why this member does not train; empty if it may."""
     for job, until in _suspensions(person, state):
-        cause, since = state.audits.jobs[job].causes[person], f"suspended until round {nth_round(until)}"
+        since = f"suspended until round {nth_round(until)}"
+        if state.audits.suspended(job).get(person) != until:
+            return f"{since}: {FOUND_FALSE}"
+        cause = state.audits.jobs[job].causes[person]
         if cause.result is Result.SHUNNED:
             return f"{since}: too many could not get what it commits to"
         if cause.result is Result.LAZY:

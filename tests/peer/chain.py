@@ -122,15 +122,15 @@ class Chain:
         assert size is not None
         return sign(trainer, self.id, Proposal(key, job.round, job.model_root, payload, size, buffer_digest(buffer), None))
 
-    def play(self, key: bytes, rejected: int = 0) -> None:
-        """One round: everybody proposes, vouches and votes, the round is closed. `rejected` of the last get REPLAY."""
+    def play(self, key: bytes, rejected: int = 0, reason: Verdict = Verdict.REPLAY) -> None:
+        """One round: everybody proposes, vouches and votes, the round is closed. `rejected` of the last are refused."""
         job, book = self.ledger.state.jobs.jobs[key], self.ledger.books[key]
         by_key = {person.public: person for person in self.people}
         judgements = []
         for place, trainer in enumerate(job.trainers):
             signed = self.proposal(key, by_key[trainer])
             book.add_proposal(signed, wire.decode_message(signed.body, (Proposal,)))
-            verdict = Verdict.ACCEPT if place < len(job.trainers) - rejected else Verdict.REPLAY
+            verdict = Verdict.ACCEPT if place < len(job.trainers) - rejected else reason
             judgements.append(Judgement(trainer, hashlib.sha256(signed.body).digest(), verdict))
         for person in self.people:
             if person.public in book.terms.auditors:

@@ -889,7 +889,7 @@ def returning(chain: Chain, rounds: int, hears: Callable[[int], float | None], m
         mine.open(key, job, NOW + number, {}, LANGUAGE.proposal_seconds, links)
         waited.append(last in mine.books[key].awaited)
         assert (last in job.awaited) == (number == 0 or not rejected)
-        chain.play(key, rejected=rejected)
+        chain.play(key, rejected, Verdict.NORM)  # for which nobody is suspended
     return waited
 
 

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import trio
 
-from ledger.jobs import JobsState, VouchRecord
-from peer.api.jobs import limited
+from ledger.audits.state import JobAudits
+from ledger.jobs import JobsState, TrainerRecord, VouchRecord
+from peer.api.jobs import limited, suspended_trainers
 from peer.api.this_peer import own_limits
 from peer.commands import views
 from peer.demo.report import replays_per_round
+from peer.driver.auditing import suspension
 from peer.roles.base import REPLAYS, OpenRound
 from peer.roles.voter import Voter
 from protocol.identity import Signed, peer_id
@@ -131,3 +133,17 @@ def test_the_status_of_a_re_executor_says_that_it_is_not_asked() -> None:
     printed = " ".join(shown(views.status(replace(fake_api.STATUS, limited=text)), 80).split())
     assert f"re-executes {text}" in printed
     assert "re-executes" not in shown(views.status(fake_api.STATUS), 80)
+
+
+def test_a_trainer_whose_updates_were_found_false_is_shown_as_suspended_with_the_reason() -> None:
+    world = World()
+    key = world.start(spec=LANGUAGE)
+    liar = PEOPLE[1].public
+    trainers = tuple(trainer for trainer in world.job(key).trainers if trainer != liar)
+    job = replace(world.job(key), trainers=trainers, trainer_records={liar: TrainerRecord(suspended_until=24, suspensions=1)})
+    assert suspended_trainers(job, JobAudits()) == {liar: 24}
+    assert suspended_trainers(job, JobAudits(suspended={liar: 30})) == {liar: 30}, "the later one, of an audit after the vote"
+    assert suspended_trainers(replace(job, round=24), JobAudits()) == {}
+    state = world.state.with_modules(jobs=JobsState({key: job}))
+    reason = "suspended until round 25: more re-executors than may lie found three of its updates false"
+    assert [suspension(person, state) for person in (liar, trainers[0])] == [reason, ""]

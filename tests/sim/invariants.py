@@ -421,7 +421,7 @@ class Invariants:
                 raise Violation("honest refuted", f"{short_id(key)} challenged a false proposal, and is held for a liar")
 
     def on_vouch_records(self, jobs: Any) -> None:
-        """After each block: an honest re-executor is never suspended, whatever liars vouch."""
+        """After each block: no honest re-executor or trainer is ever suspended, whatever liars vouch."""
         if jobs is self._vouch_records:
             return
         self._vouch_records = jobs
@@ -429,6 +429,8 @@ class Invariants:
             for key, record in job.vouch_records.items():
                 if record.suspended_until and key in self.honest - self.heirs:
                     raise Violation("honest suspended", f"{short_id(key)} vouches for nobody until {record.suspended_until}")
+            for key in job.trainer_records.keys() & self.honest - self.heirs:
+                raise Violation("honest suspended", f"re-executors found an update of {short_id(key)} false")
 
     def _check_change(self, before: Keys, after: Keys, height: int) -> None:
         gone, new = set(before) - set(after), set(after) - set(before)

@@ -16,6 +16,7 @@ import pytest
 import peer.features
 from consensus.handlers import Handlers
 from ledger.audits.docket import Docket
+from ledger.jobs import JobsModule
 from peer.doctor import files
 from peer.driver.absence import Absence
 from peer.driver.answering import Answering
@@ -62,6 +63,7 @@ CELLS = "tests/training/replicated/test_cells.py::test_"
 PAYLOADS = "tests/training/engines/test_payloads.py::test_"
 REPLICA = "tests/consensus/test_replica.py::test_"
 VOUCHING = "tests/rounds/test_vouching.py::test_"
+TRAINERS = "tests/ledger/test_trainer_records.py::test_"
 OPENINGS = "tests/ledger/test_openings.py::test_"
 
 
@@ -788,6 +790,22 @@ LINES: tuple[ChangedLine, ...] = (
         "max(rejections, self.terms.spare)",
         "max(rejections, self.terms.faults)",
         f"{VOUCHING}as_many_voters_may_be_down_as_the_others_need_not_to_decide",
+    ),
+    ChangedLine(
+        "suspended-for-its-norm",
+        "a trainer is suspended for what cheap checks refuse, as they do with honest updates that diverge",
+        Vouches.false_trainers,
+        " and _is_of_re_execution(reason)",
+        "",
+        f"{TRAINERS}what_a_cheap_check_refuses_costs_no_re_execution_and_suspends_nobody",
+    ),
+    ChangedLine(
+        "no-trainer-left",
+        "a job ends when all of its trainers are suspended",
+        JobsModule.open_round,
+        " or able",
+        "",
+        f"{TRAINERS}a_job_of_which_all_trainers_are_suspended_goes_on_with_them",
     ),
     ChangedLine(
         "vouches-left-out-by-a-leader",

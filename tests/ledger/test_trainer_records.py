@@ -1,0 +1,132 @@
+"""Records of trainers: one whose updates re-executors find false before the vote is suspended for some rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import pytest
+
+from ledger.jobs import DOUBLINGS_MAX, FALSE_UPDATE_ROUNDS, FALSE_UPDATES_MAX, TrainerRecord
+from protocol.reasons import Verdict
+from tests.ledger.world import LANGUAGE, NEW, PEOPLE, PlainJobs, World
+
+ACCEPT, NORM, REPLAY, UNJUDGED = Verdict.ACCEPT, Verdict.NORM, Verdict.REPLAY, Verdict.UNJUDGED
+SUSPENSION = 7  # rounds
+DEFAULT_SUSPENSION = PlainJobs().terms(LANGUAGE).suspension_rounds
+LIAR = PEOPLE[1].public
+NO_RECORD = TrainerRecord()
+
+
+def after(rounds: Iterable[int], record: TrainerRecord = NO_RECORD) -> TrainerRecord:
+    for number in rounds:
+        record = record.after(number, SUSPENSION)
+    return record
+
+
+def test_three_false_updates_within_twenty_rounds_suspend_a_trainer() -> None:
+    assert (FALSE_UPDATES_MAX, FALSE_UPDATE_ROUNDS) == (3, 20)
+    assert after([0, 10]) == TrainerRecord(false=(0, 10))
+    assert after([0, 10, 19]) == TrainerRecord(suspended_until=20 + SUSPENSION, suspensions=1)
+    assert after([0, 10, 20]) == TrainerRecord(false=(10, 20)), "the first one is too old"
+
+
+def test_each_suspension_is_twice_as_long_as_the_last_one() -> None:
+    record, lengths = NO_RECORD, []
+    for _ in range(DOUBLINGS_MAX + 3):
+        last = record.suspended_until + 2
+        record = after(range(last - 2, last + 1), record)
+        lengths.append((record.suspended_until - last - 1) // SUSPENSION)
+    assert lengths == [2 ** min(of, DOUBLINGS_MAX) for of in range(DOUBLINGS_MAX + 3)]
+
+
+# Closings ---------------------------------------------------------------------------------------------------------------
+
+
+def started(rounds: int = 200) -> tuple[World, bytes]:
+    """Four voters, three of which train and re-execute."""
+    world = World()
+    return world, world.start(spec=b"%b:%d" % (LANGUAGE, rounds))
+
+
+def close(world: World, key: bytes, bad: Mapping[bytes, Verdict], rejecting: int = 9) -> None:
+    """A round in which these proposals are refused; of their re-executors so many vouch for that, and the others are unsure."""
+    job, terms = world.job(key), world.job(key).terms(key)
+    verdicts = {trainer: bad.get(trainer, ACCEPT) for trainer in job.trainers}
+    says = {
+        voter: {
+            trainer: verdict if verdict is ACCEPT or place < rejecting else UNJUDGED
+            for trainer, verdict in verdicts.items()
+            if trainer != voter
+        }
+        for place, voter in enumerate(sorted(terms.auditors, key=lambda voter: (voter in bad, voter)))
+    }
+    world.vouch(key, {voter: said for voter, said in says.items() if said})
+    world.cast(key, verdicts)
+    closing = world.ledger.books[key].closing()
+    assert closing is not None and not closing.cut_offs
+    world.decide(closings=(closing,))
+    assert world.job(key).round == job.round + 1
+
+
+def lie(world: World, key: bytes, times: int, reason: Verdict = REPLAY) -> None:
+    for _ in range(times):
+        close(world, key, {LIAR: reason})
+
+
+def test_a_trainer_whose_updates_are_found_false_does_not_train_for_a_while() -> None:
+    world, key = started()
+    lie(world, key, FALSE_UPDATES_MAX - 1)
+    assert LIAR in world.job(key).trainers and world.job(key).trainer_records == {LIAR: TrainerRecord(false=(0, 1))}
+    lie(world, key, 1)
+    for _ in range(DEFAULT_SUSPENSION):
+        job = world.job(key)
+        assert job.suspended_trainers == {LIAR: 3 + DEFAULT_SUSPENSION}
+        assert LIAR not in job.trainers and LIAR in job.auditors, "it may still re-execute"
+        close(world, key, {})
+    assert LIAR in world.job(key).trainers and not world.job(key).suspended_trainers
+    lie(world, key, FALSE_UPDATES_MAX)
+    assert world.job(key).suspended_trainers == {LIAR: world.job(key).round + 2 * DEFAULT_SUSPENSION}
+
+
+def test_what_no_more_than_f_re_executors_reject_counts_for_nothing() -> None:
+    """f liars may reject honest work, and other honest re-executors may have been unsure of it."""
+    world, key = started()
+    for _ in range(2 * FALSE_UPDATES_MAX):
+        close(world, key, {LIAR: REPLAY}, rejecting=1)
+    assert world.job(key).rejected[LIAR] and world.job(key).trainer_records == {}
+
+
+@pytest.mark.parametrize("reason", [NORM, Verdict.STALE, Verdict.COMMITMENT, Verdict.MALFORMED])
+def test_what_a_cheap_check_refuses_costs_no_re_execution_and_suspends_nobody(reason: Verdict) -> None:
+    """The norm of honest updates is refused, too, where training diverges."""
+    world, key = started()
+    lie(world, key, 2 * FALSE_UPDATES_MAX, reason)
+    assert world.job(key).rejected[LIAR] == {reason.label: 2 * FALSE_UPDATES_MAX} and world.job(key).trainer_records == {}
+
+
+def test_reasons_of_the_objective_are_found_by_re_execution() -> None:
+    world, key = started()
+    lie(world, key, FALSE_UPDATES_MAX, Verdict.OWN_0)
+    assert world.job(key).suspended_trainers.keys() == {LIAR}
+
+
+def test_a_job_of_which_all_trainers_are_suspended_goes_on_with_them() -> None:
+    """It would end otherwise. Their machine may be the only one, and differ from those of the re-executors."""
+    world, key = started()
+    everybody = world.job(key).trainers
+    for _ in range(FALSE_UPDATES_MAX):
+        close(world, key, dict.fromkeys(everybody, REPLAY))
+    assert world.job(key).trainers == everybody and not world.job(key).suspended_trainers
+    assert all(record.suspensions == 1 for record in world.job(key).trainer_records.values())
+
+
+def test_a_suspension_follows_the_next_key_of_its_member() -> None:
+    world, key = started()
+    lie(world, key, FALSE_UPDATES_MAX - 1)
+    world.decide(world.rotation(PEOPLE[1], NEW))
+    for _ in range(4):
+        world.decide()  # until the new key votes
+    close(world, key, {})
+    assert world.job(key).trainer_records == {NEW.public: TrainerRecord(false=(0, 1))}
+    close(world, key, {NEW.public: REPLAY})
+    assert world.job(key).suspended_trainers.keys() == {NEW.public} and NEW.public not in world.job(key).trainers
