@@ -45,7 +45,7 @@ SILENCES_MAX = 3  # closings in a row in which a re-executor was called and gave
 CALLED_LAST_ROUNDS = 20  # for so long
 FALSE_VOUCHES_MAX = 3  # in so many rounds: then the re-executor is not called for the job's `suspension_rounds`
 FALSE_VOUCH_ROUNDS = 20
-FALSE_UPDATES_MAX = 3  # in so many rounds: then the trainer is suspended, since each one costs up to 2f + 1 re-executions
+FALSE_UPDATES_MAX = 3  # in so many rounds: then the trainer is suspended, since each one costs f + 1 re-executions or more
 FALSE_UPDATE_ROUNDS = 20
 DOUBLINGS_MAX = 10  # of a suspension: a thousand times the first one is for good, and round numbers stay small
 
@@ -105,7 +105,7 @@ class JobTerms:
     read: Base | None = None  # another finished job, whose model everybody who trains this one reads
     requires: tuple[ModuleVersion, ...] = (JOBS,)  # the network must run these modules, in these versions or later ones
     parameters: int = 0  # of its model
-    suspension_rounds: int = 20  # in which a re-executor that vouched falsely is not called
+    suspension_rounds: int = 20  # of a re-executor that vouched falsely, and of a trainer with false updates before votes
     role: str = TRAINER  # if the job needs a worker: members with this role train, and those of them that vote re-execute
 
     @property
@@ -172,12 +172,21 @@ class TrainerRecord:
     suspensions: Annotated[int, Between(0, DOUBLINGS_MAX)] = 0
 
     def after(self, round: int, suspension_rounds: int) -> TrainerRecord:
-        """After the closing of a round in which more than f re-executors found its update false."""
+        """After the closing of a round in which its update was found false.
+
+        A suspended trainer that trains all the same, because no other one does, is not suspended for longer.
+        """
+        if self.suspended_until > round:
+            return self
         recent = (*(of for of in self.false if of + FALSE_UPDATE_ROUNDS > round), round)
         if len(recent) < FALSE_UPDATES_MAX:
             return replace(self, false=recent)
         until, times = round + 1 + (suspension_rounds << self.suspensions), min(DOUBLINGS_MAX, self.suspensions + 1)
         return TrainerRecord(suspended_until=until, suspensions=times)
+
+    def is_spent(self, round: int) -> bool:
+        """Whether it says nothing about the rounds from this one on. The length of the next suspension is never forgotten."""
+        return not self.suspensions and all(of + FALSE_UPDATE_ROUNDS <= round for of in self.false)
 
 
 Keys = Annotated[tuple[Key, ...], Length(0, TRAINERS_MAX)]
@@ -216,7 +225,8 @@ class Job:
     def suspended_trainers(self) -> dict[bytes, int]:
         """By member, the first round in which it trains again: before the vote its updates were found false."""
         untils = {key: record.suspended_until for key, record in self.trainer_records.items()}
-        return {key: until for key, until in untils.items() if until > self.round and key not in self.trainers}
+        trains = () if self.phase is Phase.PAUSED else self.trainers
+        return {key: until for key, until in untils.items() if until > self.round and key not in trains}
 
     def terms(self, job: bytes) -> RoundTerms:
         records = self.vouch_records.items()
@@ -554,23 +564,25 @@ class JobsModule(Module[JobsState]):
         voters, author = members.round_voters, members.current(job.author)
         workers = {key for key, member in members.members.items() if terms.role in member.roles}
         may_train = workers if terms.needs_worker else {author} if members.takes_part(author) else set[bytes]()
-        trainer_records = _by_present_key(job.trainer_records, members, _suspension)
+        accepted = {members.current(trainer) for trainer in closed.accepted} if closed is not None else set[bytes]()
+        trainer_records = _by_present_key(job.trainer_records, members, _trainer_severity)
         able = {key for key in may_train if suspended.get(key, 0) <= job.round}
-        able = _not_suspended(able, trainer_records, job.round) or able  # without a trainer the job would end
+        unsuspended = {key for key in able if key not in trainer_records or trainer_records[key].suspended_until <= job.round}
+        if accepted & unsuspended:  # otherwise those that are left may all be away, and the round would never close
+            able = unsuspended
         trainers = tuple(sorted(_by_seniority(able, members)[:TRAINERS_MAX]))
         auditors: tuple[bytes, ...] = ()
         if terms.is_reexecuted:
             auditors = tuple(sorted(workers & set(voters))) if terms.needs_worker else voters
+        lied = {key for key, record in trainer_records.items() if record.suspensions}
+        new = set(trainers) - set(job.trainers) - lied
         if closed is None:
             awaited = trainers
-        elif closed.accepted:
-            new = set(trainers) - set(job.trainers)
-            accepted = set(map(members.current, closed.accepted))
-            awaited = tuple(sorted((accepted & set(trainers)) | new))
         else:
-            awaited = tuple(sorted(set(job.awaited) & set(trainers) | (set(trainers) - set(job.trainers))))
+            stay = accepted or set(job.awaited)
+            awaited = tuple(sorted(stay & set(trainers) | new)) or trainers
         audited = terms.is_audited(job.round)
-        records = _by_present_key(job.vouch_records, members, _limits)
+        records = _by_present_key(job.vouch_records, members, _vouch_severity)
         job = replace(job, opened=height, audited=audited, successors={}, voting_keys={})
         job = replace(job, vouch_records=records, trainer_records=trainer_records)
         return replace(job, voters=voters, auditors=auditors, trainers=trainers, awaited=awaited)
@@ -641,15 +653,16 @@ class JobsModule(Module[JobsState]):
             is_false, is_silent = voter in closed.false_vouchers, voter in closed.silent
             records[voter] = record.after(job.round, is_false, is_silent, terms.suspension_rounds)
         left = {voter: record for voter, record in records.items() if not record.is_spent(job.round + 1)}
-        return _by_present_key(left, members, _limits)
+        return _by_present_key(left, members, _vouch_severity)
 
     def _trainer_records(self, job: Job, members: MembersState, closed: Outcome) -> dict[bytes, TrainerRecord]:
         """The records of the job's trainers after its open round was closed, by the keys that they have now."""
         suspension_rounds = self.rules.terms(job.spec).suspension_rounds
-        records = _by_present_key(job.trainer_records, members, _suspension)
-        for trainer in sorted({members.current(trainer) for trainer in closed.false_trainers}):
+        records = _by_present_key(job.trainer_records, members, _trainer_severity)
+        for trainer in map(members.current, closed.false_trainers):
             records[trainer] = records.get(trainer, TrainerRecord()).after(job.round, suspension_rounds)
-        return _by_present_key(records, members, _suspension)
+        left = {trainer: record for trainer, record in records.items() if not record.is_spent(job.round + 1)}
+        return dict(sorted(left.items()))
 
     def bounded(self, jobs: dict[bytes, Job], members: MembersState, needed: Set[bytes]) -> dict[bytes, Job]:
         """Forgets finished jobs when there are too many; once a block, after everything in it. `needed` jobs stay.
@@ -770,17 +783,14 @@ def _by_present_key(
     return dict(sorted(kept.items(), key=lambda item: item[0]))
 
 
-def _limits(record: VouchRecord) -> tuple[int, ...]:
-    """The longer suspension counts more, then the longer wait."""
+def _vouch_severity(record: VouchRecord) -> tuple[int, ...]:
+    """The longer suspension is more severe, then the longer wait."""
     return record.suspended_until, record.last_until, record.silences
 
 
-def _suspension(record: TrainerRecord) -> tuple[int, ...]:
+def _trainer_severity(record: TrainerRecord) -> tuple[int, ...]:
+    """The longer suspension is more severe, then more suspensions, then the later false updates."""
     return record.suspended_until, record.suspensions, *record.false
-
-
-def _not_suspended(trainers: Iterable[bytes], records: Mapping[bytes, TrainerRecord], round: int) -> set[bytes]:
-    return {key for key in trainers if key not in records or records[key].suspended_until <= round}
 
 
 def _by_seniority(keys: Iterable[bytes], members: MembersState) -> list[bytes]:

@@ -35,7 +35,7 @@ class Verdict(enum.IntEnum):
         return self.name.lower()
 
 
-FOUND_FALSE = "more re-executors than may lie found three of its updates false"  # why a trainer is suspended before votes
+FOUND_FALSE = "re-execution found three of its updates false"  # why a trainer is suspended before votes
 ABSENT = "absent"  # no verdict: no ballot named a proposal of that trainer
 MEANINGS = {  # for people, by label
     "unjudged": "too few could judge it in time",

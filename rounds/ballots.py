@@ -78,7 +78,7 @@ class Outcome:
     vouchers: dict[bytes, tuple[bytes, ...]]  # accepted trainer -> the voters that vouch for its proposal in the block
     false_vouchers: frozenset[bytes]  # voters whose vouch says the opposite of what was decided
     silent: frozenset[bytes]  # voters that were called for an accepted proposal, without a vouch of theirs in the block
-    false_trainers: frozenset[bytes] = frozenset()  # trainers whose update more than f voters re-executed and found false
+    false_trainers: frozenset[bytes] = frozenset()  # trainers whose update re-execution found false (`Vouches.false_trainers`)
 
 
 Votes = dict[tuple[bytes, bytes], Counter[Verdict]]  # (trainer, proposal) -> verdicts
@@ -133,7 +133,7 @@ def outcome(terms: RoundTerms, ballots: Mapping[bytes, Ballot], vouches: Vouches
         vouchers=vouches.vouchers(accepted),
         false_vouchers=vouches.false_vouchers(enough),
         silent=vouches.silent(accepted),
-        false_trainers=vouches.false_trainers(),
+        false_trainers=vouches.false_trainers(enough),
     )
 
 

@@ -83,7 +83,7 @@ class VouchBook:
 
     def is_called(self, trainer: bytes, proposal: bytes, is_late: bool) -> bool:
         """Whether we re-execute this proposal from now on."""
-        if trainer in self.findings or self.vouches.are_enough(trainer, proposal):
+        if trainer in self.findings or self.vouches.are_settled(trainer, proposal):
             return False
         return self.me is not None and self.me in self.vouches.called(trainer, proposal, is_late)
 

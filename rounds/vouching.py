@@ -38,9 +38,9 @@ def _rejects(verdict: Verdict) -> bool:
     return verdict not in (Verdict.ACCEPT, Verdict.UNJUDGED)
 
 
-def _is_of_re_execution(reason: Verdict) -> bool:
-    """The reasons of objectives are, too."""
-    return reason is Verdict.REPLAY or reason >= OWN_FIRST
+def is_found_false(verdict: Verdict) -> bool:
+    """Whether re-execution is the reason of a rejection. It is also that of the reasons which an objective adds."""
+    return verdict is Verdict.REPLAY or verdict >= OWN_FIRST
 
 
 def vouches_needed(terms: RoundTerms, trainer: bytes) -> int:
@@ -133,8 +133,9 @@ class Vouches:
         return self._with(trainer, proposal, _accepts)
 
     def rejecting(self, trainer: bytes, proposal: bytes) -> list[bytes]:
-        """The voters that give a reason against it, in the order of calls."""
-        return self._with(trainer, proposal, _rejects)
+        """The voters that reject it: first those that found it false by re-execution, then in the order of calls."""
+        verdicts = self._of(trainer, proposal)
+        return sorted(self._with(trainer, proposal, _rejects), key=lambda voter: not is_found_false(verdicts[voter]))
 
     def _with(self, trainer: bytes, proposal: bytes, fits: Callable[[Verdict], bool]) -> list[bytes]:
         place = {voter: at for at, voter in enumerate(self.re_executors(trainer))}
@@ -144,6 +145,10 @@ class Vouches:
     def are_enough(self, trainer: bytes, proposal: bytes) -> bool:
         accepts = sum(map(_accepts, self._of(trainer, proposal).values()))
         return accepts >= vouches_needed(self.terms, trainer)
+
+    def are_settled(self, trainer: bytes, proposal: bytes) -> bool:
+        """Whether a further vouch would change nothing: k accept it, or more than f reject it."""
+        return self.are_enough(trainer, proposal) or self.refusal(trainer, proposal) is not None
 
     def have_hope(self, trainer: bytes, proposal: bytes) -> bool:
         """False if further vouches could not be enough, or more than f voters are unsure."""
@@ -163,7 +168,7 @@ class Vouches:
         """The re-executors that are asked for a vouch so far: some at once, and one more for each of these that does not accept.
 
         If vouches are late, n − q more are asked, less the number of rejections. So many voters may be down while the others
-        decide. Silent and rejecting liars together are at most f, which is no more.
+        decide. At most f liars are silent or reject, and f is at most n − q.
         """
         ring, verdicts = self.re_executors(trainer), self._of(trainer, proposal)
         count, before, needed = self._at_once(trainer), -1, vouches_needed(self.terms, trainer)
@@ -179,10 +184,18 @@ class Vouches:
         """By accepted trainer: who vouches for its proposal."""
         return {trainer: tuple(self.accepting(trainer, proposal)) for trainer, proposal in accepted.items()}
 
-    def false_trainers(self) -> frozenset[bytes]:
-        """The trainers with a proposal that more than f voters re-executed and found false; not those of a cheap check alone."""
-        reasons = ((trainer, self.refusal(trainer, proposal)) for trainer, proposal in self.verdicts)
-        return frozenset(trainer for trainer, reason in reasons if reason is not None and _is_of_re_execution(reason))
+    def false_trainers(self, accepted: Mapping[bytes, bytes]) -> frozenset[bytes]:
+        """The trainers with a proposal that was not accepted, and that more than f voters re-executed and found false.
+
+        One voter is never enough, even if f is 0: its machine may be broken. A rejection by a cheap check does not count: the
+        norm of honest updates is refused, too, where training diverges.
+        """
+        needed = max(1, self.terms.faults) + 1
+        return frozenset(
+            trainer
+            for (trainer, proposal), verdicts in self.verdicts.items()
+            if accepted.get(trainer) != proposal and sum(map(is_found_false, verdicts.values())) >= needed
+        )
 
     def false_vouchers(self, accepted: Mapping[bytes, bytes]) -> frozenset[bytes]:
         """The voters that rejected a proposal which was accepted, or accepted one that more than f reject."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
+from dataclasses import replace
 
 import pytest
 
-from ledger.jobs import DOUBLINGS_MAX, FALSE_UPDATE_ROUNDS, FALSE_UPDATES_MAX, TrainerRecord
+from ledger.jobs import DOUBLINGS_MAX, FALSE_UPDATE_ROUNDS, FALSE_UPDATES_MAX, Phase, TrainerRecord
 from protocol.reasons import Verdict
 from tests.ledger.world import LANGUAGE, NEW, PEOPLE, PlainJobs, World
 
@@ -48,10 +49,10 @@ def started(rounds: int = 200) -> tuple[World, bytes]:
     return world, world.start(spec=b"%b:%d" % (LANGUAGE, rounds))
 
 
-def close(world: World, key: bytes, bad: Mapping[bytes, Verdict], rejecting: int = 9) -> None:
+def close(world: World, key: bytes, bad: Mapping[bytes, Verdict], away: Set[bytes] = frozenset(), rejecting: int = 9) -> None:
     """A round in which these proposals are refused; of their re-executors so many vouch for that, and the others are unsure."""
     job, terms = world.job(key), world.job(key).terms(key)
-    verdicts = {trainer: bad.get(trainer, ACCEPT) for trainer in job.trainers}
+    verdicts = {trainer: bad.get(trainer, ACCEPT) for trainer in job.trainers if trainer not in away}
     says = {
         voter: {
             trainer: verdict if verdict is ACCEPT or place < rejecting else UNJUDGED
@@ -110,14 +111,62 @@ def test_reasons_of_the_objective_are_found_by_re_execution() -> None:
     assert world.job(key).suspended_trainers.keys() == {LIAR}
 
 
-def test_a_job_of_which_all_trainers_are_suspended_goes_on_with_them() -> None:
-    """It would end otherwise. Their machine may be the only one, and differ from those of the re-executors."""
+def test_suspended_trainers_train_where_no_other_update_is_accepted() -> None:
+    """The others may be away, and then the round would never close. They are not suspended for longer for that."""
     world, key = started()
     everybody = world.job(key).trainers
-    for _ in range(FALSE_UPDATES_MAX):
+    for _ in range(4 * FALSE_UPDATES_MAX):
         close(world, key, dict.fromkeys(everybody, REPLAY))
-    assert world.job(key).trainers == everybody and not world.job(key).suspended_trainers
+    assert world.job(key).trainers == everybody == world.job(key).awaited and not world.job(key).suspended_trainers
     assert all(record.suspensions == 1 for record in world.job(key).trainer_records.values())
+    close(world, key, {LIAR: REPLAY})
+    assert world.job(key).trainers == everybody, "both others are suspended, too, so who may train?"
+
+
+@pytest.mark.parametrize("away", [frozenset[bytes](), frozenset({PEOPLE[0].public})])
+def test_a_trainer_that_is_away_does_not_keep_suspended_ones_from_training(away: frozenset[bytes]) -> None:
+    world, key = started()
+    everybody = world.job(key).trainers
+    bad = dict.fromkeys(set(everybody) - away, REPLAY)
+    for _ in range(FALSE_UPDATES_MAX):
+        close(world, key, bad, away)
+    assert world.job(key).trainers == everybody
+    close(world, key, bad, away)
+
+
+def test_a_trainer_that_was_suspended_is_not_awaited_when_it_comes_back() -> None:
+    """Others would wait for a liar until T1, and fewer would re-execute its update at once."""
+    world, key = started()
+    lie(world, key, FALSE_UPDATES_MAX)
+    for _ in range(DEFAULT_SUSPENSION):
+        close(world, key, {})
+    job = world.job(key)
+    assert LIAR in job.trainers and set(job.awaited) == set(job.trainers) - {LIAR}
+
+
+def test_somebody_is_awaited_when_the_only_awaited_trainer_is_suspended() -> None:
+    world, key = started()
+    lie(world, key, FALSE_UPDATES_MAX - 1)
+    others = dict.fromkeys(set(world.job(key).trainers) - {LIAR}, NORM)
+    close(world, key, others)
+    assert set(world.job(key).awaited) == {LIAR}
+    close(world, key, {LIAR: REPLAY})
+    assert set(world.job(key).awaited) == others.keys() == set(world.job(key).trainers)
+
+
+def test_old_false_updates_are_forgotten() -> None:
+    world, key = started()
+    lie(world, key, 1)
+    for _ in range(FALSE_UPDATE_ROUNDS - 1):
+        assert world.job(key).trainer_records
+        close(world, key, {})
+    assert world.job(key).trainer_records == {}
+
+
+def test_a_paused_job_shows_who_is_suspended() -> None:
+    world, key = started()
+    lie(world, key, FALSE_UPDATES_MAX)
+    assert replace(world.job(key), phase=Phase.PAUSED, trainers=(LIAR,)).suspended_trainers.keys() == {LIAR}
 
 
 def test_a_suspension_follows_the_next_key_of_its_member() -> None:

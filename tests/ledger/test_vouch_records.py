@@ -13,7 +13,7 @@ from ledger.jobs import (
     SILENCES_MAX,
     VouchRecord,
     _by_present_key,
-    _limits,
+    _vouch_severity,
 )
 from protocol.reasons import Verdict
 from rounds.vouching import re_executors
@@ -185,7 +185,7 @@ def test_of_two_records_of_one_member_the_longer_suspension_stays() -> None:
     world.decide(world.rotation(PEOPLE[1], NEW))
     longer, shorter = VouchRecord(suspended_until=9), VouchRecord(silences=2, last_until=30)
     for old, new in ((longer, shorter), (shorter, longer)):
-        assert _by_present_key({LIAR: old, NEW.public: new}, world.state.members, _limits) == {NEW.public: longer}
+        assert _by_present_key({LIAR: old, NEW.public: new}, world.state.members, _vouch_severity) == {NEW.public: longer}
 
 
 def test_a_suspended_re_executor_is_suspended_under_its_next_key_too() -> None:

@@ -145,5 +145,5 @@ def test_a_trainer_whose_updates_were_found_false_is_shown_as_suspended_with_the
     assert suspended_trainers(job, JobAudits(suspended={liar: 30})) == {liar: 30}, "the later one, of an audit after the vote"
     assert suspended_trainers(replace(job, round=24), JobAudits()) == {}
     state = world.state.with_modules(jobs=JobsState({key: job}))
-    reason = "suspended until round 25: more re-executors than may lie found three of its updates false"
+    reason = "suspended until round 25: re-execution found three of its updates false"
     assert [suspension(person, state) for person in (liar, trainers[0])] == [reason, ""]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -20,7 +20,7 @@ from consensus.evidence import conflict
 from consensus.quorum import faults_tolerated, quorum
 from ledger.jobs import Job, JobsModule, Phase
 from ledger.members import Member, MembersState
-from protocol.codec import encode
+from protocol.codec import decode_message, encode
 from protocol.errors import RemoteProtocolError
 from protocol.identity import sign
 from protocol.limits import BLOB_BYTES_MAX
@@ -323,7 +323,7 @@ def asked(of: RoundTerms, trainer: int, is_honest: bool, lies: Mapping[bytes, st
     made, key, proposal, is_late = Vouches(of), KEYS[trainer], digest(trainer), False
     answered = set[bytes]()
     while True:
-        called = [] if made.are_enough(key, proposal) else made.called(key, proposal, is_late)
+        called = [] if made.are_settled(key, proposal) else made.called(key, proposal, is_late)
         new = [voter for voter in called if voter not in answered]
         if not new and is_late:
             return made, answered
@@ -364,13 +364,16 @@ def test_two_f_plus_one_re_executors_decide_whatever_f_liars_do(n: int) -> None:
 
 
 @pytest.mark.parametrize("n", EVERYBODY)
-def test_as_many_voters_may_be_down_as_the_others_need_not_to_decide(n: int) -> None:
-    """With three voters one may be down, though f is 0."""
-    of = terms(n, n, trainers=1)
-    ring = re_executors(of, KEYS[0])
-    for down in itertools.combinations(ring, min(of.spare, len(ring))):
-        made, _ = asked(of, 0, True, dict.fromkeys(down, "is silent"))
-        assert made.are_enough(KEYS[0], digest(0)), down
+def test_n_minus_q_silent_voters_do_not_keep_a_proposal_from_its_vouches(n: int) -> None:
+    """With three voters one may be down, though f is 0, if there are k + n − q re-executors besides the trainer."""
+    for auditors in range(1, n + 1):
+        of = terms(n, auditors, trainers=1)
+        ring = re_executors(of, KEYS[0])
+        if len(ring) < vouches_needed(of, KEYS[0]) + of.spare:
+            continue
+        for down in itertools.combinations(ring, of.spare):
+            made, _ = asked(of, 0, True, dict.fromkeys(down, "is silent"))
+            assert made.are_enough(KEYS[0], digest(0)), (auditors, down)
 
 
 def test_without_liars_only_k_are_asked() -> None:
@@ -414,15 +417,25 @@ def test_the_first_begin_at_once_and_others_when_vouches_are_late() -> None:
 
 @pytest.mark.parametrize("verdict", [REPLAY, UNJUDGED])
 def test_one_more_begins_for_each_vouch_that_does_not_accept(verdict: Verdict) -> None:
-    of = terms(4, 4, trainers=1)
-    first, second, third = ring_of(of)
-    mine = checked(second, of)
-    hear_vouch(mine, third, vouch({0: verdict}))
+    of = terms(7, 7, trainers=1)
+    first, _, third, fourth, *_ = ring_of(of)
+    mine = checked(third, of)
+    hear_vouch(mine, fourth, vouch({0: verdict}))
     mine.call(OPENED)
     assert not mine.vouching.called, "only those that are called count"
     hear_vouch(mine, first, vouch({0: verdict}))
     mine.call(OPENED)
     assert mine.vouching.called
+
+
+def test_nobody_begins_when_more_than_f_reject_it() -> None:
+    of = terms(4, 4, trainers=1)
+    first, second, third = ring_of(of)
+    mine = checked(second, of)
+    for voter in (first, third):
+        hear_vouch(mine, voter, vouch({0: REPLAY}))
+    mine.call(OPENED + 1e6)
+    assert not mine.vouching.called
 
 
 def test_as_many_as_reject_a_proposal_begin_at_once_if_the_last_one_was_not_accepted() -> None:
@@ -758,6 +771,34 @@ def test_the_outcome_says_who_vouched_who_did_so_falsely_and_who_was_silent() ->
     assert KEYS[liar] in refused.false_vouchers and not refused.accepted
     few = told({liar: {1: ACCEPT}, honest[0]: {1: REPLAY}})
     assert not few.false_vouchers, "f that reject prove nothing"
+
+
+@pytest.mark.parametrize("n", [3, 4, 7])
+def test_an_update_is_false_if_more_than_f_voters_and_at_least_two_find_it_so_by_re_execution(n: int) -> None:
+    of = terms(n, n)
+    needed = max(1, of.faults) + 1
+    ring = ring_of(of)
+
+    def false(verdicts: Sequence[Verdict], accepted: Mapping[bytes, bytes] | None = None) -> set[bytes]:
+        said = {voter: {0: verdict} for voter, verdict in zip(ring, verdicts, strict=False)}
+        return set(vouched(of, said).false_trainers(accepted or {}))
+
+    assert false([REPLAY] * needed) == {KEYS[0]} == false([Verdict.OWN_0] * needed)
+    assert not false([REPLAY] * (needed - 1)), "one broken machine, or liars alone"
+    assert not false([REPLAY] * (needed - 1) + [NORM]), "an honest voter refused its norm, and liars say it is false"
+    assert not false([NORM] * needed)
+    assert not false([REPLAY] * needed, {KEYS[0]: digest(0)}), "it was accepted all the same"
+
+
+def test_a_closing_carries_the_rejections_by_re_execution_first() -> None:
+    """Otherwise a liar that gives another reason would shield its accomplice."""
+    of = terms(4, 4)
+    first, second, third = ring_of(of, 1)
+    rejects = {voter: {0: ACCEPT, 1: REPLAY} for voter in range(4)}
+    closing = voted(of, rejects, {first: {1: NORM}, second: {1: REPLAY}, third: {1: REPLAY}, 3: {0: ACCEPT}}).closing()
+    assert closing is not None
+    said = Vouches.of(of, [(signed.signer, decode_message(signed.body, (Vouch,))) for signed in closing.vouches])
+    assert said.false_trainers({}) == {KEYS[1]}
 
 
 def test_a_vouch_that_repeats_a_trainer_is_evidence_and_fills_no_block() -> None:

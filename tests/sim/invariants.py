@@ -138,7 +138,7 @@ class Invariants:
     _nonces: dict[bytes, int] = field(default_factory=dict)
     _rounds: dict[bytes, int] = field(default_factory=dict)
     _audited: set[bytes] = field(default_factory=set)  # jobs whose proposals are re-executed before the vote
-    _vouch_records: Any = None  # the jobs whose records were looked at last
+    _job_records: Any = None  # the jobs whose records were looked at last
     _good: set[tuple[bytes, bytes]] = field(default_factory=set)  # certificates that were checked
     _heard: dict[bytes, dict[Slot, tuple[bytes, set[bytes]]]] = field(default_factory=dict)
     _remembered: dict[bytes, dict[Slot, bytes]] = field(default_factory=dict)
@@ -420,11 +420,11 @@ class Invariants:
             if standing.refuted and key in self.honest - self.heirs:
                 raise Violation("honest refuted", f"{short_id(key)} challenged a false proposal, and is held for a liar")
 
-    def on_vouch_records(self, jobs: Any) -> None:
-        """After each block: no honest re-executor or trainer is ever suspended, whatever liars vouch."""
-        if jobs is self._vouch_records:
+    def on_job_records(self, jobs: Any) -> None:
+        """After each block: no honest re-executor or trainer is suspended, whatever liars vouch."""
+        if jobs is self._job_records:
             return
-        self._vouch_records = jobs
+        self._job_records = jobs
         for job in jobs.values():
             for key, record in job.vouch_records.items():
                 if record.suspended_until and key in self.honest - self.heirs:

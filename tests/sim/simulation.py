@@ -891,7 +891,7 @@ class Simulation:
             return
         self.invariants.on_applied(peer.key, state.height, state.root, sets, expelled)
         self.invariants.on_audits(state.audits)
-        self.invariants.on_vouch_records(state.jobs.jobs)
+        self.invariants.on_job_records(state.jobs.jobs)
         self.progress.on_finished([key for key, job in state.jobs.jobs.items() if job.phase is Phase.FINISHED])
         node = peer.node
         if node is not None and node.replica.divergence is not None:
