@@ -107,6 +107,10 @@ class Sums:
         assert self.spec is not None
         steps = range(self.spec.local_steps)
         moved = [np.random.default_rng([round, trainer[0], step]).standard_normal(len(parameters)) for step in steps]
+        if on_state is not None:
+            before = inner or InnerState.fresh(self.spec)
+            moments = before.moments + np.float32(1 + trainer[0] / 256)  # each trainer has other ones
+            on_state(parameters, InnerState(before.steps + len(steps), moments))
         return -sum(moved).astype(np.float32), [loss_of(round, trainer, step) for step in steps]
 
 
@@ -209,12 +213,12 @@ async def test_every_drawn_proposal_of_honest_trainers_is_replayed_and_passes(tm
 async def test_what_is_larger_than_a_part_is_audited_like_all_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: dict[str, Any]
 ) -> None:
-    """Buffers of several parts."""
+    """Inner states and buffers of several parts."""
     monkeypatch.setattr(network_module, "SECONDS_MAX", 300.0)
     took, came = PartsFolder.took, list[bytes]()
     monkeypatch.setattr(PartsFolder, "took", lambda folder, part, *file: (came.append(part), took(folder, part, *file)))
-    model = replace(MODEL, vocabulary=256, width=512, heads=4, kv_heads=4, layers=2, hidden=1024)
-    assert 4 * model.parameters > BLOB_PART_BYTES
+    model = replace(MODEL, vocabulary=256, width=512, heads=4, kv_heads=4, layers=7, hidden=1024)
+    assert model.parameters > BLOB_PART_BYTES
     async with trainers(tmp_path) as made:
         job = await made.train(replace(SPEC, model=model, parts=True, **how))
         await ended(made, job)
