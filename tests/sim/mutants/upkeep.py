@@ -616,7 +616,7 @@ UPKEEP = (
         "n − f accepts are asked for where q are enough",
         ("rounds",),
         _accepts_by_n_minus_f,
-        Scenario(n=6, liars=("rejects-all", "rejects-all"), blocks=14),
+        Scenario(n=6, liars=("rejects-in-ballots", "rejects-in-ballots"), blocks=14),
     ),
     Mutant(
         "nonce-unchecked",

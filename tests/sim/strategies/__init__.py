@@ -32,6 +32,7 @@ STRATEGIES: dict[str, type[Strategy]] = {
     "withheld-lock": twice.WithheldLock,
     "amnesia": twice.Amnesia,
     "rejects-all": twice.RejectsAll,
+    "rejects-in-ballots": twice.RejectsInBallots,
     "vouches-for-all": twice.VouchesForAll,
     "bad-payload": twice.BadPayload,
     "signs-again": twice.SignsAgain,

@@ -240,11 +240,8 @@ class VouchesForAll(Strategy):
         return Verdict.ACCEPT
 
 
-class RejectsAll(Strategy):
-    """Accepts nothing of anybody, ever."""
-
-    def finding(self, honest: Verdict) -> Verdict:
-        return Verdict.REPLAY
+class RejectsInBallots(Strategy):
+    """Accepts nothing in its ballots, whatever it vouches for."""
 
     def sends(self, to: bytes, message: Any) -> Iterable[Outgoing]:
         if not isinstance(message, Relay) or message.signed.signer != self.liar.key:
@@ -254,6 +251,13 @@ class RejectsAll(Strategy):
         ballot = codec.decode_message(message.signed.body, (Ballot,))
         judgements = tuple(Judgement(old.trainer, old.proposal, Verdict.REPLAY) for old in ballot.judgements)
         return (Relay(self.liar.sign(dataclasses.replace(ballot, judgements=judgements))),)
+
+
+class RejectsAll(RejectsInBallots):
+    """Accepts nothing of anybody, ever."""
+
+    def finding(self, honest: Verdict) -> Verdict:
+        return Verdict.REPLAY
 
 
 class SignsAgain(Strategy):
