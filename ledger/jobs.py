@@ -185,7 +185,7 @@ class TrainerRecord:
         return TrainerRecord(suspended_until=until, suspensions=times)
 
     def is_spent(self, round: int) -> bool:
-        """Whether it says nothing about the rounds from this one on. The length of the next suspension is never forgotten."""
+        """Whether the record may be deleted. One with suspensions sets the length of the next one, and stays."""
         return not self.suspensions and all(of + FALSE_UPDATE_ROUNDS <= round for of in self.false)
 
 

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from ledger.jobs import DOUBLINGS_MAX, FALSE_UPDATE_ROUNDS, FALSE_UPDATES_MAX, Phase, TrainerRecord
+from ledger.jobs import DOUBLINGS_MAX, FALSE_UPDATE_ROUNDS, FALSE_UPDATES_MAX, JobsModule, Phase, TrainerRecord
 from protocol.reasons import Verdict
+from rounds.ballots import Outcome
 from tests.ledger.world import LANGUAGE, NEW, PEOPLE, PlainJobs, World
 
 ACCEPT, NORM, REPLAY, UNJUDGED = Verdict.ACCEPT, Verdict.NORM, Verdict.REPLAY, Verdict.UNJUDGED
@@ -144,14 +145,12 @@ def test_a_trainer_that_was_suspended_is_not_awaited_when_it_comes_back() -> Non
     assert LIAR in job.trainers and set(job.awaited) == set(job.trainers) - {LIAR}
 
 
-def test_somebody_is_awaited_when_the_only_awaited_trainer_is_suspended() -> None:
+def test_somebody_is_awaited_when_the_only_awaited_trainer_is_suspended_after_an_audit() -> None:
     world, key = started()
-    lie(world, key, FALSE_UPDATES_MAX - 1)
-    others = dict.fromkeys(set(world.job(key).trainers) - {LIAR}, NORM)
-    close(world, key, others)
-    assert set(world.job(key).awaited) == {LIAR}
-    close(world, key, {LIAR: REPLAY})
-    assert set(world.job(key).awaited) == others.keys() == set(world.job(key).trainers)
+    job = replace(world.job(key), awaited=(LIAR,))
+    nothing = Outcome({}, {}, frozenset(job.trainers), frozenset(), {}, frozenset(), frozenset())
+    opened = JobsModule(PlainJobs()).open_round(job, world.state.members, 9, nothing, {LIAR: 50})
+    assert opened.awaited == opened.trainers == tuple(sorted(set(job.trainers) - {LIAR}))
 
 
 def test_old_false_updates_are_forgotten() -> None:
