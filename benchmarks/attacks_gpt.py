@@ -288,7 +288,9 @@ class Run:
         voters, trainers = frozenset((*self.world.honest, *self.world.lying)), frozenset(by_trainer)
         is_audited = self.audit is AuditMode.FULL or model.round >= self.closing
         auditors = voters if is_audited else frozenset[bytes]()
-        terms = RoundTerms(JOB, model.round, model.root, voters, auditors, trainers, trainers, is_audited)
+        terms = RoundTerms(
+            JOB, model.round, model.root, voters, auditors, trainers, trainers, trainers if is_audited else frozenset()
+        )
         checked = {
             trainer: (item.proposal, model.check(trainer, item.proposal, item.payload))
             for trainer, (item, _) in by_trainer.items()

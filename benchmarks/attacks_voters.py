@@ -42,7 +42,7 @@ def decided(
         for book, (voter, vouch) in product(books.values(), vouches.items()):
             book.add_vouch(_signed(voter, vouch), vouch, now)
 
-    if terms.audited:  # liars do not wait for a call
+    if terms.vouched:  # liars do not wait for a call
         vouching = {liar: votes.vouch for liar, votes in lying.items() if votes.vouch is not None}
         tell({liar: Vouch(terms.job, terms.round, of_all(verdict)) for liar, verdict in vouching.items()}, 0.0)
     for now in (0.0, VOUCH_FACTOR * TIMERS.vouch):  # the second calls are those for late vouches

@@ -208,7 +208,7 @@ def replay(spec: JobSpec, rounds: int, kept: dict[str, Float32Array], device: st
     blob = None if variant.trainer != TRAINER else kept["blob"].tobytes()
     by, _ = declared(engine, kept["parameters"], rounds, blob, variant.trainer)
     delta, _ = engine.local_steps(kept["parameters"], JOB, rounds, TRAINER, declaration=by)
-    layout, header = layout_of(spec), payloads.Header.of(spec, JOB, rounds, TRAINER, bytes(32))
+    layout, header = layout_of(spec), payloads.Header.of(spec, JOB, rounds, rounds, TRAINER, bytes(32))
     said = payloads.read(payloads.encode(header, kept["delta"], layout), layout)
     of_payload = ratio(*feedback.payload_distances(said, delta))
     return ratio(distance(kept["delta"], delta), distance(delta, np.float32(0))), of_payload

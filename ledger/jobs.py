@@ -13,6 +13,7 @@ from typing import Annotated, ClassVar, Protocol, TypeVar
 
 from consensus.quorum import quorum
 from consensus.voters import VoterSet
+from ledger.anchors import UNDONE_KEPT, Anchor, Anchors, Undone, UndoReason, needed, newest_before
 from ledger.core.genesis import TRAINER, Genesis, ModuleVersion
 from ledger.core.module import Change, Context, Module, Refused, Said, View
 from ledger.members import MembersState
@@ -62,7 +63,7 @@ class AuditTerms:
     answer_ms: int = 0  # until the first bytes come, whatever is shown
     reveal_ms: int = 0  # for all that one re-executor fetches of a proposal
     version: int = 1  # of the module `audits` that knows what these terms follow from
-    closing: int = 0  # last rounds of the job, re-executed before the ballot: a dispute of theirs would end too late
+    closing: int = 0  # last rounds of the job, re-executed before the ballot: the job ends without waiting for their audits
 
     def served_ms(self, reexecutors: int) -> int:
         """How long the least link takes to show a proposal to all re-executors of its round but the trainer itself."""
@@ -106,15 +107,16 @@ class JobTerms:
     requires: tuple[ModuleVersion, ...] = (JOBS,)  # the network must run these modules, in these versions or later ones
     parameters: int = 0  # of its model
     suspension_rounds: int = 20  # of a re-executor that vouched falsely, and of a trainer with false updates before votes
+    anchor_rounds: int = 8  # from one model that a rollback may go to, to the next
     role: str = TRAINER  # if the job needs a worker: members with this role train, and those of them that vote re-execute
 
     @property
     def is_reexecuted(self) -> bool:
         return self.audited or self.audits is not None
 
-    def is_audited(self, number: int) -> bool:
-        """Whether the proposals of this round are re-executed before the ballot."""
-        return self.audited or (self.audits is not None and self.rounds - number <= self.audits.closing)
+    def is_audited(self, taken: int) -> bool:
+        """Whether the proposals of the round after so many are re-executed before the ballot."""
+        return self.audited or (self.audits is not None and self.rounds - taken <= self.audits.closing)
 
 
 Record = TypeVar("Record")  # of one member in one job
@@ -134,6 +136,7 @@ class JobRules(Protocol):
 class Phase(enum.StrEnum):
     RUNNING = "running"
     PAUSED = "paused"  # between two rounds: none is open
+    SETTLING = "settling"  # all rounds are taken, and audits may still undo some
     FINISHED = "finished"
 
 
@@ -220,6 +223,21 @@ class Job:
     voting_keys: Annotated[dict[Key, Key], Length(0, TRAINERS_MAX)] = field(default_factory=dict)
     vouch_records: Annotated[dict[Key, VouchRecord], Length(0, MEMBERS_MAX)] = field(default_factory=dict)
     trainer_records: Annotated[dict[Key, TrainerRecord], Length(0, MEMBERS_MAX)] = field(default_factory=dict)
+    taken: Count = 0  # rounds of the model's own line: without those that were undone
+    anchors: Anchors = ()  # ascending: the newest final one, and those after it
+    undone: Annotated[tuple[Undone, ...], Length(0, UNDONE_KEPT)] = ()
+    convicted: Annotated[tuple[Key, ...], Length(0, MEMBERS_MAX)] = ()  # members whose updates are re-executed before the ballot
+    vouched: Keys = ()  # trainers of the open round whose updates are, in a round that is not `audited`
+
+    def with_model(self, root: bytes, is_anchor: bool) -> Job:
+        """With the model of its open round."""
+        anchors = (*self.anchors, Anchor(self.round, self.taken, root)) if is_anchor else self.anchors
+        return replace(self, model_root=root, anchors=anchors)
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether no round of it opens any more, unless a rollback opens one."""
+        return self.phase in (Phase.SETTLING, Phase.FINISHED)
 
     @property
     def suspended_trainers(self) -> dict[bytes, int]:
@@ -235,10 +253,10 @@ class Job:
             round=self.round,
             model_root=self.model_root,
             voters=frozenset(self.voters),
-            auditors=frozenset(self.auditors) if self.audited else frozenset(),
+            auditors=frozenset(self.auditors) if self.audited or self.vouched else frozenset(),
             trainers=frozenset(self.trainers),
             awaited=frozenset(self.awaited),
-            audited=self.audited,
+            vouched=frozenset(self.trainers if self.audited else self.vouched),
             successors=frozenset(self.successors.items()),
             voting_keys=frozenset(self.voting_keys.items()),
             called_last=frozenset(key for key, record in records if record.last_until > self.round),
@@ -257,7 +275,7 @@ class Waiting:
     since: Count  # height
     base: Digest | None = None
     stops: Keys = ()  # voters that want it out of the line
-    holders: Keys = codec.added(())  # voters that hold what it starts from, and found nothing wrong with it
+    holders: Keys = ()  # voters that hold what it starts from, and found nothing wrong with it
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,6 +346,40 @@ class Barred:
 
     job: bytes
     trainers: Suspended
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """A fact: audits may still undo this round, and none before it."""
+
+    job: bytes
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Convicted:
+    """A fact: an update in the model is false, or nobody could audit it."""
+
+    job: bytes
+    round: int
+    reason: UndoReason
+    trainer: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RolledBack:
+    """A fact: the job goes on from this anchor, in the round `round`; or it ends with it, and the round is the anchor's own."""
+
+    job: bytes
+    anchor: Anchor
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Anchored:
+    """A fact: the model that this block leads to is an anchor."""
+
+    job: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -414,9 +466,9 @@ class JobsModule(Module[JobsState]):
 
     def _require_known(self, spec: bytes, network: NetworkState) -> None:
         """All programs of a network know its modules, and what jobs say in them, so all refuse the same jobs."""
-        for needed in self.rules.terms(spec).requires:
-            if network.version(needed.name) < needed.version:
-                needs = f"a job like this needs {needed.name} {needed.version}"
+        for wanted in self.rules.terms(spec).requires:
+            if network.version(wanted.name) < wanted.version:
+                needs = f"a job like this needs {wanted.name} {wanted.version}"
                 raise Refused(f"{needs}, which this network does not run: `features` shows what it does")
 
     def _require_in_time(self, spec: bytes, members: MembersState, network: NetworkState) -> None:
@@ -442,10 +494,22 @@ class JobsModule(Module[JobsState]):
         members, height, jobs = view.of(MembersState), context.height, dict(state.jobs)
         barred = {fact.job: fact.trainers for fact in context.of(Barred)}
         held, last = {fact.job for fact in context.of(Held)}, {fact.job for fact in context.of(LastRound)}
-        for closed in context.of(ClosedRound):
-            key = closed.job
-            job = replace(jobs[key], rounds=closed.round + 1) if key in last else jobs[key]
-            jobs[key] = self.close_round(job, members, height, closed.outcome, barred.get(key, NOBODY), key in held)
+        convictions, doubtful = _convictions(context), _doubtful(context)
+        outcomes = {closed.job: closed.outcome for closed in context.of(ClosedRound)}
+        back = dict[bytes, RolledBack]()
+        for key in sorted(outcomes.keys() | convictions.keys()):
+            job, closed, suspended = jobs[key], outcomes.get(key), barred.get(key, NOBODY)
+            job = job if closed is None else self.counted(job, members, closed)
+            job = replace(job, convicted=tuple(sorted({*map(members.current, job.convicted), *suspended})))
+            if job.phase is not Phase.FINISHED and key in last:
+                job = replace(job, phase=Phase.FINISHED, opened=height, rounds=job.taken)
+            elif job.phase is not Phase.FINISHED:
+                found = convictions.get(key)
+                if found is not None:
+                    job, back[key] = _rolled_back(job, found, height, was_open=closed is None)
+                job = self._go_on(job, members, height, closed, suspended, key in held, key in doubtful)
+            jobs[key] = job
+        anchored = [Anchored(key) for key in outcomes if key not in back and self._is_anchor(jobs[key])]
         started = tuple(sorted(key for key, job in jobs.items() if job.model_root == UNBUILT))
         for key in started:  # other transactions of this block may have changed who votes and trains
             jobs[key] = self.open_round(jobs[key], members, height, None)
@@ -453,11 +517,19 @@ class JobsModule(Module[JobsState]):
             if job.phase is Phase.PAUSED and key not in held and self._has_place(jobs, self.rules.terms(job.spec)):
                 jobs[key] = self.open_round(replace(job, phase=Phase.RUNNING), members, height, None, barred.get(key, NOBODY))
         jobs = abandoned(self.renew_rounds(jobs, members, height, barred), members, height)
+        for key, job in jobs.items():
+            if job.phase is Phase.SETTLING and key not in doubtful:
+                job = replace(job, phase=Phase.FINISHED, opened=height)
+            elif job.phase is Phase.FINISHED and job.opened == height and key in doubtful:
+                job, back[key] = _cut(key, job, doubtful[key], height, was_open=key not in outcomes)
+            is_over = job.phase is Phase.FINISHED or not job.anchors
+            jobs[key] = replace(job, anchors=() if is_over else needed(job.anchors, doubtful.get(key, job.round)))
         ended = tuple(sorted(key for key, job in jobs.items() if job.phase is Phase.FINISHED and job.opened == height))
         state = self._called_up(JobsState(jobs, state.line), members, height, held)
         started = tuple(sorted({*started, *(state.jobs.keys() - jobs.keys())}))
         jobs = self.bounded(state.jobs, members, {fact.job for fact in context.of(Needed)} | self._held(state))
-        return Change(replace(state, jobs=jobs), (*map(JobStarted, started), *map(JobEnded, ended)))
+        facts = (*map(JobStarted, started), *map(JobEnded, ended), *back.values(), *anchored, *map(Anchored, started))
+        return Change(replace(state, jobs=jobs), facts)
 
     def _commanded(self, state: JobsState, view: View, context: Context) -> JobsState:
         """With what other modules end and start. They look for what came of it: a refusal has no other witness."""
@@ -511,7 +583,7 @@ class JobsModule(Module[JobsState]):
 
     def _has_place(self, jobs: Mapping[bytes, Job], terms: JobTerms) -> bool:
         """One job trains at a time; those that need no worker run beside it."""
-        running = [job for job in jobs.values() if job.phase is Phase.RUNNING]
+        running = [job for job in jobs.values() if job.phase in (Phase.RUNNING, Phase.SETTLING)]  # that one may run again
         trains = terms.needs_worker and any(self.rules.terms(job.spec).needs_worker for job in running)
         return len(running) < RUNNING_MAX and not trains
 
@@ -557,9 +629,18 @@ class JobsModule(Module[JobsState]):
         return JobsState(jobs, tuple(left))
 
     def open_round(
-        self, job: Job, members: MembersState, height: int, closed: Outcome | None, suspended: Suspended = NOBODY
+        self,
+        job: Job,
+        members: MembersState,
+        height: int,
+        closed: Outcome | None,
+        suspended: Suspended = NOBODY,
+        are_drawn: bool = True,
     ) -> Job:
-        """The job with the voters, auditors, trainers and awaited trainers of its open round, after the block at `height`."""
+        """The job with the voters, auditors, trainers and awaited trainers of its open round, after the block at `height`.
+
+        If draws can be foreseen (`are_drawn` is False), all updates of the round are re-executed before the ballot.
+        """
         terms = self.rules.terms(job.spec)
         voters, author = members.round_voters, members.current(job.author)
         workers = {key for key, member in members.members.items() if terms.role in member.roles}
@@ -581,11 +662,13 @@ class JobsModule(Module[JobsState]):
         else:
             stay = accepted or set(job.awaited)
             awaited = tuple(sorted(stay & set(trainers) | new)) or trainers
-        audited = terms.is_audited(job.round)
+        is_foreseen = terms.audits is not None and not (are_drawn and job.round)
+        audited = terms.is_audited(job.taken) or is_foreseen
         records = _by_present_key(job.vouch_records, members, _vouch_severity)
         job = replace(job, opened=height, audited=audited, successors={}, voting_keys={})
         job = replace(job, vouch_records=records, trainer_records=trainer_records)
-        return replace(job, voters=voters, auditors=auditors, trainers=trainers, awaited=awaited)
+        vouched = _vouched(job, trainers, members) if terms.audits is not None else ()
+        return replace(job, voters=voters, auditors=auditors, trainers=trainers, awaited=awaited, vouched=vouched)
 
     def renew_rounds(
         self, jobs: Mapping[bytes, Job], members: MembersState, height: int, suspended: Mapping[bytes, Suspended]
@@ -606,19 +689,34 @@ class JobsModule(Module[JobsState]):
         trainers = tuple(sorted((*job.trainers, *new)))
         present = {trainer: members.current(trainer) for trainer in trainers}
         voting_keys = {trainer: key for trainer, key in present.items() if key != trainer and key in fresh.voters}
-        renewed = replace(fresh, trainers=trainers, awaited=tuple(sorted(awaited)))
+        vouched = _vouched(job, trainers, members) if self.rules.terms(job.spec).audits is not None else ()
+        renewed = replace(fresh, trainers=trainers, awaited=tuple(sorted(awaited)), audited=job.audited, vouched=vouched)
         return replace(renewed, successors=successors, voting_keys=voting_keys)
 
-    def close_round(
+    def _is_anchor(self, job: Job) -> bool:
+        """Whether the model after the round that was closed is one."""
+        return job.phase is not Phase.FINISHED and job.taken % self.rules.terms(job.spec).anchor_rounds == 0
+
+    def _go_on(
         self,
         job: Job,
         members: MembersState,
         height: int,
-        closed: Outcome,
-        suspended: Suspended = NOBODY,
-        is_held: bool = False,
+        closed: Outcome | None,
+        suspended: Suspended,
+        is_held: bool,
+        is_doubtful: bool,
     ) -> Job:
-        """The job after one closed round, before its model has taken the step."""
+        """The job after a round was closed, or undone while it was open. It opens the next one, unless it is over or is held."""
+        if job.taken >= job.rounds:
+            return replace(job, phase=Phase.SETTLING if is_doubtful else Phase.FINISHED, opened=height)
+        if job.phase is Phase.PAUSED or is_held:
+            return replace(job, phase=Phase.PAUSED, opened=height)
+        job = replace(job, phase=Phase.RUNNING)
+        return self.open_round(job, members, height, closed, suspended, are_drawn=closed is not None)
+
+    def counted(self, job: Job, members: MembersState, closed: Outcome) -> Job:
+        """The job with what its closed round says of its members, before its model has taken the step."""
         accepted = dict(job.accepted)
         for trainer in closed.accepted:
             accepted[trainer] = accepted.get(trainer, 0) + 1
@@ -636,12 +734,8 @@ class JobsModule(Module[JobsState]):
             patience = max(0, patience - 1)
         records, of_trainers = self._vouch_records(job, members, closed), self._trainer_records(job, members, closed)
         job = replace(job, vouch_records=records, trainer_records=of_trainers)
-        job = replace(job, accepted=accepted, rejected=rejected, patience=patience, round=job.round + 1)
-        if job.round >= job.rounds:
-            return replace(job, phase=Phase.FINISHED, opened=height)
-        if is_held and job.phase is Phase.RUNNING:
-            return replace(job, phase=Phase.PAUSED, opened=height)
-        return self.open_round(job, members, height, closed, suspended)
+        job = replace(job, accepted=accepted, rejected=rejected, patience=patience)
+        return replace(job, round=job.round + 1, taken=job.taken + 1)
 
     def _vouch_records(self, job: Job, members: MembersState, closed: Outcome) -> dict[bytes, VouchRecord]:
         """The records of the job's re-executors after its open round was closed, by the keys that they have now."""
@@ -751,6 +845,53 @@ def stopped(what: Stoppable, members: MembersState, author: bytes) -> tuple[tupl
         raise Refused("only its author or a voter can stop it")
     stops = tuple(sorted({*what.stops, author} & {*members.voters, author}))
     return stops, is_author or len(set(stops) & set(members.voters)) >= VoterSet(members.voters).quorum
+
+
+def _convictions(context: Context) -> dict[bytes, Convicted]:
+    """By job, of the block's convictions that of the earliest round."""
+    found = dict[bytes, Convicted]()
+    for fact in context.of(Convicted):
+        found[fact.job] = min(found.get(fact.job, fact), fact, key=lambda fact: fact.round)
+    return found
+
+
+def _doubtful(context: Context) -> dict[bytes, int]:
+    """By job, the first round that audits may still undo, or that this block's convictions undo."""
+    found = dict[bytes, int]()
+    for fact in context.of(Reached) + context.of(Convicted):
+        found[fact.job] = min(found.get(fact.job, fact.round), fact.round)
+    return found
+
+
+def _rolled_back(job: Job, found: Convicted, height: int, was_open: bool) -> tuple[Job, RolledBack]:
+    """The job with the model of the newest anchor at or before the false round.
+
+    The number of the round that was open is not used again: a second proposal of that number would be evidence against an honest
+    trainer.
+    """
+    anchor, last = newest_before(job.anchors, found.round), job.round - (not was_open)
+    undone = Undone(anchor.round, last, height, found.reason, found.trainer)
+    return _moved(job, anchor, undone, last + 1), RolledBack(found.job, anchor, last + 1)
+
+
+def _cut(key: bytes, job: Job, doubtful: int, height: int, was_open: bool) -> tuple[Job, RolledBack]:
+    """A job that ended before the audits of these rounds, with its newest final model."""
+    anchor = newest_before(job.anchors, doubtful)
+    undone = Undone(anchor.round, job.round - (not was_open), height, UndoReason.STOPPED)
+    rounds = anchor.taken if job.taken == job.rounds else job.rounds  # an end that the objective asked for leaves none over
+    return replace(_moved(job, anchor, undone, anchor.round), rounds=rounds), RolledBack(key, anchor, anchor.round)
+
+
+def _moved(job: Job, anchor: Anchor, undone: Undone, number: int) -> Job:
+    """The job with this anchor's model as that of the round `number`. The root is known after the block."""
+    anchors = tuple(of for of in job.anchors if of.round <= anchor.round)
+    return replace(job, round=number, taken=anchor.taken, anchors=anchors, undone=(*job.undone, undone)[-UNDONE_KEPT:])
+
+
+def _vouched(job: Job, trainers: Iterable[bytes], members: MembersState) -> tuple[bytes, ...]:
+    """The trainers whose updates are re-executed before each ballot, since they were convicted in this job."""
+    convicted = set(map(members.current, job.convicted))
+    return tuple(sorted(trainer for trainer in trainers if members.current(trainer) in convicted))
 
 
 def _is_stuck(job: Job, members: MembersState) -> bool:

@@ -24,13 +24,16 @@ from ledger.core.genesis import Genesis, ModuleVersion
 from ledger.core.module import Change, Context, Module, Refused, Replaced, Said, Statement
 from ledger.jobs import (
     RUNNING_MAX,
+    Anchored,
     ClosedRound,
+    JobEnded,
     JobRules,
     JobsModule,
     JobsOfEstimatesModule,
     JobsOfModelsModule,
     JobsState,
     JobStarted,
+    RolledBack,
 )
 from ledger.members import Expelled, MembersModule, MembersState, Rekeyed
 from ledger.network import NetworkModule, NetworkOfLimitsModule, NetworkState, Upgrade
@@ -170,13 +173,21 @@ class Transition:
     state: State
     started: tuple[bytes, ...]  # jobs whose model is to be made
     closed: tuple[ClosedRound, ...]
+    ended: tuple[bytes, ...]  # jobs that are finished since this block
+    back: Mapping[bytes, RolledBack]  # by job
+    anchored: frozenset[bytes]  # jobs whose model after the block is an anchor
     failures: tuple[Failure, ...] = ()  # steps of modules that raised, and so did not act
 
+    @property
+    def steps(self) -> tuple[ClosedRound, ...]:
+        """The closed rounds that move a model: not those which the same block undoes."""
+        return tuple(closed for closed in self.closed if closed.job not in self.back)
+
     def finish(self, model_roots: Mapping[bytes, bytes]) -> State:
-        """The state with the models' new roots: exactly those of `started` and `closed`."""
-        assert model_roots.keys() == {*self.started, *(closed.job for closed in self.closed)}
+        """The state with the models' new roots: exactly those of `started`, `steps` and `back`."""
+        assert model_roots.keys() == {*self.started, *(closed.job for closed in self.steps), *self.back}
         jobs = self.state.jobs.jobs
-        changed = {key: replace(jobs[key], model_root=root) for key, root in model_roots.items()}
+        changed = {key: jobs[key].with_model(root, key in self.anchored) for key, root in model_roots.items()}
         return self.state.with_modules(jobs=replace(self.state.jobs, jobs={**jobs, **changed}))
 
 
@@ -688,7 +699,11 @@ class Rules:
             after = after.with_modules(members=replace(members, previous=members.voters, voters=members.upcoming))
         states = {name: _settled(value, before.modules.get(name)) for name, value in sorted(after.modules.items())}
         started = tuple(fact.job for fact in context.of(JobStarted))
-        return Transition(replace(after, height=context.height, modules=states), started, closed)
+        ended = tuple(fact.job for fact in context.of(JobEnded))
+        back = {fact.job: fact for fact in context.of(RolledBack)}
+        anchored = frozenset(fact.job for fact in context.of(Anchored))
+        state = replace(after, height=context.height, modules=states)
+        return Transition(state, started, closed, ended, back, anchored)
 
 
 def _reading(module: Module[Any], kind: str) -> tuple[object, ...]:

@@ -158,7 +158,7 @@ def check_ballot(terms: RoundTerms, voter: bytes, ballot: Ballot) -> None:
         raise RemoteProtocolError("not-a-voter", f"ballot of {short_id(voter)}")
     if (ballot.job, ballot.round, ballot.model_root) != terms.signed:
         raise RemoteProtocolError("wrong-round", f"ballot of {short_id(voter)} for round {nth_round(ballot.round)}")
-    check_judgements(terms, ballot.judgements, f"ballot of {short_id(voter)}")
+    check_judgements(terms.trainers, ballot.judgements, f"ballot of {short_id(voter)}")
 
 
 @dataclass(slots=True)
@@ -353,7 +353,7 @@ class RoundBook:
 
     @property
     def is_auditor(self) -> bool:
-        return not self.terms.audited or self.me in self.terms.auditors
+        return not self.terms.vouched or self.me in self.terms.auditors
 
     @property
     def spoken(self) -> set[bytes]:
@@ -383,9 +383,9 @@ class RoundBook:
 
         A proposal that a cheap check refuses is not re-executed. If something does not arrive in time, we are unsure.
         """
-        if not self.terms.audited or self.me not in self.terms.auditors:
+        if self.me not in self.terms.auditors:
             return
-        for trainer in self.delivered.keys() & self.verdicts.keys() - self.equivocators:
+        for trainer in self.terms.vouched & self.delivered.keys() & self.verdicts.keys() - self.equivocators:
             digest, verdict = body_digest(self.proposals[trainer]), self.verdicts[trainer]
             if trainer not in self.vouching.called and self.vouching.is_called(trainer, digest, now >= self._late_at(trainer)):
                 self.vouching.called[trainer] = now
@@ -405,8 +405,9 @@ class RoundBook:
 
     def _call_times(self) -> Iterable[float]:
         """The moments at which `call` may do something without any input."""
-        if self.terms.audited and self.me in self.terms.auditors:
-            yield from (self._late_at(trainer) for trainer in self.delivered if trainer not in self.vouching.called)
+        if self.me in self.terms.auditors:
+            uncalled = self.terms.vouched & self.delivered.keys() - self.vouching.called.keys()
+            yield from map(self._late_at, uncalled)
             waiting = self.vouching.called.keys() - self.vouching.begun - self.vouching.findings.keys()
             yield from map(self._given_up_at, waiting)
 
@@ -433,7 +434,7 @@ class RoundBook:
         its vouches. We reject what more than f voters reject.
         """
         own = self.verdicts.get(trainer)
-        if own is not Verdict.ACCEPT or not self.terms.audited or trainer == self.me:
+        if own is not Verdict.ACCEPT or trainer not in self.terms.vouched or trainer == self.me:
             return own
         digest = body_digest(self.proposals[trainer])
         is_ours = self.vouching.findings.get(trainer) == Judgement(trainer, digest, Verdict.ACCEPT)

@@ -17,10 +17,10 @@ class RoundTerms:
     round: int
     model_root: bytes
     voters: frozenset[bytes]
-    auditors: frozenset[bytes]  # voters with a worker; empty when nobody re-executes
+    auditors: frozenset[bytes]  # voters with a worker; empty if no trainer is `vouched`
     trainers: frozenset[bytes]
     awaited: frozenset[bytes]
-    audited: bool  # re-executed before the ballot: then an accepted proposal needs vouches
+    vouched: frozenset[bytes]  # trainers whose proposals are re-executed before the ballot: they need vouches
     successors: frozenset[tuple[bytes, bytes]] = frozenset()  # trainers that rotated in the round: former key, next key
     voting_keys: frozenset[tuple[bytes, bytes]] = frozenset()  # (key of a trainer, another key with which its member votes)
     called_last: frozenset[bytes] = frozenset()  # re-executors that gave no vouch of late

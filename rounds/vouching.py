@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -45,7 +45,7 @@ def is_found_false(verdict: Verdict) -> bool:
 
 def vouches_needed(terms: RoundTerms, trainer: bytes) -> int:
     """k: how many accepting vouches a proposal of this trainer needs."""
-    if not terms.audited:
+    if trainer not in terms.vouched:
         return 0
     key = terms.voting_key(trainer)
     if key not in terms.voters:
@@ -74,15 +74,15 @@ def check_vouch(terms: RoundTerms, voter: bytes, vouch: Vouch) -> None:
         raise RemoteProtocolError("not-a-voter", f"vouch of {short_id(voter)}, which re-executes nothing in this round")
     if (vouch.job, vouch.round) != (terms.job, terms.round):
         raise RemoteProtocolError("wrong-round", f"vouch of {short_id(voter)} for round {nth_round(vouch.round)}")
-    check_judgements(terms, vouch.judgements, f"vouch of {short_id(voter)}")
+    check_judgements(terms.vouched, vouch.judgements, f"vouch of {short_id(voter)}")
 
 
-def check_judgements(terms: RoundTerms, judgements: Sequence[Judgement], what: str) -> None:
-    """Raises `RemoteProtocolError` unless they ascend by trainer and name only trainers of the round."""
+def check_judgements(trainers: Set[bytes], judgements: Sequence[Judgement], what: str) -> None:
+    """Raises `RemoteProtocolError` unless they ascend by trainer and name only these trainers."""
     names = [judgement.trainer for judgement in judgements]
     if any(left >= right for left, right in pairwise(names)):
         raise RemoteProtocolError("non-canonical", "judgements must ascend by trainer, each once")
-    if not terms.trainers.issuperset(names):
+    if not trainers >= set(names):
         raise RemoteProtocolError("not-a-trainer", what)
 
 

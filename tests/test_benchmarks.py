@@ -1046,7 +1046,7 @@ def test_liars_vouch_and_vote_as_they_like_and_change_nothing(n: int, votes: str
     def accepted(liars: int) -> set[bytes]:
         keys = [bytes([number]) * 32 for number in range(n)]
         everybody = frozenset(keys)
-        terms = RoundTerms(bytes(32), 0, bytes(32), everybody, everybody, everybody, everybody, True)
+        terms = RoundTerms(bytes(32), 0, bytes(32), everybody, everybody, everybody, everybody, everybody)
         proposals = {key: (Proposal(bytes(32), 0, bytes(32), key, 10, bytes(32), None), Verdict.ACCEPT) for key in keys}
         lying = dict.fromkeys(keys[:liars], VOTES[votes])
         closed = decided(terms, lying, proposals, lambda key: Verdict.REPLAY if key in lying else Verdict.ACCEPT)

@@ -30,9 +30,6 @@ from training.starts import Read
 from training.threads import chosen, in_threads
 
 ROUNDS_KEPT = 2  # the open round's model and the one before, which a late re-execution may still read; audits need more
-# From one durable model to the next: the disk may take longer to make one durable than a whole round of single steps takes, and
-# a machine that stopped computes fifteen rounds anew in seconds.
-DURABLE_ROUNDS = 16
 # Of models that only audits need whose rounds are long over: auditors that find theirs gone report nothing.
 AUDITED_BYTES_MAX = 16 << 30
 
@@ -135,13 +132,22 @@ class ModelHost:
             proposal = codec.decode_message(signed.body, (Proposal,))
             accepted.append(Accepted(signed.signer, proposal, payload(proposal.payload)))
         before, number = self.model(judged.job, judged.number), judged.number + 1
-        durable = number % DURABLE_ROUNDS == 0 or number == before.spec.rounds
+        taken = before.taken + 1
+        durable = taken % before.spec.anchor_rounds == 0 or taken == before.spec.rounds
         directory = self.directory(judged.job, number)
         gone = before.records.keys() - judged.rejected.keys() - judged.absent - {item.trainer for item in accepted}
         with self._sharing(before.spec) as each:
             model = before.apply_into(directory, accepted, judged.rejected, durable, gone, each)
         self._models[judged.job] = model
         return model.root
+
+    def roll_back(self, job: bytes, anchor: int, number: int) -> bytes:
+        """Makes the model of round `anchor` that of the later round `number`, or of an ended job the last one, if both are the
+        same. Returns its root.
+        """
+        model = ReplicatedModel.open(self.directory(job, anchor))
+        self._models[job] = model if number == anchor else model.rolled_back_into(self.directory(job, number), number)
+        return self._models[job].root
 
     # After a restart -------------------------------------------------------------------------------------------------
 
@@ -224,21 +230,30 @@ class ModelHost:
         self._forget(job)
         self._discarded.add(job)
 
-    def prune(self, job: bytes, number: int, spec: JobSpec, audited: Collection[int] = ()) -> None:
+    def prune(
+        self,
+        job: bytes,
+        number: int,
+        spec: JobSpec,
+        audited: Collection[int] = (),
+        anchors: Collection[int] = (),
+        is_over: bool = False,
+    ) -> None:
         """Retires models older than what round `number` and audits need, but for pinned ones, and what a crash left of them.
 
-        `audited` are rounds of which proposals may still be replayed, however long ago they closed.
+        `audited` are rounds of which proposals may still be replayed, however long ago they closed. `anchors` stay, too. If the
+        job is over, those of later rounds, which were undone, go as well.
         The last durable one stays: from it the others can be computed anew. Whoever comes too late finds nothing left to do.
         """
         kept = max(ROUNDS_KEPT, spec.rounds_audited + 1)
         base = self._last_durable(job, number)
         pinned = [of for name, of in self._pinned if name == job]
         late = sorted(audited)[-max(1, AUDITED_BYTES_MAX // spec.model_bytes) :]
-        needed = {self.directory(job, of) for of in (base, *pinned, *late) if of is not None}
+        needed = {self.directory(job, of) for of in (base, *pinned, *late, *anchors) if of is not None}
         for of, directory in list(self._directories(job)):
-            if of <= number - kept and directory not in needed:
+            if (of <= number - kept or (is_over and of > number)) and directory not in needed:
                 files.retire(directory)
-        if number == spec.rounds:
+        if is_over:
             files.remove_spare(self.directory(job, number))
 
 
@@ -252,6 +267,7 @@ def _terms(spec: bytes, kind: Objective, answer_ms: int) -> JobTerms:
         rounds=job.rounds,
         audited=job.audit is AuditMode.FULL,
         needs_worker=kind.needs_worker,
+        anchor_rounds=job.anchor_rounds,
         proposal_seconds=job.proposal_seconds,
         suspension_rounds=job.suspension_rounds,
         audits=_audit_terms(job, answer_ms) if job.audit is AuditMode.SAMPLED else None,

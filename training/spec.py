@@ -289,6 +289,11 @@ class JobSpec:
         return 2 * self.audit_window if self.audit is AuditMode.SAMPLED else 0
 
     @property
+    def anchor_rounds(self) -> int:
+        """From one model that a rollback may go to, and that is durable, to the next."""
+        return 16 if self.local_steps == 1 else 8  # a disk may take longer for a durable model than a round of one step takes
+
+    @property
     def usual_closing_rounds(self) -> int:
         """How many `train` sets, unless a person does. None where a round is one step."""
         is_sampled = self.audit is AuditMode.SAMPLED and self.local_steps > 1 and self.kind.needs_worker

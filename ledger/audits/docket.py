@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import ClassVar, TypeVar
 
 from consensus.quorum import faults_tolerated
+from ledger.anchors import UndoReason
 from ledger.audits import draws, losses
 from ledger.audits.draws import Commitment
 from ledger.audits.losses import Compared, LossOpening, SealedLoss, Unopened
@@ -49,6 +50,7 @@ from ledger.jobs import (
     AuditTerms,
     Barred,
     ClosedRound,
+    Convicted,
     Job,
     JobRules,
     JobsState,
@@ -56,11 +58,13 @@ from ledger.jobs import (
     JobTerms,
     Needed,
     Phase,
+    Reached,
+    RolledBack,
 )
 from ledger.members import MembersState
 from ledger.network import SECOND_AUDITS
 from protocol import codec
-from protocol.identity import Signed, short_id
+from protocol.identity import short_id
 from protocol.messages import LossCommitment, Proposal
 from protocol.reasons import Finding
 from protocol.units import nth_round
@@ -108,7 +112,7 @@ class AuditsModule(Module[AuditsState]):
                 docket.challenge(said.author, found)
             case _, LossOpening():
                 docket.open_loss(said.author, found)
-        return Change(docket.done())
+        return Change(docket.done(), tuple(docket.convictions))
 
     def rekeyed(self, state: AuditsState, current: Callable[[bytes], bytes]) -> AuditsState:
         return follow(state, current)
@@ -118,11 +122,23 @@ class AuditsModule(Module[AuditsState]):
         members, jobs = view.of(MembersState), view.of(JobsState).jobs
         for closed in context.of(ClosedRound):
             state = self.close_round(state, jobs[closed.job], members, context, closed)
+        for key in [key for key in state.jobs if jobs[key].phase is Phase.SETTLING]:
+            docket = self._docket(state, key, jobs[key], members, context.height)
+            is_over = context.height > jobs[key].opened + AFTERMATH_HEIGHTS
+            docket.run_out(None if is_over else context.time_ms)
+            state = docket.done()
+        reached = {key: audits.reached for key, audits in state.jobs.items()}
+        doubtful = (Reached(key, number) for key, number in reached.items() if number is not None)
         barred = (Barred(key, audits.suspended) for key, audits in state.jobs.items() if audits.suspended)
-        return Change(state, (*barred, *map(Needed, state.jobs)))
+        return Change(state, (*barred, *doubtful, *map(Needed, state.jobs)))
 
     def end_block(self, state: AuditsState, view: View, context: Context) -> Change:
-        """A job that started gets its tables; a job that ended is wound up."""
+        """A job that started gets its tables; rounds that were undone are audited no more; a job that ended is wound up."""
+        for back in context.of(RolledBack):
+            if back.job in state.jobs:
+                docket = self._docket(state, back.job, view.of(JobsState).jobs[back.job], view.of(MembersState), context.height)
+                docket.undo(back.anchor.round)
+                state = docket.done()
         started = [fact.job for fact in context.of(JobStarted)]
         return Change(self._moved_on(state, view.of(JobsState).jobs, started, view.of(MembersState), context.height))
 
@@ -247,6 +263,7 @@ class Docket:
         self._unopened, self._compared = {key: dict(of) for key, of in audits.unopened.items()}, dict(audits.compared)
         self._began_unbound = audits.began_unbound
         self._standings, self._log = dict(state.standings), list(state.log)
+        self.convictions: list[Convicted] = []  # of updates that are in the model
 
     def done(self) -> AuditsState:
         self._tidy()
@@ -264,7 +281,6 @@ class Docket:
             assert dispute.trainer in audits.drawn, "judges need the proposal"
             assert len(set(dispute.judged)) == len(dispute.judged), "one verdict each"
             assert dispute.challenges.keys() <= set(dispute.judged) <= set(audits.reexecutors), "a challenge is a verdict"
-            assert self._members.current(dispute.trainer) not in self._suspended, "its suspension ended its disputes"
             assert dispute.opened <= self._job.round
 
     # What members say
@@ -431,11 +447,17 @@ class Docket:
                         self._withheld[self._members.current(dispute.trainer)] = self._claims_with(dispute)
                 case Effect.SUSPEND:
                     self._suspend(self._members.current(dispute.trainer), self._log[-1])
+                case Effect.ROLL_BACK:
+                    reason = UndoReason.WITHHELD if event is Event.UNSEEN else UndoReason.FALSE
+                    if not self._rounds[dispute.round].undone:
+                        self.convictions.append(Convicted(self._key, dispute.round, reason, dispute.trainer))
                 case _:
                     raise AssertionError(f"{effect!r} of a dispute")
 
     def _suspend(self, trainer: bytes, cause: Entry) -> None:
-        assert trainer not in self._suspended, "a suspended trainer has no open disputes, and its reports are not compared"
+        """One suspension is enough for all that the trainer did before it."""
+        if trainer in self._suspended:
+            return
         times = min(self._standing(trainer).suspensions, DOUBLINGS_MAX)
         self._suspended[trainer] = self._job.round + 1 + (self._terms.suspension_rounds << times)
         self._causes[trainer] = cause
@@ -443,23 +465,26 @@ class Docket:
             match effect:
                 case Effect.LOSE_REWARDS:
                     self._count(trainer, suspensions=1, lost=len(self._unvested.pop(trainer, ())))
-                case Effect.DROP_AUDITS:
-                    self._drop_audits_of(trainer)
+                case Effect.FORGET:
+                    self._forget(trainer)
                 case _:
                     raise AssertionError(f"{effect!r} of a trainer")
 
-    def _drop_audits_of(self, trainer: bytes) -> None:
-        """One suspension is enough for all that the trainer did before it."""
+    def _forget(self, trainer: bytes) -> None:
+        """Its disputes and the reports on its updates go on: each of them may be about another lie in the model."""
         self._withheld.pop(trainer, None)
         self._compared.pop(trainer, None)
         for of in self._unopened.values():
             for key in [key for key in of if self._members.current(key) == trainer]:
                 del of[key]
-        for dispute in [dispute for dispute in self._disputes if self._members.current(dispute.trainer) == trainer]:
-            self._move_dispute(Event.VOID, dispute)
+
+    def undo(self, first: int) -> None:
+        """The rounds from this one on were undone. Reports on them are awaited no more; disputes about them go on."""
         for number, audits in list(self._rounds.items()):
-            drawn = {key: drawn for key, drawn in audits.drawn.items() if self._members.current(key) != trainer}
-            self._rounds[number] = replace(audits, drawn=drawn)
+            if number >= first:
+                drawn = {trainer: replace(of, pending=()) for trainer, of in audits.drawn.items()}
+                self._rounds[number] = replace(audits, drawn=drawn, undone=True)
+                self._forget_unawaited(number, self._rounds[number])
 
     def _hold_against(self, challenger: bytes) -> None:
         self._count(challenger, refuted=1)
@@ -528,7 +553,7 @@ class Docket:
         """
         drawn = self._drawn(number, trainer)
         is_awaited = drawn is not None and bool(drawn.pending)
-        has_ended = self._job.phase is Phase.FINISHED and self._job.opened < self._height
+        has_ended = self._job.is_trained and self._job.opened < self._height
         return not is_awaited and (has_ended or not self._has_rounds(number))
 
     def _compare(self, auditor: bytes, trainer: bytes, report: SealedLoss, opening: LossOpening) -> None:
@@ -596,17 +621,7 @@ class Docket:
         `now_ms` is the time of the parent block. Without it windows are counted in rounds alone.
         """
         self._closed = closed
-        if now_ms is not None:
-            self._date(max(1, now_ms))
-        for number, audits in list(self._rounds.items()):
-            if not self._has_rounds(number) and not self._has_time(number, audits.closed_ms, now_ms):
-                may_wait = now_ms is not None and audits.renewed < renewals_max(audits.faults)
-                self._lapse(number, audits, self._held_up() if may_wait else frozenset())
-        for dispute in list(self._disputes):
-            has_rounds = dispute.opened + self._terms.window > closed
-            windows = 2 if dispute.guilty and dispute.unseen else 1  # who did not see it gets it from those who did
-            if not has_rounds and not self._has_time(dispute.round, dispute.opened_ms, now_ms, windows):
-                self._move_dispute(Event.TIME, dispute)
+        self._end_windows(now_ms)
         self._settle_unopened(closed, now_ms)
         for trainer, rounds in list(self._unvested.items()):
             self._vest(trainer, rounds, closed)
@@ -616,6 +631,24 @@ class Docket:
         self._unheard = {key: until for key, until in self._unheard.items() if until > closed + 1}
         remembered = {trainer: self._remembered(claims, closed) for trainer, claims in self._withheld.items()}
         self._withheld = {trainer: claims for trainer, claims in remembered.items() if claims}
+
+    def run_out(self, now_ms: int | None) -> None:
+        """All rounds of the job are taken, so windows end by time alone. `now_ms` as for `settle`; without it all end now."""
+        self._closed = NO_ROUND
+        self._end_windows(now_ms)
+
+    def _end_windows(self, now_ms: int | None) -> None:
+        if now_ms is not None:
+            self._date(max(1, now_ms))
+        for number, audits in list(self._rounds.items()):
+            if not self._has_rounds(number) and not self._has_time(number, audits.closed_ms, now_ms):
+                may_wait = now_ms is not None and audits.renewed < renewals_max(audits.faults)
+                self._lapse(number, audits, self._held_up() if may_wait else frozenset())
+        for dispute in list(self._disputes):
+            has_rounds = dispute.opened + self._terms.window > self._closed
+            windows = 2 if dispute.guilty and dispute.unseen else 1  # who did not see it gets it from those who did
+            if not has_rounds and not self._has_time(dispute.round, dispute.opened_ms, now_ms, windows):
+                self._move_dispute(Event.TIME, dispute)
 
     def _remembered(self, claims: Claims, closed: int) -> Claims:
         """The claims of the last `suspension_rounds` rounds: an honest auditor's bad days must not add up over years, and a liar
@@ -700,22 +733,32 @@ class Docket:
     # Drawing
 
     def draw(self, closed: ClosedRound) -> None:
-        """The audits of a closed round. A trainer that was suspended meanwhile gets neither audit nor reward for it."""
+        """The audits of a closed round, but of updates that were re-executed before the ballot. A trainer that was suspended
+        meanwhile gets no reward for it.
+        """
         job, current = self._job, self._members.current
-        accepted = [signed for signed in closed.proposals if self._is_trusted(signed.signer)]
+        vouched = job.terms(self._key).vouched
+        accepted = {signed.signer: codec.decode_message(signed.body, (Proposal,)) for signed in closed.proposals}
         reexecutors = tuple(key for key in job.auditors if self._is_trusted(key) and current(key) not in self._unheard)
         revealed = draws.matching(closed.reveals, self._commitments)
         self._make_up(revealed)
         nonces = {key: revealed[key] for key in reexecutors if key in revealed}
-        drawn = {signed.signer: self._draw(closed, signed, reexecutors, nonces) for signed in accepted}
+        # Without nonces, which honest re-executors reveal, all draw by the model root, as everybody can foresee.
+        tickets = nonces or dict.fromkeys(reexecutors, job.model_root)
+        drawn = {
+            trainer: Drawn(proposal, self._auditors(closed.round, trainer, reexecutors, tickets))
+            for trainer, proposal in accepted.items()
+            if trainer not in vouched
+        }
         faults = faults_tolerated(len(job.voters))
         self._rounds[closed.round] = RoundAudits(len(nonces), faults, reexecutors, drawn)
         self._remember(closed)
         self._bound()
-        for signed in accepted if self._is_rewarded else ():
-            if not self._binds or self._began_unbound or drawn[signed.signer].proposal.loss is not None:
-                trainer = current(signed.signer)
-                self._unvested[trainer] = (*self._unvested.get(trainer, ()), closed.round)
+        for trainer, proposal in accepted.items() if self._is_rewarded else ():
+            is_bound = not self._binds or self._began_unbound or proposal.loss is not None
+            if is_bound and self._is_trusted(trainer):
+                person = current(trainer)
+                self._unvested[person] = (*self._unvested.get(person, ()), closed.round)
         self._began_unbound = False
 
     def _make_up(self, revealed: Mapping[bytes, bytes]) -> None:
@@ -736,12 +779,6 @@ class Docket:
     def _is_trusted(self, key: bytes) -> bool:
         person = self._members.current(key)
         return person not in self._suspended and not self._members.is_expelled(person)
-
-    def _draw(self, closed: ClosedRound, signed: Signed, reexecutors: tuple[bytes, ...], nonces: Mapping[bytes, bytes]) -> Drawn:
-        """If no re-executor revealed a nonce, as in a job's first round, all draw by the model root: everybody can foresee it."""
-        nonces = nonces or dict.fromkeys(reexecutors, self._job.model_root)
-        proposal = codec.decode_message(signed.body, (Proposal,))
-        return Drawn(proposal, self._auditors(closed.round, signed.signer, reexecutors, nonces))
 
     def _auditors(
         self, number: int, trainer: bytes, reexecutors: tuple[bytes, ...], nonces: Mapping[bytes, bytes]
@@ -782,7 +819,7 @@ class Docket:
     def _tidy(self) -> None:
         """Forgets proposals about which nobody may say anything any more."""
         for number, audits in list(self._rounds.items()):
-            if self._job.phase is Phase.FINISHED or not self._has_rounds(number):
+            if self._job.is_trained or not self._has_rounds(number):
                 self._forget_unawaited(number, audits)
         self._rounds = {number: audits for number, audits in self._rounds.items() if audits.drawn}
 

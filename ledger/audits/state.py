@@ -20,7 +20,6 @@ from ledger.audits.draws import Commitment
 from ledger.audits.losses import Compared, SealedLoss, Unopened
 from ledger.jobs import FINISHED_KEPT_MAX, NOBODY, RUNNING_MAX, JobsState, Suspended
 from ledger.members import MembersState
-from protocol import codec
 from protocol.codec import Between, Count, Digest, Key, Length
 from protocol.limits import AUDIT_WINDOW_MAX, MEMBERS_MAX, TRAINERS_MAX, VOTERS_MAX
 from protocol.messages import Proposal
@@ -70,8 +69,9 @@ class RoundAudits:
     drawn: Annotated[dict[Key, Drawn], Length(0, TRAINERS_MAX)]
     challengers: Keys = ()  # re-executors that have challenged a proposal that they were not drawn for
     # Time of a block soon after the round's closing, or after the last dispute that held up its reports. 0: no such block yet.
-    closed_ms: Count = codec.added(0)
-    renewed: Count = codec.added(0)  # disputes after which the time for its reports began anew
+    closed_ms: Count = 0
+    renewed: Count = 0  # disputes after which the time for its reports began anew
+    undone: bool = False  # its step is in the model no more
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +86,8 @@ class Dispute:
     guilty: Keys  # by their replay, or by what they got instead of something to replay
     innocent: Keys
     # Time of a block soon after it became the trainer's oldest open dispute. 0: no such block is decided yet.
-    opened_ms: Count = codec.added(0)
-    unseen: Keys = codec.added(())  # what they had to replay did not come; in version 1 they are among the guilty
+    opened_ms: Count = 0
+    unseen: Keys = ()  # what they had to replay did not come; in version 1 they are among the guilty
 
     @property
     def place(self) -> Place:
@@ -119,10 +119,15 @@ class JobAudits:
     # Suspended trainer -> the entry of the log that says why. The log itself forgets it sooner.
     causes: Annotated[dict[Key, Entry], Length(0, MEMBERS_MAX)] = field(default_factory=dict)
     # Round -> trainer -> the sealed losses of the reports on its proposal, until it opens its own or the time for that is over.
-    unopened: UnopenedRounds = codec.added(factory=dict)
-    compared: Annotated[dict[Key, Compared], Length(0, MEMBERS_MAX)] = codec.added(factory=dict)  # by auditor
+    unopened: UnopenedRounds = field(default_factory=dict)
+    compared: Annotated[dict[Key, Compared], Length(0, MEMBERS_MAX)] = field(default_factory=dict)  # by auditor
     # The open round began in version 1: those who proposed then could commit to no losses, and are rewarded all the same.
-    began_unbound: bool = codec.added(False)
+    began_unbound: bool = False
+
+    @property
+    def reached(self) -> int | None:
+        """The first round in the model that an audit may still refute; None if there is none."""
+        return min((number for number, of in self.rounds.items() if not of.undone), default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +141,7 @@ class Standing:
     lapsed: Count = 0  # proposals that it was drawn for and did not report on in time
     upheld: Count = 0  # its challenges that ended as `suspended`
     refuted: Count = 0  # its challenges but claims that ended as `refuted` or `shunned`
-    wrong: Count = codec.added(0)  # its reports whose loss is another than the trainer opened
+    wrong: Count = 0  # its reports whose loss is another than the trainer opened
 
 
 class Result(enum.StrEnum):
@@ -196,7 +201,7 @@ class AuditFinding:
     trainer: Key  # as in the round
     finding: Finding
     relative_error_ppm: Count  # of the replayed change, ‖difference‖ / ‖change‖; 0 where nothing could be replayed
-    loss: SealedLoss | None = codec.added(None)  # of a report with the finding MATCH, from version 2 of the module on
+    loss: SealedLoss | None = None  # of a report with the finding MATCH, from version 2 of the module on
 
     @property
     def place(self) -> Place:

@@ -33,7 +33,7 @@ class Event(enum.StrEnum):
     INNOCENT = "enough say innocent; the trainer is not to be shunned"
     SHUNNED = "enough say innocent; the trainer is to be shunned"
     TIME = "its time is over"
-    VOID = "its trainer is suspended"
+    VOID = "its trainer is suspended, or its round is undone"
     LOSS_RIGHT = "the trainer opens the same loss"
     LOSS_WRONG = "the trainer opens another loss; no more voters than may lie contradict the auditor"
     LOSS_LAZY = "the trainer opens another loss; more voters contradict the auditor than may lie"
@@ -50,15 +50,15 @@ class Effect(enum.StrEnum):
     UPHOLD = "`upheld` of each challenger grows"
     HOLD_AGAINST = "each challenge that is no claim counts against its author"
     NOTE_CLAIMS = "each claim is noted for its author and the trainer"
-    SUSPEND = "the trainer is suspended"
+    SUSPEND = "the trainer is suspended, unless it is"
     COMPARE = "the auditor's `reports` in `compared` grow"
     COUNT_WRONG = "the auditor's `wrong` grows; the trainer is noted in `compared`"
     LOSE_REWARD = "the trainer's reward for this proposal is lost"
     SUSPEND_AUDITOR = "the auditor is suspended"
+    ROLL_BACK = "the job goes back to the newest anchor at or before the update's round, unless that is undone already"
     LOSE_REWARDS = "`suspensions` grows; rewards that have not vested are lost"
-    DROP_AUDITS = (
-        "the trainer's other awaited reports, open disputes and sealed losses of the job are over; noted claims about it, and "
-        "which of its own reports were wrong, are forgotten"
+    FORGET = (
+        "sealed losses about the trainer are over; noted claims about it, and which of its own reports were wrong, are forgotten"
     )
 
 
@@ -76,12 +76,11 @@ TRANSITIONS: Mapping[tuple[Stage, Event], Transition] = {
     (Stage.AWAITED, Event.VOID): Transition(Stage.OVER),
     (Stage.UNDISPUTED, Event.CHALLENGED): Transition(Stage.OPEN, Result.CHALLENGED, (Effect.USE_UP, Effect.DISPUTE)),
     (Stage.OPEN, Event.JUDGED): Transition(Stage.OPEN),
-    (Stage.OPEN, Event.GUILTY): Transition(Stage.OVER, Result.SUSPENDED, (Effect.UPHOLD, Effect.SUSPEND)),
-    (Stage.OPEN, Event.UNSEEN): Transition(Stage.OVER, Result.SUSPENDED, (Effect.UPHOLD, Effect.SUSPEND)),
+    (Stage.OPEN, Event.GUILTY): Transition(Stage.OVER, Result.SUSPENDED, (Effect.UPHOLD, Effect.SUSPEND, Effect.ROLL_BACK)),
+    (Stage.OPEN, Event.UNSEEN): Transition(Stage.OVER, Result.SUSPENDED, (Effect.UPHOLD, Effect.SUSPEND, Effect.ROLL_BACK)),
     (Stage.OPEN, Event.INNOCENT): Transition(Stage.OVER, Result.REFUTED, (Effect.HOLD_AGAINST, Effect.NOTE_CLAIMS)),
     (Stage.OPEN, Event.SHUNNED): Transition(Stage.OVER, Result.SHUNNED, (Effect.HOLD_AGAINST, Effect.SUSPEND)),
     (Stage.OPEN, Event.TIME): Transition(Stage.OVER, Result.DROPPED),
-    (Stage.OPEN, Event.VOID): Transition(Stage.OVER),
     (Stage.SEALED, Event.LOSS_RIGHT): Transition(Stage.OVER, None, (Effect.COMPARE,)),
     (Stage.SEALED, Event.LOSS_WRONG): Transition(Stage.OVER, Result.WRONG_LOSS, (Effect.COMPARE, Effect.COUNT_WRONG)),
     (Stage.SEALED, Event.LOSS_LAZY): Transition(
@@ -89,7 +88,7 @@ TRANSITIONS: Mapping[tuple[Stage, Event], Transition] = {
     ),
     (Stage.SEALED, Event.TIME): Transition(Stage.OVER, None, (Effect.LOSE_REWARD,)),
     (Stage.SEALED, Event.VOID): Transition(Stage.OVER),
-    (Stage.TRAINS, Event.CONVICTED): Transition(Stage.SUSPENDED, None, (Effect.LOSE_REWARDS, Effect.DROP_AUDITS)),
+    (Stage.TRAINS, Event.CONVICTED): Transition(Stage.SUSPENDED, None, (Effect.LOSE_REWARDS, Effect.FORGET)),
     (Stage.SUSPENDED, Event.TIME): Transition(Stage.TRAINS),
 }
 

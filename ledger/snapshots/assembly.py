@@ -21,7 +21,7 @@ from typing import Annotated, Final
 from consensus.block import block_digest, decode_header, header_digest
 from consensus.chain_proof import Proven
 from consensus.turn import Decided
-from ledger.snapshots.snapshot import IncomingModel, Models
+from ledger.snapshots.snapshot import IncomingModel, Models, model_name, models_of, named_model
 from ledger.state import CERTIFIED_ROOTS_KEPT, Rules, State, StoredState, Unknown, module_digest, root_over
 from ledger.tables import IncomingRows, named_range, range_name, ranges
 from protocol import codec
@@ -95,7 +95,8 @@ class Assembly:
         self._roots = {proven.header.height - 1: proven.header.state_root for proven in tip[:2]}
         self._parent = tip[0].header.parent  # digest of the next header that is missing
         self._state: State | None = None
-        self._incoming: dict[bytes, IncomingModel] = {}
+        self._roots_of_models: dict[tuple[bytes, int], bytes] = {}
+        self._incoming: dict[bytes, IncomingModel] = {}  # by the name of the model
         self._rows: dict[str, IncomingRows] = {}  # by table
         self.missing: dict[Key, None] = {Key(Content.BLOCK, proven.digest): None for proven in tip}
         self.missing |= {Key(Content.MODULE, name.encode()): None for name in digests}
@@ -201,15 +202,14 @@ class Assembly:
     def _want_models(self, state: State) -> None:
         """Those of running jobs first: the finished ones' are only looked at."""
         running = state.jobs.running()
-        for key in sorted(state.jobs.jobs, key=lambda key: (key not in running, key)):
-            job = state.jobs.jobs[key]
-            if not self._models.holds(key, job.round, job.model_root):
-                self.missing[Key(Content.MANIFEST, key)] = None
+        self._roots_of_models = models_of(state)
+        for (job, number), root in sorted(self._roots_of_models.items(), key=lambda item: (item[0][0] not in running, item[0])):
+            if not self._models.holds(job, number, root):
+                self.missing[Key(Content.MANIFEST, model_name(job, number))] = None
 
-    def _take_manifest(self, job: bytes, data: bytes) -> None:
-        assert self._state is not None
-        known = self._state.jobs.jobs[job]
-        self._incoming[job] = self._models.receive(job, known.round, known.model_root, data)
+    def _take_manifest(self, name: bytes, data: bytes) -> None:
+        model = named_model(name)
+        self._incoming[name] = self._models.receive(*model, self._roots_of_models[model], data)
 
     # The end ---------------------------------------------------------------------------------------------------------
 

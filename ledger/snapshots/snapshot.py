@@ -74,6 +74,22 @@ class Models(Protocol):
         """Exactly these are kept, however old they are."""
 
 
+def models_of(state: State) -> dict[tuple[bytes, int], bytes]:
+    """By job and round, the roots of the models that belong to a state: those of its jobs, and their anchors."""
+    jobs = state.jobs.jobs.items()
+    anchors = {(key, anchor.round): anchor.root for key, job in jobs for anchor in job.anchors}
+    return anchors | {(key, job.round): job.model_root for key, job in jobs}
+
+
+def model_name(job: bytes, number: int) -> bytes:
+    """The name of a model in requests."""
+    return job + number.to_bytes(8, "big")
+
+
+def named_model(name: bytes) -> tuple[bytes, int]:
+    return name[:-8], int.from_bytes(name[-8:], "big")
+
+
 class Archive(Protocol):
     """Decided blocks, and what proves older ones."""
 
@@ -115,9 +131,9 @@ class Snapshot:
             self.rows_read = (name, codec.encode(found.part(of)))
         return self.rows_read[1]
 
-    @property
+    @cached_property
     def models(self) -> frozenset[tuple[bytes, int]]:
-        return frozenset((key, job.round) for key, job in self.state.jobs.jobs.items())
+        return frozenset(models_of(self.state))
 
 
 class Shelf:
@@ -263,12 +279,12 @@ class Shelf:
                 return _piece(snapshot.module(name), message.index)
             case Content.ROWS:
                 return _piece(snapshot.rows(message.name), message.index)
-        job = snapshot.state.jobs.jobs.get(message.name)
-        if job is None:
-            raise RemoteProtocolError("bad-request", "no such job in this snapshot")
+        model = named_model(message.name)
+        if model not in snapshot.models:
+            raise RemoteProtocolError("bad-request", "no such model in this snapshot")
         if message.content is Content.MANIFEST:
-            return _piece(self._models.manifest(message.name, job.round), message.index)
-        return self._models.part(message.name, job.round, message.index)
+            return _piece(self._models.manifest(*model), message.index)
+        return self._models.part(*model, message.index)
 
     def _block(self, height: int, digest: bytes) -> bytes:
         for near in (height - 1, height, height + 1):

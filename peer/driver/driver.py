@@ -23,7 +23,7 @@ from consensus.turn import Outgoing, Send, Turn, execute_in_thread, restart_of
 from consensus.voters import CachingVerifier, VoterSet
 from ledger.blocks.ledger import Ledger
 from ledger.core.genesis import Genesis
-from ledger.jobs import ClosedRound, Phase
+from ledger.jobs import ClosedRound
 from ledger.snapshots.assembly import Restored
 from ledger.state import FAILURES_KEPT, State, Transition, decode_body
 from peer.driver.answering import Answering
@@ -384,7 +384,9 @@ class Driver:
             await self._fetch_start(JobSpec.decode(begun.spec), transition.state.members.voters)
             await self.workshop.room.look(job, begun)
             roots[job] = await trio.to_thread.run_sync(self.host.create, job, begun.spec, self.blobs.read)
-        for closed in transition.closed:
+        for job, back in transition.back.items():
+            roots[job] = await trio.to_thread.run_sync(self.host.roll_back, job, back.anchor.round, back.round)
+        for closed in transition.steps:
             for signed in closed.proposals:
                 proposal = codec.decode_message(signed.body, (Proposal,))
                 self.blobs.keep(proposal.payload)  # also before, or it might go while it seems to be here
@@ -467,6 +469,9 @@ class Driver:
                     self.witness.started(key, item.state)
                 for closed in item.transition.closed:
                     self._note_closed(closed, item.state, rounds.get((closed.job, closed.round)))
+                for key in item.transition.ended:
+                    if key in item.state.jobs.jobs:
+                        self.workshop.finish((key, item.state.jobs.jobs[key].round), item.state.jobs.jobs[key])
                 body = decode_body(item.decided.decode().body)
                 for evidence in body.evidence:
                     self.witness.expelled(evidence)
@@ -478,13 +483,10 @@ class Driver:
             applied.set()
 
     def _note_closed(self, closed: ClosedRound, state: State, round: RoundClosed | None) -> None:
-        job = state.jobs.jobs[closed.job]
         figures = self.witness.closed(closed, state, round.opened if round else None)
         if round is not None and self.replica.height <= state.height + CURRENT_HEIGHTS:
             self.witness.took_part(closed, state, self.signer.public, round)
         self.store.measure_later(closed.job, closed.round, figures)
-        if job.phase is Phase.FINISHED:
-            self.workshop.finish((closed.job, job.round), job)
 
 
 def _seconds_slept() -> float:

@@ -93,7 +93,7 @@ class Workshop:
     def finish(self, key: RoundKey, job: Job) -> None:
         """No round opens any more in which the job's last model would be measured."""
         self._nursery.start_soon(self._guarded, "measuring", self.role.observe, self.view(key, job))
-        self._nursery.start_soon(trio.to_thread.run_sync, self._tidy, key, JobSpec.decode(job.spec))
+        self._nursery.start_soon(trio.to_thread.run_sync, self._tidy, key, job)
 
     def view(self, key: RoundKey, job: Job) -> OpenRound:
         """What a role sees of the job's open round, or of a finished job."""
@@ -145,7 +145,7 @@ class Workshop:
             if opened.me in opened.terms.trainers and not spoken:
                 self._working[key].start_soon(self._train, job, opened)
             await self.room.look(opened.job, job)
-            await trio.to_thread.run_sync(self._tidy, key, opened.spec)  # beside the work: nobody waits for it
+            await trio.to_thread.run_sync(self._tidy, key, job)  # beside the work: nobody waits for it
             await trio.sleep_forever()
 
     async def _train(self, job: Job, opened: OpenRound) -> None:
@@ -166,10 +166,11 @@ class Workshop:
             text = f"{what} in round {nth_round(opened.number)} failed: {error}"
             self._events.add("warning", text, job=opened.job, round=opened.number)
 
-    def _tidy(self, key: RoundKey, spec: JobSpec) -> None:
+    def _tidy(self, key: RoundKey, job: Job) -> None:
         """Deletes what nobody needs any more: old models, buffers, and what trainers go on from behind the last accepted."""
+        anchors, is_over = [anchor.round for anchor in job.anchors], job.phase is Phase.FINISHED
         with skipped_without_descriptors("the deletion of old models"):
-            self._host.prune(*key, spec, self._audited(key[0]))
+            self._host.prune(*key, JobSpec.decode(job.spec), self._audited(key[0]), anchors, is_over)
         self.delete_passed()
 
     def _audited(self, job: bytes) -> frozenset[int]:

@@ -215,10 +215,14 @@ class _Replay:
             self._proposals += len(closed.proposals)
             for vouchers in closed.outcome.vouchers.values():
                 self._vouched[closed.job.hex()].add(vouchers)
+        for closed in transition.steps:
             roots[closed.job] = self._host.step(closed, self._payload)
-            spec = JobSpec.decode(transition.state.jobs.jobs[closed.job].spec)
-            self._know(closed.job, closed.round + 1, spec)
-            self._host.prune(closed.job, closed.round + 1, spec)
+        for job, back in transition.back.items():
+            roots[job] = self._host.roll_back(job, back.anchor.round, back.round)
+        for job in roots.keys() - set(transition.started):
+            state = transition.state.jobs.jobs[job]
+            self._know(job, state.round, spec := JobSpec.decode(state.spec))
+            self._host.prune(job, state.round, spec, anchors=[anchor.round for anchor in state.anchors])
         return roots
 
     def _know(self, job: bytes, number: int, spec: JobSpec) -> None:

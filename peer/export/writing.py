@@ -251,7 +251,11 @@ def missing_payloads(store: Store, blobs: Blobs) -> dict[bytes, int]:
 
 def certified_rounds(state: State, closed_by_last: set[bytes]) -> dict[bytes, int]:
     """Rounds applied of each job's model under the last certified root; the last block's own effect is not certified yet."""
+    is_certified = _certified(state) == state.root
     rounds = {job: item.round - (job in closed_by_last) for job, item in state.jobs.jobs.items()}
+    for job, item in state.jobs.jobs.items() if not is_certified else ():
+        if item.undone and item.undone[-1].height == state.height:
+            rounds[job] = item.undone[-1].last
     return {job: number for job, number in sorted(rounds.items()) if not _unmade(state, job)}
 
 

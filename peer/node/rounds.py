@@ -217,7 +217,7 @@ class Rounds:
 
     def _replays(self, terms: RoundTerms, vouch_seconds: float) -> float:
         """T2 − T1."""
-        if not terms.audited:
+        if not terms.vouched:
             return CHECKS_FACTOR * len(terms.trainers) * CHECK_SECONDS * 2 ** self._patience[terms.job]
         return REPLAYS_FACTOR * vouch_seconds * 2 ** self._patience[terms.job]
 

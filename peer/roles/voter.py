@@ -41,7 +41,7 @@ class Voter:
 
     async def check(self, round: OpenRound, signed: Signed, proposal: Proposal) -> Verdict:
         """The cheap, exact checks that every voter makes alike."""
-        if proposal.payload_bytes > payload_bytes_max(round.model.layout, Mode.of(round.spec, round.number)):
+        if proposal.payload_bytes > payload_bytes_max(round.model.layout, Mode.of(round.spec, round.model.taken)):
             return Verdict.MALFORMED
         try:
             round.blobs.lend(proposal.payload, round.job, round.number)
@@ -174,7 +174,8 @@ async def audit_request(round: Round, trainer: bytes, proposal: Proposal) -> Aud
         if digest is not None:
             await fetch_reveal(round, digest, size, trainer)
     if record and "previous_payload" in previous:
-        size_max = payload_bytes_max(round.model.layout, Mode.of(round.spec, record.round))  # as that round's payloads are
+        modes = (Mode.of(round.spec, taken) for taken in (0, round.spec.rounds))  # it may be of an opening round
+        size_max = max(payload_bytes_max(round.model.layout, mode) for mode in modes)
         await round.fetch(previous["previous_payload"], size_max, (trainer,))
     for digest in (proposal.inner, proposal.inner_from) if round.spec.keeps_inner_state else ():
         if digest is not None:

@@ -165,9 +165,11 @@ class Jobs:
             inner: InnerState | None,
             on_state: OnState | None,
             *,
+            taken: int,
             declaration: Declaration | None = None,
         ) -> tuple[Float32Array, Sequence[float]]:
-            delta, metrics = engine.local_steps(parameters, job, round, trainer, self._beat, inner, on_state, declaration)
+            place = job, round, trainer
+            delta, metrics = engine.local_steps(parameters, *place, self._beat, inner, on_state, declaration, taken)
             return delta, metrics.losses
 
         return update

@@ -15,7 +15,7 @@ CHAIN, JOB, ROOT = bytes(32), bytes([1]) * 32, bytes([2]) * 32
 PEERS = [Identity(bytes([n + 1]) * 32) for n in range(4)]
 KEYS = [peer.public for peer in PEERS]
 TRAINERS = frozenset(KEYS[:3])
-TERMS = RoundTerms(JOB, 0, ROOT, frozenset(KEYS), TRAINERS, TRAINERS, TRAINERS, True)
+TERMS = RoundTerms(JOB, 0, ROOT, frozenset(KEYS), TRAINERS, TRAINERS, TRAINERS, TRAINERS)
 SOON = 0.1  # seconds after the opening, when everything comes that comes at all
 
 

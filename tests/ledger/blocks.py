@@ -35,4 +35,4 @@ def decided_after(before: State, parent: Decided | None, chain: bytes, body: byt
 
 def stepped(transition: Transition) -> list[bytes]:
     """The jobs that get a new model."""
-    return [*transition.started, *(closed.job for closed in transition.closed)]
+    return [*transition.started, *(closed.job for closed in transition.steps), *transition.back]

@@ -188,7 +188,7 @@ def hundred(voters: int = 100, trainers: int = 100) -> tuple[Expander, bytes]:
     chain, job, root = bytes(32), b"j" * 32, b"r" * 32
     keys = [person.public for person in people]
     voting, training = frozenset(keys[:voters]), frozenset(keys[:trainers])
-    book = RoundBook(RoundTerms(job, 0, root, voting, voting, training, training, True), None, 0.0, TIMERS)
+    book = RoundBook(RoundTerms(job, 0, root, voting, voting, training, training, training), None, 0.0, TIMERS)
     for person in people[:trainers]:
         proposal = Proposal(job, 0, root, person.public, 1 << 20, person.public, person.public)
         book.add_proposal(sign(person, chain, proposal), proposal)

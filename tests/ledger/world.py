@@ -153,7 +153,9 @@ class World:
         """What every peer does with a decided body; a model's new root is a hash of nothing real."""
         before = self.state
         transition = self.rules.transition(before, before.height + 1, before.time_ms + after_ms, before.root, decode_body(body))
-        state = transition.finish({job: self.new_root(transition.state.jobs.jobs[job], job) for job in stepped(transition)})
+        roots = {job: self.new_root(transition.state.jobs.jobs[job], job) for job in stepped(transition)}
+        cut = {key: back.anchor.root for key, back in transition.back.items() if back.round == back.anchor.round}
+        state = transition.finish(roots | cut)
         self.keep(before, state, body)
         self.ledger.advance(state, before.root)
         self.follow()

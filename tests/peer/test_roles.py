@@ -53,7 +53,7 @@ class World:
         keys = frozenset({ME.public})
         self.round = OpenRound(
             me=ME.public,
-            terms=RoundTerms(JOB, 0, root, keys, keys, keys, keys, True),
+            terms=RoundTerms(JOB, 0, root, keys, keys, keys, keys, keys),
             spec=spec,
             model=host.model(JOB, 0),
             model_directory=host.directory(JOB, 0),

@@ -472,7 +472,7 @@ def test_the_terms_of_an_open_round_are_those_of_the_job(chain: Chain, key: byte
     open_all(rounds, chain)
     keys = frozenset(person.public for person in chain.people)
     root = chain.ledger.state.jobs.jobs[key].model_root
-    assert rounds.books[key].terms == RoundTerms(key, 0, root, keys, keys, keys, keys, True)
+    assert rounds.books[key].terms == RoundTerms(key, 0, root, keys, keys, keys, keys, keys)
     assert rounds.books[key].me == chain.people[0].public
     assert Rounds(Identity(bytes(32)), chain.id, {}).follow(chain.ledger.state)[0] == [(key, 0)]
 

@@ -25,7 +25,8 @@ ACCEPT, UNJUDGED, REPLAY, NORM = Verdict.ACCEPT, Verdict.UNJUDGED, Verdict.REPLA
 def terms(n: int = 4, auditors: int = 0, trainers: int = 3, awaited: int | None = None) -> RoundTerms:
     """Voters are the first n keys, auditors and trainers the first of them. Without auditors nothing is re-executed."""
     waited = trainers if awaited is None else awaited
-    return RoundTerms(JOB, 0, ROOT, *(frozenset(KEYS[:count]) for count in (n, auditors, trainers, waited)), auditors > 0)
+    counts = n, auditors, trainers, waited, trainers if auditors else 0
+    return RoundTerms(JOB, 0, ROOT, *(frozenset(KEYS[:count]) for count in counts))
 
 
 def rotated(*pairs: tuple[int, int]) -> frozenset[tuple[bytes, bytes]]:

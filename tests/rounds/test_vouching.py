@@ -85,7 +85,7 @@ def cases(n: int) -> Iterator[Case]:
             key = trainer if trainer < n else 12
             if trainer == n == 13:
                 continue  # there is no fourteenth key
-            of = replace(terms(n, auditors, trainers=13), audited=True)
+            of = replace(terms(n, auditors, trainers=13), vouched=frozenset(KEYS))
             reexecuting = [voter for voter in range(auditors) if voter != trainer]
             others = [voter for voter in range(auditors, n) if voter != trainer]
             for first, second in itertools.product(range(len(reexecuting) + 1), range(len(others) + 1)):
@@ -292,7 +292,7 @@ def test_the_order_of_calls_stays_for_eight_rounds_and_nobody_is_before_itself()
     ],
 )
 def test_so_many_vouches_are_needed(n: int, auditors: int, trainer: int, needed: int) -> None:
-    assert vouches_needed(replace(terms(n, auditors, trainers=13), audited=True), KEYS[trainer]) == needed
+    assert vouches_needed(replace(terms(n, auditors, trainers=13), vouched=frozenset(KEYS)), KEYS[trainer]) == needed
 
 
 def test_in_a_round_without_re_execution_nobody_vouches() -> None:
@@ -836,7 +836,7 @@ def test_a_closing_of_two_hundred_voters_fits_into_a_block() -> None:
     """200 trainers, each re-executed by 66 others; every third voter is a liar that vouches for each alone."""
     signers = sorted((FastSigner(f"voter {number}") for number in range(200)), key=lambda signer: signer.public)
     keys = frozenset(signer.public for signer in signers)
-    of = RoundTerms(JOB, 0, ROOT, keys, keys, keys, keys, True)
+    of = RoundTerms(JOB, 0, ROOT, keys, keys, keys, keys, keys)
     mine = RoundBook(of, signers[0].public, OPENED, TIMERS)
     proposals = {}
     for at, signer in enumerate(signers):

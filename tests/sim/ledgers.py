@@ -12,7 +12,7 @@ from curation.module import ANNOTATOR, CurationModule
 from ledger.blocks.ledger import Ledger
 from ledger.core.genesis import TRAINER, Founder, Genesis
 from ledger.core.module import Change, Context, Module, Refused, Said, View
-from ledger.jobs import AuditTerms, ClosedRound, JobTerms
+from ledger.jobs import AuditTerms, ClosedRound, JobTerms, RolledBack
 from ledger.state import Rules, State, Transition, core_modules, newest
 from ledger.tables import Table
 from protocol import codec
@@ -108,9 +108,17 @@ def fresh_ledger(rules: Rules) -> Ledger:
 def finish(transition: Transition, before: State) -> State:
     """A model is a hash: of its job at first, then of itself and what was accepted."""
     roots = {job: hashlib.sha256(b"model" + job).digest() for job in transition.started}
-    for closed in transition.closed:
+    for closed in transition.steps:
         roots[closed.job] = _stepped(before.jobs.jobs[closed.job].model_root, closed)
+    for job, back in transition.back.items():
+        roots[job] = rolled_back(back)
     return transition.finish(roots)
+
+
+def rolled_back(back: RolledBack) -> bytes:
+    """The root of the anchor's model with the number of another round."""
+    is_same = back.round == back.anchor.round
+    return back.anchor.root if is_same else hashlib.sha256(b"back" + back.anchor.root + back.round.to_bytes(8, "big")).digest()
 
 
 def _stepped(root: bytes, closed: ClosedRound) -> bytes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ledger.snapshots.assembly import Restored
-from ledger.snapshots.snapshot import HEIGHT_MIN, LAG_HEIGHTS, SNAPSHOT_HEIGHTS, IncomingModel, Queue, Shelf
+from ledger.snapshots.snapshot import HEIGHT_MIN, LAG_HEIGHTS, SNAPSHOT_HEIGHTS, IncomingModel, Queue, Shelf, models_of
 from ledger.snapshots.transfer import Basis, Step, Transfer, basis_of, in_turn
 from ledger.state import State
 from peer.driver.transfer import PAUSE_SECONDS, is_about_snapshots
@@ -55,7 +55,7 @@ class HashedModels:
         self.held: dict[ModelKey, bytes] = {}
 
     def follow(self, state: State) -> None:
-        self.held |= {(key, job.round): job.model_root for key, job in state.jobs.jobs.items()}
+        self.held |= models_of(state)
 
     def manifest(self, job: bytes, number: int) -> bytes:
         return b"one part" if self.part(job, number, 0) else b""

@@ -58,10 +58,12 @@ class Engine(Protocol):
         inner: InnerState | None = None,
         on_state: OnState | None = None,
         declaration: Declaration | None = None,
+        taken: int | None = None,
     ) -> tuple[Float32Array, Metrics]:
         """Δ of the trainer in the round, and what it met; `on_state` sees the state after each inner step.
 
-        The steps go by the declaration, where the objective has declarations.
+        The steps go by the declaration, where the objective has declarations. Their rate is that of the round after `taken`
+        others; None: no round was undone, so it is the round's number.
         """
 
     def measured(self, parameters: Float32Array, on_step: Beat = ...) -> Mapping[str, float]:

@@ -40,6 +40,7 @@ class Update(Protocol):
         on_state: OnState | None,
         /,
         *,
+        taken: int,
         declaration: Declaration | None = None,
     ) -> tuple[Float32Array, Sequence[float]]:
         """Δ and the loss of each inner step. `inner` is None for a fresh inner state; `on_state`, if any, is told each state."""
@@ -70,7 +71,7 @@ def propose(request: Propose, update: Update, declarer: Declarer | None = None) 
     last, place = _Last(), (request.job, request.round, request.trainer)
     take = last.take if request.inner_out else None
     declaration = _own_declaration(request, model, declarer)
-    delta, losses = update(model.parameters, *place, inner, take, declaration=declaration)
+    delta, losses = update(model.parameters, *place, inner, take, taken=model.taken, declaration=declaration)
     m = feedback.accumulate(e, delta, model.spec.feedback_decay, model.spec.update_weight)
     buffer = buffers.of(m, model.header(request.trainer), model.spec)
     payload = model.payload(request.trainer, m if buffer is None else buffer.dense())
@@ -106,7 +107,8 @@ def _judge(
         return Verdict(OWN_FIRST + number), RELATIVE_ERROR_MAX, None
     payload, declaration = Path(request.payload).read_bytes(), _derived(request, model, declaration, declarer)
     take = last.take if inner else None
-    delta, losses = update(model.parameters, request.job, request.round, trainer, previous, take, declaration=declaration)
+    place = request.job, request.round, trainer
+    delta, losses = update(model.parameters, *place, previous, take, taken=model.taken, declaration=declaration)
     verdict, error = compared(model, trainer, delta, payload, e, buffer)
     if inner and last.inner and verdict is Verdict.ACCEPT:
         error = max(error, inner_error(inner, last.inner, spec))
@@ -127,7 +129,7 @@ def compared(
 def known_update(spec: JobSpec) -> Update:
     """Of an objective whose updates take no training."""
     size, kind = layout_of(spec).size, spec.kind
-    return lambda parameters, job, round, trainer, inner, on_state, declaration=None: (
+    return lambda parameters, job, round, trainer, inner, on_state, *, taken, declaration=None: (
         kind.known_update(job, round, trainer, size),
         (0.0,),
     )

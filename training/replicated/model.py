@@ -203,6 +203,10 @@ class ReplicatedModel:
         return self.state.round
 
     @property
+    def taken(self) -> int:
+        return self.state.taken
+
+    @property
     def records(self) -> Mapping[bytes, Record]:
         return self.state.records
 
@@ -212,7 +216,7 @@ class ReplicatedModel:
 
     def header(self, trainer: bytes) -> codec.Header:
         """What the payload of `trainer` in this round must begin with."""
-        return codec.Header.of(self.spec, self.job, self.round, trainer, self.root)
+        return codec.Header.of(self.spec, self.job, self.round, self.taken, trainer, self.root)
 
     # Estimates, where the job has them -------------------------------------------------------------------------------
 
@@ -333,6 +337,17 @@ class ReplicatedModel:
             fresh.install(files.Saved(state, leaves, root_of(leaves, state)), durable)
         return self.open(directory)
 
+    def rolled_back_into(self, directory: Path, number: int) -> ReplicatedModel:
+        """This model as that of the later round `number`; saved, and opened.
+
+        Trainers begin without what their payloads left unsaid: it is of updates that are undone. Estimates are this model's.
+        """
+        assert number > self.round
+        records = dict(self.records) if self.spec.has_estimates else {}
+        state = replace(self.state, round=number, records=records)
+        self._under_root(state, self.vectors, self.estimates, self._vector_leaves).save(directory)
+        return self.open(directory)
+
     @property
     def _vector_leaves(self) -> tuple[bytes, ...]:
         return self.leaves[: len(self.vectors) * len(self.layout.blocks)]
@@ -369,7 +384,7 @@ class ReplicatedModel:
 
     def _step(self, state: State, plan: aggregate.Plan, take: Take, each: Each) -> tuple[bytes, ...]:
         """Gives `take` each block of each vector after the outer step, which it may not keep; the leaves of them all."""
-        optimizer = outer.optimizer_of(self.spec, self.round, state.powers)
+        optimizer = outer.optimizer_of(self.spec, self.taken, state.powers)
 
         def move(stretch: Sequence[Block]) -> list[list[bytes]]:
             """The leaves of each vector's blocks."""
@@ -419,7 +434,7 @@ class ReplicatedModel:
         remembered = _remember(self.state.norms, norms, self._norm_squared_start)
         declared = [self.spec.declaration(item.proposal.declaration) for item in accepted]
         steering = self.spec.kind.steering(self.spec, self.state.steering, declared)
-        return State(self.job, self.spec, number, records, remembered, powers, steering)
+        return State(self.job, self.spec, number, self.taken + 1, records, remembered, powers, steering)
 
 
 def _pieces(stretch: Sequence[Block]) -> Iterator[Sequence[Block]]:
@@ -430,7 +445,7 @@ def _pieces(stretch: Sequence[Block]) -> Iterator[Sequence[Block]]:
 
 
 def _first_state(job: bytes, spec: JobSpec) -> State:
-    return State(job, spec, 0, {}, (), outer.first_powers(spec))
+    return State(job, spec, 0, 0, {}, (), outer.first_powers(spec))
 
 
 def _first_values(spec: JobSpec, start: ReplicatedModel | None, block: Block) -> Float32Array:

@@ -116,10 +116,10 @@ def next_powers(spec: JobSpec, powers: tuple[float, ...]) -> tuple[float, ...]:
     return tuple(power if power >= POWER_LEAST else 0.0 for power in following)
 
 
-def optimizer_of(spec: JobSpec, round: int, powers: tuple[float, ...]) -> Optimizer:
+def optimizer_of(spec: JobSpec, taken: int, powers: tuple[float, ...]) -> Optimizer:
     """For the step of `round`, with the powers that count it."""
     if spec.outer is Outer.ADAMW:
-        return AdamW(inner_rate(spec, round), (spec.beta1, spec.beta2), (powers[0], powers[1]), spec.weight_decay)
+        return AdamW(inner_rate(spec, taken), (spec.beta1, spec.beta2), (powers[0], powers[1]), spec.weight_decay)
     if spec.outer is Outer.SGD:
         return SGD(spec.outer_rate)
     kind = Nesterov if spec.outer is Outer.NESTEROV else Sign

@@ -35,10 +35,11 @@ class State:
     job: Digest
     spec: JobSpec
     round: Count
+    taken: Count  # rounds of the model's own line: without those that a rollback undid
     records: Annotated[dict[Key, Record], Length(0, MEMBERS_MAX)]
     norms: Annotated[tuple[float, ...], Length(0, NORM_ROUNDS)]  # median accepted norm² of the last rounds that accepted any
     powers: Annotated[tuple[float, ...], Length(0, 2)] = ()  # outer AdamW: beta1^t and beta2^t after t steps
-    steering: Annotated[bytes, Length(0, STEERING_BYTES_MAX)] = codec.added(b"")  # `Objective.steering`
+    steering: Annotated[bytes, Length(0, STEERING_BYTES_MAX)] = b""  # `Objective.steering`
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,7 @@ def stepped(model: ReplicatedModel, gradient: Float32Array) -> Float32Array:
     parameters, momentum = np.array(model.parameters), np.array(model.vectors["momentum"])
     for block in model.layout.blocks:
         parts = parameters[block.elements], [momentum[block.elements]]
-        outer.optimizer_of(model.spec, model.round, ()).step(*parts, np.array(gradient[block.elements]), block.decayed)
+        outer.optimizer_of(model.spec, model.taken, ()).step(*parts, np.array(gradient[block.elements]), block.decayed)
     return parameters
 
 

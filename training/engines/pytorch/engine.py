@@ -144,6 +144,7 @@ class Engine:
         inner: InnerState | None = None,
         on_state: OnState | None = None,
         declaration: Declaration | None = None,
+        taken: int | None = None,
     ) -> tuple[Float32Array, Metrics]:
         """Δ of `trainer` in `round`, from `parameters` and a fresh or the given inner state.
 
@@ -152,9 +153,9 @@ class Engine:
         self.load(parameters)
         if self.spec.sends_gradients:
             return self._clipped_gradient(Step(job, round, trainer, 0), declaration, on_step)
-        optimizer, metrics = self._inner_optimizer(inner), []
+        optimizer, metrics, rate = self._inner_optimizer(inner), [], inner_rate(self.spec, round if taken is None else taken)
         for step in range(self.spec.local_steps):
-            metrics.append(self._inner_step(optimizer, Step(job, round, trainer, step), declaration, on_step))
+            metrics.append(self._inner_step(optimizer, Step(job, round, trainer, step), rate, declaration, on_step))
             if on_state is not None:
                 on_state(self.read(), _state_of(optimizer))
         losses = tuple(m.loss for m in metrics)
@@ -171,10 +172,12 @@ class Engine:
         norm = clip(self.model.gradients, self.spec.clip)
         return norm, to_numpy(self.model.gradients).copy()
 
-    def _inner_step(self, optimizer: AdamW | Muon, step: Step, declaration: Declaration | None, on_step: Beat) -> Metrics:
+    def _inner_step(
+        self, optimizer: AdamW | Muon, step: Step, rate: float, declaration: Declaration | None, on_step: Beat
+    ) -> Metrics:
         with no_subnormal_numbers():
             loss = self.gradient(self.batch(*step.place, self.spec.batch, declaration), on_step, declaration)
-            return Metrics((loss,), optimizer.step(inner_rate(self.spec, step.round)))
+            return Metrics((loss,), optimizer.step(rate))
 
     def _inner_optimizer(self, inner: InnerState | None) -> AdamW | Muon:
         """The job's, with moments of its own that begin as those given, or at zero."""

@@ -29,9 +29,9 @@ class Mode:
     keep: int  # elements of a chunk of 4096 that are said; all of them in a dense payload
 
     @classmethod
-    def of(cls, spec: JobSpec, round: int) -> Mode:
-        """That of every payload of this round."""
-        if round < spec.opening_rounds:
+    def of(cls, spec: JobSpec, taken: int) -> Mode:
+        """That of every payload in the round after so many."""
+        if taken < spec.opening_rounds:
             return cls(Compression.DENSE, OPENING_BITS, CHUNK)
         return cls(spec.compression, spec.bits, spec.keep if spec.compression is Compression.SPARSE else CHUNK)
 
@@ -53,8 +53,8 @@ class Header:
     mode: Mode
 
     @classmethod
-    def of(cls, spec: JobSpec, job: bytes, round: int, trainer: bytes, base: bytes) -> Header:
-        return cls(job, round, trainer, base, spec.local_steps, spec.batch, Mode.of(spec, round))
+    def of(cls, spec: JobSpec, job: bytes, round: int, taken: int, trainer: bytes, base: bytes) -> Header:
+        return cls(job, round, trainer, base, spec.local_steps, spec.batch, Mode.of(spec, taken))
 
     @cached_property
     def origin(self) -> bytes:

@@ -1,0 +1,59 @@
+"""Models of a job that a rollback may go to, and the rounds that rollbacks have undone."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from protocol.codec import Count, Digest, Key, Length
+
+ANCHORS_MAX = 16  # of one job: each is a model on every disk, and more only make a rollback shorter
+UNDONE_KEPT = 32  # of one job, the last rollbacks, for people
+
+
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """A model that a rollback may go to."""
+
+    round: Count  # that began with it
+    taken: Count  # rounds of the model's line before it
+    root: Digest
+
+
+class UndoReason(enum.StrEnum):
+    FALSE = "false"  # an update was found false
+    WITHHELD = "withheld"  # an update could not be audited: its trainer showed nothing
+    STOPPED = "stopped"  # the job ended while audits of these rounds went on
+
+
+@dataclass(frozen=True, slots=True)
+class Undone:
+    """Rounds whose steps a rollback took out of the model."""
+
+    first: Count
+    last: Count  # it may have been open
+    height: Count
+    reason: UndoReason
+    trainer: Key | None = None  # that was convicted
+
+
+Anchors = Annotated[tuple[Anchor, ...], Length(0, ANCHORS_MAX)]  # ascending
+
+
+def newest_before(anchors: Sequence[Anchor], number: int) -> Anchor:
+    """The newest anchor at or before this round. There is one for each round that an audit may reach."""
+    return max((anchor for anchor in anchors if anchor.round <= number), key=lambda anchor: anchor.round)
+
+
+def needed(anchors: Sequence[Anchor], doubtful: int) -> tuple[Anchor, ...]:
+    """The newest anchor at or before the first doubtful round, and those after it, with room for one more.
+
+    Where there are too many, the one goes whose neighbours are closest: that makes the longest rollback longer by the least.
+    """
+    first = newest_before(anchors, doubtful)
+    left = [anchor for anchor in anchors if anchor.round >= first.round]
+    while len(left) >= ANCHORS_MAX:
+        del left[min(range(1, len(left) - 1), key=lambda at: left[at + 1].taken - left[at - 1].taken)]
+    return tuple(left)
