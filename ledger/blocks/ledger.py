@@ -10,6 +10,7 @@ from ledger import members as membership
 from ledger.blocks.pool import TRANSACTIONS_BYTES_MAX, Notices, Pool, Selection, Waiting, transaction_digest
 from ledger.blocks.short import Expander, condense
 from ledger.core.module import Refused
+from ledger.jobs import Phase
 from ledger.state import Body, Rules, State, decode_body
 from protocol import codec
 from protocol.identity import Signed, short_id
@@ -20,6 +21,8 @@ from rounds.ballots import Closing, RoundBook
 # A closing that made `jobs` fail would else fill every block: blocks without end, with the same failure. The deferral ends by
 # time, since a network that waits for this closing alone reaches no further height.
 DEFERRED_SECONDS = 60.0
+# Audits of a job whose rounds are all taken end by the time of blocks, so there is a block so often until they are over.
+SETTLING_SECONDS = 1.0
 BODY_FIXED_BYTES = 64  # what an encoded body takes beside its closings, evidence and transactions
 ACCUSATIONS_MAX = 16 * EVIDENCE_PER_BLOCK_MAX  # held until a block carries them: 30 kB each at most; more liars wait their turn
 
@@ -35,6 +38,7 @@ class Ledger:
         self.pool = Pool(state.height, rules.traits)
         self.notices = Notices()
         self._deferred: dict[tuple[bytes, int], float] = {}  # rounds -> time from which this peer's blocks may close them
+        self._now = 0.0
         self.accusations: dict[bytes, Evidence] = {}  # by culprit; each would expel it now
         # What a signer said in rounds that have no book here yet. `peer.node.node` keeps that, and puts its own function here.
         self.signed_early: Callable[[bytes], tuple[Signed, ...]] = lambda signer: ()
@@ -91,7 +95,8 @@ class Ledger:
         closings, room = self._closings(BODY_BYTES_MAX - BODY_FIXED_BYTES - _size(evidence))
         due = self.notices.due(self.state.members.voters, height)
         transactions = self.pool.select(self.rules, state, min(room, TRANSACTIONS_BYTES_MAX), first=due)
-        if not closings and not evidence and not self._certification_due() and not self.awaits_transactions():
+        is_due = self._certification_due() or self._is_time_due() or self.awaits_transactions()
+        if not closings and not evidence and not is_due:
             return None
         return codec.encode(Body(closings, evidence, transactions))
 
@@ -129,9 +134,21 @@ class Ledger:
         self._deferred |= {(closing.job, closing.round): now + DEFERRED_SECONDS for closing in closings}
 
     def resume(self, now: float) -> float | None:
-        """Ends deferrals that are over. Returns the time at which the next one ends."""
+        """Ends deferrals that are over. Returns the time at which there may be work without any message."""
+        self._now = now
         self._deferred = {key: until for key, until in self._deferred.items() if until > now}
-        return min(self._deferred.values(), default=None)
+        times = (*self._deferred.values(), self._time_due_at)
+        return min((time for time in times if time is not None and time > now), default=None)
+
+    @property
+    def _time_due_at(self) -> float | None:
+        """When a block is due because time passes; None: it need not pass."""
+        is_settling = any(job.phase is Phase.SETTLING for job in self.state.jobs.jobs.values())
+        return self.state.time_ms / 1_000 + SETTLING_SECONDS if is_settling else None
+
+    def _is_time_due(self) -> bool:
+        due = self._time_due_at
+        return due is not None and self._now >= due
 
     def check(self, height: int, body: bytes, proposer: bytes) -> str | None:
         if height != self.state.height + 1:
@@ -168,7 +185,8 @@ class Ledger:
 
     def has_work(self) -> bool:
         closable = any(book.closing() is not None for book in self._closable())
-        return closable or bool(self.accusations) or self._certification_due() or self.awaits_transactions()
+        is_due = self._certification_due() or self._is_time_due()
+        return closable or bool(self.accusations) or is_due or self.awaits_transactions()
 
     def awaits_transactions(self) -> bool:
         """Whether any that waits here applies, and all of them do not wait for a closing, or for others that come now."""

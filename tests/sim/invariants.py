@@ -229,6 +229,10 @@ class Invariants:
         self._check_waiting(height)
         self.on_block(height, body)
 
+    def on_rolled_back_job(self, job: bytes, number: int) -> None:
+        """The job goes on with the round of this number."""
+        self._rounds[job] = number
+
     def on_submitted(self, signed: Signed, height: int) -> None:
         """An honest author's transaction begins to wait while `height` is the last decided one. An author has one at a time."""
         _, nonce, *_ = codec.unpack(signed.body, len(signed.body))
@@ -276,10 +280,10 @@ class Invariants:
             self._evidence += 1
         self._count_wishes(height)
         for job, number, ballots, cut_offs, proposals, vouches in closings:
-            expected = self._rounds.get(job, -1) + 1
+            expected = self._rounds.get(job, 0)
             if number != expected:
                 raise Violation("validity", f"height {height} closes round {number}, {expected} is open")
-            self._rounds[job] = number
+            self._rounds[job] = number + 1
             for tag, parts in (("ballot", ballots), ("proposal", proposals)):
                 signers = [signer for _, signer, _ in parts]
                 if len(set(signers)) != len(signers):

@@ -80,7 +80,7 @@ class CountingJobs:
         if kind not in (b"audited", b"sampled", b"plain") or not rounds.isdigit() or who not in (b"", b"alone"):
             raise RemoteProtocolError("bad-job", repr(spec))
         audits = AUDITS if kind == b"sampled" else None
-        return JobTerms("count", "scratch", int(rounds), kind == b"audited", not who, PROPOSAL_SECONDS, audits)
+        return JobTerms("count", "scratch", int(rounds), kind == b"audited", not who, PROPOSAL_SECONDS, audits, anchor_rounds=4)
 
 
 def genesis_of(keys: Sequence[bytes], salt: bytes = bytes(16), curates: bool = False) -> Genesis:

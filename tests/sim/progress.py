@@ -40,6 +40,8 @@ class JobSeen:
     is_alone: bool  # only its author trains
     since: float  # when its last round was closed
     closed: int = 0
+    round: int = 0  # the number of the open one
+    taken: int = 0  # rounds in the model
     has_accepted: bool = False  # since the recovery
     accepted_at: int = 0  # how many rounds were closed when one of them accepted something last
     ballots: dict[bytes, int] = field(default_factory=dict)  # voter -> how many were closed when it spoke last
@@ -77,6 +79,7 @@ class Progress:
     began_at: int = 0  # height then
     height: int = 0
     jobs: dict[bytes, JobSeen] = field(default_factory=dict)
+    trained: dict[bytes, JobSeen] = field(default_factory=dict)  # all rounds are taken, and audits may undo some
     newcomers: dict[bytes, Newcomer] = field(default_factory=dict)
     expelled: dict[bytes, int] = field(default_factory=dict)  # key -> height of the block with the evidence
     accused: dict[bytes, int] = field(default_factory=dict)  # with evidence against them -> height then
@@ -110,8 +113,8 @@ class Progress:
         for data, signer, _ in transactions:
             self._on_transaction(height, data, signer, now)
         self._count_wishes(height)
-        for key in [key for key, job in self.jobs.items() if job.closed >= job.rounds]:
-            del self.jobs[key]
+        for key in [key for key, job in self.jobs.items() if job.taken >= job.rounds]:
+            self.trained[key] = self.jobs.pop(key)
         before: Collection[bytes] = self.sets.get(height, ())
         for key in self.sets.get(height + 1, ()):
             if key not in before or key not in self._votes_since:  # it may vote again after a while
@@ -121,13 +124,21 @@ class Progress:
 
     def _on_closing(self, key: bytes, ballots: list[Any], proposals: list[Any], now: float) -> None:
         job = self.jobs[key]
-        job.closed, job.since = job.closed + 1, now
+        job.closed, job.round, job.taken, job.since = job.closed + 1, job.round + 1, job.taken + 1, now
         if proposals:
             job.accepted_at, job.has_accepted = job.closed, True
         if self.began is not None:
             self._count("rounds closed")
             self._count("ballots decided", len(ballots))
             self._count("updates accepted", len(proposals))
+
+    def on_rolled_back(self, key: bytes, number: int, taken: int, now: float) -> None:
+        """The job goes on with the round of this number, after so many."""
+        job = self.jobs.get(key) or self.trained.pop(key)
+        job.round, job.taken, job.since = number, taken, now
+        self.jobs[key] = job
+        if self.began is not None:
+            self._count("rollbacks")
 
     def _on_expelled(self, culprit: bytes, height: int) -> None:
         """With a key goes its successor, or the one it succeeds."""
@@ -289,7 +300,7 @@ class Progress:
             return (tag, fields[1], fields[2]) if is_open and fields[0] == _hash_of(voters) else None
         if tag in (Proposal.TAG, Ballot.TAG):
             job = self.jobs.get(fields[0])
-            return (tag, fields[0], fields[1]) if job is not None and fields[1] == job.closed else None
+            return (tag, fields[0], fields[1]) if job is not None and fields[1] == job.round else None
         return None
 
     def _is_genuine(self, tag: str, signed: Signed) -> bool:

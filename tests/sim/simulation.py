@@ -30,7 +30,7 @@ from ledger.blocks.ledger import Ledger
 from ledger.core.module import Refused
 from ledger.jobs import Phase
 from ledger.snapshots.assembly import Restored
-from ledger.state import Rules, State
+from ledger.state import Rules, State, Transition
 from peer.node.early import RoundKey
 from peer.node.node import AppliedBlock, Do, Item, Node, RoundClosed, RoundOpened
 from peer.node.rounds import Measured
@@ -48,6 +48,7 @@ from tests.sim.curated import Curated
 from tests.sim.disk import Disk
 from tests.sim.invariants import Invariants, Violation
 from tests.sim.ledgers import SharedRules, finish, genesis_of, read_again, rules_of, with_wrong_bit
+from tests.sim.lineage import Lineage
 from tests.sim.network import WEATHER, Link, Network
 from tests.sim.plan import Fault, Plan
 from tests.sim.progress import Newcomer, Progress
@@ -405,6 +406,9 @@ class Peer:
 
     def _apply(self, decided: Decided) -> None:
         transition, after = self.simulation.apply(self, self._state_before(decided), decided)
+        for key, back in transition.back.items():
+            if self.is_honest and not self.is_wrong and not self.models.holds(key, back.anchor.round, back.anchor.root):
+                raise Violation("anchor kept", f"peer {self.number} has no model of round {back.anchor.round}")
         if self.flips:
             after = with_wrong_bit(after, self.flips == "model")
             self.flips, self.is_wrong = "", True
@@ -520,6 +524,8 @@ class Simulation:
         self.healed: float | None = None
         self.counts: dict[str, int] = {}
         self.history = hashlib.blake2b(digest_size=16)  # over every delivered byte, durable write and decision, with times
+        self.lineage = Lineage()
+        self._back: list[tuple[bytes, int, int]] = []  # by the last block: job, open round, rounds in its model
         self._strategies = strategies
         self._random = random.Random(f"history {plan.seed} {plan.n}")
         self._queue: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
@@ -568,7 +574,7 @@ class Simulation:
         self.invariants.waits = self._waits
         self.curated = Curated(self.chain_id, self.verifier)
         self.progress = Progress(tuple(founders), self.chain_id, self.verifier, self.invariants.honest, self.invariants.sets)
-        self.invariants.on_block = lambda height, body: self.progress.on_block(height, body, self.now)
+        self.invariants.on_block = self._on_block
         inviter = self._choose_inviter(plan)
         for peer in (peer for peer in self.peers[plan.n : plan.n + plan.joiners] if peer.is_late and peer.is_honest):
             peer.author.invitation = workload.invitation(self.chain_id, inviter.signer, peer.key, f"joiner {peer.number}")
@@ -647,6 +653,7 @@ class Simulation:
         if len(self.plan.of("leave")) > 1:
             self.count("several leaves")
         self.counts |= self.progress.came_about() | self.curated.came_about()
+        self.counts |= {"rollbacks of all": self.lineage.rollbacks, "jobs that go on": self.lineage.reopened}
         self.counts |= {"justified": self.invariants.justified, "unseen": self.invariants.unseen}
 
     @contextlib.contextmanager
@@ -833,13 +840,27 @@ class Simulation:
         problem = self._reference.problem(state, decoded.body)
         if problem is None:
             if isinstance(self._reference, SharedRules):
-                _, self.decided_state = self._reference.applied(state, decoded, self.invariants.decided[height])
+                transition, self.decided_state = self._reference.applied(state, decoded, self.invariants.decided[height])
                 if height % FORGOTTEN_EVERY == 0:
                     self._reference.forget_below(height - 60)
             else:
-                self.decided_state = finish(self._reference.apply(state, decoded), state)
+                transition = self._reference.apply(state, decoded)
+                self.decided_state = finish(transition, state)
+            self._follow_rollbacks(transition)
             self.curated.on_block(height, decoded.body, state, self.decided_state)
         return problem, self.decided_state.root
+
+    def _follow_rollbacks(self, transition: Transition) -> None:
+        self.lineage.on_block(transition, self.decided_state)
+        jobs = self.decided_state.jobs.jobs
+        self._back = [(key, jobs[key].round, jobs[key].taken) for key in transition.back if jobs[key].phase is not Phase.FINISHED]
+        for key, number, _ in self._back:
+            self.invariants.on_rolled_back_job(key, number)
+
+    def _on_block(self, height: int, body: bytes) -> None:
+        self.progress.on_block(height, body, self.now)
+        for back in self._back:
+            self.progress.on_rolled_back(*back, self.now)
 
     def _waits(self, signed: Signed) -> bool:
         """Whether a transaction still could be decided."""

@@ -1,0 +1,58 @@
+"""Which closed rounds are in the model of each job, told from closings, roots and the log of audits.
+
+Written apart from the code that it checks: nothing here knows how a rollback chooses its anchor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from protocol.identity import short_id
+from tests.sim.invariants import Violation
+
+CONVICTED = "suspended"  # as the log calls a proposal that judges found false, or could not see
+
+
+@dataclass
+class Lineage:
+    # By job: the rounds in the model. A job that nobody knows any more stays here.
+    lines: dict[bytes, list[int]] = field(default_factory=dict)
+    roots: dict[tuple[bytes, int], bytes] = field(default_factory=dict)  # of the model with which a round began
+    rollbacks: int = 0
+    reopened: int = 0  # jobs whose rounds were all taken
+    _settling: set[bytes] = field(default_factory=set)
+
+    def on_block(self, transition: Any, after: Any) -> None:
+        """Each decided block once, in order. `after` has the roots of the models."""
+        height, jobs = after.height, after.jobs.jobs
+        for key in transition.started:
+            self.lines[key] = []
+        for closed in transition.closed:
+            self.lines[closed.job].append(closed.round)
+        before = {key: list(line) for key, line in self.lines.items()}
+        for key, back in transition.back.items():
+            self._roll_back(height, key, back)
+        convicted = [entry for entry in after.audits.log if (entry.height, str(entry.result)) == (height, CONVICTED)]
+        for entry in convicted:
+            if entry.round in self.lines[entry.job]:
+                lie = f"round {entry.round}, with a false update of {short_id(entry.trainer)}"
+                raise Violation("lie stays", f"{lie}, is in the model after height {height}")
+        for key in transition.back:
+            if str(jobs[key].phase) != "finished":
+                self.rollbacks += 1
+                self.reopened += key in self._settling
+                if not any(entry.job == key and entry.round in before[key] for entry in convicted):
+                    raise Violation("rolled back for nothing", f"height {height}: no lie was in the model")
+        self._settling = {key for key, job in jobs.items() if str(job.phase) == "settling"}
+        for key, job in jobs.items():
+            if job.taken != len(self.lines[key]):
+                raise Violation("taken", f"height {height}: {job.taken} rounds, {len(self.lines[key])} are in the model")
+            if self.roots.setdefault((key, job.round), job.model_root) != job.model_root:
+                raise Violation("round used again", f"height {height}: round {job.round} begins with another model than before")
+
+    def _roll_back(self, height: int, key: bytes, back: Any) -> None:
+        """To a model that the job had; what came after it is in the model no more."""
+        if self.roots.get((key, back.anchor.round)) != back.anchor.root:
+            raise Violation("anchor", f"height {height}: round {back.anchor.round} did not begin with that model")
+        self.lines[key] = [number for number in self.lines[key] if number < back.anchor.round]
