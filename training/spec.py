@@ -42,6 +42,8 @@ OPENING_BITS: Final = 4
 OPENING_ROUNDS: Final = 3
 ROUNDS: Final = 60  # unless said otherwise: a minute or two of the demo
 CLOSING_ROUNDS: Final = 10  # a lie comes so many rounds before the end at least (decision 91); they cost as with audit 'full'
+ANCHOR_ROUNDS: Final = 8  # from one durable model to the next: a rollback undoes seven rounds more than it has to at most
+ANCHOR_ROUNDS_MAX: Final = 16  # of one step: a disk may take longer for a durable model than such a round takes
 WARMUP_ROUNDS: Final = 2  # unless said otherwise, however short the job is
 KEEP_MIN: Final = 4  # elements of a chunk of 4096: fewer say less than the scale that they share costs
 KEEP_MAX: Final = 4_096  # all of them
@@ -291,7 +293,7 @@ class JobSpec:
     @property
     def anchor_rounds(self) -> int:
         """From one model that a rollback may go to, and that is durable, to the next."""
-        return 16 if self.local_steps == 1 else 8  # a disk may take longer for a durable model than a round of one step takes
+        return ANCHOR_ROUNDS_MAX if self.local_steps == 1 else ANCHOR_ROUNDS
 
     @property
     def usual_closing_rounds(self) -> int:

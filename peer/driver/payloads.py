@@ -4,7 +4,7 @@ Of each job the payloads stay that fit into `payloads_gb`, and in any case those
 round names them, too:
 
 | what needs a payload                                  | of which rounds                                             |
-| models that were not durable when the machine stopped | the last `DURABLE_ROUNDS`                                   |
+| models that were not durable when the machine stopped | the last `ANCHOR_ROUNDS_MAX`                                |
 | peers that were away and take blocks, not a snapshot  | as many as heights that they lack, and that pass meanwhile  |
 | what trainers said before, and who re-executes them   | `suspension_rounds` before those that may still be audited  |
 
@@ -33,13 +33,12 @@ from ledger.state import State, decode_body
 from peer.driver.driver import Driver
 from protocol import codec
 from protocol.messages import Proposal
-from training.host import DURABLE_ROUNDS
 from training.room import ROUNDS_MIN, room_of
-from training.spec import JobSpec
+from training.spec import ANCHOR_ROUNDS_MAX, JobSpec
 
 FORGOTTEN_HEIGHTS = 256  # as many as rounds that stay in any case: a height closes one of each job at most
 
-assert min(ROUNDS_MIN, FORGOTTEN_HEIGHTS) > 2 * (LAG_HEIGHTS + SNAPSHOTS_MAX * SNAPSHOT_HEIGHTS) > DURABLE_ROUNDS
+assert min(ROUNDS_MIN, FORGOTTEN_HEIGHTS) > 2 * (LAG_HEIGHTS + SNAPSHOTS_MAX * SNAPSHOT_HEIGHTS) > ANCHOR_ROUNDS_MAX
 
 
 @dataclass

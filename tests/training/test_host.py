@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
+import numpy as np
 import pytest
 
 from ledger.jobs import ClosedRound
@@ -17,9 +18,9 @@ from protocol.identity import Signed
 from rounds.ballots import Outcome
 from tests.training.replicated.support import round_of
 from training import host as host_module
-from training.host import DURABLE_ROUNDS, ROUNDS_KEPT, JudgedRound, ModelHost
+from training.host import ROUNDS_KEPT, JudgedRound, ModelHost
 from training.replicated import files
-from training.spec import AuditMode, JobSpec
+from training.spec import ANCHOR_ROUNDS, AuditMode, JobSpec
 
 JOB, TRAINER = bytes([7]) * 32, bytes([1]) * 32
 SPEC = JobSpec(name="test", objective="scratch", rounds=40, liars=0).encode()
@@ -176,6 +177,7 @@ def test_a_finished_job_leaves_no_spare_model(tmp_path: Path) -> None:
     host, short = ModelHost(tmp_path), JobSpec(name="test", objective="scratch", rounds=5, liars=0).encode()
     host.create(JOB, short)
     prune_as_a_peer_does(host, range(5), short)
+    host.prune(JOB, 5, JobSpec.decode(short), is_over=True)
     assert not host.directory(JOB, 0).with_name(".spare").exists()
 
 
@@ -200,25 +202,31 @@ class Rounds:
 
     def __init__(self, host: ModelHost) -> None:
         self._payloads: dict[bytes, bytes] = {}
-        self._judged: list[JudgedRound] = []
-        self._host = host
+        self._judged: dict[int, JudgedRound] = {}
+        self._host, self.number, self.anchors = host, 0, list[int]()
         self.roots = [host.create(JOB, SPEC)]
 
     def play(self, count: int) -> Rounds:
         for _ in range(count):
-            number = len(self._judged)
+            number, self.number = self.number, self.number + 1
             items = round_of(self._host.model(JOB, number), 2)
             self._payloads |= {item.proposal.payload: item.payload for item in items}
             signed = tuple(Signed(codec.encode(item.proposal), item.trainer, bytes(64)) for item in items)
-            self._judged.append(JudgedRound(JOB, number, signed, {}, frozenset()))
+            self._judged[number] = JudgedRound(JOB, number, signed, {}, frozenset())
             outcome = replace(NOTHING, absent=frozenset())
             self.roots.append(self._host.step(ClosedRound(JOB, number, outcome, signed, ()), self._payloads.__getitem__))
-            self._host.prune(JOB, number + 1, JobSpec.decode(SPEC))
+            self._host.prune(JOB, number + 1, JobSpec.decode(SPEC), anchors=self.anchors)
+        return self
+
+    def back(self, anchor: int) -> Rounds:
+        """A rollback while a round is open."""
+        self.number += 1
+        self.roots.append(self._host.roll_back(JOB, anchor, self.number))
         return self
 
     def recovered(self, folder: Path) -> int:
         """How many rounds a new process had to compute anew, to the same root."""
-        host, number = ModelHost(folder), len(self._judged)
+        host, number = ModelHost(folder), self.number
         computed = host.recover(JOB, number, self.roots[-1], self._judged.__getitem__, self._payloads.__getitem__)
         model = host.model(JOB, number)
         model.verify()
@@ -228,7 +236,8 @@ class Rounds:
 
 def power_cut(folder: Path, damage: str, only: str = "") -> None:
     """What was written and not synced has not reached the disk, or only in part."""
-    models = [path for path in (folder / JOB.hex()[:32]).glob("0*") if not (path / files.DURABLE).exists()]
+    found = sorted((folder / JOB.hex()[:32]).glob("0*"), reverse=True)  # the last one first
+    models = [path for path in found if not (path / files.DURABLE).exists()]
     for file in (file for model in models for file in model.iterdir() if only in file.name):
         data = bytearray(file.read_bytes())
         if damage == "gone":
@@ -242,7 +251,7 @@ def power_cut(folder: Path, damage: str, only: str = "") -> None:
 @pytest.mark.parametrize("damage", ["bit", "empty", "zeros", "cut", "gone"])
 @pytest.mark.parametrize("file", ["", "momentum", "state"])
 def test_a_model_that_did_not_reach_the_disk_is_computed_anew(tmp_path: Path, damage: str, file: str) -> None:
-    rounds = Rounds(ModelHost(tmp_path)).play(DURABLE_ROUNDS + 3)
+    rounds = Rounds(ModelHost(tmp_path)).play(ANCHOR_ROUNDS + 3)
     power_cut(tmp_path, damage, file)
     assert rounds.recovered(tmp_path) == 3
     assert rounds.recovered(tmp_path) == 0
@@ -253,7 +262,7 @@ def test_what_was_applied_but_never_noted_is_not_taken_for_whole(tmp_path: Path)
     rounds = Rounds(host := ModelHost(tmp_path)).play(3)
     file = host.directory(JOB, 3) / "parameters.f32"
     file.write_bytes(bytes(file.stat().st_size))
-    judged, last = rounds._judged.pop(), rounds.roots.pop()
+    judged, last, rounds.number = rounds._judged.pop(2), rounds.roots.pop(), 2
     assert rounds.recovered(tmp_path) == 0
     host = ModelHost(tmp_path)
     again = ClosedRound(JOB, 2, replace(NOTHING, absent=frozenset()), judged.accepted, ())
@@ -287,11 +296,11 @@ def test_without_a_durable_model_or_from_a_wrong_one_there_is_one_clear_error(tm
 def test_a_step_waits_for_the_disk_once_in_many_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rounds, synced = Rounds(ModelHost(tmp_path)), []
     monkeypatch.setattr(os, "fsync", synced.append)
-    rounds.play(DURABLE_ROUNDS - 1)
+    rounds.play(ANCHOR_ROUNDS - 1)
     assert not synced
     rounds.play(1)
     assert synced
-    assert (ModelHost(tmp_path).directory(JOB, DURABLE_ROUNDS) / files.DURABLE).exists()
+    assert (ModelHost(tmp_path).directory(JOB, ANCHOR_ROUNDS) / files.DURABLE).exists()
 
 
 def test_the_last_model_of_a_job_is_durable(tmp_path: Path) -> None:
@@ -302,9 +311,9 @@ def test_the_last_model_of_a_job_is_durable(tmp_path: Path) -> None:
 
 def test_pruning_keeps_the_last_durable_model_and_no_older_one(tmp_path: Path) -> None:
     host = ModelHost(tmp_path)
-    Rounds(host).play(2 * DURABLE_ROUNDS + 5)
-    last = 2 * DURABLE_ROUNDS + 5
-    assert rounds_on_disk(host) == [2 * DURABLE_ROUNDS, *range(last - ROUNDS_KEPT + 1, last + 1)]
+    Rounds(host).play(2 * ANCHOR_ROUNDS + 5)
+    last = 2 * ANCHOR_ROUNDS + 5
+    assert rounds_on_disk(host) == [2 * ANCHOR_ROUNDS, *range(last - ROUNDS_KEPT + 1, last + 1)]
 
 
 def test_an_older_model_that_a_power_cut_left_damaged_judges_nobody(tmp_path: Path) -> None:
@@ -315,3 +324,51 @@ def test_an_older_model_that_a_power_cut_left_damaged_judges_nobody(tmp_path: Pa
     assert rounds.recovered(tmp_path) == 0
     with pytest.raises(StorageError, match="does not hash"):
         ModelHost(tmp_path).opened(JOB, 2)
+
+
+# Rollbacks ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_rollback_gives_the_model_of_an_anchor_a_later_number_and_forgets_what_was_left_unsaid(tmp_path: Path) -> None:
+    rounds = Rounds(host := ModelHost(tmp_path)).play(ANCHOR_ROUNDS + 3)
+    before = host.model(JOB, ANCHOR_ROUNDS)
+    rounds.back(ANCHOR_ROUNDS)
+    after = host.model(JOB, rounds.number)
+    assert all(np.array_equal(vector, after.vectors[name]) for name, vector in before.vectors.items())
+    assert (after.round, after.taken, after.root) == (ANCHOR_ROUNDS + 4, ANCHOR_ROUNDS, rounds.roots[-1])
+    assert before.records and not after.records
+    assert replace(after.state, round=before.round, records=before.state.records) == before.state
+
+
+def test_peers_that_went_different_ways_to_a_rollback_have_the_same_root(tmp_path: Path) -> None:
+    longer, shorter = (Rounds(ModelHost(tmp_path / name)).play(ANCHOR_ROUNDS + 3) for name in ("a", "b"))
+    longer.play(1)
+    shorter.number += 1
+    assert longer.back(ANCHOR_ROUNDS).roots[-1] == shorter.back(ANCHOR_ROUNDS).roots[-1]
+
+
+def test_an_ended_job_keeps_the_anchor_itself(tmp_path: Path) -> None:
+    rounds = Rounds(host := ModelHost(tmp_path)).play(ANCHOR_ROUNDS + 3)
+    assert host.roll_back(JOB, ANCHOR_ROUNDS, ANCHOR_ROUNDS) == rounds.roots[ANCHOR_ROUNDS]
+    host.prune(JOB, ANCHOR_ROUNDS, JobSpec.decode(SPEC), is_over=True)
+    assert max(rounds_on_disk(host)) == ANCHOR_ROUNDS
+
+
+@pytest.mark.parametrize("rounds_after", [0, 3])
+def test_a_model_behind_a_rollback_is_computed_anew_from_it(tmp_path: Path, rounds_after: int) -> None:
+    rounds = Rounds(ModelHost(tmp_path)).play(ANCHOR_ROUNDS + 3).back(ANCHOR_ROUNDS).play(rounds_after)
+    power_cut(tmp_path, "zeros")
+    assert rounds.recovered(tmp_path) == rounds_after
+
+
+def test_rounds_behind_a_rollback_count_from_its_anchor(tmp_path: Path) -> None:
+    rounds = Rounds(host := ModelHost(tmp_path)).play(ANCHOR_ROUNDS + 3).back(ANCHOR_ROUNDS).play(ANCHOR_ROUNDS)
+    model = host.model(JOB, rounds.number)
+    assert model.taken == 2 * ANCHOR_ROUNDS and files.is_durable(host.directory(JOB, rounds.number))
+
+
+def test_pruning_keeps_anchors(tmp_path: Path) -> None:
+    rounds = Rounds(host := ModelHost(tmp_path))
+    rounds.anchors += [0, ANCHOR_ROUNDS]
+    rounds.play(2 * ANCHOR_ROUNDS + 5)
+    assert rounds_on_disk(host)[:2] == [0, ANCHOR_ROUNDS]
