@@ -16,6 +16,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 from consensus.block import BODY_BYTES_MAX, Block
 from consensus.evidence import KINDS, Evidence, verify_evidence
 from ledger import members as membership
+from ledger.anchors import newest_before
 from ledger.audits.docket import AuditsModule, FirstAuditsModule
 from ledger.audits.state import AuditsState
 from ledger.core.containment import Failure, failure_of, is_contained
@@ -33,6 +34,7 @@ from ledger.jobs import (
     JobsOfModelsModule,
     JobsState,
     JobStarted,
+    Phase,
     RolledBack,
 )
 from ledger.members import Expelled, MembersModule, MembersState, Rekeyed
@@ -157,6 +159,12 @@ class State:
     @property
     def audits(self) -> AuditsState:
         return self.of(AuditsState)
+
+    def final_round(self, job: bytes) -> int:
+        """The round that began with the job's newest final model: no audit can undo a step of it."""
+        known, audits = self.jobs.jobs[job], self.audits.jobs.get(job)
+        reached = audits.reached if audits is not None and known.phase is not Phase.FINISHED else None
+        return known.round if reached is None else newest_before(known.anchors, reached).round
 
     def with_modules(self, **changes: Any) -> State:
         return State(self.height, self.time_ms, {**self.modules, **changes}, self.certified_roots, self._encoded)

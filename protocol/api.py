@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 from protocol.sampling import Sampling
 
@@ -333,6 +333,9 @@ class BlockView:
     voters: str
 
 
+NEWEST: Final = "@newest"  # behind the name of a job: its newest model, also where audits may still undo it
+
+
 @dataclass(frozen=True, slots=True)
 class PieceView:
     """A part of a text that a model goes on with; the next one follows without a blank."""
@@ -340,6 +343,8 @@ class PieceView:
     text: str
     is_withheld: bool = False  # people may not see the text: it holds a word of the list that the job names
     is_checked: bool = False  # said first, of a text that is not shown before all of it was compared with such a list
+    newer: int = 0  # said first, if audits may still undo newer models: of the newest, the rounds applied
+    round: int = 0  # said with it, of this model
 
 
 @dataclass(frozen=True, slots=True)
@@ -403,6 +408,7 @@ class ModelFilesView:
     files: int
     bytes: int
     left_out: tuple[str, ...]  # vectors of the job that the format has no place for
+    newer: int = 0  # rounds applied to the newest model, if audits may still undo that; 0: it is this one, or a round was named
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ class ModelAnswers(ModelCalls):
         if sum(map(len, turns or ())) > tasks.TEXT_BYTES_MAX:
             raise UserError(f"the turns before have more than {tasks.TEXT_BYTES_MAX} characters: leave the first ones out")
         driver = self.peer.driver
-        key, number = chosen(driver.state, driver.host, job)
+        key, number, newer = chosen(driver.state, driver.host, job)
         found = driver.state.jobs.jobs[key]
         opened = driver.workshop.view((key, found.round), found)
         kind, spec = opened.spec.kind, opened.spec
@@ -53,6 +53,8 @@ class ModelAnswers(ModelCalls):
             how = replace(how, stop=("\n",))
         request = tasks.Generate(key, directory, prompt, how.checked(), stop, turns or ())
         with self.peer.making_text():
+            if newer:
+                yield PieceView("", newer=newer, round=number)
             if kind.checks_texts(spec):
                 yield PieceView("", is_checked=True)
             async with aclosing(texts.slices(partial(computing.ask, opened), request)) as made:

@@ -111,6 +111,10 @@ def _of_round(peer: RunningPeer, name: str, number: int) -> Start:
     stop = spec.kind.ends_text(spec)
     if job.phase is Phase.FINISHED and number == job.round:
         return Start(f"job {job.name!r}", spec.model, spec.tokenizer, Base(key, number, job.model_root), stop)
+    final = peer.driver.state.final_round(key)
+    if number > final or any(undone.first < number <= undone.last for undone in job.undone):
+        undo = f"audits may undo, or have undone, the model of job {job.name!r} at round {number}"
+        raise UserError(f"--from: {undo}: take round {final}, which is final")
     model = opened(peer.driver.host, peer.driver.store, key, job, number)
     return Start(f"job {job.name!r}", spec.model, spec.tokenizer, stop=stop, write=lambda spec, file: _write(model, file))
 

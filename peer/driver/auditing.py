@@ -32,7 +32,7 @@ from ledger.audits.state import (
     due_for,
     openings_of,
 )
-from ledger.jobs import Job, Phase
+from ledger.jobs import Job
 from ledger.network import NetworkState
 from ledger.state import State
 from peer.driver.author import Author
@@ -301,7 +301,7 @@ class Auditing:
             applied, job = self._driver.applied, self._driver.state.jobs.jobs.get(key)
             if job is None:
                 return
-            if job.phase is Phase.FINISHED:
+            if job.is_trained:
                 took = await trio.to_thread.run_sync(self._seconds_of, key, job, window)
                 with trio.move_on_at(started + max(ENDED_SECONDS, took)):
                     while self._driver.state.height < job.opened + AFTERMATH_HEIGHTS // 2:

@@ -20,6 +20,7 @@ from ledger.state import State
 from peer.export.writing import MANIFEST, tokenizer_path
 from peer.features import install, rules_of
 from peer.settings.datadir import DataDirectory
+from protocol.api import NEWEST
 from protocol.errors import MissingBlobError, UserError
 from protocol.reasons import ABSENT
 from storage.blobs import Blobs
@@ -53,11 +54,12 @@ class Found:
     rejected: int | None = None
     absent: int | None = None  # updates that did not come, or came too late
     figures: Mapping[str, float] = field(default_factory=dict)
+    newer: int = 0  # rounds applied to the newest model, if audits may still undo that
 
 
 def of_state(state: State, genesis: Genesis, store: Store, host: ModelHost, read_tokenizer: ReadTokenizer, text: str) -> Found:
     """From what a peer has on its disk. `text` is JOB, JOB@ROUND or empty. Raises `UserError`."""
-    key, number = chosen(state, host, text)
+    key, number, newer = chosen(state, host, text)
     job = state.jobs.jobs[key]
     spec, model = JobSpec.decode(job.spec), opened(host, store, key, job, number)
     not_accepted = sum(map(Counter, job.rejected.values()), Counter[str]())
@@ -76,20 +78,25 @@ def of_state(state: State, genesis: Genesis, store: Store, host: ModelHost, read
         rejected=not_accepted.total() - not_accepted[ABSENT],
         absent=not_accepted[ABSENT],
         figures=store.measured(key).get(model.round, {}),
+        newer=newer,
     )
 
 
-def chosen(state: State, host: ModelHost, text: str) -> tuple[bytes, int]:
-    """The job that JOB or JOB@ROUND names, and the round whose model is meant, which is here. Empty: the newest that makes text.
-    Raises `UserError`.
+def chosen(state: State, host: ModelHost, text: str) -> tuple[bytes, int, int]:
+    """The job that JOB, JOB@ROUND or JOB@newest names, and the round whose model is meant, which is here. Without a round it is
+    the newest final one, and a newer one's round comes with it, or 0. Empty: the newest job that makes text. Raises `UserError`.
     """
     jobs = state.jobs.jobs
-    name, number = _asked(text, {job.name for job in jobs.values()})
+    is_newest = text.endswith(NEWEST)
+    name, number = _asked(text.removesuffix(NEWEST), {job.name for job in jobs.values()})
     specs = {key: JobSpec.decode(job.spec) for key, job in jobs.items()}
     key = _chosen(name, specs, {key: job.started for key, job in jobs.items()})
-    number = jobs[key].round if number is None else number
+    newest, newer = jobs[key].round, 0
+    if number is None:
+        number = newest if is_newest else state.final_round(key)
+        newer = newest if number < newest else 0
     _require_kept(host, key, jobs[key], number)
-    return key, number
+    return key, number, newer
 
 
 def _require_kept(host: ModelHost, key: bytes, job: Job, number: int) -> None:
@@ -141,7 +148,7 @@ def of_export(folder: Path, text: str) -> Found:
         raise UserError(f"{folder} is no export, or a damaged one: make one with `peer export FOLDER`") from None
     read = {job: checkpoint.read(folder / f"{job.hex()}.safetensors") for job in rounds}
     specs = {job: spec for job, (spec, _, _) in read.items()}
-    name, number = _asked(text, {spec.name for spec in specs.values()})
+    name, number = _asked(text.removesuffix(NEWEST), {spec.name for spec in specs.values()})
     key = _chosen(name, specs, {job: place for place, job in enumerate(specs)})
     spec, parameters, origin = read[key]
     if number not in (None, origin.round):

@@ -67,6 +67,7 @@ def write(found: Found, folder: Path, format: str) -> ModelFilesView:
         files=len(sizes),
         bytes=sum(sizes),
         left_out=left_out,
+        newer=found.newer,
     )
 
 

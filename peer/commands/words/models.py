@@ -11,6 +11,7 @@ from pathlib import Path
 from features.arguments import JSON, Argument, whole_number
 from features.tables import Verbatim
 from features.words import Asked, listing, word
+from peer.commands.words.texts import NEWEST_MODEL, job_of, told_final
 from protocol.api import ModelFilesView, PeerApi, SampleView
 from protocol.errors import NotRunningError, UserError
 from protocol.units import nth_round
@@ -94,6 +95,7 @@ async def evaluate(asked: Asked[PeerApi]) -> None:
         metavar="FORMAT",
         help="transformers: safetensors and tokenizer; gguf: float16 for llama.cpp; gguf-f32 (default transformers)",
     ),
+    NEWEST_MODEL,
     Argument("--export", default="", metavar="FOLDER", help="take it from what `peer export` wrote; no peer has to run"),
 )
 async def model(asked: Asked[PeerApi]) -> None:
@@ -105,13 +107,13 @@ async def model(asked: Asked[PeerApi]) -> None:
     path = Path(options.directory).expanduser().absolute()
 
     async def without_a_peer(source: Callable[[Path, str], found.Found], place: Path) -> ModelFilesView:
-        return await trio.to_thread.run_sync(taking.take, source, place, options.job, path, options.format)
+        return await trio.to_thread.run_sync(taking.take, source, place, job_of(options), path, options.format)
 
     if options.export:
         view = await without_a_peer(found.of_export, Path(options.export).expanduser().absolute())
     else:
         try:
-            view = await asked.api.model(str(path), options.job, options.format)
+            view = await asked.api.model(str(path), job_of(options), options.format)
         except NotRunningError as error:
             view = await without_a_peer(found.at_rest, error.directory)
     without = f", without {', '.join(view.left_out)}" if view.left_out else ""
@@ -119,3 +121,5 @@ async def model(asked: Asked[PeerApi]) -> None:
         f"{view.path}: job {view.name!r} at round {view.round}, {view.files} files, {view.bytes / 1e6:.1f} MB{without}\n"
         f"model root {view.model_root}\nREADME.md says where it comes from, and how to open it"
     )
+    if view.newer:
+        asked.show(told_final(view.round, view.newer))

@@ -11,7 +11,7 @@ from typing import Final
 from features.arguments import Argument, not_negative, whole_number
 from features.tables import Piece, Verbatim
 from features.words import Asked, word
-from protocol.api import PeerApi
+from protocol.api import NEWEST, PeerApi
 from protocol.errors import UserError
 from protocol.sampling import BEAMS_MAX, STOP_CHARACTERS_MAX, STOPS_MAX, TOKENS_MAX, TOP_K_MAX, TURNS_MAX, Sampling
 from rlhf.blocklist import WITHHELD
@@ -42,7 +42,8 @@ def _probability(text: str) -> float:
     return value
 
 
-JOB = Argument("--job", default="", metavar="JOB[@ROUND]", help="whose model, and before which round (default: the newest)")
+JOB = Argument("--job", default="", metavar="JOB[@ROUND]", help="whose model, and before which round (default: the newest final)")
+NEWEST_MODEL = Argument("--newest", action="store_true", help="the newest model, also if audits may still undo it")
 TOKENS = Argument("--tokens", type=whole_number(1, TOKENS_MAX), default=200, metavar="N", help="at most so many (default 200)")
 TEMPERATURE = Argument("--temperature", type=not_negative, metavar="T", help="0: the likeliest (default 0.8)")
 TOP_K = Argument(
@@ -60,7 +61,17 @@ STOP = Argument(
     help=r"ends the text; \n is a line break; several times: each",
 )
 SEED = Argument("--seed", type=whole_number(0), default=0, metavar="S", help="of the choice of tokens (default 0)")
-DRAWING = (JOB, TOKENS, TEMPERATURE, TOP_K, TOP_P, STOP, SEED)
+DRAWING = (JOB, NEWEST_MODEL, TOKENS, TEMPERATURE, TOP_K, TOP_P, STOP, SEED)
+
+
+def job_of(options: argparse.Namespace) -> str:
+    """The job as the peer is asked for its model."""
+    return options.job + NEWEST * options.newest
+
+
+def told_final(round: int, newer: int) -> str:
+    undo = f"audits may still undo the newer one at round {newer}, which --newest takes"
+    return f"the model at round {round} is the newest final one: {undo}"
 
 
 def _sampling(options: argparse.Namespace, beams: int = 0) -> Sampling:
@@ -93,8 +104,10 @@ async def sample(asked: Asked[PeerApi]) -> None:
     elif options.stream:
         await _stream(asked, options.prompt, how)
     else:
-        async with aclosing(asked.api.sample(options.prompt, how, options.job)) as pieces:
+        async with aclosing(asked.api.sample(options.prompt, how, job_of(options))) as pieces:
             made = [piece async for piece in pieces]
+        if made and made[0].newer:
+            asked.show(told_final(made[0].round, made[0].newer))
         asked.show(Verbatim("".join(piece.text for piece in made)) if not made or not made[-1].is_withheld else WITHHELD)
 
 
@@ -104,8 +117,10 @@ async def _stream(
     """`said` gets what was shown; of a text that is withheld it stays empty."""
     is_shown = False
     try:
-        async with aclosing(asked.api.sample(prompt, how, asked.options.job, turns)) as pieces:
+        async with aclosing(asked.api.sample(prompt, how, job_of(asked.options), turns)) as pieces:
             async for piece in pieces:
+                if piece.newer and not turns:
+                    asked.show(told_final(piece.round, piece.newer))
                 if piece.is_checked and not turns:
                     asked.show(CHECKED)
                 if piece.is_withheld:
