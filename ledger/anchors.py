@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from protocol.codec import Count, Digest, Key, Length
+from protocol.identity import short_id
+from protocol.units import nth_round
 
 ANCHORS_MAX = 16  # of one job: each is a model on every disk, and more only make a rollback shorter
 UNDONE_KEPT = 32  # of one job, the last rollbacks, for people
@@ -57,3 +59,17 @@ def needed(anchors: Sequence[Anchor], doubtful: int) -> tuple[Anchor, ...]:
     while len(left) >= ANCHORS_MAX:
         del left[min(range(1, len(left) - 1), key=lambda at: left[at + 1].taken - left[at - 1].taken)]
     return tuple(left)
+
+
+WHY = {
+    UndoReason.FALSE: "an update of {} is false",
+    UndoReason.WITHHELD: "{} did not show an update to its auditors",
+    UndoReason.STOPPED: "the job ended before they were audited",
+}
+
+
+def told_undone(undone: Undone) -> str:
+    """For people."""
+    first, last = nth_round(undone.first), nth_round(undone.last)
+    which = f"round {first} is" if first == last else f"rounds {first} to {last} are"
+    return f"{which} undone: {WHY[undone.reason].format(short_id(undone.trainer or b''))}"

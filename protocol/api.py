@@ -208,8 +208,8 @@ class JobView:
     job: str
     name: str
     objective: str
-    state: str  # waiting, running, finished
-    round: int  # the open round
+    state: str  # waiting, running, settling, finished
+    round: int  # the number of the open round, which counts undone ones
     rounds: int
     model_root: str
     audit: str
@@ -228,6 +228,9 @@ class JobView:
     notes: tuple[str, ...] = ()  # counts of the file that its set was made of, for people
     limited: dict[str, str] = field(default_factory=dict)  # re-executor that is not asked now, or last -> until when, and why
     machine_time: str = ""  # of one machine: own steps and re-execution, for people
+    taken: int = 0  # rounds in its model
+    final: int = 0  # rounds that had begun before its newest final model
+    undone: tuple[str, ...] = ()  # which rounds are in the model no more, and why, for people
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +252,7 @@ class RoundView:
     training_loss: float | None = None  # this trainer's own, where it is no loss of a token; in the unit of the job's objective
     # Accepted trainer -> voters that vouch for its update in the block; empty where nothing is re-executed before the vote.
     vouchers: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    undone: bool = False  # its step is in the model no more
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import trio
 
 from consensus.voters import VoterSet
 from features.lazily import named
+from ledger.anchors import told_undone
 from ledger.audits.state import JobAudits
 from ledger.jobs import (
     FALSE_VOUCH_ROUNDS,
@@ -88,6 +89,7 @@ class JobAnswers(JobCalls):
                     decision_ms=during.get("decision_ms"),
                     training_loss=during.get("training_loss"),
                     vouchers={peer_id(trainer): tuple(map(peer_id, voters)) for trainer, voters in item.vouchers.items()},
+                    undone=self._is_undone(item),
                 )
             )
         return tuple(views)
@@ -151,6 +153,10 @@ class JobAnswers(JobCalls):
             for judged in message.judgements:
                 said.setdefault(peer_id(voter), {}).setdefault(peer_id(judged.trainer), label(judged.verdict, own))
         return said
+
+    def _is_undone(self, stored: StoredRound) -> bool:
+        job = self.peer.driver.state.jobs.jobs.get(stored.job)
+        return job is not None and any(of.first <= stored.round <= of.last and stored.height <= of.height for of in job.undone)
 
     def _is_plain_mean(self, closed: StoredRound) -> bool:
         job = self.peer.driver.state.jobs.jobs.get(closed.job)
@@ -234,6 +240,9 @@ def _job(key: bytes, job: Job, state: State, audits: JobAudits, peer: RunningPee
         notes=notes(spec),
         limited={} if is_over else limited(job),
         machine_time="" if is_over else machine_time(key, job, spec),
+        taken=job.taken,
+        final=state.final_round(key),
+        undone=tuple(told_undone(undone) for undone in job.undone),
     )
 
 

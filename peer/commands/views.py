@@ -407,13 +407,14 @@ def jobs(views: Sequence[JobView], names: Names) -> Fitted:
             "rejected": _by_trainer(view.rejected, names, lambda reason: reason not in NOT_JUDGED),
             "not judged": _by_trainer(view.rejected, names, lambda reason: reason in NOT_JUDGED),
             "suspended": [f"{names[peer]} until {nth_round(number)}" for peer, number in view.suspended.items()],
+            "undone": list(view.undone),
             "re-executors": [f"{names[peer]} {text}" for peer, text in view.limited.items()],
         }
         table.add_row(
             short(view.job),
             view.name,
             job_state(view),
-            f"– of {view.rounds}" if view.place else round_of(view.round, view.rounds),
+            f"– of {view.rounds}" if view.place else round_of(view.taken, view.rounds),
             "; ".join(f"{what}: {', '.join(trainers)}" for what, trainers in told.items() if trainers) or "–",
             view.audit if view.precision == "fp32" else f"{view.audit} ({view.precision})",
             view.data if view.data == "local" else short(view.data) or "–",
@@ -425,7 +426,9 @@ def jobs(views: Sequence[JobView], names: Names) -> Fitted:
 def job_state(view: JobView) -> str:
     if view.place:
         return f"waits, number {view.place}" + (f"; {view.held} voters hold its model" if view.held else "")
-    return "stopped" if view.state == "finished" and view.round < view.rounds else view.state
+    if view.state == "settling":
+        return "trained; audits may still undo rounds"
+    return "stopped" if view.state == "finished" and view.taken < view.rounds else view.state
 
 
 def _by_trainer(counts: Mapping[str, Mapping[str, int]], names: Names, belongs: Callable[[str], bool]) -> list[str]:
@@ -449,7 +452,7 @@ def rounds(views: Iterable[RoundView], names: Names) -> Fitted:
             _optional(view.seconds, ".1f"),
             milliseconds(view.decision_ms),
             str(view.height),
-            short(view.model_root) + " (no step)" * (not view.stepped),
+            short(view.model_root) + " (no step)" * (not view.stepped) + " (undone)" * view.undone,
         )
     return table
 

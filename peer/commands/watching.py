@@ -124,7 +124,7 @@ class Watched:
         took = [view.seconds for view in self.closed[-PACE_ROUNDS:] if view.seconds is not None]
         if self.job is None or self.job.state != "running" or not took:
             return None
-        return sum(took) / len(took) * (self.job.rounds - self.job.round)
+        return sum(took) / len(took) * (self.job.rounds - self.job.taken)
 
 
 def found(jobs: Sequence[JobView], wanted: str) -> JobView:
@@ -208,7 +208,7 @@ class _OnScreen:
 
 def head(of: Watched) -> str:
     assert of.job is not None
-    text = f"job {of.job.name} ({short(of.job.job)}): {job_state(of.job)}, round {round_of(of.job.round, of.job.rounds)}"
+    text = f"job {of.job.name} ({short(of.job.job)}): {job_state(of.job)}, round {round_of(of.job.taken, of.job.rounds)}"
     if (left := of.left_seconds) is not None:
         text += f", {age(left)} left at this pace"
     return text + (f", {of.losses[0]:.3f} → {of.losses[-1]:.3f} bits/byte" if of.is_over and len(of.losses) > 1 else "")
@@ -234,9 +234,9 @@ def picture(of: Watched, names: Called, console: Console) -> RenderableType:
     def lines_of(part: RenderableType) -> int:
         return len(console.render_lines(part, console.options.update(width=room, height=None), pad=False))
 
-    counted_rounds = f"round {round_of(of.job.round, of.job.rounds)}"
+    counted_rounds = f"round {round_of(of.job.taken, of.job.rounds)}"
     pace = "" if of.left_seconds is None else f"{age(of.left_seconds)} left"
-    bar = ProgressBar(total=of.job.rounds, completed=of.job.round, width=max(4, room - len(counted_rounds) - len(pace) - 2))
+    bar = ProgressBar(total=of.job.rounds, completed=of.job.taken, width=max(4, room - len(counted_rounds) - len(pace) - 2))
     progress = Table.grid(padding=(0, 1))
     progress.add_row(counted_rounds, bar, pace)
     below: list[RenderableType] = [Text(fitting(text, room), "dim") for text in (now(of, names), of.told) if text]

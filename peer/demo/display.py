@@ -120,8 +120,8 @@ class Display:
         title, newest = "held-out bits/byte  ", "  " + (f"{values[-1]:.3f}" if values else "–")
         [bars] = chart(values, min(CURVE_WIDTH, room - len(title) - len(newest)), 1)
         head = Text.assemble((title, "bold"), bars, (newest, "bold green"))
-        counted, taken = f"round {round_of(job.round, job.rounds)}", f"{time.time() - self._demo.started:.0f} s"
-        bar = ProgressBar(total=job.rounds, completed=job.round, width=min(CURVE_WIDTH, room - len(counted) - len(taken) - 2))
+        counted, taken = f"round {round_of(job.taken, job.rounds)}", f"{time.time() - self._demo.started:.0f} s"
+        bar = ProgressBar(total=job.rounds, completed=job.taken, width=min(CURVE_WIDTH, room - len(counted) - len(taken) - 2))
         progress = Table.grid(padding=(0, 1))
         progress.add_row(counted, bar, taken)
         peers = self._peers_table(job)

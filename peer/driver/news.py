@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from features.names import CALLED, Names
 from features.news import News
+from ledger.anchors import told_undone
 from ledger.jobs import Job, Phase
 from ledger.members import MembersState
 from ledger.state import State
@@ -63,9 +64,11 @@ def _of_job(key: bytes, before: Job | None, after: Job) -> Iterator[News]:
     if before is None:
         yield News("job", f"job {after.name} of {short_id(after.author)} begins: {after.rounds} rounds", key)
     if before is not None and (before.phase, after.phase) == (Phase.RUNNING, Phase.PAUSED):
-        yield News("job", f"job {after.name} is paused after {after.round} rounds", key)
+        yield News("job", f"job {after.name} is paused after {after.taken} rounds", key)
     if before is not None and (before.phase, after.phase) == (Phase.PAUSED, Phase.RUNNING):
         yield News("job", f"job {after.name} goes on with round {nth_round(after.round)}", key)
     if after.phase is Phase.FINISHED and (before is None or before.phase is not Phase.FINISHED):
-        ended = "ended early, after" if after.round < after.rounds else "is finished after"
-        yield News("job", f"job {after.name} {ended} {after.round} rounds", key)
+        ended = "ended early, after" if after.taken < after.rounds else "is finished after"
+        yield News("job", f"job {after.name} {ended} {after.taken} rounds", key)
+    for undone in after.undone[-1:] if before is not None and after.undone != before.undone else ():
+        yield News("job", f"job {after.name}: {told_undone(undone)}", key)

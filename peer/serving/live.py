@@ -29,7 +29,7 @@ OF_STATUS: Final = (
     "peer name network chain_id role version height view state_root voter voters tolerated quorum links halted waiting "
     "suspended unaudited disputed failed state behind late"
 )
-OF_JOBS: Final = "job name objective state round rounds model_root audit accepted rejected suspended limited place"
+OF_JOBS: Final = "job name objective state round taken rounds model_root audit accepted rejected suspended limited place"
 OF_ROUNDS: Final = "job round height verdicts vouchers ballots stepped model_root held_out_bits_per_byte seconds decision_ms"
 OF_PEERS: Final = "peer name roles member voter me record gone"
 OF_VOTES: Final = "job round phase height quorum voters trainers proposed votes vouches"

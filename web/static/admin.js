@@ -150,7 +150,7 @@ const DRAWS = {
   projects: () => fill("projects", state.projects.map((one) => [one.project, html`<b><bdi>${one.name}</bdi></b>`, one.kind, one.state, one.votes, one.tasks, one.settled, one.review, html`<${Actions} project=${one} />`])),
   people: () => fill("people", state.people.map((one) => [one.annotator, html`<${Named} name=${one.name} id=${one.annotator} />`, one.custodial ? "kept by its peer" : "its own",
     one.answers, one.accepted, percent(one.agreement), percent(one.weight), one.points, html`${one.is_refused ? "refused " : one.is_here ? "serves it " : ""}<${Refusal} person=${one} />`])),
-  jobs: () => fill("jobs", state.jobs.map((job) => [job.job, html`<${Named} name=${job.name} id=${job.job} />`, job.place ? `waits, place ${job.place}` : job.state, `${job.place ? "–" : Math.min(job.round + 1, job.rounds)} of ${job.rounds}`,
+  jobs: () => fill("jobs", state.jobs.map((job) => [job.job, html`<${Named} name=${job.name} id=${job.job} />`, job.place ? `waits, place ${job.place}` : job.state, `${job.place ? "–" : Math.min(job.taken + 1, job.rounds)} of ${job.rounds}`,
     Object.values(job.accepted).reduce((sum, count) => sum + count, 0), job.audit, job.state !== "finished" && html`<${Quiet} does="cancel" run=${() => cancel(job)} />`])),
   log: () => fill("log", state.log.map((one) => [one.number, when(one.at_ms), html`<code>${one.operator}</code>`, one.action, one.about, one.result])),
 };

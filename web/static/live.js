@@ -40,7 +40,7 @@ const Vouch = ({ is, ballot }) => is && html` <span class="chip vouch" title=${i
 function tellAll(job, rounds) {
   const { status, blocks, labels } = now, measured = rounds.findLast((one) => one.held_out_bits_per_byte !== null);
   tell("bits", measured?.held_out_bits_per_byte.toFixed(3), `after round ${nth(measured?.round)}`);
-  tell("round", job && Math.min(nth(job.round), job.rounds), html`of ${job?.rounds} of <bdi>${job?.name}</bdi>${job?.state === "running" ? "" : `, ${job?.state}`}`);
+  tell("round", job && Math.min(nth(job.taken), job.rounds), html`of ${job?.rounds} of <bdi>${job?.name}</bdi>${job?.state === "running" ? "" : `, ${job?.state}`}`);
   tell("height", status.height, blocks.length ? `decided at ${time(blocks.at(-1).time_ms)}` : "nothing is decided yet");
   tell("labels", labels ?? undefined, "by people, in all projects");
   const { own_root, certified_root, signers, voters_count } = blocks.findLast((one) => one.own_root) ?? {}, isEqual = own_root === certified_root;

@@ -145,7 +145,7 @@ async def watch(asked: Asked[PeerApi]) -> int:
     from peer.commands.watching import is_screen, watch
 
     job = await watch(asked.api, asked.options.job, await asked.names(), asked.show, is_screen() and not asked.is_at_prompt)
-    return int(job.round < job.rounds)
+    return int(job.taken < job.rounds)
 
 
 async def _show_rounds(asked: Asked[PeerApi], rounds: tuple[RoundView, ...]) -> None:
