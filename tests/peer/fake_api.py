@@ -71,6 +71,7 @@ JOBS = (
         {OTHER: {"replay": 2}},
         1,
         {OTHER: 23},
+        taken=3,
     ),
 )
 ROUNDS = (RoundView("e" * 64, 2, 11, {ME: "accept", OTHER: "replay"}, (ME, OTHER), True, True, "f" * 64, 2.5, None, 1.25, 40.0),)

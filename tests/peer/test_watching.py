@@ -30,7 +30,7 @@ class Training(FakeApi):
     async def jobs(self) -> tuple[JobView, ...]:
         self.asked.append("jobs")
         closed = min(len(self.asked), JOB.rounds)
-        return (replace(JOB, round=closed, state="finished" if closed == JOB.rounds else "running"),)
+        return (replace(JOB, round=closed, taken=closed, state="finished" if closed == JOB.rounds else "running"),)
 
     async def rounds(self, last: int) -> tuple[RoundView, ...]:
         closed = len(self.asked)
@@ -65,7 +65,7 @@ class Unmeasured(Training):
 
     async def jobs(self) -> tuple[JobView, ...]:
         self.asked.append("jobs")
-        return (replace(JOB, round=1, state="finished" if len(self.asked) == 30 else "running"),)
+        return (replace(JOB, round=1, taken=1, state="finished" if len(self.asked) == 30 else "running"),)
 
     async def rounds(self, last: int) -> tuple[RoundView, ...]:
         return (round_of(0, None),)
@@ -82,7 +82,7 @@ async def test_a_round_without_a_loss_has_its_line_before_others_are_closed(auto
 @pytest.mark.parametrize(("width", "height"), [(50, 12), (80, 24), (200, 60)])
 def test_the_picture_fits_and_says_who_is_waited_for(width: int, height: int) -> None:
     rounds = {number: round_of(number, 8.0 - number / 10) for number in range(70)}
-    seen = Watched("", replace(JOB, rounds=80, round=70), rounds, VOTES[-1], "told")
+    seen = Watched("", replace(JOB, rounds=80, round=70, taken=70), rounds, VOTES[-1], "told")
     console = Console(file=io.StringIO(), width=width, height=height)
     console.print(picture(seen, NAMES, console))
     assert isinstance(console.file, io.StringIO)

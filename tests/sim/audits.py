@@ -225,6 +225,7 @@ LIES: tuple[type[Auditor], ...] = (
     Frames,
     Shut,
 )
+CHEATS_SHARE = 0.5  # of liars: a conviction rolls a job back
 LINKS = (0.0, 0.5, 0.95)  # slowness of honest trainers; the last one has the least link that is allowed, nearly
 
 
@@ -234,4 +235,6 @@ def slowness(seed: int, number: int) -> float:
 
 def drawn(seed: int, number: int, colluders: tuple[bytes, ...]) -> Auditor:
     """What a liar does about audits beside what its strategy does about everything else."""
-    return random.Random(f"auditor {seed} {number}").choice(LIES)(colluders)
+    source = random.Random(f"auditor {seed} {number}")
+    lies = source.choice(LIES)
+    return (Cheats if source.random() < CHEATS_SHARE else lies)(colluders)
