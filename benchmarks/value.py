@@ -130,8 +130,6 @@ class Network:
         """The job as `train --preset` starts it, with these rates; its closing rounds are counted by `replays` alone."""
         fields = parse_overrides(preset_overrides(self.preset, {}))
         fields |= {"audit": AuditMode.SAMPLED if self.audit == SAMPLED else AuditMode.FULL, "liars": self.liars}
-        if self.audit == SAMPLED:
-            fields.setdefault("audit_rate", 1 / fields["local_steps"])  # of whole rounds
         fields |= {"rounds": rounds, "seed": seed, **rates}
         whole = {"name": "value", "data": bytes(32), **completed(fields), "warmup_rounds": round(WARMUP * rounds)}
         return as_usual(with_settings(JobSpec(**whole), changes))

@@ -42,6 +42,7 @@ OPENING_BITS: Final = 4
 OPENING_ROUNDS: Final = 3
 ROUNDS: Final = 60  # unless said otherwise: a minute or two of the demo
 CLOSING_ROUNDS: Final = 10  # a lie comes so many rounds before the end at least (decision 91); they cost as with audit 'full'
+AUDIT_RATE: Final = 0.125  # of sampled audits, unless said otherwise: with two auditors a machine replays a quarter of a round
 ANCHOR_ROUNDS: Final = 8  # from one durable model to the next: a rollback undoes seven rounds more than it has to at most
 ANCHOR_ROUNDS_MAX: Final = 16  # of one step: a disk may take longer for a durable model than such a round takes
 WARMUP_ROUNDS: Final = 2  # unless said otherwise, however short the job is
@@ -297,8 +298,8 @@ class JobSpec:
 
     @property
     def usual_closing_rounds(self) -> int:
-        """How many `train` sets, unless a person does. None where a round is one step."""
-        is_sampled = self.audit is AuditMode.SAMPLED and self.local_steps > 1 and self.kind.needs_worker
+        """How many `train` sets, unless a person does."""
+        is_sampled = self.audit is AuditMode.SAMPLED and self.kind.needs_worker
         return min(CLOSING_ROUNDS, self.rounds // 3) if is_sampled else 0
 
     @property
@@ -525,7 +526,7 @@ PRESETS: Final[dict[str, dict[str, Any]]] = {
         "rule": Rule.CENTERED_CLIPPING,
         "norm_start": 1.0,  # no gradient is longer than `clip`
         "audit": AuditMode.SAMPLED,
-        "audit_rate": 0.1,
+        "audit_rate": AUDIT_RATE,
         "auditors": 2,
         "audit_window": 10,  # rounds of half a second: what is drawn has to be fetched and replayed in them
     },
@@ -583,5 +584,5 @@ def completed(fields: Mapping[str, Any]) -> dict[str, Any]:
     is_exact = fields.get("bits") == 8 and fields.get("compression", Compression.DENSE) == Compression.DENSE
     decay = {"feedback_decay": 0.0} if is_exact and fields.get("memory") != Memory.ESTIMATES else {}
     is_sampled = fields.get("audit") == AuditMode.SAMPLED
-    sampled = {"audit_rate": 1 / fields.get("local_steps", LOCAL_STEPS)} if is_sampled else {}  # `auditors` steps of a proposal
+    sampled = {"audit_rate": AUDIT_RATE} if is_sampled else {}
     return said[0] | said[1] | said[2] | rule | sampled | decay | dict(fields)

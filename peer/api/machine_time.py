@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ledger.jobs import Job
 from rounds.vouching import vouches_needed
 from training.spec import AuditMode, JobSpec
@@ -28,8 +30,11 @@ def machine_time(key: bytes, job: Job, spec: JobSpec) -> str:
 
 
 def replays_per_round(key: bytes, job: Job, spec: JobSpec) -> float:
-    """Updates that a machine with a worker re-executes in a round on average, while nobody lies."""
-    if spec.audit is AuditMode.SAMPLED:
-        return spec.audit_rate * spec.auditors * len(job.trainers) / max(1, len(job.auditors))
-    terms = job.terms(key)
-    return sum(vouches_needed(terms, trainer) for trainer in job.trainers) / max(1, len(job.auditors))
+    """Updates that a machine with a worker re-executes in a round on average over the job, while nobody lies."""
+    terms = replace(job.terms(key), auditors=frozenset(job.auditors), vouched=frozenset(job.trainers))
+    vouched = sum(vouches_needed(terms, trainer) for trainer in job.trainers) / max(1, len(job.auditors))
+    if spec.audit is not AuditMode.SAMPLED:
+        return vouched if spec.audit is AuditMode.FULL else 0.0
+    drawn = spec.audit_rate * spec.auditors * len(job.trainers) / max(1, len(job.auditors))
+    closing = spec.closing_rounds / spec.rounds
+    return drawn * (1 - closing) + vouched * closing

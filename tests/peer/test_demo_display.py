@@ -41,7 +41,9 @@ def picture(folder: Path, peers: int, liars: int, width: int, height: int) -> li
         for number in range(ROUNDS)
     )
     out = io.StringIO()
-    Console(file=out, width=width, height=height).print(Display(demo)._picture(JobView(*job, taken=ROUNDS), rounds, width, height))
+    Console(file=out, width=width, height=height).print(
+        Display(demo)._picture(JobView(*job, taken=ROUNDS), rounds, width, height)
+    )
     return out.getvalue().splitlines()
 
 
