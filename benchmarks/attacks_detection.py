@@ -77,7 +77,8 @@ def _rounds(spec: JobSpec, peers: int, liars: int, chance: random.Random) -> Ite
     for number in range(1, ROUNDS_MAX + 1):
         nonces = {key: chance.randbytes(NONCE_BYTES) for key in keys}
         tickets = draws.tickets_for(JOB, number, nonces, keys[0], keys[1:])
-        drawn = draws.draw(tickets, peers - 1, spec.auditors, spec.audit_rate)
+        rate = draws.rate_after(spec.audit_rate, 0, spec.rounds)  # the liar begins early, where draws are fewest
+        drawn = draws.draw(tickets, peers - 1, spec.auditors, rate)
         found = not set(drawn).isdisjoint(keys[liars:])
         yield len(drawn), found
         if found:

@@ -2,7 +2,8 @@
 
 The rules are the real ones: cheap checks of `ReplicatedModel.check`, re-execution by `proposals.compared`, audits drawn by
 `ledger.audits.draws`, votes and vouches by `rounds.ballots`, the model moved on by `ReplicatedModel.apply`. Not simulated: the
-network, and time (so no payload is withheld from anybody); a dispute takes `DISPUTE_ROUNDS`. What the honest compute on the clean
+network, and time (so no payload is withheld from anybody); a dispute takes `DISPUTE_ROUNDS`, and then the job goes back to the
+newest anchor before the lie. What the honest compute on the clean
 run's path of models is remembered, so that runs which stay on it cost it once.
 
 A replay of a round finds a lie in it, however many of its steps are false. A fifth of the honest auditors' reports lapse.
@@ -87,6 +88,8 @@ class Outcome:
     audits: int = 0  # steps replayed afterwards
     suspended_by_round: int | None = None  # when every liar had been suspended once
     found: int = 0  # accepted lies that an honest auditor has seen
+    undone: int = 0  # rounds, by convictions
+    rounds: int = 0  # closed, with those that were undone
 
 
 class Lying(GPT):
@@ -137,12 +140,18 @@ class Run:
         self.outcome = Outcome(attack, world.peers, world.liars, audit.value)
         self.back_in: dict[bytes, int] = {}  # suspended liars, and the first round in which they train again
         self.times: Counter[bytes] = Counter()
-        self.pending: list[tuple[int, bytes]] = []  # (round in which the suspension is decided, liar)
+        self.pending: list[tuple[int, bytes, int]] = []  # (round in which it is convicted, liar, round of the lie)
+        self.line = list[int]()  # the rounds in the model
+        self.anchors = [self.rounds.model]
+        self.is_foreseen = True  # who is drawn in the open round, so that all updates are re-executed
         self.history: dict[bytes, list[tuple[Float32Array, bytes]]] = {liar: [] for liar in world.lying}
 
     def finish(self) -> Outcome:
-        while self.rounds.model.round < self.world.spec.rounds:
+        while self.rounds.model.taken < self.world.spec.rounds:
             self.round()
+            if self.rounds.model.taken == self.world.spec.rounds:
+                self._convict(math.inf)
+        self.outcome.rounds = self.rounds.model.round
         self.outcome.heldout_nats = self.rounds.held_out()
         self.outcome.trigger = self._trigger()
         return self.outcome
@@ -162,14 +171,20 @@ class Run:
             self.outcome.rejected[reason] = self.outcome.rejected.get(reason, 0) + 1
         self.outcome.accepted += len(lies.keys() & accepted.keys())
         self.outcome.honest_refused += len(set(self.world.honest) - accepted.keys())
-        if self.audit is AuditMode.SAMPLED:
-            self._sample(number, list(accepted))
+        is_audited, taken = self._is_audited(), self.rounds.model.taken
+        self.line.append(number)
         self.rounds.close(list(accepted.values()), rejected)
+        if self.rounds.model.taken % self.world.spec.anchor_rounds == 0:
+            self.anchors.append(self.rounds.model)
+        self.is_foreseen = False
+        if self.audit is AuditMode.SAMPLED:
+            self._convict(number)
+            self._sample(number, taken, [] if is_audited else [key for key in accepted if key not in self.times])
         if self.attack in TARGETED and self.outcome.planted_by_round is None and self._trigger().success > 0.5:
             self.outcome.planted_by_round = number
 
     def _present(self, number: int) -> list[bytes]:
-        if self.attack == CLEAN or (self.attack in LATE and number < self.late):
+        if self.attack == CLEAN or (self.attack in LATE and self.rounds.model.taken < self.late):
             return []
         return [liar for liar in self.world.lying if self.back_in.get(liar, 0) <= number]
 
@@ -286,11 +301,10 @@ class Run:
         """The accepted proposals and the reasons against the others, by trainer."""
         model, by_trainer = self.rounds.model, {item.trainer: (item, update) for item, update in made}
         voters, trainers = frozenset((*self.world.honest, *self.world.lying)), frozenset(by_trainer)
-        is_audited = self.audit is AuditMode.FULL or model.round >= self.closing
-        auditors = voters if is_audited else frozenset[bytes]()
-        terms = RoundTerms(
-            JOB, model.round, model.root, voters, auditors, trainers, trainers, trainers if is_audited else frozenset()
-        )
+        probation = trainers & self.times.keys() if self.audit is AuditMode.SAMPLED else frozenset[bytes]()
+        vouched = trainers if self._is_audited() else probation
+        auditors = voters if vouched else frozenset[bytes]()
+        terms = RoundTerms(JOB, model.round, model.root, voters, auditors, trainers, trainers, vouched)
         checked = {
             trainer: (item.proposal, model.check(trainer, item.proposal, item.payload))
             for trainer, (item, _) in by_trainer.items()
@@ -298,6 +312,11 @@ class Run:
         lying = dict.fromkeys(self.world.lying, VOTES.get(self.attack, ACCEPT_ALL))
         closed = decided(terms, lying, checked, lambda trainer: self._replayed(*by_trainer[trainer]))
         return {trainer: by_trainer[trainer] for trainer in by_trainer if trainer in closed.accepted}, closed.rejected
+
+    def _is_audited(self) -> bool:
+        """Whether all updates of the open round are re-executed before the vote."""
+        is_sampled = self.audit is AuditMode.SAMPLED
+        return self.audit is AuditMode.FULL or (is_sampled and (self.rounds.model.taken >= self.closing or self.is_foreseen))
 
     def _replayed(self, lie: Accepted, made: Update) -> Verdict:
         """The verdict of an honest re-execution, which gives the update of an honest trainer bit for bit."""
@@ -308,12 +327,24 @@ class Run:
         delta, buffer = self._update(liar).delta, self.rounds.buffer(liar, made.m)
         return proposals.compared(self.rounds.model, liar, delta, lie.payload, e, buffer)[0]
 
-    def _sample(self, number: int, trainers: Sequence[bytes]) -> None:
+    def _convict(self, number: float) -> None:
+        """Liars whose convictions are due are suspended, and the job goes back to the newest anchor before their lies."""
+        due = [item for item in self.pending if item[0] <= number]
+        self.pending = [item for item in self.pending if item not in due]
+        for _, liar, _ in due:
+            if self.back_in.get(liar, 0) <= self.rounds.model.round:
+                self.back_in[liar] = self.rounds.model.round + self.world.spec.suspension_rounds * 2 ** self.times[liar]
+                self.times[liar] += 1
+        lies = [lie for _, _, lie in due if lie in self.line]
+        if lies:
+            self.anchors = [anchor for anchor in self.anchors if anchor.round <= min(lies)]
+            kept = [of for of in self.line if of < self.anchors[-1].round]
+            self.outcome.undone += len(self.line) - len(kept)
+            self.line, self.is_foreseen = kept, True
+            self.rounds.roll_back(self.anchors[-1])
+
+    def _sample(self, number: int, taken: int, trainers: Sequence[bytes]) -> None:
         """Draws audits; a liar is found out if an honest auditor is drawn for it and reports."""
-        for due, liar in [item for item in self.pending if item[0] <= number]:
-            self.pending.remove((due, liar))
-            self.back_in[liar] = number + 1 + self.world.spec.suspension_rounds * 2 ** self.times[liar]
-            self.times[liar] += 1
         everybody = [*self.world.honest, *self.world.lying]
         nonces = {
             key: hashlib.sha256(b"nonce %d" % number + key + bytes([self.world.spec.seed % 256])).digest() for key in everybody
@@ -321,15 +352,15 @@ class Run:
         for trainer in trainers:
             spec, others = self.world.spec, [key for key in everybody if key != trainer]
             tickets = draws.tickets_for(JOB, number, nonces, trainer, others)
-            drawn = draws.draw(tickets, len(others), spec.auditors, spec.audit_rate)
+            rate = draws.rate_after(spec.audit_rate, taken, spec.rounds)
+            drawn = draws.draw(tickets, len(others), spec.auditors, rate)
             self.outcome.audits += len(drawn)
             chance = random.Random(f"{spec.seed} {number} {trainer.hex()}")
             # The lying auditors report nothing.
             is_seen = any(key in self.world.honest and chance.random() >= LAPSES for key in drawn)
             if trainer in self.world.lying and is_seen:
                 self.outcome.found += 1
-                if all(liar != trainer for _, liar in self.pending):
-                    self.pending.append((number + DISPUTE_ROUNDS, trainer))
+                self.pending.append((number + DISPUTE_ROUNDS, trainer, number))
         if len(self.times) == self.world.liars and self.outcome.suspended_by_round is None:
             self.outcome.suspended_by_round = number
 

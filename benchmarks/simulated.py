@@ -73,7 +73,13 @@ class Rounds:
         model, last = self.model, InnerStates()
         on_state = last.take if self.spec.keeps_inner_state else lambda parameters, inner: None
         delta, _ = (engine or self.engine).local_steps(
-            np.array(model.parameters), JOB, model.round, trainer, inner=self._inner.get(trainer), on_state=on_state
+            np.array(model.parameters),
+            JOB,
+            model.round,
+            trainer,
+            inner=self._inner.get(trainer),
+            on_state=on_state,
+            taken=model.taken,
         )
         m = feedback.accumulate(self.remainder(trainer), delta, self.spec.feedback_decay, self.spec.update_weight)
         return Update(delta, self.committed(trainer, m), last.inner)
@@ -126,6 +132,11 @@ class Rounds:
         for item, made in accepted:
             if made.inner is not None and self.spec.keeps_inner_state:
                 self._inner[item.trainer] = made.inner
+
+    def roll_back(self, anchor: ReplicatedModel) -> None:
+        """To this model, before the next round begins."""
+        self.model = anchor.rolled_back(self.model.round + 1)
+        self._sent, self._inner = {}, {}
 
     def run(self, trainers: Sequence[bytes], after: Callable[[], object] = lambda: None) -> None:
         """All rounds of the job, by honest trainers."""

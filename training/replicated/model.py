@@ -337,15 +337,19 @@ class ReplicatedModel:
             fresh.install(files.Saved(state, leaves, root_of(leaves, state)), durable)
         return self.open(directory)
 
-    def rolled_back_into(self, directory: Path, number: int) -> ReplicatedModel:
-        """This model as that of the later round `number`; saved, and opened.
+    def rolled_back(self, number: int) -> ReplicatedModel:
+        """This model as that of the later round `number`.
 
         Trainers begin without what their payloads left unsaid: it is of updates that are undone. Estimates are this model's.
         """
         assert number > self.round
         records = dict(self.records) if self.spec.has_estimates else {}
         state = replace(self.state, round=number, records=records)
-        self._under_root(state, self.vectors, self.estimates, self._vector_leaves).save(directory)
+        return self._under_root(state, self.vectors, self.estimates, self._vector_leaves)
+
+    def rolled_back_into(self, directory: Path, number: int) -> ReplicatedModel:
+        """As `rolled_back`; saved, and opened."""
+        self.rolled_back(number).save(directory)
         return self.open(directory)
 
     @property
