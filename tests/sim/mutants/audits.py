@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
+from ledger import jobs
 from ledger.audits import docket, losses
 from ledger.audits.docket import Docket
 from ledger.audits.losses import Compared
 from ledger.audits.state import AuditFinding, Dispute, Entry, Result
 from ledger.audits.transitions import Event
-from ledger.jobs import AuditTerms
+from ledger.jobs import AuditTerms, Convicted, Job, RolledBack
+from ledger.snapshots import snapshot
+from ledger.state import Rules, State
 from protocol.reasons import Finding
 from tests.sim import workload
 from tests.sim.audits import Auditor, Blind, Challenges, Cheats, Claims, Distrusts, Frames
@@ -24,6 +27,8 @@ BLINDED = Scenario(n=7, liars=("signs-again", "signs-again"), blocks=35)
 CHALLENGED = with_liar("signs-again", blocks=30)  # whose seeds 1, 4, … have sampled audits
 CROWDED = Scenario(n=7, liars=("signs-again", "signs-again"), blocks=60)
 FRAMED = with_liar("signs-again", blocks=70)
+TWO_CHEATS = Scenario(n=7, liars=("signs-again", "signs-again"), blocks=60)
+RESTORED = with_liar("signs-again", blocks=70, joiners=1, joins_at=12.0)
 HONEST = ("honest suspended",)
 
 
@@ -157,6 +162,52 @@ def _side_by_side(planter: Planter) -> None:
     planter.simulation(_slow)
 
 
+def _number_used_again(planter: Planter) -> None:
+    def rolled_back(job: Job, found: Convicted, height: int, was_open: bool) -> tuple[Job, RolledBack]:
+        moved, back = right(job, found, height, was_open)
+        number = moved.round - was_open
+        return replace(moved, round=number), replace(back, round=number)
+
+    right = jobs._rolled_back
+    planter.replace(jobs, "_rolled_back", rolled_back)
+    planter.simulation(_cheats)
+
+
+def _anchor_after_the_lie(planter: Planter) -> None:
+    planter.replace(jobs, "newest_before", lambda anchors, number: anchors[-1])
+    planter.simulation(_cheats)
+
+
+def _undone_again(planter: Planter) -> None:
+    planter.replace(Docket, "undo", lambda self, first: None)
+    planter.simulation(_cheats)
+
+
+def _no_anchors_kept(planter: Planter) -> None:
+    def without_anchors(state: State) -> dict[tuple[bytes, int], bytes]:
+        return {(key, job.round): job.model_root for key, job in state.jobs.jobs.items()}
+
+    planter.everywhere(snapshot.models_of, without_anchors)
+    planter.simulation(_cheats)
+
+
+def _taken_not_in_snapshots(planter: Planter) -> None:
+    def decoded(self: Rules, data: bytes) -> State:
+        state = right(self, data)
+        reset = {key: replace(job, taken=job.round) for key, job in state.jobs.jobs.items()}
+        return state.with_modules(jobs=replace(state.jobs, jobs=reset))
+
+    right = Rules.decode_state
+    planter.replace(Rules, "decode_state", decoded)
+    planter.simulation(_cheats)
+
+
+def _cheats(simulation: Simulation) -> None:
+    for peer in simulation.peers:
+        if not peer.is_honest:
+            peer.author.auditor = Cheats()
+
+
 def _blind(lies: type[Auditor], count: int, simulation: Simulation) -> None:
     """So many honest judges see nothing, beside f liars that say one thing of everybody."""
     liars = [peer for peer in simulation.peers if not peer.is_honest]
@@ -220,5 +271,16 @@ AUDITS = (
     Mutant("reports-count", "an auditor is lazy if one trainer says so often", HONEST, _reports_count, FRAMED),
     Mutant("exact-losses", "a loss is wrong if any bit differs", HONEST, _exact_losses, FRAMED),
     Mutant("losses-early", "losses may be opened while reports come in", ("opened early",), _opened_early, FRAMED),
+    Mutant(
+        "number-used-again",
+        "the open round's number is used again after a rollback",
+        ("round used again", "honest accused"),
+        _number_used_again,
+        FRAMED,
+    ),
+    Mutant("anchor-after-the-lie", "a rollback goes to an anchor after the lie", ("lie stays",), _anchor_after_the_lie, FRAMED),
+    Mutant("undone-again", "a lie that is undone rolls back again", ("rolled back for nothing",), _undone_again, TWO_CHEATS),
+    Mutant("no-anchors-kept", "peers keep no models of anchors", ("anchor kept",), _no_anchors_kept, FRAMED),
+    Mutant("taken-not-in-snapshots", "a snapshot has no count of rounds", ("roots",), _taken_not_in_snapshots, RESTORED),
     Mutant("shut-is-guilty", "a trainer that opens nothing is suspended", HONEST, _shut_is_guilty, FRAMED),
 )
