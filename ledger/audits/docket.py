@@ -281,7 +281,7 @@ class Docket:
             assert dispute.trainer in audits.drawn, "judges need the proposal"
             assert len(set(dispute.judged)) == len(dispute.judged), "one verdict each"
             assert dispute.challenges.keys() <= set(dispute.judged) <= set(audits.reexecutors), "a challenge is a verdict"
-            assert dispute.opened <= self._job.round
+            assert dispute.opened <= self._job.round or self._job.phase is Phase.FINISHED, "only an end takes its number back"
 
     # What members say
 
