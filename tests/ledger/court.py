@@ -18,12 +18,17 @@ LONG = SAMPLED + b":200"
 
 
 class Court(World):
-    """A running job with sampled audits; everybody votes and trains."""
+    """A running job with sampled audits; everybody votes and trains. In round 0, which is closed, nobody proposed."""
 
-    def __init__(self, n: int = 4, spec: bytes = LONG, version: int = 2, jobs: int = 3, **terms: object) -> None:
+    def __init__(
+        self, n: int = 4, spec: bytes = LONG, version: int = 2, jobs: int = 3, *, is_new: bool = False, **terms: object
+    ) -> None:
+        """`is_new`: round 0 is open."""
         super().__init__(n, n, replace(AUDITS, **terms), audits_version=version, jobs_version=jobs)  # type: ignore[arg-type]
         self.key = self.start(PEOPLE[0], spec)
         self.people = {person.public: person for person in PEOPLE}
+        if not is_new:
+            self.round(trainers=())
 
     @property
     def audits(self) -> JobAudits:

@@ -220,7 +220,9 @@ class World:
 
     def vote(self, key: bytes, verdicts: Mapping[bytes, Verdict], voters: tuple[bytes, ...] | None = None) -> None:
         """Everybody proposes, and re-executors and all of `voters` (default: all) say the same: it is in the ledger's book."""
-        self.vouch(key, dict.fromkeys(self.ledger.books[key].terms.auditors if verdicts else (), verdicts))
+        terms = self.ledger.books[key].terms
+        vouched = {trainer: verdict for trainer, verdict in verdicts.items() if trainer in terms.vouched}
+        self.vouch(key, dict.fromkeys(terms.auditors if vouched else (), vouched))
         self.cast(key, verdicts, voters)
 
     def vouch(self, key: bytes, verdicts: Mapping[bytes, Mapping[bytes, Verdict]]) -> None:
