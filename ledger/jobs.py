@@ -521,7 +521,7 @@ class JobsModule(Module[JobsState]):
             if job.phase is Phase.SETTLING and key not in doubtful:
                 job = replace(job, phase=Phase.FINISHED, opened=height)
             elif job.phase is Phase.FINISHED and job.opened == height and key in doubtful:
-                job, back[key] = _cut(key, job, doubtful[key], height, was_open=key not in outcomes)
+                job, back[key] = _cut(key, job, doubtful[key], height, was_open=key not in outcomes, is_last=key in last)
             is_over = job.phase is Phase.FINISHED or not job.anchors
             jobs[key] = replace(job, anchors=() if is_over else needed(job.anchors, doubtful.get(key, job.round)))
         ended = tuple(sorted(key for key, job in jobs.items() if job.phase is Phase.FINISHED and job.opened == height))
@@ -871,11 +871,11 @@ def _rolled_back(job: Job, found: Convicted, height: int, was_open: bool) -> tup
     return _moved(job, anchor, undone, last + 1), RolledBack(found.job, anchor, last + 1)
 
 
-def _cut(key: bytes, job: Job, doubtful: int, height: int, was_open: bool) -> tuple[Job, RolledBack]:
+def _cut(key: bytes, job: Job, doubtful: int, height: int, was_open: bool, is_last: bool) -> tuple[Job, RolledBack]:
     """A job that ended before the audits of these rounds, with its newest final model."""
     anchor = newest_before(job.anchors, doubtful)
     undone = Undone(anchor.round, job.round - (not was_open), height, UndoReason.STOPPED)
-    rounds = anchor.taken if job.taken == job.rounds else job.rounds  # an end that the objective asked for leaves none over
+    rounds = anchor.taken if is_last and job.taken == job.rounds else job.rounds  # an application's end leaves none over
     return replace(_moved(job, anchor, undone, anchor.round), rounds=rounds), RolledBack(key, anchor, anchor.round)
 
 
