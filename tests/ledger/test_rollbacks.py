@@ -503,6 +503,19 @@ def test_a_conviction_in_the_block_that_stops_the_job_is_before_its_last_model()
     assert place(court.job(court.key)) == (8, 8) and court.job(court.key).phase is Phase.FINISHED
 
 
+def test_a_stop_does_not_save_the_update_that_the_same_block_finds_false() -> None:
+    """Nothing else is in doubt any more."""
+    court = court_of(SIX, answer_ms=1_000)
+    court.round(5)
+    root = court.job(court.key).anchors[1].root
+    accuse(court, DEE, 5, A)
+    court.report()
+    last = verdict(court, CID, 5, A)
+    court.decide(court.tx(ANN, "job/stop", Stop(court.key)), last)
+    job = court.job(court.key)
+    assert job.phase is Phase.FINISHED and place(job) == (4, 4) and job.model_root == root and court.suspended(A)
+
+
 def test_a_stop_in_the_block_that_closes_a_round_undoes_that_round_too() -> None:
     court = court_of(window=4)
     settled_until(court, 6)
