@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import pytest
 
 from ledger.anchors import ANCHORS_MAX, UNDONE_KEPT, Anchor, Undone, UndoReason, needed, newest_before
+from ledger.audits.docket import AuditsModule
 from ledger.audits.state import Result
 from ledger.core.genesis import Genesis
 from ledger.core.module import Change, Context, Module, Said, View
@@ -210,6 +211,20 @@ def test_a_conviction_of_an_undone_round_convicts_and_does_not_roll_back_again()
     assert replace(court.job(court.key), convicted=before.convicted) == before
     court.round()
     assert court.job(court.key).convicted == (A, B) and len(court.job(court.key).undone) == 1
+
+
+def test_a_dispute_about_an_undone_round_puts_nothing_in_doubt() -> None:
+    court = court_of()
+    court.round(9)
+    accuse(court, DEE, 2, A)
+    accuse(court, ANN, 7, B)
+    court.decide(verdict(court, CID, 2, A))
+    assert court.audits.disputes and court.audits.reached is None
+    court.round()
+    court.decide(court.tx(BEN, "job/stop", Stop(court.key)), court.tx(CID, "job/stop", Stop(court.key)))
+    court.decide(court.tx(DEE, "job/stop", Stop(court.key)))
+    job = court.job(court.key)
+    assert job.phase is Phase.FINISHED and place(job) == (12, 1) and len(job.undone) == 1
 
 
 def test_nobody_draws_late_for_an_undone_round() -> None:
@@ -610,6 +625,26 @@ def test_of_too_many_anchors_those_in_between_go_and_no_rollback_becomes_much_lo
     gaps = [later.taken - earlier.taken for earlier, later in pairwise(kept)]
     assert max(gaps) <= 2 * 400 / ANCHORS_MAX
     assert newest_before(kept, 399) == kept[-1] and newest_before(kept, kept[1].round - 1) == kept[0]
+
+
+def test_rounds_go_on_after_a_step_of_the_audits_has_failed_and_a_rollback_goes_to_the_oldest_anchor_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In that block nobody says what is in doubt."""
+
+    def broken(*given: object) -> Change:
+        raise ValueError("planted")
+
+    court = court_of()
+    court.round(9)
+    with monkeypatch.context() as patch:
+        patch.setattr(AuditsModule, "settle", broken)
+        court.decide()
+    assert anchored(court) == [(8, 8)] and court.audits.reached == 1
+    court.round()
+    assert place(court.job(court.key)) == (11, 11)
+    convict(court, 3, A)
+    assert place(court.job(court.key)) == (12, 8)
 
 
 # What goes back, and what stays -------------------------------------------------------------------------------------------
