@@ -45,8 +45,11 @@ Anchors = Annotated[tuple[Anchor, ...], Length(0, ANCHORS_MAX)]  # ascending
 
 
 def newest_before(anchors: Sequence[Anchor], number: int) -> Anchor:
-    """The newest anchor at or before this round. There is one for each round that an audit may reach."""
-    return max((anchor for anchor in anchors if anchor.round <= number), key=lambda anchor: anchor.round)
+    """The newest anchor at or before this round. There is one for each round that an audit may reach.
+
+    If a step of the audits failed, nobody said which rounds these are, and the anchor may be forgotten: then the oldest one.
+    """
+    return max((anchor for anchor in anchors if anchor.round <= number), key=lambda anchor: anchor.round, default=anchors[0])
 
 
 def needed(anchors: Sequence[Anchor], doubtful: int) -> tuple[Anchor, ...]:

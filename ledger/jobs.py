@@ -521,7 +521,7 @@ class JobsModule(Module[JobsState]):
             if job.phase is Phase.SETTLING and key not in doubtful:
                 job = replace(job, phase=Phase.FINISHED, opened=height)
             elif job.phase is Phase.FINISHED and job.opened == height and key in doubtful:
-                job, back[key] = _cut(key, job, doubtful[key], height, was_open=key not in outcomes)
+                job, back[key] = _cut(key, job, doubtful[key], height, was_open=key not in outcomes, is_last=key in last)
             is_over = job.phase is Phase.FINISHED or not job.anchors
             jobs[key] = replace(job, anchors=() if is_over else needed(job.anchors, doubtful.get(key, job.round)))
         ended = tuple(sorted(key for key, job in jobs.items() if job.phase is Phase.FINISHED and job.opened == height))
@@ -635,12 +635,8 @@ class JobsModule(Module[JobsState]):
         height: int,
         closed: Outcome | None,
         suspended: Suspended = NOBODY,
-        are_drawn: bool = True,
     ) -> Job:
-        """The job with the voters, auditors, trainers and awaited trainers of its open round, after the block at `height`.
-
-        If draws can be foreseen (`are_drawn` is False), all updates of the round are re-executed before the ballot.
-        """
+        """The job with the voters, auditors, trainers and awaited trainers of its open round, after the block at `height`."""
         terms = self.rules.terms(job.spec)
         voters, author = members.round_voters, members.current(job.author)
         workers = {key for key, member in members.members.items() if terms.role in member.roles}
@@ -662,8 +658,9 @@ class JobsModule(Module[JobsState]):
         else:
             stay = accepted or set(job.awaited)
             awaited = tuple(sorted(stay & set(trainers) | new)) or trainers
-        is_foreseen = terms.audits is not None and not (are_drawn and job.round)
-        audited = terms.is_audited(job.taken) or is_foreseen
+        # Draws of these rounds could be foreseen: nobody has committed to a nonce, or ballots of the undone round reveal it.
+        is_foreseen = not job.round or (job.undone and job.undone[-1].last + 1 == job.round)
+        audited = terms.is_audited(job.taken) or (terms.audits is not None and bool(is_foreseen))
         records = _by_present_key(job.vouch_records, members, _vouch_severity)
         job = replace(job, opened=height, audited=audited, successors={}, voting_keys={})
         job = replace(job, vouch_records=records, trainer_records=trainer_records)
@@ -713,7 +710,7 @@ class JobsModule(Module[JobsState]):
         if job.phase is Phase.PAUSED or is_held:
             return replace(job, phase=Phase.PAUSED, opened=height)
         job = replace(job, phase=Phase.RUNNING)
-        return self.open_round(job, members, height, closed, suspended, are_drawn=closed is not None)
+        return self.open_round(job, members, height, closed, suspended)
 
     def counted(self, job: Job, members: MembersState, closed: Outcome) -> Job:
         """The job with what its closed round says of its members, before its model has taken the step."""
@@ -874,11 +871,11 @@ def _rolled_back(job: Job, found: Convicted, height: int, was_open: bool) -> tup
     return _moved(job, anchor, undone, last + 1), RolledBack(found.job, anchor, last + 1)
 
 
-def _cut(key: bytes, job: Job, doubtful: int, height: int, was_open: bool) -> tuple[Job, RolledBack]:
+def _cut(key: bytes, job: Job, doubtful: int, height: int, was_open: bool, is_last: bool) -> tuple[Job, RolledBack]:
     """A job that ended before the audits of these rounds, with its newest final model."""
     anchor = newest_before(job.anchors, doubtful)
     undone = Undone(anchor.round, job.round - (not was_open), height, UndoReason.STOPPED)
-    rounds = anchor.taken if job.taken == job.rounds else job.rounds  # an end that the objective asked for leaves none over
+    rounds = anchor.taken if is_last and job.taken == job.rounds else job.rounds  # an application's end leaves none over
     return replace(_moved(job, anchor, undone, anchor.round), rounds=rounds), RolledBack(key, anchor, anchor.round)
 
 

@@ -769,7 +769,8 @@ class Docket:
         for number, audits in list(self._rounds.items()):
             missed = (key for key in audits.reexecutors if key in revealed and self._commitments[key].round < number)
             nonces = {key: revealed[key] for key in missed}
-            if audits.nonces and self._has_rounds(number):  # without nonces all drew by the model root
+            is_open = self._has_rounds(number) and not audits.undone
+            if audits.nonces and is_open:  # without nonces all drew by the model root
                 more = {trainer: self._auditors(number, trainer, audits.reexecutors, nonces) for trainer in audits.drawn}
                 drawn = {
                     key: replace(old, pending=tuple(sorted({*old.pending, *more[key]}))) for key, old in audits.drawn.items()
@@ -820,7 +821,7 @@ class Docket:
     def _tidy(self) -> None:
         """Forgets proposals about which nobody may say anything any more."""
         for number, audits in list(self._rounds.items()):
-            if self._job.is_trained or not self._has_rounds(number):
+            if self._job.is_trained or audits.undone or not self._has_rounds(number):
                 self._forget_unawaited(number, audits)
         self._rounds = {number: audits for number, audits in self._rounds.items() if audits.drawn}
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 from ledger.audits.losses import LossOpening, SealedLoss, sealed
 from ledger.audits.state import OPENS, AuditFinding, Due, JobAudits, Result, Standing, due_for
+from ledger.core.module import Module
 from protocol.identity import Signed
 from protocol.reasons import Finding, Verdict
 from rounds.ballots import Closing
@@ -18,12 +20,27 @@ LONG = SAMPLED + b":200"
 
 
 class Court(World):
-    """A running job with sampled audits; everybody votes and trains."""
+    """A running job with sampled audits; everybody votes and trains. In round 0, which is closed, nobody proposed."""
 
-    def __init__(self, n: int = 4, spec: bytes = LONG, version: int = 2, jobs: int = 3, **terms: object) -> None:
-        super().__init__(n, n, replace(AUDITS, **terms), audits_version=version, jobs_version=jobs)  # type: ignore[arg-type]
+    def __init__(
+        self,
+        n: int = 4,
+        spec: bytes = LONG,
+        version: int = 2,
+        jobs: int = 3,
+        *,
+        is_new: bool = False,
+        anchor_rounds: int = 8,
+        modules: tuple[Module[Any], ...] = (),
+        **terms: object,
+    ) -> None:
+        """`is_new`: round 0 is open."""
+        audits = replace(AUDITS, **terms)  # type: ignore[arg-type]
+        super().__init__(n, n, audits, modules, version, jobs, anchor_rounds)
         self.key = self.start(PEOPLE[0], spec)
         self.people = {person.public: person for person in PEOPLE}
+        if not is_new:
+            self.round(trainers=())
 
     @property
     def audits(self) -> JobAudits:

@@ -17,7 +17,7 @@ from ledger.blocks.ledger import Ledger
 from ledger.core.module import Module
 from ledger.jobs import Job
 from ledger.members import Approve, Leave, Stand
-from ledger.snapshots.snapshot import Shelf
+from ledger.snapshots.snapshot import Shelf, models_of
 from ledger.snapshots.transfer import Answer, Basis, Request, Step, Transfer
 from ledger.state import State
 from protocol import codec, merkle
@@ -282,5 +282,5 @@ def assert_restored(fetch: Fetch, chain: Chain) -> None:
     for name, table in expected.tables.items():
         assert list(restored.state.tables[name].items()) == list(table.items())
     restored.install_models()
-    for key, job in restored.state.jobs.jobs.items():
-        assert fetch.models.root(key, job.round) == job.model_root
+    for (key, number), root in models_of(restored.state).items():
+        assert fetch.models.root(key, number) == root

@@ -43,12 +43,18 @@ def court() -> Court:
 def test_no_audits_end_for_those_of_other_jobs_while_something_is_disputed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A liar that began sixteen jobs would have the sixteenth end the dispute in which it is found out."""
     monkeypatch.setattr(docket, "WINDING_UP_MAX", 2)
-    court = Court(4, SAMPLED + b":1")
+    court = Court(4, SAMPLED + b":9")
+    first = court.key
     court.round()
     court.challenge(A)
+    court.decide(court.tx(PEOPLE[0], "job/stop", Stop(first)))
     for author in PEOPLE[:4]:
-        other = court.start(author, SAMPLED + b":1")
-        court.decide(closings=(court.closing(other),))
+        court.key = court.start(author, SAMPLED + b":9")
+        court.round(2)
+        court.report()
+        court.decide(court.tx(author, "job/stop", Stop(court.key)))
+        assert court.audits.unopened, "its audits are not over"
+    court.key = first
     assert court.audits.disputes and len(court.state.audits.jobs) == 2
     court.judge(MISMATCH, 1)
     assert court.standing(A).suspensions == 1
@@ -67,10 +73,14 @@ def test_every_accepted_proposal_is_audited_by_reexecutors_other_than_its_traine
     assert {auditor for of in court.audits.rounds.values() for auditor in of.drawn[A].pending} == {B, C, D}
 
 
-def test_the_first_round_has_no_nonces_and_says_so_and_the_next_ones_have_those_of_all_who_voted(court: Court) -> None:
+def test_the_first_round_has_no_draws_and_the_next_ones_have_nonces_of_all_who_voted() -> None:
+    court = Court(is_new=True)
+    assert court.job(court.key).audited and court.job(court.key).terms(court.key).vouched == {A, B, C, D}
+    court.round()
+    assert not court.audits.rounds and not court.job(court.key).audited
     court.round(2)
-    assert [of.nonces for of in court.audits.rounds.values()] == [0, 4]
-    assert {voter: known.round for voter, known in court.audits.commitments.items()} == dict.fromkeys((A, B, C, D), 1)
+    assert [(number, of.nonces) for number, of in court.audits.rounds.items()] == [(1, 4), (2, 4)]
+    assert {voter: known.round for voter, known in court.audits.commitments.items()} == dict.fromkeys((A, B, C, D), 2)
 
 
 def closing_with(court: Court, nonces: dict[bytes, tuple[bytes | None, bytes | None]]) -> Closing:
@@ -102,7 +112,7 @@ def test_accomplices_that_grind_their_nonces_displace_nobody() -> None:
 
     ground.nonces = nonces  # type: ignore[method-assign]
     by_honest = 0
-    for number in range(12):
+    for number in range(1, 13):
         fair.round()
         ground.round()
         drawn, expected = (
@@ -110,12 +120,11 @@ def test_accomplices_that_grind_their_nonces_displace_nobody() -> None:
         )
         assert drawn == expected
         by_honest += len(drawn)
-        assert not number or {B, C} <= set(ground.audits.rounds[number].drawn[A].pending)
+        assert number == 1 or {B, C} <= set(ground.audits.rounds[number].drawn[A].pending)
     assert by_honest > 8
 
 
 def test_a_reveal_that_is_not_what_was_committed_to_draws_nothing_for_its_voter(court: Court) -> None:
-    court.round()
     commitment = commitment_to(nonce_of(A, 1))
     court.decide(closings=(closing_with(court, {A: (bytes(16), commitment), B: (None, commitment)}),))
     of = court.audits.rounds[1]
@@ -127,11 +136,10 @@ def test_a_voter_that_commits_to_nothing_draws_nothing_in_the_next_round(court: 
     court.decide(closings=(closing_with(court, {A: (None, None)}),))
     assert A not in court.audits.commitments
     court.round()
-    assert court.audits.rounds[1].nonces == 3
+    assert court.audits.rounds[2].nonces == 3
 
 
 def test_a_voter_whose_ballot_was_not_decided_is_bound_to_what_it_said_last(court: Court) -> None:
-    court.round()
     court.vote(court.key, dict.fromkeys((A, B, C, D), Verdict.ACCEPT), voters=(A, B, C))
     closing = court.ledger.books[court.key].closing()
     assert closing is not None
@@ -152,8 +160,7 @@ def awaited(court: Court, number: int) -> dict[bytes, tuple[bytes, ...]]:
 
 def test_a_leader_that_leaves_out_who_would_find_its_like_delays_that_until_their_next_ballots() -> None:
     fair, led = Court(10, window=9), Court(10, window=9)
-    fair.round(3)
-    led.round()
+    fair.round(2)
     found = [key for key in awaited(fair, 1)[A] if key not in (B, C)]
     assert 0 < len(found) <= 3
     left_out(led, *found)
@@ -167,7 +174,6 @@ def test_a_leader_that_leaves_out_who_would_find_its_like_delays_that_until_thei
 
 def test_who_is_left_out_for_long_is_drawn_for_all_rounds_that_are_open_and_can_still_report() -> None:
     court = Court(auditors=3)
-    court.round()
     for _ in range(AUDITS.window + 1):
         left_out(court, D)
     court.round()
@@ -178,7 +184,6 @@ def test_who_is_left_out_for_long_is_drawn_for_all_rounds_that_are_open_and_can_
 
 def test_who_is_left_out_is_not_drawn_for_a_round_that_is_only_kept_for_a_dispute() -> None:
     court = Court(auditors=3)
-    court.round()
     left_out(court, D)
     left_out(court, D)
     left_out(court, D)
@@ -192,7 +197,6 @@ def test_who_is_left_out_is_not_drawn_for_a_round_that_is_only_kept_for_a_disput
 
 def test_where_all_were_drawn_by_the_model_root_nobody_is_drawn_again() -> None:
     court = Court(auditors=3)
-    court.round()
     court.nonces = lambda key, voter: (None, commitment_to(nonce_of(voter, 1)))  # type: ignore[method-assign]
     left_out(court, D)
     del court.nonces  # type: ignore[misc]
@@ -211,7 +215,7 @@ def test_only_jobs_with_sampled_audits_draw_any() -> None:
 
 def test_what_was_not_accepted_is_not_audited(court: Court) -> None:
     court.decide(closings=(court.closing(court.key, {A: Verdict.ACCEPT, B: Verdict.NORM}),))
-    assert court.audits.rounds[0].drawn.keys() == {A}
+    assert court.audits.rounds[1].drawn.keys() == {A}
 
 
 def test_a_job_with_sampled_audits_needs_more_reexecutors_than_twice_the_liars() -> None:
@@ -225,18 +229,19 @@ def test_a_job_with_sampled_audits_needs_more_reexecutors_than_twice_the_liars()
 def test_such_a_round_is_judged_without_reexecution(court: Court) -> None:
     job = court.job(court.key)
     assert job.auditors == (A, B, C, D)
-    assert job.terms(court.key).auditors == frozenset() and not job.terms(court.key).audited
+    assert job.terms(court.key).auditors == frozenset() and not job.terms(court.key).vouched
 
 
-def test_the_last_rounds_are_reexecuted_before_the_ballot_and_drawn_for_as_all_others() -> None:
-    court = Court(4, SAMPLED + b":4", closing=2)
-    seen = list[tuple[bool, int]]()
+def test_the_first_round_and_the_last_ones_are_reexecuted_before_the_ballot_and_nothing_is_drawn_of_them() -> None:
+    court = Court(4, SAMPLED + b":5", is_new=True, closing=2, window=9)
+    seen, drawn = list[tuple[int, int]](), dict[int, set[bytes]]()
     while court.job(court.key).phase is Phase.RUNNING:
         terms = court.job(court.key).terms(court.key)
-        seen.append((terms.audited, len(terms.auditors)))
+        seen.append((len(terms.vouched), len(terms.auditors)))
         court.round()
-    assert seen == [(False, 0), (False, 0), (True, 4), (True, 4)]
-    assert set(court.audits.rounds) >= {2, 3}
+        drawn |= {number: set(of.drawn) for number, of in court.audits.rounds.items()}
+    assert seen == [(4, 4), (0, 0), (0, 0), (4, 4), (4, 4)]
+    assert drawn == {1: {A, B, C, D}, 2: {A, B, C, D}}
 
 
 # Reports -----------------------------------------------------------------------------------------------------------------
@@ -267,12 +272,12 @@ def test_an_audit_that_is_not_reported_in_time_lapses_and_is_held_against_its_au
     court = Court(auditors=3)
     court.round(AUDITS.window)
     auditor, due = court.due()[0]
-    assert due.round == 0 and court.problem(court.said(auditor, due)) is None
+    assert due.round == 1 and court.problem(court.said(auditor, due)) is None
     court.round()
     assert "is awaited" in (court.problem(court.said(auditor, due)) or "")
     assert {result for result, _, _ in court.log} == {Result.LAPSED} and len(court.log) == 12
     assert [court.standing(key).lapsed for key in (A, B, C, D)] == [3, 3, 3, 3]
-    assert list(court.audits.rounds) == [1, 2, 3]
+    assert list(court.audits.rounds) == [2, 3, 4]
 
 
 TIMED = {"answer_ms": 8, "reveal_ms": 4}  # of blocks that are a millisecond apart: four re-executors have 28 of them
@@ -285,13 +290,13 @@ def test_an_audit_is_awaited_while_time_is_left_however_many_rounds_go_by() -> N
     other, of_other = court.due()[-1]
     court.round(1 + 28 - 1)
     assert court.problem(court.said(auditor, due)) is None
-    assert 0 in court.audits.rounds and court.rules.audits.is_challengeable(due, court.state)
+    assert 1 in court.audits.rounds and court.rules.audits.is_challengeable(due, court.state)
     assert len(court.audits.unvested[due.trainer]) == 29, "no reward is its trainer's own while a report is awaited"
     court.say(auditor, due)
     court.round()
     assert "is awaited" in (court.problem(court.said(other, of_other)) or "")
     assert {result for result, _, _ in court.log} == {Result.PASSED, Result.LAPSED}
-    assert 0 not in court.audits.rounds
+    assert 1 not in court.audits.rounds
 
 
 def test_once_all_have_reported_only_rounds_keep_a_proposal() -> None:
@@ -300,9 +305,9 @@ def test_once_all_have_reported_only_rounds_keep_a_proposal() -> None:
     for auditor, due in court.due():
         court.say(auditor, due)
     court.round(AUDITS.window - 1)
-    assert 0 in court.audits.rounds, "it may be challenged"
+    assert 1 in court.audits.rounds, "it may be challenged"
     court.round()
-    assert 0 not in court.audits.rounds
+    assert 1 not in court.audits.rounds
 
 
 def test_a_dispute_is_open_while_time_is_left_however_many_rounds_go_by() -> None:
@@ -322,14 +327,14 @@ def test_the_next_dispute_about_a_trainer_has_a_window_of_its_own_once_the_one_b
     """Judges fetch one disputed proposal of a trainer at a time: f liars may dispute several at once."""
     court = Court(auditors=3, **TIMED)
     court.round(2)
-    for number in (0, 1):
+    for number in (1, 2):
         auditor, due = next(item for item in court.due(A) if item[1].round == number)
         court.say(auditor, due, WITHHELD)
     court.round(1 + 28)
     first, second = court.audits.disputes
-    assert (first.round, second.round) == (0, 1) and first.opened_ms and not second.opened_ms
+    assert (first.round, second.round) == (1, 2) and first.opened_ms and not second.opened_ms
     court.round()
-    assert [dispute.round for dispute in court.audits.disputes] == [1]
+    assert [dispute.round for dispute in court.audits.disputes] == [2]
     court.round(28)
     (second,) = court.audits.disputes
     assert second.opened_ms > first.opened_ms + 28
@@ -340,9 +345,9 @@ def test_the_next_dispute_about_a_trainer_has_a_window_of_its_own_once_the_one_b
 def test_the_time_for_reports_on_a_trainer_begins_anew_after_a_dispute_about_it() -> None:
     court = Court(auditors=3, **TIMED)
     court.round(2)
-    court.say(*next(item for item in court.due(A) if item[1].round == 0), WITHHELD)
-    auditor, due = next(item for item in court.due(A) if item[1].round == 1)
-    other, of_other = next(item for item in court.due(B) if item[1].round == 1)
+    court.say(*next(item for item in court.due(A) if item[1].round == 1), WITHHELD)
+    auditor, due = next(item for item in court.due(A) if item[1].round == 2)
+    other, of_other = next(item for item in court.due(B) if item[1].round == 2)
     court.round(1 + 28)
     assert court.audits.disputes and court.problem(court.said(auditor, due)) is None
     assert "is awaited" in (court.problem(court.said(other, of_other)) or ""), "on others it does not wait"
@@ -359,7 +364,7 @@ def test_liars_that_dispute_again_and_again_do_not_put_off_a_reward_for_ever() -
     court = Court(4, SAMPLED + b":2000", auditors=3, suspension_rounds=1, answer_ms=2, reveal_ms=1)
     court.round()
     for _ in range(docket.renewals_max(1) + 1):
-        assert court.audits.rounds[0].drawn[A].pending, "it waits for the disputes"
+        assert court.audits.rounds[1].drawn[A].pending, "it waits for the disputes"
         court.round()
         auditor, due = [item for item in court.due(A) if item[0].public in (C, D)][-1]
         court.say(auditor, due, WITHHELD)
@@ -367,7 +372,7 @@ def test_liars_that_dispute_again_and_again_do_not_put_off_a_reward_for_ever() -
         court.judge(MATCH, 2, A)
         assert not court.audits.disputes and not court.suspended(A)
     court.round(7 + 2)
-    assert 0 not in court.audits.rounds and 0 not in court.audits.unvested[A]
+    assert 1 not in court.audits.rounds and 1 not in court.audits.unvested[A]
 
 
 def test_a_dispute_in_another_job_holds_up_nothing(court: Court) -> None:
@@ -449,7 +454,7 @@ def test_a_network_whose_windows_are_rounds_starts_no_job_that_names_a_least_lin
 
 def test_the_log_keeps_the_last_results_only(court: Court) -> None:
     court.round(AUDITS.window + 12)
-    assert len(court.log) == LOG_MAX and court.state.audits.log[-1].round == 11
+    assert len(court.log) == LOG_MAX and court.state.audits.log[-1].round == 12
 
 
 # Disputes ----------------------------------------------------------------------------------------------------------------
@@ -461,7 +466,7 @@ def test_a_failed_report_opens_a_dispute_that_all_reexecutors_but_the_accused_ju
     waiting = court.due(disputes=True)
     challenger = next(iter(court.audits.disputes[0].challenges))
     assert {person.public for person, _ in waiting} == {A, C, D} - {challenger}
-    assert all((item.trainer, item.round) == (B, 0) for _, item in waiting)
+    assert all((item.trainer, item.round) == (B, 1) for _, item in waiting)
     assert court.log[-1] == (Result.CHALLENGED, B, challenger)
 
 
@@ -506,19 +511,6 @@ def test_judges_that_did_not_see_a_proposal_did_not_find_it_false(said: str, end
     assert court.suspended(A) == (ends is not None and ends[0] is Result.SUSPENDED)
 
 
-def test_in_version_1_whoever_did_not_see_a_proposal_counts_as_if_it_found_it_false_and_windows_are_rounds() -> None:
-    """What old networks have decided has the same root."""
-    court = Court(7, version=1, answer_ms=1_000)
-    court.until_drawn(A)
-    court.challenge(A)
-    court.judge(WITHHELD, 3)
-    assert court.suspended(A) and court.state.audits.log[-1].finding is MISMATCH
-    court.round(AUDITS.window + 1)
-    assert Result.LAPSED in [result for result, _, _ in court.log]
-    assert not any(of.closed_ms for of in court.audits.rounds.values())
-    assert min(court.audits.rounds) == court.job(court.key).round - AUDITS.window
-
-
 @pytest.mark.parametrize(("n", "needed"), [(4, 2), (7, 4), (10, 5)])
 def test_more_than_half_of_the_judges_refute_and_one_less_does_not(n: int, needed: int) -> None:
     court = Court(n)
@@ -538,8 +530,8 @@ def test_where_few_reexecute_half_of_them_is_not_enough_if_they_could_all_be_lia
     for person in PEOPLE[3:7]:
         court.decide(court.tx(person, "member/register", Register(())))
     court.round(2)
-    assert court.audits.rounds[1].reexecutors == (A, B, C)
-    auditor, due = next((person, due) for person, due in court.due(A) if due.round == 1)
+    assert court.audits.rounds[2].reexecutors == (A, B, C)
+    auditor, due = next((person, due) for person, due in court.due(A) if due.round == 2)
     court.say(auditor, due, MISMATCH)
     court.judge(MISMATCH)
     assert not court.suspended(A) and court.audits.disputes
@@ -610,22 +602,20 @@ def test_a_judge_that_is_drawn_for_the_disputed_proposal_too_counts_once() -> No
 def test_a_convicted_trainer_sits_out_its_rounds_is_not_awaited_and_comes_back(court: Court) -> None:
     court.round(2)
     court.convict(A)
-    assert A in court.job(court.key).trainers  # of the round that is open
     for _ in range(AUDITS.suspension_rounds):
-        court.round(trainers=(B, C, D))
         job = court.job(court.key)
-        assert A not in job.trainers and A not in job.awaited
-    court.round(trainers=(B, C, D))
+        assert A not in job.trainers and A not in job.awaited and court.suspended(A)
+        court.round()
     job = court.job(court.key)
     assert A in job.trainers and A in job.awaited and not court.audits.suspended
 
 
 def test_what_a_member_is_suspended_for_is_told_for_as_long_as_it_is_however_much_is_logged_meanwhile() -> None:
-    court = Court(suspension_rounds=12)
+    court = Court(suspension_rounds=20)
     court.round(2)
     court.convict(A)
     (cause,) = [entry for entry in court.state.audits.log if entry.result is Result.SUSPENDED]
-    court.round(11, trainers=(B, C, D))
+    court.round(18, trainers=(B, C, D))
     rotated(court, PEOPLE[0])
     court.round(trainers=(B, C, D))
     assert len(court.log) == LOG_MAX and cause not in court.state.audits.log
@@ -651,36 +641,23 @@ def test_what_was_last_accepted_of_a_trainer_is_longer_ago_than_a_suspension_whe
 
 
 def test_each_suspension_is_twice_as_long_as_the_one_before_also_in_the_next_job(court: Court) -> None:
-    court.round()
-    court.convict(A)
-    first = court.audits.suspended[A] - court.job(court.key).round
-    court.round(first, trainers=(B, C, D))
-    court.round(2)
-    court.convict(A)
-    assert court.audits.suspended[A] - court.job(court.key).round - 1 == 2 * AUDITS.suspension_rounds
-    court.decide(court.tx(PEOPLE[0], "job/stop", Stop(court.key)))
-    court.key = court.start(PEOPLE[1], LONG)
-    assert A in court.job(court.key).trainers
-    court.round()
-    court.convict(A)
-    assert court.audits.suspended[A] - 1 == court.job(court.key).round + 4 * AUDITS.suspension_rounds
-
-
-def test_a_conviction_ends_all_other_audits_of_the_trainer_and_nothing_more_is_drawn_of_it(court: Court) -> None:
-    court.round(2)
-    court.challenge(A)
-    court.convict(A)
-    assert not court.audits.disputes and not court.due(A)
-    court.round()  # its proposal of the open round is accepted, and counts for nothing
-    assert A not in court.audits.rounds[2].drawn
-    assert court.standing(A).suspensions == 1 and A not in court.audits.unvested
+    """In the same job its updates are re-executed before the ballot."""
+    for times in range(3):
+        court.round()
+        assert A in court.job(court.key).trainers
+        opened = court.job(court.key).round
+        court.convict(A)
+        assert court.audits.suspended[A] == opened + 1 + (AUDITS.suspension_rounds << times)
+        court.decide(court.tx(court.people[court.job(court.key).author], "job/stop", Stop(court.key)))
+        court.key = court.start(PEOPLE[1], LONG)
+        court.round()
 
 
 def test_a_suspended_trainer_neither_audits_nor_judges(court: Court) -> None:
     court.round(2)
     court.convict(A)
-    court.round(trainers=(B, C, D))
-    of = court.audits.rounds[2]
+    court.round(2)
+    of = court.audits.rounds[court.job(court.key).round - 1]
     assert of.reexecutors == (B, C, D) and all(A not in drawn.pending for drawn in of.drawn.values())
 
 
@@ -917,14 +894,14 @@ def undrawn() -> Court:
     return court
 
 
-def unasked(court: Court, person: FastSigner, trainer: bytes, number: int = 3, finding: Finding = MISMATCH) -> Signed:
+def unasked(court: Court, person: FastSigner, trainer: bytes, number: int = 4, finding: Finding = MISMATCH) -> Signed:
     return court.tx(person, "audit/challenge", AuditFinding(court.key, number, trainer, finding, 7))
 
 
 def test_a_reexecutor_that_was_not_drawn_challenges_and_the_others_judge(undrawn: Court) -> None:
     undrawn.decide(unasked(undrawn, PEOPLE[1], A))
     (dispute,) = undrawn.audits.disputes
-    assert dispute.challenges == {B: MISMATCH} and dispute.guilty == (B,) and dispute.place == (3, A)
+    assert dispute.challenges == {B: MISMATCH} and dispute.guilty == (B,) and dispute.place == (4, A)
     assert undrawn.log == [(Result.CHALLENGED, A, B)]
     entry = undrawn.state.audits.log[0]
     assert (entry.finding, entry.relative_error_ppm) == (MISMATCH, 7)
@@ -980,13 +957,13 @@ def test_a_proposal_that_was_judged_is_challenged_again_at_the_cost_of_its_chall
 
 
 def test_a_round_can_be_challenged_until_its_window_is_over_and_its_rewards_are_vested(undrawn: Court) -> None:
-    assert undrawn.audits.unvested[A] == (1, 2, 3)
-    assert undrawn.problem(unasked(undrawn, PEOPLE[1], A, number=1)) is None
-    assert "can be challenged now" in (undrawn.problem(unasked(undrawn, PEOPLE[1], A, number=0)) or "")
-    undrawn.decide(unasked(undrawn, PEOPLE[1], A, number=1))
+    assert undrawn.audits.unvested[A] == (2, 3, 4)
+    assert undrawn.problem(unasked(undrawn, PEOPLE[1], A, number=2)) is None
+    assert "can be challenged now" in (undrawn.problem(unasked(undrawn, PEOPLE[1], A, number=1)) or "")
+    undrawn.decide(unasked(undrawn, PEOPLE[1], A, number=2))
     undrawn.round()
-    assert 1 in undrawn.audits.unvested[A], "it is disputed"
-    late = unasked(undrawn, PEOPLE[2], A, number=1)
+    assert 2 in undrawn.audits.unvested[A], "it is disputed"
+    late = unasked(undrawn, PEOPLE[2], A, number=2)
     assert "can be challenged now" in (undrawn.problem(late) or ""), "or one dispute after the other kept it open"
     undrawn.judge(MISMATCH, 1)
     assert undrawn.standing(A).lost == 4 and undrawn.standing(A).rewards == 1
@@ -996,14 +973,17 @@ def test_who_is_suspended_is_not_challenged_for_what_was_before_and_challenges_n
     undrawn.decide(unasked(undrawn, PEOPLE[1], A))
     undrawn.judge(MISMATCH, 1)
     assert "can be challenged now" in (undrawn.problem(unasked(undrawn, PEOPLE[2], A, number=2)) or "")
-    assert "may not challenge" in (undrawn.problem(unasked(undrawn, PEOPLE[0], B)) or "")
+    undrawn.round(2)
+    last = undrawn.job(undrawn.key).round - 1
+    assert "may not challenge" in (undrawn.problem(unasked(undrawn, PEOPLE[0], B, last)) or "")
+    assert undrawn.problem(unasked(undrawn, PEOPLE[2], B, last)) is None
 
 
 def test_what_does_not_exist_or_was_not_accepted_is_not_challenged(undrawn: Court) -> None:
     undrawn.round(trainers=(A, B, C))
     for nothing in (
-        unasked(undrawn, PEOPLE[1], A, number=5),
-        unasked(undrawn, PEOPLE[1], D, number=4),
+        unasked(undrawn, PEOPLE[1], A, number=6),
+        unasked(undrawn, PEOPLE[1], D, number=5),
         unasked(undrawn, PEOPLE[1], NEW.public),
     ):
         assert "can be challenged now" in (undrawn.problem(nothing) or "")
@@ -1013,19 +993,19 @@ def test_what_does_not_exist_or_was_not_accepted_is_not_challenged(undrawn: Cour
 def test_a_challenger_that_was_not_drawn_has_only_so_many_disputes_open_too() -> None:
     court = Court(rate=0.0, window=20)
     court.round(CHALLENGES_OPEN_MAX + 1)
-    for number in range(CHALLENGES_OPEN_MAX):
+    for number in range(1, CHALLENGES_OPEN_MAX + 1):
         court.decide(unasked(court, PEOPLE[3], A, number))
-    assert "the most at once" in (court.problem(unasked(court, PEOPLE[3], A, CHALLENGES_OPEN_MAX)) or "")
+    assert "the most at once" in (court.problem(unasked(court, PEOPLE[3], A, CHALLENGES_OPEN_MAX + 1)) or "")
 
 
 def test_all_reexecutors_may_be_drawn_for_one_proposal_and_join_the_dispute_that_another_opened() -> None:
     """As many as are wanted is the mean only."""
     court = Court(12, auditors=8)
     tries = [bytes([number]) * 16 for number in range(256)]
-    nonces = {key: next(tried for tried in tries if ticket(court.key, 1, tried, key, A)[0] < 128) for key in court.people}
+    nonces = {key: next(tried for tried in tries if ticket(court.key, 2, tried, key, A)[0] < 128) for key in court.people}
     court.decide(closings=(closing_with(court, {key: (None, commitment_to(nonces[key])) for key in nonces}),))
     court.decide(closings=(closing_with(court, {key: (nonces[key], None) for key in nonces}),))
-    reports = [(auditor, due) for auditor, due in court.due(A) if due.round == 1]
+    reports = [(auditor, due) for auditor, due in court.due(A) if due.round == 2]
     assert len(reports) == 11
     court.say(*reports[9], MISMATCH)
     for auditor, due in reports[:5]:
@@ -1042,14 +1022,14 @@ def test_a_peer_is_told_what_it_may_challenge(undrawn: Court) -> None:
     def told(key: bytes) -> list[tuple[int, bytes]]:
         return [(due.round, due.trainer) for due in undrawn.rules.audits.challengeable(key, undrawn.state)]
 
-    assert told(B) == [(number, trainer) for number in (1, 2, 3) for trainer in (A, C, D)]
-    undrawn.decide(unasked(undrawn, PEOPLE[1], A, number=2))
-    assert told(B) == [(number, trainer) for number in (1, 3) for trainer in (A, C, D)]
+    assert told(B) == [(number, trainer) for number in (2, 3, 4) for trainer in (A, C, D)]
+    undrawn.decide(unasked(undrawn, PEOPLE[1], A, number=3))
+    assert told(B) == [(number, trainer) for number in (2, 4) for trainer in (A, C, D)]
     for due in undrawn.rules.audits.challengeable(C, undrawn.state):
         assert undrawn.problem(unasked(undrawn, PEOPLE[2], due.trainer, due.round)) is None
     rotated(undrawn, PEOPLE[1])
     assert told(B) == [] and len(told(NEW.public)) == 6
-    assert (3, NEW.public) not in told(NEW.public) and told(PEOPLE[8].public) == []
+    assert (4, NEW.public) not in told(NEW.public) and told(PEOPLE[8].public) == []
 
 
 def told_as_heard(court: Court) -> None:
@@ -1065,12 +1045,12 @@ def test_a_peer_is_not_told_to_challenge_what_the_log_would_refuse() -> None:
     court = Court(rate=0.0, window=5)
     court.round(CHALLENGES_OPEN_MAX)
     told_as_heard(court)
-    court.decide(unasked(court, PEOPLE[1], A, number=0))
+    court.decide(unasked(court, PEOPLE[1], A, number=1))
     court.round(2)
-    assert (0, A) in [(number, trainer) for number, of in court.audits.rounds.items() for trainer in of.drawn]
-    assert not [due for due in court.rules.audits.challengeable(C, court.state) if due.round == 0], "the window is over"
+    assert (1, A) in [(number, trainer) for number, of in court.audits.rounds.items() for trainer in of.drawn]
+    assert not [due for due in court.rules.audits.challengeable(C, court.state) if due.round == 1], "the window is over"
     told_as_heard(court)
-    for number in range(1, CHALLENGES_OPEN_MAX + 1):
+    for number in range(2, CHALLENGES_OPEN_MAX + 2):
         assert court.rules.audits.challengeable(D, court.state)
         court.decide(unasked(court, PEOPLE[3], A, number))
     court.round()
@@ -1091,13 +1071,13 @@ def test_who_is_not_heard_is_not_told_to_challenge_anything(undrawn: Court) -> N
 
 
 def test_a_job_that_ended_is_challenged_only_as_long_as_something_of_it_is_awaited() -> None:
-    court = Court(4, SAMPLED + b":2")
+    court = Court(4, SAMPLED + b":3", answer_ms=1_000)
     court.round(2)
-    undrawn = next(person for person in PEOPLE[1:4] if person not in [auditor for auditor, due in court.due(A) if due.round == 1])
+    undrawn = next(person for person in PEOPLE[1:4] if person not in [auditor for auditor, due in court.due(A) if due.round == 2])
     for auditor, due in court.due(B):
         court.say(auditor, due)
-    assert "can be challenged now" in (court.problem(unasked(court, PEOPLE[2], B, number=1)) or "")
-    court.decide(unasked(court, undrawn, A, number=1))
+    assert "can be challenged now" in (court.problem(unasked(court, PEOPLE[2], B, number=2)) or "")
+    court.decide(unasked(court, undrawn, A, number=2))
     court.judge(MATCH, 2)
     while court.due():
         court.say(*court.due()[0])
@@ -1105,11 +1085,12 @@ def test_a_job_that_ended_is_challenged_only_as_long_as_something_of_it_is_await
     assert court.key not in court.state.audits.jobs
 
 
-def test_a_job_of_which_nothing_was_drawn_is_settled_as_soon_as_it_ends() -> None:
-    court = Court(4, SAMPLED + b":2", rate=0.0)
+def test_a_job_of_which_nothing_was_drawn_is_settled_by_the_block_after_its_last_round() -> None:
+    court = Court(4, SAMPLED + b":3", rate=0.0)
     court.round()
     assert asked_of(A, court.state), "somebody may challenge it"
     court.round()
+    court.decide()
     assert court.key not in court.state.audits.jobs and not asked_of(A, court.state)
     assert [court.standing(key).rewards for key in (A, B, C, D)] == [2, 2, 2, 2]
 
@@ -1119,16 +1100,16 @@ def test_a_job_of_which_nothing_was_drawn_is_settled_as_soon_as_it_ends() -> Non
 
 def test_a_reward_is_the_trainers_own_when_the_window_of_its_round_has_passed(court: Court) -> None:
     court.round(AUDITS.window)
-    assert court.audits.unvested[A] == (0, 1, 2) and court.standing(A).rewards == 0
+    assert court.audits.unvested[A] == (1, 2, 3) and court.standing(A).rewards == 0
     court.round()
-    assert court.audits.unvested[A] == (1, 2, 3) and court.standing(A).rewards == 1
+    assert court.audits.unvested[A] == (2, 3, 4) and court.standing(A).rewards == 1
 
 
 def test_the_reward_of_a_disputed_round_waits_for_the_end_of_the_dispute(court: Court) -> None:
     court.round(AUDITS.window)
-    assert court.challenge(A).round == 0
+    assert court.challenge(A).round == 1
     court.round(2)
-    assert court.audits.unvested[A] == (0, 1, 2, 3, 4) and court.standing(A).rewards == 0, "reports on it wait, too"
+    assert court.audits.unvested[A] == (1, 2, 3, 4, 5) and court.standing(A).rewards == 0, "reports on it wait, too"
     assert court.standing(B).rewards == 2
     court.judge(MATCH, 2)
     court.round()
@@ -1138,42 +1119,53 @@ def test_the_reward_of_a_disputed_round_waits_for_the_end_of_the_dispute(court: 
 # Ends --------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("ends", ["rounds", "stop"])
-def test_the_audits_of_a_job_that_ended_go_on_until_all_is_said_and_then_the_rest_is_paid(ends: str) -> None:
-    court = Court(4, SAMPLED + (b":1" if ends == "rounds" else b":9"))
+def test_the_audits_of_a_job_go_on_after_its_last_round_until_all_is_said_and_then_the_rest_is_paid() -> None:
+    court = Court(4, SAMPLED + b":2", answer_ms=1_000)
     court.round()
-    if ends == "stop":
-        court.decide(court.tx(PEOPLE[0], "job/stop", Stop(court.key)))
-    assert court.job(court.key).phase is Phase.FINISHED
+    assert court.job(court.key).phase is Phase.SETTLING
     court.challenge(A)
-    court.judge(MISMATCH, 1)
-    assert court.standing(A) == Standing(suspensions=1, lost=1, reports=court.standing(A).reports)
+    court.judge(MATCH, 2)
     while court.due():
         court.say(*court.due()[0])
-    assert court.key in court.state.audits.jobs
+        assert court.key in court.state.audits.jobs and not any(court.standing(key).rewards for key in (A, B, C, D))
     court.open_losses()
+    assert court.job(court.key).phase is Phase.FINISHED and court.key not in court.state.audits.jobs
+    assert [court.standing(key).rewards for key in (A, B, C, D)] == [1, 1, 1, 1]
+
+
+def test_the_disputes_of_a_job_that_was_stopped_go_on_and_then_the_rest_is_paid() -> None:
+    court = Court(4, SAMPLED + b":9")
+    court.round()
+    court.challenge(A)
+    court.decide(court.tx(PEOPLE[0], "job/stop", Stop(court.key)))
+    assert court.job(court.key).phase is Phase.FINISHED and not court.due() and court.audits.disputes
+    court.judge(MISMATCH, 1)
+    assert court.standing(A) == Standing(suspensions=1, lost=1, reports=court.standing(A).reports)
     assert court.key not in court.state.audits.jobs
     assert [court.standing(key).rewards for key in (A, B, C, D)] == [0, 1, 1, 1]
 
 
-def test_what_nobody_reports_of_a_job_that_ended_lapses_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_nobody_reports_of_a_job_after_its_last_round_lapses_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(docket, "AFTERMATH_HEIGHTS", 5)
     assert AFTERMATH_HEIGHTS > 100
-    court = Court(4, SAMPLED + b":1")
+    court = Court(4, SAMPLED + b":2", answer_ms=100_000)
     court.round()
     for _ in range(5):
         court.decide()
-        assert court.key in court.state.audits.jobs
+        assert court.key in court.state.audits.jobs and court.job(court.key).phase is Phase.SETTLING
     court.decide()
-    assert court.state.audits.jobs == {} and [court.standing(key).rewards for key in (A, B, C, D)] == [1, 1, 1, 1]
+    assert court.job(court.key).phase is Phase.FINISHED and court.state.audits.jobs == {}
+    assert [court.standing(key).rewards for key in (A, B, C, D)] == [1, 1, 1, 1]
 
 
-def test_an_expelled_trainer_is_not_drawn_any_more(court: Court) -> None:
+def test_an_expelled_trainer_draws_nothing_and_is_paid_nothing_and_its_last_update_is_audited(court: Court) -> None:
+    """Its update is in the model."""
     court.round(2)
     closing = court.closing(court.key)
     court.decide(closings=(closing,), evidence=(court.double(PEOPLE[1]),))
-    of = court.audits.rounds[2]
-    assert B not in of.drawn and B not in of.reexecutors
+    of = court.audits.rounds[3]
+    assert of.drawn[B].pending and B not in of.reexecutors and not any(B in drawn.pending for drawn in of.drawn.values())
+    assert 3 in court.audits.unvested[A] and 3 not in court.audits.unvested[B]
 
 
 def test_the_oldest_rounds_lapse_where_too_much_would_be_open(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1181,8 +1173,8 @@ def test_the_oldest_rounds_lapse_where_too_much_would_be_open(monkeypatch: pytes
     court = Court(4, window=50, auditors=3)
     court.round(5)
     assert sum(len(of.drawn) for of in court.audits.rounds.values()) == 8
-    assert "can be challenged now" in (court.problem(unasked(court, PEOPLE[1], A, number=2)) or "")
-    assert list(court.audits.rounds) == [3, 4] and sum(court.standing(key).lapsed for key in (A, B, C, D)) == 36
+    assert "can be challenged now" in (court.problem(unasked(court, PEOPLE[1], A, number=3)) or "")
+    assert list(court.audits.rounds) == [4, 5] and sum(court.standing(key).lapsed for key in (A, B, C, D)) == 36
 
 
 def test_where_too_much_would_be_open_no_audit_lapses_as_long_as_there_is_what_nobody_awaits(
@@ -1192,15 +1184,15 @@ def test_where_too_much_would_be_open_no_audit_lapses_as_long_as_there_is_what_n
     monkeypatch.setattr(docket, "DRAWN_MAX", 9)
     court = Court(4, window=50, auditors=3)
     court.round(2)
-    reports = [(auditor, due) for auditor, due in court.due() if due.round == 1]
+    reports = [(auditor, due) for auditor, due in court.due() if due.round == 2]
     accused = next(due for _, due in reports if due.trainer == A)
     for auditor, due in reports:
         court.say(auditor, due, MISMATCH if due is accused else MATCH)
     court.round()
-    assert {number: set(of.drawn) for number, of in court.audits.rounds.items()} == {0: {A, B, C, D}, 1: {A}, 2: {A, B, C, D}}
+    assert {number: set(of.drawn) for number, of in court.audits.rounds.items()} == {1: {A, B, C, D}, 2: {A}, 3: {A, B, C, D}}
     assert not any(court.standing(key).lapsed for key in (A, B, C, D)) and court.audits.disputes
     court.round()
-    assert list(court.audits.rounds) == [1, 2, 3], "all the others are awaited: the oldest round lapses"
+    assert list(court.audits.rounds) == [2, 3, 4], "all the others are awaited: the oldest round lapses"
     assert [court.standing(key).lapsed for key in (A, B, C, D)] == [3, 3, 3, 3]
 
 
@@ -1348,10 +1340,11 @@ def test_reports_are_decoded_when_they_come_and_not_again_each_time_somebody_ask
     assert decoded == [AuditFinding] * len(court.due()) and len(decoded) > 4
 
 
-def test_reports_of_a_job_that_ended_do_not_wait_for_the_rounds_of_another(court: Court) -> None:
+def test_verdicts_of_a_job_that_ended_do_not_wait_for_the_rounds_of_another(court: Court) -> None:
     court.round()
     other = court.start(PEOPLE[1], SCRATCH)
-    auditor, due = court.due()[0]
+    court.challenge(A)
+    auditor, due = court.due(disputes=True)[0]
     court.ledger.pool.add(court.said(auditor, due))
     assert proposed(court) is None, "its own job's round is open"
     court.decide(court.tx(PEOPLE[0], "job/stop", Stop(court.key)))
@@ -1362,9 +1355,10 @@ def test_reports_of_a_job_that_ended_do_not_wait_for_the_rounds_of_another(court
     assert body is not None and not body.closings and len(body.transactions) == 1
 
 
-def test_where_no_round_is_open_a_report_gets_its_own_block(court: Court) -> None:
+def test_where_no_round_is_open_a_verdict_gets_its_own_block(court: Court) -> None:
     court.round()
-    auditor, due = court.due()[0]
+    court.challenge(A)
+    auditor, due = court.due(disputes=True)[0]
     court.decide(court.tx(PEOPLE[0], "job/stop", Stop(court.key)))
     while not court.state.jobs.running() and court.ledger.propose(court.state.height + 1, 0) is not None:
         court.decide()  # the block that certifies the last root

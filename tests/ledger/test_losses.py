@@ -39,7 +39,7 @@ from protocol import codec
 from protocol.identity import sign
 from protocol.limits import AUDIT_WINDOW_MAX, UPGRADE_NOTICE_HEIGHTS, VOTERS_MAX
 from protocol.messages import LossCommitment, Proposal
-from tests.ledger.court import MATCH, MISMATCH, A, B, Court
+from tests.ledger.court import MATCH, MISMATCH, A, B, C, Court
 from tests.ledger.world import AUDITS, LOSS, NEW, PEOPLE
 from tests.sim.keys import FastSigner
 
@@ -244,13 +244,13 @@ def test_losses_are_opened_once_after_the_window_by_their_trainer_and_as_they_we
     def problem(author: FastSigner, said: LossOpening) -> str:
         return court.problem(court.tx(author, OPENS, said)) or ""
 
-    mine = court.opening(0, A)
+    mine = court.opening(1, A)
     for _ in range(AUDITS.window - 1):
         assert "may still come" in problem(PEOPLE[0], mine), "or an auditor could copy them"
         court.round()
     assert "may still come" in problem(PEOPLE[0], mine)
     court.round()
-    assert "no loss of" in problem(PEOPLE[0], replace(mine, round=1)), "nobody reported on that"
+    assert "no loss of" in problem(PEOPLE[0], replace(mine, round=2)), "nobody reported on that"
     assert "no loss of" in problem(PEOPLE[1], mine), "another's"
     assert "not what" in problem(PEOPLE[1], replace(mine, trainer=B))
     assert "not what" in problem(PEOPLE[0], replace(mine, loss=FALSE))
@@ -262,7 +262,8 @@ def test_a_trainer_that_never_opens_loses_what_was_reported_on_and_is_not_suspen
     court = Bound(4, silent=[A])
     court.audited_round(4 * AUDITS.window)
     assert court.standing(A).rewards == 0 and court.standing(A).lost == 4 * AUDITS.window - 2 * AUDITS.window
-    assert not court.audits.suspended and court.standing(B).rewards == 3 * AUDITS.window
+    vested = 3 * AUDITS.window  # one less where the last of them was opened after the last closing
+    assert not court.audits.suspended and vested - 1 <= court.standing(B).rewards <= vested
     assert len(court.audits.unopened) <= 2 * AUDITS.window, "nothing piles up"
 
 
@@ -284,9 +285,9 @@ def test_the_oldest_sealed_losses_go_where_too_many_proposals_wait_and_nothing_i
     for _ in range(8):
         court.audited_round()
         assert sum(map(len, court.audits.unopened.values())) <= 6
-    assert list(court.audits.unopened) == [6, 7], "of round 6 two proposals"
+    assert list(court.audits.unopened) == [7, 8], "of round 7 two proposals"
     assert [court.standing(key).lost for key in court.job(court.key).voters] == [0] * 4
-    assert sum(court.standing(key).rewards for key in court.job(court.key).voters) == 16, "rounds 0 to 3"
+    assert sum(court.standing(key).rewards for key in court.job(court.key).voters) == 16, "rounds 1 to 4"
 
 
 def test_a_state_with_as_much_as_the_rules_let_wait_can_be_read_again() -> None:
@@ -309,7 +310,7 @@ def test_a_trainer_has_as_long_to_open_as_its_round_had_re_executors_also_if_the
     while len(court.job(court.key).auditors) > 4:
         court.audited_round()
     court.round()
-    known = court.audits.unopened[0][A]
+    known = court.audits.unopened[1][A]
     assert known.since is not None and known.reexecutors == 7
 
     def closed_after(ms: int) -> bool:
@@ -334,7 +335,7 @@ def test_one_docket_a_job_tells_all_openings_that_are_due(monkeypatch: pytest.Mo
 
 
 def test_records_follow_keys_of_now() -> None:
-    court = Bound(4, lazy(B))
+    court = Bound(4, lazy(B), silent=[A, C])  # one alone contradicts it
     while not any(B in known.wrong or key == B for key, known in court.audits.compared.items()):
         court.audited_round()
     before = court.audits.compared[B]

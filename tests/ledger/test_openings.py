@@ -13,7 +13,7 @@ import pytest
 from consensus.voters import VoterSet
 from ledger.audits.losses import LossOpening
 from ledger.audits.state import OPENS, AuditFinding, Due, due_for
-from ledger.jobs import Stop
+from ledger.jobs import Phase, Stop
 from ledger.members import Leave
 from protocol import codec
 from protocol.identity import Signed
@@ -68,7 +68,7 @@ def due_openings(court: Court, key: bytes) -> list[tuple[int, bytes]]:
 
 
 def rotated_in_a_round() -> Court:
-    """A voter that rotates renews the open round, so both keys of Ben are trainers of round 0."""
+    """A voter that rotates renews the open round, so both keys of Ben are trainers of round 1."""
     court = everybody_audits()
     court.decide(court.rotation(BEN, NEW))
     assert {B, NEW.public} <= set(court.job(court.key).trainers)
@@ -78,8 +78,8 @@ def rotated_in_a_round() -> Court:
 def test_a_member_that_rotates_in_a_round_has_one_update_and_one_reward_in_it() -> None:
     court = rotated_in_a_round()
     court.round()
-    assert set(court.audits.rounds[0].drawn) == {A, C, D, NEW.public}
-    assert court.audits.unvested[NEW.public] == (0,)
+    assert set(court.audits.rounds[1].drawn) == {A, C, D, NEW.public}
+    assert court.audits.unvested[NEW.public] == (1,)
 
 
 @pytest.mark.parametrize("key", [B, NEW.public], ids=["former key", "present key"])
@@ -88,14 +88,14 @@ def test_losses_are_opened_by_the_member_of_the_key_that_they_name(key: bytes) -
     court.round(trainers=sorted({A, C, D, key}))
     report_all(court, but=[(A, key)])
     court.round(AUDITS.window)
-    assert "may still come" in (court.problem(opened(court, NEW, 0, key)) or "")
-    court.decide(report(court, ANN, 0, key))
-    assert "no loss of" in (court.problem(opened(court, NEW, 0, other)) or "")
-    assert "no loss of" in (court.problem(opened(court, ANN, 0, key)) or "")
-    assert due_openings(court, NEW.public) == [(0, key)]
-    court.decide(opened(court, NEW, 0, key))
+    assert "may still come" in (court.problem(opened(court, NEW, 1, key)) or "")
+    court.decide(report(court, ANN, 1, key))
+    assert "no loss of" in (court.problem(opened(court, NEW, 1, other)) or "")
+    assert "no loss of" in (court.problem(opened(court, ANN, 1, key)) or "")
+    assert due_openings(court, NEW.public) == [(1, key)]
+    court.decide(opened(court, NEW, 1, key))
     assert not any(court.standing(person).wrong for person in court.people)
-    assert "no loss of" in (court.problem(opened(court, NEW, 0, key)) or "")
+    assert "no loss of" in (court.problem(opened(court, NEW, 1, key)) or "")
 
 
 # Rotations between report and opening --------------------------------------------------------------------------------------
@@ -107,21 +107,21 @@ def test_a_trainer_that_rotates_after_the_reports_opens_with_its_new_key_also_in
     report_all(court)
     court.round(AUDITS.window)
     rotation = court.rotation(BEN, NEW)
-    assert court.problem(opened(court, NEW, 0, B)), "this key is nobody's yet"
-    assert "has another key" in (court.problem(rotation, opened(court, BEN, 0, B, 2)) or "")
-    court.decide(rotation, opened(court, NEW, 0, B))
-    assert B not in court.audits.unopened[0] and not any(court.standing(key).wrong for key in court.people)
+    assert court.problem(opened(court, NEW, 1, B)), "this key is nobody's yet"
+    assert "has another key" in (court.problem(rotation, opened(court, BEN, 1, B, 2)) or "")
+    court.decide(rotation, opened(court, NEW, 1, B))
+    assert B not in court.audits.unopened[1] and not any(court.standing(key).wrong for key in court.people)
 
 
 @pytest.mark.parametrize("loss", [None, 0])
 def test_an_auditor_that_rotates_is_compared_under_its_new_key(loss: int | None) -> None:
     court = everybody_audits()
     court.round()
-    court.decide(report(court, BEN, 0, A, loss))
-    court.decide(court.rotation(BEN, NEW), report(court, CID, 0, A))
+    court.decide(report(court, BEN, 1, A, loss))
+    court.decide(court.rotation(BEN, NEW), report(court, CID, 1, A))
     report_all(court)
     court.round(AUDITS.window)
-    court.decide(opened(court, ANN, 0, A))
+    court.decide(opened(court, ANN, 1, A))
     assert court.standing(NEW.public).wrong == (loss is not None)
     assert court.audits.compared[NEW.public].reports == 1 and B not in court.audits.compared
 
@@ -132,12 +132,12 @@ def test_an_auditor_that_rotates_before_its_report_keeps_the_losses_shut_until_i
     report_all(court, but=[(B, A)])
     court.round(AUDITS.window)
     rotation = court.rotation(BEN, NEW)
-    assert "may still come" in (court.problem(rotation, opened(court, ANN, 0, A)) or "")
+    assert "may still come" in (court.problem(rotation, opened(court, ANN, 1, A)) or "")
     court.decide(rotation)
-    assert "may still come" in (court.problem(opened(court, ANN, 0, A)) or "")
-    late = report(court, NEW, 0, A)
-    assert "may still come" in (court.problem(opened(court, ANN, 0, A), late) or "")
-    court.decide(late, opened(court, ANN, 0, A))
+    assert "may still come" in (court.problem(opened(court, ANN, 1, A)) or "")
+    late = report(court, NEW, 1, A)
+    assert "may still come" in (court.problem(opened(court, ANN, 1, A), late) or "")
+    court.decide(late, opened(court, ANN, 1, A))
     assert court.audits.compared[NEW.public].reports == 1 and not court.standing(NEW.public).wrong
 
 
@@ -146,7 +146,7 @@ def test_a_report_and_its_rotation_in_one_block_with_the_opening() -> None:
     court.round()
     report_all(court, but=[(B, A)])
     court.round(AUDITS.window)
-    court.decide(report(court, BEN, 0, A), court.rotation(BEN, NEW, 2), opened(court, ANN, 0, A))
+    court.decide(report(court, BEN, 1, A), court.rotation(BEN, NEW, 2), opened(court, ANN, 1, A))
     assert court.audits.compared[NEW.public].reports == 1 and not court.standing(NEW.public).wrong
 
 
@@ -158,11 +158,11 @@ def test_in_one_block_the_last_report_comes_before_the_opening_or_the_block_is_r
     court.round()
     report_all(court, but=[(B, A)])
     court.round(AUDITS.window)
-    late, opening = report(court, BEN, 0, A), opened(court, ANN, 0, A)
+    late, opening = report(court, BEN, 1, A), opened(court, ANN, 1, A)
     assert "may still come" in (court.problem(opening, late) or "")
     assert court.problem(late, opening) is None
     court.decide(late, opening)
-    assert "no report" in (court.problem(court.tx(BEN, "audit/report", AuditFinding(court.key, 0, A, MATCH, 0))) or "")
+    assert "no report" in (court.problem(court.tx(BEN, "audit/report", AuditFinding(court.key, 1, A, MATCH, 0))) or "")
 
 
 def test_the_window_of_a_round_ends_with_the_block_after_the_closing_that_ends_it() -> None:
@@ -170,7 +170,7 @@ def test_the_window_of_a_round_ends_with_the_block_after_the_closing_that_ends_i
     court.round()
     report_all(court)
     court.round(AUDITS.window - 1)
-    opening = opened(court, ANN, 0, A)
+    opening = opened(court, ANN, 1, A)
     assert "may still come" in (court.problem(opening, closings=(court.closing(court.key),)) or "")
     court.round()
     assert court.problem(opening, closings=(court.closing(court.key),)) is None
@@ -179,24 +179,35 @@ def test_the_window_of_a_round_ends_with_the_block_after_the_closing_that_ends_i
 # The end of a job -----------------------------------------------------------------------------------------------------------
 
 
-def test_after_a_stop_the_open_reports_come_first_and_then_the_losses_at_once() -> None:
-    court = everybody_audits()
+def test_after_the_last_round_the_open_reports_come_first_and_then_the_losses_at_once() -> None:
+    court = Court(spec=b"sampled:2", auditors=3, answer_ms=1_000)
     court.round()
     report_all(court, but=[(B, A)])
-    assert "may still come" in (court.problem(opened(court, CID, 0, C)) or "")
-    court.decide(stop(court))
-    assert (0, C) in due_openings(court, C) and not due_openings(court, A)
-    court.decide(opened(court, CID, 0, C))
-    late, opening = report(court, BEN, 0, A), opened(court, ANN, 0, A)
+    assert court.job(court.key).phase is Phase.SETTLING
+    assert (1, C) in due_openings(court, C) and not due_openings(court, A)
+    court.decide(opened(court, CID, 1, C))
+    late, opening = report(court, BEN, 1, A), opened(court, ANN, 1, A)
     assert "may still come" in (court.problem(opening) or "") and "may still come" in (court.problem(opening, late) or "")
     court.decide(late, opening)
     assert court.audits.compared[B].reports == 2 and not court.standing(B).wrong
 
 
+def test_after_a_stop_no_report_comes_any_more_and_losses_are_opened_at_once() -> None:
+    court = everybody_audits()
+    court.round()
+    report_all(court, but=[(B, A)])
+    late = report(court, BEN, 1, A)
+    assert "may still come" in (court.problem(opened(court, CID, 1, C)) or "")
+    court.decide(stop(court))
+    assert "no report" in (court.problem(late) or ""), "the round is undone"
+    assert due_openings(court, A) == [(1, A)] and due_openings(court, C) == [(1, C)]
+    court.decide(opened(court, CID, 1, C), opened(court, ANN, 1, A))
+    assert court.audits.compared[B].reports == 1 and court.audits.compared[D].reports == 2
+
+
 def test_losses_stay_shut_in_the_block_that_stops_the_job_since_its_closing_may_still_draw() -> None:
     """A re-executor that missed round 1 draws for it at the closing of round 2. The dispute keeps the proposal until then."""
     court = everybody_audits()
-    court.round()
     court.decide(closings=(court.closing_without(C),))
     court.say(BEN, due_of(court, B, 1, A), MISMATCH)
     court.say(DEE, due_of(court, D, 1, A))
@@ -204,16 +215,13 @@ def test_losses_stay_shut_in_the_block_that_stops_the_job_since_its_closing_may_
     opening = opened(court, ANN, 1, A, 2)
     assert "may still come" in (court.problem(stop(court), opening, closings=(closing,)) or "")
     court.decide(stop(court), closings=(closing,))
-    assert due_of(court, C, 1, A) and (1, A) not in due_openings(court, A)
-    court.decide(report(court, CID, 1, A))
-    assert (1, A) in due_openings(court, A)
+    assert (1, A) in due_openings(court, A), "the round is undone, and no report on it is awaited"
     court.decide(opened(court, ANN, 1, A))
-    assert not court.standing(C).wrong
+    assert not any(court.standing(key).wrong for key in (B, C, D))
 
 
 def test_the_last_closing_of_a_job_draws_before_any_losses_are_opened() -> None:
     court = Court(spec=b"sampled:3", auditors=3)
-    court.round()
     court.decide(closings=(court.closing_without(C),))
     court.say(DEE, due_of(court, D, 1, A))
     court.say(BEN, due_of(court, B, 1, A))
@@ -230,13 +238,13 @@ def test_the_last_closing_of_a_job_draws_before_any_losses_are_opened() -> None:
 def test_an_expelled_auditor_is_not_compared_and_does_not_report() -> None:
     court = everybody_audits()
     court.round()
-    court.decide(report(court, BEN, 0, A, 0))
+    court.decide(report(court, BEN, 1, A, 0))
     report_all(court, but=[(B, C)])
     court.decide(evidence=(court.double(BEN),))
     court.round(AUDITS.window)
-    assert "is expelled" in (court.problem(report(court, BEN, 0, C)) or "")
-    assert "may still come" in (court.problem(opened(court, CID, 0, C)) or ""), "its time has to run out first"
-    court.decide(opened(court, ANN, 0, A))
+    assert "is expelled" in (court.problem(report(court, BEN, 1, C)) or "")
+    assert "may still come" in (court.problem(opened(court, CID, 1, C)) or ""), "its time has to run out first"
+    court.decide(opened(court, ANN, 1, A))
     assert B not in court.audits.compared and not court.standing(B).wrong
 
 
@@ -245,7 +253,7 @@ def test_an_expelled_trainer_opens_nothing_and_its_auditors_are_not_compared() -
     court.round()
     report_all(court)
     court.round(AUDITS.window)
-    opening = opened(court, BEN, 0, B)
+    opening = opened(court, BEN, 1, B)
     assert "is expelled" in (court.problem(opening, evidence=(court.double(BEN),)) or ""), "evidence acts first"
     court.decide(evidence=(court.double(BEN),))
     assert "is expelled" in (court.problem(opening) or "")
@@ -259,8 +267,8 @@ def test_whoever_leaves_the_voters_still_reports_and_opens() -> None:
     court.decide(court.tx(DEE, "member/leave", Leave()))
     court.round(AUDITS.window)
     assert D not in court.state.members.voters
-    assert "may still come" in (court.problem(opened(court, ANN, 0, A)) or "")
-    court.decide(report(court, DEE, 0, A), opened(court, ANN, 0, A), opened(court, DEE, 0, D, 2))
+    assert "may still come" in (court.problem(opened(court, ANN, 1, A)) or "")
+    court.decide(report(court, DEE, 1, A), opened(court, ANN, 1, A), opened(court, DEE, 1, D, 2))
     assert court.audits.compared[D].reports == 1
 
 

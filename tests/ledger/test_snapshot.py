@@ -19,6 +19,8 @@ from ledger.snapshots.snapshot import (
     SNAPSHOTS_MAX,
     Queue,
     Shelf,
+    model_name,
+    models_of,
 )
 from protocol.errors import RemoteProtocolError
 from protocol.limits import PART_BYTES_MAX
@@ -158,9 +160,25 @@ def test_a_peer_whose_model_is_gone_offers_that_snapshot_no_more() -> None:
     shelf = chain.shelf()
     chain.models.models.clear()
     height = offered(shelf)
-    job = next(iter(chain.states[height].jobs.jobs))
-    assert shelf.answer(GetPart(height, Content.MODEL, job, 0), 0.0) == NoSnapshot(height)
+    name = model_name(*next(iter(models_of(chain.states[height]))))
+    assert shelf.answer(GetPart(height, Content.MODEL, name, 0), 0.0) == NoSnapshot(height)
     assert shelf.answer(module(height), 0.0) == NoSnapshot(height)
+
+
+def test_a_snapshot_serves_the_models_of_the_jobs_and_of_their_anchors_and_no_others() -> None:
+    chain = Chain()
+    running = chain.start(spec=b"unaudited:99")
+    chain.play(running)
+    chain.play(running)
+    chain.grow(40)
+    shelf, height = chain.shelf(), offered(chain.shelf())
+    assert set(models_of(chain.states[height])) == {(running, 0), (running, 2)}
+    for number in (0, 2):
+        part = shelf.answer(GetPart(height, Content.MODEL, model_name(running, number), 0), 0.0)
+        assert isinstance(part, Part) and part.data == chain.models.part(running, number, 0)
+    for name in (model_name(running, 1), running):
+        with pytest.raises(RemoteProtocolError, match="no such model"):
+            shelf.answer(GetPart(height, Content.MODEL, name, 0), 0.0)
 
 
 def test_whoever_was_restored_lately_itself_and_lacks_older_headers_leaves_the_asker_to_others(

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from ledger import jobs
 from ledger import state as state_module
 from ledger.audits import docket
+from ledger.audits.state import AuditFinding
 from ledger.blocks.ledger import Ledger
 from ledger.core.genesis import TRAINER
 from ledger.jobs import RUNNING_MAX, UNBUILT, Phase, Start, Stop, job_id
@@ -21,9 +22,9 @@ from protocol.errors import RemoteProtocolError, StorageError
 from protocol.identity import Signed, sign
 from protocol.limits import TRANSACTION_BYTES_MAX
 from protocol.messages import Proposal, Transaction
-from protocol.reasons import Verdict
+from protocol.reasons import Finding, Verdict
 from rounds.ballots import Closing
-from tests.ledger.world import AUDITS, LANGUAGE, PEOPLE, SAMPLED, SAMPLED_SCRATCH, SCRATCH, UNAUDITED, PlainJobs, World
+from tests.ledger.world import LANGUAGE, PEOPLE, SAMPLED, SAMPLED_SCRATCH, SCRATCH, UNAUDITED, PlainJobs, World
 from tests.sim.keys import FastSigner
 from training.spec import JobSpec
 
@@ -278,16 +279,27 @@ def test_nobodys_cheap_jobs_make_others_results_go(world: World, monkeypatch: py
     assert set(world.state.jobs.jobs) == {result, *scratch[-2:], *others[-2:]}
 
 
+def stopped_while_disputed(world: World, author: FastSigner, spec: bytes) -> bytes:
+    """A job that its author stops while an update of round 1 is disputed."""
+    key = world.start(author, spec)
+    for _ in range(2):
+        world.decide(closings=(world.closing(key),))
+    accused = world.job(key).trainers[0]
+    challenger = next(person for person in PEOPLE if person.public in world.job(key).auditors and person.public != accused)
+    world.decide(world.tx(challenger, "audit/challenge", AuditFinding(key, 1, accused, Finding.MISMATCH, 7)))
+    world.decide(world.tx(author, "job/stop", Stop(key)))
+    assert world.job(key).phase is Phase.FINISHED and world.state.audits.jobs[key].disputes
+    return key
+
+
 def test_whoever_begins_many_audited_jobs_ends_the_audits_of_its_own_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else it would end audits and suspensions of others, or let nobody begin a job any more."""
     monkeypatch.setattr(jobs, "TRAINED_KEPT_MAX", 0)
     monkeypatch.setattr(docket, "WINDING_UP_MAX", 2)
-    world = World(audits=replace(AUDITS, auditors=3))  # everybody is drawn for all
+    world = World()
 
     def ended(author: FastSigner) -> bytes:
-        key = world.start(author, SAMPLED + b":1")
-        world.decide(closings=(world.closing(key),))
-        return key
+        return stopped_while_disputed(world, author, SAMPLED + b":9")
 
     honest, *many = ended(PEOPLE[0]), *(ended(PEOPLE[1]) for _ in range(4))
     assert set(world.state.audits.jobs) == {honest, many[-1]} <= set(world.state.jobs.jobs)
@@ -297,16 +309,14 @@ def test_whoever_begins_many_audited_jobs_ends_the_audits_of_its_own_first(monke
 def test_cheap_jobs_end_no_audits_of_dear_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a liar would end a job, and then with some scratch jobs the audits in which its last lies are found."""
     monkeypatch.setattr(docket, "WINDING_UP_MAX", 2)
-    world = World(audits=replace(AUDITS, auditors=3))  # everybody is drawn for all
+    world = World()
 
-    def ended(author: FastSigner, spec: bytes) -> bytes:
-        key = world.start(author, spec)
-        world.decide(closings=(world.closing(key),))
-        return key
+    def ended(spec: bytes) -> bytes:
+        return stopped_while_disputed(world, PEOPLE[0], spec + b":9")
 
-    dear, *cheap = ended(PEOPLE[0], SAMPLED + b":1"), *(ended(PEOPLE[0], SAMPLED_SCRATCH + b":1") for _ in range(4))
+    dear, *cheap = ended(SAMPLED), *(ended(SAMPLED_SCRATCH) for _ in range(4))
     assert set(world.state.audits.jobs) == {dear, cheap[-1]}
-    more = [ended(PEOPLE[0], SAMPLED + b":1") for _ in range(2)]
+    more = [ended(SAMPLED) for _ in range(2)]
     assert set(world.state.audits.jobs) == set(more), "of dear ones the oldest"
 
 

@@ -49,8 +49,8 @@ def secret_of(trainer: bytes, number: int) -> bytes:
 class PlainJobs:
     """Specifications are `kind` or `kind:rounds`."""
 
-    def __init__(self, audits: AuditTerms = AUDITS) -> None:
-        self.audits = audits
+    def __init__(self, audits: AuditTerms = AUDITS, anchor_rounds: int = 8) -> None:
+        self.audits, self.anchor_rounds = audits, anchor_rounds
 
     def terms(self, spec: bytes) -> JobTerms:
         kind, _, rounds = spec.partition(b":")
@@ -65,6 +65,7 @@ class PlainJobs:
             needs_worker=kind not in (SCRATCH, SAMPLED_SCRATCH),
             proposal_seconds=1.0,
             audits=self.audits if kind in (SAMPLED, SAMPLED_SCRATCH) else None,
+            anchor_rounds=self.anchor_rounds,
         )
 
     def misfit(self, base: bytes, spec: bytes) -> str | None:
@@ -88,9 +89,10 @@ class World:
         modules: tuple[Module[Any], ...] = (),
         audits_version: int = 2,
         jobs_version: int = 3,
+        anchor_rounds: int = 8,
     ) -> None:
         founders = {p.public: Founder("founder", (TRAINER,) if i < trainers else ()) for i, p in enumerate(PEOPLE[:voters])}
-        known = *core_modules(PlainJobs(audits)), *modules
+        known = *core_modules(PlainJobs(audits, anchor_rounds)), *modules
         last = {AuditsModule.name: audits_version, JobsModule.name: jobs_version}
         runs = [module for module in known if module.version <= last.get(module.name, module.version)]
         self.genesis = Genesis("world", 1_000, bytes(16), founders, newest(runs))
@@ -220,7 +222,9 @@ class World:
 
     def vote(self, key: bytes, verdicts: Mapping[bytes, Verdict], voters: tuple[bytes, ...] | None = None) -> None:
         """Everybody proposes, and re-executors and all of `voters` (default: all) say the same: it is in the ledger's book."""
-        self.vouch(key, dict.fromkeys(self.ledger.books[key].terms.auditors if verdicts else (), verdicts))
+        terms = self.ledger.books[key].terms
+        vouched = {trainer: verdict for trainer, verdict in verdicts.items() if trainer in terms.vouched}
+        self.vouch(key, dict.fromkeys(terms.auditors if vouched else (), vouched))
         self.cast(key, verdicts, voters)
 
     def vouch(self, key: bytes, verdicts: Mapping[bytes, Mapping[bytes, Verdict]]) -> None:

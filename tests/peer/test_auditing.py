@@ -879,12 +879,12 @@ def kept_losses(folder: Path, key: bytes, number: int) -> LossOpening:
 
 async def test_losses_of_a_round_that_opens_while_files_are_deleted_stay(tmp_path: Path) -> None:
     court = Court()
-    kept_losses(tmp_path, court.key, 0)
-    court.round(AUDITS.window + 2)  # nobody reported: no loss of round 0 is to be opened any more
+    kept_losses(tmp_path, court.key, 1)
+    court.round(AUDITS.window + 2)  # nobody reported: no loss of round 1 is to be opened any more
     auditing = auditing_of(court, tmp_path)
 
     def kept_together() -> set[tuple[bytes, int]]:
-        return {(court.key[:JOB_BYTES], 0)}
+        return {(court.key[:JOB_BYTES], 1)}
 
     def delete_rounds(unasked: list[tuple[bytes, int]]) -> None:
         court.round()
@@ -899,11 +899,11 @@ async def test_losses_of_a_round_that_opens_while_files_are_deleted_stay(tmp_pat
 
 async def test_losses_that_are_still_to_be_opened_stay(tmp_path: Path) -> None:
     court = Court()
-    for number in range(AUDITS.window + 2):
+    for number in range(1, AUDITS.window + 3):
         kept_losses(tmp_path, court.key, number)
         court.round()
         court.report()
-    former = LossOpening(court.key, 0, PEOPLE[5].public, bytes(32), LOSS)
+    former = LossOpening(court.key, 1, PEOPLE[5].public, bytes(32), LOSS)
     losses.keep(tmp_path, former)
     losses.keep(tmp_path, replace(former, round=99))
     await auditing_of(court, tmp_path)._forget()
@@ -914,7 +914,7 @@ async def test_an_opening_that_is_refused_is_tried_again_while_it_is_due(
     tmp_path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:
     court, said, failures = Court(), list[object](), 3
-    opening = kept_losses(tmp_path, court.key, 0)
+    opening = kept_losses(tmp_path, court.key, 1)
     court.round()
     court.report()
     court.round(AUDITS.window)
@@ -932,7 +932,7 @@ async def test_an_opening_that_is_refused_is_tried_again_while_it_is_due(
     assert said == [opening] * (failures + 1) and not list(tmp_path.iterdir())
     assert trio.current_time() >= (1 + 2 + 4) * RETRY_SECONDS, "each pause is twice the last"
 
-    kept_losses(tmp_path, court.key, 0)
+    kept_losses(tmp_path, court.key, 1)
     failures = 100
     async with trio.open_nursery() as nursery:
         nursery.start_soon(auditing._open_loss, due)

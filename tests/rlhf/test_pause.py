@@ -81,14 +81,14 @@ def starting_stages(plan: Plan, author: bytes) -> Iterator[Any]:
 
 
 def as_if_not_held(self: JobsModule, *said: Any) -> Any:
-    return CLOSE_ROUND(self, *said[:5])
+    return GO_ON(self, *said[:5], False, *said[6:])
 
 
-ASKED, CLOSE_ROUND = plans.asked, JobsModule.close_round
+ASKED, GO_ON = plans.asked, JobsModule._go_on
 PLANTED = {
     "rounds go on": (plans, "asked", without_holding),
     "stages begin": (plans, "asked", starting_stages),
-    "jobs ignore it": (JobsModule, "close_round", as_if_not_held),
+    "jobs ignore it": (JobsModule, "_go_on", as_if_not_held),
 }
 
 
@@ -211,5 +211,5 @@ def test_audits_of_a_paused_job_go_on_as_those_of_one_that_runs() -> None:
         jobs = {court.key: replace(court.job(court.key), phase=phase)}
         court.ledger.state = court.state.with_modules(jobs=replace(court.state.jobs, jobs=jobs))
         court.say(*court.due()[0])
-        kept.append({trainer: len(drawn.pending) for trainer, drawn in court.audits.rounds[0].drawn.items()})
+        kept.append({trainer: len(drawn.pending) for trainer, drawn in court.audits.rounds[1].drawn.items()})
     assert kept[0] == kept[1] and 0 in kept[0].values()

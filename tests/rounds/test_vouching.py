@@ -592,8 +592,8 @@ def test_a_proposal_that_nobody_can_judge_any_more_is_not_named() -> None:
 
 def test_a_proposal_that_nobody_can_judge_is_named_if_there_is_no_other() -> None:
     """Otherwise no ballot would be cast, and the round would never be closed."""
-    of = terms(4, 2, trainers=1)
-    mine = book(3, replace(of, trainers=frozenset(KEYS[:5])))
+    five = frozenset(KEYS[:5])
+    mine = book(3, replace(terms(4, 2, trainers=1), trainers=five, vouched=five))
     hear_proposal(mine, 4)
     mine.judge(KEYS[4], ACCEPT, OPENED)
     hear_vouch(mine, 0, vouch({4: ACCEPT}))

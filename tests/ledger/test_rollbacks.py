@@ -1,0 +1,733 @@
+"""Rollbacks: what a conviction, a stop and the last round do to the rounds of a job that audits may still undo."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from ledger.anchors import ANCHORS_MAX, UNDONE_KEPT, Anchor, Undone, UndoReason, needed, newest_before
+from ledger.audits.docket import AuditsModule
+from ledger.audits.state import Result
+from ledger.core.genesis import Genesis
+from ledger.core.module import Change, Context, Module, Said, View
+from ledger.jobs import Held, Job, LastRound, Phase, Stop
+from ledger.state import Body
+from protocol.codec import Digest
+from protocol.identity import Signed
+from protocol.reasons import Finding, Verdict
+from tests.ledger.court import LONG, MATCH, MISMATCH, WITHHELD, A, B, C, Court, D, withheld
+from tests.ledger.test_losses import Bound, lazy
+from tests.ledger.world import BY_KEY, PEOPLE, SAMPLED, SAMPLED_SCRATCH, World
+from tests.sim.keys import FastSigner
+from tests.training.replicated.support import JOB, SMALL, round_of
+from training.replicated.model import ReplicatedModel
+from training.replicated.state import State
+from training.spec import AuditMode, Memory
+
+ANN, BEN, CID, DEE = PEOPLE[:4]
+NEW = FastSigner("rotated")
+BY_KEY[NEW.public] = NEW
+EVERY = 4  # rounds from one anchor to the next
+
+
+def court_of(spec: bytes = LONG, **terms: Any) -> Court:
+    """Everybody is drawn for all updates of the others, and has long to report. Every fourth model is an anchor."""
+    return Court(4, spec, **{"anchor_rounds": EVERY, "auditors": 3, "window": 20, **terms})
+
+
+def accuse(court: Court, person: FastSigner, number: int, trainer: bytes, finding: Finding = MISMATCH) -> None:
+    """An auditor of this update reports that it is false."""
+    court.say(person, next(due for by, due in court.due(trainer) if by is person and due.round == number), finding)
+
+
+def verdict(court: Court, person: FastSigner, number: int, trainer: bytes, finding: Finding = MISMATCH) -> Signed:
+    due = next(due for by, due in court.due(trainer, disputes=True) if by is person and due.round == number)
+    return court.said(person, due, finding)
+
+
+def convict(court: Court, number: int, trainer: bytes, finding: Finding = MISMATCH) -> None:
+    """Two of three judges are enough."""
+    first, second = [person for person in PEOPLE[:4] if person.public in court.audits.rounds[number].reexecutors][-2:]
+    assert trainer not in (first.public, second.public)
+    accuse(court, first, number, trainer, finding)
+    court.decide(verdict(court, second, number, trainer, finding))
+
+
+def place(job: Job) -> tuple[int, int]:
+    return job.round, job.taken
+
+
+def anchored(court: Court) -> list[tuple[int, int]]:
+    """By anchor, its round and the rounds taken before it."""
+    return [(anchor.round, anchor.taken) for anchor in court.job(court.key).anchors]
+
+
+@dataclass(frozen=True, slots=True)
+class Dial:
+    """`dial/turn`, and the state of its module: what the next blocks say of a job."""
+
+    job: Digest = bytes(32)
+    is_held: bool = False
+    is_last: bool = False
+
+
+class DialModule(Module[Dial]):
+    """Holds a job, or ends it with the round that is closed next, as modules of applications do."""
+
+    name = "dial"
+    contents: ClassVar[Mapping[str, type]] = {"dial/turn": Dial}
+    state_type = Dial
+
+    def genesis(self, genesis: Genesis) -> Dial:
+        return Dial()
+
+    def apply(self, state: Dial, said: Said, view: View, context: Context) -> Change:
+        return Change(said.content)
+
+    def settle(self, state: Dial, view: View, context: Context) -> Change:
+        return Change(state, (Held(state.job),) * state.is_held + (LastRound(state.job),) * state.is_last)
+
+
+def turn(court: Court, **said: bool) -> Signed:
+    return court.tx(ANN, "dial/turn", Dial(court.key, **said))
+
+
+# Convictions of rounds in the model ---------------------------------------------------------------------------------------
+
+
+def test_a_conviction_takes_the_job_back_to_the_newest_anchor_at_or_before_the_false_round() -> None:
+    court, roots = court_of(), dict[int, bytes]()
+    for _ in range(9):
+        roots[court.job(court.key).round] = court.job(court.key).model_root
+        court.round()
+    assert place(court.job(court.key)) == (10, 10) and anchored(court) == [(0, 0), (4, 4), (8, 8)]
+    convict(court, 6, A)
+    job = court.job(court.key)
+    assert place(job) == (11, 4) and job.phase is Phase.RUNNING
+    assert job.undone == (Undone(4, 10, court.state.height, UndoReason.FALSE, A),)
+    assert anchored(court) == [(0, 0), (4, 4)] and job.anchors[1].root == roots[4]
+    assert job.model_root not in roots.values(), "the number of the round is in the root"
+    assert set(court.ledger.books) == {court.key} and court.ledger.books[court.key].terms.round == 11
+
+
+@pytest.mark.parametrize(("false", "anchor"), [(3, 0), (4, 4), (7, 4), (8, 8)])
+def test_an_anchor_is_before_the_round_that_begins_with_it(false: int, anchor: int) -> None:
+    court = court_of()
+    court.round(9)
+    convict(court, false, A)
+    assert place(court.job(court.key)) == (11, anchor)
+
+
+def test_the_round_after_a_rollback_is_reexecuted_before_the_ballot_and_the_next_one_is_not() -> None:
+    """Ballots of the undone round, which have revealed nonces, may be known, so everybody could foresee the draws."""
+    court = court_of()
+    court.round(5)
+    convict(court, 5, A)
+    job = court.job(court.key)
+    assert job.audited and job.terms(court.key).vouched == set(job.trainers) == {B, C, D}
+    court.round()
+    assert job.round not in court.audits.rounds and not court.job(court.key).audited
+    court.round()
+    assert court.audits.rounds[job.round + 1].nonces == 3, "the convicted one draws nothing"
+
+
+def test_later_anchors_are_counted_in_rounds_of_the_models_own_line() -> None:
+    court = court_of()
+    court.round(8)
+    convict(court, 6, A)
+    assert place(court.job(court.key)) == (10, 4)
+    court.round(4)
+    assert place(court.job(court.key)) == (14, 8) and anchored(court) == [(0, 0), (4, 4), (14, 8)]
+    convict(court, 12, B)
+    assert place(court.job(court.key)) == (15, 4), "round 12 came after the anchor of round 4"
+    assert [(undone.first, undone.last) for undone in court.job(court.key).undone] == [(4, 9), (4, 14)]
+
+
+def test_awaited_reports_on_undone_rounds_end_and_those_on_earlier_ones_stay() -> None:
+    court = court_of()
+    court.round(9)
+    late = court.said(*next(item for item in court.due(B) if item[1].round == 7))
+    convict(court, 6, A)
+    assert list(court.audits.rounds) == [1, 2, 3] and not any(of.undone for of in court.audits.rounds.values())
+    assert {due.round for _, due in court.due()} == {1, 2, 3}
+    assert "is awaited" in (court.problem(late) or "")
+
+
+def test_a_conviction_in_the_block_that_closes_the_open_round_undoes_that_round_and_uses_the_next_number() -> None:
+    court = court_of()
+    court.round(9)
+    accuse(court, DEE, 6, A)
+    last, closing = verdict(court, CID, 6, A), court.closing(court.key)
+    state, body = court.state, Body((closing,), (), (last,))
+    transition = court.rules.transition(state, state.height + 1, state.time_ms + 1, state.root, body)
+    assert [closed.round for closed in transition.closed] == [10] and not transition.steps
+    assert (transition.back[court.key].anchor.round, transition.back[court.key].round) == (4, 11)
+    court.decide(last, closings=(closing,))
+    job = court.job(court.key)
+    assert place(job) == (11, 4) and (job.undone[-1].first, job.undone[-1].last) == (4, 10)
+    assert list(court.audits.rounds) == [1, 2, 3] and job.accepted[A] == 10
+    assert A not in job.trainers and job.audited and anchored(court) == [(0, 0), (4, 4)]
+
+
+def test_a_block_that_closes_the_round_before_an_anchor_and_undoes_it_makes_no_anchor() -> None:
+    court = court_of()
+    court.round(6)
+    accuse(court, DEE, 6, A)
+    court.decide(verdict(court, CID, 6, A), closings=(court.closing(court.key),))
+    assert place(court.job(court.key)) == (8, 4) and anchored(court) == [(0, 0), (4, 4)]
+
+
+@pytest.mark.parametrize("earlier_first", [False, True])
+def test_two_convictions_in_one_block_go_to_the_earlier_anchor(earlier_first: bool) -> None:
+    court = court_of()
+    court.round(9)
+    accuse(court, DEE, 6, A)
+    accuse(court, ANN, 2, B)
+    said = [verdict(court, CID, 6, A), verdict(court, DEE, 2, B)]
+    court.decide(*(reversed(said) if earlier_first else said))
+    job = court.job(court.key)
+    assert place(job) == (11, 0) and job.undone == (Undone(0, 10, court.state.height, UndoReason.FALSE, B),)
+    assert court.suspended(A) and court.suspended(B) and job.trainers == (C, D) and not court.audits.rounds
+
+
+def test_a_conviction_of_an_undone_round_convicts_and_does_not_roll_back_again() -> None:
+    court = court_of()
+    court.round(9)
+    accuse(court, DEE, 6, A)
+    accuse(court, ANN, 7, B)
+    court.decide(verdict(court, CID, 6, A))
+    assert court.audits.rounds[7].undone and court.audits.reached == 1
+    (dispute,) = court.audits.disputes
+    assert dispute.place == (7, B)
+    court.round()
+    before = court.job(court.key)
+    court.decide(verdict(court, DEE, 7, B))
+    assert court.suspended(B) and not court.audits.disputes and 7 not in court.audits.rounds
+    assert replace(court.job(court.key), convicted=before.convicted) == before
+    court.round()
+    assert court.job(court.key).convicted == (A, B) and len(court.job(court.key).undone) == 1
+
+
+def test_a_dispute_about_an_undone_round_puts_nothing_in_doubt() -> None:
+    court = court_of()
+    court.round(9)
+    accuse(court, DEE, 2, A)
+    accuse(court, ANN, 7, B)
+    court.decide(verdict(court, CID, 2, A))
+    assert court.audits.disputes and court.audits.reached is None
+    court.round()
+    court.decide(court.tx(BEN, "job/stop", Stop(court.key)), court.tx(CID, "job/stop", Stop(court.key)))
+    court.decide(court.tx(DEE, "job/stop", Stop(court.key)))
+    job = court.job(court.key)
+    assert job.phase is Phase.FINISHED and place(job) == (12, 1) and len(job.undone) == 1
+
+
+def test_nobody_draws_late_for_an_undone_round() -> None:
+    """A re-executor whose ballots were left out draws for the rounds that it missed, but not for those."""
+    court = court_of()
+    court.round(5)
+    court.decide(closings=(court.closing_without(D),))
+    accuse(court, CID, 6, A)
+    accuse(court, CID, 6, B)
+    court.decide(verdict(court, DEE, 6, A))
+    assert court.audits.rounds[6].undone and D not in court.audits.rounds[6].drawn[B].pending
+    court.round(2)
+    assert court.audits.disputes and not court.audits.rounds[6].drawn[B].pending
+
+
+def test_so_many_rollbacks_are_remembered() -> None:
+    """The state is bounded; older ones are in the blocks."""
+    court = court_of(suspension_rounds=0)
+    for number in range(UNDONE_KEPT + 2):
+        trainer = PEOPLE[number % 2].public
+        court.round(2)
+        while trainer in court.job(court.key).vouched or trainer not in court.job(court.key).trainers:
+            jobs = {court.key: replace(court.job(court.key), convicted=(), vouched=())}
+            court.ledger.state = court.state.with_modules(jobs=replace(court.state.jobs, jobs=jobs))
+            court.follow()
+            court.round()
+        convict(court, court.job(court.key).round - 1, trainer)
+    undone = court.job(court.key).undone
+    assert len(undone) == UNDONE_KEPT and undone[-1].height == court.state.height
+    again = court.rules.decode_state(court.rules.encode_state(court.state))
+    assert again.jobs == court.state.jobs
+
+
+# Suspended trainers -------------------------------------------------------------------------------------------------------
+
+
+def test_other_disputes_and_reports_about_a_suspended_trainer_go_on_and_a_second_conviction_does_not_suspend_again() -> None:
+    """Each may be about another lie that is in the model."""
+    court = court_of()
+    court.round(9)
+    accuse(court, DEE, 6, A)
+    accuse(court, DEE, 2, A)
+    court.decide(verdict(court, CID, 6, A))
+    until, lost = court.audits.suspended[A], court.standing(A).lost
+    assert [dispute.place for dispute in court.audits.disputes] == [(2, A)]
+    assert {due.round for _, due in court.due(A)} == {1, 2, 3}
+    court.round(2)
+    court.decide(verdict(court, BEN, 2, A))
+    assert place(court.job(court.key)) == (14, 0) and court.audits.suspended[A] == until
+    assert court.standing(A).suspensions == 1 and court.standing(A).lost == lost == 9
+    assert [undone.first for undone in court.job(court.key).undone] == [4, 0]
+    assert [court.standing(key).upheld for key in (B, C, D)] == [0, 0, 2]
+
+
+def test_updates_of_a_trainer_that_was_convicted_are_reexecuted_before_the_ballot_for_the_rest_of_the_job() -> None:
+    court = court_of(suspension_rounds=2)
+    court.round(5)
+    convict(court, 5, A)
+    court.round(2)
+    assert not court.audits.suspended
+    for _ in range(3):
+        job = court.job(court.key)
+        terms = job.terms(court.key)
+        assert job.convicted == job.vouched == (A,) and not job.audited
+        assert terms.vouched == {A} and terms.auditors == {A, B, C, D}
+        court.round()
+        assert court.audits.rounds[job.round].drawn.keys() == {B, C, D} and job.round in court.audits.unvested[A]
+    court.cast(court.key, dict.fromkeys((A, B, C, D), Verdict.ACCEPT))
+    assert court.ledger.books[court.key].closing() is None, "without vouches its update is not settled"
+
+
+def test_a_trainer_on_probation_stays_on_it_with_a_new_key_and_not_in_another_job() -> None:
+    court = court_of(suspension_rounds=2)
+    court.round(5)
+    convict(court, 5, A)
+    court.decide(court.rotation(ANN, NEW))
+    court.people[NEW.public] = court.people.pop(A)
+    court.round(2)
+    job = court.job(court.key)
+    assert job.convicted == job.vouched == (NEW.public,) and NEW.public in job.trainers and not job.audited
+    court.round()
+    assert court.audits.rounds[job.round].drawn.keys() == {B, C, D}
+    court.decide(court.tx(NEW, "job/stop", Stop(court.key)))
+    court.key = court.start(BEN, LONG)
+    assert NEW.public in court.job(court.key).trainers and not court.job(court.key).convicted
+
+
+def test_a_probationer_that_rotates_in_the_round_is_vouched_for_under_both_keys() -> None:
+    """The rotation renews the open round: one of four voters is missing."""
+    court = court_of(suspension_rounds=2)
+    court.round(5)
+    convict(court, 5, A)
+    court.round(2)
+    court.decide(court.rotation(ANN, NEW))
+    court.people[NEW.public] = court.people.pop(A)
+    job = court.job(court.key)
+    assert {A, NEW.public} <= set(job.trainers) and job.terms(court.key).vouched == {A, NEW.public}
+
+
+@pytest.mark.parametrize(("finding", "reason"), [(MISMATCH, UndoReason.FALSE), (WITHHELD, UndoReason.WITHHELD)])
+def test_a_false_update_rolls_back_and_a_withheld_one_too(finding: Finding, reason: UndoReason) -> None:
+    court = court_of()
+    court.round(5)
+    convict(court, 5, A, finding)
+    assert place(court.job(court.key)) == (7, 4) and court.job(court.key).undone[0].reason is reason
+
+
+def test_a_shunned_trainer_rolls_nothing_back_and_is_on_probation_all_the_same() -> None:
+    """Most judges found its updates sound."""
+    court = court_of(suspension_rounds=100)
+    for auditor in (BEN, CID):
+        for _ in range(3):
+            withheld(court, auditor, A)
+    assert court.suspended(A) and court.log[-1][0] is Result.SHUNNED
+    job = court.job(court.key)
+    court.round()
+    assert not court.job(court.key).undone and place(court.job(court.key)) == (job.round + 1, job.taken + 1)
+    assert court.job(court.key).convicted == (A,)
+
+
+def test_a_lazy_auditor_rolls_nothing_back() -> None:
+    court = Bound(4, lazy(A))
+    while not court.suspended(A):
+        court.audited_round()
+    assert court.audits.causes[A].result is Result.LAZY
+    assert not court.job(court.key).undone and court.job(court.key).taken == court.job(court.key).round
+
+
+def test_a_refuted_or_dropped_dispute_rolls_nothing_back() -> None:
+    court = court_of(window=4)
+    court.round(3)
+    accuse(court, DEE, 3, A)
+    court.judge(MATCH, 2)
+    accuse(court, DEE, 3, B)
+    court.round(6)
+    assert {Result.REFUTED, Result.DROPPED} <= {result for result, _, _ in court.log}
+    assert not court.job(court.key).undone and place(court.job(court.key)) == (10, 10)
+
+
+def test_honest_trainers_are_paid_for_undone_rounds_and_the_liar_is_not() -> None:
+    court = court_of(window=5, suspension_rounds=100)
+    court.round(8)
+    convict(court, 6, A)
+    assert 7 in court.audits.unvested[B], "its window is not over"
+    court.round(12)
+    accepted = court.job(court.key).accepted
+    for key in (B, C):  # the others have accused nobody, or nobody has reported on them
+        waiting = len(court.audits.unvested[key])
+        assert court.standing(key).rewards + waiting == accepted[key] == 20 and not court.standing(key).lost
+    assert court.standing(A).rewards + court.standing(A).lost == accepted[A] == 8 and court.standing(A).lost >= 5
+
+
+# Paused jobs --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_paused_job_rolls_back_and_stays_paused() -> None:
+    court = court_of(modules=(DialModule(),))
+    court.round(8)
+    court.decide(turn(court, is_held=True), closings=(court.closing(court.key),))
+    assert court.job(court.key).phase is Phase.PAUSED and place(court.job(court.key)) == (10, 10)
+    convict(court, 6, A)
+    job = court.job(court.key)
+    assert job.phase is Phase.PAUSED and place(job) == (11, 4), "the undone model has the number 10"
+    court.decide(turn(court))
+    job = court.job(court.key)
+    assert job.phase is Phase.RUNNING and place(job) == (11, 4) and A not in job.trainers
+    court.round()
+    assert place(court.job(court.key)) == (12, 5)
+
+
+def test_a_job_that_a_block_holds_and_rolls_back_goes_on_with_a_round_that_is_reexecuted() -> None:
+    """Ballots of the undone open round have revealed nonces, however long the job was paused since."""
+    court = court_of(modules=(DialModule(),))
+    court.round(9)
+    accuse(court, DEE, 6, A)
+    court.decide(verdict(court, CID, 6, A), turn(court, is_held=True))
+    assert court.job(court.key).phase is Phase.PAUSED and place(court.job(court.key)) == (11, 4)
+    court.decide()
+    court.decide(turn(court))
+    assert court.job(court.key).phase is Phase.RUNNING and court.job(court.key).audited
+
+
+# All rounds are taken -----------------------------------------------------------------------------------------------------
+
+SIX = SAMPLED + b":6"
+TIMED = {"answer_ms": 20}  # a window of two times as many blocks
+
+
+def test_a_job_settles_while_audits_may_undo_rounds_and_is_final_then() -> None:
+    court = court_of(SIX, **TIMED)
+    court.round(5)
+    job = court.job(court.key)
+    assert job.phase is Phase.SETTLING and place(job) == (6, 6) and not court.ledger.books and job.anchors
+    assert court.problem(court.said(*court.due()[0])) is None, "reports are heard"
+    while court.job(court.key).phase is Phase.SETTLING:
+        assert court.audits.reached is not None
+        court.decide()
+    ended = court.job(court.key)
+    assert 40 <= court.state.height - job.opened <= 42, "time alone ends the windows"
+    assert ended.phase is Phase.FINISHED and ended.model_root == job.model_root and not ended.anchors and not ended.undone
+    assert ended.opened == court.state.height and Result.LAPSED in {result for result, _, _ in court.log}
+
+
+def test_a_settling_job_is_over_as_soon_as_all_is_said() -> None:
+    court = court_of(SIX, answer_ms=1_000)
+    court.round(5)
+    court.report()
+    assert court.job(court.key).phase is Phase.FINISHED and court.audits.unopened, "losses are opened after it"
+    assert not court.job(court.key).undone and court.job(court.key).taken == 6
+
+
+def test_no_other_job_takes_the_place_of_one_that_settles() -> None:
+    court = court_of(SIX, answer_ms=1_000)
+    court.round(5)
+    waiting = court.start(BEN, LONG)
+    assert waiting not in court.state.jobs.jobs and [other.job for other in court.state.jobs.line] == [waiting]
+    court.report()
+    assert court.state.jobs.jobs[waiting].phase is Phase.RUNNING
+
+
+def test_a_conviction_reopens_a_settling_job() -> None:
+    court = court_of(SIX, **TIMED)
+    court.round(5)
+    convict(court, 5, A)
+    job = court.job(court.key)
+    assert job.phase is Phase.RUNNING and place(job) == (7, 4) and job.audited and A not in job.trainers
+    assert (job.undone[0].first, job.undone[0].reason) == (4, UndoReason.FALSE)
+    court.round()
+    assert court.job(court.key).phase is Phase.RUNNING
+    court.round()
+    job = court.job(court.key)
+    assert job.phase is Phase.SETTLING and place(job) == (9, 6)
+    while court.job(court.key).phase is Phase.SETTLING:
+        court.decide()
+    assert place(court.job(court.key)) == (9, 6) and court.job(court.key).rounds == 6
+
+
+def test_a_conviction_in_the_block_that_takes_the_last_round_opens_another() -> None:
+    court = court_of(SIX, **TIMED)
+    court.round(4)
+    accuse(court, DEE, 3, A)
+    court.decide(verdict(court, CID, 3, A), closings=(court.closing(court.key),))
+    assert court.job(court.key).phase is Phase.RUNNING and place(court.job(court.key)) == (6, 0)
+
+
+def test_a_job_of_which_nothing_is_in_doubt_is_over_with_its_last_round() -> None:
+    court = court_of(SAMPLED + b":3", closing=2)
+    court.round(2)
+    assert court.job(court.key).phase is Phase.FINISHED and place(court.job(court.key)) == (3, 3)
+
+
+# Jobs that end while something is in doubt --------------------------------------------------------------------------------
+
+
+def settled_until(court: Court, number: int) -> None:
+    """Rounds until the first one in doubt has this number."""
+    while court.audits.reached is None or court.audits.reached < number:
+        court.round()
+
+
+def test_a_job_that_is_stopped_ends_with_its_newest_final_model() -> None:
+    court = court_of(window=4)
+    settled_until(court, 6)
+    before = court.job(court.key)
+    assert place(before) == (10, 10) and anchored(court) == [(4, 4), (8, 8)]
+    accuse(court, DEE, 9, A)
+    court.decide(court.tx(ANN, "job/stop", Stop(court.key)))
+    job = court.job(court.key)
+    assert job.phase is Phase.FINISHED and place(job) == (4, 4) and job.model_root == before.anchors[0].root
+    assert job.undone == (Undone(4, 10, court.state.height, UndoReason.STOPPED),) and job.rounds == 200 and not job.anchors
+    assert not court.due() and list(court.audits.rounds) == [9] and court.audits.rounds[9].undone
+    court.judge(MISMATCH, 1)
+    assert court.standing(A).suspensions == 1 and court.job(court.key) == job, "a dispute about it convicts all the same"
+
+
+def test_a_job_that_is_stopped_without_doubt_keeps_its_model() -> None:
+    court = court_of()
+    before = court.job(court.key)
+    assert place(before) == (1, 1) and court.audits.reached is None
+    court.decide(court.tx(ANN, "job/stop", Stop(court.key)))
+    job = court.job(court.key)
+    assert job.phase is Phase.FINISHED and place(job) == (1, 1) and job.model_root == before.model_root and not job.undone
+
+
+def test_a_conviction_in_the_block_that_stops_the_job_is_before_its_last_model() -> None:
+    court = court_of(window=4)
+    settled_until(court, 9)
+    assert anchored(court)[0] == (8, 8)
+    accuse(court, DEE, 10, A)
+    court.decide(court.tx(ANN, "job/stop", Stop(court.key)), verdict(court, CID, 10, A))
+    assert place(court.job(court.key)) == (8, 8) and court.job(court.key).phase is Phase.FINISHED
+
+
+def test_a_stop_does_not_save_the_update_that_the_same_block_finds_false() -> None:
+    """Nothing else is in doubt any more."""
+    court = court_of(SIX, answer_ms=1_000)
+    court.round(5)
+    root = court.job(court.key).anchors[1].root
+    accuse(court, DEE, 5, A)
+    court.report()
+    last = verdict(court, CID, 5, A)
+    court.decide(court.tx(ANN, "job/stop", Stop(court.key)), last)
+    job = court.job(court.key)
+    assert job.phase is Phase.FINISHED and place(job) == (4, 4) and job.model_root == root and court.suspended(A)
+
+
+def test_a_stop_in_the_block_that_closes_a_round_undoes_that_round_too() -> None:
+    court = court_of(window=4)
+    settled_until(court, 6)
+    root = court.job(court.key).anchors[0].root
+    court.decide(court.tx(ANN, "job/stop", Stop(court.key)), closings=(court.closing(court.key),))
+    job = court.job(court.key)
+    assert place(job) == (4, 4) and job.model_root == root and (job.undone[0].first, job.undone[0].last) == (4, 10)
+
+
+def test_a_settling_job_that_is_stopped_ends_with_its_newest_final_model() -> None:
+    court = court_of(SIX, **TIMED)
+    court.round(5)
+    court.decide(court.tx(ANN, "job/stop", Stop(court.key)))
+    job = court.job(court.key)
+    assert job.phase is Phase.FINISHED and place(job) == (0, 0) and job.undone[0].reason is UndoReason.STOPPED
+    assert job.rounds == 6, "it has not taken all that its specification asks for"
+
+
+def test_the_last_round_that_an_application_asks_for_leaves_no_rounds_over() -> None:
+    court = court_of(window=4, modules=(DialModule(),))
+    settled_until(court, 6)
+    court.decide(turn(court, is_last=True), closings=(court.closing(court.key),))
+    job = court.job(court.key)
+    assert job.phase is Phase.FINISHED and place(job) == (4, 4) and job.rounds == 4
+    assert job.undone[0].reason is UndoReason.STOPPED
+
+
+def test_a_job_that_nobody_trains_any_more_ends_with_its_newest_final_model() -> None:
+    court = court_of(SAMPLED_SCRATCH + b":99", window=4)
+    settled_until(court, 6)
+    root = court.job(court.key).anchors[0].root
+    court.decide(evidence=(court.double(ANN),))
+    job = court.job(court.key)
+    assert job.phase is Phase.FINISHED and place(job) == (4, 4) and job.model_root == root
+    assert job.undone == (Undone(4, 10, court.state.height, UndoReason.STOPPED),)
+
+
+def test_a_job_whose_only_trainer_is_convicted_ends_with_its_newest_final_model() -> None:
+    court = court_of(SAMPLED_SCRATCH + b":99", window=4)
+    settled_until(court, 6)
+    root = court.job(court.key).anchors[0].root
+    convict(court, 9, A)
+    job = court.job(court.key)
+    assert job.phase is Phase.FINISHED and place(job) == (4, 4) and job.model_root == root
+    assert [(undone.first, undone.reason) for undone in job.undone] == [(8, UndoReason.FALSE), (4, UndoReason.STOPPED)]
+
+
+# Anchors ------------------------------------------------------------------------------------------------------------------
+
+
+def test_anchors_before_the_newest_final_one_are_forgotten() -> None:
+    court, seen = court_of(window=4), set[int]()
+    for _ in range(30):
+        court.round()
+        first, job = court.audits.reached, court.job(court.key)
+        rounds = [anchor.round for anchor in job.anchors]
+        final = max(number for number in range(0, job.round + 1, EVERY) if number <= first)
+        assert rounds == list(range(final, job.round + 1, EVERY))
+        assert [anchor.root for anchor in job.anchors if anchor.round == job.round] in ([], [job.model_root])
+        seen.add(rounds[0])
+    assert seen == set(range(0, 28, EVERY))
+
+
+def test_the_first_model_is_an_anchor_and_where_nothing_is_in_doubt_the_newest_one_alone_is_kept() -> None:
+    court = court_of(is_new=True, rate=0.0, window=1, anchor_rounds=2)
+    assert anchored(court) == [(0, 0)] and court.job(court.key).anchors[0].root == court.job(court.key).model_root
+    world = World(anchor_rounds=2)
+    key = world.start(spec=b"language:9")
+    for number in range(1, 6):
+        world.decide(closings=(world.closing(key),))
+        world.decide()  # the block that makes an anchor knows its root at its end
+        assert [anchor.round for anchor in world.job(key).anchors] == [number - number % 2]
+
+
+def test_there_are_so_many_anchors_and_one_may_come_on_top() -> None:
+    court = court_of(window=200, anchor_rounds=1)
+    for _ in range(2 * ANCHORS_MAX):
+        court.round()
+        assert len(court.job(court.key).anchors) <= ANCHORS_MAX
+    rounds = [anchor.round for anchor in court.job(court.key).anchors]
+    assert rounds == sorted(set(rounds)) and rounds[0] == 1 == court.audits.reached and rounds[-1] == court.job(court.key).round
+    assert len(rounds) == ANCHORS_MAX
+    again = court.rules.decode_state(court.rules.encode_state(court.state))
+    assert again.jobs == court.state.jobs and again.root == court.state.root
+
+
+def test_of_too_many_anchors_those_in_between_go_and_no_rollback_becomes_much_longer() -> None:
+    kept: tuple[Anchor, ...] = ()
+    for number in range(0, 400, 8):
+        kept = needed((*kept, Anchor(number, number, bytes(32))), 3)
+        assert kept[0].round == 0 and kept[-1].round == number and len(kept) < ANCHORS_MAX
+    gaps = [later.taken - earlier.taken for earlier, later in pairwise(kept)]
+    assert max(gaps) <= 2 * 400 / ANCHORS_MAX
+    assert newest_before(kept, 399) == kept[-1] and newest_before(kept, kept[1].round - 1) == kept[0]
+
+
+def test_rounds_go_on_after_a_step_of_the_audits_has_failed_and_a_rollback_goes_to_the_oldest_anchor_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In that block nobody says what is in doubt."""
+
+    def broken(*given: object) -> Change:
+        raise ValueError("planted")
+
+    court = court_of()
+    court.round(9)
+    with monkeypatch.context() as patch:
+        patch.setattr(AuditsModule, "settle", broken)
+        court.decide()
+    assert anchored(court) == [(8, 8)] and court.audits.reached == 1
+    court.round()
+    assert place(court.job(court.key)) == (11, 11)
+    convict(court, 3, A)
+    assert place(court.job(court.key)) == (12, 8)
+
+
+# What goes back, and what stays -------------------------------------------------------------------------------------------
+
+RESTORED = {"taken", "model_root", "anchors"}
+OPENED = {  # of the round that opens after it
+    "phase",
+    "round",
+    "opened",
+    "audited",
+    "voters",
+    "auditors",
+    "trainers",
+    "awaited",
+    "successors",
+    "voting_keys",
+    "vouched",
+}
+NOTED = {"undone", "convicted"}
+KEPT = {
+    "spec",
+    "name",
+    "author",
+    "started",
+    "rounds",
+    "base",
+    "stops",
+    "patience",
+    "accepted",
+    "rejected",
+    "vouch_records",
+    "trainer_records",
+}
+
+
+def test_each_field_of_a_job_is_restored_by_a_rollback_or_kept() -> None:
+    """A new field belongs into one of the tables."""
+    names = [{part.name for part in fields(Job)}, RESTORED | OPENED | NOTED | KEPT]
+    assert names[0] == names[1] and len(names[0]) == sum(map(len, (RESTORED, OPENED, NOTED, KEPT)))
+    court = court_of()
+    court.round(4)
+    then = court.job(court.key)
+    court.decide(court.tx(BEN, "job/stop", Stop(court.key)))
+    court.round(2)
+    court.decide(closings=(court.closing(court.key, {A: Verdict.ACCEPT, B: Verdict.NORM, C: Verdict.ACCEPT}),))
+    court.round(2)
+    accuse(court, DEE, 6, A)
+    before = court.job(court.key)
+    court.decide(verdict(court, CID, 6, A))
+    after = court.job(court.key)
+    assert before.stops and before.rejected and before.accepted
+    for name in KEPT:
+        assert getattr(after, name) == getattr(before, name), name
+    assert (after.taken, after.anchors) == (4, before.anchors[:2]) and after.model_root != before.model_root
+    assert then.round == before.anchors[1].round + 1
+    assert after.undone != before.undone and after.round == before.round + 1
+    court.round()
+    assert court.job(court.key).convicted == (A,)
+
+
+STATE_RESTORED = {"taken", "norms", "powers", "steering"}
+STATE_KEPT = {"job", "spec"}  # never changes
+STATE_OPENED = {"round"}
+STATE_DROPPED = {"records"}  # what undone payloads left unsaid; of jobs with estimates they are the anchor's
+
+
+@pytest.mark.parametrize("memory", [Memory.RESIDUAL, Memory.ESTIMATES])
+def test_each_field_of_a_model_is_restored_by_a_rollback_or_kept(memory: Memory, tmp_path: Path) -> None:
+    """A new field belongs into one of the tables."""
+    tables = STATE_RESTORED, STATE_KEPT, STATE_OPENED, STATE_DROPPED
+    names = {part.name for part in fields(State)}
+    assert names == set().union(*tables) and len(names) == sum(map(len, tables))
+    first = ReplicatedModel.initial(JOB, replace(SMALL, audit=AuditMode.OFF, memory=memory))
+    second = first.apply(round_of(first, 3), {})
+    state = replace(second.state, norms=(1.0,), powers=(0.5, 0.25), steering=b"as it was")
+    anchor = ReplicatedModel.of(state, second.vectors, second.estimates)
+    later = anchor.apply(round_of(anchor, 3), {})
+    back = anchor.rolled_back_into(tmp_path / "5", 5)
+    back.verify()
+    for name in STATE_RESTORED | STATE_KEPT:
+        assert getattr(back.state, name) == getattr(anchor.state, name), name
+    assert back.state.round == 5 and back.root not in (anchor.root, later.root) and later.taken == back.taken + 1
+    assert anchor.state.records and back.state.records == (anchor.state.records if memory is Memory.ESTIMATES else {})
+    assert all((back.vectors[name] == vector).all() for name, vector in anchor.vectors.items())
+    assert {key: bytes(of) for key, of in back.estimates.items()} == {key: bytes(of) for key, of in anchor.estimates.items()}
+    assert ReplicatedModel.open(tmp_path / "5").root == back.root
