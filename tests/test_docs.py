@@ -35,7 +35,7 @@ from curation.module import project_id
 from curation.reputation import confusions, divided, weight
 from curation.tasks import Task, assignment_id, leaf_of, task_id
 from curation.whole import estimated
-from ledger import jobs, members
+from ledger import anchors, jobs, members
 from ledger.audits import draws, losses
 from ledger.audits import state as audits
 from ledger.audits.transitions import TRANSITIONS
@@ -120,6 +120,8 @@ RECORDS: tuple[type, ...] = (
     JobsState,
     jobs.Waiting,
     jobs.Job,
+    anchors.Anchor,
+    anchors.Undone,
     audits.AuditsState,
     audits.JobAudits,
     draws.Commitment,
@@ -182,7 +184,7 @@ RECORDS: tuple[type, ...] = (
     plans.Stage,
 )
 # Where two records have one name.
-NAMES: dict[type, str] = {tasks.Entry: "TaskEntry"}
+NAMES: dict[type, str] = {tasks.Entry: "TaskEntry", anchors.Anchor: "JobAnchor"}
 
 
 # Tables --------------------------------------------------------------------------------------------------------------

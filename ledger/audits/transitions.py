@@ -33,7 +33,8 @@ class Event(enum.StrEnum):
     INNOCENT = "enough say innocent; the trainer is not to be shunned"
     SHUNNED = "enough say innocent; the trainer is to be shunned"
     TIME = "its time is over"
-    VOID = "its trainer is suspended, or its round is undone"
+    UNDONE = "its round is undone"
+    VOID = "its trainer is suspended"
     LOSS_RIGHT = "the trainer opens the same loss"
     LOSS_WRONG = "the trainer opens another loss; no more voters than may lie contradict the auditor"
     LOSS_LAZY = "the trainer opens another loss; more voters contradict the auditor than may lie"
@@ -73,7 +74,7 @@ TRANSITIONS: Mapping[tuple[Stage, Event], Transition] = {
     (Stage.AWAITED, Event.PASSES): Transition(Stage.OVER, Result.PASSED, (Effect.COUNT_REPORT,)),
     (Stage.AWAITED, Event.FAILS): Transition(Stage.OVER, Result.CHALLENGED, (Effect.COUNT_REPORT, Effect.DISPUTE)),
     (Stage.AWAITED, Event.TIME): Transition(Stage.OVER, Result.LAPSED, (Effect.COUNT_LAPSE,)),
-    (Stage.AWAITED, Event.VOID): Transition(Stage.OVER),
+    (Stage.AWAITED, Event.UNDONE): Transition(Stage.OVER),
     (Stage.UNDISPUTED, Event.CHALLENGED): Transition(Stage.OPEN, Result.CHALLENGED, (Effect.USE_UP, Effect.DISPUTE)),
     (Stage.OPEN, Event.JUDGED): Transition(Stage.OPEN),
     (Stage.OPEN, Event.GUILTY): Transition(Stage.OVER, Result.SUSPENDED, (Effect.UPHOLD, Effect.SUSPEND, Effect.ROLL_BACK)),
