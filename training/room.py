@@ -43,7 +43,9 @@ class Room:
 def room_of(spec: JobSpec, trainers: int, trains: bool) -> Room:
     """At most, for a valid job with so many trainers, at a peer that trains it, or votes only."""
     layout = layout_of(spec)
-    models = (max(ROUNDS_KEPT, spec.rounds_audited + 1) + BESIDE) * spec.model_bytes
+    # Anchors of the rounds that audits may reach, as long as windows take no longer than their rounds.
+    anchors = spec.rounds_audited // spec.anchor_rounds + 1 if spec.rounds_audited else 0
+    models = (max(ROUNDS_KEPT, spec.rounds_audited + 1) + BESIDE + anchors) * spec.model_bytes
     first, last = (trainers * payload_bytes_max(layout, Mode.of(spec, number)) for number in (0, spec.rounds))
     payloads = last, max(0, first - last), spec.opening_rounds
     if not trains:

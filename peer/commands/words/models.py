@@ -71,7 +71,9 @@ async def evaluate(asked: Asked[PeerApi]) -> None:
             if "/" in options.model or folder.is_dir():
                 raise UserError(f"{folder} is no folder with a config.json, as `peer model` writes it")
             folder = Path(scratch) / "model"
-            await asked.api.model(str(folder), options.model, MODEL_FORMATS[0])
+            view = await asked.api.model(str(folder), options.model, MODEL_FORMATS[0])
+            if view.newer and not options.json:
+                asked.show(told_final(view.round, view.newer, f"{options.model}@newest"))
         printed = await run("training.engines.pytorch.measuring", str(folder), str(text), str(options.tokens))
     if options.json:
         asked.show(Verbatim(printed.rstrip("\n")))

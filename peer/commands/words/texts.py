@@ -69,8 +69,9 @@ def job_of(options: argparse.Namespace) -> str:
     return options.job + NEWEST * options.newest
 
 
-def told_final(round: int, newer: int) -> str:
-    undo = f"audits may still undo the newer one at round {newer}, which --newest takes"
+def told_final(round: int, newer: int, way: str = "--newest") -> str:
+    """`way`: how a person gets the newer one."""
+    undo = f"audits may still undo the newer one at round {newer}, which {way} takes"
     return f"the model at round {round} is the newest final one: {undo}"
 
 
