@@ -39,7 +39,7 @@ from protocol import codec
 from protocol.digests import Hasher, digest_of, hashed
 from protocol.errors import FolkmootError, StorageError, UserError
 from protocol.identity import Ed25519Verifier, peer_id
-from protocol.messages import Commit, Decision
+from protocol.messages import Commit, Decision, Proposal
 from storage.regular_files import open_regular, read_regular
 from training import starts
 from training.data.corpus import read_manifest
@@ -215,6 +215,9 @@ class _Replay:
             self._proposals += len(closed.proposals)
             for vouchers in closed.outcome.vouchers.values():
                 self._vouched[closed.job.hex()].add(vouchers)
+            if closed.job in transition.back:  # its step is undone, and its payloads belong to the export all the same
+                for signed in closed.proposals:
+                    self._payload(codec.decode_message(signed.body, (Proposal,)).payload)
         for closed in transition.steps:
             roots[closed.job] = self._host.step(closed, self._payload)
         for job, back in transition.back.items():

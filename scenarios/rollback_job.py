@@ -1,0 +1,125 @@
+"""`python -m scenarios.rollback_job`: a conviction takes a false update out of the model, at every peer.
+
+Four daemons, of which one is a light voter and one lies. Once nobody is hurt; then each honest peer in turn is killed
+(`kill -9`) when it first sees the rollback, and started again. A newcomer joins before the conviction and one after it. All must
+go on from the same model to the end, and the export must pass `peer audit`, which computes every model anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from contextlib import closing
+from dataclasses import asdict
+from functools import partial
+
+import trio
+
+from ledger.anchors import UndoReason
+from ledger.jobs import Job
+from ledger.state import State
+from peer.demo.cast import DemoPeer
+from peer.demo.disk import Disk
+from peer.export.replaying import audit
+from protocol.errors import UserError
+from scenarios import network
+from scenarios.audits import JOB, concluded, require_honest_clean, until, view_of
+from scenarios.join import join
+from scenarios.network import Network
+from scenarios.trials import COUNT, Trial, arguments, report, table_of
+
+ROLLBACK_SECONDS_MAX = 120.0
+POLL_SECONDS = 0.02
+
+
+async def attempt(options: argparse.Namespace, victim: str | None, peers: Network, trial: Trial) -> None:
+    fields = {**JOB, "seed": str(options.seed), "audit_window": str(options.window), "closing_rounds": "4"}
+    job, watched = await peers.train(fields, options.rounds), peers.demo.watched
+    await until(watched, job, lambda view: view.round >= 1)
+    joins = [await join(peers, 0, keeps=False)] if victim is None else []
+    killed = next((peer for peer in peers.honest if peer.name == victim), watched)
+    await undone(killed, job)
+    if victim is not None:
+        peers.kill(killed)
+        await peers.restart(killed)
+    else:
+        joins.append(await join(peers, 1, keeps=False))
+    for number, newcomer in enumerate(joins):
+        trial.require(newcomer.succeeded, f"newcomer {number} did not come to the others' state")
+    for peer in peers.honest:
+        await until(peer, job, lambda view: view.state == "finished")
+    folder = peers.demo.folder / "export"
+    await watched.client.export(str(folder))
+    await concluded(peers, job)
+    await compare(peers, bytes.fromhex(job), trial)
+    try:
+        found = await trio.to_thread.run_sync(audit, folder)
+        trial.figures["rounds audited"] = found.rounds
+    except UserError as error:
+        trial.problems.append(f"peer audit: {error}")
+
+
+async def undone(peer: DemoPeer, job: str) -> None:
+    with trio.fail_after(ROLLBACK_SECONDS_MAX):
+        while not (await view_of(peer, job)).undone:  # noqa: ASYNC110 - it is another process
+            await trio.sleep(POLL_SECONDS)
+
+
+async def compare(peers: Network, key: bytes, trial: Trial) -> None:
+    """What the disks of all honest peers say of the job and of its audits."""
+    states: list[State] = []
+    for peer in peers.honest:
+        with closing(Disk(peer.directory)) as disk:
+            states.append(disk.state)
+    jobs: list[Job] = [state.jobs.jobs[key] for state in states]
+    trial.require(all(job == jobs[0] for job in jobs), "honest peers hold different jobs")
+    job = jobs[0]
+    false = [undone for undone in job.undone if undone.reason in (UndoReason.FALSE, UndoReason.WITHHELD)]
+    (liar,) = [peer for peer in peers.peers if peer.lies]
+    trial.require(bool(false), "nothing was undone")
+    trial.require(all(undone.trainer == liar.identity.public for undone in false), "somebody honest was convicted")
+    trial.require(job.taken == job.rounds, f"{job.taken} of {job.rounds} rounds are in the model")
+    trial.figures |= {"rollbacks": len(false), "rounds undone": sum(undone.last - undone.first + 1 for undone in false)}
+    trial.figures |= {"rounds closed": job.round, "in the model": job.taken}
+    require_honest_clean(peers, states[0].audits, trial)
+    expelled = [peer.name for peer in peers.honest if states[0].members.is_expelled(peer.identity.public)]
+    trial.require(not expelled, f"{', '.join(expelled)} was expelled")
+
+
+async def run(options: argparse.Namespace) -> int:
+    trials, failures, started = list[Trial](), list[str](), trio.current_time()
+    victims: list[str | None] = [None]
+    number = 0
+    while number < len(victims):
+        victim, number = victims[number], number + 1
+        trials.append(trial := Trial("nobody is killed" if victim is None else f"{victim} is killed"))
+        folder = options.keep / str(number) if options.keep else None
+        made = network.running(options.peers, 1, seed=options.seed, attack="false-update", folder=folder)
+        async with made as peers:
+            if victim is None:
+                victims += [peer.name for peer in peers.honest]
+            try:
+                await attempt(options, victim, peers, trial)
+            except trio.TooSlowError:
+                trial.problems.append("the network got stuck")
+            with trio.CancelScope(shield=True):
+                await trio.to_thread.run_sync(peers.stop)
+            failures += [f"{trial.what}: {failure}" for failure in peers.failures()]
+        print(f"{number}. {trial.what}: {'; '.join(trial.problems) or 'held'}", file=sys.stderr, flush=True)
+    failures += [f"{trial.what}: {problem}" for trial in trials for problem in trial.problems]
+    seconds = trio.current_time() - started
+    title = f"a conviction undoes, {options.peers} peers, {options.rounds} rounds, seed {options.seed}, {seconds:.0f} s in all"
+    return report(
+        options, title, *table_of(trials), failures, {"trials": [asdict(trial) for trial in trials], "seconds": seconds}
+    )
+
+
+def main() -> int:
+    parser = arguments("rollback_job", __doc__)
+    parser.add_argument("--rounds", type=COUNT, default=24, metavar="N", help="of each job")
+    parser.add_argument("--window", type=COUNT, default=6, metavar="N", help="rounds in which an audit can be reported")
+    return network.main(partial(run, parser.parse_args()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
