@@ -1,7 +1,7 @@
 # `make demo` on a fresh machine sets everything up first. For another interpreter: rm -r .venv; make setup PYTHON=python3.12
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long test-browser pictures lint mutants fuzz model bench bench-consensus bench-transport clean
+.PHONY: help setup demo demo-sampled test test-long test-browser pictures lint mutants fuzz model bench bench-consensus bench-transport clean
 
 PYTHON ?=
 BIN := .venv/bin
@@ -9,6 +9,7 @@ STAMP := .venv/.setup-complete
 help:
 	@echo "make setup   install everything, pinned, into .venv"
 	@echo "make demo    four peers on this machine train a transformer together; one of them lies"
+	@echo "make demo-sampled  the same with sampled audits: the liar is convicted, and its updates are taken out of the model"
 	@echo "make test    the test suite without its longest tests"
 	@echo "make test-long  the longest tests, which make test leaves out: liars of every kind, whole demos"
 	@echo "make test-browser  the pages in a real browser; fails where there is none"
@@ -48,6 +49,9 @@ $(STAMP): pyproject.toml constraints.txt
 
 demo: setup
 	$(BIN)/peer demo
+
+demo-sampled: setup
+	$(BIN)/peer demo --audit sampled --attack false-update --seed 1
 
 test: setup
 	@echo "the tests take about 7 minutes on two idle cores, and up to 25 on a busy machine; lint, types and simulations have their own commands"

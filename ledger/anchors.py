@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -71,8 +71,8 @@ WHY = {
 }
 
 
-def told_undone(undone: Undone) -> str:
-    """For people."""
+def told_undone(undone: Undone, name: Callable[[bytes], str] = short_id) -> str:
+    """For people. `name`: of the trainer with this key."""
     first, last = nth_round(undone.first), nth_round(undone.last)
     which = f"round {first} is" if first == last else f"rounds {first} to {last} are"
-    return f"{which} undone: {WHY[undone.reason].format(short_id(undone.trainer or b''))}"
+    return f"{which} undone: {WHY[undone.reason].format(name(undone.trainer or b''))}"

@@ -46,6 +46,7 @@ class Display:
         self._printed = 0
         self._expelled: set[str] = set()
         self._suspended: dict[str, int] = {}
+        self._undone = 0
         self._last: tuple[JobView, tuple[RoundView, ...]] | None = None
 
     def __enter__(self) -> Display:
@@ -99,6 +100,9 @@ class Display:
             if self._suspended.get(key) != until:
                 self.say(f"{self._names[key]} is suspended until round {nth_round(until)}: {self._why_suspended}")
         self._suspended = dict(job.suspended)
+        for told in job.undone[self._undone :]:
+            self.say(f"{told}; the model goes on from before them")
+        self._undone = len(job.undone)
 
     def update(self, job: JobView, rounds: tuple[RoundView, ...]) -> None:
         self._last = job, rounds

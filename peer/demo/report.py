@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from statistics import mean
 
 from consensus.quorum import faults_tolerated, quorum
+from ledger.anchors import told_undone
 from peer.demo.cast import Demo, sent
 from peer.demo.disk import Disk, opened, roots_equal
 from peer.demo.failures import Outcome, find_failures, loss_failures, value_failures
 from peer.demo.tuned import Rlhf
 from peer.roles.base import REPLAYS
-from protocol.identity import peer_id
+from protocol.identity import peer_id, short_id
 from protocol.reasons import shown
 
 
@@ -55,6 +56,7 @@ class Report:
     audit: str
     suspensions: dict[str, int]  # of those that had any, as the next
     false_challenges: dict[str, int]
+    undone: list[str]  # which rounds' steps convictions took out of the model, and why
     rlhf: Rlhf | None  # with --rlhf, of a job that ended
     seconds_total: float
     seconds_to_first_decision: float | None
@@ -109,6 +111,7 @@ def make_report(
             audit=watched.spec(job).audit.value,
             suspensions=outcome.suspensions,
             false_challenges={name: standing.refuted for name, standing in outcome.standings.items() if standing.refuted},
+            undone=[told_undone(of, lambda key: names.get(peer_id(key), short_id(key))) for of in watched.job(job).undone],
             rlhf=rlhf,
             seconds_total=round(seconds, 2),
             seconds_to_first_decision=_first_decision(demo),

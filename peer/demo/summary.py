@@ -69,6 +69,8 @@ def _judged(report: Report, why_suspended: str) -> Iterator[Row]:
         yield name, Text(f"expelled at height {height}: the chain holds two messages of it that exclude each other", "red")
     for name, count in report.suspensions.items():
         yield name, Text(f"suspended {_times(count)}: {why_suspended}", "red")
+    for told in report.undone:
+        yield "model", Text(told, "red")
     for name, count in report.false_challenges.items():
         yield name, Text(f"challenged honest work {_times(count)}", "red")
 
