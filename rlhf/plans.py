@@ -331,4 +331,4 @@ def bounded(plans: dict[bytes, Plan]) -> dict[bytes, Plan]:
 
 
 def _is_done(job: Job) -> bool:
-    return job.phase is JobPhase.FINISHED and job.round == job.rounds
+    return job.phase is JobPhase.FINISHED and job.taken == job.rounds

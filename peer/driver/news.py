@@ -67,5 +67,5 @@ def _of_job(key: bytes, before: Job | None, after: Job) -> Iterator[News]:
     if before is not None and (before.phase, after.phase) == (Phase.PAUSED, Phase.RUNNING):
         yield News("job", f"job {after.name} goes on with round {nth_round(after.round)}", key)
     if after.phase is Phase.FINISHED and (before is None or before.phase is not Phase.FINISHED):
-        ended = "ended early, after" if after.round < after.rounds else "is finished after"
-        yield News("job", f"job {after.name} {ended} {after.round} rounds", key)
+        ended = "ended early, after" if after.taken < after.rounds else "is finished after"
+        yield News("job", f"job {after.name} {ended} {after.taken} rounds", key)

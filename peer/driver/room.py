@@ -71,13 +71,13 @@ class DiskRoom:
         spec = JobSpec.decode(job.spec)
         if not spec.kind.needs_worker:
             return None
-        trains, left = self.me in job.trainers, job.rounds - job.round
+        trains, left = self.me in job.trainers, job.rounds - job.taken
         room = room_of(spec, len(job.trainers), trains)
         here = _size(self.host.directory(key, 0).parent) + _size(self.folder / "buffers")
         beside, free = max(0, room.models + room.own - here) + SPARE_BYTES, self.free(self.folder)
         stays = partial(room.payloads, bytes_max=self.payload_bytes)
         kept = stays(job.round)
-        whole = beside + stays(job.rounds) - kept
+        whole = beside + stays(job.round + left) - kept
         if free >= whole:
             return None
         for_now = free < beside + stays(job.round + min(left, ROUNDS_AHEAD)) - kept
