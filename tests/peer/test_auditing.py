@@ -28,7 +28,7 @@ from peer import features
 from peer.driver import auditing
 from peer.driver.auditing import RETRY_SECONDS, Auditing
 from peer.roles import losses
-from peer.roles.base import Replayed, Round, audit_of
+from peer.roles.base import OpenRound, Replayed, Round, audit_of
 from peer.roles.liar import Liar
 from peer.roles.trainer import Trainer
 from peer.roles.voter import Voter, fetch_reveal
@@ -156,6 +156,13 @@ def links_that_take_their_time(links_that_answer_at_once: None, monkeypatch: pyt
     monkeypatch.setattr(host, "ANSWER_MS", ANSWER_MS)
 
 
+class LateLiar(Liar):
+    """It is honest in the first round, so that the others wait for it in the next one."""
+
+    async def propose(self, round: OpenRound) -> None:
+        await (super() if round.number else super(Liar, self)).propose(round)
+
+
 class Trainers(Network):
     """Four founders, all of them with a worker; the last one may lie."""
 
@@ -165,7 +172,7 @@ class Trainers(Network):
         worker, texts = self.workers.setdefault(seat.public, Sums()), seat.folder / "texts"
         seat.folder.mkdir(exist_ok=True)
         texts.mkdir(exist_ok=True)
-        return Liar(worker, texts, attack=attack) if attack else Trainer(worker, texts)  # type: ignore[arg-type]
+        return LateLiar(worker, texts, attack=attack) if attack else Trainer(worker, texts)  # type: ignore[arg-type]
 
     async def train(self, spec: JobSpec) -> bytes:
         keep = self.seats[0].blobs.add
@@ -306,7 +313,7 @@ async def test_a_lie_in_the_last_rounds_is_refused_before_the_vote_and_honest_wo
         await ended(made, job)
         found = made.seats[0].driver.state.jobs.jobs[job]
         assert {who for who, of in found.rejected.items() if "replay" in of} == {made.seats[3].public}
-        assert found.accepted == {seat.public: SPEC.rounds for seat in made.seats[:3]} and not found.undone
+        assert [found.accepted[seat.public] for seat in made.seats] == [*[SPEC.rounds] * 3, 1] and not found.undone
 
 
 @pytest.mark.usefixtures("links_that_take_their_time")
@@ -488,12 +495,13 @@ async def test_a_lie_in_the_last_round_is_found_after_the_jobs_end(tmp_path: Pat
 
 
 def backwards(worker: Sums) -> Callable[..., tuple[Any, Sequence[float]]]:
-    """Takes each update in the opposite direction."""
+    """Takes each update after the first round in the opposite direction."""
     honest = worker._update
 
     def update(*place: Any, **_: object) -> tuple[Any, Sequence[float]]:
         delta, said = honest(*place)
-        return -delta, said
+        _, _, number, *_ = place
+        return (-delta if number else delta), said
 
     return update
 
@@ -794,10 +802,10 @@ async def test_a_person_names_the_trainer_and_perhaps_the_round_of_what_is_chall
             return "is true"
 
         service = service_of(seat, challenge)
-        for name, number in ((peer_id(trainer)[:12], None), (peer_id(trainer), 0)):
+        for name, number in ((peer_id(trainer)[:12], None), (peer_id(trainer), 1)):
             assert await service.challenge(name, number) == "is true"
-        assert {due.trainer for due in asked} == {trainer} and asked[0].round > asked[1].round == 0
-        for who, number in ((trainer, 10_000), (seat.public, None), (seat.public, 0)):
+        assert {due.trainer for due in asked} == {trainer} and asked[0].round > asked[1].round == 1
+        for who, number in ((trainer, 10_000), (seat.public, None), (seat.public, 1), (trainer, 0)):
             with pytest.raises(UserError, match="can be challenged from here now"):
                 await service.challenge(peer_id(who), number)
         with pytest.raises(UserError, match="the disk is full"):
@@ -905,12 +913,13 @@ def kept_losses(folder: Path, key: bytes, number: int) -> LossOpening:
 
 async def test_losses_of_a_round_that_opens_while_files_are_deleted_stay(tmp_path: Path) -> None:
     court = Court()
-    kept_losses(tmp_path, court.key, 0)
-    court.round(AUDITS.window + 2)  # nobody reported: no loss of round 0 is to be opened any more
+    first = court.job(court.key).round
+    kept_losses(tmp_path, court.key, first)
+    court.round(AUDITS.window + 2)  # nobody reported: no loss of that round is to be opened any more
     auditing = auditing_of(court, tmp_path)
 
     def kept_together() -> set[tuple[bytes, int]]:
-        return {(court.key[:JOB_BYTES], 0)}
+        return {(court.key[:JOB_BYTES], first)}
 
     def delete_rounds(unasked: list[tuple[bytes, int]]) -> None:
         court.round()
@@ -925,11 +934,12 @@ async def test_losses_of_a_round_that_opens_while_files_are_deleted_stay(tmp_pat
 
 async def test_losses_that_are_still_to_be_opened_stay(tmp_path: Path) -> None:
     court = Court()
-    for number in range(AUDITS.window + 2):
+    first = court.job(court.key).round
+    for number in range(first, first + AUDITS.window + 2):
         kept_losses(tmp_path, court.key, number)
         court.round()
         court.report()
-    former = LossOpening(court.key, 0, PEOPLE[5].public, bytes(32), LOSS)
+    former = LossOpening(court.key, first, PEOPLE[5].public, bytes(32), LOSS)
     losses.keep(tmp_path, former)
     losses.keep(tmp_path, replace(former, round=99))
     await auditing_of(court, tmp_path)._forget()
@@ -940,7 +950,7 @@ async def test_an_opening_that_is_refused_is_tried_again_while_it_is_due(
     tmp_path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:
     court, said, failures = Court(), list[object](), 3
-    opening = kept_losses(tmp_path, court.key, 0)
+    opening = kept_losses(tmp_path, court.key, court.job(court.key).round)
     court.round()
     court.report()
     court.round(AUDITS.window)
@@ -958,7 +968,7 @@ async def test_an_opening_that_is_refused_is_tried_again_while_it_is_due(
     assert said == [opening] * (failures + 1) and not list(tmp_path.iterdir())
     assert trio.current_time() >= (1 + 2 + 4) * RETRY_SECONDS, "each pause is twice the last"
 
-    kept_losses(tmp_path, court.key, 0)
+    kept_losses(tmp_path, court.key, due.round)
     failures = 100
     async with trio.open_nursery() as nursery:
         nursery.start_soon(auditing._open_loss, due)
