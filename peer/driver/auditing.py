@@ -292,8 +292,8 @@ class Auditing:
         return Round(self._me, model.spec, model, directory, driver.blobs, driver.network.fetch)
 
     async def _opened(self, key: bytes, until: int, window: int) -> None:
-        """Returns when that round of the job has opened. After the job's end it returns once as much time has passed as a window
-        took, or half of the heights in which audits are still heard.
+        """Returns when that round of the job has opened, or all rounds are taken. After the job's end it returns once as much
+        time has passed as a window took, or half of the heights in which audits are still heard.
         """
         started = trio.current_time()
         await trio.sleep(WITHHELD_SECONDS_MIN)
@@ -307,7 +307,7 @@ class Auditing:
                     while self._driver.state.height < job.opened + AFTERMATH_HEIGHTS // 2:
                         await self._driver.applied.wait()
                 return
-            if job.round >= until:
+            if job.round >= until or job.phase is Phase.SETTLING:  # then windows end by time alone
                 return
             await applied.wait()
 

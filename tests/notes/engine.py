@@ -60,6 +60,7 @@ class Slate:
         inner: InnerState | None = None,
         on_state: OnState | None = None,
         declaration: Declaration | None = None,
+        taken: int | None = None,
     ) -> tuple[Float32Array, Metrics]:
         now, losses = parameters, list[float]()
         assert declaration is not None

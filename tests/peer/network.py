@@ -220,6 +220,11 @@ def has_finished(job: bytes) -> Callable[[Driver], bool]:
     return lambda driver: job in driver.state.jobs.jobs and driver.state.jobs.jobs[job].phase is Phase.FINISHED
 
 
+def has_trained(job: bytes) -> Callable[[Driver], bool]:
+    """All its rounds are taken; audits may go on."""
+    return lambda driver: job in driver.state.jobs.jobs and driver.state.jobs.jobs[job].is_trained
+
+
 def settled(job: bytes) -> Callable[[Driver], bool]:
     """The job and its audits are over, and that is certified."""
 

@@ -28,14 +28,14 @@ from peer import features
 from peer.driver import auditing
 from peer.driver.auditing import RETRY_SECONDS, Auditing
 from peer.roles import losses
-from peer.roles.base import Replayed, Round, audit_of
+from peer.roles.base import OpenRound, Replayed, Round, audit_of
 from peer.roles.liar import Liar
 from peer.roles.trainer import Trainer
 from peer.roles.voter import Voter, fetch_reveal
 from protocol import codec
 from protocol.errors import MissingBlobError, StorageError, UserError
 from protocol.identity import peer_id, short_id
-from protocol.limits import BLOB_PART_BYTES
+from protocol.limits import ANSWER_MS, BLOB_PART_BYTES
 from protocol.messages import GetBlob, NoBlob
 from protocol.reasons import Finding
 from rlhf.objective import PpoTerms
@@ -51,6 +51,7 @@ from tests.peer.network import (
     accepted,
     assert_same,
     has_finished,
+    has_trained,
     network,
     poll,
     service_of,
@@ -72,14 +73,19 @@ TEXT = b"Nobody is above the others. " * 40
 
 
 class Sums:
-    """A worker whose updates follow from round, trainer and step."""
+    """A worker whose updates follow from round, trainer and step. It always re-executes the first round, before the ballot."""
 
     def __init__(self) -> None:
         self.asked: list[Any] = []
         self.spec: JobSpec | None = None
-        self.failures = 0  # requests to come that it cannot do
+        self.failures = 0  # audits to come that it cannot do
         self.may_replay = trio.Event()
         self.may_replay.set()
+
+    @property
+    def audits(self) -> list[tasks.Audit]:
+        """Those after the first round."""
+        return [request for request in self.asked if isinstance(request, tasks.Audit) and request.round]
 
     async def ask(self, request: Any) -> Any:
         self.asked.append(request)
@@ -88,10 +94,11 @@ class Sums:
             return tasks.Opened(1, 1, 1)
         if isinstance(request, tasks.Propose):
             return await trio.to_thread.run_sync(proposals.propose, request, self._update)
-        if self.failures:
+        if self.failures and request.round:
             self.failures -= 1
             raise OSError("a file went meanwhile")
-        await self.may_replay.wait()
+        if request.round:
+            await self.may_replay.wait()
         return await trio.to_thread.run_sync(proposals.audit, request, self._update)
 
     def _update(
@@ -122,7 +129,7 @@ ENDLESS = 400  # rounds: who is suspended is told only while the job goes on, an
 SPEC = JobSpec(
     name="sums",
     model=MODEL,
-    rounds=2,
+    rounds=3,  # of the first one nothing is drawn: it is re-executed before the ballot
     local_steps=5,
     batch=1,
     micro_batch=1,
@@ -139,7 +146,21 @@ SPEC = JobSpec(
 
 @pytest.fixture(autouse=True)
 def links_that_answer_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows are as long as their rounds take."""
     monkeypatch.setattr(host, "ANSWER_MS", 0)
+
+
+@pytest.fixture
+def links_that_take_their_time(links_that_answer_at_once: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows are half a minute long at least: after the last round of a job they end by time alone."""
+    monkeypatch.setattr(host, "ANSWER_MS", ANSWER_MS)
+
+
+class LateLiar(Liar):
+    """It is honest in the first round, so that the others wait for it in the next one."""
+
+    async def propose(self, round: OpenRound) -> None:
+        await (super() if round.number else super(Liar, self)).propose(round)
 
 
 class Trainers(Network):
@@ -151,7 +172,7 @@ class Trainers(Network):
         worker, texts = self.workers.setdefault(seat.public, Sums()), seat.folder / "texts"
         seat.folder.mkdir(exist_ok=True)
         texts.mkdir(exist_ok=True)
-        return Liar(worker, texts, attack=attack) if attack else Trainer(worker, texts)  # type: ignore[arg-type]
+        return LateLiar(worker, texts, attack=attack) if attack else Trainer(worker, texts)  # type: ignore[arg-type]
 
     async def train(self, spec: JobSpec) -> bytes:
         keep = self.seats[0].blobs.add
@@ -188,6 +209,7 @@ def standing(made: Trainers, number: int) -> Standing:
     return made.seats[0].driver.state.audits.standings.get(made.seats[number].public, Standing())
 
 
+@pytest.mark.usefixtures("links_that_take_their_time")
 @pytest.mark.parametrize("steps", [1, 5])
 async def test_every_drawn_proposal_of_honest_trainers_is_replayed_and_passes(tmp_path: Path, steps: int) -> None:
     async with trainers(tmp_path) as made:
@@ -196,11 +218,13 @@ async def test_every_drawn_proposal_of_honest_trainers_is_replayed_and_passes(tm
         standings = [standing(made, number) for number in range(4)]
         assert sum(of.reports for of in standings) == len(results(made.seats[0])) > 4
         assert [(of.rewards, of.lost, of.suspensions, of.lapsed) for of in standings] == [(SPEC.rounds, 0, 0, 0)] * 4
+        assert {entry.round for entry in made.seats[0].driver.state.audits.log} == {1, 2}, "the first round was re-executed"
         received = made.seats[0].network.traffic()
         assert 0 < received.reveals_received <= received.blobs_received
         assert received.reveals_sent > 0
 
 
+@pytest.mark.usefixtures("links_that_take_their_time")
 @pytest.mark.large
 @pytest.mark.parametrize(
     "how",
@@ -272,7 +296,7 @@ async def test_an_audit_that_waits_for_the_worker_keeps_no_other_from_fetching(t
         worker.may_replay = trio.Event()
         await made.train(replace(SPEC, rounds=ENDLESS))
         await seat.until(lambda driver: max(Counter(key[2] for key in seat.auditing._fetched).values(), default=0) > 2)
-        assert sum(isinstance(request, tasks.Audit) for request in worker.asked) == 1, "one at a time, and it is not over"
+        assert len(worker.audits) == 1, "one at a time, and it is not over"
         worker.may_replay.set()
 
 
@@ -285,15 +309,17 @@ async def test_every_peer_says_at_the_start_what_link_sampled_audits_need(tmp_pa
 
 async def test_a_lie_in_the_last_rounds_is_refused_before_the_vote_and_honest_work_is_not(tmp_path: Path) -> None:
     async with trainers(tmp_path, "false-update") as made:
-        job = await made.train(replace(SPEC, rounds=2, closing_rounds=2))
+        job = await made.train(replace(SPEC, closing_rounds=2))
         await ended(made, job)
         found = made.seats[0].driver.state.jobs.jobs[job]
         assert {who for who, of in found.rejected.items() if "replay" in of} == {made.seats[3].public}
+        assert [found.accepted[seat.public] for seat in made.seats] == [*[SPEC.rounds] * 3, 1] and not found.undone
 
 
+@pytest.mark.usefixtures("links_that_take_their_time")
 async def test_a_scratch_job_is_audited_without_any_worker(tmp_path: Path) -> None:
     async with network(tmp_path, founders=4) as made:
-        spec = replace(SCRATCH, rounds=2, audit=AuditMode.SAMPLED, audit_window=40)
+        spec = replace(SCRATCH, rounds=3, audit=AuditMode.SAMPLED, audit_window=40)
         author = made.seats[1].author
         with patience():
             job = job_id(made.seats[1].public, await author.submit("job/start", Start(spec.encode())))
@@ -416,6 +442,7 @@ def refuse_reveals(monkeypatch: pytest.MonkeyPatch, seat: Seat, refused: Callabl
     monkeypatch.setattr(holder, "on_get_blob", answer_some)
 
 
+@pytest.mark.usefixtures("links_that_take_their_time")
 async def test_a_proposal_that_is_shown_to_one_auditor_alone_is_shown_to_the_judges_by_that_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -424,7 +451,7 @@ async def test_a_proposal_that_is_shown_to_one_auditor_alone_is_shown_to_the_jud
         monkeypatch.setattr(docket.draws, "draw", lambda tickets, *_: tuple({me} & tickets.keys()))
         refuse_reveals(monkeypatch, liar, lambda peer: peer != me)
         refuse_reveals(monkeypatch, seat, lambda peer: not finished.is_set())
-        job = await made.train(replace(SPEC, rounds=1))
+        job = await made.train(replace(SPEC, rounds=2))
         await seat.until(lambda driver: bool(driver.state.audits.jobs.get(job, JobAudits()).disputes))
         (dispute, *_) = seat.driver.state.audits.jobs[job].disputes
         await poll(lambda: (job, dispute.round) not in {key[:2] for key in seat.auditing._running})
@@ -457,26 +484,29 @@ async def test_after_a_restart_the_round_that_is_open_is_no_time_to_wait(tmp_pat
         assert set(begun) == {away.driver.state.jobs.jobs[job].round + 1}
 
 
+@pytest.mark.usefixtures("links_that_take_their_time")
 async def test_a_lie_in_the_last_round_is_found_after_the_jobs_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(docket.draws, "draw", lambda tickets, *_: (min(tickets),))
     async with trainers(tmp_path, "false-update") as made:
-        job = await made.train(replace(SPEC, rounds=1))
+        job = await made.train(replace(SPEC, rounds=2))
         await ended(made, job)
         assert standing(made, 3).suspensions == 1 and standing(made, 3).rewards == 0
         assert not any(standing(made, number).refuted for number in range(3))
 
 
 def backwards(worker: Sums) -> Callable[..., tuple[Any, Sequence[float]]]:
-    """Takes each update in the opposite direction."""
+    """Takes each update after the first round in the opposite direction."""
     honest = worker._update
 
     def update(*place: Any, **_: object) -> tuple[Any, Sequence[float]]:
         delta, said = honest(*place)
-        return -delta, said
+        _, _, number, *_ = place
+        return (-delta if number else delta), said
 
     return update
 
 
+@pytest.mark.usefixtures("links_that_take_their_time")
 async def test_of_two_liars_in_a_round_the_second_does_not_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with trainers(tmp_path) as made:
         me = made.seats[0].public
@@ -484,7 +514,7 @@ async def test_of_two_liars_in_a_round_the_second_does_not_pass(tmp_path: Path, 
         for number in (2, 3):
             liar = made.workers[made.seats[number].public]
             monkeypatch.setattr(liar, "_update", backwards(liar))
-        job = await made.train(replace(SPEC, rounds=1))
+        job = await made.train(replace(SPEC, rounds=2))
         await ended(made, job)
         assert [standing(made, number).suspensions for number in range(4)] == [0, 0, 1, 1]
 
@@ -550,6 +580,7 @@ async def test_a_drawn_auditor_does_not_challenge_what_others_might_tolerate(
         assert results(made.seats[0])[0] is said
 
 
+@pytest.mark.usefixtures("links_that_take_their_time")
 async def test_an_audit_whose_own_worker_fails_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(auditing, "RETRY_SECONDS", 0.05)
     async with trainers(tmp_path) as made:
@@ -576,12 +607,13 @@ async def test_what_an_audit_fetched_is_there_after_the_round_was_closed(tmp_pat
     assert blobs.size(hashlib.sha256(data).digest()) is None
 
 
+@pytest.mark.usefixtures("links_that_take_their_time")
 async def test_an_auditor_that_was_away_reports_when_it_is_back(tmp_path: Path) -> None:
     async with trainers(tmp_path) as made:
         away = made.seats[2]
         made.workers[away.public].failures = 10_000  # it reports nothing before
         job = await made.train(SPEC)
-        await made.seats[0].until(has_finished(job))
+        await made.seats[0].until(has_trained(job))
         await away.stop()
         before = standing(made, 2).reports
         made.workers[away.public].failures = 0
@@ -591,12 +623,13 @@ async def test_an_auditor_that_was_away_reports_when_it_is_back(tmp_path: Path) 
         assert set(results(made.seats[0])) == {Result.PASSED}
 
 
+@pytest.mark.usefixtures("links_that_take_their_time")
 async def test_buffers_are_served_while_they_may_be_asked_for_and_deleted_afterwards(tmp_path: Path) -> None:
     async with trainers(tmp_path) as made:
         author = made.seats[1]
         made.workers[made.seats[2].public].failures = 10_000
         job = await made.train(replace(SPEC, auditors=3))
-        await author.until(has_finished(job))
+        await author.until(has_trained(job))
         asked = auditing.asked_of(author.public, author.driver.state)
         assert asked, "seat 2 has not reported"
         for proposal in asked:
@@ -709,6 +742,7 @@ async def test_who_replays_an_honest_proposal_is_told_so_and_says_nothing(tmp_pa
         await poll(lambda: made.seats[0].blobs.size(due.proposal.buffer) is None)
 
 
+@pytest.mark.usefixtures("links_that_take_their_time")
 @pytest.mark.long
 async def test_a_challenge_goes_on_after_the_jobs_end_as_long_as_the_log_would_hear_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -719,7 +753,7 @@ async def test_a_challenge_goes_on_after_the_jobs_end_as_long_as_the_log_would_h
         seat, away = made.seats[0], made.seats[2]
         made.workers[away.public].failures = 10_000  # what it was drawn for stays open
         job = await made.train(SPEC)
-        await seat.until(has_finished(job))
+        await seat.until(has_trained(job))
         others = [other.public for other in made.seats if other is not away]
         await seat.until(lambda driver: not any(due_for(key, driver.state) for key in others))
         worker, told = made.workers[seat.public], list[str]()
@@ -735,7 +769,7 @@ async def test_a_challenge_goes_on_after_the_jobs_end_as_long_as_the_log_would_h
             worker.asked.clear()
             worker.may_replay = trio.Event()
             nursery.start_soon(challenge)
-            await poll(lambda: any(isinstance(request, tasks.Audit) for request in worker.asked))
+            await poll(lambda: bool(worker.audits))
 
         with monkeypatch.context() as impatient:
             for constant in ("ENDED_SECONDS", "WITHHELD_SECONDS_MIN"):
@@ -768,10 +802,10 @@ async def test_a_person_names_the_trainer_and_perhaps_the_round_of_what_is_chall
             return "is true"
 
         service = service_of(seat, challenge)
-        for name, number in ((peer_id(trainer)[:12], None), (peer_id(trainer), 0)):
+        for name, number in ((peer_id(trainer)[:12], None), (peer_id(trainer), 1)):
             assert await service.challenge(name, number) == "is true"
-        assert {due.trainer for due in asked} == {trainer} and asked[0].round > asked[1].round == 0
-        for who, number in ((trainer, 10_000), (seat.public, None), (seat.public, 0)):
+        assert {due.trainer for due in asked} == {trainer} and asked[0].round > asked[1].round == 1
+        for who, number in ((trainer, 10_000), (seat.public, None), (seat.public, 1), (trainer, 0)):
             with pytest.raises(UserError, match="can be challenged from here now"):
                 await service.challenge(peer_id(who), number)
         with pytest.raises(UserError, match="the disk is full"):
@@ -879,12 +913,13 @@ def kept_losses(folder: Path, key: bytes, number: int) -> LossOpening:
 
 async def test_losses_of_a_round_that_opens_while_files_are_deleted_stay(tmp_path: Path) -> None:
     court = Court()
-    kept_losses(tmp_path, court.key, 1)
-    court.round(AUDITS.window + 2)  # nobody reported: no loss of round 1 is to be opened any more
+    first = court.job(court.key).round
+    kept_losses(tmp_path, court.key, first)
+    court.round(AUDITS.window + 2)  # nobody reported: no loss of that round is to be opened any more
     auditing = auditing_of(court, tmp_path)
 
     def kept_together() -> set[tuple[bytes, int]]:
-        return {(court.key[:JOB_BYTES], 1)}
+        return {(court.key[:JOB_BYTES], first)}
 
     def delete_rounds(unasked: list[tuple[bytes, int]]) -> None:
         court.round()
@@ -899,11 +934,12 @@ async def test_losses_of_a_round_that_opens_while_files_are_deleted_stay(tmp_pat
 
 async def test_losses_that_are_still_to_be_opened_stay(tmp_path: Path) -> None:
     court = Court()
-    for number in range(1, AUDITS.window + 3):
+    first = court.job(court.key).round
+    for number in range(first, first + AUDITS.window + 2):
         kept_losses(tmp_path, court.key, number)
         court.round()
         court.report()
-    former = LossOpening(court.key, 1, PEOPLE[5].public, bytes(32), LOSS)
+    former = LossOpening(court.key, first, PEOPLE[5].public, bytes(32), LOSS)
     losses.keep(tmp_path, former)
     losses.keep(tmp_path, replace(former, round=99))
     await auditing_of(court, tmp_path)._forget()
@@ -914,7 +950,7 @@ async def test_an_opening_that_is_refused_is_tried_again_while_it_is_due(
     tmp_path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:
     court, said, failures = Court(), list[object](), 3
-    opening = kept_losses(tmp_path, court.key, 1)
+    opening = kept_losses(tmp_path, court.key, court.job(court.key).round)
     court.round()
     court.report()
     court.round(AUDITS.window)
@@ -932,7 +968,7 @@ async def test_an_opening_that_is_refused_is_tried_again_while_it_is_due(
     assert said == [opening] * (failures + 1) and not list(tmp_path.iterdir())
     assert trio.current_time() >= (1 + 2 + 4) * RETRY_SECONDS, "each pause is twice the last"
 
-    kept_losses(tmp_path, court.key, 1)
+    kept_losses(tmp_path, court.key, due.round)
     failures = 100
     async with trio.open_nursery() as nursery:
         nursery.start_soon(auditing._open_loss, due)

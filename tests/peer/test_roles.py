@@ -497,7 +497,7 @@ async def test_without_full_audits_nobody_re_executes_before_the_ballot(world: W
     role, steps = opened(world, tmp_path, host, 0)
     await role.propose(world.round)
     world.fetched.clear()
-    world.round = replace(world.round, me=bytes(32), terms=replace(world.round.terms, audited=False))
+    world.round = replace(world.round, me=bytes(32), terms=replace(world.round.terms, vouched=frozenset()))
     verdict = await role.check(world.round, signed(world.published[-1]), world.published[-1])
     assert verdict is Verdict.ACCEPT and len(steps.requests) == 1
     assert world.fetched == [world.published[-1].payload]

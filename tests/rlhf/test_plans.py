@@ -231,12 +231,13 @@ def test_what_audits_of_a_policy_read_is_not_forgotten_before_they_are_over(
     world.close(reward)
     world.decide()
     world.close(policy)
-    assert world.plan(key).phase is plans.Phase.FINISHED
     for _ in range(3):
+        assert world.job(policy).phase is Phase.SETTLING and world.plan(key).phase is plans.Phase.RUNNING
         world.decide()
         assert world.state.audits.jobs[policy].rounds and {world.base, reward, policy} == world.state.jobs.jobs.keys()
     for _ in range(2):  # the audits end, and then nobody needs these jobs
         world.decide()
+    assert world.plan(key).phase is plans.Phase.FINISHED
     assert not world.state.audits.jobs and not world.state.jobs.jobs
 
 

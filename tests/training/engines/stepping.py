@@ -8,6 +8,7 @@ from training.engines.pytorch.engine import Engine, _state_of
 from training.objectives.objective import Step
 from training.replay.inner_state import InnerState
 from training.replicated.layout import Float32Array
+from training.replicated.schedule import inner_rate
 
 
 def inner_step(
@@ -16,6 +17,6 @@ def inner_step(
     """Copies of the parameters and the inner state after this step."""
     engine.load(parameters)
     optimizer = engine._inner_optimizer(inner)
-    engine._inner_step(optimizer, step, None, on_step)
+    engine._inner_step(optimizer, step, inner_rate(engine.spec, step.round), None, on_step)
     after = _state_of(optimizer)
     return engine.read().copy(), InnerState(after.steps, after.moments.copy())

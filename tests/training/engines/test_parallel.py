@@ -68,9 +68,9 @@ def engine_in(crew: Crew, text: Path, spec: JobSpec, parallel: Parallel, tokens:
 
 
 def updates_of(engine: Engine) -> proposals.Update:
-    def update(*arguments: Any, declaration: Any = None) -> tuple[Float32Array, Sequence[float]]:
+    def update(*arguments: Any, taken: int, declaration: Any = None) -> tuple[Float32Array, Sequence[float]]:
         parameters, job, round, trainer, inner, on_state = arguments
-        delta, metrics = engine.local_steps(parameters, job, round, trainer, inner=inner, on_state=on_state)
+        delta, metrics = engine.local_steps(parameters, job, round, trainer, inner=inner, on_state=on_state, taken=taken)
         return delta, metrics.losses
 
     return update
