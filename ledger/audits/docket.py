@@ -252,6 +252,7 @@ class Docket:
         self._told_apart = is_second  # judges that did not see a proposal, and those that found it false
         self._state, self._key, self._job, self._members, self._height = state, key, job, members, height
         self._terms: AuditTerms = terms.audits
+        self._rounds_ms = round(1_000 * terms.proposal_seconds * terms.audits.window)  # the longest that a window's rounds take
         self._is_rewarded = terms.needs_worker  # everybody knows the update of a scratch job: it costs its trainer nothing
         self._binds = is_second and terms.needs_worker  # what costs nothing to replay has no loss
         self._closed = job.round - 1  # the last closed round
@@ -684,7 +685,10 @@ class Docket:
         """Whether time is left of so many windows that began then, for what re-executors of that round have to say."""
         if now_ms is None:
             return False
-        return not since_ms or now_ms < since_ms + windows * self._terms.window_ms(len(self._rounds[number].reexecutors))
+        window_ms = self._terms.window_ms(len(self._rounds[number].reexecutors))
+        if self._closed == NO_ROUND:  # no rounds close in which re-executors work
+            window_ms += self._rounds_ms
+        return not since_ms or now_ms < since_ms + windows * window_ms
 
     def _held_up(self) -> frozenset[bytes]:
         """The trainers on whom reports wait for a dispute: time does not run for these."""

@@ -32,7 +32,7 @@ from ledger.audits.state import (
     due_for,
     openings_of,
 )
-from ledger.jobs import Job
+from ledger.jobs import Job, Phase
 from ledger.network import NetworkState
 from ledger.state import State
 from peer.driver.author import Author
@@ -301,13 +301,13 @@ class Auditing:
             applied, job = self._driver.applied, self._driver.state.jobs.jobs.get(key)
             if job is None:
                 return
-            if job.is_trained:
+            if job.phase is Phase.FINISHED:
                 took = await trio.to_thread.run_sync(self._seconds_of, key, job, window)
                 with trio.move_on_at(started + max(ENDED_SECONDS, took)):
                     while self._driver.state.height < job.opened + AFTERMATH_HEIGHTS // 2:
                         await self._driver.applied.wait()
                 return
-            if job.round >= until or job.phase is Phase.SETTLING:  # then windows end by time alone
+            if job.round >= until or job.phase is Phase.SETTLING:
                 return
             await applied.wait()
 

@@ -76,7 +76,7 @@ def _rows(found: Found, vocabulary: Vocabulary, left_out: tuple[str, ...]) -> It
     spec = found.spec
     yield "job", f"{spec.name}, `{found.job.hex()}`"
     yield "objective", f"{spec.objective}: {spec.kind.about}"
-    yield "round", f"{found.round} of {spec.rounds}"
+    yield "round", f"{found.round if found.taken is None else found.taken} of {spec.rounds}"
     yield "model root", f"`{found.root.hex()}`"
     yield "network", f"{found.network}, chain id `{found.chain_id}`"
     yield "taken from", found.source

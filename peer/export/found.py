@@ -54,6 +54,7 @@ class Found:
     rejected: int | None = None
     absent: int | None = None  # updates that did not come, or came too late
     figures: Mapping[str, float] = field(default_factory=dict)
+    taken: int | None = None  # rounds in the model, without those that were undone; None: not known
     newer: int = 0  # rounds applied to the newest model, if audits may still undo that
 
 
@@ -78,6 +79,7 @@ def of_state(state: State, genesis: Genesis, store: Store, host: ModelHost, read
         rejected=not_accepted.total() - not_accepted[ABSENT],
         absent=not_accepted[ABSENT],
         figures=store.measured(key).get(model.round, {}),
+        taken=model.taken,
         newer=newer,
     )
 
