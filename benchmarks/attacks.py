@@ -40,6 +40,7 @@ from benchmarks.settings import MEASURED, with_settings
 from benchmarks.simulated import text_file
 from benchmarks.verdicts import conclude, verdict
 from consensus.quorum import faults_tolerated
+from ledger.audits import draws
 from peer.demo.demo import end_like_ctrl_c
 from protocol.errors import UserError
 from scenarios.trials import COUNT, Parser, duration
@@ -396,7 +397,7 @@ def _lost(row: Digits, clean: Digits) -> float:
 
 def _detected(row: Detection) -> str:
     """One bound: found soon enough, and cheaply."""
-    rounds = on_detection.AUDITS_NEEDED / row.audit_rate
+    rounds = on_detection.AUDITS_NEEDED / (row.audit_rate * draws.EARLY_SHARE)
     bounds = f"≥ {on_detection.FOUND_MIN:.0%} suspended in {rounds:.0f} rounds for ≤ {row.audit_rate:.3f} of full replay"
     seen = f"in {row.rounds_needed} for {row.replayed:.3f}"
     held = row.rounds_needed is not None and row.rounds_needed <= rounds and row.replayed <= row.audit_rate

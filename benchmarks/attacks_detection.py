@@ -19,7 +19,8 @@ from training.spec import PRESETS, AuditMode, JobSpec, completed
 
 JOB = bytes(32)
 ROUNDS = 10  # in which liars are counted that are suspended
-AUDITS_NEEDED = 4.0  # over `audit_rate`, the rounds in which a liar is to be suspended; 3.5 of many voters by the closed form
+# Over the rate of early rounds, the rounds in which a liar is to be suspended; 3.5 of many voters by the closed form.
+AUDITS_NEEDED = 4.0
 UNSEEN_ROUNDS = 2  # of them: the first, whose draw can be foreseen, and the last, which is reported and judged after it
 FOUND_MIN = 0.99  # of the liars, and the share that `rounds_needed` is for
 ROUNDS_MAX = 1_000  # that a liar is looked for: a rate of nearly 0 finds nobody
@@ -155,7 +156,7 @@ def _lazy_life(spec: JobSpec, peers: int, lazy: int, chance: random.Random) -> t
         if found_in == number:
             break
         present = [peer for peer in range(peers) if peer not in lazies or lazies[peer].back_in <= number]
-        drawn = min(1.0, spec.audit_rate * spec.auditors / (len(present) - 1))
+        drawn = min(1.0, draws.rate_after(spec.audit_rate, 0, spec.rounds) * spec.auditors / (len(present) - 1))
         for peer in present:
             if peer in lazies:
                 seen = [
