@@ -5,7 +5,7 @@ All messages arrive at once. Not simulated: signatures, the records of re-execut
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import product
 from typing import Final
 
@@ -35,8 +35,8 @@ def decided(
             book.add_proposal(signed[trainer], proposal)
             book.judge(trainer, verdict, 0.0)
 
-    def of_all(verdict: Verdict) -> tuple[Judgement, ...]:
-        return tuple(Judgement(trainer, body_digest(signed[trainer]), verdict) for trainer in sorted(signed))
+    def of_all(verdict: Verdict, trainers: Iterable[bytes]) -> tuple[Judgement, ...]:
+        return tuple(Judgement(trainer, body_digest(signed[trainer]), verdict) for trainer in sorted(trainers))
 
     def tell(vouches: Mapping[bytes, Vouch], now: float) -> None:
         for book, (voter, vouch) in product(books.values(), vouches.items()):
@@ -44,13 +44,14 @@ def decided(
 
     if terms.vouched:  # liars do not wait for a call
         vouching = {liar: votes.vouch for liar, votes in lying.items() if votes.vouch is not None}
-        tell({liar: Vouch(terms.job, terms.round, of_all(verdict)) for liar, verdict in vouching.items()}, 0.0)
+        of_vouched = {liar: of_all(verdict, terms.vouched) for liar, verdict in vouching.items()}
+        tell({liar: Vouch(terms.job, terms.round, judged) for liar, judged in of_vouched.items()}, 0.0)
     for now in (0.0, VOUCH_FACTOR * TIMERS.vouch):  # the second calls are those for late vouches
         while vouches := {voter: vouch for voter, book in books.items() if (vouch := _vouch(book, replayed, now))}:
             tell(vouches, now)
     ballots = {voter: ballot for voter, book in books.items() if (ballot := book.ballot_due(book.times_up))}
     voting = {liar: votes.ballot for liar, votes in lying.items() if votes.ballot is not None}
-    ballots |= {liar: Ballot(*terms.signed, of_all(verdict)) for liar, verdict in voting.items()}
+    ballots |= {liar: Ballot(*terms.signed, of_all(verdict, signed)) for liar, verdict in voting.items()}
     return outcome(terms, ballots, next(iter(books.values())).vouching.vouches)
 
 

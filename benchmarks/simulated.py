@@ -135,7 +135,7 @@ class Rounds:
 
     def roll_back(self, anchor: ReplicatedModel) -> None:
         """To this model, before the next round begins."""
-        self.model = anchor.rolled_back(self.model.round + 1)
+        self.model = anchor.rolled_back(self.model.round)
         self._sent, self._inner = {}, {}
 
     def run(self, trainers: Sequence[bytes], after: Callable[[], object] = lambda: None) -> None:

@@ -73,6 +73,7 @@ WHY = {
 
 def told_undone(undone: Undone, name: Callable[[bytes], str] = short_id) -> str:
     """For people. `name`: of the trainer with this key."""
-    first, last = nth_round(undone.first), nth_round(undone.last)
-    which = f"round {first} is" if first == last else f"rounds {first} to {last} are"
+    which = f"rounds {nth_round(undone.first)} to {nth_round(undone.last)} are"
+    if undone.first == undone.last:
+        which = f"round {nth_round(undone.first)} is"
     return f"{which} undone: {WHY[undone.reason].format(name(undone.trainer or b''))}"

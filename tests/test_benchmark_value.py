@@ -31,12 +31,12 @@ def text(tmp_path: Path) -> Path:
     [
         (Network("local", FULL, 4), 22),  # 100 / (1.5 + 3)
         (Network("local", VOUCHED, 4), 40),  # 100 / (1.5 + 1)
-        (Network("local", SAMPLED, 4), 54),  # 1.5 rounds + 0.2 (rounds - 10) + 10
+        (Network("local", SAMPLED, 4), 52),  # 1.5 rounds + 0.25 (rounds - 10) + 10
         (Network("local", FULL, 7), 13),
         (Network("local", VOUCHED, 7), 28),
-        (Network("local", SAMPLED, 7), 48),  # 1.5 rounds + 0.2 (rounds - 10) + 2 * 10
+        (Network("local", SAMPLED, 7), 47),  # 1.5 rounds + 0.25 (rounds - 10) + 2 * 10
         (Network("local", VOUCHED, 13), 18),
-        (Network("per-step", SAMPLED, 4), 58),  # 1.5 + 0.2, and no closing rounds
+        (Network("per-step", SAMPLED, 4), 52),
     ],
 )
 def test_rounds_follow_from_the_time_of_a_machine(network: Network, rounds: int) -> None:

@@ -63,6 +63,7 @@ from benchmarks.settings import with_settings
 from benchmarks.simulated import text_file
 from benchmarks.virtual import Costs, Network, limit
 from consensus.quorum import faults_tolerated
+from ledger.audits.draws import EARLY_SHARE
 from peer.api.new_job import parse_overrides
 from peer.cli import build_parser
 from peer.features import known_modules
@@ -80,7 +81,7 @@ from training.replay.proposals import propose
 from training.replicated import codec as payloads
 from training.replicated.layout import layout_of
 from training.replicated.model import ReplicatedModel
-from training.spec import PRESETS, AuditMode, Compression, JobSpec, Outer, Precision, Rule
+from training.spec import AUDIT_RATE, PRESETS, AuditMode, Compression, JobSpec, Outer, Precision, Rule
 from training.tasks import Propose
 from training.transformer import ModelSpec
 
@@ -160,7 +161,7 @@ def test_a_missed_bound_is_the_exit_status(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """No verdict of one preset may hide that of another."""
-    monkeypatch.setattr(attacks_detection, "AUDITS_NEEDED", 2.6)
+    monkeypatch.setattr(attacks_detection, "AUDITS_NEEDED", 2.45)
     command = ["attacks", "--only", "detection", "--peers", "4", "--json", str(tmp_path / "figures.json")]
     monkeypatch.setattr(sys, "argv", command)
     assert attacks.main() == 1
@@ -922,9 +923,9 @@ def test_liars_are_drawn_as_often_as_the_closed_form_says(peers: int) -> None:
     """Accomplices among the drawn find nothing, whatever the rate; and rounds in which nothing can be found count."""
     assert attacks_detection.ROUNDS - attacks_detection.UNSEEN_ROUNDS == EFFECTIVE
     for name, spec in attacks_detection.jobs().items():
-        found, rate = attacks_detection.detection(name, spec, peers, 1_000), 1 / 30 if "30" in name else 0.1
+        found, rate = attacks_detection.detection(name, spec, peers, 1_000), AUDIT_RATE * EARLY_SHARE
         survives = escape(peers, rate)
-        assert found.audit_rate == pytest.approx(rate)
+        assert found.audit_rate == AUDIT_RATE
         assert found.suspended == pytest.approx(1 - survives**EFFECTIVE, abs=0.05)
         assert found.rounds_needed == pytest.approx(2 + np.log(0.01) / np.log(survives), rel=0.15)
         assert found.replayed == pytest.approx(2 * rate / (peers - 1), rel=0.1)
@@ -949,7 +950,7 @@ def test_lapses_and_lazy_auditors_delay_a_suspension() -> None:
     spec = attacks_detection.jobs()["local"]
     alone = attacks_detection.laziness("local", spec, 7, 0, 300)
     beside = attacks_detection.laziness("local", spec, 7, 2, 300)
-    chance = 1 - (1 - 0.8 * 2 / 6 / 10) ** 5  # of five honest auditors, of whom a fifth lapse
+    chance = 1 - (1 - 0.8 * 2 / 6 * AUDIT_RATE * EARLY_SHARE) ** 5  # of five honest auditors, of whom a fifth lapse
     assert alone.lies == pytest.approx(1 + 1 / chance + 1, rel=0.15), "the first round, and the one until the verdict"
     assert beside.lies > 1.1 * alone.lies and alone.lazy_audits is None
     assert 0 < (beside.lazy_audits or 0) <= attacks_detection.LAZY_AUDITS
@@ -1062,11 +1063,14 @@ def test_liars_vouch_and_vote_as_they_like_and_change_nothing(n: int, votes: str
 def test_sampled_audits_suspend_who_lies_in_every_step_and_let_it_back_in(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     some = world(text)
     monkeypatch.setattr(attacks_gpt, "LAPSES", 0)
-    some.spec = replace(some.spec, rounds=12, audit_rate=1.0, auditors=3, local_steps=1)
+    some.spec = replace(some.spec, rounds=12, audit_rate=2.0, auditors=3, local_steps=1, suspension_rounds=2)
     outcome = attacks_gpt.attacked(some, "sign-flip", AuditMode.SAMPLED)
-    # It lies in three rounds until the dispute is decided, is out for two, lies in three more, and is out for four.
-    assert (outcome.suspended_by_round, outcome.accepted) == (2, 6)
-    assert outcome.found == 6
+    # It lies in three rounds behind the first one, which is re-executed. Then it is convicted, and its rounds are undone.
+    assert (outcome.suspended_by_round, outcome.accepted, outcome.found, outcome.undone) == (3, 3, 2, 4)
+    # When it is back its updates are re-executed before the vote.
+    assert outcome.rejected["replay"] > 1 and outcome.rounds == 12 + outcome.undone
+    clean = attacks_gpt.attacked(some, attacks_gpt.CLEAN, AuditMode.OFF)
+    assert outcome.heldout_nats == pytest.approx(clean.heldout_nats, rel=0.02)
 
 
 @pytest.mark.long
@@ -1075,7 +1079,7 @@ def test_poisoners_come_late_or_at_once_and_are_found(text: Path, monkeypatch: p
     some.spec = replace(some.spec, rounds=6, local_steps=1, suspension_rounds=20)
     monkeypatch.setattr(attacks_gpt.draws, "draw", lambda tickets, *_: tuple(tickets))
     assert [attacks_gpt.attacked(some, name, AuditMode.OFF).accepted for name in ("late-poison", "late-trigger")] == [2, 2]
-    for lapses, rounds in ((0, 3), (1, 6)):  # until the dispute is decided, or to the end
+    for lapses, rounds in ((0, 3), (1, 3)):  # until the dispute is decided, or from the second round to the closing ones
         monkeypatch.setattr(attacks_gpt, "LAPSES", lapses)
         assert attacks_gpt.attacked(some, "poison", AuditMode.SAMPLED).accepted == rounds
 
@@ -1085,4 +1089,4 @@ def test_the_last_rounds_of_sampled_audits_take_no_lie(text: Path, monkeypatch: 
     some.spec = replace(some.spec, rounds=6)
     monkeypatch.setattr(attacks_gpt, "LAPSES", 1)
     outcome = attacks_gpt.attacked(some, "sign-flip", AuditMode.SAMPLED)
-    assert (outcome.accepted, outcome.rejected) == (4, {"replay": 2})
+    assert (outcome.accepted, outcome.rejected) == (3, {"replay": 3}), "and the first one"

@@ -1071,7 +1071,7 @@ def test_who_is_not_heard_is_not_told_to_challenge_anything(undrawn: Court) -> N
 
 
 def test_a_job_that_ended_is_challenged_only_as_long_as_something_of_it_is_awaited() -> None:
-    court = Court(4, SAMPLED + b":3", answer_ms=1_000)
+    court = Court(4, SAMPLED + b":3", answer_ms=1_000, rate=0.5)
     court.round(2)
     undrawn = next(person for person in PEOPLE[1:4] if person not in [auditor for auditor, due in court.due(A) if due.round == 2])
     for auditor, due in court.due(B):

@@ -31,7 +31,7 @@ PEOPLE = sorted((FastSigner(f"person {i}") for i in range(12)), key=lambda signe
 BY_KEY = {person.public: person for person in PEOPLE}
 LANGUAGE, SCRATCH, UNAUDITED, SAMPLED = b"language", b"scratch", b"unaudited", b"sampled"
 SAMPLED_SCRATCH = b"sampled-scratch"
-AUDITS = AuditTerms(rate=1.0, auditors=2, window=3, suspension_rounds=4)
+AUDITS = AuditTerms(rate=2.0, auditors=2, window=3, suspension_rounds=4)  # 1 in early rounds
 LOSS = 2_000_000
 TOKEN = FastSigner("token")
 FAR_MS = 10**15  # when invitations expire unless a test says otherwise

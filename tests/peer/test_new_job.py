@@ -58,7 +58,7 @@ SAMPLED = replace(SMALL, audit=AuditMode.SAMPLED, rounds=60)
         (SAMPLED, 3, (), 10),
         (replace(SAMPLED, rounds=12), 3, (), 4),
         (replace(SAMPLED, closing_rounds=2), 3, ("closing_rounds",), 2),
-        (replace(SAMPLED, local_steps=1), 3, (), 0),
+        (replace(SAMPLED, local_steps=1), 3, (), 10),
         (SMALL, 3, (), 0),
         (SAMPLED, 2, (), 0),
     ],

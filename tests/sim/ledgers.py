@@ -24,7 +24,7 @@ CREATED_MS = 1_000_000
 PROPOSAL_SECONDS = 4.0  # virtual; a trainer that lies or is down costs a round no more
 ADDED_MAX = 1_000
 ADDS_KEPT = 7  # that many of one author, then they go at once
-AUDITS = AuditTerms(rate=0.5, auditors=2, window=4, suspension_rounds=5, answer_ms=300, reveal_ms=100)
+AUDITS = AuditTerms(rate=1.0, auditors=2, window=4, suspension_rounds=5, answer_ms=300, reveal_ms=100)
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,7 @@ PER_STEP = JobSpec(name="sampled", data=bytes(32), **PRESETS["per-step"])
             {**PRESETS["local"], "closing_rounds": 10},
             "several local steps a liar is found late: 1 liar of 4 raised the loss",
         ),
-        ({"audit_rate": 0.099}, "0.198 replays of each update on average are fewer than the 0.2 that hold"),
+        ({"audit_rate": 0.099}, "0.198 replays of each update on average are fewer than the 0.25 that hold"),
         ({"rule": Rule.MEAN, "bits": 8}, "bits 8, rule mean was not measured to hold"),
         ({"outer": Outer.NESTEROV}, "outer nesterov was not measured to hold"),
     ],

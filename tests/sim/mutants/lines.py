@@ -479,7 +479,7 @@ LINES: tuple[ChangedLine, ...] = (
         "opening-forgotten",
         "a voter forgets that the first rounds say more bits",
         Mode.of.__func__,  # type: ignore[attr-defined]
-        "round < spec.opening_rounds",
+        "taken < spec.opening_rounds",
         "False",
         f"{OPENING}so_many_first_rounds_say_four_bits_of_every_element_and_all_later_ones_what_the_job_says",
     ),
@@ -487,8 +487,8 @@ LINES: tuple[ChangedLine, ...] = (
         "opening-without-end",
         "one round more than the job says is said with more bits",
         Mode.of.__func__,  # type: ignore[attr-defined]
-        "round < spec.opening_rounds",
-        "round <= spec.opening_rounds",
+        "taken < spec.opening_rounds",
+        "taken <= spec.opening_rounds",
         f"{OPENING}a_trainer_that_goes_on_with_four_bits_after_the_opening_or_says_its_own_in_it_is_refused",
     ),
     ChangedLine(
