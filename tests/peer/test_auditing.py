@@ -137,7 +137,7 @@ SPEC = JobSpec(
     norm_start=1e6,
     liars=1,
     audit=AuditMode.SAMPLED,
-    auditors=3,
+    auditors=6,  # half of them in early rounds
     audit_window=40,  # rounds here are over in no time
     held_out_permille=0,
     least_uplink=1_000,  # audits have no time beside their rounds
@@ -342,7 +342,7 @@ async def test_who_lies_where_nobody_looks_before_the_vote_is_suspended_by_all_a
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attack: str, found: set[Finding]
 ) -> None:
     monkeypatch.setattr(auditing, "WITHHELD_SECONDS_MIN", 0.5)
-    spec = replace(SPEC, rounds=ENDLESS, audit_window=4 if attack == "withhold" else 40, auditors=2)
+    spec = replace(SPEC, rounds=ENDLESS, audit_window=4 if attack == "withhold" else 40, auditors=4)
     async with trainers(tmp_path, attack) as made:
         job = await made.train(spec)
         for seat in made.seats:
@@ -392,7 +392,7 @@ async def test_an_audit_that_is_due_late_finds_what_is_false(tmp_path: Path, mon
 
     monkeypatch.setattr(auditing, "due_for", late)
     async with trainers(tmp_path, "false-update") as made:
-        job = await made.train(replace(SPEC, rounds=ENDLESS, auditors=2))
+        job = await made.train(replace(SPEC, rounds=ENDLESS, auditors=4))
         await made.seats[0].until(lambda driver: bool(driver.state.audits.suspended(job)))
 
 
@@ -406,7 +406,7 @@ async def test_an_audit_that_is_due_late_calls_nothing_withheld(tmp_path: Path, 
     monkeypatch.setattr(auditing, "due_for", late)
     monkeypatch.setattr(auditing, "WITHHELD_SECONDS_MIN", 0.0)
     async with trainers(tmp_path, "withhold") as made:
-        job = await made.train(replace(SPEC, rounds=ENDLESS, auditors=2, audit_window=window))
+        job = await made.train(replace(SPEC, rounds=ENDLESS, auditors=4, audit_window=window))
         await made.seats[0].until(lambda driver: driver.state.jobs.jobs[job].round >= 11)
         assert Result.LAPSED in results(made.seats[0]) and Result.CHALLENGED not in results(made.seats[0])
 
@@ -507,7 +507,7 @@ def backwards(worker: Sums) -> Callable[..., tuple[Any, Sequence[float]]]:
 
 
 @pytest.mark.usefixtures("links_that_take_their_time")
-async def test_of_two_liars_in_a_round_the_second_does_not_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_of_two_liars_in_a_round_neither_update_stays_in_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with trainers(tmp_path) as made:
         me = made.seats[0].public
         monkeypatch.setattr(docket.draws, "draw", lambda tickets, *_: tuple({me} & tickets.keys()))
@@ -516,7 +516,10 @@ async def test_of_two_liars_in_a_round_the_second_does_not_pass(tmp_path: Path, 
             monkeypatch.setattr(liar, "_update", backwards(liar))
         job = await made.train(replace(SPEC, rounds=2))
         await ended(made, job)
-        assert [standing(made, number).suspensions for number in range(4)] == [0, 0, 1, 1]
+        suspensions = [standing(made, number).suspensions for number in range(4)]
+        assert suspensions[:2] == [0, 0] and sum(suspensions) in (1, 2), "the first conviction may end the audit of the second"
+        (undone, *_) = made.seats[0].driver.state.jobs.jobs[job].undone
+        assert undone.first <= 1 <= undone.last
 
 
 @pytest.mark.long
@@ -558,7 +561,7 @@ async def test_a_suspended_trainer_trains_no_more_in_that_job(tmp_path: Path) ->
 
 async def test_who_challenges_honest_work_pays_and_nobody_is_suspended(tmp_path: Path) -> None:
     async with trainers(tmp_path, "false-challenge") as made:
-        await made.train(replace(SPEC, auditors=2, rounds=ENDLESS))
+        await made.train(replace(SPEC, auditors=4, rounds=ENDLESS))
         for seat in made.seats:
             await seat.until(lambda driver: Result.REFUTED in [entry.result for entry in driver.state.audits.log])
         assert [standing(made, number).suspensions for number in range(4)] == [0] * 4
@@ -628,7 +631,7 @@ async def test_buffers_are_served_while_they_may_be_asked_for_and_deleted_afterw
     async with trainers(tmp_path) as made:
         author = made.seats[1]
         made.workers[made.seats[2].public].failures = 10_000
-        job = await made.train(replace(SPEC, auditors=3))
+        job = await made.train(replace(SPEC, auditors=6))
         await author.until(has_trained(job))
         asked = auditing.asked_of(author.public, author.driver.state)
         assert asked, "seat 2 has not reported"
