@@ -45,6 +45,7 @@ class Ledger:
         self._expander = Expander(self.books, self.pool)
         self._selectable: tuple[State, int, bool] | None = None
         self._certification: tuple[State, bool] | None = None
+        self._settling: tuple[State, bool] | None = None
 
     def advance(self, state: State, certified_root: bytes) -> None:
         assert state.height == self.state.height + 1
@@ -143,8 +144,9 @@ class Ledger:
     @property
     def _time_due_at(self) -> float | None:
         """When a block is due because time passes; None: it need not pass."""
-        is_settling = any(job.phase is Phase.SETTLING for job in self.state.jobs.jobs.values())
-        return self.state.time_ms / 1_000 + SETTLING_SECONDS if is_settling else None
+        if self._settling is None or self._settling[0] is not self.state:
+            self._settling = (self.state, any(job.phase is Phase.SETTLING for job in self.state.jobs.jobs.values()))
+        return self.state.time_ms / 1_000 + SETTLING_SECONDS if self._settling[1] else None
 
     def _is_time_due(self) -> bool:
         due = self._time_due_at

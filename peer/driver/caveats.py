@@ -4,9 +4,9 @@ from __future__ import annotations
 
 SAMPLED_AUDITS = (
     "audit=sampled needs a steady uplink of least_uplink (2 Mbit/s unless the job says more): a trainer with less, or away "
-    "for minutes while its buffers are asked for, is suspended as if it hid them. A liar moves the model until an audit finds "
-    "it, in the jobs that were measured to 1.03 times the loss at most. audit=full suspends nobody for a slow link, and takes no "
-    "such step"
+    "for minutes while its buffers are asked for, is suspended as if it hid them, and rounds are undone. A lie that an audit "
+    "finds is taken out of the model with the rounds since; one that no audit draws stays. audit=full suspends nobody for a slow "
+    "link, and takes no false step"
 )
 NOBODY_FOUND_IN_TIME = (
     "audits are sampled and liars=0: nobody is assumed to lie, and nothing says that one who does is found in time"
