@@ -28,7 +28,7 @@ CHALLENGED = with_liar("signs-again", blocks=30)  # whose seeds 1, 4, … have s
 CROWDED = Scenario(n=7, liars=("signs-again", "signs-again"), blocks=60)
 FRAMED = with_liar("signs-again", blocks=70)
 TWO_CHEATS = Scenario(n=7, liars=("signs-again", "signs-again"), blocks=60)
-RESTORED = with_liar("signs-again", blocks=70, joiners=1, joins_at=12.0)
+RESTORED = Scenario(joiners=1, joins_at=6.0, seconds=7.0, blocks=60)
 HONEST = ("honest suspended",)
 
 
@@ -194,12 +194,11 @@ def _no_anchors_kept(planter: Planter) -> None:
 def _taken_not_in_snapshots(planter: Planter) -> None:
     def decoded(self: Rules, data: bytes) -> State:
         state = right(self, data)
-        reset = {key: replace(job, taken=job.round) for key, job in state.jobs.jobs.items()}
+        reset = {key: replace(job, taken=0) for key, job in state.jobs.jobs.items()}
         return state.with_modules(jobs=replace(state.jobs, jobs=reset))
 
     right = Rules.decode_state
     planter.replace(Rules, "decode_state", decoded)
-    planter.simulation(_cheats)
 
 
 def _cheats(simulation: Simulation) -> None:
