@@ -26,8 +26,8 @@ CALM_SAMPLED = Scenario(blocks=30)
 BLINDED = Scenario(n=7, liars=("signs-again", "signs-again"), blocks=35)
 CHALLENGED = with_liar("signs-again", blocks=30)  # whose seeds 1, 4, … have sampled audits
 CROWDED = Scenario(n=7, liars=("signs-again", "signs-again"), blocks=60)
-FRAMED = with_liar("signs-again", blocks=70)
-TWO_CHEATS = Scenario(n=7, liars=("signs-again", "signs-again"), blocks=60)
+FRAMED = with_liar("signs-again", blocks=110)
+TWO_CHEATS = Scenario(n=7, liars=("signs-again", "signs-again"), blocks=90)
 RESTORED = Scenario(joiners=1, joins_at=6.0, seconds=7.0, blocks=60)
 HONEST = ("honest suspended",)
 
