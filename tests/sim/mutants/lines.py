@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import io
+import tempfile
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -862,10 +863,13 @@ def look(name: str) -> dict[str, Any]:
 
 
 def failing(*tests: str) -> list[str]:
-    """Those that fail, run in this process. A test that is not there, or cannot begin, is a mistake of ours."""
+    """Those that fail, run in this process. A test that is not there, or cannot begin, is a mistake of ours.
+
+    Its folders are its own: processes that run tests side by side would look through those of one another while they go.
+    """
     heard = _Heard()
-    with contextlib.redirect_stdout(io.StringIO()) as said:
-        pytest.main(["-p", "no:cacheprovider", "-p", "no:xdist", *tests], plugins=[heard])
+    with contextlib.redirect_stdout(io.StringIO()) as said, tempfile.TemporaryDirectory(prefix="folkmoot-mutants-") as folder:
+        pytest.main(["-p", "no:cacheprovider", "-p", "no:xdist", f"--basetemp={folder}/tests", *tests], plugins=[heard])
     assert {test.partition("[")[0] for test in heard.called} == set(tests), said.getvalue()
     return heard.failed
 
