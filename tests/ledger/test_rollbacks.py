@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import pytest
 
 from ledger.anchors import ANCHORS_MAX, UNDONE_KEPT, Anchor, Undone, UndoReason, needed, newest_before
+from ledger.audits import draws
 from ledger.audits.docket import AuditsModule
 from ledger.audits.state import Result
 from ledger.core.genesis import Genesis
@@ -734,3 +735,17 @@ def test_each_field_of_a_model_is_restored_by_a_rollback_or_kept(memory: Memory,
     assert all((back.vectors[name] == vector).all() for name, vector in anchor.vectors.items())
     assert {key: bytes(of) for key, of in back.estimates.items()} == {key: bytes(of) for key, of in anchor.estimates.items()}
     assert ReplicatedModel.open(tmp_path / "5").root == back.root
+
+
+def test_the_newest_final_model_is_an_anchor_that_no_audit_reaches() -> None:
+    court = court_of()
+    court.round(9)
+    reached, job = court.audits.reached, court.job(court.key)
+    assert reached is not None
+    final = court.state.final_round(court.key)
+    assert final == max(anchor.round for anchor in job.anchors if anchor.round <= reached) < job.round
+
+
+def test_late_rounds_have_four_times_the_rate_of_early_ones_and_the_mean_is_that_of_the_job() -> None:
+    rates = [draws.rate_after(0.125, taken, 60) for taken in range(60)]
+    assert sum(rates) / 60 == 0.125 and rates[39:41] == [0.0625, 0.25]
