@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -447,18 +447,28 @@ async def test_a_proposal_that_is_shown_to_one_auditor_alone_is_shown_to_the_jud
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with trainers(tmp_path, "false-update") as made:
-        seat, liar, me, finished = made.seats[0], made.seats[3], made.seats[0].public, trio.Event()
-        monkeypatch.setattr(docket.draws, "draw", lambda tickets, *_: tuple({me} & tickets.keys()))
-        refuse_reveals(monkeypatch, liar, lambda peer: peer != me)
-        refuse_reveals(monkeypatch, seat, lambda peer: not finished.is_set())
+        *honest, liar = made.seats
+        drawn, finished = set[bytes](), trio.Event()
+
+        def draw_one(tickets: Mapping[bytes, bytes], *_: Any) -> tuple[bytes, ...]:
+            """Of those whose ballot closed the round: it may be without the ballot of any one voter."""
+            one = () if liar.public in tickets else (min(tickets),)
+            drawn.update(one)
+            return one
+
+        monkeypatch.setattr(docket.draws, "draw", draw_one)
+        refuse_reveals(monkeypatch, liar, lambda peer: peer not in drawn)
+        for seat in honest:
+            refuse_reveals(monkeypatch, seat, lambda peer: not finished.is_set())
         job = await made.train(replace(SPEC, rounds=2))
-        await seat.until(lambda driver: bool(driver.state.audits.jobs.get(job, JobAudits()).disputes))
-        (dispute, *_) = seat.driver.state.audits.jobs[job].disputes
+        await made.seats[0].until(lambda driver: bool(driver.state.audits.jobs.get(job, JobAudits()).disputes))
+        (dispute, *_) = made.seats[0].driver.state.audits.jobs[job].disputes
+        (seat,) = [seat for seat in honest if seat.public in dispute.challenges]
         await poll(lambda: (job, dispute.round) not in {key[:2] for key in seat.auditing._running})
         await trio.to_thread.run_sync(seat.driver.workshop.delete_passed)
         finished.set()
         await ended(made, job)
-        (entry,) = [entry for entry in seat.driver.state.audits.log if entry.result is Result.SUSPENDED]
+        (entry,) = [entry for entry in made.seats[0].driver.state.audits.log if entry.result is Result.SUSPENDED]
         assert entry.finding is Finding.MISMATCH and entry.trainer == liar.public
         await poll(lambda: not seat.auditing._shown)
 
