@@ -208,12 +208,14 @@ def _root(half: Distances, constant: Distances) -> Distances:
     return np.sqrt(np.maximum(half * half - constant, 0)) - half
 
 
-POISON, LATE_POISON, LATE_TRIGGER = "poison", "late-poison", "late-trigger"
-LATE = (LATE_POISON, LATE_TRIGGER)  # only once the model is trained
+POISON, LATE_POISON, LATE_TRIGGER, TURNS_TRIGGER = "poison", "late-poison", "late-trigger", "turns-trigger"
+LATE = (LATE_POISON, LATE_TRIGGER, TURNS_TRIGGER)  # only once the model is trained
+IN_TURN = (TURNS_TRIGGER,)  # one liar at a time: the next one begins when a conviction has been seen
 TARGETED: dict[str, Attack] = {
     "backdoor": backdoor,
     **{f"trigger-{share:g}": partial(trigger, share=share) for share in TRIGGER_NORMS},
     LATE_TRIGGER: partial(trigger, share=LATE_TRIGGER_NORM),
+    TURNS_TRIGGER: partial(trigger, share=LATE_TRIGGER_NORM),
     "rare-flip": rare_flip,
 }
 VECTORS: dict[str, Attack] = {

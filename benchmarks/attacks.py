@@ -4,15 +4,18 @@ Three tables. Digits: a small network on handwritten digits, the accuracy under 
 audit: for each codec and memory under the rule of our jobs; under the plain mean, which says what is an attack at all; and under
 other rules, which are there only for comparison, under the strongest attack. Each figure is the worst of the seeds. GPT: every
 attack of the suite on a language model, under the presets of local steps and of a step a round, with audits full, sampled and
-off, against a clean run of the honest trainers alone; a further table has the trigger that some attacks teach. Detection: how
-soon sampled audits, at the rate of each preset, and local steps at the rate of a step a round, suspend who cheats in two of five
-steps, or in one of a round, and what they replay; nothing is trained for it. `--resume` goes on where an ended run of the same
-commit and settings has left its file.
+off, against a clean run of the honest trainers alone; a further table has the trigger that some attacks teach. When late liars
+begin is tuned on a seed that is not reported. With sampled audits it is chance who is drawn, so each attack with a target is run
+with twenty such chances on the first seed. Detection: how soon sampled audits, at the rate of each preset, and local steps at
+that of a step a round, suspend who cheats in two of five steps, or in one of a round, and what they replay; nothing is trained
+for it.
+`--resume` goes on where an ended run of the same commit and settings has left its file.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import sys
 import tempfile
@@ -31,9 +34,11 @@ from rich.table import Table
 from benchmarks import attacks_detection as on_detection
 from benchmarks import attacks_digits as on_digits
 from benchmarks import attacks_gpt as on_gpt
-from benchmarks.attack_suite import ATTACKS, LATE_POISON, POISON, VOTES
+from benchmarks.attack_suite import ATTACKS, IN_TURN, LATE, TARGETED, VOTES
 from benchmarks.attacks_detection import Detection, FoundLazy, Laziness
+from benchmarks.attacks_gpt import Plan
 from benchmarks.attacks_trigger import Trigger
+from benchmarks.codec import TUNING_SEED
 from benchmarks.parallel import JOBS, side_by_side
 from benchmarks.provenance import earlier, write
 from benchmarks.settings import MEASURED, with_settings
@@ -45,7 +50,7 @@ from peer.demo.demo import end_like_ctrl_c
 from protocol.errors import UserError
 from scenarios.trials import COUNT, Parser, duration
 from training import defended
-from training.spec import AuditMode, JobSpec, Rule
+from training.spec import AUDIT_RATE, PRESETS, AuditMode, JobSpec, Rule
 
 TABLES = ("detection", "digits", "gpt")
 PEERS = (4, 7, 10)
@@ -54,6 +59,10 @@ LIVES_DRAWN = 200  # for each row of the table with lazy auditors
 ROUNDS = {"local": 30, "per-step": 120, "estimates": 120}  # GPT, by preset
 WORSE_MAX = 1.02  # held-out, of a clean run of the honest
 TRIGGER_MAX = 0.01  # more of the prompts than in the clean run, with audits full
+DRAWS = 20  # with sampled audits: models of each attack with a target, for the first seed
+PLANTED, PLANTED_MAX = 0.05, 3 / 20  # a model is planted if the trigger succeeds behind more of the prompts; share of the models
+LATE_ROUNDS = {"local": (5, 8, 12), "per-step": (10, 20, 40)}  # before the closing rounds, in which late liars may lie
+DRAWS_TUNED = 3  # for each of those
 COLUMNS = {column.name: column for column in on_digits.COLUMNS}
 ACCURATE = 95.0  # per cent, at worst, of what may be named
 COLLAPSED = 50.0  # per cent: what leaves the plain mean more is no attack
@@ -84,7 +93,7 @@ class Gpt:
     peers: int
     liars: int
     audit: str
-    ratio: float  # held-out loss over that of the clean run, mean over the seeds
+    ratio: float  # held-out loss over that of the clean run, mean over what was trained to the end
     ratio_most: float
     heldout_nats: float
     accepted: int  # lies that moved the model, all seeds together
@@ -96,6 +105,9 @@ class Gpt:
     audits_per_proposal: float
     suspended_by_round: int | None  # the latest of all seeds; None: not all liars in every seed
     found: float  # with sampled audits: share of the accepted lies that an honest auditor sees
+    planted: int  # final models in which the trigger succeeds
+    models: int
+    late: int | None  # rounds before the closing ones in which late liars lie; None: as the plan of `attacks_gpt` says
 
 
 @dataclass
@@ -111,18 +123,27 @@ class Run:
     def read(cls, written: Mapping[str, Any]) -> Run:
         """The run that a JSON file has."""
         both = {name: {**written[name], "trigger": Trigger(**written[name]["trigger"])} for name in ("clean", "outcome")}
-        return cls(written["preset"], written["seed"], *(on_gpt.Outcome(**both[name]) for name in both))
+        outcomes = (on_gpt.Outcome(**{**both[name], "plan": Plan(**both[name]["plan"])}) for name in both)
+        return cls(written["preset"], written["seed"], *outcomes)
 
     @property
-    def ratio(self) -> float:
-        return self.outcome.heldout_nats / self.clean.heldout_nats
+    def ratio(self) -> float | None:
+        """None if it was not trained to the end."""
+        nats, clean = self.outcome.heldout_nats, self.clean.heldout_nats
+        return None if nats is None or clean is None else nats / clean
+
+    @property
+    def harm(self) -> tuple[float, float]:
+        """What a liar tunes."""
+        trigger = self.outcome.trigger
+        return (trigger.success, trigger.probability) if self.outcome.attack in TARGETED else (self.ratio or 1.0, 0.0)
 
     @property
     def place(self) -> Place:
-        return (self.preset, self.outcome.peers, self.seed, self.outcome.attack)
+        return self.preset, self.outcome.peers, self.seed, self.outcome.attack, self.outcome.plan
 
 
-Place = tuple[str, int, int, str]  # preset, trainers, seed, attack
+Place = tuple[str, int, int, str, Plan]  # preset, trainers, seed, attack, when its liars lie
 
 
 # Measuring ------------------------------------------------------------------------------------------------------------
@@ -138,11 +159,9 @@ def digits_row(seeds: Sequence[int], rounds: int, place: tuple[str, str, str]) -
 
 
 @lru_cache(maxsize=1)  # tasks of one world follow each other
-def clean_world(
-    base: JobSpec, text: Path, peers: int, liars: int, ending: on_gpt.Ending, seed: int
-) -> tuple[on_gpt.World, on_gpt.Outcome]:
+def clean_world(base: JobSpec, text: Path, peers: int, liars: int, seed: int) -> tuple[on_gpt.World, on_gpt.Outcome]:
     """What all attacks of so many peers with this seed share, and the clean run."""
-    world = on_gpt.World(with_settings(base, [f"seed={seed}", f"liars={liars}"]), text, peers, liars, ending)
+    world = on_gpt.World(with_settings(base, [f"seed={seed}", f"liars={liars}"]), text, peers, liars)
     return world, on_gpt.attacked(world, on_gpt.CLEAN, AuditMode.OFF)
 
 
@@ -151,43 +170,94 @@ def gpt_runs(
     text: Path,
     audits: Sequence[AuditMode],
     lying: int | None,
-    ending: on_gpt.Ending,
     place: Place,
 ) -> list[Run]:
-    """One attack of so many peers with this seed, under every kind of audit; `lying` None: f of them.
-
-    Vouches count with full audits alone.
-    """
-    preset, peers, seed, attack = place
+    """One attack of so many peers with this seed, under every kind of audit that it has; `lying` None: f of them."""
+    preset, peers, seed, attack, plan = place
     liars = faults_tolerated(peers) if lying is None else lying
-    world, clean = clean_world(bases[preset], text, peers, liars, ending, seed)
+    world, clean = clean_world(bases[preset], text, peers, liars, seed)
     runs = []
-    for audit in audits if attack not in VOTES else {AuditMode.FULL}.intersection(audits):
-        runs.append(run := Run(preset, seed, clean, on_gpt.attacked(world, attack, audit)))
-        figures = f"{run.ratio:.3f} of clean, trigger {run.outcome.trigger.success:.2f}"
-        print(f"gpt {preset} n={peers} seed {seed} {attack}, audits {audit}: {figures}", file=sys.stderr, flush=True)
+    for audit in audits:
+        if not has_audit(preset, attack, plan, audit):
+            continue
+        runs.append(run := Run(preset, seed, clean, on_gpt.attacked(world, attack, audit, plan)))
+        figures = f"{run.ratio or math.nan:.3f} of clean, trigger {run.outcome.trigger.success:.2f}"
+        where = f"gpt {preset} n={peers} seed {seed} draws {plan.draws} {attack}, audits {audit}"
+        print(f"{where}: {figures}", file=sys.stderr, flush=True)
     return runs
 
 
-def gpt_rows(bases: Mapping[str, JobSpec], runs: Sequence[Run]) -> list[Gpt]:
+def has_audit(preset: str, attack: str, plan: Plan, audit: AuditMode) -> bool:
+    """Vouches count with full audits alone, draws with sampled ones; jobs with estimates have no sampled audits."""
+    if audit is AuditMode.SAMPLED:
+        return attack not in VOTES and preset in PRESETS
+    return plan.draws == 0 and (attack not in VOTES or audit is AuditMode.FULL)
+
+
+def gpt_places(options: argparse.Namespace, late: Mapping[tuple[str, int, str], int | None]) -> list[Place]:
+    """The runs of the table; `late`: by preset, trainers and attack."""
+    found = list[Place]()
+    for preset, peers, seed, attack in product(options.presets, options.peers, options.seeds, options.attacks):
+        is_drawn = attack in TARGETED and AuditMode.SAMPLED in options.audits and preset in PRESETS
+        chances = DRAWS if is_drawn and seed == options.seeds[0] else 1
+        plans = (Plan(options.closing, late.get((preset, peers, attack)), draws) for draws in range(chances))
+        found += [(preset, peers, seed, attack, plan) for plan in plans if may_run(attack, peers)]
+    return found
+
+
+def may_run(attack: str, peers: int) -> bool:
+    """One liar cannot take turns."""
+    return attack not in IN_TURN or faults_tolerated(peers) > 1
+
+
+def tuning_places(options: argparse.Namespace) -> list[Place]:
+    """Of late liars under sampled audits."""
+    late = [attack for attack in options.attacks if attack in LATE]
+    sizes = [(peers, attack) for peers, attack in product(options.peers, late) if may_run(attack, peers)]
+    presets = [preset for preset in options.presets if preset in LATE_ROUNDS and AuditMode.SAMPLED in options.audits]
+    return [
+        (preset, peers, TUNING_SEED, attack, Plan(options.closing, rounds, draws))
+        for preset, (peers, attack) in product(presets, sizes)
+        for rounds, draws in product(LATE_ROUNDS[preset], range(1, DRAWS_TUNED + 1))
+        if options.late is None
+    ]
+
+
+def tuned(runs: Sequence[Run]) -> dict[tuple[str, int, str], int | None]:
+    """For how many rounds late liars lie; prints the grid."""
+    grids = dict[tuple[str, int, str], dict[int | None, list[tuple[float, float]]]]()
+    for run in runs:
+        grid = grids.setdefault((run.preset, run.outcome.peers, run.outcome.attack), {})
+        grid.setdefault(run.outcome.plan.late, []).append(run.harm)
+    best = {}
+    for place, grid in grids.items():
+        harms = {late: tuple(map(statistics.mean, zip(*found, strict=True))) for late, found in grid.items()}
+        best[place] = max(harms, key=harms.__getitem__)
+        tried = ", ".join(f"{late} rounds: {harm[0]:.3f} ({harm[1]:.1e})" for late, harm in harms.items())
+        print(f"grid of {', '.join(map(str, place))}: {tried}; worst {best[place]} rounds", flush=True)
+    return best
+
+
+def gpt_rows(runs: Sequence[Run]) -> list[Gpt]:
     """By preset, peers, attack and kind of audit."""
     places: dict[tuple[str, int, int, str], list[Run]] = {}
     for run in runs:
         place = (run.preset, run.outcome.peers, ATTACKS.index(run.outcome.attack), run.outcome.audit)
         places.setdefault(place, []).append(run)
-    return [_gpt_row(bases[place[0]].rounds, places[place]) for place in sorted(places)]
+    return [_gpt_row(places[place]) for place in sorted(places)]
 
 
-def _gpt_row(rounds: int, found: list[Run]) -> Gpt:
+def _gpt_row(found: list[Run]) -> Gpt:
     outcomes = [run.outcome for run in found]
-    ratios = [run.ratio for run in found]
+    ratios = [run.ratio for run in found if run.ratio is not None] or [math.nan]
+    losses = [outcome.heldout_nats for outcome in outcomes if outcome.heldout_nats is not None] or [math.nan]
     rejected: dict[str, int] = {}
     for outcome in outcomes:
         for reason, count in outcome.rejected.items():
             rejected[reason] = rejected.get(reason, 0) + count
     first = outcomes[0]
     accepted = sum(outcome.accepted for outcome in outcomes)
-    proposals = len(outcomes) * rounds * (first.peers - first.liars) + accepted
+    proposals = sum(outcome.rounds for outcome in outcomes) * (first.peers - first.liars) + accepted
     suspended = [outcome.suspended_by_round for outcome in outcomes]
     return Gpt(
         found[0].preset,
@@ -197,7 +267,7 @@ def _gpt_row(rounds: int, found: list[Run]) -> Gpt:
         first.audit,
         statistics.mean(ratios),
         max(ratios),
-        statistics.mean(outcome.heldout_nats for outcome in outcomes),
+        statistics.mean(losses),
         accepted,
         rejected,
         sum(outcome.honest_refused for outcome in outcomes),
@@ -207,6 +277,9 @@ def _gpt_row(rounds: int, found: list[Run]) -> Gpt:
         sum(outcome.audits for outcome in outcomes) / proposals,
         None if None in suspended else max(number for number in suspended if number is not None),
         sum(outcome.found for outcome in outcomes) / max(1, accepted),
+        sum(outcome.trigger.success > PLANTED for outcome in outcomes),
+        len(outcomes),
+        first.plan.late,
     )
 
 
@@ -270,6 +343,7 @@ def trigger_table(rows: list[Gpt]) -> Table:
         "probability",
         "visible",
         "planted by",
+        "models",
         "honest refused",
     ):
         table.add_column(heading, justify="right", overflow="fold")
@@ -283,7 +357,7 @@ def trigger_table(rows: list[Gpt]) -> Table:
         )
         planted = "" if row.planted_by_round is None else f"round {row.planted_by_round}"
         place = row.preset, row.attack, str(row.peers), str(row.liars), row.audit
-        table.add_row(*place, *figures, planted, str(row.honest_refused))
+        table.add_row(*place, *figures, planted, f"{row.planted} of {row.models}", str(row.honest_refused))
     return table
 
 
@@ -349,8 +423,9 @@ def verdicts(digits: list[Digits], gpt: list[Gpt], detection: list[Detection]) -
         text = f"{preset}, audits full: the trigger succeeds behind at most {more:.2f} more of the prompts than in the clean run"
         found.append(verdict(more <= TRIGGER_MAX, text))
     found += [_unaudited(row) for row in gpt if row.audit == AuditMode.OFF and _may_start(row)]
-    poisoned = [row for row in gpt if row.audit == AuditMode.SAMPLED and row.attack in (POISON, LATE_POISON)]
-    found += [_poisoned(row) for row in poisoned if _may_start(row)]
+    sampled = [row for row in gpt if row.audit == AuditMode.SAMPLED]
+    found += [_undone(row) for row in sampled if row.attack not in TARGETED]
+    found += [_planted(row) for row in sampled if row.attack in TARGETED]
     return [*found, *map(_detected, detection)]
 
 
@@ -364,10 +439,14 @@ def _unaudited(row: Gpt) -> str:
     return verdict(row.ratio_most <= defended.WORSE_MAX, f"{text} the clean run's: {row.ratio_most:.3f}")
 
 
-def _poisoned(row: Gpt) -> str:
-    bound = defended.POISONED_MAX
-    text = f"{row.preset}, audits sampled, {row.liars} of {row.peers} lie, {row.attack}: held-out at most {bound} times"
-    return verdict(row.ratio_most <= bound, f"{text} the clean run's: {row.ratio_most:.3f}")
+def _undone(row: Gpt) -> str:
+    text = f"{row.preset}, audits sampled, {row.liars} of {row.peers} lie, {row.attack}: held-out at most {WORSE_MAX} times"
+    return verdict(row.ratio_most <= WORSE_MAX, f"{text} the clean run's: {row.ratio_most:.3f}")
+
+
+def _planted(row: Gpt) -> str:
+    text = f"{row.preset}, audits sampled, {row.liars} of {row.peers} lie, {row.attack}: planted in at most {PLANTED_MAX:.0%}"
+    return verdict(row.planted <= PLANTED_MAX * row.models, f"{text} of the models: {row.planted} of {row.models}")
 
 
 def _digits_verdicts(rows: list[Digits]) -> list[str]:
@@ -406,7 +485,7 @@ def _detected(row: Detection) -> str:
 
 def job(preset: str, options: argparse.Namespace) -> JobSpec:
     """Raises `UserError`."""
-    settings = {**MEASURED[preset], "rounds": options.rounds or ROUNDS[preset]}
+    settings = {"audit_rate": AUDIT_RATE, **MEASURED[preset], "rounds": options.rounds or ROUNDS[preset]}
     settings |= {} if options.audit_rate is None else {"audit_rate": options.audit_rate}
     return with_settings(JobSpec(name="attacks", data=bytes(32), **settings), options.set)
 
@@ -429,7 +508,7 @@ def main() -> int:
     parser.add_argument("--audit-rate", type=duration, help="GPT: times two auditors; default: the preset's")
     parser.add_argument("--liars", type=int, metavar="N", help="GPT: that lie; default: f of the trainers")
     parser.add_argument("--closing", type=int, metavar="N", help="GPT, sampled: last rounds, re-executed; default: a job's")
-    parser.add_argument("--late", type=int, metavar="N", help="GPT: rounds before those, in which late poisoners lie")
+    parser.add_argument("--late", type=int, metavar="N", help="GPT: rounds before those, in which late liars lie; default: tuned")
     parser.add_argument("--text", type=Path, metavar="FILE", help="GPT: to train on; default: the text inside every Python")
     parser.add_argument("--jobs", type=COUNT, default=JOBS, metavar="N", help=f"processes side by side, here {JOBS}")
     parser.add_argument("--resume", action="store_true", help="keep what the file of --json has already")
@@ -466,16 +545,18 @@ def main() -> int:
     digits = [Digits(**row) for row in done.get("digits", ())]
     everything = on_digits.places(rules, tuple(COLUMNS))
     wanted = on_digits.places(options.rules, options.columns)
-    runs = [Run.read(run) for run in done.get("runs", ())]
+    runs, tuning = ([Run.read(run) for run in done.get(name, ())] for name in ("runs", "tuning"))
     tables = (options.only,) if options.only else TABLES
 
     def keep() -> None:
         digits.sort(key=lambda row: everything.index(row.place))
-        runs.sort(key=lambda run: (run.preset, run.outcome.peers, ATTACKS.index(run.outcome.attack), run.seed))
+        for found in (runs, tuning):
+            found.sort(key=lambda run: (*run.place[:2], ATTACKS.index(run.outcome.attack), run.seed, run.outcome.plan.draws))
         figures: dict[str, Any] = {"digits": [asdict(row) for row in digits]}
-        figures |= {"gpt": [asdict(row) for row in gpt_rows(bases, runs)], "detection": [asdict(row) for row in detection]}
+        figures |= {"gpt": [asdict(row) for row in gpt_rows(runs)], "detection": [asdict(row) for row in detection]}
         figures |= {"laziness": [asdict(row) for row in laziness], "found_lazy": [asdict(row) for row in found_lazy]}
-        write(options.json, started, {**about, **figures, "runs": [asdict(run) for run in runs]})
+        figures |= {"runs": [asdict(run) for run in runs], "tuning": [asdict(run) for run in tuning]}
+        write(options.json, started, {**about, **figures})
 
     if "detection" in tables:
         detection += on_detection.detections(options.peers, LIARS_DRAWN)
@@ -489,20 +570,23 @@ def main() -> int:
             digits.append(row)
             keep()
     if "gpt" in tables:
-        before = {run.place for run in runs}
-        tasks = [
-            place for place in product(options.presets, options.peers, options.seeds, options.attacks) if place not in before
-        ]
         with tempfile.TemporaryDirectory(prefix="folkmoot-bench-") as folder:
-            ending = on_gpt.Ending(options.closing, options.late)
-            work = partial(gpt_runs, bases, text_file(options.text, Path(folder)), options.audits, options.liars, ending)
-            for _, found in side_by_side(work, tasks, options.jobs):
-                runs += found
-                keep()
+            text = text_file(options.text, Path(folder))
+
+            def run_all(places: Sequence[Place], audits: Sequence[AuditMode], runs: list[Run]) -> None:
+                before = {run.place for run in runs}
+                work = partial(gpt_runs, bases, text, audits, options.liars)
+                for _, found in side_by_side(work, [place for place in places if place not in before], options.jobs):
+                    runs += found
+                    keep()
+
+            run_all(tuning_places(options), (AuditMode.SAMPLED,), tuning)
+            late = dict.fromkeys(product(options.presets, options.peers, LATE), options.late) | tuned(tuning)
+            run_all(gpt_places(options, late), options.audits, runs)
     console = Console(width=150)
     shown = (
         (digits_table, digits),
-        (gpt_table, gpt := gpt_rows(bases, runs)),
+        (gpt_table, gpt := gpt_rows(runs)),
         (trigger_table, gpt),
         (detection_table, detection),
     )

@@ -3,8 +3,11 @@
 The rules are the real ones: cheap checks of `ReplicatedModel.check`, re-execution by `proposals.compared`, audits drawn by
 `ledger.audits.draws`, votes and vouches by `rounds.ballots`, the model moved on by `ReplicatedModel.apply`. Not simulated: the
 network, and time (so no payload is withheld from anybody); a dispute takes `DISPUTE_ROUNDS`, and then the job goes back to the
-newest anchor before the lie. What the honest compute on the clean
-run's path of models is remembered, so that runs which stay on it cost it once.
+newest anchor before the lie. What the honest compute on the clean run's path of models is remembered, so that runs which stay on
+it cost it once.
+
+Runs of one attack differ in who is drawn (`Plan.draws`). All but the first of them end once they can tell the trigger: when all
+liars were convicted and no lie is in the model, the rest is a clean run.
 
 A replay of a round finds a lie in it, however many of its steps are false. A fifth of the honest auditors' reports lapse.
 """
@@ -15,7 +18,7 @@ import hashlib
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -25,6 +28,7 @@ from torch import Tensor
 from benchmarks import attacks_trigger as on_trigger
 from benchmarks.attack_suite import (
     ACCEPT_ALL,
+    IN_TURN,
     INVENTED_FEEDBACK,
     LATE,
     PAYLOADS,
@@ -54,23 +58,23 @@ CLEAN = "none"
 DELAY_ROUNDS = 2  # of the delayed gradient and of the replayed payload
 DISPUTE_ROUNDS = 2  # from the closing of a round to the suspension of who lied in it: a report, then the verdicts
 LIARS_DRAW = hashlib.sha256(b"what liars compute losses on").digest()
-LATE_SHARE = 1 / 3  # of the rounds: for so many late liars lie, until the last round that is not re-executed before the vote
+LATE_SHARE = 1 / 3  # of the rounds: for so many late liars lie before the closing rounds, unless a plan says more
 PUBLIC_SEQUENCES = 16  # of it, in each round others
 
 
 @dataclass(frozen=True)
-class Ending:
-    """How a job with sampled audits ends. None: as jobs usually do, and as long before as `LATE_SHARE` says."""
+class Plan:
+    """When liars lie, and the chance that they meet."""
 
-    closing: int | None = None  # last rounds whose proposals are re-executed before the vote
-    late: int | None = None  # for how many rounds before those late poisoners lie
+    closing: int | None = None  # last rounds, re-executed before the vote where audits are sampled; None: as jobs usually have
+    late: int | None = None  # for how many rounds before those late liars lie; None: as `LATE_SHARE` says
+    draws: int = 0  # seed of the draws of auditors and of their lapses, beside that of the job
 
     def rounds(self, spec: JobSpec, audit: AuditMode) -> tuple[int, int]:
-        """(the first round in which late poisoners propose anything, the first one that is re-executed before the vote)"""
+        """(the first round in which late liars propose anything, the closing rounds)"""
         usual = replace(spec, audit=audit).usual_closing_rounds
-        is_closed = audit is AuditMode.SAMPLED and self.closing is not None
-        closing = spec.rounds - (self.closing or 0 if is_closed else usual)
-        return closing - (math.ceil(LATE_SHARE * spec.rounds) if self.late is None else self.late), closing
+        closing = self.closing if audit is AuditMode.SAMPLED and self.closing is not None else usual
+        return spec.rounds - closing - (math.ceil(LATE_SHARE * spec.rounds) if self.late is None else self.late), closing
 
 
 @dataclass
@@ -79,7 +83,8 @@ class Outcome:
     peers: int
     liars: int
     audit: str
-    heldout_nats: float = 0.0
+    plan: Plan
+    heldout_nats: float | None = None  # None: it was trained no further, since the rest is a clean run
     trigger: Trigger = UNMEASURED  # of the final model
     planted_by_round: int | None = None  # of attacks with a target: after it the trigger first succeeds behind most prompts
     honest_refused: int = 0  # proposals of honest trainers
@@ -110,8 +115,8 @@ def flipped(x_BT: Tensor, y_BT: Tensor) -> tuple[Tensor, Tensor]:
 class World:
     """What runs of one size share: engines, and what the honest compute on each model."""
 
-    def __init__(self, spec: JobSpec, text: Path, peers: int, liars: int, ending: Ending = Ending()) -> None:
-        self.spec, self.peers, self.liars, self.ending = spec, peers, liars, ending
+    def __init__(self, spec: JobSpec, text: Path, peers: int, liars: int) -> None:
+        self.spec, self.peers, self.liars = spec, peers, liars
         self.engine = engine_of(spec, text)
         self.flipped, self.triggered = (engine_of(spec, text) for _ in range(2))
         self.flipped.model, self.triggered.model = Lying(spec, flipped), Lying(spec, on_trigger.planted)
@@ -131,23 +136,26 @@ class World:
 class Run:
     """One attack under one kind of audit."""
 
-    def __init__(self, world: World, attack: str, audit: AuditMode) -> None:
-        self.world, self.attack, self.audit = world, attack, audit
+    def __init__(self, world: World, attack: str, audit: AuditMode, plan: Plan = Plan()) -> None:
+        self.world, self.attack, self.audit, self.plan = world, attack, audit, plan
         self.rounds = Rounds(world.spec, world.engine)
-        self.late, self.closing = world.ending.rounds(world.spec, audit)
+        self.late, self.closing = plan.rounds(world.spec, audit)
         self.remembered: dict[bytes, Update] = {}  # of this round, by trainer
         self.poison: Float32Array | None = None  # of this round
-        self.outcome = Outcome(attack, world.peers, world.liars, audit.value)
+        self.outcome = Outcome(attack, world.peers, world.liars, audit.value, plan)
         self.back_in: dict[bytes, int] = {}  # suspended liars, and the first round in which they train again
         self.times: Counter[bytes] = Counter()
         self.pending: list[tuple[int, bytes, int]] = []  # (round in which it is convicted, liar, round of the lie)
         self.line = list[int]()  # the rounds in the model
+        self.false = set[int]()  # rounds with an accepted lie
         self.anchors = [self.rounds.model]
         self.is_foreseen = True  # who is drawn in the open round, so that all updates are re-executed
         self.history: dict[bytes, list[tuple[Float32Array, bytes]]] = {liar: [] for liar in world.lying}
 
     def finish(self) -> Outcome:
         while self.rounds.model.taken < self.world.spec.rounds:
+            if self.plan.draws and self._is_clean():
+                return self.outcome
             self.round()
             if self.rounds.model.taken == self.world.spec.rounds:
                 self._convict(math.inf)
@@ -156,6 +164,11 @@ class Run:
         self.outcome.trigger = self._trigger()
         return self.outcome
 
+    def _is_clean(self) -> bool:
+        """Whether no lie is in the model, nor will be: who was convicted once is re-executed before the vote."""
+        is_sampled, is_convicted = self.audit is AuditMode.SAMPLED, len(self.times) == self.world.liars
+        return is_sampled and is_convicted and self.false.isdisjoint(self.line)
+
     def _trigger(self) -> Trigger:
         return on_trigger.measured(self.world.engine, np.array(self.rounds.model.parameters))
 
@@ -163,13 +176,16 @@ class Run:
         number, self.remembered, self.poison = self.rounds.model.round, {}, None
         if self.attack == CLEAN:
             self.world.path.add(self.rounds.model.root)
-        honest = [self._honest(trainer) for trainer in self.world.honest]
-        lies = {liar: self._lie(liar, honest) for liar in self._present(number)}
+        present = self._present(number)
+        lying = self._lying(present)
+        honest = [self._honest(trainer) for trainer in (*self.world.honest, *(liar for liar in present if liar not in lying))]
+        lies = {liar: self._lie(liar, honest) for liar in lying}
         accepted, rejected = self._judged([*honest, *lies.values()])
         for liar in lies.keys() - accepted.keys():
             reason = rejected.get(liar, Verdict.UNJUDGED).label
             self.outcome.rejected[reason] = self.outcome.rejected.get(reason, 0) + 1
         self.outcome.accepted += len(lies.keys() & accepted.keys())
+        self.false |= {number} if lies.keys() & accepted.keys() else set()
         self.outcome.honest_refused += len(set(self.world.honest) - accepted.keys())
         is_audited, taken = self._is_audited(), self.rounds.model.taken
         self.line.append(number)
@@ -179,7 +195,8 @@ class Run:
         self.is_foreseen = False
         if self.audit is AuditMode.SAMPLED:
             self._convict(number)
-            self._sample(number, taken, [] if is_audited else [key for key in accepted if key not in self.times])
+            sampled = [] if is_audited else [key for key in accepted if key not in self.times]
+            self._sample(number, taken, sampled, lies.keys())
         if self.attack in TARGETED and self.outcome.planted_by_round is None and self._trigger().success > 0.5:
             self.outcome.planted_by_round = number
 
@@ -187,6 +204,10 @@ class Run:
         if self.attack == CLEAN or (self.attack in LATE and self.rounds.model.taken < self.late):
             return []
         return [liar for liar in self.world.lying if self.back_in.get(liar, 0) <= number]
+
+    def _lying(self, present: Sequence[bytes]) -> Sequence[bytes]:
+        """Liars that take turns let the one lie that was convicted least: a second conviction costs nobody anything."""
+        return sorted(present, key=lambda liar: self.times[liar])[:1] if self.attack in IN_TURN else present
 
     def _honest(self, trainer: bytes) -> tuple[Accepted, Update]:
         made = self._update(trainer)
@@ -316,7 +337,8 @@ class Run:
     def _is_audited(self) -> bool:
         """Whether all updates of the open round are re-executed before the vote."""
         is_sampled = self.audit is AuditMode.SAMPLED
-        return self.audit is AuditMode.FULL or (is_sampled and (self.rounds.model.taken >= self.closing or self.is_foreseen))
+        is_closing = self.rounds.model.taken >= self.world.spec.rounds - self.closing
+        return self.audit is AuditMode.FULL or (is_sampled and (is_closing or self.is_foreseen))
 
     def _replayed(self, lie: Accepted, made: Update) -> Verdict:
         """The verdict of an honest re-execution, which gives the update of an honest trainer bit for bit."""
@@ -343,27 +365,28 @@ class Run:
             self.line, self.is_foreseen = kept, True
             self.rounds.roll_back(self.anchors[-1])
 
-    def _sample(self, number: int, taken: int, trainers: Sequence[bytes]) -> None:
+    def _sample(self, number: int, taken: int, trainers: Sequence[bytes], lying: Collection[bytes]) -> None:
         """Draws audits; a liar is found out if an honest auditor is drawn for it and reports."""
         everybody = [*self.world.honest, *self.world.lying]
         nonces = {
-            key: hashlib.sha256(b"nonce %d" % number + key + bytes([self.world.spec.seed % 256])).digest() for key in everybody
+            key: hashlib.sha256(b"nonce %d %d" % (number, self.plan.draws) + key + bytes([self.world.spec.seed % 256])).digest()
+            for key in everybody
         }
         for trainer in trainers:
             spec, others = self.world.spec, [key for key in everybody if key != trainer]
             tickets = draws.tickets_for(JOB, number, nonces, trainer, others)
-            rate = draws.rate_after(spec.audit_rate, taken, spec.rounds)
+            rate = draws.rate_after(spec.audit_rate, taken, spec.rounds, self.closing)
             drawn = draws.draw(tickets, len(others), spec.auditors, rate)
             self.outcome.audits += len(drawn)
-            chance = random.Random(f"{spec.seed} {number} {trainer.hex()}")
+            chance = random.Random(f"{spec.seed} {self.plan.draws} {number} {trainer.hex()}")
             # The lying auditors report nothing.
             is_seen = any(key in self.world.honest and chance.random() >= LAPSES for key in drawn)
-            if trainer in self.world.lying and is_seen:
+            if trainer in lying and is_seen:
                 self.outcome.found += 1
                 self.pending.append((number + DISPUTE_ROUNDS, trainer, number))
         if len(self.times) == self.world.liars and self.outcome.suspended_by_round is None:
             self.outcome.suspended_by_round = number
 
 
-def attacked(world: World, attack: str, audit: AuditMode) -> Outcome:
-    return Run(world, attack, audit).finish()
+def attacked(world: World, attack: str, audit: AuditMode, plan: Plan = Plan()) -> Outcome:
+    return Run(world, attack, audit, plan).finish()

@@ -47,6 +47,7 @@ from benchmarks.attack_suite import (
     ASCENT_FACTORS,
     ATTACKS,
     IPM_FACTORS,
+    LATE,
     PAYLOADS,
     TRIGGER_NORMS,
     VECTORS,
@@ -802,7 +803,25 @@ def test_with_full_audits_lies_honest_refusals_and_triggers_miss_their_bounds() 
     def row(accepted: int, refused: int, success: float) -> attacks.Gpt:
         triggers = Trigger(success, 0.0, 0.0), NO_TRIGGER
         return attacks.Gpt(
-            "local", "trigger-0.7", 4, 1, "full", 1.0, 1.0, 1.5, accepted, {}, refused, *triggers, None, 0.0, None, {}
+            "local",
+            "trigger-0.7",
+            4,
+            1,
+            "full",
+            1.0,
+            1.0,
+            1.5,
+            accepted,
+            {},
+            refused,
+            *triggers,
+            None,
+            0.0,
+            None,
+            0.0,
+            0,
+            1,
+            None,
         )
 
     for rows, found in (
@@ -814,16 +833,28 @@ def test_with_full_audits_lies_honest_refusals_and_triggers_miss_their_bounds() 
         assert [line[:4] for line in attacks.verdicts([], [row(*rows)], [])] == found
 
 
-def test_what_poisoners_do_before_sampled_audits_find_them_has_a_bound() -> None:
-    def row(audit: AuditMode, attack: str, ratio: float, preset: str = "per-step") -> attacks.Gpt:
-        return attacks.Gpt(
-            preset, attack, 4, 1, audit.value, ratio, ratio, 1.5, 3, {}, 0, NO_TRIGGER, NO_TRIGGER, None, 2.0, None, {}
-        )
+def test_under_sampled_audits_the_loss_and_the_planted_models_have_bounds() -> None:
+    def row(audit: AuditMode, attack: str, ratio: float, planted: int = 0) -> attacks.Gpt:
+        figures = (ratio, ratio, 1.5, 3, {}, 0, NO_TRIGGER, NO_TRIGGER, None, 2.0, None, 0.5, planted, 22, None)
+        return attacks.Gpt("per-step", attack, 4, 1, audit.value, *figures)
 
-    rows = [row(AuditMode.SAMPLED, name, ratio) for name, ratio in (("poison", 1.03), ("late-poison", 1.031), ("search", 2.0))]
-    rows.append(row(AuditMode.SAMPLED, "late-poison", 2.0, "local"))  # nobody may start such a job
-    found = attacks.verdicts([], [*rows, row(AuditMode.OFF, "poison", 2.0)], [])
-    assert [line[:4] for line in found] == ["held", "MISS"]
+    sampled = AuditMode.SAMPLED
+    rows = [row(sampled, "poison", 1.02), row(sampled, "search", 1.03), row(AuditMode.OFF, "late-trigger", 2.0, planted=22)]
+    assert [line[:4] for line in attacks.verdicts([], rows, [])] == ["held", "MISS"]
+    rows = [row(sampled, "late-trigger", 1.0, planted) for planted in (3, 4)]
+    assert [line[:4] for line in attacks.verdicts([], rows, [])] == ["held", "MISS"]
+
+
+def test_late_liars_begin_when_it_did_most_harm_on_the_seed_of_the_grid(capsys: pytest.CaptureFixture[str]) -> None:
+    def run(attack: str, late: int, success: float, ratio: float) -> attacks.Run:
+        clean = attacks_gpt.Outcome("none", 4, 1, "off", attacks_gpt.Plan(), 1.0)
+        trigger, plan = Trigger(success, 0.0, 0.0), attacks_gpt.Plan(late=late, draws=1)
+        return attacks.Run("local", 0, clean, attacks_gpt.Outcome(attack, 4, 1, "sampled", plan, ratio, trigger))
+
+    runs = [run("late-trigger", late, success, 1.0) for late, success in ((5, 0.2), (8, 1.0), (8, 0.0), (12, 0.4))]
+    runs += [run("late-poison", late, 1.0, ratio) for late, ratio in ((5, 1.01), (8, 1.05))]
+    assert attacks.tuned(runs) == {("local", 4, "late-trigger"): 8, ("local", 4, "late-poison"): 8}
+    assert "5 rounds: 0.200" in capsys.readouterr().out
 
 
 def test_without_long_updates_clipping_before_mixing_changes_nothing() -> None:
@@ -984,7 +1015,7 @@ def test_with_full_audits_no_lie_moves_the_model(text: Path) -> None:
     clean = attacks_gpt.attacked(some, attacks_gpt.CLEAN, AuditMode.OFF)
     for attack in ATTACKS:
         outcome = attacks_gpt.attacked(some, attack, AuditMode.FULL)
-        rounds = 2 if attack in ("late-poison", "late-trigger") else some.spec.rounds
+        rounds = 2 if attack in LATE else some.spec.rounds
         assert outcome.accepted == 0 and sum(outcome.rejected.values()) == rounds, attack
         assert (outcome.heldout_nats, outcome.trigger) == (clean.heldout_nats, clean.trigger), attack
         assert outcome.honest_refused == 0, attack
@@ -1078,7 +1109,7 @@ def test_poisoners_come_late_or_at_once_and_are_found(text: Path, monkeypatch: p
     some = world(text)
     some.spec = replace(some.spec, rounds=6, local_steps=1, suspension_rounds=20)
     monkeypatch.setattr(attacks_gpt.draws, "draw", lambda tickets, *_: tuple(tickets))
-    assert [attacks_gpt.attacked(some, name, AuditMode.OFF).accepted for name in ("late-poison", "late-trigger")] == [2, 2]
+    assert [attacks_gpt.attacked(some, name, AuditMode.OFF).accepted for name in LATE] == [2, 2, 2]
     for lapses, rounds in ((0, 3), (1, 3)):  # until the dispute is decided, or from the second round to the closing ones
         monkeypatch.setattr(attacks_gpt, "LAPSES", lapses)
         assert attacks_gpt.attacked(some, "poison", AuditMode.SAMPLED).accepted == rounds
