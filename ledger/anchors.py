@@ -28,6 +28,7 @@ class UndoReason(enum.StrEnum):
     FALSE = "false"  # an update was found false
     WITHHELD = "withheld"  # an update could not be audited: its trainer showed nothing
     STOPPED = "stopped"  # the job ended while audits of these rounds went on
+    VOTED = "voted"  # a quorum of voters wanted it
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class Undone:
     last: Count  # it may have been open
     height: Count
     reason: UndoReason
-    trainer: Key | None = None  # that was convicted
+    trainer: Key | None = None  # that was convicted; None: nobody was
 
 
 Anchors = Annotated[tuple[Anchor, ...], Length(0, ANCHORS_MAX)]  # ascending
@@ -68,6 +69,7 @@ WHY = {
     UndoReason.FALSE: "an update of {} is false",
     UndoReason.WITHHELD: "{} did not show an update to its auditors",
     UndoReason.STOPPED: "the job ended before they were audited",
+    UndoReason.VOTED: "a quorum of the voters wanted the model before them",
 }
 
 

@@ -22,7 +22,7 @@ from protocol import codec
 from protocol.codec import Between, Count, Digest, Key, Length
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed, short_id
-from protocol.limits import AUDIT_WINDOW_MS_MAX, MEMBERS_MAX, TRAINERS_MAX, TRANSACTION_BYTES_MAX
+from protocol.limits import AUDIT_WINDOW_MS_MAX, MEMBERS_MAX, TRAINERS_MAX, TRANSACTION_BYTES_MAX, VOTERS_MAX
 from protocol.messages import Name, Transaction
 from protocol.reasons import ABSENT
 from rounds.ballots import Outcome
@@ -228,6 +228,8 @@ class Job:
     undone: Annotated[tuple[Undone, ...], Length(0, UNDONE_KEPT)] = ()
     convicted: Annotated[tuple[Key, ...], Length(0, MEMBERS_MAX)] = ()  # members whose updates are re-executed before the ballot
     vouched: Keys = ()  # trainers of the open round whose updates are, in a round that is not `audited`
+    # By voter: the anchor that it wants the job to go back to, by the round that began with it.
+    rollbacks: Annotated[dict[Key, Count], Length(0, VOTERS_MAX)] = field(default_factory=dict)
 
     def with_model(self, root: bytes, is_anchor: bool) -> Job:
         """With the model of its open round."""
@@ -318,6 +320,14 @@ class Hold:
     job: Digest
 
 
+@dataclass(frozen=True, slots=True)
+class Rollback:
+    """`job/rollback`: the job goes back to an anchor. Voters do that by a quorum."""
+
+    job: Digest
+    round: Count  # that began with the anchor
+
+
 Suspended = Mapping[bytes, int]  # trainer -> the first round in which it may train again
 NOBODY: Suspended = MappingProxyType({})
 UNBUILT = bytes(32)  # model root of a job whose model is made while its first block is applied
@@ -363,7 +373,7 @@ class Convicted:
     job: bytes
     round: int
     reason: UndoReason
-    trainer: bytes
+    trainer: bytes | None  # None: a quorum of voters wants the round undone
 
 
 @dataclass(frozen=True, slots=True)
@@ -437,8 +447,8 @@ class JobEnded:
 class JobsModule(Module[JobsState]):
     name = "jobs"
     # A start looks at all members that may train, and at all jobs and their specifications.
-    costs: ClassVar[Mapping[str, int]] = {"job/start": 64, "job/stop": 8, "job/hold": 8}
-    contents: ClassVar[Mapping[str, type]] = {"job/start": Start, "job/stop": Stop}
+    costs: ClassVar[Mapping[str, int]] = {"job/start": 64, "job/stop": 8, "job/hold": 8, "job/rollback": 8}
+    contents: ClassVar[Mapping[str, type]] = {"job/start": Start, "job/stop": Stop, "job/rollback": Rollback}
     state_type = JobsState
 
     def __init__(self, rules: JobRules) -> None:
@@ -454,6 +464,8 @@ class JobsModule(Module[JobsState]):
                 return Change(self.started(state, view, job_id(author, said.transaction), spec, author, context.height))
             case Stop(key):
                 return Change(_stop(state, view.of(MembersState), key, author, context.height))
+            case Rollback(key, number):
+                return Change(_wanted_back(state, view.of(MembersState), key, number, author))
         raise AssertionError(said.content)
 
     def started(self, state: JobsState, view: View, key: bytes, spec: bytes, author: bytes, height: int) -> JobsState:
@@ -494,7 +506,7 @@ class JobsModule(Module[JobsState]):
         members, height, jobs = view.of(MembersState), context.height, dict(state.jobs)
         barred = {fact.job: fact.trainers for fact in context.of(Barred)}
         held, last = {fact.job for fact in context.of(Held)}, {fact.job for fact in context.of(LastRound)}
-        convictions, doubtful = _convictions(context), _doubtful(context)
+        convictions, doubtful = _convictions(context, jobs, members), _doubtful(context)
         outcomes = {closed.job: closed.outcome for closed in context.of(ClosedRound)}
         back = dict[bytes, RolledBack]()
         for key in sorted(outcomes.keys() | convictions.keys()):
@@ -844,10 +856,32 @@ def stopped(what: Stoppable, members: MembersState, author: bytes) -> tuple[tupl
     return stops, is_author or len(set(stops) & set(members.voters)) >= VoterSet(members.voters).quorum
 
 
-def _convictions(context: Context) -> dict[bytes, Convicted]:
-    """By job, of the block's convictions that of the earliest round."""
+def _wanted_back(state: JobsState, members: MembersState, key: bytes, number: int, author: bytes) -> JobsState:
+    job = state.jobs.get(key)
+    if job is None or job.phase is Phase.FINISHED:
+        raise Refused("no such job is running, paused or settling: the model of a job that is over is final")
+    if author not in members.voters:
+        raise Refused("only a voter can ask for a rollback")
+    kept = {anchor.round: anchor for anchor in job.anchors}
+    if number not in kept:
+        those = ", ".join(map(str, kept)) or "none yet"
+        raise Refused(f"the model after {number} rounds is not kept for a rollback: take one of {those}")
+    if kept[number].taken == job.taken:
+        raise Refused(f"the model after {number} rounds is the present one")
+    rollbacks = {voter: of for voter, of in {**job.rollbacks, author: number}.items() if voter in members.voters}
+    return replace(state, jobs={**state.jobs, key: replace(job, rollbacks=dict(sorted(rollbacks.items())))})
+
+
+def _convictions(context: Context, jobs: Mapping[bytes, Job], members: MembersState) -> dict[bytes, Convicted]:
+    """By job, of the block's convictions and of what a quorum wants undone, that of the earliest round."""
+    facts, quorum_of_voters = list(context.of(Convicted)), VoterSet(members.voters).quorum
+    for key, job in jobs.items():
+        wanted = Counter(number for voter, number in job.rollbacks.items() if voter in members.voters)
+        kept = {anchor.round for anchor in job.anchors}
+        voted = (number for number, voters in wanted.items() if voters >= quorum_of_voters and number in kept)
+        facts += (Convicted(key, number, UndoReason.VOTED, None) for number in voted)
     found = dict[bytes, Convicted]()
-    for fact in context.of(Convicted):
+    for fact in facts:
         found[fact.job] = min(found.get(fact.job, fact), fact, key=lambda fact: fact.round)
     return found
 
@@ -882,7 +916,8 @@ def _cut(key: bytes, job: Job, doubtful: int, height: int, was_open: bool, is_la
 def _moved(job: Job, anchor: Anchor, undone: Undone, number: int) -> Job:
     """The job with this anchor's model as that of the round `number`. The root is known after the block."""
     anchors = tuple(of for of in job.anchors if of.round <= anchor.round)
-    return replace(job, round=number, taken=anchor.taken, anchors=anchors, undone=(*job.undone, undone)[-UNDONE_KEPT:])
+    listed = (*job.undone, undone)[-UNDONE_KEPT:]
+    return replace(job, round=number, taken=anchor.taken, anchors=anchors, undone=listed, rollbacks={})
 
 
 def _vouched(job: Job, trainers: Iterable[bytes], members: MembersState) -> tuple[bytes, ...]:

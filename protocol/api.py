@@ -573,6 +573,10 @@ class JobCalls(Protocol):
         """Asks for the end of a job, by its id or the beginning of it: its author alone ends it, voters by a quorum."""
         ...
 
+    async def rollback(self, job: str, round: int) -> str:
+        """Asks that a job goes back to its model after so many rounds: voters do that by a quorum, to a model that is kept."""
+        ...
+
 
 class AuditCalls(Protocol):
     async def audits(self, last: int) -> AuditsView:

@@ -17,6 +17,7 @@ from ledger.jobs import (
     SILENCES_MAX,
     Job,
     Phase,
+    Rollback,
     Start,
     Stop,
     VouchRecord,
@@ -204,6 +205,17 @@ class JobAnswers(JobCalls):
         voters = VoterSet(self.peer.driver.state.members.voters)
         want = f"{len(after.stops)} of the {voters.quorum} voters needed want job {after.name!r} to end"
         return f"{want}; its author can end it alone, the others have to say the same"
+
+    async def rollback(self, job: str, round: int) -> str:
+        key = find_job(job, self.peer.driver.state.jobs.going_on(), "jobs that go on")
+        undone = self.peer.driver.state.jobs.jobs[key].undone
+        await self.peer.author.submit("job/rollback", Rollback(key, round))
+        after, voters = self.peer.driver.state.jobs.jobs[key], VoterSet(self.peer.driver.state.members.voters)
+        if after.undone != undone:
+            return f"job {after.name!r}: {told_undone(after.undone[-1])}"
+        same = sum(number == round for number in after.rollbacks.values())
+        want = f"{same} of the {voters.quorum} voters needed want job {after.name!r} back"
+        return f"{want} at its model after {round} rounds; the others have to say the same"
 
 
 def _opened_vouches(vouches: Iterable[Signed]) -> list[tuple[bytes, Vouch]]:

@@ -16,7 +16,8 @@ from ledger.audits.docket import AuditsModule
 from ledger.audits.state import Result
 from ledger.core.genesis import Genesis
 from ledger.core.module import Change, Context, Module, Said, View
-from ledger.jobs import Held, Job, LastRound, Phase, Stop
+from ledger.jobs import Held, Job, LastRound, Phase, Rollback, Stop
+from ledger.members import Leave
 from ledger.state import EMPTY_BODY, Body
 from protocol.codec import Digest
 from protocol.identity import Signed
@@ -651,6 +652,73 @@ def test_rounds_go_on_after_a_step_of_the_audits_has_failed_and_a_rollback_goes_
     assert place(court.job(court.key)) == (12, 8)
 
 
+# By a quorum of voters -----------------------------------------------------------------------------------------------------
+
+
+def wish(court: Court, person: FastSigner, number: int) -> Signed:
+    return court.tx(person, "job/rollback", Rollback(court.key, number))
+
+
+def test_a_quorum_of_voters_takes_a_job_back_to_an_anchor() -> None:
+    court = court_of()
+    court.round(9)
+    root = court.job(court.key).anchors[1].root
+    court.decide(wish(court, ANN, 4), wish(court, BEN, 8))
+    court.round()
+    court.decide(wish(court, CID, 4))
+    assert place(court.job(court.key)) == (11, 11), "two of four agree"
+    court.decide(wish(court, DEE, 4))
+    job = court.job(court.key)
+    assert place(job) == (12, 4) and anchored(court) == [(0, 0), (4, 4)] and job.anchors[1].root == root
+    assert job.undone == (Undone(4, 11, court.state.height, UndoReason.VOTED),)
+    assert job.audited and not job.rollbacks and not job.convicted
+    court.round(2)
+    assert place(court.job(court.key)) == (14, 6), "once"
+
+
+def test_who_changes_its_mind_counts_once_and_who_votes_no_more_counts_not() -> None:
+    court = court_of()
+    court.round(9)
+    court.decide(wish(court, ANN, 4), wish(court, BEN, 4), wish(court, DEE, 8))
+    court.decide(wish(court, ANN, 8))
+    assert court.job(court.key).rollbacks == {ANN.public: 8, BEN.public: 4, DEE.public: 8}
+    court.decide(court.tx(DEE, "member/leave", Leave()))
+    court.decide()
+    court.decide()
+    assert place(court.job(court.key))[1] >= 10, "two of three voters are no quorum"
+
+
+def test_a_rollback_needs_a_voter_a_job_that_goes_on_and_an_earlier_model_that_is_kept() -> None:
+    court = court_of()
+    court.round(9)
+    for number, why in ((3, "take one of 0, 4, 8"), (9, "take one of 0, 4, 8")):
+        assert why in (court.problem(wish(court, ANN, number)) or "")
+    court.decide(court.tx(DEE, "member/leave", Leave()))
+    court.round(2)
+    assert "only a voter" in (court.problem(wish(court, DEE, 4)) or "")
+    assert "is the present one" in (court.problem(wish(court, ANN, 12)) or "")
+    court.decide(court.tx(PEOPLE[0], "job/stop", Stop(court.key)))
+    assert "is final" in (court.problem(wish(court, ANN, 4)) or "")
+
+
+def test_of_a_conviction_and_a_quorum_in_one_block_the_earlier_model_counts() -> None:
+    for number, taken in ((0, 0), (8, 4)):
+        court = court_of()
+        court.round(9)
+        accuse(court, DEE, 6, A)
+        court.decide(verdict(court, CID, 6, A), *(wish(court, person, number) for person in (ANN, BEN, DEE)))
+        assert court.job(court.key).taken == taken and len(court.job(court.key).undone) == 1
+
+
+def test_a_job_with_all_rounds_taken_goes_on_after_a_rollback() -> None:
+    court = court_of(SAMPLED + b":9")
+    while not court.job(court.key).is_trained:
+        court.round()
+    assert court.job(court.key).phase is Phase.SETTLING
+    court.decide(*(wish(court, person, 4) for person in (BEN, CID, DEE)))
+    assert (court.job(court.key).phase, court.job(court.key).taken) == (Phase.RUNNING, 4)
+
+
 # What goes back, and what stays -------------------------------------------------------------------------------------------
 
 RESTORED = {"taken", "model_root", "anchors"}
@@ -666,6 +734,7 @@ OPENED = {  # of the round that opens after it
     "successors",
     "voting_keys",
     "vouched",
+    "rollbacks",
 }
 NOTED = {"undone", "convicted"}
 KEPT = {

@@ -206,6 +206,10 @@ class FakeApi:
         self.asked.append(token)
         return f"{token} is revoked"
 
+    async def rollback(self, job: str, round: int) -> str:
+        self.asked.append((job, round))
+        return "1 of 3 voters want it back"
+
     async def cancel(self, job: str) -> str:
         self.asked.append(job)
         return "1 of 3 voters want it to end"

@@ -126,6 +126,15 @@ async def cancel(asked: Asked[PeerApi]) -> None:
     asked.show(await asked.decided(asked.api.cancel(asked.options.job)))
 
 
+@word(
+    "take a job back to an earlier model: rollback JOB ROUND (voters by a quorum)",
+    Argument("job", metavar="JOB", help="the id of a job that goes on; its first characters are enough"),
+    Argument("round", type=whole_number(0), metavar="ROUND", help="to its model after so many rounds, if that is kept"),
+)
+async def rollback(asked: Asked[PeerApi]) -> None:
+    asked.show(await asked.decided(asked.api.rollback(asked.options.job, asked.options.round)))
+
+
 async def _show_jobs(asked: Asked[PeerApi], jobs: tuple[JobView, ...]) -> None:
     asked.show(views.jobs(jobs, await asked.names()) if jobs else "no job yet; start one with `train --rounds 80`")
 
