@@ -872,16 +872,19 @@ def _wanted_back(state: JobsState, members: MembersState, key: bytes, number: in
     return replace(state, jobs={**state.jobs, key: replace(job, rollbacks=dict(sorted(rollbacks.items())))})
 
 
+def _voted_back(job: Job, members: MembersState) -> int | None:
+    """The anchor that a quorum of the voters wants, by its round; None if there is none, or it is not kept any more."""
+    wanted = Counter(number for voter, number in job.rollbacks.items() if voter in members.voters)
+    number, voters = max(wanted.items(), key=lambda item: item[1], default=(0, 0))
+    is_kept = number in {anchor.round for anchor in job.anchors}
+    return number if voters >= VoterSet(members.voters).quorum and is_kept else None
+
+
 def _convictions(context: Context, jobs: Mapping[bytes, Job], members: MembersState) -> dict[bytes, Convicted]:
     """By job, of the block's convictions and of what a quorum wants undone, that of the earliest round."""
-    facts, quorum_of_voters = list(context.of(Convicted)), VoterSet(members.voters).quorum
-    for key, job in jobs.items():
-        wanted = Counter(number for voter, number in job.rollbacks.items() if voter in members.voters)
-        kept = {anchor.round for anchor in job.anchors}
-        voted = (number for number, voters in wanted.items() if voters >= quorum_of_voters and number in kept)
-        facts += (Convicted(key, number, UndoReason.VOTED, None) for number in voted)
-    found = dict[bytes, Convicted]()
-    for fact in facts:
+    found, voted = dict[bytes, Convicted](), {key: _voted_back(job, members) for key, job in jobs.items()}
+    wanted = [Convicted(key, number, UndoReason.VOTED, None) for key, number in voted.items() if number is not None]
+    for fact in (*context.of(Convicted), *wanted):
         found[fact.job] = min(found.get(fact.job, fact), fact, key=lambda fact: fact.round)
     return found
 

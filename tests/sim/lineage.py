@@ -1,14 +1,18 @@
-"""Which closed rounds are in the model of each job, told from closings, roots and the log of audits.
+"""Which closed rounds are in the model of each job, told from closings, roots, the log of audits and what voters ask for.
 
 Written apart from the code that it checks: nothing here knows how a rollback chooses its anchor.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from protocol.identity import short_id
+from consensus.quorum import quorum
+from protocol import codec
+from protocol.identity import Signed, short_id
 from tests.sim.invariants import Violation
 
 CONVICTED = "suspended"  # as the log calls a proposal that judges found false, or could not see
@@ -21,11 +25,20 @@ class Lineage:
     roots: dict[tuple[bytes, int], bytes] = field(default_factory=dict)  # of the model with which a round began
     rollbacks: int = 0
     reopened: int = 0  # jobs whose rounds were all taken
+    voted: int = 0  # rollbacks that a quorum of voters asked for
+    # By job: what each voter asks for, and the anchors after the last block.
+    _wishes: dict[bytes, dict[bytes, int]] = field(default_factory=dict)
+    _anchors: dict[bytes, set[int]] = field(default_factory=dict)
     _settling: set[bytes] = field(default_factory=set)
 
-    def on_block(self, transition: Any, after: Any) -> None:
+    def on_block(self, transition: Any, after: Any, transactions: Iterable[Signed]) -> None:
         """Each decided block once, in order. `after` has the roots of the models."""
         height, jobs = after.height, after.jobs.jobs
+        for signed in transactions:
+            _, _, _, kind, content = codec.unpack(signed.body, len(signed.body))
+            if kind == "job/rollback":
+                key, number = codec.unpack(content, len(content))
+                self._wishes.setdefault(key, {})[signed.signer] = number
         for key in transition.started:
             self.lines[key] = []
         for closed in transition.closed:
@@ -42,14 +55,28 @@ class Lineage:
             if str(jobs[key].phase) != "finished":
                 self.rollbacks += 1
                 self.reopened += key in self._settling
-                if not any(entry.job == key and entry.round in before[key] for entry in convicted):
+                is_voted = self._is_voted(key, after)
+                self.voted += is_voted
+                if not is_voted and not any(entry.job == key and entry.round in before[key] for entry in convicted):
                     raise Violation("rolled back for nothing", f"height {height}: no lie was in the model")
+            self._wishes.pop(key, None)
+        if any(key in jobs and str(jobs[key].phase) != "finished" and self._is_voted(key, after) for key in self._wishes):
+            raise Violation("not rolled back", f"height {height}: a quorum of voters asked for it")
+        self._anchors = {key: {anchor.round for anchor in job.anchors} for key, job in jobs.items()}
         self._settling = {key for key, job in jobs.items() if str(job.phase) == "settling"}
         for key, job in jobs.items():
             if job.taken != len(self.lines[key]):
                 raise Violation("taken", f"height {height}: {job.taken} rounds, {len(self.lines[key])} are in the model")
             if self.roots.setdefault((key, job.round), job.model_root) != job.model_root:
                 raise Violation("round used again", f"height {height}: round {job.round} begins with another model than before")
+
+    def _is_voted(self, key: bytes, after: Any) -> bool:
+        """Whether a quorum of the voters asks for the same anchor, which was kept."""
+        wishes = self._wishes.get(key, {})
+        voters = after.members.voters
+        wanted = Counter(wishes[voter] for voter in voters if voter in wishes)
+        kept = self._anchors.get(key, set())
+        return any(count >= quorum(len(voters)) and number in kept for number, count in wanted.items())
 
     def _roll_back(self, height: int, key: bytes, back: Any) -> None:
         """To a model that the job had; what came after it is in the model no more."""

@@ -225,6 +225,7 @@ CLOCK_PROBABILITY = 0.3
 TOGETHER_PROBABILITY = 0.2  # where nobody else is away, or lies
 KEEPS_LINKS_PROBABILITY = 0.5
 CURATES_PROBABILITY = 0.2
+BACK_PROBABILITY = 0.25  # where there is a job
 MINUTE_MS = 500  # some heights
 
 
@@ -242,6 +243,10 @@ def expand(seed: int, n: int = 4, strategies: Sequence[str] = (), **fixed: objec
     plan = replace(plan, faults=tuple(draw.faults), keeps_links=source.random() < KEEPS_LINKS_PROBABILITY)
     if random.Random(f"folkmoot curates {seed} {n}").random() < CURATES_PROBABILITY:
         plan = replace(plan, minute_ms=MINUTE_MS)
+    source = random.Random(f"folkmoot goes back {seed} {n}")
+    if plan.jobs and source.random() < BACK_PROBABILITY:
+        at, amount = source.uniform(0.2, 1.0) * plan.heal_at, float(source.random() < 0.7)
+        plan = replace(plan, faults=(*plan.faults, Fault(len(plan.faults), "back", at, at, (), amount)))
     return replace(plan, **fixed)  # type: ignore[arg-type]
 
 

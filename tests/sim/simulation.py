@@ -24,13 +24,13 @@ from typing import Any
 from consensus.block import decode_block, encode_header, header_of
 from consensus.chain_proof import Anchor
 from consensus.pacemaker import REPEAT_SECONDS_MAX
-from consensus.quorum import faults_tolerated
+from consensus.quorum import faults_tolerated, quorum
 from consensus.turn import Decided, Restart, Turn, deliver, persist, restart_of
 from ledger.blocks.ledger import Ledger
 from ledger.core.module import Refused
 from ledger.jobs import Phase
 from ledger.snapshots.assembly import Restored
-from ledger.state import Rules, State, Transition
+from ledger.state import Body, Rules, State, Transition, decode_body
 from peer.node.early import RoundKey
 from peer.node.node import AppliedBlock, Do, Item, Node, RoundClosed, RoundOpened
 from peer.node.rounds import Measured
@@ -653,7 +653,8 @@ class Simulation:
         if len(self.plan.of("leave")) > 1:
             self.count("several leaves")
         self.counts |= self.progress.came_about() | self.curated.came_about()
-        self.counts |= {"rollbacks of all": self.lineage.rollbacks, "jobs that go on": self.lineage.reopened}
+        self.counts |= {"rollbacks of all": self.lineage.rollbacks, "by a vote": self.lineage.voted}
+        self.counts |= {"jobs that go on": self.lineage.reopened}
         self.counts |= {"justified": self.invariants.justified, "unseen": self.invariants.unseen}
 
     @contextlib.contextmanager
@@ -846,12 +847,12 @@ class Simulation:
             else:
                 transition = self._reference.apply(state, decoded)
                 self.decided_state = finish(transition, state)
-            self._follow_rollbacks(transition)
+            self._follow_rollbacks(transition, decode_body(decoded.body))
             self.curated.on_block(height, decoded.body, state, self.decided_state)
         return problem, self.decided_state.root
 
-    def _follow_rollbacks(self, transition: Transition) -> None:
-        self.lineage.on_block(transition, self.decided_state)
+    def _follow_rollbacks(self, transition: Transition, body: Body) -> None:
+        self.lineage.on_block(transition, self.decided_state, body.transactions)
         jobs = self.decided_state.jobs.jobs
         self._back = [(key, jobs[key].round, jobs[key].taken) for key in transition.back if jobs[key].phase is not Phase.FINISHED]
         for key, number, _ in self._back:
@@ -1216,6 +1217,21 @@ class Simulation:
                     peer.author.wishes.append(workload.start_job(KINDS[(self.plan.seed + 1) % len(KINDS)], 1_000))
 
         self._between(fault, stop, lambda: None)
+
+    def _fault_back(self, fault: Fault) -> None:
+        """Voters ask that a job goes back to its oldest anchor: a quorum of them, or one too few."""
+
+        def ask() -> None:
+            state = self.decided_state
+            for key, job in state.jobs.running().items():
+                if job.anchors and job.anchors[0].taken < job.taken:
+                    voters = [peer for peer in self.honest if peer.key in state.members.voters]
+                    count = quorum(len(state.members.voters)) - (not fault.amount)
+                    for peer in voters[:count]:
+                        peer.author.wishes.append(workload.roll_back(key, job.anchors[0].round))
+                    self.count("voters asked for a rollback")
+
+        self._between(fault, ask, lambda: None)
 
     def _fault_rollback(self, fault: Fault) -> None:
         peer, images = self.peers[fault.nodes[0]], list[Disk]()

@@ -12,7 +12,7 @@ from ledger.audits.losses import SealedLoss
 from ledger.audits.state import OPENS, AuditFinding, Due, OpeningDue, due_for, in_turn, others_audited
 from ledger.core.genesis import TRAINER
 from ledger.core.module import Refused
-from ledger.jobs import Start, Stop
+from ledger.jobs import Rollback, Start, Stop
 from ledger.members import (
     Admit,
     Approve,
@@ -193,6 +193,10 @@ def start_job(kind: str, rounds: int, alone: bool = False) -> tuple[str, Start]:
 
 def stop_job(job: bytes) -> tuple[str, Stop]:
     return "job/stop", Stop(job)
+
+
+def roll_back(job: bytes, number: int) -> tuple[str, Rollback]:
+    return "job/rollback", Rollback(job, number)
 
 
 def said_of(due: Due, finding: Finding, loss: SealedLoss | None = None) -> tuple[str, AuditFinding]:

@@ -27,6 +27,8 @@ BLINDED = Scenario(n=7, liars=("signs-again", "signs-again"), blocks=35)
 CHALLENGED = with_liar("signs-again", blocks=30)  # whose seeds 1, 4, … have sampled audits
 CROWDED = Scenario(n=7, liars=("signs-again", "signs-again"), blocks=60)
 FRAMED = with_liar("signs-again", blocks=110)
+QUORUM_BACK = Scenario(goes_back=1.0, seconds=3.0, blocks=40)
+ONE_TOO_FEW = replace(QUORUM_BACK, goes_back=0.0)
 TWO_CHEATS = Scenario(n=7, liars=("signs-again", "signs-again"), blocks=90)
 RESTORED = Scenario(joiners=1, joins_at=6.0, seconds=7.0, blocks=60)
 HONEST = ("honest suspended",)
@@ -178,6 +180,14 @@ def _anchor_after_the_lie(planter: Planter) -> None:
     planter.simulation(_cheats)
 
 
+def _too_few_roll_back(planter: Planter) -> None:
+    planter.replace(jobs, "_voted_back", lambda job, members: max(job.rollbacks.values(), default=None))
+
+
+def _nobody_rolls_back(planter: Planter) -> None:
+    planter.replace(jobs, "_voted_back", lambda job, members: None)
+
+
 def _undone_again(planter: Planter) -> None:
     planter.replace(Docket, "undo", lambda self, first: None)
     planter.simulation(_cheats)
@@ -279,6 +289,8 @@ AUDITS = (
     ),
     Mutant("anchor-after-the-lie", "a rollback goes to an anchor after the lie", ("lie stays",), _anchor_after_the_lie, FRAMED),
     Mutant("undone-again", "a lie that is undone rolls back again", ("rolled back for nothing",), _undone_again, TWO_CHEATS),
+    Mutant("too-few-roll-back", "one voter takes a job back", ("rolled back for nothing",), _too_few_roll_back, ONE_TOO_FEW),
+    Mutant("nobody-rolls-back", "what voters want undone stays", ("not rolled back",), _nobody_rolls_back, QUORUM_BACK),
     Mutant("no-anchors-kept", "peers keep no models of anchors", ("anchor kept",), _no_anchors_kept, FRAMED),
     Mutant("taken-not-in-snapshots", "a snapshot has no count of rounds", ("roots",), _taken_not_in_snapshots, RESTORED),
     Mutant("shut-is-guilty", "a trainer that opens nothing is suspended", HONEST, _shut_is_guilty, FRAMED),

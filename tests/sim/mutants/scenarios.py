@@ -47,6 +47,7 @@ class Scenario:
     joins_at: float = 0.3
     rotates: bool = False
     retires: float | None = None  # 1: and everybody says that f may fall
+    goes_back: float | None = None  # 1: a quorum of voters asks that the job goes back; 0: one voter too few
     jobs: bool = True
     minute_ms: int = 0  # of curation
     loner: str = ""  # there is a second job, and the others retire its only trainer: "back", it runs; "lost", its disk is damaged
@@ -81,6 +82,8 @@ class Scenario:
             at = source.uniform(self.calm_seconds, self.seconds * 0.9)
             one, other = source.sample(range(self.n), 2)
             add("break", at, at + source.uniform(0.05, 0.5), (one, other))
+        if self.goes_back is not None:
+            add("back", self.seconds, self.seconds, (), self.goes_back)
         for _ in range(self.rollbacks):
             at = source.uniform(self.calm_seconds, self.seconds * 0.7)
             add("rollback", at, at + source.uniform(0.05, 0.6), (peers[0],))
