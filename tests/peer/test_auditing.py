@@ -473,6 +473,29 @@ async def test_a_proposal_that_is_shown_to_one_auditor_alone_is_shown_to_the_jud
         await poll(lambda: not seat.auditing._shown)
 
 
+async def test_a_quorum_of_voters_takes_a_job_back_to_an_anchor_and_all_go_on_from_it(tmp_path: Path) -> None:
+    async with trainers(tmp_path) as made:
+        job = await made.train(replace(SPEC, rounds=ENDLESS, local_steps=5, audit_window=30))
+        for seat in made.seats:
+            await seat.until(lambda driver: driver.state.jobs.jobs[job].round >= 10)
+        services = [service_of(seat) for seat in made.seats]
+        with pytest.raises(UserError, match="take one of 0, 8"):
+            await services[0].rollback("sums", 5)
+        said = [await service.rollback("sums", 8) for service in services[:3]]
+        assert (
+            said[0]
+            == "1 of the 3 voters needed want job 'sums' back at its model after 8 rounds; the others have to say the same"
+        )
+        assert "a quorum of the voters wanted the model before them" in said[2]
+        (undone,) = made.seats[0].driver.state.jobs.jobs[job].undone
+        for seat in made.seats:
+            await seat.until(lambda driver: driver.state.jobs.jobs[job].round >= undone.last + 3)
+            of = seat.driver.state.jobs.jobs[job]
+            assert (undone.first, of.taken) == (8, of.round - undone.last - 1 + 8)
+        await services[0].cancel("sums")
+        await ended(made, job)
+
+
 async def test_after_a_restart_the_round_that_is_open_is_no_time_to_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may be closed at once."""
     begun: list[int] = []
