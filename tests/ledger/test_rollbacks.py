@@ -16,7 +16,7 @@ from ledger.audits.docket import AuditsModule
 from ledger.audits.state import Result
 from ledger.core.genesis import Genesis
 from ledger.core.module import Change, Context, Module, Said, View
-from ledger.jobs import Held, Job, LastRound, Phase, Rollback, Stop
+from ledger.jobs import Held, Job, LastRound, Phase, Rollback, Stop, _voted_back
 from ledger.members import Leave
 from ledger.state import EMPTY_BODY, Body
 from protocol.codec import Digest
@@ -699,6 +699,16 @@ def test_a_rollback_needs_a_voter_a_job_that_goes_on_and_an_earlier_model_that_i
     assert "is the present one" in (court.problem(wish(court, ANN, 12)) or "")
     court.decide(court.tx(PEOPLE[0], "job/stop", Stop(court.key)))
     assert "is final" in (court.problem(wish(court, ANN, 4)) or "")
+
+
+def test_nothing_more_is_undone_where_the_anchor_is_kept_no_longer() -> None:
+    """Of too many anchors some are forgotten, and meanwhile voters may have asked for one of these."""
+    court = court_of()
+    court.round(9)
+    job, members = court.job(court.key), court.state.members
+    wanted = replace(job, rollbacks=dict.fromkeys(members.voters, 4))
+    assert _voted_back(wanted, members) == 4
+    assert _voted_back(replace(wanted, anchors=(job.anchors[0], job.anchors[2])), members) is None
 
 
 def test_of_a_conviction_and_a_quorum_in_one_block_the_earlier_model_counts() -> None:
