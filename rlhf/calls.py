@@ -26,7 +26,7 @@ class StageView:
     objective: str
     job: str
     state: str  # waiting, running, paused, measuring, finished or failed
-    round: int
+    round: int  # how many are in the model
     rounds: int
     model_root: str
     held_out_accuracy: float | None = None  # of a reward model or `dpo`, as this peer or else the voters measured it

@@ -4,7 +4,8 @@ Each trial is a network of its own. It trains a base, and one peer starts a plan
 of PPO. In every stage somebody is killed at a random moment and started again: while the others fetch what the plan brings, in a
 round of the reward model, at the turn to the policy, in a round of PPO. The peer that asked for the plan is killed in one stage,
 in another one in each trial. Meanwhile a newcomer joins by snapshot, and is killed, too. All end with the same models, and the
-export passes `peer audit`. Every second trial audits samples.
+export passes `peer audit`. Every second trial audits samples. With `--liar` one more peer sends false updates: where audits are
+sampled, it is convicted in each stage, and the rounds since are undone.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Set
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from random import Random
@@ -49,6 +52,7 @@ MEASURED = (
 )
 KILLS = ("fetching", "reward", "turn", "ppo")
 DOWN_SECONDS_MAX = 2.0
+AUDITORS = "6"  # with a rate of 1, all are drawn for every update of the others
 TRIAL_SECONDS_MAX = 600.0  # for what takes one minute on a machine that has time
 AUDIT_SECONDS_MAX = 120.0
 TIMELY = {"absent", "unjudged"}  # rejections that blame nobody: it was killed, or its judges were
@@ -70,9 +74,10 @@ class Attempt:
     def __init__(self, options: argparse.Namespace, number: int) -> None:
         self._options, self._number = options, number
         self._random = Random(options.seed + number)
+        self._is_sampled = bool(number % 2)
 
     async def run(self, peers: Network, trial: Trial) -> None:
-        founders, random = list(peers.peers), self._random
+        founders, random = peers.honest, self._random
         starter, host = random.sample(founders, 2)  # the latter is never killed, and lets the newcomer in
         victim: DemoPeer | None = None
         trial.figures["starter"] = starter.name
@@ -89,7 +94,7 @@ class Attempt:
                     peers.kill(victim)
                     await trio.sleep(random.uniform(0, DOWN_SECONDS_MAX))
                     peers.launch(victim)
-            for peer in peers.peers:
+            for peer in peers.honest:
                 await demo.answers(peer)
                 while (await calls(peer).rlhf_status()).state not in ("finished", "failed", "cancelled"):  # noqa: ASYNC110
                     await trio.sleep(network.POLL_SECONDS)
@@ -104,7 +109,7 @@ class Attempt:
             for number in range(PAIRS)
         ]
         file.write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
-        audit = {"audit": "sampled" if self._number % 2 else "full"}
+        audit = {"audit": "sampled", "audit_rate": "1", "auditors": AUDITORS} if self._is_sampled else {"audit": "full"}
         said = TERMS | audit | {f"reward.{name}": value for name, value in (REWARD_TERMS | audit).items()}
         how = (self._options.rounds, "", said, str(file), self._options.epochs)
         await calls(starter).start_rlhf_training(base, "", *how)
@@ -151,12 +156,12 @@ class Attempt:
         await peers.restart(newcomer, *command)
 
     async def _judge(self, peers: Network, host: DemoPeer, trial: Trial) -> None:
-        views = {bare(await calls(peer).rlhf_status()) for peer in peers.peers}
+        views = {bare(await calls(peer).rlhf_status()) for peer in peers.honest}
         trial.require(len(views) == 1, "not all say the same of the plan")
         view = views.pop()
         trained = sum(not preferences.is_held_out(f"q{number}: ") for number in range(PAIRS))
         sizes = {"steps": int(REWARD_TERMS["local_steps"]), "batch": int(REWARD_TERMS["batch"])}
-        trainers = sum(peer.trains for peer in peers.peers[: self._options.peers])
+        trainers = sum(peer.trains for peer in peers.peers[: self._options.peers + self._options.liar])
         rounds = preferences.rounds_of(self._options.epochs, trained, trainers=trainers, **sizes)
         done = [(stage.objective, stage.state, stage.round) for stage in view.stages]
         wanted = [("reward-mean", "finished", rounds), ("ppo", "finished", self._options.rounds)]
@@ -170,9 +175,17 @@ class Attempt:
             trial.require(audited.returncode == 0, f"the export does not pass `peer audit`: {said}")
         trial.require(not scope.cancelled_caught, "`peer audit` takes too long")
         await trio.to_thread.run_sync(peers.stop)
-        for peer in peers.peers:
-            for problem in problems(peer, view):
+        liars = {peer.identity.public for peer in peers.peers if peer.lies}
+        for peer in peers.honest:
+            for problem in problems(peer, view, liars):
                 trial.problems.append(f"{peer.name}: {problem}")
+        with closing(Disk(host.directory)) as disk:
+            for stage in view.stages:
+                undone = [of for of in disk.job(stage.job).undone if of.trainer in liars]
+                trial.figures[f"{stage.objective}: rounds undone"] = sum(of.last - of.first + 1 for of in undone)
+                trial.require(
+                    bool(undone) or not (liars and self._is_sampled), f"the liar of the {stage.objective} job was not convicted"
+                )
         trial.problems += peers.failures()
 
 
@@ -200,7 +213,7 @@ def bare(view: RlhfView) -> RlhfView:
     return replace(view, stages=tuple(replace(stage, **nothing) for stage in view.stages))
 
 
-def problems(peer: DemoPeer, view: RlhfView) -> list[str]:
+def problems(peer: DemoPeer, view: RlhfView, liars: Set[bytes]) -> list[str]:
     """What a stopped peer's disk has and must not have."""
     found: list[str] = []
     disk = Disk(peer.directory)
@@ -208,13 +221,13 @@ def problems(peer: DemoPeer, view: RlhfView) -> list[str]:
         state = disk.state
         for stage in view.stages:
             job = disk.job(stage.job)
-            if (job.round, job.model_root.hex()) != (stage.round, stage.model_root):
-                found.append(f"the {stage.objective} job has another model after round {job.round}")
-            rejected = {reason for told in job.rejected.values() for reason in told} - TIMELY
+            if (job.taken, job.model_root.hex()) != (stage.round, stage.model_root):
+                found.append(f"the {stage.objective} job has another model after {job.taken} rounds")
+            rejected = {reason for key, told in job.rejected.items() if key not in liars for reason in told} - TIMELY
             if rejected:
                 found.append(f"honest proposals of the {stage.objective} job were rejected: {', '.join(sorted(rejected))}")
-        suspended = [key for key, of in state.audits.standings.items() if of.suspensions or of.lost or of.wrong]
-        found += [f"{key.hex()[:8]} was suspended, or lost a reward" for key in suspended]
+        suspended = {key for key, of in state.audits.standings.items() if of.suspensions or of.lost or of.wrong}
+        found += [f"{key.hex()[:8]} was suspended, or lost a reward" for key in suspended - liars]
     finally:
         disk.close()
     return found
@@ -225,12 +238,21 @@ async def run(options: argparse.Namespace) -> int:
     for number in range(options.first, options.first + options.trials):
         trials.append(trial := Trial(f"network {number}"))
         folder = options.keep / str(number) if options.keep else None
-        async with network.running(options.peers, seed=options.seed + number, dress=tunes, folder=folder) as peers:
+        made = network.running(
+            options.peers + options.liar,
+            int(options.liar),
+            attack="false-update",
+            seed=options.seed + number,
+            dress=tunes,
+            folder=folder,
+        )
+        async with made as peers:
             await tried(peers, Attempt(options, number).run, trial)
         print(f"{trial.what}: {'; '.join(trial.problems) or 'held'} {trial.figures}", file=sys.stderr, flush=True)
     failures = [f"{trial.what}: {problem}" for trial in trials for problem in trial.problems]
     seconds = trio.current_time() - started
-    title = f"tuned while peers are killed and join, {options.peers} peers, seed {options.seed}, {seconds:.0f} s in all"
+    who = f"{options.peers} peers{' and a liar' if options.liar else ''}"
+    title = f"tuned while peers are killed and join, {who}, seed {options.seed}, {seconds:.0f} s in all"
     return report(options, title, *table_of(trials), failures, {"trials": [vars(trial) for trial in trials], "seconds": seconds})
 
 
@@ -238,6 +260,7 @@ def main() -> int:
     parser = arguments("rlhf", __doc__)
     parser.add_argument("--trials", type=COUNT, default=1, metavar="N", help="networks, one after another")
     parser.add_argument("--first", type=whole_number(0), default=0, metavar="N", help="number of the first one")
+    parser.add_argument("--liar", action="store_true", help="one more peer, which sends false updates")
     parser.add_argument("--epochs", type=COUNT, default=3, metavar="N", help="over the preferences")
     parser.add_argument("--rounds", type=COUNT, default=10, metavar="N", help="of PPO")
     return network.main(partial(run, parser.parse_args()))

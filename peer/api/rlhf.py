@@ -324,7 +324,7 @@ def _stage(key: bytes, job: Job | Waiting) -> StageView:
     if isinstance(job, Waiting):
         return StageView(spec.objective, key.hex(), "waiting", 0, spec.rounds, "", notes=notes(spec))
     root = job.model_root.hex()
-    view = StageView(spec.objective, key.hex(), job.phase.value, job.round, spec.rounds, root, notes=notes(spec))
+    view = StageView(spec.objective, key.hex(), job.phase.value, job.taken, spec.rounds, root, notes=notes(spec))
     if not plans.trained_nothing(job):
         return view
     return replace(view, state="failed", failed=plans.nothing_accepted(job.rounds, plans.rejections(job), spec.kind.labels))
