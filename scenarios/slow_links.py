@@ -110,6 +110,7 @@ def _judge(peers: Network, trial: Trial, *, is_attacked: bool) -> None:
     }
     for key in suspended & honest.keys():
         trial.problems.append(f"{honest[key]} is honest and was suspended")
+    trial.require(is_attacked or not job.undone, "rounds were undone")
     if is_attacked:
         liars = {peer.identity.public for peer in peers.peers} - honest.keys()
         trial.require(liars <= suspended, "the liar was not suspended")
