@@ -535,7 +535,9 @@ class JobsModule(Module[JobsState]):
             elif job.phase is Phase.FINISHED and job.opened == height and key in doubtful:
                 job, back[key] = _cut(key, job, doubtful[key], height, was_open=key not in outcomes, is_last=key in last)
             is_over = job.phase is Phase.FINISHED or not job.anchors
-            jobs[key] = replace(job, anchors=() if is_over else needed(job.anchors, doubtful.get(key, job.round)))
+            anchors = () if is_over else needed(job.anchors, doubtful.get(key, job.round))
+            # A job that did not change stays the same object, so that nobody looks through it again.
+            jobs[key] = job if anchors == job.anchors else replace(job, anchors=anchors)
         ended = tuple(sorted(key for key, job in jobs.items() if job.phase is Phase.FINISHED and job.opened == height))
         state = self._called_up(JobsState(jobs, state.line), members, height, held)
         started = tuple(sorted({*started, *(state.jobs.keys() - jobs.keys())}))

@@ -363,6 +363,18 @@ def test_rounds_close_one_after_the_other_until_the_job_is_finished(world: World
     assert job.accepted == dict.fromkeys(job.trainers, 2) and job.rejected == {}
 
 
+def test_a_job_that_a_block_does_not_change_stays_the_very_same_object() -> None:
+    """So nobody looks through the jobs that are over in each block."""
+    world = World()
+    over, other = world.start(spec=SCRATCH + b":1"), world.start(PEOPLE[1], SCRATCH + b":4")
+    world.decide(closings=(world.closing(over),))
+    running = world.start(PEOPLE[2], SCRATCH + b":4")
+    assert world.job(over).phase is Phase.FINISHED and world.job(other).anchors
+    before = world.state.jobs.jobs
+    world.decide(closings=(world.closing(running),))
+    assert [key for key, job in world.state.jobs.jobs.items() if job is not before[key]] == [running]
+
+
 def test_a_closing_closes_exactly_the_open_round_of_a_running_job(world: World) -> None:
     key = world.start(spec=LANGUAGE + b":1")
     closing = world.closing(key)
