@@ -30,7 +30,7 @@ COVERED_FROM = 200  # histories: the rarest of these is in one of thirty
 COVERED = {
     kind: tuple(text.split(", "))
     for kind, text in {
-        "seeds": "liar, crash, rollback, damage, wrong-state, join, rotate, skew, clock, stop, several leaves, link kept, "
+        "seeds": "liar, crash, rollback, damage, wrong-state, join, rotate, skew, clock, stop, several leaves, link kept, voted rollback, "
         "restored, rounds closed, liars expelled, newcomers voted, tasks settled, votes forfeited, leases expired, "
         "projects closed, points paid, texts redacted, gold said",
         "twins": "twin, split, crash, liars expelled",
@@ -166,8 +166,8 @@ class Tally:
         for total, drawn in ((self.faults, result.faults), (self.liars, result.liars)):
             for what, count in drawn.items():
                 total[what] = total.get(what, 0) + count
-        for what in result.faults:
-            self.histories[what] = self.histories.get(what, 0) + 1
+        for what, count in result.faults.items():
+            self.histories[what] = self.histories.get(what, 0) + bool(count)
         of = self.by_n.setdefault(str(result.n), {"histories": 0, "cpu_seconds": 0.0})
         of["histories"] += 1
         of["cpu_seconds"] = round(of["cpu_seconds"] + result.cpu, 3)

@@ -653,7 +653,7 @@ class Simulation:
         if len(self.plan.of("leave")) > 1:
             self.count("several leaves")
         self.counts |= self.progress.came_about() | self.curated.came_about()
-        self.counts |= {"rollbacks of all": self.lineage.rollbacks, "by a vote": self.lineage.voted}
+        self.counts |= {"rollbacks of all": self.lineage.rollbacks, "voted rollback": self.lineage.voted}
         self.counts |= {"jobs that go on": self.lineage.reopened}
         self.counts |= {"justified": self.invariants.justified, "unseen": self.invariants.unseen}
 
