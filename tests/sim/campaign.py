@@ -31,8 +31,8 @@ COVERED = {
     kind: tuple(text.split(", "))
     for kind, text in {
         "seeds": "liar, crash, rollback, damage, wrong-state, join, rotate, skew, clock, stop, several leaves, link kept, "
-        "voted rollback, restored, rounds closed, liars expelled, newcomers voted, tasks settled, votes forfeited, leases expired, "
-        "projects closed, points paid, texts redacted, gold said",
+        "voted rollback, restored, rounds closed, liars expelled, newcomers voted, tasks settled, votes forfeited, "
+        "leases expired, projects closed, points paid, texts redacted, gold said",
         "twins": "twin, split, crash, liars expelled",
         "partitions": "partition, flap, rounds closed",
     }.items()
