@@ -78,7 +78,7 @@ def _rounds(spec: JobSpec, peers: int, liars: int, chance: random.Random) -> Ite
     for number in range(1, ROUNDS_MAX + 1):
         nonces = {key: chance.randbytes(NONCE_BYTES) for key in keys}
         tickets = draws.tickets_for(JOB, number, nonces, keys[0], keys[1:])
-        rate = draws.rate_after(spec.audit_rate, 0, spec.rounds)  # the liar begins early, where draws are fewest
+        rate = draws.rate_after(spec.audit_rate, 0, spec.rounds, 0)  # the liar begins early, where draws are fewest
         drawn = draws.draw(tickets, peers - 1, spec.auditors, rate)
         found = not set(drawn).isdisjoint(keys[liars:])
         yield len(drawn), found
@@ -156,7 +156,7 @@ def _lazy_life(spec: JobSpec, peers: int, lazy: int, chance: random.Random) -> t
         if found_in == number:
             break
         present = [peer for peer in range(peers) if peer not in lazies or lazies[peer].back_in <= number]
-        drawn = min(1.0, draws.rate_after(spec.audit_rate, 0, spec.rounds) * spec.auditors / (len(present) - 1))
+        drawn = min(1.0, draws.rate_after(spec.audit_rate, 0, spec.rounds, 0) * spec.auditors / (len(present) - 1))
         for peer in present:
             if peer in lazies:
                 seen = [

@@ -89,7 +89,7 @@ class Job:
     def _lie(self, griefer: int) -> None:
         """It lies again once nobody can be drawn for this lie any more."""
         self.waits[griefer] = self.round + self.spec.audit_window + 1
-        rate = draws.rate_after(self.spec.audit_rate, self.taken, self.spec.rounds)
+        rate = draws.rate_after(self.spec.audit_rate, self.taken, self.spec.rounds, self.spec.usual_closing_rounds)
         chance = min(1.0, rate * self.spec.auditors / (self.peers - 1)) * (1 - LAPSES)
         if any(self.chance.random() < chance for _ in range(self.peers - self.griefers)):
             self.pending.append((self.round + 1 + DISPUTE_ROUNDS, griefer, self.taken))

@@ -793,7 +793,7 @@ class Docket:
         apart = _apart(self._withheld.get(current(trainer), {}))
         others = [key for key in reexecutors if current(key) != current(trainer) and current(key) not in apart]
         tickets = draws.tickets_for(self._key, number, nonces, trainer, others)
-        rate = draws.rate_after(self._terms.rate, self._job.taken, self._job.rounds)
+        rate = draws.rate_after(self._terms.rate, self._job.taken, self._job.rounds, self._terms.closing)
         return draws.draw(tickets, len(others), self._terms.auditors, rate)
 
     def _remember(self, closed: ClosedRound) -> None:

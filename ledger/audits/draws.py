@@ -16,7 +16,7 @@ from protocol.codec import Count, Digest
 DOMAIN = b"folkmoot/audit\x00"
 LOT_BYTES = 8  # of a ticket
 # A lie has fewer honest rounds behind it the later it comes, so audits are densest late: shares of the job's rate, 1 on average.
-EARLY_SHARE = 0.5  # in the first two thirds of a job's rounds
+EARLY_SHARE = 0.5  # in the first two thirds of a job's rounds, the closing ones not counted
 LATE_SHARE = 2.0
 
 
@@ -49,9 +49,12 @@ def ticket(job: bytes, number: int, nonce: bytes, auditor: bytes, trainer: bytes
     return hashlib.sha256(DOMAIN + job + number.to_bytes(8, "big") + auditor + trainer + nonce).digest()
 
 
-def rate_after(rate: float, taken: int, rounds: int) -> float:
-    """The rate of the round after so many of a job's rounds, given that of the whole job."""
-    return rate * (EARLY_SHARE if 3 * taken < 2 * rounds else LATE_SHARE)
+def rate_after(rate: float, taken: int, rounds: int, closing: int) -> float:
+    """The rate of the round after so many of a job's `rounds`, given that of the whole job.
+
+    A lie just before the `closing` rounds, which are re-executed before the vote, lasts longest.
+    """
+    return rate * (EARLY_SHARE if 3 * taken < 2 * (rounds - closing) else LATE_SHARE)
 
 
 def draw(tickets: Mapping[bytes, bytes], others: int, auditors: int, rate: float) -> tuple[bytes, ...]:

@@ -747,5 +747,5 @@ def test_the_newest_final_model_is_an_anchor_that_no_audit_reaches() -> None:
 
 
 def test_late_rounds_have_four_times_the_rate_of_early_ones_and_the_mean_is_that_of_the_job() -> None:
-    rates = [draws.rate_after(0.125, taken, 60) for taken in range(60)]
-    assert sum(rates) / 60 == 0.125 and rates[39:41] == [0.0625, 0.25]
+    rates = [draws.rate_after(0.125, taken, 70, 10) for taken in range(60)]
+    assert sum(rates) / 60 == 0.125 and rates[39:41] == [0.0625, 0.25], "beside closing rounds"
