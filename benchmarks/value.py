@@ -148,7 +148,7 @@ class Network:
             return rounds * (self.liars if self.audit == VOUCHED else self.n - 1)
         spec = self.spec(rounds, 0, {})
         closing = min(rounds, spec.usual_closing_rounds)
-        rates = [draws.rate_after(spec.audit_rate, taken, rounds) for taken in range(1, rounds - closing)]
+        rates = [draws.rate_after(spec.audit_rate, taken, rounds, closing) for taken in range(1, rounds - closing)]
         return sum(rates) * spec.auditors + (1 + closing) * self.liars
 
     def undone(self) -> float:
