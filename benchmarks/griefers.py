@@ -122,6 +122,17 @@ def measured(spec: JobSpec, peers: int, griefers: int, probation: bool, seeds: S
     return Row(peers, griefers, probation, best.behind, best.in_turn, statistics.mean(undone), max(undone), convictions)
 
 
+def job_of_local() -> JobSpec:
+    fields = {**PRESETS["local"], "audit": AuditMode.SAMPLED, "rounds": ROUNDS}
+    return JobSpec(name="griefers", data=bytes(32), **completed(fields))
+
+
+def undone_share(peers: int, griefers: int) -> float:
+    """The rounds that so many griefers have undone, over those of a job of `ROUNDS` rounds."""
+    seeds = range(TUNED_ON, 2 * TUNED_ON)
+    return measured(job_of_local(), peers, griefers, probation=True, seeds=seeds).undone / ROUNDS
+
+
 def table_of(rows: Sequence[Row]) -> Table:
     table = Table(title=f"rounds undone in a job of {ROUNDS}")
     for heading in ("n", "griefers", "probation", "lie behind an anchor", "in turn", "undone", "most", "convictions"):
@@ -148,8 +159,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
     parser.add_argument("--seeds", type=COUNT, default=1_000, metavar="N", help="jobs of each row (default 1000)")
     options: argparse.Namespace = parser.parse_args()
-    fields = {**PRESETS["local"], "audit": AuditMode.SAMPLED, "rounds": ROUNDS}
-    spec, started = JobSpec(name="griefers", data=bytes(32), **completed(fields)), time.time()
+    spec, started = job_of_local(), time.time()
     seeds = range(TUNED_ON, TUNED_ON + options.seeds)
     rows = [measured(spec, *group, probation, seeds) for group, probation in product(GROUPS, (True, False))]
     write(options.json, started, {"rounds": ROUNDS, "seeds": options.seeds, "rows": [asdict(row) for row in rows]})

@@ -8,7 +8,10 @@ audits decide how many rounds a network has:
 |---------|---------------------------------------------------------------------------------------------------|
 | full    | n - 1, those of all others                                                                        |
 | vouched | f = (n - 1) // 3                                                                                  |
-| sampled | audit_rate x auditors on average; f in the closing rounds, which are re-executed before the vote  |
+| sampled | audit_rate x auditors on average; f in the first and the closing rounds, re-executed before the vote |
+
+Rows `griefers` have fewer rounds, by the share that f griefers have undone by their convictions (`benchmarks.griefers`).
+A job with sampled audits is final some seconds after its last round, in which its machines are free.
 
 Own steps, re-execution and application are processor time of one thread. Waiting is a round of real daemons on loopback whose
 workers have their updates ready (`benchmarks.free`), less the application. Those daemons share the cores of this machine, but a
@@ -17,7 +20,7 @@ network has a machine for each; so the time that they queue for the cores is sub
 Row `alone` is one machine without a network. Row `all` is one process with the samples of n machines, in n times the steps or
 with n times the batch. Its time is not limited: it bounds every network. Each kind of row has the best learning rates and inner
 optimizer of a grid of eight (`all`: of four). The grids have a seed of their own and a third of the time, and networks of all
-sizes take the rates of the smallest.
+sizes take the rates of the smallest. Row `preset` is `local` with its own rates.
 
 `--step-seconds` has a small model stand for one with longer steps: own steps and re-execution are multiplied, application and
 waiting are those of the small model. `--clock` takes all seconds from the file of an earlier run, because times need an idle
@@ -45,6 +48,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import griefers
 from benchmarks.attacks_gpt import CLEAN, World, attacked
 from benchmarks.codec import INNER_RATES, MUON_RATES, TUNING_SEED, WARMUP, Budget, as_usual, diloco, train
 from benchmarks.parallel import JOBS, side_by_side
@@ -55,6 +59,7 @@ from benchmarks.settings import with_settings
 from benchmarks.simulated import JOB, Rounds, engine_of, text_file, trainer_key
 from benchmarks.verdicts import conclude, verdict
 from consensus.quorum import faults_tolerated
+from ledger.audits import draws
 from peer.api.new_job import parse_overrides
 from peer.commands.job_fields import preset_overrides
 from peer.demo.ending import end_like_ctrl_c
@@ -68,11 +73,13 @@ Rates = Mapping[str, Any]  # the tuned fields of a job; for `all` also its shape
 
 ALONE, ALL, NONE = "alone", "all", "none"
 PRESETS = ("local", "per-step")
+PRESET = "preset"  # `local` with its own rates
 FULL, VOUCHED, SAMPLED = "full", "vouched", "sampled"
 AUDITS = (FULL, VOUCHED, SAMPLED)
+KINDS = (*itertools.product(PRESETS, AUDITS), (PRESET, SAMPLED))
 PEERS, MORE_PEERS = (4, 7), 13
 STEPS = 1_200
-LIE = "ipm"
+LIE, GRIEFERS = "ipm", "griefers"
 TEXTS = ("built-in", "programs")
 TUNING_SHARE = 1 / 3
 ROUNDS_TIMED = 4  # the first of them is not counted
@@ -89,6 +96,7 @@ GRIDS: dict[str, tuple[Rates, ...]] = {
         for rate, outer_rate in itertools.product(line, (1.0, 1.4))
     ),
     # Trainers send gradients, so there is no inner optimizer to choose, but twice as many rates.
+    PRESET: ({},),
     "per-step": tuple({"inner_rate": rate} for rate in (2.1e-3, 3e-3, 4.2e-3, 6e-3, 8.5e-3, 1.2e-2, 1.7e-2, 2.4e-2)),
 }
 HEADINGS = ("", "audit", "n", "nats", "least", "most", "rounds", "steps", "own s", "replays", "apply", "waiting", "rates")
@@ -128,7 +136,7 @@ class Network:
 
     def spec(self, rounds: int, seed: int, rates: Rates, changes: Sequence[str] = ()) -> JobSpec:
         """The job as `train --preset` starts it, with these rates; its closing rounds are counted by `replays` alone."""
-        fields = parse_overrides(preset_overrides(self.preset, {}))
+        fields = parse_overrides(preset_overrides("local" if self.preset == PRESET else self.preset, {}))
         fields |= {"audit": AuditMode.SAMPLED if self.audit == SAMPLED else AuditMode.FULL, "liars": self.liars}
         fields |= {"rounds": rounds, "seed": seed, **rates}
         whole = {"name": "value", "data": bytes(32), **completed(fields), "warmup_rounds": round(WARMUP * rounds)}
@@ -139,8 +147,13 @@ class Network:
         if self.audit != SAMPLED:
             return rounds * (self.liars if self.audit == VOUCHED else self.n - 1)
         spec = self.spec(rounds, 0, {})
-        closing = spec.usual_closing_rounds
-        return (rounds - closing) * spec.audit_rate * spec.auditors + closing * self.liars
+        closing = min(rounds, spec.usual_closing_rounds)
+        rates = [draws.rate_after(spec.audit_rate, taken, rounds, closing) for taken in range(1, rounds - closing)]
+        return sum(rates) * spec.auditors + (1 + closing) * self.liars
+
+    def undone(self) -> float:
+        """The rounds that griefers have undone, over those of the job."""
+        return griefers.undone_share(self.n, self.liars) if self.audit == SAMPLED else 0.0
 
 
 def rounds_within(seconds: float, costs: Costs, replays: Callable[[int], float]) -> int:
@@ -240,8 +253,9 @@ class Clock:
         self.costs = {name: Costs(**costs) for name, costs in known.get("costs", {}).items()}
         steps = ", ".join(f"{1e3 * seconds:.1f} ms ({inner})" for inner, seconds in self.step.items())
         print(f"each machine has {self.seconds:.1f} s; a step alone takes {steps}", flush=True)
-        for n, preset, audit in itertools.product(sizes, PRESETS, (FULL, SAMPLED)):
-            self._measure(Network(preset, audit, n), budget)
+        for n, (preset, audit) in itertools.product(sizes, KINDS):
+            if audit != VOUCHED:
+                self._measure(Network(preset, audit, n), budget)
 
     def _measure(self, network: Network, budget: Budget) -> None:
         for rates in {rates.get("inner"): rates for rates in GRIDS[network.preset]}.values():
@@ -309,7 +323,7 @@ def nats(texts: Sequence[Path], changes: tuple[str, ...], run: Run) -> float:
         tuned = {"keep": 1.0, "inner_rate": run.rates["inner_rate"]}
         return diloco(of_one(budget, run.rates), 1, run.seed, tuned, 1.0, 0.0, run.rates["inner"])[0]
     spec = run.network.spec(run.rounds, run.seed, run.rates, changes)
-    if run.attack == CLEAN:
+    if run.attack in (CLEAN, GRIEFERS):
         return train(budget, spec)[0]
     return attacked(World(spec, budget.text, run.n, run.network.liars), run.attack, spec.audit).heldout_nats
 
@@ -418,13 +432,15 @@ def by_kind(rows: Sequence[Row]) -> dict[tuple[str, str, str, str, int], list[Ro
 
 
 def verdicts(rows: Sequence[Row]) -> Iterator[str]:
-    """By means over the seeds, of honest networks on the first text. The better preset counts for a network."""
-    first = [row for row in rows if row.attack == CLEAN and row.text == TEXTS[0] and row.row != ALL]
-    means = {kind[2:]: statistics.mean(row.heldout_nats for row in found) for kind, found in by_kind(first).items()}
-    best = ", ".join(str(part) for part in min(means, key=means.__getitem__, default=()))
+    """By means over the seeds, on the first text. The better preset counts for a network."""
+    first = [row for row in rows if row.attack in (CLEAN, GRIEFERS) and row.text == TEXTS[0]]
+    means = {kind[1:]: statistics.mean(row.heldout_nats for row in found) for kind, found in by_kind(first).items()}
+    honest = {kind: loss for kind, loss in means.items() if kind[0] == CLEAN and kind[1] != ALL}
+    best = ", ".join(map(str, min(honest, key=honest.__getitem__, default=())[1:]))
 
-    def better(audit: str, n: int) -> tuple[float, str] | None:
-        return min(((loss, row) for (row, of, size), loss in means.items() if (of, size) == (audit, n)), default=None)
+    def better(audit: str, n: int, attack: str = CLEAN) -> tuple[float, str] | None:
+        found = ((loss, row) for (under, row, of, size), loss in means.items() if (under, of, size) == (attack, audit, n))
+        return min(found, default=None)
 
     vouched, full = better(VOUCHED, 4), better(FULL, 4)
     if vouched and full:
@@ -432,11 +448,14 @@ def verdicts(rows: Sequence[Row]) -> Iterator[str]:
         text = f"vouched ({vouched[1]}), n=4: at least {VOUCHED_LESS} nats below full ({full[1]}): {-less:+.3f}"
         yield verdict(less >= VOUCHED_LESS, text + ("" if less >= VOUCHED_LESS else f"; the best row is {best}"))
     alone = better(NONE, 1)
-    for n in sorted({row.n for row in first}):
-        sampled = better(SAMPLED, n)
+    for n, attack in itertools.product(sorted({row.n for row in first}), (CLEAN, GRIEFERS)):
+        sampled = better(SAMPLED, n, attack)
         if alone and sampled:
-            more = sampled[0] - alone[0]
-            text = f"sampled ({sampled[1]}), n={n}: below one machine alone: {more:+.3f}"
+            more, way = sampled[0] - alone[0], alone[0] - means[CLEAN, ALL, NONE, n]
+            text = (
+                f"sampled ({sampled[1]}), n={n}{', ' + attack if attack != CLEAN else ''}: below one machine alone: {more:+.3f}"
+            )
+            text += f", {-more / way:.0%} of the way to all samples" if way > 0 else ""
             yield verdict(more < 0, text + ("" if more < 0 else f"; the best row is {best}"))
 
 
@@ -504,15 +523,19 @@ def measured(options: Any) -> list[Row]:
 def planned(
     clock: Clock, rates: Mapping[tuple[str, str], Rates], sizes: Sequence[int], seeds: Sequence[int], texts: int, lied_to: bool
 ) -> Iterator[Run]:
-    networks = [Network(preset, audit, n) for n in sizes for preset in PRESETS for audit in AUDITS]
+    networks = [Network(preset, audit, n) for n in sizes for preset, audit in KINDS]
+    undone = {network: network.undone() for network in networks}
     alone, together = rates[ALONE, NONE], rates[ALL, NONE]
     for text, seed in itertools.product(range(texts), seeds):
         yield Run(1, None, clock.steps_alone(alone), alone, seed, text=text)
         for network in networks:
             of = rates[network.preset, network.audit]
-            yield Run(network.n, network, clock.rounds(network, of), of, seed, text=text)
+            rounds = clock.rounds(network, of)
+            yield Run(network.n, network, rounds, of, seed, text=text)
+            if undone[network] and text == 0:
+                yield Run(network.n, network, int(rounds / (1 + undone[network])), of, seed, GRIEFERS)
             if lied_to and text == 0 and network.audit != FULL:
-                yield Run(network.n, network, clock.rounds(network, of), of, seed, LIE)
+                yield Run(network.n, network, rounds, of, seed, LIE)
         yield from (in_one_process(clock, n, together, seed=seed, text=text) for n in sizes)
 
 
@@ -521,7 +544,7 @@ def tuned(
 ) -> dict[tuple[str, str], Rates]:
     """The best rates of each kind of row, by (row, audit). `grids` is filled with the losses of all."""
     found: dict[tuple[str, str], Rates] = {}
-    networks = [Network(preset, audit, n) for preset in PRESETS for audit in AUDITS]
+    networks = [Network(preset, audit, n) for preset, audit in KINDS]
     stages: tuple[list[Network | str], ...] = ([ALONE, *networks], [ALL])  # `all` begins with the rates of `alone`
     for kinds in stages:
         lines = [tuning_runs(kind, clock, n, found.get((ALONE, NONE), {})) for kind in kinds]
