@@ -451,7 +451,7 @@ def verdicts(rows: Sequence[Row]) -> Iterator[str]:
     for n, attack in itertools.product(sorted({row.n for row in first}), (CLEAN, GRIEFERS)):
         sampled = better(SAMPLED, n, attack)
         if alone and sampled:
-            more, way = sampled[0] - alone[0], alone[0] - means[CLEAN, ALL, NONE, n]
+            more, way = sampled[0] - alone[0], alone[0] - means.get((CLEAN, ALL, NONE, n), alone[0])
             text = (
                 f"sampled ({sampled[1]}), n={n}{', ' + attack if attack != CLEAN else ''}: below one machine alone: {more:+.3f}"
             )

@@ -31,10 +31,10 @@ def text(tmp_path: Path) -> Path:
     [
         (Network("local", FULL, 4), 22),  # 100 / (1.5 + 3)
         (Network("local", VOUCHED, 4), 40),  # 100 / (1.5 + 1)
-        (Network("local", SAMPLED, 4), 52),  # 1.5 rounds + 0.25 (rounds - 10) + 10
+        (Network("local", SAMPLED, 4), 52),  # 1.5 rounds + 27 / 8 + 14 / 2 + 11, of 41 sampled rounds
         (Network("local", FULL, 7), 13),
         (Network("local", VOUCHED, 7), 28),
-        (Network("local", SAMPLED, 7), 47),  # 1.5 rounds + 0.25 (rounds - 10) + 2 * 10
+        (Network("local", SAMPLED, 7), 46),  # 1.5 rounds + 23 / 8 + 12 / 2 + 2 * 11, of 35
         (Network("local", VOUCHED, 13), 18),
         (Network("per-step", SAMPLED, 4), 52),
     ],
@@ -80,7 +80,7 @@ def test_a_network_has_the_rule_of_its_audits_and_a_schedule_of_its_rounds(prese
 
 
 def test_both_sides_are_tuned_on_as_many_settings() -> None:
-    grids = [[tuple(rates.items()) for rates in line] for line in value.GRIDS.values()]
+    grids = [[tuple(rates.items()) for rates in line] for kind, line in value.GRIDS.items() if kind != value.PRESET]
     assert {len(set(line)) for line in grids} == {8} == {2 * len(line) for line in value.LINES.values()}
 
 
@@ -151,7 +151,8 @@ def test_a_network_is_held_to_one_machine_and_vouching_to_full_audits() -> None:
         "MISSED vouched (local), n=4: at least 0.08 nats below full (local): -0.070; the best row is local, sampled, 7"
     ]
     assert missed(table(1.9, 1.75)) == [
-        "MISSED sampled (local), n=4: below one machine alone: +0.050; the best row is local, sampled, 7"
+        "MISSED sampled (local), n=4: below one machine alone: +0.050, -25% of the way to all samples; "
+        "the best row is local, sampled, 7"
     ]
     assert list(value.verdicts([])) == []
 
@@ -161,6 +162,17 @@ def test_the_better_preset_counts() -> None:
         replace(row, heldout_nats=1.0) if row.row == "per-step" and row.audit == SAMPLED else row for row in table(1.9, 1.9)
     ]
     assert missed(better) == []
+
+
+def test_what_griefers_have_undone_counts_as_well() -> None:
+    rows = table(1.9, 1.65)
+    griefed = [replace(row, attack=value.GRIEFERS, heldout_nats=1.75) for row in rows if row.audit == SAMPLED and row.n == 4]
+    (line,) = missed(rows + griefed)
+    assert line.startswith("MISSED sampled (local), n=4, griefers: below one machine alone: +0.050")
+
+
+def test_griefers_leave_the_same_time_for_fewer_rounds() -> None:
+    assert 0.04 < Network("local", SAMPLED, 4).undone() < 0.06 and Network("local", VOUCHED, 4).undone() == 0
 
 
 def test_the_mean_of_the_seeds_counts() -> None:
@@ -180,11 +192,11 @@ def test_a_row_names_what_its_machines_spend_their_time_on(
     monkeypatch.setattr(sys, "argv", [*command, "--step-seconds", "0.5", "--set", *TINY])
     assert value.main() in (0, 1)
     said, figures = capsys.readouterr().out, json.loads(file.read_text())
-    assert said.count("grid of") == 8 and ("held" in said or "MISSED" in said)
+    assert said.count("grid of") == 9 and ("held" in said or "MISSED" in said)
     kinds = {(row["row"], row["audit"], row["n"], row["seed"]) for row in figures["rows"]}
-    networks = {(preset, audit, 4, 0) for preset in value.PRESETS for audit in value.AUDITS}
+    networks = {(preset, audit, 4, 0) for preset, audit in value.KINDS}
     assert kinds == {(ALONE, NONE, 1, 0), (ALL, NONE, 4, 0)} | networks
     for row in figures["rows"]:
         spent = sum(row[f"{what}_seconds"] for what in ("own", "replay", "apply", "waiting"))
         assert row["row"] == ALL or 0 < spent <= figures["budget_seconds"] * 1.001
-        assert (row["row"] in value.PRESETS) == (row["waiting_seconds"] > 0)
+        assert (row["row"] in (*value.PRESETS, value.PRESET)) == (row["waiting_seconds"] > 0)
