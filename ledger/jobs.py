@@ -733,7 +733,7 @@ class JobsModule(Module[JobsState]):
             accepted[trainer] = accepted.get(trainer, 0) + 1
         rejected = {trainer: dict(reasons) for trainer, reasons in job.rejected.items()}
         # Names of codes, not the objective's labels: those belong to the program, and another release may have others.
-        told = {trainer: verdict.label for trainer, verdict in closed.rejected.items()}
+        told = {trainer: closed.reason(trainer) for trainer in closed.rejected}
         told |= dict.fromkeys(closed.absent, ABSENT)
         for trainer, reason in told.items():
             reasons = rejected.setdefault(trainer, {})

@@ -105,6 +105,14 @@ def test_refused_updates_count_against_nobody() -> None:
     assert not court.state.audits.standings and not court.log
 
 
+def test_the_state_calls_too_large_updates_diverging_where_most_trainers_have_them() -> None:
+    world = World(trainers=4)
+    key = job_of(world)
+    close(world, key, NORM, of=(A,))
+    assert close(world, key).rejected[A] == {"norm": 1, "diverging": 1}
+    assert world.job(key).rejected[B] == {"absent": 1, "diverging": 1}
+
+
 # How it ends --------------------------------------------------------------------------------------------------------------
 
 
