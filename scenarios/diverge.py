@@ -1,8 +1,9 @@
 """`python -m scenarios.diverge`: a job whose learning rate is far too high ends by itself, and the next one learns.
 
-Four honest daemons train with `inner_rate` 10, once with full and once with sampled audits, so that updates are far too large.
-Within eight rounds of the first one that accepts nothing all peers must end the job with one root and the alert `no-progress`.
-Nobody may be suspended or expelled. Then the command of the alert is carried out, and that job must learn to its last round.
+Four honest daemons train with `inner_rate` 10. Once with full and once with sampled audits the first updates are far too large
+already; once they are accepted until the model gives no numbers any more. After eight rounds that accept nothing all peers must
+end the job with one root and the alert `no-progress`. Nobody may be suspended or expelled. Then the command of the alert is
+carried out, without `--from` where the model is spoilt, and that job must learn to its last round.
 """
 
 from __future__ import annotations
@@ -26,35 +27,44 @@ from scenarios.audits import dress, until
 from scenarios.network import SMALL_JOB, Network
 from scenarios.trials import COUNT, Trial, arguments, report, table_of
 
-ROUNDS = 40  # of the job that ends before
+ROUNDS = 100  # of the job that ends before
+TRIALS = {
+    "full": {"audit": "full", "norm_start": "8"},
+    "sampled": {"audit": "sampled", "norm_start": "8"},
+    "not a number": {"audit": "full", "local_steps": "20"},
+}
+SMALL_MODEL = {name: value for name, value in SMALL_JOB.items() if name.startswith("model.")}
 WAY_OUT = re.compile(r"`peer train --from (\w+) --set inner_rate=([^ `]+)`")
 
 
-async def attempt(options: argparse.Namespace, audit: str, peers: Network, trial: Trial) -> None:
-    fields = {"audit": audit, "seed": str(options.seed), "local_steps": "10", "norm_start": "8"}
+async def attempt(options: argparse.Namespace, peers: Network, trial: Trial) -> None:
+    fields = {"seed": str(options.seed), "local_steps": "10", **TRIALS[trial.what]}
     job = await peers.train({**SMALL_JOB, **fields, "inner_rate": "10"}, ROUNDS)
     for peer in peers.peers:
         await until(peer, job, lambda view: view.state == "finished")
-    refused = [view for view in await rounds_of(peers, job) if "accept" not in view.verdicts.values()]
-    last = max(view.round for view in refused)
-    trial.figures |= {"first refused": refused[0].round, "last": last, "verdicts": ", ".join(sorted(verdicts(refused)))}
-    trial.require(last - refused[0].round < NO_PROGRESS_ROUNDS, f"it went on until round {last}")
-    trial.require(verdicts(refused) <= {DIVERGING, "absent"}, "other words than `diverging` were said")
+    refused = list[RoundView]()  # the last ones
+    for view in (closed := await rounds_of(peers, job)):
+        refused = [] if "accept" in view.verdicts.values() else [*refused, view]
+    trial.figures |= {"first refused": refused[0].round if refused else "–", "refused": len(refused)}
+    trial.require(len(refused) == NO_PROGRESS_ROUNDS, f"it ended after {len(refused)} rounds that accept nothing")
+    trial.require(verdicts(refused) <= {DIVERGING, "absent"}, f"the verdicts are {verdicts(refused)}")
     alerts = {peer.name: await no_progress(peer) for peer in peers.peers}
     trial.require(len(set(alerts.values())) == 1, f"alerts differ: {alerts}")
     way_out = WAY_OUT.search(alerts[peers.peers[0].name])
     if way_out is None:
         trial.problems.append(f"the alert names no way out: {alerts}")
         return
-    fields |= {"inner_rate": way_out[2], "liars": "1"}
-    request = TrainRequest("again", "", options.rounds, 0, fields, base=way_out[1], accept_risk=True)
+    fields |= {"inner_rate": way_out[2], "liars": str((options.peers - 1) // 3)}
+    base = way_out[1] if len(refused) == len(closed) else ""
+    fields |= {} if base else SMALL_MODEL
+    request = TrainRequest("again", "", options.rounds, 0, fields, base=base, accept_risk=True)
     again = await peers.demo.watched.client.train(request)
     for peer in peers.peers:
         await until(peer, again, lambda view: view.state == "finished")
     rounds = await rounds_of(peers, again)
     trial.require(len(rounds) == options.rounds and verdicts(rounds) == {"accept"}, f"the second job says {verdicts(rounds)}")
-    losses = [view.held_out_bits_per_byte for view in rounds if view.held_out_bits_per_byte is not None]
-    trial.figures |= {"inner_rate": way_out[2], "bits a byte": f"{losses[0]:.2f} to {losses[-1]:.2f}" if losses else "–"}
+    losses = [view.training_nats for view in rounds if view.training_nats is not None]
+    trial.figures |= {"inner_rate": way_out[2], "nats": f"{losses[0]:.2f} to {losses[-1]:.2f}" if losses else "–"}
     trial.require(bool(losses) and losses[-1] < losses[0], "the second job learned nothing")
     await trio.to_thread.run_sync(peers.stop)
     compare(peers, [bytes.fromhex(of) for of in (job, again)], trial)
@@ -89,18 +99,18 @@ def compare(peers: Network, jobs: list[bytes], trial: Trial) -> None:
 
 async def run(options: argparse.Namespace) -> int:
     trials, failures, started = list[Trial](), list[str](), trio.current_time()
-    for audit in ("full", "sampled"):
-        trials.append(trial := Trial(audit))
-        folder = options.keep / audit if options.keep else None
+    for what in TRIALS:
+        trials.append(trial := Trial(what))
+        folder = options.keep / what if options.keep else None
         async with network.running(options.peers, seed=options.seed, folder=folder, dress=dress) as peers:
             try:
-                await attempt(options, audit, peers, trial)
+                await attempt(options, peers, trial)
             except trio.TooSlowError:
                 trial.problems.append("the network got stuck")
             with trio.CancelScope(shield=True):
                 await trio.to_thread.run_sync(peers.stop)
-            failures += [f"{audit}: {failure}" for failure in peers.failures()]
-        print(f"{len(trials)}. {audit}: {'; '.join(trial.problems) or 'held'}", file=sys.stderr, flush=True)
+            failures += [f"{what}: {failure}" for failure in peers.failures()]
+        print(f"{len(trials)}. {what}: {'; '.join(trial.problems) or 'held'}", file=sys.stderr, flush=True)
     failures += [f"{trial.what}: {problem}" for trial in trials for problem in trial.problems]
     seconds = trio.current_time() - started
     title = f"a job diverges, {options.peers} peers, seed {options.seed}, {seconds:.0f} s in all"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from features.names import SHORT
 from features.tables import counted
 from ledger.core.module import View
-from ledger.jobs import NO_PROGRESS_ROUNDS, JobsState
+from ledger.jobs import NO_PROGRESS_ROUNDS, Job, JobsState
 from ledger.network import NetworkState
 from protocol.units import nth_round
 from rlhf import plans
@@ -40,12 +40,15 @@ def stuck(view: View, height: int) -> Iterator[str]:
             ended = f"job {job.name} ended after round {nth_round(job.last_closed)}"
             nothing = f"no update was accepted in its last {counted(NO_PROGRESS_ROUNDS, 'round')}"
             of_all = f"of all its updates: {plans.told(plans.rejections(job), spec.kind.labels)}"
-            yield f"{ended}: {nothing} ({of_all}); {_way_out(key, spec)}"
+            yield f"{ended}: {nothing} ({of_all}); {_way_out(key, job, spec)}"
 
 
-def _way_out(key: bytes, spec: JobSpec) -> str:
+def _way_out(key: bytes, job: Job, spec: JobSpec) -> str:
     is_planned = spec.objective in (PPO.name, *OF_PAIRS)
     words = "rlhf start" if is_planned else f"train --from {key.hex()[:SHORT]}"
     how = "" if is_planned else ", from its newest model"
     rate = f"{min(INNER_RATE, spec.inner_rate / 10):g}"
-    return f"start it again{how} and with a lower learning rate than {spec.inner_rate:g}: `peer {words} --set inner_rate={rate}`"
+    way = f"start it again{how} and with a lower learning rate than {spec.inner_rate:g}: `peer {words} --set inner_rate={rate}`"
+    # Its steps may have led that far.
+    is_spoilt = "; without --from, if `peer rounds` shows that the loss of that model has grown"
+    return way + is_spoilt * (bool(job.accepted) and not is_planned)

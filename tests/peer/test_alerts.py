@@ -73,7 +73,9 @@ def test_a_job_without_progress_is_told_with_its_end_verdicts_and_way_out(tmp_pa
     began = "job tiny ended after round 9: no update was accepted in its last 8 rounds"
     began += " (of all its updates: 32 diverging, 1 replay)"
     again = f"start it again, from its newest model and with a lower learning rate than {rate:g}"
-    assert [*stuck(state, state.height)] == [f"{began}; {again}: `peer train --from {key.hex()[:8]} --set inner_rate={lower}`"]
+    (told,) = stuck(state, state.height)
+    way = f"`peer train --from {key.hex()[:8]} --set inner_rate={lower}`"
+    assert told == f"{began}; {again}: {way}; without --from, if `peer rounds` shows that the loss of that model has grown"
     assert not list(stuck(state, state.height + FAILED_HEIGHTS))
 
 
