@@ -24,7 +24,7 @@ from training.replicated.layout import Block, Float32Array, Layout
 # A deviation shows only where an element crosses the edge of a level. A random deviation by a share x of the norm has a
 # distance of about x to the power of 1.5, and no deviation has more than x.
 EDGES: Final = 10
-CLIPPED_MAX: Final = 2.0**30  # of an element: payloads have scales below 2^32, of which a difference takes one bit
+CLIPPED_MAX: Final = float(1 << 30)  # of an element: payloads have scales below 2^32, of which a difference takes one bit
 HALVINGS_MAX: Final = 64  # by then nothing is left of e; bounds the count in the replicated state
 
 
