@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Annotated, ClassVar, Protocol, TypeVar
 
-from consensus.quorum import quorum
+from consensus.quorum import faults_tolerated, quorum
 from consensus.voters import VoterSet
 from ledger.anchors import UNDONE_KEPT, Anchor, Anchors, Undone, UndoReason, needed, newest_before
 from ledger.core.genesis import TRAINER, Genesis, ModuleVersion
@@ -24,7 +24,7 @@ from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed, short_id
 from protocol.limits import AUDIT_WINDOW_MS_MAX, MEMBERS_MAX, TRAINERS_MAX, TRANSACTION_BYTES_MAX, VOTERS_MAX
 from protocol.messages import Name, Transaction
-from protocol.reasons import ABSENT
+from protocol.reasons import ABSENT, Verdict
 from rounds.ballots import Outcome
 from rounds.terms import RoundTerms
 
@@ -48,6 +48,7 @@ FALSE_VOUCHES_MAX = 3  # in so many rounds: then the re-executor is not called f
 FALSE_VOUCH_ROUNDS = 20
 FALSE_UPDATES_MAX = 3  # in so many rounds: then the trainer is suspended, since each one costs f + 1 re-executions or more
 FALSE_UPDATE_ROUNDS = 20
+NO_PROGRESS_ROUNDS = 8  # in a row with refused updates alone, then the job ends: chance or a warm-up does not last so long
 DOUBLINGS_MAX = 10  # of a suspension: a thousand times the first one is for good, and round numbers stay small
 
 
@@ -230,6 +231,7 @@ class Job:
     vouched: Keys = ()  # trainers of the open round whose updates are, in a round that is not `audited`
     # By voter: the anchor that it wants the job to go back to, by the round that began with it.
     rollbacks: Annotated[dict[Key, Count], Length(0, VOTERS_MAX)] = field(default_factory=dict)
+    refused_rounds: Annotated[int, Between(0, NO_PROGRESS_ROUNDS)] = 0  # since the last accepted update or rollback
 
     def with_model(self, root: bytes, is_anchor: bool) -> Job:
         """With the model of its open round."""
@@ -240,6 +242,16 @@ class Job:
     def is_trained(self) -> bool:
         """Whether no round of it opens any more, unless a rollback opens one."""
         return self.phase in (Phase.SETTLING, Phase.FINISHED)
+
+    @property
+    def made_no_progress(self) -> bool:
+        """Whether it is over, and its last rounds have refused all updates."""
+        return self.phase is Phase.FINISHED and self.refused_rounds == NO_PROGRESS_ROUNDS
+
+    @property
+    def last_closed(self) -> int:
+        """The last round of a job that is over, undone or not."""
+        return max((self.round - 1, *(undone.last for undone in self.undone)))
 
     @property
     def suspended_trainers(self) -> dict[bytes, int]:
@@ -721,6 +733,8 @@ class JobsModule(Module[JobsState]):
         """The job after a round was closed, or undone while it was open. It opens the next one, unless it is over or is held."""
         if job.taken >= job.rounds:
             return replace(job, phase=Phase.SETTLING if is_doubtful else Phase.FINISHED, opened=height)
+        if job.refused_rounds == NO_PROGRESS_ROUNDS:
+            return replace(job, phase=Phase.FINISHED, opened=height)
         if job.phase is Phase.PAUSED or is_held:
             return replace(job, phase=Phase.PAUSED, opened=height)
         job = replace(job, phase=Phase.RUNNING)
@@ -733,7 +747,7 @@ class JobsModule(Module[JobsState]):
             accepted[trainer] = accepted.get(trainer, 0) + 1
         rejected = {trainer: dict(reasons) for trainer, reasons in job.rejected.items()}
         # Names of codes, not the objective's labels: those belong to the program, and another release may have others.
-        told = {trainer: verdict.label for trainer, verdict in closed.rejected.items()}
+        told = {trainer: closed.reason(trainer) for trainer in closed.rejected}
         told |= dict.fromkeys(closed.absent, ABSENT)
         for trainer, reason in told.items():
             reasons = rejected.setdefault(trainer, {})
@@ -746,7 +760,19 @@ class JobsModule(Module[JobsState]):
         records, of_trainers = self._vouch_records(job, members, closed), self._trainer_records(job, members, closed)
         job = replace(job, vouch_records=records, trainer_records=of_trainers)
         job = replace(job, accepted=accepted, rejected=rejected, patience=patience)
+        job = replace(job, refused_rounds=self._refused_rounds(job, members, closed))
         return replace(job, round=job.round + 1, taken=job.taken + 1)
+
+    def _refused_rounds(self, job: Job, members: MembersState, closed: Outcome) -> int:
+        """How many of the rounds since the last accepted update have refused what honest trainers sent.
+
+        If no more than f trainers are refused, these may be liars and all others away. `unjudged` says nothing of an update.
+        """
+        if closed.accepted or not self.rules.terms(job.spec).needs_worker:
+            return 0
+        refused = {members.current(key) for key, verdict in closed.rejected.items() if verdict is not Verdict.UNJUDGED}
+        needed = max(1, min(faults_tolerated(len(job.voters)) + 1, len(job.trainers)))
+        return job.refused_rounds + (len(refused) >= needed)
 
     def _vouch_records(self, job: Job, members: MembersState, closed: Outcome) -> dict[bytes, VouchRecord]:
         """The records of the job's re-executors after its open round was closed, by the keys that they have now."""
@@ -907,7 +933,8 @@ def _rolled_back(job: Job, found: Convicted, height: int, was_open: bool) -> tup
     """
     anchor, last = newest_before(job.anchors, found.round), job.round - (not was_open)
     undone = Undone(anchor.round, last, height, found.reason, found.trainer)
-    return _moved(job, anchor, undone, last + 1), RolledBack(found.job, anchor, last + 1)
+    job = replace(_moved(job, anchor, undone, last + 1), refused_rounds=0)
+    return job, RolledBack(found.job, anchor, last + 1)
 
 
 def _cut(key: bytes, job: Job, doubtful: int, height: int, was_open: bool, is_last: bool) -> tuple[Job, RolledBack]:

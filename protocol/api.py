@@ -183,6 +183,7 @@ class Cause(enum.StrEnum):
     WORKER_GONE = "worker-gone"
     LIAR_FOUND = "liar-found"
     TRAINING_FAILED = "training-failed"
+    NO_PROGRESS = "no-progress"
 
 
 @dataclass(frozen=True, slots=True)

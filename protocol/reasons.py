@@ -37,6 +37,7 @@ class Verdict(enum.IntEnum):
 
 FOUND_FALSE = "re-execution found three of its updates false"  # why a trainer is suspended before votes
 ABSENT = "absent"  # no verdict: no ballot named a proposal of that trainer
+DIVERGING = "diverging"  # NORM, if more than f trainers of the round have it: then honest work is too large
 MEANINGS = {  # for people, by label
     "unjudged": "too few could judge it in time",
     "malformed": "not the encoding of any update",
@@ -45,6 +46,7 @@ MEANINGS = {  # for people, by label
     "commitment": "its error feedback does not follow from what was decided",
     "replay": "re-executing it gave another update",
     "equivocation": "two different proposals for one round",
+    DIVERGING: "far too large, as most others: a lower learning rate helps",
     ABSENT: "no proposal came",
 }
 
@@ -81,8 +83,8 @@ def shown(name: str, own: Sequence[str]) -> str:
 
 
 def with_label(text: str, own: Sequence[str]) -> Verdict | None:
-    """The verdict that `label` calls so. None: none, as for a trainer that was absent."""
-    return next((verdict for verdict in Verdict if label(verdict, own) == text), None)
+    """The verdict that `label` or `DIVERGING` calls so. None: none, as for a trainer that was absent."""
+    return Verdict.NORM if text == DIVERGING else next((verdict for verdict in Verdict if label(verdict, own) == text), None)
 
 
 assert len([verdict for verdict in Verdict if verdict >= OWN_FIRST]) == OWN_MAX

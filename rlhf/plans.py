@@ -9,9 +9,10 @@ voters have derived its set (`rlhf.sets`). In each block:
 | is not there, since it was not started yet | waits; the next block tries to start it, for 10,000 blocks |
 | was started, and waits in line or runs | waits |
 | has closed all its rounds, and no update of them was accepted | fails |
+| made no progress in its last eight rounds, and so ended before | fails |
 | has closed all its rounds, and is the last stage | is finished |
 | has closed all its rounds, another stage follows | waits for reports on its model; then starts that one with it, or fails |
-| ended before, or was taken out of the line | is cancelled |
+| was ended before, or taken out of the line | is cancelled |
 
 A paused plan holds its current job: the open round is closed as always, and then none begins; a job that waits, waits on. It
 starts none. All else is as in the table. Once its pauses have lasted for 10,000 blocks together it is cancelled. Of the first row
@@ -35,7 +36,7 @@ from typing import Annotated, Final
 
 from features.tables import counted
 from ledger.core.module import Refused, View
-from ledger.jobs import PLANNED_MAX, Base, Held, Job, JobRules, JobsState, Keys, Launch, Needed
+from ledger.jobs import NO_PROGRESS_ROUNDS, PLANNED_MAX, Base, Held, Job, JobRules, JobsState, Keys, Launch, Needed
 from ledger.jobs import Phase as JobPhase
 from ledger.network import NetworkState
 from protocol import codec
@@ -55,7 +56,7 @@ OF_MEMBER_MAX: Final = 1  # running; so nobody alone fills them
 KEPT_MAX: Final = 16  # that are over, for `rlhf status`
 REFUSED_HEIGHTS_MAX: Final = 10_000  # for which the current stage's job may be refused: hours of rounds of a few seconds
 PAUSED_HEIGHTS_MAX: Final = 10_000  # of all pauses of a plan: paused it holds a place and models as one that runs
-REASONS_MAX: Final = len(Verdict) + 1  # an update's verdicts, and `absent`
+REASONS_MAX: Final = len(Verdict) + 2  # an update's verdicts, `diverging` and `absent`
 SPEC_BYTES_MAX: Final = SETTINGS_BYTES_MAX + 4_096  # numbers, names and digests beside the objective's own record
 
 assert 3 * RUNNING_MAX <= PLANNED_MAX  # a base and both stages each
@@ -116,6 +117,7 @@ class Failure:
     height: Count
     rejected: Annotated[dict[Name, Count], Length(0, REASONS_MAX)]  # verdict -> updates of the current stage
     accuracy: Accuracy | None = None  # of the reward model, if updates were accepted
+    rounds: Count = 0  # in a row that have accepted nothing, if that is why
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,16 +292,18 @@ def followed(plan: Plan, jobs: JobsState, height: int) -> Plan:
     plan = plan.with_current(replace(stage, spec=b""))
     if job is None or job.phase is not JobPhase.FINISHED:
         return plan
+    if failed := failed_rounds(job):
+        return replace(plan, phase=Phase.FAILED, failure=Failure(height, rejections(job), rounds=failed))
     if not _is_done(job):
         return replace(plan, phase=Phase.CANCELLED)
-    if trained_nothing(job):
-        return replace(plan, phase=Phase.FAILED, failure=Failure(height, rejections(job)))
     return replace(plan, phase=Phase.FINISHED) if plan.at == len(plan.stages) - 1 else plan
 
 
-def trained_nothing(job: Job) -> bool:
-    """True if all its rounds are closed, and no update of them was accepted."""
-    return _is_done(job) and not job.accepted
+def failed_rounds(job: Job) -> int:
+    """All its rounds, if it is over and no update was accepted; those that ended it, if it made no progress; else 0."""
+    if _is_done(job):
+        return 0 if job.accepted else job.rounds
+    return NO_PROGRESS_ROUNDS if job.made_no_progress else 0
 
 
 def rejections(job: Job) -> dict[str, int]:
@@ -309,8 +313,12 @@ def rejections(job: Job) -> dict[str, int]:
 
 def nothing_accepted(rounds: int, rejected: Mapping[str, int], labels: Sequence[str]) -> str:
     """For people. `labels` are those of the job's objective."""
-    told = ", ".join(f"{count} {shown(name, labels)}" for name, count in sorted(rejected.items()))
-    return f"no update was accepted in {counted(rounds, 'round')}: {told or 'nobody trained'}"
+    return f"no update was accepted in {counted(rounds, 'round')}: {told(rejected, labels) or 'nobody trained'}"
+
+
+def told(rejected: Mapping[str, int], labels: Sequence[str]) -> str:
+    """For people, as above."""
+    return ", ".join(f"{count} {shown(name, labels)}" for name, count in sorted(rejected.items()))
 
 
 def why_failed(plan: Plan) -> str:
@@ -319,7 +327,7 @@ def why_failed(plan: Plan) -> str:
         return ""
     if plan.failure.accuracy is None:
         labels = next(kind.labels for kind in OBJECTIVES if kind.name == plan.current.objective)
-        return nothing_accepted(plan.current.rounds, plan.failure.rejected, labels)
+        return nothing_accepted(plan.failure.rounds, plan.failure.rejected, labels)
     way = "give more pairs, or let the policy start with `rlhf start … --anyway`"
     return f"its reward model is not better than chance: {plan.failure.accuracy}; {way}"
 

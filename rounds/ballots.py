@@ -20,7 +20,7 @@ from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed, short_id
 from protocol.limits import CLOSING_VOUCHES_MAX, TRAINERS_MAX, VOTERS_MAX
 from protocol.messages import Ballot, CutOff, Judgement, Proposal, Vouch
-from protocol.reasons import Verdict
+from protocol.reasons import DIVERGING, Verdict, label
 from protocol.units import nth_round
 from rounds.terms import RoundTerms, body_digest
 from rounds.vouch_book import VouchBook
@@ -79,6 +79,11 @@ class Outcome:
     false_vouchers: frozenset[bytes]  # voters whose vouch says the opposite of what was decided
     silent: frozenset[bytes]  # voters that were called for an accepted proposal, without a vouch of theirs in the block
     false_trainers: frozenset[bytes] = frozenset()  # trainers whose update re-execution found false (`Vouches.false_trainers`)
+    diverging: frozenset[bytes] = frozenset()  # trainers rejected for NORM, if more than f are
+
+    def reason(self, trainer: bytes, own: Sequence[str] = ()) -> str:
+        """The name of a rejected trainer's verdict, with `own` as for `label`; or DIVERGING."""
+        return DIVERGING if trainer in self.diverging else label(self.rejected[trainer], own)
 
 
 Votes = dict[tuple[bytes, bytes], Counter[Verdict]]  # (trainer, proposal) -> verdicts
@@ -125,15 +130,18 @@ def outcome(terms: RoundTerms, ballots: Mapping[bytes, Ballot], vouches: Vouches
     # A proposal that at most f ballots name may be invented by liars: such a trainer counts as absent.
     reasons = {trainer: verdicts for trainer, verdicts in reasons.items() if verdicts.total() > terms.faults}
     unjudged = {trainer for trainer, verdicts in reasons.items() if verdicts[Verdict.UNJUDGED] > terms.faults}
+    rejected = {trainer: _reason(verdicts, terms.faults) for trainer, verdicts in sorted(reasons.items())}
+    too_large = frozenset(trainer for trainer, verdict in rejected.items() if verdict is Verdict.NORM)
     return Outcome(
         accepted=accepted,
-        rejected={trainer: _reason(verdicts, terms.faults) for trainer, verdicts in sorted(reasons.items())},
+        rejected=rejected,
         absent=terms.trainers - enough.keys() - reasons.keys(),
         unjudged=frozenset(unjudged),
         vouchers=vouches.vouchers(accepted),
         false_vouchers=vouches.false_vouchers(enough),
         silent=vouches.silent(accepted),
         false_trainers=vouches.false_trainers(enough),
+        diverging=too_large if len(too_large) > terms.faults else frozenset(),
     )
 
 

@@ -151,7 +151,7 @@ def test_an_objective_s_reasons_have_labels_of_their_own(feature: None) -> None:
         assert with_label(label(verdict, own), own) is verdict
     assert label(Verdict.OWN_0, own) == label(Finding.OWN_0, own) == "miscounted"
     assert label(Verdict.OWN_1, own) == "own_1", "a liar may vote for a reason that the objective does not have"
-    assert with_label("absent", own) is None
+    assert with_label("absent", own) is None and with_label("diverging", own) is Verdict.NORM
 
 
 async def test_an_engine_that_makes_no_declarations_does_not_open_such_a_job(

@@ -58,6 +58,7 @@ TOLERANCE_MAX: Final = 0.1  # doing nothing at all has relative error 1, half of
 # A job may rest on `challenge` alone; at less, whether anything at all can be drawn is decided by rounding.
 AUDIT_RATE_MIN: Final = 1e-9
 # Steps so small that float32 parameters hardly hold them: processors differ by half of what is tolerated with Muon at 1e-7.
+INNER_RATE: Final = 3e-3  # of the default job
 INNER_RATE_MIN: Final = 1e-6
 # Squares of gradients that are cut shorter are subnormal numbers, of which processors differ in what becomes zero.
 CLIP_MIN: Final = 1e-6
@@ -170,7 +171,7 @@ class JobSpec:
     )
     inner: Inner = Inner.ADAMW
     inner_state: InnerStatePolicy = InnerStatePolicy.RESET
-    inner_rate: float = 3e-3  # peak learning rate of the inner optimizer, or of an outer AdamW
+    inner_rate: float = INNER_RATE  # peak learning rate of the inner optimizer, or of an outer AdamW
     inner_rate_floor: float = 0.1  # fraction of the peak at the last round
     warmup_rounds: Annotated[int, Between(0, 2**31)] = WARMUP_ROUNDS
     decay_rounds: Annotated[int, Between(0, ROUNDS_MAX)] | None = None  # the last ones, linearly; None: all after the warm-up

@@ -51,7 +51,7 @@ class Proposed:
     payload_digest: Digest  # of the file `Propose.payload_out`
     payload_bytes: Count
     buffer_digest: Digest | None  # None: the job's proposals commit to none
-    loss: float  # mean training loss over the local steps, in the unit of the objective
+    loss: float | None  # mean training loss over the local steps, in the unit of the objective; None: it is no number
     seconds: float
     inner: Digest | None = None  # of the file `Propose.inner_out`
     # Of what it goes on from: the buffer and the inner state of the trainer's last accepted proposal. None: it began anew.

@@ -1,17 +1,20 @@
-"""Trainings that failed: jobs without an accepted update, and plans that ended before their policy."""
+"""Trainings that failed: jobs without an accepted update, or without one any more, and plans that ended before their policy."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from features.names import SHORT
+from features.tables import counted
 from ledger.core.module import View
-from ledger.jobs import JobsState
+from ledger.jobs import NO_PROGRESS_ROUNDS, Job, JobsState
 from ledger.network import NetworkState
+from protocol.units import nth_round
 from rlhf import plans
 from rlhf.module import RlhfState
-from rlhf.objective import MODULE
-from training.spec import JobSpec
+from rlhf.objective import MODULE, PPO
+from rlhf.objectives import OF_PAIRS
+from training.spec import INNER_RATE, JobSpec
 
 FAILED_HEIGHTS = 1_000  # for which a failure is an alert: the state keeps it longer
 
@@ -19,7 +22,7 @@ FAILED_HEIGHTS = 1_000  # for which a failure is an alert: the state keeps it lo
 def failures(view: View, height: int) -> Iterator[str]:
     """Those of the last heights, with reasons."""
     for job in view.of(JobsState).jobs.values():
-        if plans.trained_nothing(job) and height - job.opened < FAILED_HEIGHTS:
+        if plans.failed_rounds(job) and not job.made_no_progress and height - job.opened < FAILED_HEIGHTS:
             labels = JobSpec.decode(job.spec).kind.labels
             yield f"job {job.name}: {plans.nothing_accepted(job.rounds, plans.rejections(job), labels)}"
     known = view.of(RlhfState).plans if view.of(NetworkState).version(MODULE) else {}
@@ -27,3 +30,25 @@ def failures(view: View, height: int) -> Iterator[str]:
         failure = plan.failure
         if failure is not None and failure.accuracy is not None and height - failure.height < FAILED_HEIGHTS:
             yield f"plan of job {plan.current.job.hex()[:SHORT]}: {plans.why_failed(plan)}"
+
+
+def stuck(view: View, height: int) -> Iterator[str]:
+    """Jobs of the last heights that ended without progress: after which round, all verdicts, and the way out."""
+    for key, job in view.of(JobsState).jobs.items():
+        if job.made_no_progress and height - job.opened < FAILED_HEIGHTS:
+            spec = JobSpec.decode(job.spec)
+            ended = f"job {job.name} ended after round {nth_round(job.last_closed)}"
+            nothing = f"no update was accepted in its last {counted(NO_PROGRESS_ROUNDS, 'round')}"
+            of_all = f"of all its updates: {plans.told(plans.rejections(job), spec.kind.labels)}"
+            yield f"{ended}: {nothing} ({of_all}); {_way_out(key, job, spec)}"
+
+
+def _way_out(key: bytes, job: Job, spec: JobSpec) -> str:
+    is_planned = spec.objective in (PPO.name, *OF_PAIRS)
+    words = "rlhf start" if is_planned else f"train --from {key.hex()[:SHORT]}"
+    how = "" if is_planned else ", from its newest model"
+    rate = f"{min(INNER_RATE, spec.inner_rate / 10):g}"
+    way = f"start it again{how} and with a lower learning rate than {spec.inner_rate:g}: `peer {words} --set inner_rate={rate}`"
+    # Its steps may have led that far.
+    is_spoilt = "; without --from, if `peer rounds` shows that the loss of that model has grown"
+    return way + is_spoilt * (bool(job.accepted) and not is_planned)

@@ -325,9 +325,10 @@ def _stage(key: bytes, job: Job | Waiting) -> StageView:
         return StageView(spec.objective, key.hex(), "waiting", 0, spec.rounds, "", notes=notes(spec))
     root = job.model_root.hex()
     view = StageView(spec.objective, key.hex(), job.phase.value, job.taken, spec.rounds, root, notes=notes(spec))
-    if not plans.trained_nothing(job):
+    rounds = plans.failed_rounds(job)
+    if not rounds:
         return view
-    return replace(view, state="failed", failed=plans.nothing_accepted(job.rounds, plans.rejections(job), spec.kind.labels))
+    return replace(view, state="failed", failed=plans.nothing_accepted(rounds, plans.rejections(job), spec.kind.labels))
 
 
 def _told(view: StageView, stage: plans.Stage) -> StageView:

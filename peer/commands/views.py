@@ -31,7 +31,7 @@ from protocol.api import (
     StatusView,
     SuspensionView,
 )
-from protocol.reasons import Verdict
+from protocol.reasons import DIVERGING, Verdict
 from protocol.units import nth_round, round_of
 
 if TYPE_CHECKING:
@@ -404,7 +404,8 @@ def jobs(views: Sequence[JobView], names: Names) -> Fitted:
     for view in views:
         told = {
             "accepted": [f"{names[peer]} {count}" for peer, count in view.accepted.items()],
-            "rejected": _by_trainer(view.rejected, names, lambda reason: reason not in NOT_JUDGED),
+            "rejected": _by_trainer(view.rejected, names, lambda reason: reason not in (*NOT_JUDGED, DIVERGING)),
+            DIVERGING: [f"{names[peer]} {of[DIVERGING]}" for peer, of in view.rejected.items() if DIVERGING in of],
             "not judged": _by_trainer(view.rejected, names, lambda reason: reason in NOT_JUDGED),
             "suspended": [f"{names[peer]} until {nth_round(number)}" for peer, number in view.suspended.items()],
             "undone": list(view.undone),

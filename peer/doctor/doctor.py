@@ -41,6 +41,9 @@ ADVICE = {  # by the cause of an alert
     Cause.BEHIND: "let it catch up; if it does not, give it a faster disk, processor or link",
     Cause.NO_ROOM: "free some space: until then it does not train that job",
     Cause.WORKER_GONE: f"{LOG}: most often memory, torch or the setting `device`",
+    Cause.MODULE_FAILED: f"tell the authors of this program, and start the peer again; {LOG}",
+    Cause.TRAINING_FAILED: "`peer rounds` has the verdicts",
+    Cause.NO_PROGRESS: "`peer rounds` has the verdicts; without a lower learning rate it would end so again",
     Cause.LIAR_FOUND: "`peer audits` shows of what it is accused",
 }
 

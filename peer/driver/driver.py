@@ -41,7 +41,7 @@ from protocol.errors import RemoteProtocolError, StorageError
 from protocol.identity import Ed25519Verifier, Signer, short_id
 from protocol.limits import MESSAGE_BYTES_MAX
 from protocol.messages import Decision, GetRound, Link, Proposal
-from protocol.reasons import Verdict, label, with_label
+from protocol.reasons import Verdict, with_label
 from protocol.units import nth_round
 from storage.blobs import Blobs
 from storage.store import Store, StoredRound
@@ -518,7 +518,7 @@ def _stored_round(closed: ClosedRound, state: State) -> StoredRound:
     verdicts = dict.fromkeys(outcome.accepted, "accept") | dict.fromkeys(outcome.absent, "absent")
     job = state.jobs.jobs[closed.job]
     spec = JobSpec.decode(job.spec)
-    verdicts |= {trainer: label(verdict, spec.kind.labels) for trainer, verdict in outcome.rejected.items()}
+    verdicts |= {trainer: outcome.reason(trainer, spec.kind.labels) for trainer in outcome.rejected}
     stepped = len(outcome.accepted) >= spec.accepted_min
     return StoredRound(
         closed.job, closed.round, state.height, verdicts, closed.ballots, stepped, job.model_root, outcome.vouchers

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from features.names import CALLED, Names
 from features.news import News
 from ledger.anchors import told_undone
-from ledger.jobs import Job, Phase
+from ledger.jobs import NO_PROGRESS_ROUNDS, Job, Phase
 from ledger.members import MembersState
 from ledger.state import State
 from peer import features
@@ -69,6 +69,7 @@ def _of_job(key: bytes, before: Job | None, after: Job) -> Iterator[News]:
         yield News("job", f"job {after.name} goes on with round {nth_round(after.round)}", key)
     if after.phase is Phase.FINISHED and (before is None or before.phase is not Phase.FINISHED):
         ended = "ended early, after" if after.taken < after.rounds else "is finished after"
-        yield News("job", f"job {after.name} {ended} {after.taken} rounds", key)
+        why = f": its last {NO_PROGRESS_ROUNDS} accepted nothing" * after.made_no_progress
+        yield News("job", f"job {after.name} {ended} {after.taken} rounds{why}", key)
     for undone in after.undone[-1:] if before is not None and after.undone != before.undone else ():
         yield News("job", f"job {after.name}: {told_undone(undone)}", key)

@@ -22,7 +22,7 @@ from peer.node.node import Node, RoundClosed
 from protocol import codec
 from protocol.identity import Signed, peer_id, short_id
 from protocol.messages import Ballot, CutOff, Judgement, Proposal, Transaction, Vouch
-from protocol.reasons import Verdict, label
+from protocol.reasons import DIVERGING, Verdict, label
 from protocol.units import nth_round
 from training.spec import AuditMode, JobSpec
 
@@ -188,14 +188,18 @@ class Witness:
         return f"is unsure of {name}" if verdict is Verdict.UNJUDGED else f"rejects {name} ({self._label(job, verdict)})"
 
     def _label(self, job: bytes, verdict: Verdict) -> str:
+        return label(verdict, self._labels(job))
+
+    def _labels(self, job: bytes) -> tuple[str, ...]:
         known = self._before.jobs.jobs.get(job) if self._before else None
-        return label(verdict, JobSpec.decode(known.spec).kind.labels if known else ())
+        return JobSpec.decode(known.spec).kind.labels if known else ()
 
     def closed(self, closed: ClosedRound, state: State, opened: float | None) -> dict[str, float]:
         """A closed round's figures, as far as they were measured; `opened`: when it was opened here."""
         outcome = closed.outcome
         parts = [f"accepted {short_id(trainer)}" for trainer in outcome.accepted]
-        parts += [_refused(trainer, verdict, self._label(closed.job, verdict)) for trainer, verdict in outcome.rejected.items()]
+        own = self._labels(closed.job)
+        parts += [_refused(trainer, outcome.reason(trainer, own)) for trainer in outcome.rejected]
         parts += [f"absent {short_id(trainer)}" for trainer in sorted(outcome.absent)]
         root = state.jobs.jobs[closed.job].model_root
         fields = {"job": closed.job, "round": closed.round, "root": root, "height": state.height}
@@ -317,9 +321,9 @@ def silence(below: int) -> str:
     return f"silent until height {below}: signatures of ours are missing from this disk (was it restored from a backup?)"
 
 
-def _refused(trainer: bytes, verdict: Verdict, told: str) -> str:
+def _refused(trainer: bytes, reason: str) -> str:
     name = short_id(trainer)
-    return f"unjudged {name}" if verdict is Verdict.UNJUDGED else f"rejected {name} ({told})"
+    return f"{reason} {name}" if reason in (Verdict.UNJUDGED.label, DIVERGING) else f"rejected {name} ({reason})"
 
 
 def _what(evidence: Evidence) -> str:

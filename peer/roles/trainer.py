@@ -88,7 +88,8 @@ class Trainer(Voter):
         finally:
             self._left |= made
         loss, job = "training_nats" if round.spec.kind.loss_unit == NATS else "training_loss", self._job(round)
-        await round.measured({loss: done.loss, "worker_seconds": job.opening_seconds + done.seconds})
+        figures = {"worker_seconds": job.opening_seconds + done.seconds}
+        await round.measured(figures if done.loss is None else figures | {loss: done.loss})
         job.opening_seconds = 0.0
 
     async def audit(self, round: Round, request: tasks.Audit) -> tasks.Audited:

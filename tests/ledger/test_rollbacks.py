@@ -747,6 +747,7 @@ OPENED = {  # of the round that opens after it
     "rollbacks",
 }
 NOTED = {"undone", "convicted"}
+RESET = {"refused_rounds"}
 KEPT = {
     "spec",
     "name",
@@ -765,8 +766,8 @@ KEPT = {
 
 def test_each_field_of_a_job_is_restored_by_a_rollback_or_kept() -> None:
     """A new field belongs into one of the tables."""
-    names = [{part.name for part in fields(Job)}, RESTORED | OPENED | NOTED | KEPT]
-    assert names[0] == names[1] and len(names[0]) == sum(map(len, (RESTORED, OPENED, NOTED, KEPT)))
+    names = [{part.name for part in fields(Job)}, RESTORED | OPENED | NOTED | RESET | KEPT]
+    assert names[0] == names[1] and len(names[0]) == sum(map(len, (RESTORED, OPENED, NOTED, RESET, KEPT)))
     court = court_of()
     court.round(4)
     then = court.job(court.key)
@@ -774,6 +775,7 @@ def test_each_field_of_a_job_is_restored_by_a_rollback_or_kept() -> None:
     court.round(2)
     court.decide(closings=(court.closing(court.key, {A: Verdict.ACCEPT, B: Verdict.NORM, C: Verdict.ACCEPT}),))
     court.round(2)
+    court.decide(closings=(court.closing(court.key, dict.fromkeys((A, B, C, D), Verdict.NORM)),))
     accuse(court, DEE, 6, A)
     before = court.job(court.key)
     court.decide(verdict(court, CID, 6, A))
@@ -781,6 +783,7 @@ def test_each_field_of_a_job_is_restored_by_a_rollback_or_kept() -> None:
     assert before.stops and before.rejected and before.accepted
     for name in KEPT:
         assert getattr(after, name) == getattr(before, name), name
+    assert all(getattr(before, name) and not getattr(after, name) for name in RESET)
     assert (after.taken, after.anchors) == (4, before.anchors[:2]) and after.model_root != before.model_root
     assert then.round == before.anchors[1].round + 1
     assert after.undone != before.undone and after.round == before.round + 1

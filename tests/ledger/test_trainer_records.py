@@ -7,7 +7,15 @@ from dataclasses import replace
 
 import pytest
 
-from ledger.jobs import DOUBLINGS_MAX, FALSE_UPDATE_ROUNDS, FALSE_UPDATES_MAX, JobsModule, Phase, TrainerRecord
+from ledger.jobs import (
+    DOUBLINGS_MAX,
+    FALSE_UPDATE_ROUNDS,
+    FALSE_UPDATES_MAX,
+    NO_PROGRESS_ROUNDS,
+    JobsModule,
+    Phase,
+    TrainerRecord,
+)
 from protocol.reasons import Verdict
 from rounds.ballots import Outcome
 from tests.ledger.world import LANGUAGE, NEW, PEOPLE, PlainJobs, World
@@ -116,7 +124,7 @@ def test_suspended_trainers_train_where_no_other_update_is_accepted() -> None:
     """The others may be away, and then the round would never close. They are not suspended for longer for that."""
     world, key = started()
     everybody = world.job(key).trainers
-    for _ in range(4 * FALSE_UPDATES_MAX):
+    for _ in range(NO_PROGRESS_ROUNDS - 1):
         close(world, key, dict.fromkeys(everybody, REPLAY))
     assert world.job(key).trainers == everybody == world.job(key).awaited and not world.job(key).suspended_trainers
     assert all(record.suspensions == 1 for record in world.job(key).trainer_records.values())

@@ -18,15 +18,15 @@ import trio
 
 from peer import features
 from peer.doctor import asides, calling, clock, files, machine, monitors, reaching
-from peer.doctor.doctor import examine
+from peer.doctor.doctor import _of_status, examine
 from peer.doctor.findings import EXIT_STATUS, Finding, Level, gravest, ok, warning
 from peer.settings.config import load
 from peer.settings.datadir import DataDirectory
-from protocol.api import AsideView, BlockView, EventView
+from protocol.api import AlertView, AsideView, BlockView, Cause, EventView, Severity
 from protocol.identity import WIRE_VERSIONS, peer_id
 from scenarios.gateway import Router, running
 from storage.store import Store
-from tests.peer.fake_api import BLOCK, ME, OTHER
+from tests.peer.fake_api import BLOCK, ME, OTHER, STATUS
 from tests.peer.processes import command, daemons
 from tests.transport.helpers import ALICE, BOB, CAROL, CHAIN, MemoryBlobs
 from transport.reachability import Reachable
@@ -60,6 +60,12 @@ def directory(tmp_path: Path) -> DataDirectory:
 async def looked(directory: DataDirectory, **flags: str) -> list[Finding]:
     given = {"data_directory": directory.path, "role": "voter", "listen": "127.0.0.1:0", **flags}
     return await examine(lambda: load(given, {}))
+
+
+def test_each_cause_of_an_alert_has_advice() -> None:
+    told = [AlertView(cause, "", Severity.WARNING, "what") for cause in Cause]
+    found = list(_of_status(STATUS, told))
+    assert len([finding for finding in found if finding.text == "what" and finding.advice]) == len(Cause) - 1, "but for the disk"
 
 
 @pytest.mark.real("sockets")

@@ -3,11 +3,15 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import trio
 
+from ledger.jobs import ClosedRound
 from ledger.members import Register
+from peer.driver.driver import _stored_round
 from peer.roles.base import OpenRound
 from peer.roles.voter import Voter
 from peer.worker.supervisor import WorkerFailed
@@ -16,7 +20,9 @@ from protocol.errors import MissingBlobError, StorageError, UserError
 from protocol.identity import Signed, sign
 from protocol.messages import Ballot, Commit, GetRound, Prepare, Proposal, Relay, Vote
 from protocol.reasons import Verdict
+from rounds.ballots import Outcome
 from storage.blobs import Blobs
+from tests.peer.chain import LANGUAGE
 from tests.peer.network import SECONDS_MAX, Seat, accepted, certified, network, one_root, poll
 from tests.waiting import patience
 from transport.network import Priority
@@ -359,3 +365,12 @@ async def test_the_time_goes_on_while_the_machine_sleeps_and_never_back_and_nobo
         await one_root(made.seats, await made.seats[0].scratch())
         decided = made.seats[0].store.decision(1)
         assert decided is not None and woken <= decided.decode().time_ms / 1_000 + 0.001 < woken + SECONDS_MAX
+
+
+def test_the_list_of_rounds_says_diverging_where_most_updates_are_too_large() -> None:
+    keys, nobody = (b"1" * 32, b"2" * 32), frozenset[bytes]()
+    outcome = Outcome({}, dict.fromkeys(keys, Verdict.NORM), nobody, nobody, {}, nobody, nobody, diverging=frozenset(keys[:1]))
+    jobs = {bytes(32): SimpleNamespace(spec=LANGUAGE.encode(), model_root=bytes(32))}
+    state: Any = SimpleNamespace(height=4, jobs=SimpleNamespace(jobs=jobs))
+    stored = _stored_round(ClosedRound(bytes(32), 3, outcome, (), ()), state)
+    assert stored.verdicts == {keys[0]: "diverging", keys[1]: "norm"} and not stored.stepped

@@ -9,7 +9,8 @@ from ledger.members import Approve, Leave, Rename, Stand
 from ledger.state import State
 from peer.driver.news import names_of, news
 from protocol.identity import short_id
-from tests.ledger.world import PEOPLE, World
+from protocol.reasons import Verdict
+from tests.ledger.world import PEOPLE, UNAUDITED, World
 
 FOUNDERS, NEW = PEOPLE[:4], PEOPLE[8]
 NAMES = [short_id(person.public) for person in PEOPLE]
@@ -62,6 +63,14 @@ def test_jobs_that_begin_and_end_are_told() -> None:
     assert world.told == [f"job language of {NAMES[0]} begins: 2 rounds"]
     world.decide(world.tx(PEOPLE[0], "job/stop", Stop(job)))
     assert world.told[1:] == ["job language ended early, after 0 rounds"]
+
+
+def test_a_job_that_ends_without_progress_is_told_as_such() -> None:
+    world = Telling()
+    key = world.start(spec=UNAUDITED + b":99")
+    for _ in range(8):
+        world.decide(closings=(world.closing(key, dict.fromkeys(world.job(key).trainers, Verdict.NORM)),))
+    assert world.told[1:] == ["job unaudited ended early, after 8 rounds: its last 8 accepted nothing"]
 
 
 def test_a_founder_says_its_name_for_the_first_time_and_its_id_stays_beside_it() -> None:

@@ -131,6 +131,12 @@ def test_a_link_over_another_peer_names_that_peer() -> None:
     assert f"relayed by {KEYS[3][:8]}" in shown(views.peers([relayed]), 200)
 
 
+def test_diverging_updates_are_told_apart_from_rejected_ones() -> None:
+    rejected = {KEYS[0]: {"diverging": 8, "replay": 1}, KEYS[1]: {"diverging": 8}}
+    told = " ".join(shown(views.jobs([replace(job(), accepted={}, rejected=rejected)], NAMES), 400).split())
+    assert "rejected: anna (replay 1); diverging: anna 8, ben 8; " in told
+
+
 def five(view: Any) -> Any:
     """A job or a round with five trainers, of which one was absent."""
     if isinstance(view, JobView):

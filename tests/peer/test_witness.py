@@ -19,7 +19,7 @@ from rounds.ballots import Outcome
 from tests.sim.keys import FastSigner
 from training.spec import AuditMode, JobSpec
 
-LIAR, CHAIN = FastSigner("liar"), bytes(32)
+LIAR, CHAIN, OTHER = FastSigner("liar"), bytes(32), b"o" * 32
 
 
 @pytest.fixture
@@ -158,7 +158,8 @@ def test_a_voter_without_a_quorum_or_its_answers_says_so(links: int, may_speak: 
 async def test_what_was_only_replayed_has_no_times_and_what_was_not_judged_is_not_rejected(log: EventLog) -> None:
     now = iter(float(second) for second in range(100))
     witness = Witness(log, lambda: next(now))
-    outcome = Outcome({}, {LIAR.public: Verdict.UNJUDGED}, frozenset(), frozenset(), {}, frozenset(), frozenset())
+    refused = {LIAR.public: Verdict.UNJUDGED, CHAIN: Verdict.NORM, OTHER: Verdict.NORM}
+    outcome = Outcome({}, refused, frozenset(), frozenset(), {}, frozenset(), frozenset(), diverging=frozenset({CHAIN}))
     closed = SimpleNamespace(outcome=outcome, job=CHAIN, round=3)
     jobs = SimpleNamespace(jobs={CHAIN: SimpleNamespace(model_root=CHAIN)})
     certificate = SimpleNamespace(signatures={})
@@ -167,4 +168,5 @@ async def test_what_was_only_replayed_has_no_times_and_what_was_not_judged_is_no
         witness.turn(SimpleNamespace(records=records, decided=(decided,)))
     replayed, lived = (witness.closed(closed, SimpleNamespace(height=height, jobs=jobs), 0.0) for height in (5, 6))
     assert replayed == {} and lived.keys() == {"decision_ms", "seconds"}
-    assert f"round 4: unjudged {short_id(LIAR.public)}" in await lines(log)
+    told = f"round 4: unjudged {short_id(LIAR.public)}, diverging {short_id(CHAIN)}, rejected {short_id(OTHER)} (norm)"
+    assert told in await lines(log)

@@ -13,10 +13,10 @@ from ledger import jobs
 from ledger.audits import docket
 from ledger.core.genesis import TRAINER, Founder, Genesis
 from ledger.core.module import Change, Context, Module, View
-from ledger.jobs import Base, JobsState, Phase, Start, Stop, job_id
+from ledger.jobs import NO_PROGRESS_ROUNDS, Base, JobsState, Phase, Start, Stop, job_id
 from ledger.state import Rules, core_modules, newest
 from peer import features
-from peer.api.failures import FAILED_HEIGHTS, failures
+from peer.api.failures import FAILED_HEIGHTS, failures, stuck
 from protocol import codec
 from protocol.identity import Signed, sign
 from protocol.messages import Proposal
@@ -349,6 +349,20 @@ def test_a_plan_fails_with_a_stage_of_which_every_round_was_rejected(world: Tune
     assert not list(failures(world.state, world.state.height + FAILED_HEIGHTS))
     assert (plans.stage_job(key, 1) in world.state.jobs.jobs) == (stage == 1)
     world.planned()  # its author has a place again
+
+
+@pytest.mark.parametrize("accepted", [0, 1])
+def test_a_plan_fails_with_a_stage_that_makes_no_progress(world: Tuned, accepted: int) -> None:
+    key = world.planned(world.begin(replace(REWARD, rounds=20)))
+    reward = plans.stage_job(key, 0)
+    for number in range(accepted + NO_PROGRESS_ROUNDS):
+        verdict = Verdict.ACCEPT if number < accepted else Verdict.NORM
+        world.decide(closings=(world.closing(reward, dict.fromkeys(world.job(reward).trainers, verdict)),))
+    assert world.job(reward).phase is Phase.FINISHED and world.plan(key).phase is plans.Phase.FAILED
+    assert plans.why_failed(world.plan(key)) == "no update was accepted in 8 rounds: 32 diverging"
+    assert not list(failures(world.state, world.state.height)), "`no-progress` is its alert"
+    (told,) = stuck(world.state, world.state.height)
+    assert told.endswith("lower learning rate than 0.003: `peer rlhf start --set inner_rate=0.0003`")
 
 
 def test_a_plan_goes_on_with_a_stage_of_which_one_round_was_accepted(world: Tuned) -> None:

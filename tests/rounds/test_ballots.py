@@ -184,6 +184,19 @@ def test_more_than_f_ballots_that_could_not_judge_are_told() -> None:
     assert outcome(terms(), votes, vouched(terms())).unjudged == {KEYS[0]}
 
 
+@pytest.mark.parametrize(("too_large", "diverging"), [((0,), ()), ((0, 1), (0, 1)), ((0, 1, 2, 3), (0, 1, 2, 3))])
+def test_updates_of_more_than_f_trainers_that_are_too_large_are_called_diverging(
+    too_large: tuple[int, ...], diverging: tuple[int, ...]
+) -> None:
+    """One may be a lie; of two in a network of four one is honest."""
+    of = terms(trainers=4)
+    votes = dict.fromkeys(KEYS[:4], ballot({trainer: NORM if trainer in too_large else REPLAY for trainer in range(4)}))
+    result = outcome(of, votes, vouched(of))
+    words = {key: result.reason(key) for key in KEYS[:4]}
+    assert words == {KEYS[i]: "diverging" if i in diverging else "norm" if i in too_large else "replay" for i in range(4)}
+    assert all(result.rejected[KEYS[i]] is NORM for i in too_large), "the model takes it as any other update that is too large"
+
+
 # What comes in --------------------------------------------------------------------------------------------------------
 
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from protocol import codec as codec_of_messages
 from protocol.errors import LocalProtocolError
 from protocol.messages import Proposal
 from protocol.reasons import Verdict
@@ -18,7 +19,7 @@ from training.replay import proposals
 from training.replay.inner_state import RELATIVE_ERROR_MAX
 from training.replicated import buffers, codec, estimates
 from training.replicated.model import Accepted, ReplicatedModel
-from training.spec import TOLERANCE_MIN, JobSpec, Memory
+from training.spec import NORM_START_MAX, TOLERANCE_MIN, JobSpec, Memory
 
 JOB, TRAINER = hashlib.sha256(b"job").digest(), b"t" * 32
 SPEC = JobSpec(name="s", objective="scratch")
@@ -110,6 +111,31 @@ def test_a_model_of_another_round_and_feedback_out_of_nothing_are_our_own_mistak
         proposals.audit(replace(audit_of(two_rounds, 0), round=1), UPDATE)
     with pytest.raises(LocalProtocolError, match="nothing accepted"):
         proposals.audit(replace(audit_of(two_rounds, 0, previous=0)), UPDATE)
+
+
+@pytest.mark.parametrize("memory", [Memory.RESIDUAL, Memory.ESTIMATES])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 3e38])
+def test_an_update_of_a_diverged_model_is_proposed_and_refused_as_too_large(tmp_path: Path, value: float, memory: Memory) -> None:
+    """Without proposals the round would never be closed."""
+    model = ReplicatedModel.initial(JOB, replace(SPEC, memory=memory))
+    model.save(tmp_path / "model0")
+    delta = np.zeros(model.layout.size, dtype=np.float32)
+    delta[3] = value
+    proposed = proposals.propose(propose_request(tmp_path, 0), lambda *given, **named: (delta, (1.0, np.nan)))
+    digests = proposed.payload_digest, proposed.payload_bytes, proposed.buffer_digest
+    payload = (tmp_path / "m0.payload").read_bytes()
+    assert model.check(TRAINER, Proposal(JOB, 0, model.root, *digests, None), payload) is Verdict.NORM
+    assert proposed.loss is None and codec_of_messages.decode(tasks.Proposed, codec_of_messages.encode(proposed)) == proposed
+
+
+def test_an_update_without_an_encoding_is_not_proposed_where_its_norm_might_be_accepted(tmp_path: Path) -> None:
+    """Re-execution would call it false."""
+    model = ReplicatedModel.initial(JOB, replace(SPEC, norm_start=NORM_START_MAX))
+    model.save(tmp_path / "model0")
+    delta = np.full(model.layout.size, np.nan, dtype=np.float32)
+    delta[1:] = 0
+    with pytest.raises(LocalProtocolError, match="non-finite"):
+        proposals.propose(propose_request(tmp_path, 0), lambda *given, **named: (delta, (1.0,)))
 
 
 # A buffer that nobody looked at when it was committed to -----------------------------------------------------------------

@@ -6,6 +6,7 @@ The worker computes updates with torch; for scratch jobs the daemon does it all 
 from __future__ import annotations
 
 import logging
+import math
 import shutil
 import time
 from collections.abc import Sequence
@@ -73,15 +74,26 @@ def propose(request: Propose, update: Update, declarer: Declarer | None = None) 
     declaration = _own_declaration(request, model, declarer)
     delta, losses = update(model.parameters, *place, inner, take, taken=model.taken, declaration=declaration)
     m = feedback.accumulate(e, delta, model.spec.feedback_decay, model.spec.update_weight)
-    buffer = buffers.of(m, model.header(request.trainer), model.spec)
-    payload = model.payload(request.trainer, m if buffer is None else buffer.dense())
+    try:
+        buffer, payload = _encoded(m, request.trainer, model)
+    except LocalProtocolError:  # the model diverged; without proposals the round would never be closed
+        buffer, payload = _encoded(feedback.clipped(m), request.trainer, model)
+        if not model.is_too_large(request.trainer, payload):
+            raise
     payload_digest = write_object(Path(request.payload_out), payload, model.spec.parts)
     committed_to = None if buffer is None else write_object(Path(request.buffer_out), buffer.encode(), model.spec.parts)
     digests = payload_digest, len(payload), committed_to
     kept = last.inner.write(Path(request.inner_out), model.spec.parts) if request.inner_out and last.inner else None
     seconds, encoded = time.perf_counter() - started, wire.encode(declaration.record) if declaration else b""
-    loss = sum(losses) / len(losses), seconds
+    mean = sum(losses) / len(losses)
+    loss = mean if math.isfinite(mean) else None, seconds
     return Proposed(*digests, *loss, kept, feedback_from, inner_from, encoded, in_millionths(losses[-1]))
+
+
+def _encoded(m: Float32Array, trainer: bytes, model: ReplicatedModel) -> tuple[codec.Update | None, bytes]:
+    """The buffer of `m`, if the job has buffers, and the payload. `LocalProtocolError` if m has no encoding."""
+    buffer = buffers.of(m, model.header(trainer), model.spec)
+    return buffer, model.payload(trainer, m if buffer is None else buffer.dense())
 
 
 def audit(request: Audit, update: Update, declarer: Declarer | None = None) -> Audited:

@@ -24,6 +24,7 @@ from training.replicated.layout import Block, Float32Array, Layout
 # A deviation shows only where an element crosses the edge of a level. A random deviation by a share x of the norm has a
 # distance of about x to the power of 1.5, and no deviation has more than x.
 EDGES: Final = 10
+CLIPPED_MAX: Final = float(1 << 30)  # of an element: payloads have scales below 2^32, of which a difference takes one bit
 HALVINGS_MAX: Final = 64  # by then nothing is left of e; bounds the count in the replicated state
 
 
@@ -77,6 +78,11 @@ def accumulate(e: Float32Array, delta: Float32Array, decay: float, weight: float
         m = e * np.float32(decay)
         m += delta if weight == 1 else delta * np.float32(weight)
     return m
+
+
+def clipped(m: Float32Array) -> Float32Array:
+    """With elements that have an encoding in every mode, for an m that has none."""
+    return np.clip(np.nan_to_num(m, nan=CLIPPED_MAX), -CLIPPED_MAX, CLIPPED_MAX)
 
 
 def encodes(m: Float32Array, payload: bytes, header: codec.Header, layout: Layout) -> bool:

@@ -267,6 +267,13 @@ class ReplicatedModel:
             self._checked[trainer] = checked
         return Verdict.ACCEPT
 
+    def is_too_large(self, trainer: bytes, payload: bytes) -> bool:
+        """Whether `check` finds the norm of the trainer's own payload too large."""
+        try:
+            return self._decode(trainer, b"", payload).norm_squared > self.norm_squared_max
+        except LocalProtocolError:
+            return True
+
     def _decode(self, trainer: bytes, digest: bytes, payload: bytes) -> _Checked:
         """`LocalProtocolError` if the payload would move an estimate beyond all that can be written."""
         update = codec.decode(payload, self.header(trainer), self.layout)

@@ -1,0 +1,129 @@
+"""`python -m scenarios.diverge`: a job whose learning rate is far too high ends by itself, and the next one learns.
+
+Four honest daemons train with `inner_rate` 10. Once with full and once with sampled audits the first updates are far too large
+already; once they are accepted until the model gives no numbers any more. After eight rounds that accept nothing all peers must
+end the job with one root and the alert `no-progress`. Nobody may be suspended or expelled. Then the command of the alert is
+carried out, without `--from` where the model is spoilt, and that job must learn to its last round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from contextlib import closing
+from dataclasses import asdict
+from functools import partial
+
+import trio
+
+from ledger.jobs import NO_PROGRESS_ROUNDS
+from peer.demo.cast import DemoPeer
+from peer.demo.disk import Disk
+from protocol.api import Cause, RoundView, TrainRequest
+from protocol.reasons import DIVERGING
+from scenarios import network
+from scenarios.audits import dress, until
+from scenarios.network import SMALL_JOB, Network
+from scenarios.trials import COUNT, Trial, arguments, report, table_of
+
+ROUNDS = 100  # of the job that ends before
+TRIALS = {
+    "full": {"audit": "full", "norm_start": "8"},
+    "sampled": {"audit": "sampled", "norm_start": "8"},
+    "not a number": {"audit": "full", "local_steps": "20"},
+}
+SMALL_MODEL = {name: value for name, value in SMALL_JOB.items() if name.startswith("model.")}
+WAY_OUT = re.compile(r"`peer train --from (\w+) --set inner_rate=([^ `]+)`")
+
+
+async def attempt(options: argparse.Namespace, peers: Network, trial: Trial) -> None:
+    fields = {"seed": str(options.seed), "local_steps": "10", **TRIALS[trial.what]}
+    job = await peers.train({**SMALL_JOB, **fields, "inner_rate": "10"}, ROUNDS)
+    for peer in peers.peers:
+        await until(peer, job, lambda view: view.state == "finished")
+    refused = list[RoundView]()  # the last ones
+    for view in (closed := await rounds_of(peers, job)):
+        refused = [] if "accept" in view.verdicts.values() else [*refused, view]
+    trial.figures |= {"first refused": refused[0].round if refused else "–", "refused": len(refused)}
+    trial.require(len(refused) == NO_PROGRESS_ROUNDS, f"it ended after {len(refused)} rounds that accept nothing")
+    trial.require(verdicts(refused) <= {DIVERGING, "absent"}, f"the verdicts are {verdicts(refused)}")
+    alerts = {peer.name: await no_progress(peer) for peer in peers.peers}
+    trial.require(len(set(alerts.values())) == 1, f"alerts differ: {alerts}")
+    way_out = WAY_OUT.search(alerts[peers.peers[0].name])
+    if way_out is None:
+        trial.problems.append(f"the alert names no way out: {alerts}")
+        return
+    fields |= {"inner_rate": way_out[2], "liars": str((options.peers - 1) // 3)}
+    base = way_out[1] if len(refused) == len(closed) else ""
+    fields |= {} if base else SMALL_MODEL
+    request = TrainRequest("again", "", options.rounds, 0, fields, base=base, accept_risk=True)
+    again = await peers.demo.watched.client.train(request)
+    for peer in peers.peers:
+        await until(peer, again, lambda view: view.state == "finished")
+    rounds = await rounds_of(peers, again)
+    trial.require(len(rounds) == options.rounds and verdicts(rounds) == {"accept"}, f"the second job says {verdicts(rounds)}")
+    losses = [view.training_nats for view in rounds if view.training_nats is not None]
+    trial.figures |= {"inner_rate": way_out[2], "nats": f"{losses[0]:.2f} to {losses[-1]:.2f}" if losses else "–"}
+    trial.require(bool(losses) and losses[-1] < losses[0], "the second job learned nothing")
+    await trio.to_thread.run_sync(peers.stop)
+    compare(peers, [bytes.fromhex(of) for of in (job, again)], trial)
+
+
+async def rounds_of(peers: Network, job: str) -> list[RoundView]:
+    return [view for view in await peers.demo.watched.client.rounds(1_000) if view.job == job]
+
+
+def verdicts(rounds: list[RoundView]) -> set[str]:
+    return {verdict for view in rounds for verdict in view.verdicts.values()}
+
+
+async def no_progress(peer: DemoPeer) -> str:
+    """The text of its alert; empty: it has none."""
+    return next((alert.text for alert in await peer.client.alerts() if alert.cause == Cause.NO_PROGRESS), "")
+
+
+def compare(peers: Network, jobs: list[bytes], trial: Trial) -> None:
+    """What the disks of all peers say of the jobs and of their members."""
+    for peer in peers.peers:
+        with closing(Disk(peer.directory)) as disk:
+            state = disk.state
+        found = [state.jobs.jobs[key] for key in jobs]
+        trial.figures.setdefault("model root", found[0].model_root.hex()[:8])
+        trial.require(found[0].model_root.hex()[:8] == trial.figures["model root"], f"{peer.name} has another model")
+        suspended = {key for key, standing in state.audits.standings.items() if standing.suspensions}
+        suspended |= {key for job in found for key in (*job.trainer_records, *job.convicted)}
+        trial.require(not suspended, f"{len(suspended)} trainers are suspended, or on the way")
+        trial.require(not any(map(state.members.is_expelled, state.members.members)), "somebody was expelled")
+
+
+async def run(options: argparse.Namespace) -> int:
+    trials, failures, started = list[Trial](), list[str](), trio.current_time()
+    for what in TRIALS:
+        trials.append(trial := Trial(what))
+        folder = options.keep / what if options.keep else None
+        async with network.running(options.peers, seed=options.seed, folder=folder, dress=dress) as peers:
+            try:
+                await attempt(options, peers, trial)
+            except trio.TooSlowError:
+                trial.problems.append("the network got stuck")
+            with trio.CancelScope(shield=True):
+                await trio.to_thread.run_sync(peers.stop)
+            failures += [f"{what}: {failure}" for failure in peers.failures()]
+        print(f"{len(trials)}. {what}: {'; '.join(trial.problems) or 'held'}", file=sys.stderr, flush=True)
+    failures += [f"{trial.what}: {problem}" for trial in trials for problem in trial.problems]
+    seconds = trio.current_time() - started
+    title = f"a job diverges, {options.peers} peers, seed {options.seed}, {seconds:.0f} s in all"
+    return report(
+        options, title, *table_of(trials), failures, {"trials": [asdict(trial) for trial in trials], "seconds": seconds}
+    )
+
+
+def main() -> int:
+    parser = arguments("diverge", __doc__)
+    parser.add_argument("--rounds", type=COUNT, default=12, metavar="N", help="of the second job")
+    return network.main(partial(run, parser.parse_args()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

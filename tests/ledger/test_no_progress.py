@@ -1,0 +1,186 @@
+"""A job of which nothing is accepted any more ends, and costs nobody anything."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import pytest
+
+from ledger.anchors import UndoReason
+from ledger.jobs import NO_PROGRESS_ROUNDS, Job, Phase
+from protocol.reasons import Verdict
+from tests.ledger.court import A, B, C, D
+from tests.ledger.test_rollbacks import DialModule, accuse, anchored, court_of, place, turn, verdict
+from tests.ledger.world import LANGUAGE, PEOPLE, SCRATCH, UNAUDITED, World
+
+ACCEPT, NORM, UNJUDGED = Verdict.ACCEPT, Verdict.NORM, Verdict.UNJUDGED
+ANN, BEN, CID, DEE = PEOPLE[:4]
+
+
+def job_of(world: World, spec: bytes = UNAUDITED, author: int = 0) -> bytes:
+    return world.start(PEOPLE[author], spec=spec + b":200")
+
+
+def close(world: World, key: bytes, verdict: Verdict = NORM, of: Collection[bytes] = (), times: int = 1) -> Job:
+    """Rounds in which the updates of these trainers (default: of all) have this verdict, and the others are absent."""
+    for _ in range(times):
+        world.decide(closings=(world.closing(key, dict.fromkeys(of or world.job(key).trainers, verdict)),))
+    return world.job(key)
+
+
+# Which rounds count -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spec", [LANGUAGE, UNAUDITED])
+@pytest.mark.parametrize("verdict", [NORM, Verdict.STALE, Verdict.REPLAY])
+def test_the_eighth_round_in_a_row_whose_updates_are_all_refused_ends_a_job(spec: bytes, verdict: Verdict) -> None:
+    assert NO_PROGRESS_ROUNDS == 8
+    world = World(trainers=4)
+    key = job_of(world, spec)
+    close(world, key, ACCEPT, times=3)
+    job = close(world, key, verdict, times=NO_PROGRESS_ROUNDS - 1)
+    assert job.phase is Phase.RUNNING and job.refused_rounds == 7 and not job.made_no_progress
+    job = close(world, key, verdict)
+    assert job.phase is Phase.FINISHED and job.made_no_progress and job.opened == world.state.height
+    assert (job.round, job.taken, job.rounds) == (11, 11, 200) and not world.ledger.books and not job.undone
+
+
+def test_one_accepted_update_is_progress() -> None:
+    world = World(trainers=4)
+    key = job_of(world)
+    for _ in range(3):
+        close(world, key, times=NO_PROGRESS_ROUNDS - 1)
+        verdicts = dict.fromkeys((A, B, C), NORM) | {D: ACCEPT}
+        world.decide(closings=(world.closing(key, verdicts),))
+        assert not world.job(key).refused_rounds
+    assert world.job(key).phase is Phase.RUNNING
+
+
+@pytest.mark.parametrize("verdicts", [{}, {A: NORM}, dict.fromkeys((A, B, C, D), UNJUDGED), {A: NORM, B: UNJUDGED}])
+def test_rounds_that_say_nothing_of_honest_updates_neither_count_nor_begin_anew(verdicts: Mapping[bytes, Verdict]) -> None:
+    """At night honest trainers may be away, re-executors too: then a liar alone must not end the job."""
+    world = World(trainers=4)
+    key = job_of(world)
+    close(world, key, times=5)
+    for _ in range(2 * NO_PROGRESS_ROUNDS):
+        world.decide(closings=(world.closing(key, verdicts),))
+    assert world.job(key).refused_rounds == 5 and world.job(key).phase is Phase.RUNNING
+    assert close(world, key, of=(A, B), times=3).made_no_progress, "two of four cannot both lie"
+
+
+def test_a_job_with_fewer_trainers_than_may_lie_ends_when_all_of_them_are_refused() -> None:
+    world = World(trainers=1)
+    key = job_of(world)
+    assert close(world, key, times=NO_PROGRESS_ROUNDS).made_no_progress
+
+
+def test_two_keys_of_one_member_are_one_trainer() -> None:
+    """It rotates in the round, whose trainers are renewed since one of four voters is missing."""
+    new = PEOPLE[5]
+    world = World(trainers=4)
+    key = job_of(world)
+    world.decide(world.rotation(ANN, new))
+    assert {A, new.public} <= set(world.job(key).trainers)
+    assert not close(world, key, of=(A, new.public)).refused_rounds
+
+
+def test_a_job_without_workers_is_not_watched() -> None:
+    """Its author alone says what its updates are."""
+    world = World()
+    key = job_of(world, SCRATCH)
+    assert close(world, key, times=2 * NO_PROGRESS_ROUNDS).phase is Phase.RUNNING
+
+
+def test_refused_updates_count_against_nobody() -> None:
+    world = World(trainers=4)
+    key = job_of(world, LANGUAGE)
+    for _ in range(NO_PROGRESS_ROUNDS):
+        job = world.job(key)
+        assert set(job.trainers) == set(job.awaited) == {A, B, C, D} and not job.suspended_trainers
+        job = close(world, key)
+        assert not job.trainer_records and not job.vouch_records and not job.patience
+    assert not any(world.state.members.is_expelled(person.public) for person in PEOPLE[:4])
+    court = court_of()
+    close(court, court.key, times=NO_PROGRESS_ROUNDS)
+    assert not court.state.audits.standings and not court.log
+
+
+def test_the_state_calls_too_large_updates_diverging_where_most_trainers_have_them() -> None:
+    world = World(trainers=4)
+    key = job_of(world)
+    close(world, key, NORM, of=(A,))
+    assert close(world, key).rejected[A] == {"norm": 1, "diverging": 1}
+    assert world.job(key).rejected[B] == {"absent": 1, "diverging": 1}
+
+
+# How it ends --------------------------------------------------------------------------------------------------------------
+
+
+def test_the_next_job_of_the_line_has_its_place() -> None:
+    world = World(trainers=4)
+    key = job_of(world)
+    close(world, key, times=NO_PROGRESS_ROUNDS - 1)
+    waiting = job_of(world, author=1)
+    assert waiting not in world.state.jobs.jobs
+    close(world, key)
+    assert world.job(waiting).phase is Phase.RUNNING and not world.job(waiting).refused_rounds
+
+
+def test_a_job_with_sampled_audits_ends_with_its_newest_final_model() -> None:
+    court = court_of(window=40)
+    court.round(5)
+    assert anchored(court)[0] == (0, 0) and place(court.job(court.key)) == (6, 6)
+    job = close(court, court.key, times=NO_PROGRESS_ROUNDS)
+    assert job.made_no_progress and place(job) == (0, 0) and job.rounds == 200
+    assert (job.undone[-1].first, job.undone[-1].last, job.undone[-1].reason) == (0, 13, UndoReason.STOPPED)
+    assert job.last_closed == 13 and not job.anchors
+
+
+def test_the_last_round_of_a_job_is_its_end_whatever_was_refused() -> None:
+    world = World(trainers=4)
+    key = world.start(spec=UNAUDITED + b":8")
+    job = close(world, key, times=8)
+    assert job.phase is Phase.FINISHED and job.taken == job.rounds == 8 and job.made_no_progress
+
+
+def test_a_job_that_is_held_ends_all_the_same() -> None:
+    court = court_of(modules=(DialModule(),))
+    close(court, court.key, times=NO_PROGRESS_ROUNDS - 1)
+    last = court.closing(court.key, dict.fromkeys((A, B, C, D), NORM))
+    court.decide(turn(court, is_held=True), closings=(last,))
+    assert court.job(court.key).made_no_progress
+
+
+# Rollbacks and restarts ---------------------------------------------------------------------------------------------------
+
+
+def test_after_a_rollback_the_rounds_are_counted_anew() -> None:
+    court = court_of()
+    court.round(5)
+    close(court, court.key, times=NO_PROGRESS_ROUNDS - 1)
+    accuse(court, DEE, 3, A)
+    court.decide(verdict(court, CID, 3, A))
+    job = court.job(court.key)
+    assert job.undone and job.refused_rounds == 0
+    assert close(court, court.key, times=NO_PROGRESS_ROUNDS - 1).phase is Phase.RUNNING
+    assert close(court, court.key).made_no_progress
+
+
+def test_a_rollback_in_the_block_of_the_eighth_round_lets_the_job_go_on() -> None:
+    court = court_of()
+    court.round(5)
+    close(court, court.key, times=NO_PROGRESS_ROUNDS - 1)
+    accuse(court, DEE, 3, A)
+    last = court.closing(court.key, dict.fromkeys(court.job(court.key).trainers, NORM))
+    court.decide(verdict(court, CID, 3, A), closings=(last,))
+    job = court.job(court.key)
+    assert job.phase is Phase.RUNNING and job.undone and not job.refused_rounds
+
+
+def test_whoever_begins_from_a_snapshot_counts_on() -> None:
+    court = court_of()
+    close(court, court.key, times=NO_PROGRESS_ROUNDS - 1)
+    again = court.rules.decode_state(court.rules.encode_state(court.state))
+    assert again.root == court.state.root
+    court.ledger.state = again
+    assert close(court, court.key).made_no_progress
