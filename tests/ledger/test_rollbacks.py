@@ -744,10 +744,9 @@ OPENED = {  # of the round that opens after it
     "successors",
     "voting_keys",
     "vouched",
-    "rollbacks",
 }
 NOTED = {"undone", "convicted"}
-RESET = {"refused_rounds"}
+RESET = {"refused_rounds", "rollbacks"}
 KEPT = {
     "spec",
     "name",
@@ -771,7 +770,7 @@ def test_each_field_of_a_job_is_restored_by_a_rollback_or_kept() -> None:
     court = court_of()
     court.round(4)
     then = court.job(court.key)
-    court.decide(court.tx(BEN, "job/stop", Stop(court.key)))
+    court.decide(court.tx(BEN, "job/stop", Stop(court.key)), wish(court, ANN, 0))
     court.round(2)
     court.decide(closings=(court.closing(court.key, {A: Verdict.ACCEPT, B: Verdict.NORM, C: Verdict.ACCEPT}),))
     court.round(2)
