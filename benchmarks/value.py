@@ -365,7 +365,7 @@ def best_of(name: str, runs: Sequence[Run], losses: Sequence[float]) -> Rates:
     line = {
         run.rates["inner_rate"]: loss
         for run, loss in zip(runs, losses, strict=True)
-        if {**run.rates, "inner_rate": 0} == {**best, "inner_rate": 0}
+        if run.rates and {**run.rates, "inner_rate": 0} == {**best, "inner_rate": 0}
     }
     edge = "; the best rate is the last of its line" if len(line) > 2 and grid.at_edge(line) else ""
     tried = ", ".join(f"{label(run.rates)}: {loss:.3f}" for run, loss in zip(runs, losses, strict=True))

@@ -105,6 +105,12 @@ def test_all_samples_in_larger_batches_are_other_training_than_one_share(text: P
     assert value.nats([text], TINY, Run(4, None, 30, {"shape": "batch", **ADAMW}, 0)) != one
 
 
+def test_what_has_nothing_to_tune_takes_its_own_rates(capsys: pytest.CaptureFixture[str]) -> None:
+    run = Run(4, Network(value.PRESET, SAMPLED, 4), 5, {}, 0)
+    assert value.best_of("preset", [run], [1.5]) == {}
+    assert capsys.readouterr().out == "grid of preset: : 1.500; best \n"
+
+
 def test_liars_are_rejected_by_vouched_audits(text: Path) -> None:
     network = Network("local", VOUCHED, 4)
     lied_to = value.nats([text], TINY, Run(4, network, 5, value.GRIDS["local"][0], 0, value.LIE))
