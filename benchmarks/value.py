@@ -356,7 +356,8 @@ def in_one_process(clock: Clock, n: int, rates: Rates, share: float = 1.0, seed:
 
 
 def label(rates: Rates) -> str:
-    return " ".join(f"{value:g}" if isinstance(value, float) else str(value) for value in rates.values())
+    told = (f"{value:g}" if isinstance(value, float) else str(value) for value in rates.values())
+    return " ".join(told) or "as it is"
 
 
 def best_of(name: str, runs: Sequence[Run], losses: Sequence[float]) -> Rates:

@@ -108,7 +108,7 @@ def test_all_samples_in_larger_batches_are_other_training_than_one_share(text: P
 def test_what_has_nothing_to_tune_takes_its_own_rates(capsys: pytest.CaptureFixture[str]) -> None:
     run = Run(4, Network(value.PRESET, SAMPLED, 4), 5, {}, 0)
     assert value.best_of("preset", [run], [1.5]) == {}
-    assert capsys.readouterr().out == "grid of preset: : 1.500; best \n"
+    assert capsys.readouterr().out == "grid of preset: as it is: 1.500; best as it is\n"
 
 
 def test_liars_are_rejected_by_vouched_audits(text: Path) -> None:
