@@ -39,7 +39,7 @@ class Undone:
     last: Count  # it may have been open
     height: Count
     reason: UndoReason
-    trainer: Key | None = None  # that was convicted; None: nobody was
+    trainer: Key | None = None  # the convicted one
 
 
 Anchors = Annotated[tuple[Anchor, ...], Length(0, ANCHORS_MAX)]  # ascending

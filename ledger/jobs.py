@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Annotated, ClassVar, Protocol, TypeVar
 
-from consensus.quorum import faults_tolerated, quorum
+from consensus.quorum import quorum
 from consensus.voters import VoterSet
 from ledger.anchors import UNDONE_KEPT, Anchor, Anchors, Undone, UndoReason, needed, newest_before
 from ledger.core.genesis import TRAINER, Genesis, ModuleVersion
@@ -24,7 +24,7 @@ from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed, short_id
 from protocol.limits import AUDIT_WINDOW_MS_MAX, MEMBERS_MAX, TRAINERS_MAX, TRANSACTION_BYTES_MAX, VOTERS_MAX
 from protocol.messages import Name, Transaction
-from protocol.reasons import ABSENT, Verdict
+from protocol.reasons import ABSENT
 from rounds.ballots import Outcome
 from rounds.terms import RoundTerms
 
@@ -48,7 +48,7 @@ FALSE_VOUCHES_MAX = 3  # in so many rounds: then the re-executor is not called f
 FALSE_VOUCH_ROUNDS = 20
 FALSE_UPDATES_MAX = 3  # in so many rounds: then the trainer is suspended, since each one costs f + 1 re-executions or more
 FALSE_UPDATE_ROUNDS = 20
-NO_PROGRESS_ROUNDS = 8  # in a row with refused updates alone, then the job ends: chance or a warm-up does not last so long
+NO_PROGRESS_ROUNDS = 8  # in a row with only refused updates end the job: chance or a warm-up does not last so long
 DOUBLINGS_MAX = 10  # of a suspension: a thousand times the first one is for good, and round numbers stay small
 
 
@@ -229,7 +229,7 @@ class Job:
     undone: Annotated[tuple[Undone, ...], Length(0, UNDONE_KEPT)] = ()
     convicted: Annotated[tuple[Key, ...], Length(0, MEMBERS_MAX)] = ()  # members whose updates are re-executed before the ballot
     vouched: Keys = ()  # trainers of the open round whose updates are, in a round that is not `audited`
-    # By voter: the anchor that it wants the job to go back to, by the round that began with it.
+    # By voter: the anchor to which it asks that the job goes back, by the round that began with it.
     rollbacks: Annotated[dict[Key, Count], Length(0, VOTERS_MAX)] = field(default_factory=dict)
     refused_rounds: Annotated[int, Between(0, NO_PROGRESS_ROUNDS)] = 0  # since the last accepted update or rollback
 
@@ -242,6 +242,11 @@ class Job:
     def is_trained(self) -> bool:
         """Whether no round of it opens any more, unless a rollback opens one."""
         return self.phase in (Phase.SETTLING, Phase.FINISHED)
+
+    @property
+    def last_rollback(self) -> int:
+        """The height of the last one; 0: there was none."""
+        return self.undone[-1].height if self.undone else 0
 
     @property
     def made_no_progress(self) -> bool:
@@ -337,7 +342,8 @@ class Rollback:
     """`job/rollback`: the job goes back to an anchor. Voters do that by a quorum."""
 
     job: Digest
-    round: Count  # that began with the anchor
+    round: Count  # that began with the anchor; of the present model it takes back what this voter has asked for
+    last: Count = 0  # height of the job's last rollback: then rounds that are undone are not meant
 
 
 Suspended = Mapping[bytes, int]  # trainer -> the first round in which it may train again
@@ -380,12 +386,12 @@ class Reached:
 
 @dataclass(frozen=True, slots=True)
 class Convicted:
-    """A fact: an update in the model is false, or nobody could audit it."""
+    """A fact: an update in the model is false, or nobody could audit it. Without a trainer: voters want the round undone."""
 
     job: bytes
     round: int
     reason: UndoReason
-    trainer: bytes | None  # None: a quorum of voters wants the round undone
+    trainer: bytes | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -476,8 +482,8 @@ class JobsModule(Module[JobsState]):
                 return Change(self.started(state, view, job_id(author, said.transaction), spec, author, context.height))
             case Stop(key):
                 return Change(_stop(state, view.of(MembersState), key, author, context.height))
-            case Rollback(key, number):
-                return Change(_wanted_back(state, view.of(MembersState), key, number, author))
+            case Rollback():
+                return Change(_with_rollback(state, view.of(MembersState), said.content, author))
         raise AssertionError(said.content)
 
     def started(self, state: JobsState, view: View, key: bytes, spec: bytes, author: bytes, height: int) -> JobsState:
@@ -548,8 +554,10 @@ class JobsModule(Module[JobsState]):
                 job, back[key] = _cut(key, job, doubtful[key], height, was_open=key not in outcomes, is_last=key in last)
             is_over = job.phase is Phase.FINISHED or not job.anchors
             anchors = () if is_over else needed(job.anchors, doubtful.get(key, job.round))
+            rollbacks = {} if is_over else job.rollbacks
             # A job that did not change stays the same object, so that nobody looks through it again.
-            jobs[key] = job if anchors == job.anchors else replace(job, anchors=anchors)
+            is_same = (anchors, rollbacks) == (job.anchors, job.rollbacks)
+            jobs[key] = job if is_same else replace(job, anchors=anchors, rollbacks=rollbacks)
         ended = tuple(sorted(key for key, job in jobs.items() if job.phase is Phase.FINISHED and job.opened == height))
         state = self._called_up(JobsState(jobs, state.line), members, height, held)
         started = tuple(sorted({*started, *(state.jobs.keys() - jobs.keys())}))
@@ -760,19 +768,17 @@ class JobsModule(Module[JobsState]):
         records, of_trainers = self._vouch_records(job, members, closed), self._trainer_records(job, members, closed)
         job = replace(job, vouch_records=records, trainer_records=of_trainers)
         job = replace(job, accepted=accepted, rejected=rejected, patience=patience)
-        job = replace(job, refused_rounds=self._refused_rounds(job, members, closed))
+        job = replace(job, refused_rounds=self._refused_rounds(job, closed))
         return replace(job, round=job.round + 1, taken=job.taken + 1)
 
-    def _refused_rounds(self, job: Job, members: MembersState, closed: Outcome) -> int:
-        """How many of the rounds since the last accepted update have refused what honest trainers sent.
+    def _refused_rounds(self, job: Job, closed: Outcome) -> int:
+        """How many rounds since the last accepted update have refused more trainers than may lie.
 
-        If no more than f trainers are refused, these may be liars and all others away. `unjudged` says nothing of an update.
+        In other rounds the honest may be away. A job that is stopped in this block has ended for that reason.
         """
         if closed.accepted or not self.rules.terms(job.spec).needs_worker:
             return 0
-        refused = {members.current(key) for key, verdict in closed.rejected.items() if verdict is not Verdict.UNJUDGED}
-        needed = max(1, min(faults_tolerated(len(job.voters)) + 1, len(job.trainers)))
-        return job.refused_rounds + (len(refused) >= needed)
+        return job.refused_rounds + (closed.refuses_honest and job.phase is not Phase.FINISHED)
 
     def _vouch_records(self, job: Job, members: MembersState, closed: Outcome) -> dict[bytes, VouchRecord]:
         """The records of the job's re-executors after its open round was closed, by the keys that they have now."""
@@ -884,20 +890,24 @@ def stopped(what: Stoppable, members: MembersState, author: bytes) -> tuple[tupl
     return stops, is_author or len(set(stops) & set(members.voters)) >= VoterSet(members.voters).quorum
 
 
-def _wanted_back(state: JobsState, members: MembersState, key: bytes, number: int, author: bytes) -> JobsState:
-    job = state.jobs.get(key)
+def _with_rollback(state: JobsState, members: MembersState, asked: Rollback, author: bytes) -> JobsState:
+    """With the request of one more voter, or without it."""
+    job = state.jobs.get(asked.job)
     if job is None or job.phase is Phase.FINISHED:
         raise Refused("no such job is running, paused or settling: the model of a job that is over is final")
     if author not in members.voters:
         raise Refused("only a voter can ask for a rollback")
-    kept = {anchor.round: anchor for anchor in job.anchors}
-    if number not in kept:
-        those = ", ".join(map(str, kept)) or "none yet"
-        raise Refused(f"the model after {number} rounds is not kept for a rollback: take one of {those}")
-    if kept[number].taken == job.taken:
-        raise Refused(f"the model after {number} rounds is the present one")
-    rollbacks = {voter: of for voter, of in {**job.rollbacks, author: number}.items() if voter in members.voters}
-    return replace(state, jobs={**state.jobs, key: replace(job, rollbacks=dict(sorted(rollbacks.items())))})
+    if asked.last != job.last_rollback:
+        raise Refused("the job has gone back meanwhile: look at its rounds again")
+    rollbacks = {voter: number for voter, number in job.rollbacks.items() if voter in members.voters and voter != author}
+    taken = {anchor.round: anchor.taken for anchor in job.anchors} | {job.round: job.taken}
+    if asked.round not in taken:
+        raise Refused(f"no anchor @{asked.round} is kept: take one of {', '.join(f'@{anchor.round}' for anchor in job.anchors)}")
+    if taken[asked.round] < job.taken:
+        rollbacks[author] = asked.round
+    elif author not in job.rollbacks:
+        raise Refused(f"@{asked.round} is the present model, and this voter has asked for no other one")
+    return replace(state, jobs={**state.jobs, asked.job: replace(job, rollbacks=dict(sorted(rollbacks.items())))})
 
 
 def _voted_back(job: Job, members: MembersState) -> int | None:
@@ -909,8 +919,9 @@ def _voted_back(job: Job, members: MembersState) -> int | None:
 
 
 def _convictions(context: Context, jobs: Mapping[bytes, Job], members: MembersState) -> dict[bytes, Convicted]:
-    """By job, of the block's convictions and of what a quorum wants undone, that of the earliest round."""
-    found, voted = dict[bytes, Convicted](), {key: _voted_back(job, members) for key, job in jobs.items()}
+    """By job, the earliest round to undo, from the block's convictions and from voted rollbacks."""
+    found = dict[bytes, Convicted]()
+    voted = {key: _voted_back(job, members) for key, job in jobs.items() if job.rollbacks}
     wanted = [Convicted(key, number, UndoReason.VOTED, None) for key, number in voted.items() if number is not None]
     for fact in (*context.of(Convicted), *wanted):
         found[fact.job] = min(found.get(fact.job, fact), fact, key=lambda fact: fact.round)

@@ -231,6 +231,7 @@ class JobView:
     machine_time: str = ""  # of one machine: own steps and re-execution, for people
     taken: int = 0  # rounds in its model
     final: int = 0  # rounds that had begun before its newest final model
+    anchors: tuple[int, ...] = ()  # the models that a rollback may go to, each by the round that began with it
     undone: tuple[str, ...] = ()  # which rounds are in the model no more, and why, for people
 
 
@@ -575,7 +576,9 @@ class JobCalls(Protocol):
         ...
 
     async def rollback(self, job: str, round: int) -> str:
-        """Asks that a job goes back to its model after so many rounds: voters do that by a quorum, to a model that is kept."""
+        """Asks that a job goes back to the anchor JOB@round: voters do that by a quorum. The number of the open round takes back
+        what this peer has asked for.
+        """
         ...
 
 

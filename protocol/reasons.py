@@ -46,7 +46,7 @@ MEANINGS = {  # for people, by label
     "commitment": "its error feedback does not follow from what was decided",
     "replay": "re-executing it gave another update",
     "equivocation": "two different proposals for one round",
-    DIVERGING: "far too large, as most others: a lower learning rate helps",
+    DIVERGING: "far too large, as those of more trainers than may lie: a lower learning rate helps",
     ABSENT: "no proposal came",
 }
 

@@ -300,10 +300,10 @@ def followed(plan: Plan, jobs: JobsState, height: int) -> Plan:
 
 
 def failed_rounds(job: Job) -> int:
-    """All its rounds, if it is over and no update was accepted; those that ended it, if it made no progress; else 0."""
-    if _is_done(job):
-        return 0 if job.accepted else job.rounds
-    return NO_PROGRESS_ROUNDS if job.made_no_progress else 0
+    """The number of refused rounds by which a job has failed; 0 if it has not."""
+    if job.made_no_progress:
+        return NO_PROGRESS_ROUNDS
+    return job.rounds if _is_done(job) and not job.accepted else 0
 
 
 def rejections(job: Job) -> dict[str, int]:
@@ -317,7 +317,7 @@ def nothing_accepted(rounds: int, rejected: Mapping[str, int], labels: Sequence[
 
 
 def told(rejected: Mapping[str, int], labels: Sequence[str]) -> str:
-    """For people, as above."""
+    """Counts of rejections as text, such as `8 diverging, 1 replay`."""
     return ", ".join(f"{count} {shown(name, labels)}" for name, count in sorted(rejected.items()))
 
 

@@ -79,7 +79,8 @@ class Outcome:
     false_vouchers: frozenset[bytes]  # voters whose vouch says the opposite of what was decided
     silent: frozenset[bytes]  # voters that were called for an accepted proposal, without a vouch of theirs in the block
     false_trainers: frozenset[bytes] = frozenset()  # trainers whose update re-execution found false (`Vouches.false_trainers`)
-    diverging: frozenset[bytes] = frozenset()  # trainers rejected for NORM, if more than f are
+    diverging: frozenset[bytes] = frozenset()  # trainers rejected for NORM, if these are more than may lie
+    refuses_honest: bool = False  # nothing is accepted, and more trainers are rejected than may lie, `UNJUDGED` not counted
 
     def reason(self, trainer: bytes, own: Sequence[str] = ()) -> str:
         """The name of a rejected trainer's verdict, with `own` as for `label`; or DIVERGING."""
@@ -131,6 +132,7 @@ def outcome(terms: RoundTerms, ballots: Mapping[bytes, Ballot], vouches: Vouches
     reasons = {trainer: verdicts for trainer, verdicts in reasons.items() if verdicts.total() > terms.faults}
     unjudged = {trainer for trainer, verdicts in reasons.items() if verdicts[Verdict.UNJUDGED] > terms.faults}
     rejected = {trainer: _reason(verdicts, terms.faults) for trainer, verdicts in sorted(reasons.items())}
+    refused = [trainer for trainer, verdict in rejected.items() if verdict is not Verdict.UNJUDGED]
     too_large = frozenset(trainer for trainer, verdict in rejected.items() if verdict is Verdict.NORM)
     return Outcome(
         accepted=accepted,
@@ -141,7 +143,8 @@ def outcome(terms: RoundTerms, ballots: Mapping[bytes, Ballot], vouches: Vouches
         false_vouchers=vouches.false_vouchers(enough),
         silent=vouches.silent(accepted),
         false_trainers=vouches.false_trainers(enough),
-        diverging=too_large if len(too_large) > terms.faults else frozenset(),
+        diverging=too_large if terms.outnumber_liars(too_large) else frozenset(),
+        refuses_honest=not accepted and terms.outnumber_liars(refused),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from consensus.quorum import faults_tolerated, quorum
@@ -47,6 +48,15 @@ class RoundTerms:
     def voting_key(self, trainer: bytes) -> bytes:
         """The key with which the member of this trainer votes in the round, if it does."""
         return next((voter for key, voter in self.voting_keys if key == trainer), trainer)
+
+    def outnumber_liars(self, trainers: Iterable[bytes]) -> bool:
+        """Whether more of these trainers vote than may lie. Where fewer trainers vote, all that do have to be among these.
+
+        f is a bound for voters. Trainers that do not vote are not counted, since one liar may have invited many.
+        """
+        voting = {self.voting_key(trainer) for trainer in self.trainers} & self.voters or self.trainers
+        among = {self.voting_key(trainer) for trainer in trainers} & voting
+        return len(among) >= min(self.faults + 1, len(voting)) > 0
 
 
 def body_digest(signed: Signed) -> bytes:

@@ -57,8 +57,8 @@ TOLERANCE_MAX: Final = 0.1  # doing nothing at all has relative error 1, half of
 
 # A job may rest on `challenge` alone; at less, whether anything at all can be drawn is decided by rounding.
 AUDIT_RATE_MIN: Final = 1e-9
-# Steps so small that float32 parameters hardly hold them: processors differ by half of what is tolerated with Muon at 1e-7.
 INNER_RATE: Final = 3e-3  # of the default job
+# Steps so small that float32 parameters hardly hold them: processors differ by half of what is tolerated with Muon at 1e-7.
 INNER_RATE_MIN: Final = 1e-6
 # Squares of gradients that are cut shorter are subnormal numbers, of which processors differ in what becomes zero.
 CLIP_MIN: Final = 1e-6

@@ -29,7 +29,7 @@ class Look:
     suspended: Mapping[str, str]  # peer id -> in which job
     unheard: Collection[str] = ()  # peer ids of voters that this peer does not hear
     failed: Collection[str] = ()  # jobs and plans that failed, with reasons
-    stuck: Collection[str] = ()  # jobs that ended because nothing was accepted any more
+    without_progress: Collection[str] = ()  # jobs that ended because nothing was accepted any more
 
 
 def causes(look: Look) -> Iterator[AlertView]:
@@ -60,8 +60,8 @@ def causes(look: Look) -> Iterator[AlertView]:
         yield AlertView(Cause.WORKER_GONE, "", Severity.WARNING, f"the worker of this peer is gone: {look.worker}")
     if look.failed:
         yield AlertView(Cause.TRAINING_FAILED, "", Severity.WARNING, "; ".join(look.failed))
-    if look.stuck:
-        yield AlertView(Cause.NO_PROGRESS, "", Severity.WARNING, "; ".join(look.stuck))
+    if look.without_progress:
+        yield AlertView(Cause.NO_PROGRESS, "", Severity.WARNING, "; ".join(look.without_progress))
     yield from _liars(look)
 
 

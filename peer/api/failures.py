@@ -9,12 +9,13 @@ from features.tables import counted
 from ledger.core.module import View
 from ledger.jobs import NO_PROGRESS_ROUNDS, Job, JobsState
 from ledger.network import NetworkState
+from protocol.reasons import DIVERGING
 from protocol.units import nth_round
 from rlhf import plans
 from rlhf.module import RlhfState
 from rlhf.objective import MODULE, PPO
 from rlhf.objectives import OF_PAIRS
-from training.spec import INNER_RATE, JobSpec
+from training.spec import INNER_RATE, INNER_RATE_MIN, JobSpec
 
 FAILED_HEIGHTS = 1_000  # for which a failure is an alert: the state keeps it longer
 
@@ -32,7 +33,7 @@ def failures(view: View, height: int) -> Iterator[str]:
             yield f"plan of job {plan.current.job.hex()[:SHORT]}: {plans.why_failed(plan)}"
 
 
-def stuck(view: View, height: int) -> Iterator[str]:
+def without_progress(view: View, height: int) -> Iterator[str]:
     """Jobs of the last heights that ended without progress: after which round, all verdicts, and the way out."""
     for key, job in view.of(JobsState).jobs.items():
         if job.made_no_progress and height - job.opened < FAILED_HEIGHTS:
@@ -44,11 +45,13 @@ def stuck(view: View, height: int) -> Iterator[str]:
 
 
 def _way_out(key: bytes, job: Job, spec: JobSpec) -> str:
+    if DIVERGING not in plans.rejections(job):
+        return "`peer rounds` says who was refused, and why"
     is_planned = spec.objective in (PPO.name, *OF_PAIRS)
     words = "rlhf start" if is_planned else f"train --from {key.hex()[:SHORT]}"
     how = "" if is_planned else ", from its newest model"
-    rate = f"{min(INNER_RATE, spec.inner_rate / 10):g}"
+    rate = f"{max(INNER_RATE_MIN, min(INNER_RATE, spec.inner_rate / 10)):g}"
     way = f"start it again{how} and with a lower learning rate than {spec.inner_rate:g}: `peer {words} --set inner_rate={rate}`"
-    # Its steps may have led that far.
+    # Accepted steps may have spoilt the model.
     is_spoilt = "; without --from, if `peer rounds` shows that the loss of that model has grown"
     return way + is_spoilt * (bool(job.accepted) and not is_planned)

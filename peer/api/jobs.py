@@ -208,14 +208,16 @@ class JobAnswers(JobCalls):
 
     async def rollback(self, job: str, round: int) -> str:
         key = find_job(job, self.peer.driver.state.jobs.going_on(), "jobs that go on")
-        undone = self.peer.driver.state.jobs.jobs[key].undone
-        await self.peer.author.submit("job/rollback", Rollback(key, round))
+        before = self.peer.driver.state.jobs.jobs[key]
+        await self.peer.author.submit("job/rollback", Rollback(key, round, before.last_rollback))
         after, voters = self.peer.driver.state.jobs.jobs[key], VoterSet(self.peer.driver.state.members.voters)
-        if after.undone != undone:
+        if after.undone != before.undone:
             return f"job {after.name!r}: {told_undone(after.undone[-1])}"
+        if self.peer.me not in after.rollbacks:
+            return f"this peer asks for no rollback of job {after.name!r} any more"
         same = sum(number == round for number in after.rollbacks.values())
-        want = f"{same} of the {voters.quorum} voters needed want job {after.name!r} back"
-        return f"{want} at its model after {round} rounds; the others have to say the same"
+        ask = f"{same} of the {voters.quorum} voters needed ask that job {after.name!r} goes back to @{round}"
+        return f"{ask}; the others have to ask for the same"
 
 
 def _opened_vouches(vouches: Iterable[Signed]) -> list[tuple[bytes, Vouch]]:
@@ -253,6 +255,7 @@ def _job(key: bytes, job: Job, state: State, audits: JobAudits, peer: RunningPee
         limited={} if is_over else limited(job),
         machine_time="" if is_over else machine_time(key, job, spec),
         taken=job.taken,
+        anchors=tuple(anchor.round for anchor in job.anchors),
         final=state.final_round(key),
         undone=tuple(told_undone(undone) for undone in job.undone),
     )

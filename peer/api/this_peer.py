@@ -23,7 +23,7 @@ from ledger.state import State
 from peer import features
 from peer.api.audits import standing_of
 from peer.api.causes import Look, causes
-from peer.api.failures import failures, stuck
+from peer.api.failures import failures, without_progress
 from peer.api.jobs import limited, suspended_trainers
 from peer.api.memory import children_of, process_memory_mb
 from peer.api.running import RunningPeer
@@ -161,7 +161,7 @@ class ThisPeerAnswers(ThisPeerCalls):
             expelled={peer_id(key): member.expelled for key, member in members.items() if member.expelled is not None},
             suspended=_suspended(state),
             failed=tuple(failures(state, state.height)),
-            stuck=tuple(stuck(state, state.height)),
+            without_progress=tuple(without_progress(state, state.height)),
             unheard=[peer_id(key) for key in state.members.voters if key not in {self.peer.me, *self.peer.network.heard()}],
         )
         return self.peer.alerts.note(causes(look), time.time_ns() // 1_000_000)

@@ -43,7 +43,7 @@ ADVICE = {  # by the cause of an alert
     Cause.WORKER_GONE: f"{LOG}: most often memory, torch or the setting `device`",
     Cause.MODULE_FAILED: f"tell the authors of this program, and start the peer again; {LOG}",
     Cause.TRAINING_FAILED: "`peer rounds` has the verdicts",
-    Cause.NO_PROGRESS: "`peer rounds` has the verdicts; without a lower learning rate it would end so again",
+    Cause.NO_PROGRESS: "`peer rounds` has the verdicts; if they are `diverging`, a lower learning rate helps",
     Cause.LIAR_FOUND: "`peer audits` shows of what it is accused",
 }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from features.names import CALLED, Names
+from features.names import CALLED, SHORT, Names
 from features.news import News
 from ledger.anchors import told_undone
 from ledger.jobs import NO_PROGRESS_ROUNDS, Job, Phase
@@ -71,5 +71,10 @@ def _of_job(key: bytes, before: Job | None, after: Job) -> Iterator[News]:
         ended = "ended early, after" if after.taken < after.rounds else "is finished after"
         why = f": its last {NO_PROGRESS_ROUNDS} accepted nothing" * after.made_no_progress
         yield News("job", f"job {after.name} {ended} {after.taken} rounds{why}", key)
+    asked = before.rollbacks if before is not None else {}
+    for voter, number in after.rollbacks.items():
+        if asked.get(voter) != number:
+            text = f"{short_id(voter)} asks that job {after.name} goes back to @{number}"
+            yield News("job", f"{text}; whoever agrees says `rollback {key.hex()[:SHORT]} {number}`", key)
     for undone in after.undone[-1:] if before is not None and after.undone != before.undone else ():
         yield News("job", f"job {after.name}: {told_undone(undone)}", key)

@@ -7,7 +7,9 @@ from collections.abc import Collection, Mapping
 import pytest
 
 from ledger.anchors import UndoReason
-from ledger.jobs import NO_PROGRESS_ROUNDS, Job, Phase
+from ledger.core.genesis import TRAINER
+from ledger.jobs import NO_PROGRESS_ROUNDS, Job, Phase, Stop
+from ledger.members import Register
 from protocol.reasons import Verdict
 from tests.ledger.court import A, B, C, D
 from tests.ledger.test_rollbacks import DialModule, accuse, anchored, court_of, place, turn, verdict
@@ -72,6 +74,28 @@ def test_a_job_with_fewer_trainers_than_may_lie_ends_when_all_of_them_are_refuse
     world = World(trainers=1)
     key = job_of(world)
     assert close(world, key, times=NO_PROGRESS_ROUNDS).made_no_progress
+
+
+def test_trainers_that_a_liar_has_invited_end_no_job() -> None:
+    """The honest are away. `f` is a bound for voters, and a member without a vote may be anybody's."""
+    invited = PEOPLE[6]
+    world = World(trainers=4)
+    world.decide(world.admission(invited))
+    world.decide(world.tx(invited, "member/register", Register((TRAINER,))))
+    key = job_of(world)
+    assert invited.public in world.job(key).trainers
+    assert close(world, key, of=(A, invited.public), times=2 * NO_PROGRESS_ROUNDS).refused_rounds == 0
+    assert world.job(key).rejected[A] == {"norm": 16}
+
+
+def test_a_job_that_is_stopped_with_its_eighth_refused_round_was_stopped() -> None:
+    world = World(trainers=4)
+    key = job_of(world)
+    close(world, key, times=NO_PROGRESS_ROUNDS - 1)
+    last = world.closing(key, dict.fromkeys((A, B, C, D), NORM))
+    world.decide(world.tx(ANN, "job/stop", Stop(key)), closings=(last,))
+    job = world.job(key)
+    assert job.phase is Phase.FINISHED and job.round == 8 and not job.made_no_progress
 
 
 def test_two_keys_of_one_member_are_one_trainer() -> None:

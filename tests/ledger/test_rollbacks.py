@@ -24,7 +24,7 @@ from protocol.identity import Signed
 from protocol.reasons import Finding, Verdict
 from tests.ledger.court import LONG, MATCH, MISMATCH, WITHHELD, A, B, C, Court, D, withheld
 from tests.ledger.test_losses import Bound, lazy
-from tests.ledger.world import BY_KEY, PEOPLE, SAMPLED, SAMPLED_SCRATCH, World
+from tests.ledger.world import BY_KEY, LANGUAGE, PEOPLE, SAMPLED, SAMPLED_SCRATCH, World
 from tests.sim.keys import FastSigner
 from tests.training.replicated.support import JOB, SMALL, round_of
 from training.replicated.model import ReplicatedModel
@@ -656,7 +656,7 @@ def test_rounds_go_on_after_a_step_of_the_audits_has_failed_and_a_rollback_goes_
 
 
 def wish(court: Court, person: FastSigner, number: int) -> Signed:
-    return court.tx(person, "job/rollback", Rollback(court.key, number))
+    return court.tx(person, "job/rollback", Rollback(court.key, number, court.job(court.key).last_rollback))
 
 
 def test_a_quorum_of_voters_takes_a_job_back_to_an_anchor() -> None:
@@ -685,18 +685,18 @@ def test_who_changes_its_mind_counts_once_and_who_votes_no_more_counts_not() -> 
     court.decide(court.tx(DEE, "member/leave", Leave()))
     court.decide()
     court.decide()
-    assert place(court.job(court.key))[1] >= 10, "two of three voters are no quorum"
+    assert place(court.job(court.key))[1] >= 10, "nobody else asks for the same as Ann"
 
 
 def test_a_rollback_needs_a_voter_a_job_that_goes_on_and_an_earlier_model_that_is_kept() -> None:
     court = court_of()
     court.round(9)
-    for number, why in ((3, "take one of 0, 4, 8"), (9, "take one of 0, 4, 8")):
-        assert why in (court.problem(wish(court, ANN, number)) or "")
+    for number in (3, 9):
+        assert "take one of @0, @4, @8" in (court.problem(wish(court, ANN, number)) or "")
     court.decide(court.tx(DEE, "member/leave", Leave()))
     court.round(2)
     assert "only a voter" in (court.problem(wish(court, DEE, 4)) or "")
-    assert "is the present one" in (court.problem(wish(court, ANN, 12)) or "")
+    assert "is the present model" in (court.problem(wish(court, ANN, 12)) or "")
     court.decide(court.tx(PEOPLE[0], "job/stop", Stop(court.key)))
     assert "is final" in (court.problem(wish(court, ANN, 4)) or "")
 
@@ -709,6 +709,60 @@ def test_nothing_more_is_undone_where_the_anchor_is_kept_no_longer() -> None:
     wanted = replace(job, rollbacks=dict.fromkeys(members.voters, 4))
     assert _voted_back(wanted, members) == 4
     assert _voted_back(replace(wanted, anchors=(job.anchors[0], job.anchors[2])), members) is None
+
+
+def test_a_request_is_about_the_line_that_its_author_saw() -> None:
+    """It may be decided after the rollback that it asks for, and is no request for another one."""
+    court = court_of()
+    court.round(9)
+    late = court.tx(ANN, "job/rollback", Rollback(court.key, 4))
+    court.decide(*(wish(court, person, 4) for person in (BEN, CID, DEE)))
+    court.round()
+    assert "has gone back meanwhile" in (court.problem(late) or "")
+    assert court.problem(wish(court, ANN, 4)) is None
+
+
+def test_a_voter_takes_its_request_back() -> None:
+    court = court_of()
+    court.round(9)
+    court.decide(wish(court, ANN, 4), wish(court, BEN, 4))
+    assert "asked for no other one" in (court.problem(wish(court, CID, 10)) or "")
+    court.decide(wish(court, ANN, 10))
+    assert court.job(court.key).rollbacks == {BEN.public: 4}
+    court.decide(wish(court, CID, 4), wish(court, DEE, 8))
+    assert place(court.job(court.key)) == (10, 10)
+    court.decide(wish(court, ANN, 4))
+    assert place(court.job(court.key)) == (11, 4)
+    assert "@4 is the present model" in (court.problem(wish(court, ANN, 4)) or "")
+
+
+def test_a_job_that_is_stopped_in_the_block_of_the_last_request_ends() -> None:
+    court = court_of()
+    court.round(9)
+    author = court.people[court.job(court.key).author]
+    first, second, third = [person for person in PEOPLE[:4] if person is not author]
+    court.decide(wish(court, first, 4), wish(court, second, 4))
+    court.decide(wish(court, third, 4), court.tx(author, "job/stop", Stop(court.key)))
+    job = court.job(court.key)
+    assert job.phase is Phase.FINISHED and not job.rollbacks and UndoReason.VOTED not in {of.reason for of in job.undone}
+
+
+def test_a_job_that_is_held_goes_back_and_waits() -> None:
+    court = court_of(modules=(DialModule(),))
+    court.round(8)
+    court.decide(turn(court, is_held=True))
+    court.round()
+    assert court.job(court.key).phase is Phase.PAUSED
+    court.decide(*(wish(court, person, 4) for person in (BEN, CID, DEE)))
+    assert (court.job(court.key).phase, court.job(court.key).taken) == (Phase.PAUSED, 4)
+
+
+def test_with_full_audits_the_newest_anchor_alone_is_kept() -> None:
+    court = court_of(LANGUAGE + b":200")
+    court.round(9)
+    assert anchored(court) == [(8, 8)]
+    court.decide(*(wish(court, person, 8) for person in (BEN, CID, DEE)))
+    assert place(court.job(court.key)) == (11, 8)
 
 
 def test_of_a_conviction_and_a_quorum_in_one_block_the_earlier_model_counts() -> None:

@@ -208,7 +208,7 @@ class FakeApi:
 
     async def rollback(self, job: str, round: int) -> str:
         self.asked.append((job, round))
-        return "1 of 3 voters want it back"
+        return f"1 of 3 voters ask that {job} goes back to @{round}"
 
     async def cancel(self, job: str) -> str:
         self.asked.append(job)

@@ -11,7 +11,7 @@ import trio
 
 from ledger.jobs import NO_PROGRESS_ROUNDS
 from peer.api.causes import DISK_CRITICAL_BYTES, LIAR_HEIGHTS, PATIENCE_MS, AlertBook, Look, causes
-from peer.api.failures import FAILED_HEIGHTS, stuck
+from peer.api.failures import FAILED_HEIGHTS, without_progress
 from protocol.api import AlertView, Cause, PeerState
 from protocol.reasons import Verdict
 from tests.peer.chain import LANGUAGE, Chain
@@ -51,7 +51,7 @@ def of(look: Look) -> list[tuple[str, str, str]]:
         (replace(WELL, status=replace(STATUS, failed="FAILED: height 4")), [("module-failed", "", "critical")]),
         (replace(WELL, status=replace(STATUS, state=PeerState.BEHIND, behind=9)), [("behind", "", "warning")]),
         (replace(WELL, failed=["job a: no update"]), [("training-failed", "", "warning")]),
-        (replace(WELL, stuck=["job a ended", "job b ended"]), [("no-progress", "", "warning")]),
+        (replace(WELL, without_progress=["job a ended", "job b ended"]), [("no-progress", "", "warning")]),
         (replace(WELL, expelled={OTHER: 9}, suspended={OTHER: "demo"}), [("liar-found", OTHER, "info")]),
         (replace(WELL, expelled={OTHER: STATUS.height - LIAR_HEIGHTS}), []),
         (replace(WELL, suspended={OTHER: "demo", ME: "demo"}), [("liar-found", OTHER, "info"), ("liar-found", ME, "warning")]),
@@ -61,22 +61,31 @@ def test_each_cause_is_told_once(look: Look, expected: list[tuple[str, str, str]
     assert of(look) == expected
 
 
-@pytest.mark.parametrize(("rate", "lower"), [(10.0, "0.003"), (0.003, "0.0003")])
+@pytest.mark.parametrize(("rate", "lower"), [(10.0, "0.003"), (0.003, "0.0003"), (2e-6, "1e-06")])
 def test_a_job_without_progress_is_told_with_its_end_verdicts_and_way_out(tmp_path: Path, rate: float, lower: str) -> None:
     with closing(Chain(tmp_path)) as chain:
         key = chain.start(replace(LANGUAGE, rounds=30, inner_rate=rate))
         chain.play(key, rejected=1)
         for _ in range(NO_PROGRESS_ROUNDS):
-            assert not list(stuck(chain.ledger.state, chain.ledger.state.height))
+            assert not list(without_progress(chain.ledger.state, chain.ledger.state.height))
             chain.play(key, rejected=4, reason=Verdict.NORM)
         state = chain.ledger.state
     began = "job tiny ended after round 9: no update was accepted in its last 8 rounds"
     began += " (of all its updates: 32 diverging, 1 replay)"
     again = f"start it again, from its newest model and with a lower learning rate than {rate:g}"
-    (told,) = stuck(state, state.height)
+    (told,) = without_progress(state, state.height)
     way = f"`peer train --from {key.hex()[:8]} --set inner_rate={lower}`"
     assert told == f"{began}; {again}: {way}; without --from, if `peer rounds` shows that the loss of that model has grown"
-    assert not list(stuck(state, state.height + FAILED_HEIGHTS))
+    assert not list(without_progress(state, state.height + FAILED_HEIGHTS))
+
+
+def test_a_lower_rate_is_no_way_out_for_updates_that_are_false(tmp_path: Path) -> None:
+    with closing(Chain(tmp_path)) as chain:
+        key = chain.start(replace(LANGUAGE, rounds=30))
+        for _ in range(NO_PROGRESS_ROUNDS):
+            chain.play(key, rejected=4, reason=Verdict.STALE)
+        (told,) = without_progress(chain.ledger.state, chain.ledger.state.height)
+    assert told.endswith("(of all its updates: 32 stale); `peer rounds` says who was refused, and why")
 
 
 def test_an_alert_keeps_its_date_while_it_holds_and_is_a_new_one_when_it_comes_again() -> None:

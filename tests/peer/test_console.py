@@ -201,6 +201,7 @@ async def said(
         ("invite", ["invitation-string"]),
         ("invitations", ["abcdaaaa", "used", "abcebbbb", "open", "2023-11-", "192.0.2.7:7700 [::1]:2"]),
         ("revoke abce", ["abce is revoked"]),
+        ("rollback abce 8", ["1 of 3 voters ask that abce goes back to @8"]),
         ("retire ben --lower-tolerance", ["1 of the 3 voters needed"]),
         ("export out", ["7 files", "peer audit"]),
         ("model out --job tiny@12 --format gguf", ["job 'tiny' at round 12, 6 files, 1.2 MB, without heads.value", "f" * 64]),

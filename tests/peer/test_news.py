@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ledger.jobs import Stop
+from ledger.jobs import Rollback, Stop
 from ledger.members import Approve, Leave, Rename, Stand
 from ledger.state import State
 from peer.driver.news import names_of, news
@@ -71,6 +71,17 @@ def test_a_job_that_ends_without_progress_is_told_as_such() -> None:
     for _ in range(8):
         world.decide(closings=(world.closing(key, dict.fromkeys(world.job(key).trainers, Verdict.NORM)),))
     assert world.told[1:] == ["job unaudited ended early, after 8 rounds: its last 8 accepted nothing"]
+
+
+def test_who_asks_for_a_rollback_is_told_with_the_command_for_the_others() -> None:
+    world = Telling()
+    key = world.start(spec=UNAUDITED + b":99")
+    for _ in range(9):
+        world.decide(closings=(world.closing(key, dict.fromkeys(world.job(key).trainers, Verdict.ACCEPT)),))
+    for _ in range(2):
+        world.decide(world.tx(FOUNDERS[1], "job/rollback", Rollback(key, 8)))
+    asks = f"{NAMES[1]} asks that job unaudited goes back to @8; whoever agrees says `rollback {key.hex()[:8]} 8`"
+    assert world.told[1:] == [asks]
 
 
 def test_a_founder_says_its_name_for_the_first_time_and_its_id_stays_beside_it() -> None:

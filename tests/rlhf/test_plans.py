@@ -16,7 +16,7 @@ from ledger.core.module import Change, Context, Module, View
 from ledger.jobs import NO_PROGRESS_ROUNDS, Base, JobsState, Phase, Start, Stop, job_id
 from ledger.state import Rules, core_modules, newest
 from peer import features
-from peer.api.failures import FAILED_HEIGHTS, failures, stuck
+from peer.api.failures import FAILED_HEIGHTS, failures, without_progress
 from protocol import codec
 from protocol.identity import Signed, sign
 from protocol.messages import Proposal
@@ -351,7 +351,7 @@ def test_a_plan_fails_with_a_stage_of_which_every_round_was_rejected(world: Tune
     world.planned()  # its author has a place again
 
 
-@pytest.mark.parametrize("accepted", [0, 1])
+@pytest.mark.parametrize("accepted", [0, 1, 12])  # the last: with all its rounds closed
 def test_a_plan_fails_with_a_stage_that_makes_no_progress(world: Tuned, accepted: int) -> None:
     key = world.planned(world.begin(replace(REWARD, rounds=20)))
     reward = plans.stage_job(key, 0)
@@ -361,7 +361,7 @@ def test_a_plan_fails_with_a_stage_that_makes_no_progress(world: Tuned, accepted
     assert world.job(reward).phase is Phase.FINISHED and world.plan(key).phase is plans.Phase.FAILED
     assert plans.why_failed(world.plan(key)) == "no update was accepted in 8 rounds: 32 diverging"
     assert not list(failures(world.state, world.state.height)), "`no-progress` is its alert"
-    (told,) = stuck(world.state, world.state.height)
+    (told,) = without_progress(world.state, world.state.height)
     assert told.endswith("lower learning rate than 0.003: `peer rlhf start --set inner_rate=0.0003`")
 
 

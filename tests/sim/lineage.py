@@ -37,7 +37,7 @@ class Lineage:
         for signed in transactions:
             _, _, _, kind, content = codec.unpack(signed.body, len(signed.body))
             if kind == "job/rollback":
-                key, number = codec.unpack(content, len(content))
+                key, number, _ = codec.unpack(content, len(content))
                 self._wishes.setdefault(key, {})[signed.signer] = number
         for key in transition.started:
             self.lines[key] = []

@@ -1228,7 +1228,7 @@ class Simulation:
                     voters = [peer for peer in self.honest if peer.key in state.members.voters]
                     count = quorum(len(state.members.voters)) - (not fault.amount)
                     for peer in voters[:count]:
-                        peer.author.wishes.append(workload.roll_back(key, job.anchors[0].round))
+                        peer.author.wishes.append(workload.roll_back(key, job.anchors[0].round, job.last_rollback))
                     self.count("voters asked for a rollback")
 
         self._between(fault, ask, lambda: None)

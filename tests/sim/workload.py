@@ -195,8 +195,8 @@ def stop_job(job: bytes) -> tuple[str, Stop]:
     return "job/stop", Stop(job)
 
 
-def roll_back(job: bytes, number: int) -> tuple[str, Rollback]:
-    return "job/rollback", Rollback(job, number)
+def roll_back(job: bytes, number: int, last: int) -> tuple[str, Rollback]:
+    return "job/rollback", Rollback(job, number, last)
 
 
 def said_of(due: Due, finding: Finding, loss: SealedLoss | None = None) -> tuple[str, AuditFinding]:

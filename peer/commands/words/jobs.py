@@ -127,9 +127,11 @@ async def cancel(asked: Asked[PeerApi]) -> None:
 
 
 @word(
-    "take a job back to an earlier model: rollback JOB ROUND (voters by a quorum)",
+    "take a job back to an anchor: rollback JOB ROUND (voters by a quorum)",
     Argument("job", metavar="JOB", help="the id of a job that goes on; its first characters are enough"),
-    Argument("round", type=whole_number(0), metavar="ROUND", help="to its model after so many rounds, if that is kept"),
+    Argument(
+        "round", type=whole_number(0), metavar="ROUND", help="an anchor, as in JOB@ROUND; the open round: take your request back"
+    ),
 )
 async def rollback(asked: Asked[PeerApi]) -> None:
     asked.show(await asked.decided(asked.api.rollback(asked.options.job, asked.options.round)))
