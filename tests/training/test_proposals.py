@@ -3,6 +3,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from training.replay import proposals
 from training.replay.inner_state import RELATIVE_ERROR_MAX
 from training.replicated import buffers, codec, estimates
 from training.replicated.model import Accepted, ReplicatedModel
-from training.spec import NORM_START_MAX, TOLERANCE_MIN, JobSpec, Memory
+from training.spec import NORM_START_MAX, TOLERANCE_MIN, Compression, JobSpec, Memory
 
 JOB, TRAINER = hashlib.sha256(b"job").digest(), b"t" * 32
 SPEC = JobSpec(name="s", objective="scratch")
@@ -113,11 +114,23 @@ def test_a_model_of_another_round_and_feedback_out_of_nothing_are_our_own_mistak
         proposals.audit(replace(audit_of(two_rounds, 0, previous=0)), UPDATE)
 
 
-@pytest.mark.parametrize("memory", [Memory.RESIDUAL, Memory.ESTIMATES])
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"memory": Memory.ESTIMATES},
+        {"bits": 1},
+        {"bits": 4},
+        {"bits": 8, "feedback_decay": 0.0},
+        {"compression": Compression.SPARSE},
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 3e38])
-def test_an_update_of_a_diverged_model_is_proposed_and_refused_as_too_large(tmp_path: Path, value: float, memory: Memory) -> None:
+def test_an_update_of_a_diverged_model_is_proposed_and_refused_as_too_large(
+    tmp_path: Path, value: float, said: dict[str, Any]
+) -> None:
     """Without proposals the round would never be closed."""
-    model = ReplicatedModel.initial(JOB, replace(SPEC, memory=memory))
+    model = ReplicatedModel.initial(JOB, replace(SPEC, **said))
     model.save(tmp_path / "model0")
     delta = np.zeros(model.layout.size, dtype=np.float32)
     delta[3] = value
