@@ -71,9 +71,12 @@ def test_rounds_that_say_nothing_of_honest_updates_neither_count_nor_begin_anew(
 
 
 def test_a_job_with_fewer_trainers_than_may_lie_ends_when_all_of_them_are_refused() -> None:
-    world = World(trainers=1)
+    world, invited = World(trainers=1), PEOPLE[6]
+    world.decide(world.admission(invited))
+    world.decide(world.tx(invited, "member/register", Register((TRAINER,))))
     key = job_of(world)
-    assert close(world, key, times=NO_PROGRESS_ROUNDS).made_no_progress
+    assert set(world.job(key).trainers) == {A, invited.public}, "of whom one votes"
+    assert close(world, key, of=(A,), times=NO_PROGRESS_ROUNDS).made_no_progress
 
 
 def test_trainers_that_a_liar_has_invited_end_no_job() -> None:

@@ -763,6 +763,11 @@ def test_with_full_audits_the_newest_anchor_alone_is_kept() -> None:
     assert anchored(court) == [(8, 8)]
     court.decide(*(wish(court, person, 8) for person in (BEN, CID, DEE)))
     assert place(court.job(court.key)) == (11, 8)
+    court.round()
+    court.decide(wish(court, BEN, 8))
+    author = court.people[court.job(court.key).author]
+    court.decide(court.tx(author, "job/stop", Stop(court.key)))
+    assert not court.job(court.key).rollbacks, "of a job that is over"
 
 
 def test_of_a_conviction_and_a_quorum_in_one_block_the_earlier_model_counts() -> None:
