@@ -24,7 +24,8 @@ sizes take the rates of the smallest. Row `preset` is `local` with its own rates
 
 `--step-seconds` has a small model stand for one with longer steps: own steps and re-execution are multiplied, application and
 waiting are those of the small model. `--clock` takes all seconds from the file of an earlier run, because times need an idle
-machine and losses do not. `--all` adds 13 machines, a text of Python programs, and networks in which f machines lie.
+machine and losses do not. `--resume` keeps what the file of `--json` has already. `--all` adds 13 machines, a text of Python
+programs, and networks in which f machines lie.
 """
 
 from __future__ import annotations
@@ -316,6 +317,10 @@ class Run:
     def audit(self) -> str:
         return self.network.audit if self.network else NONE
 
+    @property
+    def place(self) -> tuple[str, str, str, str, int, int]:
+        return TEXTS[self.text], self.attack, self.row, self.audit, self.n, self.seed
+
 
 def nats(texts: Sequence[Path], changes: tuple[str, ...], run: Run) -> float:
     budget = Budget(texts[run.text], run.rounds, run.n, changes)
@@ -478,6 +483,7 @@ def main() -> int:
     slower = "of AdamW, as of a larger model; default: as measured"
     parser.add_argument("--step-seconds", type=duration, metavar="S", help=slower)
     parser.add_argument("--clock", type=Path, metavar="FILE", help="take the seconds of that run of the same commit and settings")
+    parser.add_argument("--resume", action="store_true", help="keep what the file of --json has already")
     parser.add_argument("--set", nargs="*", default=[], metavar="FIELD=VALUE", help="change fields of all jobs or of their model")
     options = parser.parse_args()
     if options.clock and not options.clock.exists():
@@ -492,17 +498,20 @@ def main() -> int:
 
 
 def measured(options: Any) -> list[Row]:
-    started, grids, rows = time.time(), dict[str, dict[str, float]](), dict[int, Row]()
+    started = time.time()
     sizes = [*options.peers, *((MORE_PEERS,) if options.all else ())]
     changes = tuple(options.set)
     with tempfile.TemporaryDirectory(prefix="folkmoot-bench-") as name:
         texts = [text_file(None, Path(name)), *((programs(Path(name)),) if options.all else ())]
         budget = Budget(texts[0], options.steps, 1, changes)
         about = {"parameters": budget.spec(1, 0).model.parameters, "steps": options.steps, "set": list(changes)}
-        clock = Clock(budget, sizes, earlier(options.clock, about), options.step_seconds)
+        done = earlier(options.json, about) if options.resume else {}
+        grids: dict[str, dict[str, float]] = done.get("grids", {})
+        clock = Clock(budget, sizes, done or earlier(options.clock, about), options.step_seconds)
+        rows = {(*row.kind, row.seed): row for row in (Row(**row) for row in done.get("rows", ()))}
 
         def keep() -> None:
-            found = [asdict(rows[place]) for place in sorted(rows)]
+            found = [asdict(row) for row in rows.values()]
             write(
                 options.json, started, {**about, "seeds": list(options.seeds), **clock.figures(), "grids": grids, "rows": found}
             )
@@ -511,11 +520,12 @@ def measured(options: Any) -> list[Row]:
         losses_of = partial(nats, texts, changes)
         rates = tuned(clock, min(sizes), losses_of, options.jobs, grids)
         runs = list(planned(clock, rates, sizes, options.seeds, len(texts), options.all))
-        for place, loss in side_by_side(losses_of, runs, options.jobs):
-            rows[place] = row_of(runs[place], loss, clock)
+        left = [run for run in runs if run.place not in rows]
+        for number, loss in side_by_side(losses_of, left, options.jobs):
+            rows[left[number].place] = row_of(left[number], loss, clock)
             keep()
-            print(f"{', '.join(map(str, rows[place].kind))}: {loss:.3f} nats", file=sys.stderr, flush=True)
-    found = [rows[place] for place in sorted(rows)]
+            print(f"{', '.join(map(str, left[number].place))}: {loss:.3f} nats", file=sys.stderr, flush=True)
+    found = [rows[run.place] for run in runs]
     step = 1e3 * clock.seconds / options.steps
     show(found, f"{about['parameters']:,} parameters, {clock.seconds:.1f} s of each machine, {step:.1f} ms a step")
     return found
@@ -540,22 +550,25 @@ def planned(
         yield from (in_one_process(clock, n, together, seed=seed, text=text) for n in sizes)
 
 
+def grid_name(run: Run) -> str:
+    return f"{run.row}, {run.audit}"
+
+
 def tuned(
     clock: Clock, n: int, losses_of: Callable[[Run], float], jobs: int, grids: dict[str, dict[str, float]]
 ) -> dict[tuple[str, str], Rates]:
-    """The best rates of each kind of row, by (row, audit). `grids` is filled with the losses of all."""
+    """The best rates of each kind of row, by (row, audit). `grids` is filled with the losses that it lacks."""
     found: dict[tuple[str, str], Rates] = {}
     networks = [Network(preset, audit, n) for preset, audit in KINDS]
     stages: tuple[list[Network | str], ...] = ([ALONE, *networks], [ALL])  # `all` begins with the rates of `alone`
     for kinds in stages:
         lines = [tuning_runs(kind, clock, n, found.get((ALONE, NONE), {})) for kind in kinds]
-        losses = dict(side_by_side(losses_of, list(itertools.chain.from_iterable(lines)), jobs))
-        places = itertools.count()
+        left = [run for line in lines for run in line if label(run.rates) not in grids.get(grid_name(run), {})]
+        for number, loss in side_by_side(losses_of, left, jobs):
+            grids.setdefault(grid_name(left[number]), {})[label(left[number].rates)] = loss
         for line in lines:
-            of_line = [losses[next(places)] for _ in line]
-            name = f"{line[0].row}, {line[0].audit}"
-            found[line[0].row, line[0].audit] = best_of(name, line, of_line)
-            grids[name] = {label(run.rates): loss for run, loss in zip(line, of_line, strict=True)}
+            of_line = [grids[grid_name(run)][label(run.rates)] for run in line]
+            found[line[0].row, line[0].audit] = best_of(grid_name(line[0]), line, of_line)
     return found
 
 
