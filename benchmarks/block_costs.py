@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import cycle, islice
+from itertools import count, cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +50,11 @@ from curation.state import Asked, CurationState, Phase, Place, Project, Redactio
 from curation.state import Stage as TaskStage
 from curation.statements import Annotation, Enrol, Session
 from curation.tasks import task_id
+from ledger.anchors import ANCHORS_MAX, Anchor
 from ledger.audits.losses import LossOpening, Unopened, committed, sealed
 from ledger.audits.state import OPENS, AuditFinding, AuditsState, Drawn, JobAudits, RoundAudits
 from ledger.core.genesis import TRAINER, Founder, Genesis
-from ledger.jobs import Base, Hold, Job, Start, Stop, Waiting, job_id
+from ledger.jobs import Base, Hold, Job, Rollback, Start, Stop, Waiting, job_id
 from ledger.jobs import Phase as JobPhase
 from ledger.members import (
     Admit,
@@ -347,6 +348,18 @@ def _audited(net: Network, rounds: int = 20) -> bytes:
     state = net.state.with_modules(jobs=replace(net.state.jobs, jobs={key: job}))
     net.state = state.with_modules(audits=AuditsState({key: audits}))
     return key
+
+
+@case("job/rollback")
+def roll_back(net: Network) -> Iterator[Signed]:
+    """Each voter asks for one anchor after another, none of which has a quorum."""
+    key, numbers = _audited(net), range(ANCHORS_MAX)
+    anchors = tuple(Anchor(number, number, bytes(32)) for number in numbers)
+    job = replace(net.state.jobs.jobs[key], taken=20, anchors=anchors)
+    net.state = net.state.with_modules(jobs=replace(net.state.jobs, jobs={key: job}))
+    for turn in count():
+        for place, voter in enumerate(net.voters):
+            yield net.tx(voter, "job/rollback", Rollback(key, numbers[(turn + place) % ANCHORS_MAX]))
 
 
 @case("audit/report")
