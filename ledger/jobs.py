@@ -772,9 +772,9 @@ class JobsModule(Module[JobsState]):
         return replace(job, round=job.round + 1, taken=job.taken + 1)
 
     def _refused_rounds(self, job: Job, closed: Outcome) -> int:
-        """How many rounds since the last accepted update have refused more trainers than may lie.
+        """The count of rounds since the last accepted update that have refused more trainers than may lie.
 
-        In other rounds the honest may be away. A job that is stopped in this block has ended for that reason.
+        In other rounds honest trainers may be away. A job that a person stops in this block ended for that reason.
         """
         if closed.accepted or not self.rules.terms(job.spec).needs_worker:
             return 0
@@ -891,7 +891,7 @@ def stopped(what: Stoppable, members: MembersState, author: bytes) -> tuple[tupl
 
 
 def _with_rollback(state: JobsState, members: MembersState, asked: Rollback, author: bytes) -> JobsState:
-    """With the request of one more voter, or without it."""
+    """The state with this voter's request for a rollback, or without the one that it takes back. Raises `Refused`."""
     job = state.jobs.get(asked.job)
     if job is None or job.phase is Phase.FINISHED:
         raise Refused("no such job is running, paused or settling: the model of a job that is over is final")

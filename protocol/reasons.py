@@ -37,7 +37,7 @@ class Verdict(enum.IntEnum):
 
 FOUND_FALSE = "re-execution found three of its updates false"  # why a trainer is suspended before votes
 ABSENT = "absent"  # no verdict: no ballot named a proposal of that trainer
-DIVERGING = "diverging"  # NORM, if more than f trainers of the round have it: then honest work is too large
+DIVERGING = "diverging"  # NORM, if more trainers of the round have it than may lie: then honest work is too large
 MEANINGS = {  # for people, by label
     "unjudged": "too few could judge it in time",
     "malformed": "not the encoding of any update",

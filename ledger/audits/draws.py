@@ -52,7 +52,7 @@ def ticket(job: bytes, number: int, nonce: bytes, auditor: bytes, trainer: bytes
 def rate_after(rate: float, taken: int, rounds: int, closing: int) -> float:
     """The rate of the round after so many of a job's `rounds`, given that of the whole job.
 
-    A lie just before the `closing` rounds, which are re-executed before the vote, lasts longest.
+    Audits do not sample the `closing` rounds, so the late share begins before them.
     """
     return rate * (EARLY_SHARE if 3 * taken < 2 * (rounds - closing) else LATE_SHARE)
 

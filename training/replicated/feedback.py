@@ -81,7 +81,7 @@ def accumulate(e: Float32Array, delta: Float32Array, decay: float, weight: float
 
 
 def clipped(m: Float32Array) -> Float32Array:
-    """With elements that have an encoding in every mode, for an m that has none."""
+    """The buffer m, clipped to values that every codec can encode. Not a number becomes the largest value."""
     return np.clip(np.nan_to_num(m, nan=CLIPPED_MAX), -CLIPPED_MAX, CLIPPED_MAX)
 
 
