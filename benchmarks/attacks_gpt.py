@@ -3,8 +3,7 @@
 The rules are the real ones: cheap checks of `ReplicatedModel.check`, re-execution by `proposals.compared`, audits drawn by
 `ledger.audits.draws`, votes and vouches by `rounds.ballots`, the model moved on by `ReplicatedModel.apply`. Not simulated: the
 network, and time (so no payload is withheld from anybody); a dispute takes `DISPUTE_ROUNDS`, and then the job goes back to the
-newest anchor before the lie. What the honest compute on the clean run's path of models is remembered, so that runs which stay on
-it cost it once.
+newest anchor before the lie. Updates are remembered, so that runs which come by the same models compute them once.
 
 Runs of one attack differ in who is drawn (`Plan.draws`). All but the first of them end once they can tell the trigger: when all
 liars were convicted and no lie is in the model, the rest is a clean run.
@@ -48,10 +47,11 @@ from protocol.errors import LocalProtocolError
 from protocol.messages import Proposal
 from protocol.reasons import Verdict
 from rounds.terms import RoundTerms
+from training.engines.pytorch.engine import Engine
 from training.engines.pytorch.model import GPT
 from training.replay import proposals
 from training.replicated.layout import Float32Array
-from training.replicated.model import Accepted
+from training.replicated.model import Accepted, ReplicatedModel
 from training.spec import AuditMode, JobSpec
 
 CLEAN = "none"
@@ -59,6 +59,7 @@ DELAY_ROUNDS = 2  # of the delayed gradient and of the replayed payload
 DISPUTE_ROUNDS = 2  # from the closing of a round to the suspension of who lied in it: a report, then the verdicts
 LIARS_DRAW = hashlib.sha256(b"what liars compute losses on").digest()
 LATE_SHARE = 1 / 3  # of the rounds: for so many late liars lie before the closing rounds, unless a plan says more
+UPDATES_MAX = 2_000  # remembered: 1 GB of those of the usual model
 PUBLIC_SEQUENCES = 16  # of it, in each round others
 
 
@@ -113,7 +114,7 @@ def flipped(x_BT: Tensor, y_BT: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class World:
-    """What runs of one size share: engines, and what the honest compute on each model."""
+    """What runs of one size share: engines, and updates by model and trainer."""
 
     def __init__(self, spec: JobSpec, text: Path, peers: int, liars: int) -> None:
         self.spec, self.peers, self.liars = spec, peers, liars
@@ -121,8 +122,8 @@ class World:
         self.flipped, self.triggered = (engine_of(spec, text) for _ in range(2))
         self.flipped.model, self.triggered.model = Lying(spec, flipped), Lying(spec, on_trigger.planted)
         self.rare = on_trigger.rare_rows(spec)
-        self.path: set[bytes] = set()  # roots of the models of the clean run
-        self.remembered: dict[tuple[bytes, bytes], Update] = {}  # by root and trainer, on that path
+        self._updates: dict[tuple[bytes, bytes, Engine], Update] = {}  # by root, trainer and engine; the last used are last
+        self._triggers: dict[bytes, Trigger] = {}  # by root
 
     @property
     def honest(self) -> list[bytes]:
@@ -132,6 +133,21 @@ class World:
     def lying(self) -> list[bytes]:
         return [trainer_key(number) for number in range(self.peers - self.liars, self.peers)]
 
+    def update(self, rounds: Rounds, trainer: bytes, engine: Engine | None = None) -> Update:
+        """The model root covers what everybody had accepted, so it, the trainer and the text determine the update."""
+        engine = engine or self.engine
+        place = (rounds.model.root, trainer, engine)
+        made = self._updates.pop(place, None) or rounds.update(trainer, engine)
+        self._updates[place] = made
+        if len(self._updates) > UPDATES_MAX:
+            del self._updates[next(iter(self._updates))]
+        return made
+
+    def trigger(self, model: ReplicatedModel) -> Trigger:
+        if model.root not in self._triggers:
+            self._triggers[model.root] = on_trigger.measured(self.engine, np.array(model.parameters))
+        return self._triggers[model.root]
+
 
 class Run:
     """One attack under one kind of audit."""
@@ -140,7 +156,6 @@ class Run:
         self.world, self.attack, self.audit, self.plan = world, attack, audit, plan
         self.rounds = Rounds(world.spec, world.engine)
         self.late, self.closing = plan.rounds(world.spec, audit)
-        self.remembered: dict[bytes, Update] = {}  # of this round, by trainer
         self.poison: Float32Array | None = None  # of this round
         self.outcome = Outcome(attack, world.peers, world.liars, audit.value, plan)
         self.back_in: dict[bytes, int] = {}  # suspended liars, and the first round in which they train again
@@ -170,12 +185,10 @@ class Run:
         return is_sampled and is_convicted and self.false.isdisjoint(self.line)
 
     def _trigger(self) -> Trigger:
-        return on_trigger.measured(self.world.engine, np.array(self.rounds.model.parameters))
+        return self.world.trigger(self.rounds.model)
 
     def round(self) -> None:
-        number, self.remembered, self.poison = self.rounds.model.round, {}, None
-        if self.attack == CLEAN:
-            self.world.path.add(self.rounds.model.root)
+        number, self.poison = self.rounds.model.round, None
         present = self._present(number)
         lying = self._lying(present)
         honest = [self._honest(trainer) for trainer in (*self.world.honest, *(liar for liar in present if liar not in lying))]
@@ -214,14 +227,7 @@ class Run:
         return self.rounds.proposal(trainer, made.m, self.rounds.encode(trainer, made.m), made.inner), made
 
     def _update(self, trainer: bytes) -> Update:
-        """The model root covers what everybody had accepted, so it and the trainer determine the update."""
-        root = self.rounds.model.root
-        made = self.remembered.get(trainer) or self.world.remembered.get((root, trainer))
-        if made is None:
-            made = self.remembered[trainer] = self.rounds.update(trainer)
-            if root in self.world.path:
-                self.world.remembered[root, trainer] = made
-        return made
+        return self.world.update(self.rounds, trainer)
 
     # Lies ------------------------------------------------------------------------------------------------------------
 
@@ -274,7 +280,7 @@ class Run:
             said,
             [made.m for _, made in honest],
             own,
-            lambda: self.rounds.update(liar, self.world.flipped).m,
+            lambda: self.world.update(self.rounds, liar, self.world.flipped).m,
             self._poison,
             self.world.rare,
             earlier[0] if earlier else None,
@@ -287,7 +293,7 @@ class Run:
         """The difference that the trigger in the text makes to the update of the first liar: all liars send the same."""
         if self.poison is None:
             liar = self.world.lying[0]
-            self.poison = self.rounds.update(liar, self.world.triggered).delta - self._update(liar).delta
+            self.poison = self.world.update(self.rounds, liar, self.world.triggered).delta - self._update(liar).delta
         return self.poison
 
     def _loss_after(self, vector: Float32Array, honest: Sequence[tuple[Accepted, Update]]) -> float:

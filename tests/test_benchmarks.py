@@ -1104,6 +1104,26 @@ def test_sampled_audits_suspend_who_lies_in_every_step_and_let_it_back_in(text: 
     assert outcome.heldout_nats == pytest.approx(clean.heldout_nats, rel=0.02)
 
 
+@pytest.mark.parametrize("kept", [3, attacks_gpt.UPDATES_MAX])
+def test_runs_that_share_updates_give_what_each_alone_gives(text: Path, monkeypatch: pytest.MonkeyPatch, kept: int) -> None:
+    """The runs lie, are rolled back, learn another text and go on to their end."""
+    plans = [attacks_gpt.Plan(closing=1, late=4, draws=draws) for draws in range(3)]
+    monkeypatch.setattr(attacks_gpt.Run, "_is_clean", lambda self: False)
+
+    def outcomes(shared: bool) -> list[attacks_gpt.Outcome]:
+        worlds = [trigger_world(text)] * 6 if shared else [trigger_world(text) for _ in range(6)]
+        for some in worlds:
+            some.spec = replace(some.spec, audit_rate=1.0)
+        places = zip(worlds, product(("late-trigger", "label-flip"), plans), strict=True)
+        return [attacks_gpt.attacked(some, attack, AuditMode.SAMPLED, plan) for some, (attack, plan) in places]
+
+    monkeypatch.setattr(attacks_gpt, "UPDATES_MAX", 0)
+    alone = outcomes(shared=False)
+    assert len({outcome.undone for outcome in alone}) > 1 and len({outcome.heldout_nats for outcome in alone}) > 2
+    monkeypatch.setattr(attacks_gpt, "UPDATES_MAX", kept)
+    assert outcomes(shared=True) == alone
+
+
 @pytest.mark.long
 def test_poisoners_come_late_or_at_once_and_are_found(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     some = world(text)
