@@ -20,7 +20,7 @@ network has a machine for each; so the time that they queue for the cores is sub
 Row `alone` is one machine without a network. Row `all` is one process with the samples of n machines, in n times the steps or
 with n times the batch. Its time is not limited: it bounds every network. Each kind of row has the best learning rates and inner
 optimizer of a grid of eight (`all`: of four). The grids have a seed of their own and a third of the time, and networks of all
-sizes take the rates of the smallest. Row `preset` is `local` with its own rates.
+sizes take the rates of the smallest.
 
 `--step-seconds` has a small model stand for one with longer steps: own steps and re-execution are multiplied, application and
 waiting are those of the small model. `--clock` takes all seconds from the file of an earlier run, because times need an idle
@@ -74,10 +74,9 @@ Rates = Mapping[str, Any]  # the tuned fields of a job; for `all` also its shape
 
 ALONE, ALL, NONE = "alone", "all", "none"
 PRESETS = ("local", "per-step")
-PRESET = "preset"  # `local` with its own rates
 FULL, VOUCHED, SAMPLED = "full", "vouched", "sampled"
 AUDITS = (FULL, VOUCHED, SAMPLED)
-KINDS = (*itertools.product(PRESETS, AUDITS), (PRESET, SAMPLED))
+KINDS = tuple(itertools.product(PRESETS, AUDITS))
 PEERS, MORE_PEERS = (4, 7), 13
 STEPS = 1_200
 LIE, GRIEFERS = "ipm", "griefers"
@@ -97,7 +96,6 @@ GRIDS: dict[str, tuple[Rates, ...]] = {
         for rate, outer_rate in itertools.product(line, (1.0, 1.4))
     ),
     # Trainers send gradients, so there is no inner optimizer to choose, but twice as many rates.
-    PRESET: ({},),
     "per-step": tuple({"inner_rate": rate} for rate in (2.1e-3, 3e-3, 4.2e-3, 6e-3, 8.5e-3, 1.2e-2, 1.7e-2, 2.4e-2)),
 }
 HEADINGS = ("", "audit", "n", "nats", "least", "most", "rounds", "steps", "own s", "replays", "apply", "waiting", "rates")
@@ -137,7 +135,7 @@ class Network:
 
     def spec(self, rounds: int, seed: int, rates: Rates, changes: Sequence[str] = ()) -> JobSpec:
         """The job as `train --preset` starts it, with these rates; its closing rounds are counted by `replays` alone."""
-        fields = parse_overrides(preset_overrides("local" if self.preset == PRESET else self.preset, {}))
+        fields = parse_overrides(preset_overrides(self.preset, {}))
         fields |= {"audit": AuditMode.SAMPLED if self.audit == SAMPLED else AuditMode.FULL, "liars": self.liars}
         fields |= {"rounds": rounds, "seed": seed, **rates}
         whole = {"name": "value", "data": bytes(32), **completed(fields), "warmup_rounds": round(WARMUP * rounds)}
@@ -361,8 +359,7 @@ def in_one_process(clock: Clock, n: int, rates: Rates, share: float = 1.0, seed:
 
 
 def label(rates: Rates) -> str:
-    told = (f"{value:g}" if isinstance(value, float) else str(value) for value in rates.values())
-    return " ".join(told) or "as it is"
+    return " ".join(f"{value:g}" if isinstance(value, float) else str(value) for value in rates.values())
 
 
 def best_of(name: str, runs: Sequence[Run], losses: Sequence[float]) -> Rates:
@@ -371,7 +368,7 @@ def best_of(name: str, runs: Sequence[Run], losses: Sequence[float]) -> Rates:
     line = {
         run.rates["inner_rate"]: loss
         for run, loss in zip(runs, losses, strict=True)
-        if run.rates and {**run.rates, "inner_rate": 0} == {**best, "inner_rate": 0}
+        if {**run.rates, "inner_rate": 0} == {**best, "inner_rate": 0}
     }
     edge = "; the best rate is the last of its line" if len(line) > 2 and grid.at_edge(line) else ""
     tried = ", ".join(f"{label(run.rates)}: {loss:.3f}" for run, loss in zip(runs, losses, strict=True))

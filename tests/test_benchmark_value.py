@@ -80,7 +80,7 @@ def test_a_network_has_the_rule_of_its_audits_and_a_schedule_of_its_rounds(prese
 
 
 def test_both_sides_are_tuned_on_as_many_settings() -> None:
-    grids = [[tuple(rates.items()) for rates in line] for kind, line in value.GRIDS.items() if kind != value.PRESET]
+    grids = [[tuple(rates.items()) for rates in line] for line in value.GRIDS.values()]
     assert {len(set(line)) for line in grids} == {8} == {2 * len(line) for line in value.LINES.values()}
 
 
@@ -103,12 +103,6 @@ def test_all_samples_in_larger_batches_are_other_training_than_one_share(text: P
     one = value.nats([text], TINY, Run(1, None, 30, ADAMW, 0))
     assert value.nats([text], TINY, Run(4, None, 30, {"shape": "steps", **ADAMW}, 0)) == one, "as many steps of the same batches"
     assert value.nats([text], TINY, Run(4, None, 30, {"shape": "batch", **ADAMW}, 0)) != one
-
-
-def test_what_has_nothing_to_tune_takes_its_own_rates(capsys: pytest.CaptureFixture[str]) -> None:
-    run = Run(4, Network(value.PRESET, SAMPLED, 4), 5, {}, 0)
-    assert value.best_of("preset", [run], [1.5]) == {}
-    assert capsys.readouterr().out == "grid of preset: as it is: 1.500; best as it is\n"
 
 
 def test_liars_are_rejected_by_vouched_audits(text: Path) -> None:
@@ -205,4 +199,4 @@ def test_a_row_names_what_its_machines_spend_their_time_on(
     for row in figures["rows"]:
         spent = sum(row[f"{what}_seconds"] for what in ("own", "replay", "apply", "waiting"))
         assert row["row"] == ALL or 0 < spent <= figures["budget_seconds"] * 1.001
-        assert (row["row"] in (*value.PRESETS, value.PRESET)) == (row["waiting_seconds"] > 0)
+        assert (row["row"] in value.PRESETS) == (row["waiting_seconds"] > 0)
