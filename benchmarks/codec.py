@@ -41,7 +41,6 @@ from peer.demo.ending import end_like_ctrl_c
 from protocol.errors import UserError
 from scenarios.trials import COUNT, Parser
 from training import grid
-from training.engines.pytorch.adamw import Settings
 from training.engines.pytorch.engine import Engine
 from training.replay.inner_state import InnerState
 from training.replicated.init import initial_parameters
@@ -278,7 +277,7 @@ def single(budget: Budget, seed: int, tuned: Tuned) -> tuple[float, float]:
     spec = budget.spec(1, seed, beta1=0.9, inner_rate=tuned["inner_rate"])
     engine = engine_of(spec, budget.text)
     engine.load(initial_parameters(spec))
-    optimizer = engine.optimizer(Settings(spec.beta1, spec.beta2, spec.weight_decay, spec.clip))
+    optimizer = engine.optimizer(spec.beta1, spec.beta2)
     for step in range(spec.rounds):
         shares = [engine.batch(JOB, step, trainer_key(number), 0, spec.batch) for number in range(budget.trainers)]
         engine.gradient(np.concatenate(shares))

@@ -7,10 +7,11 @@ from dataclasses import fields, replace
 
 from features.arguments import set_overrides
 from peer.api.new_job import parse_overrides
-from training.spec import ESTIMATES, PRESETS, JobSpec
+from training.spec import ESTIMATES, MUON_RATE, PRESETS, Inner, JobSpec
 from training.transformer import ModelSpec
 
-MEASURED = {**PRESETS, "estimates": ESTIMATES}  # by the name that a table gives them
+# By the name that a table gives them.
+MEASURED = {**PRESETS, "local": PRESETS["local"] | {"inner": Inner.MUON, "inner_rate": MUON_RATE}, "estimates": ESTIMATES}
 OF_THE_MODEL = frozenset(field.name for field in fields(ModelSpec))
 
 

@@ -58,7 +58,7 @@ from scenarios import network as scenario
 from scenarios.proxy import Proxy, running_proxy
 from scenarios.trials import COUNT, Parser, duration
 from training.host import ModelHost
-from training.spec import PRESETS, AuditMode, Compression, InnerStatePolicy, JobSpec
+from training.spec import PRESETS, AuditMode, Compression, Inner, InnerStatePolicy, JobSpec
 from training.transformer import ModelSpec
 from transport.profiles import steady
 
@@ -394,7 +394,8 @@ DEFAULT = JobSpec(name="default")
 # All that the preset per step says of gradients; its audits stay.
 OF_AUDITS = {"audit", "audit_rate", "auditors", "audit_window"}
 OF_UPDATES = {name: getattr(DEFAULT, name) for name in PRESETS["per-step"] if name not in OF_AUDITS}
-DENSE_H15 = {**OF_UPDATES, **PRESETS["local"], "local_steps": LOCAL_STEPS, "audit_rate": 0.05}  # one of ten is replayed
+# Rivals have AdamW. One of ten updates is replayed.
+DENSE_H15 = {**OF_UPDATES, **PRESETS["local"], "inner": Inner.ADAMW, "local_steps": LOCAL_STEPS, "audit_rate": 0.05}
 # Fewest bytes: kept moments bridge the rounds until an element is said.
 SPARSE_H15 = {**DENSE_H15, "compression": Compression.SPARSE, "keep": 64, "inner_state": InnerStatePolicy.KEEP, "beta1": 0.9}
 MEASURED: dict[str, Callable[[Task], Row]] = {

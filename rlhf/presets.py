@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from rlhf.rules import TOY_BETA, TOY_LENGTH, TOY_VOCABULARY
-from training.spec import Compression, InnerStatePolicy, Outer
+from training.spec import Compression, Inner, InnerStatePolicy, Outer
 from training.transformer import ModelSpec
 
 # The update that the trainers agree on is taken as it is: a policy moves, and what was left unsaid of an older one, or its
@@ -19,6 +19,7 @@ PPO: Final[dict[str, Any]] = {
     "compression": Compression.DENSE,
     "bits": 8,
     "feedback_decay": 0.0,
+    "inner": Inner.ADAMW,
     "inner_rate": 1.5e-3,
     "inner_state": InnerStatePolicy.RESET,
     "outer": Outer.SGD,

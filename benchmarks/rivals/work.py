@@ -21,8 +21,9 @@ from torch import Tensor
 
 from training.data.corpus import open_tokens
 from training.data.tokenizer import ByteTokenizer
-from training.engines.pytorch.adamw import AdamW, Settings
+from training.engines.pytorch.adamw import AdamW
 from training.engines.pytorch.engine import Engine
+from training.engines.pytorch.muon import Muon
 from training.replicated.init import initial_parameters
 from training.replicated.schedule import inner_rate
 from training.spec import JobSpec
@@ -98,9 +99,8 @@ class Replica:
         """What `Engine.gradient` gathers, as the flat vector."""
         return self.engine.model.gradients
 
-    def optimizer(self) -> AdamW:
-        spec = self.spec
-        return self.engine.optimizer(Settings(spec.beta1, spec.beta2, spec.weight_decay, spec.clip))
+    def optimizer(self) -> AdamW | Muon:
+        return self.engine.optimizer(self.spec.beta1, self.spec.beta2)
 
     def share(self, step: int, rank: int) -> npt.NDArray[np.int64]:
         """Where the sequences of one peer begin; together they are the global batch."""

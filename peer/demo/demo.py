@@ -403,13 +403,13 @@ def _all_stopped(demo: Demo) -> str:
 
 
 # Each is tried, and more where the best lies at an edge; the best counts: a rival that nobody tuned proves nothing.
-BASELINE_RATES = (8e-3, 1.2e-2, 2e-2)  # for the default model and rate
+BASELINE_RATES = (1e-2, 1.6e-2, 2.6e-2)  # for the default model and rate
 BASELINE_FACTORS = (1 / 2, 1, 2)  # of the job's own rate, for any other
 
 
 def baseline_rates(spec: JobSpec) -> tuple[float, ...]:
-    default = JobSpec(name="demo")
-    if (spec.model, spec.inner_rate) == (default.model, default.inner_rate):
+    default = replace(JobSpec(name="demo"), **completed({}))
+    if (spec.model, spec.inner, spec.inner_rate) == (default.model, default.inner, default.inner_rate):
         return BASELINE_RATES
     return tuple(factor * spec.inner_rate for factor in BASELINE_FACTORS)
 

@@ -308,7 +308,8 @@ def test_a_field_that_is_set_to_its_default_changes_no_other_field() -> None:
     """AdamW is the name of an inner and of an outer optimizer, and what follows from the one does not from the other."""
     defaults = {name: getattr(JOB, name) for name in ("inner", "outer", "memory", "audit")}
     for name, default in defaults.items():
-        assert completed({name: default}) == completed({}) | {name: default}
+        usual = completed({"inner": JOB.inner}) if name == "inner" else completed({})
+        assert completed({name: default}) == usual | {name: default}
 
 
 @pytest.mark.parametrize(
@@ -356,6 +357,14 @@ def test_muon_gets_a_rate_of_its_own_unless_a_person_says_another() -> None:
     assert replace(JOB, **completed({"inner": Inner.MUON})).checked().inner_rate == MUON_RATE
     assert replace(JOB, **completed({"inner": Inner.MUON, "inner_rate": 0.01})).checked().inner_rate == 0.01
     assert replace(JOB, **completed({"inner": Inner.ADAMW})).checked().inner_rate == JOB.inner_rate
+    for fields, inner in (
+        ({}, Inner.MUON),
+        ({"inner_rate": 0.01}, Inner.MUON),
+        ({"outer": Outer.ADAMW}, Inner.ADAMW),
+        ({"memory": Memory.ESTIMATES}, Inner.ADAMW),
+        ({"inner_state": InnerStatePolicy.KEEP}, Inner.ADAMW),
+    ):
+        assert replace(JOB, **completed(fields)).inner is inner, fields
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

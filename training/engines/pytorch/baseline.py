@@ -1,4 +1,5 @@
-"""The rival that a job is measured against: one process, plain AdamW at every step, the same model, text and batches in all."""
+"""The rival that a job is measured against: one process, a step of the inner optimizer after each batch, with the
+same model and text."""
 
 from __future__ import annotations
 
@@ -10,12 +11,11 @@ import torch
 
 from training.data.corpus import open_tokens
 from training.data.tokenizer import load_tokenizer
-from training.engines.pytorch.adamw import Settings
 from training.engines.pytorch.engine import Engine
 from training.replicated.init import initial_parameters
 from training.spec import JobSpec
 
-BASELINE_RATE = 8e-3  # peak rate that was best for the default model and text, see benchmarks/tuning.py
+BASELINE_RATE = 1.6e-2  # peak rate that was best for the default model and text, see benchmarks/tuning.py
 WARMUP = 0.05  # of all steps, linear
 FLOOR = 0.1  # fraction of the peak at the last step, linear decay
 BETA1, BETA2 = 0.9, 0.95  # its state is never reset, so it averages over longer than a job's inner steps do
@@ -34,7 +34,7 @@ def train_baseline(
     loaded = load_tokenizer(tokenizer, spec.model.vocabulary)
     engine = Engine(spec, open_tokens(spec, text, loaded), loaded)
     engine.load(initial_parameters(spec))
-    optimizer = engine.optimizer(Settings(BETA1, BETA2, spec.weight_decay, spec.clip))
+    optimizer = engine.optimizer(BETA1, BETA2)
     job, nobody = bytes(32), bytes(32)
     measured = [_held_out(engine)]
     for step in range(steps):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -184,9 +184,9 @@ class Engine:
         moments = to_device(inner.moments.copy(), self.device) if inner else None
         return optimizer_of(self.spec, self.model, self._decayed, moments, inner.steps if inner else 0)
 
-    def optimizer(self, settings: Settings) -> AdamW:
-        """A fresh AdamW for the loaded parameters; its `step` takes what `gradient` gathered."""
-        return AdamW(self.model.parameters, self.model.gradients, self._decayed, settings)
+    def optimizer(self, beta1: float, beta2: float) -> AdamW | Muon:
+        """A fresh inner optimizer with these betas for the loaded parameters; its `step` takes what `gradient` gathered."""
+        return optimizer_of(replace(self.spec, beta1=beta1, beta2=beta2), self.model, self._decayed, None, 0)
 
     def batch(
         self, job: bytes, round: int, trainer: bytes, step: int, size: int, declaration: Declaration | None = None
