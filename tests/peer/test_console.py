@@ -31,7 +31,7 @@ from protocol.errors import UserError
 from protocol.sampling import Sampling
 from tests.peer import fake_api
 from tests.peer.fake_api import ME, OTHER, FakeApi
-from training.spec import ESTIMATES, PRESETS, Rule, completed
+from training.spec import ESTIMATES, MUON_RATE, PRESETS, Inner, Rule, completed
 
 WORDS = words()
 
@@ -143,8 +143,8 @@ def test_a_preset_stands_for_its_fields_and_what_is_set_beside_it_comes_after() 
     assert list(PRESETS) == list(job_fields.PRESETS)
     for preset, fields in PRESETS.items():
         overrides = request(f"train --preset {preset}").overrides
-        meant = fields if "rule" in fields else {**fields, "rule": Rule.MEAN}
-        assert completed(parse_overrides(overrides)) == meant
+        follows = {"rule": Rule.MEAN, "inner": Inner.MUON, "inner_rate": MUON_RATE} if preset == "local" else {}
+        assert completed(parse_overrides(overrides)) == fields | follows
     changed = request("train --set audit=full --preset per-step --set bits=8 --rounds 7")
     assert (changed.overrides["audit"], changed.overrides["bits"], changed.overrides["outer"]) == ("full", "8", "adamw")
     assert changed.rounds == 7 and "rule" not in changed.overrides, "it follows from who re-executes"
