@@ -48,6 +48,7 @@ SMALL_JOB = {
     "local_steps": "2",
     "batch": "2",
     "micro_batch": "2",
+    "audit": "full",
 }  # rounds of a fraction of a second, so that faults, not arithmetic, take the time
 
 # Inside the victim's own journal: every vote that was ever written there, in the transaction that wrote it. The journal itself

@@ -2,9 +2,9 @@
 
 Without audits statistics alone have to hold. Measured were jobs with the settings `training.spec.ESTIMATES`, under the worst of
 the attacks of `python -m benchmarks.attacks`: on handwritten digits (`--only digits`) and on a language model (`--only gpt`).
-With sampled audits liars move the model until they are found. Measured were the presets, on a language model, under liars that
-come late and falsify one step of each round (`--attacks late-poison`); only `per-step` held. What held is a row here. The peer
-that is asked to start a job refuses all else; jobs that are on the log already go on.
+With sampled audits liars move the model until they are found. Measured were the presets on a language model, under all attacks of
+`--only gpt --audits sampled`. What held is a row here. The peer that is asked to start a job refuses all else; jobs on the log go
+on.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from training.spec import ESTIMATES, KEEP_MAX, PRESETS, AuditMode, Compression, JobSpec, Memory
+from training.spec import ESTIMATES, KEEP_MAX, PRESETS, AuditMode, Compression, JobSpec, Memory, Outer, completed
 
 LOST_MAX: Final = 2.0  # points of accuracy
 WORSE_MAX: Final = 1.05  # times the held-out loss of a language model
 POISONED_MAX: Final = 1.03  # the same with sampled audits, which find a liar after the fact
+PLANTED_MAX: Final = 3 / 20  # of the final models
 OFF: Final = "audit 'off'"
 NOBODY_LIES: Final = "liars 0, which says that nobody lies"
 ACCEPTED: Final = "say --accept-risk"
@@ -62,22 +63,24 @@ FELL: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """With the settings of `per-step` sampled audits found so many liars in time: no more liars, and no fewer trainers, are
-    defended.
+    """Jobs as the preset has them, in which sampled audits found so many liars in time: no more liars, and no fewer trainers,
+    are defended.
     """
 
+    preset: str
     trainers: int
     liars: int
-    worse: float  # times the held-out loss of the clean run, of any attack, on seed 0
+    worse: float  # times the held-out loss of the clean run, of any attack and seed
+    planted: float  # share of the final models that an attack with a target succeeds on, of any such attack
 
 
-FOUND: Final = (Found(4, 1, 1.023), Found(7, 2, 1.027))
-MORE_FELL: Final = "3 of 10 raised the loss of a language model to 1.042 times"
-OF_PRESET: Final = ("compression", "bits", "outer", "memory", "rule")
-STEPS_FELL: Final = (
-    "with several local steps a liar is found late: 1 liar of 4 raised the loss of a language model to 1.07 times until "
-    f"then, and at most {POISONED_MAX} counts as defended"
+FOUND: Final = (
+    Found("local", 4, 1, 1.02, 0.0),
+    Found("local", 7, 2, 1.02, 0.05),
+    Found("per-step", 4, 1, 1.023, 0.0),
+    Found("per-step", 7, 2, 1.027, 0.0),
 )
+OF_PRESET: Final = ("compression", "bits", "outer", "memory", "rule", "inner")
 
 
 def undefended(spec: JobSpec, trainers: int) -> str | None:
@@ -120,16 +123,19 @@ def _more(rows: Sequence[Held | Found], trainers: int) -> str:
 
 
 def _found_late(spec: JobSpec, trainers: int) -> str | None:
-    if spec.local_steps > 1:
-        return STEPS_FELL
-    measured = JobSpec(name="measured", **PRESETS["per-step"])
+    preset = "per-step" if spec.outer is Outer.ADAMW else "local"
+    measured = JobSpec(name="measured", **completed(PRESETS[preset] | {"audit": AuditMode.SAMPLED}))
     others = [f"{name} {getattr(spec, name)}" for name in OF_PRESET if getattr(spec, name) != getattr(measured, name)]
+    others += [f"local_steps {spec.local_steps}"] if spec.local_steps > measured.local_steps else []
     if others:
         return f"{', '.join(others)} was not measured to hold"
     replays, least = (job.audit_rate * job.auditors for job in (spec, measured))
     if replays < least:
         return f"{replays:g} replays of each update on average are fewer than the {least:g} that hold"
-    return None if _is_measured(FOUND, spec, trainers) else f"{_more(FOUND, trainers)}; {MORE_FELL}"
+    if spec.closing_rounds < spec.usual_closing_rounds:
+        return f"closing_rounds {spec.closing_rounds} are fewer than the {spec.usual_closing_rounds} that hold"
+    rows = [row for row in FOUND if row.preset == preset]
+    return None if _is_measured(rows, spec, trainers) else _more(rows, trainers)
 
 
 def _says_enough(spec: JobSpec, row: Held) -> bool:

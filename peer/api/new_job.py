@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import tempfile
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -48,7 +48,8 @@ def _job_spec(peer: RunningPeer, request: TrainRequest, start: Start | None, fin
     said = parse_overrides(request.overrides) | ({"rounds": request.rounds} if request.rounds else {})
     if request.data == LOCAL:
         said["audit"] = AuditMode.OFF  # nobody else has the text
-    spec = replace(JobSpec(name=request.name or "text", data=bytes(32), liars=tolerated(peer)), **completed(said))
+    spec = JobSpec(name=request.name or "text", data=bytes(32), liars=tolerated(peer))
+    spec = replace(spec, **completed(audited_as_usual(spec, said, trainers_of(peer))))
     if start is None and "model.vocabulary" not in request.overrides:
         known = request.vocabulary if request.vocabulary in BYTE_VOCABULARIES else BYTES_WITH_END
         spec = replace(spec, model=replace(spec.model, vocabulary=known))
@@ -102,6 +103,16 @@ def closed_safely(peer: RunningPeer, spec: JobSpec, said: Container[str]) -> Job
     """The job, its last rounds re-executed before the vote; unchanged as above."""
     is_free = "closing_rounds" not in said and peer.driver.state.of(NetworkState).has_models
     return replace(spec, closing_rounds=spec.usual_closing_rounds) if is_free else spec
+
+
+def audited_as_usual(spec: JobSpec, said: Mapping[str, Any], trainers: int) -> Mapping[str, Any]:
+    """The fields that a person set, with sampled audits if nothing is said of audits and these were measured to hold."""
+    if "audit" in said:
+        return said
+    sampled = replace(spec, **completed({**said, "audit": AuditMode.SAMPLED}))
+    sampled = sampled if "closing_rounds" in said else replace(sampled, closing_rounds=sampled.usual_closing_rounds)
+    is_defended = sampled.liars and sampled.problem() is None and undefended(sampled, trainers) is None
+    return {**said, "audit": AuditMode.SAMPLED} if is_defended else said
 
 
 def _on_start(request: TrainRequest, spec: JobSpec, start: Start) -> JobSpec:

@@ -33,11 +33,11 @@ USED_ONLY_WITH = (
     ("keep", "compression", ("sparse",), "dense"),
     ("outer_rate", "outer", ("nesterov", "sgd", "sign"), "nesterov"),
     ("outer_momentum", "outer", ("nesterov", "sign"), "nesterov"),
-    ("audit_rate", "audit", ("sampled",), "full"),
-    ("auditors", "audit", ("sampled",), "full"),
-    ("audit_window", "audit", ("sampled",), "full"),
-    ("least_uplink", "audit", ("sampled",), "full"),
-    ("closing_rounds", "audit", ("sampled",), "full"),
+    ("audit_rate", "audit", ("sampled",), ""),
+    ("auditors", "audit", ("sampled",), ""),
+    ("audit_window", "audit", ("sampled",), ""),
+    ("least_uplink", "audit", ("sampled",), ""),
+    ("closing_rounds", "audit", ("sampled",), ""),
 )
 
 RULES_BY_LIARS = ("arc-nnm-trim", "trimmed-mean", "krum")  # they ask for the number; the others get along without it
@@ -99,23 +99,25 @@ def rule_of(overrides: Mapping[str, str]) -> str:
     return str(JobSpec(name="rule", **completed(named)).rule)
 
 
-def warnings_of(request: TrainRequest, said: Mapping[str, str]) -> Iterator[str]:
-    """Warns of settings that are possible, but seldom meant. `said` are the fields that the person named, not a preset."""
-    overrides, local = request.overrides, request.data == "local"
+def warnings_of(request: TrainRequest, said: Mapping[str, str], audit: str) -> Iterator[str]:
+    """Warns of settings that are possible, but seldom meant. `said` are the fields that the person named, without a preset.
+    `audit` is what the job has.
+    """
+    overrides, local = {**request.overrides, "audit": audit}, request.data == "local"
     for name, other, users, default in USED_ONLY_WITH:
-        value = "off" if local and other == "audit" else overrides.get(other, default)
+        value = overrides.get(other, default)
         if name in said and value not in users:
             yield f"{name}={said[name]} does nothing with {other}={value}: it counts with {' or '.join(users)}"
-    rule = rule_of({**overrides, "audit": "off"} if local else overrides)
+    rule = rule_of(overrides)
     if "liars" in said and rule not in RULES_BY_LIARS:
         yield f"liars={said['liars']} does nothing with rule={rule}: it counts with {' or '.join(RULES_BY_LIARS)}"
     if local:
         yield "each trainer uses its own text, so nobody can re-execute: audits are off, and votes check the form of updates only"
-    elif overrides.get("audit") == "sampled":
+    elif audit == "sampled":
         yield SAMPLED_AUDITS
         if overrides.get("liars") == "0":
             yield NOBODY_FOUND_IN_TIME
-    if (local or overrides.get("audit") == "off") and overrides.get("liars", "0") == "0":  # any other is refused
+    if audit == "off" and overrides.get("liars", "0") == "0":  # any other is refused
         yield NOBODY_LIES
     if overrides.get("outer") != "adamw":
         return

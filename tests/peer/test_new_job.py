@@ -15,14 +15,15 @@ from ledger.core.genesis import ModuleVersion
 from ledger.jobs import JOBS_OF_MODELS
 from ledger.network import NetworkState
 from peer.api import new_job, supervised, tuning
-from peer.api.new_job import checked, closed_safely, opened_widely, require_defended
+from peer.api.new_job import audited_as_usual, checked, closed_safely, opened_widely, require_defended
 from protocol.api import TrainRequest
 from protocol.errors import UserError
 from protocol.limits import BLOB_PART_BYTES
 from rlhf.jsonl import Misfits
 from rlhf.objective import PpoTerms
+from training.defended import undefended
 from training.host import ModelHost
-from training.spec import AuditMode, Compression, InnerStatePolicy, JobSpec, Memory, Outer
+from training.spec import PRESETS, AuditMode, Compression, Inner, InnerStatePolicy, JobSpec, Memory, Outer, completed
 from training.transformer import ModelSpec
 
 SMALL = JobSpec(name="small", tokenizer=bytes(32), data=bytes(32))
@@ -100,11 +101,46 @@ def test_who_accepts_the_risk_may_sample_where_liars_are_found_late_and_nobody_m
     monkeypatch.setattr(new_job, "trainers_of", lambda peer: 4)
     careful = TrainRequest("small", "", 0, 0, {})
     daring = replace(careful, accept_risk=True)
-    with pytest.raises(UserError, match=r"to 1.07 times.*; take audit 'full', or say --accept-risk"):
+    with pytest.raises(UserError, match=r"was not measured to hold; take audit 'full', or say --accept-risk"):
         require_defended(peer_of(3), SAMPLED, careful)
     require_defended(peer_of(3), SAMPLED, daring)
     with pytest.raises(UserError, match="audit 'off' with liars 1"):
         require_defended(peer_of(3), replace(SMALL, audit=AuditMode.OFF), daring)
+
+
+@pytest.mark.parametrize(
+    ("said", "liars", "trainers", "audit"),
+    [
+        ({}, 1, 4, AuditMode.SAMPLED),
+        ({}, 2, 7, AuditMode.SAMPLED),
+        ({"rounds": 12}, 1, 6, AuditMode.SAMPLED),
+        (PRESETS["per-step"], 1, 4, AuditMode.SAMPLED),
+        ({"audit": AuditMode.FULL}, 1, 4, AuditMode.FULL),
+        ({"audit": AuditMode.OFF}, 1, 4, AuditMode.OFF),
+        # Nobody may lie, or more may than was measured.
+        ({}, 0, 3, AuditMode.FULL),
+        ({"liars": 0}, 1, 4, AuditMode.FULL),
+        ({}, 1, 3, AuditMode.FULL),
+        ({}, 3, 10, AuditMode.FULL),
+        # Liars would be found late, or not at all.
+        ({"local_steps": 30}, 1, 4, AuditMode.FULL),
+        ({"closing_rounds": 3}, 1, 4, AuditMode.FULL),
+        ({"audit_rate": 0.01}, 1, 4, AuditMode.FULL),
+        ({"inner": Inner.ADAMW}, 1, 4, AuditMode.FULL),
+        # No job has sampled audits with these.
+        ({"inner_state": InnerStatePolicy.KEEP}, 1, 4, AuditMode.FULL),
+        ({"memory": Memory.ESTIMATES, "outer": Outer.ADAMW, "local_steps": 1}, 1, 4, AuditMode.FULL),
+    ],
+)
+def test_audits_are_sampled_where_that_was_measured_to_hold_unless_a_person_says_which(
+    said: dict[str, Any], liars: int, trainers: int, audit: AuditMode
+) -> None:
+    """What is chosen here may be started."""
+    base = replace(SMALL, liars=liars)
+    made = replace(base, **completed(audited_as_usual(base, said, trainers)))
+    assert made.audit is audit
+    closed = closed_safely(peer_of(3), made, said)
+    assert audit is AuditMode.OFF or undefended(closed, trainers) is None
 
 
 def test_preferences_may_be_packed_by_gzip(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from training import defended
-from training.defended import FOUND, HELD, LOST_MAX, POISONED_MAX, Held, undefended
-from training.spec import ESTIMATES, PRESETS, AuditMode, Compression, JobSpec, Outer, Rule
+from training.defended import FOUND, HELD, LOST_MAX, PLANTED_MAX, POISONED_MAX, Held, undefended
+from training.spec import ESTIMATES, PRESETS, AuditMode, Compression, Inner, JobSpec, Outer, Rule, completed
 
 OFF = JobSpec(name="off", data=bytes(32), audit=AuditMode.OFF, local_steps=1, liars=1)
 
@@ -50,23 +50,28 @@ def test_where_updates_are_reexecuted_before_the_vote_nothing_needs_to_hold() ->
     assert undefended(replace(OFF, audit=AuditMode.FULL), 4) is None
 
 
-PER_STEP = JobSpec(name="sampled", data=bytes(32), **PRESETS["per-step"])
+def sampled(preset: str, **fields: Any) -> JobSpec:
+    said = PRESETS[preset] | {"audit": AuditMode.SAMPLED, "liars": 1} | fields
+    return JobSpec(name="sampled", data=bytes(32), **completed({"closing_rounds": 10, **said}))
 
 
 @pytest.mark.parametrize(
-    ("fields", "why"),
+    ("preset", "fields", "why"),
     [
-        (
-            {**PRESETS["local"], "closing_rounds": 10},
-            "several local steps a liar is found late: 1 liar of 4 raised the loss",
-        ),
-        ({"audit_rate": 0.099}, "0.198 replays of each update on average are fewer than the 0.25 that hold"),
-        ({"rule": Rule.MEAN, "bits": 8}, "bits 8, rule mean was not measured to hold"),
-        ({"outer": Outer.NESTEROV}, "outer nesterov was not measured to hold"),
+        ("local", {"local_steps": 11}, "local_steps 11 was not measured to hold"),
+        ("local", {"inner": Inner.ADAMW, "bits": 2}, "bits 2, inner adamw was not measured to hold"),
+        ("local", {"rule": Rule.MEAN}, "rule mean was not measured to hold"),
+        ("local", {"closing_rounds": 9}, "closing_rounds 9 are fewer than the 10 that hold"),
+        ("local", {"audit_rate": 0.1, "auditors": 1}, "0.1 replays of each update on average are fewer than the 0.25 that hold"),
+        ("per-step", {"audit_rate": 0.099}, "0.198 replays of each update on average are fewer than the 0.25 that hold"),
+        ("per-step", {"rule": Rule.MEAN, "bits": 8}, "bits 8, rule mean was not measured to hold"),
+        ("per-step", {"outer": Outer.NESTEROV}, "bits 4, rule centered-clipping was not measured to hold"),
     ],
 )
-def test_sampled_audits_that_find_liars_too_late_are_refused_with_the_way_out(fields: dict[str, Any], why: str) -> None:
-    late = replace(PER_STEP, **fields)
+def test_sampled_audits_that_find_liars_too_late_are_refused_with_the_way_out(
+    preset: str, fields: dict[str, Any], why: str
+) -> None:
+    late = sampled(preset, **fields)
     problem = str(undefended(late, 4))
     assert problem.startswith("audit 'sampled' with liars 1: ") and why in problem
     assert problem.endswith("; take audit 'full', or say --accept-risk")
@@ -74,15 +79,17 @@ def test_sampled_audits_that_find_liars_too_late_are_refused_with_the_way_out(fi
     assert undefended(replace(late, objective="scratch"), 4) is None, "of other models nothing was measured"
 
 
-def test_sampled_audits_as_the_preset_has_them_or_more_of_them_may_be_named_against_as_many_liars_as_held() -> None:
-    assert undefended(PER_STEP, 4) is undefended(replace(PER_STEP, auditors=3, liars=2), 7) is None
+@pytest.mark.parametrize("preset", PRESETS)
+def test_sampled_audits_as_a_preset_has_them_or_more_of_them_may_be_named_against_as_many_liars_as_held(preset: str) -> None:
+    assert undefended(sampled(preset), 4) is undefended(sampled(preset, auditors=3, liars=2, local_steps=1), 7) is None
+    assert undefended(sampled(preset, rounds=12, closing_rounds=4), 4) is None
     for liars, trainers in ((1, 3), (2, 6), (3, 10)):
-        more = f"of {trainers} trainers that is more than was measured to hold (1 of 4, 2 of 7); 3 of 10 raised the loss"
-        assert more in str(undefended(replace(PER_STEP, liars=liars), trainers))
+        more = f"of {trainers} trainers that is more than was measured to hold (1 of 4, 2 of 7)"
+        assert more in str(undefended(sampled(preset, liars=liars), trainers))
 
 
 def test_no_row_of_sampled_audits_is_worse_than_counts_as_defended() -> None:
-    assert FOUND and all(row.worse <= POISONED_MAX for row in FOUND)
+    assert FOUND and all(row.worse <= POISONED_MAX and row.planted <= PLANTED_MAX for row in FOUND)
 
 
 def test_where_nobody_is_said_to_lie_nothing_needs_to_hold() -> None:

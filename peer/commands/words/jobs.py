@@ -60,7 +60,9 @@ async def train(asked: Asked[PeerApi]) -> None:
     for note in (view.machine_time, *view.notes) if view else ():
         if note:
             asked.show(note)
-    for warning in warnings_of(request, set_overrides(asked.options.set)):
+    unseen = "off" if request.data == "local" else request.overrides.get("audit", "full")  # the job may have ended already
+    audit = view.audit if view else unseen
+    for warning in warnings_of(request, set_overrides(asked.options.set), audit):
         asked.show(f"{warning} (`cancel {views.short(job)}` ends this job)")
 
 
