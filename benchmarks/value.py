@@ -515,7 +515,7 @@ def measured(options: Any) -> list[Row]:
 
         keep()
         losses_of = partial(nats, texts, changes)
-        rates = tuned(clock, min(sizes), losses_of, options.jobs, grids)
+        rates = tuned(clock, min(sizes), losses_of, options.jobs, grids, keep)
         runs = list(planned(clock, rates, sizes, options.seeds, len(texts), options.all))
         left = [run for run in runs if run.place not in rows]
         for number, loss in side_by_side(losses_of, left, options.jobs):
@@ -552,9 +552,14 @@ def grid_name(run: Run) -> str:
 
 
 def tuned(
-    clock: Clock, n: int, losses_of: Callable[[Run], float], jobs: int, grids: dict[str, dict[str, float]]
+    clock: Clock,
+    n: int,
+    losses_of: Callable[[Run], float],
+    jobs: int,
+    grids: dict[str, dict[str, float]],
+    keep: Callable[[], None],
 ) -> dict[tuple[str, str], Rates]:
-    """The best rates of each kind of row, by (row, audit). `grids` is filled with the losses that it lacks."""
+    """The best rates of each kind of row, by (row, audit). `grids` gets the losses that it lacks; `keep` writes them."""
     found: dict[tuple[str, str], Rates] = {}
     networks = [Network(preset, audit, n) for preset, audit in KINDS]
     stages: tuple[list[Network | str], ...] = ([ALONE, *networks], [ALL])  # `all` begins with the rates of `alone`
@@ -563,6 +568,7 @@ def tuned(
         left = [run for line in lines for run in line if label(run.rates) not in grids.get(grid_name(run), {})]
         for number, loss in side_by_side(losses_of, left, jobs):
             grids.setdefault(grid_name(left[number]), {})[label(left[number].rates)] = loss
+            keep()
         for line in lines:
             of_line = [grids[grid_name(run)][label(run.rates)] for run in line]
             found[line[0].row, line[0].audit] = best_of(grid_name(line[0]), line, of_line)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import round, value
+from benchmarks import provenance, round, value
 from benchmarks.codec import Budget
 from benchmarks.simulated import text_file
 from benchmarks.value import ALL, ALONE, FULL, NONE, SAMPLED, VOUCHED, Costs, Network, Row, Run
@@ -182,6 +182,39 @@ def test_the_mean_of_the_seeds_counts() -> None:
     assert missed(table(1.9, 1.65) + twice(1.74)) == [] != missed(table(1.9, 1.65) + twice(1.76))
 
 
+def test_a_run_goes_on_where_it_was_ended_and_measures_nothing_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, trained = tmp_path / "value.json", list[Run]()
+    ends = [50, 60, 70, 0]  # in the grids, after them, in the rows, and never
+
+    def nats(_: object, __: object, run: Run) -> float:
+        if len(trained) == ends[0]:
+            raise KeyboardInterrupt
+        trained.append(run)
+        return 1.0 + len(trained) / 1_000
+
+    free = round.Row("free", 4, 1, 1, 0, seconds=0.2, daemon_seconds=0.1, worker_seconds=0.1)
+    monkeypatch.setattr(provenance, "_commit", lambda: "one")
+    monkeypatch.setattr(provenance, "provenance", lambda started: {"commit": "one"})
+    times = {"step_seconds": lambda *_: 0.1, "free_round": lambda *_: free, "compute_costs": lambda *_: COSTS}
+    monkeypatch.setattr(Network, "undone", lambda self: 0.1)
+    for name, made in {**times, "nats": nats}.items():
+        monkeypatch.setattr(value, name, made)
+    command = ["value", "--json", str(file), "--seeds", "0", "1", "--peers", "4", "--jobs", "1"]
+    monkeypatch.setattr(sys, "argv", [*command, "--resume"])
+    while ends[0]:
+        with pytest.raises(KeyboardInterrupt):
+            value.main()
+        ends.pop(0)
+    for name in times:
+        monkeypatch.setattr(value, name, None)
+    assert value.main() in (0, 1)
+    rows = json.loads(file.read_text())["rows"]
+    assert len(trained) == len({(run.place, run.rounds, str(run.rates)) for run in trained}) == 60 + len(rows)
+    assert {row["seed"] for row in rows} == {0, 1} and [row["heldout_nats"] for row in rows] == [
+        1.0 + number / 1_000 for number in range(61, 61 + len(rows))
+    ]
+
+
 @pytest.mark.large
 @pytest.mark.real("daemons, processes")
 def test_a_row_names_what_its_machines_spend_their_time_on(
@@ -192,7 +225,7 @@ def test_a_row_names_what_its_machines_spend_their_time_on(
     monkeypatch.setattr(sys, "argv", [*command, "--step-seconds", "0.5", "--set", *TINY])
     assert value.main() in (0, 1)
     said, figures = capsys.readouterr().out, json.loads(file.read_text())
-    assert said.count("grid of") == 9 and ("held" in said or "MISSED" in said)
+    assert said.count("grid of") == len(value.KINDS) + 2 and ("held" in said or "MISSED" in said)
     kinds = {(row["row"], row["audit"], row["n"], row["seed"]) for row in figures["rows"]}
     networks = {(preset, audit, 4, 0) for preset, audit in value.KINDS}
     assert kinds == {(ALONE, NONE, 1, 0), (ALL, NONE, 4, 0)} | networks
