@@ -38,7 +38,7 @@ from benchmarks.attack_suite import ATTACKS, IN_TURN, LATE, TARGETED, VOTES
 from benchmarks.attacks_detection import Detection, FoundLazy, Laziness
 from benchmarks.attacks_gpt import Plan
 from benchmarks.attacks_trigger import Trigger
-from benchmarks.codec import TUNING_SEED
+from benchmarks.codec import TUNING_SEED, as_usual
 from benchmarks.parallel import JOBS, side_by_side
 from benchmarks.provenance import earlier, write
 from benchmarks.settings import MEASURED, with_settings
@@ -484,10 +484,10 @@ def _detected(row: Detection) -> str:
 
 
 def job(preset: str, options: argparse.Namespace) -> JobSpec:
-    """Raises `UserError`."""
+    """With opening rounds as `train` sets them, unless `--set` does. Raises `UserError`."""
     settings = {"audit_rate": AUDIT_RATE, **MEASURED[preset], "rounds": options.rounds or ROUNDS[preset]}
     settings |= {} if options.audit_rate is None else {"audit_rate": options.audit_rate}
-    return with_settings(JobSpec(name="attacks", data=bytes(32), **settings), options.set)
+    return with_settings(as_usual(JobSpec(name="attacks", data=bytes(32), **settings)), options.set)
 
 
 def main() -> int:

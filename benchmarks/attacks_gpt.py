@@ -59,7 +59,7 @@ DELAY_ROUNDS = 2  # of the delayed gradient and of the replayed payload
 DISPUTE_ROUNDS = 2  # from the closing of a round to the suspension of who lied in it: a report, then the verdicts
 LIARS_DRAW = hashlib.sha256(b"what liars compute losses on").digest()
 LATE_SHARE = 1 / 3  # of the rounds: for so many late liars lie before the closing rounds, unless a plan says more
-UPDATES_MAX = 2_000  # remembered: 1 GB of those of the usual model
+UPDATES_MAX = 1_000  # remembered: 1.3 GB of those of the usual model
 PUBLIC_SEQUENCES = 16  # of it, in each round others
 
 

@@ -7,11 +7,12 @@ from dataclasses import fields, replace
 
 from features.arguments import set_overrides
 from peer.api.new_job import parse_overrides
-from training.spec import ESTIMATES, MUON_RATE, PRESETS, Inner, JobSpec
+from training.spec import ESTIMATES, PRESETS, JobSpec, completed
 from training.transformer import ModelSpec
 
-# By the name that a table gives them.
-MEASURED = {**PRESETS, "local": PRESETS["local"] | {"inner": Inner.MUON, "inner_rate": MUON_RATE}, "estimates": ESTIMATES}
+# By the name that a table gives them. `local` has the inner optimizer that follows from its fields.
+_INNER = {name: value for name, value in completed(PRESETS["local"]).items() if name.startswith("inner")}
+MEASURED = {**PRESETS, "local": PRESETS["local"] | _INNER, "estimates": ESTIMATES}
 OF_THE_MODEL = frozenset(field.name for field in fields(ModelSpec))
 
 
