@@ -503,18 +503,22 @@ class JobsModule(Module[JobsState]):
 
     def _require_in_time(self, spec: bytes, members: MembersState, network: NetworkState) -> None:
         """Refuses sampled audits for which the least link would take too long, so that nobody is suspended for its link."""
-        terms = self.rules.terms(spec)
-        if terms.audits is None:
-            return
-        if network.version("audits") < terms.audits.version:
-            raise Refused(f"its fields need audits {terms.audits.version}, which this network does not run")
-        workers = [key for key in members.round_voters if terms.role in members.members[key].roles]
-        reexecutors = len(workers) if terms.needs_worker else len(members.round_voters)
-        window_ms = terms.audits.window_ms(reexecutors)
+        audits = self.rules.terms(spec).audits
+        if audits is not None and network.version("audits") < audits.version:
+            raise Refused(f"its fields need audits {audits.version}, which this network does not run")
+        window_ms = self.audit_window_ms(spec, members)
         if network.has_second_audits and window_ms > AUDIT_WINDOW_MS_MAX:
             takes = f"an audit of it may take {window_ms / 60_000:.0f} minutes over the least link that it allows"
             most = f"{AUDIT_WINDOW_MS_MAX // 60_000} are allowed"
             raise Refused(f"{takes}, and {most}: take a smaller model, another audit, or a higher least_uplink")
+
+    def audit_window_ms(self, spec: bytes, members: MembersState) -> int:
+        """How long a sampled audit may take over the least link; 0 if the job has none."""
+        terms = self.rules.terms(spec)
+        if terms.audits is None:
+            return 0
+        workers = [key for key in members.round_voters if terms.role in members.members[key].roles]
+        return terms.audits.window_ms(len(workers) if terms.needs_worker else len(members.round_voters))
 
     def end_block(self, state: JobsState, view: View, context: Context) -> Change:
         """Counts closed rounds, opens the next ones and those of jobs that begin or are held no more, renews rounds that might

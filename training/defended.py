@@ -10,7 +10,7 @@ on.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from training.spec import ESTIMATES, KEEP_MAX, PRESETS, AuditMode, Compression, JobSpec, Memory, Outer, completed
@@ -63,9 +63,7 @@ FELL: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Jobs as the preset has them, in which sampled audits found so many liars in time: no more liars, and no fewer trainers,
-    are defended.
-    """
+    """A network that sampled audits defended. They defend jobs like its preset with at most `liars` and at least `trainers`."""
 
     preset: str
     trainers: int
@@ -80,7 +78,13 @@ FOUND: Final = (
     Found("per-step", 4, 1, 1.023, 0.0),
     Found("per-step", 7, 2, 1.027, 0.0),
 )
-OF_PRESET: Final = ("compression", "bits", "outer", "memory", "rule", "inner")
+# How fields of a job with sampled audits compare to those of a preset. All other fields are free.
+SAME: Final = (
+    *("inner", "inner_state", "beta1", "beta2", "weight_decay", "clip", "compression", "bits", "outer", "outer_momentum"),
+    *("feedback_decay", "rule", "replay_tolerance", "norm_start", "memory", "precision"),
+)
+AT_MOST: Final = ("local_steps", "inner_rate", "outer_rate", "opening_rounds")
+AT_LEAST: Final = ("audit_window", "suspension_rounds", "closing_rounds")
 
 
 def undefended(spec: JobSpec, trainers: int) -> str | None:
@@ -124,16 +128,17 @@ def _more(rows: Sequence[Held | Found], trainers: int) -> str:
 
 def _found_late(spec: JobSpec, trainers: int) -> str | None:
     preset = "per-step" if spec.outer is Outer.ADAMW else "local"
-    measured = JobSpec(name="measured", **completed(PRESETS[preset] | {"audit": AuditMode.SAMPLED}))
-    others = [f"{name} {getattr(spec, name)}" for name in OF_PRESET if getattr(spec, name) != getattr(measured, name)]
-    others += [f"local_steps {spec.local_steps}"] if spec.local_steps > measured.local_steps else []
+    fields = completed(PRESETS[preset] | {"audit": AuditMode.SAMPLED, "rounds": spec.rounds})
+    usual = JobSpec(name="measured", data=bytes(32), **fields)
+    measured = replace(usual, opening_rounds=usual.usual_opening_rounds, closing_rounds=usual.usual_closing_rounds)
+    others = [name for name in SAME if getattr(spec, name) != getattr(measured, name)]
+    others += [name for name in AT_MOST if getattr(spec, name) > getattr(measured, name)]
+    others += [name for name in AT_LEAST if getattr(spec, name) < getattr(measured, name)]
     if others:
-        return f"{', '.join(others)} was not measured to hold"
+        return f"{', '.join(f'{name} {getattr(spec, name)}' for name in others)} was not measured to hold"
     replays, least = (job.audit_rate * job.auditors for job in (spec, measured))
     if replays < least:
         return f"{replays:g} replays of each update on average are fewer than the {least:g} that hold"
-    if spec.closing_rounds < spec.usual_closing_rounds:
-        return f"closing_rounds {spec.closing_rounds} are fewer than the {spec.usual_closing_rounds} that hold"
     rows = [row for row in FOUND if row.preset == preset]
     return None if _is_measured(rows, spec, trainers) else _more(rows, trainers)
 

@@ -20,7 +20,7 @@ from peer.settings.config import nearest
 from protocol import codec
 from protocol.api import TrainRequest
 from protocol.errors import UserError
-from protocol.limits import BLOB_PART_BYTES
+from protocol.limits import AUDIT_WINDOW_MS_MAX, BLOB_PART_BYTES
 from training.data import corpus as data
 from training.data import default_text, shards, tokenizer
 from training.data.text_files import Findings, read_text, shown
@@ -48,13 +48,12 @@ def _job_spec(peer: RunningPeer, request: TrainRequest, start: Start | None, fin
     said = parse_overrides(request.overrides) | ({"rounds": request.rounds} if request.rounds else {})
     if request.data == LOCAL:
         said["audit"] = AuditMode.OFF  # nobody else has the text
-    spec = JobSpec(name=request.name or "text", data=bytes(32), liars=tolerated(peer))
-    spec = replace(spec, **completed(audited_as_usual(spec, said, trainers_of(peer))))
+    spec = replace(JobSpec(name=request.name or "text", data=bytes(32), liars=tolerated(peer)), **completed(said))
     if start is None and "model.vocabulary" not in request.overrides:
-        known = request.vocabulary if request.vocabulary in BYTE_VOCABULARIES else BYTES_WITH_END
+        of_bytes = request.vocabulary in BYTE_VOCABULARIES
+        known = request.vocabulary if of_bytes else max(request.vocabulary, BYTES_WITH_END)
         spec = replace(spec, model=replace(spec.model, vocabulary=known))
     spec = opened_widely(peer, spec, said) if start is None else _on_start(request, spec, start)
-    spec = closed_safely(peer, spec, said)
     if request.data == LOCAL:
         if request.vocabulary > BYTES_WITH_END:
             raise UserError(f"--vocabulary {request.vocabulary}: with local data the tokens are bytes; leave it out")
@@ -66,10 +65,10 @@ def _job_spec(peer: RunningPeer, request: TrainRequest, start: Start | None, fin
             own = peer.config.local_data
             data.require_enough(spec, sum(map(len, read_text(Path(own).expanduser(), findings=findings))), own)
         return spec
-    require_defended(peer, spec, request)
     keep = peer.driver.blobs.add
     if request.data and shards.is_token_folder(Path(request.data).expanduser()):
-        return _job_on_tokens(peer, spec, request, keep, start)
+        return _job_on_tokens(peer, spec, request, keep, start, said)
+    spec = audited(peer, spec, request, said)
     pieces, bpe = _pieces(request), None
     if spec.tokenizer is not None:  # that of the model it starts from
         bpe = tokenizer.BpeTokenizer(fetched(peer, spec.tokenizer))
@@ -105,14 +104,30 @@ def closed_safely(peer: RunningPeer, spec: JobSpec, said: Container[str]) -> Job
     return replace(spec, closing_rounds=spec.usual_closing_rounds) if is_free else spec
 
 
-def audited_as_usual(spec: JobSpec, said: Mapping[str, Any], trainers: int) -> Mapping[str, Any]:
-    """The fields that a person set, with sampled audits if nothing is said of audits and these were measured to hold."""
-    if "audit" in said:
-        return said
-    sampled = replace(spec, **completed({**said, "audit": AuditMode.SAMPLED}))
-    sampled = sampled if "closing_rounds" in said else replace(sampled, closing_rounds=sampled.usual_closing_rounds)
-    is_defended = sampled.liars and sampled.problem() is None and undefended(sampled, trainers) is None
-    return {**said, "audit": AuditMode.SAMPLED} if is_defended else said
+def audited(peer: RunningPeer, spec: JobSpec, request: TrainRequest, said: Mapping[str, Any]) -> JobSpec:
+    """The job, whose model is known, with audits. Raises `UserError` if they were not measured to hold against its liars."""
+    spec = closed_safely(peer, sampled_if_defended(peer, spec, said), said)
+    require_defended(peer, spec, request)
+    return spec
+
+
+def sampled_if_defended(peer: RunningPeer, spec: JobSpec, said: Mapping[str, Any]) -> JobSpec:
+    """The job with sampled audits, unless a person set `audit`, or they were not measured to hold, or would take too long.
+
+    Anybody can invite trainers, and only voters are approved. So all trainers without a vote count as liars.
+    """
+    if "audit" in said or not spec.liars:
+        return spec
+    usual = replace(JobSpec(name="usual"), **completed({**said, "audit": AuditMode.SAMPLED}))
+    sampled = replace(spec, audit=usual.audit, audit_rate=usual.audit_rate, rule=usual.rule)
+    sampled = closed_safely(peer, sampled, said)
+    state, trainers = peer.driver.state, trainers_of(peer)
+    strangers = sum(TRAINER in member.roles for key, member in state.members.members.items() if key not in state.members.voters)
+    judged = replace(sampled, liars=max(spec.liars, tolerated(peer)) + strangers)
+    if undefended(judged, trainers) is not None or sampled.problem() is not None:
+        return spec
+    window_ms = peer.driver.rules.jobs.audit_window_ms(sampled.encode(), state.members)
+    return sampled if window_ms <= AUDIT_WINDOW_MS_MAX else spec
 
 
 def _on_start(request: TrainRequest, spec: JobSpec, start: Start) -> JobSpec:
@@ -212,7 +227,12 @@ def typed(kind: Any, name: str, text: str) -> Any:
 
 
 def _job_on_tokens(
-    peer: RunningPeer, spec: JobSpec, request: TrainRequest, keep: Callable[[bytes], bytes], start: Start | None
+    peer: RunningPeer,
+    spec: JobSpec,
+    request: TrainRequest,
+    keep: Callable[[bytes], bytes],
+    start: Start | None,
+    said: Mapping[str, Any],
 ) -> JobSpec:
     """A job whose text is tokenized already, with that tokenizer and its vocabulary."""
     if request.column:
@@ -220,14 +240,15 @@ def _job_on_tokens(
     if request.vocabulary:
         raise UserError(f"--vocabulary {request.vocabulary}: {request.data} is tokenized already, and brings its own")
     folder = shards.open_folder(Path(request.data).expanduser())
-    said = request.overrides.get("model.vocabulary")
-    if said is not None and spec.model.vocabulary != folder.vocabulary:
-        raise UserError(f"--set model.vocabulary={said}: the tokens of {request.data} are of {folder.vocabulary}; leave it out")
+    asked = request.overrides.get("model.vocabulary")
+    if asked is not None and spec.model.vocabulary != folder.vocabulary:
+        raise UserError(f"--set model.vocabulary={asked}: the tokens of {request.data} are of {folder.vocabulary}; leave it out")
     made = None if folder.tokenizer is None else keep(folder.tokenizer)
     if start is not None and (made != spec.tokenizer or folder.vocabulary > spec.model.vocabulary):
         raise UserError(f"the tokens of {request.data} are another tokenizer's than those of {start.name}: give the text itself")
     known = folder.vocabulary if start is None else start.model.vocabulary
-    spec = checked(peer, replace(spec, tokenizer=made, model=replace(spec.model, vocabulary=known)))
+    spec = audited(peer, replace(spec, tokenizer=made, model=replace(spec.model, vocabulary=known)), request, said)
+    spec = checked(peer, spec)
     if folder.tokens < data.bytes_needed(spec):
         few = f"{request.data} has {folder.tokens} tokens, but context {spec.model.context}"
         raise UserError(f"{few} needs at least {data.bytes_needed(spec)}; give more")

@@ -11,19 +11,18 @@ from typing import Any
 
 import pytest
 
-from ledger.core.genesis import ModuleVersion
-from ledger.jobs import JOBS_OF_MODELS
+from ledger.core.genesis import TRAINER, ModuleVersion
+from ledger.jobs import JOBS_OF_MODELS, JobsModule
 from ledger.network import NetworkState
 from peer.api import new_job, supervised, tuning
-from peer.api.new_job import audited_as_usual, checked, closed_safely, opened_widely, require_defended
+from peer.api.new_job import checked, closed_safely, opened_widely, require_defended
 from protocol.api import TrainRequest
 from protocol.errors import UserError
 from protocol.limits import BLOB_PART_BYTES
 from rlhf.jsonl import Misfits
 from rlhf.objective import PpoTerms
-from training.defended import undefended
 from training.host import ModelHost
-from training.spec import PRESETS, AuditMode, Compression, Inner, InnerStatePolicy, JobSpec, Memory, Outer, completed
+from training.spec import PRESETS, AuditMode, Compression, Inner, InnerStatePolicy, JobSpec, Memory, Outer, Rule, completed
 from training.transformer import ModelSpec
 
 SMALL = JobSpec(name="small", tokenizer=bytes(32), data=bytes(32))
@@ -31,9 +30,18 @@ LARGE = replace(SMALL, model=ModelSpec(vocabulary=8192, width=512))  # parameter
 STATEFUL = replace(SMALL, model=ModelSpec(vocabulary=4096, width=512), inner_state=InnerStatePolicy.KEEP)  # an inner state
 
 
-def peer_of(jobs: int) -> Any:
+def peer_of(jobs: int, voters: int = 4, strangers: int = 0, silent: int = 0) -> Any:
+    """So many members train: all voters but the `silent` ones, and `strangers` who do not vote."""
+    keys = [bytes([number]) * 32 for number in range(voters + strangers)]
+    roles = [("voter",) if number < silent else (TRAINER,) for number in range(len(keys))]
+    members = SimpleNamespace(
+        voters=tuple(keys[:voters]),
+        members={key: SimpleNamespace(roles=of) for key, of in zip(keys, roles, strict=True)},
+        round_voters=tuple(keys[:voters]),
+    )
     state = {NetworkState: NetworkState((ModuleVersion("jobs", jobs),))}
-    return SimpleNamespace(driver=SimpleNamespace(state=SimpleNamespace(of=state.__getitem__)))
+    rules = SimpleNamespace(jobs=JobsModule(ModelHost(Path())))
+    return SimpleNamespace(driver=SimpleNamespace(state=SimpleNamespace(of=state.__getitem__, members=members), rules=rules))
 
 
 @pytest.mark.parametrize(
@@ -108,39 +116,67 @@ def test_who_accepts_the_risk_may_sample_where_liars_are_found_late_and_nobody_m
         require_defended(peer_of(3), replace(SMALL, audit=AuditMode.OFF), daring)
 
 
+LARGER, TOO_LARGE = ModelSpec(width=256, layers=6), ModelSpec(width=512, layers=12)
+
+
 @pytest.mark.parametrize(
-    ("said", "liars", "trainers", "audit"),
+    ("peer", "said", "is_sampled"),
     [
-        ({}, 1, 4, AuditMode.SAMPLED),
-        ({}, 2, 7, AuditMode.SAMPLED),
-        ({"rounds": 12}, 1, 6, AuditMode.SAMPLED),
-        (PRESETS["per-step"], 1, 4, AuditMode.SAMPLED),
-        ({"audit": AuditMode.FULL}, 1, 4, AuditMode.FULL),
-        ({"audit": AuditMode.OFF}, 1, 4, AuditMode.OFF),
+        (peer_of(3), {}, True),
+        (peer_of(3, voters=7), {}, True),
+        (peer_of(3, voters=6), {"rounds": 12, "batch": 4, "inner_rate": 0.01, "local_steps": 5}, True),
+        (peer_of(3), {"opening_rounds": 0}, True),
+        (peer_of(3), {"audit_window": 5, "audit_rate": 0.5}, True),
+        (peer_of(3), {name: value for name, value in PRESETS["per-step"].items() if name != "audit"}, True),
+        (peer_of(3), {"model": LARGER}, True),
+        # A person says which.
+        (peer_of(3), {"audit": AuditMode.FULL}, False),
+        (peer_of(3), {"audit": AuditMode.OFF}, False),
         # Nobody may lie, or more may than was measured.
-        ({}, 0, 3, AuditMode.FULL),
-        ({"liars": 0}, 1, 4, AuditMode.FULL),
-        ({}, 1, 3, AuditMode.FULL),
-        ({}, 3, 10, AuditMode.FULL),
-        # Liars would be found late, or not at all.
-        ({"local_steps": 30}, 1, 4, AuditMode.FULL),
-        ({"closing_rounds": 3}, 1, 4, AuditMode.FULL),
-        ({"audit_rate": 0.01}, 1, 4, AuditMode.FULL),
-        ({"inner": Inner.ADAMW}, 1, 4, AuditMode.FULL),
+        (peer_of(3, voters=3), {}, False),
+        (peer_of(3), {"liars": 0}, False),
+        (peer_of(3, silent=1), {}, False),
+        (peer_of(3, voters=10), {}, False),
+        (peer_of(3, voters=10), {"liars": 1}, False),
+        (peer_of(3, strangers=1), {}, False),
+        (peer_of(3, strangers=3), {"liars": 1}, False),
+        (peer_of(3, voters=6, strangers=1), {}, True),  # as 2 liars of 7
+        (peer_of(3, voters=6, strangers=2), {}, False),
+        # Liars would be found late, or would do more harm.
+        *(
+            (peer_of(3), {name: value}, False)
+            for name, value in {
+                "local_steps": 30,
+                "opening_rounds": 20,
+                "audit_rate": 0.01,
+                "audit_window": 1,
+                "suspension_rounds": 1,
+                "feedback_decay": 1.0,
+                "norm_start": 1e3,
+                "outer_rate": 5.0,
+                "inner_rate": 0.3,
+                "inner": Inner.ADAMW,
+                "rule": Rule.MEAN,
+            }.items()
+        ),
         # No job has sampled audits with these.
-        ({"inner_state": InnerStatePolicy.KEEP}, 1, 4, AuditMode.FULL),
-        ({"memory": Memory.ESTIMATES, "outer": Outer.ADAMW, "local_steps": 1}, 1, 4, AuditMode.FULL),
+        (peer_of(3), {"inner_state": InnerStatePolicy.KEEP}, False),
+        (peer_of(3), {"memory": Memory.ESTIMATES, "outer": Outer.ADAMW, "local_steps": 1}, False),
+        # The least link would take too long for a replay, and such a network knows no closing rounds.
+        (peer_of(3), {"model": TOO_LARGE}, False),
+        (peer_of(2), {}, False),
     ],
 )
 def test_audits_are_sampled_where_that_was_measured_to_hold_unless_a_person_says_which(
-    said: dict[str, Any], liars: int, trainers: int, audit: AuditMode
+    peer: Any, said: dict[str, Any], is_sampled: bool
 ) -> None:
-    """What is chosen here may be started."""
-    base = replace(SMALL, liars=liars)
-    made = replace(base, **completed(audited_as_usual(base, said, trainers)))
-    assert made.audit is audit
-    closed = closed_safely(peer_of(3), made, said)
-    assert audit is AuditMode.OFF or undefended(closed, trainers) is None
+    """The job that comes of it may be started, but for one without audits."""
+    spec = replace(SMALL, **completed({"liars": new_job.tolerated(peer), **said}))
+    made = new_job.sampled_if_defended(peer, opened_widely(peer, spec, said), said)
+    assert (made.audit is AuditMode.SAMPLED) is is_sampled and made.problem() is None
+    assert is_sampled or made == opened_widely(peer, spec, said)
+    if made.audit is not AuditMode.OFF:
+        assert new_job.audited(peer, made, TrainRequest("small", "", 0, 0, {}), said) == closed_safely(peer, made, said)
 
 
 def test_preferences_may_be_packed_by_gzip(tmp_path: Path) -> None:

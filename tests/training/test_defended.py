@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from training import defended
-from training.defended import FOUND, HELD, LOST_MAX, PLANTED_MAX, POISONED_MAX, Held, undefended
+from training.defended import AT_LEAST, AT_MOST, FOUND, HELD, LOST_MAX, PLANTED_MAX, POISONED_MAX, SAME, Held, undefended
 from training.spec import ESTIMATES, PRESETS, AuditMode, Compression, Inner, JobSpec, Outer, Rule, completed
 
 OFF = JobSpec(name="off", data=bytes(32), audit=AuditMode.OFF, local_steps=1, liars=1)
@@ -59,13 +60,17 @@ def sampled(preset: str, **fields: Any) -> JobSpec:
     ("preset", "fields", "why"),
     [
         ("local", {"local_steps": 11}, "local_steps 11 was not measured to hold"),
-        ("local", {"inner": Inner.ADAMW, "bits": 2}, "bits 2, inner adamw was not measured to hold"),
+        ("local", {"inner": Inner.ADAMW, "bits": 2}, "inner adamw, bits 2 was not measured to hold"),
         ("local", {"rule": Rule.MEAN}, "rule mean was not measured to hold"),
-        ("local", {"closing_rounds": 9}, "closing_rounds 9 are fewer than the 10 that hold"),
+        ("local", {"closing_rounds": 9}, "closing_rounds 9 was not measured to hold"),
         ("local", {"audit_rate": 0.1, "auditors": 1}, "0.1 replays of each update on average are fewer than the 0.25 that hold"),
         ("per-step", {"audit_rate": 0.099}, "0.198 replays of each update on average are fewer than the 0.25 that hold"),
         ("per-step", {"rule": Rule.MEAN, "bits": 8}, "bits 8, rule mean was not measured to hold"),
-        ("per-step", {"outer": Outer.NESTEROV}, "bits 4, rule centered-clipping was not measured to hold"),
+        (
+            "per-step",
+            {"outer": Outer.NESTEROV},
+            "feedback_decay 0.0, rule centered-clipping, norm_start 1.0 was not",
+        ),
     ],
 )
 def test_sampled_audits_that_find_liars_too_late_are_refused_with_the_way_out(
@@ -77,6 +82,27 @@ def test_sampled_audits_that_find_liars_too_late_are_refused_with_the_way_out(
     assert problem.endswith("; take audit 'full', or say --accept-risk")
     assert undefended(replace(late, liars=0), 4) is None
     assert undefended(replace(late, objective="scratch"), 4) is None, "of other models nothing was measured"
+
+
+def test_of_every_field_it_is_known_how_it_may_differ_from_that_of_a_preset() -> None:
+    fields = {field.name for field in dataclasses.fields(JobSpec)}
+    free = {
+        "name",
+        "objective",
+        "model",
+        "tokenizer",
+        "base",
+        "start",
+        "data",
+        "held_out_permille",
+        "seed",
+        "settings",
+        "licence",
+    }
+    free |= {"rounds", "warmup_rounds", "decay_rounds", "inner_rate_floor", "batch", "micro_batch", "keep", "accepted_min"}
+    free |= {"proposal_seconds", "least_uplink", "parts", "preparation"}
+    others = ["liars", "audit", "audit_rate", "auditors"]
+    assert sorted([*free, *SAME, *AT_MOST, *AT_LEAST, *others]) == sorted(fields)
 
 
 @pytest.mark.parametrize("preset", PRESETS)
