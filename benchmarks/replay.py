@@ -62,8 +62,8 @@ def _mean(learns: Learns) -> JobSpec:
 
 JOB, TRAINER, OTHER = bytes(range(32)), b"\x01" * 32, b"\x02" * 32
 JOBS = {
-    "local": JobSpec(name="replay", data=bytes(32), **PRESETS["local"]),
-    "muon": JobSpec(name="replay", data=bytes(32), **completed(PRESETS["local"] | {"inner": Inner.MUON})),
+    "local": JobSpec(name="replay", data=bytes(32), **completed(PRESETS["local"])),
+    "adamw": JobSpec(name="replay", data=bytes(32), **completed(PRESETS["local"] | {"inner": Inner.ADAMW})),
     "per-step": JobSpec(name="replay", data=bytes(32), **PRESETS["per-step"]),
     "reward": JobSpec(name="replay", objective="reward", data=bytes(32), **completed(REWARD)),
     "reward-mean": _mean(Learns.WORDS),

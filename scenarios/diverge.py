@@ -34,7 +34,7 @@ TRIALS = {
     "not a number": {"audit": "full", "local_steps": "20"},
 }
 SMALL_MODEL = {name: value for name, value in SMALL_JOB.items() if name.startswith("model.")}
-WAY_OUT = re.compile(r"`peer train --from (\w+) --set inner_rate=([^ `]+)`")
+WAY_OUT = re.compile(r"`peer train --from (\w+) --set inner=(\w+) inner_rate=([^ `]+)`")
 
 
 async def attempt(options: argparse.Namespace, peers: Network, trial: Trial) -> None:
@@ -55,7 +55,7 @@ async def attempt(options: argparse.Namespace, peers: Network, trial: Trial) -> 
     if way_out is None:
         trial.problems.append(f"the alert names no way out: {alerts}")
         return
-    fields |= {"inner_rate": way_out[2], "liars": str((options.peers - 1) // 3)}
+    fields |= {"inner": way_out[2], "inner_rate": way_out[3], "liars": str((options.peers - 1) // 3)}
     base = way_out[1] if len(refused) == len(closed) else ""
     fields |= {} if base else SMALL_MODEL
     request = TrainRequest("again", "", options.rounds, 0, fields, base=base, accept_risk=True)
@@ -65,7 +65,7 @@ async def attempt(options: argparse.Namespace, peers: Network, trial: Trial) -> 
     rounds = await rounds_of(peers, again)
     trial.require(len(rounds) == options.rounds and verdicts(rounds) == {"accept"}, f"the second job says {verdicts(rounds)}")
     losses = [view.training_nats for view in rounds if view.training_nats is not None]
-    trial.figures |= {"inner_rate": way_out[2], "nats": f"{losses[0]:.2f} to {losses[-1]:.2f}" if losses else "–"}
+    trial.figures |= {"inner_rate": way_out[3], "nats": f"{losses[0]:.2f} to {losses[-1]:.2f}" if losses else "–"}
     trial.require(bool(losses) and losses[-1] < losses[0], "the second job learned nothing")
     await trio.to_thread.run_sync(peers.stop)
     compare(peers, [bytes.fromhex(of) for of in (job, again)], trial)

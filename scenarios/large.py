@@ -43,6 +43,7 @@ JOB = {
     "audit": "off",
     "liars": "0",
     "local_steps": "1",
+    "inner": "adamw",
     "batch": "2",
     "micro_batch": "2",
     "model.context": "64",

@@ -82,7 +82,7 @@ from training.replay.proposals import propose
 from training.replicated import codec as payloads
 from training.replicated.layout import layout_of
 from training.replicated.model import ReplicatedModel
-from training.spec import AUDIT_RATE, PRESETS, AuditMode, Compression, JobSpec, Outer, Precision, Rule
+from training.spec import AUDIT_RATE, PRESETS, AuditMode, Compression, Inner, JobSpec, Outer, Precision, Rule, completed
 from training.tasks import Propose
 from training.transformer import ModelSpec
 
@@ -595,7 +595,7 @@ def test_a_preset_is_measured_as_it_is_shipped_with_the_rule_that_its_audits_cal
     ]
 
     def nats(name: str, **settings: object) -> float:
-        local = codec.without(PRESETS["local"])
+        local = codec.without(completed(PRESETS["local"]))
         spec = budget.spec(10, 0, **{**local, "liars": 1, "opening_rounds": 3, **settings})
         return abs(codec.train(budget, spec)[0] - methods[name].run(budget, 0, {})[0])
 
@@ -610,9 +610,11 @@ def test_one_trainer_alone_has_its_own_share_of_the_samples_and_sends_nothing(te
     torch.set_num_threads(1)
     budget = codec.Budget(text, 30, 2, ("width=16", "layers=1", "heads=2", "kv_heads=1", "hidden=16", "context=16", "batch=2"))
     rates = {"inner_rate": 0.01}
-    assert codec.alone(budget, 0, rates) == codec.alone(replace(budget, trainers=5), 0, rates)
-    assert codec.alone(budget, 0, rates)[0] != codec.single(budget, 0, rates)[0]
-    assert codec.alone(budget, 0, rates)[1] == 0.0
+    adamw, muon = (codec.one_trainer(inner) for inner in Inner)
+    assert adamw(budget, 0, rates) == adamw(replace(budget, trainers=5), 0, rates)
+    assert adamw(budget, 0, rates)[0] != codec.single(budget, 0, rates)[0]
+    assert adamw(budget, 0, rates)[0] != muon(budget, 0, rates)[0]
+    assert adamw(budget, 0, rates)[1] == 0.0
 
 
 def test_rates_are_tuned_on_a_finer_line_once_the_others_are_known(text: Path) -> None:
@@ -655,7 +657,8 @@ def test_bytes_and_loss_are_held_to_their_bounds() -> None:
     rows = [
         codec.Row(name, steps, 1.0, 300, nats, [nats], {}, {})
         for name, steps, nats in (
-            (codec.ALONE, 1, 1.5),
+            (codec.ALONE, 1, 1.7),
+            (f"{codec.ALONE}{codec.MUON}", 1, 1.5),
             (codec.SPARSE, 15, 1.4),
             (codec.SPARSE, 30, 1.6),
             ("preset local", 10, 1.6),

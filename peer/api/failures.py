@@ -15,7 +15,7 @@ from rlhf import plans
 from rlhf.module import RlhfState
 from rlhf.objective import MODULE, PPO
 from rlhf.objectives import OF_PAIRS
-from training.spec import INNER_RATE, INNER_RATE_MIN, JobSpec
+from training.spec import INNER_RATE, INNER_RATE_MIN, MUON_RATE, Inner, JobSpec
 
 FAILED_HEIGHTS = 1_000  # for which a failure is an alert: the state keeps it longer
 
@@ -50,8 +50,9 @@ def _way_out(key: bytes, job: Job, spec: JobSpec) -> str:
     is_planned = spec.objective in (PPO.name, *OF_PAIRS)
     words = "rlhf start" if is_planned else f"train --from {key.hex()[:SHORT]}"
     how = "" if is_planned else ", from its newest model"
-    rate = f"{max(INNER_RATE_MIN, min(INNER_RATE, spec.inner_rate / 10)):g}"
-    way = f"start it again{how} and with a lower learning rate than {spec.inner_rate:g}: `peer {words} --set inner_rate={rate}`"
+    usual = MUON_RATE if spec.inner is Inner.MUON else INNER_RATE
+    fields = f"inner={spec.inner.value} inner_rate={max(INNER_RATE_MIN, min(usual, spec.inner_rate / 10)):g}"
+    way = f"start it again{how} and with a lower learning rate than {spec.inner_rate:g}: `peer {words} --set {fields}`"
     # Accepted steps may have spoilt the model.
     is_spoilt = "; without --from, if `peer rounds` shows that the loss of that model has grown"
     return way + is_spoilt * (bool(job.accepted) and not is_planned)

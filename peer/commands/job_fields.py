@@ -28,17 +28,18 @@ FOLLOWING = ("warmup_rounds", "rule")  # the first from how many rounds there ar
 # Fields of a job that `train` or `peer demo` have an argument for.
 ARGUMENTS = {"rounds": "rounds", "vocabulary": "model.vocabulary", "audit": "audit", "seed": "seed"}
 
-# A field, the field that decides whether it counts, with which of its values, and what that is unless it was set.
+# A field, the field that decides whether it counts, and with which of its values.
 USED_ONLY_WITH = (
-    ("keep", "compression", ("sparse",), "dense"),
-    ("outer_rate", "outer", ("nesterov", "sgd", "sign"), "nesterov"),
-    ("outer_momentum", "outer", ("nesterov", "sign"), "nesterov"),
-    ("audit_rate", "audit", ("sampled",), ""),
-    ("auditors", "audit", ("sampled",), ""),
-    ("audit_window", "audit", ("sampled",), ""),
-    ("least_uplink", "audit", ("sampled",), ""),
-    ("closing_rounds", "audit", ("sampled",), ""),
+    ("keep", "compression", ("sparse",)),
+    ("outer_rate", "outer", ("nesterov", "sgd", "sign")),
+    ("outer_momentum", "outer", ("nesterov", "sign")),
+    ("audit_rate", "audit", ("sampled",)),
+    ("auditors", "audit", ("sampled",)),
+    ("audit_window", "audit", ("sampled",)),
+    ("least_uplink", "audit", ("sampled",)),
+    ("closing_rounds", "audit", ("sampled",)),
 )
+UNLESS_SET = {"compression": "dense", "outer": "nesterov"}
 
 RULES_BY_LIARS = ("arc-nnm-trim", "trimmed-mean", "krum")  # they ask for the number; the others get along without it
 
@@ -100,12 +101,12 @@ def rule_of(overrides: Mapping[str, str]) -> str:
 
 
 def warnings_of(request: TrainRequest, said: Mapping[str, str], audit: str) -> Iterator[str]:
-    """Warns of settings that are possible, but seldom meant. `said` are the fields that the person named, without a preset.
-    `audit` is what the job has.
+    """Warns of settings that are possible, but seldom meant. `said` are the fields that the person named, without a preset;
+    `audit` is the job's audit mode.
     """
-    overrides, local = {**request.overrides, "audit": audit}, request.data == "local"
-    for name, other, users, default in USED_ONLY_WITH:
-        value = overrides.get(other, default)
+    overrides, local = {**UNLESS_SET, **request.overrides, "audit": audit}, request.data == "local"
+    for name, other, users in USED_ONLY_WITH:
+        value = overrides[other]
         if name in said and value not in users:
             yield f"{name}={said[name]} does nothing with {other}={value}: it counts with {' or '.join(users)}"
     rule = rule_of(overrides)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import trio
 
@@ -56,6 +56,7 @@ PEERS = (
         OTHER, "[bold]ben", ("voter",), True, False, False, False, LinkView(OTHER, "h:1", True, 1.0, 2.5, 10, 20), (ME,), ""
     ),
 )
+STARTED = "1" * 64  # by `train`
 JOBS = (
     JobView(
         "e" * 64,
@@ -162,7 +163,9 @@ class FakeApi:
         return PEERS
 
     async def jobs(self) -> tuple[JobView, ...]:
-        return JOBS
+        asked = [request for request in self.asked if isinstance(request, TrainRequest)]
+        audits = ["off" if request.data == "local" else request.overrides.get("audit", "full") for request in asked]
+        return (*JOBS, *(replace(JOBS[0], job=STARTED, audit=audit) for audit in audits[-1:]))
 
     async def rounds(self, last: int) -> tuple[RoundView, ...]:
         return ROUNDS[-last:]
@@ -177,7 +180,7 @@ class FakeApi:
 
     async def train(self, request: TrainRequest) -> str:
         self.asked.append(request)
-        return "1" * 64
+        return STARTED
 
     async def test(self) -> str:
         number = len(self.log)

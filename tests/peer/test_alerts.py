@@ -18,6 +18,7 @@ from tests.peer.chain import LANGUAGE, Chain
 from tests.peer.fake_api import ME, OTHER, STATUS
 from tests.peer.network import network, service_of
 from tests.waiting import patience
+from training.spec import Inner
 
 WELL = Look(STATUS, "pytorch, 1 threads", 1 << 40, {}, {})
 WAITING = "waiting for a quorum: 2 of 4 voters are here, 3 are needed"
@@ -61,10 +62,21 @@ def test_each_cause_is_told_once(look: Look, expected: list[tuple[str, str, str]
     assert of(look) == expected
 
 
-@pytest.mark.parametrize(("rate", "lower"), [(10.0, "0.003"), (0.003, "0.0003"), (2e-6, "1e-06")])
-def test_a_job_without_progress_is_told_with_its_end_verdicts_and_way_out(tmp_path: Path, rate: float, lower: str) -> None:
+@pytest.mark.parametrize(
+    ("inner", "rate", "lower"),
+    [
+        (Inner.ADAMW, 10.0, "0.003"),
+        (Inner.ADAMW, 0.003, "0.0003"),
+        (Inner.ADAMW, 2e-6, "1e-06"),
+        (Inner.MUON, 10.0, "0.03"),
+        (Inner.MUON, 0.03, "0.003"),
+    ],
+)
+def test_a_job_without_progress_is_told_with_its_end_verdicts_and_way_out(
+    tmp_path: Path, inner: Inner, rate: float, lower: str
+) -> None:
     with closing(Chain(tmp_path)) as chain:
-        key = chain.start(replace(LANGUAGE, rounds=30, inner_rate=rate))
+        key = chain.start(replace(LANGUAGE, rounds=30, inner=inner, inner_rate=rate))
         chain.play(key, rejected=1)
         for _ in range(NO_PROGRESS_ROUNDS):
             assert not list(without_progress(chain.ledger.state, chain.ledger.state.height))
@@ -74,7 +86,7 @@ def test_a_job_without_progress_is_told_with_its_end_verdicts_and_way_out(tmp_pa
     began += " (of all its updates: 32 diverging, 1 replay)"
     again = f"start it again, from its newest model and with a lower learning rate than {rate:g}"
     (told,) = without_progress(state, state.height)
-    way = f"`peer train --from {key.hex()[:8]} --set inner_rate={lower}`"
+    way = f"`peer train --from {key.hex()[:8]} --set inner={inner.value} inner_rate={lower}`"
     assert told == f"{began}; {again}: {way}; without --from, if `peer rounds` shows that the loss of that model has grown"
     assert not list(without_progress(state, state.height + FAILED_HEIGHTS))
 

@@ -60,9 +60,7 @@ async def train(asked: Asked[PeerApi]) -> None:
     for note in (view.machine_time, *view.notes) if view else ():
         if note:
             asked.show(note)
-    unseen = "off" if request.data == "local" else request.overrides.get("audit", "full")  # the job may have ended already
-    audit = view.audit if view else unseen
-    for warning in warnings_of(request, set_overrides(asked.options.set), audit):
+    for warning in warnings_of(request, set_overrides(asked.options.set), view.audit) if view else ():
         asked.show(f"{warning} (`cancel {views.short(job)}` ends this job)")
 
 

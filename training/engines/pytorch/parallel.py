@@ -226,7 +226,8 @@ class ParallelEngine(Engine):
             )
         if resources.parallel is Parallel.FSDP and spec.inner is Inner.MUON:
             raise UserError(
-                "parallel 'fsdp' cannot train with inner 'muon', which needs whole matrices: take parallel ddp or off"
+                "parallel 'fsdp' cannot train with inner 'muon', which needs whole matrices: take parallel ddp or off here, "
+                "or inner adamw in the job"
             )
         self._crew, self._number = crew, crew.number()
         self._whole: Callable[[], Engine | None] = lambda: None  # a reference to an engine of this process, if anything uses one
