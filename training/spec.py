@@ -57,7 +57,7 @@ TOLERANCE_MAX: Final = 0.1  # doing nothing at all has relative error 1, half of
 
 # A job may rest on `challenge` alone; at less, whether anything at all can be drawn is decided by rounding.
 AUDIT_RATE_MIN: Final = 1e-9
-INNER_RATE: Final = 3e-3  # of the default job
+INNER_RATE: Final = 3e-3  # of AdamW
 # Steps so small that float32 parameters hardly hold them: processors differ by half of what is tolerated with Muon at 1e-7.
 INNER_RATE_MIN: Final = 1e-6
 # Squares of gradients that are cut shorter are subnormal numbers, of which processors differ in what becomes zero.
@@ -169,7 +169,7 @@ class JobSpec:
     micro_batch: Annotated[int, Between(1, BATCH_MAX)] = (
         8  # sequences per forward pass: bounds memory, not the result beyond rounding
     )
-    inner: Inner = Inner.ADAMW
+    inner: Inner = Inner.ADAMW  # `completed` makes it Muon in most jobs
     inner_state: InnerStatePolicy = InnerStatePolicy.RESET
     inner_rate: float = INNER_RATE  # peak learning rate of the inner optimizer, or of an outer AdamW
     inner_rate_floor: float = 0.1  # fraction of the peak at the last round
@@ -560,8 +560,8 @@ def following_estimates(fields: Mapping[str, Any]) -> tuple[str, ...]:
     return ("bits", "feedback_decay", "rule", *of_gradients)
 
 
-def _sends_updates(fields: Mapping[str, Any]) -> bool:
-    """Whether trainers send updates of local steps whose moments begin anew in each round, under a Nesterov outer step."""
+def _has_usual_steps(fields: Mapping[str, Any]) -> bool:
+    """Whether the inner moments begin anew in each round, and the outer step is Nesterov's, of updates without estimates."""
     usual = JobSpec(name="usual")
     names = ("outer", "memory", "inner_state")
     return all(fields.get(name, getattr(usual, name)) == getattr(usual, name) for name in names)
@@ -573,14 +573,14 @@ def completed(fields: Mapping[str, Any]) -> dict[str, Any]:
     One bit gives all elements of a chunk one size, of which AdamW's second moment learns nothing (1-bit Adam, arXiv:2102.02888);
     an estimate has levels of eight bits, and its momentum takes the place of AdamW's first moment.
     Dense payloads of eight bits leave nothing for error feedback.
-    Its warm-up is that of `per-step`, of fewer rounds the same share. `sign` and Muon have rates of their own.
-    Updates of several steps are Muon's: it learns more in the same time (`benchmarks.value`). With kept moments it was not tried.
+    The warm-up of gradients is that of `per-step`, of fewer rounds the same share. `sign` and Muon have rates of their own.
+    Jobs with usual steps have Muon, which learns more in the same time (`benchmarks.value`). With kept moments it was not tried.
 
     Where every proposal is re-executed before the vote, the rule is the plain mean: what is accepted was computed, and a robust
     rule would leave a part of it out.
     """
     usual = PRESETS["per-step"]
-    fields = {"inner": Inner.MUON, **fields} if _sends_updates(fields) else fields
+    fields = {"inner": Inner.MUON, **fields} if _has_usual_steps(fields) else fields
     rule = {"rule": Rule.MEAN} if fields.get("audit", AuditMode.FULL) == AuditMode.FULL else {}
     rounds = min(usual["rounds"], fields.get("rounds", ROUNDS))
     follows: dict[tuple[str, Any], dict[str, Any]] = {
