@@ -12,7 +12,6 @@ import argparse
 import sys
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import asdict
 from functools import partial
 from random import Random
 
@@ -26,7 +25,7 @@ from protocol.api import JobView
 from protocol.identity import peer_id
 from scenarios import network
 from scenarios.network import SMALL_JOB, Network
-from scenarios.trials import COUNT, Trial, arguments, report, table_of
+from scenarios.trials import COUNT, Trial, arguments, conduct_apart
 
 JOB = {**SMALL_JOB, "local_steps": "5", "batch": "128", "micro_batch": "32", "audit": "sampled", "audit_rate": "1"}
 JOB_SECONDS_MAX = 240.0
@@ -153,32 +152,14 @@ def dress(peer: DemoPeer) -> None:
 
 
 async def run(options: argparse.Namespace) -> int:
-    random, trials, failures = Random(options.seed), list[Trial](), list[str]()
-    started = trio.current_time()
-    kinds = [
+    random = Random(options.seed)
+    kinds = (
         ("false-update", "false-update", partial(cheats, random, options)),
         ("challenged", "false-update", partial(challenged, options)),
         ("false-challenge", "false-challenge", partial(challenges_falsely, options)),
-    ]
-    for what, attack, attempt in kinds:
-        folder = options.keep / what if options.keep else None
-        trials.append(trial := Trial(what))
-        made = network.running(options.peers, 1, seed=options.seed, attack=attack, folder=folder, dress=dress)
-        async with made as peers:
-            try:
-                await attempt(peers, trial)
-            except trio.TooSlowError:
-                trial.problems.append("the network got stuck")
-            with trio.CancelScope(shield=True):
-                await trio.to_thread.run_sync(peers.stop)
-            failures += [f"{what}: {failure}" for failure in peers.failures()]
-        print(f"{len(trials)}. {what}: {'; '.join(trial.problems) or 'held'}", file=sys.stderr, flush=True)
-    failures += [f"{trial.what}: {problem}" for trial in trials for problem in trial.problems]
-    seconds = trio.current_time() - started
-    title = f"sampled audits, {options.peers} peers, {options.rounds} rounds, seed {options.seed}, {seconds:.0f} s in all"
-    return report(
-        options, title, *table_of(trials), failures, {"trials": [asdict(trial) for trial in trials], "seconds": seconds}
     )
+    attempts = [(what, attempt, {"malicious": 1, "attack": attack, "dress": dress}) for what, attack, attempt in kinds]
+    return await conduct_apart(options, f"sampled audits of {options.rounds} rounds", attempts)
 
 
 def main() -> int:

@@ -12,7 +12,6 @@ import argparse
 import re
 import sys
 from contextlib import closing
-from dataclasses import asdict
 from functools import partial
 
 import trio
@@ -25,7 +24,7 @@ from protocol.reasons import DIVERGING
 from scenarios import network
 from scenarios.audits import dress, until
 from scenarios.network import SMALL_JOB, Network
-from scenarios.trials import COUNT, Trial, arguments, report, table_of
+from scenarios.trials import COUNT, Trial, arguments, conduct_apart
 
 ROUNDS = 100  # of the job that ends before
 TRIALS = {
@@ -99,25 +98,8 @@ def compare(peers: Network, jobs: list[bytes], trial: Trial) -> None:
 
 
 async def run(options: argparse.Namespace) -> int:
-    trials, failures, started = list[Trial](), list[str](), trio.current_time()
-    for what in TRIALS:
-        trials.append(trial := Trial(what))
-        folder = options.keep / what if options.keep else None
-        async with network.running(options.peers, seed=options.seed, folder=folder, dress=dress) as peers:
-            try:
-                await attempt(options, peers, trial)
-            except trio.TooSlowError:
-                trial.problems.append("the network got stuck")
-            with trio.CancelScope(shield=True):
-                await trio.to_thread.run_sync(peers.stop)
-            failures += [f"{what}: {failure}" for failure in peers.failures()]
-        print(f"{len(trials)}. {what}: {'; '.join(trial.problems) or 'held'}", file=sys.stderr, flush=True)
-    failures += [f"{trial.what}: {problem}" for trial in trials for problem in trial.problems]
-    seconds = trio.current_time() - started
-    title = f"a job diverges, {options.peers} peers, seed {options.seed}, {seconds:.0f} s in all"
-    return report(
-        options, title, *table_of(trials), failures, {"trials": [asdict(trial) for trial in trials], "seconds": seconds}
-    )
+    attempts = [(what, partial(attempt, options), {"dress": dress}) for what in TRIALS]
+    return await conduct_apart(options, "a job diverges", attempts)
 
 
 def main() -> int:

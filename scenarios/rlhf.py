@@ -33,7 +33,7 @@ from rlhf import preferences
 from rlhf.calls import RlhfCalls, RlhfView, StageView
 from scenarios import network
 from scenarios.network import SMALL_JOB, Network
-from scenarios.trials import COUNT, Trial, arguments, report, table_of, tried
+from scenarios.trials import COUNT, Trial, arguments, conduct_apart
 
 BASE_ROUNDS = 4
 PAIRS = 400
@@ -234,26 +234,13 @@ def problems(peer: DemoPeer, view: RlhfView, liars: Set[bytes]) -> list[str]:
 
 
 async def run(options: argparse.Namespace) -> int:
-    started, trials = trio.current_time(), list[Trial]()
-    for number in range(options.first, options.first + options.trials):
-        trials.append(trial := Trial(f"network {number}"))
-        folder = options.keep / str(number) if options.keep else None
-        made = network.running(
-            options.peers + options.liar,
-            int(options.liar),
-            attack="false-update",
-            seed=options.seed + number,
-            dress=tunes,
-            folder=folder,
-        )
-        async with made as peers:
-            await tried(peers, Attempt(options, number).run, trial)
-        print(f"{trial.what}: {'; '.join(trial.problems) or 'held'} {trial.figures}", file=sys.stderr, flush=True)
-    failures = [f"{trial.what}: {problem}" for trial in trials for problem in trial.problems]
-    seconds = trio.current_time() - started
-    who = f"{options.peers} peers{' and a liar' if options.liar else ''}"
-    title = f"tuned while peers are killed and join, {who}, seed {options.seed}, {seconds:.0f} s in all"
-    return report(options, title, *table_of(trials), failures, {"trials": [vars(trial) for trial in trials], "seconds": seconds})
+    common = {"peers": options.peers + options.liar, "malicious": int(options.liar), "attack": "false-update", "dress": tunes}
+    attempts = [
+        (f"network {number}", Attempt(options, number).run, {**common, "seed": options.seed + number})
+        for number in range(options.first, options.first + options.trials)
+    ]
+    who = " and a liar" if options.liar else ""
+    return await conduct_apart(options, f"tuned while peers are killed and join{who}", attempts)
 
 
 def main() -> int:

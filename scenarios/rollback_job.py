@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import asdict
 from functools import partial
 
 import trio
@@ -26,7 +26,7 @@ from scenarios import network
 from scenarios.audits import JOB, concluded, require_honest_clean, until, view_of
 from scenarios.join import join
 from scenarios.network import Network
-from scenarios.trials import COUNT, Trial, arguments, report, table_of
+from scenarios.trials import COUNT, AttemptApart, Trial, arguments, conduct_apart
 
 ROLLBACK_SECONDS_MAX = 120.0
 POLL_SECONDS = 0.02
@@ -87,31 +87,18 @@ async def compare(peers: Network, key: bytes, trial: Trial) -> None:
 
 
 async def run(options: argparse.Namespace) -> int:
-    trials, failures, started = list[Trial](), list[str](), trio.current_time()
-    victims: list[str | None] = [None]
-    number = 0
-    while number < len(victims):
-        victim, number = victims[number], number + 1
-        trials.append(trial := Trial("nobody is killed" if victim is None else f"{victim} is killed"))
-        folder = options.keep / str(number) if options.keep else None
-        made = network.running(options.peers, 1, seed=options.seed, attack="false-update", folder=folder)
-        async with made as peers:
-            if victim is None:
-                victims += [peer.name for peer in peers.honest]
-            try:
-                await attempt(options, victim, peers, trial)
-            except trio.TooSlowError:
-                trial.problems.append("the network got stuck")
-            with trio.CancelScope(shield=True):
-                await trio.to_thread.run_sync(peers.stop)
-            failures += [f"{trial.what}: {failure}" for failure in peers.failures()]
-        print(f"{number}. {trial.what}: {'; '.join(trial.problems) or 'held'}", file=sys.stderr, flush=True)
-    failures += [f"{trial.what}: {problem}" for trial in trials for problem in trial.problems]
-    seconds = trio.current_time() - started
-    title = f"a conviction undoes, {options.peers} peers, {options.rounds} rounds, seed {options.seed}, {seconds:.0f} s in all"
-    return report(
-        options, title, *table_of(trials), failures, {"trials": [asdict(trial) for trial in trials], "seconds": seconds}
-    )
+    names, made = list[str](), {"malicious": 1, "attack": "false-update"}
+
+    async def undisturbed(peers: Network, trial: Trial) -> None:
+        names.extend(peer.name for peer in peers.honest)
+        await attempt(options, None, peers, trial)
+
+    def attempts() -> Iterator[AttemptApart]:
+        yield "nobody is killed", undisturbed, made
+        for victim in names:
+            yield f"{victim} is killed", partial(attempt, options, victim), made
+
+    return await conduct_apart(options, f"a conviction undoes, {options.rounds} rounds", attempts())
 
 
 def main() -> int:

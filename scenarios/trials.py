@@ -39,6 +39,7 @@ class Trial:
 
 
 Attempt = Callable[[Network, Trial], Awaitable[None]]  # from a network in good order to a network in good order
+AttemptApart = tuple[str, Attempt, Mapping[str, Any]]  # its name, and arguments of `network.running`
 
 
 COUNT = whole_number(1)  # a type for argparse: of what is tried; nothing tried is nothing checked
@@ -115,6 +116,25 @@ async def conduct(
     failures += [] if trials else ["nothing was tried"]
     seconds = trio.current_time() - started
     title = f"{title}, {options.peers} peers, seed {options.seed}, {seconds:.0f} s in all; seconds"
+    return report(
+        options, title, *table_of(trials), failures, {"trials": [asdict(trial) for trial in trials], "seconds": seconds}
+    )
+
+
+async def conduct_apart(options: argparse.Namespace, title: str, attempts: Iterable[AttemptApart]) -> int:
+    """Runs each attempt in a network of its own; the exit status."""
+    started, trials, failures = trio.current_time(), list[Trial](), list[str]()
+    for what, attempt, made in attempts:
+        trials.append(trial := Trial(what))
+        folder = options.keep / what if options.keep else None
+        async with network.running(folder=folder, **{"peers": options.peers, "seed": options.seed, **made}) as peers:
+            await tried(peers, attempt, trial)
+            with trio.CancelScope(shield=True):
+                await trio.to_thread.run_sync(peers.stop)
+            failures += [f"{what}: {problem}" for problem in (*trial.problems, *peers.failures())]
+        print(f"{len(trials)}. {what}: {'; '.join(trial.problems) or 'held'}", file=sys.stderr, flush=True)
+    seconds = trio.current_time() - started
+    title = f"{title}, {options.peers} peers, seed {options.seed}, {seconds:.0f} s in all"
     return report(
         options, title, *table_of(trials), failures, {"trials": [asdict(trial) for trial in trials], "seconds": seconds}
     )
