@@ -18,7 +18,6 @@ from training.spec import ESTIMATES, KEEP_MAX, PRESETS, AuditMode, Compression, 
 LOST_MAX: Final = 2.0  # points of accuracy
 WORSE_MAX: Final = 1.05  # times the held-out loss of a language model
 POISONED_MAX: Final = 1.03  # the same with sampled audits, which find a liar after the fact
-PLANTED_MAX: Final = 3 / 20  # of the final models
 OFF: Final = "audit 'off'"
 NOBODY_LIES: Final = "liars 0, which says that nobody lies"
 ACCEPTED: Final = "say --accept-risk"
@@ -68,15 +67,13 @@ class Found:
     preset: str
     trainers: int
     liars: int
-    worse: float  # times the held-out loss of the clean run, of any attack and seed
-    planted: float  # share of the final models that an attack with a target succeeds on, of any such attack
+    worse: float  # times the held-out loss of the clean run, of any attack, on seed 0
 
 
-FOUND: Final = (
-    Found("local", 4, 1, 1.02, 0.0),
-    Found("local", 7, 2, 1.02, 0.05),
-    Found("per-step", 4, 1, 1.023, 0.0),
-    Found("per-step", 7, 2, 1.027, 0.0),
+FOUND: Final = (Found("per-step", 4, 1, 1.023), Found("per-step", 7, 2, 1.027))
+LOCAL_FELL: Final = (
+    "with several local steps 1 liar of 4 raised the loss of a language model to 1.35 times where no audit drew its five lies, "
+    f"and at most {POISONED_MAX} counts as defended"
 )
 # How fields of a job with sampled audits compare to those of a preset. All other fields are free.
 SAME: Final = (
@@ -140,6 +137,8 @@ def _found_late(spec: JobSpec, trainers: int) -> str | None:
     if replays < least:
         return f"{replays:g} replays of each update on average are fewer than the {least:g} that hold"
     rows = [row for row in FOUND if row.preset == preset]
+    if not rows:
+        return LOCAL_FELL
     return None if _is_measured(rows, spec, trainers) else _more(rows, trainers)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from training import defended
-from training.defended import AT_LEAST, AT_MOST, FOUND, HELD, LOST_MAX, PLANTED_MAX, POISONED_MAX, SAME, Held, undefended
+from training.defended import AT_LEAST, AT_MOST, FOUND, HELD, LOST_MAX, POISONED_MAX, SAME, Held, undefended
 from training.spec import ESTIMATES, PRESETS, AuditMode, Compression, Inner, JobSpec, Outer, Rule, completed
 
 OFF = JobSpec(name="off", data=bytes(32), audit=AuditMode.OFF, local_steps=1, liars=1)
@@ -62,6 +62,7 @@ def sampled(preset: str, **fields: Any) -> JobSpec:
         ("local", {"local_steps": 11}, "local_steps 11 was not measured to hold"),
         ("local", {"inner": Inner.ADAMW, "bits": 2}, "inner adamw, bits 2 was not measured to hold"),
         ("local", {"rule": Rule.MEAN}, "rule mean was not measured to hold"),
+        ("local", {}, "1 liar of 4 raised the loss of a language model to 1.35 times"),
         ("local", {"closing_rounds": 9}, "closing_rounds 9 was not measured to hold"),
         ("local", {"audit_rate": 0.1, "auditors": 1}, "0.1 replays of each update on average are fewer than the 0.25 that hold"),
         ("per-step", {"audit_rate": 0.099}, "0.198 replays of each update on average are fewer than the 0.25 that hold"),
@@ -105,17 +106,16 @@ def test_of_every_field_it_is_known_how_it_may_differ_from_that_of_a_preset() ->
     assert sorted([*free, *SAME, *AT_MOST, *AT_LEAST, *others]) == sorted(fields)
 
 
-@pytest.mark.parametrize("preset", PRESETS)
-def test_sampled_audits_as_a_preset_has_them_or_more_of_them_may_be_named_against_as_many_liars_as_held(preset: str) -> None:
-    assert undefended(sampled(preset), 4) is undefended(sampled(preset, auditors=3, liars=2, local_steps=1), 7) is None
-    assert undefended(sampled(preset, rounds=12, closing_rounds=4), 4) is None
+def test_sampled_audits_as_the_preset_has_them_or_more_of_them_may_be_named_against_as_many_liars_as_held() -> None:
+    assert undefended(sampled("per-step"), 4) is undefended(sampled("per-step", auditors=3, liars=2), 7) is None
+    assert undefended(sampled("per-step", rounds=12, closing_rounds=4), 4) is None
     for liars, trainers in ((1, 3), (2, 6), (3, 10)):
         more = f"of {trainers} trainers that is more than was measured to hold (1 of 4, 2 of 7)"
-        assert more in str(undefended(sampled(preset, liars=liars), trainers))
+        assert more in str(undefended(sampled("per-step", liars=liars), trainers))
 
 
 def test_no_row_of_sampled_audits_is_worse_than_counts_as_defended() -> None:
-    assert FOUND and all(row.worse <= POISONED_MAX and row.planted <= PLANTED_MAX for row in FOUND)
+    assert FOUND and all(row.worse <= POISONED_MAX for row in FOUND)
 
 
 def test_where_nobody_is_said_to_lie_nothing_needs_to_hold() -> None:
