@@ -51,7 +51,8 @@ def _way_out(key: bytes, job: Job, spec: JobSpec) -> str:
     words = "rlhf start" if is_planned else f"train --from {key.hex()[:SHORT]}"
     how = "" if is_planned else ", from its newest model"
     usual = MUON_RATE if spec.inner is Inner.MUON else INNER_RATE
-    fields = f"inner={spec.inner.value} inner_rate={max(INNER_RATE_MIN, min(usual, spec.inner_rate / 10)):g}"
+    rate = f"inner_rate={max(INNER_RATE_MIN, min(usual, spec.inner_rate / 10)):g}"
+    fields = rate if is_planned else f"inner={spec.inner.value} {rate}"  # a plan's optimizer does not change
     way = f"start it again{how} and with a lower learning rate than {spec.inner_rate:g}: `peer {words} --set {fields}`"
     # Accepted steps may have spoilt the model.
     is_spoilt = "; without --from, if `peer rounds` shows that the loss of that model has grown"
