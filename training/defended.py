@@ -2,9 +2,9 @@
 
 Without audits statistics alone have to hold. Measured were jobs with the settings `training.spec.ESTIMATES`, under the worst of
 the attacks of `python -m benchmarks.attacks`: on handwritten digits (`--only digits`) and on a language model (`--only gpt`).
-With sampled audits liars move the model until they are found. Measured were the presets on a language model, under all attacks of
-`--only gpt --audits sampled`. What held is a row here. The peer that is asked to start a job refuses all else; jobs on the log go
-on.
+With sampled audits liars move the model until they are found. The presets were measured on a language model, by `--only gpt
+--audits sampled`: `per-step` before convictions undid anything, `local` since (decision 126). Each network that held has a row.
+A peer starts no other jobs unless it is told to; jobs on the log go on.
 """
 
 from __future__ import annotations

@@ -15,7 +15,6 @@ from training.engines.pytorch.engine import Engine
 from training.replicated.init import initial_parameters
 from training.spec import JobSpec
 
-BASELINE_RATE = 1.6e-2  # peak rate that was best for the default model and text, see benchmarks/tuning.py
 WARMUP = 0.05  # of all steps, linear
 FLOOR = 0.1  # fraction of the peak at the last step, linear decay
 BETA1, BETA2 = 0.9, 0.95  # its state is never reset, so it averages over longer than a job's inner steps do
@@ -26,7 +25,7 @@ def train_baseline(
     text: Path,
     steps: int,
     batch: int,
-    rate: float = BASELINE_RATE,
+    rate: float,
     tokenizer: bytes | None = None,
     evaluations: int = 10,
 ) -> list[float]:
@@ -66,7 +65,7 @@ def main() -> None:
     parser.add_argument("--tokenizer", type=Path, help="JSON of a byte-level BPE; default: bytes")
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--batch", type=int, required=True, help="sequences per step, of all accepted trainers together")
-    parser.add_argument("--rate", type=float, default=BASELINE_RATE)
+    parser.add_argument("--rate", type=float, required=True)
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
