@@ -468,9 +468,10 @@ async def test_a_proposal_that_is_shown_to_one_auditor_alone_is_shown_to_the_jud
             return one
 
         monkeypatch.setattr(docket.draws, "draw", draw_one)
-        refuse_reveals(monkeypatch, liar, lambda peer: peer not in drawn)
+        # Of the first round nothing is drawn, and all is shown: the others await the liar in the next one only if this was accepted.
+        refuse_reveals(monkeypatch, liar, lambda peer: bool(drawn) and peer not in drawn)
         for seat in honest:
-            refuse_reveals(monkeypatch, seat, lambda peer: not finished.is_set())
+            refuse_reveals(monkeypatch, seat, lambda peer: bool(drawn) and not finished.is_set())
         job = await made.train(replace(SPEC, rounds=2))
         await made.seats[0].until(lambda driver: bool(driver.state.audits.jobs.get(job, JobAudits()).disputes))
         (dispute, *_) = made.seats[0].driver.state.audits.jobs[job].disputes
