@@ -6,6 +6,7 @@ believed beyond that (commitments, re-execution) is for who calls: see `benchmar
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,6 +27,8 @@ TRIGGER_NORMS = (0.3, 0.7, 1.5)  # times that of an honest update, added to the 
 LATE_TRIGGER_NORM = 0.7  # the robust rule of 2 liars among 7 leaves 1.5 out
 # Factors that the attacks by loss choose from, in every round anew. A norm 16 times the usual is refused by every voter.
 ASCENT_FACTORS = (0.2, 0.4, 0.7, 1.0, 1.4, 2.0)
+CREEP_FACTORS = (0.03, 0.06, 0.1, 0.14)
+CREEP_MAX = 1.2  # times the usual loss, right after the round: own steps make a part of it good before it counts
 BLIND_FACTOR = 1.4  # of the ascent that sees nobody: what it adds must outweigh its own honest part
 IPM_FACTORS = (0.1, 0.5, 1.0, 4.0)
 ALIE_FACTORS = (-1.5, -0.7, 0.7, 1.5)
@@ -46,6 +49,7 @@ class Knowledge:
     gradient: Callable[[], Float32Array]  # of the loss on the public text
     loss: Callable[[Float32Array], float]  # on the public text after the round, if all liars encode this
     generator: np.random.Generator
+    usual: float = math.inf  # loss of the honest trainers in the last rounds
 
     @property
     def mean(self) -> Float32Array:
@@ -150,6 +154,13 @@ def search(known: Knowledge) -> Float32Array:
     return _worst(known, [*_ascent(known), *_ipm(known, SEARCHED_IPM), *_alie(known, SEARCHED_ALIE), *signs])
 
 
+def creep(known: Knowledge) -> Float32Array:
+    """Whatever raises the loss most, but so little that the honest trainers do not see it jump."""
+    away = [known.mean + np.float32(share) * known.norm * known.uphill for share in (*CREEP_FACTORS, *ASCENT_FACTORS)]
+    losses = {number: loss for number, vector in enumerate(away) if (loss := known.loss(vector)) <= CREEP_MAX * known.usual}
+    return away[max(losses, key=losses.__getitem__)] if losses else known.own()
+
+
 def min_max(known: Knowledge) -> Float32Array:
     """As far from the mean as no honest update is from another (Shejwalkar 2021, "Manipulating the Byzantine")."""
     return _worst(known, [_hidden(known, direction, _farthest) for direction in _directions(known)])
@@ -208,8 +219,9 @@ def _root(half: Distances, constant: Distances) -> Distances:
     return np.sqrt(np.maximum(half * half - constant, 0)) - half
 
 
-POISON, LATE_POISON, LATE_TRIGGER, TURNS_TRIGGER = "poison", "late-poison", "late-trigger", "turns-trigger"
-LATE = (LATE_POISON, LATE_TRIGGER, TURNS_TRIGGER)  # only once the model is trained
+POISON, LATE_POISON, LATE_CREEP = "poison", "late-poison", "late-creep"
+LATE_TRIGGER, TURNS_TRIGGER = "late-trigger", "turns-trigger"
+LATE = (LATE_POISON, LATE_CREEP, LATE_TRIGGER, TURNS_TRIGGER)  # only once the model is trained
 IN_TURN = (TURNS_TRIGGER,)  # one liar at a time: the next one begins when a conviction has been seen
 TARGETED: dict[str, Attack] = {
     "backdoor": backdoor,
@@ -235,6 +247,7 @@ VECTORS: dict[str, Attack] = {
     "search": search,
     POISON: search,
     LATE_POISON: search,
+    LATE_CREEP: creep,
 }
 
 

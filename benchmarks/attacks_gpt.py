@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import math
 import random
+import statistics
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
@@ -43,6 +44,7 @@ from benchmarks.attacks_trigger import UNMEASURED, Trigger
 from benchmarks.attacks_voters import decided
 from benchmarks.simulated import JOB, Rounds, Update, engine_of, trainer_key
 from ledger.audits import draws
+from peer.driver.loss_watch import LOOKBACK_ROUNDS, has_jumped
 from protocol.errors import LocalProtocolError
 from protocol.messages import Proposal
 from protocol.reasons import Verdict
@@ -162,7 +164,8 @@ class Run:
         self.times: Counter[bytes] = Counter()
         self.pending: list[tuple[int, bytes, int]] = []  # (round in which it is convicted, liar, round of the lie)
         self.line = list[int]()  # the rounds in the model
-        self.false = set[int]()  # rounds with an accepted lie
+        self.lies = dict[int, list[bytes]]()  # liars whose lies were accepted, by round
+        self.losses: dict[bytes, dict[int, float]] = {key: {} for key in world.honest}  # since the last rollback, by round
         self.anchors = [self.rounds.model]
         self.is_foreseen = True  # who is drawn in the open round, so that all updates are re-executed
         self.history: dict[bytes, list[tuple[Float32Array, bytes]]] = {liar: [] for liar in world.lying}
@@ -182,7 +185,7 @@ class Run:
     def _is_clean(self) -> bool:
         """Whether no lie is in the model, nor will be: who was convicted once is re-executed before the vote."""
         is_sampled, is_convicted = self.audit is AuditMode.SAMPLED, len(self.times) == self.world.liars
-        return is_sampled and is_convicted and self.false.isdisjoint(self.line)
+        return is_sampled and is_convicted and self.lies.keys().isdisjoint(self.line)
 
     def _trigger(self) -> Trigger:
         return self.world.trigger(self.rounds.model)
@@ -192,13 +195,16 @@ class Run:
         present = self._present(number)
         lying = self._lying(present)
         honest = [self._honest(trainer) for trainer in (*self.world.honest, *(liar for liar in present if liar not in lying))]
+        for trainer, (_, made) in zip(self.world.honest, honest, strict=False):
+            self.losses[trainer][number] = made.loss
         lies = {liar: self._lie(liar, honest) for liar in lying}
         accepted, rejected = self._judged([*honest, *lies.values()])
         for liar in lies.keys() - accepted.keys():
             reason = rejected.get(liar, Verdict.UNJUDGED).label
             self.outcome.rejected[reason] = self.outcome.rejected.get(reason, 0) + 1
         self.outcome.accepted += len(lies.keys() & accepted.keys())
-        self.false |= {number} if lies.keys() & accepted.keys() else set()
+        if accepted_lies := [liar for liar in lies if liar in accepted]:
+            self.lies[number] = accepted_lies
         self.outcome.honest_refused += len(set(self.world.honest) - accepted.keys())
         is_audited, taken = self._is_audited(), self.rounds.model.taken
         self.line.append(number)
@@ -208,6 +214,7 @@ class Run:
         self.is_foreseen = False
         if self.audit is AuditMode.SAMPLED:
             self._convict(number)
+            self._distrust(number)
             sampled = [] if is_audited else [key for key in accepted if key not in self.times]
             self._sample(number, taken, sampled, lies.keys())
         if self.attack in TARGETED and self.outcome.planted_by_round is None and self._trigger().success > 0.5:
@@ -287,6 +294,7 @@ class Run:
             lambda: self._public(self.rounds.model.parameters)[1],
             lambda vector: self._loss_after(vector, honest),
             self._chance(),
+            self._usual_loss(),
         )
 
     def _poison(self) -> Float32Array:
@@ -305,6 +313,10 @@ class Run:
         after = model.apply([*(item for item, _ in honest), *lies], {})
         loss = self._public(after.parameters)[0]
         return loss if math.isfinite(loss) else math.inf
+
+    def _usual_loss(self) -> float:
+        last = [loss for of in self.losses.values() for loss in list(of.values())[-LOOKBACK_ROUNDS:]]
+        return statistics.median(last)
 
     def _public(self, parameters: Float32Array) -> tuple[float, Float32Array]:
         """Loss and gradient on text that a liar draws for itself."""
@@ -370,6 +382,18 @@ class Run:
             self.outcome.undone += len(self.line) - len(kept)
             self.line, self.is_foreseen = kept, True
             self.rounds.roll_back(self.anchors[-1])
+            self.losses = {key: {} for key in self.world.honest}
+
+    def _distrust(self, number: int) -> None:
+        """Honest trainers whose own loss has jumped re-execute the last rounds, and challenge what is false."""
+        chance = random.Random(f"distrust {self.world.spec.seed} {self.plan.draws} {number}")
+        if not any(has_jumped(of, number) and chance.random() >= LAPSES for of in self.losses.values()):
+            return
+        known = {(liar, lie) for _, liar, lie in self.pending}
+        for lie in range(number - self.world.spec.audit_window + 1, number):
+            for liar in self.lies.get(lie, ()) if lie in self.line else ():
+                if (liar, lie) not in known:
+                    self.pending.append((number + DISPUTE_ROUNDS, liar, lie))
 
     def _sample(self, number: int, taken: int, trainers: Sequence[bytes], lying: Collection[bytes]) -> None:
         """Draws audits; a liar is found out if an honest auditor is drawn for it and reports."""

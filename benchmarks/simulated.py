@@ -56,6 +56,7 @@ class Update:
     delta: Float32Array
     m: Float32Array
     inner: InnerState | None
+    loss: float = 0.0  # mean over its steps
 
 
 class Rounds:
@@ -72,7 +73,7 @@ class Rounds:
         """With another `engine`, as if the trainer's data were another."""
         model, last = self.model, InnerStates()
         on_state = last.take if self.spec.keeps_inner_state else lambda parameters, inner: None
-        delta, _ = (engine or self.engine).local_steps(
+        delta, metrics = (engine or self.engine).local_steps(
             np.array(model.parameters),
             JOB,
             model.round,
@@ -82,7 +83,7 @@ class Rounds:
             taken=model.taken,
         )
         m = feedback.accumulate(self.remainder(trainer), delta, self.spec.feedback_decay, self.spec.update_weight)
-        return Update(delta, self.committed(trainer, m), last.inner)
+        return Update(delta, self.committed(trainer, m), last.inner, metrics.loss)
 
     def committed(self, trainer: bytes, m: Float32Array) -> Float32Array:
         """What the trainer's buffer says of m. `LocalProtocolError` if m has no levels."""

@@ -886,7 +886,7 @@ def known_of(honest: Sequence[np.ndarray], loss: Callable[[np.ndarray], float], 
     )
 
 
-BY_SEARCH = ("search", "poison", "late-poison")
+BY_SEARCH = ("search", "poison", "late-poison", "late-creep")
 
 
 @pytest.mark.parametrize("name", VECTORS)

@@ -27,6 +27,7 @@ from ledger.audits.state import (
     Due,
     Entry,
     OpeningDue,
+    Place,
     Result,
     asked_of,
     due_for,
@@ -104,6 +105,7 @@ class Auditing:
         self._opening = set()  # a fault of the system may have ended the last run
         async with trio.open_nursery() as self._nursery:
             self._nursery.start_soon(self._wake_when_applied)
+            self._nursery.start_soon(self._distrust)
             verify = partial(trio.to_thread.run_sync, self._driver.blobs.verify_together, abandon_on_cancel=True)
             self._nursery.start_soon(verify)  # beside the votes: it may be many gigabytes
             while True:
@@ -354,6 +356,40 @@ class Auditing:
             return f"{who}: {found}; others might tolerate that, so it is not challenged"
         await self._say("audit/challenge", due, replayed)
         return f"{who}: {found}; the challenge is decided, `audits` shows what the others find"
+
+    async def _distrust(self) -> None:
+        """Re-executes undrawn proposals of the last rounds while this trainer's own loss is far above that of earlier ones, and
+        challenges those that are false. An audit may have missed a lie, and the loss tells of one that did much harm.
+        """
+        tried = set[tuple[bytes, Place]]()
+        while True:
+            applied = self._driver.applied
+            suspects = list(self._suspects(self._driver.state)) if self._challenged is None else []
+            tried &= {(due.job, due.place) for due in suspects}
+            left = [due for due in suspects if (due.job, due.place) not in tried]
+            if not left:
+                await applied.wait()
+                continue
+            due = left[-1]  # of the newest round
+            tried.add((due.job, due.place))
+            try:
+                log.info("the loss has jumped: %s", await self.challenge(due))
+            except (FolkmootError, OSError) as error:
+                if isinstance(error, StorageError) and not isinstance(error, MissingBlobError):
+                    raise
+                log.info("the loss has jumped, but round %d is not re-executed: %s", nth_round(due.round), error)
+
+    def _suspects(self, state: State) -> Iterator[Due]:
+        if self._driver.workshop.role.computing is None:
+            return
+        jumped = dict[bytes, int]()
+        for key in state.audits.jobs:
+            undone = state.jobs.jobs[key].undone
+            number = self._driver.workshop.loss_watch.jumped(key, undone[-1].last + 1 if undone else 0)
+            jumped |= {} if number is None else {key: number}
+        for due in self._driver.rules.audits.challengeable(self._me, state) if jumped else ():
+            if due.round < jumped.get(due.job, 0):
+                yield due
 
     async def _closed(self, due: Due) -> None:
         """Returns when nobody can challenge this proposal any more."""

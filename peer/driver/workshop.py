@@ -12,11 +12,12 @@ from ledger.audits.losses import LossOpening
 from ledger.jobs import Job, Phase
 from ledger.state import State
 from peer.driver.eventlog import EventLog
+from peer.driver.loss_watch import LossWatch
 from peer.driver.room import LOOK_SECONDS, DiskRoom
 from peer.driver.showing import Showing
 from peer.node.early import RoundKey
 from peer.node.rounds import Effects, Rounds
-from peer.roles.base import EVALUATION, REPLAYS, OpenRound, RoundWork
+from peer.roles.base import EVALUATION, REPLAYS, TRAINING_NATS, OpenRound, RoundWork
 from peer.settings.datadir import storage_errors
 from protocol import codec
 from protocol.errors import FolkmootError, MissingBlobError, RemoteProtocolError, StorageError
@@ -63,6 +64,7 @@ class Workshop:
         self._checking: set[tuple[RoundKey, bytes]] = set()
         self._reexecuting: set[tuple[RoundKey, bytes]] = set()
         self._replays = Counter[RoundKey]()  # re-executions begun
+        self.loss_watch = LossWatch()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         async with trio.open_nursery() as self._nursery:
@@ -111,6 +113,8 @@ class Workshop:
                 self._store.measure_later(*key, figures)
             else:
                 await trio.to_thread.run_sync(self._store.measure, *key, figures)
+            if TRAINING_NATS in figures:
+                self.loss_watch.note(*key, figures[TRAINING_NATS])
             for name, value in figures.items():
                 text = _figure(name, value, key[1], JobSpec.decode(job.spec).kind.loss_unit)
                 self._events.detail("measured", text, job=key[0], round=key[1], name=name, value=value)

@@ -21,6 +21,7 @@ from training.tasks import Audit, Request
 
 R = TypeVar("R")
 EVALUATION = "evaluation_seconds"  # figure of a measured model, beside those of its objective
+TRAINING_NATS = "training_nats"  # mean loss of a round's own steps, a token
 REPLAYS = "replays"  # figure of a round: re-executions before the vote that this peer has begun
 Fetch = Callable[[bytes, int, Iterable[bytes]], Awaitable[None]]  # (digest, most bytes, who may have it)
 

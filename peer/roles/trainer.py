@@ -14,7 +14,7 @@ from typing import TypeVar
 import trio
 
 from peer.roles import samples, texts
-from peer.roles.base import EVALUATION, Computing, OpenRound, Round
+from peer.roles.base import EVALUATION, TRAINING_NATS, Computing, OpenRound, Round
 from peer.roles.voter import Voter, propose_request, publish, read_fetched
 from peer.worker.supervisor import Worker, WorkerDied, WorkerFailed
 from protocol.errors import UserError
@@ -87,7 +87,7 @@ class Trainer(Voter):
             self._left -= left
         finally:
             self._left |= made
-        loss, job = "training_nats" if round.spec.kind.loss_unit == NATS else "training_loss", self._job(round)
+        loss, job = TRAINING_NATS if round.spec.kind.loss_unit == NATS else "training_loss", self._job(round)
         figures = {"worker_seconds": job.opening_seconds + done.seconds}
         await round.measured(figures if done.loss is None else figures | {loss: done.loss})
         job.opening_seconds = 0.0

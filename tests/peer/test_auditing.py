@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -122,7 +123,7 @@ class Sums:
 
 
 def loss_of(number: int, trainer: bytes, step: int) -> float:
-    return 2.0 + number / 10 + trainer[0] / 1_000 + step / 7
+    return 3.0 - number / 1_000 + trainer[0] / 1_000 + step / 7
 
 
 ENDLESS = 400  # rounds: who is suspended is told only while the job goes on, and a busy machine is late to look
@@ -757,6 +758,25 @@ async def test_who_replays_a_false_proposal_challenges_it_and_all_confirm_it(tmp
         assert set(made.seats[0].driver.state.audits.suspended(job)) == {made.seats[3].public}
         assert standing(made, 0).upheld == 1 and standing(made, 0).reports == 0
         assert results(made.seats[0]) == [Result.CHALLENGED, Result.SUSPENDED]
+
+
+async def test_a_lie_that_nobody_drew_is_challenged_once_the_loss_has_jumped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All others re-execute the last rounds then. While the loss falls nobody re-executes anything."""
+    has_jumped = threading.Event()
+    monkeypatch.setitem(globals(), "loss_of", lambda number, *_: 2.0 - number / 1_000 + has_jumped.is_set())
+    async with trainers(tmp_path, "false-update") as made:
+        job = await made.train(UNDRAWN)
+        for seat in made.seats:
+            await seat.until(lambda driver: driver.state.jobs.jobs[job].round > 12)
+        assert not any(made.workers[seat.public].audits for seat in made.seats)
+        has_jumped.set()
+        for seat in made.seats:
+            await seat.until(lambda driver: bool(driver.state.audits.suspended(job)))
+        state = made.seats[0].driver.state
+        assert set(state.audits.suspended(job)) == {made.seats[3].public}
+        assert state.jobs.jobs[job].undone and {standing(made, number).refuted for number in range(3)} == {0}
 
 
 @pytest.mark.parametrize(
