@@ -36,7 +36,7 @@ def test_a_jump_is_far_above_the_rounds_before(losses: list[float], jumped: bool
 def test_honest_losses_of_a_thousand_rounds_never_jump() -> None:
     chance, watch = random.Random(0), LossWatch()
     for number in range(1_000):
-        watch.note(JOB, number, (1.5 + 2 / (number + 1)) * chance.gauss(1, 0.025))
+        watch.note(JOB, number, (1.5 + 2 / (number + 1)) * chance.gauss(1, 0.02))
         assert watch.jumped(JOB, 0) is None, number
 
 
