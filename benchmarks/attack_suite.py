@@ -28,7 +28,7 @@ LATE_TRIGGER_NORM = 0.7  # the robust rule of 2 liars among 7 leaves 1.5 out
 # Factors that the attacks by loss choose from, in every round anew. A norm 16 times the usual is refused by every voter.
 ASCENT_FACTORS = (0.2, 0.4, 0.7, 1.0, 1.4, 2.0)
 CREEP_FACTORS = (0.03, 0.06, 0.1, 0.14)
-CREEP_MAX = 1.2  # times the usual loss, right after the round: own steps make a part of it good before it counts
+CREEP_EXCESS = 1.1  # over what honest trainers see, right after the round: their own steps make a part of it good
 BLIND_FACTOR = 1.4  # of the ascent that sees nobody: what it adds must outweigh its own honest part
 IPM_FACTORS = (0.1, 0.5, 1.0, 4.0)
 ALIE_FACTORS = (-1.5, -0.7, 0.7, 1.5)
@@ -49,7 +49,7 @@ class Knowledge:
     gradient: Callable[[], Float32Array]  # of the loss on the public text
     loss: Callable[[Float32Array], float]  # on the public text after the round, if all liars encode this
     generator: np.random.Generator
-    usual: float = math.inf  # loss of the honest trainers in the last rounds
+    unseen: float = math.inf  # up to this loss most honest trainers see no jump
 
     @property
     def mean(self) -> Float32Array:
@@ -157,7 +157,7 @@ def search(known: Knowledge) -> Float32Array:
 def creep(known: Knowledge) -> Float32Array:
     """Whatever raises the loss most, but so little that the honest trainers do not see it jump."""
     away = [known.mean + np.float32(share) * known.norm * known.uphill for share in (*CREEP_FACTORS, *ASCENT_FACTORS)]
-    losses = {number: loss for number, vector in enumerate(away) if (loss := known.loss(vector)) <= CREEP_MAX * known.usual}
+    losses = {number: loss for number, vector in enumerate(away) if (loss := known.loss(vector)) <= CREEP_EXCESS * known.unseen}
     return away[max(losses, key=losses.__getitem__)] if losses else known.own()
 
 

@@ -44,7 +44,7 @@ from benchmarks.attacks_trigger import UNMEASURED, Trigger
 from benchmarks.attacks_voters import decided
 from benchmarks.simulated import JOB, Rounds, Update, engine_of, trainer_key
 from ledger.audits import draws
-from peer.driver.loss_watch import LOOKBACK_ROUNDS, has_jumped
+from peer.driver.loss_watch import LossWatch, first_jump, jump_above, suspicion
 from protocol.errors import LocalProtocolError
 from protocol.messages import Proposal
 from protocol.reasons import Verdict
@@ -164,8 +164,11 @@ class Run:
         self.times: Counter[bytes] = Counter()
         self.pending: list[tuple[int, bytes, int]] = []  # (round in which it is convicted, liar, round of the lie)
         self.line = list[int]()  # the rounds in the model
-        self.lies = dict[int, list[bytes]]()  # liars whose lies were accepted, by round
-        self.losses: dict[bytes, dict[int, float]] = {key: {} for key in world.honest}  # since the last rollback, by round
+        self.undrawn = dict[int, list[bytes]]()  # trainers whose proposals were accepted and nobody audits, by round
+        self.false = set[tuple[int, bytes]]()  # accepted lies: (round, liar)
+        self.distrusted: dict[bytes, set[tuple[int, bytes]]] = {key: set() for key in world.honest}  # what each has re-executed
+        self.watches = {key: LossWatch() for key in world.honest}
+        self.resumed = 0  # the round after the last rollback
         self.anchors = [self.rounds.model]
         self.is_foreseen = True  # who is drawn in the open round, so that all updates are re-executed
         self.history: dict[bytes, list[tuple[Float32Array, bytes]]] = {liar: [] for liar in world.lying}
@@ -185,7 +188,7 @@ class Run:
     def _is_clean(self) -> bool:
         """Whether no lie is in the model, nor will be: who was convicted once is re-executed before the vote."""
         is_sampled, is_convicted = self.audit is AuditMode.SAMPLED, len(self.times) == self.world.liars
-        return is_sampled and is_convicted and self.lies.keys().isdisjoint(self.line)
+        return is_sampled and is_convicted and {number for number, _ in self.false}.isdisjoint(self.line)
 
     def _trigger(self) -> Trigger:
         return self.world.trigger(self.rounds.model)
@@ -196,15 +199,14 @@ class Run:
         lying = self._lying(present)
         honest = [self._honest(trainer) for trainer in (*self.world.honest, *(liar for liar in present if liar not in lying))]
         for trainer, (_, made) in zip(self.world.honest, honest, strict=False):
-            self.losses[trainer][number] = made.loss
+            self.watches[trainer].note(JOB, number, made.loss)
         lies = {liar: self._lie(liar, honest) for liar in lying}
         accepted, rejected = self._judged([*honest, *lies.values()])
         for liar in lies.keys() - accepted.keys():
             reason = rejected.get(liar, Verdict.UNJUDGED).label
             self.outcome.rejected[reason] = self.outcome.rejected.get(reason, 0) + 1
         self.outcome.accepted += len(lies.keys() & accepted.keys())
-        if accepted_lies := [liar for liar in lies if liar in accepted]:
-            self.lies[number] = accepted_lies
+        self.false |= {(number, liar) for liar in lies if liar in accepted}
         self.outcome.honest_refused += len(set(self.world.honest) - accepted.keys())
         is_audited, taken = self._is_audited(), self.rounds.model.taken
         self.line.append(number)
@@ -294,7 +296,7 @@ class Run:
             lambda: self._public(self.rounds.model.parameters)[1],
             lambda vector: self._loss_after(vector, honest),
             self._chance(),
-            self._usual_loss(),
+            self._unseen(),
         )
 
     def _poison(self) -> Float32Array:
@@ -314,9 +316,10 @@ class Run:
         loss = self._public(after.parameters)[0]
         return loss if math.isfinite(loss) else math.inf
 
-    def _usual_loss(self) -> float:
-        last = [loss for of in self.losses.values() for loss in list(of.values())[-LOOKBACK_ROUNDS:]]
-        return statistics.median(last)
+    def _unseen(self) -> float:
+        """Up to which loss of the next round most honest trainers see no jump."""
+        number = self.rounds.model.round + 1
+        return statistics.median(jump_above(of.losses(JOB, self.resumed), number) for of in self.watches.values())
 
     def _public(self, parameters: Float32Array) -> tuple[float, Float32Array]:
         """Loss and gradient on text that a liar draws for itself."""
@@ -382,18 +385,26 @@ class Run:
             self.outcome.undone += len(self.line) - len(kept)
             self.line, self.is_foreseen = kept, True
             self.rounds.roll_back(self.anchors[-1])
-            self.losses = {key: {} for key in self.world.honest}
+            self.resumed = self.rounds.model.round
 
     def _distrust(self, number: int) -> None:
-        """Honest trainers whose own loss has jumped re-execute the last rounds, and challenge what is false."""
-        chance = random.Random(f"distrust {self.world.spec.seed} {self.plan.draws} {number}")
-        if not any(has_jumped(of, number) and chance.random() >= LAPSES for of in self.losses.values()):
-            return
-        known = {(liar, lie) for _, liar, lie in self.pending}
-        for lie in range(number - self.world.spec.audit_window + 1, number):
-            for liar in self.lies.get(lie, ()) if lie in self.line else ():
-                if (liar, lie) not in known:
-                    self.pending.append((number + DISPUTE_ROUNDS, liar, lie))
+        """Each honest trainer whose own loss has jumped re-executes one proposal of the last rounds beside its own steps."""
+        last = [of for of in self.line if of > number - self.world.spec.audit_window and of in self.undrawn]
+        for me, watch in self.watches.items():
+            jump = first_jump(watch.losses(JOB, self.resumed))
+            places = {(of, trainer) for of in last for trainer in self.undrawn[of] if trainer != me} - self.distrusted[me]
+            if jump is None or not places:
+                continue
+            self.outcome.audits += 1
+            place = min(places, key=lambda place: suspicion(me, jump, *place))
+            self.distrusted[me].add(place)
+            if place in self.false:
+                self._challenge(number, place)
+
+    def _challenge(self, number: int, lie: tuple[int, bytes]) -> None:
+        self.outcome.found += 1
+        self.pending.append((number + DISPUTE_ROUNDS, lie[1], lie[0]))
+        self.undrawn[lie[0]].remove(lie[1])
 
     def _sample(self, number: int, taken: int, trainers: Sequence[bytes], lying: Collection[bytes]) -> None:
         """Draws audits; a liar is found out if an honest auditor is drawn for it and reports."""
@@ -402,6 +413,7 @@ class Run:
             key: hashlib.sha256(b"nonce %d %d" % (number, self.plan.draws) + key + bytes([self.world.spec.seed % 256])).digest()
             for key in everybody
         }
+        self.undrawn[number] = list(trainers)
         for trainer in trainers:
             spec, others = self.world.spec, [key for key in everybody if key != trainer]
             tickets = draws.tickets_for(JOB, number, nonces, trainer, others)
@@ -411,9 +423,10 @@ class Run:
             chance = random.Random(f"{spec.seed} {self.plan.draws} {number} {trainer.hex()}")
             # The lying auditors report nothing.
             is_seen = any(key in self.world.honest and chance.random() >= LAPSES for key in drawn)
-            if trainer in lying and is_seen:
-                self.outcome.found += 1
-                self.pending.append((number + DISPUTE_ROUNDS, trainer, number))
+            if is_seen and trainer in lying:
+                self._challenge(number, (number, trainer))
+            elif is_seen:
+                self.undrawn[number].remove(trainer)
         if len(self.times) == self.world.liars and self.outcome.suspended_by_round is None:
             self.outcome.suspended_by_round = number
 

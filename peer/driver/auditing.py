@@ -38,6 +38,7 @@ from ledger.network import NetworkState
 from ledger.state import State
 from peer.driver.author import Author
 from peer.driver.driver import Driver
+from peer.driver.loss_watch import first_jump, suspicion
 from peer.driver.turns import Key, Turns, key_of
 from peer.node.sealing import Sealing
 from peer.roles import losses
@@ -361,35 +362,34 @@ class Auditing:
         """Re-executes undrawn proposals of the last rounds while this trainer's own loss is far above that of earlier ones, and
         challenges those that are false. An audit may have missed a lie, and the loss tells of one that did much harm.
         """
-        tried = set[tuple[bytes, Place]]()
+        events, tried = self._driver.events, set[tuple[bytes, Place]]()
         while True:
-            applied = self._driver.applied
-            suspects = list(self._suspects(self._driver.state)) if self._challenged is None else []
-            tried &= {(due.job, due.place) for due in suspects}
-            left = [due for due in suspects if (due.job, due.place) not in tried]
-            if not left:
+            applied, state = self._driver.applied, self._driver.state
+            tried = {of for of in tried if of[0] in state.audits.jobs and of[1][0] in state.audits.jobs[of[0]].rounds}
+            left = [due for due in self._suspects(state) if (due.job, due.place) not in tried]
+            if not left or self._challenged is not None:
                 await applied.wait()
                 continue
-            due = left[-1]  # of the newest round
+            due = left[0]
             tried.add((due.job, due.place))
             try:
-                log.info("the loss has jumped: %s", await self.challenge(due))
+                found = await self.challenge(due)
             except (FolkmootError, OSError) as error:
                 if isinstance(error, StorageError) and not isinstance(error, MissingBlobError):
                     raise
-                log.info("the loss has jumped, but round %d is not re-executed: %s", nth_round(due.round), error)
+                found = f"round {nth_round(due.round)} could not be re-executed: {error}"
+            events.detail("audit", f"the training loss has jumped: {found}", job=due.job, round=due.round, peer=due.trainer)
 
-    def _suspects(self, state: State) -> Iterator[Due]:
-        if self._driver.workshop.role.computing is None:
-            return
-        jumped = dict[bytes, int]()
-        for key in state.audits.jobs:
+    def _suspects(self, state: State) -> list[Due]:
+        """Undrawn proposals that a jump of the loss may come from, the likeliest first."""
+        workshop, jumps = self._driver.workshop, dict[bytes, int]()
+        for key in state.audits.jobs if workshop.role.computing is not None else ():
             undone = state.jobs.jobs[key].undone
-            number = self._driver.workshop.loss_watch.jumped(key, undone[-1].last + 1 if undone else 0)
-            jumped |= {} if number is None else {key: number}
-        for due in self._driver.rules.audits.challengeable(self._me, state) if jumped else ():
-            if due.round < jumped.get(due.job, 0):
-                yield due
+            jump = first_jump(workshop.loss_watch.losses(key, undone[-1].last + 1 if undone else 0))
+            jumps |= {} if jump is None else {key: jump}
+        found = self._driver.rules.audits.challengeable(self._me, state) if jumps else []
+        suspects = [due for due in found if due.job in jumps]
+        return sorted(suspects, key=lambda due: suspicion(self._me, jumps[due.job], due.round, due.trainer))
 
     async def _closed(self, due: Due) -> None:
         """Returns when nobody can challenge this proposal any more."""

@@ -469,7 +469,7 @@ async def test_a_proposal_that_is_shown_to_one_auditor_alone_is_shown_to_the_jud
             return one
 
         monkeypatch.setattr(docket.draws, "draw", draw_one)
-        # Of the first round nothing is drawn, and all is shown: the others await the liar in the next one only if this was accepted.
+        # All is shown in the first round, of which nothing is drawn: who is accepted there is awaited in the next one.
         refuse_reveals(monkeypatch, liar, lambda peer: bool(drawn) and peer not in drawn)
         for seat in honest:
             refuse_reveals(monkeypatch, seat, lambda peer: bool(drawn) and not finished.is_set())
