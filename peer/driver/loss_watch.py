@@ -37,7 +37,7 @@ def first_jump(losses: Mapping[int, float]) -> int | None:
 
 
 def suspicion(me: bytes, jump: int, number: int, trainer: bytes) -> tuple[int, bytes]:
-    """A key that sorts proposals: those near the round before the jump are first; each peer sorts those of a round in its own way."""
+    """A key to sort proposals by: near the round before the jump is first. Each peer sorts those of a round in another order."""
     return abs(jump - 1 - number), hashlib.sha256(me + trainer + number.to_bytes(8)).digest()
 
 
