@@ -49,7 +49,7 @@ class Knowledge:
     gradient: Callable[[], Float32Array]  # of the loss on the public text
     loss: Callable[[Float32Array], float]  # on the public text after the round, if all liars encode this
     generator: np.random.Generator
-    unseen: float = math.inf  # up to this loss most honest trainers see no jump
+    unseen: float = math.inf  # up to this loss no honest trainer sees a jump
 
     @property
     def mean(self) -> Float32Array:
@@ -67,7 +67,7 @@ class Knowledge:
         return -gradient / np.maximum(np.linalg.norm(gradient), np.float32(1e-30))
 
 
-Attack = Callable[[Knowledge], Float32Array]
+Attack = Callable[[Knowledge], Float32Array | None]  # None: it does not lie in this round
 
 
 def sign_flip(known: Knowledge) -> Float32Array:
@@ -154,11 +154,12 @@ def search(known: Knowledge) -> Float32Array:
     return _worst(known, [*_ascent(known), *_ipm(known, SEARCHED_IPM), *_alie(known, SEARCHED_ALIE), *signs])
 
 
-def creep(known: Knowledge) -> Float32Array:
-    """Whatever raises the loss most, but so little that the honest trainers do not see it jump."""
+def creep(known: Knowledge) -> Float32Array | None:
+    """Whatever raises the loss most, but so little that no honest trainer sees it jump; None if nothing does."""
     away = [known.mean + np.float32(share) * known.norm * known.uphill for share in (*CREEP_FACTORS, *ASCENT_FACTORS)]
-    losses = {number: loss for number, vector in enumerate(away) if (loss := known.loss(vector)) <= CREEP_EXCESS * known.unseen}
-    return away[max(losses, key=losses.__getitem__)] if losses else known.own()
+    losses = {number: known.loss(vector) for number, vector in enumerate(away)}
+    hidden = {number: loss for number, loss in losses.items() if -math.inf < loss <= CREEP_EXCESS * known.unseen}
+    return away[max(hidden, key=hidden.__getitem__)] if hidden else None
 
 
 def min_max(known: Knowledge) -> Float32Array:

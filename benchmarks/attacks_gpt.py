@@ -16,7 +16,6 @@ from __future__ import annotations
 import hashlib
 import math
 import random
-import statistics
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
@@ -44,7 +43,7 @@ from benchmarks.attacks_trigger import UNMEASURED, Trigger
 from benchmarks.attacks_voters import decided
 from benchmarks.simulated import JOB, Rounds, Update, engine_of, trainer_key
 from ledger.audits import draws
-from peer.driver.loss_watch import LossWatch, first_jump, jump_above, suspicion
+from peer.driver.loss_watch import LossWatch, first_jump, jump_above
 from protocol.errors import LocalProtocolError
 from protocol.messages import Proposal
 from protocol.reasons import Verdict
@@ -164,11 +163,13 @@ class Run:
         self.times: Counter[bytes] = Counter()
         self.pending: list[tuple[int, bytes, int]] = []  # (round in which it is convicted, liar, round of the lie)
         self.line = list[int]()  # the rounds in the model
-        self.undrawn = dict[int, list[bytes]]()  # trainers whose proposals were accepted and nobody audits, by round
+        self.audited = dict[int, list[bytes]]()  # trainers whose updates may be challenged, by round
         self.false = set[tuple[int, bytes]]()  # accepted lies: (round, liar)
-        self.distrusted: dict[bytes, set[tuple[int, bytes]]] = {key: set() for key in world.honest}  # what each has re-executed
+        self.challenged = set[tuple[int, bytes]]()
+        self.volunteered: dict[bytes, list[int]] = {key: [] for key in world.honest}  # rounds
+        self.reports: dict[bytes, list[tuple[int, bytes]]] = {key: [] for key in world.honest}  # that volunteers have to make yet
         self.watches = {key: LossWatch() for key in world.honest}
-        self.resumed = 0  # the round after the last rollback
+        self.lines_undone: list[tuple[int, int]] = []  # first and last round of each
         self.anchors = [self.rounds.model]
         self.is_foreseen = True  # who is drawn in the open round, so that all updates are re-executed
         self.history: dict[bytes, list[tuple[Float32Array, bytes]]] = {liar: [] for liar in world.lying}
@@ -200,7 +201,9 @@ class Run:
         honest = [self._honest(trainer) for trainer in (*self.world.honest, *(liar for liar in present if liar not in lying))]
         for trainer, (_, made) in zip(self.world.honest, honest, strict=False):
             self.watches[trainer].note(JOB, number, made.loss)
-        lies = {liar: self._lie(liar, honest) for liar in lying}
+        told = {liar: self._lie(liar, honest) for liar in lying}
+        lies = {liar: lie for liar, lie in told.items() if lie is not None}
+        honest += [self._honest(liar) for liar in told.keys() - lies.keys()]
         accepted, rejected = self._judged([*honest, *lies.values()])
         for liar in lies.keys() - accepted.keys():
             reason = rejected.get(liar, Verdict.UNJUDGED).label
@@ -216,7 +219,7 @@ class Run:
         self.is_foreseen = False
         if self.audit is AuditMode.SAMPLED:
             self._convict(number)
-            self._distrust(number)
+            self._volunteer(number)
             sampled = [] if is_audited else [key for key in accepted if key not in self.times]
             self._sample(number, taken, sampled, lies.keys())
         if self.attack in TARGETED and self.outcome.planted_by_round is None and self._trigger().success > 0.5:
@@ -240,11 +243,12 @@ class Run:
 
     # Lies ------------------------------------------------------------------------------------------------------------
 
-    def _lie(self, liar: bytes, honest: Sequence[tuple[Accepted, Update]]) -> tuple[Accepted, Update]:
-        """The proposal, and what the liar commits to; it starts from e = 0, which is always allowed."""
+    def _lie(self, liar: bytes, honest: Sequence[tuple[Accepted, Update]]) -> tuple[Accepted, Update] | None:
+        """The proposal, and what the liar commits to; it starts from e = 0, which is always allowed. None: it does not lie."""
         attack = VOTES_VECTOR if self.attack in VOTES else VECTORS.get(self.attack)
         if attack is not None:
-            return self._vector(liar, attack(self._knowledge(liar, honest)))
+            vector = attack(self._knowledge(liar, honest))
+            return None if vector is None else self._vector(liar, vector)
         own = self._update(liar)
         payload = self.rounds.encode(liar, own.m)
         self.history[liar].append((own.m, payload))
@@ -317,9 +321,9 @@ class Run:
         return loss if math.isfinite(loss) else math.inf
 
     def _unseen(self) -> float:
-        """Up to which loss of the next round most honest trainers see no jump."""
+        """Up to which loss of the next round no honest trainer sees a jump."""
         number = self.rounds.model.round + 1
-        return statistics.median(jump_above(of.losses(JOB, self.resumed), number) for of in self.watches.values())
+        return min(jump_above(of.losses(JOB, self.lines_undone), number) for of in self.watches.values())
 
     def _public(self, parameters: Float32Array) -> tuple[float, Float32Array]:
         """Loss and gradient on text that a liar draws for itself."""
@@ -385,26 +389,35 @@ class Run:
             self.outcome.undone += len(self.line) - len(kept)
             self.line, self.is_foreseen = kept, True
             self.rounds.roll_back(self.anchors[-1])
-            self.resumed = self.rounds.model.round
+            self.lines_undone.append((self.anchors[-1].round, self.rounds.model.round - 1))
+            self.reports = {key: [of for of in reports if of[0] in kept] for key, reports in self.reports.items()}
 
-    def _distrust(self, number: int) -> None:
-        """Each honest trainer whose own loss has jumped re-executes one proposal of the last rounds beside its own steps."""
-        last = [of for of in self.line if of > number - self.world.spec.audit_window and of in self.undrawn]
+    def _volunteer(self, number: int) -> None:
+        """An honest trainer whose own loss has jumped is drawn for a round near the jump. Beside its own steps it re-executes one
+        update of that round in each round.
+        """
+        chance = random.Random(f"volunteers {self.world.spec.seed} {self.plan.draws} {number}")
+        window = [of for of in self.line if number - self.world.spec.audit_window < of < number and of in self.audited]
         for me, watch in self.watches.items():
-            jump = first_jump(watch.losses(JOB, self.resumed))
-            places = {(of, trainer) for of in last for trainer in self.undrawn[of] if trainer != me} - self.distrusted[me]
-            if jump is None or not places:
-                continue
-            self.outcome.audits += 1
-            place = min(places, key=lambda place: suspicion(me, jump, *place))
-            self.distrusted[me].add(place)
-            if place in self.false:
-                self._challenge(number, place)
+            jump = first_jump(watch.losses(JOB, self.lines_undone), number + 1)
+            rounds = [of for of in window if of not in self.volunteered[me]]
+            if jump is not None and rounds and not self.reports[me]:
+                drawn = min(rounds, key=lambda of: abs(jump - 1 - of))
+                self.volunteered[me].append(drawn)
+                self.reports[me] = [(drawn, trainer) for trainer in self.audited[drawn] if trainer != me]
+                chance.shuffle(self.reports[me])
+            self.reports[me] = [of for of in self.reports[me] if of[0] in window]  # the others have lapsed
+            if self.reports[me]:
+                self.outcome.audits += 1
+                place = self.reports[me].pop()
+                if place in self.false and chance.random() >= LAPSES:
+                    self._challenge(number, place)
 
     def _challenge(self, number: int, lie: tuple[int, bytes]) -> None:
-        self.outcome.found += 1
-        self.pending.append((number + DISPUTE_ROUNDS, lie[1], lie[0]))
-        self.undrawn[lie[0]].remove(lie[1])
+        if lie not in self.challenged:
+            self.challenged.add(lie)
+            self.outcome.found += 1
+            self.pending.append((number + DISPUTE_ROUNDS, lie[1], lie[0]))
 
     def _sample(self, number: int, taken: int, trainers: Sequence[bytes], lying: Collection[bytes]) -> None:
         """Draws audits; a liar is found out if an honest auditor is drawn for it and reports."""
@@ -413,7 +426,7 @@ class Run:
             key: hashlib.sha256(b"nonce %d %d" % (number, self.plan.draws) + key + bytes([self.world.spec.seed % 256])).digest()
             for key in everybody
         }
-        self.undrawn[number] = list(trainers)
+        self.audited[number] = list(trainers)
         for trainer in trainers:
             spec, others = self.world.spec, [key for key in everybody if key != trainer]
             tickets = draws.tickets_for(JOB, number, nonces, trainer, others)
@@ -425,8 +438,6 @@ class Run:
             is_seen = any(key in self.world.honest and chance.random() >= LAPSES for key in drawn)
             if is_seen and trainer in lying:
                 self._challenge(number, (number, trainer))
-            elif is_seen:
-                self.undrawn[number].remove(trainer)
         if len(self.times) == self.world.liars and self.outcome.suspended_by_round is None:
             self.outcome.suspended_by_round = number
 

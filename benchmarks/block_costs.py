@@ -52,7 +52,7 @@ from curation.statements import Annotation, Enrol, Session
 from curation.tasks import task_id
 from ledger.anchors import ANCHORS_MAX, Anchor
 from ledger.audits.losses import LossOpening, Unopened, committed, sealed
-from ledger.audits.state import OPENS, AuditFinding, AuditsState, Drawn, JobAudits, RoundAudits
+from ledger.audits.state import OPENS, VOLUNTEERS, AuditFinding, AuditsState, Drawn, JobAudits, RoundAudits, Volunteering
 from ledger.core.genesis import TRAINER, Founder, Genesis
 from ledger.jobs import Base, Hold, Job, Rollback, Start, Stop, Waiting, job_id
 from ledger.jobs import Phase as JobPhase
@@ -380,6 +380,12 @@ def _challenge(net: Network, key: bytes, number: int, auditor: int, trainer: int
 def challenge(net: Network) -> Iterator[Signed]:
     key = _audited(net)
     yield from (_challenge(net, key, number, 67 + place, place) for number in range(4) for place in range(67))
+
+
+@case("audit/volunteer")
+def volunteer(net: Network) -> Iterator[Signed]:
+    key = _audited(net)
+    yield from (net.tx(voter, VOLUNTEERS, Volunteering(key, number)) for number in range(4) for voter in net.voters[67:])
 
 
 @case("audit/verdict")

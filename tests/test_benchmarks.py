@@ -1132,7 +1132,7 @@ def test_poisoners_come_late_or_at_once_and_are_found(text: Path, monkeypatch: p
     some = world(text)
     some.spec = replace(some.spec, rounds=6, local_steps=1, suspension_rounds=20)
     monkeypatch.setattr(attacks_gpt.draws, "draw", lambda tickets, *_: tuple(tickets))
-    assert [attacks_gpt.attacked(some, name, AuditMode.OFF).accepted for name in LATE] == [2, 2, 2]
+    assert [attacks_gpt.attacked(some, name, AuditMode.OFF).accepted for name in LATE] == [2] * len(LATE)
     for lapses, rounds in ((0, 3), (1, 3)):  # until the dispute is decided, or from the second round to the closing ones
         monkeypatch.setattr(attacks_gpt, "LAPSES", lapses)
         assert attacks_gpt.attacked(some, "poison", AuditMode.SAMPLED).accepted == rounds

@@ -24,6 +24,7 @@ from ledger.audits.state import (
     LOG_MAX,
     OPENS,
     UNOPENED_MAX,
+    VOLUNTEERS,
     Applied,
     AuditFinding,
     AuditsState,
@@ -38,6 +39,7 @@ from ledger.audits.state import (
     Result,
     RoundAudits,
     Standing,
+    Volunteering,
     openings_of,
     others_audited,
 )
@@ -82,9 +84,9 @@ class AuditsModule(Module[AuditsState]):
 
     name = "audits"
     version = SECOND_AUDITS
-    contents: ClassVar[Mapping[str, type]] = {**dict.fromkeys(KINDS, AuditFinding), OPENS: LossOpening}
+    contents: ClassVar[Mapping[str, type]] = {**dict.fromkeys(KINDS, AuditFinding), OPENS: LossOpening, VOLUNTEERS: Volunteering}
     # The tables of the job are copied and looked through.
-    costs: ClassVar[Mapping[str, int]] = {"audit/report": 2, "audit/verdict": 6, "audit/challenge": 10, OPENS: 6}
+    costs: ClassVar[Mapping[str, int]] = {"audit/report": 2, "audit/verdict": 6, "audit/challenge": 10, OPENS: 6, VOLUNTEERS: 10}
     state_type = AuditsState
 
     def __init__(self, rules: JobRules) -> None:
@@ -98,7 +100,7 @@ class AuditsModule(Module[AuditsState]):
         return replace(old, jobs={key: replace(audits, began_unbound=True) for key, audits in old.jobs.items()})
 
     def apply(self, state: AuditsState, said: Said, view: View, context: Context) -> Change:
-        found: AuditFinding | LossOpening = said.content
+        found: AuditFinding | LossOpening | Volunteering = said.content
         job = view.of(JobsState).jobs.get(found.job)
         if job is None or found.job not in state.jobs:
             raise Refused("no audits of such a job are open")
@@ -112,6 +114,8 @@ class AuditsModule(Module[AuditsState]):
                 docket.challenge(said.author, found)
             case _, LossOpening():
                 docket.open_loss(said.author, found)
+            case _, Volunteering():
+                docket.volunteer(said.author, found.round)
         return Change(docket.done(), tuple(docket.convictions))
 
     def rekeyed(self, state: AuditsState, current: Callable[[bytes], bytes]) -> AuditsState:
@@ -142,7 +146,7 @@ class AuditsModule(Module[AuditsState]):
         started = [fact.job for fact in context.of(JobStarted)]
         return Change(self._moved_on(state, view.of(JobsState).jobs, started, view.of(MembersState), context.height))
 
-    def can_wait(self, content: AuditFinding | LossOpening) -> bytes:
+    def can_wait(self, content: AuditFinding | LossOpening | Volunteering) -> bytes:
         """Until the job's next closing: windows end there and nowhere else, so nothing is late before it."""
         return content.job
 
@@ -310,6 +314,33 @@ class Docket:
         if said.finding in (Finding.MATCH, Finding.WITHHELD):
             raise Refused(f"a re-executor that was not drawn cannot challenge with the finding {said.finding.label!r}")
         self._move_audit(Stage.UNDISPUTED, Event.CHALLENGED, said.place, challenger, said)
+
+    def volunteer(self, author: bytes, number: int) -> None:
+        """A re-executor is drawn for all proposals of a round in the window, as its nonce could have drawn it."""
+        audits = self._rounds.get(number)
+        if audits is None or not self._has_rounds(number):
+            raise Refused(f"no proposal of round {nth_round(number)} can be drawn now")
+        auditor = self._speaking_for(audits.reexecutors, author)
+        if auditor is None or not self._is_trusted(author):
+            raise Refused(f"{short_id(author)} may not re-execute round {nth_round(number)}")
+        if auditor in audits.challengers:
+            raise Refused(f"{short_id(author)} has volunteered for round {nth_round(number)} already, or challenged one of it")
+        self._require_heard(author)
+        moved = TRANSITIONS[Stage.UNDISPUTED, Event.VOLUNTEERED]
+        assert moved.after is Stage.AWAITED and moved.effects == (Effect.USE_UP,)
+        free = [
+            trainer
+            for trainer, of in audits.drawn.items()
+            if author not in {self._members.current(trainer), *_apart(self._withheld.get(self._members.current(trainer), {}))}
+            and self._dispute((number, trainer)) is None
+        ]
+        if not free:
+            raise Refused(f"nothing of round {nth_round(number)} is left to draw for {short_id(author)}")
+        drawn = {
+            trainer: replace(of, pending=tuple(sorted({*of.pending, auditor}))) if trainer in free else of
+            for trainer, of in audits.drawn.items()
+        }
+        self._rounds[number] = replace(audits, drawn=drawn, challengers=(*audits.challengers, auditor))
 
     def rule(self, author: bytes, verdict: AuditFinding) -> None:
         """A judge gives its verdict on an open dispute."""

@@ -67,7 +67,7 @@ class RoundAudits:
     faults: Annotated[int, Between(0, VOTERS_MAX)]  # f of the round's voters
     reexecutors: Keys  # may be drawn, may challenge, and judge
     drawn: Annotated[dict[Key, Drawn], Length(0, TRAINERS_MAX)]
-    challengers: Keys = ()  # re-executors that have challenged a proposal that they were not drawn for
+    challengers: Keys = ()  # re-executors that have challenged a proposal that they were not drawn for, or have volunteered
     # Time of a block soon after the round's closing, or after the last dispute that held up its reports. 0: no such block yet.
     closed_ms: Count = 0
     renewed: Count = 0  # disputes after which the time for its reports began anew
@@ -208,8 +208,17 @@ class AuditFinding:
         return self.round, self.trainer
 
 
+@dataclass(frozen=True, slots=True)
+class Volunteering:
+    """A re-executor wants to be drawn for all proposals of a round."""
+
+    job: Digest
+    round: Count
+
+
 KINDS = ("audit/report", "audit/verdict", "audit/challenge")  # of a AuditFinding
 OPENS = "audit/loss"  # of a LossOpening
+VOLUNTEERS = "audit/volunteer"  # of a Volunteering
 
 
 # Work that is due for a peer ------------------------------------------------------------------------------------------
@@ -308,7 +317,7 @@ def openings_of(me: bytes, state: Applied) -> list[OpeningDue]:
 
 
 def others_audited(me: bytes, state: Applied) -> list[Due]:
-    """Others' accepted proposals of rounds of which I am a re-executor and in which I have not challenged undrawn, by round."""
+    """Others' accepted proposals, by round, of those that I may re-execute and in which I have not volunteered or challenged."""
     current, found = state.members.current, list[Due]()
     for job, audits in state.audits.jobs.items():
         for number, of in audits.rounds.items():

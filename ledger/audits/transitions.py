@@ -27,6 +27,7 @@ class Event(enum.StrEnum):
     PASSES = "the auditor reports `match`"
     FAILS = "the auditor reports any other finding"
     CHALLENGED = "a re-executor says `audit/challenge`"
+    VOLUNTEERED = "a re-executor says `audit/volunteer`"
     JUDGED = "a challenge or a verdict, and neither side has enough"
     GUILTY = "enough re-executors say guilty"
     UNSEEN = "enough could not see the proposal"
@@ -46,7 +47,7 @@ class Effect(enum.StrEnum):
 
     COUNT_REPORT = "the auditor's `reports` grows"
     COUNT_LAPSE = "the auditor's `lapsed` grows"
-    USE_UP = "the re-executor has used its challenge of this round"
+    USE_UP = "the re-executor can neither challenge undrawn nor volunteer in this round any more"
     DISPUTE = "a dispute about the proposal opens, or the author joins the one that is open"
     UPHOLD = "`upheld` of each challenger grows"
     HOLD_AGAINST = "each challenge that is no claim counts against its author"
@@ -76,6 +77,7 @@ TRANSITIONS: Mapping[tuple[Stage, Event], Transition] = {
     (Stage.AWAITED, Event.TIME): Transition(Stage.OVER, Result.LAPSED, (Effect.COUNT_LAPSE,)),
     (Stage.AWAITED, Event.UNDONE): Transition(Stage.OVER),
     (Stage.UNDISPUTED, Event.CHALLENGED): Transition(Stage.OPEN, Result.CHALLENGED, (Effect.USE_UP, Effect.DISPUTE)),
+    (Stage.UNDISPUTED, Event.VOLUNTEERED): Transition(Stage.AWAITED, None, (Effect.USE_UP,)),
     (Stage.OPEN, Event.JUDGED): Transition(Stage.OPEN),
     (Stage.OPEN, Event.GUILTY): Transition(Stage.OVER, Result.SUSPENDED, (Effect.UPHOLD, Effect.SUSPEND, Effect.ROLL_BACK)),
     (Stage.OPEN, Event.UNSEEN): Transition(Stage.OVER, Result.SUSPENDED, (Effect.UPHOLD, Effect.SUSPEND, Effect.ROLL_BACK)),

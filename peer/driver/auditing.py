@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Set
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,22 +23,24 @@ from consensus.quorum import quorum
 from ledger.audits.docket import AFTERMATH_HEIGHTS
 from ledger.audits.state import (
     OPENS,
+    VOLUNTEERS,
     AuditFinding,
     Due,
     Entry,
     OpeningDue,
-    Place,
     Result,
+    Volunteering,
     asked_of,
     due_for,
     openings_of,
+    others_audited,
 )
 from ledger.jobs import Job, Phase
 from ledger.network import NetworkState
 from ledger.state import State
 from peer.driver.author import Author
 from peer.driver.driver import Driver
-from peer.driver.loss_watch import first_jump, suspicion
+from peer.driver.loss_watch import first_jump
 from peer.driver.turns import Key, Turns, key_of
 from peer.node.sealing import Sealing
 from peer.roles import losses
@@ -106,7 +108,7 @@ class Auditing:
         self._opening = set()  # a fault of the system may have ended the last run
         async with trio.open_nursery() as self._nursery:
             self._nursery.start_soon(self._wake_when_applied)
-            self._nursery.start_soon(self._distrust)
+            self._nursery.start_soon(self._volunteer)
             verify = partial(trio.to_thread.run_sync, self._driver.blobs.verify_together, abandon_on_cancel=True)
             self._nursery.start_soon(verify)  # beside the votes: it may be many gigabytes
             while True:
@@ -358,39 +360,6 @@ class Auditing:
         await self._say("audit/challenge", due, replayed)
         return f"{who}: {found}; the challenge is decided, `audits` shows what the others find"
 
-    async def _distrust(self) -> None:
-        """Re-executes undrawn proposals of the last rounds while this trainer's own loss is far above that of earlier ones, and
-        challenges those that are false. An audit may have missed a lie, and the loss tells of one that did much harm.
-        """
-        events, tried = self._driver.events, set[tuple[bytes, Place]]()
-        while True:
-            applied, state = self._driver.applied, self._driver.state
-            tried = {of for of in tried if of[0] in state.audits.jobs and of[1][0] in state.audits.jobs[of[0]].rounds}
-            left = [due for due in self._suspects(state) if (due.job, due.place) not in tried]
-            if not left or self._challenged is not None:
-                await applied.wait()
-                continue
-            due = left[0]
-            tried.add((due.job, due.place))
-            try:
-                found = await self.challenge(due)
-            except (FolkmootError, OSError) as error:
-                if isinstance(error, StorageError) and not isinstance(error, MissingBlobError):
-                    raise
-                found = f"round {nth_round(due.round)} could not be re-executed: {error}"
-            events.detail("audit", f"the training loss has jumped: {found}", job=due.job, round=due.round, peer=due.trainer)
-
-    def _suspects(self, state: State) -> list[Due]:
-        """Undrawn proposals that a jump of the loss may come from, the likeliest first."""
-        workshop, jumps = self._driver.workshop, dict[bytes, int]()
-        for key in state.audits.jobs if workshop.role.computing is not None else ():
-            undone = state.jobs.jobs[key].undone
-            jump = first_jump(workshop.loss_watch.losses(key, undone[-1].last + 1 if undone else 0))
-            jumps |= {} if jump is None else {key: jump}
-        found = self._driver.rules.audits.challengeable(self._me, state) if jumps else []
-        suspects = [due for due in found if due.job in jumps]
-        return sorted(suspects, key=lambda due: suspicion(self._me, jumps[due.job], due.round, due.trainer))
-
     async def _closed(self, due: Due) -> None:
         """Returns when nobody can challenge this proposal any more."""
         while True:
@@ -398,6 +367,48 @@ class Auditing:
             if not self._driver.rules.audits.is_challengeable(due, self._driver.state):
                 return
             await applied.wait()
+
+    # Volunteering ----------------------------------------------------------------------------------------------------
+
+    async def _volunteer(self) -> None:
+        """Has this peer drawn for one of the last rounds after the other, while its own loss is far above that of earlier ones.
+        The audits may have missed a lie that did much harm.
+        """
+        refused = set[tuple[bytes, int]]()
+        while True:
+            applied, state = self._driver.applied, self._driver.state
+            refused = {of for of in refused if of[0] in state.audits.jobs}
+            suspected = list(self._suspected(state, refused))
+            for job, jump, number in suspected:
+                try:
+                    await self._author.submit(VOLUNTEERS, Volunteering(job, number), math.inf)
+                except StorageError:
+                    raise
+                except FolkmootError as error:
+                    log.info("round %d is not re-executed: %s", nth_round(number), error)
+                    refused.add((job, number))
+                    continue
+                text = f"this peer re-executes round {nth_round(number)}: the training loss jumped in round {nth_round(jump)}"
+                self._driver.events.add("audit", text, job=job, round=number)
+            if not suspected:
+                await applied.wait()
+
+    def _suspected(self, state: State, refused: Set[tuple[bytes, int]]) -> Iterator[tuple[bytes, int, int]]:
+        """(job, round in which the loss jumped, round to re-execute next) of jobs in which this peer has no report to make."""
+        jumps = dict[bytes, int]()
+        for key in state.audits.jobs if self._driver.workshop.role.computing is not None else ():
+            job = state.jobs.jobs[key]
+            undone = [(of.first, of.last) for of in job.undone]
+            jump = first_jump(self._driver.workshop.loss_watch.losses(key, undone), job.round)
+            jumps |= {} if jump is None else {key: jump}
+        if not jumps:
+            return
+        busy = {due.job for due in due_for(self._me, state) if not due.is_dispute}
+        others = {(due.job, due.round) for due in others_audited(self._me, state)} - refused
+        for key, jump in jumps.items():
+            rounds = [number for of, number in others if of == key and key not in busy]
+            if rounds:
+                yield key, jump, min(rounds, key=lambda number: (abs(jump - 1 - number), number))
 
     # Being audited ---------------------------------------------------------------------------------------------------
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import statistics
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
 
 LOOKBACK_ROUNDS = 8
@@ -14,6 +13,9 @@ KNOWN_MIN = 4  # rounds before a jump can be told from chance
 # A round's mean loss over ten batches of 1,024 bytes differs by 0.03 of itself between rounds; that of one batch, by 0.07.
 JUMP_FACTOR = 1.1
 JUMP_CHANGES = 4  # times the usual change from round to round: of one batch, one honest round in seventy is above
+CHANCE_MAX = 1 / 3  # of the usual loss: liars could make it change as much as they like
+LOSS_MAX = 1e6  # nats; more, or no number, counts as so much: differences between losses stay numbers
+ROUNDS_KEPT = 64  # more than a rollback undoes, and the rounds before
 JOBS_MAX = 8  # as many as run at once
 
 
@@ -23,22 +25,20 @@ def jump_above(losses: Mapping[int, float], number: int) -> float:
     if len(before) < KNOWN_MIN:
         return math.inf
     usual, change = statistics.median(before), statistics.median(abs(b - a) for a, b in pairwise(before))
-    return max(JUMP_FACTOR * usual, usual + JUMP_CHANGES * change)
+    return max(JUMP_FACTOR * usual, usual + min(JUMP_CHANGES * change, CHANCE_MAX * usual))
 
 
-def first_jump(losses: Mapping[int, float]) -> int | None:
-    """The first of the newest rounds whose losses are all far above those before them. None: the newest loss is as usual."""
+def first_jump(losses: Mapping[int, float], opened: int) -> int | None:
+    """The first of the newest rounds whose losses are all far above those before them.
+
+    None: the newest loss is as usual, or older than that of the round before the one that is open.
+    """
     first = None
     for number, loss in sorted(losses.items(), reverse=True):
         if loss <= jump_above(losses, number):
             break
         first = number
-    return first
-
-
-def suspicion(me: bytes, jump: int, number: int, trainer: bytes) -> tuple[int, bytes]:
-    """A key to sort proposals by: near the round before the jump is first. Each peer sorts those of a round in another order."""
-    return abs(jump - 1 - number), hashlib.sha256(me + trainer + number.to_bytes(8)).digest()
+    return first if losses and max(losses) >= opened - 1 else None
 
 
 class LossWatch:
@@ -48,12 +48,13 @@ class LossWatch:
         self._jobs: OrderedDict[bytes, dict[int, float]] = OrderedDict()
 
     def note(self, job: bytes, number: int, loss: float) -> None:
-        """`loss` of this trainer in its open round."""
-        losses = self._jobs.pop(job, {}) | {number: loss}
-        self._jobs[job] = dict(sorted(losses.items())[-2 * LOOKBACK_ROUNDS :])
+        """`loss` of this trainer in that round; infinite if it is no number."""
+        losses = self._jobs.pop(job, {}) | {number: min(loss, LOSS_MAX)}
+        self._jobs[job] = dict(sorted(losses.items())[-ROUNDS_KEPT:])
         while len(self._jobs) > JOBS_MAX:
             self._jobs.popitem(last=False)
 
-    def losses(self, job: bytes, since: int) -> dict[int, float]:
-        """Of the last rounds from `since` on, by round."""
-        return {number: loss for number, loss in self._jobs.get(job, {}).items() if number >= since}
+    def losses(self, job: bytes, undone: Iterable[tuple[int, int]]) -> dict[int, float]:
+        """By round, but for those that are undone. `undone`: first and last of each line of rounds."""
+        known, lines = self._jobs.get(job, {}), list(undone)
+        return {of: loss for of, loss in known.items() if not any(first <= of <= last for first, last in lines)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
@@ -109,12 +110,13 @@ class Workshop:
             await self._call(lambda: self._rounds.begin(key, trainer))
 
         async def measured(figures: Mapping[str, float]) -> None:
+            if TRAINING_NATS in figures:
+                self.loss_watch.note(*key, figures[TRAINING_NATS])
+            figures = {name: value for name, value in figures.items() if math.isfinite(value)}
             if job.phase is Phase.RUNNING:
                 self._store.measure_later(*key, figures)
             else:
                 await trio.to_thread.run_sync(self._store.measure, *key, figures)
-            if TRAINING_NATS in figures:
-                self.loss_watch.note(*key, figures[TRAINING_NATS])
             for name, value in figures.items():
                 text = _figure(name, value, key[1], JobSpec.decode(job.spec).kind.loss_unit)
                 self._events.detail("measured", text, job=key[0], round=key[1], name=name, value=value)

@@ -78,7 +78,7 @@ class OpenRound(Round):
     # Our proposal, and what it commits to where auditors are bound: durable, then sent.
     publish: Callable[[Proposal, LossOpening | None], Awaitable[None]]
     begin: Callable[[bytes], Awaitable[None]]  # all that re-executing this trainer's proposal needs is here
-    measured: Callable[[Mapping[str, float]], Awaitable[None]]  # figures about this round, for people: all are stored, or none
+    measured: Callable[[Mapping[str, float]], Awaitable[None]]  # figures about this round: all finite ones are stored, or none
 
     @property
     def needs(self) -> object:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
+import math
 import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -88,8 +89,8 @@ class Trainer(Voter):
         finally:
             self._left |= made
         loss, job = TRAINING_NATS if round.spec.kind.loss_unit == NATS else "training_loss", self._job(round)
-        figures = {"worker_seconds": job.opening_seconds + done.seconds}
-        await round.measured(figures if done.loss is None else figures | {loss: done.loss})
+        seconds = job.opening_seconds + done.seconds
+        await round.measured({"worker_seconds": seconds, loss: math.inf if done.loss is None else done.loss})
         job.opening_seconds = 0.0
 
     async def audit(self, round: Round, request: tasks.Audit) -> tasks.Audited:

@@ -14,10 +14,12 @@ from ledger.audits.state import (
     CHALLENGES_OPEN_MAX,
     FALSE_CHALLENGES_MAX,
     LOG_MAX,
+    VOLUNTEERS,
     AuditFinding,
     AuditsState,
     Result,
     Standing,
+    Volunteering,
     asked_of,
     due_for,
     in_turn,
@@ -954,6 +956,105 @@ def test_a_proposal_that_was_judged_is_challenged_again_at_the_cost_of_its_chall
     undrawn.decide(unasked(undrawn, PEOPLE[2], A))
     undrawn.judge(MATCH, 2)
     assert [undrawn.standing(key).refuted for key in (B, C)] == [1, 1] and not undrawn.suspended(A)
+
+
+# Volunteers ---------------------------------------------------------------------------------------------------------------
+
+
+def volunteered(court: Court, person: FastSigner, number: int = 4) -> Signed:
+    return court.tx(person, VOLUNTEERS, Volunteering(court.key, number))
+
+
+def test_who_volunteers_is_drawn_for_all_other_proposals_of_the_round(undrawn: Court) -> None:
+    undrawn.decide(volunteered(undrawn, PEOPLE[1]))
+    assert {(person.public, due.round, due.trainer) for person, due in undrawn.due()} == {(B, 4, A), (B, 4, C), (B, 4, D)}
+    assert not undrawn.audits.disputes and not undrawn.log
+    undrawn.report()
+    assert not undrawn.due() and undrawn.standing(B).reports == 3
+
+
+@pytest.mark.parametrize("finding", [MISMATCH, WITHHELD])
+def test_a_volunteer_challenges_as_any_drawn_auditor(undrawn: Court, finding: Finding) -> None:
+    undrawn.decide(volunteered(undrawn, PEOPLE[1]))
+    undrawn.challenge(A, finding)
+    undrawn.judge(finding, 1)
+    assert undrawn.suspended(A) and not undrawn.suspended(B)
+
+
+def test_who_volunteers_and_says_nothing_lets_its_reports_lapse_and_holds_up_no_reward(undrawn: Court) -> None:
+    undrawn.decide(volunteered(undrawn, PEOPLE[1]))
+    undrawn.round(AUDITS.window + 1)
+    assert undrawn.standing(B).lapsed == 3 and 4 not in undrawn.audits.unvested[A]
+
+
+def test_a_reexecutor_volunteers_once_for_a_round_also_with_a_new_key(undrawn: Court) -> None:
+    undrawn.decide(volunteered(undrawn, PEOPLE[1]))
+    undrawn.report()
+    assert "already" in (undrawn.problem(volunteered(undrawn, PEOPLE[1])) or "")
+    assert "has challenged a proposal" in (undrawn.problem(unasked(undrawn, PEOPLE[1], A)) or "")
+    assert undrawn.problem(volunteered(undrawn, PEOPLE[1], 3)) is None
+    rotated(undrawn, PEOPLE[1])
+    assert "already" in (undrawn.problem(volunteered(undrawn, NEW)) or "")
+    undrawn.decide(unasked(undrawn, PEOPLE[2], D))
+    assert "already" in (undrawn.problem(volunteered(undrawn, PEOPLE[2])) or "")
+
+
+def test_nobody_volunteers_for_rounds_that_are_over_open_or_undone_and_no_stranger_for_any(undrawn: Court) -> None:
+    for number in (0, 1, 5, 99):
+        assert "can be drawn now" in (undrawn.problem(volunteered(undrawn, PEOPLE[1], number)) or "")
+    undrawn.decide(undrawn.admission(PEOPLE[8], by=PEOPLE[1]))
+    assert "may not re-execute" in (undrawn.problem(volunteered(undrawn, PEOPLE[8])) or "")
+    undrawn.decide(unasked(undrawn, PEOPLE[1], A, 3))
+    undrawn.decide(unasked(undrawn, PEOPLE[2], D, 4))
+    undrawn.judge(MISMATCH, 1, A)  # the job goes back, and the other dispute goes on
+    assert undrawn.audits.rounds[4].undone
+    assert "nothing of round 5 is left" in (undrawn.problem(volunteered(undrawn, PEOPLE[1], 4)) or "")
+
+
+def test_nobody_volunteers_for_a_round_whose_rounds_are_over_while_time_is_left() -> None:
+    """Nobody is drawn so late by its nonce, either."""
+    court = Court(rate=0.0, **TIMED)
+    court.round(AUDITS.window + 1)
+    court.decide(volunteered(court, PEOPLE[1], 2))
+    court.round()
+    assert court.audits.rounds[2].drawn[A].pending == (B,)
+    assert "can be drawn now" in (court.problem(volunteered(court, PEOPLE[2], 2)) or "")
+
+
+def test_who_is_suspended_does_not_volunteer() -> None:
+    court = Court(rate=0.0, anchor_rounds=1)
+    court.round(AUDITS.window + 1)
+    court.decide(unasked(court, PEOPLE[1], A))
+    court.judge(MISMATCH, 1)
+    assert court.suspended(A) and not court.audits.rounds[3].undone
+    assert "may not re-execute" in (court.problem(volunteered(court, PEOPLE[0], 3)) or "")
+    assert court.problem(volunteered(court, PEOPLE[1], 3)) is None
+
+
+def test_a_volunteer_is_drawn_for_nothing_that_is_disputed_and_for_nobody_that_it_is_apart_from(undrawn: Court) -> None:
+    undrawn.decide(unasked(undrawn, PEOPLE[2], D))
+    undrawn.decide(volunteered(undrawn, PEOPLE[1]))
+    assert {due.trainer for _, due in undrawn.due()} == {A, C}
+    undrawn.judge(MATCH, 2)
+    for _ in range(FALSE_CHALLENGES_MAX):  # claims that are refuted
+        undrawn.round()
+        number = undrawn.job(undrawn.key).round - 1
+        undrawn.decide(volunteered(undrawn, PEOPLE[3], number))
+        (due,) = [due for person, due in undrawn.due(A) if person is PEOPLE[3] and due.round == number]
+        undrawn.say(PEOPLE[3], due, WITHHELD)
+        undrawn.judge(MATCH, 2)
+    undrawn.round()
+    number = undrawn.job(undrawn.key).round - 1
+    undrawn.decide(volunteered(undrawn, PEOPLE[3], number))
+    assert {due.trainer for person, due in undrawn.due() if person is PEOPLE[3] and due.round == number} == {B, C}
+
+
+def test_who_is_unheard_does_not_volunteer(undrawn: Court) -> None:
+    for _ in range(FALSE_CHALLENGES_MAX):
+        undrawn.decide(unasked(undrawn, PEOPLE[3], A, undrawn.job(undrawn.key).round - 2))
+        undrawn.judge(MATCH, 2)
+        undrawn.round()
+    assert "too often" in (undrawn.problem(volunteered(undrawn, PEOPLE[3], undrawn.job(undrawn.key).round - 2)) or "")
 
 
 def test_a_round_can_be_challenged_until_its_window_is_over_and_its_rewards_are_vested(undrawn: Court) -> None:

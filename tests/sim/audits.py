@@ -88,6 +88,10 @@ class Auditor:
         """Why it challenges a proposal for which it was not drawn; None: it does not."""
         return None
 
+    def volunteers(self, due: Due) -> bool:
+        """Whether it wants to be drawn for this proposal and the others of the round."""
+        return False
+
 
 class Distrusts(Auditor):
     """Honest too: it replays a share of all proposals."""
@@ -95,6 +99,9 @@ class Distrusts(Auditor):
     def challenge(self, due: Due) -> Finding | None:
         finding = found(due)
         return finding if due.proposal.payload[0] < 64 and finding is not Finding.MATCH else None
+
+    def volunteers(self, due: Due) -> bool:
+        return 64 <= due.proposal.payload[0] < 128
 
 
 class Cheats(Auditor):
@@ -143,6 +150,9 @@ class Claims(Auditor):
 
     def finding(self, due: Due) -> Finding | None:
         return Finding.MATCH if due.trainer in self.colluders else Finding.WITHHELD
+
+    def volunteers(self, due: Due) -> bool:
+        return True
 
 
 class Challenges(Auditor):
@@ -194,6 +204,9 @@ class Colludes(Cheats):
     def challenge(self, due: Due) -> Finding | None:
         return None if due.trainer in self.colluders else Finding.MALFORMED
 
+    def volunteers(self, due: Due) -> bool:
+        return due.proposal.payload[0] < 128
+
 
 class Withholds(Auditor):
     """Reports nothing, and reveals what it never committed to, or nothing."""
@@ -210,6 +223,9 @@ class Withholds(Auditor):
 
     def finding(self, due: Due) -> Finding | None:
         return None
+
+    def volunteers(self, due: Due) -> bool:
+        return True
 
 
 LIES: tuple[type[Auditor], ...] = (

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ledger.audits.losses import SealedLoss
-from ledger.audits.state import OPENS, AuditFinding, Due, OpeningDue, due_for, in_turn, others_audited
+from ledger.audits.state import OPENS, VOLUNTEERS, AuditFinding, Due, OpeningDue, Volunteering, due_for, in_turn, others_audited
 from ledger.core.genesis import TRAINER
 from ledger.core.module import Refused
 from ledger.jobs import Rollback, Start, Stop
@@ -149,6 +149,8 @@ class Author:
             finding = self.auditor.challenge(due)
             if finding is not None and self.random.random() < CHALLENGE_SHARE:
                 return "audit/challenge", AuditFinding(due.job, *due.place, finding, 0)
+            if self.auditor.volunteers(due) and self.random.random() < CHALLENGE_SHARE:
+                return VOLUNTEERS, Volunteering(due.job, due.round)
         if self.desk is not None and self.work and self.desk.random.random() < CURATED_SHARE:
             return self.desk.wanted(state)
         if self.random.random() < self.work:
