@@ -86,7 +86,7 @@ class AuditsModule(Module[AuditsState]):
     version = SECOND_AUDITS
     contents: ClassVar[Mapping[str, type]] = {**dict.fromkeys(KINDS, AuditFinding), OPENS: LossOpening, VOLUNTEERS: Volunteering}
     # The tables of the job are copied and looked through.
-    costs: ClassVar[Mapping[str, int]] = {"audit/report": 2, "audit/verdict": 6, "audit/challenge": 10, OPENS: 6, VOLUNTEERS: 10}
+    costs: ClassVar[Mapping[str, int]] = {"audit/report": 2, "audit/verdict": 6, "audit/challenge": 10, OPENS: 6, VOLUNTEERS: 24}
     state_type = AuditsState
 
     def __init__(self, rules: JobRules) -> None:
