@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise, product
@@ -1105,6 +1105,28 @@ def test_sampled_audits_suspend_who_lies_in_every_step_and_let_it_back_in(text: 
     assert outcome.rejected["replay"] > 1 and outcome.rounds == 12 + outcome.undone
     clean = attacks_gpt.attacked(some, attacks_gpt.CLEAN, AuditMode.OFF)
     assert outcome.heldout_nats == pytest.approx(clean.heldout_nats, rel=0.02)
+
+
+def test_who_sees_the_loss_jump_finds_a_lie_that_nobody_drew(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    some = world(text)
+    some.spec = replace(some.spec, rounds=12, local_steps=1, audit_window=3)
+    monkeypatch.setattr(attacks_gpt, "LAPSES", 0)
+    monkeypatch.setattr(attacks_gpt.draws, "draw", lambda *_: ())
+    plan = attacks_gpt.Plan(closing=2)
+    assert attacks_gpt.attacked(some, "sign-flip", AuditMode.SAMPLED, plan).found == 0
+    looked = list[tuple[int, int]]()
+
+    def jump(losses: Mapping[int, float], opened: int) -> int | None:
+        looked.append((len(losses), opened))
+        return 4 if opened == 6 else None
+
+    monkeypatch.setattr(attacks_gpt, "first_jump", jump)
+    outcome = attacks_gpt.attacked(some, "sign-flip", AuditMode.SAMPLED, plan)
+    assert looked[:3] == [(1, 1)] * 3, "each honest trainer has noted the loss of the round that closes"
+    # Of round 3, before the one in which the loss jumped, each re-executes one update, and the window is over.
+    assert outcome.audits == 3 and outcome.found == 1
+    # The lie is convicted two rounds later, and all since the last anchor is undone.
+    assert outcome.undone == 8 and outcome.rounds == 12 + outcome.undone
 
 
 @pytest.mark.parametrize("kept", [3, attacks_gpt.UPDATES_MAX])
