@@ -43,7 +43,7 @@ from benchmarks.attacks_trigger import UNMEASURED, Trigger
 from benchmarks.attacks_voters import decided
 from benchmarks.simulated import JOB, Rounds, Update, engine_of, trainer_key
 from ledger.audits import draws
-from peer.driver.loss_watch import LossWatch, first_jump, jump_above
+from peer.driver.loss_watch import LossWatch, first_jump, jump_above, most_suspect
 from protocol.errors import LocalProtocolError
 from protocol.messages import Proposal
 from protocol.reasons import Verdict
@@ -393,25 +393,26 @@ class Run:
             self.reports = {key: [of for of in reports if of[0] in kept] for key, reports in self.reports.items()}
 
     def _volunteer(self, number: int) -> None:
-        """An honest trainer whose own loss has jumped is drawn for a round near the jump. Beside its own steps it re-executes one
-        update of that round in each round.
+        """An honest trainer whose own loss has jumped is drawn for a round near the jump. From the next round on it re-executes
+        one update of that round in each round, beside its own steps.
         """
         chance = random.Random(f"volunteers {self.world.spec.seed} {self.plan.draws} {number}")
-        window = [of for of in self.line if number - self.world.spec.audit_window < of < number and of in self.audited]
+        window = [of for of in self.line if number - self.world.spec.audit_window <= of < number and of in self.audited]
         for me, watch in self.watches.items():
-            jump = first_jump(watch.losses(JOB, self.lines_undone), number + 1)
-            rounds = [of for of in window if of not in self.volunteered[me]]
-            if jump is not None and rounds and not self.reports[me]:
-                drawn = min(rounds, key=lambda of: abs(jump - 1 - of))
-                self.volunteered[me].append(drawn)
-                self.reports[me] = [(drawn, trainer) for trainer in self.audited[drawn] if trainer != me]
-                chance.shuffle(self.reports[me])
             self.reports[me] = [of for of in self.reports[me] if of[0] in window]  # the others have lapsed
             if self.reports[me]:
                 self.outcome.audits += 1
                 place = self.reports[me].pop()
                 if place in self.false and chance.random() >= LAPSES:
                     self._challenge(number, place)
+                continue
+            jump = first_jump(watch.losses(JOB, self.lines_undone), number + 1)
+            rounds = [of for of in window[-self.world.spec.audit_window + 1 :] if of not in self.volunteered[me]]
+            if jump is not None and rounds:
+                drawn = most_suspect(rounds, jump)
+                self.volunteered[me].append(drawn)
+                self.reports[me] = [(drawn, trainer) for trainer in self.audited[drawn] if trainer != me]
+                chance.shuffle(self.reports[me])
 
     def _challenge(self, number: int, lie: tuple[int, bytes]) -> None:
         if lie not in self.challenged:

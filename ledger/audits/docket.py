@@ -43,7 +43,7 @@ from ledger.audits.state import (
     openings_of,
     others_audited,
 )
-from ledger.audits.transitions import TRANSITIONS, Effect, Event, Stage
+from ledger.audits.transitions import TRANSITIONS, Effect, Event, Stage, Transition
 from ledger.core.genesis import Genesis
 from ledger.core.module import Change, Context, Module, Refused, Said, View
 from ledger.jobs import (
@@ -316,31 +316,36 @@ class Docket:
         self._move_audit(Stage.UNDISPUTED, Event.CHALLENGED, said.place, challenger, said)
 
     def volunteer(self, author: bytes, number: int) -> None:
-        """A re-executor is drawn for all proposals of a round in the window, as its nonce could have drawn it."""
+        """A re-executor is drawn for all proposals of a round in the window that it has not reported on. It has to report on them
+        before it volunteers again: otherwise liars would be awaited everywhere, and hold up what honest auditors report.
+        """
         audits = self._rounds.get(number)
-        if audits is None or not self._has_rounds(number):
+        if audits is None or not self._has_rounds(number) or self._job.is_trained:
             raise Refused(f"no proposal of round {nth_round(number)} can be drawn now")
         auditor = self._speaking_for(audits.reexecutors, author)
         if auditor is None or not self._is_trusted(author):
             raise Refused(f"{short_id(author)} may not re-execute round {nth_round(number)}")
-        if auditor in audits.challengers:
-            raise Refused(f"{short_id(author)} has volunteered for round {nth_round(number)} already, or challenged one of it")
         self._require_heard(author)
-        moved = TRANSITIONS[Stage.UNDISPUTED, Event.VOLUNTEERED]
-        assert moved.after is Stage.AWAITED and moved.effects == (Effect.USE_UP,)
-        free = [
-            trainer
-            for trainer, of in audits.drawn.items()
-            if author not in {self._members.current(trainer), *_apart(self._withheld.get(self._members.current(trainer), {}))}
-            and self._dispute((number, trainer)) is None
-        ]
-        if not free:
-            raise Refused(f"nothing of round {nth_round(number)} is left to draw for {short_id(author)}")
+        for other, of in self._rounds.items():
+            key = self._speaking_for(of.challengers, author)
+            if key is not None and other == number:
+                raise Refused(f"{short_id(author)} has volunteered for round {nth_round(number)} already, or challenged in it")
+            if key is not None and any(key in drawn.pending for drawn in of.drawn.values()):
+                raise Refused(f"{short_id(author)} has not reported yet on all of round {nth_round(other)}")
+        current, disputed, sealed = self._members.current, self._disputed(number), self._unopened.get(number, {})
         drawn = {
-            trainer: replace(of, pending=tuple(sorted({*of.pending, auditor}))) if trainer in free else of
+            trainer: replace(of, pending=tuple(sorted({*of.pending, auditor})))
             for trainer, of in audits.drawn.items()
+            if author != current(trainer)
+            and author not in _apart(self._withheld.get(current(trainer), {}))
+            and trainer not in disputed
+            and (trainer not in sealed or auditor not in sealed[trainer].reports)
         }
-        self._rounds[number] = replace(audits, drawn=drawn, challengers=(*audits.challengers, auditor))
+        if not drawn:
+            raise Refused(f"nothing of round {nth_round(number)} is left to draw for {short_id(author)}")
+        assert TRANSITIONS[Stage.UNDISPUTED, Event.VOLUNTEERED] == Transition(Stage.AWAITED, None, (Effect.USE_UP,))
+        challengers = (*audits.challengers, auditor)
+        self._rounds[number] = replace(audits, drawn={**audits.drawn, **drawn}, challengers=challengers)
 
     def rule(self, author: bytes, verdict: AuditFinding) -> None:
         """A judge gives its verdict on an open dispute."""
@@ -387,13 +392,13 @@ class Docket:
         if challenger is None or not self._is_trusted(author):
             raise Refused(f"{short_id(author)} may not challenge {short_id(trainer)} in round {nth_round(number)}")
         if challenger in self._rounds[number].challengers:
-            raise Refused(f"{short_id(author)} has challenged a proposal of round {nth_round(number)} already")
+            raise Refused(f"{short_id(author)} has challenged one of round {nth_round(number)} already, or volunteered for it")
         self._require_heard(author)
         return challenger
 
     def _require_heard(self, challenger: bytes) -> None:
         if self._unheard.get(challenger, 0) > self._job.round:
-            raise Refused(f"{short_id(challenger)} was found wrong too often to challenge anybody for now")
+            raise Refused(f"{short_id(challenger)} was found wrong too often to be heard for now")
         mine = [dispute for dispute in self._disputes if self._speaking_for(dispute.challenges, challenger) is not None]
         if len(mine) >= CHALLENGES_OPEN_MAX:
             raise Refused(f"{CHALLENGES_OPEN_MAX} challenges of {short_id(challenger)} are open, the most at once")

@@ -101,5 +101,5 @@ assert {moved.after for moved in TRANSITIONS.values()} >= {stage for stage, _ in
     Stage.SEALED,
 }
 assert not any(stage is Stage.OVER for stage, _ in TRANSITIONS)  # what is over stays over
-# Whatever is said or ends is in the log for people, but what follows from a suspension that is there itself.
+# Whatever is found or ends is in the log for people, but what follows from a suspension that is there itself.
 assert {moved.result for moved in TRANSITIONS.values()} - {None} == set(Result)

@@ -40,7 +40,8 @@ from ledger.network import NetworkState
 from ledger.state import State
 from peer.driver.author import Author
 from peer.driver.driver import Driver
-from peer.driver.loss_watch import first_jump
+from peer.driver.loss_watch import first_jump, most_suspect
+from peer.driver.lottery import Lottery
 from peer.driver.turns import Key, Turns, key_of
 from peer.node.sealing import Sealing
 from peer.roles import losses
@@ -97,7 +98,7 @@ class Auditing:
         self._rests: dict[Key, tuple[float, float]] = {}  # by audit that failed and is still due: (again at, last pause)
         self._is_behind = True  # decided blocks are not applied here: this peer cannot tell how long rounds have been open
         self._entered: dict[bytes, int] = {}  # by job, the round that was open when this peer had caught up
-        self._replaying = trio.Lock()
+        self._replaying = Lottery()
         self._challenged: tuple[bytes, int] | None = None  # job and round that `challenge` replays
         self._wake = trio.Event()
         self._has_ended = False  # an audit has, and its files are to be deleted
@@ -282,7 +283,7 @@ class Auditing:
         if request is None:
             return Replayed(Finding.WITHHELD)
         came()
-        async with self._replaying:
+        async with self._replaying.turn(due.is_dispute):
             return await self._driver.workshop.role.replay(past, request)
 
     async def _past_round(self, due: Due) -> Round:
@@ -374,11 +375,12 @@ class Auditing:
         """Has this peer drawn for one of the last rounds after the other, while its own loss is far above that of earlier ones.
         The audits may have missed a lie that did much harm.
         """
-        refused = set[tuple[bytes, int]]()
+        refused = set[tuple[bytes, int, int]]()  # (job, round, open round)
         while True:
-            applied, state = self._driver.applied, self._driver.state
-            refused = {of for of in refused if of[0] in state.audits.jobs}
-            suspected = list(self._suspected(state, refused))
+            applied, noted, state = self._driver.applied, self._driver.workshop.loss_noted, self._driver.state
+            opened = {key: job.round for key, job in state.jobs.jobs.items()}
+            refused = {of for of in refused if opened.get(of[0]) == of[2]}
+            suspected = [] if self._is_behind else list(self._suspected(state, {of[:2] for of in refused}))
             for job, jump, number in suspected:
                 try:
                     await self._author.submit(VOLUNTEERS, Volunteering(job, number), math.inf)
@@ -386,15 +388,15 @@ class Auditing:
                     raise
                 except FolkmootError as error:
                     log.info("round %d is not re-executed: %s", nth_round(number), error)
-                    refused.add((job, number))
+                    refused.add((job, number, opened[job]))
                     continue
                 text = f"this peer re-executes round {nth_round(number)}: the training loss jumped in round {nth_round(jump)}"
                 self._driver.events.add("audit", text, job=job, round=number)
-            if not suspected:
-                await applied.wait()
+            if not suspected:  # a lie has to be found before its round is out of reach, so a new loss is looked at once
+                await _before(applied.wait, noted.wait())
 
     def _suspected(self, state: State, refused: Set[tuple[bytes, int]]) -> Iterator[tuple[bytes, int, int]]:
-        """(job, round in which the loss jumped, round to re-execute next) of jobs in which this peer has no report to make."""
+        """(job, round in which the loss jumped, round to re-execute next) of jobs in which this peer has no such audit left."""
         jumps = dict[bytes, int]()
         for key in state.audits.jobs if self._driver.workshop.role.computing is not None else ():
             job = state.jobs.jobs[key]
@@ -403,12 +405,13 @@ class Auditing:
             jumps |= {} if jump is None else {key: jump}
         if not jumps:
             return
-        busy = {due.job for due in due_for(self._me, state) if not due.is_dispute}
+        reports = [due for due in due_for(self._me, state) if not due.is_dispute]
+        busy = {due.job for due in reports if due.auditor in state.audits.jobs[due.job].rounds[due.round].challengers}
         others = {(due.job, due.round) for due in others_audited(self._me, state)} - refused
         for key, jump in jumps.items():
-            rounds = [number for of, number in others if of == key and key not in busy]
-            if rounds:
-                yield key, jump, min(rounds, key=lambda number: (abs(jump - 1 - number), number))
+            rounds = [number for of, number in others if of == key]
+            if rounds and key not in busy:
+                yield key, jump, most_suspect(rounds, jump)
 
     # Being audited ---------------------------------------------------------------------------------------------------
 

@@ -41,6 +41,11 @@ def first_jump(losses: Mapping[int, float], opened: int) -> int | None:
     return first if losses and max(losses) >= opened - 1 else None
 
 
+def most_suspect(rounds: Iterable[int], jump: int) -> int:
+    """Which of these a jump most likely comes from: the one before it, and then the nearest."""
+    return min(rounds, key=lambda number: (abs(jump - 1 - number), number))
+
+
 class LossWatch:
     """The last losses of each job."""
 

@@ -65,7 +65,7 @@ class Workshop:
         self._checking: set[tuple[RoundKey, bytes]] = set()
         self._reexecuting: set[tuple[RoundKey, bytes]] = set()
         self._replays = Counter[RoundKey]()  # re-executions begun
-        self.loss_watch = LossWatch()
+        self.loss_watch, self.loss_noted = LossWatch(), trio.Event()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         async with trio.open_nursery() as self._nursery:
@@ -112,6 +112,8 @@ class Workshop:
         async def measured(figures: Mapping[str, float]) -> None:
             if TRAINING_NATS in figures:
                 self.loss_watch.note(*key, figures[TRAINING_NATS])
+                self.loss_noted.set()
+                self.loss_noted = trio.Event()
             figures = {name: value for name, value in figures.items() if math.isfinite(value)}
             if job.phase is Phase.RUNNING:
                 self._store.measure_later(*key, figures)

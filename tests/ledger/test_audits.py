@@ -940,7 +940,7 @@ def test_an_undrawn_reexecutor_challenges_with_neither_a_match_nor_a_claim(undra
 
 def test_a_reexecutor_has_one_such_challenge_in_a_round_also_with_a_new_key(undrawn: Court) -> None:
     undrawn.decide(unasked(undrawn, PEOPLE[1], A))
-    assert "has challenged a proposal" in (undrawn.problem(unasked(undrawn, PEOPLE[1], C)) or "")
+    assert "has challenged one of round" in (undrawn.problem(unasked(undrawn, PEOPLE[1], C)) or "")
     assert undrawn.problem(unasked(undrawn, PEOPLE[1], A, number=2)) is None
     assert undrawn.problem(unasked(undrawn, PEOPLE[2], D)) is None
     rotated(undrawn, PEOPLE[1])
@@ -991,8 +991,11 @@ def test_a_reexecutor_volunteers_once_for_a_round_also_with_a_new_key(undrawn: C
     undrawn.decide(volunteered(undrawn, PEOPLE[1]))
     undrawn.report()
     assert "already" in (undrawn.problem(volunteered(undrawn, PEOPLE[1])) or "")
-    assert "has challenged a proposal" in (undrawn.problem(unasked(undrawn, PEOPLE[1], A)) or "")
-    assert undrawn.problem(volunteered(undrawn, PEOPLE[1], 3)) is None
+    assert "has challenged one of round" in (undrawn.problem(unasked(undrawn, PEOPLE[1], A)) or "")
+    undrawn.decide(volunteered(undrawn, PEOPLE[1], 3))
+    assert "has not reported yet on all of round 4" in (undrawn.problem(volunteered(undrawn, PEOPLE[1], 2)) or "")
+    undrawn.report()
+    assert undrawn.problem(volunteered(undrawn, PEOPLE[1], 2)) is None
     rotated(undrawn, PEOPLE[1])
     assert "already" in (undrawn.problem(volunteered(undrawn, NEW)) or "")
     undrawn.decide(unasked(undrawn, PEOPLE[2], D))
@@ -1043,10 +1046,38 @@ def test_a_volunteer_is_drawn_for_nothing_that_is_disputed_and_for_nobody_that_i
         (due,) = [due for person, due in undrawn.due(A) if person is PEOPLE[3] and due.round == number]
         undrawn.say(PEOPLE[3], due, WITHHELD)
         undrawn.judge(MATCH, 2)
+        undrawn.report()
     undrawn.round()
     number = undrawn.job(undrawn.key).round - 1
     undrawn.decide(volunteered(undrawn, PEOPLE[3], number))
     assert {due.trainer for person, due in undrawn.due() if person is PEOPLE[3] and due.round == number} == {B, C}
+
+
+def test_who_has_reported_on_a_proposal_does_not_volunteer_for_it_again() -> None:
+    court = Court(rate=1.5)
+    court.until_drawn(A)
+    auditor, due = court.due(A)[0]
+    number, others = due.round, {key for key in (A, B, C, D) if key not in (A, auditor.public)}
+    court.say(auditor, due)
+    court.decide(volunteered(court, auditor, number))
+    assert {due.trainer for person, due in court.due() if person is auditor and due.round == number} == others
+
+
+def test_who_is_drawn_by_its_nonce_may_volunteer_before_it_has_reported() -> None:
+    court = Court(rate=1.5)
+    court.until_drawn(A)
+    auditor, due = court.due(A)[0]
+    court.decide(volunteered(court, auditor, due.round))
+    assert {item.trainer for person, item in court.due() if person is auditor and item.round == due.round} == {
+        key for key in (A, B, C, D) if key != auditor.public
+    }
+
+
+def test_nobody_volunteers_once_all_rounds_are_taken() -> None:
+    court = Court(4, SAMPLED + b":3", rate=0.0, **TIMED)
+    court.round(2)
+    assert court.audits.rounds and court.job(court.key).is_trained
+    assert "can be drawn now" in (court.problem(volunteered(court, PEOPLE[1], 2)) or "")
 
 
 def test_who_is_unheard_does_not_volunteer(undrawn: Court) -> None:

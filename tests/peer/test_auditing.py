@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -765,23 +764,21 @@ async def test_a_lie_that_nobody_drew_is_found_once_the_loss_jumps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attack: str, found: Finding
 ) -> None:
     """Who sees it volunteers, and is drawn for the last rounds. While the loss falls nobody re-executes anything."""
-    has_jumped = threading.Event()
+    jump = 12
     # It goes on to rise: where audits are slow, a jump would be over before they are.
-    monkeypatch.setitem(globals(), "loss_of", lambda number, *_: 2.0 + (number if has_jumped.is_set() else -number / 1_000))
+    monkeypatch.setitem(globals(), "loss_of", lambda number, *_: 2.0 + (number if number >= jump else -number / 1_000))
     monkeypatch.setattr(auditing, "WITHHELD_SECONDS_MIN", 0.5)
     async with trainers(tmp_path, attack) as made:
         job = await made.train(UNDRAWN)
+        liar = made.seats[3].public
         for seat in made.seats:
-            await seat.until(lambda driver: driver.state.jobs.jobs[job].round > 12)
-        assert not any(made.workers[seat.public].audits for seat in made.seats)
-        has_jumped.set()
-        for seat in made.seats:
-            await seat.until(lambda driver: bool(driver.state.audits.suspended(job)))
-        state = made.seats[0].driver.state
-        ((trainer, entry),) = state.audits.jobs[job].causes.items()
-        assert trainer == made.seats[3].public and entry.finding is found
-        assert state.jobs.jobs[job].undone and {standing(made, number).refuted for number in range(3)} == {0}
+            await seat.until(lambda driver: bool(driver.state.jobs.jobs[job].undone))
         await made.seats[0].event("audit", "the training loss jumped in round")
+        assert min(request.round for seat in made.seats for request in made.workers[seat.public].audits) >= jump // 2
+        undone, *_ = made.seats[0].driver.state.jobs.jobs[job].undone
+        assert undone.trainer == liar and undone.first == 8
+        await made.seats[0].event("audit", f"({found.label})")
+        assert {standing(made, number).refuted for number in range(3)} == {0}
 
 
 @pytest.mark.parametrize(

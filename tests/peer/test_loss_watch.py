@@ -9,7 +9,16 @@ from collections.abc import Iterable
 
 import pytest
 
-from peer.driver.loss_watch import CHANCE_MAX, JOBS_MAX, KNOWN_MIN, LOOKBACK_ROUNDS, ROUNDS_KEPT, LossWatch, first_jump
+from peer.driver.loss_watch import (
+    CHANCE_MAX,
+    JOBS_MAX,
+    KNOWN_MIN,
+    LOOKBACK_ROUNDS,
+    ROUNDS_KEPT,
+    LossWatch,
+    first_jump,
+    most_suspect,
+)
 
 JOB = bytes(32)
 
@@ -66,6 +75,14 @@ def test_honest_losses_hardly_ever_jump(deviation: float) -> None:
 def test_a_jump_of_long_ago_says_nothing() -> None:
     losses = watched([1.5] * 9 + [1.8]).losses(JOB, ())
     assert [first_jump(losses, opened) for opened in (9, 10, 11)] == [9, 9, None]
+
+
+def test_the_round_before_a_jump_is_most_suspect_and_then_its_neighbours() -> None:
+    left, order = {3, 4, 5, 6, 7}, list[int]()
+    while left:
+        order.append(most_suspect(left, 6))
+        left.remove(order[-1])
+    assert order == [5, 4, 6, 3, 7]
 
 
 def test_losses_of_undone_rounds_do_not_count_and_those_before_them_do() -> None:

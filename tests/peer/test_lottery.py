@@ -1,0 +1,60 @@
+"""A lock that is passed on by lot: nobody is left behind, and nobody knows when its turn is."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+import trio.testing
+
+from peer.driver.lottery import Lottery
+
+
+async def order_of(waiting: list[bool], cancelled: frozenset[int] = frozenset()) -> list[int]:
+    """In which order those that wait get their turn. `waiting`: whether each goes first."""
+    lottery, served, held = Lottery(), list[int](), 0
+    scopes = [trio.CancelScope() for _ in waiting]
+
+    async def wait(number: int, is_first: bool) -> None:
+        nonlocal held
+        with scopes[number]:
+            async with lottery.turn(is_first):
+                held += 1
+                assert held == 1, "one at a time"
+                served.append(number)
+                await trio.testing.wait_all_tasks_blocked()
+                held -= 1
+
+    async with trio.open_nursery() as nursery, lottery.turn(False):
+        for number, is_first in enumerate(waiting):
+            nursery.start_soon(wait, number, is_first)
+        await trio.testing.wait_all_tasks_blocked()
+        for number in cancelled:
+            scopes[number].cancel()
+    return served
+
+
+async def test_each_gets_its_turn_and_the_order_is_chance() -> None:
+    orders = [await order_of([False] * 4) for _ in range(50)]
+    assert {tuple(sorted(order)) for order in orders} == {(0, 1, 2, 3)}
+    assert {order[0] for order in orders} == {order[-1] for order in orders} == {0, 1, 2, 3}
+
+
+async def test_those_that_go_first_go_first() -> None:
+    for _ in range(20):
+        assert set((await order_of([False, True, False, True]))[:2]) == {1, 3}
+
+
+@pytest.mark.parametrize("cancelled", [frozenset({0}), frozenset({0, 1, 2}), frozenset({0, 1, 2, 3})], ids=str)
+async def test_who_gives_up_holds_up_nobody(cancelled: frozenset[int]) -> None:
+    for _ in range(20):
+        assert set(await order_of([False] * 4, cancelled)) == {0, 1, 2, 3} - cancelled
+
+
+async def test_who_fails_passes_its_turn_on() -> None:
+    lottery = Lottery()
+    with pytest.raises(ValueError, match="bad"):
+        async with lottery.turn(False):
+            raise ValueError("bad")
+    with trio.fail_after(1):
+        async with lottery.turn(False):
+            pass
