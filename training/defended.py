@@ -70,11 +70,7 @@ class Found:
     worse: float  # times the held-out loss of the clean run, of any attack, on seed 0
 
 
-FOUND: Final = (Found("per-step", 4, 1, 1.023), Found("per-step", 7, 2, 1.027))
-LOCAL_FELL: Final = (
-    "with several local steps 1 liar of 4 raised the loss of a language model to 1.35 times where no audit drew its five lies, "
-    f"and at most {POISONED_MAX} counts as defended"
-)
+FOUND: Final = (Found("local", 4, 1, 1.015), Found("per-step", 4, 1, 1.023), Found("per-step", 7, 2, 1.027))
 # How fields of a job with sampled audits compare to those of a preset. All other fields are free.
 SAME: Final = (
     *("inner", "inner_state", "beta1", "beta2", "weight_decay", "clip", "compression", "bits", "outer", "outer_momentum"),
@@ -137,8 +133,6 @@ def _found_late(spec: JobSpec, trainers: int) -> str | None:
     if replays < least:
         return f"{replays:g} replays of each update on average are fewer than the {least:g} that hold"
     rows = [row for row in FOUND if row.preset == preset]
-    if not rows:
-        return LOCAL_FELL
     return None if _is_measured(rows, spec, trainers) else _more(rows, trainers)
 
 

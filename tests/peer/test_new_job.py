@@ -21,9 +21,8 @@ from protocol.errors import UserError
 from protocol.limits import BLOB_PART_BYTES
 from rlhf.jsonl import Misfits
 from rlhf.objective import PpoTerms
-from training import defended
 from training.host import ModelHost
-from training.spec import PRESETS, AuditMode, Compression, InnerStatePolicy, JobSpec, Memory, Outer, Rule, completed
+from training.spec import PRESETS, AuditMode, Compression, Inner, InnerStatePolicy, JobSpec, Memory, Outer, Rule, completed
 from training.transformer import ModelSpec
 
 SMALL = JobSpec(name="small", tokenizer=bytes(32), data=bytes(32))
@@ -125,9 +124,12 @@ LARGER, TOO_LARGE = ModelSpec(width=256, layers=6), ModelSpec(width=512, layers=
     ("peer", "said", "is_sampled"),
     [
         (peer_of(3), {}, True),
-        (peer_of(3, voters=7), {}, True),
-        (peer_of(3, voters=6), {"rounds": 40, "batch": 4, "inner_rate": 0.001}, True),
-        (peer_of(3), {"audit_window": 12, "audit_rate": 0.5}, True),
+        (peer_of(3, voters=7), {}, False),
+        (peer_of(3, voters=7), GRADIENTS, True),
+        (peer_of(3, voters=6), {"rounds": 12, "batch": 4, "inner_rate": 0.01, "local_steps": 5}, True),
+        (peer_of(3), {"opening_rounds": 0}, True),
+        (peer_of(3), {"audit_window": 5, "audit_rate": 0.5}, True),
+        (peer_of(3), GRADIENTS, True),
         (peer_of(3), {"model": LARGER}, True),
         # A person says which.
         (peer_of(3), {"audit": AuditMode.FULL}, False),
@@ -140,48 +142,44 @@ LARGER, TOO_LARGE = ModelSpec(width=256, layers=6), ModelSpec(width=512, layers=
         (peer_of(3, voters=10), {"liars": 1}, False),
         (peer_of(3, strangers=1), {}, False),
         (peer_of(3, strangers=3), {"liars": 1}, False),
-        (peer_of(3, voters=6, strangers=1), {}, True),  # as 2 liars of 7
+        (peer_of(3, voters=6, strangers=1), {}, False),  # as 2 liars of 7
+        (peer_of(3, voters=6, strangers=1), GRADIENTS, True),
         (peer_of(3, voters=6, strangers=2), {}, False),
         # Liars would be found late, or would do more harm.
         *(
             (peer_of(3), {name: value}, False)
             for name, value in {
+                "local_steps": 30,
+                "opening_rounds": 20,
                 "audit_rate": 0.01,
                 "audit_window": 1,
                 "suspension_rounds": 1,
-                "feedback_decay": 0.5,
+                "feedback_decay": 1.0,
                 "norm_start": 1e3,
+                "outer_rate": 5.0,
                 "inner_rate": 0.3,
+                "inner": Inner.ADAMW,
                 "rule": Rule.MEAN,
             }.items()
         ),
-        (peer_of(2), {}, False),  # such a network knows no closing rounds
+        # No job has sampled audits with these.
+        (peer_of(3), {"inner_state": InnerStatePolicy.KEEP}, False),
+        (peer_of(3), {"memory": Memory.ESTIMATES, "outer": Outer.ADAMW, "local_steps": 1}, False),
+        # The least link would take too long for a replay, and such a network knows no closing rounds.
+        (peer_of(3), {"model": TOO_LARGE}, False),
+        (peer_of(2), {}, False),
     ],
 )
 def test_audits_are_sampled_where_that_was_measured_to_hold_unless_a_person_says_which(
     peer: Any, said: dict[str, Any], is_sampled: bool
 ) -> None:
     """The job that comes of it may be started, but for one without audits."""
-    said = GRADIENTS | said
     spec = replace(SMALL, **completed({"liars": new_job.tolerated(peer), **said}))
-    made = new_job.sampled_if_defended(peer, spec, said)
+    made = new_job.sampled_if_defended(peer, opened_widely(peer, spec, said), said)
     assert (made.audit is AuditMode.SAMPLED) is is_sampled and made.problem() is None
-    assert is_sampled or made == spec
+    assert is_sampled or made == opened_widely(peer, spec, said)
     if made.audit is not AuditMode.OFF:
         assert new_job.audited(peer, made, TrainRequest("small", "", 0, 0, {}), said) == closed_safely(peer, made, said)
-
-
-def test_audits_are_full_where_the_least_link_would_take_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(defended, "FOUND", (defended.Found("local", 4, 1, 1.0),))
-    for model, audit in ((LARGER, AuditMode.SAMPLED), (TOO_LARGE, AuditMode.FULL)):
-        spec = replace(SMALL, **completed({"model": model}))
-        assert new_job.sampled_if_defended(peer_of(3), spec, {"model": model}).audit is audit
-
-
-@pytest.mark.parametrize("said", [{}, {"inner_state": InnerStatePolicy.KEEP}, {"memory": Memory.ESTIMATES, **GRADIENTS}], ids=str)
-def test_audits_are_full_where_lies_do_harm_before_an_audit_finds_them(said: dict[str, Any]) -> None:
-    spec = replace(SMALL, **completed(said))
-    assert new_job.sampled_if_defended(peer_of(3), spec, said) == spec
 
 
 def test_preferences_may_be_packed_by_gzip(tmp_path: Path) -> None:

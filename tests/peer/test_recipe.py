@@ -67,6 +67,7 @@ def test_the_commands_work_as_they_are_pasted(tmp_path: Path, capsys: pytest.Cap
         idle=DEMO_SECONDS_MAX,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    assert "audit=sampled needs a steady uplink" in " ".join(done.stdout.split()), "four that train, of whom one may lie"
     assert "finished, round 3 of 3" in done.stdout
     assert len(re.findall(r"^[123] [0-9a-f]{8} +accept", done.stdout, re.MULTILINE)) == 3, done.stdout
     for name in NAMES[:4]:

@@ -62,7 +62,6 @@ def sampled(preset: str, **fields: Any) -> JobSpec:
         ("local", {"local_steps": 11}, "local_steps 11 was not measured to hold"),
         ("local", {"inner": Inner.ADAMW, "bits": 2}, "inner adamw, bits 2 was not measured to hold"),
         ("local", {"rule": Rule.MEAN}, "rule mean was not measured to hold"),
-        ("local", {}, "1 liar of 4 raised the loss of a language model to 1.35 times"),
         ("local", {"closing_rounds": 9}, "closing_rounds 9 was not measured to hold"),
         ("local", {"audit_rate": 0.1, "auditors": 1}, "0.1 replays of each update on average are fewer than the 0.25 that hold"),
         ("per-step", {"audit_rate": 0.099}, "0.198 replays of each update on average are fewer than the 0.25 that hold"),
@@ -106,12 +105,16 @@ def test_of_every_field_it_is_known_how_it_may_differ_from_that_of_a_preset() ->
     assert sorted([*free, *SAME, *AT_MOST, *AT_LEAST, *others]) == sorted(fields)
 
 
-def test_sampled_audits_as_the_preset_has_them_or_more_of_them_may_be_named_against_as_many_liars_as_held() -> None:
-    assert undefended(sampled("per-step"), 4) is undefended(sampled("per-step", auditors=3, liars=2), 7) is None
-    assert undefended(sampled("per-step", rounds=12, closing_rounds=4), 4) is None
+@pytest.mark.parametrize("preset", PRESETS)
+def test_sampled_audits_as_a_preset_has_them_or_more_of_them_may_be_named_against_as_many_liars_as_held(preset: str) -> None:
+    assert undefended(sampled(preset), 4) is undefended(sampled(preset, auditors=3, local_steps=1), 7) is None
+    assert undefended(sampled(preset, rounds=12, closing_rounds=4), 4) is None
+    held = ", ".join(f"{row.liars} of {row.trainers}" for row in FOUND if row.preset == preset)
     for liars, trainers in ((1, 3), (2, 6), (3, 10)):
-        more = f"of {trainers} trainers that is more than was measured to hold (1 of 4, 2 of 7)"
-        assert more in str(undefended(sampled("per-step", liars=liars), trainers))
+        more = f"of {trainers} trainers that is more than was measured to hold ({held})"
+        assert more in str(undefended(sampled(preset, liars=liars), trainers))
+    for row in FOUND:
+        assert row.preset != preset or undefended(sampled(preset, liars=row.liars), row.trainers) is None
 
 
 def test_no_row_of_sampled_audits_is_worse_than_counts_as_defended() -> None:
