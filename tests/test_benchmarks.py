@@ -1123,10 +1123,10 @@ def test_who_sees_the_loss_jump_finds_a_lie_that_nobody_drew(text: Path, monkeyp
     monkeypatch.setattr(attacks_gpt, "first_jump", jump)
     outcome = attacks_gpt.attacked(some, "sign-flip", AuditMode.SAMPLED, plan)
     assert looked[:3] == [(1, 1)] * 3, "each honest trainer has noted the loss of the round that closes"
-    # Of round 3, before the one in which the loss jumped, each re-executes one update, and the window is over.
+    # Of round 3, before the one in which the loss jumped, each re-executes one update in round 6, and the window is over.
     assert outcome.audits == 3 and outcome.found == 1
-    # The lie is convicted two rounds later, and all since the last anchor is undone.
-    assert outcome.undone == 8 and outcome.rounds == 12 + outcome.undone
+    # The lie is convicted two rounds later, and all since the last anchor is undone: rounds 0 to 8.
+    assert outcome.undone == 9 and outcome.rounds == 12 + outcome.undone
 
 
 @pytest.mark.parametrize("kept", [3, attacks_gpt.UPDATES_MAX])
