@@ -28,6 +28,7 @@ from scenarios.network import SMALL_JOB, Network
 from scenarios.trials import COUNT, Trial, arguments, conduct_apart
 
 JOB = {**SMALL_JOB, "local_steps": "5", "batch": "128", "micro_batch": "32", "audit": "sampled", "audit_rate": "1"}
+JOB["proposal_seconds"] = "10"  # a job that settles waits so long, times its window, for auditors that say nothing
 JOB_SECONDS_MAX = 240.0
 DOWN_ROUNDS = 1  # closed while the auditor is down
 SETTLE_SECONDS_MAX = 90.0  # after the last round: half a minute until something is called withheld, and as long to judge it
@@ -51,7 +52,8 @@ async def cheats(random: Random, options: argparse.Namespace, peers: Network, tr
     audits = read(peers, trial)
     (liar,) = [peer for peer in peers.peers if peer.lies]
     told = [entry for entry in audits.log if entry.result is Result.SUSPENDED]
-    trial.require([entry.trainer for entry in told] == [liar.identity.public], f"{len(told)} suspensions, not the liar's one")
+    suspended = {entry.trainer for entry in told}  # each dispute about it ends so
+    trial.require(suspended == {liar.identity.public}, f"{len(suspended)} were suspended, not the liar alone")
     trial.figures |= {"suspended in round": told[0].round, "at height": told[0].height} if told else {}
     require_honest_clean(peers, audits, trial)
     standing = audits.standings.get(victim.identity.public, Standing())
