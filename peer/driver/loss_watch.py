@@ -8,6 +8,8 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
 
+from ledger.jobs import RUNNING_MAX
+
 LOOKBACK_ROUNDS = 8
 KNOWN_MIN = 4  # rounds before a jump can be told from chance
 # A round's mean loss over ten batches of 1,024 bytes differs by 0.03 of itself between rounds; that of one batch, by 0.07.
@@ -16,7 +18,6 @@ JUMP_CHANGES = 4  # times the usual change from round to round: of one batch, on
 CHANCE_MAX = 1 / 3  # of the usual loss: liars could make it change as much as they like
 LOSS_MAX = 1e6  # nats; more, or no number, counts as so much: differences between losses stay numbers
 ROUNDS_KEPT = 64  # more than a rollback undoes, and the rounds before
-JOBS_MAX = 8  # as many as run at once
 
 
 def jump_above(losses: Mapping[int, float], number: int) -> float:
@@ -56,7 +57,7 @@ class LossWatch:
         """`loss` of this trainer in that round; infinite if it is no number."""
         losses = self._jobs.pop(job, {}) | {number: min(loss, LOSS_MAX)}
         self._jobs[job] = dict(sorted(losses.items())[-ROUNDS_KEPT:])
-        while len(self._jobs) > JOBS_MAX:
+        while len(self._jobs) > RUNNING_MAX:
             self._jobs.popitem(last=False)
 
     def losses(self, job: bytes, undone: Iterable[tuple[int, int]]) -> dict[int, float]:

@@ -10,11 +10,11 @@ import trio
 
 
 class Lottery:
-    """One at a time. Whoever comes late on purpose is not always last: a liar could show its buffers so that time runs out."""
+    """A lock. The next holder is drawn by lot, so a liar that shows its buffers late is not always last."""
 
     def __init__(self) -> None:
         self._is_held = False
-        self._waiting: dict[trio.Event, bool] = {}  # whether it goes before those that do not
+        self._waiting: dict[trio.Event, bool] = {}  # by who waits: whether it goes before the others
 
     @asynccontextmanager
     async def turn(self, is_first: bool) -> AsyncIterator[None]:
@@ -37,7 +37,7 @@ class Lottery:
             raise
 
     def _pass_on(self) -> None:
-        """To one of those that wait. The lock stays held until that one runs, so nobody comes between."""
+        """Draws the next holder. The lock stays held until that task runs, so that no other takes it meanwhile."""
         self._is_held = bool(self._waiting)
         if self._waiting:
             is_first = any(self._waiting.values())

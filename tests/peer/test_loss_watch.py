@@ -9,9 +9,9 @@ from collections.abc import Iterable
 
 import pytest
 
+from ledger.jobs import RUNNING_MAX
 from peer.driver.loss_watch import (
     CHANCE_MAX,
-    JOBS_MAX,
     KNOWN_MIN,
     LOOKBACK_ROUNDS,
     ROUNDS_KEPT,
@@ -96,6 +96,6 @@ def test_losses_of_undone_rounds_do_not_count_and_those_before_them_do() -> None
 def test_the_last_losses_of_the_last_jobs_are_kept() -> None:
     watch = watched([1.0] * 100)
     assert [*watch.losses(JOB, ())] == [*range(100 - ROUNDS_KEPT, 100)]
-    for job in range(1, JOBS_MAX + 1):
+    for job in range(1, RUNNING_MAX + 1):
         watch.note(bytes([job]) * 32, 0, 1.0)
-    assert not watch.losses(JOB, ()) and watch.losses(bytes([JOBS_MAX]) * 32, ())
+    assert not watch.losses(JOB, ()) and watch.losses(bytes([RUNNING_MAX]) * 32, ())
