@@ -16,7 +16,6 @@ KNOWN_MIN = 4  # rounds before a jump can be told from chance
 JUMP_FACTOR = 1.1
 JUMP_CHANGES = 4  # times the usual change from round to round: of one batch, one honest round in seventy is above
 CHANCE_MAX = 1 / 3  # of the usual loss: liars could make it change as much as they like
-LOSS_MAX = 1e6  # nats; more, or no number, counts as so much: differences between losses stay numbers
 ROUNDS_KEPT = 64  # more than a rollback undoes, and the rounds before
 
 
@@ -55,7 +54,7 @@ class LossWatch:
 
     def note(self, job: bytes, number: int, loss: float) -> None:
         """`loss` of this trainer in that round; infinite if it is no number."""
-        losses = self._jobs.pop(job, {}) | {number: min(loss, LOSS_MAX)}
+        losses = self._jobs.pop(job, {}) | {number: loss}
         self._jobs[job] = dict(sorted(losses.items())[-ROUNDS_KEPT:])
         while len(self._jobs) > RUNNING_MAX:
             self._jobs.popitem(last=False)

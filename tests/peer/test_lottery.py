@@ -24,12 +24,18 @@ async def order_of(waiting: list[bool], cancelled: frozenset[int] = frozenset())
                 await trio.testing.wait_all_tasks_blocked()
                 held -= 1
 
-    async with trio.open_nursery() as nursery, lottery.turn(False):
-        for number, is_first in enumerate(waiting):
-            nursery.start_soon(wait, number, is_first)
-        await trio.testing.wait_all_tasks_blocked()
-        for number in cancelled:
-            scopes[number].cancel()
+    async with trio.open_nursery() as nursery:
+        async with lottery.turn(False):
+            for number, is_first in enumerate(waiting):
+                nursery.start_soon(wait, number, is_first)
+                await trio.testing.wait_all_tasks_blocked()  # so that they wait in this order
+            for number in cancelled:
+                scopes[number].cancel()
+        async with lottery.turn(False):  # a newcomer does not come between
+            assert not held
+            held += 1
+            await trio.testing.wait_all_tasks_blocked()
+            held -= 1
     return served
 
 
