@@ -333,6 +333,11 @@ def hold(net: Network) -> Iterator[Signed]:
 # Audits -----------------------------------------------------------------------------------------------------------------
 
 
+def _auditors(net: Network, place: int) -> list[Identity]:
+    """Who was drawn for the proposal of the trainer at this place."""
+    return [net.voters[(place + step) % len(net.voters)] for step in range(1, AUDITORS_MAX + 1)]
+
+
 def _audited(net: Network, rounds: int = 20) -> bytes:
     """A job of which `rounds` × 200 proposals are under audit, each by as many as a job may ask for; its id."""
     signed = net.tx(net.voters[0], "job/start", Start(SAMPLED.encode()))
@@ -340,9 +345,8 @@ def _audited(net: Network, rounds: int = 20) -> bytes:
     key = job_id(net.voters[0].public, codec.decode_message(signed.body, (Transaction,)))
     keys = tuple(voter.public for voter in net.voters)
     proposal = Proposal(key, 0, bytes(32), bytes(32), 100, bytes(32), None)
-    drawn = {
-        trainer: Drawn(proposal, tuple(auditor for auditor in keys[:AUDITORS_MAX] if auditor != trainer)) for trainer in keys
-    }
+    pending = [tuple(sorted(auditor.public for auditor in _auditors(net, place))) for place in range(len(keys))]
+    drawn = {trainer: Drawn(proposal, auditors) for trainer, auditors in zip(keys, pending, strict=True)}
     audits = JobAudits({number: RoundAudits(67, 66, keys, drawn) for number in range(rounds)})
     job = replace(net.state.jobs.jobs[key], round=rounds)
     state = net.state.with_modules(jobs=replace(net.state.jobs, jobs={key: job}))
@@ -366,20 +370,9 @@ def roll_back(net: Network) -> Iterator[Signed]:
 def report(net: Network) -> Iterator[Signed]:
     key = _audited(net)
     for number in range(20):
-        for trainer in net.voters[AUDITORS_MAX:]:
-            for auditor in net.voters[:AUDITORS_MAX]:
+        for place, trainer in enumerate(net.voters):
+            for auditor in _auditors(net, place):
                 yield net.tx(auditor, "audit/report", AuditFinding(key, number, trainer.public, Finding.MATCH, 0))
-
-
-def _challenge(net: Network, key: bytes, number: int, auditor: int, trainer: int) -> Signed:
-    finding = AuditFinding(key, number, net.voters[trainer].public, Finding.MISMATCH, 0)
-    return net.tx(net.voters[auditor], "audit/challenge", finding)
-
-
-@case("audit/challenge")
-def challenge(net: Network) -> Iterator[Signed]:
-    key = _audited(net)
-    yield from (_challenge(net, key, number, 67 + place, place) for number in range(4) for place in range(67))
 
 
 @case("audit/volunteer")
@@ -390,9 +383,12 @@ def volunteer(net: Network) -> Iterator[Signed]:
 
 @case("audit/verdict")
 def rule(net: Network) -> Iterator[Signed]:
-    """Of as many disputes as one challenger may open in each of four rounds, from half of the judges that settle them."""
+    """Of as many disputes as one auditor may open in each of four rounds, from half of the judges that settle them."""
     key = _audited(net)
-    net.decide(*(_challenge(net, key, number, 67 + place, place) for number in range(4) for place in range(24)))
+    for number in range(4):
+        for place in range(24):
+            finding = AuditFinding(key, number, net.voters[place].public, Finding.MISMATCH, 0)
+            net.decide(net.tx(_auditors(net, place)[0], "audit/report", finding))
     for number in range(4):
         for place in range(24):
             for judge in net.voters[100:140]:

@@ -588,7 +588,10 @@ class AuditCalls(Protocol):
         ...
 
     async def challenge(self, trainer: str, round: int | None) -> str:
-        """Re-executes a trainer's accepted proposal of this round (None: its last), challenges what is false, and says what."""
+        """Re-executes the accepted proposals of a round, this trainer's among them, and reports on all; says what it found.
+
+        `round`: of the proposal; None: the last one.
+        """
         ...
 
 

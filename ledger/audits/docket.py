@@ -31,7 +31,6 @@ from ledger.audits.state import (
     Claims,
     Dispute,
     Drawn,
-    Due,
     Entry,
     JobAudits,
     OpeningDue,
@@ -41,7 +40,6 @@ from ledger.audits.state import (
     Standing,
     Volunteering,
     openings_of,
-    others_audited,
 )
 from ledger.audits.transitions import TRANSITIONS, Effect, Event, Stage, Transition
 from ledger.core.genesis import Genesis
@@ -86,7 +84,7 @@ class AuditsModule(Module[AuditsState]):
     version = SECOND_AUDITS
     contents: ClassVar[Mapping[str, type]] = {**dict.fromkeys(KINDS, AuditFinding), OPENS: LossOpening, VOLUNTEERS: Volunteering}
     # The tables of the job are copied and looked through.
-    costs: ClassVar[Mapping[str, int]] = {"audit/report": 2, "audit/verdict": 6, "audit/challenge": 10, OPENS: 6, VOLUNTEERS: 24}
+    costs: ClassVar[Mapping[str, int]] = {"audit/report": 2, "audit/verdict": 6, OPENS: 6, VOLUNTEERS: 24}
     state_type = AuditsState
 
     def __init__(self, rules: JobRules) -> None:
@@ -110,8 +108,6 @@ class AuditsModule(Module[AuditsState]):
                 docket.report(said.author, found)
             case "audit/verdict", AuditFinding():
                 docket.rule(said.author, found)
-            case "audit/challenge", AuditFinding():
-                docket.challenge(said.author, found)
             case _, LossOpening():
                 docket.open_loss(said.author, found)
             case _, Volunteering():
@@ -150,20 +146,11 @@ class AuditsModule(Module[AuditsState]):
         """Until the job's next closing: windows end there and nowhere else, so nothing is late before it."""
         return content.job
 
-    def challengeable(self, me: bytes, state: Applied) -> list[Due]:
-        """Accepted proposals that I may challenge now although I was not drawn, the last rounds last."""
-        dockets = {key: self._of(key, state) for key in state.audits.jobs}
-        return [due for due in others_audited(me, state) if dockets[due.job].may_challenge(me, due.place)]
-
     def openings_due(self, me: bytes, state: Applied) -> list[OpeningDue]:
         """My proposals whose loss I may open now."""
         mine = openings_of(me, state)
         dockets = {key: self._of(key, state) for key in {due.job for due in mine}}
         return [due for due in mine if dockets[due.job].may_open(due.round, due.trainer)]
-
-    def is_challengeable(self, due: Due, state: Applied) -> bool:
-        """Whether some re-executor that was not drawn may still challenge this proposal."""
-        return due.job in state.audits.jobs and self._of(due.job, state).is_challengeable(due.place)
 
     def _of(self, key: bytes, state: Applied) -> Docket:
         """As the next block finds it."""
@@ -214,9 +201,8 @@ class AuditsModule(Module[AuditsState]):
         """Audits outlive their job: otherwise nobody would have to fear them in its last rounds."""
         if job is None:
             return _without_job(state, key)
-        state = self._docket(
-            state, key, job, members, height
-        ).done()  # `done` forgets proposals that are only kept to be challenged
+        # `done` forgets proposals that are only kept for volunteers.
+        state = self._docket(state, key, job, members, height).done()
         audits = state.jobs[key]
         if (audits.rounds or audits.disputes or audits.unopened) and height <= job.opened + AFTERMATH_HEIGHTS:
             return state
@@ -301,19 +287,7 @@ class Docket:
         if report.loss is not None and drawn.proposal.loss is not None:
             self._seal(report, auditor, report.loss, drawn.proposal.loss)
         event = Event.PASSES if report.finding is Finding.MATCH else Event.FAILS
-        self._move_audit(Stage.AWAITED, event, report.place, auditor, report)
-
-    def challenge(self, author: bytes, said: AuditFinding) -> None:
-        """A re-executor says that a proposal is false for which it was not drawn.
-
-        A false challenge costs every judge a replay, so each re-executor has one in a round, and no claim: a refuted claim counts
-        against nobody.
-        """
-        self._refuse_loss(said)
-        challenger = self._challenger(author, said.place)
-        if said.finding in (Finding.MATCH, Finding.WITHHELD):
-            raise Refused(f"a re-executor that was not drawn cannot challenge with the finding {said.finding.label!r}")
-        self._move_audit(Stage.UNDISPUTED, Event.CHALLENGED, said.place, challenger, said)
+        self._move_audit(event, report.place, auditor, report)
 
     def volunteer(self, author: bytes, number: int) -> None:
         """A re-executor is drawn for all proposals of a round in the window that it has not reported on. It has to report on them
@@ -327,9 +301,9 @@ class Docket:
             raise Refused(f"{short_id(author)} may not re-execute round {nth_round(number)}")
         self._require_heard(author)
         for other, of in self._rounds.items():
-            key = self._speaking_for(of.challengers, author)
+            key = self._speaking_for(of.volunteers, author)
             if key is not None and other == number:
-                raise Refused(f"{short_id(author)} has volunteered for round {nth_round(number)} already, or challenged in it")
+                raise Refused(f"{short_id(author)} has volunteered for round {nth_round(number)} already")
             if key is not None and any(key in drawn.pending for drawn in of.drawn.values()):
                 raise Refused(f"{short_id(author)} has not reported yet on all of round {nth_round(other)}")
         current, disputed, sealed = self._members.current, self._disputed(number), self._unopened.get(number, {})
@@ -343,9 +317,9 @@ class Docket:
         }
         if not drawn:
             raise Refused(f"nothing of round {nth_round(number)} is left to draw for {short_id(author)}")
-        assert TRANSITIONS[Stage.UNDISPUTED, Event.VOLUNTEERED] == Transition(Stage.AWAITED, None, (Effect.USE_UP,))
-        challengers = (*audits.challengers, auditor)
-        self._rounds[number] = replace(audits, drawn={**audits.drawn, **drawn}, challengers=challengers)
+        assert TRANSITIONS[Stage.UNDISPUTED, Event.VOLUNTEERED] == Transition(Stage.AWAITED)
+        volunteers = (*audits.volunteers, auditor)
+        self._rounds[number] = replace(audits, drawn={**audits.drawn, **drawn}, volunteers=volunteers)
 
     def rule(self, author: bytes, verdict: AuditFinding) -> None:
         """A judge gives its verdict on an open dispute."""
@@ -369,33 +343,6 @@ class Docket:
             return replace(dispute, unseen=(*dispute.unseen, judge))
         return replace(dispute, guilty=(*dispute.guilty, judge))
 
-    def may_challenge(self, author: bytes, place: Place) -> bool:
-        try:
-            self._challenger(author, place)
-        except Refused:
-            return False
-        return True
-
-    def is_challengeable(self, place: Place) -> bool:
-        drawn = self._drawn(*place)
-        # If rounds have gone by and no report is awaited, the proposal is kept for a dispute alone.
-        return drawn is not None and (self._has_rounds(place[0]) or bool(drawn.pending))
-
-    def _challenger(self, author: bytes, place: Place) -> bytes:
-        """The author's key of that round, with which it may challenge this proposal undrawn. Raises `Refused` if it may not."""
-        number, trainer = place
-        if not self.is_challengeable(place):
-            raise Refused(f"no proposal of {short_id(trainer)} in round {nth_round(number)} can be challenged now")
-        if self._dispute(place) is not None:
-            raise Refused("that proposal is disputed already, and will be judged")
-        challenger = self._speaking_for(self._judges(number, trainer), author)
-        if challenger is None or not self._is_trusted(author):
-            raise Refused(f"{short_id(author)} may not challenge {short_id(trainer)} in round {nth_round(number)}")
-        if challenger in self._rounds[number].challengers:
-            raise Refused(f"{short_id(author)} has challenged one of round {nth_round(number)} already, or volunteered for it")
-        self._require_heard(author)
-        return challenger
-
     def _require_heard(self, challenger: bytes) -> None:
         if self._unheard.get(challenger, 0) > self._job.round:
             raise Refused(f"{short_id(challenger)} was found wrong too often to be heard for now")
@@ -405,9 +352,9 @@ class Docket:
 
     # Transitions: `TRANSITIONS` says what follows from each
 
-    def _move_audit(self, stage: Stage, event: Event, place: Place, auditor: bytes, said: AuditFinding | None = None) -> None:
+    def _move_audit(self, event: Event, place: Place, auditor: bytes, said: AuditFinding | None = None) -> None:
         """`auditor` is its key of that round; `said` is nil where it did not report in time."""
-        moved, person = TRANSITIONS[stage, event], self._members.current(auditor)
+        moved, person = TRANSITIONS[Stage.AWAITED, event], self._members.current(auditor)
         if said is None:
             self._write(place, auditor, moved.result)
         else:
@@ -418,9 +365,6 @@ class Docket:
                     self._count(person, reports=1)
                 case Effect.COUNT_LAPSE:
                     self._count(person, lapsed=1)
-                case Effect.USE_UP:
-                    audits = self._rounds[place[0]]
-                    self._rounds[place[0]] = replace(audits, challengers=(*audits.challengers, auditor))
                 case Effect.DISPUTE:
                     assert said is not None
                     self._challenge(place, auditor, person, said.finding)
@@ -745,7 +689,7 @@ class Docket:
                 kept[trainer] = drawn
                 continue
             for auditor in drawn.pending:
-                self._move_audit(Stage.AWAITED, Event.TIME, (number, trainer), auditor)
+                self._move_audit(Event.TIME, (number, trainer), auditor)
             if trainer in disputed:
                 kept[trainer] = replace(drawn, pending=())
         self._rounds[number] = replace(audits, drawn=kept)

@@ -1,9 +1,9 @@
 """Sampled audits: their records in the state, the transactions of members, and the work that is due for a peer.
 
 A drawn auditor replays an accepted proposal and reports. A report that the proposal is false is a challenge: it opens a dispute
-about that proposal, and the round's re-executors judge it. A re-executor that was not drawn may challenge a proposal, too, while
-the round's window is open. No block waits for an audit: a report or verdict that does not come in time lapses. The rules are in
-`ledger.audits.docket`, the states and transitions in `ledger.audits.transitions`.
+about that proposal, and the round's re-executors judge it. A re-executor may volunteer while the round's window is open: it is
+drawn for all proposals of the round. No block waits for an audit: a report or verdict that does not come in time lapses.
+`ledger.audits.docket` has the rules, `ledger.audits.transitions` the states and transitions.
 
 Tables of a round have the keys of that round, because a trainer's data is assigned by its key; a member speaks for its key of
 that round with its key of now. Tables of persons are by their keys of now.
@@ -61,13 +61,13 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True)
 class RoundAudits:
-    """The draws of a closed round, kept while its proposals may be challenged, a report is awaited, or a dispute is open."""
+    """The draws of a closed round, kept while its proposals may be drawn, a report is awaited, or a dispute is open."""
 
     nonces: Annotated[int, Between(0, VOTERS_MAX)]  # re-executors with a matching nonce; 0: everybody could foresee the draws
     faults: Annotated[int, Between(0, VOTERS_MAX)]  # f of the round's voters
-    reexecutors: Keys  # may be drawn, may challenge, and judge
+    reexecutors: Keys  # may be drawn, may volunteer, and judge
     drawn: Annotated[dict[Key, Drawn], Length(0, TRAINERS_MAX)]
-    challengers: Keys = ()  # re-executors that have challenged a proposal that they were not drawn for, or have volunteered
+    volunteers: Keys = ()  # re-executors that have volunteered
     # Time of a block soon after the round's closing, or after the last dispute that held up its reports. 0: no such block yet.
     closed_ms: Count = 0
     renewed: Count = 0  # disputes after which the time for its reports began anew
@@ -81,7 +81,7 @@ class Dispute:
     round: Count
     trainer: Key
     opened: Count  # the round that was open then
-    # By auditors that were drawn for this proposal, and one re-executor at most that was not. Each challenge is a verdict, too.
+    # By auditors that were drawn for this proposal. Each challenge is a verdict, too.
     challenges: Annotated[dict[Key, Finding], Length(1, VOTERS_MAX)]
     guilty: Keys  # by their replay, or by what they got instead of something to replay
     innocent: Keys
@@ -147,7 +147,7 @@ class Standing:
 class Result(enum.StrEnum):
     # Of one report or challenge
     PASSED = "passed"  # a drawn auditor says `match`
-    CHALLENGED = "challenged"  # a re-executor, drawn or not, says that a proposal is false
+    CHALLENGED = "challenged"  # a drawn auditor says that a proposal is false
     LAPSED = "lapsed"  # a drawn auditor did not report in time
     # Of a dispute's end
     SUSPENDED = "suspended"  # enough judges say guilty, or could not see the proposal: the trainer is suspended
@@ -191,9 +191,8 @@ class AuditFinding:
     """A re-executor's finding about one accepted proposal.
 
     | transaction       | author                                     | proposal      | findings                      |
-    | `audit/report`    | an auditor that was drawn                  | the drawn one | all; but MATCH is a challenge |
+    | `audit/report`    | an auditor that was drawn                  | the drawn one | all but MATCH are challenges  |
     | `audit/verdict`   | a re-executor of the round but the accused | disputed      | all; MATCH says innocent      |
-    | `audit/challenge` | a re-executor of the round but the accused | not disputed  | neither MATCH nor WITHHELD    |
     """
 
     job: Digest
@@ -216,7 +215,7 @@ class Volunteering:
     round: Count
 
 
-KINDS = ("audit/report", "audit/verdict", "audit/challenge")  # of a AuditFinding
+KINDS = ("audit/report", "audit/verdict")  # of an AuditFinding
 OPENS = "audit/loss"  # of a LossOpening
 VOLUNTEERS = "audit/volunteer"  # of a Volunteering
 
@@ -317,11 +316,11 @@ def openings_of(me: bytes, state: Applied) -> list[OpeningDue]:
 
 
 def others_audited(me: bytes, state: Applied) -> list[Due]:
-    """Others' accepted proposals, by round, of those that I may re-execute and in which I have not volunteered or challenged."""
+    """Others' accepted proposals, by round, of the rounds that I may re-execute and have not volunteered for."""
     current, found = state.members.current, list[Due]()
     for job, audits in state.audits.jobs.items():
         for number, of in audits.rounds.items():
-            if me in {current(key) for key in of.reexecutors if key not in of.challengers}:
+            if me in {current(key) for key in of.reexecutors if key not in of.volunteers}:
                 others = [(trainer, drawn.proposal) for trainer, drawn in of.drawn.items() if current(trainer) != me]
                 found += [Due(job, number, trainer, proposal, False, number) for trainer, proposal in others]
     return sorted(found, key=lambda due: (due.round, due.job, due.trainer))

@@ -26,7 +26,6 @@ class Stage(enum.StrEnum):
 class Event(enum.StrEnum):
     PASSES = "the auditor reports `match`"
     FAILS = "the auditor reports any other finding"
-    CHALLENGED = "a re-executor says `audit/challenge`"
     VOLUNTEERED = "a re-executor says `audit/volunteer`"
     JUDGED = "a challenge or a verdict, and neither side has enough"
     GUILTY = "enough re-executors say guilty"
@@ -47,7 +46,6 @@ class Effect(enum.StrEnum):
 
     COUNT_REPORT = "the auditor's `reports` grows"
     COUNT_LAPSE = "the auditor's `lapsed` grows"
-    USE_UP = "the re-executor can neither challenge undrawn nor volunteer in this round any more"
     DISPUTE = "a dispute about the proposal opens, or the author joins the one that is open"
     UPHOLD = "`upheld` of each challenger grows"
     HOLD_AGAINST = "each challenge that is no claim counts against its author"
@@ -76,8 +74,7 @@ TRANSITIONS: Mapping[tuple[Stage, Event], Transition] = {
     (Stage.AWAITED, Event.FAILS): Transition(Stage.OVER, Result.CHALLENGED, (Effect.COUNT_REPORT, Effect.DISPUTE)),
     (Stage.AWAITED, Event.TIME): Transition(Stage.OVER, Result.LAPSED, (Effect.COUNT_LAPSE,)),
     (Stage.AWAITED, Event.UNDONE): Transition(Stage.OVER),
-    (Stage.UNDISPUTED, Event.CHALLENGED): Transition(Stage.OPEN, Result.CHALLENGED, (Effect.USE_UP, Effect.DISPUTE)),
-    (Stage.UNDISPUTED, Event.VOLUNTEERED): Transition(Stage.AWAITED, None, (Effect.USE_UP,)),
+    (Stage.UNDISPUTED, Event.VOLUNTEERED): Transition(Stage.AWAITED),
     (Stage.OPEN, Event.JUDGED): Transition(Stage.OPEN),
     (Stage.OPEN, Event.GUILTY): Transition(Stage.OVER, Result.SUSPENDED, (Effect.UPHOLD, Effect.SUSPEND, Effect.ROLL_BACK)),
     (Stage.OPEN, Event.UNSEEN): Transition(Stage.OVER, Result.SUSPENDED, (Effect.UPHOLD, Effect.SUSPEND, Effect.ROLL_BACK)),

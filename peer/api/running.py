@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
@@ -11,7 +11,6 @@ from typing import Final
 import trio
 
 from features.parts import Desk
-from ledger.audits.state import Due
 from ledger.core.genesis import Genesis
 from peer.api.causes import AlertBook
 from peer.driver.author import Author
@@ -37,7 +36,6 @@ class RunningPeer:
     worker: Worker | None
     stop_daemon: Callable[[], None]
     set_standing: Callable[[bool], None]  # whether this peer, where it does not vote, asks to
-    challenge_due: Callable[[Due], Awaitable[str]]
     author: Author
     hearing: Hearing
     invited: InvitationBook

@@ -159,7 +159,6 @@ async def running(config: Config, make_round_work: MakeRoundWork | None = None) 
                 worker=worker,
                 stop_daemon=stopped.set,
                 set_standing=lambda stands: setattr(membership, "stands", stands),
-                challenge_due=auditing.challenge,
                 author=author,
                 hearing=hearing,
                 asides=beside,

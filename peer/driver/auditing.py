@@ -3,7 +3,7 @@ keeps its own buffers for others' audits.
 
 The work that is due follows from the applied state alone (`ledger.audits.state.due_for`), so a restart forgets nothing. Audits
 fetch side by side: a trainer that withholds something holds up no other's audit. They replay one at a time: the worker has its
-own training to do. Nothing here delays a vote. A person who distrusts a proposal can have this peer replay it.
+own training to do. Nothing here delays a vote.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from peer.node.sealing import Sealing
 from peer.roles import losses
 from peer.roles.base import Fetch, Replayed, Round, audit_of
 from peer.roles.voter import audit_request
-from protocol.errors import FolkmootError, MissingBlobError, RemoteProtocolError, StorageError, UserError
+from protocol.errors import FolkmootError, MissingBlobError, RemoteProtocolError, StorageError
 from protocol.identity import short_id
 from protocol.reasons import FOUND_FALSE, OWN_FIRST, Finding, label
 from protocol.units import nth_round
@@ -69,7 +69,6 @@ ENDED_SECONDS = 30.0
 # An auditor challenges only an error above so many tolerances: a smaller one may be below the tolerance on other machines, and a
 # liar could place it there to have honest challenges refuted. Judges use the tolerance itself, so they uphold these challenges.
 CHALLENGE_MARGIN = 2
-TOO_LATE = "that cannot be challenged any more: what it commits to did not come, or re-executing it took too long"
 
 T = TypeVar("T")
 
@@ -99,7 +98,6 @@ class Auditing:
         self._is_behind = True  # decided blocks are not applied here: this peer cannot tell how long rounds have been open
         self._entered: dict[bytes, int] = {}  # by job, the round that was open when this peer had caught up
         self._replaying = Lottery()
-        self._challenged: tuple[bytes, int] | None = None  # job and round that `challenge` replays
         self._wake = trio.Event()
         self._has_ended = False  # an audit has, and its files are to be deleted
         self._told = driver.state.height  # entries of the log up to here have been shown to people
@@ -267,14 +265,12 @@ class Auditing:
         await self._author.submit(kind, said, math.inf)  # rounds take as long as they take
 
     def _release(self, due: Due) -> None:
-        if (due.job, due.round) not in (self._challenged, *self._shown, *(key[:2] for key in self._running)):
+        if (due.job, due.round) not in (*self._shown, *(key[:2] for key in self._running)):
             self._driver.blobs.release(audit_of(due.job, due.round))
         self._has_ended = True
         self._wake.set()
 
-    async def _replayed(
-        self, due: Due, past: Round, late: Callable[[], Awaitable[None]], came: Callable[[], None] = lambda: None
-    ) -> Replayed:
+    async def _replayed(self, due: Due, past: Round, late: Callable[[], Awaitable[None]], came: Callable[[], None]) -> Replayed:
         """The finding is WITHHELD if something is not here when `late` returns. `came` is called once all is here."""
         try:
             request = await _before(late, audit_request(past, due.trainer, due.proposal))
@@ -330,45 +326,6 @@ class Auditing:
             times.append(decode_header(header).time_ms)
         return (times[1] - times[0]) / 1_000
 
-    # Challenging undrawn ---------------------------------------------------------------------------------------------
-
-    async def challenge(self, due: Due) -> str:
-        """Replays this proposal. If it is false, this peer challenges it; the line says what was found.
-
-        The challenge is decided when this returns. It waits as long as a challenge would be heard: a slow trainer is no liar, and
-        the person who asked may give up. Raises `FolkmootError`.
-        """
-        if self._driver.workshop.role.computing is None:
-            raise UserError("this peer has no worker to re-execute with: ask one with --role trainer")
-        if self._challenged is not None:
-            raise UserError("this peer is replaying another proposal; wait for that, or end that command")
-        self._challenged = due.job, due.round
-        try:
-            past = await self._past_round(due)
-            replayed = await _before(partial(self._closed, due), self._replayed(due, past, trio.sleep_forever))
-        finally:
-            self._challenged = None
-            self._release(due)
-        if replayed is None:
-            raise UserError(TOO_LATE)
-        who = f"{short_id(self._driver.state.members.current(due.trainer))} in round {nth_round(due.round)}"
-        if replayed.finding is Finding.MATCH:
-            error, tolerance = replayed.relative_error, past.spec.replay_tolerance
-            return f"the update of {who} is true: it is {error:.1e} off when replayed, {tolerance:.0e} is tolerated"
-        found = _found(replayed, past.spec)
-        if _is_doubtful(replayed, past.spec):
-            return f"{who}: {found}; others might tolerate that, so it is not challenged"
-        await self._say("audit/challenge", due, replayed)
-        return f"{who}: {found}; the challenge is decided, `audits` shows what the others find"
-
-    async def _closed(self, due: Due) -> None:
-        """Returns when nobody can challenge this proposal any more."""
-        while True:
-            applied = self._driver.applied
-            if not self._driver.rules.audits.is_challengeable(due, self._driver.state):
-                return
-            await applied.wait()
-
     # Volunteering ----------------------------------------------------------------------------------------------------
 
     async def _volunteer(self) -> None:
@@ -406,7 +363,7 @@ class Auditing:
         if not jumps:
             return
         reports = [due for due in due_for(self._me, state) if not due.is_dispute]
-        busy = {due.job for due in reports if due.auditor in state.audits.jobs[due.job].rounds[due.round].challengers}
+        busy = {due.job for due in reports if due.auditor in state.audits.jobs[due.job].rounds[due.round].volunteers}
         others = {(due.job, due.round) for due in others_audited(self._me, state)} - refused
         for key, jump in jumps.items():
             rounds = [number for of, number in others if of == key]
@@ -421,7 +378,7 @@ class Auditing:
         The audit window bounds the buffers that may be asked for; `training.spec.AUDIT_BYTES_MAX` bounds them when a job begins.
         """
         disputes = {(job, of.round) for job, audits in self._driver.state.audits.jobs.items() for of in audits.disputes}
-        busy = {self._challenged, *disputes, *(key[:2] for key in self._running)}
+        busy = {*disputes, *(key[:2] for key in self._running)}
         for of in [of for of in self._shown if of not in busy]:
             self._shown.remove(of)
             self._driver.blobs.release(audit_of(*of))
@@ -473,13 +430,6 @@ def patience(due: Due, window: int, now: int) -> int:
     An auditor begins late if it was drawn for a round that its ballot had missed, or after a restart.
     """
     return due.since + 1 if window == 1 else max(due.since + window - 1, now + 1)
-
-
-def _found(replayed: Replayed, spec: JobSpec) -> str:
-    what, own = label(replayed.finding, spec.kind.labels), {reason.label: reason.meaning for reason in spec.kind.reasons}
-    if replayed.last_loss is None:  # nothing can be replayed of what is false already
-        return f"{what} ({own.get(what, 'what it commits to is false before any step')})"
-    return f"{what}, {replayed.relative_error:.1e} of what the round changes"
 
 
 def _is_doubtful(replayed: Replayed, spec: JobSpec) -> bool:

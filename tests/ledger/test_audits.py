@@ -292,7 +292,7 @@ def test_an_audit_is_awaited_while_time_is_left_however_many_rounds_go_by() -> N
     other, of_other = court.due()[-1]
     court.round(1 + 28 - 1)
     assert court.problem(court.said(auditor, due)) is None
-    assert 1 in court.audits.rounds and court.rules.audits.is_challengeable(due, court.state)
+    assert 1 in court.audits.rounds
     assert len(court.audits.unvested[due.trainer]) == 29, "no reward is its trainer's own while a report is awaited"
     court.say(auditor, due)
     court.round()
@@ -307,7 +307,7 @@ def test_once_all_have_reported_only_rounds_keep_a_proposal() -> None:
     for auditor, due in court.due():
         court.say(auditor, due)
     court.round(AUDITS.window - 1)
-    assert 1 in court.audits.rounds, "it may be challenged"
+    assert 1 in court.audits.rounds, "somebody may volunteer for it"
     court.round()
     assert 1 not in court.audits.rounds
 
@@ -729,7 +729,6 @@ def test_who_says_too_often_that_a_trainer_withholds_what_others_have_is_not_dra
         D not in of.drawn[A].pending for number, of in court.audits.rounds.items() if number > court.job(court.key).round - 9
     )
     assert any(D in of.drawn[B].pending for of in court.audits.rounds.values())
-    assert court.problem(unasked(court, PEOPLE[3], A, court.job(court.key).round - 1)) is None, "but for what it can prove"
 
 
 @pytest.mark.parametrize(("n", "faults"), [(4, 1), (7, 2)])
@@ -885,84 +884,26 @@ def test_a_challenger_has_only_so_many_disputes_open_at_once() -> None:
     assert court.problem(court.said(PEOPLE[3], mine[CHALLENGES_OPEN_MAX], MISMATCH)) is None
 
 
-# Challenges of who was not drawn -----------------------------------------------------------------------------------------
+# Volunteers ---------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def undrawn() -> Court:
-    """Four rounds are closed, of which three can be challenged; nothing was drawn."""
+    """Four rounds are closed, of which three are in the window; nothing was drawn."""
     court = Court(rate=0.0)
     court.round(AUDITS.window + 1)
     return court
 
 
-def unasked(court: Court, person: FastSigner, trainer: bytes, number: int = 4, finding: Finding = MISMATCH) -> Signed:
-    return court.tx(person, "audit/challenge", AuditFinding(court.key, number, trainer, finding, 7))
-
-
-def test_a_reexecutor_that_was_not_drawn_challenges_and_the_others_judge(undrawn: Court) -> None:
-    undrawn.decide(unasked(undrawn, PEOPLE[1], A))
-    (dispute,) = undrawn.audits.disputes
-    assert dispute.challenges == {B: MISMATCH} and dispute.guilty == (B,) and dispute.place == (4, A)
-    assert undrawn.log == [(Result.CHALLENGED, A, B)]
-    entry = undrawn.state.audits.log[0]
-    assert (entry.finding, entry.relative_error_ppm) == (MISMATCH, 7)
-    assert {person.public for person, _ in undrawn.due(disputes=True)} == {C, D}
-    undrawn.judge(MISMATCH, 1)
-    assert undrawn.suspended(A) and undrawn.standing(B) == Standing(rewards=1, upheld=1)
-
-
-def test_a_false_challenge_of_who_was_not_drawn_is_held_against_it_too(undrawn: Court) -> None:
-    for refuted in range(1, FALSE_CHALLENGES_MAX + 1):
-        undrawn.decide(unasked(undrawn, PEOPLE[3], A, undrawn.job(undrawn.key).round - 2))
-        undrawn.judge(MATCH, 2)
-        assert undrawn.standing(D).refuted == refuted and not undrawn.audits.disputes
-        undrawn.round()
-    assert undrawn.audits.unheard.keys() == {D}
-    again = unasked(undrawn, PEOPLE[3], A, undrawn.job(undrawn.key).round - 2)
-    assert "too often" in (undrawn.problem(again) or "")
-
-
-def test_nobody_challenges_itself_or_the_key_it_had_and_no_stranger_anybody(undrawn: Court) -> None:
-    assert "may not challenge" in (undrawn.problem(unasked(undrawn, PEOPLE[0], A)) or "")
-    rotated(undrawn, PEOPLE[0])
-    assert "may not challenge" in (undrawn.problem(unasked(undrawn, NEW, A)) or "")
-    assert undrawn.problem(unasked(undrawn, NEW, B)) is None
-    undrawn.decide(undrawn.admission(PEOPLE[8], by=PEOPLE[1]))
-    assert "may not challenge" in (undrawn.problem(unasked(undrawn, PEOPLE[8], B)) or "")
-
-
-@pytest.mark.parametrize("finding", [MATCH, WITHHELD])
-def test_an_undrawn_reexecutor_challenges_with_neither_a_match_nor_a_claim(undrawn: Court, finding: Finding) -> None:
-    """A refuted claim counts against nobody: with it any re-executor could have all others replay for nothing."""
-    assert "cannot challenge with the finding" in (undrawn.problem(unasked(undrawn, PEOPLE[1], A, finding=finding)) or "")
-
-
-def test_a_reexecutor_has_one_such_challenge_in_a_round_also_with_a_new_key(undrawn: Court) -> None:
-    undrawn.decide(unasked(undrawn, PEOPLE[1], A))
-    assert "has challenged one of round" in (undrawn.problem(unasked(undrawn, PEOPLE[1], C)) or "")
-    assert undrawn.problem(unasked(undrawn, PEOPLE[1], A, number=2)) is None
-    assert undrawn.problem(unasked(undrawn, PEOPLE[2], D)) is None
-    rotated(undrawn, PEOPLE[1])
-    assert "already" in (undrawn.problem(unasked(undrawn, NEW, C)) or "")
-    undrawn.judge(MATCH, 2)
-    assert "already" in (undrawn.problem(unasked(undrawn, NEW, C)) or "")
-
-
-def test_a_proposal_that_was_judged_is_challenged_again_at_the_cost_of_its_challenger(undrawn: Court) -> None:
-    undrawn.decide(unasked(undrawn, PEOPLE[1], A))
-    assert "disputed already" in (undrawn.problem(unasked(undrawn, PEOPLE[2], A)) or "")
-    undrawn.judge(MATCH, 2)
-    undrawn.decide(unasked(undrawn, PEOPLE[2], A))
-    undrawn.judge(MATCH, 2)
-    assert [undrawn.standing(key).refuted for key in (B, C)] == [1, 1] and not undrawn.suspended(A)
-
-
-# Volunteers ---------------------------------------------------------------------------------------------------------------
-
-
 def volunteered(court: Court, person: FastSigner, number: int = 4) -> Signed:
     return court.tx(person, VOLUNTEERS, Volunteering(court.key, number))
+
+
+def accused(court: Court, person: FastSigner, trainer: bytes, number: int = 4, finding: Finding = MISMATCH) -> None:
+    """Volunteers, says this of one proposal, and of the others that they match."""
+    court.decide(volunteered(court, person, number))
+    for due in [due for who, due in court.due() if who is person and due.round == number]:
+        court.say(person, due, finding if due.trainer == trainer else MATCH)
 
 
 def test_who_volunteers_is_drawn_for_all_other_proposals_of_the_round(undrawn: Court) -> None:
@@ -974,11 +915,38 @@ def test_who_volunteers_is_drawn_for_all_other_proposals_of_the_round(undrawn: C
 
 
 @pytest.mark.parametrize("finding", [MISMATCH, WITHHELD])
-def test_a_volunteer_challenges_as_any_drawn_auditor(undrawn: Court, finding: Finding) -> None:
-    undrawn.decide(volunteered(undrawn, PEOPLE[1]))
-    undrawn.challenge(A, finding)
+def test_a_volunteer_challenges_as_any_drawn_auditor_and_the_others_judge(undrawn: Court, finding: Finding) -> None:
+    accused(undrawn, PEOPLE[1], A, finding=finding)
+    (dispute,) = undrawn.audits.disputes
+    assert dispute.challenges == {B: finding} and dispute.judged == (B,) and dispute.place == (4, A)
+    assert undrawn.log[0] == (Result.CHALLENGED, A, B)
+    assert {person.public for person, _ in undrawn.due(disputes=True)} == {C, D}
     undrawn.judge(finding, 1)
     assert undrawn.suspended(A) and not undrawn.suspended(B)
+    assert undrawn.standing(B) == Standing(rewards=1, reports=3, upheld=1)
+
+
+def test_a_false_challenge_of_a_volunteer_is_held_against_it(undrawn: Court) -> None:
+    for refuted in range(1, FALSE_CHALLENGES_MAX + 1):
+        accused(undrawn, PEOPLE[3], A, undrawn.job(undrawn.key).round - 2)
+        undrawn.judge(MATCH, 2)
+        assert undrawn.standing(D).refuted == refuted and not undrawn.audits.disputes
+        undrawn.round()
+    assert undrawn.audits.unheard.keys() == {D}
+    assert "too often" in (undrawn.problem(volunteered(undrawn, PEOPLE[3], undrawn.job(undrawn.key).round - 2)) or "")
+
+
+def test_a_proposal_that_was_judged_is_challenged_again_at_the_cost_of_its_challenger(undrawn: Court) -> None:
+    for person in PEOPLE[1:3]:
+        accused(undrawn, person, A)
+        undrawn.judge(MATCH, 2)
+    assert [undrawn.standing(key).refuted for key in (B, C)] == [1, 1] and not undrawn.suspended(A)
+
+
+def test_nobody_volunteers_for_what_it_proposed_with_its_former_key(undrawn: Court) -> None:
+    rotated(undrawn, PEOPLE[0])
+    undrawn.decide(volunteered(undrawn, NEW))
+    assert {due.trainer for person, due in undrawn.due() if person is NEW} == {B, C, D}
 
 
 def test_who_volunteers_and_says_nothing_lets_its_reports_lapse_and_holds_up_no_reward(undrawn: Court) -> None:
@@ -991,15 +959,12 @@ def test_a_reexecutor_volunteers_once_for_a_round_also_with_a_new_key(undrawn: C
     undrawn.decide(volunteered(undrawn, PEOPLE[1]))
     undrawn.report()
     assert "already" in (undrawn.problem(volunteered(undrawn, PEOPLE[1])) or "")
-    assert "has challenged one of round" in (undrawn.problem(unasked(undrawn, PEOPLE[1], A)) or "")
     undrawn.decide(volunteered(undrawn, PEOPLE[1], 3))
     assert "has not reported yet on all of round 4" in (undrawn.problem(volunteered(undrawn, PEOPLE[1], 2)) or "")
     undrawn.report()
     assert undrawn.problem(volunteered(undrawn, PEOPLE[1], 2)) is None
     rotated(undrawn, PEOPLE[1])
     assert "already" in (undrawn.problem(volunteered(undrawn, NEW)) or "")
-    undrawn.decide(unasked(undrawn, PEOPLE[2], D))
-    assert "already" in (undrawn.problem(volunteered(undrawn, PEOPLE[2])) or "")
 
 
 def test_nobody_volunteers_for_rounds_that_are_over_open_or_undone_and_no_stranger_for_any(undrawn: Court) -> None:
@@ -1007,8 +972,8 @@ def test_nobody_volunteers_for_rounds_that_are_over_open_or_undone_and_no_strang
         assert "can be drawn now" in (undrawn.problem(volunteered(undrawn, PEOPLE[1], number)) or "")
     undrawn.decide(undrawn.admission(PEOPLE[8], by=PEOPLE[1]))
     assert "may not re-execute" in (undrawn.problem(volunteered(undrawn, PEOPLE[8])) or "")
-    undrawn.decide(unasked(undrawn, PEOPLE[1], A, 3))
-    undrawn.decide(unasked(undrawn, PEOPLE[2], D, 4))
+    accused(undrawn, PEOPLE[1], A, 3)
+    accused(undrawn, PEOPLE[2], D, 4)
     undrawn.judge(MISMATCH, 1, A)  # the job goes back, and the other dispute goes on
     assert undrawn.audits.rounds[4].undone
     assert "nothing of round 5 is left" in (undrawn.problem(volunteered(undrawn, PEOPLE[1], 4)) or "")
@@ -1027,7 +992,7 @@ def test_nobody_volunteers_for_a_round_whose_rounds_are_over_while_time_is_left(
 def test_who_is_suspended_does_not_volunteer() -> None:
     court = Court(rate=0.0, anchor_rounds=1)
     court.round(AUDITS.window + 1)
-    court.decide(unasked(court, PEOPLE[1], A))
+    accused(court, PEOPLE[1], A)
     court.judge(MISMATCH, 1)
     assert court.suspended(A) and not court.audits.rounds[3].undone
     assert "may not re-execute" in (court.problem(volunteered(court, PEOPLE[0], 3)) or "")
@@ -1035,7 +1000,7 @@ def test_who_is_suspended_does_not_volunteer() -> None:
 
 
 def test_a_volunteer_is_drawn_for_nothing_that_is_disputed_and_for_nobody_that_it_is_apart_from(undrawn: Court) -> None:
-    undrawn.decide(unasked(undrawn, PEOPLE[2], D))
+    accused(undrawn, PEOPLE[2], D)
     undrawn.decide(volunteered(undrawn, PEOPLE[1]))
     assert {due.trainer for _, due in undrawn.due()} == {A, C}
     undrawn.judge(MATCH, 2)
@@ -1080,54 +1045,25 @@ def test_nobody_volunteers_once_all_rounds_are_taken() -> None:
     assert "can be drawn now" in (court.problem(volunteered(court, PEOPLE[1], 2)) or "")
 
 
-def test_who_is_unheard_does_not_volunteer(undrawn: Court) -> None:
-    for _ in range(FALSE_CHALLENGES_MAX):
-        undrawn.decide(unasked(undrawn, PEOPLE[3], A, undrawn.job(undrawn.key).round - 2))
-        undrawn.judge(MATCH, 2)
-        undrawn.round()
-    assert "too often" in (undrawn.problem(volunteered(undrawn, PEOPLE[3], undrawn.job(undrawn.key).round - 2)) or "")
-
-
-def test_a_round_can_be_challenged_until_its_window_is_over_and_its_rewards_are_vested(undrawn: Court) -> None:
+def test_a_round_that_a_volunteer_disputes_keeps_its_reward_open_and_takes_no_more_volunteers_after_its_window(
+    undrawn: Court,
+) -> None:
     assert undrawn.audits.unvested[A] == (2, 3, 4)
-    assert undrawn.problem(unasked(undrawn, PEOPLE[1], A, number=2)) is None
-    assert "can be challenged now" in (undrawn.problem(unasked(undrawn, PEOPLE[1], A, number=1)) or "")
-    undrawn.decide(unasked(undrawn, PEOPLE[1], A, number=2))
+    accused(undrawn, PEOPLE[1], A, 2)
     undrawn.round()
     assert 2 in undrawn.audits.unvested[A], "it is disputed"
-    late = unasked(undrawn, PEOPLE[2], A, number=2)
-    assert "can be challenged now" in (undrawn.problem(late) or ""), "or one dispute after the other kept it open"
+    late = undrawn.problem(volunteered(undrawn, PEOPLE[2], 2))
+    assert "can be drawn now" in (late or ""), "or one dispute after the other kept it open"
     undrawn.judge(MISMATCH, 1)
     assert undrawn.standing(A).lost == 4 and undrawn.standing(A).rewards == 1
 
 
-def test_who_is_suspended_is_not_challenged_for_what_was_before_and_challenges_nobody(undrawn: Court) -> None:
-    undrawn.decide(unasked(undrawn, PEOPLE[1], A))
-    undrawn.judge(MISMATCH, 1)
-    assert "can be challenged now" in (undrawn.problem(unasked(undrawn, PEOPLE[2], A, number=2)) or "")
-    undrawn.round(2)
-    last = undrawn.job(undrawn.key).round - 1
-    assert "may not challenge" in (undrawn.problem(unasked(undrawn, PEOPLE[0], B, last)) or "")
-    assert undrawn.problem(unasked(undrawn, PEOPLE[2], B, last)) is None
-
-
-def test_what_does_not_exist_or_was_not_accepted_is_not_challenged(undrawn: Court) -> None:
-    undrawn.round(trainers=(A, B, C))
-    for nothing in (
-        unasked(undrawn, PEOPLE[1], A, number=6),
-        unasked(undrawn, PEOPLE[1], D, number=5),
-        unasked(undrawn, PEOPLE[1], NEW.public),
-    ):
-        assert "can be challenged now" in (undrawn.problem(nothing) or "")
-    assert undrawn.problem(unasked(undrawn, PEOPLE[1], A)) is None
-
-
-def test_a_challenger_that_was_not_drawn_has_only_so_many_disputes_open_too() -> None:
+def test_a_volunteer_has_only_so_many_disputes_open_too() -> None:
     court = Court(rate=0.0, window=20)
     court.round(CHALLENGES_OPEN_MAX + 1)
     for number in range(1, CHALLENGES_OPEN_MAX + 1):
-        court.decide(unasked(court, PEOPLE[3], A, number))
-    assert "the most at once" in (court.problem(unasked(court, PEOPLE[3], A, CHALLENGES_OPEN_MAX + 1)) or "")
+        accused(court, PEOPLE[3], A, number)
+    assert "the most at once" in (court.problem(volunteered(court, PEOPLE[3], CHALLENGES_OPEN_MAX + 1)) or "")
 
 
 def test_all_reexecutors_may_be_drawn_for_one_proposal_and_join_the_dispute_that_another_opened() -> None:
@@ -1150,77 +1086,10 @@ def test_all_reexecutors_may_be_drawn_for_one_proposal_and_join_the_dispute_that
     assert again.audits == court.state.audits
 
 
-def test_a_peer_is_told_what_it_may_challenge(undrawn: Court) -> None:
-    def told(key: bytes) -> list[tuple[int, bytes]]:
-        return [(due.round, due.trainer) for due in undrawn.rules.audits.challengeable(key, undrawn.state)]
-
-    assert told(B) == [(number, trainer) for number in (2, 3, 4) for trainer in (A, C, D)]
-    undrawn.decide(unasked(undrawn, PEOPLE[1], A, number=3))
-    assert told(B) == [(number, trainer) for number in (2, 4) for trainer in (A, C, D)]
-    for due in undrawn.rules.audits.challengeable(C, undrawn.state):
-        assert undrawn.problem(unasked(undrawn, PEOPLE[2], due.trainer, due.round)) is None
-    rotated(undrawn, PEOPLE[1])
-    assert told(B) == [] and len(told(NEW.public)) == 6
-    assert (4, NEW.public) not in told(NEW.public) and told(PEOPLE[8].public) == []
-
-
-def told_as_heard(court: Court) -> None:
-    """What a peer may spend its time on is what the log would take from it, and nothing else."""
-    for person in court.people.values():
-        told = {(due.round, due.trainer) for due in court.rules.audits.challengeable(person.public, court.state)}
-        places = {(number, trainer) for number, of in court.audits.rounds.items() for trainer in of.drawn}
-        heard = {place for place in places if court.problem(unasked(court, person, place[1], place[0])) is None}
-        assert told == heard
-
-
-def test_a_peer_is_not_told_to_challenge_what_the_log_would_refuse() -> None:
-    court = Court(rate=0.0, window=5)
-    court.round(CHALLENGES_OPEN_MAX)
-    told_as_heard(court)
-    court.decide(unasked(court, PEOPLE[1], A, number=1))
-    court.round(2)
-    assert (1, A) in [(number, trainer) for number, of in court.audits.rounds.items() for trainer in of.drawn]
-    assert not [due for due in court.rules.audits.challengeable(C, court.state) if due.round == 1], "the window is over"
-    told_as_heard(court)
-    for number in range(2, CHALLENGES_OPEN_MAX + 2):
-        assert court.rules.audits.challengeable(D, court.state)
-        court.decide(unasked(court, PEOPLE[3], A, number))
-    court.round()
-    assert not court.rules.audits.challengeable(D, court.state), "four are open"
-    told_as_heard(court)
-    court.judge(MISMATCH, 1)
-    assert court.suspended(A) and not court.rules.audits.challengeable(A, court.state)
-    told_as_heard(court)
-
-
-def test_who_is_not_heard_is_not_told_to_challenge_anything(undrawn: Court) -> None:
-    for _ in range(FALSE_CHALLENGES_MAX):
-        undrawn.decide(unasked(undrawn, PEOPLE[3], A, undrawn.job(undrawn.key).round - 2))
-        undrawn.judge(MATCH, 2)
-        undrawn.round()
-    assert undrawn.audits.unheard.keys() == {D} and not undrawn.rules.audits.challengeable(D, undrawn.state)
-    told_as_heard(undrawn)
-
-
-def test_a_job_that_ended_is_challenged_only_as_long_as_something_of_it_is_awaited() -> None:
-    court = Court(4, SAMPLED + b":3", answer_ms=1_000, rate=0.5)
-    court.round(2)
-    undrawn = next(person for person in PEOPLE[1:4] if person not in [auditor for auditor, due in court.due(A) if due.round == 2])
-    for auditor, due in court.due(B):
-        court.say(auditor, due)
-    assert "can be challenged now" in (court.problem(unasked(court, PEOPLE[2], B, number=2)) or "")
-    court.decide(unasked(court, undrawn, A, number=2))
-    court.judge(MATCH, 2)
-    while court.due():
-        court.say(*court.due()[0])
-    court.open_losses()
-    assert court.key not in court.state.audits.jobs
-
-
 def test_a_job_of_which_nothing_was_drawn_is_settled_by_the_block_after_its_last_round() -> None:
     court = Court(4, SAMPLED + b":3", rate=0.0)
     court.round()
-    assert asked_of(A, court.state), "somebody may challenge it"
+    assert asked_of(A, court.state), "somebody may volunteer for it"
     court.round()
     court.decide()
     assert court.key not in court.state.audits.jobs and not asked_of(A, court.state)
@@ -1305,14 +1174,14 @@ def test_the_oldest_rounds_lapse_where_too_much_would_be_open(monkeypatch: pytes
     court = Court(4, window=50, auditors=3)
     court.round(5)
     assert sum(len(of.drawn) for of in court.audits.rounds.values()) == 8
-    assert "can be challenged now" in (court.problem(unasked(court, PEOPLE[1], A, number=3)) or "")
+    assert "can be drawn now" in (court.problem(volunteered(court, PEOPLE[1], 3)) or "")
     assert list(court.audits.rounds) == [4, 5] and sum(court.standing(key).lapsed for key in (A, B, C, D)) == 36
 
 
 def test_where_too_much_would_be_open_no_audit_lapses_as_long_as_there_is_what_nobody_awaits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A report that is still to come may find a lie; what is only kept for a challenge goes first. What is disputed stays."""
+    """A report that is still to come may find a lie; what is only kept for volunteers goes first. What is disputed stays."""
     monkeypatch.setattr(docket, "DRAWN_MAX", 9)
     court = Court(4, window=50, auditors=3)
     court.round(2)

@@ -159,7 +159,6 @@ def test_a_match_carries_a_sealed_loss_and_nothing_else_does() -> None:
     assert "a match carries" in problem("audit/report", match) and not problem("audit/report", replace(match, loss=loss))
     false = replace(match, finding=MISMATCH)
     assert "no loss" in problem("audit/report", replace(false, loss=loss)) and not problem("audit/report", false)
-    assert "no loss" in problem("audit/challenge", replace(false, loss=loss))
     court.say(person, due, MISMATCH)
     judge, disputed = court.due(disputes=True)[0]
     verdict = AuditFinding(disputed.job, *disputed.place, MATCH, 0)

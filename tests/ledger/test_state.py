@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ledger import jobs
 from ledger import state as state_module
 from ledger.audits import docket
-from ledger.audits.state import AuditFinding
+from ledger.audits.state import VOLUNTEERS, AuditFinding, Volunteering
 from ledger.blocks.ledger import Ledger
 from ledger.core.genesis import TRAINER
 from ledger.jobs import RUNNING_MAX, UNBUILT, Phase, Start, Stop, job_id
@@ -286,7 +286,8 @@ def stopped_while_disputed(world: World, author: FastSigner, spec: bytes) -> byt
         world.decide(closings=(world.closing(key),))
     accused = world.job(key).trainers[0]
     challenger = next(person for person in PEOPLE if person.public in world.job(key).auditors and person.public != accused)
-    world.decide(world.tx(challenger, "audit/challenge", AuditFinding(key, 1, accused, Finding.MISMATCH, 7)))
+    world.decide(world.tx(challenger, VOLUNTEERS, Volunteering(key, 1)))
+    world.decide(world.tx(challenger, "audit/report", AuditFinding(key, 1, accused, Finding.MISMATCH, 7)))
     world.decide(world.tx(author, "job/stop", Stop(key)))
     assert world.job(key).phase is Phase.FINISHED and world.state.audits.jobs[key].disputes
     return key

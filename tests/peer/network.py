@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,6 @@ from unittest import mock
 import trio
 
 from consensus.chain_proof import Anchor
-from ledger.audits.state import Due
 from ledger.core.genesis import Genesis, ModuleVersion
 from ledger.jobs import Phase, Start, job_id
 from peer.api.running import RunningPeer
@@ -131,11 +130,11 @@ class Seat:
             return job_id(self.public, await self.author.submit("job/start", Start(SCRATCH.encode())))
 
 
-def service_of(seat: Seat, challenge: Callable[[Due], Awaitable[str]] | None = None) -> PeerApi:
-    return service(running(seat, challenge))
+def service_of(seat: Seat) -> PeerApi:
+    return service(running(seat))
 
 
-def running(seat: Seat, challenge: Callable[[Due], Awaitable[str]] | None = None) -> RunningPeer:
+def running(seat: Seat) -> RunningPeer:
     def desk(part: str) -> DriverDesk:
         return DriverDesk(
             part, peer.config, seat.driver, seat.author, seat.folder, seat.identity.unseal, service(peer), seat.folder
@@ -150,7 +149,6 @@ def running(seat: Seat, challenge: Callable[[Due], Awaitable[str]] | None = None
         worker=None,
         stop_daemon=lambda: None,
         set_standing=lambda stands: None,
-        challenge_due=challenge or seat.auditing.challenge,
         author=seat.author,
         hearing=seat.hearing,
         invited=InvitationBook(seat.folder / "invitations"),

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,11 +19,10 @@ import trio.testing
 from consensus.block import decode_header
 from ledger.audits import docket
 from ledger.audits.losses import LossOpening
-from ledger.audits.state import FALSE_CHALLENGES_MAX, Due, JobAudits, Result, Standing, due_for
+from ledger.audits.state import FALSE_CHALLENGES_MAX, Due, JobAudits, Result, Standing, due_for, others_audited
 from ledger.core.genesis import TRAINER
 from ledger.jobs import Start, job_id
 from ledger.state import State
-from peer import features
 from peer.driver import auditing
 from peer.driver.auditing import RETRY_SECONDS, Auditing
 from peer.roles import losses
@@ -32,13 +30,11 @@ from peer.roles.base import OpenRound, Replayed, Round, audit_of
 from peer.roles.liar import Liar
 from peer.roles.trainer import Trainer
 from peer.roles.voter import Voter, fetch_reveal
-from protocol import codec
 from protocol.errors import MissingBlobError, StorageError, UserError
 from protocol.identity import peer_id, short_id
 from protocol.limits import ANSWER_MS, BLOB_PART_BYTES
 from protocol.messages import GetBlob, NoBlob
 from protocol.reasons import Finding
-from rlhf.objective import PpoTerms
 from storage.blobs import JOB_BYTES, Blobs
 from storage.parts import PartsFolder
 from tests.ledger.court import Court, withheld
@@ -715,7 +711,7 @@ async def test_where_nothing_is_drawn_the_buffers_go_with_the_window(tmp_path: P
         job = await made.train(replace(SPEC, audit_rate=1e-9, audit_window=2, rounds=8))
         await made.seats[0].until(lambda driver: driver.state.jobs.jobs[job].round >= 4)
         kept = [number for _, number in made.seats[0].blobs.kept_together()]
-        assert {2, 3} <= set(kept), "somebody may challenge them"
+        assert {2, 3} <= set(kept), "somebody may volunteer for them"
         await poll(lambda: not {0, 1} & {number for _, number in made.seats[0].blobs.kept_together()})
         await ended(made, job)
         for seat in made.seats:
@@ -723,40 +719,30 @@ async def test_where_nothing_is_drawn_the_buffers_go_with_the_window(tmp_path: P
         assert results(made.seats[0]) == []
 
 
-# Challenges of who was not drawn -----------------------------------------------------------------------------------------
+# Volunteers -----------------------------------------------------------------------------------------
 
 UNDRAWN = replace(SPEC, audit_rate=1e-9, local_steps=8, rounds=200, audit_window=100)
 
 
-def challengeable(seat: Seat) -> list[Due]:
-    return seat.driver.rules.audits.challengeable(seat.public, seat.driver.state)
-
-
-async def to_challenge(made: Trainers, number: int) -> Due:
-    """The first proposal of this seat, for seat 0 to challenge."""
-    seat, trainer = made.seats[0], made.seats[number].public
-
-    def found() -> list[Due]:
-        return [due for due in challengeable(seat) if due.trainer == trainer]
-
-    await seat.until(lambda driver: bool(found()))
-    return found()[0]
+async def volunteering(seat: Seat, *trainers: bytes) -> None:
+    """Returns when this seat may volunteer for proposals of these trainers."""
+    await seat.until(lambda driver: {due.trainer for due in others_audited(seat.public, driver.state)} >= set(trainers))
 
 
 @pytest.mark.parametrize("steps", [1, 8])
-async def test_who_replays_a_false_proposal_challenges_it_and_all_confirm_it(tmp_path: Path, steps: int) -> None:
+async def test_a_person_has_a_round_re_executed_and_all_confirm_what_is_false(tmp_path: Path, steps: int) -> None:
     async with trainers(tmp_path, "false-update") as made:
         job = await made.train(replace(UNDRAWN, local_steps=steps))
-        due = await to_challenge(made, 3)
+        asked, liar = made.seats[0], made.seats[3].public
+        await volunteering(asked, liar)
         with patience():
-            told = await made.seats[0].auditing.challenge(due)
-        assert told.startswith(f"{short_id(due.trainer)} in round {due.round + 1}: mismatch")
-        assert "the challenge is decided" in told
+            told = await service_of(asked).challenge(peer_id(liar), None)
+        assert told.startswith(f"{short_id(asked.public)} challenges {short_id(liar)} in round ")
+        assert "(mismatch); " in told and "of the change differs" in told
         for seat in made.seats:
             await seat.until(lambda driver: bool(driver.state.audits.suspended(job)))
-        assert set(made.seats[0].driver.state.audits.suspended(job)) == {made.seats[3].public}
-        assert standing(made, 0).upheld == 1 and standing(made, 0).reports == 0
-        assert results(made.seats[0]) == [Result.CHALLENGED, Result.SUSPENDED]
+        assert set(made.seats[0].driver.state.audits.suspended(job)) == {liar}
+        assert standing(made, 0).upheld == 1 and not any(standing(made, number).refuted for number in range(3))
 
 
 @pytest.mark.parametrize(("attack", "found"), [("false-update", Finding.MISMATCH), ("withhold", Finding.WITHHELD)])
@@ -781,175 +767,44 @@ async def test_a_lie_that_nobody_drew_is_found_once_the_loss_jumps(
         assert {standing(made, number).refuted for number in range(3)} == {0}
 
 
-@pytest.mark.parametrize(
-    ("replayed", "told"),
-    [
-        (Replayed(Finding.MISMATCH, 0.25, 700_000), "mismatch, 2.5e-01 of what the round changes"),
-        (Replayed(Finding.MALFORMED), "malformed (what it commits to is false before any step)"),
-        (Replayed(Finding.OWN_0), "rollout (it trained on responses that the model has not given)"),
-    ],
-)
-def test_a_person_is_told_a_deviation_only_of_what_was_replayed(replayed: Replayed, told: str) -> None:
-    features.install()
-    spec = JobSpec(name="ppo", objective="ppo", settings=codec.encode(PpoTerms(reward="rule:vowels")))
-    assert auditing._found(replayed, spec) == told
-
-
-async def test_who_replays_an_honest_proposal_is_told_so_and_says_nothing(tmp_path: Path) -> None:
-    async with trainers(tmp_path) as made:
-        job = await made.train(UNDRAWN)
-        due = await to_challenge(made, 3)
-        with patience():
-            told = await made.seats[0].auditing.challenge(due)
-        assert told == f"the update of {short_id(due.trainer)} in round {due.round + 1} is true: " + (
-            "it is 0.0e+00 off when replayed, 1e-03 is tolerated"
-        )
-        before = made.seats[0].driver.state.jobs.jobs[job].round
-        await made.seats[0].until(lambda driver: driver.state.jobs.jobs[job].round > before + 2)
-        assert results(made.seats[0]) == []
-        await poll(lambda: made.seats[0].blobs.size(due.proposal.buffer) is None)
-
-
-@pytest.mark.usefixtures("links_that_take_their_time")
-@pytest.mark.long
-async def test_a_challenge_goes_on_after_the_jobs_end_as_long_as_the_log_would_hear_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Re-executing takes as long as it takes: only what is withheld from drawn auditors has to come within seconds."""
-    monkeypatch.setattr(auditing, "RETRY_SECONDS", 1e6)
-    async with trainers(tmp_path) as made:
-        seat, away = made.seats[0], made.seats[2]
-        made.workers[away.public].failures = 10_000  # what it was drawn for stays open
-        others = [other.public for other in made.seats if other is not away]
-
-        def kept() -> list[Due]:
-            awaited = {due.place for due in due_for(away.public, seat.driver.state)}
-            return [due for due in challengeable(seat) if due.place in awaited]
-
-        while not kept():  # rounds may close without the ballot of that voter, which then draws nothing
-            job = await made.train(SPEC)
-            await seat.until(has_trained(job))
-            await seat.until(lambda driver: not any(due_for(key, driver.state) for key in others))
-        worker, told = made.workers[seat.public], list[str]()
-        due, *_ = kept()
-
-        async def challenge() -> None:
-            try:
-                told.append(await seat.auditing.challenge(due))
-            except UserError as error:
-                told.append(str(error))
-
-        async def replaying(nursery: trio.Nursery) -> None:
-            worker.asked.clear()
-            worker.may_replay = trio.Event()
-            nursery.start_soon(challenge)
-            await poll(lambda: bool(worker.audits))
-
-        with monkeypatch.context() as impatient:
-            for constant in ("ENDED_SECONDS", "WITHHELD_SECONDS_MIN"):
-                impatient.setattr(auditing, constant, 0.0)
-            async with trio.open_nursery() as nursery:
-                await replaying(nursery)
-                await seat.scratch()  # and blocks are decided meanwhile
-                worker.may_replay.set()
-        async with trio.open_nursery() as nursery:
-            await replaying(nursery)
-            made.workers[away.public].failures = 0
-            await away.stop()
-            await made.start(away, made.role(away))
-        assert "is true" in told[0]
-        assert "cannot be challenged any more" in told[1], "what was awaited is reported, and the job's audits are over"
-
-
-async def test_a_person_names_the_trainer_and_perhaps_the_round_of_what_is_challenged(tmp_path: Path) -> None:
+async def test_a_person_is_told_that_an_honest_round_passes_and_asks_for_it_once(tmp_path: Path) -> None:
     async with trainers(tmp_path) as made:
         await made.train(UNDRAWN)
-        seat, trainer = made.seats[0], made.seats[3].public
-        await to_challenge(made, 3)
-        await seat.until(lambda driver: len(challengeable(seat)) > 6)
-        asked: list[Due] = []
-
-        async def challenge(due: Due) -> str:
-            asked.append(due)
-            if len(asked) > 2:
-                raise StorageError("the disk is full")
-            return "is true"
-
-        service = service_of(seat, challenge)
-        for name, number in ((peer_id(trainer)[:12], None), (peer_id(trainer), 1)):
-            assert await service.challenge(name, number) == "is true"
-        assert {due.trainer for due in asked} == {trainer} and asked[0].round > asked[1].round == 1
-        for who, number in ((trainer, 10_000), (seat.public, None), (seat.public, 1), (trainer, 0)):
-            with pytest.raises(UserError, match="can be challenged from here now"):
+        asked, trainer = made.seats[0], made.seats[3].public
+        await volunteering(asked, trainer, made.seats[2].public)
+        service = service_of(asked)
+        with patience():
+            told = await service.challenge(peer_id(trainer)[:12], None)
+            (place,) = (entry for entry in asked.driver.state.audits.log if entry.trainer == trainer)
+            assert told == f"{short_id(asked.public)} replayed {short_id(trainer)} in round {place.round + 1}: passed; " + (
+                "0.0e+00 of the change differs when replayed, up to 2e-03 passes"
+            )
+            assert await service.challenge(peer_id(made.seats[2].public), place.round) != told, "of another in that round"
+        (audits,) = asked.driver.state.audits.jobs.values()
+        assert audits.rounds[place.round].volunteers == (asked.public,) and not audits.disputes
+        with patience():
+            again = await service.challenge(peer_id(trainer), None)
+        assert again.endswith("passes") and again != told, "the last one that it has not volunteered for"
+        for who, number in ((trainer, 10_000), (asked.public, None), (asked.public, 1), (trainer, 0)):
+            with pytest.raises(UserError, match="can be re-executed now"):
                 await service.challenge(peer_id(who), number)
-        with pytest.raises(UserError, match="the disk is full"):
+        asked.driver.workshop.role = Voter()
+        with pytest.raises(UserError, match="no worker"):
             await service.challenge(peer_id(trainer), None)
 
 
-async def test_an_error_near_the_tolerance_is_told_and_not_challenged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Others' machines might find it tolerable, and its challenger a liar."""
+async def test_a_person_is_told_why_a_peer_may_not_volunteer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with trainers(tmp_path) as made:
         await made.train(UNDRAWN)
-        due = await to_challenge(made, 3)
+        asked, trainer = made.seats[0], made.seats[3].public
+        await volunteering(asked, trainer)
 
-        async def near(round: Any, request: Any) -> Replayed:
-            return Replayed(Finding.MISMATCH, 1.5e-3, 0)
+        async def full(kind: str, content: object, seconds: float) -> None:
+            raise StorageError("the disk is full")
 
-        monkeypatch.setattr(made.seats[0].driver.workshop.role, "replay", near)
-        with patience():
-            told = await made.seats[0].auditing.challenge(due)
-        assert "so it is not challenged" in told and results(made.seats[0]) == []
-
-
-async def test_what_is_not_shown_to_who_was_not_drawn_is_told_and_not_challenged(tmp_path: Path) -> None:
-    async with trainers(tmp_path, "withhold") as made:
-        await made.train(replace(UNDRAWN, audit_window=3))
-        due = await to_challenge(made, 3)
-        with patience(), pytest.raises(UserError, match="cannot be challenged any more"):
-            await made.seats[0].auditing.challenge(due)
-        assert results(made.seats[0]) == [] and not any(standing(made, number).suspensions for number in range(4))
-
-
-class Unserved:
-    """A blob store that does not serve these blobs to others."""
-
-    def __init__(self, digests: set[bytes], blobs: Blobs) -> None:
-        self._digests, self._blobs = digests, blobs
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._blobs, name)
-
-    def piece_size(self, digest: bytes) -> int | None:
-        return None if digest in self._digests else self._blobs.piece_size(digest)
-
-
-async def test_that_the_window_closed_while_a_proposal_was_fetched_is_told_as_just_that(tmp_path: Path) -> None:
-    """Nobody is said to withhold anything: a slow link, or a challenge late in the window, looks the same from here."""
-    unserved = set[bytes]()
-    async with trainers(tmp_path, serve=partial(Unserved, unserved)) as made:
-        await made.train(replace(UNDRAWN, audit_window=3))
-        due = await to_challenge(made, 3)
-        unserved.add(due.proposal.buffer)
-        with patience(), pytest.raises(UserError, match="cannot be challenged any more"):
-            await made.seats[0].auditing.challenge(due)
-        assert results(made.seats[0]) == []
-
-
-async def test_one_proposal_is_replayed_at_a_time_and_only_by_who_has_a_worker(tmp_path: Path) -> None:
-    async with trainers(tmp_path) as made:
-        await made.train(UNDRAWN)
-        due = await to_challenge(made, 3)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(made.seats[0].auditing.challenge, due)
-            await trio.testing.wait_all_tasks_blocked()
-            with pytest.raises(UserError, match="wait for that"):
-                await made.seats[0].auditing.challenge(due)
-            nursery.cancel_scope.cancel()
-        with patience():
-            assert "is true" in await made.seats[0].auditing.challenge(due), "who gave up may ask again"
-        made.seats[0].driver.workshop.role = Voter()
-        with pytest.raises(UserError, match="no worker"):
-            await made.seats[0].auditing.challenge(due)
+        monkeypatch.setattr(asked.author, "submit", full)
+        with pytest.raises(UserError, match="the disk is full"):
+            await service_of(asked).challenge(peer_id(trainer), None)
 
 
 def test_who_could_not_be_reached_by_too_many_is_told_so_and_not_that_it_was_found_false() -> None:
@@ -1052,7 +907,6 @@ async def test_an_opening_that_is_refused_is_tried_again_while_it_is_due(
 
 
 async def test_what_is_fetched_comes_before_patience_ends_or_not_at_all() -> None:
-    """Without the nursery of the audits: a challenge goes on while they are started again."""
 
     async def late() -> None:
         await trio.sleep(10)

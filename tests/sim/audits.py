@@ -84,10 +84,6 @@ class Auditor:
     def opens(self) -> bool:
         return True
 
-    def challenge(self, due: Due) -> Finding | None:
-        """Why it challenges a proposal for which it was not drawn; None: it does not."""
-        return None
-
     def volunteers(self, due: Due) -> bool:
         """Whether it wants to be drawn for this proposal and the others of the round."""
         return False
@@ -96,12 +92,8 @@ class Auditor:
 class Distrusts(Auditor):
     """Honest too: it replays a share of all proposals."""
 
-    def challenge(self, due: Due) -> Finding | None:
-        finding = found(due)
-        return finding if due.proposal.payload[0] < 64 and finding is not Finding.MATCH else None
-
     def volunteers(self, due: Due) -> bool:
-        return 64 <= due.proposal.payload[0] < 128
+        return due.proposal.payload[0] < 128
 
 
 class Cheats(Auditor):
@@ -163,8 +155,8 @@ class Challenges(Auditor):
     def finding(self, due: Due) -> Finding | None:
         return Finding.MISMATCH
 
-    def challenge(self, due: Due) -> Finding | None:
-        return Finding.MISMATCH
+    def volunteers(self, due: Due) -> bool:
+        return True
 
 
 class Passes(Auditor):
@@ -200,9 +192,6 @@ class Colludes(Cheats):
 
     def finding(self, due: Due) -> Finding | None:
         return Finding.MATCH if due.trainer in self.colluders else Finding.WITHHELD
-
-    def challenge(self, due: Due) -> Finding | None:
-        return None if due.trainer in self.colluders else Finding.MALFORMED
 
     def volunteers(self, due: Due) -> bool:
         return due.proposal.payload[0] < 128

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ledger.audits.state import Due, Standing
-from protocol.reasons import Finding
+from ledger.audits import draws
+from ledger.audits.state import Standing
 from tests.sim.audits import (
     Auditor,
     Challenges,
@@ -19,7 +19,6 @@ from tests.sim.audits import (
     ShowsSome,
     Shut,
     Withholds,
-    found,
 )
 from tests.sim.plan import calm
 from tests.sim.simulation import Simulation
@@ -28,22 +27,6 @@ from tests.sim.strategies import Strategy
 SAMPLED_SEED = 1  # its job is one with sampled audits
 BLOCKS = 70
 ONE_AND_TWO = [(4, 1), pytest.param(7, 2, marks=pytest.mark.large)]  # where each of two lies as it would alone
-
-
-class Unasked(Challenges):
-    """Only where it was not drawn. It has no time for its own loss."""
-
-    finding = Auditor.finding
-
-    def opens(self) -> bool:
-        return False
-
-
-class Undrawn(Distrusts):
-    """Reports nothing where it was drawn."""
-
-    def finding(self, due: Due) -> Finding | None:
-        return found(due) if due.is_dispute else None
 
 
 def run(
@@ -66,7 +49,7 @@ def run(
     node = simulation.honest[0].node
     assert node is not None
     standings = {peer.key: node.state.audits.standings.get(peer.key, Standing()) for peer in simulation.peers}
-    assert honest is Undrawn or sum(standing.reports for standing in standings.values()) > 10
+    assert sum(standing.reports for standing in standings.values()) > 10
     return simulation, [standings[key] for key in keys], [standing for key, standing in standings.items() if key not in keys]
 
 
@@ -97,22 +80,18 @@ def test_who_shows_nothing_or_its_proposals_to_some_is_suspended(lies: type[Audi
     assert not any(standing.suspensions or standing.refuted for standing in of_honest)
 
 
-def test_who_challenges_everybody_is_refuted_and_suspends_nobody() -> None:
-    _, (liar,), of_honest = run(Challenges)
-    assert liar.refuted and not any(standing.suspensions for standing in of_honest)
-
-
 @pytest.mark.parametrize(("n", "liars"), ONE_AND_TWO)
-def test_who_challenges_everybody_without_being_drawn_is_refuted_and_suspends_nobody(n: int, liars: int) -> None:
-    _, of_liars, of_honest = run(Unasked, n, liars, seed=4)  # in seed 1 the liar is drawn so often that it has no time for more
+def test_who_challenges_everybody_is_refuted_and_suspends_nobody(n: int, liars: int) -> None:
+    _, of_liars, of_honest = run(Challenges, n, liars)
     assert sum(standing.refuted for standing in of_liars) >= liars
     assert not any(standing.suspensions or standing.refuted for standing in of_honest)
 
 
-def test_who_replays_what_it_distrusts_has_cheats_suspended_where_no_auditor_reports() -> None:
-    _, of_liars, of_honest = run(Colludes, 7, 2, honest=Undrawn, seed=4)
+def test_volunteers_have_cheats_suspended_where_nothing_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(draws, "rate_after", lambda *_: 0.0)
+    _, of_liars, of_honest = run(Colludes, 7, 2, honest=Distrusts, seed=4)
     assert all(standing.suspensions for standing in of_liars)
-    assert not any(standing.suspensions or standing.refuted or standing.reports for standing in of_honest)
+    assert not any(standing.suspensions or standing.refuted for standing in of_honest)
     assert sum(standing.upheld for standing in of_honest) >= 2
 
 

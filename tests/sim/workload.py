@@ -50,7 +50,7 @@ REVOKED_FOR_MS = 5_000  # so that some of what was revoked expires within a hist
 RENAMED, REVOKED = 10, 15  # of a hundred numbers to add: those below are a new name, those below that an invitation taken back
 CURATED_SHARE = 0.6  # of the moments at which a peer could put something forward
 OPENED_SHARE = 0.3  # of the moments at which losses could be opened: otherwise reports would wait for all of them
-CHALLENGE_SHARE = 0.3  # of what may be challenged, each time: who is refused does other things as well
+VOLUNTEERED_SHARE = 0.3  # of what it may volunteer for, each time: who is refused does other things as well
 
 
 @dataclass
@@ -146,10 +146,7 @@ class Author:
                 loss = sealing.sealed(due, self.auditor.loss(due)) if finding is Finding.MATCH and not due.is_dispute else None
                 return said_of(due, finding, loss)
         for due in others_audited(me, state):
-            finding = self.auditor.challenge(due)
-            if finding is not None and self.random.random() < CHALLENGE_SHARE:
-                return "audit/challenge", AuditFinding(due.job, *due.place, finding, 0)
-            if self.auditor.volunteers(due) and self.random.random() < CHALLENGE_SHARE:
+            if self.auditor.volunteers(due) and self.random.random() < VOLUNTEERED_SHARE:
                 return VOLUNTEERS, Volunteering(due.job, due.round)
         if self.desk is not None and self.work and self.desk.random.random() < CURATED_SHARE:
             return self.desk.wanted(state)

@@ -12,7 +12,7 @@ ROUND = Argument(
     nargs="?",
     type=whole_number(1),
     metavar="ROUND",
-    help="which of its proposals (default: the last one that can be challenged)",
+    help="which of its proposals (default: the last one)",
 )
 
 
@@ -38,7 +38,7 @@ async def audits(asked: Asked[PeerApi]) -> AuditsView:
 
 
 @word(
-    "re-execute an accepted proposal, and challenge what is false in it: challenge TRAINER [ROUND]",
+    "re-execute the accepted proposals of a round, and report on them: challenge TRAINER [ROUND]",
     member("trainer", "TRAINER"),
     ROUND,
 )
