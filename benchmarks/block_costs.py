@@ -24,6 +24,7 @@ from rich.table import Table as Screen
 from benchmarks.provenance import write
 from benchmarks.verdicts import conclude, verdict
 from consensus.block import BODY_BYTES_MAX, Block
+from consensus.quorum import faults_tolerated
 from consensus.voters import CachingVerifier
 from curation.answers import Kind, gold_leaf
 from curation.answers import commitment as commitment_to
@@ -52,7 +53,17 @@ from curation.statements import Annotation, Enrol, Session
 from curation.tasks import task_id
 from ledger.anchors import ANCHORS_MAX, Anchor
 from ledger.audits.losses import LossOpening, Unopened, committed, sealed
-from ledger.audits.state import OPENS, VOLUNTEERS, AuditFinding, AuditsState, Drawn, JobAudits, RoundAudits, Volunteering
+from ledger.audits.state import (
+    CHALLENGES_OPEN_MAX,
+    OPENS,
+    VOLUNTEERS,
+    AuditFinding,
+    AuditsState,
+    Drawn,
+    JobAudits,
+    RoundAudits,
+    Volunteering,
+)
 from ledger.core.genesis import TRAINER, Founder, Genesis
 from ledger.jobs import Base, Hold, Job, Rollback, Start, Stop, Waiting, job_id
 from ledger.jobs import Phase as JobPhase
@@ -368,11 +379,41 @@ def roll_back(net: Network) -> Iterator[Signed]:
 
 @case("audit/report")
 def report(net: Network) -> Iterator[Signed]:
+    yield from _matches(net, _audited(net), range(20))
+
+
+@case("audit/report of lies")
+def accuse(net: Network) -> Iterator[Signed]:
     key = _audited(net)
-    for number in range(20):
+    yield from (lie for number in range(CHALLENGES_OPEN_MAX) for lie in _lies(net, key, number))
+
+
+@case("audit/report beside disputes")
+def report_beside(net: Network) -> Iterator[Signed]:
+    key = _disputed(net)
+    yield from _matches(net, key, range(CHALLENGES_OPEN_MAX, 20))
+
+
+def _matches(net: Network, key: bytes, rounds: range) -> Iterator[Signed]:
+    for number in rounds:
         for place, trainer in enumerate(net.voters):
             for auditor in _auditors(net, place):
                 yield net.tx(auditor, "audit/report", AuditFinding(key, number, trainer.public, Finding.MATCH, 0))
+
+
+def _lies(net: Network, key: bytes, number: int) -> Iterator[Signed]:
+    """As many voters as may lie have lied in that round, and somebody says so of each."""
+    for place in range(faults_tolerated(VOTERS_MAX)):
+        finding = AuditFinding(key, number, net.voters[place].public, Finding.MISMATCH, 0)
+        yield net.tx(_auditors(net, place)[0], "audit/report", finding)
+
+
+def _disputed(net: Network) -> bytes:
+    """The same job, with as many disputes as the auditors of these lies may open."""
+    key = _audited(net)
+    for number in range(CHALLENGES_OPEN_MAX):
+        net.decide(*_lies(net, key, number))
+    return key
 
 
 @case("audit/volunteer")
@@ -383,17 +424,12 @@ def volunteer(net: Network) -> Iterator[Signed]:
 
 @case("audit/verdict")
 def rule(net: Network) -> Iterator[Signed]:
-    """Of as many disputes as one auditor may open in each of four rounds, from half of the judges that settle them."""
-    key = _audited(net)
-    for number in range(4):
-        for place in range(24):
-            finding = AuditFinding(key, number, net.voters[place].public, Finding.MISMATCH, 0)
-            net.decide(net.tx(_auditors(net, place)[0], "audit/report", finding))
-    for number in range(4):
-        for place in range(24):
+    """From half of the judges that settle the disputes."""
+    key = _disputed(net)
+    for number in range(CHALLENGES_OPEN_MAX):
+        for trainer in net.voters[: faults_tolerated(VOTERS_MAX)]:
             for judge in net.voters[100:140]:
-                finding = AuditFinding(key, number, net.voters[place].public, Finding.MATCH, 0)
-                yield net.tx(judge, "audit/verdict", finding)
+                yield net.tx(judge, "audit/verdict", AuditFinding(key, number, trainer.public, Finding.MATCH, 0))
 
 
 @case("audit/loss")

@@ -588,9 +588,9 @@ class AuditCalls(Protocol):
         ...
 
     async def challenge(self, trainer: str, round: int | None) -> str:
-        """Re-executes the accepted proposals of a round, this trainer's among them, and reports on all; says what it found.
+        """Has this peer re-execute the accepted proposals of a round; says what it found in this trainer's.
 
-        `round`: of the proposal; None: the last one.
+        `round`: of the proposal; None: the newest that can be re-executed.
         """
         ...
 

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -31,6 +32,7 @@ from ledger.audits.state import (
     Claims,
     Dispute,
     Drawn,
+    Due,
     Entry,
     JobAudits,
     OpeningDue,
@@ -40,6 +42,7 @@ from ledger.audits.state import (
     Standing,
     Volunteering,
     openings_of,
+    others_audited,
 )
 from ledger.audits.transitions import TRANSITIONS, Effect, Event, Stage, Transition
 from ledger.core.genesis import Genesis
@@ -151,6 +154,14 @@ class AuditsModule(Module[AuditsState]):
         mine = openings_of(me, state)
         dockets = {key: self._of(key, state) for key in {due.job for due in mine}}
         return [due for due in mine if dockets[due.job].may_open(due.round, due.trainer)]
+
+    def left_to_volunteers(self, me: bytes, state: Applied) -> list[Due]:
+        """Proposals that I am drawn for if I volunteer for their round now, by round."""
+        others, trainers = others_audited(me, state), dict[tuple[bytes, int], list[bytes]]()
+        for job, number in {(due.job, due.round) for due in others}:
+            with contextlib.suppress(Refused):
+                _, trainers[job, number] = self._of(job, state).left_to(me, number)
+        return [due for due in others if due.trainer in trainers.get((due.job, due.round), ())]
 
     def _of(self, key: bytes, state: Applied) -> Docket:
         """As the next block finds it."""
@@ -268,10 +279,7 @@ class Docket:
     def _assert_sound(self) -> None:
         assert self._causes.keys() == self._suspended.keys(), "every suspended trainer is told why"
         for dispute in self._disputes:
-            audits = self._rounds[dispute.round]
-            assert dispute.trainer in audits.drawn, "judges need the proposal"
-            assert len(set(dispute.judged)) == len(dispute.judged), "one verdict each"
-            assert dispute.challenges.keys() <= set(dispute.judged) <= set(audits.reexecutors), "a challenge is a verdict"
+            assert dispute.trainer in self._rounds[dispute.round].drawn, "judges need the proposal"
             assert dispute.opened <= self._job.round or self._job.phase is Phase.FINISHED, "only an end takes its number back"
 
     # What members say
@@ -283,6 +291,9 @@ class Docket:
         if drawn is None or auditor is None:
             raise Refused(f"no report of {short_id(author)} on that proposal is awaited")
         self._require_loss(report, drawn.proposal)
+        trainer, is_volunteer = self._members.current(report.trainer), auditor in self._rounds[report.round].volunteers
+        if report.finding is Finding.WITHHELD and is_volunteer and author in _apart(self._withheld.get(trainer, {})):
+            raise Refused(f"{short_id(author)} is apart from {short_id(trainer)}: as a volunteer it says what it can prove")
         self._put(report.round, report.trainer, _without(drawn, auditor))
         if report.loss is not None and drawn.proposal.loss is not None:
             self._seal(report, auditor, report.loss, drawn.proposal.loss)
@@ -290,8 +301,20 @@ class Docket:
         self._move_audit(event, report.place, auditor, report)
 
     def volunteer(self, author: bytes, number: int) -> None:
-        """A re-executor is drawn for all proposals of a round in the window that it has not reported on. It has to report on them
-        before it volunteers again: otherwise liars would be awaited everywhere, and hold up what honest auditors report.
+        """A re-executor is drawn for all proposals of a round in the window that it has not reported on."""
+        auditor, trainers = self.left_to(author, number)
+        assert TRANSITIONS[Stage.UNDISPUTED, Event.VOLUNTEERED] == Transition(Stage.AWAITED)
+        for trainer in trainers:
+            drawn = self._rounds[number].drawn[trainer]
+            self._put(number, trainer, replace(drawn, pending=tuple(sorted({*drawn.pending, auditor}))))
+        audits = self._rounds[number]
+        self._rounds[number] = replace(audits, volunteers=(*audits.volunteers, auditor))
+
+    def left_to(self, author: bytes, number: int) -> tuple[bytes, list[bytes]]:
+        """The author's key of that round, and whose proposals it is drawn for if it volunteers. Raises `Refused` if it may not.
+
+        It has to report on all that it volunteered for before it volunteers again: otherwise liars would be awaited everywhere,
+        and hold up what honest auditors report.
         """
         audits = self._rounds.get(number)
         if audits is None or not self._has_rounds(number) or self._job.is_trained:
@@ -307,19 +330,11 @@ class Docket:
             if key is not None and any(key in drawn.pending for drawn in of.drawn.values()):
                 raise Refused(f"{short_id(author)} has not reported yet on all of round {nth_round(other)}")
         current, disputed, sealed = self._members.current, self._disputed(number), self._unopened.get(number, {})
-        drawn = {
-            trainer: replace(of, pending=tuple(sorted({*of.pending, auditor})))
-            for trainer, of in audits.drawn.items()
-            if author != current(trainer)
-            and author not in _apart(self._withheld.get(current(trainer), {}))
-            and trainer not in disputed
-            and (trainer not in sealed or auditor not in sealed[trainer].reports)
-        }
-        if not drawn:
+        others = [trainer for trainer in audits.drawn if current(trainer) != author and trainer not in disputed]
+        found = [trainer for trainer in others if trainer not in sealed or auditor not in sealed[trainer].reports]
+        if not found:
             raise Refused(f"nothing of round {nth_round(number)} is left to draw for {short_id(author)}")
-        assert TRANSITIONS[Stage.UNDISPUTED, Event.VOLUNTEERED] == Transition(Stage.AWAITED)
-        volunteers = (*audits.volunteers, auditor)
-        self._rounds[number] = replace(audits, drawn={**audits.drawn, **drawn}, volunteers=volunteers)
+        return auditor, found
 
     def rule(self, author: bytes, verdict: AuditFinding) -> None:
         """A judge gives its verdict on an open dispute."""
@@ -385,6 +400,8 @@ class Docket:
     def _judge(self, before: Dispute, dispute: Dispute) -> None:
         self._disputes[self._disputes.index(before)] = dispute
         audits, judges = self._rounds[dispute.round], self._judges(dispute.round, dispute.trainer)
+        assert len(set(dispute.judged)) == len(dispute.judged), "one verdict each"
+        assert dispute.challenges.keys() <= set(dispute.judged) <= set(audits.reexecutors), "a challenge is a verdict"
         # More than half of the judges, so that both sides cannot have it; and more than f, so that one of them is honest.
         needed = max(len(judges) // 2 + 1, audits.faults + 1)
         assert 2 * needed > len(judges) and needed > audits.faults

@@ -67,7 +67,7 @@ class RoundAudits:
     faults: Annotated[int, Between(0, VOTERS_MAX)]  # f of the round's voters
     reexecutors: Keys  # may be drawn, may volunteer, and judge
     drawn: Annotated[dict[Key, Drawn], Length(0, TRAINERS_MAX)]
-    volunteers: Keys = ()  # re-executors that have volunteered
+    volunteers: Keys = ()  # re-executors that have volunteered for the round
     # Time of a block soon after the round's closing, or after the last dispute that held up its reports. 0: no such block yet.
     closed_ms: Count = 0
     renewed: Count = 0  # disputes after which the time for its reports began anew
@@ -316,11 +316,11 @@ def openings_of(me: bytes, state: Applied) -> list[OpeningDue]:
 
 
 def others_audited(me: bytes, state: Applied) -> list[Due]:
-    """Others' accepted proposals, by round, of the rounds that I may re-execute and have not volunteered for."""
+    """Others' accepted proposals, by round, of the rounds that I may re-execute."""
     current, found = state.members.current, list[Due]()
     for job, audits in state.audits.jobs.items():
         for number, of in audits.rounds.items():
-            if me in {current(key) for key in of.reexecutors if key not in of.volunteers}:
+            if me in map(current, of.reexecutors):
                 others = [(trainer, drawn.proposal) for trainer, drawn in of.drawn.items() if current(trainer) != me]
                 found += [Due(job, number, trainer, proposal, False, number) for trainer, proposal in others]
     return sorted(found, key=lambda due: (due.round, due.job, due.trainer))

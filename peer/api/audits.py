@@ -6,10 +6,12 @@ import math
 from dataclasses import asdict, dataclass, replace
 
 from ledger.audits.state import (
+    CHALLENGES_OPEN_MAX,
     VOLUNTEERS,
     Due,
     Entry,
     JobAudits,
+    Place,
     Result,
     Standing,
     Volunteering,
@@ -42,57 +44,79 @@ class AuditAnswers(AuditCalls):
         self.peer.require_member()
         if self.peer.driver.workshop.role.computing is None:
             raise UserError("this peer has no worker to re-execute with: ask one with --role trainer")
-        accused = find(trainer, self.peer.driver.state.members)
-        entry = None if round is None else self._reported(accused, round)
-        if entry is None or entry.result is Result.LAPSED:
-            due = self._to_audit(accused, round)
-            if not due.auditor:
-                try:
-                    await self.peer.author.submit(VOLUNTEERS, Volunteering(due.job, due.round), math.inf)
-                except FolkmootError as error:
-                    raise UserError(str(error)) from None
-            while due.place in {other.place for other in self._awaited() if other.job == due.job}:
-                await self.peer.driver.applied.wait()
-            entry = self._reported(accused, due.round, due.job)
-        state = self.peer.driver.state
+        due = await self._to_audit(self.peer.driver.state.members.current(find(trainer, self.peer.driver.state.members)), round)
+        place = due.job, due.place
+        entry = self._reported(due)
         if entry is None:
-            raise UserError("this peer has not reported on that proposal: it is disputed, or its round was undone meanwhile")
-        said, job = describe(entry, state), state.jobs.jobs.get(entry.job)
-        if job is None or not (entry.relative_error_ppm or entry.finding is Finding.MATCH):
-            return said  # nothing was replayed
-        most = CHALLENGE_MARGIN * JobSpec.decode(job.spec).replay_tolerance
-        return f"{said}; {(entry.relative_error_ppm or 0) / 1e6:.1e} of the change differs when replayed, up to {most:.0e} passes"
+            self.peer.asked_audits.add(place)
+            try:
+                if place not in self._awaited():
+                    await self.peer.author.submit(VOLUNTEERS, Volunteering(due.job, due.round), math.inf)
+                while place in self._awaited():
+                    await self.peer.driver.applied.wait()
+            except FolkmootError as error:
+                raise UserError(str(error)) from None
+            finally:
+                self.peer.asked_audits.discard(place)
+            entry = self._reported(due)
+        if entry is None:
+            raise UserError("nothing was reported: the round was undone meanwhile, or the log has lost the report")
+        if entry.result is Result.LAPSED:
+            raise UserError(describe(entry, self.peer.driver.state))
+        return _told(entry, self.peer.driver.state)
 
-    def _to_audit(self, trainer: bytes, round: int | None) -> Due:
-        """The last proposal of this trainer, in that round, that this peer reports on or may volunteer for."""
-        me, state = self.peer.me, self.peer.driver.state
-        disputed = {(job, of.place) for job, audits in state.audits.jobs.items() for of in audits.disputes}
-        found = [
-            due
-            for due in (*others_audited(me, state), *self._awaited())
-            if state.members.current(due.trainer) == trainer
-            and round in (None, due.round)
-            and (due.job, due.place) not in disputed
-        ]
-        if not found:
-            which = f"proposal of {short_id(trainer)}" + ("" if round is None else f" in round {nth_round(round)}")
-            must = "accepted in a job with audit=sampled, not long ago, and not disputed"
-            raise UserError(
-                f"no {which} can be re-executed now: it must be {must}, and this peer must not have volunteered before"
-            )
-        return max(found, key=lambda due: (state.jobs.jobs[due.job].started, due.round, due.auditor))
+    async def _to_audit(self, trainer: bytes, round: int | None) -> Due:
+        """The last proposal of this trainer, in that round, that this peer has reported on, has to, or may volunteer for.
 
-    def _awaited(self) -> list[Due]:
-        return [due for due in due_for(self.peer.me, self.peer.driver.state) if not due.is_dispute]
+        Waits while this peer may not volunteer because it has not reported yet on what it volunteered for.
+        """
+        me = self.peer.me
+        while True:
+            applied, state = self.peer.driver.applied, self.peer.driver.state
+            left = {(due.job, due.place) for due in self.peer.driver.rules.audits.left_to_volunteers(me, state)}
+            found = [
+                due
+                for due in others_audited(me, state)
+                if state.members.current(due.trainer) == trainer and round in (None, due.round)
+            ]
+            for due in sorted(found, key=lambda due: (state.jobs.jobs[due.job].started, due.round), reverse=True):
+                if (due.job, due.place) in left | self._awaited().keys() or self._reported(due) is not None:
+                    return due
+            jobs = state.audits.jobs
+            is_busy = any(mine in jobs[job].rounds[number].volunteers for (job, (number, _)), mine in self._awaited().items())
+            if not found or not is_busy:
+                which = f"proposal of {short_id(trainer)}" + ("" if round is None else f" in round {nth_round(round)}")
+                must = "accepted in a job with audit=sampled, not long ago, and not disputed"
+                me_must = f"a re-executor in good standing, with fewer than {CHALLENGES_OPEN_MAX} disputes open"
+                raise UserError(f"no {which} can be re-executed from here now: it must be {must}, and this peer {me_must}")
+            await applied.wait()
 
-    def _reported(self, trainer: bytes, round: int, job: bytes | None = None) -> Entry | None:
-        """What this peer reported last on the proposal of this trainer in that round."""
+    def _awaited(self) -> dict[tuple[bytes, Place], bytes]:
+        """Job and place of the proposals on which this peer has to report, and its key of that round."""
+        return {(due.job, due.place): due.auditor for due in due_for(self.peer.me, self.peer.driver.state) if not due.is_dispute}
+
+    def _reported(self, due: Due) -> Entry | None:
+        """What this peer reported last on that proposal, as far as the log has it."""
         current, results = self.peer.driver.state.members.current, (Result.PASSED, Result.CHALLENGED, Result.LAPSED)
         for entry in reversed(self.peer.driver.state.audits.log):
             is_mine = entry.result in results and current(entry.auditor) == self.peer.me
-            if is_mine and current(entry.trainer) == trainer and entry.round == round and job in (None, entry.job):
+            if is_mine and (entry.job, entry.round, entry.trainer) == (due.job, *due.place):
                 return entry
         return None
+
+
+def _told(entry: Entry, state: State) -> str:
+    said, job = describe(entry, state), state.jobs.jobs.get(entry.job)
+    if job is None:
+        return said
+    spec = JobSpec.decode(job.spec)
+    meaning = {reason.label: reason.meaning for reason in spec.kind.reasons}.get(finding_label(entry, state))
+    if meaning is not None:
+        return f"{said}: {meaning}"
+    if not entry.relative_error_ppm and entry.finding is not Finding.MATCH:
+        return said  # nothing was replayed
+    most = CHALLENGE_MARGIN * spec.replay_tolerance
+    return f"{said}; {(entry.relative_error_ppm or 0) / 1e6:.1e} of the change differs when replayed, up to {most:.1e} passes"
 
 
 def suspensions(state: State) -> tuple[SuspensionView, ...]:

@@ -11,6 +11,7 @@ from typing import Final
 import trio
 
 from features.parts import Desk
+from ledger.audits.state import Place
 from ledger.core.genesis import Genesis
 from peer.api.causes import AlertBook
 from peer.driver.author import Author
@@ -36,6 +37,7 @@ class RunningPeer:
     worker: Worker | None
     stop_daemon: Callable[[], None]
     set_standing: Callable[[bool], None]  # whether this peer, where it does not vote, asks to
+    asked_audits: set[tuple[bytes, Place]]  # jobs and places of proposals that a person wants replayed first
     author: Author
     hearing: Hearing
     invited: InvitationBook

@@ -159,6 +159,7 @@ async def running(config: Config, make_round_work: MakeRoundWork | None = None) 
                 worker=worker,
                 stop_daemon=stopped.set,
                 set_standing=lambda stands: setattr(membership, "stands", stands),
+                asked_audits=auditing.asked,
                 author=author,
                 hearing=hearing,
                 asides=beside,

@@ -28,12 +28,12 @@ from ledger.audits.state import (
     Due,
     Entry,
     OpeningDue,
+    Place,
     Result,
     Volunteering,
     asked_of,
     due_for,
     openings_of,
-    others_audited,
 )
 from ledger.jobs import Job, Phase
 from ledger.network import NetworkState
@@ -98,6 +98,7 @@ class Auditing:
         self._is_behind = True  # decided blocks are not applied here: this peer cannot tell how long rounds have been open
         self._entered: dict[bytes, int] = {}  # by job, the round that was open when this peer had caught up
         self._replaying = Lottery()
+        self.asked = set[tuple[bytes, Place]]()  # jobs and places of proposals that a person wants replayed first
         self._wake = trio.Event()
         self._has_ended = False  # an audit has, and its files are to be deleted
         self._told = driver.state.height  # entries of the log up to here have been shown to people
@@ -279,7 +280,7 @@ class Auditing:
         if request is None:
             return Replayed(Finding.WITHHELD)
         came()
-        async with self._replaying.turn(due.is_dispute):
+        async with self._replaying.turn(due.is_dispute or (due.job, due.place) in self.asked):
             return await self._driver.workshop.role.replay(past, request)
 
     async def _past_round(self, due: Due) -> Round:
@@ -353,7 +354,7 @@ class Auditing:
                 await _before(applied.wait, noted.wait())
 
     def _suspected(self, state: State, refused: Set[tuple[bytes, int]]) -> Iterator[tuple[bytes, int, int]]:
-        """(job, round in which the loss jumped, round to re-execute next) of jobs in which this peer has no such audit left."""
+        """(job, round in which the loss jumped, round to re-execute next) of jobs in which this peer may volunteer."""
         jumps = dict[bytes, int]()
         for key in state.audits.jobs if self._driver.workshop.role.computing is not None else ():
             job = state.jobs.jobs[key]
@@ -362,12 +363,10 @@ class Auditing:
             jumps |= {} if jump is None else {key: jump}
         if not jumps:
             return
-        reports = [due for due in due_for(self._me, state) if not due.is_dispute]
-        busy = {due.job for due in reports if due.auditor in state.audits.jobs[due.job].rounds[due.round].volunteers}
-        others = {(due.job, due.round) for due in others_audited(self._me, state)} - refused
+        left = {(due.job, due.round) for due in self._driver.rules.audits.left_to_volunteers(self._me, state)} - refused
         for key, jump in jumps.items():
-            rounds = [number for of, number in others if of == key]
-            if rounds and key not in busy:
+            rounds = [number for of, number in left if of == key]
+            if rounds:
                 yield key, jump, most_suspect(rounds, jump)
 
     # Being audited ---------------------------------------------------------------------------------------------------

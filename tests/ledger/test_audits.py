@@ -999,23 +999,56 @@ def test_who_is_suspended_does_not_volunteer() -> None:
     assert court.problem(volunteered(court, PEOPLE[1], 3)) is None
 
 
-def test_a_volunteer_is_drawn_for_nothing_that_is_disputed_and_for_nobody_that_it_is_apart_from(undrawn: Court) -> None:
+def test_a_volunteer_is_drawn_for_nothing_that_is_disputed(undrawn: Court) -> None:
     accused(undrawn, PEOPLE[2], D)
     undrawn.decide(volunteered(undrawn, PEOPLE[1]))
     assert {due.trainer for _, due in undrawn.due()} == {A, C}
-    undrawn.judge(MATCH, 2)
-    for _ in range(FALSE_CHALLENGES_MAX):  # claims that are refuted
-        undrawn.round()
-        number = undrawn.job(undrawn.key).round - 1
-        undrawn.decide(volunteered(undrawn, PEOPLE[3], number))
-        (due,) = [due for person, due in undrawn.due(A) if person is PEOPLE[3] and due.round == number]
-        undrawn.say(PEOPLE[3], due, WITHHELD)
+
+
+def test_who_is_apart_from_a_trainer_volunteers_and_proves_what_it_says(undrawn: Court) -> None:
+    """Otherwise a liar silences auditors that it does not serve. Claims are refused: they cost nothing."""
+    for _ in range(FALSE_CHALLENGES_MAX):
+        accused(undrawn, PEOPLE[3], A, undrawn.job(undrawn.key).round - 1, WITHHELD)
         undrawn.judge(MATCH, 2)
-        undrawn.report()
-    undrawn.round()
-    number = undrawn.job(undrawn.key).round - 1
-    undrawn.decide(volunteered(undrawn, PEOPLE[3], number))
-    assert {due.trainer for person, due in undrawn.due() if person is PEOPLE[3] and due.round == number} == {B, C}
+        undrawn.round()
+    assert apart(undrawn, A) == {D}
+    undrawn.decide(volunteered(undrawn, PEOPLE[3], undrawn.job(undrawn.key).round - 1))
+    (due,) = [due for person, due in undrawn.due(A) if person is PEOPLE[3]]
+    assert "apart from" in (undrawn.problem(undrawn.said(PEOPLE[3], due, WITHHELD)) or "")
+    assert undrawn.problem(undrawn.said(PEOPLE[3], due)) is None
+    undrawn.say(PEOPLE[3], due, MISMATCH)
+    undrawn.judge(MISMATCH, 1)
+    assert undrawn.suspended(A) and undrawn.standing(D).upheld == 1
+
+
+def drawn_as_said(court: Court) -> None:
+    """Who volunteers is drawn for what it was told before, and nobody else may."""
+    for key, person in court.people.items():
+        told: dict[int, set[bytes]] = {}
+        for due in court.rules.audits.left_to_volunteers(key, court.state):
+            told.setdefault(due.round, set()).add(due.trainer)
+        for number in court.audits.rounds:
+            assert (number in told) == (court.problem(volunteered(court, person, number)) is None)
+
+
+def test_a_peer_is_told_what_it_may_volunteer_for(undrawn: Court) -> None:
+    def told(key: bytes) -> list[tuple[int, bytes]]:
+        return [(due.round, due.trainer) for due in undrawn.rules.audits.left_to_volunteers(key, undrawn.state)]
+
+    assert told(B) == [(number, trainer) for number in (2, 3, 4) for trainer in sorted((A, C, D))]
+    accused(undrawn, PEOPLE[2], D)
+    drawn_as_said(undrawn)
+    assert told(B)[-2:] == [(4, trainer) for trainer in sorted((A, C))], "one is disputed"
+    undrawn.decide(volunteered(undrawn, PEOPLE[1]))
+    assert told(B) == [], "it has to report first"
+    drawn_as_said(undrawn)
+    undrawn.report()
+    rotated(undrawn, PEOPLE[1])
+    assert told(B) == [] and {number for number, _ in told(NEW.public)} == {2, 3}
+    drawn_as_said(undrawn)
+    undrawn.judge(MISMATCH, 1)
+    assert undrawn.suspended(D) and told(D) == []
+    drawn_as_said(undrawn)
 
 
 def test_who_has_reported_on_a_proposal_does_not_volunteer_for_it_again() -> None:

@@ -149,6 +149,7 @@ def running(seat: Seat) -> RunningPeer:
         worker=None,
         stop_daemon=lambda: None,
         set_standing=lambda stands: None,
+        asked_audits=seat.auditing.asked,
         author=seat.author,
         hearing=seat.hearing,
         invited=InvitationBook(seat.folder / "invitations"),

@@ -29,8 +29,8 @@ from peer.roles import losses
 from peer.roles.base import OpenRound, Replayed, Round, audit_of
 from peer.roles.liar import Liar
 from peer.roles.trainer import Trainer
-from peer.roles.voter import Voter, fetch_reveal
-from protocol.errors import MissingBlobError, StorageError, UserError
+from peer.roles.voter import fetch_reveal
+from protocol.errors import MissingBlobError, UserError
 from protocol.identity import peer_id, short_id
 from protocol.limits import ANSWER_MS, BLOB_PART_BYTES
 from protocol.messages import GetBlob, NoBlob
@@ -178,16 +178,14 @@ class Trainers(Network):
 
 
 @asynccontextmanager
-async def trainers(
-    folder: Path, attack: str = "", serve: Callable[[Blobs], Any] = lambda blobs: blobs
-) -> AsyncIterator[Trainers]:
+async def trainers(folder: Path, attack: str = "") -> AsyncIterator[Trainers]:
     async with network(folder, founders=4, start=False, roles=(TRAINER,)) as made:
         made.__class__ = Trainers
         assert isinstance(made, Trainers)
         made.workers = {}
         for number, seat in enumerate(made.seats):
             lies = attack if number == 3 else ""
-            await made.start(seat, made.role(seat, lies), serve if number == 3 else lambda blobs: blobs)
+            await made.start(seat, made.role(seat, lies))
         yield made
 
 
@@ -767,44 +765,24 @@ async def test_a_lie_that_nobody_drew_is_found_once_the_loss_jumps(
         assert {standing(made, number).refuted for number in range(3)} == {0}
 
 
-async def test_a_person_is_told_that_an_honest_round_passes_and_asks_for_it_once(tmp_path: Path) -> None:
+async def test_a_person_has_honest_rounds_re_executed_one_after_the_other(tmp_path: Path) -> None:
     async with trainers(tmp_path) as made:
-        await made.train(UNDRAWN)
+        job = await made.train(UNDRAWN)
         asked, trainer = made.seats[0], made.seats[3].public
         await volunteering(asked, trainer, made.seats[2].public)
         service = service_of(asked)
         with patience():
-            told = await service.challenge(peer_id(trainer)[:12], None)
-            (place,) = (entry for entry in asked.driver.state.audits.log if entry.trainer == trainer)
-            assert told == f"{short_id(asked.public)} replayed {short_id(trainer)} in round {place.round + 1}: passed; " + (
-                "0.0e+00 of the change differs when replayed, up to 2e-03 passes"
+            told = await service.challenge(peer_id(trainer), None)
+            (entry,) = (entry for entry in asked.driver.state.audits.log if entry.trainer == trainer)
+            assert told == f"{short_id(asked.public)} replayed {short_id(trainer)} in round {entry.round + 1}: passed; " + (
+                "0.0e+00 of the change differs when replayed, up to 2.0e-03 passes"
             )
-            assert await service.challenge(peer_id(made.seats[2].public), place.round) != told, "of another in that round"
-        (audits,) = asked.driver.state.audits.jobs.values()
-        assert audits.rounds[place.round].volunteers == (asked.public,) and not audits.disputes
-        with patience():
-            again = await service.challenge(peer_id(trainer), None)
-        assert again.endswith("passes") and again != told, "the last one that it has not volunteered for"
-        for who, number in ((trainer, 10_000), (asked.public, None), (asked.public, 1), (trainer, 0)):
-            with pytest.raises(UserError, match="can be re-executed now"):
-                await service.challenge(peer_id(who), number)
-        asked.driver.workshop.role = Voter()
-        with pytest.raises(UserError, match="no worker"):
-            await service.challenge(peer_id(trainer), None)
-
-
-async def test_a_person_is_told_why_a_peer_may_not_volunteer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with trainers(tmp_path) as made:
-        await made.train(UNDRAWN)
-        asked, trainer = made.seats[0], made.seats[3].public
-        await volunteering(asked, trainer)
-
-        async def full(kind: str, content: object, seconds: float) -> None:
-            raise StorageError("the disk is full")
-
-        monkeypatch.setattr(asked.author, "submit", full)
-        with pytest.raises(UserError, match="the disk is full"):
-            await service_of(asked).challenge(peer_id(trainer), None)
+            await asked.until(lambda driver: driver.state.jobs.jobs[job].round > entry.round + 1)
+            again = await service.challenge(peer_id(made.seats[2].public), entry.round + 1)
+        assert f"{short_id(made.seats[2].public)} in round {entry.round + 2}: passed" in again
+        rounds = asked.driver.state.audits.jobs[job].rounds
+        assert [number for number, of in rounds.items() if of.volunteers] == [entry.round, entry.round + 1]
+        assert not asked.auditing.asked
 
 
 def test_who_could_not_be_reached_by_too_many_is_told_so_and_not_that_it_was_found_false() -> None:
@@ -838,6 +816,29 @@ def kept_losses(folder: Path, key: bytes, number: int) -> LossOpening:
     opening = LossOpening(key, number, PEOPLE[0].public, secret_of(PEOPLE[0].public, number), LOSS)
     losses.keep(folder, opening)
     return opening
+
+
+async def test_what_a_person_asked_for_goes_before_what_was_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    court, turns = Court(), list[bool]()
+    court.round()
+    due, other = (due for _, due in court.due()[:2])
+    audits = auditing_of(court, tmp_path)
+
+    @asynccontextmanager
+    async def turn(is_first: bool) -> AsyncIterator[None]:
+        turns.append(is_first)
+        yield
+
+    async def anything(*_: object) -> Any:
+        return Replayed(Finding.MATCH)
+
+    monkeypatch.setattr(auditing, "audit_request", anything)
+    audits._replaying = SimpleNamespace(turn=turn)  # type: ignore[assignment]
+    audits._driver.workshop.role.replay = anything  # type: ignore[method-assign]
+    audits.asked.add((due.job, due.place))
+    for item in (due, other, replace(other, is_dispute=True)):
+        await audits._replayed(item, SimpleNamespace(), trio.sleep_forever, lambda: None)  # type: ignore[arg-type]
+    assert turns == [True, False, True]
 
 
 async def test_losses_of_a_round_that_opens_while_files_are_deleted_stay(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ ROUND = Argument(
     nargs="?",
     type=whole_number(1),
     metavar="ROUND",
-    help="which of its proposals (default: the last one)",
+    help="which of its proposals (default: the newest that can be re-executed)",
 )
 
 

@@ -1,0 +1,223 @@
+"""What a person is told that has a round re-executed: the call `challenge`, on a ledger without a network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import trio
+
+from ledger.audits.state import FALSE_CHALLENGES_MAX, Entry, Result, Volunteering
+from ledger.jobs import Stop
+from peer.api import audits
+from peer.api.audits import AuditAnswers
+from protocol.errors import UserError
+from protocol.identity import peer_id, short_id
+from protocol.reasons import Finding
+from tests.ledger.court import LONG, MATCH, MISMATCH, WITHHELD, A, B, C, Court, D
+from tests.ledger.test_audits import NEW, accused, rotated, volunteered
+from tests.ledger.world import AUDITS, PEOPLE
+from training.spec import JobSpec
+
+REASON = SimpleNamespace(label="rollout", meaning="it trained on other responses")
+SPEC = SimpleNamespace(replay_tolerance=1e-3, kind=SimpleNamespace(labels=("rollout",), reasons=(REASON,)))
+
+
+class Asked:
+    """The peer of a person on a court's ledger. `each_wait` happens whenever it waits for a block."""
+
+    def __init__(self, court: Court, person: int = 1) -> None:
+        self.court, self.me = court, PEOPLE[person]
+        self.each_wait: Callable[[], None] = court.report
+        self.volunteered: list[int] = []
+        self.role = SimpleNamespace(computing=object())
+        self.first: set[Any] = set()
+        peer: Any = SimpleNamespace(
+            driver=self, me=self.me.public, author=self, require_member=lambda: None, asked_audits=self.first
+        )
+        self._answers = AuditAnswers(peer)
+        self.workshop, self.rules, self.applied = self, court.rules, self
+
+    @property
+    def state(self) -> Any:
+        return self.court.state
+
+    async def wait(self) -> None:
+        await trio.lowlevel.checkpoint()
+        assert self.first or self.court.due(), "nothing that it waits for can come"
+        self.each_wait()
+
+    async def submit(self, kind: str, content: Volunteering, seconds_max: float) -> None:
+        signed = self.court.tx(self.me, kind, content)
+        if refusal := self.court.problem(signed):
+            raise UserError(refusal)
+        self.court.decide(signed)
+        self.volunteered.append(content.round)
+
+    async def __call__(self, trainer: bytes | str, number: int | None = None) -> str:
+        with trio.fail_after(10):
+            return await self._answers.challenge(trainer if isinstance(trainer, str) else peer_id(trainer), number)
+
+
+@pytest.fixture(autouse=True)
+def known_spec(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The court's jobs have specifications of their own."""
+    monkeypatch.setattr(JobSpec, "decode", lambda data: SPEC)
+
+
+@pytest.fixture
+def court() -> Court:
+    """Four rounds are closed, of which three are in the window; nothing was drawn."""
+    made = Court(rate=0.0, suspension_rounds=50)
+    made.round(AUDITS.window + 1)
+    return made
+
+
+def saying(court: Court, trainer: bytes, finding: Finding) -> Callable[[], None]:
+    """Who is drawn finds this about that trainer, and that the others did well."""
+
+    def said() -> None:
+        for person, due in court.due():
+            court.say(person, due, finding if due.trainer == trainer else MATCH)
+
+    return said
+
+
+async def test_a_person_is_told_that_a_round_passes_and_has_it_re_executed_once(court: Court) -> None:
+    ask = Asked(court)
+    told = f"{short_id(B)} replayed {short_id(A)} in round 5: passed"
+    told += "; 7.0e-06 of the change differs when replayed, up to 2.0e-03 passes"
+    assert await ask(A) == told and ask.volunteered == [4]
+    assert await ask(A) == told and await ask(A, 4) == told and ask.volunteered == [4], "it was reported already"
+    assert short_id(C) in await ask(C) and ask.volunteered == [4]
+    assert "round 4" in await ask(A, 3) and ask.volunteered == [4, 3]
+    assert not ask.first
+
+
+async def test_what_a_person_asked_for_is_replayed_first(court: Court) -> None:
+    ask = Asked(court)
+    places = list[object]()
+    ask.each_wait = lambda: (places.extend(ask.first), court.report())  # type: ignore[func-returns-value,assignment]
+    await ask(A)
+    assert places == [(court.key, (4, A))]
+
+
+@pytest.mark.parametrize(
+    ("finding", "told"),
+    [
+        (MISMATCH, "(mismatch); 7.0e-06 of the change differs when replayed, up to 2.0e-03 passes"),
+        (Finding.OWN_0, "(rollout): it trained on other responses"),
+    ],
+)
+async def test_a_person_is_told_what_is_false(court: Court, finding: Finding, told: str) -> None:
+    ask = Asked(court)
+    ask.each_wait = saying(court, A, finding)
+    assert await ask(A) == f"{short_id(B)} challenges {short_id(A)} in round 5 {told}"
+    assert court.audits.disputes
+
+
+@pytest.mark.parametrize("finding", [WITHHELD, Finding.MALFORMED])
+async def test_of_what_was_not_replayed_no_deviation_is_told(court: Court, finding: Finding) -> None:
+    ask = Asked(court)
+    entry = Entry(1, court.key, 4, A, B, Result.CHALLENGED, finding, 0)
+    assert audits._told(entry, ask.state).endswith(f"({finding.label})")
+
+
+async def test_who_was_drawn_anyway_does_not_volunteer() -> None:
+    court = Court(rate=1.5)
+    court.until_drawn(A)
+    auditor, due = court.due(A)[0]
+    ask = Asked(court, PEOPLE.index(auditor))
+    assert "passed" in await ask(A) and not ask.volunteered
+    assert f"round {due.round + 1}:" in await ask(A)
+
+
+async def test_a_report_that_lapsed_is_an_error_and_may_be_asked_for_again(court: Court) -> None:
+    ask = Asked(court)
+    ask.each_wait = court.round
+    with pytest.raises(UserError, match=r"did not report on \w+ in round 5 in time"):
+        await ask(A)
+    ask.each_wait = court.report
+    assert "passed" in await ask(A) and len(ask.volunteered) == 2
+
+
+async def test_a_round_that_is_undone_meanwhile_is_an_error(court: Court) -> None:
+    accused(court, PEOPLE[2], D, 3)
+    ask = Asked(court)
+    ask.each_wait = lambda: court.judge(MISMATCH, 1)
+    with pytest.raises(UserError, match="the round was undone"):
+        await ask(A)
+
+
+async def test_who_has_not_reported_yet_waits_before_it_volunteers_again(court: Court) -> None:
+    """Of the trainer that the person asked for before, the report came; the others' did not."""
+    ask = Asked(court)
+    await ask(A)
+    court.round()
+    court.decide(volunteered(court, ask.me, 5))
+    (last,) = [due for person, due in court.due(C) if person is ask.me]
+    court.say(ask.me, last)
+    court.round()
+    assert "round 7" in await ask(C, 6) and ask.volunteered == [4, 6]
+
+
+async def test_what_cannot_be_re_executed_is_said(court: Court) -> None:
+    ask = Asked(court)
+    for trainer, number in ((A, 99), (A, 0), (ask.me.public, None), (PEOPLE[7].public, None)):
+        with pytest.raises(UserError, match="can be re-executed from here now"):
+            await ask(trainer, number)
+    accused(court, PEOPLE[2], A, 4)
+    with pytest.raises(UserError, match=r"in round 5 can be re-executed from here now: it must be accepted .* not disputed"):
+        await ask(A, 4)
+    assert "in round 4:" in await ask(A), "the one before is not disputed"
+    ask.role.computing = None
+    with pytest.raises(UserError, match="no worker"):
+        await ask(A)
+
+
+async def test_who_was_found_wrong_too_often_is_told_so(court: Court) -> None:
+    for _ in range(FALSE_CHALLENGES_MAX):
+        accused(court, PEOPLE[1], A, court.job(court.key).round - 2)
+        court.judge(MATCH, 2)
+        court.round()
+    with pytest.raises(UserError, match="this peer a re-executor in good standing"):
+        await Asked(court)(A, court.job(court.key).round - 1)
+
+
+async def test_the_report_in_another_job_is_not_taken_for_one_in_this(court: Court) -> None:
+    ask, first = Asked(court), court.key
+    assert "passed" in await ask(A, 4)
+    court.decide(court.tx(PEOPLE[0], "job/stop", Stop(first)))
+    court.key = court.start(PEOPLE[0], LONG)
+    court.round(5)
+    ask.each_wait = saying(court, A, MISMATCH)
+    assert "mismatch" in await ask(A, 4) and court.audits.disputes and court.key != first
+
+
+async def test_a_trainer_is_found_by_its_former_key_and_when_it_changes_that_meanwhile(court: Court) -> None:
+    ask = Asked(court)
+
+    def changed() -> None:
+        if A in court.people:
+            rotated(court, PEOPLE[0])
+        court.report()
+
+    ask.each_wait = changed
+    assert f"{short_id(NEW.public)} in round 5: passed" in await ask(A)
+    assert f"{short_id(NEW.public)} in round 4: passed" in await ask(A, 3)
+
+
+async def test_a_report_that_the_log_has_lost_is_told_as_lost(court: Court) -> None:
+    ask = Asked(court)
+
+    def lost() -> None:
+        court.report()
+        ledger = court.state.audits
+        court.ledger.state = court.state.with_modules(audits=replace(ledger, log=()))
+
+    ask.each_wait = lost
+    with pytest.raises(UserError, match="the log has lost the report"):
+        await ask(A)
