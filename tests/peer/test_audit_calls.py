@@ -114,9 +114,10 @@ async def test_what_a_person_asked_for_is_replayed_first(court: Court) -> None:
 )
 async def test_a_person_is_told_what_is_false(court: Court, finding: Finding, told: str) -> None:
     ask = Asked(court)
-    ask.each_wait = saying(court, A, finding)
+    said = saying(court, A, finding)
+    ask.each_wait = lambda: (said(), court.judge(finding, 1))  # type: ignore[func-returns-value,assignment]
     assert await ask(A) == f"{short_id(B)} challenges {short_id(A)} in round 5 {told}"
-    assert court.audits.disputes
+    assert court.suspended(A), "which is the newer line of the log"
 
 
 @pytest.mark.parametrize("finding", [WITHHELD, Finding.MALFORMED])
@@ -133,6 +134,12 @@ async def test_who_was_drawn_anyway_does_not_volunteer() -> None:
     ask = Asked(court, PEOPLE.index(auditor))
     assert "passed" in await ask(A) and not ask.volunteered
     assert f"round {due.round + 1}:" in await ask(A)
+
+
+async def test_who_volunteered_by_itself_waits_for_its_report(court: Court) -> None:
+    ask = Asked(court)
+    court.decide(volunteered(court, ask.me, 4))
+    assert "in round 5: passed" in await ask(A) and not ask.volunteered
 
 
 async def test_a_report_that_lapsed_is_an_error_and_may_be_asked_for_again(court: Court) -> None:
