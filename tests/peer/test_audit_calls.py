@@ -97,12 +97,15 @@ async def test_a_person_is_told_that_a_round_passes_and_has_it_re_executed_once(
     assert not ask.first
 
 
-async def test_what_a_person_asked_for_is_replayed_first(court: Court) -> None:
+@pytest.mark.parametrize("has_volunteered", [False, True])
+async def test_what_a_person_asked_for_is_replayed_first(court: Court, has_volunteered: bool) -> None:
     ask = Asked(court)
+    if has_volunteered:
+        court.decide(volunteered(court, ask.me, 4))
     places = list[object]()
     ask.each_wait = lambda: (places.extend(ask.first), court.report())  # type: ignore[func-returns-value,assignment]
-    await ask(A)
-    assert places == [(court.key, (4, A))]
+    assert "in round 5: passed" in await ask(A)
+    assert places == [(court.key, (4, A))] and ask.volunteered == [4] * (not has_volunteered)
 
 
 @pytest.mark.parametrize(
@@ -134,12 +137,6 @@ async def test_who_was_drawn_anyway_does_not_volunteer() -> None:
     ask = Asked(court, PEOPLE.index(auditor))
     assert "passed" in await ask(A) and not ask.volunteered
     assert f"round {due.round + 1}:" in await ask(A)
-
-
-async def test_who_volunteered_by_itself_waits_for_its_report(court: Court) -> None:
-    ask = Asked(court)
-    court.decide(volunteered(court, ask.me, 4))
-    assert "in round 5: passed" in await ask(A) and not ask.volunteered
 
 
 async def test_a_report_that_lapsed_is_an_error_and_may_be_asked_for_again(court: Court) -> None:
