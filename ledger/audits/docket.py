@@ -291,9 +291,6 @@ class Docket:
         if drawn is None or auditor is None:
             raise Refused(f"no report of {short_id(author)} on that proposal is awaited")
         self._require_loss(report, drawn.proposal)
-        trainer, is_volunteer = self._members.current(report.trainer), auditor in self._rounds[report.round].volunteers
-        if report.finding is Finding.WITHHELD and is_volunteer and author in _apart(self._withheld.get(trainer, {})):
-            raise Refused(f"{short_id(author)} is apart from {short_id(trainer)}: as a volunteer it says what it can prove")
         self._put(report.round, report.trainer, _without(drawn, auditor))
         if report.loss is not None and drawn.proposal.loss is not None:
             self._seal(report, auditor, report.loss, drawn.proposal.loss)
@@ -304,11 +301,10 @@ class Docket:
         """A re-executor is drawn for all proposals of a round in the window that it has not reported on."""
         auditor, trainers = self.left_to(author, number)
         assert TRANSITIONS[Stage.UNDISPUTED, Event.VOLUNTEERED] == Transition(Stage.AWAITED)
-        for trainer in trainers:
-            drawn = self._rounds[number].drawn[trainer]
-            self._put(number, trainer, replace(drawn, pending=tuple(sorted({*drawn.pending, auditor}))))
         audits = self._rounds[number]
-        self._rounds[number] = replace(audits, volunteers=(*audits.volunteers, auditor))
+        pending = {key: tuple(sorted({*audits.drawn[key].pending, auditor})) for key in trainers}
+        drawn = {key: replace(audits.drawn[key], pending=pending[key]) for key in trainers}
+        self._rounds[number] = replace(audits, drawn={**audits.drawn, **drawn}, volunteers=(*audits.volunteers, auditor))
 
     def left_to(self, author: bytes, number: int) -> tuple[bytes, list[bytes]]:
         """The author's key of that round, and whose proposals it is drawn for if it volunteers. Raises `Refused` if it may not.
@@ -330,8 +326,14 @@ class Docket:
             if key is not None and any(key in drawn.pending for drawn in of.drawn.values()):
                 raise Refused(f"{short_id(author)} has not reported yet on all of round {nth_round(other)}")
         current, disputed, sealed = self._members.current, self._disputed(number), self._unopened.get(number, {})
-        others = [trainer for trainer in audits.drawn if current(trainer) != author and trainer not in disputed]
-        found = [trainer for trainer in others if trainer not in sealed or auditor not in sealed[trainer].reports]
+        found = [
+            trainer
+            for trainer in audits.drawn
+            if author != current(trainer)
+            and author not in _apart(self._withheld.get(current(trainer), {}))
+            and trainer not in disputed
+            and (trainer not in sealed or auditor not in sealed[trainer].reports)
+        ]
         if not found:
             raise Refused(f"nothing of round {nth_round(number)} is left to draw for {short_id(author)}")
         return auditor, found

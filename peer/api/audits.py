@@ -23,7 +23,7 @@ from peer.api.naming import find
 from peer.api.running import RunningPeer
 from peer.driver.auditing import CHALLENGE_MARGIN, describe, finding_label
 from protocol.api import AuditCalls, AuditsView, AuditView, StandingView, SuspensionView
-from protocol.errors import FolkmootError, UserError
+from protocol.errors import UserError
 from protocol.identity import peer_id, short_id
 from protocol.reasons import Finding
 from protocol.units import nth_round
@@ -45,19 +45,15 @@ class AuditAnswers(AuditCalls):
         if self.peer.driver.workshop.role.computing is None:
             raise UserError("this peer has no worker to re-execute with: ask one with --role trainer")
         due = await self._to_audit(self.peer.driver.state.members.current(find(trainer, self.peer.driver.state.members)), round)
-        place = due.job, due.place
         entry = self._reported(due)
         if entry is None:
-            self.peer.asked_audits.add(place)
+            self.peer.asked_audits.append(place := (due.job, due.place))
             try:
-                if place not in self._awaited():
-                    await self.peer.author.submit(VOLUNTEERS, Volunteering(due.job, due.round), math.inf)
+                await self._volunteer(due)
                 while place in self._awaited():
                     await self.peer.driver.applied.wait()
-            except FolkmootError as error:
-                raise UserError(str(error)) from None
             finally:
-                self.peer.asked_audits.discard(place)
+                self.peer.asked_audits.remove(place)
             entry = self._reported(due)
         if entry is None:
             raise UserError("nothing was reported: the round was undone meanwhile, or the log has lost the report")
@@ -65,30 +61,43 @@ class AuditAnswers(AuditCalls):
             raise UserError(describe(entry, self.peer.driver.state))
         return _told(entry, self.peer.driver.state)
 
+    async def _volunteer(self, due: Due) -> None:
+        """For the proposal's round, unless this peer has to report on it anyway."""
+        place, applied = (due.job, due.place), self.peer.driver.applied
+        if place in self._awaited():
+            return
+        try:
+            await self.peer.author.submit(VOLUNTEERS, Volunteering(due.job, due.round), math.inf)
+        except UserError:
+            await applied.wait()  # this peer may have volunteered for another person, or by itself
+            if place not in self._awaited() and self._reported(due) is None:
+                raise
+
     async def _to_audit(self, trainer: bytes, round: int | None) -> Due:
-        """The last proposal of this trainer, in that round, that this peer has reported on, has to, or may volunteer for.
+        """The newest proposal of this trainer, in that round, that this peer has reported on, has to, or may volunteer for.
 
         Waits while this peer may not volunteer because it has not reported yet on what it volunteered for.
         """
         me = self.peer.me
         while True:
             applied, state = self.peer.driver.applied, self.peer.driver.state
+            awaited, jobs = self._awaited(), state.audits.jobs
             left = {(due.job, due.place) for due in self.peer.driver.rules.audits.left_to_volunteers(me, state)}
-            found = [
-                due
-                for due in others_audited(me, state)
-                if state.members.current(due.trainer) == trainer and round in (None, due.round)
-            ]
+            busy = {job for (job, (number, _)), mine in awaited.items() if mine in jobs[job].rounds[number].volunteers}
+            others = [due for due in others_audited(me, state) if state.members.current(due.trainer) == trainer]
+            found = [due for due in others if round in (None, due.round)]
             for due in sorted(found, key=lambda due: (state.jobs.jobs[due.job].started, due.round), reverse=True):
-                if (due.job, due.place) in left | self._awaited().keys() or self._reported(due) is not None:
+                if (due.job, due.place) in left | awaited.keys() or self._reported(due) is not None:
                     return due
-            jobs = state.audits.jobs
-            is_busy = any(mine in jobs[job].rounds[number].volunteers for (job, (number, _)), mine in self._awaited().items())
-            if not found or not is_busy:
+                volunteers = map(state.members.current, jobs[due.job].rounds[due.round].volunteers)
+                if due.job in busy and me not in volunteers:
+                    break
+            else:
                 which = f"proposal of {short_id(trainer)}" + ("" if round is None else f" in round {nth_round(round)}")
-                must = "accepted in a job with audit=sampled, not long ago, and not disputed"
-                me_must = f"a re-executor in good standing, with fewer than {CHALLENGES_OPEN_MAX} disputes open"
-                raise UserError(f"no {which} can be re-executed from here now: it must be {must}, and this peer {me_must}")
+                must = "It has to be accepted in a job with audit=sampled, not long ago, and undisputed"
+                me_must = f"this peer a re-executor in good standing, with fewer than {CHALLENGES_OPEN_MAX} disputes open"
+                new = "that has not volunteered for that round yet and is not apart from the trainer"
+                raise UserError(f"no {which} can be re-executed from here now. {must}; {me_must}, {new}")
             await applied.wait()
 
     def _awaited(self) -> dict[tuple[bytes, Place], bytes]:

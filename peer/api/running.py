@@ -37,7 +37,7 @@ class RunningPeer:
     worker: Worker | None
     stop_daemon: Callable[[], None]
     set_standing: Callable[[bool], None]  # whether this peer, where it does not vote, asks to
-    asked_audits: set[tuple[bytes, Place]]  # jobs and places of proposals that a person wants replayed first
+    asked_audits: list[tuple[bytes, Place]]  # jobs and places of proposals that people want replayed first
     author: Author
     hearing: Hearing
     invited: InvitationBook

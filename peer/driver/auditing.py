@@ -98,7 +98,7 @@ class Auditing:
         self._is_behind = True  # decided blocks are not applied here: this peer cannot tell how long rounds have been open
         self._entered: dict[bytes, int] = {}  # by job, the round that was open when this peer had caught up
         self._replaying = Lottery()
-        self.asked = set[tuple[bytes, Place]]()  # jobs and places of proposals that a person wants replayed first
+        self.asked = list[tuple[bytes, Place]]()  # jobs and places of proposals that people want replayed first
         self._wake = trio.Event()
         self._has_ended = False  # an audit has, and its files are to be deleted
         self._told = driver.state.height  # entries of the log up to here have been shown to people
@@ -280,7 +280,7 @@ class Auditing:
         if request is None:
             return Replayed(Finding.WITHHELD)
         came()
-        async with self._replaying.turn(due.is_dispute or (due.job, due.place) in self.asked):
+        async with self._replaying.turn(lambda: due.is_dispute or (due.job, due.place) in self.asked):
             return await self._driver.workshop.role.replay(past, request)
 
     async def _past_round(self, due: Due) -> Round:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import trio
@@ -14,10 +14,10 @@ class Lottery:
 
     def __init__(self) -> None:
         self._is_held = False
-        self._waiting: dict[trio.Event, bool] = {}  # by who waits: whether it goes before the others
+        self._waiting: dict[trio.Event, Callable[[], bool]] = {}  # by who waits: whether it goes before the others
 
     @asynccontextmanager
-    async def turn(self, is_first: bool) -> AsyncIterator[None]:
+    async def turn(self, is_first: Callable[[], bool]) -> AsyncIterator[None]:
         await trio.lowlevel.checkpoint()
         if self._is_held:
             await self._draw(is_first)
@@ -27,7 +27,7 @@ class Lottery:
         finally:
             self._pass_on()
 
-    async def _draw(self, is_first: bool) -> None:
+    async def _draw(self, is_first: Callable[[], bool]) -> None:
         self._waiting[drawn := trio.Event()] = is_first
         try:
             await drawn.wait()
@@ -40,7 +40,7 @@ class Lottery:
         """Draws the next holder. The lock stays held until that task runs, so that no other takes it meanwhile."""
         self._is_held = bool(self._waiting)
         if self._waiting:
-            is_first = any(self._waiting.values())
-            drawn = random.choice([event for event, first in self._waiting.items() if first is is_first])
+            first = [event for event, is_first in self._waiting.items() if is_first()]
+            drawn = random.choice(first or list(self._waiting))
             del self._waiting[drawn]
             drawn.set()

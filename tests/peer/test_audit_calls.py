@@ -34,7 +34,7 @@ class Asked:
         self.each_wait: Callable[[], None] = court.report
         self.volunteered: list[int] = []
         self.role = SimpleNamespace(computing=object())
-        self.first: set[Any] = set()
+        self.first: list[Any] = []
         peer: Any = SimpleNamespace(
             driver=self, me=self.me.public, author=self, require_member=lambda: None, asked_audits=self.first
         )
@@ -51,6 +51,7 @@ class Asked:
         self.each_wait()
 
     async def submit(self, kind: str, content: Volunteering, seconds_max: float) -> None:
+        await trio.lowlevel.checkpoint()  # others may ask meanwhile
         signed = self.court.tx(self.me, kind, content)
         if refusal := self.court.problem(signed):
             raise UserError(refusal)
@@ -156,16 +157,30 @@ async def test_a_round_that_is_undone_meanwhile_is_an_error(court: Court) -> Non
         await ask(A)
 
 
-async def test_who_has_not_reported_yet_waits_before_it_volunteers_again(court: Court) -> None:
-    """Of the trainer that the person asked for before, the report came; the others' did not."""
+@pytest.mark.parametrize("number", [None, 6])
+async def test_who_has_not_reported_yet_waits_before_it_volunteers_again(court: Court, number: int | None) -> None:
+    """It has reported on the trainer whom the person asks for, and not on the others of that round."""
     ask = Asked(court)
     await ask(A)
     court.round()
     court.decide(volunteered(court, ask.me, 5))
-    (last,) = [due for person, due in court.due(C) if person is ask.me]
-    court.say(ask.me, last)
+    (due,) = [due for person, due in court.due(C) if person is ask.me]
+    court.say(ask.me, due)
     court.round()
-    assert "round 7" in await ask(C, 6) and ask.volunteered == [4, 6]
+    assert "round 7" in await ask(C, number) and ask.volunteered == [4, 6]
+
+
+async def test_two_people_may_ask_at_once(court: Court) -> None:
+    ask, told = Asked(court), list[str]()
+
+    async def asks(trainer: bytes) -> None:
+        told.append(await ask(trainer))
+
+    async with trio.open_nursery() as nursery:
+        for trainer in (A, A, C):
+            nursery.start_soon(asks, trainer)
+    assert len(told) == 3 and all("in round 5: passed" in line for line in told)
+    assert court.audits.rounds[4].volunteers == (ask.me.public,) and not ask.first
 
 
 async def test_what_cannot_be_re_executed_is_said(court: Court) -> None:
@@ -174,7 +189,7 @@ async def test_what_cannot_be_re_executed_is_said(court: Court) -> None:
         with pytest.raises(UserError, match="can be re-executed from here now"):
             await ask(trainer, number)
     accused(court, PEOPLE[2], A, 4)
-    with pytest.raises(UserError, match=r"in round 5 can be re-executed from here now: it must be accepted .* not disputed"):
+    with pytest.raises(UserError, match=r"in round 5 can be re-executed from here now\. It has to be .* undisputed"):
         await ask(A, 4)
     assert "in round 4:" in await ask(A), "the one before is not disputed"
     ask.role.computing = None
@@ -187,7 +202,7 @@ async def test_who_was_found_wrong_too_often_is_told_so(court: Court) -> None:
         accused(court, PEOPLE[1], A, court.job(court.key).round - 2)
         court.judge(MATCH, 2)
         court.round()
-    with pytest.raises(UserError, match="this peer a re-executor in good standing"):
+    with pytest.raises(UserError, match="in good standing"):
         await Asked(court)(A, court.job(court.key).round - 1)
 
 

@@ -825,8 +825,10 @@ async def test_what_a_person_asked_for_goes_before_what_was_drawn(tmp_path: Path
     audits = auditing_of(court, tmp_path)
 
     @asynccontextmanager
-    async def turn(is_first: bool) -> AsyncIterator[None]:
-        turns.append(is_first)
+    async def turn(is_first: Callable[[], bool]) -> AsyncIterator[None]:
+        audits.asked.append((due.job, due.place))  # a person may ask while it waits
+        turns.append(is_first())
+        audits.asked.clear()
         yield
 
     async def anything(*_: object) -> Any:
@@ -835,7 +837,6 @@ async def test_what_a_person_asked_for_goes_before_what_was_drawn(tmp_path: Path
     monkeypatch.setattr(auditing, "audit_request", anything)
     audits._replaying = SimpleNamespace(turn=turn)  # type: ignore[assignment]
     audits._driver.workshop.role.replay = anything  # type: ignore[method-assign]
-    audits.asked.add((due.job, due.place))
     for item in (due, other, replace(other, is_dispute=True)):
         await audits._replayed(item, SimpleNamespace(), trio.sleep_forever, lambda: None)  # type: ignore[arg-type]
     assert turns == [True, False, True]
