@@ -192,9 +192,7 @@ class JobSpec:
     audit: AuditMode = AuditMode.FULL
     audit_rate: float = 1.0  # sampled: times `auditors` is how many replays each accepted proposal gets on average
     auditors: Annotated[int, Between(1, AUDITORS_MAX)] = 2
-    audit_window: Annotated[int, Between(1, AUDIT_WINDOW_MAX)] = (
-        3  # rounds that buffers are kept for, and volunteers may audit
-    )
+    audit_window: Annotated[int, Between(1, AUDIT_WINDOW_MAX)] = 3  # rounds that buffers are kept for, and volunteers may audit
     replay_tolerance: float = TOLERANCE_MIN  # of ‖Δ‖; wrong data differ by about 1
     suspension_rounds: Annotated[int, Between(1, SUSPENSION_ROUNDS_MAX)] = 20  # of a first lie, then doubled; also of records
     norm_start: float = 32.0  # the median accepted norm before the first round; decides between two later

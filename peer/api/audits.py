@@ -56,7 +56,9 @@ class AuditAnswers(AuditCalls):
                 self.peer.asked_audits.remove(place)
             entry = self._reported(due)
         if entry is None:
-            raise UserError("nothing was reported: the round was undone meanwhile, or the log has lost the report")
+            is_lost = self._is_in_model(due)
+            why = "the log has lost what this peer reported" if is_lost else "the round was undone before this peer reported"
+            raise UserError(f"{why}: `audits` shows what was found")
         if entry.result is Result.LAPSED:
             raise UserError(describe(entry, self.peer.driver.state))
         return _told(entry, self.peer.driver.state)
@@ -93,16 +95,34 @@ class AuditAnswers(AuditCalls):
                 if due.job in busy and me not in volunteers:
                     break
             else:
-                which = f"proposal of {short_id(trainer)}" + ("" if round is None else f" in round {nth_round(round)}")
-                must = "It has to be accepted in a job with audit=sampled, not long ago, and undisputed"
-                me_must = f"this peer a re-executor in good standing, with fewer than {CHALLENGES_OPEN_MAX} disputes open"
-                new = "that has not volunteered for that round yet and is not apart from the trainer"
-                raise UserError(f"no {which} can be re-executed from here now. {must}; {me_must}, {new}")
+                raise UserError(self._why_not(trainer, round))
             await applied.wait()
+
+    def _why_not(self, trainer: bytes, round: int | None) -> str:
+        state, what = (
+            self.peer.driver.state,
+            f"{short_id(trainer)} proposed" + ("" if round is None else f" in round {nth_round(round)}"),
+        )
+        if trainer == self.peer.me:
+            return "a peer re-executes others' proposals, not its own"
+        if not state.audits.jobs:
+            return "no job with audit=sampled goes on: `rounds` shows who re-executed the updates of others"
+        kept = (
+            (number, key) for audits in state.audits.jobs.values() for number, of in audits.rounds.items() for key in of.drawn
+        )
+        if not any(state.members.current(key) == trainer and round in (None, number) for number, key in kept):
+            when = "while its audit_window is open, unless they were re-executed before the vote"
+            return f"nothing that {what} is kept for audits: accepted proposals of a closed round are, {when}"
+        must = f"in good standing, with fewer than {CHALLENGES_OPEN_MAX} disputes open, and not apart from the trainer"
+        return f"what {what} is not for this peer to re-execute: it must be undisputed, and this peer {must}; once for a round"
 
     def _awaited(self) -> dict[tuple[bytes, Place], bytes]:
         """Job and place of the proposals on which this peer has to report, and its key of that round."""
         return {(due.job, due.place): due.auditor for due in due_for(self.peer.me, self.peer.driver.state) if not due.is_dispute}
+
+    def _is_in_model(self, due: Due) -> bool:
+        job = self.peer.driver.state.jobs.jobs.get(due.job)
+        return job is not None and not any(of.first <= due.round <= of.last for of in job.undone)
 
     def _reported(self, due: Due) -> Entry | None:
         """What this peer reported last on that proposal, as far as the log has it."""
@@ -116,16 +136,15 @@ class AuditAnswers(AuditCalls):
 
 def _told(entry: Entry, state: State) -> str:
     said, job = describe(entry, state), state.jobs.jobs.get(entry.job)
-    if job is None:
-        return said
-    spec = JobSpec.decode(job.spec)
-    meaning = {reason.label: reason.meaning for reason in spec.kind.reasons}.get(finding_label(entry, state))
-    if meaning is not None:
-        return f"{said}: {meaning}"
-    if not entry.relative_error_ppm and entry.finding is not Finding.MATCH:
-        return said  # nothing was replayed
-    most = CHALLENGE_MARGIN * spec.replay_tolerance
-    return f"{said}; {(entry.relative_error_ppm or 0) / 1e6:.1e} of the change differs when replayed, up to {most:.1e} passes"
+    if job is not None:
+        spec = JobSpec.decode(job.spec)
+        meaning = {reason.label: reason.meaning for reason in spec.kind.reasons}.get(finding_label(entry, state))
+        if meaning is not None:
+            said = f"{said}: {meaning}"
+        elif entry.relative_error_ppm or entry.finding is Finding.MATCH:  # it was replayed
+            error, most = (entry.relative_error_ppm or 0) / 1e6, CHALLENGE_MARGIN * spec.replay_tolerance
+            said = f"{said}; the re-executed update differs by {100 * error:.2g} % of its length, up to {100 * most:.2g} % pass"
+    return f"{said}; the others judge that, `audits` shows what they find" if entry.result is Result.CHALLENGED else said
 
 
 def suspensions(state: State) -> tuple[SuspensionView, ...]:

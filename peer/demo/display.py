@@ -93,7 +93,7 @@ class Display:
             return FOUND_FALSE
         if self._demo.options.attack == "lazy":
             return "more trainers contradict the losses that it reports than may lie, so it replays nothing"
-        return "an audit found its update false or withheld"
+        return "an audit, or re-execution before the vote, found its update false or withheld"
 
     def _say_who_is_suspended(self, job: JobView) -> None:
         for key, until in job.suspended.items():

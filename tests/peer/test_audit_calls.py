@@ -23,6 +23,7 @@ from tests.ledger.world import AUDITS, PEOPLE
 from training.spec import JobSpec
 
 REASON = SimpleNamespace(label="rollout", meaning="it trained on other responses")
+JUDGED = "the others judge that, `audits` shows what they find"
 SPEC = SimpleNamespace(replay_tolerance=1e-3, kind=SimpleNamespace(labels=("rollout",), reasons=(REASON,)))
 
 
@@ -90,7 +91,7 @@ def saying(court: Court, trainer: bytes, finding: Finding) -> Callable[[], None]
 async def test_a_person_is_told_that_a_round_passes_and_has_it_re_executed_once(court: Court) -> None:
     ask = Asked(court)
     told = f"{short_id(B)} replayed {short_id(A)} in round 5: passed"
-    told += "; 7.0e-06 of the change differs when replayed, up to 2.0e-03 passes"
+    told += "; the re-executed update differs by 0.0007 % of its length, up to 0.2 % pass"
     assert await ask(A) == told and ask.volunteered == [4]
     assert await ask(A) == told and await ask(A, 4) == told and ask.volunteered == [4], "it was reported already"
     assert short_id(C) in await ask(C) and ask.volunteered == [4]
@@ -112,7 +113,7 @@ async def test_what_a_person_asked_for_is_replayed_first(court: Court, has_volun
 @pytest.mark.parametrize(
     ("finding", "told"),
     [
-        (MISMATCH, "(mismatch); 7.0e-06 of the change differs when replayed, up to 2.0e-03 passes"),
+        (MISMATCH, "(mismatch); the re-executed update differs by 0.0007 % of its length, up to 0.2 % pass"),
         (Finding.OWN_0, "(rollout): it trained on other responses"),
     ],
 )
@@ -120,7 +121,7 @@ async def test_a_person_is_told_what_is_false(court: Court, finding: Finding, to
     ask = Asked(court)
     said = saying(court, A, finding)
     ask.each_wait = lambda: (said(), court.judge(finding, 1))  # type: ignore[func-returns-value,assignment]
-    assert await ask(A) == f"{short_id(B)} challenges {short_id(A)} in round 5 {told}"
+    assert await ask(A) == f"{short_id(B)} challenges {short_id(A)} in round 5 {told}; {JUDGED}"
     assert court.suspended(A), "which is the newer line of the log"
 
 
@@ -128,7 +129,7 @@ async def test_a_person_is_told_what_is_false(court: Court, finding: Finding, to
 async def test_of_what_was_not_replayed_no_deviation_is_told(court: Court, finding: Finding) -> None:
     ask = Asked(court)
     entry = Entry(1, court.key, 4, A, B, Result.CHALLENGED, finding, 0)
-    assert audits._told(entry, ask.state).endswith(f"({finding.label})")
+    assert audits._told(entry, ask.state).endswith(f"({finding.label}); {JUDGED}")
 
 
 async def test_who_was_drawn_anyway_does_not_volunteer() -> None:
@@ -153,7 +154,7 @@ async def test_a_round_that_is_undone_meanwhile_is_an_error(court: Court) -> Non
     accused(court, PEOPLE[2], D, 3)
     ask = Asked(court)
     ask.each_wait = lambda: court.judge(MISMATCH, 1)
-    with pytest.raises(UserError, match="the round was undone"):
+    with pytest.raises(UserError, match="the round was undone before this peer reported"):
         await ask(A)
 
 
@@ -185,11 +186,16 @@ async def test_two_people_may_ask_at_once(court: Court) -> None:
 
 async def test_what_cannot_be_re_executed_is_said(court: Court) -> None:
     ask = Asked(court)
-    for trainer, number in ((A, 99), (A, 0), (ask.me.public, None), (PEOPLE[7].public, None)):
-        with pytest.raises(UserError, match="can be re-executed from here now"):
+    for trainer, number, why in (
+        (A, 99, "in round 100 is kept"),
+        (A, 0, "in round 1 is kept"),
+        (PEOPLE[7].public, None, "proposed is kept"),
+        (ask.me.public, None, "not its own"),
+    ):
+        with pytest.raises(UserError, match=why):
             await ask(trainer, number)
     accused(court, PEOPLE[2], A, 4)
-    with pytest.raises(UserError, match=r"in round 5 can be re-executed from here now\. It has to be .* undisputed"):
+    with pytest.raises(UserError, match="in round 5 is not for this peer to re-execute: it must be undisputed"):
         await ask(A, 4)
     assert "in round 4:" in await ask(A), "the one before is not disputed"
     ask.role.computing = None
@@ -238,5 +244,5 @@ async def test_a_report_that_the_log_has_lost_is_told_as_lost(court: Court) -> N
         court.ledger.state = court.state.with_modules(audits=replace(ledger, log=()))
 
     ask.each_wait = lost
-    with pytest.raises(UserError, match="the log has lost the report"):
+    with pytest.raises(UserError, match="the log has lost what this peer reported"):
         await ask(A)

@@ -736,7 +736,7 @@ async def test_a_person_has_a_round_re_executed_and_all_confirm_what_is_false(tm
         with patience():
             told = await service_of(asked).challenge(peer_id(liar), None)
         assert told.startswith(f"{short_id(asked.public)} challenges {short_id(liar)} in round ")
-        assert "(mismatch); " in told and "of the change differs" in told
+        assert "(mismatch); " in told and "% of its length" in told
         for seat in made.seats:
             await seat.until(lambda driver: bool(driver.state.audits.suspended(job)))
         assert set(made.seats[0].driver.state.audits.suspended(job)) == {liar}
@@ -775,7 +775,7 @@ async def test_a_person_has_honest_rounds_re_executed_one_after_the_other(tmp_pa
             told = await service.challenge(peer_id(trainer), None)
             (entry,) = (entry for entry in asked.driver.state.audits.log if entry.trainer == trainer)
             assert told == f"{short_id(asked.public)} replayed {short_id(trainer)} in round {entry.round + 1}: passed; " + (
-                "0.0e+00 of the change differs when replayed, up to 2.0e-03 passes"
+                "the re-executed update differs by 0 % of its length, up to 0.2 % pass"
             )
             await asked.until(lambda driver: driver.state.jobs.jobs[job].round > entry.round + 1)
             again = await service.challenge(peer_id(made.seats[2].public), entry.round + 1)
