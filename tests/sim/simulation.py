@@ -550,6 +550,7 @@ class Simulation:
             source = random.Random(f"author {plan.seed} {number}")
             author = workload.Author(signer, source, plan.work / plan.peers)
             author.openings = partial(self.rules.audits.openings_due, signer.public)
+            author.volunteering = partial(self.rules.audits.left_to_volunteers, signer.public)
             if plan.minute_ms:
                 annotators = people(plan.seed, signer)
                 author.desk = Desk(signer, random.Random(f"desk {plan.seed} {number}"), self.chain_id, annotators)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ledger.audits.losses import SealedLoss
-from ledger.audits.state import OPENS, VOLUNTEERS, AuditFinding, Due, OpeningDue, Volunteering, due_for, in_turn, others_audited
+from ledger.audits.state import OPENS, VOLUNTEERS, AuditFinding, Due, OpeningDue, Volunteering, due_for, in_turn
 from ledger.core.genesis import TRAINER
 from ledger.core.module import Refused
 from ledger.jobs import Rollback, Start, Stop
@@ -92,6 +92,7 @@ class Author:
     fetching: Fetching = field(default_factory=lambda: Fetching())
     desk: Desk | None = None  # where the network curates
     openings: Callable[[State], list[OpeningDue]] = lambda state: []  # of losses, that may come now
+    volunteering: Callable[[State], list[Due]] = lambda state: []  # proposals that it may volunteer for now
     formers: dict[bytes, Signer] = field(default_factory=dict)  # keys that it had before
     outstanding: Signed | None = None
     submitted: int = 0
@@ -145,7 +146,7 @@ class Author:
             if finding is not None:
                 loss = sealing.sealed(due, self.auditor.loss(due)) if finding is Finding.MATCH and not due.is_dispute else None
                 return said_of(due, finding, loss)
-        for due in others_audited(me, state):
+        for due in self.volunteering(state):
             if self.auditor.volunteers(due) and self.random.random() < VOLUNTEERED_SHARE:
                 return VOLUNTEERS, Volunteering(due.job, due.round)
         if self.desk is not None and self.work and self.desk.random.random() < CURATED_SHARE:

@@ -23,7 +23,7 @@ from tests.sim.mutants.scenarios import Scenario
 from tests.sim.simulation import Simulation
 
 CALM_SAMPLED = Scenario(blocks=30)
-BLINDED = Scenario(n=7, liars=("signs-again", "signs-again"), blocks=35)
+BLINDED = Scenario(n=7, liars=("signs-again", "signs-again"), blocks=50)
 CHALLENGED = with_liar("signs-again", blocks=30)  # whose seeds 1, 4, … have sampled audits
 CROWDED = Scenario(n=7, liars=("signs-again", "signs-again"), blocks=60)
 FRAMED = with_liar("signs-again", blocks=110)
