@@ -706,7 +706,7 @@ def _planned(net: Network, authors: Sequence[Identity], claim: bool = False) -> 
 def _finished(net: Network, spec: JobSpec) -> tuple[bytes, Job]:
     net.decide(net.tx(net.voters[0], "job/start", Start(spec.encode())))
     ((key, job),) = net.state.jobs.jobs.items()
-    return key, replace(job, phase=JobPhase.FINISHED, round=1_000)
+    return key, replace(job, phase=JobPhase.FINISHED, round=job.rounds, taken=job.rounds)
 
 
 @case("rlhf/start, rlhf/cancel")
