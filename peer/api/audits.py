@@ -56,8 +56,8 @@ class AuditAnswers(AuditCalls):
                 self.peer.asked_audits.remove(place)
             entry = self._reported(due)
         if entry is None:
-            is_lost = self._is_in_model(due)
-            why = "the log has lost what this peer reported" if is_lost else "the round was undone before this peer reported"
+            lost, undone = "the log has lost what this peer reported", "the round was undone before this peer reported"
+            why = lost if self._is_in_model(due) else undone
             raise UserError(f"{why}: `audits` shows what was found")
         if entry.result is Result.LAPSED:
             raise UserError(describe(entry, self.peer.driver.state))
@@ -78,7 +78,7 @@ class AuditAnswers(AuditCalls):
     async def _to_audit(self, trainer: bytes, round: int | None) -> Due:
         """The newest proposal of this trainer, in that round, that this peer has reported on, has to, or may volunteer for.
 
-        Waits while this peer may not volunteer because it has not reported yet on what it volunteered for.
+        This waits while reports of an earlier volunteering are missing: the ledger takes no new one before them.
         """
         me = self.peer.me
         while True:
@@ -99,10 +99,9 @@ class AuditAnswers(AuditCalls):
             await applied.wait()
 
     def _why_not(self, trainer: bytes, round: int | None) -> str:
-        state, what = (
-            self.peer.driver.state,
-            f"{short_id(trainer)} proposed" + ("" if round is None else f" in round {nth_round(round)}"),
-        )
+        """The reason for a person. `round` None: any."""
+        state, which = self.peer.driver.state, "" if round is None else f" in round {nth_round(round)}"
+        what = f"{short_id(trainer)} proposed{which}"
         if trainer == self.peer.me:
             return "a peer re-executes others' proposals, not its own"
         if not state.audits.jobs:
@@ -125,7 +124,7 @@ class AuditAnswers(AuditCalls):
         return job is not None and not any(of.first <= due.round <= of.last for of in job.undone)
 
     def _reported(self, due: Due) -> Entry | None:
-        """What this peer reported last on that proposal, as far as the log has it."""
+        """This peer's last report on that proposal; None where the log has none, or has lost it."""
         current, results = self.peer.driver.state.members.current, (Result.PASSED, Result.CHALLENGED, Result.LAPSED)
         for entry in reversed(self.peer.driver.state.audits.log):
             is_mine = entry.result in results and current(entry.auditor) == self.peer.me
