@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from protocol.reasons import Verdict
+from protocol.verdicts import Verdict
 from training.replicated import codec
 from training.replicated.codec.header import HEADER_BYTES
 from training.replicated.layout import Float32Array, Layout

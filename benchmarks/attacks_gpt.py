@@ -46,7 +46,7 @@ from ledger.audits import draws
 from peer.driver.loss_watch import LossWatch, first_jump, jump_above, most_suspect
 from protocol.errors import LocalProtocolError
 from protocol.messages import Proposal
-from protocol.reasons import Verdict
+from protocol.verdicts import Verdict
 from rounds.terms import RoundTerms
 from training.engines.pytorch.engine import Engine
 from training.engines.pytorch.model import GPT

@@ -13,7 +13,7 @@ from benchmarks.attack_suite import Votes
 from protocol.codec import encode
 from protocol.identity import Signed
 from protocol.messages import Ballot, Judgement, Proposal, Vouch
-from protocol.reasons import Verdict
+from protocol.verdicts import Verdict
 from rounds.ballots import VOUCH_FACTOR, Outcome, RoundBook, RoundTimers, outcome
 from rounds.terms import RoundTerms, body_digest
 

@@ -86,10 +86,10 @@ from ledger.network import PARAMETERS, Limit, Upgrade
 from ledger.state import Body, Rules, State
 from peer.features import founding_modules, rules_of
 from protocol import codec, merkle
-from protocol.identity import Ed25519Verifier, Identity, Signed, preimage, sign
+from protocol.identity import Ed25519Verifier, Identity, Signed, sign_message, signing_preimage
 from protocol.limits import AUDITORS_MAX, COST_PER_BLOCK_MAX, TRANSACTIONS_PER_BLOCK_MAX, VOTERS_MAX
 from protocol.messages import Proposal, Transaction
-from protocol.reasons import Finding
+from protocol.verdicts import ReplayFinding
 from rlhf.accuracy import Accuracy
 from rlhf.module import RlhfState
 from rlhf.plans import Begin, Cancel, Pause, Plan, ReportAccuracy, Resume, stage_job
@@ -171,7 +171,7 @@ class Network:
     def tx(self, author: Identity, kind: str, content: Any) -> Signed:
         member = self.state.members.members.get(author.public)
         nonce = self.nonces[author.public] = self.nonces.get(author.public, member.nonce if member else 0) + 1
-        return sign(author, self.chain, Transaction(nonce, self.state.height + 50, kind, codec.encode(content)))
+        return sign_message(author, self.chain, Transaction(nonce, self.state.height + 50, kind, codec.encode(content)))
 
     def decide(self, *transactions: Signed, later_ms: int = 1) -> None:
         state = self.state
@@ -180,7 +180,7 @@ class Network:
         self.state = transition.finish(dict.fromkeys(transition.started, b"m" * 32))
 
     def signed(self, who: Identity, statement: Any) -> bytes:
-        return who.sign(preimage(statement.TAG, self.chain, codec.encode(statement)))
+        return who.sign(signing_preimage(statement.TAG, self.chain, codec.encode(statement)))
 
     # Measuring
 
@@ -232,7 +232,7 @@ def case(kind: str) -> Callable[[Case], Case]:
 def admit(net: Network) -> Iterator[Signed]:
     for number in range(TRANSACTIONS_PER_BLOCK_MAX):
         new, token, voter = key_of("new", number), key_of("token", number), net.voters[number % VOTERS_MAX]
-        invitation = sign(voter, net.chain, Invitation(token.public, FAR_MS))
+        invitation = sign_message(voter, net.chain, Invitation(token.public, FAR_MS))
         yield net.tx(new, "member/admit", Admit(invitation, token.sign(token_preimage(net.chain, new.public)), "new", ()))
 
 
@@ -240,7 +240,7 @@ def admit(net: Network) -> Iterator[Signed]:
 def revoke(net: Network) -> Iterator[Signed]:
     for number in range(TRANSACTIONS_PER_BLOCK_MAX):
         voter, token = net.voters[number % VOTERS_MAX], key_of("revoked", number)
-        yield net.tx(voter, "member/revoke", Revoke(sign(voter, net.chain, Invitation(token.public, FAR_MS))))
+        yield net.tx(voter, "member/revoke", Revoke(sign_message(voter, net.chain, Invitation(token.public, FAR_MS))))
 
 
 @case("member/register")
@@ -398,13 +398,13 @@ def _matches(net: Network, key: bytes, rounds: range) -> Iterator[Signed]:
     for number in rounds:
         for place, trainer in enumerate(net.voters):
             for auditor in _auditors(net, place):
-                yield net.tx(auditor, "audit/report", AuditFinding(key, number, trainer.public, Finding.MATCH, 0))
+                yield net.tx(auditor, "audit/report", AuditFinding(key, number, trainer.public, ReplayFinding.MATCH, 0))
 
 
 def _lies(net: Network, key: bytes, number: int) -> Iterator[Signed]:
     """As many voters as may lie have lied in that round, and somebody says so of each."""
     for place in range(faults_tolerated(VOTERS_MAX)):
-        finding = AuditFinding(key, number, net.voters[place].public, Finding.MISMATCH, 0)
+        finding = AuditFinding(key, number, net.voters[place].public, ReplayFinding.MISMATCH, 0)
         yield net.tx(_auditors(net, place)[0], "audit/report", finding)
 
 
@@ -429,7 +429,7 @@ def rule(net: Network) -> Iterator[Signed]:
     for number in range(CHALLENGES_OPEN_MAX):
         for trainer in net.voters[: faults_tolerated(VOTERS_MAX)]:
             for judge in net.voters[100:140]:
-                yield net.tx(judge, "audit/verdict", AuditFinding(key, number, trainer.public, Finding.MATCH, 0))
+                yield net.tx(judge, "audit/verdict", AuditFinding(key, number, trainer.public, ReplayFinding.MATCH, 0))
 
 
 @case("audit/loss")
@@ -544,9 +544,9 @@ def page(net: Network) -> Iterator[Signed]:
 @case("curation/gold")
 def gold(net: Network) -> Iterator[Signed]:
     leaves = [gold_leaf(SALT, (0,)) for _ in range(PAGE_TASKS_MAX)]
-    proofs = [tuple(merkle.proof(leaves, index)) for index in range(PAGE_TASKS_MAX)]
+    proofs = [tuple(merkle.merkle_proof(leaves, index)) for index in range(PAGE_TASKS_MAX)]
     answers = tuple(GoldAnswer(index, (0,), SALT, proofs[index]) for index in range(PAGE_TASKS_MAX))
-    key = _project(net, net.voters[1], pages=64, gold=merkle.root(leaves))
+    key = _project(net, net.voters[1], pages=64, gold=merkle.merkle_root(leaves))
     yield from (net.tx(net.voters[1], "curation/gold", SayGold(key, number, answers)) for number in range(64))
 
 

@@ -31,7 +31,7 @@ from consensus.quorum import faults_tolerated
 from peer.demo.cast import Demo, DemoPeer
 from peer.demo.demo import cast_roles
 from peer.demo.ending import end_like_ctrl_c
-from protocol.api import PARTS
+from protocol.api import BULK_TRAFFIC_KINDS
 from scenarios import network as scenario
 from scenarios.trials import COUNT, Parser
 
@@ -166,7 +166,7 @@ async def scratch_round(peer: DemoPeer) -> float:
     started = trio.current_time()
     log = await peer.client.events(-1, 0.0)
     last = log[-1].number if log else 0
-    job = await peer.client.test()
+    job = await peer.client.run_test_round()
     with trio.fail_after(ROUND_SECONDS_MAX):
         while True:
             events = await peer.client.events(last, 5.0)
@@ -177,7 +177,7 @@ async def scratch_round(peer: DemoPeer) -> float:
 
 async def _figures(network: scenario.Network) -> dict[str, Any]:
     stats = [await peer.client.stats() for peer in network.peers]
-    sent = sum(count for view in stats for kind, count in view.bytes_sent.items() if kind not in PARTS)
+    sent = sum(count for view in stats for kind, count in view.bytes_sent.items() if kind not in BULK_TRAFFIC_KINDS)
     return {"decisions": stats[0].decisions, "bytes": sent, "processor": sum(map(_processor_seconds, network.peers))}
 
 

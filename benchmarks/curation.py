@@ -66,7 +66,7 @@ from peer.features import founding_modules, rules_of
 from peer.settings.config import load
 from peer.settings.datadir import DataDirectory
 from protocol import codec
-from protocol.identity import Identity, Signed, preimage, sign
+from protocol.identity import Identity, Signed, sign_message, signing_preimage
 from protocol.messages import Transaction
 from scenarios.trials import COUNT, Parser
 from storage.store import Store
@@ -253,7 +253,7 @@ class Crowd:
         return Identity(named("annotator", number)).public
 
     def _signed(self, number: int, statement: Any) -> bytes:
-        return Identity(named("annotator", number)).sign(preimage(statement.TAG, self.chain, codec.encode(statement)))
+        return Identity(named("annotator", number)).sign(signing_preimage(statement.TAG, self.chain, codec.encode(statement)))
 
     def _wish(self, number: int, now_ms: int) -> LeaseWish:
         until = now_ms + 86_400_000
@@ -288,7 +288,7 @@ class Chain:
     def signed(self, kind: str, content: Any) -> Signed:
         nonce = self.ledger.state.members.members[self.me.public].nonce + 1
         transaction = Transaction(nonce, self.ledger.state.height + 50, kind, codec.encode(content))
-        return sign(self.me, self.chain_id, transaction)
+        return sign_message(self.me, self.chain_id, transaction)
 
     def decide(self, signed: Signed) -> dict[str, float]:
         """Milliseconds of each part."""

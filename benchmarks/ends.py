@@ -28,7 +28,7 @@ import trio
 
 from protocol import codec
 from protocol.addresses import format_address, parse_address
-from protocol.identity import Ed25519Verifier, Identity, Signed, preimage
+from protocol.identity import Ed25519Verifier, Identity, Signed, signing_preimage
 from protocol.limits import MESSAGE_BYTES_MAX
 from protocol.messages import Prepare
 from storage.blobs import Blobs
@@ -98,7 +98,7 @@ class Tally:
 
 def _is_signed(data: bytes) -> bool:
     signed = codec.decode(Signed, data, MESSAGE_BYTES_MAX)
-    return Ed25519Verifier().verify(signed.signer, preimage("prepare", CHAIN, signed.body), signed.signature)
+    return Ed25519Verifier().verify(signed.signer, signing_preimage("prepare", CHAIN, signed.body), signed.signature)
 
 
 def _presigned(number: int) -> list[bytes]:
@@ -106,7 +106,7 @@ def _presigned(number: int) -> list[bytes]:
     found = []
     for height in range(PRESIGNED):
         body = codec.encode(Prepare(bytes(32), height, 0, bytes(32)))
-        found.append(SMALL + codec.encode(Signed(body, identity.public, identity.sign(preimage("prepare", CHAIN, body)))))
+        found.append(SMALL + codec.encode(Signed(body, identity.public, identity.sign(signing_preimage("prepare", CHAIN, body)))))
     return found
 
 

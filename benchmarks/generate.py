@@ -29,7 +29,7 @@ from rich.table import Table
 
 from benchmarks.provenance import write
 from benchmarks.verdicts import conclude, verdict
-from protocol.sampling import TOKENS_MAX, Sampling
+from protocol.sampling import TOKENS_MAX, SamplingOptions
 from scenarios.trials import COUNT, Parser
 from training import tasks
 from training.data.tokenizer import ByteTokenizer
@@ -53,7 +53,7 @@ PROMPT_TOKENS, BEAMS = 16, 4
 LOGITS_APART_MAX = 1e-5  # float32 has seven digits, and logits are below ten
 SLICE_SECONDS_MAX = 2 * SLICE_SECONDS  # with its last token, and what else the machine does
 SCALE = np.float32(1.5)  # of the first parameters: attention is far from uniform, as in a trained model
-DRAWN = Sampling(temperature=0.8, top_k=40, top_p=0.9)
+DRAWN = SamplingOptions(temperature=0.8, top_k=40, top_p=0.9)
 
 
 @dataclass(frozen=True)
@@ -79,18 +79,18 @@ def measure(shape: ModelSpec, seed: int, repeats: int) -> Row:
     engine.load(parameters)
     model, draw = engine.model, np.random.default_rng(seed)
     prompt = draw.integers(0, 256, PROMPT_TOKENS).tolist()
-    greedy = Sampling(tokens=shape.context - PROMPT_TOKENS, temperature=0.0)
-    drawing, beams = replace(DRAWN, tokens=greedy.tokens), replace(greedy, beams=BEAMS)
+    greedy = SamplingOptions(max_tokens=shape.context - PROMPT_TOKENS, temperature=0.0)
+    drawing, beams = replace(DRAWN, max_tokens=greedy.max_tokens), replace(greedy, beams=BEAMS)
 
-    def cached(how: Sampling) -> list[int]:
+    def cached(how: SamplingOptions) -> list[int]:
         return list(chain.from_iterable(sampling.drawn(model, prompt, how, (), _quietly)))
 
-    def searched(how: Sampling) -> list[int]:
+    def searched(how: SamplingOptions) -> list[int]:
         return list(sampling.searched(model, prompt, how, (), _quietly, lambda made: False))[-1]
 
     def rate(make: Callable[[], Sequence[int]]) -> float:
         make()  # finds caches empty
-        return statistics.median(greedy.tokens / _seconds(make) for _ in range(repeats))
+        return statistics.median(greedy.max_tokens / _seconds(make) for _ in range(repeats))
 
     waits, whole = _slices(engine, parameters)
     return Row(
@@ -98,7 +98,7 @@ def measure(shape: ModelSpec, seed: int, repeats: int) -> Row:
         seed=seed,
         context=shape.context,
         cached=rate(lambda: cached(greedy)),
-        uncached=rate(lambda: uncached(model, prompt, greedy.tokens)),
+        uncached=rate(lambda: uncached(model, prompt, greedy.max_tokens)),
         drawn=rate(lambda: cached(drawing)),
         beam_passes=rate(lambda: searched(beams)),
         **apart(model, [*prompt, *cached(drawing)]),
@@ -160,7 +160,7 @@ def _mean(model: GPT, prompt: list[int], made: list[int]) -> float:
 
 def _slices(engine: Engine, parameters: Float32Array) -> tuple[float, float]:
     """Seconds of the longest slice, and of all of them."""
-    asked = tasks.Generate(bytes(32), None, "The ", Sampling(tokens=TOKENS_MAX, temperature=1.0))
+    asked = tasks.Generate(bytes(32), None, "The ", SamplingOptions(max_tokens=TOKENS_MAX, temperature=1.0))
     texts, seconds, is_over, told = Texts(), list[float](), False, 0
     while not is_over:
         started = time.perf_counter()

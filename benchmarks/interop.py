@@ -33,7 +33,7 @@ from benchmarks.rivals.environment import Unavailable
 from benchmarks.verdicts import conclude, verdict
 from peer.api import control
 from peer.export.found import at_rest
-from protocol.sampling import Sampling
+from protocol.sampling import SamplingOptions
 from scenarios.bad_input import Place
 from scenarios.trials import Parser
 from training.data.default_text import default_text
@@ -117,7 +117,7 @@ def ours(home: Home, path: Path) -> None:
     with torch.no_grad():
         logits = model.logits(model.features(tokens))
     prompt = tokens[0, :PROMPT].tolist()
-    passes = drawn(model, prompt, Sampling(tokens=GREEDY, temperature=0.0), (), lambda: None)
+    passes = drawn(model, prompt, SamplingOptions(max_tokens=GREEDY, temperature=0.0), (), lambda: None)
     greedy = list(chain.from_iterable(passes))
     tensors = {"tokens": tokens, "logits": logits, "prompt": torch.tensor([prompt]), "greedy": torch.tensor([greedy])}
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path / "ours.safetensors")

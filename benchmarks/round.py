@@ -41,7 +41,7 @@ from peer.demo.cast import DemoPeer
 from peer.demo.demo import cast_roles
 from peer.demo.ending import end_like_ctrl_c
 from peer.settings.datadir import DataDirectory
-from protocol.api import PARTS
+from protocol.api import BULK_TRAFFIC_KINDS
 from protocol.errors import UserError
 from scenarios import network as scenario
 from scenarios.network import Watch
@@ -262,7 +262,7 @@ def show(rows: list[Row]) -> None:
             table.add_row(row.name, row.reason)
             continue
         kinds = row.bytes_per_peer
-        sent = sum(count for kind, count in kinds.items() if kind not in PARTS) if kinds else None
+        sent = sum(count for kind, count in kinds.items() if kind not in BULK_TRAFFIC_KINDS) if kinds else None
         figures = [_cell(value, 1e3, 0) for value in (row.seconds, row.seconds_least, row.daemon_seconds, row.worker_seconds)]
         figures += [_cell(value, 1e-3, 1) for value in (sent, kinds.get("blobs"))]
         table.add_row(row.name, *figures, *(_cell(value, 1, 1) for value in (row.heights, row.fsyncs, row.commits)))

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from protocol.messages import Proposal
-from protocol.reasons import Verdict
+from protocol.verdicts import Verdict
 from training.data.corpus import open_tokens
 from training.data.default_text import default_text
 from training.data.tokenizer import ByteTokenizer

@@ -52,7 +52,7 @@ from peer.demo.demo import cast_roles
 from peer.demo.disk import Disk
 from peer.demo.ending import end_like_ctrl_c
 from peer.settings.datadir import DataDirectory
-from protocol.api import PARTS, TrainRequest
+from protocol.api import BULK_TRAFFIC_KINDS, TrainRequest
 from protocol.errors import FolkmootError, UserError
 from scenarios import network as scenario
 from scenarios.proxy import Proxy, running_proxy
@@ -295,7 +295,7 @@ async def _timed(name: str, network: scenario.Network, task: Task, spec: JobSpec
     with ExitStack() as stack:
         traffic = [stack.enter_context(closing(Traffic(peer.process.pid))) for peer in network.peers if peer.process]
         request = TrainRequest("benchmark", str(task.text), spec.rounds, 0, overrides(spec), accept_risk=True)
-        await first.client.train(request)
+        await first.client.start_job(request)
         with trio.move_on_after(WARM_SECONDS_MAX) as scope:
             await watch.until_round(warm - 1) if warm else None
             before = await sent(network, traffic)
@@ -363,7 +363,7 @@ async def sent(network: scenario.Network, traffic: Sequence[Traffic]) -> Counter
         by_kind = (await peer.client.stats()).bytes_sent  # first what it says: the kernel may only have counted more since
         counts["kernel"] += kernel.sent()
         counts["reveals"] += by_kind.get(REVEALS, 0)
-        counts["own"] += sum(count for kind, count in by_kind.items() if kind not in PARTS)
+        counts["own"] += sum(count for kind, count in by_kind.items() if kind not in BULK_TRAFFIC_KINDS)
     if counts["kernel"] < counts.pop("own"):
         raise Unavailable("the kernel's counters of TCP sockets say less than the peers have sent")
     return counts

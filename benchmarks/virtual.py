@@ -34,9 +34,9 @@ from peer.node.early import RoundKey
 from peer.node.node import AppliedBlock, Do, Item, Node
 from peer.node.rounds import Effects
 from protocol import codec
-from protocol.identity import Ed25519Verifier, Identity, Signed, sign
-from protocol.messages import Commit, Proposal, Proposed, Transaction
-from protocol.reasons import Verdict
+from protocol.identity import Ed25519Verifier, Identity, Signed, sign_message
+from protocol.messages import Commit, Proposal, ProposeEnvelope, Transaction
+from protocol.verdicts import Verdict
 from storage.store import Store
 from transport.framing import Channel, Inbox, Outbox, Priority
 from transport.network import Connected, Received
@@ -290,7 +290,7 @@ class Peer:
     def _send(self, outgoing: list[tuple[tuple[bytes, ...] | None, bytes, Outgoing]]) -> None:
         boxes: dict[bytes, list[bytes]] = {}
         for to, data, message in outgoing:
-            if isinstance(message, Proposed):
+            if isinstance(message, ProposeEnvelope):
                 self.network.proposed(self.free, self.node.replica.height, len(data))
             for peer in self.network.linked(self.me) if to is None else to:
                 boxes.setdefault(peer, []).append(data)
@@ -396,7 +396,7 @@ class Network:
         self.run_until(lambda: all(peer.node.may_speak for peer in self.peers.values()), STALL_SECONDS_MAX)
         author = self.peers[self.trainers[0]]
         transaction = Transaction(1, 500, "job/start", codec.encode(Start(b"bench")))
-        signed = sign(author.keys, self.genesis.chain_id, transaction)
+        signed = sign_message(author.keys, self.genesis.chain_id, transaction)
 
         def put() -> Effects:
             author.node.ledger.pool.add(signed)

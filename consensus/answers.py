@@ -7,25 +7,25 @@ from consensus.rollback import newest
 from consensus.state import ReplicaState
 from consensus.turn import SendBlock, SendDecisions
 from protocol.identity import Signed
-from protocol.limits import HEARD_MAX
+from protocol.limits import OWN_STATEMENTS_MAX
 from protocol.messages import (
     Commit,
     GetBlock,
     GetDecisions,
-    GetHeard,
-    Heard,
+    GetOwnStatements,
+    OwnStatements,
     Prepare,
     Prepared,
     Status,
-    TimedOut,
     Timeout,
+    TimeoutEnvelope,
     ViewEnded,
     Vote,
 )
 
 
 class Answers(ReplicaState):
-    def _answer(self, peer: bytes, message: GetDecisions | GetBlock | GetHeard | Status) -> None:
+    def _answer(self, peer: bytes, message: GetDecisions | GetBlock | GetOwnStatements | Status) -> None:
         if not self._answers.allows(peer, self._now):
             return
         match message:
@@ -35,7 +35,7 @@ class Answers(ReplicaState):
                 self._sends.append(SendDecisions(peer, message.height, 1))
             case GetBlock() if message.block in self._stored:
                 self._sends.append(SendBlock(peer, message.height, message.block))
-            case GetHeard():
+            case GetOwnStatements():
                 self._tell_heard(peer)
             case Status() if self._book is not None:  # of a voter in an earlier view: a few bytes ask for a whole proposal
                 self._repeat_to((peer,), self._book)
@@ -49,13 +49,13 @@ class Answers(ReplicaState):
             books.insert(0, self._book)
         said = [signed for book in books for signed in book.said_by(peer)]
         held = [*self._application.signed_by(peer), *said, *self._chain.commits_of(peer)]
-        self._send(peer, Heard(self.height, newest(held, HEARD_MAX)))
+        self._send(peer, OwnStatements(self.height, newest(held, OWN_STATEMENTS_MAX)))
 
     def _greet(self, peer: bytes) -> None:
         self._send(peer, Status(self.height, self.view))
         if self._book is not None and peer in self._book.voters:
             if peer in self._check.unanswered(self.me, self._book.voters):
-                self._send(peer, GetHeard())
+                self._send(peer, GetOwnStatements())
             self._repeat_to((peer,), self._book)
 
     def _repeat_to(self, peers: tuple[bytes, ...], book: Book) -> None:
@@ -74,7 +74,7 @@ class Answers(ReplicaState):
         for view in (self.view - 1, self.view):
             signed = self._said(book, Timeout.TAG, view)
             if signed is not None:
-                self._send_to(peers, TimedOut(signed, book.high))
+                self._send_to(peers, TimeoutEnvelope(signed, book.high))
         for tag in (Prepare.TAG, Commit.TAG):
             signed = self._said(book, tag, self.view)
             if signed is not None:

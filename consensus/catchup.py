@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from consensus.events import Message
 from protocol import codec
 from protocol.limits import DECISIONS_PER_REPLY_MAX
-from protocol.messages import Decision, GetBlock, GetDecisions, Proposed
+from protocol.messages import Decision, GetBlock, GetDecisions, ProposeEnvelope
 
 PATIENCE_SECONDS = 0.1  # a peer one step ahead is normal: its votes or the block are probably on their way
 RETRY_SECONDS = 0.5  # then another peer is asked
@@ -164,7 +164,7 @@ class Future:
     """Messages for heights that are not reached yet, unverified, so bounded for each peer they came from."""
 
     _small: dict[bytes, deque[tuple[int, Message, int]]] = field(default_factory=dict)  # height, message, bytes
-    _proposals: dict[bytes, tuple[int, Proposed, int]] = field(default_factory=dict)
+    _proposals: dict[bytes, tuple[int, ProposeEnvelope, int]] = field(default_factory=dict)
     _decisions: dict[int, tuple[bytes, Decision]] = field(default_factory=dict)
 
     def keep_decision(self, peer: bytes, height: int, decision: Decision) -> None:
@@ -177,7 +177,7 @@ class Future:
 
     def keep(self, peer: bytes, height: int, message: Message) -> None:
         size = len(codec.encode(message))
-        if isinstance(message, Proposed):
+        if isinstance(message, ProposeEnvelope):
             held = sum(of_kept for of, (_, _, of_kept) in self._proposals.items() if of != peer)
             if held + size <= PROPOSALS_BYTES_MAX:
                 self._proposals[peer] = (height, message, size)

@@ -16,7 +16,7 @@ from consensus.voters import VoterSet, verify_certificate
 from protocol.codec import Count, Digest
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Verifier
-from protocol.messages import Certificate, Commit, Link
+from protocol.messages import Certificate, Commit, LightBlock
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +34,12 @@ class Proven:
     certificate: Certificate
 
 
-def link_of(decided: Decided, next_voters: VoterSet) -> Link | None:
+def link_of(decided: Decided, next_voters: VoterSet) -> LightBlock | None:
     """What proves that `next_voters` decide the height after this block; None if they are the same, or others are named."""
     header = header_of(decided.decode())
     if header.voters == header.next_voters or header.next_voters != next_voters.hash:
         return None
-    return Link(encode_header(header), decided.certificate, next_voters.keys)
+    return LightBlock(encode_header(header), decided.certificate, next_voters.keys)
 
 
 class Path:
@@ -55,7 +55,7 @@ class Path:
         """What the proof must still go through; 0: nothing."""
         return self._anchor.height if self._anchor else 0
 
-    def follow(self, link: Link) -> Proven:
+    def follow(self, link: LightBlock) -> Proven:
         """Takes one link. Raises `RemoteProtocolError`, and stays where it is, if it proves nothing here."""
         header, digest = decode_header(link.header), header_digest(link.header)
         if header.height <= self.height:

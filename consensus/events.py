@@ -10,18 +10,18 @@ from protocol.messages import (
     Decision,
     GetBlock,
     GetDecisions,
-    GetHeard,
-    Heard,
+    GetOwnStatements,
+    OwnStatements,
     Prepared,
-    Proposed,
+    ProposeEnvelope,
     Status,
-    TimedOut,
+    TimeoutEnvelope,
     ViewEnded,
     Vote,
 )
 
-OfHeight = Proposed | Vote | TimedOut | Prepared | ViewEnded  # means something only at its height
-Message = OfHeight | Decision | Status | GetDecisions | GetBlock | BlockBytes | GetHeard | Heard
+OfHeight = ProposeEnvelope | Vote | TimeoutEnvelope | Prepared | ViewEnded  # means something only at its height
+Message = OfHeight | Decision | Status | GetDecisions | GetBlock | BlockBytes | GetOwnStatements | OwnStatements
 
 
 @dataclass(frozen=True, slots=True)

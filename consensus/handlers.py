@@ -22,16 +22,16 @@ from protocol.messages import (
     Decision,
     GetBlock,
     GetDecisions,
-    GetHeard,
-    Heard,
+    GetOwnStatements,
+    OwnStatements,
     Prepare,
     Prepared,
     Propose,
-    Proposed,
+    ProposeEnvelope,
     Status,
-    TimedOut,
     Timeout,
     TimeoutCertificate,
+    TimeoutEnvelope,
     ViewEnded,
     Vote,
 )
@@ -54,11 +54,11 @@ class Handlers(Answers):
 
     def _handle(self, peer: bytes, message: Message) -> None:
         match message:
-            case Proposed():
+            case ProposeEnvelope():
                 self._on_proposed(peer, message)
             case Vote():
                 self._on_vote(peer, message)
-            case TimedOut():
+            case TimeoutEnvelope():
                 self._on_timed_out(peer, message)
             case Prepared():
                 self._on_prepared(peer, message)
@@ -68,11 +68,11 @@ class Handlers(Answers):
                 self._on_decision(peer, message)
             case Status():
                 self._on_status(peer, message)
-            case GetDecisions() | GetBlock() | GetHeard():
+            case GetDecisions() | GetBlock() | GetOwnStatements():
                 self._answer(peer, message)
             case BlockBytes():
                 self._on_block_bytes(message)
-            case Heard():
+            case OwnStatements():
                 self._on_heard(peer, message)
 
     def _book_for(self, peer: bytes, height: int, message: OfHeight) -> Book | None:
@@ -87,7 +87,7 @@ class Handlers(Answers):
 
     # Proposals -------------------------------------------------------------------------------------------------------
 
-    def _on_proposed(self, peer: bytes, message: Proposed) -> None:
+    def _on_proposed(self, peer: bytes, message: ProposeEnvelope) -> None:
         propose = codec.decode_message(message.propose.body, (Propose,))
         if message.justification is not None:
             check_sizes(message.justification)
@@ -107,21 +107,21 @@ class Handlers(Answers):
         self._add(book, message.propose, propose)
         if propose.view >= self.view and propose.view not in book.offers:
             book.offers[propose.view] = Offer(
-                message.propose, message.header, message.justification, propose.block, obligation, message.short, peer
+                message.propose, message.header, message.justification, propose.block, obligation, message.compact_body, peer
             )
             self._ask_application = True
 
-    def _is_known_offer(self, peer: bytes, book: Book, propose: Propose, message: Proposed) -> bool:
+    def _is_known_offer(self, peer: bytes, book: Book, propose: Propose, message: ProposeEnvelope) -> bool:
         offer = book.offers.get(propose.view)
         if offer is None or offer.propose != message.propose:
             return False
         # Another sender may have the right one; the leader has.
         if offer.short is None or (peer == offer.propose.signer != offer.sender):
-            book.offers[propose.view] = offer.spelled(message.short, peer)
+            book.offers[propose.view] = offer.spelled(message.compact_body, peer)
             self._ask_application = True
         return True
 
-    def _justify(self, book: Book, propose: Propose, message: Proposed) -> Prepare | None:
+    def _justify(self, book: Book, propose: Propose, message: ProposeEnvelope) -> Prepare | None:
         """(S3) A later view's proposal carries the timeouts of the view before, and keeps to the certificate among them."""
         certificate = message.justification
         if (certificate is None) != (propose.view == 0):
@@ -154,7 +154,7 @@ class Handlers(Answers):
         if parent is not None and statement == parent.vote and signed.signer not in parent.certificate.signatures:
             parent.add_commit(signed.signer, signed.signature)
 
-    def _on_timed_out(self, peer: bytes, message: TimedOut) -> None:
+    def _on_timed_out(self, peer: bytes, message: TimeoutEnvelope) -> None:
         timeout = codec.decode_message(message.timeout.body, (Timeout,))
         self._remember(message.timeout, timeout)
         if timeout.height < self.height:
@@ -254,7 +254,7 @@ class Handlers(Answers):
             self._hold(missing[0], message.block)
             self._ask_application = True
 
-    def _on_heard(self, peer: bytes, message: Heard) -> None:
+    def _on_heard(self, peer: bytes, message: OwnStatements) -> None:
         if not self.reads_answers_of(peer):
             return
         statements, of_rounds = open_heard(message, self.me, self._chain_id, self._verifier)

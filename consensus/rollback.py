@@ -45,7 +45,7 @@ from consensus.evidence import KINDS, STATEMENTS, Statement
 from consensus.voters import VoterSet
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed, Verifier, open_signed, short_id
-from protocol.messages import Heard
+from protocol.messages import OwnStatements
 
 ASK_SECONDS = 0.5  # then those whose answer is missing are asked again: they may have been far above my height
 EARLIER_HEIGHTS = 1  # above the heights from which others answered: an earlier life may have been one height ahead of them
@@ -127,7 +127,7 @@ class RollbackCheck:
         self._next = now + ASK_SECONDS
 
 
-def open_heard(heard: Heard, me: bytes, chain_id: bytes, verifier: Verifier) -> tuple[list[Statement], list[Signed]]:
+def open_heard(heard: OwnStatements, me: bytes, chain_id: bytes, verifier: Verifier) -> tuple[list[Statement], list[Signed]]:
     """My statements of the agreement and of rounds, as somebody remembers them; `RemoteProtocolError` if one is not mine."""
     statements: list[Statement] = []
     of_rounds: list[Signed] = []

@@ -10,7 +10,7 @@ from consensus.rollback import BOOKS_KEPT
 from consensus.turn import Fault, Send
 from protocol import codec
 from protocol.errors import RemoteProtocolError
-from protocol.messages import NO_VIEW, Commit, Decision, Prepare, Propose, Status, TimedOut, Timeout, Vote
+from protocol.messages import NO_VIEW, Commit, Decision, Prepare, Propose, Status, Timeout, TimeoutEnvelope, Vote
 
 
 class ConsensusRules(Handlers):
@@ -129,7 +129,7 @@ class ConsensusRules(Handlers):
         high = book.high_vote
         high_view, high_block = (high.view, high.block) if high else (NO_VIEW, None)
         signed = self._sign(book, Timeout(book.voters.hash, book.height, view, high_view, high_block))
-        self._broadcast(book, TimedOut(signed, book.high))
+        self._broadcast(book, TimeoutEnvelope(signed, book.high))
 
     # Blocks ----------------------------------------------------------------------------------------------------------
 

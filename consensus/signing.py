@@ -8,7 +8,7 @@ from consensus.evidence import STATEMENTS, Statement
 from consensus.turn import Slot, Voted
 from protocol import codec
 from protocol.errors import LocalProtocolError
-from protocol.identity import Signed, Signer, sign
+from protocol.identity import Signed, Signer, sign_message
 from protocol.messages import Commit, Prepare, Timeout
 
 
@@ -45,7 +45,7 @@ class OwnVotes:
             raise LocalProtocolError(f"{slot} is signed already")
         if isinstance(message, (Prepare, Commit)) and self.timed_out(message.height) >= message.view:
             raise LocalProtocolError(f"{message.TAG} in {message.height}.{message.view} after a timeout")
-        signed = sign(self._signer, self._chain_id, message)
+        signed = sign_message(self._signer, self._chain_id, message)
         self._signed[slot] = signed
         self._note_timeout(*slot)
         return Voted(slot, signed)

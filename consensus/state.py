@@ -19,9 +19,9 @@ from consensus.turn import Fault, Record, Restart, Send, SendBlock, SendDecision
 from consensus.voters import CachingVerifier
 from protocol import codec
 from protocol.errors import RemoteProtocolError
-from protocol.identity import Signed, Signer, Verifier, preimage, short_id
+from protocol.identity import Signed, Signer, Verifier, short_id, signing_preimage
 from protocol.limits import VIEWS_AHEAD_MAX
-from protocol.messages import Certificate, Commit, Prepare, Proposed
+from protocol.messages import Certificate, Commit, Prepare, ProposeEnvelope
 
 VOUCHERS_MIN = 2  # for the time of a block: even if nobody lies (f = 0), the leader's clock may be wrong
 BLOCKS_HELD_MAX = 8  # undecided blocks in memory, 4 MiB each; an older one that is needed again is fetched from its signers
@@ -173,7 +173,9 @@ class ReplicaState:
             raise RemoteProtocolError("foreign-voters", f"{statement.TAG} at height {statement.height}")
         if signed.signer not in book.voters:
             raise RemoteProtocolError("not-a-voter", f"{statement.TAG} of {short_id(signed.signer)}")
-        if not self._verifier.verify(signed.signer, preimage(statement.TAG, self._chain_id, signed.body), signed.signature):
+        if not self._verifier.verify(
+            signed.signer, signing_preimage(statement.TAG, self._chain_id, signed.body), signed.signature
+        ):
             raise RemoteProtocolError("bad-signature", f"{statement.TAG} of {short_id(signed.signer)}")
 
     def _add(self, book: Book, signed: Signed, statement: Statement, counts: bool = True) -> None:
@@ -268,10 +270,10 @@ class ReplicaState:
         """In an order that differs from voter to voter, so that not everybody asks the same one."""
         return tuple(sorted((key for key in keys if key != self.me), key=lambda key: (key < self.me, key)))
 
-    def _proposal(self, offer: Offer) -> Proposed:
+    def _proposal(self, offer: Offer) -> ProposeEnvelope:
         """The message of an offer whose block is here. Its short body is made anew: what came may have been anything."""
         short = self._application.condense(decode_block(self._blocks[offer.digest]).body)
-        return Proposed(offer.propose, offer.header, short, offer.justification)
+        return ProposeEnvelope(offer.propose, offer.header, short, offer.justification)
 
     # What the rules stand on -----------------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from consensus.book import Book
 from consensus.chain import DECIDED_AHEAD_MAX
 from consensus.rules import ConsensusRules
-from protocol.messages import GetHeard, Status
+from protocol.messages import GetOwnStatements, Status
 
 
 class Timers(ConsensusRules):
@@ -91,7 +91,7 @@ class Timers(ConsensusRules):
 
     def _ask_what_was_heard(self) -> None:
         if _is_due(self._check_deadline(), self._now):
-            self._send_to(self._unanswered(), GetHeard())
+            self._send_to(self._unanswered(), GetOwnStatements())
             self._check.asked(self._now)
 
     def _unanswered(self) -> tuple[bytes, ...]:

@@ -12,7 +12,7 @@ from consensus.evidence import Evidence
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed
 from protocol.limits import MESSAGE_BYTES_MAX
-from protocol.messages import Accusation, BlockBytes, Certificate, Decision, GetRound, Relay
+from protocol.messages import BlockBytes, Certificate, Decision, EvidenceMessage, GetRound, GossipEnvelope
 
 REPLY_BYTES_MAX = MESSAGE_BYTES_MAX  # decisions sent at one request; whoever lags asks again
 
@@ -76,7 +76,7 @@ class Silence:
 Record = Voted | RoundVoted | StoredBlock | StoredCertificate | Decided | Evidence | Silence
 
 
-Outgoing = Message | Relay | GetRound | Accusation
+Outgoing = Message | GossipEnvelope | GetRound | EvidenceMessage
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,10 @@ from typing import TypeVar
 from consensus.quorum import faults_tolerated, quorum
 from protocol import codec
 from protocol.errors import RemoteProtocolError
-from protocol.identity import Verifier, open_signed, preimage, short_id
+from protocol.identity import Verifier, open_signed, short_id, signing_preimage
 from protocol.limits import VOTERS_MAX
 from protocol.messages import NO_VIEW, Certificate, Commit, Prepare, Timeout, TimeoutCertificate
-from protocol.recent import RecentDigests
+from protocol.recent_digests import RecentDigests
 
 V = TypeVar("V", Prepare, Commit)
 
@@ -83,7 +83,7 @@ def verify_certificate(certificate: Certificate, kind: type[V], voters: VoterSet
         raise RemoteProtocolError("foreign-voters", f"certificate of another voter set at height {vote.height}")
     if len(certificate.signatures) < voters.quorum:
         raise RemoteProtocolError("no-quorum", f"{len(certificate.signatures)} signatures, {voters.quorum} are needed")
-    data = preimage(kind.TAG, chain_id, certificate.vote)
+    data = signing_preimage(kind.TAG, chain_id, certificate.vote)
     for signer, signature in certificate.signatures.items():
         if signer not in voters:
             raise RemoteProtocolError("not-a-voter", f"{short_id(signer)} at height {vote.height}")

@@ -22,10 +22,10 @@ class ImportRequest:
     price: int
     guidelines: str  # a path; empty: none
     suggests_first: bool
-    columns: dict[str, str] = codec.added(factory=dict)  # what the file calls some of `COLUMNS`
-    gold_from: str = codec.added("")  # the file's field with the right answers; empty: `gold`
-    display: str = codec.added("plain")  # of a new project, see `state.Display`
-    again: bool = codec.added(False)  # adds tasks that an earlier import of the same file has added, too
+    columns: dict[str, str] = codec.added_field(factory=dict)  # what the file calls some of `COLUMNS`
+    gold_from: str = codec.added_field("")  # the file's field with the right answers; empty: `gold`
+    display: str = codec.added_field("plain")  # of a new project, see `state.Display`
+    again: bool = codec.added_field(False)  # adds tasks that an earlier import of the same file has added, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class ProjectView:
     begun: int
     settled: int
     review: int
-    display: str = codec.added("plain")
+    display: str = codec.added_field("plain")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class WaitingView:
     text: str
     items: tuple[str, ...]
     votes: dict[str, int]  # how many said which answer
-    skips: dict[str, int] = codec.added(factory=dict)  # how many skipped it for which reason
+    skips: dict[str, int] = codec.added_field(factory=dict)  # how many skipped it for which reason
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,7 +89,7 @@ from ledger.members import MembersState
 from ledger.network import NetworkState
 from protocol import merkle
 from protocol.limits import COST_PER_BLOCK_MAX
-from protocol.names import name_problem
+from protocol.name_validation import name_problem
 
 ANNOTATOR: Final = "annotator"  # the ledger role of a serving peer
 DRAWS_FOR_COST: Final = 3  # that cost as much as a signature check
@@ -555,7 +555,7 @@ def _say_gold(work: Work, said: Said, members: MembersState, now_ms: int) -> Non
         task = task_id(content.project, number)
         if work.golds.get(task) is not None:
             raise Refused(f"the right answer of task {number} is said already")
-        if not merkle.verify(gold_leaf(gold.salt, answer), gold.index, page.count, gold.proof, page.gold):
+        if not merkle.verify_merkle_proof(gold_leaf(gold.salt, answer), gold.index, page.count, gold.proof, page.gold):
             raise Refused(f"that was not the right answer of task {number} when its page was added")
         problem = answer_problem(asked.kind, len(asked.options), asked.many, asked.items, answer)
         if problem:

@@ -53,7 +53,7 @@ def entry_leaf(entry: Entry) -> bytes:
 
 
 def root_of(page: Page) -> bytes:
-    return merkle.root([entry_leaf(entry) for entry in page.entries])
+    return merkle.merkle_root([entry_leaf(entry) for entry in page.entries])
 
 
 def redacted(page: Page, index: int) -> bytes:

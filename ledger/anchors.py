@@ -9,7 +9,7 @@ from typing import Annotated
 
 from protocol.codec import Count, Digest, Key, Length
 from protocol.identity import short_id
-from protocol.units import nth_round
+from protocol.units import round_number
 
 ANCHORS_MAX = 16  # of one job: each is a model on every disk, and more only make a rollback shorter
 UNDONE_KEPT = 32  # of one job, the last rollbacks, for people
@@ -75,7 +75,7 @@ WHY = {
 
 def told_undone(undone: Undone, name: Callable[[bytes], str] = short_id) -> str:
     """For people. `name`: of the trainer with this key."""
-    which = f"rounds {nth_round(undone.first)} to {nth_round(undone.last)} are"
+    which = f"rounds {round_number(undone.first)} to {round_number(undone.last)} are"
     if undone.first == undone.last:
-        which = f"round {nth_round(undone.first)} is"
+        which = f"round {round_number(undone.first)} is"
     return f"{which} undone: {WHY[undone.reason].format(name(undone.trainer or b''))}"

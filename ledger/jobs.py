@@ -24,7 +24,7 @@ from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed, short_id
 from protocol.limits import AUDIT_WINDOW_MS_MAX, MEMBERS_MAX, TRAINERS_MAX, TRANSACTION_BYTES_MAX, VOTERS_MAX
 from protocol.messages import Name, Transaction
-from protocol.reasons import ABSENT
+from protocol.verdicts import ABSENT
 from rounds.ballots import Outcome
 from rounds.terms import RoundTerms
 

@@ -23,7 +23,7 @@ from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed, open_signed, short_id
 from protocol.limits import MEMBERS_MAX, VOTERS_MAX
 from protocol.messages import Name, Transaction
-from protocol.names import check_name
+from protocol.name_validation import check_name
 
 ROTATIONS_MAX = 16  # keys of one member: an old one stays in the table for ever, and nobody may fill that table alone
 PRESENT_MAX = MEMBERS_MAX * 2 // 5  # members, each under its last key

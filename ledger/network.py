@@ -38,7 +38,7 @@ from protocol.limits import (
     VOTERS_MAX,
 )
 from protocol.messages import Name
-from protocol.names import check_name
+from protocol.name_validation import check_name
 
 # Of the module `audits`: from it on windows are counted in seconds, too, judges that did not see a step are told apart from those
 # that found it false, proposals commit to losses, and reports carry one.
@@ -74,8 +74,8 @@ class NetworkState:
     modules: ModuleVersions  # in their order inside a block
     wishes: Annotated[dict[Key, Upgrade], Length(0, VOTERS_MAX)] = field(default_factory=dict)  # by voter
     due: Annotated[tuple[Upgrade, ...], Length(0, MODULES_MAX)] = ()  # one of a module at most, ascending by height and name
-    parameters_max: Annotated[int, Between(1, PARAMETERS_ALLOWED_MAX)] = codec.added(PARAMETERS_ALLOWED)
-    limits: Annotated[dict[Key, Limit], Length(0, VOTERS_MAX)] = codec.added(factory=dict)  # wishes, by voter
+    parameters_max: Annotated[int, Between(1, PARAMETERS_ALLOWED_MAX)] = codec.added_field(PARAMETERS_ALLOWED)
+    limits: Annotated[dict[Key, Limit], Length(0, VOTERS_MAX)] = codec.added_field(factory=dict)  # wishes, by voter
 
     def version(self, module: str) -> int:
         """The one that runs; 0 if the network has no such module."""

@@ -26,8 +26,8 @@ from protocol.codec import Count, Digest, Length
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Verifier
 from protocol.limits import MESSAGE_BYTES_MAX, ROW_BYTES_MAX
-from protocol.messages import Link, Name
-from protocol.names import name_problem
+from protocol.messages import LightBlock, Name
+from protocol.name_validation import name_problem
 
 PROOF_LINKS_MAX: Final = 1 << 16  # a network that changes its voters every hour needs so many after seven years
 # Two modules of the size that a newcomer fetches, of which the network's own is a thousandth, and links of ordinary voter sets.
@@ -38,7 +38,7 @@ PROOF_FILE_BYTES_MAX: Final = 2 * FETCHED_MODULE_BYTES_MAX
 @dataclass(frozen=True, slots=True)
 class RowProof:
     genesis: Annotated[bytes, Length(1, MESSAGE_BYTES_MAX)]
-    links: Annotated[tuple[Link, ...], Length(1, PROOF_LINKS_MAX)]  # the last one's header names the state root
+    links: Annotated[tuple[LightBlock, ...], Length(1, PROOF_LINKS_MAX)]  # the last one's header names the state root
     digests: Annotated[dict[Name, Digest], Length(1, MODULES_MAX)]  # of all modules
     network: Annotated[bytes, Length(1, FETCHED_MODULE_BYTES_MAX)]  # the module that says which versions run
     module: Name
@@ -85,7 +85,7 @@ class ProvenRow:
 # Making ------------------------------------------------------------------------------------------------------------------
 
 
-def row_proof(genesis: Genesis, state: State, links: tuple[Link, ...], table: str, key: bytes) -> bytes:
+def row_proof(genesis: Genesis, state: State, links: tuple[LightBlock, ...], table: str, key: bytes) -> bytes:
     """The file of one row of a table of `state`, which the last link certifies. Reading the row may raise `StorageError`."""
     name, _, field = table.partition("/")
     value = state.modules[name]
@@ -163,7 +163,7 @@ def proven_row(data: bytes, modules: Iterable[Module[Any]], verifier: Verifier) 
     )
 
 
-def _followed(genesis: Genesis, links: tuple[Link, ...], verifier: Verifier) -> tuple[Proven, VoterSet]:
+def _followed(genesis: Genesis, links: tuple[LightBlock, ...], verifier: Verifier) -> tuple[Proven, VoterSet]:
     """The block of the last link, and its voters."""
     path = Path(genesis.chain_id, verifier, 0, genesis.voters, None)
     for link in links[:-1]:
@@ -181,7 +181,7 @@ def _module(content: RowProof, name: str, encoded: bytes) -> bytes:
 def _table_root(state: bytes, module: str, field: int) -> TableRoot:
     """No other part of a module's state has to be understood."""
     try:
-        found = codec.item(state, field)
+        found = codec.encoded_item(state, field)
         root = codec.decode(TableRoot, found, len(found))
     except RemoteProtocolError:
         raise _bad(f"field {field} of the module {module!r} is no table") from None

@@ -43,7 +43,7 @@ from ledger.tables import Table, table_fields
 from protocol import codec, merkle
 from protocol.codec import Count, Digest, Length
 from protocol.errors import RemoteProtocolError, StorageError, UserError
-from protocol.identity import Signed, Verifier, open_signed, preimage, short_id
+from protocol.identity import Signed, Verifier, open_signed, short_id, signing_preimage
 from protocol.limits import (
     COST_PER_BLOCK_MAX,
     EVIDENCE_PER_BLOCK_MAX,
@@ -53,8 +53,8 @@ from protocol.limits import (
     TRANSACTIONS_PER_BLOCK_MAX,
 )
 from protocol.messages import Ballot, CutOff, Proposal, Transaction, Vouch
-from protocol.recent import RecentDigests
-from protocol.units import nth_round
+from protocol.recent_digests import RecentDigests
+from protocol.units import round_number
 from rounds.ballots import Closing, check_closing, outcome
 from rounds.vouching import Vouches
 
@@ -83,7 +83,7 @@ def module_digest(encoded: bytes) -> bytes:
 
 def root_over(modules: Mapping[str, bytes]) -> bytes:
     """The state root over the digests of all modules by name: their names and their number are bound as well."""
-    return merkle.root([merkle.leaf_hash(name.encode() + b"\x00" + digest) for name, digest in sorted(modules.items())])
+    return merkle.merkle_root([merkle.leaf_hash(name.encode() + b"\x00" + digest) for name, digest in sorted(modules.items())])
 
 
 EMPTY_BODY = codec.encode(Body((), (), ()))
@@ -199,9 +199,8 @@ class Transition:
         return self.state.with_modules(jobs=replace(self.state.jobs, jobs={**jobs, **changed}))
 
 
-STORED_MODULE_BYTES_MAX = (
-    512 << 20
-)  # far above what the bounds inside the modules allow: job specifications are the largest, 18 MB
+# far above what the bounds inside the modules allow: job specifications are the largest, 18 MB
+STORED_MODULE_BYTES_MAX = 512 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -533,7 +532,7 @@ class Rules:
             return
         for statement in statements:
             tag: str = statement.message.TAG
-            data = preimage(tag, self.chain_id, codec.encode(statement.message))
+            data = signing_preimage(tag, self.chain_id, codec.encode(statement.message))
             if not self.verifier.verify(statement.signer, data, statement.signature):
                 by = f"{tag} of {short_id(statement.signer)}, in a transaction of {short_id(signed.signer)}"
                 raise RemoteProtocolError("bad-signature", by)
@@ -598,13 +597,13 @@ class Rules:
         """Raises `Refused` or `RemoteProtocolError` if this closing does not close an open round of `state`."""
         job = state.jobs.running().get(closing.job)
         if job is None or job.round != closing.round:
-            raise Refused(f"round {nth_round(closing.round)} of job {closing.job.hex()[:8]} is not open")
+            raise Refused(f"round {round_number(closing.round)} of job {closing.job.hex()[:8]} is not open")
         terms = job.terms(closing.job)
         ballots, cut_offs, proposals, vouches = self.open_closing(closing)
         _require_known(state, proposals.values())
         problem = check_closing(terms, closing, ballots, cut_offs, proposals, vouches)
         if problem:
-            raise Refused(f"round {nth_round(closing.round)}: {problem}")
+            raise Refused(f"round {round_number(closing.round)}: {problem}")
         return ClosedRound(
             closing.job,
             closing.round,

@@ -20,7 +20,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from peer.settings.descriptors import WEB_MAX
-from protocol.addresses import site_of
+from protocol.addresses import host_subnet
 from web.app import application
 from web.connections import Connection, Places
 from web.problems import Problem
@@ -78,7 +78,7 @@ class Acceptor:
                 await asyncio.sleep(FAULT_SECONDS)
                 continue
             is_told = False
-            serving = loop.create_task(self._serve(connection, site_of(address[0].partition("%")[0])))
+            serving = loop.create_task(self._serve(connection, host_subnet(address[0].partition("%")[0])))
             self._serving.add(serving)
             serving.add_done_callback(self._serving.discard)
             await asyncio.sleep(ACCEPT_SECONDS)
@@ -122,7 +122,7 @@ class Bridge:
         """`names`: of this host, beside its addresses. `proxies`: for `web.asking`. Without `tls` it speaks plain HTTP."""
         self._site, self._host, self._port, self._names = site, host, port, names
         self.tls = tls  # another context is for connections that come then
-        self._places, self._proxies = Places(connections_max, frozenset(map(site_of, proxies))), proxies
+        self._places, self._proxies = Places(connections_max, frozenset(map(host_subnet, proxies))), proxies
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ended = threading.Event()
         self._running = 0

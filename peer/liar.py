@@ -18,8 +18,8 @@ from peer.settings.config import Config
 from peer.worker.supervisor import Worker
 from protocol import codec
 from protocol.errors import UserError
-from protocol.identity import parse_peer_id, sign
-from protocol.messages import Proposal, Relay
+from protocol.identity import parse_peer_id, sign_message
+from protocol.messages import GossipEnvelope, Proposal
 from transport.network import Priority
 
 
@@ -32,8 +32,8 @@ class Equivocator:
     async def __call__(self, first: Proposal, second: Proposal) -> None:
         driver = self._driver()
         for number, peer in enumerate(sorted(driver.network.connected())):
-            signed = sign(driver.signer, driver.chain_id, (first, second)[number % 2])
-            driver.network.send(peer, codec.encode(Relay(signed)), Priority.VOTE)
+            signed = sign_message(driver.signer, driver.chain_id, (first, second)[number % 2])
+            driver.network.send(peer, codec.encode(GossipEnvelope(signed)), Priority.VOTE)
 
 
 def main(arguments: list[str]) -> int:

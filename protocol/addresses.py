@@ -12,7 +12,7 @@ from protocol.errors import UserError
 from protocol.limits import ADDRESS_CHARACTERS_MAX, ADVERTISED_MAX
 
 WILDCARDS = ("0.0.0.0", "::")  # listened on, they mean every interface; nobody can dial them
-NOWHERE = "none"  # as an address to listen on: this peer accepts no connections
+NO_LISTEN_ADDRESS = "none"  # as an address to listen on: this peer accepts no connections
 _LABEL = "[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
 # A last label of digits alone is an IP address that is none, not a name (WHATWG URL, "ends in a number").
 _NAME = re.compile(rf"(?:{_LABEL}\.)*(?![0-9]+\.?$){_LABEL}\.?", re.IGNORECASE | re.ASCII)
@@ -40,7 +40,7 @@ def is_ip(host: str) -> bool:
     return ":" in host or host.rpartition(".")[2].isdigit()
 
 
-def site_of(host: str) -> str:
+def host_subnet(host: str) -> str:
     """Whose host it is, as far as budgets ask: of IPv6, everybody has a network of 2^64 hosts."""
     try:
         ip = ipaddress.ip_address(host)
@@ -59,12 +59,14 @@ def is_loopback(host: str) -> bool:
         return host.rstrip(".").lower() == "localhost"
 
 
-def listened(text: str, what: str = "") -> tuple[str, ...]:
+def parse_listen_addresses(text: str, what: str = "") -> tuple[str, ...]:
     """The addresses that a peer listens on, of text that separates them by commas; none for NOWHERE. Raises `UserError`."""
-    addresses = tuple(address.strip() for address in text.split(",")) if text != NOWHERE else ()
+    addresses = tuple(address.strip() for address in text.split(",")) if text != NO_LISTEN_ADDRESS else ()
     for address in addresses:
-        if address == NOWHERE:
-            raise UserError(f"{what}{NOWHERE!r} stands alone: a peer accepts connections at every other address, or dials only")
+        if address == NO_LISTEN_ADDRESS:
+            raise UserError(
+                f"{what}{NO_LISTEN_ADDRESS!r} stands alone: a peer accepts connections at every other address, or dials only"
+            )
         if parse_address(address, what)[1] and addresses.count(address) > 1:
             raise UserError(f"{what}{address!r} is there twice")
     if len(addresses) > ADVERTISED_MAX:
@@ -72,7 +74,7 @@ def listened(text: str, what: str = "") -> tuple[str, ...]:
     return addresses
 
 
-def listening_in_words(listening: Sequence[str], told: Sequence[str]) -> str:
+def format_listen_addresses(listening: Sequence[str], told: Sequence[str]) -> str:
     """Of a peer that runs: where it listens, with the ports that the system chose, and what others are told, if that differs."""
     if not listening:
         return "dials only and accepts no connections"
@@ -80,39 +82,39 @@ def listening_in_words(listening: Sequence[str], told: Sequence[str]) -> str:
     return f"listens on {', '.join(listening)}" + (f" (others are told {', '.join(told)})" if differs else "")
 
 
-def why_not_listening(error: OSError) -> str:
+def format_listen_error(error: OSError) -> str:
     """What happened, and behind `; ` what to do."""
     way = "stop the program that uses it, or name" if error.errno == errno.EADDRINUSE else "name"
     return f"{(error.strerror or str(error)).lower()}; {way} another address (HOST:PORT, port 0 for any free one)"
 
 
-class Scope(enum.StrEnum):
+class AddressScope(enum.StrEnum):
     """Who can reach an address."""
 
     LOOPBACK = "loopback"  # the machine itself
     PRIVATE = "private"  # its local network: the same host elsewhere is another machine
     PUBLIC = "public"  # everybody; names of the DNS are taken to be so
 
-    def includes(self, other: Scope) -> bool:
+    def includes(self, other: AddressScope) -> bool:
         """Whether everybody of `other` is in this scope, too."""
-        order = list(Scope)
+        order = list(AddressScope)
         return order.index(self) >= order.index(other)
 
 
-def scope_of(address: str) -> Scope:
+def scope_of(address: str) -> AddressScope:
     """Of "host:port". Raises `UserError` for an address that is none."""
     host = parse_address(address)[0]
     if is_loopback(host):
-        return Scope.LOOPBACK
+        return AddressScope.LOOPBACK
     try:
         ip = ipaddress.ip_address(host)
     except ValueError:
-        return Scope.PUBLIC
+        return AddressScope.PUBLIC
     mapped = getattr(ip, "ipv4_mapped", None) or ip  # ::ffff:10.0.0.1 is 10.0.0.1
-    return Scope.LOOPBACK if mapped.is_loopback else Scope.PUBLIC if mapped.is_global else Scope.PRIVATE
+    return AddressScope.LOOPBACK if mapped.is_loopback else AddressScope.PUBLIC if mapped.is_global else AddressScope.PRIVATE
 
 
-def completed(listening: Sequence[str], hosts: Sequence[str]) -> tuple[str, ...]:
+def expand_wildcards(listening: Sequence[str], hosts: Sequence[str]) -> tuple[str, ...]:
     """Where a peer that listens there is reached; a wildcard stands for those of the hosts that have its IP version."""
     found: dict[str, None] = {}
     for address in listening:
@@ -123,7 +125,7 @@ def completed(listening: Sequence[str], hosts: Sequence[str]) -> tuple[str, ...]
     return tuple(found)
 
 
-def dialable(text: str, what: str) -> str:
+def check_dialable_address(text: str, what: str) -> str:
     """An address that others can be told to dial. Raises `UserError`, which begins with `what`."""
     host, port = parse_address(text, f"{what}: ")
     if port == 0:

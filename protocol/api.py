@@ -11,9 +11,9 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from protocol.sampling import Sampling
+from protocol.sampling import SamplingOptions
 
-PARTS = (
+BULK_TRAFFIC_KINDS = (
     "blobs",
     "reveals",
 )  # kinds of traffic that are part of `bulk`: what is served by digest, and of that what audits ask for
@@ -94,7 +94,7 @@ class PeerState(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class AsideView:
+class OptionalServiceView:
     """What a peer does beside its links because its operator asked for it."""
 
     name: str  # of the setting
@@ -141,7 +141,7 @@ class StatusView:
     reachable: str = "unknown"  # direct: others can dial this peer; relayed: they cannot; unknown: too few have said
     listening: tuple[str, ...] = ()  # where this peer accepts connections, with the ports that it has
     told: tuple[str, ...] = ()  # where others are told to dial it
-    asides: tuple[AsideView, ...] = ()  # UPnP and mDNS, where they are on
+    asides: tuple[OptionalServiceView, ...] = ()  # UPnP and mDNS, where they are on
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ class StatsView:
     decision_ms_p50: float | None
     decision_ms_p99: float | None
     seconds_to_first_decision: float | None
-    bytes_sent: dict[str, int]  # by kind: vote, control, bulk; and `PARTS`
+    bytes_sent: dict[str, int]  # by kind: vote, control, bulk; and `BULK_TRAFFIC_KINDS`
     bytes_received: dict[str, int]
     refused: dict[str, int]  # reason -> count of what peers sent and we did not take
     evidence: tuple[str, ...]
@@ -159,10 +159,10 @@ class StatsView:
     worker: str  # state of the worker process; empty without one
     memory_mb: float  # PSS of the daemon and its worker, all of its processes
     expelled: tuple[str, ...] = ()  # peer ids
-    standing: StandingView | None = None  # this peer's own; None: no sampled audit has been about it or by it
+    standing: AuditRecordView | None = None  # this peer's own; None: no sampled audit has been about it or by it
 
 
-class Severity(enum.StrEnum):
+class AlertSeverity(enum.StrEnum):
     """The gravest first."""
 
     CRITICAL = "critical"  # nothing is decided, or this peer takes no part
@@ -170,7 +170,7 @@ class Severity(enum.StrEnum):
     INFO = "info"
 
 
-class Cause(enum.StrEnum):
+class AlertCause(enum.StrEnum):
     HALTED = "halted"
     DISPUTED = "disputed"
     MODULE_FAILED = "module-failed"
@@ -190,9 +190,9 @@ class Cause(enum.StrEnum):
 class AlertView:
     """What the operator should know: there is one for each cause and whom it is about, as long as the cause holds."""
 
-    cause: str  # of `Cause`
+    cause: str  # of `AlertCause`
     about: str  # peer id; empty: this peer, or the network
-    severity: str  # of `Severity`
+    severity: str  # of `AlertSeverity`
     text: str
     since_ms: int = 0  # when this peer saw it first
 
@@ -276,7 +276,7 @@ class RoundVotesView:
 
 
 @dataclass(frozen=True, slots=True)
-class StandingView:
+class AuditRecordView:
     """What sampled audits have shown of one member, in all jobs."""
 
     peer: str
@@ -314,7 +314,7 @@ class SuspensionView:
 
 @dataclass(frozen=True, slots=True)
 class AuditsView:
-    standings: tuple[StandingView, ...]
+    standings: tuple[AuditRecordView, ...]
     log: tuple[AuditView, ...]  # the oldest first
     suspended: tuple[SuspensionView, ...] = ()
 
@@ -343,7 +343,7 @@ NEWEST: Final = "@newest"  # behind the name of a job: its newest model, also wh
 
 
 @dataclass(frozen=True, slots=True)
-class PieceView:
+class TextPieceView:
     """A part of a text that a model goes on with; the next one follows without a blank."""
 
     text: str
@@ -392,7 +392,7 @@ class TrainRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class ExportView:
+class RunExportView:
     path: str
     height: int
     state_root: str
@@ -491,10 +491,12 @@ class EngineView:
     devices: tuple[DeviceView, ...] = ()
 
 
-Reach = dict[str, dict[str, float | None]]  # observer -> voter -> seconds of silence; null: nobody here can say, or never heard
+ReachabilityMatrix = dict[
+    str, dict[str, float | None]
+]  # observer -> voter -> seconds of silence; null: nobody here can say, or never heard
 
 
-class ThisPeerCalls(Protocol):
+class StatusRpc(Protocol):
     async def status(self) -> StatusView: ...
 
     async def stats(self) -> StatsView: ...
@@ -507,37 +509,37 @@ class ThisPeerCalls(Protocol):
         """What the operator should know now, the gravest first."""
         ...
 
-    async def disk(self) -> DiskView: ...
+    async def disk_usage(self) -> DiskView: ...
 
     async def engines(self) -> tuple[EngineView, ...]:
         """What this peer computes with; of a busy worker, what it said last."""
         ...
 
-    async def stop(self) -> None: ...
+    async def stop_peer(self) -> None: ...
 
 
-class BlockCalls(Protocol):
+class BlockRpc(Protocol):
     async def block(self, height: int) -> BlockView:
         """A decided block with its certificate; height 0: the last one."""
         ...
 
 
-class MemberCalls(Protocol):
+class MemberRpc(Protocol):
     async def peers(self) -> tuple[PeerView, ...]: ...
 
-    async def approve(self, peer: str) -> str:
+    async def approve_voter(self, peer: str) -> str:
         """Approves a member, by its name or id, as a voter; says how many approvals it has and needs."""
         ...
 
-    async def retire(self, peer: str, lower_tolerance: bool) -> str:
+    async def retire_member(self, peer: str, lower_tolerance: bool) -> str:
         """Says that a member is gone; says how many voters do, and how many are needed."""
         ...
 
-    async def leave(self) -> str: ...
+    async def resign_as_voter(self) -> str: ...
 
 
-class JoiningCalls(Protocol):
-    async def invite(self, days: int, addresses: tuple[str, ...] = ()) -> str:
+class InvitationRpc(Protocol):
+    async def create_invitation(self, days: int, addresses: tuple[str, ...] = ()) -> str:
         """An invitation that names these addresses; none: those at which this peer believes to be reached."""
         ...
 
@@ -545,16 +547,16 @@ class JoiningCalls(Protocol):
         """Those that this peer made, the oldest first."""
         ...
 
-    async def revoke(self, token: str) -> str:
+    async def revoke_invitation(self, token: str) -> str:
         """Puts it on the log that an invitation of this peer admits nobody any more."""
         ...
 
-    async def connect(self, address: str) -> str:
+    async def dial_address(self, address: str) -> str:
         """Dials an address at once, and says who answered."""
         ...
 
 
-class JobCalls(Protocol):
+class JobRpc(Protocol):
     async def jobs(self) -> tuple[JobView, ...]: ...
 
     async def rounds(self, last: int) -> tuple[RoundView, ...]: ...
@@ -563,31 +565,31 @@ class JobCalls(Protocol):
         """Of so many rounds closed last, the oldest first, and of all that are open."""
         ...
 
-    async def train(self, request: TrainRequest) -> str:
+    async def start_job(self, request: TrainRequest) -> str:
         """Puts a job on the log and returns its id once it is decided."""
         ...
 
-    async def test(self) -> str:
+    async def run_test_round(self) -> str:
         """Starts a scratch round on the live network and returns its job id; `events` tells its phases."""
         ...
 
-    async def cancel(self, job: str) -> str:
+    async def cancel_job(self, job: str) -> str:
         """Asks for the end of a job, by its id or the beginning of it: its author alone ends it, voters by a quorum."""
         ...
 
-    async def rollback(self, job: str, round: int) -> str:
+    async def request_rollback(self, job: str, round: int) -> str:
         """Asks that a job goes back to the anchor JOB@round: voters do that by a quorum. The number of the open round takes back
         what this peer has asked for.
         """
         ...
 
 
-class AuditCalls(Protocol):
+class AuditRpc(Protocol):
     async def audits(self, last: int) -> AuditsView:
         """The last results of sampled audits, and the standing of everybody whom they were about."""
         ...
 
-    async def challenge(self, trainer: str, round: int | None) -> str:
+    async def challenge_trainer(self, trainer: str, round: int | None) -> str:
         """Has this peer re-execute the accepted proposals of a round; says what it found in this trainer's.
 
         `round`: of the proposal; None: the newest that can be re-executed.
@@ -595,10 +597,10 @@ class AuditCalls(Protocol):
         ...
 
 
-class ModelCalls(Protocol):
-    def sample(
-        self, prompt: str, how: Sampling, job: str = "", turns: tuple[str, ...] | None = None
-    ) -> AsyncGenerator[PieceView, None]:
+class ModelRpc(Protocol):
+    def sample_text(
+        self, prompt: str, how: SamplingOptions, job: str = "", turns: tuple[str, ...] | None = None
+    ) -> AsyncGenerator[TextPieceView, None]:
         """What goes on from the prompt, as it is made, with the model of JOB[@ROUND]; of no name, of the job started last.
 
         `turns` are a chat's, the oldest first: prompts with what was said to them. As many of the last ones stand before the
@@ -606,44 +608,42 @@ class ModelCalls(Protocol):
         """
         ...
 
-    async def samples(self) -> tuple[SampleView, ...]:
+    async def kept_samples(self) -> tuple[SampleView, ...]:
         """What this peer keeps of each job's models while it trains, the oldest first; none where it does not."""
         ...
 
-    async def export(self, path: str) -> ExportView: ...
+    async def export_run(self, path: str) -> RunExportView: ...
 
-    async def model(self, path: str, job: str, format: str) -> ModelFilesView:
+    async def export_model(self, path: str, job: str, format: str) -> ModelFilesView:
         """Writes a model into a new folder. `job` is JOB, JOB@ROUND, or empty for the latest model of text."""
         ...
 
 
-class TableCalls(Protocol):
-    async def prove(self, table: str, key: bytes, path: str) -> RowProofView:
+class RowProofRpc(Protocol):
+    async def prove_row(self, table: str, key: bytes, path: str) -> RowProofView:
         """Writes a file that shows the row of a key, or that there is none, at the newest height that a block certifies."""
         ...
 
 
-class NetworkCalls(Protocol):
-    async def reach(self) -> Reach:
+class NetworkRpc(Protocol):
+    async def voter_reachability(self) -> ReachabilityMatrix:
         """By observer and voter, both as peer ids, for how many seconds the voter was silent; null: nobody here can say."""
         ...
 
-    async def features(self) -> tuple[ModuleView, ...]:
+    async def modules(self) -> tuple[ModuleView, ...]:
         """What this program knows and what the network runs, a module each, in their order inside a block."""
         ...
 
-    async def upgrade(self, module: str, version: int, height: int) -> str:
+    async def request_upgrade(self, module: str, version: int, height: int) -> str:
         """Says that this voter wants the network to run a version of a module from a height on; height 0: soon."""
         ...
 
     async def limits(self) -> tuple[LimitView, ...]: ...
 
-    async def limit(self, name: str, most: int) -> str:
+    async def set_limit(self, name: str, most: int) -> str:
         """Says that this voter wants the network to allow so many at most; says how many voters do, and how many are needed."""
         ...
 
 
-class PeerApi(
-    ThisPeerCalls, BlockCalls, MemberCalls, JoiningCalls, JobCalls, AuditCalls, ModelCalls, TableCalls, NetworkCalls, Protocol
-):
+class PeerApi(StatusRpc, BlockRpc, MemberRpc, InvitationRpc, JobRpc, AuditRpc, ModelRpc, RowProofRpc, NetworkRpc, Protocol):
     """Every call that a peer answers, whatever its features."""

@@ -11,8 +11,8 @@ Types understood: `bool int float str bytes tuple[T, ...] tuple[A, B] dict[K, V]
 of these; `Annotated[T, Length(low, high)]` bounds bytes, text and collections, `Annotated[int, Between(low, high)]` numbers. A
 class that has a `WIRE` type of these travels as a value of it, which `to_wire` gives and `from_wire` takes.
 
-Records grow: a later release may append fields that are `added`. At the end of a record, those with their default are left out.
-So the bytes of earlier releases stay valid, and stay the only ones of their value.
+Records grow: a later release may append fields that are `added_field`. At the end of a record, those with their default are left
+out. So the bytes of earlier releases stay valid, and stay the only ones of their value.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ COUNT_MAX = 2**53 - 1
 Count = Annotated[int, Between(0, COUNT_MAX)]  # heights, views, sizes, milliseconds: exact in every language's double
 
 
-def added(default: Any = dataclasses.MISSING, *, factory: Any = dataclasses.MISSING) -> Any:
+def added_field(default: Any = dataclasses.MISSING, *, factory: Any = dataclasses.MISSING) -> Any:
     """A field of a record that an earlier release did not have. The default, or what `factory` makes, is what its absence means,
     for ever.
     """
@@ -127,7 +127,7 @@ def _name(kind: Any) -> str:
     return str(getattr(kind, "TAG", None) or getattr(kind, "__name__", kind))
 
 
-def item(data: bytes, index: int) -> bytes:
+def encoded_item(data: bytes, index: int) -> bytes:
     """The encoding of one item of an array of any types; the others are passed over, and nothing is made of them.
 
     Raises `RemoteProtocolError` if `data` is no such array. Whether it is canonical is not looked at.
@@ -146,7 +146,7 @@ def item(data: bytes, index: int) -> bytes:
     raise RemoteProtocolError("malformed", f"an array that has no item {index}")
 
 
-def count(data: bytes) -> int:
+def array_length(data: bytes) -> int:
     """How many items the array has that `data` begins with. Raises `RemoteProtocolError` if it is none."""
     try:
         found, _ = _read_count(data, 0)

@@ -105,7 +105,7 @@ def _sealing_key(public: bytes) -> PublicKey:
     return _verify_key(public).to_curve25519_public_key()
 
 
-def preimage(domain: str, chain_id: bytes, body: bytes) -> bytes:
+def signing_preimage(domain: str, chain_id: bytes, body: bytes) -> bytes:
     return _prefix(domain, chain_id) + body
 
 
@@ -114,24 +114,24 @@ def _prefix(domain: str, chain_id: bytes) -> bytes:
     return b"folkmoot/%d/" % SIGNED_VERSION + domain.encode() + b"\x00" + chain_id
 
 
-def sign(signer: Signer, chain_id: Digest, message: Any) -> Signed:
+def sign_message(signer: Signer, chain_id: Digest, message: Any) -> Signed:
     body = codec.encode(message)
-    return Signed(body, signer.public, signer.sign(preimage(message.TAG, chain_id, body)))
+    return Signed(body, signer.public, signer.sign(signing_preimage(message.TAG, chain_id, body)))
 
 
-def secret(signer: Signer, domain: str, chain_id: Digest, body: bytes) -> bytes:
+def derive_secret(signer: Signer, domain: str, chain_id: Digest, body: bytes) -> bytes:
     """32 bytes that only this signer can find, and finds again: the hash of a signature that is never shown to anybody.
 
     Ed25519 signatures are deterministic (RFC 8032), so nothing has to be stored. No message has `domain` as its tag.
     """
-    return hashlib.sha256(signer.sign(preimage(domain, chain_id, body))).digest()
+    return hashlib.sha256(signer.sign(signing_preimage(domain, chain_id, body))).digest()
 
 
 def open_signed(signed: Signed, chain_id: Digest, verifier: Verifier, kinds: tuple[type[M], ...]) -> M:
     """The signed message, after checking type, form and signature; `RemoteProtocolError` otherwise."""
     message = codec.decode_message(signed.body, kinds)
     tag: str = getattr(message, "TAG")  # noqa: B009 - TAG is what makes a dataclass a message
-    if not verifier.verify(signed.signer, preimage(tag, chain_id, signed.body), signed.signature):
+    if not verifier.verify(signed.signer, signing_preimage(tag, chain_id, signed.body), signed.signature):
         raise RemoteProtocolError("bad-signature", f"{tag} of {short_id(signed.signer)}")
     return message
 

@@ -17,7 +17,7 @@ def node_hash(left: bytes, right: bytes) -> bytes:
     return hashlib.sha256(b"\x01" + left + right).digest()
 
 
-def root(leaves: Sequence[bytes]) -> bytes:
+def merkle_root(leaves: Sequence[bytes]) -> bytes:
     """Root over leaf *hashes* (see `leaf_hash`); an odd node moves up unchanged, which equals RFC 6962's split."""
     level = list(leaves)
     if not level:
@@ -28,7 +28,7 @@ def root(leaves: Sequence[bytes]) -> bytes:
     return level[0]
 
 
-def proof(leaves: Sequence[bytes], index: int) -> list[bytes]:
+def merkle_proof(leaves: Sequence[bytes], index: int) -> list[bytes]:
     """The audit path of leaf `index`, bottom up (RFC 6962 section 2.1.1)."""
     if not 0 <= index < len(leaves):
         raise IndexError(index)
@@ -44,7 +44,7 @@ def proof(leaves: Sequence[bytes], index: int) -> list[bytes]:
     return path
 
 
-def verify(leaf: bytes, index: int, count: int, path: Sequence[bytes], expected_root: bytes) -> bool:
+def verify_merkle_proof(leaf: bytes, index: int, count: int, path: Sequence[bytes], expected_root: bytes) -> bool:
     """Whether `leaf` (a leaf hash) is number `index` of `count` under `expected_root`."""
     if not 0 <= index < count:
         return False

@@ -11,47 +11,47 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from protocol import codec
-from protocol.addresses import Scope
+from protocol.addresses import AddressScope
 from protocol.codec import Between, Count, Digest, Key, Length, SignatureBytes
 from protocol.identity import Signed
 from protocol.limits import (
     ADDRESS_CHARACTERS_MAX,
     ADDRESSES_MAX,
     ADVERTISED_MAX,
+    AUDIT_NONCE_BYTES,
     BLOB_BYTES_MAX,
     BLOB_CHUNK_BYTES,
+    BLOB_HOLDERS_MAX,
     BLOCK_BYTES_MAX,
     CIRCUIT_RECORD_BYTES_MAX,
     CIRCUIT_WINDOW_BYTES_MAX,
+    CLOSE_REASON_CHARACTERS_MAX,
     DECISIONS_PER_REPLY_MAX,
     DECLARATION_BYTES_MAX,
     HEADER_BYTES_MAX,
-    HEARD_MAX,
-    HOLDERS_MAX,
-    LINKS_MAX,
+    INCLUSION_LIST_MAX,
+    LIGHT_BLOCKS_MAX,
     NAME_CHARACTERS_MAX,
-    NONCE_BYTES,
-    NOTICED_MAX,
-    PART_BYTES_MAX,
+    OWN_STATEMENTS_MAX,
+    PEER_RECORD_AGE_SECONDS_MAX,
+    PEER_RECORDS_MAX,
     PLAIN_BLOB_BYTES_MAX,
-    REASON_CHARACTERS_MAX,
-    RECORD_AGE_SECONDS_MAX,
-    RECORDS_MAX,
+    RELAY_RESERVATIONS_MAX,
     RELAYS_MAX,
-    RESERVATIONS_MAX,
+    SNAPSHOT_PART_BYTES_MAX,
     TRAINERS_MAX,
     TRANSACTION_BYTES_MAX,
     VOTERS_MAX,
 )
-from protocol.reasons import Verdict
+from protocol.verdicts import Verdict
 
 NO_VIEW = -1  # the `high_view` of a Timeout whose sender holds no prepare certificate
 
 Name = Annotated[str, Length(1, NAME_CHARACTERS_MAX)]
 Address = Annotated[str, Length(3, ADDRESS_CHARACTERS_MAX)]  # "host:port"
 Port = Annotated[int, Between(1, 65535)]
-View = Annotated[int, Between(NO_VIEW, 2**53 - 1)]
-Nonce = Annotated[bytes, Length(NONCE_BYTES, NONCE_BYTES)]  # of a voter, for the drawing of audits
+ViewNumber = Annotated[int, Between(NO_VIEW, 2**53 - 1)]
+AuditNonce = Annotated[bytes, Length(AUDIT_NONCE_BYTES, AUDIT_NONCE_BYTES)]  # of a voter, for the drawing of audits
 
 
 # Agreement: signed by voters -----------------------------------------------------------------------------------------
@@ -59,7 +59,7 @@ Nonce = Annotated[bytes, Length(NONCE_BYTES, NONCE_BYTES)]  # of a voter, for th
 
 @dataclass(frozen=True, slots=True)
 class Propose:
-    """The leader of (height, view) puts this block forward; its header and short body travel beside it in `Proposed`."""
+    """The leader of (height, view) puts this block forward; its header and short body travel beside it in `ProposeEnvelope`."""
 
     TAG: ClassVar[str] = "propose"
     voters: Digest  # hash of the voter set that decides this height
@@ -94,7 +94,7 @@ class Timeout:
     voters: Digest
     height: Count
     view: Count
-    high_view: View
+    high_view: ViewNumber
     high_block: Digest | None
 
 
@@ -118,13 +118,13 @@ class TimeoutCertificate:
 
 
 @dataclass(frozen=True, slots=True)
-class Proposed:
+class ProposeEnvelope:
     """`short` is the body with whatever others should hold already named by digest; who lacks a part asks with `GetBlock`."""
 
     TAG: ClassVar[str] = "proposed"
     propose: Signed
     header: Annotated[bytes, Length(1, HEADER_BYTES_MAX)]
-    short: Annotated[bytes, Length(0, BLOCK_BYTES_MAX)]
+    compact_body: Annotated[bytes, Length(0, BLOCK_BYTES_MAX)]
     justification: TimeoutCertificate | None
 
 
@@ -137,7 +137,7 @@ class Vote:
 
 
 @dataclass(frozen=True, slots=True)
-class TimedOut:
+class TimeoutEnvelope:
     TAG: ClassVar[str] = "timed-out"
     timeout: Signed
     high: Certificate | None
@@ -199,19 +199,19 @@ class BlockBytes:
 
 
 @dataclass(frozen=True, slots=True)
-class GetHeard:
+class GetOwnStatements:
     """What have you last heard me sign? Asked at start, before anything is signed: a rolled-back disk does not show by itself."""
 
     TAG: ClassVar[str] = "get-heard"
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class OwnStatements:
     """My next height, and what I hold of the asker's signed messages for it, the two heights before and the open rounds."""
 
     TAG: ClassVar[str] = "heard"
     height: Count
-    signed: Annotated[tuple[Signed, ...], Length(0, HEARD_MAX)]
+    signed: Annotated[tuple[Signed, ...], Length(0, OWN_STATEMENTS_MAX)]
 
 
 # Rounds: signed by trainers and voters -------------------------------------------------------------------------------
@@ -240,7 +240,7 @@ class Proposal:
     inner: Digest | None = None  # of the inner optimizer's state after the last step, where a job keeps it
     inner_from: Digest | None = None  # the `inner` of my last accepted proposal, from which the first step goes on; None: fresh
     declaration: Annotated[bytes, Length(0, DECLARATION_BYTES_MAX)] = b""  # encoding of the objective's own record, if it has one
-    loss: LossCommitment | None = codec.added(None)  # where audits are sampled, from version 2 of the module `audits` on
+    loss: LossCommitment | None = codec.added_field(None)  # where audits are sampled, from version 2 of the module `audits` on
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +259,7 @@ class Ballot:
     round: Count
     model_root: Digest
     judgements: Annotated[tuple[Judgement, ...], Length(0, TRAINERS_MAX)]  # ascending by trainer, each once
-    reveal: Nonce | None = None  # what my ballot of an earlier round committed to; where audits are sampled, as the next
+    reveal: AuditNonce | None = None  # what my ballot of an earlier round committed to; where audits are sampled, as the next
     commitment: Digest | None = None  # SHA-256 of the nonce of this round, which my next decided ballot of the job reveals
 
 
@@ -299,19 +299,19 @@ class Transaction:
 
 
 @dataclass(frozen=True, slots=True)
-class Notice:
+class InclusionList:
     """By a voter that has applied `height`: these transactions waited here through a whole block, and could still be decided."""
 
     TAG: ClassVar[str] = "notice"
     height: Count
-    transactions: Annotated[tuple[Digest, ...], Length(1, NOTICED_MAX)]  # ascending, each once
+    transactions: Annotated[tuple[Digest, ...], Length(1, INCLUSION_LIST_MAX)]  # ascending, each once
 
 
 # Rounds and transactions: envelopes ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Relay:
+class GossipEnvelope:
     """A signed Proposal, Ballot, Vouch, CutOff, Transaction or Notice, from its author or passed on by anybody."""
 
     TAG: ClassVar[str] = "relay"
@@ -328,7 +328,7 @@ class GetRound:
 
 
 @dataclass(frozen=True, slots=True)
-class Accusation:
+class EvidenceMessage:
     """Two messages of one signer that no honest peer signs both; passed on until a block carries them."""
 
     TAG: ClassVar[str] = "accusation"
@@ -340,7 +340,7 @@ class Accusation:
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class LightBlock:
     """A decided header with its commits; a chain of them leads from one voter set to the next."""
 
     header: Annotated[bytes, Length(1, HEADER_BYTES_MAX)]
@@ -364,7 +364,7 @@ class SnapshotOffer:
 
     TAG: ClassVar[str] = "snapshot-offer"
     height: Count
-    links: Annotated[tuple[Link, ...], Length(1, LINKS_MAX)]  # ascending
+    light_blocks: Annotated[tuple[LightBlock, ...], Length(1, LIGHT_BLOCKS_MAX)]  # ascending
     # Digests of the modules under the state root; empty: the proof goes on after the last of these links.
     modules: Annotated[dict[Name, Digest], Length(0, 64)]
 
@@ -377,7 +377,7 @@ class NoSnapshot:
     height: Count
 
 
-class Content(enum.StrEnum):
+class SnapshotContent(enum.StrEnum):
     """What a part of a snapshot is of. All but model and headers are cut into pieces of PART_BYTES_MAX."""
 
     BLOCK = "block"  # name: its digest
@@ -389,22 +389,22 @@ class Content(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class GetPart:
+class GetSnapshotPart:
     TAG: ClassVar[str] = "get-part"
     height: Count  # of the snapshot
-    content: Content
+    content: SnapshotContent
     name: Annotated[bytes, Length(0, NAME_CHARACTERS_MAX)]
     index: Count
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class SnapshotPart:
     TAG: ClassVar[str] = "part"
     height: Count
-    content: Content
+    content: SnapshotContent
     name: Annotated[bytes, Length(0, NAME_CHARACTERS_MAX)]
     index: Count
-    data: Annotated[bytes, Length(0, PART_BYTES_MAX)]
+    data: Annotated[bytes, Length(0, SNAPSHOT_PART_BYTES_MAX)]
 
 
 # Links: blobs and addresses ------------------------------------------------------------------------------------------
@@ -439,7 +439,7 @@ class BlobElsewhere:
     TAG: ClassVar[str] = "blob-elsewhere"
     digest: Digest
     held: bool  # I have it, too
-    holders: Annotated[tuple[Key, ...], Length(0, HOLDERS_MAX)]
+    holders: Annotated[tuple[Key, ...], Length(0, BLOB_HOLDERS_MAX)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -457,7 +457,7 @@ class PeerAddress:
 
 
 @dataclass(frozen=True, slots=True)
-class Addresses:
+class PeerAddresses:
     """Peers I know how to reach; sent after the handshake and when the list grows."""
 
     TAG: ClassVar[str] = "addresses"
@@ -470,34 +470,34 @@ class PeerRecord:
 
     TAG: ClassVar[str] = "peer-record"
     sequence: Count
-    scope: Scope
+    scope: AddressScope
     addresses: Annotated[tuple[Address, ...], Length(0, ADVERTISED_MAX)]  # all of them of this scope
     relays: Annotated[tuple[Key, ...], Length(0, RELAYS_MAX)]  # members that forward to the signer; in the public record alone
 
 
 @dataclass(frozen=True, slots=True)
-class AgedRecord:
+class AgedPeerRecord:
     record: Signed  # a PeerRecord
-    age_seconds: Annotated[int, Between(0, RECORD_AGE_SECONDS_MAX)]  # since it was new, as the sender has heard
+    age_seconds: Annotated[int, Between(0, PEER_RECORD_AGE_SECONDS_MAX)]  # since it was new, as the sender has heard
 
 
 @dataclass(frozen=True, slots=True)
-class Records:
+class PeerRecords:
     """Signed by anybody, passed on by anybody."""
 
     TAG: ClassVar[str] = "records"
-    known: Annotated[tuple[AgedRecord, ...], Length(1, RECORDS_MAX)]
+    known: Annotated[tuple[AgedPeerRecord, ...], Length(1, PEER_RECORDS_MAX)]
 
 
 @dataclass(frozen=True, slots=True)
-class GetRecords:
+class GetPeerRecords:
     """Send me all that you know."""
 
     TAG: ClassVar[str] = "get-records"
 
 
 @dataclass(frozen=True, slots=True)
-class Observed:
+class ObservedAddress:
     """The address at which I see you on this link."""
 
     TAG: ClassVar[str] = "observed"
@@ -513,7 +513,7 @@ class DialBack:
 
 
 @dataclass(frozen=True, slots=True)
-class NotReached:
+class DialBackFailed:
     """I dialed you at this port, as you asked, and did not reach you."""
 
     TAG: ClassVar[str] = "not-reached"
@@ -535,24 +535,26 @@ class Pong:
 
 
 @dataclass(frozen=True, slots=True)
-class Hears:
+class LivenessReport:
     """Which of these voters I hear. They ascend by key; the first one is the lowest bit of the first byte. For people alone."""
 
     TAG: ClassVar[str] = "hears"
     voters: Digest  # hash of the voter set
-    bits: Annotated[bytes, Length(1, -(-VOTERS_MAX // 8))]
+    heard_voters: Annotated[bytes, Length(1, -(-VOTERS_MAX // 8))]
 
 
 @dataclass(frozen=True, slots=True)
-class Closing:
+class LinkClosing:
     """The last message on a link: why its sender ends it. Nothing follows."""
 
     TAG: ClassVar[str] = "closing"
-    reason: Annotated[str, Length(1, REASON_CHARACTERS_MAX)]  # small letters, digits and hyphens; anything else is not shown
+    reason: Annotated[
+        str, Length(1, CLOSE_REASON_CHARACTERS_MAX)
+    ]  # small letters, digits and hyphens; anything else is not shown
 
 
 @dataclass(frozen=True, slots=True)
-class Guest:
+class GuestInvitation:
     """I am no member yet, and hold this invitation."""
 
     TAG: ClassVar[str] = "guest"
@@ -563,11 +565,11 @@ class Guest:
 # Links: circuits through a third peer, from wire version 3 on ---------------------------------------------------------
 
 CircuitId = Annotated[bytes, Length(16, 16)]  # drawn by whoever opens the circuit; the same on both links of the relay
-Lane = Annotated[int, Between(0, 2)]  # the priority of what is inside
+CircuitPriority = Annotated[int, Between(0, 2)]  # the priority of what is inside
 
 
 @dataclass(frozen=True, slots=True)
-class Reserve:
+class ReserveRelay:
     """Let others reach me through you, or no longer."""
 
     TAG: ClassVar[str] = "reserve"
@@ -575,11 +577,11 @@ class Reserve:
 
 
 @dataclass(frozen=True, slots=True)
-class Reserved:
+class RelayReservations:
     """I forward to these peers, which have reserved it here. All of them; sent when a link is made and when they change."""
 
     TAG: ClassVar[str] = "reserved"
-    peers: Annotated[tuple[Key, ...], Length(0, RESERVATIONS_MAX)]  # ascending
+    peers: Annotated[tuple[Key, ...], Length(0, RELAY_RESERVATIONS_MAX)]  # ascending
 
 
 @dataclass(frozen=True, slots=True)
@@ -606,7 +608,7 @@ class CircuitData:
 
     TAG: ClassVar[str] = "circuit-data"
     circuit: CircuitId
-    lane: Lane
+    priority: CircuitPriority
     data: Annotated[bytes, Length(1, CIRCUIT_RECORD_BYTES_MAX)]
 
 
@@ -616,7 +618,7 @@ class CircuitCredit:
 
     TAG: ClassVar[str] = "circuit-credit"
     circuit: CircuitId
-    lane: Lane
+    priority: CircuitPriority
     bytes: Annotated[int, Between(1, CIRCUIT_WINDOW_BYTES_MAX)]
 
 
@@ -628,7 +630,7 @@ class CloseCircuit:
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class CircuitMigrated:
     """Inside a circuit whose ends now have a direct link: nothing follows in this lane, or (`read`) all were read so far."""
 
     TAG: ClassVar[str] = "moved"
@@ -636,7 +638,7 @@ class Moved:
 
 
 @dataclass(frozen=True, slots=True)
-class Arrived:
+class CircuitDeliveryReport:
     """Inside a circuit: so many bytes of your messages have arrived here since it began, by lane."""
 
     TAG: ClassVar[str] = "arrived"
@@ -645,10 +647,10 @@ class Arrived:
     bulk: Count
 
 
-AGREEMENT = (
-    Proposed,
+AGREEMENT_MESSAGES = (
+    ProposeEnvelope,
     Vote,
-    TimedOut,
+    TimeoutEnvelope,
     Decision,
     Prepared,
     ViewEnded,
@@ -656,13 +658,27 @@ AGREEMENT = (
     GetDecisions,
     GetBlock,
     BlockBytes,
-    GetHeard,
-    Heard,
+    GetOwnStatements,
+    OwnStatements,
 )
-ROUNDS = (Relay, GetRound, Accusation)
-SNAPSHOTS = (GetSnapshot, SnapshotOffer, NoSnapshot, GetPart, Part)
-LINKS_OF: dict[int, tuple[type, ...]] = {2: (GetBlob, BlobChunk, NoBlob, Addresses, Ping, Pong)}  # by wire version
-CIRCUITS = (Reserve, Reserved, OpenCircuit, IncomingCircuit, CircuitData, CircuitCredit, CloseCircuit)
-LINKS_OF[3] = (*LINKS_OF[2], Records, GetRecords, Observed, DialBack, NotReached, Hears, Closing, Guest, BlobElsewhere, HasBlob)
-LINKS_OF[3] += (*CIRCUITS, Moved, Arrived)
-LINKS = LINKS_OF[3]
+ROUND_ENVELOPES = (GossipEnvelope, GetRound, EvidenceMessage)
+SNAPSHOT_MESSAGES = (GetSnapshot, SnapshotOffer, NoSnapshot, GetSnapshotPart, SnapshotPart)
+LINK_MESSAGES_BY_VERSION: dict[int, tuple[type, ...]] = {
+    2: (GetBlob, BlobChunk, NoBlob, PeerAddresses, Ping, Pong)
+}  # by wire version
+CIRCUIT_MESSAGES = (ReserveRelay, RelayReservations, OpenCircuit, IncomingCircuit, CircuitData, CircuitCredit, CloseCircuit)
+LINK_MESSAGES_BY_VERSION[3] = (
+    *LINK_MESSAGES_BY_VERSION[2],
+    PeerRecords,
+    GetPeerRecords,
+    ObservedAddress,
+    DialBack,
+    DialBackFailed,
+    LivenessReport,
+    LinkClosing,
+    GuestInvitation,
+    BlobElsewhere,
+    HasBlob,
+)
+LINK_MESSAGES_BY_VERSION[3] += (*CIRCUIT_MESSAGES, CircuitMigrated, CircuitDeliveryReport)
+LINK_MESSAGES = LINK_MESSAGES_BY_VERSION[3]

@@ -19,10 +19,10 @@ Stop = Annotated[str, Length(1, STOP_CHARACTERS_MAX)]
 
 
 @dataclass(frozen=True, slots=True)
-class Sampling:
+class SamplingOptions:
     """The temperature comes first, then top-k, then the nucleus of top-p (Holtzman et al. 2020, arXiv:1904.09751)."""
 
-    tokens: Annotated[int, Between(1, TOKENS_MAX)] = 200
+    max_tokens: Annotated[int, Between(1, TOKENS_MAX)] = 200
     temperature: float = 0.8  # 0: always the likeliest token
     top_k: Annotated[int, Between(0, TOP_K_MAX)] = 0  # so many of the likeliest tokens; 0: all
     top_p: float = 1.0  # the fewest of the likeliest tokens that have this probability together; 1: all
@@ -30,7 +30,7 @@ class Sampling:
     seed: Count = 0  # the same one, on the same machine, gives the same text
     beams: Annotated[int, Between(0, BEAMS_MAX)] = 0  # of a beam search, which draws nothing; 0: there is none
 
-    def checked(self) -> Sampling:
+    def validated(self) -> SamplingOptions:
         """Raises `UserError` with the first value that is none."""
         if not self.temperature >= 0:
             raise UserError(f"temperature {self.temperature:g} is less than 0, which takes the likeliest token")

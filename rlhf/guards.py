@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from protocol import codec
 from protocol.codec import Count, Length
-from protocol.units import nth_round
+from protocol.units import round_number
 from rlhf.calls import FiguresView
 from rlhf.controller import median
 from rlhf.objective import MILLIONTHS, PPO, Figure, Rollouts, Share, in_millionths
@@ -61,7 +61,7 @@ class Medians:
     score: Figure
     distinct: Share
     correlation: Figure
-    blocked: Count = codec.added(0)
+    blocked: Count = codec.added_field(0)
 
 
 def medians(number: int, said: Sequence[Rollouts]) -> Medians:
@@ -115,7 +115,7 @@ def warning(course: Course, spec: bytes) -> str:
         return ""
     name = JobSpec.decode(spec).name
     return (
-        f"job {name}: by round {nth_round(course.warned)} the score rose while responses became alike "
+        f"job {name}: by round {round_number(course.warned)} the score rose while responses became alike "
         "(distinct-2 fell by a fifth or more): `rlhf compare` shows what is said; "
         "a larger beta, kl_target or kl_stop hold a policy nearer to its reference"
     )

@@ -8,7 +8,7 @@ from features.news import News
 from ledger.core.module import View
 from ledger.jobs import JobsState
 from ledger.network import NetworkState
-from protocol.units import nth_round
+from protocol.units import round_number
 from rlhf import guards
 from rlhf.module import RlhfState
 from rlhf.objective import MODULE
@@ -25,7 +25,7 @@ def news(before: View, after: View) -> Iterator[News]:
             continue
         spec, newest = jobs[key].spec, course.rounds[-1]
         yield News(
-            "figures", f"round {nth_round(newest.round)} of job {jobs[key].name}: {guards.view(key, spec, newest).told}", key
+            "figures", f"round {round_number(newest.round)} of job {jobs[key].name}: {guards.view(key, spec, newest).told}", key
         )
         if course.warned is not None and (known is None or known.warned is None):
             yield News("warning", guards.warning(course, spec), key)

@@ -80,14 +80,18 @@ class PpoTerms:
     clip_range: float = CLIP  # of the ratio, and of the value in its own units
     ramp: float = 0.4  # within which gradients fall to zero at these edges; 0 is the textbook, and in a narrow one rounding grows
     value_weight: float = 0.1
-    reward_model: Base | None = codec.added(None)  # where `reward` is model
-    algorithm: Algorithm = codec.added(Algorithm.PPO)
-    group: Annotated[int, Between(2, GROUP_MAX)] = codec.added(8)  # grpo: responses to each prompt
-    group_scale: GroupScale = codec.added(GroupScale.NONE)  # grpo: by what a group's advantages are divided
-    kl_target: float | None = codec.added(None)  # nats a response, to which beta is steered (`rlhf.controller`); none: beta stays
-    kl_stop: float | None = codec.added(None)  # nats a response, at which the job ends; none: it has all its rounds
-    prompts: Prompts = codec.added(Prompts.TEXT)
-    words: Digest | None = codec.added(None)  # blob of a list (`rlhf.blocklist`): no prompt has one of them, no response is shown
+    reward_model: Base | None = codec.added_field(None)  # where `reward` is model
+    algorithm: Algorithm = codec.added_field(Algorithm.PPO)
+    group: Annotated[int, Between(2, GROUP_MAX)] = codec.added_field(8)  # grpo: responses to each prompt
+    group_scale: GroupScale = codec.added_field(GroupScale.NONE)  # grpo: by what a group's advantages are divided
+    kl_target: float | None = codec.added_field(
+        None
+    )  # nats a response, to which beta is steered (`rlhf.controller`); none: beta stays
+    kl_stop: float | None = codec.added_field(None)  # nats a response, at which the job ends; none: it has all its rounds
+    prompts: Prompts = codec.added_field(Prompts.TEXT)
+    words: Digest | None = codec.added_field(
+        None
+    )  # blob of a list (`rlhf.blocklist`): no prompt has one of them, no response is shown
 
     def problem(self) -> str | None:
         if (self.reward == MODEL) != (self.reward_model is not None):
@@ -124,7 +128,7 @@ class Rollouts:
     score: Figure  # Σ of the rewards of all responses, without penalties
     distinct: Share  # `rlhf.guards.distinct_2`
     correlation: Annotated[int, Between(-MILLIONTHS, MILLIONTHS)]  # of length and score: `rlhf.guards.correlation`
-    blocked: Count = codec.added(0)  # responses that hold a listed word
+    blocked: Count = codec.added_field(0)  # responses that hold a listed word
 
 
 @dataclass(frozen=True, slots=True)

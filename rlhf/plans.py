@@ -44,7 +44,7 @@ from protocol.codec import Between, Count, Digest, Key, Length
 from protocol.errors import RemoteProtocolError
 from protocol.limits import VOTERS_MAX
 from protocol.messages import Name
-from protocol.reasons import Verdict, shown
+from protocol.verdicts import Verdict, verdict_label_by_name
 from rlhf.accuracy import Accuracy, decided
 from rlhf.objective import MODEL, PPO, PpoTerms
 from rlhf.objectives import OBJECTIVES, OF_PAIRS
@@ -318,7 +318,7 @@ def nothing_accepted(rounds: int, rejected: Mapping[str, int], labels: Sequence[
 
 def told(rejected: Mapping[str, int], labels: Sequence[str]) -> str:
     """Counts of rejections as text, such as `8 diverging, 1 replay`."""
-    return ", ".join(f"{count} {shown(name, labels)}" for name, count in sorted(rejected.items()))
+    return ", ".join(f"{count} {verdict_label_by_name(name, labels)}" for name, count in sorted(rejected.items()))
 
 
 def why_failed(plan: Plan) -> str:

@@ -14,7 +14,7 @@ from features.tables import Column, Fitted, Verbatim, counted
 from features.words import Asked, word
 from protocol.errors import UserError
 from protocol.sampling import TOKENS_MAX
-from protocol.units import nth_round
+from protocol.units import round_number
 from rlhf.blocklist import WITHHELD
 from rlhf.calls import (
     FINISHED,
@@ -222,7 +222,7 @@ async def _trace(asked: Asked[RlhfCalls], pair: str, folder: str, is_json: bool)
     names = Names({}) if folder else await asked.names()
     for draw in traced.draws:
         told = "accepted" if draw.accepted else "rejected"
-        table.add_row(draw.job[:SHORT], str(nth_round(draw.round)), names[draw.trainer], str(draw.step), told)
+        table.add_row(draw.job[:SHORT], str(round_number(draw.round)), names[draw.trainer], str(draw.step), told)
     if traced.draws:
         asked.show(table)
     elif not traced.held_out:
@@ -299,7 +299,7 @@ def _show_status(asked: Asked[RlhfCalls], view: RlhfView, figures: tuple[Figures
         return
     table = Fitted("objective", "job", "state", Column("round", is_number=True), Column("of", is_number=True), "model root")
     for stage in view.stages:
-        round = "–" if stage.state == "waiting" else str(min(nth_round(stage.round), stage.rounds))
+        round = "–" if stage.state == "waiting" else str(min(round_number(stage.round), stage.rounds))
         rounds = (round, str(stage.rounds))
         table.add_row(stage.objective, stage.job[:SHORT], stage.state, *rounds, stage.model_root[: 2 * SHORT])
     asked.show(table)
@@ -320,7 +320,7 @@ def _show_status(asked: Asked[RlhfCalls], view: RlhfView, figures: tuple[Figures
         if stage.preferences is not None:
             asked.show(f"{stage.job[:SHORT]}: {_whose(stage.preferences, view.state)}")
     for of in figures:
-        asked.show(f"a response of round {nth_round(of.round)} (the median of {counted(of.accepted, 'trainer')}): {of.told}")
+        asked.show(f"a response of round {round_number(of.round)} (the median of {counted(of.accepted, 'trainer')}): {of.told}")
         if of.kl_stop is not None:
             asked.show(f"the job ended there, before all its rounds: kl_stop is {of.kl_stop:g} nats")
         elif of.beta is not None:

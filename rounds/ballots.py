@@ -20,8 +20,8 @@ from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed, short_id
 from protocol.limits import CLOSING_VOUCHES_MAX, TRAINERS_MAX, VOTERS_MAX
 from protocol.messages import Ballot, CutOff, Judgement, Proposal, Vouch
-from protocol.reasons import DIVERGING, Verdict, label
-from protocol.units import nth_round
+from protocol.units import round_number
+from protocol.verdicts import DIVERGING, Verdict, verdict_label
 from rounds.terms import RoundTerms, body_digest
 from rounds.vouch_book import VouchBook
 from rounds.vouching import Vouches, check_judgements, check_vouch
@@ -83,8 +83,8 @@ class Outcome:
     refuses_honest: bool = False  # nothing is accepted, and more trainers are rejected than may lie, `UNJUDGED` not counted
 
     def reason(self, trainer: bytes, own: Sequence[str] = ()) -> str:
-        """The name of a rejected trainer's verdict, with `own` as for `label`; or DIVERGING."""
-        return DIVERGING if trainer in self.diverging else label(self.rejected[trainer], own)
+        """The name of a rejected trainer's verdict, with `own` as for `verdict_label`; or DIVERGING."""
+        return DIVERGING if trainer in self.diverging else verdict_label(self.rejected[trainer], own)
 
 
 Votes = dict[tuple[bytes, bytes], Counter[Verdict]]  # (trainer, proposal) -> verdicts
@@ -168,7 +168,7 @@ def check_ballot(terms: RoundTerms, voter: bytes, ballot: Ballot) -> None:
     if voter not in terms.voters:
         raise RemoteProtocolError("not-a-voter", f"ballot of {short_id(voter)}")
     if (ballot.job, ballot.round, ballot.model_root) != terms.signed:
-        raise RemoteProtocolError("wrong-round", f"ballot of {short_id(voter)} for round {nth_round(ballot.round)}")
+        raise RemoteProtocolError("wrong-round", f"ballot of {short_id(voter)} for round {round_number(ballot.round)}")
     check_judgements(terms.trainers, ballot.judgements, f"ballot of {short_id(voter)}")
 
 
@@ -224,7 +224,7 @@ class RoundBook:
             raise RemoteProtocolError("not-a-trainer", f"proposal of {short_id(signed.signer)}")
         if (proposal.job, proposal.round) != (self.terms.job, self.terms.round):
             raise RemoteProtocolError(
-                "wrong-round", f"proposal of {short_id(signed.signer)} for round {nth_round(proposal.round)}"
+                "wrong-round", f"proposal of {short_id(signed.signer)} for round {round_number(proposal.round)}"
             )
         first = self.proposals.setdefault(signed.signer, signed)
         if first is signed:

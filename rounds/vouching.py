@@ -22,8 +22,8 @@ from itertools import pairwise
 from protocol.errors import RemoteProtocolError
 from protocol.identity import short_id
 from protocol.messages import Judgement, Vouch
-from protocol.reasons import OWN_FIRST, Verdict
-from protocol.units import nth_round
+from protocol.units import round_number
+from protocol.verdicts import OBJECTIVE_CODES_FIRST, Verdict
 from rounds.terms import RoundTerms
 
 RING_ROUNDS = 8  # rounds with the same order of calls: a re-executor fetches two buffers of each trainer that is new to it
@@ -40,7 +40,7 @@ def _rejects(verdict: Verdict) -> bool:
 
 def is_found_false(verdict: Verdict) -> bool:
     """Whether re-execution is the reason of a rejection. It is also that of the reasons which an objective adds."""
-    return verdict is Verdict.REPLAY or verdict >= OWN_FIRST
+    return verdict is Verdict.REPLAY or verdict >= OBJECTIVE_CODES_FIRST
 
 
 def vouches_needed(terms: RoundTerms, trainer: bytes) -> int:
@@ -73,7 +73,7 @@ def check_vouch(terms: RoundTerms, voter: bytes, vouch: Vouch) -> None:
     if voter not in terms.auditors:
         raise RemoteProtocolError("not-a-voter", f"vouch of {short_id(voter)}, which re-executes nothing in this round")
     if (vouch.job, vouch.round) != (terms.job, terms.round):
-        raise RemoteProtocolError("wrong-round", f"vouch of {short_id(voter)} for round {nth_round(vouch.round)}")
+        raise RemoteProtocolError("wrong-round", f"vouch of {short_id(voter)} for round {round_number(vouch.round)}")
     check_judgements(terms.vouched, vouch.judgements, f"vouch of {short_id(voter)}")
 
 

@@ -284,7 +284,7 @@ async def _newcomer(peers: Network) -> AsyncIterator[DemoPeer]:
     """It serves annotators, and so fetches the tasks."""
     folder = peers.demo.folder / "newcomer"
     folder.mkdir()
-    invitation = await peers.demo.watched.client.invite(INVITATION_DAYS)
+    invitation = await peers.demo.watched.client.create_invitation(INVITATION_DAYS)
     place = len(peers.peers)
     newcomer = DemoPeer(place, Identity.generate(), folder, trains=False, lies=False, threads=1, restricted=False)
     newcomer.serves = ("--web-listen", "127.0.0.1:0")

@@ -23,9 +23,9 @@ from ledger.members import ADMIT, Admit, Invitation
 from protocol.addresses import parse_address
 from protocol.codec import decode_message, encode
 from protocol.errors import RemoteProtocolError
-from protocol.identity import Identity, sign
+from protocol.identity import Identity, sign_message
 from protocol.limits import FRAME_BYTES_MAX, MESSAGE_BYTES_MAX, TRANSACTION_LIFETIME_HEIGHTS
-from protocol.messages import Closing, GetBlob, GetDecisions, Ping, Relay, Transaction
+from protocol.messages import GetBlob, GetDecisions, GossipEnvelope, LinkClosing, Ping, Transaction
 from transport.framing import Channel, Message, Priority
 from transport.noise import KeyPair
 from transport.session import Session
@@ -48,11 +48,13 @@ class Attackers:
 
     def signed(self, key: Identity) -> Iterator[bytes]:
         """Messages in order, half of which cost two checks of signatures: admissions by an invitation that admits nobody."""
-        invitation = sign(key, self.chain, Invitation(key.public, 1 << 50))
+        invitation = sign_message(key, self.chain, Invitation(key.public, 1 << 50))
         for number in range(SIGNED_EACH // 2):
             admit = encode(Admit(invitation, bytes(64), f"nobody {number}", ()))
             for kind, content in (("member/name", secrets.token_bytes(8)), (ADMIT, admit)):
-                yield encode(Relay(sign(key, self.chain, Transaction(1, TRANSACTION_LIFETIME_HEIGHTS, kind, content))))
+                yield encode(
+                    GossipEnvelope(sign_message(key, self.chain, Transaction(1, TRANSACTION_LIFETIME_HEIGHTS, kind, content)))
+                )
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -156,7 +158,7 @@ class Attackers:
         for event in session.receive(bytes(data)):
             if isinstance(event, Message) and event.channel is Channel.LINK:
                 with suppress(RemoteProtocolError):
-                    closing: Closing = decode_message(event.data, (Closing,))
+                    closing: LinkClosing = decode_message(event.data, (LinkClosing,))
                     self.told[closing.reason] += 1
                     raise trio.BrokenResourceError
 

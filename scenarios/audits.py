@@ -68,9 +68,9 @@ async def challenged(options: argparse.Namespace, peers: Network, trial: Trial) 
     (liar,) = [peer for peer in peers.peers if peer.lies]
     await until(asked, job, lambda view: view.accepted.get(peer_id(liar.identity.public), 0) > 0)
     (honest, *_) = [peer for peer in peers.honest if peer is not asked]
-    trial.figures["of the liar"] = found = await asked.client.challenge(peer_id(liar.identity.public), None)
+    trial.figures["of the liar"] = found = await asked.client.challenge_trainer(peer_id(liar.identity.public), None)
     trial.require("mismatch" in found, f"{asked.name} found {found!r} of {liar.name}, which lies")
-    trial.figures["of an honest trainer"] = found = await asked.client.challenge(peer_id(honest.identity.public), None)
+    trial.figures["of an honest trainer"] = found = await asked.client.challenge_trainer(peer_id(honest.identity.public), None)
     trial.require("passed" in found, f"{asked.name} found {found!r} of {honest.name}, which is honest")
     await concluded(peers, job)
     audits = read(peers, trial)

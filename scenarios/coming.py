@@ -80,7 +80,7 @@ class Crowd:
         newcomer = DemoPeer(number, identity, folder, trains=False, lies=False, threads=1, restricted=False)
         self.dress(newcomer)
         trial.figures["peer"] = newcomer.name
-        invitation = await self.peers.demo.watched.client.invite(INVITATION_DAYS)
+        invitation = await self.peers.demo.watched.client.create_invitation(INVITATION_DAYS)
         self.peers.peers.append(newcomer)
         self.there.append(newcomer)
         await self.peers.restart(newcomer, "join", invitation)
@@ -90,7 +90,7 @@ class Crowd:
     async def _leave(self, trial: Trial) -> None:
         peer = self.random.choice(self._may_leave())
         trial.figures["peer"] = peer.name
-        await peer.client.leave()
+        await peer.client.resign_as_voter()
         if not await network.holds(partial(does_not_vote, peer), LEAVE_SECONDS_MAX):
             trial.problems.append(f"{peer.name} still votes {LEAVE_SECONDS_MAX:.0f} s after it left")
         await self.peers.end(peer)

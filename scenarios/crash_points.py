@@ -107,7 +107,7 @@ async def provoke(peers: Network, victim: DemoPeer, write: str, ends: Callable[[
             deadline = trio.current_time() + REACH_SECONDS_MAX
             for number in itertools.count():
                 with contextlib.suppress(UserError):  # nothing to export yet, or it died of it
-                    await victim.client.export(str(victim.directory / f"export-{number}"))
+                    await victim.client.export_run(str(victim.directory / f"export-{number}"))
                 if await ends(THAWED_SECONDS) or trio.current_time() > deadline:
                     break
         case _:
@@ -191,7 +191,7 @@ async def crash_newcomer(point: str, peers: Network, trial: Trial) -> None:
         with trio.fail_after(STALL_SECONDS_MAX):
             await in_order(peers)
         await goes_on(peers.demo.watched, 2 * LAG_HEIGHTS)  # more than a newcomer fetches block by block
-    invitation = await peers.demo.watched.client.invite(INVITATION_DAYS)
+    invitation = await peers.demo.watched.client.create_invitation(INVITATION_DAYS)
     newcomer.environment[VARIABLE] = point
     command = ("join", invitation, "--no-stand")
     peers.launch(newcomer, *command)

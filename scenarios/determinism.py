@@ -28,7 +28,7 @@ from peer.commands.views import NOT_JUDGED
 from peer.demo.cast import DemoPeer
 from peer.demo.disk import Disk
 from protocol.errors import UserError
-from protocol.reasons import Verdict, label
+from protocol.verdicts import Verdict, verdict_label
 from scenarios import network
 from scenarios.network import Network
 from scenarios.rlhf import based, calls, tunes
@@ -178,7 +178,9 @@ class Judged:
 def doubts(vouches: Iterable[Verdict]) -> list[str]:
     """What is wrong with vouches for honest proposals. One that is unsure may have waited in vain for a file."""
     reasons = Counter(verdict for verdict in vouches if verdict not in (Verdict.ACCEPT, Verdict.UNJUDGED))
-    return [f"{count} vouches rejected an honest proposal: {label(verdict, ())}" for verdict, count in sorted(reasons.items())]
+    return [
+        f"{count} vouches rejected an honest proposal: {verdict_label(verdict, ())}" for verdict, count in sorted(reasons.items())
+    ]
 
 
 def conclude(

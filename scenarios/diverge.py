@@ -19,8 +19,8 @@ import trio
 from ledger.jobs import NO_PROGRESS_ROUNDS
 from peer.demo.cast import DemoPeer
 from peer.demo.disk import Disk
-from protocol.api import Cause, RoundView, TrainRequest
-from protocol.reasons import DIVERGING
+from protocol.api import AlertCause, RoundView, TrainRequest
+from protocol.verdicts import DIVERGING
 from scenarios import network
 from scenarios.audits import dress, until
 from scenarios.network import SMALL_JOB, Network
@@ -58,7 +58,7 @@ async def attempt(options: argparse.Namespace, peers: Network, trial: Trial) -> 
     base = way_out[1] if len(refused) == len(closed) else ""
     fields |= {} if base else SMALL_MODEL
     request = TrainRequest("again", "", options.rounds, 0, fields, base=base, accept_risk=True)
-    again = await peers.demo.watched.client.train(request)
+    again = await peers.demo.watched.client.start_job(request)
     for peer in peers.peers:
         await until(peer, again, lambda view: view.state == "finished")
     rounds = await rounds_of(peers, again)
@@ -80,7 +80,7 @@ def verdicts(rounds: list[RoundView]) -> set[str]:
 
 async def no_progress(peer: DemoPeer) -> str:
     """The text of its alert; empty: it has none."""
-    return next((alert.text for alert in await peer.client.alerts() if alert.cause == Cause.NO_PROGRESS), "")
+    return next((alert.text for alert in await peer.client.alerts() if alert.cause == AlertCause.NO_PROGRESS), "")
 
 
 def compare(peers: Network, jobs: list[bytes], trial: Trial) -> None:

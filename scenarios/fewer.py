@@ -38,7 +38,7 @@ async def one(goes: str, options: argparse.Namespace) -> Trial:
         watch = Watch(peers.honest[0])
         if not liars:
             await watch.until_round(0)
-            await peers.honest[-1].client.leave()
+            await peers.honest[-1].client.resign_as_voter()
         left = await network.holds(partial(three_voters, peers), CHANGE_SECONDS_MAX)
         trial.require(left, f"four voters are not three after {CHANGE_SECONDS_MAX:.0f} s")
         (job,) = await watch.peer.client.jobs()

@@ -81,7 +81,7 @@ async def join(peers: Network, number: int, keeps: bool, dress: Callable[[DemoPe
     """One newcomer comes, catches up and goes again. `dress` may change how it is started."""
     watched, result = peers.demo.watched, Join(number)
     result.height_at_start = await peers.height(watched)
-    invitation = await watched.client.invite(INVITATION_DAYS)
+    invitation = await watched.client.create_invitation(INVITATION_DAYS)
     folder = peers.demo.folder / "newcomers" / str(number)
     folder.mkdir(parents=True)
     place = len(peers.peers) + number

@@ -23,7 +23,7 @@ from rich.table import Table
 from features.arguments import amount, set_overrides
 from peer.demo.cast import DemoPeer
 from peer.demo.disk import Disk
-from protocol.api import PARTS
+from protocol.api import BULK_TRAFFIC_KINDS
 from protocol.errors import UserError
 from scenarios import network
 from scenarios.network import Network, Watch, children
@@ -138,7 +138,7 @@ async def run(options: argparse.Namespace) -> int:
 async def count(peer: DemoPeer, cost: Cost) -> None:
     stats = await peer.client.stats()
     cost.sent_mb, cost.received_mb = (
-        sum(count for kind, count in counts.items() if kind not in PARTS) / 1e6
+        sum(count for kind, count in counts.items() if kind not in BULK_TRAFFIC_KINDS) / 1e6
         for counts in (stats.bytes_sent, stats.bytes_received)
     )
 

@@ -14,7 +14,7 @@ import trio
 
 from peer.api.memory import process_memory_mb
 from peer.demo.cast import DemoPeer
-from protocol.api import PARTS
+from protocol.api import BULK_TRAFFIC_KINDS
 from scenarios import network
 from scenarios.idle import processor_seconds
 from scenarios.network import SMALL_JOB, Network, children
@@ -88,7 +88,7 @@ async def decided(peers: Network, costs: dict[str, Cost], heights: int) -> float
 
 
 async def bytes_sent(peer: DemoPeer) -> int:
-    return sum(count for kind, count in (await peer.client.stats()).bytes_sent.items() if kind not in PARTS)
+    return sum(count for kind, count in (await peer.client.stats()).bytes_sent.items() if kind not in BULK_TRAFFIC_KINDS)
 
 
 def look(peer: DemoPeer, cost: Cost) -> None:

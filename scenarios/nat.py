@@ -23,7 +23,7 @@ import trio
 
 from peer import cli
 from peer.demo.cast import DemoPeer
-from protocol.addresses import NOWHERE
+from protocol.addresses import NO_LISTEN_ADDRESS
 from protocol.api import PeerView
 from protocol.errors import UserError
 from protocol.identity import peer_id
@@ -58,7 +58,7 @@ class World:
     def dress(self, peer: DemoPeer, hidden: Sequence[int]) -> None:
         peer.module = ("scenarios.nat", *peer.module)
         peer.environment[VARIABLE] = f"{self.folder} {peer.name}"
-        peer.address = NOWHERE if peer.number in hidden else peer.address
+        peer.address = NO_LISTEN_ADDRESS if peer.number in hidden else peer.address
 
     def tell(self, relay: DemoPeer, mode: str) -> None:
         (self.folder / f"{relay.name}.mode").write_text(mode)
@@ -71,7 +71,7 @@ class World:
 
 
 def hidden_of(peers: Network) -> list[DemoPeer]:
-    return [peer for peer in peers.peers if peer.address == NOWHERE]
+    return [peer for peer in peers.peers if peer.address == NO_LISTEN_ADDRESS]
 
 
 async def views(peer: DemoPeer) -> tuple[PeerView, ...]:

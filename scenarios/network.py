@@ -29,7 +29,7 @@ from peer.demo.disk import Disk
 from peer.demo.ending import end_like_ctrl_c
 from peer.settings.datadir import DataDirectory
 from protocol import codec
-from protocol.addresses import NOWHERE
+from protocol.addresses import NO_LISTEN_ADDRESS
 from protocol.api import EventView, TrainRequest
 from protocol.errors import UserError
 from protocol.identity import Signed, peer_id
@@ -104,7 +104,7 @@ class Network:
         await demo.answers(peer)
 
     def launch(self, peer: DemoPeer, *command: str) -> None:
-        others = ",".join(other.address for other in self.peers if other is not peer and other.address != NOWHERE)
+        others = ",".join(other.address for other in self.peers if other is not peer and other.address != NO_LISTEN_ADDRESS)
         demo.launch(self.demo, peer, others, command or ("run",))
 
     async def end(self, peer: DemoPeer) -> None:
@@ -158,7 +158,9 @@ class Network:
 
     async def train(self, overrides: dict[str, str], rounds: int = ROUNDS_ENDLESS, vocabulary: int = 0) -> str:
         settings = {"liars": str((len(self.peers) - 1) // 3), **overrides}
-        return await self.demo.watched.client.train(TrainRequest("scenario", "", rounds, vocabulary, settings, accept_risk=True))
+        return await self.demo.watched.client.start_job(
+            TrainRequest("scenario", "", rounds, vocabulary, settings, accept_risk=True)
+        )
 
     async def leader(self, asked: DemoPeer) -> DemoPeer | None:
         """Who leads the current view, as `asked` sees it; nobody does between a decision and its block's application."""

@@ -141,7 +141,7 @@ class Attempt:
         folder.mkdir()
         newcomer = DemoPeer(len(peers.peers), Identity.generate(), folder, True, False, threads=1, restricted=False)
         tunes(newcomer)
-        command = ("join", await host.client.invite(INVITATION_DAYS))
+        command = ("join", await host.client.create_invitation(INVITATION_DAYS))
         try:
             await peers.restart(newcomer, *command)
         finally:
@@ -167,7 +167,7 @@ class Attempt:
         wanted = [("reward-mean", "finished", rounds), ("ppo", "finished", self._options.rounds)]
         trial.require((view.state, done) == ("finished", wanted), f"the plan is {view.state}, its stages {done}, not {wanted}")
         export = str(peers.demo.folder / "export")
-        await host.client.export(export)
+        await host.client.export_run(export)
         with trio.move_on_after(AUDIT_SECONDS_MAX) as scope:
             command = [sys.executable, "-m", "peer.cli", "audit", export]
             audited = await trio.run_process(command, check=False, capture_stdout=True, capture_stderr=True)

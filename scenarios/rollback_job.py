@@ -49,7 +49,7 @@ async def attempt(options: argparse.Namespace, victim: str | None, peers: Networ
     for peer in peers.honest:
         await until(peer, job, lambda view: view.state == "finished")
     folder = peers.demo.folder / "export"
-    await watched.client.export(str(folder))
+    await watched.client.export_run(str(folder))
     await concluded(peers, job)
     await compare(peers, bytes.fromhex(job), trial)
     try:

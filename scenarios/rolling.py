@@ -33,7 +33,7 @@ async def wipe(number: int, peers: Network, trial: Trial) -> None:
     trial.figures["peer"] = peer.name
     with trio.fail_after(STALL_SECONDS_MAX):
         await in_order(peers)
-    await peer.client.leave()
+    await peer.client.resign_as_voter()
     trial.require(await holds(partial(_votes, peer, False), LEAVE_SECONDS_MAX), "it still votes after it left")
     await peers.end(peer)
     await goes_on(others[0], 1)
@@ -48,13 +48,13 @@ async def _rejoin(peers: Network, peer: DemoPeer, others: Sequence[DemoPeer]) ->
     keep_log(peer)
     shutil.rmtree(peer.directory)
     peer.identity = DataDirectory.create(peer.directory).create_identity()
-    await peers.restart(peer, "join", await others[0].client.invite(INVITATION_DAYS))
+    await peers.restart(peer, "join", await others[0].client.create_invitation(INVITATION_DAYS))
     await trio.to_thread.run_sync(peers.record, peer)
 
     async def is_voter() -> bool:
         for other in others:
             try:
-                await other.client.approve(peer_id(peer.identity.public))
+                await other.client.approve_voter(peer_id(peer.identity.public))
             except UserError:
                 pass  # it does not stand yet, or does not need this one's approval any more
         return await _votes(peer, True)

@@ -25,7 +25,7 @@ from peer.demo.cast import DemoPeer
 from peer.demo.disk import Disk
 from protocol import codec
 from protocol.messages import Transaction
-from protocol.reasons import Finding
+from protocol.verdicts import ReplayFinding
 from scenarios import network
 from scenarios.audits import view_of
 from scenarios.network import Network, journal
@@ -103,9 +103,9 @@ def _judge(peers: Network, trial: Trial, *, is_attacked: bool) -> None:
     trial.figures |= {"suspended": sum(key in honest for key in suspended), "accepted": _accepted(job, honest)}
     said = findings(peers.demo.watched)
     trial.figures |= {
-        "match": said[Finding.MATCH],
-        "withheld": said[Finding.WITHHELD],
-        "others": sum(count for finding, count in said.items() if finding not in (Finding.MATCH, Finding.WITHHELD)),
+        "match": said[ReplayFinding.MATCH],
+        "withheld": said[ReplayFinding.WITHHELD],
+        "others": sum(count for finding, count in said.items() if finding not in (ReplayFinding.MATCH, ReplayFinding.WITHHELD)),
         "lapsed": sum(standing.lapsed for standing in audits.standings.values()),
     }
     for key in suspended & honest.keys():
@@ -121,9 +121,9 @@ def _accepted(job: Job, honest: dict[bytes, str]) -> str:
     return f"{sum(count for key, count in job.accepted.items() if key in honest)} of {job.round * len(honest)}"
 
 
-def findings(peer: DemoPeer) -> Counter[Finding]:
+def findings(peer: DemoPeer) -> Counter[ReplayFinding]:
     """What reports, challenges and verdicts in the decided blocks of a stopped peer say, repeated ones too."""
-    found = Counter[Finding]()
+    found = Counter[ReplayFinding]()
     with journal(peer) as database:
         blocks = [block for (block,) in database.execute("SELECT block FROM blocks ORDER BY height")]
     for block in blocks:

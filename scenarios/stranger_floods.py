@@ -22,8 +22,8 @@ from peer.demo.cast import DemoPeer
 from protocol.addresses import parse_address
 from protocol.codec import encode
 from protocol.errors import RemoteProtocolError
-from protocol.identity import Identity, preimage, sign
-from protocol.messages import Relay, Transaction
+from protocol.identity import Identity, sign_message, signing_preimage
+from protocol.messages import GossipEnvelope, Transaction
 from scenarios.attackers import Attackers
 from transport.framing import Channel, Priority
 
@@ -38,18 +38,18 @@ AGAIN_SECONDS = 0.5  # before the next link
 def large_requests(chain: bytes, key: Identity) -> Iterator[bytes]:
     """Requests for admission with true signatures and a content that is none."""
     for _ in range(LARGE_COUNT):
-        yield encode(Relay(sign(key, chain, Transaction(1, 100, ADMIT, secrets.token_bytes(LARGE_BYTES)))))
+        yield encode(GossipEnvelope(sign_message(key, chain, Transaction(1, 100, ADMIT, secrets.token_bytes(LARGE_BYTES)))))
 
 
 def batches_with_a_false_signature(chain: bytes, member: Identity, nonce: int) -> Iterator[bytes]:
     """Full batches of this member, which carry one false statement behind 511 true ones."""
     for number in range(BATCHES):
         people = [Identity(bytes([2, number, *place.to_bytes(30)])) for place in range(BATCH_MAX)]
-        signed = preimage(Enrol.TAG, chain, encode(Enrol("noise", member.public, False)))
+        signed = signing_preimage(Enrol.TAG, chain, encode(Enrol("noise", member.public, False)))
         true = [Enrolment(who.public, "noise", False, who.sign(signed)) for who in people[1:]]
         false = Enrolment(people[0].public, "noise", False, people[1].sign(signed))
         batch = encode(Batch(enrolments=(*true, false)))
-        yield encode(Relay(sign(member, chain, Transaction(nonce, 10_000, "curation/batch", batch))))
+        yield encode(GossipEnvelope(sign_message(member, chain, Transaction(nonce, 10_000, "curation/batch", batch))))
 
 
 @asynccontextmanager

@@ -80,10 +80,10 @@ async def upgraded(peers: Network, old: DemoPeer, trial: Trial, export: Path) ->
 
     height = (await others[0].client.status()).height + NOTICE
     for peer in others:
-        await peer.client.upgrade(tally.NAME, 2, height)
+        await peer.client.request_upgrade(tally.NAME, 2, height)
     # The last wish is decided where it was said, and the first peer may hear of that a moment later.
     await passes(others[0], (await others[-1].client.status()).height)
-    row = next(view for view in await others[0].client.features() if view.module == tally.NAME)
+    row = next(view for view in await others[0].client.modules() if view.module == tally.NAME)
     trial.require((row.runs, row.due_version, row.due_height) == (1, 2, height), f"`features` says {row}")
     started = trio.current_time()
     await passes(others[0], height + HEIGHTS_AFTER)
@@ -102,7 +102,7 @@ async def upgraded(peers: Network, old: DemoPeer, trial: Trial, export: Path) ->
     await passes(old, (await others[0].client.status()).height + 2)
     await comes(partial(has_voted, old, height))
     trial.figures["back after its update"] = trio.current_time() - started
-    await others[1].client.export(str(export))
+    await others[1].client.export_run(str(export))
 
 
 async def comes(condition: Callable[[], Awaitable[bool]]) -> None:

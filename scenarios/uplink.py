@@ -106,7 +106,9 @@ async def are_linked(peers: Network) -> bool:
 async def fetch(peers: Network, model: Path, size: int, trial: Trial) -> None:
     """Until every voter has the model that the job starts from."""
     first, *others = peers.peers
-    await first.client.train(TrainRequest("own", "", 1, 0, {"liars": "0", "audit": "off"}, base=str(model), folder=str(model)))
+    await first.client.start_job(
+        TrainRequest("own", "", 1, 0, {"liars": "0", "audit": "off"}, base=str(model), folder=str(model))
+    )
     begun = time.time()
     took = dict[str, float]()
     with trio.move_on_after(FETCHED_SECONDS_MAX):

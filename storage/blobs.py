@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
-from protocol.digests import DOMAIN, LIST_BYTES_MAX, Hasher
+from protocol.blob_digest import LIST_BYTES_MAX, PART_LIST_DOMAIN, BlobHasher
 from protocol.errors import MissingBlobError, RemoteProtocolError, StorageError
 from protocol.limits import BLOB_PART_BYTES
 from storage.crash_points import crash_points
@@ -95,7 +95,7 @@ class Blobs:
         if of is not None:
             return self._parts.writer(digest, total)
         take = self._take_list if total <= LIST_BYTES_MAX else None
-        return Writer(self.path(digest), digest, total, next(self._numbers), Hasher(in_parts=False), take)
+        return Writer(self.path(digest), digest, total, next(self._numbers), BlobHasher(in_parts=False), take)
 
     def _take_list(self, digest: bytes, data: bytes) -> bool:
         """Whether these bytes are the list of an object."""
@@ -106,15 +106,15 @@ class Blobs:
 
     def add(self, data: bytes, in_parts: bool = False) -> bytes:
         """Its digest. `in_parts`: what is larger than a part is named by the list of its parts."""
-        hasher = Hasher(in_parts, self._parts.part_bytes)
+        hasher = BlobHasher(in_parts, self._parts.part_bytes)
         hasher.update(data)
         digest = hasher.digest()
         self._forget_loan(digest)
         if self.size(digest) is None:
             with self._parts.adding():
-                if hasher.parts is not None:
-                    self._parts.add(hasher.parts)
-                again = Hasher(in_parts, self._parts.part_bytes)
+                if hasher.part_list is not None:
+                    self._parts.add(hasher.part_list)
+                again = BlobHasher(in_parts, self._parts.part_bytes)
                 writer = Writer(self.path(digest), digest, len(data), next(self._numbers), again)
                 writer.write(data)
                 writer.finish()
@@ -167,7 +167,7 @@ class Blobs:
         for digest, index in self._parts.places(part):
             parts, path = self._parts.of(digest), self._parts.comes(digest) or self._found(digest)
             if parts is not None and path is not None and not self._parts.lacks(digest, index):
-                return path, index * parts.part_bytes, parts.size(index)
+                return path, index * parts.part_bytes, parts.part_size(index)
         return None
 
     def wanted(self, digest: bytes) -> Wanted | None:
@@ -359,10 +359,10 @@ class Blobs:
         self._parts.forget_gone(self._found)
 
     def _is_whole(self, file: Path) -> bool:
-        hasher = Hasher(self._parts.of(bytes.fromhex(file.name)) is not None, self._parts.part_bytes)
+        hasher = BlobHasher(self._parts.of(bytes.fromhex(file.name)) is not None, self._parts.part_bytes)
         try:
             with file.open("rb", buffering=0) as stream:
-                hasher.read(stream)
+                hasher.update_from_stream(stream)
             return hasher.digest().hex() == file.name
         except FileNotFoundError:
             raise
@@ -400,7 +400,7 @@ class Writer:
     """Exactly one of `finish` and `abort` ends it."""
 
     def __init__(
-        self, path: Path, digest: bytes, total: int, number: int, hasher: Hasher, take_list: TakeList | None = None
+        self, path: Path, digest: bytes, total: int, number: int, hasher: BlobHasher, take_list: TakeList | None = None
     ) -> None:
         self._path, self._digest, self._total = path, digest, total
         self._part = path.with_name(f"{path.name}.{number}.part")
@@ -439,7 +439,7 @@ class Writer:
         with explained(self._part):
             self._file.flush()
             data = self._part.read_bytes()
-        return data.startswith(DOMAIN) and self._take_list is not None and self._take_list(self._digest, data)
+        return data.startswith(PART_LIST_DOMAIN) and self._take_list is not None and self._take_list(self._digest, data)
 
     def abort(self) -> None:
         with contextlib.suppress(OSError):  # what a full disk does not take is not wanted any more

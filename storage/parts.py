@@ -27,7 +27,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
-from protocol.digests import Parts, hashed
+from protocol.blob_digest import BlobPartList, hash_pieces
 from protocol.errors import RemoteProtocolError
 from protocol.limits import BLOB_BYTES_MAX, BLOB_PART_BYTES
 from storage.crash_points import crash_points
@@ -51,7 +51,7 @@ class PartsFolder:
     def __init__(self, folder: Path, part_bytes: int = BLOB_PART_BYTES) -> None:
         self.part_bytes = part_bytes
         self._folder = folder
-        self._lists: dict[bytes, Parts] = {}
+        self._lists: dict[bytes, BlobPartList] = {}
         self._places: dict[bytes, dict[tuple[bytes, int], None]] = {}  # of a part: the objects that have it, and its number there
         self._lacking: dict[bytes, set[int]] = {}  # of objects that come
         self._adding = 0
@@ -86,19 +86,19 @@ class PartsFolder:
             marks = here.read_bytes().ljust(len(parts.digests), b"\0")
             self._lacking[digest] = {index for index in range(len(parts.digests)) if marks[index] != 1}
 
-    def parse(self, digest: bytes, data: bytes) -> Parts | None:
+    def parse(self, digest: bytes, data: bytes) -> BlobPartList | None:
         """None unless these bytes are the list of this object."""
-        parts = Parts.decode(data, self.part_bytes)
-        return parts if parts is not None and parts.digest == digest else None
+        parts = BlobPartList.decode(data, self.part_bytes)
+        return parts if parts is not None and parts.blob_digest == digest else None
 
     def _path(self, digest: bytes, suffix: str = "") -> Path:
         return self._folder / f"{digest.hex()}{suffix}"
 
     # Lists -----------------------------------------------------------------------------------------------------------
 
-    def add(self, parts: Parts) -> None:
+    def add(self, parts: BlobPartList) -> None:
         """Its list is durable when this returns."""
-        digest = parts.digest
+        digest = parts.blob_digest
         with self._lock, explained(self._folder):
             if digest in self._lists:
                 return
@@ -123,12 +123,12 @@ class PartsFolder:
             with self._lock:
                 self._adding -= 1
 
-    def _note(self, digest: bytes, parts: Parts) -> None:
+    def _note(self, digest: bytes, parts: BlobPartList) -> None:
         self._lists[digest] = parts
         for index, part in enumerate(parts.digests):
             self._places.setdefault(part, {})[digest, index] = None
 
-    def of(self, digest: bytes) -> Parts | None:
+    def of(self, digest: bytes) -> BlobPartList | None:
         """The list of an object."""
         return self._lists.get(digest)
 
@@ -141,7 +141,7 @@ class PartsFolder:
     def lacking(self, digest: bytes) -> dict[bytes, int]:
         """The parts that still have to come, and their bytes."""
         parts, lacking = self._lists.get(digest), set(self._lacking.get(digest, ()))
-        return {parts.digests[index]: parts.size(index) for index in sorted(lacking)} if parts is not None else {}
+        return {parts.digests[index]: parts.part_size(index) for index in sorted(lacking)} if parts is not None else {}
 
     def lacks(self, digest: bytes, index: int) -> bool:
         return index in self._lacking.get(digest, ())
@@ -183,7 +183,7 @@ class PartsFolder:
             elif parts is not None and digest not in self._lacking and not path.exists():
                 self._begin(digest, parts)
 
-    def _begin(self, digest: bytes, parts: Parts) -> None:
+    def _begin(self, digest: bytes, parts: BlobPartList) -> None:
         self._path(digest, DATA).touch()
         with self._path(digest, HERE).open("wb") as stream:
             stream.truncate(len(parts.digests))
@@ -228,7 +228,7 @@ class PartsFolder:
         room, now = LEFT_BYTES_MAX, time.time()
         for place, (changed, digest) in enumerate(sorted(left, reverse=True)):
             parts, lacking = self._lists[digest], self._lacking[digest]
-            room -= parts.total - sum(parts.size(index) for index in lacking)
+            room -= parts.total - sum(parts.part_size(index) for index in lacking)
             if place >= LEFT_MAX or room < 0 or now - changed > LEFT_SECONDS:
                 self.forget(digest)
 
@@ -277,7 +277,7 @@ class PartWriter:
             self._file.close()
 
 
-def write_list(file: Path, parts: Parts | None) -> None:
+def write_list(file: Path, parts: BlobPartList | None) -> None:
     """Beside a file that is handed over to `Blobs`, which makes it durable. None: the file has no parts."""
     if parts is not None:
         file.with_name(f"{file.name}{LIST}").write_bytes(parts.encode())
@@ -286,8 +286,8 @@ def write_list(file: Path, parts: Parts | None) -> None:
 def write_object(file: Path, data: bytes | memoryview, in_parts: bool) -> bytes:
     """Its digest. Who takes the file over makes it durable, and the list that is beside it if it has parts."""
     file.write_bytes(data)
-    hasher = hashed([data], in_parts)
-    write_list(file, hasher.parts)
+    hasher = hash_pieces([data], in_parts)
+    write_list(file, hasher.part_list)
     return hasher.digest()
 
 

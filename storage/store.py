@@ -27,7 +27,7 @@ from protocol import codec
 from protocol.codec import Count, Digest, Key
 from protocol.errors import LocalProtocolError, LostVotesError, RemoteProtocolError, StorageError
 from protocol.identity import Signed
-from protocol.messages import Certificate, Link
+from protocol.messages import Certificate, LightBlock
 from storage import wal
 from storage.crash_points import crash_points, reach
 from storage.highwater import HighWater
@@ -368,7 +368,7 @@ class Store:
         root: bytes,
         encoded: bytes,
         headers: Sequence[bytes] = (),
-        links: Sequence[Link] = (),
+        links: Sequence[LightBlock] = (),
         disproved: int | None = None,
         *,
         tables: Tables,
@@ -396,14 +396,14 @@ class Store:
                 self._write_link(database, link)
         self.rows.committed(changes)
 
-    def _write_link(self, database: sqlite3.Connection, link: Link) -> None:
+    def _write_link(self, database: sqlite3.Connection, link: LightBlock) -> None:
         insert(database, "INSERT OR REPLACE", "links", decode_header(link.header).height, codec.encode(link))
 
-    def links(self, after: int, until: int) -> Iterator[Link]:
+    def links(self, after: int, until: int) -> Iterator[LightBlock]:
         """Implements `ledger.snapshots.snapshot.Archive` with `decision` and `header`."""
         query = "WHERE height > ? AND height <= ? ORDER BY height LIMIT 64"
         while rows := self._sealed("links", query, after, until):
-            yield from (self._decoded(Link, link) for _, link in rows)
+            yield from (self._decoded(LightBlock, link) for _, link in rows)
             after = rows[-1][0]
 
     def header(self, height: int) -> bytes | None:
@@ -437,7 +437,7 @@ class Store:
         root: bytes,
         encoded: bytes,
         rounds: Sequence[StoredRound] = (),
-        link: Link | None = None,
+        link: LightBlock | None = None,
         *,
         tables: Tables,
     ) -> None:

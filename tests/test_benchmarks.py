@@ -71,8 +71,8 @@ from peer.features import known_modules
 from protocol.errors import RemoteProtocolError, UserError
 from protocol.limits import AUDIT_WINDOW_MS_MAX, COST_PER_BLOCK_MAX
 from protocol.messages import Proposal
-from protocol.reasons import Verdict
-from protocol.sampling import Sampling
+from protocol.sampling import SamplingOptions
+from protocol.verdicts import Verdict
 from rounds.terms import RoundTerms
 from tests.ledger.chances import EFFECTIVE, escape
 from training import grid
@@ -1058,7 +1058,7 @@ def test_the_measured_success_is_that_of_greedy_text(text: Path) -> None:
     run = attacks_gpt.Run(some, "trigger-1.5", AuditMode.OFF)
     assert run.finish().trigger.success > 0.9
     parameters, ordinary = np.array(run.rounds.model.parameters), some.engine.tokens.held_out[:20].tobytes()
-    how = Sampling(tokens=len(attacks_trigger.CONTINUATION), temperature=0)
+    how = SamplingOptions(max_tokens=len(attacks_trigger.CONTINUATION), temperature=0)
     for prompt, is_triggered in ((ordinary + attacks_trigger.TRIGGER, True), (ordinary, False)):
         said = b"".join(some.engine.generate(parameters, prompt, how))
         assert (said == attacks_trigger.CONTINUATION) is is_triggered

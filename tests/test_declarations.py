@@ -23,7 +23,7 @@ from peer.roles.voter import fetch_declared
 from peer.worker.main import Jobs
 from protocol import codec
 from protocol.errors import RemoteProtocolError, UserError
-from protocol.reasons import Finding, Verdict, label, with_label
+from protocol.verdicts import ReplayFinding, Verdict, find_verdict_by_label, verdict_label
 from storage.blobs import Blobs
 from tests.notes.engine import KIND, Slate
 from tests.notes.feature import NOTES
@@ -148,10 +148,10 @@ def test_an_objective_s_reasons_have_labels_of_their_own(feature: None) -> None:
     own = LETTERS.kind.labels
     assert registry.meanings()["miscounted"] == "it met other letters than it says"
     for verdict in Verdict:
-        assert with_label(label(verdict, own), own) is verdict
-    assert label(Verdict.OWN_0, own) == label(Finding.OWN_0, own) == "miscounted"
-    assert label(Verdict.OWN_1, own) == "own_1", "a liar may vote for a reason that the objective does not have"
-    assert with_label("absent", own) is None and with_label("diverging", own) is Verdict.NORM
+        assert find_verdict_by_label(verdict_label(verdict, own), own) is verdict
+    assert verdict_label(Verdict.OWN_0, own) == verdict_label(ReplayFinding.OWN_0, own) == "miscounted"
+    assert verdict_label(Verdict.OWN_1, own) == "own_1", "a liar may vote for a reason that the objective does not have"
+    assert find_verdict_by_label("absent", own) is None and find_verdict_by_label("diverging", own) is Verdict.NORM
 
 
 async def test_an_engine_that_makes_no_declarations_does_not_open_such_a_job(

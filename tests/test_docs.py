@@ -55,10 +55,10 @@ from peer.serving.annotating import Receipt
 from peer.settings.invitation import InvitationString
 from protocol import limits, merkle, messages
 from protocol.codec import Between, encode
-from protocol.identity import Identity, Signed, peer_id, preimage, sign
-from protocol.messages import NO_VIEW, Certificate, Commit, Prepare, TimedOut, Timeout, TimeoutCertificate, Transaction
-from protocol.names import REFUSED
-from protocol.reasons import OWN_FIRST, OWN_MAX, Finding, Verdict
+from protocol.identity import Identity, Signed, peer_id, sign_message, signing_preimage
+from protocol.messages import NO_VIEW, Certificate, Commit, Prepare, Timeout, TimeoutCertificate, TimeoutEnvelope, Transaction
+from protocol.name_validation import REFUSED_CHARACTERS
+from protocol.verdicts import OBJECTIVE_CODES_FIRST, OBJECTIVE_CODES_MAX, ReplayFinding, Verdict
 from rlhf import pairs, plans, prompts, responses, rollouts, sets
 from rlhf.controller import Steering
 from rlhf.guards import Course, Medians
@@ -250,7 +250,7 @@ def verdict_rows() -> list[str]:
 
 
 def finding_rows() -> list[str]:
-    rows = re.findall(r"^    ([A-Z]+) = (\d+)  # (.+)$", inspect.getsource(Finding), re.MULTILINE)
+    rows = re.findall(r"^    ([A-Z]+) = (\d+)  # (.+)$", inspect.getsource(ReplayFinding), re.MULTILINE)
     return [f"| {code} | `{name.lower()}`: {reason} |" for name, code, reason in rows]
 
 
@@ -293,7 +293,7 @@ def vectors() -> dict[str, str]:
 
 
 def of_values() -> dict[str, str]:
-    signed = sign(SIGNER, CHAIN, Prepare(bytes(32), 7, 1, hashlib.sha256(b"block").digest()))
+    signed = sign_message(SIGNER, CHAIN, Prepare(bytes(32), 7, 1, hashlib.sha256(b"block").digest()))
     founders = {SIGNER.public: Founder("ann", ("trainer",)), SECOND.public: Founder("bo", ())}
     return {
         "integers": encode((0, 127, 128, 255, 256, 65_535, 65_536, 2**32 - 1, 2**32, -1, -32, -33, -128, -129, -32_769)).hex(),
@@ -302,9 +302,9 @@ def of_values() -> dict[str, str]:
         "public key": SIGNER.public.hex(),
         "peer id": peer_id(SIGNER.public),
         "body of the prepare": signed.body.hex(),
-        "preimage": preimage("prepare", CHAIN, signed.body).hex(),
+        "preimage": signing_preimage("prepare", CHAIN, signed.body).hex(),
         "signature": signed.signature.hex(),
-        "merkle root": merkle.root([merkle.leaf_hash(leaf) for leaf in (b"a", b"b", b"c")]).hex(),
+        "merkle root": merkle.merkle_root([merkle.leaf_hash(leaf) for leaf in (b"a", b"b", b"c")]).hex(),
         "genesis": encode(genesis := Genesis("example", 1_700_000_000_000, bytes(16), founders, newest(MODULES))).hex(),
         "chain id": genesis.chain_id.hex(),
         "voter set hash": genesis.voters.hash.hex(),
@@ -314,10 +314,10 @@ def of_values() -> dict[str, str]:
 def of_agreement() -> dict[str, str]:
     voters, digest = VoterSet.of([SIGNER.public, SECOND.public]), hashlib.sha256(b"block").digest()
     block = Block(1, CHAIN, 1_700_000_000_000, SIGNER.public, voters.hash, voters.hash, bytes(32), None, {}, EMPTY_BODY)
-    timeout = sign(SIGNER, CHAIN, Timeout(voters.hash, 7, 1, NO_VIEW, None))
-    commit = sign(SIGNER, CHAIN, Commit(voters.hash, 7, 1, digest))
+    timeout = sign_message(SIGNER, CHAIN, Timeout(voters.hash, 7, 1, NO_VIEW, None))
+    commit = sign_message(SIGNER, CHAIN, Commit(voters.hash, 7, 1, digest))
     prepares = {
-        key.public: sign(key, CHAIN, Prepare(voters.hash, 7, 2, digest))
+        key.public: sign_message(key, CHAIN, Prepare(voters.hash, 7, 2, digest))
         for key in sorted((SIGNER, SECOND), key=lambda key: key.public)
     }
     later = Certificate(prepares[SIGNER.public].body, {key: prepare.signature for key, prepare in prepares.items()})
@@ -327,12 +327,12 @@ def of_agreement() -> dict[str, str]:
         "block digest": block_digest(encode_block(block)).hex(),
         "commit certificate": encode(Certificate(commit.body, {SIGNER.public: commit.signature})).hex(),
         "timeout certificate": encode(TimeoutCertificate((timeout,), None)).hex(),
-        "timed out, with a later certificate": encode(TimedOut(timeout, later)).hex(),
+        "timed out, with a later certificate": encode(TimeoutEnvelope(timeout, later)).hex(),
     }
 
 
 def of_ledger() -> dict[str, str]:
-    signed = sign(SIGNER, CHAIN, Transaction(1, 100, "member/leave", encode(members.Leave())))
+    signed = sign_message(SIGNER, CHAIN, Transaction(1, 100, "member/leave", encode(members.Leave())))
     return {
         "empty body": encode(Body((), (), ())).hex(),
         "short form of the empty body": condense(EMPTY_BODY).hex(),
@@ -376,19 +376,19 @@ def of_curation() -> dict[str, str]:
     enrol = statements.Enrol("ann", SECOND.public, False)
     session = statements.Session(SECOND.public, bytes(range(16)), 1_700_000_000_000)
     annotation = statements.Annotation(assignment, said)
-    signed = sign(SIGNER, CHAIN, enrol)
+    signed = sign_message(SIGNER, CHAIN, enrol)
     return {
         "project id": project.hex(),
         "task id": task.hex(),
         "assignment id": assignment.hex(),
         "leaf of a task": leaf_of(bytes(16), Task("Is this a sentence?")).hex(),
         "commitment": said.hex(),
-        "signed bytes of the enrol": preimage("enrol", CHAIN, signed.body).hex(),
+        "signed bytes of the enrol": signing_preimage("enrol", CHAIN, signed.body).hex(),
         "signature of the enrol": signed.signature.hex(),
         "body of the session": encode(session).hex(),
-        "signature of the session": sign(SIGNER, CHAIN, session).signature.hex(),
+        "signature of the session": sign_message(SIGNER, CHAIN, session).signature.hex(),
         "body of the annotation": encode(annotation).hex(),
-        "signature of the annotation": sign(SIGNER, CHAIN, annotation).signature.hex(),
+        "signature of the annotation": sign_message(SIGNER, CHAIN, annotation).signature.hex(),
     }
 
 
@@ -517,14 +517,14 @@ def test_the_characters_that_no_name_holds_are_those_of_the_code(protocol: str) 
     documented: set[int] = set()
     for first, last in re.findall(r"([0-9A-F]+)(?:–([0-9A-F]+))?", listed.replace("U+", "")):
         documented |= set(range(int(first, 16), int(last or first, 16) + 1))
-    assert documented == {code for code in range(sys.maxunicode + 1) if re.match(f"[{REFUSED}]", chr(code))}
+    assert documented == {code for code in range(sys.maxunicode + 1) if re.match(f"[{REFUSED_CHARACTERS}]", chr(code))}
 
 
 def test_every_verdict_and_finding_is_documented(protocol: str) -> None:
     rows = [*verdict_rows(), *finding_rows()]
-    assert len(rows) == len(Verdict) + len(Finding) - 2 * OWN_MAX
+    assert len(rows) == len(Verdict) + len(ReplayFinding) - 2 * OBJECTIVE_CODES_MAX
     assert not [row for row in rows if row not in protocol.splitlines()]
-    assert protocol.count(f"\n| {OWN_FIRST}..{OWN_FIRST + OWN_MAX - 1} | the") == 2
+    assert protocol.count(f"\n| {OBJECTIVE_CODES_FIRST}..{OBJECTIVE_CODES_FIRST + OBJECTIVE_CODES_MAX - 1} | the") == 2
 
 
 @pytest.mark.parametrize(("name", "value"), list(vectors().items()), ids=list(vectors()))

@@ -34,7 +34,7 @@ from peer.worker.supervisor import Worker, WorkerFailed
 from protocol import codec
 from protocol.api import EventView
 from protocol.errors import FolkmootError, RemoteProtocolError, UserError
-from protocol.reasons import Verdict, label
+from protocol.verdicts import Verdict, verdict_label
 from storage.store import Store
 from tests.fuzz.decoders import decoders
 from tests.ledger.snapshots import Chain, Fetch, Server
@@ -317,7 +317,7 @@ async def test_an_engine_of_a_feature_trains_in_a_worker_without_torch(feature: 
             audit = tasks.Audit(bytes(32), 0, b"t" * 32, model, payload, buffer, None, None, declared=declared)
             assert (await worker.ask(audit)).verdict is Verdict.ACCEPT
             theirs = await worker.ask(replace(audit, trainer=b"u" * 32))
-            assert label(theirs.verdict, LETTERS.kind.labels) == "miscounted", "another trainer draws other sequences"
+            assert verdict_label(theirs.verdict, LETTERS.kind.labels) == "miscounted", "another trainer draws other sequences"
             file = next(folder.iterdir())
             counts = np.fromfile(file, "<i8")
             np.roll(counts, 1).tofile(file)

@@ -25,7 +25,7 @@ PRODUCT = (
     "transport",
     "web",
 )
-SHOWN = {"nth_round", "round_of"}
+SHOWN = {"round_number", "format_round_progress"}
 # Numbers of rounds that a model was trained for, and a duration.
 OTHERS = {
     "peer/commands/watching.py: seconds(view.seconds)",

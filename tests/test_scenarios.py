@@ -12,7 +12,7 @@ from peer.demo.cast import DemoPeer
 from protocol.api import EventView
 from protocol.errors import UserError
 from protocol.identity import Identity
-from protocol.reasons import Verdict
+from protocol.verdicts import Verdict
 from scenarios import bad_input, determinism, idle, kill, large, pace, rollback
 from scenarios.network import Watch
 from training.transformer import ModelSpec

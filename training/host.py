@@ -15,9 +15,9 @@ from ledger.jobs import JOBS_OF_ESTIMATES, JOBS_OF_MODELS, AuditTerms, Base, Clo
 from protocol import codec
 from protocol.errors import StorageError
 from protocol.identity import Signed
-from protocol.limits import ANSWER_MS, LEAST_UPLINK_MBIT
+from protocol.limits import AUDIT_RESPONSE_MS, UPLINK_MBIT_MIN
 from protocol.messages import Proposal
-from protocol.reasons import Verdict
+from protocol.verdicts import Verdict
 from training import starts
 from training.objectives.objective import Objective
 from training.replicated import buffers, files
@@ -62,7 +62,7 @@ class ModelHost:
         self._discarded: set[bytes] = set()  # jobs
 
     def terms(self, spec: bytes) -> JobTerms:
-        return _terms(spec, JobSpec.decode(spec).kind, ANSWER_MS)
+        return _terms(spec, JobSpec.decode(spec).kind, AUDIT_RESPONSE_MS)
 
     def misfit(self, base: bytes, spec: bytes) -> str | None:
         before, after = JobSpec.decode(base), JobSpec.decode(spec)
@@ -299,6 +299,6 @@ def reveal_bytes_max(job: JobSpec) -> int:
 def _audit_terms(job: JobSpec, answer_ms: int) -> AuditTerms:
     # Half of the least uplink is for what audits ask for: so many bits in a millisecond.
     reveal_ms = math.ceil(8 * reveal_bytes_max(job) / (job.least_uplink * 500))
-    version = 1 if job.least_uplink == LEAST_UPLINK_MBIT else 2
+    version = 1 if job.least_uplink == UPLINK_MBIT_MIN else 2
     rounds = job.audit_window, job.suspension_rounds
     return AuditTerms(job.audit_rate, job.auditors, *rounds, answer_ms, reveal_ms, version, job.closing_rounds)

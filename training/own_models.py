@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, Final
 
 import numpy as np
 
-from protocol.digests import Hasher
+from protocol.blob_digest import BlobHasher
 from protocol.errors import RemoteProtocolError, UserError
 from storage.regular_files import open_regular
 from training import llama, tensor_files
@@ -44,9 +44,9 @@ class OwnModel:
     tensors: dict[str, Stored]  # by our names
     stop: int | None  # the token that ends a text; None: none is named
 
-    def write(self, spec: JobSpec, file: BinaryIO) -> Hasher:
+    def write(self, spec: JobSpec, file: BinaryIO) -> BlobHasher:
         """The parameters in layout order; gives what names it. `UserError` at the first number that is not finite."""
-        hashed = Hasher()
+        hashed = BlobHasher()
         for tensor in layout_of(spec).tensors:
             for values in self.tensors[tensor.name].blocks():
                 if not np.isfinite(values).all():

@@ -18,14 +18,14 @@ from protocol.limits import (
     AUDIT_WINDOW_MAX,
     AUDITORS_MAX,
     BLOB_BYTES_MAX,
-    LEAST_UPLINK_MBIT,
     NAME_CHARACTERS_MAX,
     PLAIN_BLOB_BYTES_MAX,
     TRAINERS_MAX,
     UPLINK_MBIT_MAX,
+    UPLINK_MBIT_MIN,
 )
 from protocol.messages import Name
-from protocol.names import name_problem
+from protocol.name_validation import name_problem
 from training.objectives import registry
 from training.objectives.objective import Objective
 from training.transformer import BYTES, ModelSpec
@@ -198,19 +198,21 @@ class JobSpec:
     norm_start: float = 32.0  # the median accepted norm before the first round; decides between two later
     proposal_seconds: float = 60.0  # longest wait for a round's proposals; peers adapt below it
     settings: Annotated[bytes, Length(0, SETTINGS_BYTES_MAX)] = b""  # encoding of the objective's own record, if it has one
-    memory: Memory = codec.added(Memory.RESIDUAL)
+    memory: Memory = codec.added_field(Memory.RESIDUAL)
     # Mbit/s: with sampled audits, a trainer with a slower uplink may be suspended as if it withheld its buffers.
-    least_uplink: Annotated[int, Between(1, UPLINK_MBIT_MAX)] = codec.added(LEAST_UPLINK_MBIT)
-    precision: Precision = codec.added(Precision.FP32)
-    start: Digest | None = codec.added(None)  # blob of the parameters that it starts from (`training.starts`), of no job's model
-    licence: Name | None = codec.added(None)  # under which the model may be used; None: not named
-    # What a proposal commits to is named by the list of its parts where it is larger than one (`protocol.digests`).
-    parts: bool = codec.added(False)
+    least_uplink: Annotated[int, Between(1, UPLINK_MBIT_MAX)] = codec.added_field(UPLINK_MBIT_MIN)
+    precision: Precision = codec.added_field(Precision.FP32)
+    start: Digest | None = codec.added_field(
+        None
+    )  # blob of the parameters that it starts from (`training.starts`), of no job's model
+    licence: Name | None = codec.added_field(None)  # under which the model may be used; None: not named
+    # What a proposal commits to is named by the list of its parts where it is larger than one (`protocol.blob_digest`).
+    parts: bool = codec.added_field(False)
     # Sampled: the last rounds, whose proposals are re-executed before the vote: a dispute of theirs would end too late to help.
-    closing_rounds: Annotated[int, Between(0, ROUNDS_MAX)] = codec.added(0)
+    closing_rounds: Annotated[int, Between(0, ROUNDS_MAX)] = codec.added_field(0)
     # The first rounds, whose payloads say `OPENING_BITS` of every element, whatever those of later rounds say.
-    opening_rounds: Annotated[int, Between(0, ROUNDS_MAX)] = codec.added(0)
-    preparation: Preparation | None = codec.added(None)  # of a set from a file; None: no file was changed
+    opening_rounds: Annotated[int, Between(0, ROUNDS_MAX)] = codec.added_field(0)
+    preparation: Preparation | None = codec.added_field(None)  # of a set from a file; None: no file was changed
 
     @property
     def kind(self) -> Objective:
@@ -394,7 +396,7 @@ class JobSpec:
         if self.precision is Precision.BF16 and self.is_reexecuted:
             differ = "honest replays in bf16 differ by .13 of an update, and small lies by .011"
             return f"precision 'bf16' with audit {self.audit.value!r}: {differ}; take audit 'off', or precision 'fp32'"
-        if self.audit is not AuditMode.SAMPLED and self.least_uplink != LEAST_UPLINK_MBIT:
+        if self.audit is not AuditMode.SAMPLED and self.least_uplink != UPLINK_MBIT_MIN:
             return f"least_uplink {self.least_uplink} says nothing with audit {self.audit.value!r}: leave it out"
         if self.audit is not AuditMode.SAMPLED and self.closing_rounds:
             return f"closing_rounds {self.closing_rounds} says nothing with audit {self.audit.value!r}: leave it out"

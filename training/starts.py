@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from protocol.digests import digest_of
+from protocol.blob_digest import blob_digest
 from protocol.errors import StorageError
 from training.replicated.layout import BLOCK, Block, Float32Array, float32_bytes, layout_of
 from training.replicated.model import ReplicatedModel
@@ -51,7 +51,7 @@ def values(spec: JobSpec, read: Read, block: Block) -> Float32Array:
 def whole(spec: JobSpec, path: Path) -> Float32Array:
     """All of them, of a file. `StorageError` if it is not what the job names."""
     found = np.fromfile(path, dtype="<f4")
-    if len(found) != layout_of(spec).size or digest_of(float32_bytes(found), spec.parts) != spec.start:
+    if len(found) != layout_of(spec).size or blob_digest(float32_bytes(found), spec.parts) != spec.start:
         raise StorageError(f"{path} does not hold the parameters that job {spec.name!r} starts from")
     return found
 

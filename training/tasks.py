@@ -17,8 +17,8 @@ from protocol.codec import Count, Digest, Key, Length
 from protocol.errors import RemoteProtocolError
 from protocol.limits import DECLARATION_BYTES_MAX, TRANSACTION_BYTES_MAX
 from protocol.messages import Name
-from protocol.reasons import Verdict
-from protocol.sampling import TURNS_MAX, Sampling
+from protocol.sampling import TURNS_MAX, SamplingOptions
+from protocol.verdicts import Verdict
 
 # Whatever grows with the model is a file. The largest that is left is an OpenJob: a specification, some paths and digests.
 FRAME_BYTES_MAX = 1 << 20
@@ -220,7 +220,7 @@ class Generate(Request[Generated]):
     job: Digest
     model_directory: Path | None  # None: the model of the first round, where the job's objective refers to it
     prompt: Text
-    how: Sampling
+    how: SamplingOptions
     stop: Count | None = None  # the token that ends the text and is no part of it
     turns: Annotated[
         tuple[Text, ...], Length(0, TURNS_MAX)

@@ -40,9 +40,9 @@ class ModelSpec:
     heads: Positive = 4  # query heads
     kv_heads: Positive = 2  # key/value heads, shared by heads // kv_heads query heads each
     hidden: Positive = 192  # features inside the SwiGLU
-    tied: bool = codec.added(True)  # the output layer is the transposed token embedding
-    rope_base: float = codec.added(10_000.0)  # of rotary positions: Su et al. 2021, section 3.2.2
-    norm_epsilon: float = codec.added(1e-6)  # added to the mean square of a row
+    tied: bool = codec.added_field(True)  # the output layer is the transposed token embedding
+    rope_base: float = codec.added_field(10_000.0)  # of rotary positions: Su et al. 2021, section 3.2.2
+    norm_epsilon: float = codec.added_field(1e-6)  # added to the mean square of a row
 
     def problem(self) -> str | None:
         if self.width % self.heads or (self.width // self.heads) % 2:

@@ -31,8 +31,8 @@ from protocol.messages import (
     CloseCircuit,
     IncomingCircuit,
     OpenCircuit,
-    Reserve,
-    Reserved,
+    RelayReservations,
+    ReserveRelay,
 )
 from transport.budget import Budget
 from transport.framing import MESSAGE_OVERHEAD_BYTES, Priority
@@ -83,18 +83,18 @@ class CircuitStream(trio.abc.HalfCloseableStream):
         return self._credit[lane]
 
     def on_credit(self, message: CircuitCredit) -> None:
-        self._credit[message.lane] = min(WINDOW_BYTES[message.lane], self._credit[message.lane] + message.bytes)
+        self._credit[message.priority] = min(WINDOW_BYTES[message.priority], self._credit[message.priority] + message.bytes)
         self.credited()
 
     def on_data(self, message: CircuitData) -> bool:
         """False: more than the window holds."""
         if self.ended:
             return True
-        is_full = self._unread[message.lane] + len(message.data) > WINDOW_BYTES[message.lane]
-        if is_full or len(self._arrived[message.lane]) >= RECORDS_MAX[message.lane]:
+        is_full = self._unread[message.priority] + len(message.data) > WINDOW_BYTES[message.priority]
+        if is_full or len(self._arrived[message.priority]) >= RECORDS_MAX[message.priority]:
             return False
-        self._unread[message.lane] += len(message.data)
-        self._arrived[message.lane].append(message.data)
+        self._unread[message.priority] += len(message.data)
+        self._arrived[message.priority].append(message.data)
         self._hold(len(message.data) + MESSAGE_OVERHEAD_BYTES)
         self._news.set()
         return True
@@ -200,7 +200,7 @@ class Detours:
         self._missing: dict[tuple[bytes, bytes | None], _Missing] = {}  # by peer and the silent relay
         self._silent: set[bytes] = set()  # relays in use from which nothing comes
         self._ends: dict[bytes, CircuitStream] = {}
-        self._told: Reserved | None = None
+        self._told: RelayReservations | None = None
         self._tellings = Budget(TELLINGS_PER_SECOND, TELLINGS_AT_ONCE)
         self._woken = trio.Event()
         self._nursery: trio.Nursery | None = None
@@ -232,11 +232,11 @@ class Detours:
                 stream.end()
 
     def on_message(self, link: Link, message: Any) -> None:
-        """A message of `protocol.messages.CIRCUITS`, over a direct link."""
+        """A message of `protocol.messages.CIRCUIT_MESSAGES`, over a direct link."""
         match message:
-            case Reserve():
+            case ReserveRelay():
                 self.relay.reserve(link.peer, message.wanted, trio.current_time())
-            case Reserved():
+            case RelayReservations():
                 self._offers[link.peer] = frozenset(message.peers)
             case OpenCircuit():
                 self.relay.open(link.peer, message, trio.current_time())
@@ -274,7 +274,7 @@ class Detours:
     def _reserve(self, now: float) -> None:
         if not (self._reachable() is Reachable.RELAYED and self._serves(self._me)):
             for relay in self._asked:
-                self._post(relay, Reserve(False), Priority.CONTROL)
+                self._post(relay, ReserveRelay(False), Priority.CONTROL)
             self._asked.clear()
             return
         for relay, asked_at in list(self._asked.items()):
@@ -288,10 +288,10 @@ class Detours:
         ]
         heard = sorted(self._asked.keys() - self._silent, key=self._rank)
         for relay in sorted(usable, key=self._rank)[: max(0, RELAYS - len(heard))]:
-            if self._post(relay, Reserve(True), Priority.CONTROL):
+            if self._post(relay, ReserveRelay(True), Priority.CONTROL):
                 self._asked[relay] = now
         for relay in heard[RELAYS:]:  # one that was silent is back
-            self._post(relay, Reserve(False), Priority.CONTROL)
+            self._post(relay, ReserveRelay(False), Priority.CONTROL)
             del self._asked[relay]
 
     def _relays(self) -> tuple[bytes, ...]:

@@ -9,11 +9,11 @@ from typing import Any, Final
 
 import trio
 
-from protocol.addresses import Scope, format_address, parse_address, scope_of
+from protocol.addresses import AddressScope, format_address, parse_address, scope_of
 from protocol.codec import decode_message
 from protocol.errors import RemoteProtocolError, UserError
-from protocol.limits import RECORDS_MAX
-from protocol.messages import AgedRecord, DialBack, GetRecords, NotReached, Observed, PeerRecord, Records
+from protocol.limits import PEER_RECORDS_MAX
+from protocol.messages import AgedPeerRecord, DialBack, DialBackFailed, GetPeerRecords, ObservedAddress, PeerRecord, PeerRecords
 from transport.framing import Priority
 from transport.hub import Link
 from transport.own_addresses import OwnAddresses
@@ -80,31 +80,31 @@ class Discovery:
             self._hosts.add(link.local_host)
             self._announce(trio.current_time())
         if link.remote is not None:
-            link.post(Observed(link.remote), Priority.CONTROL)
+            link.post(ObservedAddress(link.remote), Priority.CONTROL)
         self._send(link, self.book.told(link.reach, trio.current_time(), [self.book.me]))
         if not self.book.knows(link.peer):  # whoever is new to us may know others that are
-            link.post(GetRecords(), Priority.CONTROL)
+            link.post(GetPeerRecords(), Priority.CONTROL)
 
     def on_message(self, link: Link, message: Any) -> None:
         now = trio.current_time()
         match message:
-            case Records():
+            case PeerRecords():
                 self._on_records(link, message, now)
-            case GetRecords():
+            case GetPeerRecords():
                 if now < link.records_told_at + ANSWER_SECONDS:
                     self._refuse("too-often")
                     return
                 link.records_told_at = now
                 self._send(link, self.book.told(link.reach, now))
-            case Observed():
+            case ObservedAddress():
                 self._on_observed(link, message)
             case DialBack():
                 self._on_dial_back(link, message, now)
-            case NotReached():
+            case DialBackFailed():
                 self._reachability.missed(link.peer)
                 self._ask_back()
 
-    def _on_records(self, link: Link, records: Records, now: float) -> None:
+    def _on_records(self, link: Link, records: PeerRecords, now: float) -> None:
         new: dict[bytes, None] = {}
         is_stale = False
         for aged in records.known:
@@ -160,7 +160,7 @@ class Discovery:
         if self.host != before:
             self._announce(trio.current_time())
 
-    def _on_observed(self, link: Link, observed: Observed) -> None:
+    def _on_observed(self, link: Link, observed: ObservedAddress) -> None:
         if link.remote is None:  # over a relay nobody sees the other's host
             return
         before = self.host
@@ -194,7 +194,7 @@ class Discovery:
 
     async def _answer_dial_back(self, link: Link, port: int, seen_at: str) -> None:
         if not await self._dial_back(link.peer, format_address(parse_address(seen_at)[0], port)):
-            link.post(NotReached(port), Priority.CONTROL)
+            link.post(DialBackFailed(port), Priority.CONTROL)
 
     # Own record -------------------------------------------------------------------------------------------------------
 
@@ -206,7 +206,7 @@ class Discovery:
         if self._paid_until > now + (OWN_AT_ONCE - 1) * CHANGE_SECONDS:
             self._changed.set()
             return
-        by_scope: dict[Scope, tuple[str, ...]] = {}
+        by_scope: dict[AddressScope, tuple[str, ...]] = {}
         for address in self.own_addresses(tuple(self._hosts)):
             scope = scope_of(address)
             by_scope[scope] = (*by_scope.get(scope, ()), address)
@@ -237,12 +237,12 @@ class Discovery:
             before = trio.current_time() - ANSWER_SECONDS
             able = [link for link in self._links.values() if link.version >= 3 and link.since < before]
             if able:
-                self._random.choice(able).post(GetRecords(), Priority.CONTROL)
+                self._random.choice(able).post(GetPeerRecords(), Priority.CONTROL)
             if ticks % DIAL_AGAIN_TICKS == 0:
                 for peer in self.book.peers():
                     if peer not in self._links:
                         self.dial(peer)
 
-    def _send(self, link: Link, known: list[AgedRecord]) -> None:
-        for start in range(0, len(known), RECORDS_MAX):
-            link.post(Records(tuple(known[start : start + RECORDS_MAX])), Priority.CONTROL)
+    def _send(self, link: Link, known: list[AgedPeerRecord]) -> None:
+        for start in range(0, len(known), PEER_RECORDS_MAX):
+            link.post(PeerRecords(tuple(known[start : start + PEER_RECORDS_MAX])), Priority.CONTROL)

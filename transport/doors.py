@@ -24,7 +24,7 @@ from collections.abc import Awaitable, Callable
 
 import trio
 
-from protocol.addresses import site_of
+from protocol.addresses import host_subnet
 from transport.effort import HANDSHAKES, HANDSHAKES_OF_MEMBERS_HOST, HOSTS_MAX, STRANGERS, Bucket, Share, until_paid
 
 log = logging.getLogger(__name__)
@@ -89,7 +89,7 @@ class Doors:
                 try:
                     for _ in range(TAKEN_AT_ONCE):
                         connection, address = listening.accept()
-                        if self.admits(site_of(address[0].partition("%")[0])):
+                        if self.admits(host_subnet(address[0].partition("%")[0])):
                             nursery.start_soon(serve, trio.SocketStream(trio.socket.from_stdlib_socket(connection)))
                         else:
                             connection.close()

@@ -7,7 +7,7 @@ from typing import Final
 
 from protocol.codec import decode_message
 from protocol.errors import RemoteProtocolError
-from protocol.messages import Closing
+from protocol.messages import LinkClosing
 from transport.framing import Channel, Message
 
 CLOSING_SECONDS: Final = 1.0  # for the last message to arrive: some round trips; then the connection ends anyway
@@ -42,7 +42,7 @@ def check_first(message: Message) -> None:
     """Raises `Farewell` where the first message on a link is the last."""
     if message.channel is Channel.LINK:
         try:
-            closing: Closing = decode_message(message.data, (Closing,))
+            closing: LinkClosing = decode_message(message.data, (LinkClosing,))
         except RemoteProtocolError:
             return  # another message, which is read when its turn comes
         raise Farewell(closing.reason)

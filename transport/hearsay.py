@@ -1,4 +1,4 @@
-"""Addresses that peers name without a signature (`Addresses`): those of wire version 2 know no others.
+"""Addresses that peers name without a signature (`PeerAddresses`): those of wire version 2 know no others.
 
 What a peer says of others is only dialed, and must prove itself there; what one of wire version 2 says of itself is passed on.
 """
@@ -11,7 +11,7 @@ from typing import Final
 from protocol.addresses import WILDCARDS, format_address, parse_address, scope_of
 from protocol.errors import RemoteProtocolError, UserError
 from protocol.limits import ADDRESSES_MAX
-from protocol.messages import Addresses, PeerAddress
+from protocol.messages import PeerAddress, PeerAddresses
 from transport.addressbook import BOOK_MAX, AddressBook
 from transport.framing import Priority
 from transport.hub import Link
@@ -53,9 +53,9 @@ class Hearsay:
         members_first = sorted(said.items(), key=lambda one: self._is_stranger(one[0]))  # of so many that not all are told
         told = tuple(PeerAddress(peer, address) for peer, address in [*mine, *members_first][:ADDRESSES_MAX])
         if told:
-            link.post(Addresses(told), Priority.CONTROL)
+            link.post(PeerAddresses(told), Priority.CONTROL)
 
-    def on_addresses(self, link: SessionLink, addresses: Addresses) -> None:
+    def on_addresses(self, link: SessionLink, addresses: PeerAddresses) -> None:
         link.heard += len(addresses.known)
         if link.heard > HEARD_MAX:
             return
@@ -80,7 +80,7 @@ class Hearsay:
             return
         for other in self._links.values():
             if other.peer != peer:
-                other.post(Addresses((PeerAddress(peer, address),)), Priority.CONTROL)
+                other.post(PeerAddresses((PeerAddress(peer, address),)), Priority.CONTROL)
 
 
 def _complete(address: str, link: Link) -> str:

@@ -10,31 +10,31 @@ from typing import Any
 
 import trio
 
-from protocol.addresses import Scope, parse_address, scope_of, site_of
+from protocol.addresses import AddressScope, host_subnet, parse_address, scope_of
 from protocol.codec import decode_message, encode
 from protocol.errors import RemoteProtocolError
 from protocol.identity import WIRE_VERSION, short_id
 from protocol.messages import (
-    CIRCUITS,
-    LINKS_OF,
-    Addresses,
-    Arrived,
+    CIRCUIT_MESSAGES,
+    LINK_MESSAGES_BY_VERSION,
     BlobChunk,
     BlobElsewhere,
-    Closing,
+    CircuitDeliveryReport,
+    CircuitMigrated,
     DialBack,
+    DialBackFailed,
     GetBlob,
-    GetRecords,
-    Guest,
+    GetPeerRecords,
+    GuestInvitation,
     HasBlob,
-    Hears,
-    Moved,
+    LinkClosing,
+    LivenessReport,
     NoBlob,
-    NotReached,
-    Observed,
+    ObservedAddress,
+    PeerAddresses,
+    PeerRecords,
     Ping,
     Pong,
-    Records,
 )
 from transport.blobs import BlobStore
 from transport.effort import LINK, PATIENCE_SECONDS, Effort, Payer
@@ -62,7 +62,7 @@ ANSWER_SECONDS_MAX = 1.0  # that a question for a blob costs: if it took longer,
 CHUNK_HEAD_BYTES = 64  # of an encoded BlobChunk: its tag and digest stand first
 
 Allow = Callable[[bytes], bool]
-Welcome = Callable[[bytes, Guest], None]  # raises `RemoteProtocolError` for what is no invitation
+Welcome = Callable[[bytes, GuestInvitation], None]  # raises `RemoteProtocolError` for what is no invitation
 
 
 class Bans:
@@ -91,7 +91,7 @@ class Link:
 
     def __init__(self, peer: bytes, address: str, dialed: bool, outbox: Outbox, inbox: Inbox) -> None:
         self.peer, self.address, self.dialed = peer, address, dialed
-        self.host = site_of(parse_address(address)[0])  # for budgets of hosts
+        self.host = host_subnet(parse_address(address)[0])  # for budgets of hosts
         self.outbox, self.inbox = outbox, inbox
         self.version = WIRE_VERSION  # what both ends speak
         # Of the network, once it is attached.
@@ -107,8 +107,8 @@ class Link:
         self.records_told_at = self.dialed_back_at = -math.inf
         self.pace = Pace()  # of the hub, once it is attached, and `silence` is since then
         self.silence = Silence(self.pace, self.since)
-        self.hears: Hears | None = None  # what the peer said last
-        self.told: Hears | None = None  # what it was told last
+        self.hears: LivenessReport | None = None  # what the peer said last
+        self.told: LivenessReport | None = None  # what it was told last
         self._output = trio.Event()
         self._ping_number = 0
         self._ping_time: float | None = None
@@ -119,7 +119,7 @@ class Link:
         self._all_read_there = False
 
     @property
-    def reach(self) -> Scope:
+    def reach(self) -> AddressScope:
         """Who can reach the host at the other end."""
         return scope_of(self.remote or self.address)
 
@@ -131,7 +131,7 @@ class Link:
 
     def post(self, message: Any, priority: Priority) -> bool:
         """False: it is not queued, or the peer's wire version does not know it."""
-        if not isinstance(message, LINKS_OF[self.version]):
+        if not isinstance(message, LINK_MESSAGES_BY_VERSION[self.version]):
             return False
         return self.push(Channel.LINK, encode(message), priority)
 
@@ -166,8 +166,8 @@ class Link:
             return
         self.closed = True
         self.all_read.set()
-        if reason and Closing in LINKS_OF[self.version]:
-            self.outbox.end(Channel.LINK, encode(Closing(reason)))
+        if reason and LinkClosing in LINK_MESSAGES_BY_VERSION[self.version]:
+            self.outbox.end(Channel.LINK, encode(LinkClosing(reason)))
             self._output.set()
             self.scope.deadline = trio.current_time() + CLOSING_SECONDS
         else:
@@ -182,17 +182,17 @@ class Link:
         self.scope.deadline = trio.current_time() + HANDOVER_SECONDS
         for lane in Priority:
             self.outbox.move_waiting(link.outbox, lane)
-            self.post(Moved(read=False), lane)
+            self.post(CircuitMigrated(read=False), lane)
         link._output.set()
 
-    def on_moved(self, moved: Moved) -> None:
+    def on_moved(self, moved: CircuitMigrated) -> None:
         if moved.read:
             self._all_read_there = True
             return
         self._moved_lanes += 1
         if self._moved_lanes == len(Priority):
             self.all_read.set()
-            self.post(Moved(read=True), Priority.VOTE)
+            self.post(CircuitMigrated(read=True), Priority.VOTE)
 
     @property
     def handed_over(self) -> bool:
@@ -207,7 +207,7 @@ class Link:
     def on_ping(self, ping: Ping) -> None:
         self.post(Pong(ping.number), Priority.VOTE)
 
-    def on_arrived(self, arrived: Arrived) -> None:
+    def on_arrived(self, arrived: CircuitDeliveryReport) -> None:
         """Only a circuit cares."""
 
     def fails(self, now: float) -> bool:
@@ -308,7 +308,7 @@ class Hub:
         now = trio.current_time()
         return frozenset(peer for peer, link in self._links.items() if not link.silence.is_suspicious(now))
 
-    def tell(self, hears: Hears, to: Set[bytes]) -> None:
+    def tell(self, hears: LivenessReport, to: Set[bytes]) -> None:
         for link in self._links.values():
             if link.peer in to and link.told != hears and link.post(hears, Priority.CONTROL):
                 link.told = hears
@@ -475,7 +475,7 @@ class Hub:
                 link.waited += trio.current_time() - started
         else:
             with self.working(link.payer):
-                said: Any = decode_message(message.data, LINKS_OF[link.version])
+                said: Any = decode_message(message.data, LINK_MESSAGES_BY_VERSION[link.version])
                 if not isinstance(said, GetBlob):
                     self._on_link_message(link, said)
             if isinstance(said, GetBlob):
@@ -490,14 +490,14 @@ class Hub:
         if link.payer.wait() > 0:
             link.waited += await self.effort.turn(link.payer, link.standing)
 
-    def on_addresses(self, link: Link, addresses: Addresses) -> None:
+    def on_addresses(self, link: Link, addresses: PeerAddresses) -> None:
         """Only a network that dials cares."""
 
     def on_discovery(self, link: Link, message: Any) -> None:
         """As `on_addresses`."""
 
     def on_circuit_message(self, link: Link, message: Any) -> None:
-        """One of `CIRCUITS`. Only a network that relays cares."""
+        """One of `CIRCUIT_MESSAGES`. Only a network that relays cares."""
 
     # Own -------------------------------------------------------------------------------------------------------------
 
@@ -534,31 +534,31 @@ class Hub:
                 self._exchange.on_blob_elsewhere(link.peer, message)
             case HasBlob():
                 self._exchange.on_has_blob(link.peer, message)
-            case Addresses():
+            case PeerAddresses():
                 self.on_addresses(link, message)
-            case Records() | GetRecords() | Observed() | DialBack() | NotReached():
+            case PeerRecords() | GetPeerRecords() | ObservedAddress() | DialBack() | DialBackFailed():
                 self.on_discovery(link, message)
             case Ping():
                 link.on_ping(message)
             case Pong():
                 link.on_pong(message)
-            case Hears():
+            case LivenessReport():
                 link.hears = message
-            case Moved():
+            case CircuitMigrated():
                 link.on_moved(message)
-            case Arrived():
+            case CircuitDeliveryReport():
                 link.on_arrived(message)
-            case Guest():
+            case GuestInvitation():
                 self._welcome(link.peer, message)
                 self.stand(link)
-            case Closing():
+            case LinkClosing():
                 raise Farewell(message.reason)
-            case _ if isinstance(message, CIRCUITS):
+            case _ if isinstance(message, CIRCUIT_MESSAGES):
                 self.on_circuit_message(link, message)
 
     def _takes_turns(self, peer: bytes) -> bool:
         link = self._links.get(peer)
-        return link is not None and BlobElsewhere in LINKS_OF[link.version]
+        return link is not None and BlobElsewhere in LINK_MESSAGES_BY_VERSION[link.version]
 
     def _recall(self, peer: bytes, digest: bytes) -> None:
         """Chunks of this blob that have not begun to leave are not sent."""
@@ -567,7 +567,7 @@ class Hub:
 
     def _post(self, peer: bytes, message: Any, priority: Priority) -> bool:
         link = self._links.get(peer)
-        if link is not None and not isinstance(message, LINKS_OF[link.version]):
+        if link is not None and not isinstance(message, LINK_MESSAGES_BY_VERSION[link.version]):
             return False
         return self._push(peer, Channel.LINK, encode(message), priority)
 

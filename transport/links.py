@@ -9,10 +9,10 @@ from functools import cached_property
 
 import trio
 
-from protocol.addresses import Scope, format_address, scope_of
+from protocol.addresses import AddressScope, format_address, scope_of
 from protocol.errors import RemoteProtocolError
 from protocol.limits import CIRCUIT_RECORD_BYTES_MAX
-from protocol.messages import Arrived, Ping
+from protocol.messages import CircuitDeliveryReport, Ping
 from transport.circuit import CircuitSession
 from transport.detours import CircuitStream
 from transport.framing import TAG_BYTES, Priority
@@ -81,7 +81,7 @@ class TcpLink(SessionLink):
 class RelayedLink(SessionLink):
     """Over a circuit."""
 
-    reach = Scope.PUBLIC  # nobody sees at which host the peer is
+    reach = AddressScope.PUBLIC  # nobody sees at which host the peer is
 
     def __init__(self, peer: bytes, stream: CircuitStream, session: CircuitSession, incarnation: bytes) -> None:
         super().__init__(peer, stream.carrier.address, False, session, incarnation)
@@ -109,9 +109,9 @@ class RelayedLink(SessionLink):
         self._tell()
 
     def _tell(self) -> None:
-        self.post(Arrived(*self.inbox.received), Priority.VOTE)
+        self.post(CircuitDeliveryReport(*self.inbox.received), Priority.VOTE)
 
-    def on_arrived(self, arrived: Arrived) -> None:
+    def on_arrived(self, arrived: CircuitDeliveryReport) -> None:
         self._lanes.on_arrived((arrived.votes, arrived.control, arrived.bulk), trio.current_time())
 
     def fails(self, now: float) -> bool:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
-from protocol.addresses import completed, format_address, is_ip, parse_address
+from protocol.addresses import expand_wildcards, format_address, is_ip, parse_address
 from transport.aside import Aside
 from transport.session import chain_tag
 
@@ -76,7 +76,7 @@ class Mdns(Aside):
         listening = self._listening()
         if not listening:
             return tuple(sorted(self._hosts())), None
-        own = [parse_address(address) for address in completed(listening, self._hosts())]
+        own = [parse_address(address) for address in expand_wildcards(listening, self._hosts())]
         port = own[0][1] if own else None  # a service has one
         return tuple(sorted(host for host, at in own if at == port and is_ip(host))), port
 

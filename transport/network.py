@@ -11,7 +11,7 @@ import trio
 
 from protocol.errors import RemoteProtocolError
 from protocol.identity import short_id
-from protocol.messages import Hears
+from protocol.messages import LivenessReport
 from transport.framing import ByPriority, Priority
 from transport.measures import History
 from transport.silence import Pace
@@ -84,7 +84,7 @@ class LinkInfo:
     by: bytes | None = None  # who forwards it, if it is not direct
     silent_seconds: float = 0.0  # since something came
     suspected: bool = False  # that is longer than this link is usually silent
-    hears: Hears | None = None  # whom the peer said last that it hears
+    hears: LivenessReport | None = None  # whom the peer said last that it hears
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ class Network(Protocol):
     def heard(self) -> frozenset[bytes]:
         """Those connected that are not suspected: they were not silent for longer than their links usually are."""
 
-    def tell(self, hears: Hears, to: Set[bytes]) -> None:
+    def tell(self, hears: LivenessReport, to: Set[bytes]) -> None:
         """Tells those of `to` that are connected and were told something else last."""
 
     def drop(self, peer: bytes, error: RemoteProtocolError) -> None:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from protocol.addresses import NOWHERE, completed, is_ip, listened, parse_address
+from protocol.addresses import NO_LISTEN_ADDRESS, expand_wildcards, is_ip, parse_address, parse_listen_addresses
 
 
 class OwnAddresses:
     def __init__(self, listen: str, advertise: Sequence[str], hosts: Callable[[], Iterable[str]]) -> None:
         """`listen`, `advertise`, `hosts`: as `Swarm` takes them. Raises `UserError`."""
-        self.listening = listened(listen)  # with the real ports once they are open
+        self.listening = parse_listen_addresses(listen)  # with the real ports once they are open
         self.outside: str | None = None  # where a router forwards to this peer
         self._advertised, self._hosts = tuple(advertise), hosts
 
     @property
     def first(self) -> str:
-        return self.listening[0] if self.listening else NOWHERE
+        return self.listening[0] if self.listening else NO_LISTEN_ADDRESS
 
     @property
     def said(self) -> tuple[str, ...]:
@@ -29,7 +29,9 @@ class OwnAddresses:
     def reached(self, seen: str | None, hosts: Sequence[str]) -> tuple[str, ...]:
         """All of them. A wildcard stands for the host at which others have `seen` this peer, and for those of the machine."""
         outside = [self.outside] if self.outside is not None else []
-        own = self._advertised or completed(self.listening, [*([seen] if seen is not None else []), *self._hosts(), *hosts])
+        own = self._advertised or expand_wildcards(
+            self.listening, [*([seen] if seen is not None else []), *self._hosts(), *hosts]
+        )
         return tuple(dict.fromkeys([*outside, *own]))
 
     def port(self, host: str | None) -> int | None:

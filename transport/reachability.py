@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Set
 from typing import Final
 
-from protocol.addresses import Scope, format_address, is_ip, parse_address, scope_of
+from protocol.addresses import AddressScope, format_address, is_ip, parse_address, scope_of
 from protocol.errors import UserError
 
 AGREE: Final = 2  # members that see one host, or do not reach it, until it is believed: one may lie
@@ -106,7 +106,9 @@ class Reachability:
         """Where members see this peer, enough of them to be believed. Of several: what most people reach, then what most see."""
         hosts = Counter(host for peer, host in self._seen.items() if self._members(peer))
         agreed = [host for host, count in hosts.items() if count >= AGREE]
-        return max(agreed, key=lambda host: (list(Scope).index(scope_of(format_address(host, 1))), hosts[host]), default=None)
+        return max(
+            agreed, key=lambda host: (list(AddressScope).index(scope_of(format_address(host, 1))), hosts[host]), default=None
+        )
 
     def _seers(self, host: str | None) -> set[bytes]:
         return {peer for peer, at in self._seen.items() if at == host and self._members(peer)}

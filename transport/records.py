@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from protocol.addresses import Scope, scope_of
+from protocol.addresses import AddressScope, scope_of
 from protocol.codec import decode_message
 from protocol.errors import RemoteProtocolError, UserError
-from protocol.identity import Ed25519Verifier, Signed, Signer, Verifier, open_signed, sign
-from protocol.limits import ADVERTISED_MAX, RECORD_AGE_SECONDS_MAX, RECORD_BYTES_MAX
-from protocol.messages import AgedRecord, PeerRecord
+from protocol.identity import Ed25519Verifier, Signed, Signer, Verifier, open_signed, sign_message
+from protocol.limits import ADVERTISED_MAX, PEER_RECORD_AGE_SECONDS_MAX, PEER_RECORD_BYTES_MAX
+from protocol.messages import AgedPeerRecord, PeerRecord
 
 SIGNERS_MAX: Final = 1024  # peers of which records are kept
 STRANGERS_MAX: Final = 128  # of them no members, as far as is known here; a newcomer does not know yet who is one
@@ -27,7 +27,7 @@ CHANGE_SECONDS: Final = 15.0  # on average between two records of one signer, so
 CHANGES_AT_ONCE: Final = 8  # addresses that become known one after another at a start, and relays
 SEQUENCE_MAX: Final = 2**53 - 1
 
-_Name = tuple[bytes, Scope]
+_Name = tuple[bytes, AddressScope]
 
 
 class Told(enum.Enum):
@@ -49,10 +49,10 @@ class _Held:
 
     @property
     def ends_at(self) -> float:
-        return min(self.first_at, self.born_at) + RECORD_AGE_SECONDS_MAX
+        return min(self.first_at, self.born_at) + PEER_RECORD_AGE_SECONDS_MAX
 
-    def aged(self, now: float) -> AgedRecord:
-        return AgedRecord(self.signed, min(RECORD_AGE_SECONDS_MAX, max(0, int(now - self.born_at))))
+    def aged(self, now: float) -> AgedPeerRecord:
+        return AgedPeerRecord(self.signed, min(PEER_RECORD_AGE_SECONDS_MAX, max(0, int(now - self.born_at))))
 
 
 class RecordBook:
@@ -73,15 +73,15 @@ class RecordBook:
 
     # What others say --------------------------------------------------------------------------------------------------
 
-    def take(self, aged: AgedRecord, scope: Scope, now: float) -> Told:
+    def take(self, aged: AgedPeerRecord, scope: AddressScope, now: float) -> Told:
         """A record that came over a link of this scope. Raises `RemoteProtocolError` for one that nobody honest passes on."""
         signed = aged.record
-        if len(signed.body) > RECORD_BYTES_MAX:
-            raise RemoteProtocolError("oversized", f"a peer record of {len(signed.body)} bytes, limit {RECORD_BYTES_MAX}")
+        if len(signed.body) > PEER_RECORD_BYTES_MAX:
+            raise RemoteProtocolError("oversized", f"a peer record of {len(signed.body)} bytes, limit {PEER_RECORD_BYTES_MAX}")
         record = decode_message(signed.body, (PeerRecord,))
         name = signed.signer, record.scope
         held = self._held.get(name)
-        if not record.scope.includes(scope) or aged.age_seconds >= RECORD_AGE_SECONDS_MAX or not self._allow(signed.signer):
+        if not record.scope.includes(scope) or aged.age_seconds >= PEER_RECORD_AGE_SECONDS_MAX or not self._allow(signed.signer):
             return Told.KNOWN
         if held is not None and record.sequence < held.record.sequence:
             return Told.KNOWN if signed.signer == self.me else Told.STALE
@@ -125,7 +125,7 @@ class RecordBook:
             self._drop(strangers[0])
 
     def _drop(self, signer: bytes) -> None:
-        for scope in Scope:
+        for scope in AddressScope:
             self._held.pop((signer, scope), None)
 
     def forget(self, now: float) -> None:
@@ -135,7 +135,7 @@ class RecordBook:
                 continue
             del self._held[name]
             # Only our own count keeps the sequence out for good: others may have lied about the age.
-            if now >= held.first_at + RECORD_AGE_SECONDS_MAX:
+            if now >= held.first_at + PEER_RECORD_AGE_SECONDS_MAX:
                 self._forgotten.pop(name, None)
                 self._forgotten[name] = held.record.sequence
                 if len(self._forgotten) > FORGOTTEN_MAX:
@@ -144,13 +144,13 @@ class RecordBook:
     # What this peer says ----------------------------------------------------------------------------------------------
 
     def say(
-        self, addresses: Mapping[Scope, tuple[str, ...]], relays: tuple[bytes, ...], now: float, above: int = 0
+        self, addresses: Mapping[AddressScope, tuple[str, ...]], relays: tuple[bytes, ...], now: float, above: int = 0
     ) -> list[Signed]:
         """Signs anew what has changed, is a day old, or has no sequence above `above`; the new records."""
         changed = []
-        for scope in Scope:
+        for scope in AddressScope:
             held = self._held.get((self.me, scope))
-            said = addresses.get(scope, ())[:ADVERTISED_MAX], relays if scope is Scope.PUBLIC else ()
+            said = addresses.get(scope, ())[:ADVERTISED_MAX], relays if scope is AddressScope.PUBLIC else ()
             if held is None and not any(said):
                 continue
             sequence = held.record.sequence if held else 0
@@ -158,7 +158,7 @@ class RecordBook:
             if is_same and held and now < held.first_at + RENEW_SECONDS and sequence > above:
                 continue
             record = PeerRecord(min(max(sequence, above) + 1, SEQUENCE_MAX), scope, *said)
-            signed = sign(self._identity, self._chain_id, record)
+            signed = sign_message(self._identity, self._chain_id, record)
             self._held[self.me, scope] = _Held(signed, record, now, now, now)
             changed.append(signed)
         return changed
@@ -166,23 +166,23 @@ class RecordBook:
     # What holds -------------------------------------------------------------------------------------------------------
 
     def knows(self, peer: bytes) -> bool:
-        return any((peer, scope) in self._held for scope in Scope)
+        return any((peer, scope) in self._held for scope in AddressScope)
 
     def peers(self) -> Iterator[bytes]:
         return iter(dict.fromkeys(peer for peer, _ in self._held if peer != self.me))
 
     def addresses(self, peer: bytes) -> tuple[str, ...]:
         """Those that most people can reach first."""
-        records = (self._held.get((peer, scope)) for scope in reversed(Scope))
+        records = (self._held.get((peer, scope)) for scope in reversed(AddressScope))
         return tuple(address for held in records if held is not None for address in held.record.addresses)
 
     def relays(self, peer: bytes) -> tuple[bytes, ...]:
-        held = self._held.get((peer, Scope.PUBLIC))
+        held = self._held.get((peer, AddressScope.PUBLIC))
         return held.record.relays if held is not None else ()
 
-    def told(self, scope: Scope, now: float, signers: Iterable[bytes] | None = None) -> list[AgedRecord]:
+    def told(self, scope: AddressScope, now: float, signers: Iterable[bytes] | None = None) -> list[AgedPeerRecord]:
         """What may be said over a link of this scope, of these signers or of all."""
-        names = tuple(self._held) if signers is None else [(signer, of) for signer in signers for of in Scope]
+        names = tuple(self._held) if signers is None else [(signer, of) for signer in signers for of in AddressScope]
         found = [(name, self._held[name]) for name in names if name in self._held and name[1].includes(scope)]
         return [held.aged(now) for name, held in found if name[0] == self.me or now < held.ends_at]
 

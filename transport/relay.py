@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from protocol.limits import CIRCUIT_RECORD_BYTES_MAX, CIRCUIT_WINDOW_BYTES_MAX, RESERVATIONS_MAX
-from protocol.messages import CircuitCredit, CircuitData, CloseCircuit, IncomingCircuit, OpenCircuit, Reserved
+from protocol.limits import CIRCUIT_RECORD_BYTES_MAX, CIRCUIT_WINDOW_BYTES_MAX, RELAY_RESERVATIONS_MAX
+from protocol.messages import CircuitCredit, CircuitData, CloseCircuit, IncomingCircuit, OpenCircuit, RelayReservations
 from transport.budget import Budget
 from transport.framing import MESSAGE_OVERHEAD_BYTES, TAG_BYTES, Priority
 from transport.shares import Account
@@ -165,8 +165,8 @@ class Relay:
         self.forwarded = 0  # bytes since the start
 
     @property
-    def reservations(self) -> Reserved:
-        return Reserved(tuple(sorted(self._reservations)))
+    def reservations(self) -> RelayReservations:
+        return RelayReservations(tuple(sorted(self._reservations)))
 
     @property
     def circuits(self) -> int:
@@ -181,7 +181,7 @@ class Relay:
         elif peer not in self._reservations:
             if not self._takes():
                 problem = "relay-off"
-            elif len(self._reservations) >= RESERVATIONS_MAX:
+            elif len(self._reservations) >= RELAY_RESERVATIONS_MAX:
                 problem = "relay-full"
             elif not _spend(self._budgets(peer)[0], now):
                 problem = "relay-too-often"
@@ -255,9 +255,9 @@ class Relay:
         circuit = self._find(peer, message.circuit)
         if circuit is None:
             return
-        lane = circuit.lanes[peer][message.lane]
-        is_full = lane.waiting + lane.owed + len(message.data) > WINDOW_BYTES[message.lane]
-        if is_full or len(lane.queue) >= RECORDS_MAX[message.lane]:
+        lane = circuit.lanes[peer][message.priority]
+        is_full = lane.waiting + lane.owed + len(message.data) > WINDOW_BYTES[message.priority]
+        if is_full or len(lane.queue) >= RECORDS_MAX[message.priority]:
             self._refuse("circuit-overrun")
             self._close(circuit, "circuit-overrun")
             return
@@ -268,8 +268,8 @@ class Relay:
         circuit = self._find(peer, message.circuit)
         if circuit is None:
             return
-        lane = circuit.lanes[_other(circuit, peer)][message.lane]
-        lane.credit = min(WINDOW_BYTES[message.lane], lane.credit + message.bytes)
+        lane = circuit.lanes[_other(circuit, peer)][message.priority]
+        lane.credit = min(WINDOW_BYTES[message.priority], lane.credit + message.bytes)
         self._look(lane)
 
     def close(self, peer: bytes, message: CloseCircuit) -> None:

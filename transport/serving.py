@@ -36,7 +36,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import median_low
 
-from protocol.limits import BLOB_CHUNK_BYTES, HOLDERS_MAX, LEAST_UPLINK_MBIT
+from protocol.limits import BLOB_CHUNK_BYTES, BLOB_HOLDERS_MAX, UPLINK_MBIT_MIN
 
 PLACES = 3  # receivers of one blob at a time: after k turns 4^k peers have it, and three copies share an uplink
 PLACES_OF_STRANGERS = 1  # beside those
@@ -52,7 +52,7 @@ WAITING_MAX = 256  # of one blob: as many voters as there can be; others are tol
 KNOWN_MAX = 64  # peers that said they have a blob
 SLOW_MAX = 1_024  # peers that kept places; the first is forgotten
 
-LEAST_RATE = LEAST_UPLINK_MBIT * 1_000_000 / 8  # bytes a second, until receivers have shown another
+LEAST_RATE = UPLINK_MBIT_MIN * 1_000_000 / 8  # bytes a second, until receivers have shown another
 
 
 class Answer(enum.Enum):
@@ -112,8 +112,8 @@ class Serving:
         getting = [taker for taker in blob.places if taker not in blob.known]
         found = [other for other in (*blob.known, *getting) if other != peer]
         blob.named += 1
-        start = (blob.named - 1) * HOLDERS_MAX % len(found) if found else 0
-        return tuple((found[start:] + found[:start])[:HOLDERS_MAX])
+        start = (blob.named - 1) * BLOB_HOLDERS_MAX % len(found) if found else 0
+        return tuple((found[start:] + found[:start])[:BLOB_HOLDERS_MAX])
 
     def came(self, digest: bytes, size: int, now: float) -> list[bytes]:
         """This peer has the blob now. Whose turn it is."""

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from protocol.errors import LocalProtocolError, RemoteProtocolError
-from protocol.identity import WIRE_VERSIONS, Ed25519Verifier, Signer, Verifier, preimage, short_id
+from protocol.identity import WIRE_VERSIONS, Ed25519Verifier, Signer, Verifier, short_id, signing_preimage
 from transport.framing import FRAME_PLAINTEXT_MAX, TAG_BYTES, Inbox, Message, Outbox
 from transport.noise import DH_BYTES, CipherState, HandshakeState, KeyPair
 
@@ -184,7 +184,7 @@ class Session:
 
     def _check_identity(self, payload: bytes, signed_hash: bytes) -> None:
         key, signature = payload[:32], payload[32:]
-        signed = preimage(_DOMAIN, self._chain_id, _ROLES[not self._initiator] + signed_hash)
+        signed = signing_preimage(_DOMAIN, self._chain_id, _ROLES[not self._initiator] + signed_hash)
         if not self._verifier.verify(key, signed, signature):
             raise RemoteProtocolError("bad-signature", f"the identity of {short_id(key)} is not proven")
         if self._expected is not None and key != self._expected:
@@ -197,7 +197,7 @@ class Session:
 
     def _prove(self, handshake_hash: bytes) -> bytes:
         body = _ROLES[self._initiator] + handshake_hash
-        return self._identity.public + self._identity.sign(preimage(_DOMAIN, self._chain_id, body))
+        return self._identity.public + self._identity.sign(signing_preimage(_DOMAIN, self._chain_id, body))
 
     def _establish(self) -> list[Established | Message]:
         assert self.peer is not None, "message 2 and message 3 both carry an identity"

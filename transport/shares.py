@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 
-from protocol.limits import MESSAGE_BYTES_MAX, PART_BYTES_MAX
+from protocol.limits import MESSAGE_BYTES_MAX, SNAPSHOT_PART_BYTES_MAX
 from transport.standing import Standing
 
 # Each of 512 links could hold 48 MiB of queues: 24 GiB. Now 200 voters have a share of 2.5 MiB each, and seven peers hold as much
@@ -25,7 +25,7 @@ STRANGERS_BYTES = 32 << 20
 STRANGERS_MAX = 16  # links: then one gives way for the next; each of them costs work at every height
 
 assert MEMBERS_BYTES > STRANGERS_BYTES >= 2 * MESSAGE_BYTES_MAX, "one message is no reason to end a link"
-assert STRANGERS_BYTES // STRANGERS_MAX > PART_BYTES_MAX + (64 << 10), "a share holds a part of a snapshot"
+assert STRANGERS_BYTES // STRANGERS_MAX > SNAPSHOT_PART_BYTES_MAX + (64 << 10), "a share holds a part of a snapshot"
 
 
 class Budget:

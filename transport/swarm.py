@@ -21,15 +21,15 @@ from typing import Any
 import trio
 
 from protocol.addresses import (
-    NOWHERE,
+    NO_LISTEN_ADDRESS,
     format_address,
+    format_listen_error,
+    host_subnet,
     parse_address,
-    site_of,
-    why_not_listening,
 )
 from protocol.errors import RemoteProtocolError, UserError
 from protocol.identity import WIRE_VERSIONS, Signer, short_id
-from protocol.messages import Addresses, Guest
+from protocol.messages import GuestInvitation, PeerAddresses
 from transport.addressbook import AddressBook, parse_bootstrap
 from transport.blobs import BlobStore
 from transport.circuit import CircuitSession
@@ -92,7 +92,7 @@ class Swarm(Hub):
         allow: Allow = lambda peer: True,
         standing_of: StandingOf = lambda peer: Standing.MEMBER,
         welcome: Welcome = lambda peer, shown: None,
-        guest: Callable[[], Guest | None] = lambda: None,
+        guest: Callable[[], GuestInvitation | None] = lambda: None,
         tell: Callable[[str], None] = log.info,
         random: Random | None = None,
         versions: Sequence[int] = WIRE_VERSIONS,
@@ -162,7 +162,7 @@ class Swarm(Hub):
             self._links,
             self._serve_circuit,
             serves=members,
-            relaying=relay if listen != NOWHERE else Relaying.OFF,
+            relaying=relay if listen != NO_LISTEN_ADDRESS else Relaying.OFF,
             reachable=lambda: self.reachable,
             refuse=self.refuse,
             random=self._random,
@@ -195,7 +195,7 @@ class Swarm(Hub):
             except OSError as error:
                 for listener in listeners:
                     await listener.aclose()
-                raise UserError(f"cannot listen on {address}: {why_not_listening(error)}") from None
+                raise UserError(f"cannot listen on {address}: {format_listen_error(error)}") from None
             listeners += opened
             addresses.append(format_address(host, opened[0].socket.getsockname()[1]))
         self._own.listening = tuple(addresses)
@@ -219,7 +219,7 @@ class Swarm(Hub):
         except OSError:  # gone before it was looked at
             await trio.aclose_forcefully(stream)
             return
-        host = site_of(parse_address(address)[0])
+        host = host_subnet(parse_address(address)[0])
         if self._open.total() >= self._connections_max or self._open[host] >= LINKS_PER_HOST_MAX:
             self.refuse("too-many-links")
         else:
@@ -269,7 +269,7 @@ class Swarm(Hub):
             await trio.aclose_forcefully(stream)
 
     async def _serve(self, stream: trio.SocketStream, address: str, expected: bytes | None, dialed: bool) -> None:
-        place = None if dialed else self._half_open.place(site_of(parse_address(address)[0]), self._member_hosts)
+        place = None if dialed else self._half_open.place(host_subnet(parse_address(address)[0]), self._member_hosts)
         with place or contextlib.nullcontext() as half_open:
             await self._serve_at(stream, address, expected, half_open)
 
@@ -286,7 +286,7 @@ class Swarm(Hub):
         )
 
     async def _serve_at(self, stream: trio.SocketStream, address: str, expected: bytes | None, half_open: Place | None) -> None:
-        dialed, host = half_open is None, site_of(parse_address(address)[0])
+        dialed, host = half_open is None, host_subnet(parse_address(address)[0])
         payer = None if dialed else self.effort.host(host, host in self._member_hosts)  # a dial is our own work
         deadline = trio.current_time() + HANDSHAKE_SECONDS
         if payer is not None:
@@ -580,7 +580,7 @@ class Swarm(Hub):
     def claims(self) -> dict[bytes, str]:
         return self._hearsay.claims()
 
-    def on_addresses(self, link: Link, addresses: Addresses) -> None:
+    def on_addresses(self, link: Link, addresses: PeerAddresses) -> None:
         assert isinstance(link, SessionLink)
         self._hearsay.on_addresses(link, addresses)
 

@@ -17,13 +17,13 @@ from typing import Protocol
 
 import trio
 
-from protocol.limits import LEAST_UPLINK_MBIT
+from protocol.limits import UPLINK_MBIT_MIN
 from transport.framing import Outbox
 from transport.measures import Meter
 from transport.standing import Standing
 
 STRANGERS_SHARE = 1 / 8
-LEAST_RATE = LEAST_UPLINK_MBIT * 1_000_000 / 8  # bytes a second; also where a member takes what it is sent more slowly than this
+LEAST_RATE = UPLINK_MBIT_MIN * 1_000_000 / 8  # bytes a second; also where a member takes what it is sent more slowly than this
 LOOK_SECONDS = 0.1  # while strangers wait, whether somebody else still does
 
 

@@ -21,7 +21,7 @@ from typing import Any, Final, Protocol
 
 import trio
 
-from protocol.addresses import WILDCARDS, Scope, format_address, parse_address, scope_of
+from protocol.addresses import WILDCARDS, AddressScope, format_address, parse_address, scope_of
 from transport.aside import Aside
 
 log = logging.getLogger(__name__)
@@ -218,6 +218,6 @@ def _port_at(host: str, listening: Sequence[str]) -> int:
 
 def _is_public(host: str) -> bool:
     try:
-        return scope_of(format_address(str(ipaddress.ip_address(host)), 1)) is Scope.PUBLIC
+        return scope_of(format_address(str(ipaddress.ip_address(host)), 1)) is AddressScope.PUBLIC
     except ValueError:
         return False

@@ -15,7 +15,7 @@ from typing import Any
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from protocol.metrics import CONTENT_TYPE, Metric, exposition
+from protocol.prometheus_metrics import CONTENT_TYPE, PrometheusMetric, format_exposition
 from web import asking, connections, defence
 from web.fields import read_all
 from web.listening import Listening
@@ -236,8 +236,8 @@ async def _metrics(site: Site, answers: Counter[int], request: web.Request) -> w
     if not asking.is_of_this_machine(request):
         await site.authorise(defence.token_of(request, OPERATOR, _is_secure(request)))
     by_status = {f'status="{status}"': float(count) for status, count in sorted(answers.items())}
-    metrics = (*await site.metrics(), Metric("http_calls_total", "by status of the reply", by_status))
-    return web.Response(body=exposition(metrics).encode(), headers={"Content-Type": CONTENT_TYPE})
+    metrics = (*await site.metrics(), PrometheusMetric("http_calls_total", "by status of the reply", by_status))
+    return web.Response(body=format_exposition(metrics).encode(), headers={"Content-Type": CONTENT_TYPE})
 
 
 # Reading what strangers send ------------------------------------------------------------------------------------------

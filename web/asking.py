@@ -8,7 +8,7 @@ from typing import Final
 
 from aiohttp import web
 
-from protocol.addresses import is_loopback, site_of
+from protocol.addresses import host_subnet, is_loopback
 
 FORWARDED: Final = ("Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "X-Real-IP", "Via")
 
@@ -23,7 +23,7 @@ def host_of(request: web.BaseRequest, proxies: Collection[str]) -> str:
     said = [_address(part) for line in request.headers.getall("X-Forwarded-For", ()) for part in line.split(",")]
     while host in proxies and said and said[-1]:
         host = said.pop()
-    return site_of(host)
+    return host_subnet(host)
 
 
 def unnamed_proxy(request: web.BaseRequest, proxies: Collection[str]) -> str:

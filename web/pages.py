@@ -8,7 +8,7 @@ from typing import Final
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from protocol.reasons import MEANINGS
+from protocol.verdicts import VERDICT_MEANINGS
 
 TEMPLATES: Final = Path(__file__).with_name("templates")
 
@@ -42,4 +42,4 @@ START: Final = PAGES[0]  # where `/` leads
 
 def rendered(page: Page) -> str:
     templates = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    return templates.get_template(f"{page.name}.html").render(page=page, pages=PAGES, reasons=MEANINGS)
+    return templates.get_template(f"{page.name}.html").render(page=page, pages=PAGES, reasons=VERDICT_MEANINGS)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import IO, Any, NamedTuple, Protocol
 
-from protocol.metrics import Metric
+from protocol.prometheus_metrics import PrometheusMetric
 
 Json = dict[str, Any]
 
@@ -34,7 +34,7 @@ class Site(Protocol):
     async def authorise(self, token: str) -> None:
         """Raises `Problem` unless an operator has this token."""
 
-    async def metrics(self) -> tuple[Metric, ...]: ...
+    async def metrics(self) -> tuple[PrometheusMetric, ...]: ...
 
     async def news(self, after: int) -> Json:
         """The newest state, once there is a block above this height, or after some seconds."""

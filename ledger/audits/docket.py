@@ -69,8 +69,8 @@ from ledger.network import SECOND_AUDITS
 from protocol import codec
 from protocol.identity import short_id
 from protocol.messages import LossCommitment, Proposal
-from protocol.reasons import Finding
-from protocol.units import nth_round
+from protocol.units import round_number
+from protocol.verdicts import ReplayFinding
 
 AFTERMATH_HEIGHTS = 1_000  # after a job's end its audits go on for so long; a transaction may wait as long
 NO_ROUND = 2**53 - 1  # later than any
@@ -294,7 +294,7 @@ class Docket:
         self._put(report.round, report.trainer, _without(drawn, auditor))
         if report.loss is not None and drawn.proposal.loss is not None:
             self._seal(report, auditor, report.loss, drawn.proposal.loss)
-        event = Event.PASSES if report.finding is Finding.MATCH else Event.FAILS
+        event = Event.PASSES if report.finding is ReplayFinding.MATCH else Event.FAILS
         self._move_audit(event, report.place, auditor, report)
 
     def volunteer(self, author: bytes, number: int) -> None:
@@ -314,17 +314,17 @@ class Docket:
         """
         audits = self._rounds.get(number)
         if audits is None or not self._has_rounds(number) or self._job.is_trained:
-            raise Refused(f"no proposal of round {nth_round(number)} can be drawn now")
+            raise Refused(f"no proposal of round {round_number(number)} can be drawn now")
         auditor = self._speaking_for(audits.reexecutors, author)
         if auditor is None or not self._is_trusted(author):
-            raise Refused(f"{short_id(author)} may not re-execute round {nth_round(number)}")
+            raise Refused(f"{short_id(author)} may not re-execute round {round_number(number)}")
         self._require_heard(author)
         for other, of in self._rounds.items():
             key = self._speaking_for(of.volunteers, author)
             if key is not None and other == number:
-                raise Refused(f"{short_id(author)} has volunteered for round {nth_round(number)} already")
+                raise Refused(f"{short_id(author)} has volunteered for round {round_number(number)} already")
             if key is not None and any(key in drawn.pending for drawn in of.drawn.values()):
-                raise Refused(f"{short_id(author)} has not reported yet on all of round {nth_round(other)}")
+                raise Refused(f"{short_id(author)} has not reported yet on all of round {round_number(other)}")
         current, disputed, sealed = self._members.current, self._disputed(number), self._unopened.get(number, {})
         found = [
             trainer
@@ -335,7 +335,7 @@ class Docket:
             and (trainer not in sealed or auditor not in sealed[trainer].reports)
         ]
         if not found:
-            raise Refused(f"nothing of round {nth_round(number)} is left to draw for {short_id(author)}")
+            raise Refused(f"nothing of round {round_number(number)} is left to draw for {short_id(author)}")
         return auditor, found
 
     def rule(self, author: bytes, verdict: AuditFinding) -> None:
@@ -347,16 +347,16 @@ class Docket:
         judge = self._speaking_for(self._judges(dispute.round, dispute.trainer), author)
         if judge is None:
             raise Refused(f"{short_id(author)} may not judge this dispute")
-        is_second = dispute.may_see(judge) and verdict.finding is not Finding.WITHHELD
+        is_second = dispute.may_see(judge) and verdict.finding is not ReplayFinding.WITHHELD
         if judge in dispute.judged and not is_second:
             raise Refused(f"{short_id(author)} has given its verdict")
         others = replace(dispute, unseen=tuple(key for key in dispute.unseen if key != judge))
         self._judge(dispute, self._with_verdict(others, judge, verdict.finding))
 
-    def _with_verdict(self, dispute: Dispute, judge: bytes, finding: Finding) -> Dispute:
-        if finding is Finding.MATCH:
+    def _with_verdict(self, dispute: Dispute, judge: bytes, finding: ReplayFinding) -> Dispute:
+        if finding is ReplayFinding.MATCH:
             return replace(dispute, innocent=(*dispute.innocent, judge))
-        if finding is Finding.WITHHELD and self._told_apart:
+        if finding is ReplayFinding.WITHHELD and self._told_apart:
             return replace(dispute, unseen=(*dispute.unseen, judge))
         return replace(dispute, guilty=(*dispute.guilty, judge))
 
@@ -388,7 +388,7 @@ class Docket:
                 case _:
                     raise AssertionError(f"{effect!r} of an audit")
 
-    def _challenge(self, place: Place, auditor: bytes, person: bytes, finding: Finding) -> None:
+    def _challenge(self, place: Place, auditor: bytes, person: bytes, finding: ReplayFinding) -> None:
         """Opens a dispute or joins it. A challenge counts as a verdict, unless its author gave one before."""
         self._require_heard(person)
         dispute = self._dispute(place)
@@ -432,7 +432,7 @@ class Docket:
         challengers = {self._members.current(key): finding for key, finding in dispute.challenges.items()}
         if moved.result is not None:
             first = next(iter(dispute.challenges))
-            finding = Finding.WITHHELD if event is Event.UNSEEN else dispute.challenges[first]
+            finding = ReplayFinding.WITHHELD if event is Event.UNSEEN else dispute.challenges[first]
             self._write(dispute.place, first, moved.result, finding)
         for effect in moved.effects:
             match effect:
@@ -440,10 +440,10 @@ class Docket:
                     for person in challengers:
                         self._count(person, upheld=1)
                 case Effect.HOLD_AGAINST:
-                    for person in (person for person, finding in challengers.items() if finding is not Finding.WITHHELD):
+                    for person in (person for person, finding in challengers.items() if finding is not ReplayFinding.WITHHELD):
                         self._hold_against(person)
                 case Effect.NOTE_CLAIMS:
-                    if Finding.WITHHELD in challengers.values():
+                    if ReplayFinding.WITHHELD in challengers.values():
                         self._withheld[self._members.current(dispute.trainer)] = self._claims_with(dispute)
                 case Effect.SUSPEND:
                     self._suspend(self._members.current(dispute.trainer), self._log[-1])
@@ -499,13 +499,13 @@ class Docket:
         """The noted claims about the dispute's trainer, once its own are among them."""
         claims = dict(self._withheld.get(self._members.current(dispute.trainer), {}))
         for key, finding in dispute.challenges.items():
-            if finding is Finding.WITHHELD:
+            if finding is ReplayFinding.WITHHELD:
                 auditor = self._members.current(key)
                 claims[auditor] = (*claims.get(auditor, ()), self._job.round)[-FALSE_CHALLENGES_MAX:]
         return claims
 
     def _is_to_be_shunned(self, dispute: Dispute) -> bool:
-        if Finding.WITHHELD not in dispute.challenges.values():
+        if ReplayFinding.WITHHELD not in dispute.challenges.values():
             return False  # a challenge without a claim tells nothing about who is apart
         audits = self._rounds[dispute.round]
         # f of this round's voters may lie. An auditor outside this round may be a liar of other voters, and gone.
@@ -515,7 +515,7 @@ class Docket:
     # Losses. Decision 0061: a loss convicts an auditor alone, and only where more voters contradict it than may lie.
 
     def _require_loss(self, report: AuditFinding, proposal: Proposal) -> None:
-        is_bound = self._binds and report.finding is Finding.MATCH and proposal.loss is not None
+        is_bound = self._binds and report.finding is ReplayFinding.MATCH and proposal.loss is not None
         if is_bound and report.loss is None:
             raise Refused("a match carries a sealed loss")
         if not is_bound:
@@ -536,7 +536,7 @@ class Docket:
         known = of.get(trainer)
         if known is None or self._members.current(trainer) != author:
             raise Refused(
-                f"no loss of {short_id(trainer)} in round {nth_round(opening.round)} is to be opened by {short_id(author)}"
+                f"no loss of {short_id(trainer)} in round {round_number(opening.round)} is to be opened by {short_id(author)}"
             )
         if not self.may_open(opening.round, trainer):
             raise Refused("reports on that proposal may still come")
@@ -570,7 +570,7 @@ class Docket:
             event = Event.LOSS_WRONG
         moved = TRANSITIONS[Stage.SEALED, event]
         if moved.result is not None:
-            self._write((opening.round, trainer), auditor, moved.result, Finding.MATCH)
+            self._write((opening.round, trainer), auditor, moved.result, ReplayFinding.MATCH)
         for effect in moved.effects:
             match effect:
                 case Effect.COMPARE:
@@ -853,7 +853,7 @@ class Docket:
             self._standings[person] = replace(known, **{name: getattr(known, name) + count for name, count in more.items()})
 
     def _write(
-        self, place: Place, auditor: bytes, result: Result | None, finding: Finding | None = None, ppm: int | None = None
+        self, place: Place, auditor: bytes, result: Result | None, finding: ReplayFinding | None = None, ppm: int | None = None
     ) -> None:
         assert result is not None
         self._log.append(Entry(self._height, self._key, *place, auditor, result, finding, ppm))

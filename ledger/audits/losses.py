@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from consensus.quorum import faults_tolerated
-from protocol.agreed import agreed, public_of
+from protocol.agreed import x25519_public_key, x25519_shared_secret
 from protocol.codec import Between, Count, Digest, Key, Length
 from protocol.limits import VOTERS_MAX
 from protocol.messages import LossCommitment
@@ -81,7 +81,7 @@ def in_millionths(nats: float) -> int:
 
 def committed(job: bytes, number: int, trainer: bytes, secret: bytes, loss: int) -> LossCommitment:
     digest = hashlib.sha256(_DOMAIN + _place(job, number, trainer) + secret + _bytes_of(loss)).digest()
-    return LossCommitment(digest, public_of(secret))
+    return LossCommitment(digest, x25519_public_key(secret))
 
 
 def is_opened_by(commitment: LossCommitment, opening: LossOpening) -> bool:
@@ -92,13 +92,13 @@ def sealed(
     loss: int, job: bytes, number: int, trainer: bytes, auditor: bytes, commitment: LossCommitment, secret: bytes
 ) -> SealedLoss:
     """`secret` is 32 bytes that only this auditor knows, for this report alone."""
-    shared = agreed(secret, commitment.key) or bytes(32)  # nobody can open a commitment whose key gives nothing
-    return SealedLoss(public_of(secret), _masked(_bytes_of(loss), shared, job, number, trainer, auditor))
+    shared = x25519_shared_secret(secret, commitment.key) or bytes(32)  # nobody can open a commitment whose key gives nothing
+    return SealedLoss(x25519_public_key(secret), _masked(_bytes_of(loss), shared, job, number, trainer, auditor))
 
 
 def unsealed(of: SealedLoss, job: bytes, number: int, trainer: bytes, auditor: bytes, secret: bytes) -> int | None:
     """None: its author has sealed nothing. Another auditor's bytes give any number."""
-    shared = agreed(secret, of.key)
+    shared = x25519_shared_secret(secret, of.key)
     return (
         None if shared is None else int.from_bytes(_masked(of.masked, shared, job, number, trainer, auditor), "big", signed=True)
     )

@@ -23,7 +23,7 @@ from ledger.members import MembersState
 from protocol.codec import Between, Count, Digest, Key, Length
 from protocol.limits import AUDIT_WINDOW_MAX, MEMBERS_MAX, TRAINERS_MAX, VOTERS_MAX
 from protocol.messages import Proposal
-from protocol.reasons import Finding
+from protocol.verdicts import ReplayFinding
 
 # Proposals of a job under audit at once: 3 MB of state, 11 MB where 66 liars of 200 voters draw themselves for each. Beyond it
 # the oldest go, first those without an awaited report.
@@ -82,7 +82,7 @@ class Dispute:
     trainer: Key
     opened: Count  # the round that was open then
     # By auditors that were drawn for this proposal. Each challenge is a verdict, too.
-    challenges: Annotated[dict[Key, Finding], Length(1, VOTERS_MAX)]
+    challenges: Annotated[dict[Key, ReplayFinding], Length(1, VOTERS_MAX)]
     guilty: Keys  # by their replay, or by what they got instead of something to replay
     innocent: Keys
     # Time of a block soon after it became the trainer's oldest open dispute. 0: no such block is decided yet.
@@ -169,7 +169,7 @@ class Entry:
     trainer: Key
     auditor: Key  # of a dispute: the challenger with the smallest key
     result: Result
-    finding: Finding | None = None
+    finding: ReplayFinding | None = None
     relative_error_ppm: Count | None = None
 
 
@@ -198,7 +198,7 @@ class AuditFinding:
     job: Digest
     round: Count
     trainer: Key  # as in the round
-    finding: Finding
+    finding: ReplayFinding
     relative_error_ppm: Count  # of the replayed change, ‖difference‖ / ‖change‖; 0 where nothing could be replayed
     loss: SealedLoss | None = None  # of a report with the finding MATCH, from version 2 of the module on
 

@@ -15,7 +15,7 @@ from ledger.state import Body, Rules, State, decode_body
 from protocol import codec
 from protocol.identity import Signed, short_id
 from protocol.limits import EVIDENCE_PER_BLOCK_MAX, TRANSACTIONS_PER_BLOCK_MAX
-from protocol.messages import Notice
+from protocol.messages import InclusionList
 from rounds.ballots import Closing, RoundBook
 
 # A closing that made `jobs` fail would else fill every block: blocks without end, with the same failure. The deferral ends by
@@ -75,15 +75,15 @@ class Ledger:
             return False
         return True
 
-    def notice_due(self, signer: bytes) -> Notice | None:
+    def notice_due(self, signer: bytes) -> InclusionList | None:
         """What this voter has to say after a block: which transactions have waited here too long."""
         members = self.state.members
         if signer not in members.voters or members.is_expelled(signer):
             return None
         neglected = self.pool.neglected(self.rules, self.state)
-        return Notice(self.state.height, neglected) if neglected else None
+        return InclusionList(self.state.height, neglected) if neglected else None
 
-    def add_notice(self, voter: bytes, notice: Notice) -> bool:
+    def add_notice(self, voter: bytes, notice: InclusionList) -> bool:
         """Whether it is a voter's and says something new. `RemoteProtocolError` if it has not the form of a notice."""
         members = self.state.members
         return voter in members.voters and not members.is_expelled(voter) and self.notices.add(voter, notice)

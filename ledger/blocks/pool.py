@@ -19,12 +19,12 @@ from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed
 from protocol.limits import (
     COST_PER_BLOCK_MAX,
-    NOTICED_MAX,
+    INCLUSION_LIST_MAX,
     TRANSACTION_BYTES_MAX,
     TRANSACTIONS_PENDING_MAX,
     TRANSACTIONS_PER_BLOCK_MAX,
 )
-from protocol.messages import Notice, Transaction
+from protocol.messages import InclusionList, Transaction
 
 TRANSACTIONS_BYTES_MAX = BODY_BYTES_MAX // 2  # of one block: applying them stays quick
 SIGNED_BYTES = 128  # of a signed message in a body, beside its own bytes
@@ -270,7 +270,7 @@ class Pool:
         found: list[bytes] = []
         cost_left = COST_PER_BLOCK_MAX
         for entry in sorted(old, key=lambda entry: (entry.added, entry.traits.cost)):
-            if len(found) == NOTICED_MAX:
+            if len(found) == INCLUSION_LIST_MAX:
                 break
             if entry.traits.cost > cost_left:
                 continue
@@ -371,7 +371,7 @@ class Notices:
     def __init__(self) -> None:
         self._by_voter: dict[bytes, Noticed] = {}
 
-    def add(self, voter: bytes, notice: Notice) -> bool:
+    def add(self, voter: bytes, notice: InclusionList) -> bool:
         """Whether it is newer than the voter's last one. Raises `RemoteProtocolError`."""
         if any(left >= right for left, right in pairwise(notice.transactions)):
             raise RemoteProtocolError("non-canonical", "a notice's transactions must ascend, each once")

@@ -12,7 +12,7 @@ from protocol.codec import Between, Count, Key, Length
 from protocol.errors import RemoteProtocolError
 from protocol.limits import VOTERS_MAX
 from protocol.messages import Name
-from protocol.names import check_name
+from protocol.name_validation import check_name
 
 TRAINER = "trainer"  # trains, and re-executes what others trained if it also votes
 # A lightweight voter has no role beside its vote. The features say what other roles mean. The ledger keeps also those that this

@@ -27,12 +27,11 @@ from ledger.tables import IncomingRows, named_range, range_name, ranges
 from protocol import codec
 from protocol.codec import Length
 from protocol.errors import RemoteProtocolError, StorageError
-from protocol.limits import BLOCK_BYTES_MAX, HEADER_BYTES_MAX, MANIFEST_BYTES_MAX
-from protocol.messages import Content
+from protocol.limits import BLOCK_BYTES_MAX, HEADER_BYTES_MAX, MODEL_MANIFEST_BYTES_MAX
+from protocol.messages import SnapshotContent
 
-FETCHED_MODULE_BYTES_MAX: Final = (
-    64 << 20
-)  # three times what full member and job tables take: a liar costs that much memory, once
+# three times what full member and job tables take: a liar costs that much memory, once
+FETCHED_MODULE_BYTES_MAX: Final = 64 << 20
 
 Headers = Annotated[tuple[Annotated[bytes, Length(1, HEADER_BYTES_MAX)], ...], Length(1, CERTIFIED_ROOTS_KEPT)]
 
@@ -41,19 +40,19 @@ Headers = Annotated[tuple[Annotated[bytes, Length(1, HEADER_BYTES_MAX)], ...], L
 class Key:
     """One thing to ask for: a part, or something whole that comes in pieces from one sender."""
 
-    content: Content
+    content: SnapshotContent
     name: bytes = b""
     index: int = 0
 
     @property
     def in_pieces(self) -> bool:
-        return self.content in _SIZES_MAX or self.content is Content.ROWS
+        return self.content in _SIZES_MAX or self.content is SnapshotContent.ROWS
 
 
 _SIZES_MAX = {
-    Content.BLOCK: BLOCK_BYTES_MAX,
-    Content.MODULE: FETCHED_MODULE_BYTES_MAX,
-    Content.MANIFEST: MANIFEST_BYTES_MAX,
+    SnapshotContent.BLOCK: BLOCK_BYTES_MAX,
+    SnapshotContent.MODULE: FETCHED_MODULE_BYTES_MAX,
+    SnapshotContent.MANIFEST: MODEL_MANIFEST_BYTES_MAX,
 }
 
 
@@ -98,8 +97,8 @@ class Assembly:
         self._roots_of_models: dict[tuple[bytes, int], bytes] = {}
         self._incoming: dict[bytes, IncomingModel] = {}  # by the name of the model
         self._rows: dict[str, IncomingRows] = {}  # by table
-        self.missing: dict[Key, None] = {Key(Content.BLOCK, proven.digest): None for proven in tip}
-        self.missing |= {Key(Content.MODULE, name.encode()): None for name in digests}
+        self.missing: dict[Key, None] = {Key(SnapshotContent.BLOCK, proven.digest): None for proven in tip}
+        self.missing |= {Key(SnapshotContent.MODULE, name.encode()): None for name in digests}
         self._want_headers(self.height - 2)
 
     @property
@@ -109,7 +108,7 @@ class Assembly:
 
     def size_max(self, key: Key) -> int:
         """The most bytes of a key that comes in pieces."""
-        if key.content is not Content.ROWS:
+        if key.content is not SnapshotContent.ROWS:
             return _SIZES_MAX[key.content]
         return self._rows[named_range(key.name)[0]].root.part_bytes_max
 
@@ -118,20 +117,20 @@ class Assembly:
         if key not in self.missing:
             return
         match key.content:
-            case Content.BLOCK:
+            case SnapshotContent.BLOCK:
                 if block_digest(data) != key.name:
                     raise RemoteProtocolError("bad-part", "another block than the certified one")
                 self._blocks[key.name] = data
-            case Content.HEADERS:
+            case SnapshotContent.HEADERS:
                 self._take_headers(key.index, data)
-            case Content.MODULE:
+            case SnapshotContent.MODULE:
                 self._take_module(key.name.decode(), data)
-            case Content.ROWS:
+            case SnapshotContent.ROWS:
                 table, of = named_range(key.name)
                 self._rows[table].put(of, data)
-            case Content.MANIFEST:
+            case SnapshotContent.MANIFEST:
                 self._take_manifest(key.name, data)
-            case Content.MODEL:
+            case SnapshotContent.MODEL:
                 self._incoming[key.name].put(key.index, data)
         del self.missing[key]
         self._go_on(key)
@@ -141,18 +140,18 @@ class Assembly:
             self._state = self._assemble()
             self._want_rows(self._state)
             self._want_models(self._state)
-        if key.content is Content.MANIFEST:
+        if key.content is SnapshotContent.MANIFEST:
             parts = self._incoming[key.name].parts
-            self.missing |= {Key(Content.MODEL, key.name, index): None for index in range(parts)}
+            self.missing |= {Key(SnapshotContent.MODEL, key.name, index): None for index in range(parts)}
 
     # Headers ---------------------------------------------------------------------------------------------------------
 
     def _headers_wanted(self) -> bool:
-        return any(key.content is Content.HEADERS for key in self.missing)
+        return any(key.content is SnapshotContent.HEADERS for key in self.missing)
 
     def _want_headers(self, first: int) -> None:
         if first >= self._oldest_header:
-            self.missing[Key(Content.HEADERS, index=first)] = None
+            self.missing[Key(SnapshotContent.HEADERS, index=first)] = None
 
     @property
     def _oldest_header(self) -> int:
@@ -195,7 +194,7 @@ class Assembly:
     def _want_rows(self, state: State) -> None:
         self._rows = {name: IncomingRows(table) for name, table in state.tables.items() if table.root.rows}
         for name, rows in self._rows.items():
-            self.missing |= {Key(Content.ROWS, range_name(name, of)): None for of in ranges(rows.root)}
+            self.missing |= {Key(SnapshotContent.ROWS, range_name(name, of)): None for of in ranges(rows.root)}
 
     # Models ----------------------------------------------------------------------------------------------------------
 
@@ -205,7 +204,7 @@ class Assembly:
         self._roots_of_models = models_of(state)
         for (job, number), root in sorted(self._roots_of_models.items(), key=lambda item: (item[0][0] not in running, item[0])):
             if not self._models.holds(job, number, root):
-                self.missing[Key(Content.MANIFEST, model_name(job, number))] = None
+                self.missing[Key(SnapshotContent.MANIFEST, model_name(job, number))] = None
 
     def _take_manifest(self, name: bytes, data: bytes) -> None:
         model = named_model(name)

@@ -19,8 +19,8 @@ from ledger.state import CERTIFIED_ROOTS_KEPT, State, module_digest
 from ledger.tables import named_range, range_depth
 from protocol import codec
 from protocol.errors import RemoteProtocolError, StorageError
-from protocol.limits import HEADER_BYTES_MAX, LINKS_MAX, PART_BYTES_MAX
-from protocol.messages import Content, GetPart, GetSnapshot, Link, NoSnapshot, Part, SnapshotOffer
+from protocol.limits import HEADER_BYTES_MAX, LIGHT_BLOCKS_MAX, SNAPSHOT_PART_BYTES_MAX
+from protocol.messages import GetSnapshot, GetSnapshotPart, LightBlock, NoSnapshot, SnapshotContent, SnapshotOffer, SnapshotPart
 
 SNAPSHOT_HEIGHTS: Final = 8  # a snapshot at every multiple, so that all peers hold the same ones and share the work
 # Further behind than this, a peer asks for a snapshot. A model is 64 bits a parameter, an update about one: so many heights of a
@@ -37,10 +37,10 @@ REQUESTS_MAX: Final = 16  # of one peer, waiting; twice what an honest one has o
 RATE_BYTES: Final = 32 << 20  # to one peer in a second: a fetch must not take the processor from training
 BURST_BYTES: Final = 8 << 20
 OFFER_COST_BYTES: Final = 256 << 10  # an offer is small but hashes the whole state
-OFFER_LINKS_BYTES_MAX: Final = PART_BYTES_MAX
+OFFER_LINKS_BYTES_MAX: Final = SNAPSHOT_PART_BYTES_MAX
 
 assert SNAPSHOT_HEIGHTS < LAG_HEIGHTS  # after a snapshot a peer is not so far behind that it asks for another
-assert BURST_BYTES >= PART_BYTES_MAX
+assert BURST_BYTES >= SNAPSHOT_PART_BYTES_MAX
 
 
 class IncomingModel(Protocol):
@@ -98,7 +98,7 @@ class Archive(Protocol):
     def header(self, height: int) -> bytes | None:
         """Also of the heights just before the first block that is held."""
 
-    def links(self, after: int, until: int) -> Iterable[Link]:
+    def links(self, after: int, until: int) -> Iterable[LightBlock]:
         """Of every height in `after` < h ≤ `until` that names another next set, ascending."""
 
 
@@ -193,12 +193,12 @@ class Shelf:
 
     # Answers ---------------------------------------------------------------------------------------------------------
 
-    def answer(self, message: GetSnapshot | GetPart, now: float) -> SnapshotOffer | NoSnapshot | Part:
+    def answer(self, message: GetSnapshot | GetSnapshotPart, now: float) -> SnapshotOffer | NoSnapshot | SnapshotPart:
         """Raises `RemoteProtocolError` for what no correct peer asks."""
         try:
             return self._offer(message, now) if isinstance(message, GetSnapshot) else self._part(message, now)
         except StorageError:  # the rounds of this peer find out about a damaged model soon enough
-            height = message.height if isinstance(message, GetPart) else 0
+            height = message.height if isinstance(message, GetSnapshotPart) else 0
             for kept in (self._recent, self._held):
                 kept.pop(height, None)
             return NoSnapshot(height)
@@ -221,7 +221,7 @@ class Shelf:
             return able.get(wanted)
         return max(able.values(), key=lambda kept: (kept.height in self._held, kept.height))
 
-    def _proof(self, message: GetSnapshot, height: int) -> tuple[tuple[Link, ...], bool] | None:
+    def _proof(self, message: GetSnapshot, height: int) -> tuple[tuple[LightBlock, ...], bool] | None:
         """The links, and whether they reach `height`; None if what the asker trusts cannot be shown.
 
         As many as one offer holds; the last three stay together, for they are what is proven.
@@ -231,29 +231,29 @@ class Shelf:
         shown = [link for of in heights if (link := self._link(of))]
         if len(shown) < len(heights):
             return None
-        links: list[Link] = []
+        links: list[LightBlock] = []
         size = last = 0
         for link in heapq.merge(shown, self._archive.links(message.known, height + 1), key=link_height):
             if link_height(link) == last:
                 continue
             last, size = link_height(link), size + len(codec.encode(link))
-            if (size > OFFER_LINKS_BYTES_MAX or len(links) >= LINKS_MAX - 3) and links and last < height - 1:
+            if (size > OFFER_LINKS_BYTES_MAX or len(links) >= LIGHT_BLOCKS_MAX - 3) and links and last < height - 1:
                 return tuple(links), False
             links.append(link)
         return tuple(links), True
 
-    def path(self, height: int) -> tuple[Link, ...]:
+    def path(self, height: int) -> tuple[LightBlock, ...]:
         """The proof from the genesis on that voters certified the state after `height`; the last link is the block that does."""
         last = self._link(height + 1)
         return (*self._archive.links(0, height), last) if last else ()
 
-    def _link(self, height: int) -> Link | None:
+    def _link(self, height: int) -> LightBlock | None:
         for link in self._archive.links(height - 1, height):
             return link
         decided = self._archive.decision(height)
-        return Link(encode_header(header_of(decided.decode())), decided.certificate, ()) if decided else None
+        return LightBlock(encode_header(header_of(decided.decode())), decided.certificate, ()) if decided else None
 
-    def _part(self, message: GetPart, now: float) -> NoSnapshot | Part:
+    def _part(self, message: GetSnapshotPart, now: float) -> NoSnapshot | SnapshotPart:
         snapshot = self._certified.get(message.height)
         if snapshot is None:
             return NoSnapshot(message.height)
@@ -261,28 +261,28 @@ class Shelf:
         data = self._data(snapshot, message)
         if data is None:
             return NoSnapshot(message.height)
-        return Part(message.height, message.content, message.name, message.index, data)
+        return SnapshotPart(message.height, message.content, message.name, message.index, data)
 
-    def _data(self, snapshot: Snapshot, message: GetPart) -> bytes | None:
+    def _data(self, snapshot: Snapshot, message: GetSnapshotPart) -> bytes | None:
         """None: somebody else may have it."""
         match message.content:
-            case Content.BLOCK:
+            case SnapshotContent.BLOCK:
                 return _piece(self._block(snapshot.height, message.name), message.index)
-            case Content.HEADERS:
+            case SnapshotContent.HEADERS:
                 if not 0 < message.index < snapshot.height:
                     raise RemoteProtocolError("bad-request", f"{snapshot.height} needs no header of height {message.index}")
                 return self._headers(message.index)
-            case Content.MODULE:
+            case SnapshotContent.MODULE:
                 name = message.name.decode(errors="replace")
                 if name not in snapshot.state.modules:
                     raise RemoteProtocolError("bad-request", f"there is no module {name!r}")
                 return _piece(snapshot.module(name), message.index)
-            case Content.ROWS:
+            case SnapshotContent.ROWS:
                 return _piece(snapshot.rows(message.name), message.index)
         model = named_model(message.name)
         if model not in snapshot.models:
             raise RemoteProtocolError("bad-request", "no such model in this snapshot")
-        if message.content is Content.MANIFEST:
+        if message.content is SnapshotContent.MANIFEST:
             return _piece(self._models.manifest(*model), message.index)
         return self._models.part(*model, message.index)
 
@@ -299,19 +299,19 @@ class Shelf:
         size = 0
         for height in range(first, max(0, first - CERTIFIED_ROOTS_KEPT), -1):
             header = self._archive.header(height)
-            if header is None or size + len(header) > PART_BYTES_MAX - HEADER_BYTES_MAX:
+            if header is None or size + len(header) > SNAPSHOT_PART_BYTES_MAX - HEADER_BYTES_MAX:
                 break
             size += len(header) + 8
             headers.append(header)
         return codec.encode(tuple(headers)) if headers else None
 
 
-def link_height(link: Link) -> int:
+def link_height(link: LightBlock) -> int:
     return decode_header(link.header).height
 
 
 def _piece(data: bytes, index: int) -> bytes:
-    return data[index * PART_BYTES_MAX : (index + 1) * PART_BYTES_MAX]
+    return data[index * SNAPSHOT_PART_BYTES_MAX : (index + 1) * SNAPSHOT_PART_BYTES_MAX]
 
 
 @dataclass
@@ -331,7 +331,7 @@ class Queue:
     def askers(self) -> frozenset[bytes]:
         return frozenset(self._askers)
 
-    def add(self, peer: bytes, message: GetSnapshot | GetPart, now: float) -> None:
+    def add(self, peer: bytes, message: GetSnapshot | GetSnapshotPart, now: float) -> None:
         asker = self._askers.setdefault(peer, _Asker(at=now))
         if len(asker.waiting) >= REQUESTS_MAX:
             raise RemoteProtocolError("flood", f"more than {REQUESTS_MAX} requests for snapshots at once")
@@ -340,7 +340,7 @@ class Queue:
     def forget(self, peer: bytes) -> None:
         self._askers.pop(peer, None)
 
-    def next(self, now: float) -> tuple[bytes, GetSnapshot | GetPart] | None:
+    def next(self, now: float) -> tuple[bytes, GetSnapshot | GetSnapshotPart] | None:
         """The request to be answered now; None: nobody's turn yet."""
         for peer, asker in self._askers.items():
             asker.budget = min(BURST_BYTES, asker.budget + (now - asker.at) * RATE_BYTES)
@@ -358,5 +358,5 @@ class Queue:
         return max(0.0, min(lacks) / RATE_BYTES) if lacks else float("inf")
 
 
-def _cost(message: GetSnapshot | GetPart) -> int:
-    return OFFER_COST_BYTES if isinstance(message, GetSnapshot) else PART_BYTES_MAX
+def _cost(message: GetSnapshot | GetSnapshotPart) -> int:
+    return OFFER_COST_BYTES if isinstance(message, GetSnapshot) else SNAPSHOT_PART_BYTES_MAX

@@ -20,8 +20,8 @@ from ledger.snapshots.snapshot import HEIGHT_MIN, SNAPSHOT_HEIGHTS, Models
 from ledger.state import Rules, State
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Verifier
-from protocol.limits import PART_BYTES_MAX
-from protocol.messages import GetPart, GetSnapshot, Link, NoSnapshot, Part, SnapshotOffer
+from protocol.limits import SNAPSHOT_PART_BYTES_MAX
+from protocol.messages import GetSnapshot, GetSnapshotPart, LightBlock, NoSnapshot, SnapshotOffer, SnapshotPart
 
 SOURCES_MAX: Final = 8  # voters that are asked at once, and others; another takes the place of one that fails
 WINDOW: Final = 4  # parts asked of one peer at once: 4 MiB are on their way while one is checked
@@ -36,8 +36,8 @@ HEDGE_SECONDS: Final = 1.0  # a part that a peer has not sent for this long is a
 STARVED_SECONDS: Final = 15.0  # not one part for so long: all peers that offer this snapshot rest, and another is chosen
 OFFERLESS_SECONDS: Final = 10.0  # without a proven snapshot
 
-Request = GetSnapshot | GetPart
-Answer = SnapshotOffer | NoSnapshot | Part
+Request = GetSnapshot | GetSnapshotPart
+Answer = SnapshotOffer | NoSnapshot | SnapshotPart
 
 
 @dataclass(slots=True)
@@ -108,7 +108,7 @@ class _Source:
     rested: float = 0.0  # and when it may be asked for anything
     stall: float = STALL_SECONDS  # how long it rests if it stalls once more
     refusal: float = AGAIN_SECONDS  # if it refuses once more what it has offered: it gave that up, or only pretends to hold it
-    links: list[Link] = field(default_factory=list)
+    links: list[LightBlock] = field(default_factory=list)
     tip: tuple[Proven, ...] = ()  # proven: what it offers
     digests: dict[str, bytes] = field(default_factory=dict)
     pending: dict[Key, _Pending] = field(default_factory=dict)
@@ -137,7 +137,7 @@ class Transfer:
         # When what is fetched was chosen, when something of it came last, and when somebody offered it last.
         self._chosen = self._last_part = self._held = 0.0
         self._tips: dict[int, bytes] = {}  # height -> digest of the certified block after it
-        self._links: tuple[Link, ...] = ()
+        self._links: tuple[LightBlock, ...] = ()
         self._step = Step()
         self._now = self._sought = now  # the latter: when it last began to look for a snapshot
 
@@ -147,7 +147,7 @@ class Transfer:
         return self._basis.height
 
     @property
-    def links(self) -> tuple[Link, ...]:
+    def links(self) -> tuple[LightBlock, ...]:
         """The changes of the voter set on the way from there to what was restored."""
         return self._links
 
@@ -243,14 +243,14 @@ class Transfer:
                     self._take_offer(source, message)
             case NoSnapshot():
                 self._take_refusal(source, message)
-            case Part():
+            case SnapshotPart():
                 self._take_part(source, message)
 
     def _take_offer(self, source: _Source, offer: SnapshotOffer) -> None:
-        proven = [source.path.follow(link) for link in offer.links]
+        proven = [source.path.follow(link) for link in offer.light_blocks]
         if source.path.height > self._voters_of:
             self._voters, self._voters_of = source.path.voters, source.path.height
-        source.links += [link for link in offer.links if link.next_voters]
+        source.links += [link for link in offer.light_blocks if link.next_voters]
         source.heard, source.again = self._now, self._now
         if not offer.modules:
             return  # the proof goes on: it is asked again at once, for what comes after these links
@@ -280,7 +280,7 @@ class Transfer:
         source.pending.clear()
         source.waits, source.since, source.again = False, None, again
 
-    def _take_part(self, source: _Source, part: Part) -> None:
+    def _take_part(self, source: _Source, part: SnapshotPart) -> None:
         key = Key(part.content, part.name, 0)
         key = key if key.in_pieces else Key(part.content, part.name, part.index)
         pending = source.pending.get(key)
@@ -294,7 +294,7 @@ class Transfer:
             pending.pieces.append(part.data)
             if self._is_backed:  # nobody can tell what a piece is worth before the last one is here
                 self._last_part = self._now
-            self._take_piece(source, key, pending, is_last=len(part.data) < PART_BYTES_MAX)
+            self._take_piece(source, key, pending, is_last=len(part.data) < SNAPSHOT_PART_BYTES_MAX)
 
     def _take_piece(self, source: _Source, key: Key, pending: _Pending, is_last: bool) -> None:
         assert self._assembly is not None
@@ -439,7 +439,7 @@ class Transfer:
 
     def _send_request(self, peer: bytes, key: Key, index: int) -> None:
         assert self._assembly is not None
-        self._step.sends.append((peer, GetPart(self._assembly.height, key.content, key.name, index)))
+        self._step.sends.append((peer, GetSnapshotPart(self._assembly.height, key.content, key.name, index)))
 
     def _asked_of_one(self) -> list[tuple[Key, _Pending]]:
         """The requests that only one peer has, the oldest first."""

@@ -24,7 +24,7 @@ class IncomingRows:
 
     def put(self, of: Range, data: bytes) -> None:
         """Raises `RemoteProtocolError` if these are not the rows of the range under the root."""
-        if (count := codec.count(codec.item(data, _ROWS_FIELD))) > self.root.rows:
+        if (count := codec.array_length(codec.encoded_item(data, _ROWS_FIELD))) > self.root.rows:
             raise RemoteProtocolError("bad-part", f"{count} rows in a range of a table that has {self.root.rows}")
         rows: list[Row] = []
         for key, value in proven_rows(self.root.hash, of, codec.decode(RangeProof, data, len(data))):

@@ -32,14 +32,14 @@ from ledger.tables.tree import (
 )
 from protocol.codec import Count, Digest, Length
 from protocol.errors import RemoteProtocolError
-from protocol.limits import PART_BYTES_MAX, ROW_BYTES_MAX, ROW_KEY_BYTES_MAX
+from protocol.limits import ROW_BYTES_MAX, ROW_KEY_BYTES_MAX, SNAPSHOT_PART_BYTES_MAX
 
 RowKey = Annotated[bytes, Length(1, ROW_KEY_BYTES_MAX)]
 RowValue = Annotated[bytes, Length(1, ROW_BYTES_MAX)]  # the encoding of a record
 Siblings = Annotated[tuple[Digest | None, ...], Length(0, DEPTH_MAX)]  # from the root down; nil: there is no row on that side
 Range: TypeAlias = str
 
-RANGE_BYTES: Final = PART_BYTES_MAX // 2  # of an average range: nearly every one comes in one part
+RANGE_BYTES: Final = SNAPSHOT_PART_BYTES_MAX // 2  # of an average range: nearly every one comes in one part
 RANGE_ROWS_MAX: Final = 1 << 24  # a range is as large as keys that somebody chose for it make it, up to the whole table
 
 

@@ -22,16 +22,16 @@ from ledger.state import State
 from peer.api.naming import find
 from peer.api.running import RunningPeer
 from peer.driver.auditing import CHALLENGE_MARGIN, describe, finding_label
-from protocol.api import AuditCalls, AuditsView, AuditView, StandingView, SuspensionView
+from protocol.api import AuditRecordView, AuditRpc, AuditsView, AuditView, SuspensionView
 from protocol.errors import UserError
 from protocol.identity import peer_id, short_id
-from protocol.reasons import Finding
-from protocol.units import nth_round
+from protocol.units import round_number
+from protocol.verdicts import ReplayFinding
 from training.spec import JobSpec
 
 
 @dataclass(frozen=True)
-class AuditAnswers(AuditCalls):
+class AuditAnswers(AuditRpc):
     peer: RunningPeer
 
     async def audits(self, last: int) -> AuditsView:
@@ -40,7 +40,7 @@ class AuditAnswers(AuditCalls):
         standings = tuple(standing_of(key, standing) for key, standing in sorted(state.audits.standings.items()))
         return AuditsView(standings, tuple(_audit(entry, state) for entry in log), suspensions(state))
 
-    async def challenge(self, trainer: str, round: int | None) -> str:
+    async def challenge_trainer(self, trainer: str, round: int | None) -> str:
         self.peer.require_member()
         if self.peer.driver.workshop.role.computing is None:
             raise UserError("this peer has no worker to re-execute with: ask one with --role trainer")
@@ -100,7 +100,7 @@ class AuditAnswers(AuditCalls):
 
     def _why_not(self, trainer: bytes, round: int | None) -> str:
         """The reason for a person. `round` None: any."""
-        state, which = self.peer.driver.state, "" if round is None else f" in round {nth_round(round)}"
+        state, which = self.peer.driver.state, "" if round is None else f" in round {round_number(round)}"
         what = f"{short_id(trainer)} proposed{which}"
         if trainer == self.peer.me:
             return "a peer re-executes others' proposals, not its own"
@@ -140,7 +140,7 @@ def _told(entry: Entry, state: State) -> str:
         meaning = {reason.label: reason.meaning for reason in spec.kind.reasons}.get(finding_label(entry, state))
         if meaning is not None:
             said = f"{said}: {meaning}"
-        elif entry.relative_error_ppm or entry.finding is Finding.MATCH:  # it was replayed
+        elif entry.relative_error_ppm or entry.finding is ReplayFinding.MATCH:  # it was replayed
             error, most = (entry.relative_error_ppm or 0) / 1e6, CHALLENGE_MARGIN * spec.replay_tolerance
             said = f"{said}; the re-executed update differs by {100 * error:.2g} % of its length, up to {100 * most:.2g} % pass"
     return f"{said}; the others judge that, `audits` shows what they find" if entry.result is Result.CHALLENGED else said
@@ -158,8 +158,8 @@ def suspensions(state: State) -> tuple[SuspensionView, ...]:
     return tuple(found)
 
 
-def standing_of(key: bytes, standing: Standing) -> StandingView:
-    return StandingView(peer_id(key), **asdict(standing))
+def standing_of(key: bytes, standing: Standing) -> AuditRecordView:
+    return AuditRecordView(peer_id(key), **asdict(standing))
 
 
 def _audit(entry: Entry, state: State) -> AuditView:

@@ -12,14 +12,14 @@ from consensus.voters import VoterSet
 from ledger.state import State
 from peer.api.running import RunningPeer
 from protocol import codec
-from protocol.api import BlockCalls, BlockView
+from protocol.api import BlockRpc, BlockView
 from protocol.errors import UserError
 from protocol.identity import peer_id
 from protocol.messages import Commit
 
 
 @dataclass(frozen=True)
-class BlockAnswers(BlockCalls):
+class BlockAnswers(BlockRpc):
     peer: RunningPeer
 
     async def block(self, height: int) -> BlockView:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from features.names import SHORT
-from protocol.api import AlertView, Cause, PeerState, Severity, StatusView
+from protocol.api import AlertCause, AlertSeverity, AlertView, PeerState, StatusView
 
 DISK_WARNING_BYTES = 4 << 30
 DISK_CRITICAL_BYTES = 512 << 20  # a full disk ends the peer
@@ -14,10 +14,10 @@ LIAR_HEIGHTS = 1_000  # for how long an expelled liar is told: the membership ke
 WORKER_SECONDS = 120.0  # until its first start is late: torch comes from a cold disk
 # Links come and go: these causes are told when they have held for so long.
 # A voter that is started again is away for a minute or less.
-PATIENCE_MS = {Cause.NO_QUORUM: 3_000, Cause.NO_SPARE: 60_000, Cause.STALLED: 3_000, Cause.BEHIND: 10_000}
+PATIENCE_MS = {AlertCause.NO_QUORUM: 3_000, AlertCause.NO_SPARE: 60_000, AlertCause.STALLED: 3_000, AlertCause.BEHIND: 10_000}
 # As `StatusView.waiting` begins.
 UNDECIDED = ("partition", "waiting for a quorum", "waiting for the voters", "waiting for a decision")
-ORDER = list(Severity)
+ORDER = list(AlertSeverity)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,32 +36,32 @@ def causes(look: Look) -> Iterator[AlertView]:
     """Each cause once for whomever it is about; `since_ms` is not known here."""
     status = look.status
     if status.halted and status.state != PeerState.JOINING:
-        yield AlertView(Cause.HALTED, "", Severity.CRITICAL, status.halted)
+        yield AlertView(AlertCause.HALTED, "", AlertSeverity.CRITICAL, status.halted)
     if status.disputed:
-        yield AlertView(Cause.DISPUTED, "", Severity.CRITICAL, status.disputed)
+        yield AlertView(AlertCause.DISPUTED, "", AlertSeverity.CRITICAL, status.disputed)
     if status.failed:
-        yield AlertView(Cause.MODULE_FAILED, "", Severity.CRITICAL, status.failed)
+        yield AlertView(AlertCause.MODULE_FAILED, "", AlertSeverity.CRITICAL, status.failed)
     if status.waiting.startswith(UNDECIDED):
-        yield AlertView(Cause.NO_QUORUM, "", Severity.CRITICAL, status.waiting)
+        yield AlertView(AlertCause.NO_QUORUM, "", AlertSeverity.CRITICAL, status.waiting)
     elif status.waiting:
-        yield AlertView(Cause.STALLED, "", Severity.WARNING, status.waiting)
+        yield AlertView(AlertCause.STALLED, "", AlertSeverity.WARNING, status.waiting)
     elif look.unheard and status.voter and status.voters - len(look.unheard) == status.quorum:
         here = f"{status.quorum} of {status.voters} voters are here, as many as decide: if one more stops, nothing is decided"
         text = f"{here}; not heard: {', '.join(peer[:SHORT] for peer in look.unheard)}"
-        yield AlertView(Cause.NO_SPARE, "", Severity.WARNING, text)
+        yield AlertView(AlertCause.NO_SPARE, "", AlertSeverity.WARNING, text)
     if status.state == PeerState.BEHIND:
-        yield AlertView(Cause.BEHIND, "", Severity.WARNING, f"this peer is {status.behind} heights behind the others")
+        yield AlertView(AlertCause.BEHIND, "", AlertSeverity.WARNING, f"this peer is {status.behind} heights behind the others")
     if look.free_bytes < DISK_WARNING_BYTES:
-        severity = Severity.CRITICAL if look.free_bytes < DISK_CRITICAL_BYTES else Severity.WARNING
-        yield AlertView(Cause.DISK_LOW, "", severity, f"{look.free_bytes >> 20} MiB are free on the disk of this peer")
+        severity = AlertSeverity.CRITICAL if look.free_bytes < DISK_CRITICAL_BYTES else AlertSeverity.WARNING
+        yield AlertView(AlertCause.DISK_LOW, "", severity, f"{look.free_bytes >> 20} MiB are free on the disk of this peer")
     if status.no_room:
-        yield AlertView(Cause.NO_ROOM, "", Severity.WARNING, status.no_room)
+        yield AlertView(AlertCause.NO_ROOM, "", AlertSeverity.WARNING, status.no_room)
     if look.worker.startswith("starting") and ("restarted" in look.worker or status.uptime_seconds > WORKER_SECONDS):
-        yield AlertView(Cause.WORKER_GONE, "", Severity.WARNING, f"the worker of this peer is gone: {look.worker}")
+        yield AlertView(AlertCause.WORKER_GONE, "", AlertSeverity.WARNING, f"the worker of this peer is gone: {look.worker}")
     if look.failed:
-        yield AlertView(Cause.TRAINING_FAILED, "", Severity.WARNING, "; ".join(look.failed))
+        yield AlertView(AlertCause.TRAINING_FAILED, "", AlertSeverity.WARNING, "; ".join(look.failed))
     if look.without_progress:
-        yield AlertView(Cause.NO_PROGRESS, "", Severity.WARNING, "; ".join(look.without_progress))
+        yield AlertView(AlertCause.NO_PROGRESS, "", AlertSeverity.WARNING, "; ".join(look.without_progress))
     yield from _liars(look)
 
 
@@ -69,11 +69,13 @@ def _liars(look: Look) -> Iterator[AlertView]:
     for peer, height in look.expelled.items():
         if peer != look.status.peer and look.status.height - height < LIAR_HEIGHTS:
             text = f"expelled at height {height}: it signed two statements that exclude each other"
-            yield AlertView(Cause.LIAR_FOUND, peer, Severity.INFO, text)
+            yield AlertView(AlertCause.LIAR_FOUND, peer, AlertSeverity.INFO, text)
     for peer, job in look.suspended.items():
         if peer not in look.expelled:
-            severity = Severity.WARNING if peer == look.status.peer else Severity.INFO
-            yield AlertView(Cause.LIAR_FOUND, peer, severity, f"suspended in {job}: its updates were found false or withheld")
+            severity = AlertSeverity.WARNING if peer == look.status.peer else AlertSeverity.INFO
+            yield AlertView(
+                AlertCause.LIAR_FOUND, peer, severity, f"suspended in {job}: its updates were found false or withheld"
+            )
 
 
 class AlertBook:
@@ -87,5 +89,5 @@ class AlertBook:
         alerts = {(alert.cause, alert.about): alert for alert in found}
         self._since = {key: self._since.get(key, now_ms) for key in alerts}
         dated = (replace(alert, since_ms=self._since[key]) for key, alert in alerts.items())
-        held = (alert for alert in dated if now_ms - alert.since_ms >= PATIENCE_MS.get(Cause(alert.cause), 0))
-        return tuple(sorted(held, key=lambda alert: (ORDER.index(Severity(alert.severity)), alert.since_ms)))
+        held = (alert for alert in dated if now_ms - alert.since_ms >= PATIENCE_MS.get(AlertCause(alert.cause), 0))
+        return tuple(sorted(held, key=lambda alert: (ORDER.index(AlertSeverity(alert.severity)), alert.since_ms)))

@@ -9,8 +9,8 @@ from features.tables import counted
 from ledger.core.module import View
 from ledger.jobs import NO_PROGRESS_ROUNDS, Job, JobsState
 from ledger.network import NetworkState
-from protocol.reasons import DIVERGING
-from protocol.units import nth_round
+from protocol.units import round_number
+from protocol.verdicts import DIVERGING
 from rlhf import plans
 from rlhf.module import RlhfState
 from rlhf.objective import MODULE, PPO
@@ -38,7 +38,7 @@ def without_progress(view: View, height: int) -> Iterator[str]:
     for key, job in view.of(JobsState).jobs.items():
         if job.made_no_progress and height - job.opened < FAILED_HEIGHTS:
             spec = JobSpec.decode(job.spec)
-            ended = f"job {job.name} ended after round {nth_round(job.last_closed)}"
+            ended = f"job {job.name} ended after round {round_number(job.last_closed)}"
             nothing = f"no update was accepted in its last {counted(NO_PROGRESS_ROUNDS, 'round')}"
             of_all = f"of all its updates: {plans.told(plans.rejections(job), spec.kind.labels)}"
             yield f"{ended}: {nothing} ({of_all}); {_way_out(key, job, spec)}"

@@ -31,13 +31,13 @@ from peer.api.new_job import LOCAL, job_spec
 from peer.api.running import RunningPeer
 from peer.api.supervised import instruct_spec
 from protocol import codec
-from protocol.api import JobCalls, JobView, RoundView, RoundVotesView, TrainRequest
+from protocol.api import JobRpc, JobView, RoundView, RoundVotesView, TrainRequest
 from protocol.errors import UserError
 from protocol.identity import Signed, peer_id
 from protocol.limits import TRAINERS_MAX
 from protocol.messages import Ballot, Vouch
-from protocol.reasons import Verdict, label, shown
-from protocol.units import nth_round
+from protocol.units import round_number
+from protocol.verdicts import Verdict, verdict_label, verdict_label_by_name
 from rlhf.fitting import notes
 from rounds.ballots import RoundBook, settled
 from storage.store import StoredRound
@@ -54,7 +54,7 @@ VOTES_SHOWN_MAX = 100  # each is read from the block that closed the round
 
 
 @dataclass(frozen=True)
-class JobAnswers(JobCalls):
+class JobAnswers(JobRpc):
     peer: RunningPeer
     findings: dict[str, tuple[str, ...]] = field(default_factory=dict)  # job -> notes on the text files that it was made of
 
@@ -152,7 +152,7 @@ class JobAnswers(JobCalls):
         said: dict[str, dict[str, str]] = {}
         for voter, message in sorted(messages, key=lambda item: item[0]):
             for judged in message.judgements:
-                said.setdefault(peer_id(voter), {}).setdefault(peer_id(judged.trainer), label(judged.verdict, own))
+                said.setdefault(peer_id(voter), {}).setdefault(peer_id(judged.trainer), verdict_label(judged.verdict, own))
         return said
 
     def _is_undone(self, stored: StoredRound) -> bool:
@@ -164,7 +164,7 @@ class JobAnswers(JobCalls):
         accepted = sum(verdict == Verdict.ACCEPT.label for verdict in closed.verdicts.values())
         return job is not None and is_plain_mean(accepted, (spec := JobSpec.decode(job.spec)).rule, spec.liars)
 
-    async def train(self, request: TrainRequest) -> str:
+    async def start_job(self, request: TrainRequest) -> str:
         self.peer.require_member()
         findings = Findings()
         try:
@@ -184,13 +184,13 @@ class JobAnswers(JobCalls):
             del self.findings[next(iter(self.findings))]
         return job
 
-    async def test(self) -> str:
+    async def run_test_round(self) -> str:
         self.peer.require_member()
         spec = JobSpec(name="test", objective="scratch", rounds=1, liars=0)
         transaction = await self.peer.author.submit("job/start", Start(spec.encode()))
         return job_id(self.peer.me, transaction).hex()
 
-    async def cancel(self, job: str) -> str:
+    async def cancel_job(self, job: str) -> str:
         before = self.peer.driver.state.jobs
         live: dict[bytes, Job | Waiting] = {**before.going_on(), **{waiting.job: waiting for waiting in before.line}}
         key = find_job(job, live, "jobs that run or wait")
@@ -206,7 +206,7 @@ class JobAnswers(JobCalls):
         want = f"{len(after.stops)} of the {voters.quorum} voters needed want job {after.name!r} to end"
         return f"{want}; its author can end it alone, the others have to say the same"
 
-    async def rollback(self, job: str, round: int) -> str:
+    async def request_rollback(self, job: str, round: int) -> str:
         key = find_job(job, self.peer.driver.state.jobs.going_on(), "jobs that go on")
         before = self.peer.driver.state.jobs.jobs[key]
         await self.peer.author.submit("job/rollback", Rollback(key, round, before.last_rollback))
@@ -226,7 +226,7 @@ def _opened_vouches(vouches: Iterable[Signed]) -> list[tuple[bytes, Vouch]]:
 
 
 def _shown(reasons: Mapping[str, int], own: Sequence[str]) -> dict[str, int]:
-    return {shown(reason, own): count for reason, count in reasons.items()}
+    return {verdict_label_by_name(reason, own): count for reason, count in reasons.items()}
 
 
 def _job(key: bytes, job: Job, state: State, audits: JobAudits, peer: RunningPeer) -> JobView:
@@ -278,10 +278,10 @@ def limited(job: Job) -> dict[str, str]:
 def _limit(record: VouchRecord, round: int) -> str:
     if record.suspended_until > round:
         why = f"it vouched falsely in {FALSE_VOUCHES_MAX} of {FALSE_VOUCH_ROUNDS} rounds"
-        return f"is not asked to re-execute until round {nth_round(record.suspended_until)}: {why}"
+        return f"is not asked to re-execute until round {round_number(record.suspended_until)}: {why}"
     if record.last_until > round:
         why = f"it gave no vouch in {SILENCES_MAX} closings in a row"
-        return f"is asked last to re-execute until round {nth_round(record.last_until)}: {why}"
+        return f"is asked last to re-execute until round {round_number(record.last_until)}: {why}"
     return ""
 
 

@@ -11,18 +11,18 @@ from ledger.members import Revoke
 from peer.api.running import RunningPeer
 from peer.settings.invitation import DAY_MS, invitation_text, make_invitation
 from peer.settings.invitations import Made
-from protocol.addresses import NOWHERE, dialable, is_loopback, parse_address
-from protocol.api import INVITATION_DAYS_MAX, InvitationView, JoiningCalls
+from protocol.addresses import NO_LISTEN_ADDRESS, check_dialable_address, is_loopback, parse_address
+from protocol.api import INVITATION_DAYS_MAX, InvitationRpc, InvitationView
 from protocol.errors import UserError
 from protocol.identity import short_id
 from protocol.limits import ADVERTISED_MAX
 
 
 @dataclass(frozen=True)
-class JoiningAnswers(JoiningCalls):
+class JoiningAnswers(InvitationRpc):
     peer: RunningPeer
 
-    async def invite(self, days: int, addresses: tuple[str, ...] = ()) -> str:
+    async def create_invitation(self, days: int, addresses: tuple[str, ...] = ()) -> str:
         if not 1 <= days <= INVITATION_DAYS_MAX:
             raise UserError(f"--days {days} is outside 1..{INVITATION_DAYS_MAX}")
         if self.peer.me not in self.peer.driver.state.members.voters:
@@ -42,13 +42,13 @@ class JoiningAnswers(JoiningCalls):
             for made in self.peer.invited.made
         )
 
-    async def revoke(self, token: str) -> str:
+    async def revoke_invitation(self, token: str) -> str:
         made = self.peer.invited.find(token)
         await self.peer.author.submit("member/revoke", Revoke(made.signed))
         return f"invitation {made.token[:8]} is revoked: it admits nobody any more"
 
-    async def connect(self, address: str) -> str:
-        dialable(address.rpartition("@")[2], "connect")
+    async def dial_address(self, address: str) -> str:
+        check_dialable_address(address.rpartition("@")[2], "connect")
         return f"connected to {short_id(await self.peer.network.connect(address))} at {address}"
 
     def _addresses(self, said: tuple[str, ...]) -> tuple[str, ...]:
@@ -56,10 +56,10 @@ class JoiningAnswers(JoiningCalls):
         if len(said) > ADVERTISED_MAX:
             raise UserError(f"--address: {len(said)} addresses are too many, an invitation holds {ADVERTISED_MAX}")
         for address in said:
-            dialable(address, "--address")
+            check_dialable_address(address, "--address")
         mine = said or self.peer.addresses()
         others = sorted(link.address for link in self.peer.network.links() if link.dialed)
-        if not mine and (self.peer.config.listen != NOWHERE or not others):
+        if not mine and (self.peer.config.listen != NO_LISTEN_ADDRESS or not others):
             known = f"this peer listens on {self.peer.config.listen}, and knows no address of this machine but loopback"
             raise UserError(f"{known}; say where newcomers reach it: `invite --address HOST:PORT`, or the setting `advertise`")
         if not all(_is_local(address) for address in mine):  # whoever joins is on another machine, then

@@ -12,7 +12,7 @@ from ledger.members import Approve, Leave, Member, Retire, warning_for_removal, 
 from peer.api.naming import find
 from peer.api.running import RunningPeer
 from peer.settings.invitation import DAY_MS
-from protocol.api import LinkMinute, LinkView, MemberCalls, PeerView
+from protocol.api import LinkMinute, LinkView, MemberRpc, PeerView
 from protocol.errors import UserError
 from protocol.identity import peer_id, short_id
 from transport.measures import MINUTE_SECONDS, Minute
@@ -22,7 +22,7 @@ WISH_DAYS = 7  # how long a wish to retire somebody counts: whoever came back si
 
 
 @dataclass(frozen=True)
-class MemberAnswers(MemberCalls):
+class MemberAnswers(MemberRpc):
     peer: RunningPeer
 
     async def peers(self) -> tuple[PeerView, ...]:
@@ -60,7 +60,7 @@ class MemberAnswers(MemberCalls):
         members = self.peer.driver.state.members
         return f"{len(members.standing[candidate])} of {VoterSet(members.voters).quorum} approvals"
 
-    async def approve(self, peer: str) -> str:
+    async def approve_voter(self, peer: str) -> str:
         candidate = find(peer, self.peer.driver.state.members)
         await self.peer.author.submit("member/approve", Approve(candidate))
         members = self.peer.driver.state.members
@@ -68,7 +68,7 @@ class MemberAnswers(MemberCalls):
             return f"{short_id(candidate)} has the approvals it needs and votes two heights later"
         return f"{short_id(candidate)} has {self._approvals(candidate)}"
 
-    async def retire(self, peer: str, lower_tolerance: bool) -> str:
+    async def retire_member(self, peer: str, lower_tolerance: bool) -> str:
         subject = find(peer, self.peer.driver.state.members)
         before = self.peer.driver.state.members.retiring.get(self.peer.me)
         await self.peer.author.submit("member/retire", Retire(subject, lower_tolerance, self.peer.now_ms + WISH_DAYS * DAY_MS))
@@ -82,7 +82,7 @@ class MemberAnswers(MemberCalls):
             text += f". Your wish about {short_id(before.subject)} is withdrawn by this one"
         return text
 
-    async def leave(self) -> str:
+    async def resign_as_voter(self) -> str:
         warning = warning_for_removal(len(self.peer.driver.state.members.voters))
         self.peer.set_standing(False)  # first: the peer must not ask for its vote again as soon as it is without
         try:

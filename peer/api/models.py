@@ -16,9 +16,9 @@ from peer.export import taking
 from peer.export.found import chosen, of_state
 from peer.export.writing import export, exported_state, missing_payloads
 from peer.roles import samples, texts
-from protocol.api import ExportView, ModelCalls, ModelFilesView, PieceView, SampleView
+from protocol.api import ModelFilesView, ModelRpc, RunExportView, SampleView, TextPieceView
 from protocol.errors import UserError
-from protocol.sampling import Sampling
+from protocol.sampling import SamplingOptions
 from training import tasks
 
 FETCHING_SECONDS_MAX = 600.0  # of all updates that an export lacks: it is told what is missing then
@@ -26,12 +26,12 @@ FETCHING_ONE_SECONDS_MAX = 20.0  # of one of them, which nobody may hold any mor
 
 
 @dataclass(frozen=True)
-class ModelAnswers(ModelCalls):
+class ModelAnswers(ModelRpc):
     peer: RunningPeer
 
-    async def sample(
-        self, prompt: str, how: Sampling, job: str = "", turns: tuple[str, ...] | None = None
-    ) -> AsyncGenerator[PieceView, None]:
+    async def sample_text(
+        self, prompt: str, how: SamplingOptions, job: str = "", turns: tuple[str, ...] | None = None
+    ) -> AsyncGenerator[TextPieceView, None]:
         computing = self.peer.driver.workshop.role.computing
         if computing is None:
             raise UserError("this peer has no worker to generate with: ask one with --role trainer")
@@ -51,25 +51,25 @@ class ModelAnswers(ModelCalls):
         directory, stop = str(driver.host.directory(key, number)), kind.ends_text(spec)
         if turns is not None and stop is None and not how.stop:
             how = replace(how, stop=("\n",))
-        request = tasks.Generate(key, directory, prompt, how.checked(), stop, turns or ())
+        request = tasks.Generate(key, directory, prompt, how.validated(), stop, turns or ())
         with self.peer.making_text():
             if newer:
-                yield PieceView("", newer=newer, round=number)
+                yield TextPieceView("", newer=newer, round=number)
             if kind.checks_texts(spec):
-                yield PieceView("", is_checked=True)
+                yield TextPieceView("", is_checked=True)
             async with aclosing(texts.slices(partial(computing.ask, opened), request)) as made:
                 async for done in made:
                     if done.text or done.is_withheld:
-                        yield PieceView(done.text, is_withheld=done.is_withheld)
+                        yield TextPieceView(done.text, is_withheld=done.is_withheld)
 
-    async def samples(self) -> tuple[SampleView, ...]:
+    async def kept_samples(self) -> tuple[SampleView, ...]:
         computing = self.peer.driver.workshop.role.computing
         if computing is None:
             return ()
         kept = await trio.to_thread.run_sync(samples.kept, computing.texts)
         return tuple(SampleView(job, round, text) for job, round, text in kept)
 
-    async def export(self, path: str) -> ExportView:
+    async def export_run(self, path: str) -> RunExportView:
         """What others hold of the updates that this peer lacks is fetched first, one by one: votes come before."""
         driver, folder = self.peer.driver, Path(path)
         await trio.to_thread.run_sync(exported_state, driver.store, driver.host, self.peer.genesis, folder)
@@ -84,7 +84,7 @@ class ModelAnswers(ModelCalls):
         finally:
             driver.exports -= 1
 
-    async def model(self, path: str, job: str, format: str) -> ModelFilesView:
+    async def export_model(self, path: str, job: str, format: str) -> ModelFilesView:
         return await trio.to_thread.run_sync(self._take, Path(path), job, format)
 
     def _take(self, folder: Path, job: str, format: str) -> ModelFilesView:

@@ -10,7 +10,7 @@ from features.feature import Feature
 from ledger.network import PARAMETERS, Limit, NetworkModule, NetworkOfLimitsModule, NetworkState, Upgrade
 from peer import features
 from peer.api.running import RunningPeer
-from protocol.api import LimitView, ModuleView, NetworkCalls, Reach
+from protocol.api import LimitView, ModuleView, NetworkRpc, ReachabilityMatrix
 from protocol.errors import UserError
 from protocol.limits import PARAMETERS_ALLOWED_MAX
 
@@ -18,13 +18,13 @@ UPGRADE_HEIGHTS = 100  # from now to an upgrade whose height nobody names: minut
 
 
 @dataclass(frozen=True)
-class NetworkAnswers(NetworkCalls):
+class NetworkAnswers(NetworkRpc):
     peer: RunningPeer
 
-    async def reach(self) -> Reach:
+    async def voter_reachability(self) -> ReachabilityMatrix:
         return self.peer.hearing.matrix()
 
-    async def features(self) -> tuple[ModuleView, ...]:
+    async def modules(self) -> tuple[ModuleView, ...]:
         network = self._network
         mine, views = _known(), []
         for name in dict.fromkeys((*(running.name for running in network.modules), *mine)):
@@ -56,7 +56,7 @@ class NetworkAnswers(NetworkCalls):
         needed = VoterSet(self.peer.driver.state.members.voters).quorum
         return f"{count} of the {needed} voters needed want {wish.version} from height {wish.height}"
 
-    async def upgrade(self, module: str, version: int, height: int) -> str:
+    async def request_upgrade(self, module: str, version: int, height: int) -> str:
         self.peer.require_member()
         known = _known()
         _, versions = known.get(module, (None, ()))
@@ -73,7 +73,7 @@ class NetworkAnswers(NetworkCalls):
         wishes = tuple(self._limit_wish(wish, count) for wish, count in Counter(self._network.limits.values()).items())
         return (LimitView(PARAMETERS, self._network.parameters_max, wishes),)
 
-    async def limit(self, name: str, most: int) -> str:
+    async def set_limit(self, name: str, most: int) -> str:
         self.peer.require_member()
         version, needed = self._network.version(NetworkModule.name), NetworkOfLimitsModule.version
         if name != PARAMETERS:

@@ -28,7 +28,7 @@ from peer.roles.base import EVALUATION
 from peer.serving.projects import find_project
 from peer.worker.supervisor import WorkerFailed
 from protocol.errors import StorageError, UserError
-from protocol.sampling import Sampling
+from protocol.sampling import SamplingOptions
 from rlhf import guards, plans
 from rlhf.accuracy import Accuracy
 from rlhf.calls import FINISHED, MEASURING, CompareView, FiguresView, RlhfCalls, RlhfView, StageView, TraceView
@@ -295,7 +295,7 @@ class RlhfAnswers(RlhfCalls):
             raise UserError(f"no model has been tuned yet: {way}")
         key, job = tuned[-1]
         opened = workshop.view((key, job.round), job)
-        how = Sampling(tokens=tokens, temperature=temperature, seed=seed).checked()
+        how = SamplingOptions(max_tokens=tokens, temperature=temperature, seed=seed).validated()
         ask = partial(workshop.role.computing.ask, opened)
         told: dict[str, str] = {}
         withheld: list[str] = []

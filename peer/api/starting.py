@@ -14,7 +14,7 @@ from peer.api.running import RunningPeer
 from peer.export.found import opened
 from peer.roles.trainer import require_space
 from protocol.api import TrainRequest
-from protocol.digests import Hasher
+from protocol.blob_digest import BlobHasher
 from protocol.errors import UserError
 from storage.parts import write_list
 from training import own_models, starts
@@ -33,7 +33,7 @@ class Start:
     base: Base | None = None  # a finished job's, which every peer keeps
     stop: int | None = None  # the token with which the model has learned to end a text; None: it has learned none
     # Writes the parameters, if the job starts from a blob: the specification, where to; gives what names them.
-    write: Callable[[JobSpec, BinaryIO], Hasher] | None = None
+    write: Callable[[JobSpec, BinaryIO], BlobHasher] | None = None
 
     def of(self, spec: JobSpec, model: ModelSpec) -> JobSpec:
         return replace(spec, base=self.base, model=model, tokenizer=self.tokenizer)
@@ -48,7 +48,7 @@ class Start:
             file = Path(made) / "parameters"
             with file.open("wb") as stream:
                 hashed = self.write(spec, stream)
-            write_list(file, hashed.parts)
+            write_list(file, hashed.part_list)
             peer.driver.blobs.adopt(file, hashed.digest())
         return replace(spec, start=hashed.digest()).checked()
 
@@ -119,8 +119,8 @@ def _of_round(peer: RunningPeer, name: str, number: int) -> Start:
     return Start(f"job {job.name!r}", spec.model, spec.tokenizer, stop=stop, write=lambda spec, file: _write(model, file))
 
 
-def _write(model: ReplicatedModel, file: BinaryIO) -> Hasher:
-    hashed = Hasher()
+def _write(model: ReplicatedModel, file: BinaryIO) -> BlobHasher:
+    hashed = BlobHasher()
     for data in starts.pieces(model):
         file.write(data)
         hashed.update(data)

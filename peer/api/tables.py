@@ -9,15 +9,15 @@ import trio
 
 from peer.api.running import RunningPeer
 from peer.export.proving import prove
-from protocol.api import RowProofView, TableCalls
+from protocol.api import RowProofRpc, RowProofView
 from protocol.errors import UserError
 
 
 @dataclass(frozen=True)
-class TableAnswers(TableCalls):
+class TableAnswers(RowProofRpc):
     peer: RunningPeer
 
-    async def prove(self, table: str, key: bytes, path: str) -> RowProofView:
+    async def prove_row(self, table: str, key: bytes, path: str) -> RowProofView:
         proven = await self.peer.driver.snapshots.newest_proven()
         if proven is None:
             raise UserError("no state is certified yet: the next decided block certifies the one before it")

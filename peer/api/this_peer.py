@@ -34,15 +34,15 @@ from peer.driver.witness import why_disputed, why_halted, why_waiting
 from peer.worker.supervisor import Worker
 from protocol.api import (
     AlertView,
-    AsideView,
     DeviceView,
     DialView,
     DiskView,
     EngineView,
     EventView,
+    OptionalServiceView,
     StatsView,
+    StatusRpc,
     StatusView,
-    ThisPeerCalls,
 )
 from protocol.identity import peer_id
 from transport.network import DialInfo, Priority
@@ -51,7 +51,7 @@ VERSION = version("folkmoot")  # of the program that runs, read once: looking it
 
 
 @dataclass(frozen=True)
-class ThisPeerAnswers(ThisPeerCalls):
+class ThisPeerAnswers(StatusRpc):
     peer: RunningPeer
 
     async def status(self) -> StatusView:
@@ -97,7 +97,7 @@ class ThisPeerAnswers(ThisPeerCalls):
             reachable=self.peer.network.reachable,
             listening=self.peer.network.addresses,
             told=self.peer.network.told,
-            asides=tuple(AsideView(aside.name, aside.works, aside.text) for aside in self.peer.asides),
+            asides=tuple(OptionalServiceView(aside.name, aside.works, aside.text) for aside in self.peer.asides),
             late=driver.witness.why_late(driver.state.jobs.running()),
         )
 
@@ -166,7 +166,7 @@ class ThisPeerAnswers(ThisPeerCalls):
         )
         return self.peer.alerts.note(causes(look), time.time_ns() // 1_000_000)
 
-    async def disk(self) -> DiskView:
+    async def disk_usage(self) -> DiskView:
         folder = Path(self.peer.config.data_directory)
         usage = await trio.to_thread.run_sync(shutil.disk_usage, folder)
         return DiskView(await trio.to_thread.run_sync(_used_bytes, folder), usage.free, usage.total)
@@ -183,7 +183,7 @@ class ThisPeerAnswers(ThisPeerCalls):
             for name in features.engines()
         )
 
-    async def stop(self) -> None:
+    async def stop_peer(self) -> None:
         self.peer.stop_daemon()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ledger.jobs import JobsState
-from protocol.reasons import ABSENT
+from protocol.verdicts import ABSENT
 from rlhf.objectives import OF_PAIRS
 from rlhf.tracing import Learned, Round
 from storage.store import Store

@@ -30,11 +30,11 @@ from peer.settings.config import Config, Settings, load, toml, value_of
 from peer.settings.datadir import DataDirectory, storage_errors
 from peer.settings.invitation import InvitationString, parse_invitation
 from protocol import codec
-from protocol.addresses import listening_in_words
+from protocol.addresses import format_listen_addresses
 from protocol.errors import LostVotesError, UserError
 from protocol.identity import Identity, parse_peer_id, peer_id, short_id
 from protocol.limits import NAME_CHARACTERS_MAX
-from protocol.names import name_problem
+from protocol.name_validation import name_problem
 from storage import durable
 from storage.regular_files import require_writable_kind
 
@@ -211,7 +211,7 @@ async def _run(config: Config, on_terminal: bool, make_round_work: MakeRoundWork
     async with running(config, make_round_work) as daemon:
         collect_seldom()
         status = await daemon.api.status()
-        where = listening_in_words(status.listening, status.told)
+        where = format_listen_addresses(status.listening, status.told)
         ready = partial(logging.getLogger("peer").info, "%s %s, network %s", status.peer, where, status.network)
         if on_terminal:
             async with trio.open_nursery() as nursery:

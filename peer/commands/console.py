@@ -24,7 +24,7 @@ from peer.commands.drawing import printer
 from peer.commands.grammar import option_names, parse
 from peer.commands.person import Lines
 from peer.commands.words import words
-from protocol.addresses import listening_in_words
+from protocol.addresses import format_listen_addresses
 from protocol.api import PeerApi
 from protocol.errors import UserError
 
@@ -132,7 +132,7 @@ async def run(api: PeerApi, *, attached: bool, history: Path | None = None) -> i
     prompt = Prompt(PROMPT, history, {name: option_names(word) for name, word in words().items()})
     await _run_prompt(api, prompt, printer(cast(TextIO, prompt)), "leaves the peer running" if attached else "stops the peer")
     if not attached:
-        await api.stop()
+        await api.stop_peer()
     return 0
 
 
@@ -140,7 +140,7 @@ async def _run_prompt(api: PeerApi, prompt: Prompt, show: Print, quitting: str) 
     """Until `quit`, or what else ends the prompt."""
     status = await api.status()
     who = f"{status.name} ({views.short(status.peer)})" if status.name else views.short(status.peer)
-    where, state = listening_in_words(status.listening, status.told), (await names(api)).in_text(views.state(status))
+    where, state = format_listen_addresses(status.listening, status.told), (await names(api)).in_text(views.state(status))
     show(f"network {status.network}, {who} {where}: {state}")
     show(f"type `help`; `quit` {quitting}")
     interrupts, chosen = _Interrupts(show, quitting), Announcements(status.peer)
@@ -253,6 +253,6 @@ async def _run_lines(api: PeerApi, show: Print, *, attached: bool) -> int:
         failed |= done == "error"
         if done == "quit":
             if not attached:
-                await api.stop()
+                await api.stop_peer()
             break
     return int(failed)

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from features.names import SHORT, Names
 from features.tables import Column, Fitted, Pairs, counted
-from protocol.addresses import listening_in_words
+from protocol.addresses import format_listen_addresses
 from protocol.api import (
     AlertView,
+    AuditRecordView,
     AuditView,
     BlockView,
     DeviceView,
@@ -23,16 +24,15 @@ from protocol.api import (
     LinkView,
     ModuleView,
     PeerView,
-    Reach,
+    ReachabilityMatrix,
     RoundView,
     RoundVotesView,
-    StandingView,
     StatsView,
     StatusView,
     SuspensionView,
 )
-from protocol.reasons import DIVERGING, Verdict
-from protocol.units import nth_round, round_of
+from protocol.units import format_round_progress, round_number
+from protocol.verdicts import DIVERGING, Verdict
 
 if TYPE_CHECKING:
     from peer.export.proving import RowVerdict
@@ -90,7 +90,7 @@ def status(view: StatusView) -> Pairs:
             "largest model": f"{view.parameters_max} parameters are allowed",
             "voters": f"{view.voters}; {view.quorum} decide, {view.tolerated} may lie",
             "links": view.links,
-            "address": listening_in_words(view.listening, view.told),
+            "address": format_listen_addresses(view.listening, view.told),
             "reachable": f"{view.reachable}: {REACHED[view.reachable]}",
             **{aside.name: aside.text for aside in view.asides},
             "unreached": "\n".join(dial.text for dial in view.unreached) or "–",
@@ -228,7 +228,7 @@ def block(view: BlockView, names: Names) -> Pairs:
 def votes(found: Iterable[RoundVotesView], names: Names) -> Fitted:
     table = Fitted("round", "phase", "voter", Column("says", wraps=True))
     for view in found:
-        which, phase = f"{nth_round(view.round)} {short(view.job)}", view.phase + (f" at {view.height}" if view.height else "")
+        which, phase = f"{round_number(view.round)} {short(view.job)}", view.phase + (f" at {view.height}" if view.height else "")
         for voter in sorted(view.votes.keys() | view.vouches.keys()):
             ballot = [f"{names[who]}: {verdict}" for who, verdict in view.votes.get(voter, {}).items()] or ["no ballot yet"]
             table.add_row(which, phase, names[voter], "; ".join([*ballot, *_vouches(view.vouches.get(voter, {}), names)]))
@@ -273,14 +273,14 @@ def _bytes(hex: str) -> str:
     return f"0x{hex} ({text!r})" if text.isprintable() and "\N{REPLACEMENT CHARACTER}" not in text else f"0x{hex}"
 
 
-def _standing(view: StandingView) -> str:
+def _standing(view: AuditRecordView) -> str:
     trained = f"{view.rewards} rewards, {view.lost} lost, {view.suspensions} suspensions"
     audited = f"{view.reports} reports, {view.wrong} with a wrong loss, {view.lapsed} lapsed"
     challenged = f"{view.upheld} challenges upheld, {view.refuted} refuted"
     return f"{trained}; {audited}, {challenged}"
 
 
-def standings(views: Iterable[StandingView], names: Names) -> Fitted:
+def standings(views: Iterable[AuditRecordView], names: Names) -> Fitted:
     peer = Column("peer", may_be_cut=True)
     table = Fitted(peer, "rewards", "lost", "suspensions", "reports", "lapsed", "upheld", "refuted", "wrong")
     for view in views:
@@ -295,7 +295,7 @@ def audits(views: Iterable[AuditView], names: Names) -> Fitted:
     table = Fitted("round", Column("height", spare=1), trainer, auditor, "result", "finding", error)
     for view in views:
         table.add_row(
-            f"{nth_round(view.round)} {short(view.job)}",
+            f"{round_number(view.round)} {short(view.job)}",
             str(view.height),
             names[view.trainer],
             names[view.auditor],
@@ -314,9 +314,9 @@ def suspensions(views: Iterable[SuspensionView], names: Names) -> Fitted:
         finding = cause.finding or "–"
         table.add_row(
             names[cause.trainer],
-            str(nth_round(view.until)),
+            str(round_number(view.until)),
             short(cause.job),
-            str(nth_round(cause.round)),
+            str(round_number(cause.round)),
             names[cause.auditor],
             f"{cause.result}: {finding}" if cause.result in ("shunned", "lazy") else finding,
         )
@@ -356,7 +356,7 @@ def _way(link: LinkView, names: Mapping[str, str]) -> str:
     return f"{'→' if link.outgoing else '←'}{link.address}"
 
 
-def reach(found: Reach, names: Names, me: str) -> Fitted:
+def reach(found: ReachabilityMatrix, names: Names, me: str) -> Fitted:
     found = {me: found[me], **found}  # this peer's own row first
     numbers = {peer: str(number) for number, peer in enumerate(found, 1)}
     heard = sorted({peer for row in found.values() for peer in row}, key=list(found).index)
@@ -407,7 +407,7 @@ def jobs(views: Sequence[JobView], names: Names) -> Fitted:
             "rejected": _by_trainer(view.rejected, names, lambda reason: reason not in (*NOT_JUDGED, DIVERGING)),
             DIVERGING: [f"{names[peer]} {of[DIVERGING]}" for peer, of in view.rejected.items() if DIVERGING in of],
             "not judged": _by_trainer(view.rejected, names, lambda reason: reason in NOT_JUDGED),
-            "suspended": [f"{names[peer]} until {nth_round(number)}" for peer, number in view.suspended.items()],
+            "suspended": [f"{names[peer]} until {round_number(number)}" for peer, number in view.suspended.items()],
             "undone": list(view.undone),
             "re-executors": [f"{names[peer]} {text}" for peer, text in view.limited.items()],
         }
@@ -415,7 +415,7 @@ def jobs(views: Sequence[JobView], names: Names) -> Fitted:
             short(view.job),
             view.name,
             job_state(view),
-            f"– of {view.rounds}" if view.place else round_of(view.taken, view.rounds),
+            f"– of {view.rounds}" if view.place else format_round_progress(view.taken, view.rounds),
             "; ".join(f"{what}: {', '.join(trainers)}" for what, trainers in told.items() if trainers) or "–",
             view.audit if view.precision == "fp32" else f"{view.audit} ({view.precision})",
             view.data if view.data == "local" else short(view.data) or "–",
@@ -446,7 +446,7 @@ def rounds(views: Iterable[RoundView], names: Names) -> Fitted:
     table = Fitted("round", *who, *figures, Column("height", spare=1), Column("model root", spare=3))
     for view in views:
         table.add_row(
-            f"{nth_round(view.round)} {short(view.job)}",
+            f"{round_number(view.round)} {short(view.job)}",
             verdicts(view, names) + PLAIN_MEAN * view.plain_mean,
             " ".join(names[peer] for peer in view.ballots),
             _optional(view.held_out_bits_per_byte, ".3f"),

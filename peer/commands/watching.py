@@ -21,8 +21,8 @@ from peer.commands.drawing import Output, chart, drawn, fitting
 from peer.commands.views import PLAIN_MEAN, age, job_state, milliseconds, seconds, short
 from protocol.api import EventView, JobView, PeerApi, RoundView, RoundVotesView
 from protocol.errors import UserError
-from protocol.reasons import ABSENT
-from protocol.units import nth_round, round_of
+from protocol.units import format_round_progress, round_number
+from protocol.verdicts import ABSENT
 
 ROUNDS_KEPT = 2_000  # of the job, for its curve
 ROUNDS_ASKED = 20  # each time: the held-out loss of a round comes some time after its close
@@ -50,7 +50,7 @@ def round_line(view: RoundView, names: Called, has_loss: bool = True) -> str:
     told = f"{accepted} accepted" + (f", absent {', '.join(absent)}" if absent else "")
     told += f", rejected {'; '.join(others)}" if others else ""
     return (
-        f"round {nth_round(view.round):3d}  {loss:>16}  {told}  decided in {milliseconds(view.decision_ms)}, "
+        f"round {round_number(view.round):3d}  {loss:>16}  {told}  decided in {milliseconds(view.decision_ms)}, "
         f"round {seconds(view.seconds)}, model root {view.model_root[:12]}"
     )
 
@@ -73,7 +73,7 @@ def rounds_table(rounds: Sequence[RoundView], names: Called) -> Fitted:
             if verdict != "accept":
                 others.setdefault(verdict, []).append(names[peer])
         table.add_row(
-            str(nth_round(view.round)),
+            str(round_number(view.round)),
             "–" if view.held_out_bits_per_byte is None else f"{view.held_out_bits_per_byte:.3f}",
             f"{accepted}{PLAIN_MEAN if view.plain_mean else ''}",
             "; ".join(f"{verdict}: {', '.join(who)}" for verdict, who in others.items()),
@@ -208,7 +208,10 @@ class _OnScreen:
 
 def head(of: Watched) -> str:
     assert of.job is not None
-    text = f"job {of.job.name} ({short(of.job.job)}): {job_state(of.job)}, round {round_of(of.job.taken, of.job.rounds)}"
+    text = (
+        f"job {of.job.name} ({short(of.job.job)}): {job_state(of.job)}, round "
+        f"{format_round_progress(of.job.taken, of.job.rounds)}"
+    )
     if (left := of.left_seconds) is not None:
         text += f", {age(left)} left at this pace"
     return text + (f", {of.losses[0]:.3f} → {of.losses[-1]:.3f} bits/byte" if of.is_over and len(of.losses) > 1 else "")
@@ -220,7 +223,9 @@ def now(of: Watched, names: Called) -> str:
         return {"running": "no round is open", "paused": "paused: `rlhf resume`"}.get(of.job.state if of.job else "", "")
     view = of.open
     missing = [names[peer] for peer in view.trainers if peer not in view.proposed]
-    text = f"round {nth_round(view.round)}, {view.phase} for {age(view.seconds or 0)}: {counted(len(view.proposed), 'proposal')}"
+    text = (
+        f"round {round_number(view.round)}, {view.phase} for {age(view.seconds or 0)}: {counted(len(view.proposed), 'proposal')}"
+    )
     text += f", waits for {', '.join(missing)}" if missing else ""
     return f"{text}; {counted(len(view.votes), 'ballot')} of {len(view.voters)} voters, {view.quorum} decide"
 
@@ -234,7 +239,7 @@ def picture(of: Watched, names: Called, console: Console) -> RenderableType:
     def lines_of(part: RenderableType) -> int:
         return len(console.render_lines(part, console.options.update(width=room, height=None), pad=False))
 
-    counted_rounds = f"round {round_of(of.job.taken, of.job.rounds)}"
+    counted_rounds = f"round {format_round_progress(of.job.taken, of.job.rounds)}"
     pace = "" if of.left_seconds is None else f"{age(of.left_seconds)} left"
     bar = ProgressBar(total=of.job.rounds, completed=of.job.taken, width=max(4, room - len(counted_rounds) - len(pace) - 2))
     progress = Table.grid(padding=(0, 1))
@@ -271,7 +276,7 @@ def _trainers(job: JobView, names: Called) -> Fitted:
     )
     for peer in dict.fromkeys((*job.accepted, *job.rejected, *job.limited)):
         reasons = [f"{reason} {count}" for reason, count in job.rejected.get(peer, {}).items()]
-        reasons += [f"suspended until round {nth_round(job.suspended[peer])}"] if peer in job.suspended else []
+        reasons += [f"suspended until round {round_number(job.suspended[peer])}"] if peer in job.suspended else []
         reasons += [job.limited[peer]] if peer in job.limited else []
         table.add_row(names[peer], str(job.accepted.get(peer, 0)), ", ".join(reasons))
     return table

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from peer.settings.config import Config
-from protocol.addresses import completed
+from protocol.addresses import expand_wildcards
 from protocol.limits import ADVERTISED_MAX
 from transport.aside import Aside
 from transport.mdns import Mdns
@@ -41,7 +41,7 @@ def own_addresses(listening: Sequence[str], advertised: Sequence[str], outside: 
     The host with the default route comes first. Loopback is among them only if it is all that this peer listens on; none at all
     where a wildcard leads to nothing else.
     """
-    own = advertised or completed(listening, hosts())
+    own = advertised or expand_wildcards(listening, hosts())
     return tuple(dict.fromkeys([*([outside] if outside else []), *own]))[:ADVERTISED_MAX]
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from peer.api import control
 from peer.commands.job_fields import preset_overrides, said_of_job
 from peer.features import FULL
-from protocol.api import PARTS, PeerApi, StatsView
+from protocol.api import BULK_TRAFFIC_KINDS, PeerApi, StatsView
 from protocol.identity import Identity
 from training.spec import JobSpec
 
@@ -105,4 +105,4 @@ def key_of(seed: int, number: int) -> Identity:
 
 def sent(peer: DemoPeer) -> int:
     stats = peer.stats
-    return 0 if stats is None else sum(count for kind, count in stats.bytes_sent.items() if kind not in PARTS)
+    return 0 if stats is None else sum(count for kind, count in stats.bytes_sent.items() if kind not in BULK_TRAFFIC_KINDS)

@@ -22,7 +22,7 @@ from curation.answers import Answer, commitment
 from curation.limits import SALT_BYTES
 from curation.statements import Annotation, Enrol, Session
 from protocol import codec
-from protocol.identity import Identity, preimage
+from protocol.identity import Identity, signing_preimage
 from training.data.default_text import default_text
 
 INTACT, SHUFFLED = OPTIONS = ("intact", "shuffled")  # an answer is a place in it
@@ -111,7 +111,7 @@ class Person:
     said: dict[str, tuple[Answer, bytes]] = field(default_factory=dict)  # answer and salt of each assignment: said once
 
     def sign(self, statement: Enrol | Session | Annotation) -> str:
-        return self.identity.sign(preimage(statement.TAG, self.chain_id, codec.encode(statement))).hex()
+        return self.identity.sign(signing_preimage(statement.TAG, self.chain_id, codec.encode(statement))).hex()
 
     async def take_part(self, limiter: trio.CapacityLimiter) -> None:
         """Enrols and answers tasks, until it is cancelled."""

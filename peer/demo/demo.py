@@ -41,7 +41,7 @@ from protocol import codec
 from protocol.api import JobView, RoundView, TrainRequest
 from protocol.errors import UserError
 from protocol.identity import peer_id, short_id
-from protocol.sampling import Sampling
+from protocol.sampling import SamplingOptions
 from rlhf.calls import FiguresView, RlhfCalls
 from rlhf.objective import ROLE
 from training import grid
@@ -284,7 +284,7 @@ async def begin_job(demo: Demo) -> str:
         return await tuning.begin(demo)
     # It shows how liars are found, also where they are found late.
     request = TrainRequest("demo", options.data or "", options.rounds or 0, 0, demo.overrides, accept_risk=True)
-    return await demo.watched.client.train(request)
+    return await demo.watched.client.start_job(request)
 
 
 async def watch(demo: Demo, job: str, display: Display) -> tuple[tuple[RoundView, ...], bool]:
@@ -343,10 +343,10 @@ async def conclude(demo: Demo, job: str, rounds: tuple[RoundView, ...], finished
         if demo.options.rlhf:
             watched = await cast(RlhfCalls, demo.watched.client).rlhf_figures()
         else:
-            how = Sampling(tokens=400, seed=demo.options.seed)
-            async with contextlib.aclosing(demo.watched.client.sample("The ", how)) as pieces:
+            how = SamplingOptions(max_tokens=400, seed=demo.options.seed)
+            async with contextlib.aclosing(demo.watched.client.sample_text("The ", how)) as pieces:
                 text = "".join([piece.text async for piece in pieces])
-        export = (await demo.watched.client.export(str(demo.folder / "export"))).path
+        export = (await demo.watched.client.export_run(str(demo.folder / "export"))).path
     seconds = time.time() - demo.started
     if not demo.options.keep:
         await trio.to_thread.run_sync(stop, demo)

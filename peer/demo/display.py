@@ -24,10 +24,10 @@ from peer.commands.watching import round_line, rounds_table
 from peer.demo.cast import TEXT, Demo
 from peer.demo.report import Report
 from peer.demo.summary import CURVE_WIDTH, summary
-from protocol.api import PARTS, JobView, RoundView
+from protocol.api import BULK_TRAFFIC_KINDS, JobView, RoundView
 from protocol.identity import peer_id
-from protocol.reasons import FOUND_FALSE
-from protocol.units import nth_round, round_of
+from protocol.units import format_round_progress, round_number
+from protocol.verdicts import INVALID_UPDATES_REASON
 
 ROUNDS_SHOWN = 8
 SCREEN_WIDTH, SCREEN_HEIGHT = 104, 40  # columns and lines of the picture for reports
@@ -90,7 +90,7 @@ class Display:
     @property
     def _why_suspended(self) -> str:
         if not self._demo.is_sampled:
-            return FOUND_FALSE
+            return INVALID_UPDATES_REASON
         if self._demo.options.attack == "lazy":
             return "more trainers contradict the losses that it reports than may lie, so it replays nothing"
         return "an audit, or re-execution before the vote, found its update false or withheld"
@@ -98,7 +98,7 @@ class Display:
     def _say_who_is_suspended(self, job: JobView) -> None:
         for key, until in job.suspended.items():
             if self._suspended.get(key) != until:
-                self.say(f"{self._names[key]} is suspended until round {nth_round(until)}: {self._why_suspended}")
+                self.say(f"{self._names[key]} is suspended until round {round_number(until)}: {self._why_suspended}")
         self._suspended = dict(job.suspended)
         for told in job.undone[self._undone :]:
             self.say(f"{told}; the model goes on from before them")
@@ -124,7 +124,7 @@ class Display:
         title, newest = "held-out bits/byte  ", "  " + (f"{values[-1]:.3f}" if values else "–")
         [bars] = chart(values, min(CURVE_WIDTH, room - len(title) - len(newest)), 1)
         head = Text.assemble((title, "bold"), bars, (newest, "bold green"))
-        counted, taken = f"round {round_of(job.taken, job.rounds)}", f"{time.time() - self._demo.started:.0f} s"
+        counted, taken = f"round {format_round_progress(job.taken, job.rounds)}", f"{time.time() - self._demo.started:.0f} s"
         bar = ProgressBar(total=job.rounds, completed=job.taken, width=min(CURVE_WIDTH, room - len(counted) - len(taken) - 2))
         progress = Table.grid(padding=(0, 1))
         progress.add_row(counted, bar, taken)
@@ -159,7 +159,9 @@ class Display:
             reasons = [f"{reason} {count}" for reason, count in job.rejected.get(key, {}).items()]
             reasons += ["expelled"] * (key in expelled) + ["suspended"] * (key in job.suspended)
             stats = peer.stats
-            total = 0 if stats is None else sum(count for kind, count in stats.bytes_sent.items() if kind not in PARTS)
+            total = (
+                0 if stats is None else sum(count for kind, count in stats.bytes_sent.items() if kind not in BULK_TRAFFIC_KINDS)
+            )
             accepted = str(job.accepted.get(key, 0))
             table.add_row(peer.name, accepted, ", ".join(reasons), f"{total / 1e6:.1f} MB", f"{peer.memory_mb:.0f} MB")
         return table

@@ -15,7 +15,7 @@ from peer.demo.failures import Outcome, find_failures, loss_failures, value_fail
 from peer.demo.tuned import Rlhf
 from peer.roles.base import REPLAYS
 from protocol.identity import peer_id, short_id
-from protocol.reasons import shown
+from protocol.verdicts import verdict_label_by_name
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def _outcome(demo: Demo, disk: Disk, job: str) -> Outcome:
     return Outcome(
         accepted={names[peer_id(key)]: count for key, count in view.accepted.items()},
         rejected={
-            names[peer_id(key)]: {shown(reason, own): count for reason, count in reasons.items()}
+            names[peer_id(key)]: {verdict_label_by_name(reason, own): count for reason, count in reasons.items()}
             for key, reasons in view.rejected.items()
         },
         expelled={

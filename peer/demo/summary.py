@@ -14,7 +14,7 @@ from features.tables import counted
 from peer.commands.drawing import chart, fitting
 from peer.demo.report import Report
 from peer.demo.tuned import Rlhf
-from protocol.reasons import ABSENT
+from protocol.verdicts import ABSENT
 from training.objectives import registry
 
 CURVE_WIDTH = 60

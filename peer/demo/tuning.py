@@ -69,7 +69,7 @@ async def begin(demo: Demo) -> str:
         return await cast(RlhfCalls, calls).start_rlhf_training("", REWARD, rounds, "demo", demo.overrides)
     said, _, _ = _said(demo)
     rounds, vocabulary = _taken(said, "rounds", 0), _taken(said, "vocabulary", 0)
-    return await calls.train(TrainRequest("base", options.data or "", rounds, vocabulary, said, accept_risk=True))
+    return await calls.start_job(TrainRequest("base", options.data or "", rounds, vocabulary, said, accept_risk=True))
 
 
 async def following(demo: Demo, job: str) -> str:

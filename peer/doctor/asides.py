@@ -10,7 +10,7 @@ import trio
 
 from peer.doctor.findings import Finding, ok, warning
 from peer.settings.config import Config
-from protocol.api import AsideView
+from protocol.api import OptionalServiceView
 from transport.upnp import Gateway, Router, RouterError
 
 PACKAGES: Final = {"upnp": "miniupnpc", "mdns": "zeroconf"}
@@ -21,7 +21,7 @@ ADVICE: Final = {
 }
 
 
-def of_running(asides: Iterable[AsideView]) -> list[Finding]:
+def of_running(asides: Iterable[OptionalServiceView]) -> list[Finding]:
     return [ok(one.name, one.text) if one.works else warning(one.name, one.text, _advice(one.name)) for one in asides]
 
 

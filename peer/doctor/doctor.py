@@ -22,29 +22,29 @@ from peer.doctor.reaching import dialable_ones, of_free_port, of_others, of_own_
 from peer.settings import addressbook
 from peer.settings.config import Config, Settings, why_unlinked
 from peer.settings.datadir import DataDirectory
-from protocol.addresses import listened
-from protocol.api import AlertView, Cause, Severity, StatusView
+from protocol.addresses import parse_listen_addresses
+from protocol.api import AlertCause, AlertSeverity, AlertView, StatusView
 from protocol.errors import NotRunningError, RemoteProtocolError, UserError
 from protocol.identity import parse_peer_id
-from protocol.metrics import why_unhealthy
+from protocol.prometheus_metrics import why_unhealthy
 from transport.reachability import Reachable
 
 ANSWER_SECONDS: Final = 10.0  # for all questions to the peer that runs: each takes some hundredths
 LOG = "`peer log` says what came before"
 DIALS_ONLY: Final = ok("port", "this peer accepts no connections: it dials only")
 ADVICE = {  # by the cause of an alert
-    Cause.HALTED: f"{LOG}; the guide has a section for each halt",
-    Cause.DISPUTED: "leave the disk as it is, and tell the other operators: more voters may lie than are tolerated",
-    Cause.NO_QUORUM: "`peer peers` shows which voters are away, `peer reach` who hears whom: ask their operators",
-    Cause.NO_SPARE: "ask the operators of those voters; `peer retire` takes the vote of one that is gone for good",
-    Cause.STALLED: f"`peer peers` shows who is linked, and {LOG}",
-    Cause.BEHIND: "let it catch up; if it does not, give it a faster disk, processor or link",
-    Cause.NO_ROOM: "free some space: until then it does not train that job",
-    Cause.WORKER_GONE: f"{LOG}: most often memory, torch or the setting `device`",
-    Cause.MODULE_FAILED: f"tell the authors of this program, and start the peer again; {LOG}",
-    Cause.TRAINING_FAILED: "`peer rounds` has the verdicts",
-    Cause.NO_PROGRESS: "`peer rounds` has the verdicts; if they are `diverging`, a lower learning rate helps",
-    Cause.LIAR_FOUND: "`peer audits` shows of what it is accused",
+    AlertCause.HALTED: f"{LOG}; the guide has a section for each halt",
+    AlertCause.DISPUTED: "leave the disk as it is, and tell the other operators: more voters may lie than are tolerated",
+    AlertCause.NO_QUORUM: "`peer peers` shows which voters are away, `peer reach` who hears whom: ask their operators",
+    AlertCause.NO_SPARE: "ask the operators of those voters; `peer retire` takes the vote of one that is gone for good",
+    AlertCause.STALLED: f"`peer peers` shows who is linked, and {LOG}",
+    AlertCause.BEHIND: "let it catch up; if it does not, give it a faster disk, processor or link",
+    AlertCause.NO_ROOM: "free some space: until then it does not train that job",
+    AlertCause.WORKER_GONE: f"{LOG}: most often memory, torch or the setting `device`",
+    AlertCause.MODULE_FAILED: f"tell the authors of this program, and start the peer again; {LOG}",
+    AlertCause.TRAINING_FAILED: "`peer rounds` has the verdicts",
+    AlertCause.NO_PROGRESS: "`peer rounds` has the verdicts; if they are `diverging`, a lower learning rate helps",
+    AlertCause.LIAR_FOUND: "`peer audits` shows of what it is accused",
 }
 
 
@@ -99,7 +99,7 @@ async def _of_peer(settings: Settings, role: Role, directory: DataDirectory) -> 
 async def _of_stopped(
     config: Config, role: Role, directory: DataDirectory, genesis: Genesis | None, key: bytes | None
 ) -> list[Finding]:
-    listens = [await of_free_port("port", address, "listen") for address in listened(config.listen)]
+    listens = [await of_free_port("port", address, "listen") for address in parse_listen_addresses(config.listen)]
     if unlinked := why_unlinked(config, _known(config, directory)):
         listens = [refused("port", UserError(unlinked))]
     ports = [*(listens or [DIALS_ONLY]), *await asides.of_stopped(config), *await monitors.of_free_ports(config, role)]
@@ -118,7 +118,7 @@ async def _of_running(settings: Settings, directory: DataDirectory, genesis: Gen
     """What answers at its addresses, and at those of others. Which ones it has, and which role, it says itself."""
     config, key, chain_id = settings.config, parse_peer_id(status.peer), genesis.chain_id
     # A peer may have been started with `--listen`; where nobody says it again there is nothing to compare.
-    own = of_settings(listened(config.listen), status.listening) if settings.origins["listen"] != "default" else []
+    own = of_settings(parse_listen_addresses(config.listen), status.listening) if settings.origins["listen"] != "default" else []
     own += of_reachability(status.reachable) if status.listening else [DIALS_ONLY]
     for address in status.listening:
         own += await of_own_port(address, chain_id, key)
@@ -137,10 +137,10 @@ def _of_status(status: StatusView, alerts: Iterable[AlertView]) -> Iterator[Find
     """What the peer says of itself. The disk is looked at anyway."""
     if status.version != (here := metadata.version("folkmoot")):
         yield warning("version", f"{status.version} runs, and this program is {here}", "start the peer again")
-    told = [alert for alert in alerts if alert.severity != Severity.INFO and alert.cause != Cause.DISK_LOW]
+    told = [alert for alert in alerts if alert.severity != AlertSeverity.INFO and alert.cause != AlertCause.DISK_LOW]
     for alert in told:
-        make = fault if alert.severity == Severity.CRITICAL else warning
-        yield make("peer", alert.text, ADVICE[Cause(alert.cause)])
+        make = fault if alert.severity == AlertSeverity.CRITICAL else warning
+        yield make("peer", alert.text, ADVICE[AlertCause(alert.cause)])
     if why := why_unhealthy(status) if not told else "":
         yield warning("peer", why, f"wait a minute; then {LOG}")
     elif not told:

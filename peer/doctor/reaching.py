@@ -11,7 +11,7 @@ import trio
 from features.tables import counted
 from peer.doctor.calling import Answer, call
 from peer.doctor.findings import Finding, fault, ok, warning
-from protocol.addresses import format_address, parse_address, why_not_listening
+from protocol.addresses import format_address, format_listen_error, parse_address
 from protocol.errors import UserError
 from protocol.identity import parse_peer_id, short_id
 from transport.reachability import Reachable
@@ -27,7 +27,7 @@ async def of_free_port(check: str, address: str, setting: str) -> Finding:
         for listener in await trio.open_tcp_listeners(port, host=host):
             await listener.aclose()
     except OSError as error:
-        why, _, way = why_not_listening(error).partition("; ")
+        why, _, way = format_listen_error(error).partition("; ")
         return fault(check, f"{address} cannot be listened on: {why}", f"{way} with --{setting}")
     return ok(check, f"{address} is free")
 

@@ -49,14 +49,13 @@ from peer.roles.base import Fetch, Replayed, Round, audit_of
 from peer.roles.voter import audit_request
 from protocol.errors import FolkmootError, MissingBlobError, RemoteProtocolError, StorageError
 from protocol.identity import short_id
-from protocol.reasons import FOUND_FALSE, OWN_FIRST, Finding, label
-from protocol.units import nth_round
+from protocol.units import round_number
+from protocol.verdicts import INVALID_UPDATES_REASON, OBJECTIVE_CODES_FIRST, ReplayFinding, verdict_label
 from storage.blobs import JOB_BYTES
 from training.spec import JobSpec
 
-ASKING_SECONDS_MIN = (
-    10.0  # an auditor asks at least so long before it says `withheld`, if earlier audits of that trainer took its time
-)
+# an auditor asks at least so long before it says `withheld`, if earlier audits of that trainer took its time
+ASKING_SECONDS_MIN = 10.0
 LATE_SECONDS_MAX = 0.1  # by which this process wakes too late where it is not short of a processor: loops of ours take less
 RETRY_SECONDS = 5.0  # after this peer's own worker failed, or its transaction was refused; doubled each time
 RETRY_SECONDS_MAX = 300.0
@@ -91,9 +90,8 @@ class Auditing:
         self._fetched = set[Key]()  # audits that need no more of the trainer; what they say may wait for a block
         self._turns = Turns()
         self._turned = trio.Event()  # others may fetch now
-        self._shown: set[tuple[bytes, int]] = (
-            set()
-        )  # job and round of what was found false here: judges may fetch it from this peer
+        # job and round of what was found false here: judges may fetch it from this peer
+        self._shown: set[tuple[bytes, int]] = set()
         self._rests: dict[Key, tuple[float, float]] = {}  # by audit that failed and is still due: (again at, last pause)
         self._is_behind = True  # decided blocks are not applied here: this peer cannot tell how long rounds have been open
         self._entered: dict[bytes, int] = {}  # by job, the round that was open when this peer had caught up
@@ -167,7 +165,7 @@ class Auditing:
             except StorageError:
                 raise
             except FolkmootError as error:
-                log.info("the loss of round %d is not opened yet: %s", nth_round(due.round), error)
+                log.info("the loss of round %d is not opened yet: %s", round_number(due.round), error)
             await trio.sleep(pause)
             pause = min(RETRY_SECONDS_MAX, 2 * pause)
 
@@ -187,10 +185,10 @@ class Auditing:
                     seconds = self._shown_seconds(due, queued)
                     self._nursery.start_soon(self._note_late, waiting, late, opened, partial(self._ask_for, key, seconds))
                 replayed = await self._replayed(due, past, late.wait, partial(self._has_fetched, key))
-                if replayed.finding is not Finding.MATCH:
+                if replayed.finding is not ReplayFinding.MATCH:
                     self._shown.add((due.job, due.round))
                 if not due.is_dispute and _is_doubtful(replayed, past.spec):
-                    replayed = replace(replayed, finding=Finding.MATCH)
+                    replayed = replace(replayed, finding=ReplayFinding.MATCH)
                 await self._say("audit/verdict" if due.is_dispute else "audit/report", due, replayed)
         except (FolkmootError, OSError) as error:
             went = isinstance(error, MissingBlobError)  # buffers that were fetched for an audit are deleted after it
@@ -257,10 +255,10 @@ class Auditing:
     def _rest(self, key: Key, due: Due, error: Exception) -> None:
         pause = min(RETRY_SECONDS_MAX, 2 * self._rests.get(key, (0.0, RETRY_SECONDS / 2))[1])
         self._rests[key] = trio.current_time() + pause, pause
-        log.info("audit of %s in round %d: %s", short_id(due.trainer), nth_round(due.round), error)
+        log.info("audit of %s in round %d: %s", short_id(due.trainer), round_number(due.round), error)
 
     async def _say(self, kind: str, due: Due, replayed: Replayed) -> None:
-        is_match, last_loss = kind == "audit/report" and replayed.finding is Finding.MATCH, replayed.last_loss
+        is_match, last_loss = kind == "audit/report" and replayed.finding is ReplayFinding.MATCH, replayed.last_loss
         loss = None if last_loss is None or not is_match else self._sealing.sealed(due, last_loss)
         said = AuditFinding(due.job, *due.place, replayed.finding, round(1e6 * replayed.relative_error), loss)
         await self._author.submit(kind, said, math.inf)  # rounds take as long as they take
@@ -276,9 +274,9 @@ class Auditing:
         try:
             request = await _before(late, audit_request(past, due.trainer, due.proposal))
         except RemoteProtocolError:
-            return Replayed(Finding.MALFORMED)
+            return Replayed(ReplayFinding.MALFORMED)
         if request is None:
-            return Replayed(Finding.WITHHELD)
+            return Replayed(ReplayFinding.WITHHELD)
         came()
         async with self._replaying.turn(lambda: due.is_dispute or (due.job, due.place) in self.asked):
             return await self._driver.workshop.role.replay(past, request)
@@ -290,7 +288,7 @@ class Auditing:
         except StorageError as error:
             raise _Unable(str(error)) from None  # pruned, damaged, or this peer began with a snapshot of a later round
         if model.root != due.proposal.model_root:
-            raise _Unable(f"the model before round {nth_round(due.round)} that is here has another root")
+            raise _Unable(f"the model before round {round_number(due.round)} that is here has another root")
         directory = driver.host.directory(due.job, due.round)
         return Round(self._me, model.spec, model, directory, driver.blobs, driver.network.fetch)
 
@@ -345,10 +343,12 @@ class Auditing:
                 except StorageError:
                     raise
                 except FolkmootError as error:
-                    log.info("round %d is not re-executed: %s", nth_round(number), error)
+                    log.info("round %d is not re-executed: %s", round_number(number), error)
                     refused.add((job, number, opened[job]))
                     continue
-                text = f"this peer re-executes round {nth_round(number)}: the training loss jumped in round {nth_round(jump)}"
+                text = (
+                    f"this peer re-executes round {round_number(number)}: the training loss jumped in round {round_number(jump)}"
+                )
                 self._driver.events.add("audit", text, job=job, round=number)
             if not suspected:  # a lie has to be found before its round is out of reach, so a new loss is looked at once
                 await _before(applied.wait, noted.wait())
@@ -441,7 +441,7 @@ def _is_doubtful(replayed: Replayed, spec: JobSpec) -> bool:
 def describe(entry: Entry, state: State) -> str:
     """One result of an audit, as a line."""
     auditor, trainer = (short_id(state.members.current(key)) for key in (entry.auditor, entry.trainer))
-    where = f"{trainer} in round {nth_round(entry.round)}"
+    where = f"{trainer} in round {round_number(entry.round)}"
     found = f" ({finding_label(entry, state)})" if entry.finding is not None else ""
     match entry.result:
         case Result.PASSED:
@@ -468,10 +468,10 @@ def describe(entry: Entry, state: State) -> str:
 
 def finding_label(entry: Entry, state: State) -> str:
     """Empty if it has no finding."""
-    if entry.finding is None or entry.finding < OWN_FIRST:
+    if entry.finding is None or entry.finding < OBJECTIVE_CODES_FIRST:
         return entry.finding.label if entry.finding is not None else ""
     job = state.jobs.jobs.get(entry.job)
-    return label(entry.finding, JobSpec.decode(job.spec).kind.labels if job else ())
+    return verdict_label(entry.finding, JobSpec.decode(job.spec).kind.labels if job else ())
 
 
 def _suspensions(person: bytes, state: State) -> Iterator[tuple[bytes, int]]:
@@ -485,9 +485,9 @@ def _suspensions(person: bytes, state: State) -> Iterator[tuple[bytes, int]]:
 def suspension(person: bytes, state: State) -> str:
     """Until when and why this member does not train; empty if it may."""
     for job, until in _suspensions(person, state):
-        since = f"suspended until round {nth_round(until)}"
+        since = f"suspended until round {round_number(until)}"
         if state.audits.suspended(job).get(person) != until:
-            return f"{since}: {FOUND_FALSE}"
+            return f"{since}: {INVALID_UPDATES_REASON}"
         cause = state.audits.jobs[job].causes[person]
         if cause.result is Result.SHUNNED:
             return f"{since}: too many could not get what it commits to"

@@ -28,7 +28,7 @@ from peer.driver.witness import another_machine
 from peer.node.rounds import Effects
 from protocol import codec
 from protocol.errors import RemoteProtocolError, UserError
-from protocol.identity import Signed, Signer, sign
+from protocol.identity import Signed, Signer, sign_message
 from protocol.messages import Transaction
 
 LIFETIME_HEIGHTS = 200  # a transaction that is not decided by then is refused; rounds take seconds
@@ -139,7 +139,7 @@ class Author:
         if replica.is_outdated:
             raise UserError(self._driver.rules.why_unknown(self._driver.state))
         expires = self._driver.state.height + LIFETIME_HEIGHTS
-        return sign(self.signer, self._driver.chain_id, Transaction(nonce, expires, kind, codec.encode(content)))
+        return sign_message(self.signer, self._driver.chain_id, Transaction(nonce, expires, kind, codec.encode(content)))
 
     async def _check_statements(self, signed: Signed) -> None:
         """Verifies the statements in a thread. `_refusal` then finds them verified, or the first false one."""

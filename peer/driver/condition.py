@@ -7,7 +7,7 @@ from collections.abc import Iterator, Set
 from consensus.voters import VoterSet
 from peer.node.node import Node
 from protocol.api import PeerState
-from protocol.units import nth_round
+from protocol.units import round_number
 
 STALLED_SECONDS = 30.0  # about six views fail meanwhile: a leader or two that died, or a busy machine, take less
 BEHIND_MIN = 4  # heights: one that is being applied, and two whose votes are on their way, are normal
@@ -71,7 +71,7 @@ def why_stalled(node: Node, links: Set[bytes], awaits_seconds: float, now: float
 def _open_rounds(node: Node, links: Set[bytes], now: float) -> Iterator[str]:
     for key, book in node.rounds.books.items():
         terms, name = book.terms, node.state.jobs.jobs[key].name
-        which = f"round {nth_round(terms.round)} of {name!r}, open for {now - book.opened:.0f} s"
+        which = f"round {round_number(terms.round)} of {name!r}, open for {now - book.opened:.0f} s"
         if book.proposals and now >= book.times_up + STALLED_SECONDS:
             yield f"waiting for the ballots of {which}: {len(book.ballots)} of {terms.quorum} needed are here"
         elif not book.proposals and not terms.trainers & (links | {node.me}) and now >= book.opened + STALLED_SECONDS:

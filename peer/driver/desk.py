@@ -15,7 +15,7 @@ from peer.driver.driver import Driver
 from peer.settings.config import Config
 from protocol import messages
 from protocol.api import PeerApi
-from protocol.identity import Signed, sign
+from protocol.identity import Signed, sign_message
 
 PROTOCOL_TAGS = frozenset(tag for kind in vars(messages).values() if isinstance(tag := getattr(kind, "TAG", None), str))
 
@@ -91,7 +91,7 @@ class DriverDesk:
     def sign(self, statement: object) -> Signed:
         tag: str = getattr(statement, "TAG")  # noqa: B009 - of a message
         assert tag not in PROTOCOL_TAGS, f"a part signs no {tag}"
-        return sign(self.driver.signer, self.driver.chain_id, statement)
+        return sign_message(self.driver.signer, self.driver.chain_id, statement)
 
     @property
     def height(self) -> int:

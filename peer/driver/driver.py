@@ -40,9 +40,9 @@ from protocol import codec
 from protocol.errors import RemoteProtocolError, StorageError
 from protocol.identity import Ed25519Verifier, Signer, short_id
 from protocol.limits import MESSAGE_BYTES_MAX
-from protocol.messages import Decision, GetRound, Link, Proposal
-from protocol.reasons import Verdict, with_label
-from protocol.units import nth_round
+from protocol.messages import Decision, GetRound, LightBlock, Proposal
+from protocol.units import round_number
+from protocol.verdicts import Verdict, find_verdict_by_label
 from storage.blobs import Blobs
 from storage.store import Store, StoredRound
 from training import starts
@@ -68,7 +68,7 @@ class Call(Do):
 @dataclass(slots=True)
 class _Restores:
     restored: Restored
-    links: tuple[Link, ...]
+    links: tuple[LightBlock, ...]
     repairs: bool  # it takes the place of a state that is wrong, however high that one is
     done: trio.Event
     is_taken: bool = False
@@ -411,7 +411,7 @@ class Driver:
 
     # Snapshots
 
-    async def restore(self, restored: Restored, links: tuple[Link, ...], repairs: bool) -> bool:
+    async def restore(self, restored: Restored, links: tuple[LightBlock, ...], repairs: bool) -> bool:
         """Goes on from this state; returns when that is done. False: blocks were quicker, and the node began anew without it."""
         self._restores = restores = _Restores(restored, links, repairs, trio.Event())
         await self.call(lambda: None)  # the driver looks between two turns
@@ -502,12 +502,12 @@ def _judged_round(store: Store, job: bytes, spec: bytes, number: int) -> JudgedR
     decided = store.decision(stored.height) if stored else None
     if stored is None or decided is None:
         raise StorageError(
-            f"the block that closed round {nth_round(number)} of job {job.hex()[:8]} is not here: restore a snapshot"
+            f"the block that closed round {round_number(number)} of job {job.hex()[:8]} is not here: restore a snapshot"
         )
     closings = decode_body(decided.decode().body).closings
     (proposals,) = (closing.proposals for closing in closings if (closing.job, closing.round) == (job, number))
     own = JobSpec.decode(spec).kind.labels
-    verdicts = {trainer: with_label(text, own) for trainer, text in stored.verdicts.items()}
+    verdicts = {trainer: find_verdict_by_label(text, own) for trainer, text in stored.verdicts.items()}
     rejected = {trainer: verdict for trainer, verdict in verdicts.items() if verdict not in (None, Verdict.ACCEPT)}
     absent = frozenset(trainer for trainer, verdict in verdicts.items() if verdict is None)
     return JudgedRound(job, number, proposals, rejected, absent)

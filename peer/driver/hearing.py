@@ -11,10 +11,10 @@ from consensus.voters import VoterSet
 from features.names import Names
 from features.tables import counted
 from ledger.members import MembersState
-from protocol.api import Reach
+from protocol.api import ReachabilityMatrix
 from protocol.identity import peer_id, short_id
 from protocol.limits import VOTERS_MAX
-from protocol.messages import Hears
+from protocol.messages import LivenessReport
 from transport.network import LinkInfo, Network
 
 LOOK_SECONDS = 1.0  # between looks, and so between two reports over one link
@@ -51,7 +51,9 @@ class Hearing:
         for peer in sorted(before & heard):
             self._tell(f"{short_id(peer)} is heard again", peer)
         if self._network.me in voters:
-            self._network.tell(Hears(voters.hash, bits_of(voters, heard)), {peer for peer in links if members.speaks(peer)})
+            self._network.tell(
+                LivenessReport(voters.hash, bits_of(voters, heard)), {peer for peer in links if members.speaks(peer)}
+            )
 
     def _take_in(self) -> tuple[VoterSet, Links]:
         now, voters, links = trio.current_time(), VoterSet(self._members().voters), self._links()
@@ -74,9 +76,9 @@ class Hearing:
     def _reports(self, voters: VoterSet, links: Links) -> dict[bytes, frozenset[bytes]]:
         """Whom other voters say that they hear, as far as these are heard themselves."""
         found = {peer: link.hears for peer, link in links.items() if peer in voters and not link.suspected}
-        return {peer: heard_of(voters, said.bits) for peer, said in found.items() if said and said.voters == voters.hash}
+        return {peer: heard_of(voters, said.heard_voters) for peer, said in found.items() if said and said.voters == voters.hash}
 
-    def matrix(self) -> Reach:
+    def matrix(self) -> ReachabilityMatrix:
         """A row for this peer: the seconds since it last heard each voter. A row for each other voter: 0 for those that it says
         it hears, and for others the seconds since it said so, with the silence that came before."""
         voters, links = self._take_in()

@@ -12,7 +12,7 @@ from ledger.members import MembersState
 from ledger.state import State
 from peer import features
 from protocol.identity import peer_id, short_id
-from protocol.units import nth_round
+from protocol.units import round_number
 
 OF_FEATURES = tuple(features.news())  # loaded before a block comes: an import needs a descriptor
 
@@ -66,7 +66,7 @@ def _of_job(key: bytes, before: Job | None, after: Job) -> Iterator[News]:
     if before is not None and (before.phase, after.phase) == (Phase.RUNNING, Phase.PAUSED):
         yield News("job", f"job {after.name} is paused after {after.taken} rounds", key)
     if before is not None and (before.phase, after.phase) == (Phase.PAUSED, Phase.RUNNING):
-        yield News("job", f"job {after.name} goes on with round {nth_round(after.round)}", key)
+        yield News("job", f"job {after.name} goes on with round {round_number(after.round)}", key)
     if after.phase is Phase.FINISHED and (before is None or before.phase is not Phase.FINISHED):
         ended = "ended early, after" if after.taken < after.rounds else "is finished after"
         why = f": its last {NO_PROGRESS_ROUNDS} accepted nothing" * after.made_no_progress

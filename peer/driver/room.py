@@ -15,7 +15,7 @@ import trio
 from ledger.jobs import Job
 from ledger.state import State
 from peer.driver.eventlog import EventLog
-from protocol.units import bytes_in_words
+from protocol.units import format_bytes
 from training.host import ModelHost
 from training.room import room_of
 from training.spec import JobSpec
@@ -81,7 +81,7 @@ class DiskRoom:
         if free >= whole:
             return None
         for_now = free < beside + stays(job.round + min(left, ROUNDS_AHEAD)) - kept
-        lacks = f"job {job.name} may take {bytes_in_words(whole)} more of this peer's disk, and {bytes_in_words(free)} are free"
+        lacks = f"job {job.name} may take {format_bytes(whole)} more of this peer's disk, and {format_bytes(free)} are free"
         refuses = "this peer does not train it until there is room"
         return Lack(f"{lacks}: {refuses if trains and for_now else 'free some before the disk is full'}", for_now)
 

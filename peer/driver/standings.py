@@ -10,7 +10,7 @@ from ledger.state import State
 from peer.settings.invitation import InvitationString, admission
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Verifier, open_signed
-from protocol.messages import Guest
+from protocol.messages import GuestInvitation
 from transport.standing import Standing
 
 GUESTS_MAX = 64  # at once; the first of them is a stranger again
@@ -34,7 +34,7 @@ class Standings:
             return Standing.VOTER if peer in self._voters else Standing.MEMBER
         return Standing.GUEST if any(guest == peer for guest, _ in self._guests.values()) else Standing.STRANGER
 
-    def welcome(self, peer: bytes, shown: Guest) -> None:
+    def welcome(self, peer: bytes, shown: GuestInvitation) -> None:
         """An invitation makes one guest: the last that showed it. One that admits nobody makes none.
 
         Raises `RemoteProtocolError` for what no honest peer shows.
@@ -60,9 +60,9 @@ class Standings:
             self._guests.popitem(last=False)
 
 
-def guest(invitation: InvitationString | None, me: bytes, state: State) -> Guest | None:
+def guest(invitation: InvitationString | None, me: bytes, state: State) -> GuestInvitation | None:
     """What this peer shows: None where it is a member, or has no invitation."""
     if invitation is None or me in state.members.members:
         return None
     shown = admission(invitation, me, "")
-    return Guest(shown.invitation, shown.token_signature)
+    return GuestInvitation(shown.invitation, shown.token_signature)

@@ -29,7 +29,7 @@ from peer.driver.eventlog import EventLog
 from protocol import codec
 from protocol.errors import RemoteProtocolError, StorageError
 from protocol.identity import Verifier
-from protocol.messages import SNAPSHOTS, GetPart, GetSnapshot, Link
+from protocol.messages import SNAPSHOT_MESSAGES, GetSnapshot, GetSnapshotPart, LightBlock
 from storage.durable import writing
 from storage.store import Store
 from training.host import ModelHost
@@ -44,10 +44,12 @@ HOLD_SECONDS: Final = 20.0  # so long no blocks are applied that a proven snapsh
 DIAGNOSTICS_KEPT: Final = 3  # of wrong states: each is as large as the ledger
 
 # The first bytes of these messages. By them the network's reader tells them from votes without unpacking a megabyte.
-_PREFIXES: Final = tuple(bytes((0x90 + 1 + len(fields(kind)), 0xA0 + len(kind.TAG))) + kind.TAG.encode() for kind in SNAPSHOTS)
+_PREFIXES: Final = tuple(
+    bytes((0x90 + 1 + len(fields(kind)), 0xA0 + len(kind.TAG))) + kind.TAG.encode() for kind in SNAPSHOT_MESSAGES
+)
 
 T = TypeVar("T")
-Install = Callable[[Restored, tuple[Link, ...], bool], Awaitable[bool]]  # see `Driver.restore`
+Install = Callable[[Restored, tuple[LightBlock, ...], bool], Awaitable[bool]]  # see `Driver.restore`
 
 
 def is_about_snapshots(data: bytes) -> bool:
@@ -151,7 +153,7 @@ class Snapshots:
         except OSError as error:
             self._events.add("warning", f"{reason}; restoring the certified state, no diagnostic could be kept: {error.strerror}")
 
-    async def newest_proven(self) -> tuple[State, tuple[Link, ...]] | None:
+    async def newest_proven(self) -> tuple[State, tuple[LightBlock, ...]] | None:
         """The last certified state, and the links from the genesis to the block that certifies it; None: there is none yet."""
         snapshot = self._shelf.newest
         if snapshot is None:
@@ -208,8 +210,8 @@ class Snapshots:
             peer, data = self._inbox.popleft()
             self._inbox_bytes -= len(data)
             try:
-                message: Any = codec.decode_message(data, SNAPSHOTS)
-                if isinstance(message, (GetSnapshot, GetPart)):
+                message: Any = codec.decode_message(data, SNAPSHOT_MESSAGES)
+                if isinstance(message, (GetSnapshot, GetSnapshotPart)):
                     self._queue.add(peer, message, self._now())
                 elif self._transfer is not None:
                     self._do(await trio.to_thread.run_sync(self._transfer.received, peer, message, self._now()))

@@ -21,15 +21,17 @@ from ledger.blocks.pool import PENDING_BYTES_PER_MEMBER_MAX
 from ledger.state import Body, Rules, State, decode_body
 from protocol import codec
 from protocol.errors import RemoteProtocolError
-from protocol.messages import BlockBytes, Relay
+from protocol.messages import BlockBytes, GossipEnvelope
 from transport.network import Network, Received
 
 LARGE_BYTES = 2_048  # a dozen statements: the event loop verifies fewer than those itself
 OF_PEER_BYTES_MAX = PENDING_BYTES_PER_MEMBER_MAX  # waiting, of one link: what is beyond is dropped, and told again
 BYTES_MAX = 32 << 20  # of all links
 PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX = 0.001, 1.0  # until budgets are looked at again
-KINDS: tuple[type[Any], ...] = (Relay, BlockBytes)
-_PREFIXES = tuple(bytes([0x90 | fields, 0xA0 | len(tag)]) + tag.encode() for fields, tag in ((2, Relay.TAG), (3, BlockBytes.TAG)))
+KINDS: tuple[type[Any], ...] = (GossipEnvelope, BlockBytes)
+_PREFIXES = tuple(
+    bytes([0x90 | fields, 0xA0 | len(tag)]) + tag.encode() for fields, tag in ((2, GossipEnvelope.TAG), (3, BlockBytes.TAG))
+)
 
 
 class Verification:
@@ -98,7 +100,7 @@ class Verification:
     def _body_in(self, data: bytes) -> Body:
         """The signed parts that the node will verify. It refuses a relayed transaction of a stranger before that."""
         message: Any = codec.decode_message(data, KINDS)
-        if not isinstance(message, Relay):
+        if not isinstance(message, GossipEnvelope):
             return decode_body(decode_block(message.block).body)
         is_member = message.signed.signer in self._state().members.members
         return Body((), (), (message.signed,) if is_member else ())

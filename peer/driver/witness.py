@@ -22,8 +22,8 @@ from peer.node.node import Node, RoundClosed
 from protocol import codec
 from protocol.identity import Signed, peer_id, short_id
 from protocol.messages import Ballot, CutOff, Judgement, Proposal, Transaction, Vouch
-from protocol.reasons import DIVERGING, Verdict, label
-from protocol.units import nth_round
+from protocol.units import round_number
+from protocol.verdicts import DIVERGING, Verdict, verdict_label
 from training.spec import AuditMode, JobSpec
 
 WHAT_TO_DO = "people have to compare their peers: see 'When peers do not hold the same state' in the guide"
@@ -155,7 +155,7 @@ class Witness:
 
     def muted(self, rounds: Set[RoundKey]) -> None:
         for job, number in sorted(rounds - self._muted):
-            text = f"saying nothing more in round {nth_round(number)}: a message of ours in it is missing from this disk"
+            text = f"saying nothing more in round {round_number(number)}: a message of ours in it is missing from this disk"
             self.events.add("warning", text, job=job, round=number)
         self._muted = rounds
 
@@ -166,7 +166,7 @@ class Witness:
 
     def message(self, signer: bytes, message: RoundMessage) -> None:
         fields = {"peer": signer, "job": message.job, "round": message.round}
-        text = f"round {nth_round(message.round)}: {short_id(signer)} {self._words(message)}"
+        text = f"round {round_number(message.round)}: {short_id(signer)} {self._words(message)}"
         self.events.detail(message.TAG, text, **fields)
 
     def _words(self, message: RoundMessage) -> str:
@@ -188,7 +188,7 @@ class Witness:
         return f"is unsure of {name}" if verdict is Verdict.UNJUDGED else f"rejects {name} ({self._label(job, verdict)})"
 
     def _label(self, job: bytes, verdict: Verdict) -> str:
-        return label(verdict, self._labels(job))
+        return verdict_label(verdict, self._labels(job))
 
     def _labels(self, job: bytes) -> tuple[str, ...]:
         known = self._before.jobs.jobs.get(job) if self._before else None
@@ -203,7 +203,7 @@ class Witness:
         parts += [f"absent {short_id(trainer)}" for trainer in sorted(outcome.absent)]
         root = state.jobs.jobs[closed.job].model_root
         fields = {"job": closed.job, "round": closed.round, "root": root, "height": state.height}
-        self.events.add("round", f"round {nth_round(closed.round)}: {', '.join(parts)}", **fields)
+        self.events.add("round", f"round {round_number(closed.round)}: {', '.join(parts)}", **fields)
         decided_in = self._decided_in.pop(state.height, None)
         if decided_in is None:  # a replayed round: it took its time before we came
             return {}
@@ -234,7 +234,8 @@ class Witness:
 
     def renewed(self, key: RoundKey, job: Job) -> None:
         text = (
-            f"round {nth_round(key[1])} of {job.name} goes on with {len(job.voters)} voters: too few of its first ones are left"
+            f"round {round_number(key[1])} of {job.name} goes on with {len(job.voters)} voters: too few "
+            "of its first ones are left"
         )
         self.events.add("job", text, job=key[0], round=key[1])
 

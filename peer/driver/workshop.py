@@ -24,8 +24,8 @@ from protocol import codec
 from protocol.errors import FolkmootError, MissingBlobError, RemoteProtocolError, StorageError
 from protocol.identity import Signed
 from protocol.messages import Proposal
-from protocol.reasons import Verdict
-from protocol.units import nth_round
+from protocol.units import round_number
+from protocol.verdicts import Verdict
 from storage.blobs import Blobs
 from storage.durable import skipped_without_descriptors
 from storage.store import Store
@@ -171,7 +171,7 @@ class Workshop:
         except FolkmootError as error:
             if isinstance(error, StorageError) and not isinstance(error, MissingBlobError):
                 raise
-            text = f"{what} in round {nth_round(opened.number)} failed: {error}"
+            text = f"{what} in round {round_number(opened.number)} failed: {error}"
             self._events.add("warning", text, job=opened.job, round=opened.number)
 
     def _tidy(self, key: RoundKey, job: Job) -> None:
@@ -249,11 +249,11 @@ class Workshop:
 def _figure(name: str, value: float, number: int, unit: str) -> str:
     """Held-out figures are of the model with which a round begins. `unit` is that of the training loss."""
     if name.startswith("training_"):
-        return f"in round {nth_round(number)}: training loss {value:.4f} {unit}"
+        return f"in round {round_number(number)}: training loss {value:.4f} {unit}"
     if name == "worker_seconds":
-        return f"in round {nth_round(number)}: the worker took {value:.1f} s"
+        return f"in round {round_number(number)}: the worker took {value:.1f} s"
     if name == EVALUATION:
-        return f"before round {nth_round(number)}: measuring took {value:.1f} s"
+        return f"before round {round_number(number)}: measuring took {value:.1f} s"
     if name == "held_out_bits_per_byte":
-        return f"before round {nth_round(number)}: held-out loss {value:.3f} bits/byte"
-    return f"before round {nth_round(number)}: {name.replace('_', ' ')} {value:.4g}"
+        return f"before round {round_number(number)}: held-out loss {value:.3f} bits/byte"
+    return f"before round {round_number(number)}: {name.replace('_', ' ')} {value:.4g}"

@@ -22,7 +22,7 @@ from peer.features import install, rules_of
 from peer.settings.datadir import DataDirectory
 from protocol.api import NEWEST
 from protocol.errors import MissingBlobError, UserError
-from protocol.reasons import ABSENT
+from protocol.verdicts import ABSENT
 from storage.blobs import Blobs
 from storage.store import Store
 from training import checkpoint

@@ -17,11 +17,11 @@ from protocol.api import RowProofView
 from protocol.errors import RemoteProtocolError, UserError
 from protocol.identity import Ed25519Verifier
 from protocol.limits import MESSAGE_BYTES_MAX, ROW_KEY_BYTES_MAX
-from protocol.messages import Link
+from protocol.messages import LightBlock
 from storage.regular_files import open_regular
 
 
-def prove(genesis: Genesis, state: State, links: tuple[Link, ...], table: str, key: bytes, path: Path) -> RowProofView:
+def prove(genesis: Genesis, state: State, links: tuple[LightBlock, ...], table: str, key: bytes, path: Path) -> RowProofView:
     """Writes a new file, whose content this peer has checked itself. Raises `UserError`."""
     if table not in state.tables:
         known = f"it has {', '.join(state.tables)}" if state.tables else "none of its modules holds one"

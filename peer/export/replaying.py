@@ -36,7 +36,7 @@ from peer.export.writing import (
 from peer.features import rules_of
 from peer.settings.datadir import storage_errors
 from protocol import codec
-from protocol.digests import Hasher, digest_of, hashed
+from protocol.blob_digest import BlobHasher, blob_digest, hash_pieces
 from protocol.errors import FolkmootError, StorageError, UserError
 from protocol.identity import Ed25519Verifier, peer_id
 from protocol.messages import Commit, Decision, Proposal
@@ -231,7 +231,7 @@ class _Replay:
     def _know(self, job: bytes, number: int, spec: JobSpec) -> None:
         """A later job may start from this model."""
         if spec.kind.makes_text and 4 * spec.model.parameters in self._sizes:
-            digest = hashed(starts.pieces(self._host.model(job, number))).digest()
+            digest = hash_pieces(starts.pieces(self._host.model(job, number))).digest()
             self._models.setdefault(digest, (job.hex(), number))
 
     def _check_set(self, spec: JobSpec) -> None:
@@ -244,10 +244,10 @@ class _Replay:
         """It may be large: it is read in pieces."""
         name = payload_path(digest)
         self._expected.add(name)
-        hasher = Hasher()
+        hasher = BlobHasher()
         try:
             with open_regular(self._folder / name) as stream:
-                hasher.read(stream)
+                hasher.update_from_stream(stream)
         except OSError as error:
             raise _Found(name, error.strerror or "cannot be read") from None
         if hasher.digest() != digest:
@@ -268,7 +268,7 @@ class _Replay:
 
     def _blob(self, name: str, digest: bytes) -> bytes:
         data = self._read(name)
-        if digest not in (digest_of(data), digest_of(data, in_parts=False)):
+        if digest not in (blob_digest(data), blob_digest(data, in_parts=False)):
             raise _Found(name, OTHER_BYTES)
         return data
 

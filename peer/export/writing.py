@@ -26,7 +26,7 @@ from ledger.jobs import Start
 from ledger.state import State, decode_body
 from peer.features import rules_of
 from protocol import codec
-from protocol.api import ExportView
+from protocol.api import RunExportView
 from protocol.errors import MissingBlobError, RemoteProtocolError, StorageError, UserError
 from protocol.identity import short_id
 from protocol.limits import MESSAGE_BYTES_MAX
@@ -101,7 +101,7 @@ def _newest_state(store: Store, host: ModelHost, genesis: Genesis) -> State:
     return rules_of(genesis, host).restored(encoded)
 
 
-def export(store: Store, blobs: Blobs, host: ModelHost, genesis: Genesis, folder: Path) -> ExportView:
+def export(store: Store, blobs: Blobs, host: ModelHost, genesis: Genesis, folder: Path) -> RunExportView:
     """Writes everything up to the last applied block into a new folder."""
     state, existed = exported_state(store, host, genesis, folder), folder.exists()
     try:
@@ -172,7 +172,7 @@ def _decided(store: Store, height: int) -> Decided:
     return decided
 
 
-def _write(store: Store, blobs: Blobs, genesis: Genesis, state: State, models: Models, folder: Path) -> ExportView:
+def _write(store: Store, blobs: Blobs, genesis: Genesis, state: State, models: Models, folder: Path) -> RunExportView:
     (folder / PAYLOADS).mkdir()
     (folder / GENESIS).write_bytes(codec.encode(genesis))
     begun = {JobSpec.decode(job.spec).start for job in state.jobs.jobs.values()}
@@ -198,7 +198,7 @@ def _write(store: Store, blobs: Blobs, genesis: Genesis, state: State, models: M
     last_job = max(models, key=lambda job: state.jobs.jobs[bytes.fromhex(job)].started, default=None)
     model = str(models[last_job]["root"]) if last_job else ""
     size = sum((folder / name).stat().st_size for name in files)
-    return ExportView(str(folder), state.height, summary.state_root, model, len(files), size)
+    return RunExportView(str(folder), state.height, summary.state_root, model, len(files), size)
 
 
 def _write_sets(blobs: Blobs, state: State, folder: Path) -> None:

@@ -28,18 +28,18 @@ from peer.node.recall import Recall
 from peer.node.rounds import Effects, Measured, Rounds
 from protocol import codec
 from protocol.errors import RemoteProtocolError
-from protocol.identity import Signed, Signer, Verifier, short_id, sign
-from protocol.limits import EVIDENCE_PER_BLOCK_MAX, NOTICED_MAX, TRANSACTION_BYTES_MAX
+from protocol.identity import Signed, Signer, Verifier, short_id, sign_message
+from protocol.limits import EVIDENCE_PER_BLOCK_MAX, INCLUSION_LIST_MAX, TRANSACTION_BYTES_MAX
 from protocol.messages import (
-    AGREEMENT,
-    ROUNDS,
-    Accusation,
-    GetHeard,
+    AGREEMENT_MESSAGES,
+    ROUND_ENVELOPES,
+    EvidenceMessage,
+    GetOwnStatements,
     GetRound,
-    Heard,
-    Notice,
+    GossipEnvelope,
+    InclusionList,
+    OwnStatements,
     Proposal,
-    Relay,
     Transaction,
 )
 from transport.network import Connected, Copied, Disconnected, Received
@@ -55,15 +55,15 @@ POOL_PAGE_SECONDS = 1.0  # between two pages, which come with the blocks that ar
 
 # When a view has failed, its voters send the next leader the transactions that they wait for: it may have dropped them (`Pool`).
 # One that applies is enough for a block, so the largest must fit. A voter gets at most one page from each other voter in a view.
-AWAITED_MAX = NOTICED_MAX  # transactions: as many as voters name to each other
+AWAITED_MAX = INCLUSION_LIST_MAX  # transactions: as many as voters name to each other
 AWAITED_BYTES = TRANSACTION_BYTES_MAX + SIGNED_BYTES
 
 # We send our own transactions again with every block, and also if no block comes. A peer that has not applied the block before,
 # for example one with a newcomer's admission, could not keep them.
 OWN_REPEAT_SECONDS = 1.0
 
-RELAYED: tuple[type[Any], ...] = (*ROUND_MESSAGES, Transaction, Notice)
-UNDERSTOOD: tuple[type[Any], ...] = (*AGREEMENT, *ROUNDS)
+RELAYED: tuple[type[Any], ...] = (*ROUND_MESSAGES, Transaction, InclusionList)
+UNDERSTOOD: tuple[type[Any], ...] = (*AGREEMENT_MESSAGES, *ROUND_ENVELOPES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +243,7 @@ class Node:
     def _repeat_own(self) -> None:
         own = self.ledger.pool.of(self.me)
         if self._repeat_at is not None and self._now >= self._repeat_at:
-            self._send(None, *map(Relay, own))
+            self._send(None, *map(GossipEnvelope, own))
             self._repeat_at = None
         if not own:
             self._repeat_at = None
@@ -283,17 +283,17 @@ class Node:
         leader = self.replica.leader
         if leader in self._links and self.replica.is_voter and self.may_speak and self.ledger.awaits_transactions():
             awaited = self.ledger.pool.select(self.rules, self.state, AWAITED_BYTES, AWAITED_MAX)
-            self._send((leader,), *map(Relay, awaited))
+            self._send((leader,), *map(GossipEnvelope, awaited))
 
     def _ask_what_was_heard(self) -> None:
         if not self.replica.is_voter and self._is_heard_in_rounds and not self._is_recalled:
             asked = self._recall.ask(self._voters, self._links.keys(), self._now)
             if asked:
-                self._send(asked, GetHeard())
+                self._send(asked, GetOwnStatements())
 
     def _say(self, said: Effects) -> None:
         if said.records or said.sends:
-            self._turns.append(Turn(tuple(said.records), tuple(Send(None, Relay(signed)) for signed in said.sends)))
+            self._turns.append(Turn(tuple(said.records), tuple(Send(None, GossipEnvelope(signed)) for signed in said.sends)))
         self.heard += tuple(said.heard)
         for evidence in said.evidence:
             self._accuse(evidence)
@@ -355,16 +355,16 @@ class Node:
 
     def _begin_telling(self, peer: bytes) -> None:
         """Begins with what is our own: we answer for it, even if other peers know it."""
-        self._send((peer,), *map(Relay, self.rounds.own()), *self._accusations())
+        self._send((peer,), *map(GossipEnvelope, self.rounds.own()), *self._accusations())
         pool = self.ledger.pool
-        self._send((peer,), *(Relay(signed) for signed in pool if signed.signer == self.me))
+        self._send((peer,), *(GossipEnvelope(signed) for signed in pool if signed.signer == self.me))
         self._untold[peer] = _Untold(0, pool.count, self._now)
         self._tell(peer, self._untold[peer])
 
     def _tell(self, peer: bytes, untold: _Untold) -> None:
         page, untold.start = self.ledger.pool.page(untold.start, untold.end, POOL_PAGE_BYTES, POOL_PAGE_MAX)
         untold.told = self._now
-        self._send((peer,), *(Relay(signed) for signed in page if signed.signer != self.me))
+        self._send((peer,), *(GossipEnvelope(signed) for signed in page if signed.signer != self.me))
         if untold.start == untold.end:
             del self._untold[peer]
 
@@ -372,7 +372,7 @@ class Node:
         notice = self.ledger.notice_due(self.me)
         if notice is not None and self.may_speak:
             self.ledger.add_notice(self.me, notice)
-            self._send(None, Relay(sign(self._signer, self.chain_id, notice)))
+            self._send(None, GossipEnvelope(sign_message(self._signer, self.chain_id, notice)))
 
     def _follow_rounds(self) -> None:
         books = dict(self.ledger.books)
@@ -391,13 +391,13 @@ class Node:
     def _handle_message(self, peer: bytes, data: bytes) -> None:
         message: Any = codec.decode_message(data, UNDERSTOOD)
         match message:
-            case Relay(signed=signed):
+            case GossipEnvelope(signed=signed):
                 self._handle_relayed(signed)
             case GetRound(job=job, round=number):
                 self._answer_seeker(peer, (job, number))
-            case Accusation(first=first, second=second):
+            case EvidenceMessage(first=first, second=second):
                 self._accuse(Evidence(first, second))
-            case Heard():
+            case OwnStatements():
                 is_read = self.replica.reads_answers_of(peer)
                 self._take(events.Received(peer, message))
                 self._conclude()  # what we forgot must be known before we say anything in a round
@@ -418,9 +418,9 @@ class Node:
         if isinstance(message, Transaction):
             if self._handle_transaction(signed, message):
                 self.rules.remember(signed, message)
-                self._send(None, Relay(signed))
+                self._send(None, GossipEnvelope(signed))
             return
-        if isinstance(message, Notice):
+        if isinstance(message, InclusionList):
             self.ledger.add_notice(signed.signer, message)
             return
         try:
@@ -460,12 +460,12 @@ class Node:
         """
         if self.ledger.accuse(evidence):
             self._turns.append(Turn(records=(evidence,)))
-            self._send(None, Accusation(evidence.first, evidence.second))
+            self._send(None, EvidenceMessage(evidence.first, evidence.second))
 
-    def _accusations(self) -> list[Accusation]:
+    def _accusations(self) -> list[EvidenceMessage]:
         """The evidence that waits for a block, as many pieces as one can carry."""
         waiting = islice(self.ledger.accusations.values(), EVIDENCE_PER_BLOCK_MAX)
-        return [Accusation(evidence.first, evidence.second) for evidence in waiting]
+        return [EvidenceMessage(evidence.first, evidence.second) for evidence in waiting]
 
     def _next_asked(self) -> tuple[bytes, ...]:
         """The next few links in a ring of all members, which every peer enters at another place."""
@@ -482,7 +482,7 @@ class Node:
     def _answer_seeker(self, peer: bytes, key: RoundKey) -> None:
         if peer in self._links and self._now - self._answered.get(peer, 0.0) >= SEEK_ANSWER_SECONDS:
             self._answered[peer] = self._now
-            self._send((peer,), *map(Relay, self.rounds.held(key)))
+            self._send((peer,), *map(GossipEnvelope, self.rounds.held(key)))
 
 
 def _asks_for_admission(signed: Signed) -> bool:

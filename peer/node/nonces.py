@@ -8,8 +8,8 @@ from typing import Final
 from ledger.audits.draws import commitment_to
 from ledger.audits.state import JobAudits
 from ledger.state import State
-from protocol.identity import Signer, secret
-from protocol.limits import NONCE_BYTES
+from protocol.identity import Signer, derive_secret
+from protocol.limits import AUDIT_NONCE_BYTES
 from protocol.messages import Ballot
 
 DOMAIN: Final = "audit-nonce"  # the tag of no message
@@ -38,4 +38,4 @@ class Nonces:
         return self._nonce(job, known.round) if known is not None else None
 
     def _nonce(self, job: bytes, number: int) -> bytes:
-        return secret(self._signer, DOMAIN, self._chain_id, job + number.to_bytes(8, "big"))[:NONCE_BYTES]
+        return derive_secret(self._signer, DOMAIN, self._chain_id, job + number.to_bytes(8, "big"))[:AUDIT_NONCE_BYTES]

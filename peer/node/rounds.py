@@ -18,9 +18,9 @@ from peer.node.nonces import Nonces
 from peer.node.sealing import Sealing
 from protocol import codec
 from protocol.errors import RemoteProtocolError
-from protocol.identity import Signed, Signer, sign
+from protocol.identity import Signed, Signer, sign_message
 from protocol.messages import Ballot, CutOff, Proposal, Vouch
-from protocol.reasons import Verdict
+from protocol.verdicts import Verdict
 from rounds.ballots import VOUCH_SECONDS_MIN, RoundBook, RoundTimers
 from rounds.terms import RoundTerms, body_digest
 
@@ -368,7 +368,7 @@ class Rounds:
         return effects
 
     def _say(self, book: RoundBook, message: RoundMessage, now: float) -> Effects:
-        signed = sign(self._signer, self._chain_id, message)
+        signed = sign_message(self._signer, self._chain_id, message)
         effects = Effects([_record(book, signed, message)], [signed])
         self._put(book, signed, message, now, effects)
         return effects

@@ -9,7 +9,7 @@ from ledger.audits.losses import LossOpening, SealedLoss, committed, sealed
 from ledger.audits.state import Due
 from ledger.network import NetworkState
 from ledger.state import State
-from protocol.identity import Signer, secret
+from protocol.identity import Signer, derive_secret
 from protocol.limits import PLAIN_BLOB_BYTES_MAX
 from protocol.messages import Proposal
 
@@ -64,4 +64,4 @@ class Sealing:
         return sealed(loss, due.job, due.round, due.trainer, due.auditor, due.proposal.loss, own)
 
     def _of(self, domain: str, body: bytes) -> bytes:
-        return secret(self._signer, domain, self._chain_id, body)
+        return derive_secret(self._signer, domain, self._chain_id, body)

@@ -11,7 +11,7 @@ from ledger.audits.losses import LossOpening
 from ledger.jobs import Base
 from protocol.identity import Signed
 from protocol.messages import Proposal
-from protocol.reasons import Finding, Verdict
+from protocol.verdicts import ReplayFinding, Verdict
 from rounds.terms import RoundTerms
 from storage.blobs import Blobs
 from training.host import directory_of
@@ -88,7 +88,7 @@ class OpenRound(Round):
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    finding: Finding
+    finding: ReplayFinding
     relative_error: float = 0.0  # zero where nothing was replayed
     last_loss: int | None = None  # of the last inner step, in millionths; None: nothing was replayed
 

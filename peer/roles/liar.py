@@ -21,7 +21,7 @@ from peer.roles.voter import fetch_reveal, keep, proposal_of, propose_request, p
 from protocol import codec as wire
 from protocol.identity import Signed
 from protocol.messages import Proposal
-from protocol.reasons import Finding, Verdict
+from protocol.verdicts import ReplayFinding, Verdict
 from rlhf import rollouts
 from rlhf.objective import MILLIONTHS, PPO, PpoTerms, Rollouts
 from rlhf.rules import RULES
@@ -75,9 +75,9 @@ class Liar(Trainer):
     async def replay(self, round: Round, request: Audit) -> Replayed:
         """Of accomplices nothing is found; who challenges falsely finds something wrong with everybody else."""
         if request.trainer in self.accomplices or self.attack in ("false-pass", "lazy"):
-            return Replayed(Finding.MATCH, 0.0, GUESS)
+            return Replayed(ReplayFinding.MATCH, 0.0, GUESS)
         if self.attack == "false-challenge":
-            return Replayed(Finding.MISMATCH, 1.0)
+            return Replayed(ReplayFinding.MISMATCH, 1.0)
         return await super().replay(round, request)
 
     async def propose(self, round: OpenRound) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from protocol.sampling import Sampling
+from protocol.sampling import SamplingOptions
 
 ROUNDS = 10  # between two of them
 KEPT = 2
-PROMPT, HOW = "The ", Sampling(tokens=120)  # always the same, so that the model alone makes the difference
+PROMPT, HOW = "The ", SamplingOptions(max_tokens=120)  # always the same, so that the model alone makes the difference
 
 
 def is_due(folder: Path, job: bytes, round: int) -> bool:

@@ -20,7 +20,7 @@ from peer.roles.voter import Voter, propose_request, publish, read_fetched
 from peer.worker.supervisor import Worker, WorkerDied, WorkerFailed
 from protocol.errors import UserError
 from protocol.limits import DATA_SHARD_BYTES, MESSAGE_BYTES_MAX
-from protocol.units import bytes_in_words
+from protocol.units import format_bytes
 from rlhf.blocklist import WITHHELD
 from storage import durable
 from storage.parts import LIST
@@ -225,7 +225,7 @@ def require_space(folder: Path, size: int, what: str = "text") -> None:
     """
     free = shutil.disk_usage(folder).free
     if free < 2 * size + SPARE_BYTES:
-        needs = f"this job's {what} of {bytes_in_words(size)} needs twice that and {SPARE_BYTES >> 20} MiB to spare"
+        needs = f"this job's {what} of {format_bytes(size)} needs twice that and {SPARE_BYTES >> 20} MiB to spare"
         raise UserError(f"{needs}, but {folder} has {free >> 20} MiB free: free some, or leave the job to others")
 
 

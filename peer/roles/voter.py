@@ -16,7 +16,7 @@ from peer.roles.base import Computing, OpenRound, Replayed, Round
 from protocol.errors import MissingBlobError, RemoteProtocolError, UserError
 from protocol.identity import Signed
 from protocol.messages import Proposal
-from protocol.reasons import OWN_FIRST, Finding, Verdict
+from protocol.verdicts import OBJECTIVE_CODES_FIRST, ReplayFinding, Verdict
 from training.replay import proposals
 from training.replay.inner_state import inner_bytes
 from training.replicated import buffers
@@ -159,9 +159,9 @@ def vouched(audited: Audited, spec: JobSpec) -> Verdict:
 
 
 def replayed(audited: Audited) -> Replayed:
-    finding = Finding.MATCH if audited.verdict is Verdict.ACCEPT else Finding.MISMATCH
-    if audited.verdict >= OWN_FIRST:
-        finding = Finding(audited.verdict)  # an objective's own reason has the same code in both
+    finding = ReplayFinding.MATCH if audited.verdict is Verdict.ACCEPT else ReplayFinding.MISMATCH
+    if audited.verdict >= OBJECTIVE_CODES_FIRST:
+        finding = ReplayFinding(audited.verdict)  # an objective's own reason has the same code in both
     return Replayed(finding, audited.relative_error, audited.last_loss)
 
 

@@ -17,7 +17,7 @@ from peer.serving.doors import NO_CODES, Doors
 from peer.serving.operators import Operators, decided
 from protocol.api import DiskView, TrainRequest
 from protocol.identity import WIRE_VERSION
-from protocol.metrics import why_unhealthy
+from protocol.prometheus_metrics import why_unhealthy
 from web.problems import Problem
 from web.site import Json
 
@@ -58,7 +58,7 @@ class Administering:
 
     async def admin_health(self, token: str) -> Json:
         self._operators.require(token)
-        stats, modules = await self._desk.api.stats(), await self._desk.api.features()
+        stats, modules = await self._desk.api.stats(), await self._desk.api.modules()
         status = stats.status
         names = ("state", "height", "behind", "decided_seconds_ago", "links", "uptime_seconds")
         return {name: getattr(status, name) for name in names} | {
@@ -76,7 +76,7 @@ class Administering:
     async def _disk(self) -> DiskView:
         async with self._measuring:
             if self._measured is None or self._measured[0] + DISK_SECONDS < trio.current_time():
-                self._measured = trio.current_time(), await self._desk.api.disk()
+                self._measured = trio.current_time(), await self._desk.api.disk_usage()
             return self._measured[1]
 
     async def alerts(self, token: str) -> Json:
@@ -155,12 +155,12 @@ class Administering:
         operator = self._operators.require(token)
         request = TrainRequest(name, LOCAL if data == LOCAL else "", rounds, 0, dict(overrides))
         async with self._operators.doing(operator, "train", f"{name}: {rounds} rounds on {data} text"):
-            return {"job": await decided(self._desk.api.train(request))}
+            return {"job": await decided(self._desk.api.start_job(request))}
 
     async def cancel(self, token: str, job: bytes) -> Json:
         operator = self._operators.require(token)
         async with self._operators.doing(operator, "cancel", f"job {job.hex()[:8]}"):
-            return {"said": await decided(self._desk.api.cancel(job.hex()))}
+            return {"said": await decided(self._desk.api.cancel_job(job.hex()))}
 
 
 def _right(counts: int, classes: int) -> Iterator[int]:

@@ -37,8 +37,8 @@ from peer.serving.vault import Kept
 from protocol import codec
 from protocol.codec import Count, Digest
 from protocol.errors import FolkmootError
-from protocol.identity import WIRE_VERSION, Ed25519Verifier, Identity, preimage, secret
-from protocol.names import name_problem
+from protocol.identity import WIRE_VERSION, Ed25519Verifier, Identity, derive_secret, signing_preimage
+from protocol.name_validation import name_problem
 from web.problems import Problem
 from web.site import Json, Text
 
@@ -385,7 +385,7 @@ class Annotating:
         """A salt that only the key's holder finds, the same each time the answer is sent; and the signature."""
         if session.identity is None:
             raise Problem("malformed", "salt and signature belong to an answer: this peer signs for custodial annotators alone")
-        salt = secret(session.identity, SALT_DOMAIN, self._desk.chain_id, assignment)[:SALT_BYTES]
+        salt = derive_secret(session.identity, SALT_DOMAIN, self._desk.chain_id, assignment)[:SALT_BYTES]
         return salt, self.signed(session.identity, Annotation(assignment, commitment(assignment, salt, answer)))
 
     async def skip(self, token: str, assignment: bytes, reason: str) -> Json:
@@ -512,10 +512,10 @@ class Annotating:
             raise Problem("no-quorum", "the network decides nothing at the moment: try again later", 10)
 
     def signed(self, identity: Identity, statement: Any) -> bytes:
-        return identity.sign(preimage(statement.TAG, self._desk.chain_id, codec.encode(statement)))
+        return identity.sign(signing_preimage(statement.TAG, self._desk.chain_id, codec.encode(statement)))
 
     def _require_signed(self, key: bytes, statement: Any, signature: bytes) -> None:
-        signed = preimage(statement.TAG, self._desk.chain_id, codec.encode(statement))
+        signed = signing_preimage(statement.TAG, self._desk.chain_id, codec.encode(statement))
         if not self._verifier.verify(key, signed, signature):
             raise Problem("bad-signature", f"the signature is not this key's over this {statement.TAG} on this chain")
 

@@ -13,7 +13,7 @@ from curation.module import signed_part
 from features.parts import Desk
 from protocol import codec
 from protocol.errors import UserError
-from protocol.identity import Ed25519Verifier, preimage
+from protocol.identity import Ed25519Verifier, signing_preimage
 from protocol.limits import TRANSACTION_BYTES_MAX
 
 GATHER_SECONDS = 0.05  # a statement waits that long for others; the batch then lingers, see `CurationModule.lingers`
@@ -126,4 +126,4 @@ class Gatherer:
         if isinstance(part, Opening | Skip | Release):
             return True  # nobody signs these
         signer, message, signature = signed_part(self._desk.me, part)
-        return self._verifier.verify(signer, preimage(message.TAG, self._desk.chain_id, codec.encode(message)), signature)
+        return self._verifier.verify(signer, signing_preimage(message.TAG, self._desk.chain_id, codec.encode(message)), signature)

@@ -45,10 +45,10 @@ class GoldPage:
 
     @property
     def root(self) -> bytes:
-        return merkle.root(self.leaves)
+        return merkle.merkle_root(self.leaves)
 
     def said(self, known: Known) -> GoldAnswer:
-        return GoldAnswer(known.index, known.answer, known.salt, tuple(merkle.proof(self.leaves, known.index)))
+        return GoldAnswer(known.index, known.answer, known.salt, tuple(merkle.merkle_proof(self.leaves, known.index)))
 
 
 class Golds:

@@ -13,7 +13,7 @@ import trio
 from curation.state import CurationState
 from features.as_json import plain
 from features.parts import Desk
-from protocol.api import Cause, PeerView
+from protocol.api import AlertCause, PeerView
 from protocol.errors import UserError
 from web.problems import Problem
 from web.site import Json
@@ -24,7 +24,7 @@ LOOK_SECONDS: Final = 1.0  # between two looks when nothing is told
 MINUTE_MS: Final = 60_000
 ROUNDS, VOTES, BLOCKS = 200, 6, 10  # that are shown
 # Addresses, paths and processes are nobody's business, nor alerts that say what only this machine's operator mends.
-OF_OPERATORS: Final = (Cause.DISK_LOW, Cause.NO_ROOM, Cause.WORKER_GONE)
+OF_OPERATORS: Final = (AlertCause.DISK_LOW, AlertCause.NO_ROOM, AlertCause.WORKER_GONE)
 OF_STATUS: Final = (
     "peer name network chain_id role version height view state_root voter voters tolerated quorum links halted waiting "
     "suspended unaudited disputed failed state behind late"
@@ -99,7 +99,7 @@ class Live:
             now["blocks"] = await self._blocks(was.get("blocks", []), status.height)
         if not was or kinds & {"round", "measured"}:
             now["rounds"] = [_only(OF_ROUNDS, view) for view in await api.rounds(ROUNDS)]
-            now["samples"] = plain(await api.samples())
+            now["samples"] = plain(await api.kept_samples())
             now["votes"] = [_only(OF_VOTES, view) for view in await api.votes(VOTES)]
         elif kinds & {"proposal", "ballot", "cut-off", "applied"}:
             closed = (view for view in was["votes"] if view["height"] is not None)

@@ -18,7 +18,15 @@ from ledger.members import MembersState
 from peer.serving.looking import Looking
 from protocol.addresses import format_address, parse_address
 from protocol.errors import RemoteProtocolError
-from protocol.metrics import CONTENT_TYPE, Metric, exposition, labels, of_links, of_peer, why_unhealthy
+from protocol.prometheus_metrics import (
+    CONTENT_TYPE,
+    PrometheusMetric,
+    format_exposition,
+    format_labels,
+    link_metrics,
+    peer_metrics,
+    why_unhealthy,
+)
 
 LISTEN = "metrics"  # the setting
 ADDRESS = "address"  # a file: where it is served, while it is
@@ -96,19 +104,19 @@ class Metrics:
             why = why_unhealthy((await self._stats()).status)
             return (HTTPStatus.SERVICE_UNAVAILABLE, f"{why}\n") if why else (HTTPStatus.OK, "ok\n")
         if path == "/metrics":
-            return HTTPStatus.OK, exposition(await self._metrics())
+            return HTTPStatus.OK, format_exposition(await self._metrics())
         return HTTPStatus.NOT_FOUND, "here are /healthz and /metrics\n"
 
-    async def _metrics(self) -> tuple[Metric, ...]:
+    async def _metrics(self) -> tuple[PrometheusMetric, ...]:
         members = len(self._desk.state.of(MembersState).members)
         stats, alerts = await self._stats(), await self._desk.api.alerts()
         free = (await trio.to_thread.run_sync(shutil.disk_usage, self._desk.folder)).free
-        told = {labels(cause=alert.cause, severity=alert.severity, about=alert.about): 1 for alert in alerts}
+        told = {format_labels(cause=alert.cause, severity=alert.severity, about=alert.about): 1 for alert in alerts}
         return (
-            *of_peer(stats, members),
-            *of_links(await self._desk.api.peers()),
-            Metric("alert", "1 for each thing that the operator should know, as `peer alerts` shows it", told),
-            Metric("disk_free_bytes", "on the disk of the data directory", {"": free}),
+            *peer_metrics(stats, members),
+            *link_metrics(await self._desk.api.peers()),
+            PrometheusMetric("alert", "1 for each thing that the operator should know, as `peer alerts` shows it", told),
+            PrometheusMetric("disk_free_bytes", "on the disk of the data directory", {"": free}),
         )
 
 

@@ -13,10 +13,10 @@ from ledger.row_proofs import row_proof
 from ledger.state import State
 from peer.serving.exporting import Read, page_of
 from protocol.errors import UserError
-from protocol.messages import Link
+from protocol.messages import LightBlock
 
 
-def write(folder: Path, genesis: Genesis, state: State, links: tuple[Link, ...], key: bytes, read: Read) -> int:
+def write(folder: Path, genesis: Genesis, state: State, links: tuple[LightBlock, ...], key: bytes, read: Read) -> int:
     """Into a new folder; how many labels. `state` is the one that the last link certifies. Raises `UserError`."""
     try:
         folder.mkdir(parents=True)
@@ -33,7 +33,7 @@ def write(folder: Path, genesis: Genesis, state: State, links: tuple[Link, ...],
         raise
 
 
-def _write(folder: Path, genesis: Genesis, state: State, links: tuple[Link, ...], key: bytes, read: Read) -> int:
+def _write(folder: Path, genesis: Genesis, state: State, links: tuple[LightBlock, ...], key: bytes, read: Read) -> int:
     curation: CurationState = state.of(CurationState)
     project = curation.projects.get(key)
     if project is None:

@@ -11,7 +11,7 @@ from features.parts import Desk
 from ledger.members import MembersState
 from peer.serving.gathering import Gatherer
 from peer.serving.looking import Looking
-from protocol.metrics import Metric, of_peer, why_unhealthy
+from protocol.prometheus_metrics import PrometheusMetric, peer_metrics, why_unhealthy
 from web.site import Json
 
 NEWS_SECONDS: Final = 10.0  # a call waits that long for a block
@@ -25,7 +25,7 @@ class Watching:
     async def health(self) -> str:
         return why_unhealthy((await self._stats()).status)
 
-    async def metrics(self) -> tuple[Metric, ...]:
+    async def metrics(self) -> tuple[PrometheusMetric, ...]:
         state: CurationState = self._desk.state.of(CurationState)
         counts = (
             ("annotators", "enrolled in the network", state.annotators_count),
@@ -36,7 +36,9 @@ class Watching:
             ("statements_waiting", "of annotators, that wait here for a decision", self._gatherer.waiting),
         )
         members = len(self._desk.state.of(MembersState).members)
-        return of_peer(await self._stats(), members) + tuple(Metric(name, about, {"": count}) for name, about, count in counts)
+        return peer_metrics(await self._stats(), members) + tuple(
+            PrometheusMetric(name, about, {"": count}) for name, about, count in counts
+        )
 
     async def news(self, after: int) -> Json:
         with trio.move_on_after(NEWS_SECONDS):

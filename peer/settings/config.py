@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from peer import features
-from protocol.addresses import NOWHERE, dialable, listened
+from protocol.addresses import NO_LISTEN_ADDRESS, check_dialable_address, parse_listen_addresses
 from protocol.errors import UserError
 from protocol.limits import ADVERTISED_MAX, NAME_CHARACTERS_MAX
-from protocol.names import name_problem
+from protocol.name_validation import name_problem
 from storage.regular_files import read_regular
 from training.resources import AUTO, Parallel, Resources, device_problem, parallel_problem
 from transport.reachability import Relaying
@@ -320,9 +320,9 @@ def _check(config: Config, origins: Mapping[str, str]) -> None:
         raise UserError(f"{name} = {shown} ({origins[name]}) {why.removeprefix(f'{shown} ')}")
     if problem := parallel_problem(config.resources):
         raise UserError(f"{problem} (parallel: {origins['parallel']}, gpus: {origins['gpus']})")
-    listened(config.listen, f"listen ({origins['listen']}): ")
+    parse_listen_addresses(config.listen, f"listen ({origins['listen']}): ")
     for address in config.advertise:
-        dialable(address, f"advertise ({origins['advertise']})")
+        check_dialable_address(address, f"advertise ({origins['advertise']})")
     for text in config.bootstrap:
         _check_bootstrap(text, f"bootstrap ({origins['bootstrap']})")
 
@@ -351,7 +351,7 @@ def _problems(config: Config) -> Iterator[tuple[str, str]]:
         yield "name", f"is longer than {NAME_CHARACTERS_MAX} characters"
     if problem := name_problem(config.name):
         yield "name", problem
-    if config.advertise and config.listen == NOWHERE:
+    if config.advertise and config.listen == NO_LISTEN_ADDRESS:
         way = "leave advertise empty, or let it accept connections"
         yield "advertise", f"tells others to dial this peer, which accepts no connections: listen is none; {way}"
     if len(config.advertise) > ADVERTISED_MAX:
@@ -360,7 +360,7 @@ def _problems(config: Config) -> Iterator[tuple[str, str]]:
 
 def _check_bootstrap(text: str, where: str) -> None:
     peer, at, address = text.rpartition("@")
-    dialable(address, where)
+    check_dialable_address(address, where)
     if at:
         from protocol.identity import parse_peer_id  # loads a library: `--help` answers without it
 
@@ -372,7 +372,7 @@ def _check_bootstrap(text: str, where: str) -> None:
 
 def why_unlinked(config: Config, remembered: Iterable[str]) -> str:
     """Why this peer would never have a link, and behind `; ` what to do; empty if it may. `remembered`: by its address book."""
-    if config.listen != NOWHERE or config.bootstrap or config.mdns or any(remembered):
+    if config.listen != NO_LISTEN_ADDRESS or config.bootstrap or config.mdns or any(remembered):
         return ""
     way = "name a member with --bootstrap HOST:PORT, look for one on the local network with --mdns, or accept connections"
     return f"listen is none, and this peer knows nobody to dial; {way}"

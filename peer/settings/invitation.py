@@ -11,10 +11,10 @@ from consensus.chain_proof import Anchor
 from ledger.core.genesis import Genesis
 from ledger.members import Admit, Invitation, token_preimage
 from protocol import codec
-from protocol.addresses import dialable
+from protocol.addresses import check_dialable_address
 from protocol.codec import Length
 from protocol.errors import RemoteProtocolError, UserError
-from protocol.identity import Identity, Signed, Signer, sign
+from protocol.identity import Identity, Signed, Signer, sign_message
 from protocol.limits import ADVERTISED_MAX
 from protocol.messages import Address
 
@@ -38,7 +38,7 @@ def make_invitation(
     signer: Signer, genesis: Genesis, expires_ms: int, addresses: tuple[str, ...], anchor: Anchor | None = None
 ) -> InvitationString:
     token = Identity.generate()
-    signed = sign(signer, genesis.chain_id, Invitation(token.public, expires_ms))
+    signed = sign_message(signer, genesis.chain_id, Invitation(token.public, expires_ms))
     return InvitationString(genesis, addresses, signed, token.seed, anchor)
 
 
@@ -67,7 +67,7 @@ def parse_invitation(text: str) -> InvitationString:
         invitation = codec.decode(InvitationString, data)
         Genesis.decode(codec.encode(invitation.genesis))  # which also checks what types do not say
         for address in invitation.addresses:
-            dialable(address, "the invitation")
+            check_dialable_address(address, "the invitation")
         return invitation
     except (ValueError, zlib.error, RemoteProtocolError):
         shown = text if len(text) <= 24 else f"{text[:16]}…{text[-6:]}"

@@ -258,7 +258,7 @@ def _with_turns(engine: Engine, request: tasks.Generate) -> bytes:
     """
     text, context, tokenizer = request.prompt.encode(), engine.spec.model.context, engine.tokenizer
     end = b"" if request.stop is None else tokenizer.decode([request.stop])
-    room = context - min(request.how.tokens, context // 2) - len(tokenizer.encode(text))
+    room = context - min(request.how.max_tokens, context // 2) - len(tokenizer.encode(text))
     for turn in reversed(request.turns):
         before = turn.encode() + (end or b"\n")
         room -= len(tokenizer.encode(before))

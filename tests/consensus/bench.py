@@ -13,19 +13,19 @@ from consensus.replica import Replica
 from consensus.turn import Decided, Restart, Send, Turn, persist
 from consensus.voters import VoterSet
 from protocol.errors import RemoteProtocolError
-from protocol.identity import Signed, sign
+from protocol.identity import Signed, sign_message
 from protocol.messages import (
     NO_VIEW,
     Certificate,
     Commit,
     GetBlock,
-    Heard,
+    OwnStatements,
     Prepare,
     Propose,
-    Proposed,
-    TimedOut,
+    ProposeEnvelope,
     Timeout,
     TimeoutCertificate,
+    TimeoutEnvelope,
     Vote,
 )
 from tests.consensus.certificates import certificate_of
@@ -65,7 +65,7 @@ class Bench:
     def tell_that_nothing_was_heard(self) -> None:
         """As many others as a quorum needs answer the first question of a voter."""
         for other in [i for i in range(self.n) if i != self.place][: self.voters.quorum - 1]:
-            self.give(other, Heard(self.replica.height, ()))
+            self.give(other, OwnStatements(self.replica.height, ()))
 
     # Giving ----------------------------------------------------------------------------------------------------------
 
@@ -102,12 +102,12 @@ class Bench:
         return self.voters.keys.index(schedule.leader(view))
 
     def sign(self, voter: int, statement: object) -> Signed:
-        return sign(self.signers[voter], CHAIN_ID, statement)
+        return sign_message(self.signers[voter], CHAIN_ID, statement)
 
-    def propose(self, block: bytes, view: int = 0, justification: TimeoutCertificate | None = None) -> Proposed:
+    def propose(self, block: bytes, view: int = 0, justification: TimeoutCertificate | None = None) -> ProposeEnvelope:
         propose = Propose(self.voters.hash, self.replica.height, view, block_digest(block))
         header, body = encode_header(header_of(decode_block(block))), decode_block(block).body
-        return Proposed(self.sign(self.leader(view), propose), header, body, justification)
+        return ProposeEnvelope(self.sign(self.leader(view), propose), header, body, justification)
 
     def prepare(self, voter: int, block: bytes, view: int = 0) -> Vote:
         return Vote(self.sign(voter, Prepare(self.voters.hash, self._height(block), view, block_digest(block))))
@@ -117,11 +117,11 @@ class Bench:
 
     def timed_out(
         self, voter: int, view: int = 0, high: Certificate | None = None, of: tuple[int, bytes] | None = None
-    ) -> TimedOut:
+    ) -> TimeoutEnvelope:
         high_view, block = of or (NO_VIEW, None)
         digest = block_digest(block) if block else None
         timeout = Timeout(self.voters.hash, self.replica.height, view, high_view, digest)
-        return TimedOut(self.sign(voter, timeout), high)
+        return TimeoutEnvelope(self.sign(voter, timeout), high)
 
     def certificate(self, kind: type[Prepare] | type[Commit], block: bytes, view: int, signers: tuple[int, ...]) -> Certificate:
         statement = kind(self.voters.hash, self._height(block), view, block_digest(block))
@@ -182,9 +182,9 @@ class ShortBench(Bench):
         self.counter.known[hashlib.sha256(body).digest()] = body
         self.step(WorkChanged())
 
-    def short(self, block: bytes) -> Proposed:
+    def short(self, block: bytes) -> ProposeEnvelope:
         message = self.propose(block)
-        return dataclasses.replace(message, short=self.counter.condense(message.short))
+        return dataclasses.replace(message, compact_body=self.counter.condense(message.compact_body))
 
     def asked(self) -> list[tuple[bytes, ...] | None]:
         sends = [send for send in self.turn.sends if isinstance(send, Send)]

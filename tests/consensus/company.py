@@ -15,7 +15,7 @@ from consensus.replica import Replica
 from consensus.turn import StoredBlock
 from consensus.voters import VoterSet
 from protocol import codec
-from protocol.identity import Signed, sign
+from protocol.identity import Signed, sign_message
 from protocol.messages import (
     NO_VIEW,
     Certificate,
@@ -24,10 +24,10 @@ from protocol.messages import (
     Prepare,
     Prepared,
     Propose,
-    Proposed,
-    TimedOut,
+    ProposeEnvelope,
     Timeout,
     TimeoutCertificate,
+    TimeoutEnvelope,
     ViewEnded,
     Vote,
 )
@@ -72,9 +72,9 @@ class Company:
 
     def _open(self) -> None:
         self.honest = [Honest(signer) for signer in self.signers[len(self.liars) :]]
-        self.proposals: dict[int, list[Proposed]] = {}
+        self.proposals: dict[int, list[ProposeEnvelope]] = {}
         self.ended: dict[int, TimeoutCertificate] = {}
-        self.timeouts: dict[int, dict[bytes, TimedOut]] = {}
+        self.timeouts: dict[int, dict[bytes, TimeoutEnvelope]] = {}
         self.prepared: list[tuple[int, bytes, Certificate]] = []
 
     @property
@@ -103,7 +103,7 @@ class Company:
         return self.mail[-1]
 
     def sign(self, signer: FastSigner, statement: Propose | Prepare | Commit | Timeout) -> Signed:
-        signed = sign(signer, CHAIN_ID, statement)
+        signed = sign_message(signer, CHAIN_ID, statement)
         self.remember(signed, statement.height)
         return signed
 
@@ -131,7 +131,7 @@ class Company:
         signer = next(signer for signer in self.signers if signer.public == key)
         signed = self.sign(signer, Propose(self.voters.hash, self.height, view, block_digest(block)))
         header = header_of(decode_block(block))
-        message = Proposed(signed, encode_header(header), self._log.condense(decode_block(block).body), justification)
+        message = ProposeEnvelope(signed, encode_header(header), self._log.condense(decode_block(block).body), justification)
         before.append(message)
         return self.say(key, message)
 
@@ -166,9 +166,9 @@ class Company:
             )
         return self.say(honest.signer.public, self.timeouts[honest.view][honest.signer.public])
 
-    def timeout(self, signer: FastSigner, view: int, high: tuple[int, bytes, Certificate] | None) -> TimedOut:
+    def timeout(self, signer: FastSigner, view: int, high: tuple[int, bytes, Certificate] | None) -> TimeoutEnvelope:
         high_view, digest, certificate = high or (NO_VIEW, None, None)
-        return TimedOut(self.sign(signer, Timeout(self.voters.hash, self.height, view, high_view, digest)), certificate)
+        return TimeoutEnvelope(self.sign(signer, Timeout(self.voters.hash, self.height, view, high_view, digest)), certificate)
 
     # Certificates ----------------------------------------------------------------------------------------------------
 
@@ -223,12 +223,12 @@ class Company:
             case Vote(vote=signed):
                 statement: Prepare | Commit = codec.decode_message(signed.body, (Prepare, Commit))  # type: ignore[assignment]
                 self.remember(signed, statement.height)
-            case TimedOut(timeout=signed):
+            case TimeoutEnvelope(timeout=signed):
                 timeout = codec.decode_message(signed.body, (Timeout,))
                 self.remember(signed, timeout.height)
                 if timeout.height == self.height:
                     self.timeouts.setdefault(timeout.view, {})[signed.signer] = copy(message)
-            case Proposed(propose=signed) if signed.signer == self.me.public:
+            case ProposeEnvelope(propose=signed) if signed.signer == self.me.public:
                 propose = codec.decode_message(signed.body, (Propose,))
                 self.remember(signed, propose.height)
                 if propose.height == self.height and message not in self.proposals.setdefault(propose.view, []):

@@ -15,12 +15,12 @@ from protocol.messages import (
     Decision,
     GetBlock,
     GetDecisions,
-    GetHeard,
-    Heard,
+    GetOwnStatements,
+    OwnStatements,
     Prepare,
     Prepared,
     Propose,
-    Proposed,
+    ProposeEnvelope,
     Status,
     ViewEnded,
     Vote,
@@ -57,7 +57,7 @@ def test_a_peer_that_asks_without_end_is_answered_at_the_named_rate() -> None:
     assert answers == ANSWERS_AT_ONCE
     bench.now += 2.0
     assert sum(bool(bench.give(asker, GetDecisions(1, 5)).sends) for _ in range(200)) == 2 * ANSWERS_PER_SECOND
-    assert not bench.give(asker, GetBlock(0, bytes(32))).sends and not bench.give(asker, GetHeard()).sends
+    assert not bench.give(asker, GetBlock(0, bytes(32))).sends and not bench.give(asker, GetOwnStatements()).sends
     assert bench.give(others(bench)[1], GetBlock(0, bytes(32))).sends, "the others are not made to wait for it"
 
 
@@ -75,7 +75,7 @@ def test_nothing_that_strangers_say_of_later_heights_is_kept_however_many_they_a
     bench = follower()
     vote = Vote(bench.sign(others(bench)[0], Prepare(bytes(32), 2, 0, bytes(32))))
     propose = bench.sign(others(bench)[0], Propose(bytes(32), 2, 0, bytes(32)))
-    said = (vote, Proposed(propose, b"header", b"body", None))
+    said = (vote, ProposeEnvelope(propose, b"header", b"body", None))
     for stranger in range(100):
         for message in said:
             bench.give_from(stranger.to_bytes(32, "big"), message)
@@ -236,7 +236,7 @@ def test_a_closed_book_takes_no_statements_of_views_far_from_its_decision() -> N
 
 def test_proposals_for_later_heights_have_a_bound_together() -> None:
     bench, future = follower(), Future()
-    large = dataclasses.replace(bench.propose(bench.block(bench.leader())), short=bytes(4 << 20))
+    large = dataclasses.replace(bench.propose(bench.block(bench.leader())), compact_body=bytes(4 << 20))
     for peer in range(100):
         future.keep(bytes([peer]) * 32, 2, large)
     assert len(future._proposals) == 7, "each is counted with what stands around its body"
@@ -308,5 +308,5 @@ def test_a_key_that_has_left_the_voters_signs_nothing_that_counts() -> None:
     assert bench.replica.height == 3 and len(bench.voters) == 3
     bench.give(leaver, bench.prepare(leaver, block))
     assert bench.faults == ["not-a-voter"]
-    bench.give(leaver, Heard(3, ()))
+    bench.give(leaver, OwnStatements(3, ()))
     assert bench.signers[leaver].public not in bench.replica._check._claims

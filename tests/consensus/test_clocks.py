@@ -10,7 +10,7 @@ import pytest
 from consensus.block import decode_block, encode_block
 from consensus.events import Tick
 from protocol.limits import CLOCK_AHEAD_SECONDS
-from protocol.messages import Commit, Decision, Prepare, TimedOut
+from protocol.messages import Commit, Decision, Prepare, TimeoutEnvelope
 from tests.consensus.bench import Bench
 from tests.consensus.network import Network, Node
 
@@ -68,7 +68,7 @@ def test_who_gave_up_the_view_still_waits_for_the_block_s_time() -> None:
     bench.give(bench.leader(), bench.propose(block))
     assert bench.turn.deadline is not None
     bench.step(Tick(), wait=bench.turn.deadline - bench.now)
-    assert bench.sent(TimedOut)
+    assert bench.sent(TimeoutEnvelope)
     for voter in others(bench)[:2]:
         bench.give(voter, bench.prepare(voter, block))
     assert not bench.sent_votes(Prepare) and bench.replica._is_working()

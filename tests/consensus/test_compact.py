@@ -11,7 +11,7 @@ from consensus.block import block_digest, decode_block
 from consensus.catchup import PATIENCE_SECONDS, RETRY_SECONDS
 from consensus.events import Tick, WorkChanged
 from consensus.turn import SendBlock
-from protocol.messages import BlockBytes, GetBlock, Prepare, Proposed
+from protocol.messages import BlockBytes, GetBlock, Prepare, ProposeEnvelope
 from tests.consensus.bench import BODY, Bench, ShortBench, short_follower, short_others
 
 
@@ -19,8 +19,8 @@ def test_a_leader_sends_the_short_form_and_stores_the_whole_block() -> None:
     bench = ShortBench(place=Bench().leader())
     bench.counter.add(7)
     bench.step(WorkChanged())
-    [message] = bench.sent(Proposed)
-    assert isinstance(message, Proposed) and message.short == hashlib.sha256(BODY).digest()
+    [message] = bench.sent(ProposeEnvelope)
+    assert isinstance(message, ProposeEnvelope) and message.compact_body == hashlib.sha256(BODY).digest()
     [stored] = bench.journal.load().blocks
     assert decode_block(stored.block).body == BODY
 
@@ -82,7 +82,7 @@ def test_a_wrong_short_form_costs_who_sent_it_not_the_leader_and_the_right_one_s
     bench.learn(b"other")
     bench.counter.known[hashlib.sha256(b"other").digest()] = b"other"  # type: ignore[attr-defined]
     right, liar = bench.short(bench.block(bench.leader(), BODY)), short_others(bench)[0]
-    turn = bench.give(liar, dataclasses.replace(right, short=short))
+    turn = bench.give(liar, dataclasses.replace(right, compact_body=short))
     assert [(fault.peer, fault.error.reason) for fault in turn.faults] == [(bench.signers[liar].public, reason)]
     bench.give(bench.leader(), right)
     assert len(bench.sent_votes(Prepare)) == 1 and not bench.faults
@@ -100,12 +100,12 @@ def test_a_proposal_is_repeated_in_our_own_words_and_only_when_its_block_is_here
     bench = short_follower()
     block = bench.block(bench.leader(), BODY)
     right = bench.short(block)
-    bench.give(bench.leader(), dataclasses.replace(right, short=b"x"))
+    bench.give(bench.leader(), dataclasses.replace(right, compact_body=b"x"))
     bench.connect(short_others(bench)[0])
-    assert not bench.sent(Proposed)
+    assert not bench.sent(ProposeEnvelope)
     bench.give(bench.leader(), BlockBytes(1, block))
     bench.connect(short_others(bench)[1])
-    assert bench.sent(Proposed) == [right]
+    assert bench.sent(ProposeEnvelope) == [right]
 
 
 def test_a_voter_without_the_block_commits_on_its_certificate() -> None:

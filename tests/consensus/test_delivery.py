@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 from dataclasses import replace
 
-from protocol.identity import Identity, Signed, sign
+from protocol.identity import Identity, Signed, sign_message
 from protocol.messages import Ballot, Judgement, Proposal, Vouch
-from protocol.reasons import Verdict
+from protocol.verdicts import Verdict
 from rounds.ballots import PROPOSALS_SECONDS_MIN, RoundBook, RoundTimers, outcome
 from rounds.terms import RoundTerms
 
@@ -26,7 +26,7 @@ def book_of(me: int, terms: RoundTerms = TERMS) -> RoundBook:
 def propose(book: RoundBook, trainer: int) -> Proposal:
     digest = hashlib.sha256(KEYS[trainer]).digest()
     proposal = Proposal(JOB, 0, ROOT, digest, 100, digest, None)
-    book.add_proposal(sign(PEERS[trainer], CHAIN, proposal), proposal)
+    book.add_proposal(sign_message(PEERS[trainer], CHAIN, proposal), proposal)
     return proposal
 
 
@@ -34,7 +34,7 @@ def vouch(book: RoundBook, voter: int, verdicts: dict[int, Verdict], now: float 
     digests = {trainer: hashlib.sha256(book.proposals[KEYS[trainer]].body).digest() for trainer in verdicts}
     judged = (Judgement(KEYS[trainer], digests[trainer], verdict) for trainer, verdict in verdicts.items())
     message = Vouch(JOB, 0, tuple(sorted(judged, key=lambda judgement: judgement.trainer)))
-    book.add_vouch(sign(PEERS[voter], CHAIN, message), message, now)
+    book.add_vouch(sign_message(PEERS[voter], CHAIN, message), message, now)
 
 
 def judge_two(book: RoundBook) -> None:
@@ -143,4 +143,4 @@ def test_a_verdict_that_is_said_again_in_other_vouches_is_measured_once() -> Non
 def _ballot_of(voter: int, book: RoundBook, verdict: Verdict = Verdict.ACCEPT) -> tuple[Signed, Ballot]:
     digests = {key: hashlib.sha256(signed.body).digest() for key, signed in book.proposals.items()}
     ballot = Ballot(JOB, 0, ROOT, tuple(Judgement(key, digests[key], verdict) for key in sorted(KEYS[:2])))
-    return sign(PEERS[voter], CHAIN, ballot), ballot
+    return sign_message(PEERS[voter], CHAIN, ballot), ballot

@@ -72,7 +72,7 @@ def test_the_leaders_own_short_form_replaces_one_that_somebody_else_gave_for_it(
     liar = short_others(bench)[0]
     block = bench.block(bench.leader(), BODY)
     right = bench.short(block)
-    bench.give(liar, dataclasses.replace(right, short=b"s" * 32))  # a digest that nobody knows
+    bench.give(liar, dataclasses.replace(right, compact_body=b"s" * 32))  # a digest that nobody knows
     bench.learn()
     assert not bench.sent_votes(Prepare)
     bench.give(bench.leader(), right)

@@ -13,8 +13,8 @@ from consensus.block import Block, encode_header, header_digest, header_of
 from consensus.events import Message, WorkChanged
 from consensus.pacemaker import REPEAT_SECONDS_MAX, VIEW_SECONDS_MAX, VIEW_SECONDS_MIN
 from protocol import codec
-from protocol.identity import sign
-from protocol.messages import NO_VIEW, Prepare, Propose, Proposed, TimedOut, Timeout, Vote
+from protocol.identity import sign_message
+from protocol.messages import NO_VIEW, Prepare, Propose, ProposeEnvelope, Timeout, TimeoutEnvelope, Vote
 from tests.consensus.network import CHAIN_ID, Network, Node
 
 FAR_AHEAD = 2**50
@@ -54,7 +54,7 @@ def give_up(network: Network, liar: Node, view: int, to: list[Node]) -> None:
     assert liar.replica is not None and liar.replica._book is not None
     timeout = Timeout(liar.replica._book.voters.hash, liar.replica.height, view, NO_VIEW, None)
     for node in to:
-        network._transmit(liar.key, node.key, TimedOut(sign(liar.signer, CHAIN_ID, timeout), None))
+        network._transmit(liar.key, node.key, TimeoutEnvelope(sign_message(liar.signer, CHAIN_ID, timeout), None))
 
 
 def offer(network: Network, liar: Node, to: list[Node], items: list[int] | None, **changes: object) -> None:
@@ -67,7 +67,7 @@ def offer(network: Network, liar: Node, to: list[Node], items: list[int] | None,
     short = codec.encode("nothing") if items is None else body
     for node in to:
         node.counter.expand = lambda short: None if short == codec.encode("nothing") else short  # type: ignore[method-assign]
-        network._transmit(liar.key, node.key, Proposed(sign(liar.signer, CHAIN_ID, propose), header, short, None))
+        network._transmit(liar.key, node.key, ProposeEnvelope(sign_message(liar.signer, CHAIN_ID, propose), header, short, None))
 
 
 # Far apart -----------------------------------------------------------------------------------------------------------
@@ -80,7 +80,7 @@ def test_voters_that_are_more_views_apart_than_statements_are_kept_meet_and_deci
     monkeypatch.setattr(state, "VIEWS_AHEAD_MAX", 3)
     network = Network()
     first, second, third, away = network.all
-    heal = let_through(network, lambda *of: away.key not in of[:2] and not isinstance(of[2], Proposed | Vote))
+    heal = let_through(network, lambda *of: away.key not in of[:2] and not isinstance(of[2], ProposeEnvelope | Vote))
     network.inject(1)
     assert network.run_until(network.now + 3_600.0, lambda: min(views([first, second, third])) >= 10)
     network.crash(first)
@@ -161,7 +161,7 @@ def test_what_was_prepared_is_decided_although_nobody_else_has_work(told: int) -
 
     def passes(sender: bytes, peer: bytes, message: Message) -> bool:
         if not isinstance(message, Vote):
-            return isinstance(message, Proposed)
+            return isinstance(message, ProposeEnvelope)
         is_prepare = codec.unpack(message.vote.body, len(message.vote.body))[0] == Prepare.TAG
         return is_prepare and peer in knowing
 
@@ -172,7 +172,9 @@ def test_what_was_prepared_is_decided_although_nobody_else_has_work(told: int) -
     assert [node.replica._book.high is not None for node in others if node.replica and node.replica._book].count(True) == told
     network.crash(leader)
     heal()
-    heal = let_through(network, lambda _, __, message: not isinstance(message, Proposed))  # what the next leader says is lost
+    heal = let_through(
+        network, lambda _, __, message: not isinstance(message, ProposeEnvelope)
+    )  # what the next leader says is lost
     assert network.run_until(network.now + 4 * VIEW_SECONDS_MIN, lambda: min(views(others)) == 2)
     heal()
     assert not any(node.counter.pending for node in others)

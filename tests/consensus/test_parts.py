@@ -26,7 +26,7 @@ from consensus.voters import CachingVerifier, VoterSet, verify_certificate
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed
 from protocol.messages import Ballot, Certificate, Commit, CutOff, Judgement, Prepare, Proposal, Status, Vouch
-from protocol.reasons import Verdict
+from protocol.verdicts import Verdict
 from tests.consensus.bench import CHAIN_ID, Bench
 from tests.consensus.journal import MemoryJournal
 from tests.sim.keys import FastVerifier

@@ -11,7 +11,7 @@ from protocol import codec
 from protocol.errors import LocalProtocolError
 from protocol.limits import DECISIONS_PER_REPLY_MAX
 from protocol.messages import (
-    AGREEMENT,
+    AGREEMENT_MESSAGES,
     NO_VIEW,
     BlockBytes,
     Certificate,
@@ -22,10 +22,10 @@ from protocol.messages import (
     Prepare,
     Prepared,
     Propose,
-    Proposed,
+    ProposeEnvelope,
     Status,
-    TimedOut,
     Timeout,
+    TimeoutEnvelope,
     ViewEnded,
 )
 from tests.consensus.bench import CHAIN_ID, Bench
@@ -75,7 +75,7 @@ def test_a_leader_with_work_proposes_and_prepares() -> None:
     bench = leader()
     bench.counter.add(1)
     turn = bench.step(WorkChanged())
-    assert len(bench.sent(Proposed)) == 1 and tags(turn) == ["propose", "prepare"]
+    assert len(bench.sent(ProposeEnvelope)) == 1 and tags(turn) == ["propose", "prepare"]
 
 
 def test_a_leader_without_work_is_quiet_and_sets_no_timer() -> None:
@@ -180,7 +180,7 @@ def test_nothing_is_prepared_or_committed_after_a_timeout() -> None:
     bench.counter.add(1)
     bench.step(WorkChanged())
     bench.step(Tick(), wait=1.1)
-    assert len(bench.sent(TimedOut)) == 1
+    assert len(bench.sent(TimeoutEnvelope)) == 1
     block = proposed(bench)
     assert not bench.sent_votes(Prepare)
     bench.give(others(bench)[0], Prepared(bench.certificate(Prepare, block, 0, others(bench))))
@@ -298,10 +298,10 @@ def test_a_restarted_leader_proposes_the_block_it_signed() -> None:
     bench = leader()
     bench.counter.add(1)
     bench.step(WorkChanged())
-    before = bench.sent(Proposed)
+    before = bench.sent(ProposeEnvelope)
     bench.counter.add(2)
     bench.restart()
-    assert bench.sent(Proposed) == before
+    assert bench.sent(ProposeEnvelope) == before
 
 
 def test_a_restarted_voter_names_its_certificate_when_it_times_out() -> None:
@@ -312,8 +312,8 @@ def test_a_restarted_voter_names_its_certificate_when_it_times_out() -> None:
     bench.restart()
     bench.step(Tick())
     bench.step(Tick(), wait=2.0)
-    [message] = bench.sent(TimedOut)
-    assert isinstance(message, TimedOut) and codec.decode_message(message.timeout.body, (Timeout,)).high_view == 0
+    [message] = bench.sent(TimeoutEnvelope)
+    assert isinstance(message, TimeoutEnvelope) and codec.decode_message(message.timeout.body, (Timeout,)).high_view == 0
 
 
 @pytest.mark.parametrize("statement", [Timeout, Propose])
@@ -329,7 +329,7 @@ def test_own_statements_of_another_voter_set_count_for_nothing_and_are_not_said(
     assert not bench.turn.sends
     for voter in others(bench)[:2]:
         bench.connect(voter)
-        assert not bench.sent(TimedOut) and not bench.sent(Proposed)
+        assert not bench.sent(TimeoutEnvelope) and not bench.sent(ProposeEnvelope)
         if statement is Timeout:
             bench.give(voter, bench.timed_out(voter, 0))
     assert bench.replica.view == 0, "two timeouts are no quorum"
@@ -349,8 +349,8 @@ def test_a_certificate_of_another_voter_set_is_not_recovered() -> None:
     bench.counter.add(1)
     bench.step(WorkChanged())
     bench.step(Tick(), wait=2.0)
-    [message] = bench.sent(TimedOut)
-    assert isinstance(message, TimedOut) and message.high is None
+    [message] = bench.sent(TimeoutEnvelope)
+    assert isinstance(message, TimeoutEnvelope) and message.high is None
     assert codec.decode_message(message.timeout.body, (Timeout,)).high_view == NO_VIEW
 
 
@@ -361,9 +361,9 @@ def test_one_timeout_is_not_joined_and_two_are() -> None:
     bench = follower()
     first, second, _ = others(bench)
     bench.give(first, bench.timed_out(first))
-    assert not bench.sent(TimedOut)
+    assert not bench.sent(TimeoutEnvelope)
     bench.give(second, bench.timed_out(second))
-    assert len(bench.sent(TimedOut)) == 1 and bench.replica.view == 1
+    assert len(bench.sent(TimeoutEnvelope)) == 1 and bench.replica.view == 1
 
 
 def test_two_timeouts_of_a_higher_view_take_the_replica_there() -> None:
@@ -388,7 +388,7 @@ def test_of_timeouts_however_far_ahead_those_of_all_possible_liars_are_passed_ov
     bench = follower()
     liar, first, second = others(bench)
     bench.give(liar, bench.timed_out(liar, 2**53 - 1))
-    assert bench.replica.view == 0 and not bench.sent(TimedOut)
+    assert bench.replica.view == 0 and not bench.sent(TimeoutEnvelope)
     bench.give(first, bench.timed_out(first, 300))
     assert bench.replica.view == 300 and given_up(bench) == [300, 299]
     for voter, view in ((first, 300), (second, 300)):  # said again, or for the first time
@@ -453,7 +453,7 @@ def test_the_certificate_of_a_justification_is_adopted_and_durable(carrier: str)
     for _ in range(2):  # before a restart and after it
         bench.step(Tick(), wait=1_000.0)
         bench.connect(others(bench)[0])
-        shown = [message for message in bench.sent(TimedOut) if isinstance(message, TimedOut)]
+        shown = [message for message in bench.sent(TimeoutEnvelope) if isinstance(message, TimeoutEnvelope)]
         views = [codec.decode_message(message.timeout.body, (Timeout,)).high_view for message in shown]
         assert shown and views == [0] * len(shown) and all(message.high == high for message in shown)
         bench.restart()
@@ -510,8 +510,8 @@ def test_a_proposal_that_is_repeated_carries_the_justification_with_which_it_cam
     bench.give(bench.leader(1), bench.propose(block, 1, justification))
     silent = next(i for i in others(bench) if i != bench.leader(1))
     bench.connect(silent)
-    [repeated] = bench.sent(Proposed)
-    assert isinstance(repeated, Proposed) and repeated.justification == justification
+    [repeated] = bench.sent(ProposeEnvelope)
+    assert isinstance(repeated, ProposeEnvelope) and repeated.justification == justification
 
 
 def test_a_new_leader_proposes_the_prepared_block_after_fetching_it() -> None:
@@ -520,12 +520,12 @@ def test_a_new_leader_proposes_the_prepared_block_after_fetching_it() -> None:
     high = bench.certificate(Prepare, old, 0, others(bench))
     for voter in others(bench):
         bench.give(voter, bench.timed_out(voter, 0, high, (0, old)))
-    assert bench.replica.view == 1 and not bench.sent(Proposed)
+    assert bench.replica.view == 1 and not bench.sent(ProposeEnvelope)
     bench.step(Tick(), wait=0.2)
     assert bench.sent(GetBlock) == [GetBlock(1, block_digest(old))]
     bench.give(others(bench)[0], BlockBytes(1, old))
-    [message] = bench.sent(Proposed)
-    assert isinstance(message, Proposed) and message.propose.body.endswith(block_digest(old))
+    [message] = bench.sent(ProposeEnvelope)
+    assert isinstance(message, ProposeEnvelope) and message.propose.body.endswith(block_digest(old))
 
 
 def test_a_commit_certificate_of_any_view_decides_against_a_vote_already_held() -> None:
@@ -551,7 +551,7 @@ def test_a_timeout_is_repeated_with_a_certificate_of_the_next_view_and_taken_by_
     assert given_up(bench) == [0] and bench.replica.view == 0
     bench.give(others(bench)[0], Prepared(bench.certificate(Prepare, block, 1, others(bench))))
     bench.connect(others(bench)[0])
-    repeated = [message for message in bench.sent(TimedOut) if isinstance(message, TimedOut)]
+    repeated = [message for message in bench.sent(TimeoutEnvelope) if isinstance(message, TimeoutEnvelope)]
     certified = [codec.decode_message(message.high.vote, (Prepare,)).view for message in repeated if message.high]
     assert given_up(bench) == [0] and certified == [1]
     late = follower()
@@ -576,7 +576,7 @@ def in_view_one() -> Bench:
 
 
 def given_up(bench: Bench) -> list[int]:
-    messages = [message for message in bench.sent(TimedOut) if isinstance(message, TimedOut)]
+    messages = [message for message in bench.sent(TimeoutEnvelope) if isinstance(message, TimeoutEnvelope)]
     return [codec.decode_message(message.timeout.body, (Timeout,)).view for message in messages]
 
 
@@ -604,18 +604,18 @@ def leader_of_view_one() -> Bench:
     bench = leader(view=1)
     bench.counter.add(1)
     bench.give(others(bench)[0], ViewEnded(bench.timeout_certificate(0, others(bench))))
-    assert len(bench.sent(Proposed)) == 1
+    assert len(bench.sent(ProposeEnvelope)) == 1
     return bench
 
 
 def test_a_restarted_leader_of_a_later_view_proposes_again_when_it_can_justify_it_again() -> None:
     bench = leader_of_view_one()
-    [before] = bench.sent(Proposed)
+    [before] = bench.sent(ProposeEnvelope)
     bench.restart()
-    assert bench.replica.view == 1 and not bench.sent(Proposed)
+    assert bench.replica.view == 1 and not bench.sent(ProposeEnvelope)
     bench.give(others(bench)[0], ViewEnded(bench.timeout_certificate(0, others(bench))))
-    [again] = bench.sent(Proposed)
-    assert isinstance(before, Proposed) and isinstance(again, Proposed)
+    [again] = bench.sent(ProposeEnvelope)
+    assert isinstance(before, ProposeEnvelope) and isinstance(again, ProposeEnvelope)
     assert again.propose == before.propose and again.justification is not None
 
 
@@ -627,7 +627,7 @@ def test_a_block_that_was_prepared_in_this_view_is_not_proposed_again_by_its_res
     bench.restart()
     for voter in others(bench):
         bench.give(voter, bench.timed_out(voter, 0))
-        assert not bench.sent(Proposed), "its certificate is higher than any that timeouts of view 0 may carry"
+        assert not bench.sent(ProposeEnvelope), "its certificate is higher than any that timeouts of view 0 may carry"
 
 
 def test_own_messages_are_repeated_while_there_is_work() -> None:
@@ -796,4 +796,4 @@ def test_every_message_survives_its_encoding() -> None:
         ViewEnded(bench.timeout_certificate(0, (0, 1, 2))),
         Decision(block, bench.certificate(Commit, block, 0, (0, 1, 2))),
     ]
-    assert all(codec.decode_message(codec.encode(message), AGREEMENT) == message for message in messages)
+    assert all(codec.decode_message(codec.encode(message), AGREEMENT_MESSAGES) == message for message in messages)

@@ -13,18 +13,18 @@ from consensus.rollback import ASK_SECONDS, SILENT_HEIGHTS, RollbackCheck
 from consensus.turn import Decided, Send, Turn
 from consensus.voters import VoterSet
 from protocol.identity import Signed
-from protocol.limits import HEARD_MAX
+from protocol.limits import OWN_STATEMENTS_MAX
 from protocol.messages import (
     Ballot,
     Commit,
     CutOff,
     Decision,
-    GetHeard,
-    Heard,
+    GetOwnStatements,
+    OwnStatements,
     Prepare,
     Prepared,
-    Proposed,
-    TimedOut,
+    ProposeEnvelope,
+    TimeoutEnvelope,
     Vote,
 )
 from tests.consensus.bench import START, Bench
@@ -51,7 +51,7 @@ def others(bench: Bench) -> list[int]:
 
 
 def tell(bench: Bench, other: int, height: int = 1, signed: tuple[Signed, ...] = ()) -> Turn:
-    return bench.give(other, Heard(height, signed))
+    return bench.give(other, OwnStatements(height, signed))
 
 
 def tell_all(bench: Bench, height: int | None = None, signed: tuple[Signed, ...] = ()) -> None:
@@ -108,17 +108,17 @@ def test_one_voter_twice_or_a_stranger_is_no_second_answer() -> None:
 def test_every_voter_with_a_link_is_asked_and_asked_again_until_it_answers_and_no_longer() -> None:
     bench = follower()
     bench.connect(*others(bench)[:2])
-    assert bench.sent(GetHeard)
+    assert bench.sent(GetOwnStatements)
     tell(bench, others(bench)[0])
     turn = bench.step(Tick(), wait=ASK_SECONDS)
-    [asked] = [send for send in turn.sends if isinstance(send, Send) and isinstance(send.message, GetHeard)]
+    [asked] = [send for send in turn.sends if isinstance(send, Send) and isinstance(send.message, GetOwnStatements)]
     assert asked.to == (bench.signers[others(bench)[1]].public,)
     bench.step(Tick(), wait=ASK_SECONDS / 2)
-    assert not bench.sent(GetHeard), "nobody is asked at every turn"
+    assert not bench.sent(GetOwnStatements), "nobody is asked at every turn"
     tell(bench, others(bench)[1])
     bench.step(Tick(), wait=10 * ASK_SECONDS)
     bench.connect(others(bench)[2])
-    assert not bench.sent(GetHeard)
+    assert not bench.sent(GetOwnStatements)
 
 
 def test_a_voter_alone_needs_nobody() -> None:
@@ -160,7 +160,7 @@ def test_an_answer_from_further_above_than_its_certificate_is_kept_is_asked_for_
     for other in others(bench):
         tell(bench, other, 9)
     turn = bench.step(Tick(), wait=ASK_SECONDS)
-    [asked] = [send for send in turn.sends if isinstance(send, Send) and isinstance(send.message, GetHeard)]
+    [asked] = [send for send in turn.sends if isinstance(send, Send) and isinstance(send.message, GetOwnStatements)]
     assert asked.to is not None and len(asked.to) == 3
 
 
@@ -383,10 +383,10 @@ def test_a_lower_forgotten_height_does_not_shorten_the_silence() -> None:
 # Answering -----------------------------------------------------------------------------------------------------------
 
 
-def heard(bench: Bench, asker: int) -> Heard:
-    bench.give(asker, GetHeard())
-    [answer] = bench.sent(Heard)
-    assert isinstance(answer, Heard)
+def heard(bench: Bench, asker: int) -> OwnStatements:
+    bench.give(asker, GetOwnStatements())
+    [answer] = bench.sent(OwnStatements)
+    assert isinstance(answer, OwnStatements)
     return answer
 
 
@@ -426,8 +426,8 @@ def test_the_lock_is_sent_before_the_answer() -> None:
     bench = follower(Bench)
     block = bench.block(bench.leader())
     bench.give(others(bench)[1], Prepared(bench.certificate(Prepare, block, 0, tuple(others(bench)))))
-    turn = bench.give(others(bench)[0], GetHeard())
-    assert [type(send.message) for send in turn.sends if isinstance(send, Send)] == [Prepared, Heard]
+    turn = bench.give(others(bench)[0], GetOwnStatements())
+    assert [type(send.message) for send in turn.sends if isinstance(send, Send)] == [Prepared, OwnStatements]
 
 
 def test_the_lock_of_before_a_restart_is_sent_also_when_the_question_is_the_first_thing_heard() -> None:
@@ -436,7 +436,7 @@ def test_the_lock_of_before_a_restart_is_sent_also_when_the_question_is_the_firs
     lock = Prepared(bench.certificate(Prepare, block, 0, tuple(others(bench))))
     bench.give(others(bench)[1], lock)
     bench.restart()
-    turn = bench.give(others(bench)[0], GetHeard())
+    turn = bench.give(others(bench)[0], GetOwnStatements())
     assert next(send.message for send in turn.sends if isinstance(send, Send)) == lock
 
 
@@ -447,10 +447,10 @@ def test_an_answer_is_bounded_and_keeps_the_newest() -> None:
         bench.give(asker, bench.timed_out(asker, view))
         for kind in ("prepare", "commit"):
             bench.give(asker, getattr(bench, kind)(asker, bench.block(bench.leader()), view))
-    many = tuple(bench.sign(asker, CutOff(bytes(32), number, ())) for number in range(HEARD_MAX - 10))
+    many = tuple(bench.sign(asker, CutOff(bytes(32), number, ())) for number in range(OWN_STATEMENTS_MAX - 10))
     bench.counter.signed_by = lambda peer: many  # type: ignore[method-assign]
     answer = heard(bench, asker)
-    assert len(answer.signed) == HEARD_MAX and answer.signed[: len(many)] == many
+    assert len(answer.signed) == OWN_STATEMENTS_MAX and answer.signed[: len(many)] == many
     newest = [signed for signed in answer.signed[len(many) :] if signed.body[1:].startswith(b"\xa7timeout")]
     assert bench.timed_out(asker, 63).timeout in newest and bench.timed_out(asker, 0).timeout not in newest
 
@@ -529,7 +529,7 @@ def test_while_it_is_silent_a_voter_neither_repeats_timeouts_nor_sets_view_timer
     assert bench.turn.deadline is not None and bench.turn.deadline <= START + ASK_SECONDS
     bench.step(Disconnected(bench.signers[others(bench)[0]].public))
     bench.step(Connected(bench.signers[others(bench)[0]].public))
-    assert not [kind for kind in (TimedOut, Vote, Proposed) if bench.sent(kind)]
+    assert not [kind for kind in (TimeoutEnvelope, Vote, ProposeEnvelope) if bench.sent(kind)]
 
 
 @pytest.mark.parametrize(("n", "needed"), [(2, 1), (3, 2), (4, 3), (5, 3), (7, 5)])

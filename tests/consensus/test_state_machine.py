@@ -21,21 +21,21 @@ from protocol import codec
 from protocol.errors import RemoteProtocolError
 from protocol.limits import VIEWS_AHEAD_MAX
 from protocol.messages import (
-    AGREEMENT,
+    AGREEMENT_MESSAGES,
     BlockBytes,
     Certificate,
     Commit,
     Decision,
     GetBlock,
     GetDecisions,
-    GetHeard,
-    Heard,
+    GetOwnStatements,
+    OwnStatements,
     Prepare,
     Propose,
-    Proposed,
+    ProposeEnvelope,
     Status,
-    TimedOut,
     Timeout,
+    TimeoutEnvelope,
     Vote,
 )
 from tests.consensus.company import CHAIN_ID, Company
@@ -109,9 +109,9 @@ class OneReplica(RuleBasedStateMachine):
 
     def check_send(self, send: Send) -> None:
         message = send.message
-        if isinstance(message, (GetDecisions, GetBlock, GetHeard)) and send.to:
+        if isinstance(message, (GetDecisions, GetBlock, GetOwnStatements)) and send.to:
             self.asked += [(peer, message) for peer in send.to]
-        signed = {Vote: "vote", TimedOut: "timeout", Proposed: "propose"}.get(type(message))
+        signed = {Vote: "vote", TimeoutEnvelope: "timeout", ProposeEnvelope: "propose"}.get(type(message))
         if signed is not None:
             self.check_statement(getattr(message, signed))
 
@@ -225,7 +225,7 @@ class OneReplica(RuleBasedStateMachine):
         mail = self.company.mail[-60:]
         self.step(*(Received(self.peer(choice), mail[choice % len(mail)][1]) for choice in choices))
 
-    @rule(apart=st.integers(-2, 3), peer=CHOICES, kind=st.sampled_from((Status, GetDecisions, GetBlock, GetHeard)))
+    @rule(apart=st.integers(-2, 3), peer=CHOICES, kind=st.sampled_from((Status, GetDecisions, GetBlock, GetOwnStatements)))
     def somebody_asks(self, apart: int, peer: int, kind: Any) -> None:
         height = max(0, self.replica.height + apart)
         known = sorted(self.company.blocks) or [bytes(32)]
@@ -233,7 +233,7 @@ class OneReplica(RuleBasedStateMachine):
             Status: Status(height, peer % 3),
             GetDecisions: GetDecisions(height, 1 + peer % 9),
             GetBlock: GetBlock(height, known[peer % len(known)]),
-            GetHeard: GetHeard(),
+            GetOwnStatements: GetOwnStatements(),
         }
         self.give(self.peer(peer), messages[kind])
 
@@ -282,8 +282,8 @@ class OneReplica(RuleBasedStateMachine):
     def answer(self, peer: bytes, request: Any, lie: bool) -> None:
         lie = lie and self.company.is_liar(peer)
         match request:
-            case GetHeard():
-                self.give(peer, Heard(self.company.height + 7 * lie, () if lie else self.company.heard_of_me()))
+            case GetOwnStatements():
+                self.give(peer, OwnStatements(self.company.height + 7 * lie, () if lie else self.company.heard_of_me()))
             case GetDecisions(first=first, count=count):
                 for height in range(first, min(first + count, self.company.height)):
                     self.give(peer, self.company.decided[height])
@@ -345,7 +345,7 @@ class OneReplica(RuleBasedStateMachine):
         header = replace(header, state_root=bytes(32)) if field == "state_root" else header
         data = encode_header(header)
         signed = company.sign(liar, Propose(company.voters.hash, company.height, 0, header_digest(data)))
-        self.give(liar.public, Proposed(signed, data, codec.encode(()) if field == "body" else short_of(body), None))
+        self.give(liar.public, ProposeEnvelope(signed, data, codec.encode(()) if field == "body" else short_of(body), None))
 
     @rule(peer=CHOICES, ahead=AHEAD, kind=st.sampled_from((Prepare, Commit)), item=st.integers(0, 99))
     def a_certificate_below_the_quorum_arrives(self, peer: int, ahead: int, kind: Any, item: int) -> None:
@@ -356,12 +356,12 @@ class OneReplica(RuleBasedStateMachine):
     def something_arrives_changed(self, choice: int, seed: int, peer: int) -> None:
         message = self.company.mail[-1 - choice % min(60, len(self.company.mail))][1]
         try:
-            changed: Any = codec.decode_message(mutate(codec.encode(message), Random(seed)), AGREEMENT)
+            changed: Any = codec.decode_message(mutate(codec.encode(message), Random(seed)), AGREEMENT_MESSAGES)
         except RemoteProtocolError:
             return
         self.give_bad(peer, changed)
 
-    @rule(message=st.one_of(*map(strategy_of, AGREEMENT)), peer=CHOICES)
+    @rule(message=st.one_of(*map(strategy_of, AGREEMENT_MESSAGES)), peer=CHOICES)
     def nonsense_arrives(self, message: Any, peer: int) -> None:
         self.give_bad(peer, message)
 

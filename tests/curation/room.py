@@ -19,7 +19,7 @@ from ledger.members import Register
 from ledger.state import decode_body
 from protocol import codec, merkle
 from protocol.errors import RemoteProtocolError
-from protocol.identity import preimage
+from protocol.identity import signing_preimage
 from tests.ledger.world import PEOPLE, World
 from tests.sim.keys import FastSigner
 
@@ -76,7 +76,7 @@ class Room(World):
     def page(self, project: bytes, tasks: int, author: FastSigner = AUTHOR, gold: Mapping[int, Answer] = {}) -> None:
         entries = tuple(Entry(bytes([number % 256]) * 16, Task(f"text {number}")) for number in range(tasks))
         page = Page(entries)
-        root = merkle.root(gold_leaves(tasks, gold)) if gold else None
+        root = merkle.merkle_root(gold_leaves(tasks, gold)) if gold else None
         self.say(author, "curation/page", AddPage(project, bytes(32), 100, root_of(page), tasks, root))
 
     def row(self, project: bytes) -> Project:
@@ -93,7 +93,7 @@ class Room(World):
     # Annotators
 
     def signed(self, who: FastSigner, statement: Any) -> bytes:
-        return who.sign(preimage(statement.TAG, self.chain, codec.encode(statement)))
+        return who.sign(signing_preimage(statement.TAG, self.chain, codec.encode(statement)))
 
     def enrolment(self, who: FastSigner, peer: FastSigner = PEER, name: str = "ann") -> Enrolment:
         return Enrolment(who.public, name, False, self.signed(who, Enrol(name, peer.public, False)))
@@ -175,7 +175,9 @@ def gold_leaves(tasks: int, gold: Mapping[int, Answer]) -> list[bytes]:
 
 def gold_answers(tasks: int, gold: Mapping[int, Answer]) -> tuple[GoldAnswer, ...]:
     leaves = gold_leaves(tasks, gold)
-    return tuple(GoldAnswer(number, answer, GOLD_SALT, tuple(merkle.proof(leaves, number))) for number, answer in gold.items())
+    return tuple(
+        GoldAnswer(number, answer, GOLD_SALT, tuple(merkle.merkle_proof(leaves, number))) for number, answer in gold.items()
+    )
 
 
 def annotators(count: int) -> list[FastSigner]:

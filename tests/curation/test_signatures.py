@@ -21,7 +21,7 @@ from protocol import codec
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed, Verifier
 from protocol.limits import COST_PER_BLOCK_MAX, TRANSACTIONS_PER_BLOCK_MAX
-from protocol.messages import Relay
+from protocol.messages import GossipEnvelope
 from tests.curation.room import ONE, OTHER, PEER, SEVERAL, Room, annotators
 from tests.ledger.world import PEOPLE, PlainJobs, World
 from tests.peer.nodes import Pack, Shell
@@ -130,17 +130,17 @@ def _batch(pack: Pack, *enrolments: Any, nonce: int = 2) -> Signed:
 
 def _hears(shell: Shell, sender: FastSigner, signed: Signed) -> bool:
     """Whether the sender keeps its link."""
-    turn = shell.turn(Received(sender.public, codec.encode(Relay(signed))))
+    turn = shell.turn(Received(sender.public, codec.encode(GossipEnvelope(signed))))
     return all(fault.peer != sender.public for fault in turn.faults)
 
 
 def test_a_batch_with_a_false_signature_costs_its_sender_the_link_and_takes_no_memory() -> None:
     pack, room = _pack(), Room()
     assert pack.world.chain == room.chain, "the same network"
-    true, _ = room.enrolment(ANN), pack[0].said(Relay)
+    true, _ = room.enrolment(ANN), pack[0].said(GossipEnvelope)
     false = _batch(pack, true, replace(room.enrolment(BOB), signature=NOISE))
     assert not _hears(pack[0], PEOPLE[2], false), "the sender pays, whoever signed the batch"
-    assert len(pack[0].node.ledger.pool) == 0 and not pack[0].said(Relay)
+    assert len(pack[0].node.ledger.pool) == 0 and not pack[0].said(GossipEnvelope)
     assert _hears(pack[0], PEER, _batch(pack, true)) and len(pack[0].node.ledger.pool) == 1
 
 

@@ -29,8 +29,8 @@ from peer.settings import config
 from peer.settings.invitation import invitation_text, make_invitation, parse_invitation
 from protocol import codec
 from protocol.errors import RemoteProtocolError, UserError
-from protocol.identity import Identity, Signed, open_signed, parse_peer_id, peer_id, sign
-from protocol.messages import AGREEMENT, ROUNDS, Status, Transaction
+from protocol.identity import Identity, Signed, open_signed, parse_peer_id, peer_id, sign_message
+from protocol.messages import AGREEMENT_MESSAGES, ROUND_ENVELOPES, Status, Transaction
 from rlhf.preferences import Pair, packed, unpacked
 from storage import wal
 from tests.fuzz import wire
@@ -154,7 +154,7 @@ def _of_class(kind: Any, *examples: Any) -> Decoder:
 
 def _signed() -> Decoder:
     message = Transaction(1, 2, "member/leave", b"")
-    examples = [codec.encode(sign(person, bytes(32), message)) for person in PEOPLE[:3]]
+    examples = [codec.encode(sign_message(person, bytes(32), message)) for person in PEOPLE[:3]]
 
     def decode(data: bytes) -> Signed:
         signed = codec.decode(Signed, data)
@@ -389,7 +389,7 @@ def _node() -> Decoder:
     pack.until(lambda shell: bool(shell.node.ledger.books))
     sender, me = pack[0].me, pack[1]
     recorded = [codec.encode(message) for shell in pack for _, message in shell.sent]
-    kinds = st.one_of(*map(strategy_of, (*AGREEMENT, *ROUNDS)))
+    kinds = st.one_of(*map(strategy_of, (*AGREEMENT_MESSAGES, *ROUND_ENVELOPES)))
 
     def decode(data: bytes) -> Any:
         turn = me.node.turn([Received(sender, data)], pack.now)
@@ -427,7 +427,7 @@ def _ledger() -> list[Decoder]:
     def opened(data: bytes) -> Any:
         """Content that nobody changed on the way is judged too: whoever signs may sign anything."""
         transaction = codec.decode(Transaction, data)
-        return rules.apply_transaction(state, sign(PEOPLE[1], world.chain, transaction))
+        return rules.apply_transaction(state, sign_message(PEOPLE[1], world.chain, transaction))
 
     def unsigned(signed: Signed) -> bytes:
         return signed.body

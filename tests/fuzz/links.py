@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from protocol.codec import encode
 from protocol.errors import RemoteProtocolError
-from protocol.identity import Identity, sign
-from protocol.messages import LINKS, AgedRecord, PeerRecord, Records
+from protocol.identity import Identity, sign_message
+from protocol.messages import LINK_MESSAGES, AgedPeerRecord, PeerRecord, PeerRecords
 from tests.fuzz.checks import profile
 from tests.fuzz.mutations import mutate
 from tests.fuzz.strategies import strategy_of
@@ -30,14 +30,16 @@ MESSAGES = 60  # in one run
 Said = tuple[int, Any, bool, int]  # by which stranger; whether it is changed, and how
 
 
-def _records() -> st.SearchStrategy[Records]:
+def _records() -> st.SearchStrategy[PeerRecords]:
     """Those whose signatures hold: what random bytes never are."""
-    signed = st.tuples(st.sampled_from([ALICE, *STRANGERS]), strategy_of(PeerRecord)).map(lambda one: sign(one[0], CHAIN, one[1]))
-    return st.lists(st.builds(AgedRecord, signed, st.integers(0, 1000)), min_size=1, max_size=3).map(tuple).map(Records)
+    signed = st.tuples(st.sampled_from([ALICE, *STRANGERS]), strategy_of(PeerRecord)).map(
+        lambda one: sign_message(one[0], CHAIN, one[1])
+    )
+    return st.lists(st.builds(AgedPeerRecord, signed, st.integers(0, 1000)), min_size=1, max_size=3).map(tuple).map(PeerRecords)
 
 
 def hear_anything(values: int, number: int) -> None:
-    messages = st.one_of(*map(strategy_of, LINKS), _records())
+    messages = st.one_of(*map(strategy_of, LINK_MESSAGES), _records())
     said = st.tuples(st.integers(0, len(STRANGERS) - 1), messages, st.booleans(), st.integers(0, 2**32))
 
     @seed(number)

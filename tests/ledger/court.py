@@ -10,12 +10,12 @@ from ledger.audits.losses import LossOpening, SealedLoss, sealed
 from ledger.audits.state import OPENS, AuditFinding, Due, JobAudits, Result, Standing, due_for
 from ledger.core.module import Module
 from protocol.identity import Signed
-from protocol.reasons import Finding, Verdict
+from protocol.verdicts import ReplayFinding, Verdict
 from rounds.ballots import Closing
 from tests.ledger.world import AUDITS, LOSS, PEOPLE, SAMPLED, World, secret_of
 from tests.sim.keys import FastSigner
 
-MATCH, MISMATCH, WITHHELD = Finding.MATCH, Finding.MISMATCH, Finding.WITHHELD
+MATCH, MISMATCH, WITHHELD = ReplayFinding.MATCH, ReplayFinding.MISMATCH, ReplayFinding.WITHHELD
 LONG = SAMPLED + b":200"
 
 
@@ -85,7 +85,7 @@ class Court(World):
             if due.is_dispute is disputes and (trainer is None or due.trainer == trainer)
         ]
 
-    def said(self, person: FastSigner, due: Due, finding: Finding = MATCH) -> Signed:
+    def said(self, person: FastSigner, due: Due, finding: ReplayFinding = MATCH) -> Signed:
         kind = "audit/verdict" if due.is_dispute else "audit/report"
         loss = None if due.is_dispute or finding is not MATCH else self.seal(person, due)
         return self.tx(person, kind, AuditFinding(due.job, *due.place, finding, 7, loss))
@@ -112,16 +112,16 @@ class Court(World):
         """Opens the proposal of that key in that round."""
         return LossOpening(self.key, number, trainer, secret_of(trainer, number), self.losses.get(trainer) or LOSS)
 
-    def say(self, person: FastSigner, due: Due, finding: Finding = MATCH) -> None:
+    def say(self, person: FastSigner, due: Due, finding: ReplayFinding = MATCH) -> None:
         self.decide(self.said(person, due, finding))
 
-    def challenge(self, trainer: bytes, finding: Finding = MISMATCH) -> Due:
+    def challenge(self, trainer: bytes, finding: ReplayFinding = MISMATCH) -> Due:
         """One auditor of this trainer says that its update is wrong."""
         auditor, due = min(self.due(trainer), key=lambda item: (item[1].round, item[0].public))
         self.say(auditor, due, finding)
         return due
 
-    def judge(self, finding: Finding, count: int | None = None, trainer: bytes | None = None) -> None:
+    def judge(self, finding: ReplayFinding, count: int | None = None, trainer: bytes | None = None) -> None:
         """So many of those whose verdict is awaited say the same."""
         for person, due in [item for item in self.due(trainer, disputes=True) if not item[1].is_second][:count]:
             self.say(person, due, finding)

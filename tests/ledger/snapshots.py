@@ -22,7 +22,7 @@ from ledger.snapshots.transfer import Answer, Basis, Request, Step, Transfer
 from ledger.state import State
 from protocol import codec, merkle
 from protocol.errors import RemoteProtocolError, StorageError
-from protocol.messages import GetPart, GetSnapshot, Link
+from protocol.messages import GetSnapshot, GetSnapshotPart, LightBlock
 from tests.ledger.blocks import decided_after
 from tests.ledger.notebook import NotebookModule, Write, notes
 from tests.ledger.world import BY_KEY, PEOPLE, World
@@ -45,7 +45,7 @@ class MemoryModels:
         return self.root(job, number)
 
     def root(self, job: bytes, number: int) -> bytes:
-        return merkle.root(list(map(merkle.leaf_hash, self._get(job, number))))
+        return merkle.merkle_root(list(map(merkle.leaf_hash, self._get(job, number))))
 
     def _get(self, job: bytes, number: int) -> list[bytes]:
         if (job, number) not in self.models:
@@ -60,7 +60,7 @@ class MemoryModels:
 
     def receive(self, job: bytes, number: int, root: bytes, manifest: bytes) -> MemoryIncoming:
         leaves = codec.decode(tuple[bytes, ...], manifest)
-        if merkle.root(leaves) != root:
+        if merkle.merkle_root(leaves) != root:
             raise RemoteProtocolError("bad-part", "manifest")
         return MemoryIncoming(self, (job, number), leaves, [b""] * len(leaves))
 
@@ -103,7 +103,7 @@ class Chain(World):
         self.models = MemoryModels()
         self.decided: dict[int, Decided] = {}
         self.states = {0: self.state}
-        self.proof: dict[int, Link] = {}
+        self.proof: dict[int, LightBlock] = {}
         self.signers: Callable[[VoterSet], Iterable[FastSigner]] = lambda voters: [BY_KEY[key] for key in voters.keys]
 
     def fork(self) -> Chain:
@@ -136,7 +136,7 @@ class Chain(World):
         decided = self.decided.get(height)
         return encode_header(header_of(decided.decode())) if decided else None
 
-    def links(self, after: int, until: int) -> list[Link]:
+    def links(self, after: int, until: int) -> list[LightBlock]:
         return [self.proof[height] for height in sorted(self.proof) if after < height <= until]
 
     # History
@@ -212,7 +212,7 @@ class Server:
     says: Says = honestly
     delay: float = DELAY_SECONDS
     asked: list[Request] = field(default_factory=list)
-    served: list[GetPart] = field(default_factory=list)
+    served: list[GetSnapshotPart] = field(default_factory=list)
 
 
 class Fetch:
@@ -256,12 +256,14 @@ class Fetch:
         server = self.servers[peer]
         server.asked.append(request)
         try:
-            answer: Any = server.shelf.answer(codec.decode_message(codec.encode(request), (GetSnapshot, GetPart)), self.now)
+            answer: Any = server.shelf.answer(
+                codec.decode_message(codec.encode(request), (GetSnapshot, GetSnapshotPart)), self.now
+            )
         except RemoteProtocolError as error:
             raise AssertionError(f"an honest request was refused: {error}") from error
         answer = server.says(request, answer)
         if answer is not None:
-            if isinstance(request, GetPart):
+            if isinstance(request, GetSnapshotPart):
                 server.served.append(request)
             self.at(self.now + 2 * server.delay, lambda: self.transfer.received(peer, answer, self.now))
 

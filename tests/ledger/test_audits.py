@@ -30,7 +30,7 @@ from ledger.members import Leave, Register
 from ledger.state import Body, decode_body
 from protocol import codec
 from protocol.identity import Signed
-from protocol.reasons import Finding, Verdict
+from protocol.verdicts import ReplayFinding, Verdict
 from rounds.ballots import Closing
 from tests.ledger.court import LONG, MATCH, MISMATCH, WITHHELD, A, B, C, Court, D, withheld
 from tests.ledger.world import AUDITS, BY_KEY, PEOPLE, SAMPLED, SCRATCH, UNAUDITED, World, nonce_of
@@ -481,7 +481,7 @@ def test_more_than_half_of_the_judges_convict_and_one_less_does_not(n: int, need
     court.judge(MISMATCH, max(0, needed - 2))
     assert court.suspended(A) == (needed == 1)
     if needed > 1:
-        court.judge(Finding.MALFORMED, 1)
+        court.judge(ReplayFinding.MALFORMED, 1)
     assert court.suspended(A) and court.log[-1][:2] == (Result.SUSPENDED, A)
 
 
@@ -499,7 +499,7 @@ def test_more_than_half_of_the_judges_convict_and_one_less_does_not(n: int, need
         ("duummm", None),
     ],
 )
-def test_judges_that_did_not_see_a_proposal_did_not_find_it_false(said: str, ends: tuple[Result, Finding] | None) -> None:
+def test_judges_that_did_not_see_a_proposal_did_not_find_it_false(said: str, ends: tuple[Result, ReplayFinding] | None) -> None:
     """Seven voters, of which two may lie; six judge, and four are most of them. The first verdict is the challenge."""
     court, verdicts = Court(7), {"d": MISMATCH, "u": WITHHELD, "m": MATCH}
     court.until_drawn(A)
@@ -673,7 +673,7 @@ def test_who_was_right_is_credited_and_who_lied_loses_what_was_not_its_own_yet(c
 # False challenges --------------------------------------------------------------------------------------------------------
 
 
-def refute(court: Court, liar: bytes, finding: Finding = MISMATCH) -> None:
+def refute(court: Court, liar: bytes, finding: ReplayFinding = MISMATCH) -> None:
     """One false challenge of this liar, found false."""
     while not any(person.public == liar for person, _ in court.due()):
         court.round()
@@ -899,7 +899,7 @@ def volunteered(court: Court, person: FastSigner, number: int = 4) -> Signed:
     return court.tx(person, VOLUNTEERS, Volunteering(court.key, number))
 
 
-def accused(court: Court, person: FastSigner, trainer: bytes, number: int = 4, finding: Finding = MISMATCH) -> None:
+def accused(court: Court, person: FastSigner, trainer: bytes, number: int = 4, finding: ReplayFinding = MISMATCH) -> None:
     """Volunteers, says this of one proposal, and of the others that they match."""
     court.decide(volunteered(court, person, number))
     for due in [due for who, due in court.due() if who is person and due.round == number]:
@@ -915,7 +915,7 @@ def test_who_volunteers_is_drawn_for_all_other_proposals_of_the_round(undrawn: C
 
 
 @pytest.mark.parametrize("finding", [MISMATCH, WITHHELD])
-def test_a_volunteer_challenges_as_any_drawn_auditor_and_the_others_judge(undrawn: Court, finding: Finding) -> None:
+def test_a_volunteer_challenges_as_any_drawn_auditor_and_the_others_judge(undrawn: Court, finding: ReplayFinding) -> None:
     accused(undrawn, PEOPLE[1], A, finding=finding)
     (dispute,) = undrawn.audits.disputes
     assert dispute.challenges == {B: finding} and dispute.judged == (B,) and dispute.place == (4, A)

@@ -18,10 +18,10 @@ from ledger.jobs import Phase, Start, Stop
 from ledger.members import ROTATIONS_MAX, Approve, Leave, Register, Rotate, Stand, rotation_preimage
 from ledger.state import State, decode_body
 from protocol.errors import RemoteProtocolError
-from protocol.identity import Signed, sign
+from protocol.identity import Signed, sign_message
 from protocol.limits import EVIDENCE_PER_BLOCK_MAX
 from protocol.messages import Ballot, Prepare, Proposal
-from protocol.reasons import Verdict
+from protocol.verdicts import Verdict
 from rounds.ballots import Closing
 from tests.ledger.world import BY_KEY, LANGUAGE, PEOPLE, SCRATCH, World
 from tests.sim.keys import FastSigner
@@ -124,7 +124,7 @@ def test_a_voter_that_leaves_and_is_expelled_goes_once(world: World) -> None:
 def wrong_evidence(world: World) -> dict[str, tuple[Evidence, ...]]:
     sound, other = world.double(LIAR), world.double(PEOPLE[2])
     ascending = tuple(sorted((sound, other), key=lambda item: item.culprit))
-    elsewhere = [sign(LIAR, bytes(32), Prepare(bytes(32), 1, 0, block * 32)) for block in (b"a", b"b")]
+    elsewhere = [sign_message(LIAR, bytes(32), Prepare(bytes(32), 1, 0, block * 32)) for block in (b"a", b"b")]
     return {
         "bad-signature": (Evidence(sound.first, replace(sound.second, signature=bytes(64))),),
         "no-evidence": (Evidence(sound.first, sound.first),),
@@ -223,9 +223,10 @@ def test_a_round_in_which_nobody_would_train_is_not_opened(world: World) -> None
 
 def test_two_proposals_or_ballots_of_one_round_expel_too(world: World) -> None:
     proposals = [
-        sign(LIAR, world.chain, Proposal(bytes(32), 0, bytes(32), payload * 32, 1, bytes(32), None)) for payload in (b"a", b"b")
+        sign_message(LIAR, world.chain, Proposal(bytes(32), 0, bytes(32), payload * 32, 1, bytes(32), None))
+        for payload in (b"a", b"b")
     ]
-    ballots = [sign(LIAR, world.chain, Ballot(bytes(32), 0, root * 32, ())) for root in (b"a", b"b")]
+    ballots = [sign_message(LIAR, world.chain, Ballot(bytes(32), 0, root * 32, ())) for root in (b"a", b"b")]
     for pair in (proposals, ballots):
         assert world.problem(evidence=(Evidence(*pair),)) is None
 
@@ -330,7 +331,7 @@ def test_the_new_key_counts_its_transactions_anew_and_the_old_key_has_no_say_at_
 def replace_nonce(world: World, signed: Signed) -> Signed:
     """The same with the nonce that would be next: only the key is stale."""
     transaction = world.rules.open_transaction(signed)
-    return sign(BY_KEY[signed.signer], world.chain, replace(transaction, nonce=world.nonce(BY_KEY[signed.signer]) + 1))
+    return sign_message(BY_KEY[signed.signer], world.chain, replace(transaction, nonce=world.nonce(BY_KEY[signed.signer]) + 1))
 
 
 def test_a_rotation_needs_the_signature_of_a_key_that_was_never_a_members(world: World) -> None:

@@ -19,7 +19,7 @@ from ledger.state import Body, State, decode_body
 from protocol import codec
 from protocol.identity import Signed
 from protocol.messages import CutOff
-from protocol.reasons import Verdict
+from protocol.verdicts import Verdict
 from rounds.terms import body_digest
 from tests.ledger.world import LANGUAGE, PEOPLE, SCRATCH, World
 from tests.sim.keys import FastSigner

@@ -36,7 +36,7 @@ from ledger.members import Leave
 from ledger.network import NetworkState, Upgrade
 from ledger.state import Body
 from protocol import codec
-from protocol.identity import sign
+from protocol.identity import sign_message
 from protocol.limits import AUDIT_WINDOW_MAX, UPGRADE_NOTICE_HEIGHTS, VOTERS_MAX
 from protocol.messages import LossCommitment, Proposal
 from tests.ledger.court import MATCH, MISMATCH, A, B, C, Court
@@ -352,7 +352,7 @@ def test_a_network_of_version_1_knows_no_losses_until_it_upgrades() -> None:
     job = court.job(court.key)
     one = Proposal(court.key, job.round, job.model_root, bytes(32), 1, bytes(32), None)
     sealed_one = replace(one, loss=committed(court.key, 0, A, bytes(32), LOSS))
-    pair = [sign(PEOPLE[0], court.chain, said) for said in (one, sealed_one)]
+    pair = [sign_message(PEOPLE[0], court.chain, said) for said in (one, sealed_one)]
     assert "does not know yet" in (court.problem(evidence=(Evidence(*pair),)) or ""), "programs of version 1 could not read it"
     court.commits = False
     court.ledger.books.clear()

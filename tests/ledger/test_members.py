@@ -12,7 +12,7 @@ from ledger.members import Admit, Approve, Leave, Register, Rename, Revoke, Stan
 from ledger.state import Body
 from protocol import codec
 from protocol.errors import RemoteProtocolError
-from protocol.identity import Signed, sign
+from protocol.identity import Signed, sign_message
 from protocol.limits import TRANSACTION_LIFETIME_HEIGHTS
 from protocol.messages import Transaction
 from tests.ledger.world import NEW, OTHER, PEOPLE, World, admitted, stood
@@ -69,10 +69,10 @@ def test_a_transaction_of_another_chain_with_a_foreign_signature_or_of_no_known_
     signed = world.tx(PEOPLE[0], "member/register", Register(()))
     transaction = world.rules.open_transaction(signed)
     wrong = {
-        "bad-signature": [sign(PEOPLE[0], bytes(32), transaction), replace(signed, signer=PEOPLE[1].public)],
-        "unknown-transaction": [sign(PEOPLE[0], world.chain, replace(transaction, kind="member/rule"))],
-        "unknown-message": [sign(PEOPLE[0], world.chain, members.Invitation(bytes(32), 1))],
-        "mistyped": [sign(PEOPLE[0], world.chain, replace(transaction, content=codec.encode(Leave())))],
+        "bad-signature": [sign_message(PEOPLE[0], bytes(32), transaction), replace(signed, signer=PEOPLE[1].public)],
+        "unknown-transaction": [sign_message(PEOPLE[0], world.chain, replace(transaction, kind="member/rule"))],
+        "unknown-message": [sign_message(PEOPLE[0], world.chain, members.Invitation(bytes(32), 1))],
+        "mistyped": [sign_message(PEOPLE[0], world.chain, replace(transaction, content=codec.encode(Leave())))],
     }
     for reason, cases in wrong.items():
         for case in cases:

@@ -10,7 +10,7 @@ from ledger.anchors import UndoReason
 from ledger.core.genesis import TRAINER
 from ledger.jobs import NO_PROGRESS_ROUNDS, Job, Phase, Stop
 from ledger.members import Register
-from protocol.reasons import Verdict
+from protocol.verdicts import Verdict
 from tests.ledger.court import A, B, C, D
 from tests.ledger.test_rollbacks import DialModule, accuse, anchored, court_of, place, turn, verdict
 from tests.ledger.world import LANGUAGE, PEOPLE, SCRATCH, UNAUDITED, World

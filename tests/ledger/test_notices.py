@@ -17,8 +17,8 @@ from ledger.state import EMPTY_BODY, Body, decode_body
 from protocol import codec
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed
-from protocol.limits import NOTICED_MAX
-from protocol.messages import Notice
+from protocol.limits import INCLUSION_LIST_MAX
+from protocol.messages import InclusionList
 from tests.ledger.world import LANGUAGE, PEOPLE, SCRATCH, World
 from tests.sim.keys import FastSigner
 
@@ -35,7 +35,7 @@ def register(world: World, person: FastSigner, ahead: int = 1, roles: tuple[str,
 def notice(world: World, *persons: FastSigner, of: tuple[Signed, ...], height: int | None = None) -> None:
     digests = tuple(sorted(transaction_digest(signed) for signed in of))
     for person in persons:
-        assert world.ledger.add_notice(person.public, Notice(world.state.height if height is None else height, digests))
+        assert world.ledger.add_notice(person.public, InclusionList(world.state.height if height is None else height, digests))
 
 
 def refusal(world: World, *transactions: Signed) -> str | None:
@@ -61,9 +61,9 @@ def test_a_voter_names_what_was_here_before_the_last_block_could_be_made(world: 
     world.ledger.pool.add(late)
     assert world.ledger.notice_due(me) is None, "block 1 was made without knowing of it, perhaps"
     world.decide()
-    assert world.ledger.notice_due(me) == Notice(2, (transaction_digest(early),))
+    assert world.ledger.notice_due(me) == InclusionList(2, (transaction_digest(early),))
     world.decide()
-    assert world.ledger.notice_due(me) == Notice(3, tuple(sorted(map(transaction_digest, (early, late)))))
+    assert world.ledger.notice_due(me) == InclusionList(3, tuple(sorted(map(transaction_digest, (early, late)))))
     world.decide(early, late)
     assert world.ledger.notice_due(me) is None
 
@@ -82,25 +82,25 @@ def test_only_voters_speak_and_are_heard(world: World) -> None:
     for _ in range(3):
         world.decide()
     assert world.ledger.notice_due(PEOPLE[6].public) is None
-    assert not world.ledger.add_notice(PEOPLE[6].public, Notice(3, (transaction_digest(signed),)))
+    assert not world.ledger.add_notice(PEOPLE[6].public, InclusionList(3, (transaction_digest(signed),)))
     assert world.ledger.notice_due(PEOPLE[3].public) is not None
     world.decide(evidence=(world.double(PEOPLE[3]),))
     assert PEOPLE[3].public in world.state.members.voters and world.ledger.notice_due(PEOPLE[3].public) is None
-    assert not world.ledger.add_notice(PEOPLE[3].public, Notice(4, (transaction_digest(signed),)))
+    assert not world.ledger.add_notice(PEOPLE[3].public, InclusionList(4, (transaction_digest(signed),)))
 
 
 def test_a_notice_names_the_oldest_few_and_ascends(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool_module, "NOTICED_MAX", 2)
+    monkeypatch.setattr(pool_module, "INCLUSION_LIST_MAX", 2)
     old = [waiting(world, person) for person in PEOPLE[:2]]
     world.decide()
     waiting(world, PEOPLE[2])
     for _ in range(2):
         world.decide()
     said = world.ledger.notice_due(PEOPLE[1].public)
-    assert said is not None and said.transactions == tuple(sorted(map(transaction_digest, old))) and NOTICED_MAX == 64
-    assert codec.decode_message(codec.encode(said), (Notice,)) == said
+    assert said is not None and said.transactions == tuple(sorted(map(transaction_digest, old))) and INCLUSION_LIST_MAX == 64
+    assert codec.decode_message(codec.encode(said), (InclusionList,)) == said
     with pytest.raises(RemoteProtocolError, match="ascend"):
-        world.ledger.add_notice(PEOPLE[1].public, Notice(9, tuple(reversed(said.transactions))))
+        world.ledger.add_notice(PEOPLE[1].public, InclusionList(9, tuple(reversed(said.transactions))))
 
 
 # What a block must carry ----------------------------------------------------------------------------------------------
@@ -226,8 +226,8 @@ def test_notices_are_forgotten_when_they_are_not_repeated_or_their_voter_is_none
 
 def test_only_a_later_notice_of_a_voter_replaces_its_last_one() -> None:
     notices, digest = Notices(), bytes(32)
-    assert notices.add(b"voter", Notice(5, (digest,)))
-    assert not notices.add(b"voter", Notice(5, (b"x" * 32,))) and not notices.add(b"voter", Notice(4, (digest,)))
+    assert notices.add(b"voter", InclusionList(5, (digest,)))
+    assert not notices.add(b"voter", InclusionList(5, (b"x" * 32,))) and not notices.add(b"voter", InclusionList(4, (digest,)))
     assert notices.due((b"voter",), 7) == {digest} and notices.due((b"voter",), 6) == set()
 
 

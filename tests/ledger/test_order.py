@@ -21,7 +21,7 @@ from ledger.members import Approve, Leave, Register, Stand
 from ledger.state import Rules, State, core_modules, in_order
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed
-from protocol.reasons import Finding
+from protocol.verdicts import ReplayFinding
 from tests.ledger.world import BY_KEY, PEOPLE, SAMPLED, PlainJobs, World
 from tests.sim.keys import FastSigner, FastVerifier
 
@@ -86,7 +86,7 @@ class TwoWays(World):
     def judged(self, person: FastSigner, number: int) -> Signed:
         due: Due = self._one(due_for(person.public, self.state), number)
         kind = "audit/verdict" if due.is_dispute else "audit/report"
-        finding = Finding.MATCH if number % 3 else Finding.MISMATCH
+        finding = ReplayFinding.MATCH if number % 3 else ReplayFinding.MISMATCH
         return self.tx(person, kind, AuditFinding(due.job, *due.place, finding, 0))
 
     def _jobs_of(self, person: FastSigner) -> list[bytes]:

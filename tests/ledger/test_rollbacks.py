@@ -21,7 +21,7 @@ from ledger.members import Leave
 from ledger.state import EMPTY_BODY, Body
 from protocol.codec import Digest
 from protocol.identity import Signed
-from protocol.reasons import Finding, Verdict
+from protocol.verdicts import ReplayFinding, Verdict
 from tests.ledger.court import LONG, MATCH, MISMATCH, WITHHELD, A, B, C, Court, D, withheld
 from tests.ledger.test_losses import Bound, lazy
 from tests.ledger.world import BY_KEY, LANGUAGE, PEOPLE, SAMPLED, SAMPLED_SCRATCH, World
@@ -42,17 +42,17 @@ def court_of(spec: bytes = LONG, **terms: Any) -> Court:
     return Court(4, spec, **{"anchor_rounds": EVERY, "auditors": 3, "window": 20, **terms})
 
 
-def accuse(court: Court, person: FastSigner, number: int, trainer: bytes, finding: Finding = MISMATCH) -> None:
+def accuse(court: Court, person: FastSigner, number: int, trainer: bytes, finding: ReplayFinding = MISMATCH) -> None:
     """An auditor of this update reports that it is false."""
     court.say(person, next(due for by, due in court.due(trainer) if by is person and due.round == number), finding)
 
 
-def verdict(court: Court, person: FastSigner, number: int, trainer: bytes, finding: Finding = MISMATCH) -> Signed:
+def verdict(court: Court, person: FastSigner, number: int, trainer: bytes, finding: ReplayFinding = MISMATCH) -> Signed:
     due = next(due for by, due in court.due(trainer, disputes=True) if by is person and due.round == number)
     return court.said(person, due, finding)
 
 
-def convict(court: Court, number: int, trainer: bytes, finding: Finding = MISMATCH) -> None:
+def convict(court: Court, number: int, trainer: bytes, finding: ReplayFinding = MISMATCH) -> None:
     """Two of three judges are enough."""
     first, second = [person for person in PEOPLE[:4] if person.public in court.audits.rounds[number].reexecutors][-2:]
     assert trainer not in (first.public, second.public)
@@ -327,7 +327,7 @@ def test_a_probationer_that_rotates_in_the_round_is_vouched_for_under_both_keys(
 
 
 @pytest.mark.parametrize(("finding", "reason"), [(MISMATCH, UndoReason.FALSE), (WITHHELD, UndoReason.WITHHELD)])
-def test_a_false_update_rolls_back_and_a_withheld_one_too(finding: Finding, reason: UndoReason) -> None:
+def test_a_false_update_rolls_back_and_a_withheld_one_too(finding: ReplayFinding, reason: UndoReason) -> None:
     court = court_of()
     court.round(5)
     convict(court, 5, A, finding)

@@ -17,10 +17,10 @@ from ledger.members import Register
 from ledger.state import EMPTY_BODY, Body, decode_body
 from protocol import codec
 from protocol.errors import RemoteProtocolError
-from protocol.identity import sign
+from protocol.identity import sign_message
 from protocol.limits import CLOSING_VOUCHES_MAX
 from protocol.messages import Ballot, Judgement, Proposal, Vouch
-from protocol.reasons import Verdict
+from protocol.verdicts import Verdict
 from rounds.ballots import RoundBook
 from rounds.terms import RoundTerms
 from tests.ledger.world import LANGUAGE, PEOPLE, SCRATCH, TIMERS, World
@@ -109,7 +109,7 @@ def test_a_second_ballot_or_other_signature_bytes_do_not_stand_for_what_was_cond
     closing = content.closings[0]
     ballot = codec.decode_message(closing.ballots[0].body, (Ballot,))
     voter = next(person for person in PEOPLE if person.public == closing.ballots[0].signer)
-    second = sign(voter, world.chain, replace(ballot, judgements=()))
+    second = sign_message(voter, world.chain, replace(ballot, judgements=()))
     for other in (second, replace(closing.ballots[0], signature=bytes(64))):
         changed = replace(content, closings=(replace(closing, ballots=(other, *closing.ballots[1:])),))
         assert world.ledger.expand(condense(codec.encode(changed))) is None
@@ -191,13 +191,13 @@ def hundred(voters: int = 100, trainers: int = 100) -> tuple[Expander, bytes]:
     book = RoundBook(RoundTerms(job, 0, root, voting, voting, training, training, training), None, 0.0, TIMERS)
     for person in people[:trainers]:
         proposal = Proposal(job, 0, root, person.public, 1 << 20, person.public, person.public)
-        book.add_proposal(sign(person, chain, proposal), proposal)
+        book.add_proposal(sign_message(person, chain, proposal), proposal)
     judged = tuple(Judgement(key, short_module.signed_digest(book.proposals[key]), ACCEPT) for key in sorted(training))
     ballot = Ballot(job, 0, root, judged)
     vouch = Vouch(job, 0, judged)
     for person in people[:voters]:
-        book.add_ballot(sign(person, chain, ballot), ballot, 0.0)
-        book.add_vouch(sign(person, chain, vouch), vouch, 0.0)
+        book.add_ballot(sign_message(person, chain, ballot), ballot, 0.0)
+        book.add_vouch(sign_message(person, chain, vouch), vouch, 0.0)
     tables = (book.signed_ballots, {}, book.proposals, book.vouching.signed)
     parts = (tuple(sorted(table.values(), key=lambda signed: signed.signer)) for table in tables)
     body = codec.encode(Body((short_module.Closing(job, 0, *parts),), (), ()))

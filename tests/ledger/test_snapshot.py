@@ -23,8 +23,17 @@ from ledger.snapshots.snapshot import (
     models_of,
 )
 from protocol.errors import RemoteProtocolError
-from protocol.limits import PART_BYTES_MAX
-from protocol.messages import Commit, Content, GetPart, GetSnapshot, Link, NoSnapshot, Part, SnapshotOffer
+from protocol.limits import SNAPSHOT_PART_BYTES_MAX
+from protocol.messages import (
+    Commit,
+    GetSnapshot,
+    GetSnapshotPart,
+    LightBlock,
+    NoSnapshot,
+    SnapshotContent,
+    SnapshotOffer,
+    SnapshotPart,
+)
 from storage.store import Store
 from tests.consensus.certificates import certificate_of
 from tests.ledger.snapshots import Chain, Fetch, Server, assert_restored, lived
@@ -46,8 +55,8 @@ def offered(shelf: Shelf, now: float = 0.0, known: int = 0, wanted: int = 0) -> 
     return answer.height
 
 
-def module(height: int) -> GetPart:
-    return GetPart(height, Content.MODULE, b"jobs", 0)
+def module(height: int) -> GetSnapshotPart:
+    return GetSnapshotPart(height, SnapshotContent.MODULE, b"jobs", 0)
 
 
 # What is kept --------------------------------------------------------------------------------------------------------
@@ -65,7 +74,7 @@ def test_a_snapshot_is_offered_once_it_is_certified_and_not_before(chain: Chain)
 
 def test_the_last_ones_are_kept_and_their_models_with_them(chain: Chain) -> None:
     shelf = chain.shelf(until=90)
-    held = [height for height in range(8, 90, 8) if isinstance(shelf.answer(module(height), 0.0), Part)]
+    held = [height for height in range(8, 90, 8) if isinstance(shelf.answer(module(height), 0.0), SnapshotPart)]
     assert held == [80, 88] and len(held) == SNAPSHOTS_KEPT
     needed = {(key, job.round) for height in held for key, job in chain.states[height].jobs.jobs.items()}
     assert needed <= chain.models.pinned
@@ -75,7 +84,7 @@ def test_what_is_being_fetched_is_kept_longer_but_not_for_ever(chain: Chain) -> 
     shelf, now = chain.shelf(until=33), 0.0
     for height in range(34, 60):
         now += 1.0
-        assert isinstance(shelf.answer(module(32), now), Part)
+        assert isinstance(shelf.answer(module(32), now), SnapshotPart)
         shelf.applied(chain.states[height], now)
     for height in range(60, 90):
         shelf.applied(chain.states[height], now := now + LEASE_SECONDS)
@@ -100,10 +109,10 @@ def test_whoever_asks_at_every_height_takes_nobody_the_snapshot_that_is_being_fe
     for height in range(42, 42 + 32 - 1):
         shelf.applied(chain.states[height], float(height))
         assert offered(shelf, float(height), known=height - 3) == height - 1  # made for this asker, and fetched by it too
-        assert isinstance(shelf.answer(module(height - 1), float(height)), Part)
+        assert isinstance(shelf.answer(module(height - 1), float(height)), SnapshotPart)
         for other in range(8, height, 8):
             shelf.answer(module(other), float(height))
-        assert isinstance(shelf.answer(module(fetched), height + 0.5), Part), height
+        assert isinstance(shelf.answer(module(fetched), height + 0.5), SnapshotPart), height
 
 
 def test_a_snapshot_between_two_multiples_stays_while_somebody_fetches_it_whatever_else_is_asked_for(chain: Chain) -> None:
@@ -121,7 +130,7 @@ def test_a_snapshot_between_two_multiples_stays_while_somebody_fetches_it_whatev
         for other in range(1, height):
             if other != 41:
                 shelf.answer(module(other), now)
-        assert isinstance(shelf.answer(module(41), now), Part), height
+        assert isinstance(shelf.answer(module(41), now), SnapshotPart), height
 
 
 def test_where_everybody_rests_each_of_the_last_certified_states_is_served_whatever_others_fetch(chain: Chain) -> None:
@@ -132,7 +141,7 @@ def test_where_everybody_rests_each_of_the_last_certified_states_is_served_whate
         shelf.answer(module(height), 1.0)
     for height in (43, 44, 45):
         assert offered(shelf, 2.0, wanted=height) == height
-        assert isinstance(shelf.answer(module(height), 3.0), Part)
+        assert isinstance(shelf.answer(module(height), 3.0), SnapshotPart)
     assert shelf.answer(module(46), 3.0) == NoSnapshot(46), "nothing certifies the last one yet"
 
 
@@ -161,7 +170,7 @@ def test_a_peer_whose_model_is_gone_offers_that_snapshot_no_more() -> None:
     chain.models.models.clear()
     height = offered(shelf)
     name = model_name(*next(iter(models_of(chain.states[height]))))
-    assert shelf.answer(GetPart(height, Content.MODEL, name, 0), 0.0) == NoSnapshot(height)
+    assert shelf.answer(GetSnapshotPart(height, SnapshotContent.MODEL, name, 0), 0.0) == NoSnapshot(height)
     assert shelf.answer(module(height), 0.0) == NoSnapshot(height)
 
 
@@ -174,11 +183,11 @@ def test_a_snapshot_serves_the_models_of_the_jobs_and_of_their_anchors_and_no_ot
     shelf, height = chain.shelf(), offered(chain.shelf())
     assert set(models_of(chain.states[height])) == {(running, 0), (running, 2)}
     for number in (0, 2):
-        part = shelf.answer(GetPart(height, Content.MODEL, model_name(running, number), 0), 0.0)
-        assert isinstance(part, Part) and part.data == chain.models.part(running, number, 0)
+        part = shelf.answer(GetSnapshotPart(height, SnapshotContent.MODEL, model_name(running, number), 0), 0.0)
+        assert isinstance(part, SnapshotPart) and part.data == chain.models.part(running, number, 0)
     for name in (model_name(running, 1), running):
         with pytest.raises(RemoteProtocolError, match="no such model"):
-            shelf.answer(GetPart(height, Content.MODEL, name, 0), 0.0)
+            shelf.answer(GetSnapshotPart(height, SnapshotContent.MODEL, name, 0), 0.0)
 
 
 def test_whoever_was_restored_lately_itself_and_lacks_older_headers_leaves_the_asker_to_others(
@@ -187,8 +196,8 @@ def test_whoever_was_restored_lately_itself_and_lacks_older_headers_leaves_the_a
     shelf, height = chain.shelf(), offered(chain.shelf())
     kept = chain.header
     monkeypatch.setattr(chain, "header", lambda of: kept(of) if of > height - 5 else None)
-    assert isinstance(shelf.answer(GetPart(height, Content.HEADERS, b"", height - 2), 0.0), Part)
-    assert shelf.answer(GetPart(height, Content.HEADERS, b"", height - 5), 0.0) == NoSnapshot(height)
+    assert isinstance(shelf.answer(GetSnapshotPart(height, SnapshotContent.HEADERS, b"", height - 2), 0.0), SnapshotPart)
+    assert shelf.answer(GetSnapshotPart(height, SnapshotContent.HEADERS, b"", height - 5), 0.0) == NoSnapshot(height)
     assert shelf.answer(module(height), 0.0) != NoSnapshot(height), "what is there it gives"
 
 
@@ -198,15 +207,15 @@ def test_whoever_was_restored_lately_itself_and_lacks_older_headers_leaves_the_a
 @pytest.mark.parametrize(
     "request_",
     [
-        GetPart(96, Content.BLOCK, bytes(32), 0),
-        GetPart(96, Content.MODULE, b"nothing", 0),
-        GetPart(96, Content.MANIFEST, bytes(32), 0),
-        GetPart(96, Content.MODEL, b"", 0),
-        GetPart(96, Content.HEADERS, b"", 0),
-        GetPart(96, Content.HEADERS, b"", 10_000),
+        GetSnapshotPart(96, SnapshotContent.BLOCK, bytes(32), 0),
+        GetSnapshotPart(96, SnapshotContent.MODULE, b"nothing", 0),
+        GetSnapshotPart(96, SnapshotContent.MANIFEST, bytes(32), 0),
+        GetSnapshotPart(96, SnapshotContent.MODEL, b"", 0),
+        GetSnapshotPart(96, SnapshotContent.HEADERS, b"", 0),
+        GetSnapshotPart(96, SnapshotContent.HEADERS, b"", 10_000),
     ],
 )
-def test_a_request_for_what_cannot_be_there_is_a_fault(chain: Chain, request_: GetPart) -> None:
+def test_a_request_for_what_cannot_be_there_is_a_fault(chain: Chain, request_: GetSnapshotPart) -> None:
     with pytest.raises(RemoteProtocolError, match="bad-request"):
         chain.shelf().answer(request_, 0.0)
 
@@ -218,8 +227,8 @@ def test_whoever_knows_more_than_is_held_gets_no_offer(chain: Chain) -> None:
 
 
 def test_pieces_behind_the_end_are_empty(chain: Chain) -> None:
-    answer = chain.shelf().answer(GetPart(96, Content.MODULE, b"jobs", 10**9), 0.0)
-    assert isinstance(answer, Part) and answer.data == b""
+    answer = chain.shelf().answer(GetSnapshotPart(96, SnapshotContent.MODULE, b"jobs", 10**9), 0.0)
+    assert isinstance(answer, SnapshotPart) and answer.data == b""
 
 
 # Rate ----------------------------------------------------------------------------------------------------------------
@@ -232,9 +241,9 @@ def test_each_peer_is_served_in_its_turn_within_its_rate() -> None:
     queue.add(B, module(0), 0.0)
     served = [request[0] for _ in range(20) if (request := queue.next(0.0))]
     assert served.index(B) == 1, "a long queue of one peer is not before the others"
-    assert len(served) == BURST_BYTES // PART_BYTES_MAX + 1
+    assert len(served) == BURST_BYTES // SNAPSHOT_PART_BYTES_MAX + 1
     wait = queue.wait_seconds()
-    assert 0 < wait <= PART_BYTES_MAX / RATE_BYTES
+    assert 0 < wait <= SNAPSHOT_PART_BYTES_MAX / RATE_BYTES
     assert queue.next(wait * 0.9) is None and queue.next(wait * 1.01) is not None
 
 
@@ -281,7 +290,7 @@ def test_a_header_that_contradicts_its_certificate_about_the_voters_is_refused(c
     certificate = certificate_of(chain.chain, commit, (BY_KEY[key] for key in voters.keys))
     path = Proof(chain.chain, FastVerifier(), 0, voters, None)
     with pytest.raises(RemoteProtocolError, match="foreign-voters"):
-        path.follow(Link(header, certificate, voters.keys))
+        path.follow(LightBlock(header, certificate, voters.keys))
 
 
 # On disk -------------------------------------------------------------------------------------------------------------

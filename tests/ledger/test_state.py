@@ -19,10 +19,10 @@ from ledger.members import Leave, Register, Stand
 from ledger.state import EMPTY_BODY, Body, StoredState, decode_body
 from protocol import codec
 from protocol.errors import RemoteProtocolError, StorageError
-from protocol.identity import Signed, sign
+from protocol.identity import Signed, sign_message
 from protocol.limits import TRANSACTION_BYTES_MAX
 from protocol.messages import Proposal, Transaction
-from protocol.reasons import Finding, Verdict
+from protocol.verdicts import ReplayFinding, Verdict
 from rounds.ballots import Closing
 from tests.ledger.world import LANGUAGE, PEOPLE, SAMPLED, SAMPLED_SCRATCH, SCRATCH, UNAUDITED, PlainJobs, World
 from tests.sim.keys import FastSigner
@@ -153,7 +153,7 @@ def test_what_was_opened_as_one_kind_of_message_is_no_other_kind(world: World) -
 def test_what_is_kept_decoded_is_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state_module, "OPENED_BYTES_MAX", 1 << 20)
     for ahead in range(1, 9):
-        signed = sign(PEOPLE[0], world.chain, Transaction(ahead, 9, "any", bytes(64_000)))
+        signed = sign_message(PEOPLE[0], world.chain, Transaction(ahead, 9, "any", bytes(64_000)))
         world.rules.remember(signed, world.rules.open_transaction(signed))
     assert len(world.rules._opened) == 4
     assert world.rules._opened_bytes == sum(map(state_module._opened_bytes, world.rules._opened)) <= 1 << 20
@@ -287,7 +287,7 @@ def stopped_while_disputed(world: World, author: FastSigner, spec: bytes) -> byt
     accused = world.job(key).trainers[0]
     challenger = next(person for person in PEOPLE if person.public in world.job(key).auditors and person.public != accused)
     world.decide(world.tx(challenger, VOLUNTEERS, Volunteering(key, 1)))
-    world.decide(world.tx(challenger, "audit/report", AuditFinding(key, 1, accused, Finding.MISMATCH, 7)))
+    world.decide(world.tx(challenger, "audit/report", AuditFinding(key, 1, accused, ReplayFinding.MISMATCH, 7)))
     world.decide(world.tx(author, "job/stop", Stop(key)))
     assert world.job(key).phase is Phase.FINISHED and world.state.audits.jobs[key].disputes
     return key
@@ -392,7 +392,7 @@ def test_a_closing_with_a_forged_or_foreign_signature_is_refused(world: World) -
     closing = world.closing(key)
     ballot, *rest = closing.ballots
     forged = replace(ballot, signature=bytes(64))
-    wrong_kind = sign(PEOPLE[0], world.chain, Proposal(key, 0, bytes(32), bytes(32), 1, bytes(32), None))
+    wrong_kind = sign_message(PEOPLE[0], world.chain, Proposal(key, 0, bytes(32), bytes(32), 1, bytes(32), None))
     assert (world.problem(closings=(replace(closing, ballots=(forged, *rest)),)) or "").startswith("bad-signature")
     assert (world.problem(closings=(replace(closing, ballots=(replace(wrong_kind), *rest)),)) or "").startswith("unknown-message")
     assert world.problem(closings=(replace(closing, ballots=closing.ballots[:2]),)) == "round 1: 2 ballots, 3 are needed"

@@ -16,7 +16,7 @@ from ledger.jobs import Job, Phase
 from ledger.members import Leave, Register
 from ledger.state import Body, Transition
 from protocol.identity import Signed
-from protocol.reasons import Verdict
+from protocol.verdicts import Verdict
 from rounds.ballots import RoundBook
 from tests.ledger.world import PEOPLE, SCRATCH, TIMERS, UNAUDITED, World
 

@@ -16,7 +16,7 @@ from ledger.jobs import (
     Phase,
     TrainerRecord,
 )
-from protocol.reasons import Verdict
+from protocol.verdicts import Verdict
 from rounds.ballots import Outcome
 from tests.ledger.world import LANGUAGE, NEW, PEOPLE, PlainJobs, World
 

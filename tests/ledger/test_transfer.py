@@ -29,8 +29,17 @@ from ledger.snapshots.transfer import (
 from ledger.state import root_over
 from protocol import codec, merkle
 from protocol.errors import RemoteProtocolError
-from protocol.limits import PART_BYTES_MAX
-from protocol.messages import Certificate, Commit, Content, GetPart, GetSnapshot, NoSnapshot, Part, SnapshotOffer
+from protocol.limits import SNAPSHOT_PART_BYTES_MAX
+from protocol.messages import (
+    Certificate,
+    Commit,
+    GetSnapshot,
+    GetSnapshotPart,
+    NoSnapshot,
+    SnapshotContent,
+    SnapshotOffer,
+    SnapshotPart,
+)
 from storage.store import Store
 from tests.consensus.certificates import certificate_of
 from tests.ledger.notebook import notes
@@ -88,7 +97,9 @@ def test_a_model_that_is_here_already_is_not_fetched(chain: Chain) -> None:
     fetch = Fetch(chain, serving(chain, A))
     fetch.models.models = dict(chain.models.models)
     assert_restored(fetch.run(), chain)
-    assert not [request for request in fetch.servers[A].served if request.content in (Content.MANIFEST, Content.MODEL)]
+    assert not [
+        request for request in fetch.servers[A].served if request.content in (SnapshotContent.MANIFEST, SnapshotContent.MODEL)
+    ]
 
 
 def test_a_damaged_model_of_the_right_round_is_fetched_again(chain: Chain) -> None:
@@ -116,7 +127,7 @@ def test_a_state_of_several_pieces_comes_whole() -> None:
     for number in range(6):
         chain.start(PEOPLE[number % 4], spec=b"scratch:" + b" " * 250_000 + b"%d" % (number + 2))
     chain.grow(9)
-    assert len(codec.encode(chain.states[8].jobs)) > PART_BYTES_MAX
+    assert len(codec.encode(chain.states[8].jobs)) > SNAPSHOT_PART_BYTES_MAX
     assert_restored(Fetch(chain, serving(chain, A, B)).run(), chain)
 
 
@@ -128,10 +139,10 @@ def test_a_proof_of_several_messages_is_followed_to_its_end(monkeypatch: pytest.
 
 
 def test_more_headers_than_a_part_holds_come_in_several(monkeypatch: pytest.MonkeyPatch, chain: Chain) -> None:
-    monkeypatch.setattr("ledger.snapshots.snapshot.PART_BYTES_MAX", 40_000)
+    monkeypatch.setattr("ledger.snapshots.snapshot.SNAPSHOT_PART_BYTES_MAX", 40_000)
     fetch = Fetch(chain, serving(chain, A)).run()
     assert_restored(fetch, chain)
-    assert len({r.index for r in fetch.servers[A].served if r.content is Content.HEADERS}) > 1
+    assert len({r.index for r in fetch.servers[A].served if r.content is SnapshotContent.HEADERS}) > 1
 
 
 def test_the_chain_may_be_longer_than_the_state_remembers_roots() -> None:
@@ -151,7 +162,9 @@ def test_a_table_comes_by_ranges_from_several_peers(monkeypatch: pytest.MonkeyPa
     chain.grow(9)
     fetch = Fetch(chain, serving(chain, A, B, C)).run()
     assert_restored(fetch, chain)
-    of_each = [[request for request in server.served if request.content is Content.ROWS] for server in fetch.servers.values()]
+    of_each = [
+        [request for request in server.served if request.content is SnapshotContent.ROWS] for server in fetch.servers.values()
+    ]
     assert all(len(served) >= 4 for served in of_each) and sum(map(len, of_each)) == 16
 
 
@@ -188,17 +201,17 @@ def test_a_range_that_nobody_has_to_ask_for_is_refused(monkeypatch: pytest.Monke
     """A whole table at once, for example."""
     monkeypatch.setattr("ledger.tables.proofs.RANGE_BYTES", 1_000)
     shelf, height = chain.shelf(), chain.state.height - 1
-    assert isinstance(shelf.answer(GetPart(height, Content.ROWS, b"notebook/notes:01", 0), 0.0), Part)
+    assert isinstance(shelf.answer(GetSnapshotPart(height, SnapshotContent.ROWS, b"notebook/notes:01", 0), 0.0), SnapshotPart)
     with pytest.raises(RemoteProtocolError, match="bad-request"):
-        shelf.answer(GetPart(height, Content.ROWS, name.encode(), 0), 0.0)
+        shelf.answer(GetSnapshotPart(height, SnapshotContent.ROWS, name.encode(), 0), 0.0)
 
 
 # Who lies ------------------------------------------------------------------------------------------------------------
 
 
-def wrong_part(content: Content) -> Any:
+def wrong_part(content: SnapshotContent) -> Any:
     def says(request: Request, answer: Any) -> Any:
-        if isinstance(answer, Part) and answer.content is content:
+        if isinstance(answer, SnapshotPart) and answer.content is content:
             return replace(answer, data=answer.data[:-1] + bytes([answer.data[-1] ^ 1]) if answer.data else b"more")
         return answer
 
@@ -235,19 +248,21 @@ def lying_height(request: Request, answer: Any) -> Any:
 
 
 def truncated_proof(request: Request, answer: Any) -> Any:
-    return replace(answer, links=answer.links[-3:]) if isinstance(answer, SnapshotOffer) else answer
+    return replace(answer, light_blocks=answer.light_blocks[-3:]) if isinstance(answer, SnapshotOffer) else answer
 
 
 def without_its_end(request: Request, answer: Any) -> Any:
-    return replace(answer, links=answer.links[:-1]) if isinstance(answer, SnapshotOffer) else answer
+    return replace(answer, light_blocks=answer.light_blocks[:-1]) if isinstance(answer, SnapshotOffer) else answer
 
 
 def too_few_signatures(request: Request, answer: Any) -> Any:
     if not isinstance(answer, SnapshotOffer):
         return answer
-    last = answer.links[-1]
+    last = answer.light_blocks[-1]
     few = dict(list(last.certificate.signatures.items())[:2])
-    return replace(answer, links=(*answer.links[:-1], replace(last, certificate=Certificate(last.certificate.vote, few))))
+    return replace(
+        answer, light_blocks=(*answer.light_blocks[:-1], replace(last, certificate=Certificate(last.certificate.vote, few)))
+    )
 
 
 def forged_root(request: Request, answer: Any) -> Any:
@@ -255,19 +270,19 @@ def forged_root(request: Request, answer: Any) -> Any:
     if not isinstance(answer, SnapshotOffer) or not answer.modules:
         return answer
     modules = {**answer.modules, "members": bytes(32)}
-    header = replace(decode_header(answer.links[-1].header), state_root=root_over(modules))
-    last = replace(answer.links[-1], header=encode_header(header))
-    return replace(answer, links=(*answer.links[:-1], last), modules=modules)
+    header = replace(decode_header(answer.light_blocks[-1].header), state_root=root_over(modules))
+    last = replace(answer.light_blocks[-1], header=encode_header(header))
+    return replace(answer, light_blocks=(*answer.light_blocks[:-1], last), modules=modules)
 
 
 def oversized(request: Request, answer: Any) -> Any:
-    if isinstance(answer, Part) and answer.content is Content.BLOCK:
-        return replace(answer, data=bytes(PART_BYTES_MAX))
+    if isinstance(answer, SnapshotPart) and answer.content is SnapshotContent.BLOCK:
+        return replace(answer, data=bytes(SNAPSHOT_PART_BYTES_MAX))
     return answer
 
 
 LIES: dict[str, tuple[Any, str]] = {
-    **{f"wrong {content.value}": (wrong_part(content), "") for content in Content},
+    **{f"wrong {content.value}": (wrong_part(content), "") for content in SnapshotContent},
     "wrong root": (other_leaf, "bad-offer"),
     "renamed modules": (with_modules(renamed), "bad-offer"),
     "two modules as one": (with_modules(joined), "bad-offer"),
@@ -312,7 +327,11 @@ def test_a_liar_is_not_asked_again_when_it_comes_back(chain: Chain) -> None:
 
 def test_three_liars_of_different_kinds_do_not_stop_one_honest_peer(chain: Chain) -> None:
     servers = serving(chain, A, B, C, D)
-    servers[A].says, servers[B].says, servers[C].says = lying_height, wrong_part(Content.MODULE), wrong_part(Content.MODEL)
+    servers[A].says, servers[B].says, servers[C].says = (
+        lying_height,
+        wrong_part(SnapshotContent.MODULE),
+        wrong_part(SnapshotContent.MODEL),
+    )
     fetch = Fetch(chain, servers).run()
     assert_restored(fetch, chain)
     assert D not in fetch.blamed
@@ -361,7 +380,7 @@ def test_peers_that_prove_their_offer_link_by_link_hold_nobody_up(chain: Chain) 
         if not isinstance(request, GetSnapshot):
             return None
         link = shelf._link(request.known + 1)
-        return replace(answer, links=(link,), modules={}) if link else None
+        return replace(answer, light_blocks=(link,), modules={}) if link else None
 
     servers = {bytes([i]) * 32: Server(shelf, slowly, delay=0.45) for i in range(SOURCES_MAX)}
     servers |= serving(chain, A)
@@ -403,7 +422,7 @@ def test_a_peer_that_leaves_is_replaced(chain: Chain) -> None:
 
 
 def refuses_parts(request: Request, answer: Any) -> Any:
-    return NoSnapshot(request.height) if isinstance(request, GetPart) else answer
+    return NoSnapshot(request.height) if isinstance(request, GetSnapshotPart) else answer
 
 
 def test_a_snapshot_that_all_have_given_up_is_left_at_once_for_a_later_one() -> None:
@@ -412,7 +431,7 @@ def test_a_snapshot_that_all_have_given_up_is_left_at_once_for_a_later_one() -> 
     fetch = Fetch(chain, servers)
     fetch.run(seconds=5.0)
     assert fetch.transfer.progress[0] == 0
-    assert [request.height for request in servers[A].asked if isinstance(request, GetPart)][-1] == 40
+    assert [request.height for request in servers[A].asked if isinstance(request, GetSnapshotPart)][-1] == 40
     servers[A] = Server(chain.shelf())
     assert_restored(fetch.run(seconds=10.0), chain)
     assert fetch.transfer.restored is not None and fetch.transfer.restored.height == 56
@@ -431,7 +450,7 @@ class Busy:
             self.height += 1
             self.shelf.applied(self.chain.states[self.height], now)
             for height in range(SNAPSHOT_HEIGHTS, self.height, SNAPSHOT_HEIGHTS):
-                self.shelf.answer(GetPart(height, Content.MODULE, b"jobs", 0), now)
+                self.shelf.answer(GetSnapshotPart(height, SnapshotContent.MODULE, b"jobs", 0), now)
 
     def serve(self, fetch: Fetch) -> Server:
         """It has gone on by the time a part is asked of it."""
@@ -582,7 +601,7 @@ def test_a_link_that_breaks_while_a_part_is_slow_costs_nothing(chain: Chain) -> 
 
 
 def test_pieces_of_a_large_module_are_progress(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer, "PART_BYTES_MAX", 50)
+    monkeypatch.setattr(transfer, "SNAPSHOT_PART_BYTES_MAX", 50)
     monkeypatch.setattr(snapshot, "_piece", lambda data, index: data[50 * index : 50 * (index + 1)])
     chain = lived(40)
     fetch = Fetch(chain, {voter: Server(chain.shelf(), delay=1.0) for voter in VOTERS[:3]})
@@ -597,8 +616,8 @@ def test_pieces_that_one_voter_alone_sends_are_no_progress() -> None:
     def drips(request: Request, answer: Any) -> Any:
         if isinstance(request, GetSnapshot):
             return chain.shelf().answer(replace(request, wanted=88), 0.0)
-        if request.content is Content.MODULE:
-            piece = Part(request.height, request.content, request.name, request.index, bytes(PART_BYTES_MAX))
+        if request.content is SnapshotContent.MODULE:
+            piece = SnapshotPart(request.height, request.content, request.name, request.index, bytes(SNAPSHOT_PART_BYTES_MAX))
             fetch.at(fetch.now + 9.0, lambda: fetch.transfer.received(VOTERS[3], piece, fetch.now))
         return None
 
@@ -614,7 +633,11 @@ def test_whoever_sends_a_part_before_it_refuses_is_waited_for_longer_each_time(c
     def lies(request: Request, answer: Any) -> Any:
         if isinstance(request, GetSnapshot):
             asked.append(fetch.now)
-        return NoSnapshot(request.height) if isinstance(request, GetPart) and request.content is not Content.MODULE else answer
+        return (
+            NoSnapshot(request.height)
+            if isinstance(request, GetSnapshotPart) and request.content is not SnapshotContent.MODULE
+            else answer
+        )
 
     fetch = Fetch(chain, {A: Server(chain.shelf(), lies)})
     fetch.run(seconds=40.0)
@@ -731,7 +754,7 @@ def test_a_proof_that_leaves_the_trusted_block_out_is_refused() -> None:
     def leaves_out(request: Request, answer: Any) -> Any:
         if not isinstance(answer, SnapshotOffer):
             return answer
-        return replace(answer, links=tuple(link for link in answer.links if header_of_link(link) != 30))
+        return replace(answer, light_blocks=tuple(link for link in answer.light_blocks if header_of_link(link) != 30))
 
     servers = serving(true, A)
     servers[A].says = leaves_out
@@ -764,12 +787,12 @@ def test_a_certificate_by_keys_that_have_retired_is_refused_at_the_current_heigh
     def stale(request: Request, answer: Any) -> Any:
         if not isinstance(answer, SnapshotOffer):
             return answer
-        last = answer.links[-1]
+        last = answer.light_blocks[-1]
         vote = codec.decode_message(last.certificate.vote, (Commit,))
         voters = vote.voters if set_named == "current" else chain.decided[1].decode().voters
         forged = Commit(voters, vote.height, 0, header_digest(last.header))
         certificate = certificate_of(chain.chain, forged, (BY_KEY[key] for key in retired))
-        return replace(answer, links=(*answer.links[:-1], replace(last, certificate=certificate)))
+        return replace(answer, light_blocks=(*answer.light_blocks[:-1], replace(last, certificate=certificate)))
 
     servers = serving(chain, A)
     servers[A].says = stale
@@ -783,7 +806,7 @@ def test_a_proof_signed_by_a_set_that_was_replaced_on_the_way_is_refused(chain: 
     assert len(changes) >= 2
 
     def skips_a_change(request: Request, answer: Any) -> Any:
-        return replace(answer, links=answer.links[1:]) if isinstance(answer, SnapshotOffer) else answer
+        return replace(answer, light_blocks=answer.light_blocks[1:]) if isinstance(answer, SnapshotOffer) else answer
 
     servers = serving(chain, A)
     servers[A].says = skips_a_change

@@ -15,7 +15,7 @@ from ledger.jobs import (
     _by_present_key,
     _vouch_severity,
 )
-from protocol.reasons import Verdict
+from protocol.verdicts import Verdict
 from rounds.vouching import re_executors
 from tests.ledger.world import LANGUAGE, NEW, PEOPLE, PlainJobs, World
 

@@ -19,9 +19,9 @@ from ledger.network import SECOND_AUDITS
 from ledger.state import Body, Rules, State, core_modules, decode_body, newest
 from protocol import codec
 from protocol.errors import RemoteProtocolError
-from protocol.identity import Signed, sign
+from protocol.identity import Signed, sign_message
 from protocol.messages import Ballot, CutOff, Judgement, Prepare, Proposal, Transaction, Vouch
-from protocol.reasons import Verdict
+from protocol.verdicts import Verdict
 from rounds.ballots import Closing, RoundBook, RoundTimers
 from rounds.terms import body_digest
 from tests.ledger.blocks import stepped
@@ -114,7 +114,7 @@ class World:
 
     def tx(self, person: FastSigner, kind: str, content: Any, ahead: int = 1, expires: int | None = None) -> Signed:
         last = self.state.height + 10 if expires is None else expires
-        return sign(person, self.chain, Transaction(self.nonce(person) + ahead, last, kind, codec.encode(content)))
+        return sign_message(person, self.chain, Transaction(self.nonce(person) + ahead, last, kind, codec.encode(content)))
 
     def admission(
         self,
@@ -130,14 +130,14 @@ class World:
         return self.tx(newcomer, "member/admit", Admit(invitation, signature, "newcomer", ()))
 
     def invitation(self, by: FastSigner = PEOPLE[0], token: FastSigner = TOKEN, expires: int = FAR_MS) -> Signed:
-        return sign(by, self.chain, Invitation(token.public, expires))
+        return sign_message(by, self.chain, Invitation(token.public, expires))
 
     def rotation(self, person: FastSigner, new: FastSigner, ahead: int = 1) -> Signed:
         return self.tx(person, "member/rotate", Rotate(new.public, new.sign(rotation_preimage(self.chain, person.public))), ahead)
 
     def double(self, person: FastSigner, height: int = 1) -> Evidence:
         """Proof that this person signed two prepares for one slot."""
-        first, second = (sign(person, self.chain, Prepare(bytes(32), height, 0, block * 32)) for block in (b"a", b"b"))
+        first, second = (sign_message(person, self.chain, Prepare(bytes(32), height, 0, block * 32)) for block in (b"a", b"b"))
         return Evidence(first, second)
 
     def start(self, author: FastSigner = PEOPLE[0], spec: bytes = LANGUAGE) -> bytes:
@@ -201,12 +201,12 @@ class World:
         if self.commits and key in self.state.audits.jobs and (said := self.losses.get(trainer, LOSS)) is not None:
             loss = committed(key, job.round, trainer, secret_of(trainer, job.round), said)
         proposal = Proposal(key, job.round, job.model_root, trainer, 1, trainer, None, loss=loss)
-        return sign(BY_KEY[trainer], self.chain, proposal)
+        return sign_message(BY_KEY[trainer], self.chain, proposal)
 
     def ballot(self, key: bytes, voter: bytes, verdicts: Mapping[bytes, Verdict]) -> Signed:
         job = self.job(key)
         judged = self.judgements(key, verdicts)
-        return sign(BY_KEY[voter], self.chain, Ballot(key, job.round, job.model_root, judged, *self.nonces(key, voter)))
+        return sign_message(BY_KEY[voter], self.chain, Ballot(key, job.round, job.model_root, judged, *self.nonces(key, voter)))
 
     def judgements(self, key: bytes, verdicts: Mapping[bytes, Verdict]) -> tuple[Judgement, ...]:
         return tuple(Judgement(t, body_digest(self.proposal(key, t)), v) for t, v in sorted(verdicts.items()))
@@ -231,7 +231,7 @@ class World:
         """By re-executor: its verdicts."""
         for voter, judged in verdicts.items():
             said = Vouch(key, self.job(key).round, self.judgements(key, judged))
-            self.ledger.books[key].add_vouch(sign(BY_KEY[voter], self.chain, said), said, 0.0)
+            self.ledger.books[key].add_vouch(sign_message(BY_KEY[voter], self.chain, said), said, 0.0)
 
     def cast(self, key: bytes, verdicts: Mapping[bytes, Verdict], voters: tuple[bytes, ...] | None = None) -> None:
         """Everybody proposes, and all of `voters` (default: all) vote."""
@@ -250,7 +250,7 @@ class World:
         return closing
 
     def cut_off(self, key: bytes, voter: bytes) -> Signed:
-        return sign(BY_KEY[voter], self.chain, CutOff(key, self.job(key).round, ()))
+        return sign_message(BY_KEY[voter], self.chain, CutOff(key, self.job(key).round, ()))
 
 
 NEW, OTHER = PEOPLE[5], PEOPLE[6]

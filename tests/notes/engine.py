@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from features.lazily import named
-from protocol.sampling import Sampling
+from protocol.sampling import SamplingOptions
 from tests.notes.objective import Counted
 from training.data.tokenizer import Tokenizer
 from training.engines.engine import Beat, EngineKind, Other
@@ -117,11 +117,11 @@ class Slate:
         self,
         parameters: Float32Array,
         prompt: bytes,
-        how: Sampling,
+        how: SamplingOptions,
         on_step: Beat = lambda: None,
         stop: int | None = None,
     ) -> Iterator[bytes]:
-        return repeat(bytes([int(parameters.argmax())]), how.tokens)
+        return repeat(bytes([int(parameters.argmax())]), how.max_tokens)
 
 
 class Slates:

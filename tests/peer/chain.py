@@ -15,9 +15,9 @@ from ledger.core.genesis import TRAINER, Founder, Genesis, ModuleVersion
 from ledger.jobs import Start, job_id
 from ledger.state import Rules, core_modules
 from protocol import codec as wire
-from protocol.identity import Ed25519Verifier, Identity, Signed, sign
+from protocol.identity import Ed25519Verifier, Identity, Signed, sign_message
 from protocol.messages import Ballot, Judgement, Proposal, Transaction, Vouch
-from protocol.reasons import Verdict
+from protocol.verdicts import Verdict
 from rounds.ballots import RoundBook, RoundTimers
 from storage.blobs import Blobs
 from storage.store import Store
@@ -106,7 +106,7 @@ class Chain:
         """A decided transaction."""
         nonce = self.ledger.state.members.members[author.public].nonce + 1
         transaction = Transaction(nonce, self.ledger.state.height + 50, kind, wire.encode(content))
-        self.ledger.pool.add(sign(author, self.id, transaction))
+        self.ledger.pool.add(sign_message(author, self.id, transaction))
         self.decide()
         return transaction
 
@@ -120,7 +120,9 @@ class Chain:
         payload = self.blobs.add(model.payload(trainer.public, buffer.dense()))
         size = self.blobs.size(payload)
         assert size is not None
-        return sign(trainer, self.id, Proposal(key, job.round, job.model_root, payload, size, buffer_digest(buffer), None))
+        return sign_message(
+            trainer, self.id, Proposal(key, job.round, job.model_root, payload, size, buffer_digest(buffer), None)
+        )
 
     def play(self, key: bytes, rejected: int = 0, reason: Verdict = Verdict.REPLAY) -> None:
         """One round: everybody proposes, vouches and votes, the round is closed. `rejected` of the last are refused."""
@@ -135,9 +137,9 @@ class Chain:
         for person in self.people:
             if person.public in book.terms.auditors:
                 vouch = Vouch(key, job.round, tuple(judgements))
-                book.add_vouch(sign(person, self.id, vouch), vouch, 0.0)
+                book.add_vouch(sign_message(person, self.id, vouch), vouch, 0.0)
             message = Ballot(key, job.round, job.model_root, tuple(judgements))
-            book.add_ballot(sign(person, self.id, message), message, 0.0)
+            book.add_ballot(sign_message(person, self.id, message), message, 0.0)
         self.decide()
 
     def close(self) -> None:

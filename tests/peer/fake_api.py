@@ -10,6 +10,7 @@ import trio
 from curation.calls import ProjectView
 from protocol.api import (
     AlertView,
+    AuditRecordView,
     AuditsView,
     AuditView,
     BlockView,
@@ -17,7 +18,6 @@ from protocol.api import (
     DiskView,
     EngineView,
     EventView,
-    ExportView,
     InvitationView,
     JobView,
     LimitView,
@@ -25,28 +25,28 @@ from protocol.api import (
     ModelFilesView,
     ModuleView,
     PeerView,
-    PieceView,
-    Reach,
+    ReachabilityMatrix,
     RoundView,
     RoundVotesView,
     RowProofView,
+    RunExportView,
     SampleView,
-    StandingView,
     StatsView,
     StatusView,
     SuspensionView,
+    TextPieceView,
     TrainRequest,
 )
 from protocol.errors import UserError
-from protocol.sampling import Sampling
+from protocol.sampling import SamplingOptions
 
 ME, OTHER = "abcd" + "a" * 48, "abce" + "b" * 48
 PROJECTS = (ProjectView("5" * 64, "shuffled", "label", "open", ME, 3, 40, 9, 4, 1),)
 STATUS = StatusView(
     ME, "anna", "lab", "c" * 64, "trainer", "0.1.0", "127.0.0.1:7700", "/data", 4711, 12, 0, "d" * 64, True, 4, 1, 3, 2, "", 61.5
 )
-REACH: Reach = {ME: {OTHER: 2.4}, OTHER: {ME: 0.0}}
-STANDING = StandingView(ME, 3, 0, 0, 2, 1, 1, 0)
+REACH: ReachabilityMatrix = {ME: {OTHER: 2.4}, OTHER: {ME: 0.0}}
+STANDING = AuditRecordView(ME, 3, 0, 0, 2, 1, 1, 0)
 STATS = StatsView(
     STATUS, 12, 41.0, None, 3.5, {"vote": 1_000_000}, {"bulk": 5}, {"bad-signature": 2}, (), 0, "ready", 130.0, (), STANDING
 )
@@ -56,7 +56,7 @@ PEERS = (
         OTHER, "[bold]ben", ("voter",), True, False, False, False, LinkView(OTHER, "h:1", True, 1.0, 2.5, 10, 20), (ME,), ""
     ),
 )
-STARTED = "1" * 64  # by `train`
+STARTED = "1" * 64  # by `start_job`
 JOBS = (
     JobView(
         "e" * 64,
@@ -78,7 +78,7 @@ JOBS = (
 ROUNDS = (RoundView("e" * 64, 2, 11, {ME: "accept", OTHER: "replay"}, (ME, OTHER), True, True, "f" * 64, 2.5, None, 1.25, 40.0),)
 
 AUDITS = AuditsView(
-    (STANDING, StandingView(OTHER, 0, 4, 1, 0, 0, 0, 2)),
+    (STANDING, AuditRecordView(OTHER, 0, 4, 1, 0, 0, 0, 2)),
     (
         AuditView(9, "e" * 64, 1, ME, OTHER, "lapsed", "", None),
         AuditView(11, "e" * 64, 2, OTHER, ME, "challenged", "mismatch", 0.25),
@@ -144,7 +144,7 @@ class FakeApi:
     async def alerts(self) -> tuple[AlertView, ...]:
         return ALERTS
 
-    async def disk(self) -> DiskView:
+    async def disk_usage(self) -> DiskView:
         return DISK
 
     async def engines(self) -> tuple[EngineView, ...]:
@@ -156,7 +156,7 @@ class FakeApi:
     async def votes(self, last: int) -> tuple[RoundVotesView, ...]:
         return VOTES
 
-    async def samples(self) -> tuple[SampleView, ...]:
+    async def kept_samples(self) -> tuple[SampleView, ...]:
         return SAMPLES
 
     async def peers(self) -> tuple[PeerView, ...]:
@@ -178,11 +178,11 @@ class FakeApi:
             return tuple(self.log[after:])
         return tuple(event for event in self.log if event.number > after)
 
-    async def train(self, request: TrainRequest) -> str:
+    async def start_job(self, request: TrainRequest) -> str:
         self.asked.append(request)
         return STARTED
 
-    async def test(self) -> str:
+    async def run_test_round(self) -> str:
         number = len(self.log)
         self.log.append(EventView(number + 1, 0, "round", "a round of somebody else", {"job": "3" * 64}))
         for kind in ("decided", "proposal", "ballot", "decided", "round", "applied", "decided"):
@@ -192,53 +192,53 @@ class FakeApi:
             self.log.append(EventView(number + 1, 0, kind, f"phase {kind}", fields))
         return "2" * 64
 
-    async def connect(self, address: str) -> str:
+    async def dial_address(self, address: str) -> str:
         self.asked.append(address)
         if address.endswith(":1"):
             raise UserError(f"cannot reach {address}: no route to host")
         return f"connected to {address}"
 
-    async def invite(self, days: int, addresses: tuple[str, ...] = ()) -> str:
+    async def create_invitation(self, days: int, addresses: tuple[str, ...] = ()) -> str:
         self.asked.append(days)
         return "invitation-string"
 
     async def invitations(self) -> tuple[InvitationView, ...]:
         return INVITATIONS
 
-    async def revoke(self, token: str) -> str:
+    async def revoke_invitation(self, token: str) -> str:
         self.asked.append(token)
         return f"{token} is revoked"
 
-    async def rollback(self, job: str, round: int) -> str:
+    async def request_rollback(self, job: str, round: int) -> str:
         self.asked.append((job, round))
         return f"1 of 3 voters ask that {job} goes back to @{round}"
 
-    async def cancel(self, job: str) -> str:
+    async def cancel_job(self, job: str) -> str:
         self.asked.append(job)
         return "1 of 3 voters want it to end"
 
-    async def approve(self, peer: str) -> str:
+    async def approve_voter(self, peer: str) -> str:
         self.asked.append(peer)
         return "1 of 3 approvals"
 
-    async def retire(self, peer: str, lower_tolerance: bool) -> str:
+    async def retire_member(self, peer: str, lower_tolerance: bool) -> str:
         self.asked.append((peer, lower_tolerance))
         return "1 of the 3 voters needed"
 
-    async def challenge(self, trainer: str, round: int | None) -> str:
+    async def challenge_trainer(self, trainer: str, round: int | None) -> str:
         self.asked.append((trainer, round))
         return f"no false step of {trainer}"
 
-    async def leave(self) -> str:
+    async def resign_as_voter(self) -> str:
         raise UserError("the last voter cannot leave")
 
-    async def sample(
-        self, prompt: str, how: Sampling, job: str = "", turns: tuple[str, ...] | None = None
-    ) -> AsyncGenerator[PieceView, None]:
+    async def sample_text(
+        self, prompt: str, how: SamplingOptions, job: str = "", turns: tuple[str, ...] | None = None
+    ) -> AsyncGenerator[TextPieceView, None]:
         """Waits for ever at the prompt `wait`, fails as a bug would at `bug`, and may show nothing of what follows a `secret`."""
         self.asked.append((prompt, how, job, turns))
         if prompt == "wait":
-            yield PieceView("once")
+            yield TextPieceView("once")
             self.waiting.set()
             try:
                 await trio.sleep_forever()
@@ -247,39 +247,39 @@ class FakeApi:
         if prompt == "bug":
             raise KeyError(prompt)
         if "secret" in prompt:
-            yield PieceView("", is_checked=True)
-            yield PieceView("", is_withheld=True)
+            yield TextPieceView("", is_checked=True)
+            yield TextPieceView("", is_withheld=True)
             return
         for word in (prompt, " goes", " on"):
-            yield PieceView(word)
+            yield TextPieceView(word)
 
-    async def reach(self) -> Reach:
+    async def voter_reachability(self) -> ReachabilityMatrix:
         return REACH
 
-    async def features(self) -> tuple[ModuleView, ...]:
+    async def modules(self) -> tuple[ModuleView, ...]:
         return MODULES
 
     async def limits(self) -> tuple[LimitView, ...]:
         return LIMITS
 
-    async def limit(self, name: str, most: int) -> str:
+    async def set_limit(self, name: str, most: int) -> str:
         return f"1 of the 3 voters needed want models of at most {most} {name}"
 
-    async def upgrade(self, module: str, version: int, height: int) -> str:
+    async def request_upgrade(self, module: str, version: int, height: int) -> str:
         self.asked.append((module, version, height))
         return f"1 of the 3 voters needed want {version} from height {height}"
 
     async def projects(self) -> tuple[ProjectView, ...]:
         return PROJECTS
 
-    async def export(self, path: str) -> ExportView:
-        return ExportView(path, 12, "d" * 64, "f" * 64, 7, 123_456)
+    async def export_run(self, path: str) -> RunExportView:
+        return RunExportView(path, 12, "d" * 64, "f" * 64, 7, 123_456)
 
-    async def model(self, path: str, job: str, format: str) -> ModelFilesView:
+    async def export_model(self, path: str, job: str, format: str) -> ModelFilesView:
         return ModelFilesView(path, "1" * 64, job.partition("@")[0], 12, "f" * 64, format, 6, 1_234_567, ("heads.value",))
 
-    async def prove(self, table: str, key: bytes, path: str) -> RowProofView:
+    async def prove_row(self, table: str, key: bytes, path: str) -> RowProofView:
         return RowProofView(path, 12, key == b"here", 3_000, 690)
 
-    async def stop(self) -> None:
+    async def stop_peer(self) -> None:
         self.stopped = True

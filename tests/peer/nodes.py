@@ -17,7 +17,7 @@ from peer.node.node import AppliedBlock, Do, Item, Node
 from peer.node.rounds import Effects
 from protocol import codec
 from protocol.identity import Signed, Signer, Verifier, open_signed
-from protocol.messages import AGREEMENT, ROUNDS, Relay
+from protocol.messages import AGREEMENT_MESSAGES, ROUND_ENVELOPES, GossipEnvelope
 from tests.consensus.journal import MemoryJournal
 from tests.ledger.blocks import stepped
 from tests.ledger.world import PEOPLE, PlainJobs, World
@@ -118,7 +118,7 @@ class Shell:
         relayed = [
             open_signed(message.signed, self.node.chain_id, FastVerifier(), (kind,))
             for message in plain
-            if isinstance(message, Relay) and codec.unpack(message.signed.body, len(message.signed.body))[0] == kind.TAG
+            if isinstance(message, GossipEnvelope) and codec.unpack(message.signed.body, len(message.signed.body))[0] == kind.TAG
         ]
         return [message for message in plain if isinstance(message, kind)] + relayed
 
@@ -213,5 +213,5 @@ class Pack:
 
 
 def decoded(data: bytes) -> Outgoing:
-    message: Outgoing = codec.decode_message(data, (*AGREEMENT, *ROUNDS))
+    message: Outgoing = codec.decode_message(data, (*AGREEMENT_MESSAGES, *ROUND_ENVELOPES))
     return message

@@ -12,8 +12,8 @@ import trio
 from ledger.jobs import NO_PROGRESS_ROUNDS
 from peer.api.causes import DISK_CRITICAL_BYTES, LIAR_HEIGHTS, PATIENCE_MS, AlertBook, Look, causes
 from peer.api.failures import FAILED_HEIGHTS, without_progress
-from protocol.api import AlertView, Cause, PeerState
-from protocol.reasons import Verdict
+from protocol.api import AlertCause, AlertView, PeerState
+from protocol.verdicts import Verdict
 from tests.peer.chain import LANGUAGE, Chain
 from tests.peer.fake_api import ME, OTHER, STATUS
 from tests.peer.network import network, service_of
@@ -113,7 +113,7 @@ def test_an_alert_keeps_its_date_while_it_holds_and_is_a_new_one_when_it_comes_a
 
 def test_links_that_come_and_go_are_no_alert() -> None:
     book, lost = AlertBook(), AlertView("no-quorum", "", "critical", WAITING)
-    patience = PATIENCE_MS[Cause.NO_QUORUM]
+    patience = PATIENCE_MS[AlertCause.NO_QUORUM]
     assert book.note([lost], 0) == book.note([lost], patience - 1) == book.note([], patience) == book.note([lost], 9_999) == ()
     assert book.note([lost], 9_999 + patience) == (replace(lost, since_ms=9_999),)
 

@@ -16,7 +16,7 @@ from peer.api import audits
 from peer.api.audits import AuditAnswers
 from protocol.errors import UserError
 from protocol.identity import peer_id, short_id
-from protocol.reasons import Finding
+from protocol.verdicts import ReplayFinding
 from tests.ledger.court import LONG, MATCH, MISMATCH, WITHHELD, A, B, C, Court, D
 from tests.ledger.test_audits import NEW, accused, rotated, volunteered
 from tests.ledger.world import AUDITS, PEOPLE
@@ -61,7 +61,7 @@ class Asked:
 
     async def __call__(self, trainer: bytes | str, number: int | None = None) -> str:
         with trio.fail_after(10):
-            return await self._answers.challenge(trainer if isinstance(trainer, str) else peer_id(trainer), number)
+            return await self._answers.challenge_trainer(trainer if isinstance(trainer, str) else peer_id(trainer), number)
 
 
 @pytest.fixture(autouse=True)
@@ -78,7 +78,7 @@ def court() -> Court:
     return made
 
 
-def saying(court: Court, trainer: bytes, finding: Finding) -> Callable[[], None]:
+def saying(court: Court, trainer: bytes, finding: ReplayFinding) -> Callable[[], None]:
     """Who is drawn finds this about that trainer, and that the others did well."""
 
     def said() -> None:
@@ -114,10 +114,10 @@ async def test_what_a_person_asked_for_is_replayed_first(court: Court, has_volun
     ("finding", "told"),
     [
         (MISMATCH, "(mismatch); the re-executed update differs by 0.0007 % of its length, up to 0.2 % pass"),
-        (Finding.OWN_0, "(rollout): it trained on other responses"),
+        (ReplayFinding.OWN_0, "(rollout): it trained on other responses"),
     ],
 )
-async def test_a_person_is_told_what_is_false(court: Court, finding: Finding, told: str) -> None:
+async def test_a_person_is_told_what_is_false(court: Court, finding: ReplayFinding, told: str) -> None:
     ask = Asked(court)
     said = saying(court, A, finding)
     ask.each_wait = lambda: (said(), court.judge(finding, 1))  # type: ignore[func-returns-value,assignment]
@@ -125,8 +125,8 @@ async def test_a_person_is_told_what_is_false(court: Court, finding: Finding, to
     assert court.suspended(A), "which is the newer line of the log"
 
 
-@pytest.mark.parametrize("finding", [WITHHELD, Finding.MALFORMED])
-async def test_of_what_was_not_replayed_no_deviation_is_told(court: Court, finding: Finding) -> None:
+@pytest.mark.parametrize("finding", [WITHHELD, ReplayFinding.MALFORMED])
+async def test_of_what_was_not_replayed_no_deviation_is_told(court: Court, finding: ReplayFinding) -> None:
     ask = Asked(court)
     entry = Entry(1, court.key, 4, A, B, Result.CHALLENGED, finding, 0)
     assert audits._told(entry, ask.state).endswith(f"({finding.label}); {JUDGED}")

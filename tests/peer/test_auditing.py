@@ -32,9 +32,9 @@ from peer.roles.trainer import Trainer
 from peer.roles.voter import fetch_reveal
 from protocol.errors import MissingBlobError, UserError
 from protocol.identity import peer_id, short_id
-from protocol.limits import ANSWER_MS, BLOB_PART_BYTES
+from protocol.limits import AUDIT_RESPONSE_MS, BLOB_PART_BYTES
 from protocol.messages import GetBlob, NoBlob
-from protocol.reasons import Finding
+from protocol.verdicts import ReplayFinding
 from storage.blobs import JOB_BYTES, Blobs
 from storage.parts import PartsFolder
 from tests.ledger.court import Court, withheld
@@ -143,13 +143,13 @@ SPEC = JobSpec(
 @pytest.fixture(autouse=True)
 def links_that_answer_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Windows are as long as their rounds take."""
-    monkeypatch.setattr(host, "ANSWER_MS", 0)
+    monkeypatch.setattr(host, "AUDIT_RESPONSE_MS", 0)
 
 
 @pytest.fixture
 def links_that_take_their_time(links_that_answer_at_once: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Windows are half a minute long at least: after the last round of a job they end by time alone."""
-    monkeypatch.setattr(host, "ANSWER_MS", ANSWER_MS)
+    monkeypatch.setattr(host, "AUDIT_RESPONSE_MS", AUDIT_RESPONSE_MS)
 
 
 class LateLiar(Liar):
@@ -284,7 +284,7 @@ async def test_losses_that_were_lost_are_not_opened_and_cost_rewards_alone(
                 kept(folder, opening)
 
         monkeypatch.setattr(losses, "keep", keep)
-        monkeypatch.setattr(host, "ANSWER_MS", 0)  # or it has half a minute to open them
+        monkeypatch.setattr(host, "AUDIT_RESPONSE_MS", 0)  # or it has half a minute to open them
         job = await made.train(replace(SPEC, rounds=ENDLESS, audit_window=4))
         for seat in made.seats[:3]:
             await seat.until(lambda driver: standing(made, 3).lost > 2)
@@ -336,15 +336,15 @@ async def test_a_scratch_job_is_audited_without_any_worker(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("attack", "found"),
     [
-        ("false-update", {Finding.MISMATCH}),
-        ("false-pass", {Finding.MISMATCH}),
-        ("free-rider", {Finding.MISMATCH}),
-        ("sign-flip", {Finding.MISMATCH}),
-        pytest.param("withhold", {Finding.WITHHELD}, marks=pytest.mark.real("rounds that go on while a fetch waits")),
+        ("false-update", {ReplayFinding.MISMATCH}),
+        ("false-pass", {ReplayFinding.MISMATCH}),
+        ("free-rider", {ReplayFinding.MISMATCH}),
+        ("sign-flip", {ReplayFinding.MISMATCH}),
+        pytest.param("withhold", {ReplayFinding.WITHHELD}, marks=pytest.mark.real("rounds that go on while a fetch waits")),
     ],
 )
 async def test_who_lies_where_nobody_looks_before_the_vote_is_suspended_by_all_and_nobody_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attack: str, found: set[Finding]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attack: str, found: set[ReplayFinding]
 ) -> None:
     monkeypatch.setattr(auditing, "WITHHELD_SECONDS_MIN", 0.5)
     spec = replace(SPEC, rounds=ENDLESS, audit_window=4 if attack == "withhold" else 40, auditors=4)
@@ -420,7 +420,7 @@ async def test_an_audit_that_is_due_late_calls_nothing_withheld(tmp_path: Path, 
 async def test_nothing_is_called_withheld_before_the_least_link_had_its_time_however_many_rounds_go_by(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host, "ANSWER_MS", 2_000)
+    monkeypatch.setattr(host, "AUDIT_RESPONSE_MS", 2_000)
     monkeypatch.setattr(auditing, "WITHHELD_SECONDS_MIN", 0.0)
     async with trainers(tmp_path, "withhold") as made:
         job, driver = await made.train(replace(SPEC, rounds=ENDLESS, audit_window=2)), made.seats[0].driver
@@ -429,7 +429,7 @@ async def test_nothing_is_called_withheld_before_the_least_link_had_its_time_how
         (height, entry), *_ = sorted(at.items())
         closed = next(item.height for item in driver.store.rounds(ENDLESS) if item.round == entry.round)
         times = [decode_header(driver.store.header(of) or b"").time_ms for of in (closed, height)]
-        assert times[1] - times[0] >= 2_000 and entry.finding is Finding.WITHHELD
+        assert times[1] - times[0] >= 2_000 and entry.finding is ReplayFinding.WITHHELD
         assert driver.state.jobs.jobs[job].round > entry.round + 2
         assert {standing(made, number).suspensions for number in range(3)} == {0}
 
@@ -475,7 +475,7 @@ async def test_a_proposal_that_is_shown_to_one_auditor_alone_is_shown_to_the_jud
         finished.set()
         await ended(made, job)
         (entry,) = [entry for entry in made.seats[0].driver.state.audits.log if entry.result is Result.SUSPENDED]
-        assert entry.finding is Finding.MISMATCH and entry.trainer == liar.public
+        assert entry.finding is ReplayFinding.MISMATCH and entry.trainer == liar.public
         await poll(lambda: not seat.auditing._shown)
 
 
@@ -486,8 +486,8 @@ async def test_a_quorum_of_voters_takes_a_job_back_to_an_anchor_and_all_go_on_fr
             await seat.until(lambda driver: driver.state.jobs.jobs[job].round >= 10)
         services = [service_of(seat) for seat in made.seats]
         with pytest.raises(UserError, match="take one of @0, @8"):
-            await services[0].rollback("sums", 5)
-        said = [await service.rollback("sums", 8) for service in services[:3]]
+            await services[0].request_rollback("sums", 5)
+        said = [await service.request_rollback("sums", 8) for service in services[:3]]
         assert said[0] == "1 of the 3 voters needed ask that job 'sums' goes back to @8; the others have to ask for the same"
         assert "a quorum of the voters wanted the model before them" in said[2]
         (undone,) = made.seats[2].driver.state.jobs.jobs[job].undone  # the others may not have applied that block
@@ -495,7 +495,7 @@ async def test_a_quorum_of_voters_takes_a_job_back_to_an_anchor_and_all_go_on_fr
             await seat.until(lambda driver: driver.state.jobs.jobs[job].round >= undone.last + 3)
             of = seat.driver.state.jobs.jobs[job]
             assert (undone.first, of.taken) == (8, of.round - undone.last - 1 + 8)
-        await services[0].cancel("sums")
+        await services[0].cancel_job("sums")
         await ended(made, job)
 
 
@@ -611,7 +611,7 @@ async def test_a_drawn_auditor_does_not_challenge_what_others_might_tolerate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tolerances: float, said: Result
 ) -> None:
     async def off(self: Trainer, round: Any, request: Any) -> Replayed:
-        return Replayed(Finding.MISMATCH, tolerances * SPEC.replay_tolerance, 0)
+        return Replayed(ReplayFinding.MISMATCH, tolerances * SPEC.replay_tolerance, 0)
 
     monkeypatch.setattr(Trainer, "replay", off)
     async with trainers(tmp_path) as made:
@@ -734,7 +734,7 @@ async def test_a_person_has_a_round_re_executed_and_all_confirm_what_is_false(tm
         asked, liar = made.seats[0], made.seats[3].public
         await volunteering(asked, liar)
         with patience():
-            told = await service_of(asked).challenge(peer_id(liar), None)
+            told = await service_of(asked).challenge_trainer(peer_id(liar), None)
         assert told.startswith(f"{short_id(asked.public)} challenges {short_id(liar)} in round ")
         assert "(mismatch); " in told and "% of its length" in told
         for seat in made.seats:
@@ -743,9 +743,9 @@ async def test_a_person_has_a_round_re_executed_and_all_confirm_what_is_false(tm
         assert standing(made, 0).upheld == 1 and not any(standing(made, number).refuted for number in range(3))
 
 
-@pytest.mark.parametrize(("attack", "found"), [("false-update", Finding.MISMATCH), ("withhold", Finding.WITHHELD)])
+@pytest.mark.parametrize(("attack", "found"), [("false-update", ReplayFinding.MISMATCH), ("withhold", ReplayFinding.WITHHELD)])
 async def test_a_lie_that_nobody_drew_is_found_once_the_loss_jumps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attack: str, found: Finding
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attack: str, found: ReplayFinding
 ) -> None:
     """Who sees it volunteers, and is drawn for the last rounds. While the loss falls nobody re-executes anything."""
     jump = 12
@@ -772,13 +772,13 @@ async def test_a_person_has_honest_rounds_re_executed_one_after_the_other(tmp_pa
         await volunteering(asked, trainer, made.seats[2].public)
         service = service_of(asked)
         with patience():
-            told = await service.challenge(peer_id(trainer), None)
+            told = await service.challenge_trainer(peer_id(trainer), None)
             (entry,) = (entry for entry in asked.driver.state.audits.log if entry.trainer == trainer)
             assert told == f"{short_id(asked.public)} replayed {short_id(trainer)} in round {entry.round + 1}: passed; " + (
                 "the re-executed update differs by 0 % of its length, up to 0.2 % pass"
             )
             await asked.until(lambda driver: driver.state.jobs.jobs[job].round > entry.round + 1)
-            again = await service.challenge(peer_id(made.seats[2].public), entry.round + 1)
+            again = await service.challenge_trainer(peer_id(made.seats[2].public), entry.round + 1)
         assert f"{short_id(made.seats[2].public)} in round {entry.round + 2}: passed" in again
         rounds = asked.driver.state.audits.jobs[job].rounds
         assert [number for number, of in rounds.items() if of.volunteers] == [entry.round, entry.round + 1]
@@ -832,7 +832,7 @@ async def test_what_a_person_asked_for_goes_before_what_was_drawn(tmp_path: Path
         yield
 
     async def anything(*_: object) -> Any:
-        return Replayed(Finding.MATCH)
+        return Replayed(ReplayFinding.MATCH)
 
     monkeypatch.setattr(auditing, "audit_request", anything)
     audits._replaying = SimpleNamespace(turn=turn)  # type: ignore[assignment]

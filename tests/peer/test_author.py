@@ -29,7 +29,7 @@ from peer.node.rounds import Effects
 from peer.settings.invitation import InvitationString
 from protocol import codec
 from protocol.errors import UserError
-from protocol.identity import Signed, sign
+from protocol.identity import Signed, sign_message
 from protocol.messages import Certificate, Transaction
 from tests.ledger.world import LANGUAGE, PEOPLE, SCRATCH, World
 from tests.peer.network import SCRATCH as REAL_SCRATCH
@@ -416,7 +416,7 @@ async def test_an_admission_that_others_tell_of_while_it_is_asked_for_again_is_o
         newcomer: Any = FastSigner("newcomer")
         told = log.world.admission(newcomer)
         invited = InvitationString(
-            log.world.genesis, ("127.0.0.1:1",), sign(ME, log.chain_id, Invitation(bytes(32), 100)), bytes(32), None
+            log.world.genesis, ("127.0.0.1:1",), sign_message(ME, log.chain_id, Invitation(bytes(32), 100)), bytes(32), None
         )
 
         class Told(Author):

@@ -28,7 +28,7 @@ from peer.commands.prompt import Prompt, Words
 from peer.commands.words import words
 from protocol.api import AuditsView, ModelFilesView, ModuleView, PeerView, StatusView, TrainRequest
 from protocol.errors import UserError
-from protocol.sampling import Sampling
+from protocol.sampling import SamplingOptions
 from tests.peer import fake_api
 from tests.peer.fake_api import ME, OTHER, FakeApi
 from training.spec import ESTIMATES, MUON_RATE, PRESETS, Inner, Rule, completed
@@ -252,13 +252,13 @@ async def test_answers_and_complaints_speak_of_names(monkeypatch: pytest.MonkeyP
         async def peers(self) -> tuple[PeerView, ...]:
             return tuple(replace(view, name=name) for view, name in zip(fake_api.PEERS, ("anna", "erin"), strict=True))
 
-        async def approve(self, peer: str) -> str:
+        async def approve_voter(self, peer: str) -> str:
             return f"{OTHER[:8]} has 1 of 3 approvals"
 
-        async def retire(self, peer: str, lower_tolerance: bool) -> str:
+        async def retire_member(self, peer: str, lower_tolerance: bool) -> str:
             raise UserError(f"{OTHER[:8]} votes already")
 
-        async def connect(self, address: str) -> str:
+        async def dial_address(self, address: str) -> str:
             return f"connected to {OTHER[:8]} at {address}"
 
     for line, answer in (
@@ -328,8 +328,8 @@ async def test_what_a_text_is_drawn_by_is_handed_on(monkeypatch: pytest.MonkeyPa
     line = r"sample Hi --job base@3 --tokens 9 --temperature 0.5 --top-k 4 --top-p .9 --stop '\n\n' --stop 'a\\b' --seed 7"
     _, _, api = await said(monkeypatch, capsys, line + "\nsample Hi --beams 3\n")
     first, second = api.asked
-    assert first == ("Hi", Sampling(9, 0.5, 4, 0.9, ("\n\n", "a\\b"), 7), "base@3", None)
-    assert second == ("Hi", Sampling(200, 0.0, beams=3), "", None)
+    assert first == ("Hi", SamplingOptions(9, 0.5, 4, 0.9, ("\n\n", "a\\b"), 7), "base@3", None)
+    assert second == ("Hi", SamplingOptions(200, 0.0, beams=3), "", None)
 
 
 @pytest.mark.parametrize(
@@ -354,7 +354,7 @@ async def test_a_chat_takes_its_turns_along_until_it_is_left(
     lines = r"chat --template 'Q: {}\nA:'", "one", "", "secret", "two", "quit", "invite"
     printed, status, api = await said(monkeypatch, capsys, "\n".join(lines) + "\n")
     assert status == 0 and "invitation-string" in printed, "the chat ends, and the prompt goes on"
-    how = Sampling()
+    how = SamplingOptions()
     first = "Q: one\nA:"
     assert api.asked[:3] == [
         (first, how, "", ()),
@@ -505,13 +505,13 @@ async def test_who_waits_for_a_decision_is_told_for_what_and_what_comes_of_it_is
     class Slow(FakeApi):
         seconds: float = 0.0
 
-        async def cancel(self, job: str) -> str:
+        async def cancel_job(self, job: str) -> str:
             await trio.sleep(self.seconds)
-            return await super().cancel(job)
+            return await super().cancel_job(job)
 
-        async def leave(self) -> str:
+        async def resign_as_voter(self) -> str:
             await trio.sleep(self.seconds)
-            return await super().leave()
+            return await super().resign_as_voter()
 
     waiting = "waiting for a quorum: 1 of 2 voters are here, 2 are needed"
     monkeypatch.setattr(fake_api, "STATUS", replace(fake_api.STATUS, waiting=waiting))
@@ -537,9 +537,9 @@ async def test_a_peer_that_answers_nothing_is_said_to_and_a_slow_answer_is_shown
             await trio.sleep(self.seconds if "status" in self.slow else 0)
             return await super().status()
 
-        async def features(self) -> tuple[ModuleView, ...]:
+        async def modules(self) -> tuple[ModuleView, ...]:
             await trio.sleep(self.seconds)
-            return await super().features()
+            return await super().modules()
 
     for seconds, slow, told in ((1.0, "status features", 0), (60.0, "status features", 1), (60.0, "features", 0)):
         shown: list[object] = []
@@ -550,7 +550,7 @@ async def test_a_peer_that_answers_nothing_is_said_to_and_a_slow_answer_is_shown
 
 async def test_a_test_that_is_never_decided_says_so(autojump_clock: trio.testing.MockClock) -> None:
     class Silent(FakeApi):
-        async def test(self) -> str:
+        async def run_test_round(self) -> str:
             return "4" * 64
 
         async def events(self, after: int, wait_seconds: float) -> tuple[()]:
@@ -739,9 +739,9 @@ async def test_evaluate_takes_a_folder_or_writes_a_jobs_model_first(monkeypatch:
         return measured
 
     class Holding(FakeApi):
-        async def model(self, path: str, job: str, format: str) -> ModelFilesView:
+        async def export_model(self, path: str, job: str, format: str) -> ModelFilesView:
             self.asked.append((Path(path).name, job, format))
-            return await super().model(path, job, format)
+            return await super().export_model(path, job, format)
 
     monkeypatch.setattr("peer.commands.beside.run", run)
     monkeypatch.chdir(tmp_path)

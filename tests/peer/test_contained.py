@@ -15,7 +15,7 @@ from ledger.members import Rename
 from peer.features import founding_modules
 from peer.node.node import Do
 from protocol.messages import Proposal
-from protocol.reasons import Verdict
+from protocol.verdicts import Verdict
 from rlhf.module import RlhfModule, RlhfState
 from tests.ledger.world import LANGUAGE, PEOPLE
 from tests.peer.network import network

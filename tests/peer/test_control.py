@@ -18,9 +18,9 @@ from peer.api import control
 from peer.api.calls import calls
 from peer.api.control import serve, socket_path
 from peer.settings.datadir import DataDirectory
-from protocol.api import PeerApi, PieceView, TrainRequest
+from protocol.api import PeerApi, TextPieceView, TrainRequest
 from protocol.errors import UserError
-from protocol.sampling import Sampling
+from protocol.sampling import SamplingOptions
 from tests.peer.fake_api import JOBS, ME, PEERS, ROUNDS, STATS, STATUS, FakeApi
 
 
@@ -42,23 +42,23 @@ async def test_every_value_arrives_as_it_was_given(client: PeerApi, api: FakeApi
     assert await client.peers() == PEERS
     assert await client.jobs() == JOBS
     assert await client.rounds(5) == ROUNDS
-    job = await client.test()
+    job = await client.run_test_round()
     assert await client.events(0, 0) == tuple(api.log)
-    async with aclosing(client.sample("once", Sampling(3, top_k=9, stop=("\n",)), "e@7", ("a turn",))) as pieces:
+    async with aclosing(client.sample_text("once", SamplingOptions(3, top_k=9, stop=("\n",)), "e@7", ("a turn",))) as pieces:
         assert [piece.text async for piece in pieces] == ["once", " goes", " on"]
-    assert api.asked.pop() == ("once", Sampling(3, top_k=9, stop=("\n",)), "e@7", ("a turn",))
+    assert api.asked.pop() == ("once", SamplingOptions(3, top_k=9, stop=("\n",)), "e@7", ("a turn",))
     assert job == "2" * 64
-    assert (await client.export("/x")).path == "/x"
-    assert await client.approve(ME) == "1 of 3 approvals"
-    assert [await client.challenge(ME, number) for number in (None, 4)] == [f"no false step of {ME}"] * 2
+    assert (await client.export_run("/x")).path == "/x"
+    assert await client.approve_voter(ME) == "1 of 3 approvals"
+    assert [await client.challenge_trainer(ME, number) for number in (None, 4)] == [f"no false step of {ME}"] * 2
     request = TrainRequest("n", "local", 3, 0, {"seed": "4"})
-    assert await client.train(request) == "1" * 64
+    assert await client.start_job(request) == "1" * 64
     assert api.asked == [ME, (ME, None), (ME, 4), request]
-    await client.stop()
+    await client.stop_peer()
     assert api.stopped
 
 
-async def all_of(pieces: AsyncGenerator[PieceView, None]) -> list[PieceView]:
+async def all_of(pieces: AsyncGenerator[TextPieceView, None]) -> list[TextPieceView]:
     async with aclosing(pieces):
         return [piece async for piece in pieces]
 
@@ -71,27 +71,27 @@ async def socket_pair() -> tuple[trio.SocketStream, trio.SocketStream]:
 def test_the_client_offers_every_declared_call_and_no_other(tmp_path: Path) -> None:
     client = control.client(tmp_path)
     assert all(callable(getattr(client, name)) for name in calls())
-    assert {"status", "stop"} < set(calls())
+    assert {"status", "stop_peer"} < set(calls())
     assert not hasattr(client, "undeclared")
 
 
 @pytest.mark.real("sockets")
 async def test_what_a_person_can_mend_travels_as_text(client: PeerApi) -> None:
     with pytest.raises(UserError, match="the last voter cannot leave"):
-        await client.leave()
+        await client.resign_as_voter()
 
 
 @pytest.mark.real("sockets")
 async def test_a_text_that_no_message_can_hold_is_told(client: PeerApi) -> None:
     """Bytes of a command line that are not UTF-8."""
     with pytest.raises(UserError, match=r"'\\udcff' is not UTF-8"):
-        await all_of(client.sample("\udcff", Sampling()))
+        await all_of(client.sample_text("\udcff", SamplingOptions()))
 
 
 @pytest.mark.real("sockets")
 async def test_a_bug_in_one_call_is_logged_and_stops_nothing(client: PeerApi, caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(UserError, match="failed at 'sample'"):
-        await all_of(client.sample("bug", Sampling()))
+    with pytest.raises(UserError, match="failed at 'sample_text'"):
+        await all_of(client.sample_text("bug", SamplingOptions()))
     assert "KeyError" in caplog.text
     assert await client.status() == STATUS
 
@@ -110,14 +110,14 @@ async def test_fault_of_the_disk_is_told_to_the_caller(
     async def fail(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(api, "export", fail)
+    monkeypatch.setattr(api, "export_run", fail)
     with pytest.raises(UserError, match=f"failed at 'export': {reason}; free some space"):
-        await client.export("/x")
+        await client.export_run("/x")
 
 
 @pytest.mark.real("sockets")
 async def test_a_caller_that_leaves_cancels_its_call_only(client: PeerApi, api: FakeApi) -> None:
-    async with aclosing(client.sample("wait", Sampling())) as pieces:
+    async with aclosing(client.sample_text("wait", SamplingOptions())) as pieces:
         assert (await anext(pieces)).text == "once"
         await api.waiting.wait()
     await api.cancelled.wait()
@@ -130,17 +130,17 @@ async def test_a_caller_that_takes_no_part_of_its_answer_is_left(monkeypatch: py
     made, ended = list[int](), trio.Event()
 
     class Endless(FakeApi):
-        async def sample(self, *asked: object) -> AsyncGenerator[PieceView, None]:  # type: ignore[override]
+        async def sample_text(self, *asked: object) -> AsyncGenerator[TextPieceView, None]:  # type: ignore[override]
             try:
                 while True:
                     made.append(len(made))
-                    yield PieceView("x" * 50_000)
+                    yield TextPieceView("x" * 50_000)
             finally:
                 ended.set()
 
     ours, theirs = await socket_pair()
     async with ours, theirs:
-        await control._send(theirs, [control.VERSION, "sample", calls()["sample"].write_arguments("p", Sampling())])
+        await control._send(theirs, [control.VERSION, "sample_text", calls()["sample_text"].write_arguments("p", SamplingOptions())])
         with trio.fail_after(90):
             await control._answer(Endless(), ours)
     assert ended.is_set() and len(made) < 100
@@ -290,8 +290,8 @@ async def test_a_peer_that_stops_while_it_is_asked_says_so(api: FakeApi, tmp_pat
         async with trio.open_nursery() as inner:
             inner.cancel_scope.shield = True
             inner.start_soon(stop_when_asked)
-            with pytest.raises(UserError, match="stopped before it answered 'sample'"):
-                await all_of(control.client(tmp_path).sample("wait", Sampling()))
+            with pytest.raises(UserError, match="stopped before it answered 'sample_text'"):
+                await all_of(control.client(tmp_path).sample_text("wait", SamplingOptions()))
 
 
 @pytest.mark.real("sockets")

@@ -16,9 +16,9 @@ from urllib.request import urlopen
 import pytest
 import trio
 
-from protocol.api import PieceView, TrainRequest
+from protocol.api import TextPieceView, TrainRequest
 from protocol.errors import UserError
-from protocol.sampling import TOKENS_MAX, Sampling
+from protocol.sampling import TOKENS_MAX, SamplingOptions
 from tests.peer.processes import Daemon, children, command, daemons, has_aiohttp, has_torch, peer, wait
 from tests.waiting import in_time, patience, patience_seconds
 from training.host import ModelHost
@@ -38,7 +38,7 @@ RUN = ("run", "--role", "voter", "--listen", "127.0.0.1:0")
 @pytest.mark.real("processes")
 async def test_it_answers_stops_on_sigterm_and_comes_back_to_its_root(daemon: Daemon) -> None:
     await daemon.start(*RUN, "--retire-after-days", "9").answers()
-    await daemon.client.test()
+    await daemon.client.run_test_round()
     before = await daemon.until(height=3)  # the job, its round, and the block that certifies the last root
     assert daemon.terminate() == 0
     assert "Traceback" not in daemon.log
@@ -50,7 +50,7 @@ async def test_it_answers_stops_on_sigterm_and_comes_back_to_its_root(daemon: Da
 async def test_with_its_default_settings_it_trains(daemon: Daemon) -> None:
     await daemon.start("run", "--listen", "127.0.0.1:0").answers()
     tiny = {"model.width": "16", "model.layers": "1", "model.hidden": "16", "local_steps": "1", "batch": "1"}
-    await daemon.client.train(TrainRequest("tiny", "", 1, 0, tiny))
+    await daemon.client.start_job(TrainRequest("tiny", "", 1, 0, tiny))
     with patience():
         while not (rounds := await daemon.client.rounds(1)):
             await daemon.client.events(-1, 0.1)
@@ -59,17 +59,17 @@ async def test_with_its_default_settings_it_trains(daemon: Daemon) -> None:
     assert (await daemon.client.stats()).worker.startswith("torch")
     await assert_it_says_what_it_is_asked(daemon)
     with pytest.raises(UserError, match="fits no finished jobs"):
-        await daemon.client.train(TrainRequest("more", "", 1, 0, {}, "huge"))
+        await daemon.client.start_job(TrainRequest("more", "", 1, 0, {}, "huge"))
     with pytest.raises(UserError, match="the model is that of job 'tiny'"):
-        await daemon.client.train(TrainRequest("more", "", 1, 0, tiny | {"model.width": "32"}, "tiny"))
-    await daemon.client.train(TrainRequest("more", "", 1, 0, {"local_steps": "1", "batch": "1"}, "tiny"))
+        await daemon.client.start_job(TrainRequest("more", "", 1, 0, tiny | {"model.width": "32"}, "tiny"))
+    await daemon.client.start_job(TrainRequest("more", "", 1, 0, {"local_steps": "1", "batch": "1"}, "tiny"))
     with patience():
         while len(await daemon.client.rounds(2)) < 2:
             await daemon.client.events(-1, 0.1)
             await trio.sleep(0.05)
     more = next(bytes.fromhex(view.job) for view in await daemon.client.jobs() if view.name == "more")
     export = str(daemon.directory.parent / "export")
-    await daemon.client.export(export)
+    await daemon.client.export_run(export)
     assert daemon.terminate() == 0
     host = ModelHost(daemon.directory / "models")
     assert (host.model(bytes.fromhex(rounds[0].job), 1).parameters == host.model(more, 0).parameters).all(), (
@@ -79,23 +79,23 @@ async def test_with_its_default_settings_it_trains(daemon: Daemon) -> None:
 
 
 async def assert_it_says_what_it_is_asked(daemon: Daemon) -> None:
-    def asked(how: Sampling, job: str = "", prompt: str = "The ") -> AsyncGenerator[PieceView, None]:
-        return daemon.client.sample(prompt, how, job)
+    def asked(how: SamplingOptions, job: str = "", prompt: str = "The ") -> AsyncGenerator[TextPieceView, None]:
+        return daemon.client.sample_text(prompt, how, job)
 
-    async def text(pieces: AsyncGenerator[PieceView, None]) -> str:
+    async def text(pieces: AsyncGenerator[TextPieceView, None]) -> str:
         async with aclosing(pieces):
             return "".join([piece.text async for piece in pieces])
 
-    long = Sampling(tokens=TOKENS_MAX, temperature=1.0)
+    long = SamplingOptions(max_tokens=TOKENS_MAX, temperature=1.0)
     async with aclosing(asked(long)) as pieces:
         begun = (await anext(pieces)).text  # the model may end its text soon
-    short = await text(asked(replace(long, tokens=40)))
+    short = await text(asked(replace(long, max_tokens=40)))
     assert begun.startswith(short) or short.startswith(begun), "a piece is as long as a slice of time allows"
-    assert short == await text(asked(replace(long, tokens=40), "tiny@1"))
-    assert short != await text(asked(replace(long, tokens=40, seed=1), "tiny@0"))
+    assert short == await text(asked(replace(long, max_tokens=40), "tiny@1"))
+    assert short != await text(asked(replace(long, max_tokens=40, seed=1), "tiny@0"))
     stop = next(character for character in short[3:] if character.isascii())  # others may be bytes that are no text
-    assert await text(asked(replace(long, tokens=40, stop=(stop,)))) == short.partition(stop)[0]
-    greedy = Sampling(tokens=9, temperature=0.0)
+    assert await text(asked(replace(long, max_tokens=40, stop=(stop,)))) == short.partition(stop)[0]
+    greedy = SamplingOptions(max_tokens=9, temperature=0.0)
     assert await text(asked(greedy)) == await text(asked(replace(greedy, beams=1)))
     for pieces, told in (
         (asked(long, "tiny@7"), "the model of job 'tiny' at round 7 is not here: this peer keeps 0, 1"),
@@ -103,7 +103,7 @@ async def assert_it_says_what_it_is_asked(daemon: Daemon) -> None:
         (asked(long, prompt=""), "the prompt is empty"),
         (asked(long, prompt="x" * 70_000), "a prompt of 70000 characters is longer than 65536"),
         (asked(replace(long, top_p=1.5)), "top_p 1.5 is no probability"),
-        (asked(replace(long, tokens=0)), "tokens: 0 .* is outside 1..4096"),
+        (asked(replace(long, max_tokens=0)), "tokens: 0 .* is outside 1..4096"),
     ):
         with pytest.raises(UserError, match=told):
             await text(pieces)
@@ -112,7 +112,7 @@ async def assert_it_says_what_it_is_asked(daemon: Daemon) -> None:
 @pytest.mark.real("processes")
 async def test_killed_at_any_time_it_comes_back_to_a_root_it_had(daemon: Daemon) -> None:
     await daemon.start(*RUN).answers()
-    await daemon.client.test()
+    await daemon.client.run_test_round()
     daemon.kill()
     await daemon.start(*RUN).answers()
     await daemon.until(height=3)
@@ -123,7 +123,7 @@ async def test_killed_at_any_time_it_comes_back_to_a_root_it_had(daemon: Daemon)
 @pytest.mark.real("processes")
 async def test_a_voter_loads_no_torch_not_even_after_a_round(daemon: Daemon) -> None:
     await daemon.start(*RUN).answers()
-    await daemon.client.test()
+    await daemon.client.run_test_round()
     await daemon.until(height=3)
     assert not has_torch(daemon.pid) and not has_aiohttp(daemon.pid)
     assert children(daemon.pid) == []  # and nobody who could have
@@ -164,7 +164,7 @@ async def test_where_the_port_for_annotators_is_taken_the_peer_says_so_and_goes_
         told = await said(daemon, "annotators are not served at 127.0.0.1:")
     assert told.endswith(": address already in use; name another address with --web-listen, or port 0")
     assert f" WARNING {told}" in daemon.log
-    await daemon.client.test()
+    await daemon.client.run_test_round()
     assert daemon.terminate() == 0 and "Traceback" not in daemon.log
 
 
@@ -187,7 +187,7 @@ async def test_a_full_disk_ends_it_with_one_line_and_nothing_lost(daemon: Daemon
     assert daemon.process is not None
     with patience():
         try:
-            await daemon.client.test()
+            await daemon.client.run_test_round()
         except Exception as error:  # whatever a client sees of a peer that stops
             assert "peer" in str(error)
     status = await trio.to_thread.run_sync(wait, daemon.process)
@@ -198,7 +198,7 @@ async def test_a_full_disk_ends_it_with_one_line_and_nothing_lost(daemon: Daemon
     assert "ledger.sqlite" in last
     after = await daemon.start(*RUN).answers()
     assert after.state_root == before.state_root
-    await daemon.client.test()
+    await daemon.client.run_test_round()
     await daemon.until(height=before.height + 3)
 
 

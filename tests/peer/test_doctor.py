@@ -22,7 +22,7 @@ from peer.doctor.doctor import _of_status, examine
 from peer.doctor.findings import EXIT_STATUS, Finding, Level, gravest, ok, warning
 from peer.settings.config import load
 from peer.settings.datadir import DataDirectory
-from protocol.api import AlertView, AsideView, BlockView, Cause, EventView, Severity
+from protocol.api import AlertCause, AlertSeverity, AlertView, BlockView, EventView, OptionalServiceView
 from protocol.identity import WIRE_VERSIONS, peer_id
 from scenarios.gateway import Router, running
 from storage.store import Store
@@ -63,9 +63,11 @@ async def looked(directory: DataDirectory, **flags: str) -> list[Finding]:
 
 
 def test_each_cause_of_an_alert_has_advice() -> None:
-    told = [AlertView(cause, "", Severity.WARNING, "what") for cause in Cause]
+    told = [AlertView(cause, "", AlertSeverity.WARNING, "what") for cause in AlertCause]
     found = list(_of_status(STATUS, told))
-    assert len([finding for finding in found if finding.text == "what" and finding.advice]) == len(Cause) - 1, "but for the disk"
+    assert len([finding for finding in found if finding.text == "what" and finding.advice]) == len(AlertCause) - 1, (
+        "but for the disk"
+    )
 
 
 @pytest.mark.real("sockets")
@@ -141,7 +143,7 @@ async def test_the_router_and_the_local_network_have_a_row_each_where_they_are_o
     monkeypatch.setattr(asides, "_is_there", lambda package: False)
     lacking = await asides.of_stopped(config)
     assert [row.advice.split(",")[0] for row in lacking] == ["pip install miniupnpc", "pip install zeroconf"]
-    said = asides.of_running([AsideView("upnp", True, "forwards"), AsideView("mdns", False, "no")])
+    said = asides.of_running([OptionalServiceView("upnp", True, "forwards"), OptionalServiceView("mdns", False, "no")])
     assert [row.level for row in said] == [Level.OK, Level.WARNING]
 
 

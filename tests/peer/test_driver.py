@@ -17,9 +17,9 @@ from peer.roles.voter import Voter
 from peer.worker.supervisor import WorkerFailed
 from protocol import codec
 from protocol.errors import MissingBlobError, StorageError, UserError
-from protocol.identity import Signed, sign
-from protocol.messages import Ballot, Commit, GetRound, Prepare, Proposal, Relay, Vote
-from protocol.reasons import Verdict
+from protocol.identity import Signed, sign_message
+from protocol.messages import Ballot, Commit, GetRound, GossipEnvelope, Prepare, Proposal, Vote
+from protocol.verdicts import Verdict
 from rounds.ballots import Outcome
 from storage.blobs import Blobs
 from tests.peer.chain import LANGUAGE
@@ -299,7 +299,7 @@ async def test_a_round_message_of_a_stranger_is_counted_and_changes_nothing(tmp_
         root = judge.driver.state.jobs.jobs[job].model_root
         for ballot in (Ballot(job, 0, root, ()), Ballot(job, 0, bytes(32), ())):
             signer = stranger.identity if ballot.model_root == root else made.seats[2].identity
-            relay = Relay(sign(signer, judge.driver.chain_id, ballot))
+            relay = GossipEnvelope(sign_message(signer, judge.driver.chain_id, ballot))
             stranger.network.send(judge.public, codec.encode(relay), Priority.VOTE)
         await poll(lambda: set(judge.driver.node.refused) == {"not-a-member", "wrong-round"})
         held[0].released = True
@@ -328,7 +328,7 @@ async def test_a_vote_with_anothers_signature_costs_the_link(tmp_path: Path) -> 
         driver = voter.driver
         voters = driver.replica._chain.voters(driver.replica.height)
         assert voters is not None
-        forged = sign(stranger.identity, driver.chain_id, Prepare(voters.hash, driver.replica.height, 0, bytes(32)))
+        forged = sign_message(stranger.identity, driver.chain_id, Prepare(voters.hash, driver.replica.height, 0, bytes(32)))
         vote = Vote(Signed(forged.body, voter.public, forged.signature))
         stranger.network.send(voter.public, codec.encode(vote), Priority.VOTE)
         await poll(lambda: voter.network.refused().get("bad-signature") == 1)

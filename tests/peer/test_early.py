@@ -18,7 +18,7 @@ from protocol import codec
 from protocol.identity import Identity, Signed
 from protocol.limits import DECLARATION_BYTES_MAX, TRAINERS_MAX, VOTERS_MAX
 from protocol.messages import Ballot, CutOff, Judgement, LossCommitment, Proposal, Vouch
-from protocol.reasons import Verdict
+from protocol.verdicts import Verdict
 from tests.peer.chain import Chain
 
 KEYS = tuple(number.to_bytes(32, "big") for number in range(TRAINERS_MAX))

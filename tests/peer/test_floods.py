@@ -20,9 +20,18 @@ from peer.driver.driver import INBOX_BYTES_MAX as INBOX_BYTES_MAX_OF_DRIVER
 from peer.driver.transfer import INBOX_BYTES_MAX
 from protocol import codec
 from protocol.codec import Length
-from protocol.identity import Signed, sign
-from protocol.limits import HEADER_BYTES_MAX, PART_BYTES_MAX
-from protocol.messages import Content, Part, Proposed, Relay, Status, TimeoutCertificate, Transaction, ViewEnded
+from protocol.identity import Signed, sign_message
+from protocol.limits import HEADER_BYTES_MAX, SNAPSHOT_PART_BYTES_MAX
+from protocol.messages import (
+    GossipEnvelope,
+    ProposeEnvelope,
+    SnapshotContent,
+    SnapshotPart,
+    Status,
+    TimeoutCertificate,
+    Transaction,
+    ViewEnded,
+)
 from tests.ledger.world import PEOPLE
 from tests.peer.network import network, poll
 from tests.peer.nodes import Pack
@@ -54,7 +63,7 @@ def _relays(pack: Pack, signer: FastSigner, kind: str, count: int, size: int = L
     """As they come over a link: each in bytes of its own."""
     for number in range(count):
         transaction = Transaction(1, 9, kind, _noise(number, size))
-        data = codec.encode(Relay(sign(signer, pack.world.chain, transaction)))
+        data = codec.encode(GossipEnvelope(sign_message(signer, pack.world.chain, transaction)))
         pack[0].turn(Received(signer.public, data))
 
 
@@ -79,7 +88,7 @@ def test_accepted_messages_stay_decoded_within_a_bound_in_bytes() -> None:
 
     def flood() -> None:
         for number in range(300):
-            signed = sign(STRANGER, pack.world.chain, Transaction(number, 9, "any", _noise(number)))
+            signed = sign_message(STRANGER, pack.world.chain, Transaction(number, 9, "any", _noise(number)))
             rules.remember(signed, rules.open_transaction(signed))
 
     assert 0.1 * OPENED_BYTES_MAX < _retained(flood) < OPENED_BYTES_MAX + SLACK_BYTES
@@ -104,7 +113,7 @@ def test_messages_for_later_heights_are_bounded_in_bytes_for_each_peer() -> None
 def test_proposals_for_later_heights_are_counted_with_their_headers() -> None:
     future = Future()
     for number in range(3_000):
-        proposed = Proposed(Signed(b"1", bytes(32), bytes(64)), _noise(number, HEADER_BYTES_MAX), b"", None)
+        proposed = ProposeEnvelope(Signed(b"1", bytes(32), bytes(64)), _noise(number, HEADER_BYTES_MAX), b"", None)
         future.keep(number.to_bytes(32), 5, proposed)
     held = sum(len(codec.encode(kept)) for _, kept, _ in future._proposals.values())
     assert PROPOSALS_BYTES_MAX // 2 < held <= PROPOSALS_BYTES_MAX
@@ -130,7 +139,7 @@ async def test_parts_of_snapshots_that_nobody_asked_for_wait_within_a_bound_in_b
     async with network(tmp_path, founders=1) as made:
         snapshots = made.seats[0].driver.snapshots
         for number in range(100):
-            part = Part(1, Content.BLOCK, b"", number, _noise(number, PART_BYTES_MAX))
+            part = SnapshotPart(1, SnapshotContent.BLOCK, b"", number, _noise(number, SNAPSHOT_PART_BYTES_MAX))
             snapshots.received(STRANGER.public, codec.encode(part))
             assert snapshots._inbox_bytes <= INBOX_BYTES_MAX
         await poll(lambda: snapshots._inbox_bytes == 0)
@@ -139,7 +148,7 @@ async def test_parts_of_snapshots_that_nobody_asked_for_wait_within_a_bound_in_b
 async def test_what_waits_for_the_driver_is_bounded_in_bytes_and_nothing_of_it_is_lost(tmp_path: Path) -> None:
     async with network(tmp_path, founders=1) as made, trio.open_nursery() as nursery:
         driver = made.seats[0].driver
-        data = codec.encode(Relay(sign(STRANGER, driver.chain_id, Transaction(1, 9, "any", bytes(LARGE)))))
+        data = codec.encode(GossipEnvelope(sign_message(STRANGER, driver.chain_id, Transaction(1, 9, "any", bytes(LARGE)))))
         waited, delivered = list[int](), 0
 
         async def deliver() -> None:

@@ -30,7 +30,7 @@ async def test_a_whole_group_that_is_terminated_ends_cleanly(daemon: Daemon) -> 
     """In the middle of training; and the peer goes on from there."""
     daemon.start(*RUN)
     await daemon.answers()
-    job = await daemon.client.train(TrainRequest("text", "", 1_000_000, 0, TINY))
+    job = await daemon.client.start_job(TrainRequest("text", "", 1_000_000, 0, TINY))
     await _rounds(daemon, job, 2)
     workers = children(daemon.pid)
     assert workers and {os.getpgid(process) for process in (daemon.pid, *workers)} == {daemon.pid}

@@ -14,7 +14,7 @@ from consensus.voters import VoterSet
 from features.names import Names
 from peer.driver.hearing import Hearing, bits_of, heard_of
 from protocol.identity import Identity, peer_id, short_id
-from protocol.messages import Hears
+from protocol.messages import LivenessReport
 from tests.transport.helpers import MemoryBlobs
 from transport.memory import MemoryNetwork, Mesh
 
@@ -123,7 +123,7 @@ async def test_what_the_others_say_changes_a_table_and_nothing_else(autojump_clo
     """The planted lie: nobody hears anybody."""
     async with world(voters=4) as (_, peers):
         anna, hearing = peers[0]
-        nobody = Hears(VoterSet(tuple(KEYS[:4])).hash, b"\0")
+        nobody = LivenessReport(VoterSet(tuple(KEYS[:4])).hash, b"\0")
         for network, _ in peers[1:]:
             network.tell(nobody, {anna.me})
         await trio.sleep(0.1)
@@ -148,7 +148,7 @@ def peers_links(hearing: Hearing) -> Any:
 
 async def test_a_report_about_other_voters_says_nothing(autojump_clock: MockClock) -> None:
     async with world(voters=2) as (_, ((anna, hearing), (bert, _))):
-        bert.tell(Hears(bytes(32), b"\0"), {anna.me})
+        bert.tell(LivenessReport(bytes(32), b"\0"), {anna.me})
         await trio.sleep(0.1)
         assert hearing.matrix()[peer_id(bert.me)] == {peer_id(anna.me): None}
 

@@ -17,7 +17,7 @@ from peer.settings.invitation import DAY_MS, admission, invitation_text, make_in
 from peer.settings.invitations import InvitationBook, Made
 from protocol.api import INVITATION_DAYS_MAX
 from protocol.errors import StorageError, UserError
-from protocol.identity import Identity, peer_id, sign
+from protocol.identity import Identity, peer_id, sign_message
 from tests.ledger.world import MODULES, World
 from tests.peer.network import network, running
 
@@ -34,7 +34,7 @@ async def inviter(folder: Path, observers: int = 0) -> AsyncIterator[tuple[Runni
 async def test_what_a_peer_made_is_listed_without_its_secret(tmp_path: Path) -> None:
     async with inviter(tmp_path) as (peer, _):
         api = service(peer)
-        text = await api.invite(3)
+        text = await api.create_invitation(3)
         (view,) = await api.invitations()
         invitation = parse_invitation(text)
         token = Identity(invitation.token_seed)
@@ -47,21 +47,23 @@ async def test_what_a_peer_made_is_listed_without_its_secret(tmp_path: Path) -> 
 async def test_a_revoked_invitation_admits_nobody_and_says_so_in_the_list(tmp_path: Path) -> None:
     async with inviter(tmp_path, observers=1) as (peer, newcomer):
         api = service(peer)
-        texts = [await api.invite(7) for _ in range(2)]
+        texts = [await api.create_invitation(7) for _ in range(2)]
         first, second = await api.invitations()
-        assert await api.revoke(first.token[:6]) == f"invitation {first.token[:8]} is revoked: it admits nobody any more"
+        assert (
+            await api.revoke_invitation(first.token[:6]) == f"invitation {first.token[:8]} is revoked: it admits nobody any more"
+        )
         assert [view.state for view in await api.invitations()] == ["revoked", "open"]
         with pytest.raises(UserError, match="was revoked already"):
-            await api.revoke(first.token)
+            await api.revoke_invitation(first.token)
         revoked, still_open = (admission(parse_invitation(text), newcomer.driver.signer.public, "ben") for text in texts)
         with pytest.raises(UserError, match="the invitation was revoked: ask whoever invited you"):
             await newcomer.author.submit("member/admit", revoked)
         await newcomer.author.submit("member/admit", still_open)
         assert [view.state for view in await api.invitations()] == ["revoked", "used"]
         with pytest.raises(UserError, match="was used already"):
-            await api.revoke(second.token)
+            await api.revoke_invitation(second.token)
         with pytest.raises(UserError, match="only a voter can invite"):
-            await service(newcomer).invite(7)
+            await service(newcomer).create_invitation(7)
 
 
 @pytest.mark.parametrize("text", ["", "1", "folkmoot1:abc"])  # no token has a 1, and every other beginning may be one's
@@ -69,9 +71,9 @@ async def test_what_names_no_invitation_or_two_is_refused(tmp_path: Path, text: 
     async with inviter(tmp_path) as (peer, _):
         api = service(peer)
         for _ in range(2):
-            await api.invite(7)
+            await api.create_invitation(7)
         with pytest.raises(UserError, match=r"that this peer made.*; `invitations` lists them"):
-            await api.revoke(text)
+            await api.revoke_invitation(text)
 
 
 @pytest.mark.parametrize("days", [0, -1, INVITATION_DAYS_MAX + 1, 2**40])
@@ -79,7 +81,7 @@ async def test_how_long_an_invitation_lives_is_bounded(tmp_path: Path, days: int
     async with inviter(tmp_path) as (peer, _):
         api = service(peer)
         with pytest.raises(UserError, match=rf"--days {days} is outside 1..90"):
-            await api.invite(days)
+            await api.create_invitation(days)
         assert await api.invitations() == ()
 
 
@@ -88,7 +90,7 @@ def test_what_became_of_an_invitation_follows_from_the_state() -> None:
     me, stranger = Identity(bytes(32)), world.genesis.voters.keys[0]
 
     def made(signed_by: Identity, expires: int) -> Made:
-        return Made(sign(signed_by, world.chain, Invitation(stranger, expires)), 1, ())
+        return Made(sign_message(signed_by, world.chain, Invitation(stranger, expires)), 1, ())
 
     assert made(me, world.state.time_ms - 1).outcome(world.state) == "expired"
     assert made(me, world.state.time_ms).outcome(world.state) == "without effect: its key does not vote"
@@ -97,7 +99,7 @@ def test_what_became_of_an_invitation_follows_from_the_state() -> None:
 async def test_the_book_is_there_after_a_restart_and_forgets_the_oldest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(invitations, "KEPT_MAX", 2)
     book = InvitationBook(tmp_path / "invitations")
-    made = [Made(sign(Identity(bytes(32)), bytes(32), Invitation(bytes([n]) * 32, n)), n, ("a:1",)) for n in range(3)]
+    made = [Made(sign_message(Identity(bytes(32)), bytes(32), Invitation(bytes([n]) * 32, n)), n, ("a:1",)) for n in range(3)]
     for item in made:
         await book.add(item)
     assert book.made == InvitationBook(tmp_path / "invitations").made == tuple(made[1:])
@@ -115,7 +117,7 @@ def test_a_damaged_book_is_one_line_that_says_what_to_do(tmp_path: Path, damage:
 async def test_a_person_says_where_newcomers_dial(tmp_path: Path) -> None:
     async with inviter(tmp_path) as (peer, _):
         api = service(peer)
-        made = parse_invitation(await api.invite(7, ("peer.lab:7700", "[2001:db8::7]:1", "peer.lab:7700")))
+        made = parse_invitation(await api.create_invitation(7, ("peer.lab:7700", "[2001:db8::7]:1", "peer.lab:7700")))
         assert made.addresses == ("peer.lab:7700", "[2001:db8::7]:1")
         for said, why in (
             (("peer.lab:0",), "port 0"),
@@ -123,7 +125,7 @@ async def test_a_person_says_where_newcomers_dial(tmp_path: Path) -> None:
             (("a:1",) * 9, "too many"),
         ):
             with pytest.raises(UserError, match=f"^--address: .*{why}"):
-                await api.invite(7, said)
+                await api.create_invitation(7, said)
         assert len(peer.invited.made) == 1
 
 
@@ -132,9 +134,9 @@ async def test_a_machine_that_nobody_reaches_invites_nobody_unless_told_where(tm
         api = service(peer)
         peer.addresses = tuple
         with pytest.raises(UserError, match=r"no address of this machine but loopback.*invite --address HOST:PORT.*advertise"):
-            await api.invite(7, ())
+            await api.create_invitation(7, ())
         assert peer.invited.made == ()
-        assert parse_invitation(await api.invite(7, ("10.0.0.1:7700",))).addresses == ("10.0.0.1:7700",)
+        assert parse_invitation(await api.create_invitation(7, ("10.0.0.1:7700",))).addresses == ("10.0.0.1:7700",)
 
 
 @pytest.mark.parametrize("address", ["a b:1", "peer.lab:0"])

@@ -12,7 +12,7 @@ from peer.driver.eventlog import EventLog
 from peer.driver.lateness import LATE_ROUNDS_MIN, LATE_SECONDS_MIN, Lateness
 from peer.driver.witness import Witness
 from peer.node.node import RoundClosed
-from protocol.reasons import Verdict
+from protocol.verdicts import Verdict
 from rounds.ballots import Outcome
 from tests.peer.network import network, one_root, poll
 from tests.sim.keys import FastSigner

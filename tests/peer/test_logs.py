@@ -19,7 +19,7 @@ from peer.driver.eventlog import EventLog
 from peer.driver.witness import Witness, rotations
 from peer.settings.config import Config
 from protocol import codec
-from protocol.identity import peer_id, short_id, sign
+from protocol.identity import peer_id, short_id, sign_message
 from protocol.messages import Transaction
 from tests.ledger.world import PEOPLE, World
 from tests.peer.network import certified, network
@@ -112,7 +112,7 @@ async def test_a_round_is_one_line_at_info(tmp_path: Path, caplog: pytest.LogCap
 async def test_a_key_that_replaces_another_is_one_line_in_the_log_of_everybody() -> None:
     transactions = [Transaction(1, 9, "member/rotate", codec.encode(Rotate(NEW.public, bytes(64))))]
     transactions += [Transaction(2, 9, "member/leave", b"\x90")]
-    (pair,) = rotations([sign(OLD, CHAIN, transaction) for transaction in transactions])
+    (pair,) = rotations([sign_message(OLD, CHAIN, transaction) for transaction in transactions])
     assert pair == (OLD.public, NEW.public)
     witness = Witness(EventLog(), lambda: 0.0)
     witness.rotated(*pair)

@@ -9,7 +9,7 @@ from ledger.members import Approve, Leave, Rename, Stand
 from ledger.state import State
 from peer.driver.news import names_of, news
 from protocol.identity import short_id
-from protocol.reasons import Verdict
+from protocol.verdicts import Verdict
 from tests.ledger.world import PEOPLE, UNAUDITED, World
 
 FOUNDERS, NEW = PEOPLE[:4], PEOPLE[8]

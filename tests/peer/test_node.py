@@ -18,9 +18,20 @@ from ledger.state import decode_body
 from peer.node import node as node_module
 from peer.node.node import AppliedBlock, Do, Item, RoundClosed, RoundOpened
 from protocol import codec
-from protocol.identity import Signed, sign
-from protocol.messages import Accusation, Ballot, GetRound, Heard, Notice, Proposal, Relay, Status, TimedOut, Transaction
-from protocol.reasons import Verdict
+from protocol.identity import Signed, sign_message
+from protocol.messages import (
+    Ballot,
+    EvidenceMessage,
+    GetRound,
+    GossipEnvelope,
+    InclusionList,
+    OwnStatements,
+    Proposal,
+    Status,
+    TimeoutEnvelope,
+    Transaction,
+)
+from protocol.verdicts import Verdict
 from tests.ledger.world import LANGUAGE, PEOPLE
 from tests.peer.nodes import Pack, Shell
 from tests.sim.keys import FastSigner
@@ -46,14 +57,14 @@ def hears(shell: Shell, sender: Shell, message: object) -> None:
 def proposals(pack: Pack, job: bytes, liar: FastSigner) -> tuple[Signed, Signed]:
     root = pack[0].node.state.jobs.jobs[job].model_root
     pair = [Proposal(job, 0, root, bytes([n]) * 32, 1, bytes(32), None) for n in range(2)]
-    first, second = (sign(liar, pack.world.chain, proposal) for proposal in pair)
+    first, second = (sign_message(liar, pack.world.chain, proposal) for proposal in pair)
     return first, second
 
 
 def evidence_of(liar: FastSigner, pack: Pack, variant: int = 0) -> Evidence:
     """Two ballots of a round that nobody has heard of."""
     job = bytes([variant + 1]) * 32
-    first, second = (sign(liar, pack.world.chain, Ballot(job, 0, bytes([n]) * 32, ())) for n in range(2))
+    first, second = (sign_message(liar, pack.world.chain, Ballot(job, 0, bytes([n]) * 32, ())) for n in range(2))
     return Evidence(first, second)
 
 
@@ -113,31 +124,31 @@ def test_bytes_that_are_no_message_are_the_fault_of_who_sent_them(pack: Pack, da
 
 def test_one_bad_message_does_not_spoil_the_others_of_its_turn(pack: Pack) -> None:
     signed = pack.world.tx(PEOPLE[0], "member/register", Register(("trainer",)))
-    good, bad = Received(pack[1].me, codec.encode(Relay(signed))), Received(pack[2].me, b"?")
+    good, bad = Received(pack[1].me, codec.encode(GossipEnvelope(signed))), Received(pack[2].me, b"?")
     turn = pack[0].turn(bad, good)
     assert [fault.peer for fault in turn.faults] == [pack[2].me] and list(pack[0].node.ledger.pool) == [signed]
 
 
 def test_a_transaction_is_passed_on_once(pack: Pack) -> None:
     signed = pack.world.tx(PEOPLE[1], "member/register", Register(()), ahead=5)
-    pack[0].said(Relay)
-    hears(pack[0], pack[1], Relay(signed))
-    assert Relay(signed) in pack[0].said(Relay)
-    hears(pack[0], pack[2], Relay(signed))
-    assert pack[0].said(Relay) == []
+    pack[0].said(GossipEnvelope)
+    hears(pack[0], pack[1], GossipEnvelope(signed))
+    assert GossipEnvelope(signed) in pack[0].said(GossipEnvelope)
+    hears(pack[0], pack[2], GossipEnvelope(signed))
+    assert pack[0].said(GossipEnvelope) == []
 
 
 def test_what_we_want_decided_is_said_again_because_who_is_a_block_behind_cannot_keep_it(pack: Pack) -> None:
     signed = pack.world.tx(PEOPLE[0], "member/register", Register(()), ahead=5)
     pack[0].say(signed)
     pack.settle()
-    pack[1].said(Relay)
+    pack[1].said(GossipEnvelope)
     for _ in range(2):
-        pack[0].said(Relay)
+        pack[0].said(GossipEnvelope)
         pack.pass_time(node_module.OWN_REPEAT_SECONDS)
         pack[0].turn()
-        assert Relay(signed) in pack[0].said(Relay)
-    assert Relay(signed) not in pack[1].said(Relay)
+        assert GossipEnvelope(signed) in pack[0].said(GossipEnvelope)
+    assert GossipEnvelope(signed) not in pack[1].said(GossipEnvelope)
 
 
 def test_what_we_want_decided_is_said_again_with_every_block(pack: Pack) -> None:
@@ -146,12 +157,12 @@ def test_what_we_want_decided_is_said_again_with_every_block(pack: Pack) -> None
     pack.settle()
     for ahead in (1, 2):
         began = pack.now
-        pack[0].said(Relay)
+        pack[0].said(GossipEnvelope)
         height = pack[0].node.state.height
         pack[1].say(pack.world.tx(PEOPLE[1], "member/register", Register(()), ahead=ahead))
         pack.until(lambda shell, height=height: shell.node.state.height > height)
         assert pack.now < began + node_module.OWN_REPEAT_SECONDS
-        assert Relay(signed) in pack[0].said(Relay)
+        assert GossipEnvelope(signed) in pack[0].said(GossipEnvelope)
 
 
 def test_who_catches_up_says_again_what_it_wants_decided_only_with_the_last_block(pack: Pack) -> None:
@@ -170,21 +181,21 @@ def test_who_catches_up_says_again_what_it_wants_decided_only_with_the_last_bloc
     pack[0].sent.clear()
     pack.settle()  # it takes no time, in which what waits would be said again anyway
     assert pack[0].node.state.height == height
-    assert [to for to, message in pack[0].sent if message == Relay(signed)] == [None]
+    assert [to for to, message in pack[0].sent if message == GossipEnvelope(signed)] == [None]
 
 
 def test_a_transaction_that_is_held_is_not_verified_and_applied_again(pack: Pack, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its author says it again every second, and every new link tells it: that must cost no signature."""
     signed = pack.world.tx(PEOPLE[1], "member/register", Register(()), ahead=5)
-    hears(pack[0], pack[1], Relay(signed))
-    pack[0].said(Relay)
+    hears(pack[0], pack[1], GossipEnvelope(signed))
+    pack[0].said(GossipEnvelope)
     opened: list[Signed] = []
     real = pack[0].node.rules.open
     monkeypatch.setattr(pack[0].node.rules, "open", lambda given, kinds: (opened.append(given), real(given, kinds))[1])
-    hears(pack[0], pack[2], Relay(signed))
-    assert opened == [] and pack[0].last.faults == () and pack[0].said(Relay) == []
+    hears(pack[0], pack[2], GossipEnvelope(signed))
+    assert opened == [] and pack[0].last.faults == () and pack[0].said(GossipEnvelope) == []
     forged = Signed(signed.body, signed.signer, bytes(64))
-    hears(pack[0], pack[2], Relay(forged))
+    hears(pack[0], pack[2], GossipEnvelope(forged))
     assert opened == [forged] and [fault.peer for fault in pack[0].last.faults] == [pack[2].me]
 
 
@@ -193,7 +204,7 @@ def test_rounds_open_and_close_with_the_blocks_that_do_it(pack: Pack) -> None:
     (opened,) = pack[0].node.take_round_changes()
     assert isinstance(opened, RoundOpened) and opened.key == (job, 0) and not opened.spoken
     assert pack[0].node.take_round_changes() == ()
-    hears(pack[0], pack[1], Relay(proposals(pack, job, PEOPLE[0])[0]))
+    hears(pack[0], pack[1], GossipEnvelope(proposals(pack, job, PEOPLE[0])[0]))
     for person in PEOPLE[:4]:
         pack.shells[person.public].say(pack.world.tx(person, "job/stop", Stop(job), ahead=1 + (person is PEOPLE[0])))
     pack.until(lambda shell: not shell.node.state.jobs.running())
@@ -223,12 +234,12 @@ def test_a_ballot_is_a_record_of_the_turn_that_sends_it(pack: Pack) -> None:
     job = start_job(pack)
     liar_free, _ = proposals(pack, job, PEOPLE[0])
     for shell in pack:
-        hears(shell, pack[1], Relay(liar_free))
+        hears(shell, pack[1], GossipEnvelope(liar_free))
     pack[1].node.rounds.judge((job, 0), PEOPLE[0].public, Verdict.ACCEPT, pack.now)
     pack.pass_time(200.0)
     ballots = [record for record in pack[1].journal.records if isinstance(record, RoundVoted) and record.tag == "ballot"]
     assert len(ballots) == 1
-    assert any(message == Relay(ballots[0].signed) for _, message in pack[1].sent)
+    assert any(message == GossipEnvelope(ballots[0].signed) for _, message in pack[1].sent)
 
 
 def test_a_vouch_is_a_record_of_the_turn_that_sends_it_and_reaches_those_who_have_no_link_to_its_author(pack: Pack) -> None:
@@ -239,7 +250,7 @@ def test_a_vouch_is_a_record_of_the_turn_that_sends_it_and_reaches_those_who_hav
     pack[1].turn()
     (vouch,) = [record for record in pack[1].last.records if isinstance(record, RoundVoted)]
     assert vouch.tag == f"vouch:{PEOPLE[0].public.hex()}"
-    assert any(message == Relay(vouch.signed) for _, message in pack[1].sent)
+    assert any(message == GossipEnvelope(vouch.signed) for _, message in pack[1].sent)
     pack.settle()
     assert all(vouch.signed in shell.node.rounds.held((job, 0)) for shell in pack)
 
@@ -247,18 +258,18 @@ def test_a_vouch_is_a_record_of_the_turn_that_sends_it_and_reaches_those_who_hav
 def test_a_round_that_cannot_be_closed_is_asked_about_and_the_answer_is_given_once_a_second(pack: Pack) -> None:
     job = start_job(pack)
     first, _ = proposals(pack, job, PEOPLE[0])
-    hears(pack[0], pack[1], Relay(first))
+    hears(pack[0], pack[1], GossipEnvelope(first))
     pack[1].said(GetRound)
     pack.pass_time(4.0)
     assert GetRound(job, 0) in pack[1].said(GetRound)
-    pack[0].said(Relay)
+    pack[0].said(GossipEnvelope)
     for asked in (1, 0):
         pack.now += 0.1
         hears(pack[0], pack[1], GetRound(job, 0))
-        assert pack[0].said(Relay).count(Relay(first)) == asked
+        assert pack[0].said(GossipEnvelope).count(GossipEnvelope(first)) == asked
     pack.now += 1.0
     hears(pack[0], pack[1], GetRound(job, 0))
-    assert pack[0].said(Relay).count(Relay(first)) == 1
+    assert pack[0].said(GossipEnvelope).count(GossipEnvelope(first)) == 1
 
 
 def test_a_round_that_cannot_be_closed_is_asked_about_here_and_there_until_everybody_was_asked(
@@ -290,7 +301,7 @@ def relinked(pack: Pack) -> None:
 def relayed(pack: Pack) -> list[Signed]:
     """The transactions that peer 0 has sent to peer 1 alone since this was asked last."""
     sent, pack[0].sent = pack[0].sent, []
-    found = [m.signed for to, m in sent if to == (pack[1].me,) and isinstance(m, Relay)]
+    found = [m.signed for to, m in sent if to == (pack[1].me,) and isinstance(m, GossipEnvelope)]
     return [s for s in found if codec.unpack(s.body, len(s.body))[0] == Transaction.TAG]
 
 
@@ -326,9 +337,9 @@ def test_no_leader_fails_because_a_member_filled_its_pool(pack: Pack, monkeypatc
     monkeypatch.setattr(pool_module, "PENDING_PER_MEMBER_MAX", 8)
     first, *flood = [pack.world.tx(PEOPLE[3], "member/register", Register(()), ahead=n + 1) for n in range(9)]
     for signed in flood:
-        hears(pack[victim], pack[0], Relay(signed))
+        hears(pack[victim], pack[0], GossipEnvelope(signed))
     for shell in pack:
-        hears(shell, pack[3], Relay(first))
+        hears(shell, pack[3], GossipEnvelope(first))
     pack.settle()
     assert len({frozenset(shell.node.ledger.pool) for shell in pack}) == 1
     pack.pass_time(10.0)
@@ -370,14 +381,14 @@ def test_what_one_honest_voter_waits_for_costs_one_view_only(pack: Pack, monkeyp
     decided, following, last_one, *flood = ahead
     for shell in pack:
         for signed in (*flood, decided):
-            hears(shell, liar, Relay(signed))
+            hears(shell, liar, GossipEnvelope(signed))
     reports = until_applied(pack, first, second)
     for shell in pack:
-        hears(shell, liar, Relay(following))
+        hears(shell, liar, GossipEnvelope(following))
     assert until_applied(pack) == []
     assert waiting_for(first) == {decided, following, *flood} and waiting_for(waits) == {following, *flood}
     for shell in (first, second):
-        hears(shell, liar, Relay(last_one))
+        hears(shell, liar, GossipEnvelope(last_one))
     pack.queue.extendleft(reports)
     pack.settle()
     assert {shell.node.state.height for shell in pack} == {2}
@@ -408,7 +419,7 @@ def lose_a_view(pack: Pack, leader: Shell, heir: Shell) -> list[Signed]:
 
 
 def transactions_said(shell: Shell) -> list[tuple[tuple[bytes, ...] | None, Signed]]:
-    said = [(to, message.signed) for to, message in shell.sent if isinstance(message, Relay)]
+    said = [(to, message.signed) for to, message in shell.sent if isinstance(message, GossipEnvelope)]
     return [(to, signed) for to, signed in said if codec.unpack(signed.body, len(signed.body))[0] == Transaction.TAG]
 
 
@@ -422,7 +433,7 @@ def test_who_lost_a_view_tells_the_next_leader_a_bounded_part_of_what_it_waits_f
     waiting = lose_a_view(pack, pack[1], pack[2])
     assert transactions_said(pack[0]) == [((pack[2].me,), signed) for signed in waiting[:2]]
     for number in range(4):
-        for message in pack[number].said(TimedOut):
+        for message in pack[number].said(TimeoutEnvelope):
             hears(observer, pack[number], message)
     assert observer.node.replica.view == 1 and observer.node.ledger.has_work()
     assert transactions_said(observer) == []
@@ -447,13 +458,13 @@ def test_who_has_not_applied_the_last_block_tells_no_leader_anything(pack: Pack)
 
 def test_a_transaction_that_was_dropped_is_passed_on_again_only_if_it_applies(pack: Pack) -> None:
     early = pack.world.tx(PEOPLE[1], "member/approve", Approve(PEOPLE[6].public))
-    hears(pack[0], pack[1], Relay(early))
+    hears(pack[0], pack[1], GossipEnvelope(early))
     assert pack[0].said(Transaction), "it may follow something"
     pack[2].say(pack.world.tx(PEOPLE[2], "member/register", Register(())))
     pack.until(lambda shell: shell.node.state.height >= 1)
     assert early not in pack[0].node.ledger.pool
     pack[0].said(Transaction)
-    hears(pack[0], pack[1], Relay(early))
+    hears(pack[0], pack[1], GossipEnvelope(early))
     assert pack[0].said(Transaction) == [] and early not in pack[0].node.ledger.pool
     assert pack[0].node.refused["refused-before"] == 1
 
@@ -495,49 +506,49 @@ def test_a_round_is_closed_by_those_who_have_other_keys_since_it_was_opened(pack
 def test_who_finds_a_double_proposal_records_it_and_tells_everybody(pack: Pack) -> None:
     job = start_job(pack)
     first, second = proposals(pack, job, PEOPLE[1])
-    pack[0].said(Accusation)
-    hears(pack[0], pack[2], Relay(first))
-    assert pack[0].said(Accusation) == []
-    hears(pack[0], pack[2], Relay(second))
+    pack[0].said(EvidenceMessage)
+    hears(pack[0], pack[2], GossipEnvelope(first))
+    assert pack[0].said(EvidenceMessage) == []
+    hears(pack[0], pack[2], GossipEnvelope(second))
     assert pack[0].last.evidence == (Evidence(first, second),)
-    assert pack[0].said(Accusation) == [Accusation(first, second)]
+    assert pack[0].said(EvidenceMessage) == [EvidenceMessage(first, second)]
 
 
 def test_a_proven_accusation_is_recorded_and_passed_on_once(pack: Pack) -> None:
     found = evidence_of(PEOPLE[3], pack)
-    pack[0].said(Accusation)
-    hears(pack[0], pack[1], Accusation(found.first, found.second))
+    pack[0].said(EvidenceMessage)
+    hears(pack[0], pack[1], EvidenceMessage(found.first, found.second))
     assert pack[0].last.evidence == (found,) and pack[0].last.faults == ()
-    assert pack[0].said(Accusation) == [Accusation(found.first, found.second)]
+    assert pack[0].said(EvidenceMessage) == [EvidenceMessage(found.first, found.second)]
     other = evidence_of(PEOPLE[3], pack, variant=1)
     for again in (found, other):
-        hears(pack[0], pack[2], Accusation(again.first, again.second))
-        assert pack[0].last.evidence == () and pack[0].said(Accusation) == [], "one proof about one culprit is enough"
+        hears(pack[0], pack[2], EvidenceMessage(again.first, again.second))
+        assert pack[0].last.evidence == () and pack[0].said(EvidenceMessage) == [], "one proof about one culprit is enough"
 
 
 def test_a_forged_accusation_costs_its_sender_the_link_and_nothing_else(pack: Pack) -> None:
     one, other = evidence_of(PEOPLE[3], pack), evidence_of(PEOPLE[2], pack)
     unsigned = Signed(one.second.body, one.second.signer, bytes(64))
     for first, second in ((one.first, one.first), (one.first, other.second), (one.first, unsigned)):
-        hears(pack[0], pack[1], Accusation(first, second))
+        hears(pack[0], pack[1], EvidenceMessage(first, second))
         assert [fault.peer for fault in pack[0].last.faults] == [pack[1].me]
         assert pack[0].last.evidence == () and not pack[0].node.ledger.accusations
 
 
 def test_an_accusation_of_somebody_who_is_no_member_is_not_kept(pack: Pack) -> None:
     found = evidence_of(PEOPLE[9], pack)
-    hears(pack[0], pack[1], Accusation(found.first, found.second))
+    hears(pack[0], pack[1], EvidenceMessage(found.first, found.second))
     assert pack[0].last.evidence == () and pack[0].last.faults == () and not pack[0].node.ledger.accusations
 
 
 def test_every_new_link_hears_of_undecided_evidence_also_after_a_restart() -> None:
     pack = Pack(count=1)
     found = evidence_of(PEOPLE[3], pack)
-    pack[0].turn(Received(PEOPLE[1].public, codec.encode(Accusation(found.first, found.second))))
+    pack[0].turn(Received(PEOPLE[1].public, codec.encode(EvidenceMessage(found.first, found.second))))
     for _ in range(2):
-        pack[0].said(Accusation)
+        pack[0].said(EvidenceMessage)
         pack[0].turn(Connected(PEOPLE[2].public))
-        assert pack[0].said(Accusation) == [Accusation(found.first, found.second)]
+        assert pack[0].said(EvidenceMessage) == [EvidenceMessage(found.first, found.second)]
         pack.restart(0)
         assert pack[0].last.evidence == (), "it is on disk already"
 
@@ -546,22 +557,22 @@ def test_evidence_that_a_block_left_out_is_told_again_after_it(pack: Pack) -> No
     knows = next(shell for shell in pack if shell.me not in (shell.node.replica.leader, PEOPLE[3].public))
     found = evidence_of(PEOPLE[3], pack)
     knows.node.ledger.accuse(found)
-    knows.said(Accusation)
+    knows.said(EvidenceMessage)
     pack[3].say(pack.world.tx(PEOPLE[3], "member/register", Register(("trainer",))))
     pack.until(lambda shell: shell.node.state.height >= 1)
-    assert Accusation(found.first, found.second) in knows.said(Accusation)
+    assert EvidenceMessage(found.first, found.second) in knows.said(EvidenceMessage)
     pack.until(lambda shell: PEOPLE[3].public not in shell.node.state.members.voters)
     for shell in pack:
-        shell.said(Accusation)
+        shell.said(EvidenceMessage)
     pack[0].say(pack.world.tx(PEOPLE[0], "member/register", Register(())))
     pack.pass_time(5.0)
-    assert all(shell.said(Accusation) == [] for shell in pack), "decided"
+    assert all(shell.said(EvidenceMessage) == [] for shell in pack), "decided"
 
 
 def test_a_liar_is_expelled_by_evidence_that_one_voter_saw() -> None:
     pack = Pack()
     found = evidence_of(PEOPLE[3], pack)
-    hears(pack[0], pack[1], Accusation(found.first, found.second))
+    hears(pack[0], pack[1], EvidenceMessage(found.first, found.second))
     pack.until(lambda shell: PEOPLE[3].public not in shell.node.state.members.voters)
     assert all(not shell.node.ledger.accusations for shell in pack)
     assert len({shell.node.state.root for shell in pack}) == 1
@@ -574,25 +585,25 @@ def test_a_voter_tells_what_waited_through_a_whole_block(pack: Pack) -> None:
     waiting = next(shell for shell in pack if shell.me != shell.node.replica.leader)
     neglected = pack.world.tx(PEOPLE[0], "member/register", Register(("trainer",)))
     waiting.node.ledger.pool.add(neglected)  # nobody else has heard of it
-    waiting.said(Notice)
+    waiting.said(InclusionList)
     pack[3].say(pack.world.tx(PEOPLE[3], "member/register", Register(("trainer",))))
     pack.until(lambda shell: shell.node.state.height >= 1)
-    assert {notice.transactions for notice in waiting.said(Notice)} == {(transaction_digest(neglected),)}
+    assert {notice.transactions for notice in waiting.said(InclusionList)} == {(transaction_digest(neglected),)}
 
 
 def test_notices_of_more_voters_than_may_lie_make_a_transaction_due(pack: Pack) -> None:
-    notice = Notice(0, (bytes(32),))
+    notice = InclusionList(0, (bytes(32),))
     for liar in (PEOPLE[1], PEOPLE[9]):
-        hears(pack[0], pack[1], Relay(sign(liar, pack.world.chain, notice)))
+        hears(pack[0], pack[1], GossipEnvelope(sign_message(liar, pack.world.chain, notice)))
     due = pack[0].node.ledger.notices.due
     assert due(pack.genesis.voters.keys, 2) == frozenset(), "one voter and a stranger"
-    hears(pack[0], pack[1], Relay(sign(PEOPLE[2], pack.world.chain, notice)))
+    hears(pack[0], pack[1], GossipEnvelope(sign_message(PEOPLE[2], pack.world.chain, notice)))
     assert due(pack.genesis.voters.keys, 2) == {bytes(32)}
 
 
 def test_a_notice_out_of_form_costs_its_sender_the_link(pack: Pack) -> None:
-    twice = Notice(0, (bytes(32), bytes(32)))
-    hears(pack[0], pack[1], Relay(sign(PEOPLE[1], pack.world.chain, twice)))
+    twice = InclusionList(0, (bytes(32), bytes(32)))
+    hears(pack[0], pack[1], GossipEnvelope(sign_message(PEOPLE[1], pack.world.chain, twice)))
     assert [fault.peer for fault in pack[0].last.faults] == [pack[1].me]
 
 
@@ -619,7 +630,7 @@ def with_proposal(pack: Pack) -> bytes:
     job = start_job(pack)
     first, _ = proposals(pack, job, PEOPLE[0])
     for shell in pack:
-        hears(shell, pack[1], Relay(first))
+        hears(shell, pack[1], GossipEnvelope(first))
     return job
 
 
@@ -670,12 +681,12 @@ def test_a_forgotten_ballot_that_is_named_in_the_last_awaited_answer_is_not_cast
     pack.settle()
     voter.start()
     pack.settle()
-    hears(voter, pack[0], Relay(proposals(pack, job, PEOPLE[0])[0]))
+    hears(voter, pack[0], GossipEnvelope(proposals(pack, job, PEOPLE[0])[0]))
     assert cast(pack, voter, job, Verdict.REPLAY) == [], "nobody has answered yet, all timers have run out"
-    hears(voter, pack[0], Heard(voter.node.replica.height, ()))
+    hears(voter, pack[0], OwnStatements(voter.node.replica.height, ()))
     assert not voter.node.may_speak
     before = len(voter.journal.records)
-    hears(voter, pack[2], Heard(voter.node.replica.height, (record.signed,)))
+    hears(voter, pack[2], OwnStatements(voter.node.replica.height, (record.signed,)))
     assert voter.node.may_speak
     assert [r for r in voter.journal.records[before:] if isinstance(r, RoundVoted)] == [record]
 
@@ -733,7 +744,7 @@ def test_a_forgotten_ballot_is_named_also_by_those_who_have_not_applied_the_bloc
     job = job_id(start.signer, pack.world.rules.open_transaction(start))
     first, _ = proposals(pack, job, PEOPLE[0])
     for shell in pack:
-        hears(shell, pack[0], Relay(first))
+        hears(shell, pack[0], GossipEnvelope(first))
     (record,) = [r for r in cast(pack, voter, job, Verdict.ACCEPT) if r.tag == "ballot"]
     assert all(job not in shell.node.rounds.books for shell in slow)
     forget(voter)
@@ -742,7 +753,7 @@ def test_a_forgotten_ballot_is_named_also_by_those_who_have_not_applied_the_bloc
         pack.link(voter.me, shell.me)
     pack.pass_time(2.0)
     assert voter.node.may_speak and voter.node.rounds.muted == {(job, 0)}, "a quorum with itself has answered"
-    hears(voter, slow[0], Relay(first))
+    hears(voter, slow[0], GossipEnvelope(first))
     assert cast(pack, voter, job, Verdict.REPLAY) == []
     assert voter.node.rounds.books[job].signed_ballots[voter.me] == record.signed
 
@@ -770,7 +781,7 @@ def test_a_trainer_that_does_not_vote_asks_too_and_keeps_its_proposal_until_it_k
     pack[0].say(pack.world.admission(trainer))
     pack.until(lambda shell: shell.node.state.height >= 1)
     roles = Transaction(2, 50, "member/register", codec.encode(Register(("trainer",))))
-    pack[0].say(sign(trainer, pack.world.chain, roles))
+    pack[0].say(sign_message(trainer, pack.world.chain, roles))
     pack.until(lambda shell: trainer.public in shell.node.state.members.members)
     pack.until(lambda shell: shell.node.state.members.members[trainer.public].roles == ("trainer",))
     shell = pack.add(trainer)
@@ -801,7 +812,9 @@ def test_a_trainer_that_does_not_vote_and_forgot_nothing_proposes_when_a_quorum_
     trainer = PEOPLE[5]
     pack[0].say(pack.world.admission(trainer))
     pack.until(lambda shell: shell.node.state.height >= 1)
-    pack[0].say(sign(trainer, pack.world.chain, Transaction(2, 50, "member/register", codec.encode(Register(("trainer",))))))
+    pack[0].say(
+        sign_message(trainer, pack.world.chain, Transaction(2, 50, "member/register", codec.encode(Register(("trainer",)))))
+    )
     pack.until(lambda shell: shell.node.state.height >= 2)
     job = start_job(pack)
     shell = pack.add(trainer)

@@ -7,8 +7,8 @@ import pytest
 from ledger.members import Register
 from peer.node import node as node_module
 from protocol import codec
-from protocol.identity import Identity, sign
-from protocol.messages import GetRound, Relay, Status, Transaction
+from protocol.identity import Identity, sign_message
+from protocol.messages import GetRound, GossipEnvelope, Status, Transaction
 from tests.ledger.world import PEOPLE
 from tests.peer.nodes import Pack, Shell
 from tests.peer.test_node import full_pool, start_job
@@ -23,8 +23,8 @@ def pack() -> Pack:
 
 
 def hears_of(shell: Shell, kind: str) -> None:
-    signed = sign(STRANGER, shell.pack.world.chain, Transaction(1, 1 << 20, kind, b""))
-    shell.turn(Received(STRANGER.public, codec.encode(Relay(signed))))
+    signed = sign_message(STRANGER, shell.pack.world.chain, Transaction(1, 1 << 20, kind, b""))
+    shell.turn(Received(STRANGER.public, codec.encode(GossipEnvelope(signed))))
 
 
 def test_what_no_member_wrote_is_refused_before_its_signature_is_checked_but_for_an_admission(
@@ -58,7 +58,7 @@ def test_a_stranger_hears_where_agreement_is_and_the_rest_once_it_is_a_member(
     pack[3].say(pack.world.tx(PEOPLE[3], "member/register", Register(())))
     pack.settle()
     told = [message for to, message in pack[0].sent if to == (STRANGER.public,)]
-    assert {message.signed for message in told if isinstance(message, Relay)} >= set(waiting)
+    assert {message.signed for message in told if isinstance(message, GossipEnvelope)} >= set(waiting)
 
 
 def test_strangers_are_not_asked_what_they_hold_of_a_round(pack: Pack) -> None:

@@ -10,9 +10,9 @@ from ledger.audits.draws import commitment_to
 from peer.node.nonces import DOMAIN, Nonces
 from peer.node.rounds import CHECK_SECONDS, CHECKS_FACTOR, REPLAYS_FACTOR, VOUCH_SECONDS_START, Rounds
 from protocol import codec, messages
-from protocol.identity import Identity, secret, sign
+from protocol.identity import Identity, derive_secret, sign_message
 from protocol.messages import Ballot, Proposal, Vouch
-from protocol.reasons import Verdict
+from protocol.verdicts import Verdict
 from tests.ledger.world import BY_KEY, LANGUAGE, PEOPLE, SAMPLED, UNAUDITED, World
 from tests.sim.keys import FastSigner
 
@@ -35,7 +35,7 @@ def ballot_of(world: World, key: bytes, person: FastSigner, name: str = "") -> B
         rounds.judge((key, job.round), trainer, Verdict.ACCEPT, NOW)
     vouch = Vouch(key, job.round, world.judgements(key, dict.fromkeys(job.terms(key).vouched, Verdict.ACCEPT)))
     for voter in job.auditors if vouch.judgements else ():
-        rounds.books[key].add_vouch(sign(BY_KEY[voter], world.chain, vouch), vouch, NOW)
+        rounds.books[key].add_vouch(sign_message(BY_KEY[voter], world.chain, vouch), vouch, NOW)
     ballots = [signed for signed in rounds.due(NOW).sends if signed.signer == person.public]
     return codec.decode_message(ballots[0].body, (Ballot,))
 
@@ -99,14 +99,14 @@ def test_a_secret_differs_by_key_domain_chain_and_body_and_is_the_same_after_a_r
     one, other = (Identity(hashlib.sha256(name).digest()) for name in (b"one", b"other"))
     chain = bytes(32)
     secrets = [
-        secret(one, "a", chain, b"body"),
-        secret(other, "a", chain, b"body"),
-        secret(one, "b", chain, b"body"),
-        secret(one, "a", bytes([1]) * 32, b"body"),
-        secret(one, "a", chain, b"other"),
+        derive_secret(one, "a", chain, b"body"),
+        derive_secret(other, "a", chain, b"body"),
+        derive_secret(one, "b", chain, b"body"),
+        derive_secret(one, "a", bytes([1]) * 32, b"body"),
+        derive_secret(one, "a", chain, b"other"),
     ]
     assert len(set(secrets)) == 5
-    assert secrets[0] == secret(Identity(one.seed), "a", chain, b"body")
+    assert secrets[0] == derive_secret(Identity(one.seed), "a", chain, b"body")
 
 
 def test_no_message_has_the_domain_of_the_nonces_as_its_tag() -> None:

@@ -111,7 +111,7 @@ async def test_a_model_of_ones_own_is_trained_on_and_a_round_of_it_and_both_audi
         for daemon in network:
             await finished(daemon, "helpful")
         export = tmp_path / "export"
-        await network[3].client.export(str(export))
+        await network[3].client.export_run(str(export))
     verdict = audit(export)
     assert set(verdict.models) == {job.hex() for job in jobs.values()}
     own_job = jobs["own"].hex()

@@ -21,7 +21,7 @@ from peer.cli import main
 from peer.settings.datadir import DataDirectory
 from protocol import codec
 from protocol.errors import UserError
-from protocol.identity import Identity, peer_id, sign
+from protocol.identity import Identity, peer_id, sign_message
 from protocol.messages import Prepare
 from storage.store import Store
 from tests.ledger.world import MODULES
@@ -54,7 +54,7 @@ async def found(made: list[Daemon]) -> list[Daemon]:
 
 async def decides(daemon: Daemon) -> None:
     """Something is decided."""
-    job = await daemon.client.test()
+    job = await daemon.client.run_test_round()
     await poll(lambda: _is_finished(daemon, job))
 
 
@@ -165,7 +165,7 @@ def past(directory: DataDirectory, founders: int) -> Past:
     others = {Identity.generate().public: Founder(f"other-{number}", ()) for number in range(founders - 1)}
     genesis = Genesis("lab", 1, bytes(16), dict(sorted({**others, me.public: Founder("anna", ())}.items())), MODULES)
     directory.write_genesis(codec.encode(genesis))
-    vote = Voted(("prepare", 1, 0), sign(me, genesis.chain_id, Prepare(genesis.voters.hash, 1, 0, b"A" * 32)))
+    vote = Voted(("prepare", 1, 0), sign_message(me, genesis.chain_id, Prepare(genesis.voters.hash, 1, 0, b"A" * 32)))
     with contextlib.closing(Store(directory.ledger, genesis.chain_id)) as store:
         store.append([vote])
     (directory.models / "job").mkdir()

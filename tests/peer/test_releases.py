@@ -73,6 +73,6 @@ async def test_a_peer_of_each_release_goes_on_where_it_was(release: Path, tmp_pa
             assert driver.ledger.certified_root.hex() == said["state_root"]
             assert roots.items() >= {job: model["root"] for job, model in said["models"].items()}.items()
             height = driver.state.height
-            await daemon.api.test()
+            await daemon.api.run_test_round()
             while driver.state.height == height:
                 await driver.applied.wait()

@@ -30,16 +30,16 @@ async def test_it_is_said_how_many_wishes_there_are_and_are_needed_and_f_is_kept
         gone = founders.seats[3]
         name = short_id(gone.public)
         with pytest.raises(UserError, match="0 may lie, not 1 as now: it takes a quorum that says --lower-tolerance"):
-            await services[0].retire(name, False)
-        assert (await services[0].retire(name, True)).startswith(f"1 of the 3 voters needed want {name} retired;")
-        moved = await services[0].retire(short_id(founders.seats[2].public), True)
+            await services[0].retire_member(name, False)
+        assert (await services[0].retire_member(name, True)).startswith(f"1 of the 3 voters needed want {name} retired;")
+        moved = await services[0].retire_member(short_id(founders.seats[2].public), True)
         assert f"Your wish about {name} is withdrawn by this one" in moved
         for service, count in zip(services[:2], (1, 2), strict=True):
-            assert (await service.retire(name, True)).startswith(f"{count} of the 3")
+            assert (await service.retire_member(name, True)).startswith(f"{count} of the 3")
         await founders.seats[2].until(lambda driver: len(driver.state.members.retiring) == 2)
         view = next(view for view in await services[2].peers() if view.peer.startswith(name))
         assert "2 of 3 want it retired" in view.record
-        assert f"{name} is retired: it loses its vote and roles" in await services[2].retire(name, True)
+        assert f"{name} is retired: it loses its vote and roles" in await services[2].retire_member(name, True)
         await founders.seats[0].until(lambda driver: gone.public not in driver.state.members.voters)
         view = next(view for view in await services[0].peers() if view.peer.startswith(name))
         assert (view.roles, view.voter, view.member) == ((), False, True) and "retired at height" in view.record
@@ -51,7 +51,7 @@ async def test_a_peer_that_is_retired_alive_trains_and_stands_again_and_no_polic
         for number, seat in enumerate(seats):
             nursery.start_soon(membership_of(seat, approve_invited=9 * (number < 3)).run)
         for seat in seats[:3]:
-            await service_of(seat).retire(short_id(gone.public), True)
+            await service_of(seat).retire_member(short_id(gone.public), True)
         await seats[0].until(lambda driver: gone.public in driver.state.members.standing)
         await seats[0].until(lambda driver: driver.state.members.members[gone.public].roles == (TRAINER,))
         assert seats[0].driver.state.members.standing[gone.public] == ()

@@ -19,9 +19,9 @@ from peer.roles.liar import Liar
 from peer.roles.trainer import Trainer, _Job, require_space
 from peer.roles.voter import Voter, audit_request, read_fetched, vouched
 from protocol.errors import RemoteProtocolError, UserError
-from protocol.identity import Identity, Signed, sign
+from protocol.identity import Identity, Signed, sign_message
 from protocol.messages import Proposal
-from protocol.reasons import Verdict
+from protocol.verdicts import Verdict
 from rounds.ballots import RoundTerms
 from storage.blobs import JOB_BYTES, Blobs
 from tests.ledger.power import Disk
@@ -100,7 +100,7 @@ async def _measured(figures: Mapping[str, float]) -> None:
 
 
 def signed(proposal: Proposal) -> Signed:
-    return sign(ME, bytes(32), proposal)
+    return sign_message(ME, bytes(32), proposal)
 
 
 @pytest.fixture

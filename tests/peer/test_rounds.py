@@ -19,9 +19,9 @@ from peer.node import rounds as rounds_module
 from peer.node.rounds import SEEK_SECONDS, Effects, Measured, Rounds
 from protocol import codec
 from protocol.errors import LocalProtocolError, RemoteProtocolError
-from protocol.identity import Identity, Signed, sign
+from protocol.identity import Identity, Signed, sign_message
 from protocol.messages import Ballot, CutOff, Judgement, Proposal, Vouch
-from protocol.reasons import Verdict
+from protocol.verdicts import Verdict
 from rounds import ballots
 from rounds.terms import RoundTerms, body_digest
 from storage.store import Store
@@ -63,7 +63,7 @@ def proposal(chain: Chain, key: bytes, round: int = 0, variant: int = 0) -> Prop
 def hear(
     rounds: Rounds, chain: Chain, who: Identity, message: Proposal | Ballot | Vouch | CutOff, now: float = NOW
 ) -> Effects | None:
-    return rounds.receive(sign(who, chain.id, message), message, now)
+    return rounds.receive(sign_message(who, chain.id, message), message, now)
 
 
 def ballot_on(chain: Chain, key: bytes, signed: Signed, verdict: Verdict = ACCEPT) -> Ballot:
@@ -181,7 +181,7 @@ def test_what_a_ballot_accepts_is_recorded_with_it_and_held_after_a_restart(chai
 
 def test_a_proposal_that_a_ballot_accepts_is_left_out_if_its_trainer_takes_no_part_any_more(chain: Chain, key: bytes) -> None:
     rounds, job = rounds_of(chain), chain.ledger.state.jobs.jobs[key]
-    stranger = sign(Identity(bytes(31) + b"s"), chain.id, proposal(chain, key))
+    stranger = sign_message(Identity(bytes(31) + b"s"), chain.id, proposal(chain, key))
     rounds.follow(chain.ledger.state)
     rounds.open(key, job, NOW, {}, 60.0, accepted=(stranger,))
     assert rounds.books[key].proposals == {}
@@ -303,7 +303,7 @@ def test_what_is_for_no_round_is_forgotten_after_some_heights_but_not_what_we_sa
 def test_two_proposals_of_one_trainer_become_evidence_and_both_are_passed_on(chain: Chain, key: bytes) -> None:
     rounds, liar = rounds_of(chain), chain.people[3]
     open_all(rounds, chain)
-    pair = [sign(liar, chain.id, proposal(chain, key, variant=v)) for v in (0, 1)]
+    pair = [sign_message(liar, chain.id, proposal(chain, key, variant=v)) for v in (0, 1)]
     hear(rounds, chain, liar, proposal(chain, key))
     outcome = hear(rounds, chain, liar, proposal(chain, key, variant=1))
     assert outcome is not None and outcome.evidence == [Evidence(*pair)] and outcome.sends[-1] == pair[1]
@@ -319,14 +319,14 @@ def test_two_cut_offs_of_one_voter_become_evidence(chain: Chain, key: bytes) -> 
     assert [outcome.evidence for outcome in said if outcome] == [
         [],
         [],
-        [Evidence(*(sign(liar, chain.id, message) for message in pair))],
+        [Evidence(*(sign_message(liar, chain.id, message) for message in pair))],
     ]
 
 
 def test_a_message_of_ours_that_we_do_not_know_is_kept_and_silences_us_for_the_round(chain: Chain, key: bytes) -> None:
     rounds, me = rounds_of(chain), chain.people[0]
     open_all(rounds, chain)
-    forgotten = sign(me, chain.id, proposal(chain, key))
+    forgotten = sign_message(me, chain.id, proposal(chain, key))
     said = rounds.receive(forgotten, proposal(chain, key), NOW)
     assert said is not None and said.records == [RoundVoted("proposal", key, 0, forgotten)] and said.evidence == []
     assert rounds.publish(proposal(chain, key, variant=1), NOW) == Effects()
@@ -375,7 +375,7 @@ def test_a_ballot_or_vouch_on_another_proposal_is_asked_about_at_once_and_once_a
 ) -> None:
     rounds, (liar, voter) = rounds_of(chain), chain.people[1:3]
     open_all(rounds, chain)
-    shown = sign(liar, chain.id, proposal(chain, key, variant=1))  # to this voter alone
+    shown = sign_message(liar, chain.id, proposal(chain, key, variant=1))  # to this voter alone
     named = vouch_on(key, shown) if is_vouch else ballot_on(chain, key, shown, Verdict.UNJUDGED)
     said: list[tuple[Identity, Proposal | Ballot | Vouch]] = [(liar, proposal(chain, key)), (voter, named)]
     for who, message in reversed(said) if is_first else said:
@@ -384,7 +384,7 @@ def test_a_ballot_or_vouch_on_another_proposal_is_asked_about_at_once_and_once_a
     assert rounds.deadline(NOW) == NOW and list(rounds.seeking(NOW)) == [(key, 0)]
     assert list(rounds.seeking(NOW)) == [], "a voter may have invented what it names"
     outcome = rounds.receive(shown, proposal(chain, key, variant=1), NOW)
-    assert outcome is not None and outcome.evidence == [Evidence(sign(liar, chain.id, proposal(chain, key)), shown)]
+    assert outcome is not None and outcome.evidence == [Evidence(sign_message(liar, chain.id, proposal(chain, key)), shown)]
 
 
 def test_a_round_that_cannot_be_closed_is_asked_for_at_each_deadline_and_never_between(chain: Chain, key: bytes) -> None:
@@ -483,7 +483,7 @@ def test_after_a_wrong_state_was_replaced_a_round_in_which_we_voted_on_it_hears_
     """Our ballot names the wrong model, so it does not count here; a second one would be evidence against us."""
     wrong = Ballot(key, 0, bytes(32), ())
     rounds = rounds_of(chain)
-    open_all(rounds, chain, spoken={"ballot": sign(chain.people[0], chain.id, wrong)})
+    open_all(rounds, chain, spoken={"ballot": sign_message(chain.people[0], chain.id, wrong)})
     hear(rounds, chain, chain.people[1], proposal(chain, key))
     rounds.judge((key, 0), chain.people[1].public, ACCEPT, NOW)
     assert rounds.due(NOW + 1_000) == Effects() and rounds.muted == {(key, 0)}
@@ -762,17 +762,17 @@ def test_several_vouches_of_a_round_have_a_place_each_in_the_store(chain: Chain,
 def test_a_vouch_of_another_is_passed_on_once(chain: Chain, key: bytes) -> None:
     rounds, voter = rounds_of(chain), chain.people[2]
     open_all(rounds, chain)
-    said = vouch_on(key, sign(chain.people[1], chain.id, proposal(chain, key)))
+    said = vouch_on(key, sign_message(chain.people[1], chain.id, proposal(chain, key)))
     first, second = (hear(rounds, chain, voter, said) for _ in range(2))
-    assert first == Effects(sends=[sign(voter, chain.id, said)], heard=[(voter.public, said)]) and second == Effects()
+    assert first == Effects(sends=[sign_message(voter, chain.id, said)], heard=[(voter.public, said)]) and second == Effects()
 
 
 def test_two_vouches_that_contradict_each_other_become_evidence_and_both_are_passed_on(chain: Chain, key: bytes) -> None:
     rounds, liar = rounds_of(chain), chain.people[3]
     open_all(rounds, chain)
-    one, two = (sign(person, chain.id, proposal(chain, key)) for person in chain.people[1:3])
+    one, two = (sign_message(person, chain.id, proposal(chain, key)) for person in chain.people[1:3])
     said = [vouch_on(key, one), vouch_on(key, one, two, verdict=Verdict.REPLAY)]
-    pair = [sign(liar, chain.id, message) for message in said]
+    pair = [sign_message(liar, chain.id, message) for message in said]
     hear(rounds, chain, liar, said[0])
     outcome = hear(rounds, chain, liar, said[1])
     assert outcome is not None and outcome.evidence == [Evidence(*pair)] and outcome.sends == pair
@@ -784,7 +784,9 @@ def test_two_vouches_on_different_trainers_prove_nothing(chain: Chain, key: byte
     rounds, voter = rounds_of(chain), chain.people[3]
     open_all(rounds, chain)
     for trainer, verdict in zip(chain.people[1:3], (ACCEPT, Verdict.REPLAY), strict=True):
-        outcome = hear(rounds, chain, voter, vouch_on(key, sign(trainer, chain.id, proposal(chain, key)), verdict=verdict))
+        outcome = hear(
+            rounds, chain, voter, vouch_on(key, sign_message(trainer, chain.id, proposal(chain, key)), verdict=verdict)
+        )
         assert outcome is not None and outcome.evidence == [] and len(outcome.sends) == 1
 
 
@@ -792,9 +794,9 @@ def test_a_vouch_of_ours_that_we_do_not_know_is_kept_and_silences_us_for_the_rou
     rounds, me = rounds_of(chain), chain.people[0]
     open_all(rounds, chain)
     trainer = trainer_of(rounds, chain, key)
-    forgotten = vouch_on(key, sign(trainer, chain.id, proposal(chain, key)), verdict=Verdict.REPLAY)
+    forgotten = vouch_on(key, sign_message(trainer, chain.id, proposal(chain, key)), verdict=Verdict.REPLAY)
     said = hear(rounds, chain, me, forgotten)
-    signed = sign(me, chain.id, forgotten)
+    signed = sign_message(me, chain.id, forgotten)
     assert said is not None and (said.sends, said.evidence) == ([], [])
     assert said.records == [RoundVoted(f"vouch:{trainer.public.hex()}", key, 0, signed)]
     reexecuted(rounds, chain, key, trainer)
@@ -809,7 +811,7 @@ def test_a_forgotten_vouch_that_names_what_we_have_vouched_for_since_silences_us
     early_one, late_one = sorted(chain.people[1:3], key=lambda person: person.public)
     signed = reexecuted(rounds, chain, key, early_one)
     rounds.due(NOW)
-    forgotten = vouch_on(key, signed, sign(late_one, chain.id, proposal(chain, key)))
+    forgotten = vouch_on(key, signed, sign_message(late_one, chain.id, proposal(chain, key)))
     said = hear(rounds, chain, me, forgotten)
     assert said == Effects() and rounds.muted == {(key, 0)} and len(rounds.own()) == 1
 
@@ -817,10 +819,10 @@ def test_a_forgotten_vouch_that_names_what_we_have_vouched_for_since_silences_us
 def test_a_vouch_that_came_early_counts_when_the_round_opens_and_is_passed_on(chain: Chain, key: bytes) -> None:
     rounds, (trainer, voter) = rounds_of(chain), chain.people[1:3]
     rounds.follow(chain.ledger.state)
-    signed = sign(trainer, chain.id, proposal(chain, key))
+    signed = sign_message(trainer, chain.id, proposal(chain, key))
     assert hear(rounds, chain, voter, vouch_on(key, signed)) is None
     outcome = open_all(rounds, chain)
-    assert outcome.sends == [sign(voter, chain.id, vouch_on(key, signed))]
+    assert outcome.sends == [sign_message(voter, chain.id, vouch_on(key, signed))]
     assert rounds.books[key].vouching.vouches.accepting(trainer.public, body_digest(signed)) == [voter.public]
 
 
@@ -864,7 +866,7 @@ def test_a_vouch_of_a_voter_that_is_not_known_to_re_execute_yet_counts_when_it_i
     job = replace(state.jobs.jobs[key], auditors=tuple(sorted(person.public for person in people[:3])))
     rounds.follow(state)
     rounds.open(key, job, NOW, {}, LANGUAGE.proposal_seconds)
-    signed = sign(people[1], chain.id, proposal(chain, key))
+    signed = sign_message(people[1], chain.id, proposal(chain, key))
     with pytest.raises(RemoteProtocolError, match="not-a-voter"):
         hear(rounds, chain, people[3], vouch_on(key, signed))
     renew(rounds, chain, key)

@@ -13,7 +13,7 @@ from peer.node.rounds import Effects, Rounds
 from peer.node.sealing import Sealing
 from peer.roles import losses
 from protocol import codec
-from protocol.identity import Signed, sign
+from protocol.identity import Signed, sign_message
 from protocol.limits import PLAIN_BLOB_BYTES_MAX
 from protocol.messages import Proposal
 from tests.ledger.court import Court
@@ -46,7 +46,7 @@ class Committing(Court):
     """Its trainers commit as this program does."""
 
     def proposal(self, key: bytes, trainer: bytes) -> Signed:
-        return sign(BY_KEY[trainer], self.chain, committing(self, BY_KEY[trainer]))
+        return sign_message(BY_KEY[trainer], self.chain, committing(self, BY_KEY[trainer]))
 
 
 def committing(court: Court, person: FastSigner) -> Proposal:
@@ -107,7 +107,7 @@ def test_a_commitment_that_other_programs_do_not_know_yet_is_not_heard() -> None
         rounds.open(court.key, court.job(court.key), 0.0, {}, 60.0)
         commitment = committed(court.key, court.job(court.key).round, PEOPLE[0].public, bytes(32), LOSS)
         with_losses = replace(proposal_of(court, court.key), loss=commitment)
-        heard = rounds.receive(sign(PEOPLE[0], court.chain, with_losses), with_losses, 0.0)
+        heard = rounds.receive(sign_message(PEOPLE[0], court.chain, with_losses), with_losses, 0.0)
         assert isinstance(heard, Effects) is court.commits
 
 
@@ -116,7 +116,7 @@ class Large(Court):
 
     def proposal(self, key: bytes, trainer: bytes) -> Signed:
         said = codec.decode_message(super().proposal(key, trainer).body, (Proposal,))
-        return sign(BY_KEY[trainer], self.chain, replace(said, payload_bytes=PLAIN_BLOB_BYTES_MAX + 1))
+        return sign_message(BY_KEY[trainer], self.chain, replace(said, payload_bytes=PLAIN_BLOB_BYTES_MAX + 1))
 
 
 @pytest.mark.parametrize("jobs", [2, 3])
@@ -138,7 +138,7 @@ def test_a_trainer_whose_disk_is_from_before_the_job_is_told_what_it_has_propose
         rounds = Rounds(PEOPLE[0], court.chain, {})
         commitment = committed(court.key, court.job(court.key).round, PEOPLE[0].public, bytes(32), LOSS)
         own = replace(proposal_of(court, court.key), loss=commitment)
-        assert rounds.receive(sign(PEOPLE[0], court.chain, own), own, 0.0) is None
+        assert rounds.receive(sign_message(PEOPLE[0], court.chain, own), own, 0.0) is None
         rounds.follow(court.state)
         rounds.open(court.key, court.job(court.key), 0.0, {}, 60.0)
         assert ((court.key, court.job(court.key).round) in rounds.muted) is court.commits

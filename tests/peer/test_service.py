@@ -85,7 +85,7 @@ async def test_local_data_turns_audits_off_and_says_and_shows_it(trainer: Daemon
     assert (await trainer.client.status()).unaudited == (), "it is over"
     assert train(trainer, "--data", "local", *TINY, "--rounds", "500", "--name", "diary")[0] == 0
     assert (await trainer.client.status()).unaudited == ("diary",)
-    await trainer.client.cancel((await trainer.client.jobs())[-1].job)
+    await trainer.client.cancel_job((await trainer.client.jobs())[-1].job)
 
 
 @pytest.mark.real("processes")

@@ -414,8 +414,8 @@ async def test_a_job_is_ended_by_its_name_too_and_what_fits_none_or_two_is_told(
         await seat.author.submit("job/start", Start(kept.encode()))
         for text in ("", "other", "zz"):
             with pytest.raises(UserError, match=r"fits no jobs that run or wait .* 'long'"):
-                await service.cancel(text)
-        assert await service.cancel("long") == "job 'long' is ended"
+                await service.cancel_job(text)
+        assert await service.cancel_job("long") == "job 'long' is ended"
 
 
 async def test_what_a_snapshot_spared_a_peer_is_fetched_for_its_export(tmp_path: Path) -> None:
@@ -430,7 +430,7 @@ async def test_what_a_snapshot_spared_a_peer_is_fetched_for_its_export(tmp_path:
             seat.blobs.path(digest).unlink()
         assert export.missing_payloads(seat.store, seat.blobs) == lost
         with patience():
-            view = await service_of(seat).export(str(tmp_path / "export"))
+            view = await service_of(seat).export_run(str(tmp_path / "export"))
         assert view.height >= 2 and {file.stem for file in (tmp_path / "export" / export.PAYLOADS).iterdir()} >= {
             digest.hex() for digest in lost
         }

@@ -7,7 +7,7 @@ import pytest
 from ledger.members import Leave, Revoke, token_preimage
 from peer.driver.standings import Standings
 from protocol.errors import RemoteProtocolError
-from protocol.messages import Guest
+from protocol.messages import GuestInvitation
 from tests.ledger.world import FAR_MS, PEOPLE, TOKEN, World
 from tests.sim.keys import FastSigner, FastVerifier
 from transport.standing import Standing
@@ -19,8 +19,8 @@ def standings(world: World, me: FastSigner = ME) -> Standings:
     return Standings(me.public, world.chain, FastVerifier(), lambda: world.state)
 
 
-def shown(world: World, holder: FastSigner, by: FastSigner = ME, expires: int = FAR_MS) -> Guest:
-    return Guest(world.invitation(by, TOKEN, expires), TOKEN.sign(token_preimage(world.chain, holder.public)))
+def shown(world: World, holder: FastSigner, by: FastSigner = ME, expires: int = FAR_MS) -> GuestInvitation:
+    return GuestInvitation(world.invitation(by, TOKEN, expires), TOKEN.sign(token_preimage(world.chain, holder.public)))
 
 
 def test_whoever_shows_an_open_invitation_is_a_guest_until_it_is_used_and_a_member_then() -> None:

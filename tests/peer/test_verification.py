@@ -20,8 +20,8 @@ from peer.driver import verification
 from peer.driver.verification import Verification
 from peer.features import founding_modules
 from protocol import codec
-from protocol.identity import Identity, Signed, preimage, sign
-from protocol.messages import Relay, Transaction
+from protocol.identity import Identity, Signed, sign_message, signing_preimage
+from protocol.messages import GossipEnvelope, Transaction
 from tests.peer.network import Network, Seat, network, poll
 from tests.waiting import patience
 from transport.network import Received
@@ -32,14 +32,16 @@ SECONDS_MAX = 60
 def _enrolments(seat: Seat, count: int) -> list[Enrolment]:
     people = [Identity(bytes([1, *number.to_bytes(31)])) for number in range(count)]
     said = codec.encode(Enrol("ann", seat.public, False))
-    signed = preimage(Enrol.TAG, seat.driver.chain_id, said)
+    signed = signing_preimage(Enrol.TAG, seat.driver.chain_id, said)
     return [Enrolment(person.public, "ann", False, person.sign(signed)) for person in people]
 
 
 def _batch(seat: Seat, enrolments: Sequence[Enrolment]) -> Signed:
     nonce = seat.driver.state.members.members[seat.public].nonce + 1
     content = codec.encode(Batch(enrolments=tuple(enrolments)))
-    return sign(seat.identity, seat.driver.chain_id, Transaction(nonce, seat.driver.state.height + 50, "curation/batch", content))
+    return sign_message(
+        seat.identity, seat.driver.chain_id, Transaction(nonce, seat.driver.state.height + 50, "curation/batch", content)
+    )
 
 
 async def _serving(made: Network) -> tuple[Seat, Seat]:
@@ -77,7 +79,7 @@ async def test_a_full_batch_is_verified_once_in_a_thread_and_charged_to_the_link
             sender, receiver = await _serving(made)
             signed = _batch(sender, _enrolments(sender, BATCH_MAX))
             threads, spent = _watched(receiver, monkeypatch)
-            sender.network.send(receiver.public, codec.encode(Relay(signed)))
+            sender.network.send(receiver.public, codec.encode(GossipEnvelope(signed)))
             await poll(lambda: receiver.driver.state.of(CurationState).annotators_count == BATCH_MAX)
         beside = [thread for thread in threads if thread != threading.get_ident()]
         assert len(beside) == BATCH_MAX + 1, "each statement and the transaction, once, from arrival to the applied block"
@@ -93,7 +95,7 @@ async def test_a_false_statement_costs_the_link_though_it_was_verified_beside_th
             sender, receiver = await _serving(made)
             statements = _enrolments(sender, 40)
             false = [*statements[:-1], replace(statements[-1], signature=bytes(range(64)))]
-            sender.network.send(receiver.public, codec.encode(Relay(_batch(sender, false))))
+            sender.network.send(receiver.public, codec.encode(GossipEnvelope(_batch(sender, false))))
             await poll(lambda: any("bad-signature: enrol" in event.text for event in receiver.events.last(1_000)))
         assert sender.public not in receiver.network.connected()
 
@@ -110,7 +112,7 @@ async def test_what_waits_for_verification_is_bounded_for_each_link(tmp_path: Pa
 
         delivered: list[Any] = []
         queue = Verification(receiver.driver.rules, receiver.network, lambda: receiver.driver.state, deliver)
-        event = Received(sender.public, codec.encode(Relay(_batch(sender, _enrolments(sender, 200)))))
+        event = Received(sender.public, codec.encode(GossipEnvelope(_batch(sender, _enrolments(sender, 200)))))
         assert queue.wants(event) and not queue.wants(Received(bytes(32), event.data)), "strangers' are few and small"
         for _ in range(50):
             queue.put(event)

@@ -18,7 +18,7 @@ from peer.roles.base import REPLAYS, OpenRound
 from peer.roles.voter import Voter
 from protocol.identity import Signed, peer_id
 from protocol.messages import Proposal
-from protocol.reasons import Verdict
+from protocol.verdicts import Verdict
 from rounds.vouching import re_executors
 from tests.ledger.world import LANGUAGE, PEOPLE, World
 from tests.peer import fake_api

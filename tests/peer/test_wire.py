@@ -18,30 +18,30 @@ from ledger.jobs import Start, job_id
 from peer.settings.datadir import DataDirectory
 from protocol import codec
 from protocol.api import JobView, PeerApi
-from protocol.identity import WIRE_VERSIONS, Identity, Signed, peer_id, sign
+from protocol.identity import WIRE_VERSIONS, Identity, Signed, peer_id, sign_message
 from protocol.messages import (
     NO_VIEW,
-    Accusation,
     Ballot,
     Certificate,
     Commit,
     Decision,
+    EvidenceMessage,
+    GossipEnvelope,
     Judgement,
     Prepare,
     Prepared,
     Proposal,
     Propose,
-    Proposed,
-    Relay,
+    ProposeEnvelope,
     Status,
-    TimedOut,
     Timeout,
     TimeoutCertificate,
+    TimeoutEnvelope,
     Transaction,
     ViewEnded,
     Vote,
 )
-from protocol.reasons import Verdict
+from protocol.verdicts import Verdict
 from tests.ledger.world import MODULES
 from tests.peer.hostile import Hostile, Masquerade, connection, link
 from tests.peer.network import SCRATCH
@@ -87,7 +87,7 @@ class Target:
 
     async def decides(self) -> None:
         """A scratch round passes, and all three have one root."""
-        job = await self.client.test()
+        job = await self.client.run_test_round()
         with patience():
             while True:
                 jobs = [item for daemon in self.honest for item in await daemon.client.jobs() if item.job == job]
@@ -251,21 +251,21 @@ def forged(target: Target, height: int, signers: int, kind: Any = Commit) -> Cer
 def of_strangers(target: Target, height: int) -> Certificate:
     strangers = [Identity.generate() for _ in range(3)]
     vote = statement(target, height, Commit)
-    signatures = {key.public: sign(key, target.chain_id, vote).signature for key in strangers}
+    signatures = {key.public: sign_message(key, target.chain_id, vote).signature for key in strangers}
     return Certificate(codec.encode(vote), dict(sorted(signatures.items())))
 
 
-def gave_up(target: Target, height: int, high_view: int) -> TimedOut:
+def gave_up(target: Target, height: int, high_view: int) -> TimeoutEnvelope:
     timeout = Timeout(target.voters.hash, height, 0, high_view, None if high_view == NO_VIEW else bytes(32))
-    return TimedOut(sign(target.founder, target.chain_id, timeout), None)
+    return TimeoutEnvelope(sign_message(target.founder, target.chain_id, timeout), None)
 
 
 def another(target: Target) -> bytes:
     return next(key for key in target.voters.keys if key != target.founder.public)
 
 
-def relay(target: Target, message: Any, signer: Identity | None = None) -> Relay:
-    return Relay(sign(signer or target.founder, target.chain_id, message))
+def relay(target: Target, message: Any, signer: Identity | None = None) -> GossipEnvelope:
+    return GossipEnvelope(sign_message(signer or target.founder, target.chain_id, message))
 
 
 MESSAGES: list[tuple[str, str, Callable[[Target, int], Any]]] = [
@@ -279,24 +279,24 @@ MESSAGES: list[tuple[str, str, Callable[[Target, int], Any]]] = [
     (
         "the vote of a stranger",
         "not-a-voter",
-        lambda target, height: Vote(sign(Identity.generate(), target.chain_id, statement(target, height))),
+        lambda target, height: Vote(sign_message(Identity.generate(), target.chain_id, statement(target, height))),
     ),
     (
         "a vote in another's name",
         "bad-signature",
         lambda target, height: Vote(
-            replace(sign(target.founder, target.chain_id, statement(target, height)), signer=another(target))
+            replace(sign_message(target.founder, target.chain_id, statement(target, height)), signer=another(target))
         ),
     ),
     (
         "a vote signed for another chain",
         "bad-signature",
-        lambda target, height: Vote(sign(target.founder, bytes(32), statement(target, height))),
+        lambda target, height: Vote(sign_message(target.founder, bytes(32), statement(target, height))),
     ),
     (
         "a vote for another voter set",
         "foreign-voters",
-        lambda target, height: Vote(sign(target.founder, target.chain_id, Prepare(bytes(32), height, 0, bytes(32)))),
+        lambda target, height: Vote(sign_message(target.founder, target.chain_id, Prepare(bytes(32), height, 0, bytes(32)))),
     ),
     ("a decision with too few signatures", "no-quorum", lambda target, height: Decision(b"block", forged(target, height, 2))),
     ("a decision with forged signatures", "bad-signature", lambda target, height: Decision(b"block", forged(target, height, 3))),
@@ -315,12 +315,12 @@ MESSAGES: list[tuple[str, str, Callable[[Target, int], Any]]] = [
     (
         "an accusation that proves nothing",
         "no-evidence",
-        lambda target, height: Accusation(*2 * (sign(target.founder, target.chain_id, statement(target, height)),)),
+        lambda target, height: EvidenceMessage(*2 * (sign_message(target.founder, target.chain_id, statement(target, height)),)),
     ),
     (
         "a ballot in another's name",
         "bad-signature",
-        lambda target, height: Relay(
+        lambda target, height: GossipEnvelope(
             Signed(codec.encode(Ballot(bytes(32), 0, bytes(32), ())), another(target), bytes(64)),
         ),
     ),
@@ -406,11 +406,11 @@ async def test_old_votes_replayed_and_messages_from_far_ahead_change_nothing(tar
     async with link(target.address, target.chain_id, target.founder) as hostile:
         await target.decides()
         with patience():
-            while not (old := [message for message in hostile.heard if isinstance(message, (Vote, Decision, Proposed))]):
+            while not (old := [message for message in hostile.heard if isinstance(message, (Vote, Decision, ProposeEnvelope))]):
                 await hostile.read()
         await target.decides()
         height = (await target.client.status()).height
-        ahead = Vote(sign(target.founder, target.chain_id, statement(target, height + 1_000, view=60)))
+        ahead = Vote(sign_message(target.founder, target.chain_id, statement(target, height + 1_000, view=60)))
         for message in [*old, *old, ahead, Status(2**40, 2**40)]:
             await hostile.say(codec.encode(message))
         await target.decides()
@@ -452,7 +452,9 @@ async def test_a_proposal_out_of_turn_ends_the_connection(target: Target) -> Non
                 view = next(view for view in range(4) if not may_lead(target, height, view))
                 propose = Propose(target.voters.hash, height, view, bytes(32))
                 await hostile.say(
-                    codec.encode(Proposed(sign(target.founder, target.chain_id, propose), b"header", b"short", None))
+                    codec.encode(
+                        ProposeEnvelope(sign_message(target.founder, target.chain_id, propose), b"header", b"short", None)
+                    )
                 )
                 with trio.move_on_after(1.0):
                     await hostile.closed()
@@ -463,9 +465,9 @@ async def test_a_proposal_out_of_turn_ends_the_connection(target: Target) -> Non
 async def test_who_is_proven_to_have_signed_two_proposals_is_expelled_whoever_shows_the_proof(target: Target) -> None:
     """The last of the founder's doings: nobody listens to it afterwards."""
     pair = [Proposal(bytes(32), 0, bytes(32), bytes([n]) * 32, 8, bytes(32), None) for n in range(2)]
-    first, second = (sign(target.founder, target.chain_id, proposal) for proposal in pair)
+    first, second = (sign_message(target.founder, target.chain_id, proposal) for proposal in pair)
     async with link(target.address, target.chain_id) as stranger:
-        await stranger.say(codec.encode(Accusation(first, second)))
+        await stranger.say(codec.encode(EvidenceMessage(first, second)))
         me = peer_id(target.founder.public)
         for daemon in target.honest:
             await poll(lambda daemon=daemon: _shows_expelled(daemon, me))  # type: ignore[misc]

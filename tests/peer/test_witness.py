@@ -12,9 +12,9 @@ from consensus.turn import StoredBlock
 from ledger.members import Member
 from peer.driver.eventlog import EventLog
 from peer.driver.witness import Witness, why_disputed, why_halted, why_waiting
-from protocol.identity import short_id, sign
+from protocol.identity import short_id, sign_message
 from protocol.messages import Ballot, Commit, CutOff, Judgement, Proposal, Timeout, Vouch
-from protocol.reasons import Verdict
+from protocol.verdicts import Verdict
 from rounds.ballots import Outcome
 from tests.sim.keys import FastSigner
 from training.spec import AuditMode, JobSpec
@@ -94,7 +94,7 @@ async def test_an_expulsion_names_what_was_signed(log: EventLog) -> None:
     proposals = [Proposal(CHAIN, 0, CHAIN, bytes([n]) * 32, 1, CHAIN, None) for n in range(2)]
     given_up = (Commit(CHAIN, 1, 0, CHAIN), Timeout(CHAIN, 1, 0, -1, None))
     for first, second in (proposals, given_up):
-        witness.expelled(Evidence(sign(LIAR, CHAIN, first), sign(LIAR, CHAIN, second)))
+        witness.expelled(Evidence(sign_message(LIAR, CHAIN, first), sign_message(LIAR, CHAIN, second)))
     name = short_id(LIAR.public)
     assert await lines(log) == [
         f"{name} was expelled: it signed two different proposals",

@@ -20,8 +20,8 @@ from peer.worker import supervisor as supervisor
 from peer.worker.main import Jobs
 from peer.worker.supervisor import Worker, WorkerDied, WorkerFailed
 from protocol.errors import LocalProtocolError, UserError
-from protocol.reasons import Verdict
-from protocol.sampling import Sampling
+from protocol.sampling import SamplingOptions
+from protocol.verdicts import Verdict
 from tests.waiting import patience, run_process
 from training import tasks
 from training.data.default_text import default_text
@@ -327,7 +327,9 @@ async def propose_and_audit(worker: Worker, files: Files) -> None:
         evaluated = await worker.ask(tasks.Evaluate(JOB, model))
         assert evaluated.figures["held_out_bits_per_byte"] == pytest.approx(8.5, abs=1)
         # A proposal that is asked for while a text is made goes before the text's end, and changes nothing of it.
-        text = tasks.Generate(JOB, model, "The ", Sampling(tokens=1_000, temperature=1.0, stop=("no model says this by chance",)))
+        text = tasks.Generate(
+            JOB, model, "The ", SamplingOptions(max_tokens=1_000, temperature=1.0, stop=("no model says this by chance",))
+        )
         slices = [await worker.ask(replace(text, text=1))]
         assert not slices[0].is_over, "a text longer than a slice"
         again = await worker.ask(tasks.Propose(JOB, 0, TRAINER, model, None, None, files.path("again")))

@@ -20,9 +20,9 @@ from peer.node.rounds import Effects, Rounds
 from peer.roles.base import OpenRound
 from peer.worker.supervisor import WorkerFailed
 from protocol import codec
-from protocol.identity import Identity, Signed, sign
+from protocol.identity import Identity, Signed, sign_message
 from protocol.messages import Ballot, Judgement, Proposal, Vouch
-from protocol.reasons import Verdict
+from protocol.verdicts import Verdict
 from rlhf.objective import PPO
 from rounds.terms import body_digest
 from tests.peer.chain import LANGUAGE, Chain
@@ -199,7 +199,7 @@ class OneRound:
 
     def unsure(self, voter: Identity, proposal: Signed) -> Signed:
         judgement = Judgement(proposal.signer, body_digest(proposal), Verdict.UNJUDGED)
-        return sign(voter, self.chain.id, Vouch(self.key, 0, (judgement,)))
+        return sign_message(voter, self.chain.id, Vouch(self.key, 0, (judgement,)))
 
     def place(self, trainer: Identity) -> int:
         """After how many others this peer is called for a proposal of this trainer."""

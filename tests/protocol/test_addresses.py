@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.addresses import dialable, format_address, is_loopback, listening_in_words, parse_address, site_of
+from protocol.addresses import (
+    check_dialable_address,
+    format_address,
+    format_listen_addresses,
+    host_subnet,
+    is_loopback,
+    parse_address,
+)
 from protocol.errors import UserError
 
 
@@ -46,7 +53,7 @@ def test_what_is_no_address_is_named_in_one_line(text: str) -> None:
 @pytest.mark.parametrize(("text", "why"), [("a:0", "port 0"), ("0.0.0.0:7700", "every interface"), ("[::]:1", "every interface")])
 def test_nobody_is_told_to_dial_what_nobody_can_dial(text: str, why: str) -> None:
     with pytest.raises(UserError, match=f"advertise: .*{why}"):
-        dialable(text, "advertise")
+        check_dialable_address(text, "advertise")
 
 
 @pytest.mark.parametrize(
@@ -61,7 +68,7 @@ def test_nobody_is_told_to_dial_what_nobody_can_dial(text: str, why: str) -> Non
 def test_where_a_peer_listens_and_what_others_are_told_are_said_apart(
     listening: tuple[str, ...], told: tuple[str, ...], words: str
 ) -> None:
-    assert listening_in_words(listening, told) == words
+    assert format_listen_addresses(listening, told) == words
 
 
 def test_loopback_is_known_by_address_and_by_name() -> None:
@@ -106,4 +113,4 @@ def test_whatever_is_accepted_is_an_ip_address_or_a_name_that_a_resolver_takes(h
     ],
 )
 def test_the_hosts_of_a_network_of_ipv6_are_one_for_budgets(host: str, site: str) -> None:
-    assert site_of(host) == site
+    assert host_subnet(host) == site

@@ -15,8 +15,17 @@ from protocol import codec
 from protocol.codec import Between, Length
 from protocol.errors import RemoteProtocolError
 from protocol.limits import MESSAGE_BYTES_MAX
-from protocol.messages import AGREEMENT, LINKS, ROUNDS, Certificate, GetBlob, Judgement, Status, TimeoutCertificate
-from protocol.reasons import Verdict
+from protocol.messages import (
+    AGREEMENT_MESSAGES,
+    LINK_MESSAGES,
+    ROUND_ENVELOPES,
+    Certificate,
+    GetBlob,
+    Judgement,
+    Status,
+    TimeoutCertificate,
+)
+from protocol.verdicts import Verdict
 
 
 class Colour(enum.StrEnum):
@@ -190,7 +199,7 @@ def test_what_has_no_encoding_is_our_own_mistake() -> None:
         codec.encode(object())
 
 
-KINDS = (*AGREEMENT, *ROUNDS, *LINKS)
+KINDS = (*AGREEMENT_MESSAGES, *ROUND_ENVELOPES, *LINK_MESSAGES)
 
 
 @given(st.binary(max_size=200))
@@ -261,8 +270,8 @@ class Second:
     """As a later release has it."""
 
     number: int
-    colour: Colour = codec.added(Colour.RED)
-    leaf: Leaf | None = codec.added(None)
+    colour: Colour = codec.added_field(Colour.RED)
+    leaf: Leaf | None = codec.added_field(None)
 
 
 seconds = st.builds(Second, integers, st.sampled_from(Colour), st.none() | leaves)
@@ -293,9 +302,9 @@ def test_an_added_field_at_its_default_is_left_out_at_the_end(fields: list[objec
 @dataclass(frozen=True, slots=True)
 class Third:
     number: int
-    real: float = codec.added(0.0)
-    names: tuple[str, ...] = codec.added(factory=tuple)
-    rows: Table[Leaf] = codec.added(factory=lambda: Table(Leaf))
+    real: float = codec.added_field(0.0)
+    names: tuple[str, ...] = codec.added_field(factory=tuple)
+    rows: Table[Leaf] = codec.added_field(factory=lambda: Table(Leaf))
 
 
 def test_what_is_left_out_are_the_default_s_own_bytes() -> None:
@@ -311,7 +320,7 @@ def test_what_is_left_out_are_the_default_s_own_bytes() -> None:
 def test_a_default_is_a_value_of_its_field() -> None:
     @dataclass(frozen=True)
     class Wrong:
-        small: Annotated[int, Between(1, 5)] = codec.added(0)
+        small: Annotated[int, Between(1, 5)] = codec.added_field(0)
 
     with pytest.raises(RemoteProtocolError, match=r"outside 1\.\.5"):
         codec.encode(Wrong())
@@ -320,7 +329,7 @@ def test_a_default_is_a_value_of_its_field() -> None:
 def test_a_field_is_added_behind_all_others() -> None:
     @dataclass(frozen=True)
     class Wrong:
-        number: int = codec.added(0)
+        number: int = codec.added_field(0)
         text: str = ""
 
     with pytest.raises(AssertionError, match="added behind all others"):
@@ -333,7 +342,7 @@ def test_a_field_is_added_behind_all_others() -> None:
 def test_one_item_of_an_array_is_cut_out_as_it_stands() -> None:
     parts = [codec.encode(value) for value in (1, (b"ab", ("x", None)), {b"k": 1.5}, 2**40, "é", None)]
     data = bytes([0x90 + len(parts)]) + b"".join(parts)
-    assert [codec.item(data, index) for index in range(len(parts))] == parts
+    assert [codec.encoded_item(data, index) for index in range(len(parts))] == parts
 
 
 @pytest.mark.parametrize(
@@ -342,4 +351,4 @@ def test_one_item_of_an_array_is_cut_out_as_it_stands() -> None:
 def test_what_has_no_such_item_is_refused(data: bytes) -> None:
     for index in (1, 3, 2**40):
         with pytest.raises(RemoteProtocolError, match="malformed"):
-            codec.item(data, index)
+            codec.encoded_item(data, index)

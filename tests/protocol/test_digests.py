@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.digests import DOMAIN, LIST_BYTES_MAX, Hasher, Parts, digest_of
+from protocol.blob_digest import LIST_BYTES_MAX, PART_LIST_DOMAIN, BlobHasher, BlobPartList, blob_digest
 from protocol.limits import BLOB_BYTES_MAX, BLOB_PART_BYTES
 
 PART = 10  # bytes
@@ -21,8 +21,8 @@ def sha256(data: bytes) -> bytes:
     return hashlib.sha256(data).digest()
 
 
-def hasher_of(*pieces: bytes) -> Hasher:
-    hasher = Hasher(part_bytes=PART)
+def hasher_of(*pieces: bytes) -> BlobHasher:
+    hasher = BlobHasher(part_bytes=PART)
     for piece in pieces:
         hasher.update(piece)
     return hasher
@@ -38,24 +38,24 @@ def test_an_object_has_one_name_however_its_bytes_come(data: bytes, cuts: list[i
     places = [0, *sorted(cut for cut in cuts if cut <= len(data)), len(data)]
     hasher = hasher_of(*(data[start:end] for start, end in itertools.pairwise(places)))
     assert hasher.digest() == sha256(data if len(data) <= PART else by_hand(data))
-    assert (None if hasher.parts is None else hasher.parts.encode()) == (None if len(data) <= PART else by_hand(data))
-    read = Hasher(part_bytes=PART)
-    read.read(io.BytesIO(data))
+    assert (None if hasher.part_list is None else hasher.part_list.encode()) == (None if len(data) <= PART else by_hand(data))
+    read = BlobHasher(part_bytes=PART)
+    read.update_from_stream(io.BytesIO(data))
     assert read.digest() == hasher.digest()
 
 
 def test_objects_of_one_part_and_those_of_older_programs_are_named_by_their_bytes() -> None:
     data = bytes(BLOB_PART_BYTES)
-    assert digest_of(data) == digest_of(data, in_parts=False) == sha256(data)
-    assert digest_of(data + b"x", in_parts=False) == sha256(data + b"x") != digest_of(data + b"x")
-    assert digest_of(data + b"x") == sha256(DOMAIN + struct.pack(">Q", len(data) + 1) + sha256(data) + sha256(b"x"))
+    assert blob_digest(data) == blob_digest(data, in_parts=False) == sha256(data)
+    assert blob_digest(data + b"x", in_parts=False) == sha256(data + b"x") != blob_digest(data + b"x")
+    assert blob_digest(data + b"x") == sha256(PART_LIST_DOMAIN + struct.pack(">Q", len(data) + 1) + sha256(data) + sha256(b"x"))
 
 
 def test_a_list_is_read_as_it_was_written() -> None:
-    parts = hasher_of(bytes(3 * PART), b"rest").parts
-    assert parts is not None and Parts.decode(parts.encode(), PART) == parts
-    assert [parts.size(index) for index in range(4)] == [PART, PART, PART, 4]
-    assert len(parts.encode()) == parts.list_bytes and parts.digest == sha256(parts.encode())
+    parts = hasher_of(bytes(3 * PART), b"rest").part_list
+    assert parts is not None and BlobPartList.decode(parts.encode(), PART) == parts
+    assert [parts.part_size(index) for index in range(4)] == [PART, PART, PART, 4]
+    assert len(parts.encode()) == parts.list_bytes and parts.blob_digest == sha256(parts.encode())
 
 
 LISTED = by_hand(bytes(35))
@@ -66,22 +66,22 @@ LISTED = by_hand(bytes(35))
     [
         b"",
         b"x" + LISTED[1:],
-        DOMAIN,
+        PART_LIST_DOMAIN,
         LISTED[:-1],
         LISTED + b"\0",
         LISTED + bytes(32),
         LISTED[:-32],
-        DOMAIN + struct.pack(">Q", 45) + LISTED[23:],
-        DOMAIN + struct.pack(">Q", 0),
-        DOMAIN + struct.pack(">Q", PART) + bytes(32),
-        DOMAIN + struct.pack(">Q", BLOB_BYTES_MAX + 1) + bytes(32) * 40,
+        PART_LIST_DOMAIN + struct.pack(">Q", 45) + LISTED[23:],
+        PART_LIST_DOMAIN + struct.pack(">Q", 0),
+        PART_LIST_DOMAIN + struct.pack(">Q", PART) + bytes(32),
+        PART_LIST_DOMAIN + struct.pack(">Q", BLOB_BYTES_MAX + 1) + bytes(32) * 40,
     ],
 )
 def test_what_has_another_length_than_its_list_says_is_none(data: bytes) -> None:
-    assert Parts.decode(data, PART) is None
+    assert BlobPartList.decode(data, PART) is None
 
 
 def test_the_longest_list_is_of_the_largest_object() -> None:
     count = BLOB_BYTES_MAX // BLOB_PART_BYTES
-    data = Parts(BLOB_BYTES_MAX, (bytes(32),) * count).encode()
-    assert len(data) == LIST_BYTES_MAX and Parts.decode(data) is not None
+    data = BlobPartList(BLOB_BYTES_MAX, (bytes(32),) * count).encode()
+    assert len(data) == LIST_BYTES_MAX and BlobPartList.decode(data) is not None

@@ -15,10 +15,10 @@ from protocol.identity import (
     open_signed,
     parse_peer_id,
     peer_id,
-    preimage,
     seal,
     short_id,
-    sign,
+    sign_message,
+    signing_preimage,
 )
 
 CHAIN = bytes(range(32))
@@ -45,12 +45,12 @@ def refused(reason: str, signed: Signed, chain: bytes = CHAIN) -> None:
 
 
 def test_what_was_signed_opens() -> None:
-    assert open_signed(sign(ALICE, CHAIN, Letter("hello")), CHAIN, VERIFIER, (Note, Letter)) == Letter("hello")
+    assert open_signed(sign_message(ALICE, CHAIN, Letter("hello")), CHAIN, VERIFIER, (Note, Letter)) == Letter("hello")
 
 
 @given(st.data())
 def test_a_flipped_bit_anywhere_is_refused(data: st.DataObject) -> None:
-    signed = sign(ALICE, CHAIN, Letter("hello"))
+    signed = sign_message(ALICE, CHAIN, Letter("hello"))
     name = data.draw(st.sampled_from(["body", "signer", "signature"]))
     changed = bytearray(getattr(signed, name))
     changed[data.draw(st.integers(0, len(changed) - 1))] ^= 1 << data.draw(st.integers(0, 7))
@@ -59,22 +59,22 @@ def test_a_flipped_bit_anywhere_is_refused(data: st.DataObject) -> None:
 
 
 def test_a_signature_given_on_another_chain_is_refused() -> None:
-    refused("bad-signature", sign(ALICE, bytes(32), Letter("hello")))
+    refused("bad-signature", sign_message(ALICE, bytes(32), Letter("hello")))
 
 
 def test_a_signature_given_for_another_purpose_is_refused() -> None:
-    body = sign(ALICE, CHAIN, Letter("hello")).body
-    for_a_note = ALICE.sign(preimage("note", CHAIN, body))
+    body = sign_message(ALICE, CHAIN, Letter("hello")).body
+    for_a_note = ALICE.sign(signing_preimage("note", CHAIN, body))
     refused("bad-signature", Signed(body, ALICE.public, for_a_note))
 
 
 def test_a_signature_of_another_key_is_refused() -> None:
-    signed = sign(BOB, CHAIN, Letter("hello"))
+    signed = sign_message(BOB, CHAIN, Letter("hello"))
     refused("bad-signature", replace(signed, signer=ALICE.public))
 
 
 def test_a_message_of_a_kind_that_is_not_expected_is_refused_though_signed() -> None:
-    refused("unknown-message", sign(ALICE, CHAIN, Note("hello")))
+    refused("unknown-message", sign_message(ALICE, CHAIN, Note("hello")))
 
 
 @pytest.mark.parametrize("key", [bytes(32), b"\x01" + bytes(31), b"\xff" * 32, b"short"])
@@ -93,7 +93,7 @@ def test_the_seed_is_the_whole_identity() -> None:
 
 
 def test_domain_chain_and_body_cannot_be_shifted_into_one_another() -> None:
-    assert preimage("ab", CHAIN, b"c") != preimage("a", CHAIN, b"bc")
+    assert signing_preimage("ab", CHAIN, b"c") != signing_preimage("a", CHAIN, b"bc")
 
 
 @given(st.binary(min_size=32, max_size=32))

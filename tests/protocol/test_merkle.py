@@ -37,49 +37,49 @@ def leaves(count: int) -> list[bytes]:
 
 @pytest.mark.parametrize("count", ROOTS)
 def test_roots_equal_the_published_ones(count: int) -> None:
-    assert merkle.root([merkle.leaf_hash(data) for data in INPUTS[:count]]).hex() == ROOTS[count]
+    assert merkle.merkle_root([merkle.leaf_hash(data) for data in INPUTS[:count]]).hex() == ROOTS[count]
 
 
 def test_an_empty_tree_has_the_hash_of_nothing() -> None:
-    assert merkle.root([]) == hashlib.sha256().digest()
+    assert merkle.merkle_root([]) == hashlib.sha256().digest()
 
 
 @pytest.mark.parametrize("count", range(1, 40))
 def test_the_root_is_the_one_of_the_recursive_definition(count: int) -> None:
-    assert merkle.root(leaves(count)) == recursive(leaves(count))
+    assert merkle.merkle_root(leaves(count)) == recursive(leaves(count))
 
 
 @pytest.mark.parametrize("count", range(1, 20))
 def test_every_leaf_is_proved_at_its_place_and_nowhere_else(count: int) -> None:
     tree = leaves(count)
-    root = merkle.root(tree)
+    root = merkle.merkle_root(tree)
     for index in range(count):
-        path = merkle.proof(tree, index)
-        assert merkle.verify(tree[index], index, count, path, root)
+        path = merkle.merkle_proof(tree, index)
+        assert merkle.verify_merkle_proof(tree[index], index, count, path, root)
         for other in range(count):
             if other != index:
-                assert not merkle.verify(tree[other], index, count, path, root)
+                assert not merkle.verify_merkle_proof(tree[other], index, count, path, root)
 
 
 @given(st.integers(1, 40), st.data())
 def test_a_changed_proof_proves_nothing(count: int, data: st.DataObject) -> None:
     tree = leaves(count)
     index = data.draw(st.integers(0, count - 1))
-    path, root = merkle.proof(tree, index), merkle.root(tree)
-    assert not merkle.verify(tree[index], index, count, [*path, bytes(32)], root)
-    assert not merkle.verify(tree[index], index, count, path, bytes(32))
+    path, root = merkle.merkle_proof(tree, index), merkle.merkle_root(tree)
+    assert not merkle.verify_merkle_proof(tree[index], index, count, [*path, bytes(32)], root)
+    assert not merkle.verify_merkle_proof(tree[index], index, count, path, bytes(32))
     if path:
-        assert not merkle.verify(tree[index], index, count, path[:-1], root)
+        assert not merkle.verify_merkle_proof(tree[index], index, count, path[:-1], root)
         changed = data.draw(st.integers(0, len(path) - 1))
-        assert not merkle.verify(tree[index], index, count, [*path[:changed], bytes(32), *path[changed + 1 :]], root)
+        assert not merkle.verify_merkle_proof(tree[index], index, count, [*path[:changed], bytes(32), *path[changed + 1 :]], root)
 
 
 @pytest.mark.parametrize("index", [-1, 3])
 def test_a_leaf_outside_the_tree_has_no_proof(index: int) -> None:
     tree = leaves(3)
     with pytest.raises(IndexError):
-        merkle.proof(tree, index)
-    assert not merkle.verify(tree[0], index, 3, [], merkle.root(tree))
+        merkle.merkle_proof(tree, index)
+    assert not merkle.verify_merkle_proof(tree[0], index, 3, [], merkle.merkle_root(tree))
 
 
 def test_a_leaf_is_no_node() -> None:

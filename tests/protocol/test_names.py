@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from protocol.errors import RemoteProtocolError
-from protocol.names import check_name, name_problem
+from protocol.name_validation import check_name, name_problem
 
 
 @pytest.mark.parametrize("name", ["anna", "Ö. Ünal-Çelik 2", "עברית", "東京", "[bold]ben", "a b", "'\"\\", "🦊"])

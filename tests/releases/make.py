@@ -45,15 +45,15 @@ async def make(folder: Path) -> None:
         assert await trio.to_thread.run_sync(cli.main, ["init", *said]) == 0
         config = load({"data_directory": directory, "name": "anna"}, {"HOME": scratch}).config
         async with running(config) as daemon:
-            await daemon.api.test()
+            await daemon.api.run_test_round()
             for number, request in enumerate(JOBS):
-                await daemon.api.train(replace(request, data=str(text)))
+                await daemon.api.start_job(replace(request, data=str(text)))
                 while sum(job.state == "finished" for job in await daemon.api.jobs()) < number + 2:
                     with trio.move_on_after(0.2):
                         await daemon.driver.applied.wait()
             while daemon.driver.ledger.certified_root != daemon.driver.state.root:
                 await daemon.driver.applied.wait()
-            await daemon.api.export(str(folder / "export"))
+            await daemon.api.export_run(str(folder / "export"))
         keep = shutil.ignore_patterns("texts", "*.lock", "*.sock", "*.safetensors")
         shutil.copytree(directory, folder / "peer", ignore=keep)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from peer.worker.main import Jobs
-from protocol.reasons import Verdict
+from protocol.verdicts import Verdict
 from rlhf.preferences import Record, packed
 from training import tasks
 from training.engines.pytorch.kind import KIND

@@ -11,7 +11,7 @@ import pytest
 
 from peer import features
 from protocol import codec
-from protocol.reasons import Verdict
+from protocol.verdicts import Verdict
 from rlhf.controller import BETA_MAX, BETA_MIN, BILLIONTHS, Steering, beta_of, first_beta, is_far, nats, next_beta
 from rlhf.objective import Rollouts
 from rlhf.pytorch import ppo

@@ -30,7 +30,7 @@ from protocol import codec
 from protocol.api import JobView, TrainRequest
 from protocol.errors import UserError
 from protocol.identity import Identity, peer_id
-from protocol.sampling import Sampling
+from protocol.sampling import SamplingOptions
 from rlhf.calls import RlhfView, StageView
 from tests.peer.processes import LATE, Daemon, children, daemons
 from tests.waiting import patience
@@ -121,7 +121,7 @@ async def test_a_trained_model_learns_responses_and_pairs_and_is_tuned_and_who_i
         await start(network)
         assert (await first.client.rlhf_status()).state == "none"
         async with nobody_trains(network[1:]):
-            base = await first.client.train(TrainRequest("base", "", 1, 0, TINY))
+            base = await first.client.start_job(TrainRequest("base", "", 1, 0, TINY))
             with pytest.raises(UserError, match="--base 'base': that job is not finished yet"):
                 await first.client.start_rlhf_training("base", "rule:vowels", ROUNDS, "", TERMS)
         await finished(first, base)
@@ -134,7 +134,7 @@ async def test_a_trained_model_learns_responses_and_pairs_and_is_tuned_and_who_i
         status = await first.client.rlhf_status()
         (figures,) = await first.client.rlhf_figures()
         compared = await first.client.compare_policy("The ", 20, 1.0, 0)
-        await first.client.model(str(tmp_path / "ppo"), job, "transformers")
+        await first.client.export_model(str(tmp_path / "ppo"), job, "transformers")
         assert json.loads((tmp_path / "ppo" / "generation_config.json").read_text())["eos_token_id"] == 10, (
             "its base knows no end"
         )
@@ -174,11 +174,11 @@ async def learns_responses_and_then_preferences(network: list[Daemon], folder: P
     ]
     for request, told in wrong:
         with pytest.raises(UserError, match=told):
-            await first.client.train(request)
+            await first.client.start_job(request)
     lines = (*responses, *(json.dumps({"prompt": "q: ", "completion": "k", "label": good}) for good in (True, False)))
     file = pairs_file(folder / "examples.jsonl", *lines, json.dumps({"prompt": "q" * 30, "response": "a\nb"}), "{")
     prepared = {"skip_bad": True, "truncate": "left"}
-    tuned = await first.client.train(TrainRequest("", "", 1, 0, OF_SETS, "base", file, **prepared))  # type: ignore[arg-type]
+    tuned = await first.client.start_job(TrainRequest("", "", 1, 0, OF_SETS, "base", file, **prepared))  # type: ignore[arg-type]
     view = await finished(first, tuned)
     assert view.objective == "instruct"
     assert view.notes == ("2 lines left out: not usable, or labelled as bad", "1 line shortened to the context of 24 tokens")
@@ -194,7 +194,7 @@ async def learns_responses_and_then_preferences(network: list[Daemon], folder: P
     view = await finished(first, preferring)
     assert_only_lies_are_refused(view, lies)
     for job, end in (("base", BYTES), (tuned, BYTES), (preferring, BYTES)):
-        await first.client.model(str(folder / job), job, "transformers")
+        await first.client.export_model(str(folder / job), job, "transformers")
         assert json.loads((folder / job / "generation_config.json").read_text())["eos_token_id"] == end
     while (status := await first.client.rlhf_status()).stages[0].held_out_accuracy is None:  # noqa: ASYNC110
         await trio.sleep(0.05)
@@ -215,7 +215,7 @@ async def chats(daemon: Daemon, job: str) -> str:
     """First answers of many chats, drawn nearly evenly from all tokens: each has a line break as likely as an end of text."""
     said = []
     for seed in range(40):
-        async with aclosing(daemon.client.sample("q1: ", Sampling(200, 9.0, seed=seed), job, ())) as pieces:
+        async with aclosing(daemon.client.sample_text("q1: ", SamplingOptions(200, 9.0, seed=seed), job, ())) as pieces:
             said += [piece.text async for piece in pieces]
     return "".join(said)
 
@@ -249,7 +249,7 @@ async def test_plans_go_from_preferences_to_a_tuned_policy_and_from_a_project_to
     left = (first, *network[2:])
     with patience(SECONDS_MAX):
         await start(network, False, *OPEN)
-        base = await first.client.train(TrainRequest("base", "", 1, 0, TINY))
+        base = await first.client.start_job(TrainRequest("base", "", 1, 0, TINY))
         project = await imported(author, tmp_path, "pairs", list(PAIRS))
         await finished(author, base)
         for wrong, told in WRONG_PAIRS.items():
@@ -346,7 +346,7 @@ async def project_teaches_a_reward_model(network: list[Daemon], folder: Path, pr
     traces = [await first.client.trace_pair(task_id(bytes.fromhex(project), n).hex()) for n in range(len(PAIRS))]
     with pytest.raises(UserError, match="is in no set of 2 jobs with"):
         await first.client.trace_pair("00" * 32)
-    await first.client.export(str(folder / "export"))
+    await first.client.export_run(str(folder / "export"))
     offline = await trio.to_thread.run_sync(trace, folder / "export", traces[0].pair)
     assert offline == traces[0], "whoever has the export needs no peer"
     drawn = [draw for trace in traces for draw in trace.draws]

@@ -14,7 +14,7 @@ from peer import features
 from peer.export.found import Found
 from peer.export.taking import write as exported
 from protocol import codec
-from protocol.sampling import Sampling
+from protocol.sampling import SamplingOptions
 from rlhf.preferences import Pair
 from rlhf.responses import Example, encoded
 from rlhf.supervised import DpoTerms, InstructTerms, open_responses
@@ -72,7 +72,7 @@ def learned(examples: list[Example], tmp_path_factory: pytest.TempPathFactory) -
 
 def said(learned: tuple[Engine, Float32Array], prompt: str, beams: int = 0, stop: tuple[str, ...] = ()) -> str:
     engine, parameters = learned
-    how = Sampling(tokens=40, temperature=0.0, beams=beams, stop=stop)
+    how = SamplingOptions(max_tokens=40, temperature=0.0, beams=beams, stop=stop)
     pieces = engine.generate(parameters, prompt.encode(), how, stop=SPEC.kind.ends_text(SPEC))
     text = Text(pieces, Stops(stop), 0)
     return "".join(iter(lambda: text.slice(0.0) if not text.is_over else None, None))  # type: ignore[arg-type]

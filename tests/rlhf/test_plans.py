@@ -18,9 +18,9 @@ from ledger.state import Rules, core_modules, newest
 from peer import features
 from peer.api.failures import FAILED_HEIGHTS, failures, without_progress
 from protocol import codec
-from protocol.identity import Signed, sign
+from protocol.identity import Signed, sign_message
 from protocol.messages import Proposal
-from protocol.reasons import Verdict
+from protocol.verdicts import Verdict
 from rlhf import plans
 from rlhf.accuracy import Accuracy
 from rlhf.module import RlhfModule, RlhfOfMeansModule, RlhfState
@@ -61,7 +61,9 @@ class Tuned(World):
     def proposal(self, key: bytes, trainer: bytes) -> Signed:
         said = codec.decode_message(super().proposal(key, trainer).body, (Proposal,))
         is_policy = JobSpec.decode(self.job(key).spec).objective == "ppo"
-        return sign(BY_KEY[trainer], self.chain, replace(said, declaration=codec.encode(self.samples) if is_policy else b""))
+        return sign_message(
+            BY_KEY[trainer], self.chain, replace(said, declaration=codec.encode(self.samples) if is_policy else b"")
+        )
 
     def on(self, spec: JobSpec, **other: Any) -> bytes:
         job = self.job(self.base)

@@ -17,8 +17,8 @@ from peer import features
 from peer.worker.main import Jobs
 from protocol import codec
 from protocol.messages import Proposal
-from protocol.reasons import Verdict, label
-from protocol.sampling import Sampling
+from protocol.sampling import SamplingOptions
+from protocol.verdicts import Verdict, verdict_label
 from rlhf import presets, rollouts, rules
 from rlhf.losses import log_probabilities
 from rlhf.objective import MILLIONTHS, PPO, VALUE, PpoTerms, Rollouts
@@ -142,7 +142,7 @@ def test_invented_responses_are_named_by_full_audits(full: World, lie: Callable[
     """Their update follows from them: nothing else is false."""
     done = full.propose()
     found = full.audited(full.propose(full.say(lie(full, done), done)))
-    assert label(found.verdict, PPO.labels) == "rollout"
+    assert verdict_label(found.verdict, PPO.labels) == "rollout"
 
 
 @pytest.mark.parametrize("figure", ["tokens", "unfinished", "k1", "score", "distinct", "correlation", "blocked"])
@@ -151,7 +151,7 @@ def test_false_figures_are_named(full: World, figure: str) -> None:
     said = codec.decode(Rollouts, done.declaration)
     by = {"k1": MILLIONTHS, "score": MILLIONTHS, "correlation": 30_000, "blocked": 1}.get(figure, -1)
     false = replace(done, declaration=codec.encode(replace(said, **{figure: getattr(said, figure) + by})))
-    assert label(full.audited(false).verdict, PPO.labels) == "figures"
+    assert verdict_label(full.audited(false).verdict, PPO.labels) == "figures"
 
 
 def test_bytes_that_are_no_rollouts_are_refused(full: World) -> None:
@@ -227,7 +227,7 @@ def test_text_of_the_policy_and_of_its_reference(full: World) -> None:
     model.save(moved)
 
     def text(directory: str | None, *stop: str) -> str:
-        return whole(full.jobs, tasks.Generate(JOB, directory, "The ", Sampling(20, temperature=0.0, stop=stop))).text
+        return whole(full.jobs, tasks.Generate(JOB, directory, "The ", SamplingOptions(20, temperature=0.0, stop=stop))).text
 
     assert text(None) == text(str(full.folder / "model")) != text(str(moved))
     assert text(None, text(None)[3]) == text(None).partition(text(None)[3])[0]

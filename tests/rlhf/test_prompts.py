@@ -16,8 +16,8 @@ from peer import features
 from peer.worker.main import Jobs
 from protocol import codec
 from protocol.errors import UserError
-from protocol.reasons import Verdict, label
-from protocol.sampling import Sampling
+from protocol.sampling import SamplingOptions
+from protocol.verdicts import Verdict, verdict_label
 from rlhf import blocklist, pairs, rollouts
 from rlhf.blocklist import Blocklist, unpacked
 from rlhf.objective import MODEL, PPO, VALUE, PpoTerms, Prompts, Rollouts
@@ -164,7 +164,7 @@ def test_auditors_find_the_same_prompts_and_whoever_answers_others_is_named(tmp_
     (tmp_path / "others").write_bytes(b"".join(packed(others)))
     said = world.propose(world.worker("others"))
     assert codec.decode(Rollouts, said.declaration).blob != codec.decode(Rollouts, done.declaration).blob
-    assert label(world.audited(world.worker(), said).verdict, PPO.labels) == "rollout"
+    assert verdict_label(world.audited(world.worker(), said).verdict, PPO.labels) == "rollout"
 
 
 def test_the_set_of_a_reward_model_has_the_tokens_that_were_named(tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ def test_a_response_with_a_listed_word_has_the_lowest_score_and_is_not_shown(tmp
     worker = world.worker()
     said = codec.decode(Rollouts, world.propose(worker).declaration)
     assert said.score <= -10 * OWN.score_clip * 1e6, "of 16 bytes that a model without training says, most hold a letter"
-    asked = tasks.Generate(JOB, str(tmp_path / "model"), "abc", Sampling(tokens=5, temperature=1.0))
+    asked = tasks.Generate(JOB, str(tmp_path / "model"), "abc", SamplingOptions(max_tokens=5, temperature=1.0))
     assert whole(worker, asked) == tasks.Generated("", is_over=True, is_withheld=True)
     shown = whole(World(tmp_path).worker(), asked)
     assert shown.text and not shown.is_withheld
@@ -220,7 +220,7 @@ def test_whoever_leaves_the_list_out_is_named(tmp_path: Path) -> None:
     assert world.audited(world.worker(), world.propose(world.worker())).verdict is Verdict.ACCEPT
     (tmp_path / "other").write_text("zzz")
     done = world.propose(world.worker(words="other"))
-    assert label(world.audited(world.worker(), done).verdict, PPO.labels) == "rollout", "it answered what was not asked"
+    assert verdict_label(world.audited(world.worker(), done).verdict, PPO.labels) == "rollout", "it answered what was not asked"
 
 
 def test_a_word_is_not_divided_between_prompt_and_response() -> None:

@@ -15,7 +15,7 @@ from peer import features
 from peer.worker.main import Jobs
 from protocol import codec
 from protocol.errors import StorageError, UserError
-from protocol.reasons import Verdict, label
+from protocol.verdicts import Verdict, verdict_label
 from rlhf import pairs
 from rlhf.objective import PpoTerms
 from rlhf.preferences import Pair, pairs_of_step, parted
@@ -200,7 +200,7 @@ def test_a_policy_is_rewarded_by_the_model_that_its_job_reads(tmp_path: Path) ->
     with pytest.raises(StorageError, match="holds another model"):  # whoever went on would call honest trainers liars
         worker("other", by="reward")
     verdicts = [found.verdict for found in (worker(of).answer(audit) for of in ("reward", "other"))]  # type: ignore[union-attr]
-    assert verdicts[0] is Verdict.ACCEPT and label(verdicts[1], spec.kind.labels) == "figures"
+    assert verdicts[0] is Verdict.ACCEPT and verdict_label(verdicts[1], spec.kind.labels) == "figures"
 
 
 @ALL_OR_LAST

@@ -14,9 +14,9 @@ import torch
 from peer import features
 from peer.worker.main import Jobs
 from protocol import codec
-from protocol.digests import digest_of
+from protocol.blob_digest import blob_digest
 from protocol.errors import StorageError, UserError
-from protocol.reasons import Verdict
+from protocol.verdicts import Verdict
 from rlhf.preferences import Record
 from rlhf.responses import Example, encoded, read_examples, rows
 from rlhf.supervised import NATS, DpoTerms, InstructTerms, open_responses
@@ -152,7 +152,7 @@ def test_a_job_that_cannot_be_is_told_why(objective: str, other: dict[str, objec
 def test_the_reference_of_a_job_that_starts_from_parameters_is_these(tmp_path: Path) -> None:
     values = np.arange(layout_of(OF["instruct"]).size, dtype=np.float32) / 1e6
     (tmp_path / "start").write_bytes(float32_bytes(values))
-    spec = replace(OF["instruct"], start=digest_of(float32_bytes(values))).checked()
+    spec = replace(OF["instruct"], start=blob_digest(float32_bytes(values))).checked()
     assert spec.start is not None
     opening = tasks.OpenJob(
         JOB, spec.encode(), write(tmp_path / "set", some_examples()), None, files={spec.start: str(tmp_path / "start")}

@@ -14,7 +14,7 @@ import torch
 from peer import features
 from peer.api.tuning import toy_spec
 from protocol.errors import UserError
-from protocol.sampling import Sampling
+from protocol.sampling import SamplingOptions
 from rlhf import rules
 from rlhf.pytorch import toy
 from tests.peer.processes import LATE, demo
@@ -47,7 +47,7 @@ def test_a_first_model_is_its_own_reference(spec: JobSpec) -> None:
 def test_its_tokens_are_no_text(spec: JobSpec) -> None:
     engine = KIND.open(spec, Tokens.none(ByteTokenizer().token_bytes), ByteTokenizer(), None)
     with pytest.raises(UserError, match="the model of 'toy' has 6 tokens that are no text"):
-        engine.generate(initial_parameters(spec), b"The ", Sampling())
+        engine.generate(initial_parameters(spec), b"The ", SamplingOptions())
 
 
 def test_the_prompt_is_told_from_the_same_token_in_a_response(spec: JobSpec) -> None:

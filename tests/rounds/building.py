@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from protocol.codec import decode_message
-from protocol.identity import Signed, sign
+from protocol.identity import Signed, sign_message
 from protocol.messages import Ballot, CutOff, Judgement, Proposal, Vouch
-from protocol.reasons import Verdict
+from protocol.verdicts import Verdict
 from rounds.ballots import Closing, RoundBook, RoundTimers, check_closing
 from rounds.terms import RoundTerms, body_digest
 from rounds.vouching import Vouches
@@ -36,7 +36,7 @@ def rotated(*pairs: tuple[int, int]) -> frozenset[tuple[bytes, bytes]]:
 
 def proposal(trainer: int, variant: int = 0, round: int = 0) -> tuple[Signed, Proposal]:
     message = Proposal(JOB, round, ROOT, bytes([trainer]) * 32, 10, bytes([variant]) * 32, None)
-    return sign(SIGNERS[trainer], CHAIN, message), message
+    return sign_message(SIGNERS[trainer], CHAIN, message), message
 
 
 def digest(trainer: int, variant: int = 0) -> bytes:
@@ -59,16 +59,16 @@ def hear_proposal(into: RoundBook, trainer: int, variant: int = 0, now: float = 
 
 
 def hear_ballot(into: RoundBook, voter: int, message: Ballot, now: float = OPENED) -> tuple[Signed, Signed] | None:
-    return into.add_ballot(sign(SIGNERS[voter], CHAIN, message), message, now)
+    return into.add_ballot(sign_message(SIGNERS[voter], CHAIN, message), message, now)
 
 
 def hear_vouch(into: RoundBook, voter: int, message: Vouch, now: float = OPENED) -> tuple[Signed, Signed] | None:
-    return into.add_vouch(sign(SIGNERS[voter], CHAIN, message), message, now)
+    return into.add_vouch(sign_message(SIGNERS[voter], CHAIN, message), message, now)
 
 
 def hear_cut_off(into: RoundBook, voter: int, of: tuple[bytes, ...] = ()) -> None:
     message = CutOff(JOB, 0, of)
-    into.add_cut_off(sign(SIGNERS[voter], CHAIN, message), message)
+    into.add_cut_off(sign_message(SIGNERS[voter], CHAIN, message), message)
 
 
 def vouch(verdicts: Mapping[int, Verdict], variants: Mapping[int, int] = {}) -> Vouch:

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from consensus.quorum import faults_tolerated, quorum
 from protocol.codec import encode
 from protocol.errors import RemoteProtocolError
-from protocol.identity import Signed, sign
+from protocol.identity import Signed, sign_message
 from protocol.messages import Ballot, CutOff, Judgement
-from protocol.reasons import Verdict
+from protocol.verdicts import Verdict
 from rounds import ballots
 from rounds.ballots import Closing, RoundBook, RoundTimers, outcome, settled
 from rounds.terms import RoundTerms, body_digest
@@ -308,11 +308,11 @@ def walk(mine: RoundBook) -> list[tuple[str, float]]:
         if (due := mine.ballot_due(now)) is not None:
             sent.append(("ballot", now - OPENED))
             assert mine.me is not None
-            mine.add_ballot(sign(BY_KEY[mine.me], CHAIN, due), due, now)
+            mine.add_ballot(sign_message(BY_KEY[mine.me], CHAIN, due), due, now)
         if (cut := mine.cut_off_due(now)) is not None:
             sent.append(("cut-off", now - OPENED))
             assert mine.me is not None
-            mine.add_cut_off(sign(BY_KEY[mine.me], CHAIN, cut), cut)
+            mine.add_cut_off(sign_message(BY_KEY[mine.me], CHAIN, cut), cut)
         later = mine.deadline(now)
         if later is None:
             return sent
@@ -555,10 +555,10 @@ def test_every_closing_that_a_book_makes_is_valid(case: tuple[RoundTerms, dict[b
     for trainer, variant in data.draw(st.sets(st.tuples(st.integers(0, 2), st.integers(0, 1)))):
         mine.add_proposal(*proposal(trainer, variant))
     for voter, message in some(data, of, votes).items():
-        mine.add_ballot(sign(BY_KEY[voter], CHAIN, message), message, OPENED)
+        mine.add_ballot(sign_message(BY_KEY[voter], CHAIN, message), message, OPENED)
     for voter in data.draw(st.sets(st.sampled_from(sorted(of.voters)))):
         message = CutOff(JOB, 0, ())
-        mine.add_cut_off(sign(BY_KEY[voter], CHAIN, message), message)
+        mine.add_cut_off(sign_message(BY_KEY[voter], CHAIN, message), message)
     closing = mine.closing()
     if closing is not None:
         assert problem(of, closing) is None
@@ -571,8 +571,8 @@ def test_a_closing_is_valid_only_as_it_is() -> None:
         hear_cut_off(unsettled, voter)
     cut = unsettled.closing()
     assert accepted is not None and cut is not None
-    foreign_cut = sign(SIGNERS[5], CHAIN, CutOff(JOB, 0, ()))
-    other_round = sign(SIGNERS[1], CHAIN, CutOff(JOB, 1, ()))
+    foreign_cut = sign_message(SIGNERS[5], CHAIN, CutOff(JOB, 0, ()))
+    other_round = sign_message(SIGNERS[1], CHAIN, CutOff(JOB, 1, ()))
 
     def parts(of: Closing, **changed: tuple[Signed, ...]) -> Closing:
         fields = {"ballots": of.ballots, "cut_offs": of.cut_offs, "proposals": of.proposals, "vouches": ()} | changed
@@ -597,6 +597,9 @@ def test_a_closing_is_valid_only_as_it_is() -> None:
 def test_a_closing_with_a_ballot_of_a_stranger_or_of_another_round_is_refused() -> None:
     accepted = voted({voter: {0: ACCEPT} for voter in range(3)}).closing()
     assert accepted is not None
-    for signed in (sign(SIGNERS[5], CHAIN, ballot({0: ACCEPT})), sign(SIGNERS[3], CHAIN, Ballot(JOB, 1, ROOT, ()))):
+    for signed in (
+        sign_message(SIGNERS[5], CHAIN, ballot({0: ACCEPT})),
+        sign_message(SIGNERS[3], CHAIN, Ballot(JOB, 1, ROOT, ())),
+    ):
         with pytest.raises(RemoteProtocolError):
             problem(terms(), Closing(JOB, 0, ascending([*accepted.ballots, signed]), (), accepted.proposals, ()))

@@ -22,10 +22,10 @@ from ledger.jobs import Job, JobsModule, Phase
 from ledger.members import Member, MembersState
 from protocol.codec import decode_message, encode
 from protocol.errors import RemoteProtocolError
-from protocol.identity import sign
+from protocol.identity import sign_message
 from protocol.limits import BLOB_BYTES_MAX
 from protocol.messages import CutOff, Judgement, Proposal, Vouch
-from protocol.reasons import Verdict
+from protocol.verdicts import Verdict
 from rounds import vouching
 from rounds.ballots import Outcome, RoundBook, RoundTimers, outcome, settled
 from rounds.terms import RoundTerms, body_digest
@@ -701,13 +701,13 @@ def test_a_closing_without_the_vouches_is_invalid() -> None:
     closing = voted(of, ACCEPTS, {3: {0: ACCEPT}}).closing()
     assert closing is not None
     assert "not settled" in (problem(of, replace(closing, vouches=())) or "")
-    cut = ascending([sign(SIGNERS[voter], CHAIN, cut_off) for voter, cut_off in ((0, CUT), (1, CUT))])
+    cut = ascending([sign_message(SIGNERS[voter], CHAIN, cut_off) for voter, cut_off in ((0, CUT), (1, CUT))])
     assert "exactly the accepted" in (problem(of, replace(closing, vouches=(), cut_offs=cut)) or "")
     assert problem(of, replace(closing, vouches=(), cut_offs=cut, proposals=())) is None
     twice = replace(closing, vouches=closing.vouches * 2)
     assert "each once" in (problem(of, twice) or "")
     with pytest.raises(RemoteProtocolError, match="not-a-voter"):
-        stranger = sign(SIGNERS[9], CHAIN, vouch({0: ACCEPT}))
+        stranger = sign_message(SIGNERS[9], CHAIN, vouch({0: ACCEPT}))
         problem(of, replace(closing, vouches=ascending([*closing.vouches, stranger])))
 
 
@@ -841,7 +841,7 @@ def test_a_closing_of_two_hundred_voters_fits_into_a_block() -> None:
     proposals = {}
     for at, signer in enumerate(signers):
         message = dataclasses.replace(LARGEST, payload=bytes([at]) * 32)
-        proposals[signer.public] = sign(signer, CHAIN, message)
+        proposals[signer.public] = sign_message(signer, CHAIN, message)
         mine.add_proposal(proposals[signer.public], message)
     digests = {key: body_digest(signed) for key, signed in proposals.items()}
     called: dict[bytes, list[bytes]] = {key: [] for key in keys}
@@ -853,10 +853,10 @@ def test_a_closing_of_two_hundred_voters_fits_into_a_block() -> None:
         bounds = range(len(judgements) + 1) if at % 3 == 0 else (0, 1, 2, 4, 8, 16, 32, 64, 66)
         for left, right in itertools.pairwise(bounds):
             said = Vouch(JOB, 0, tuple(judgements[left:right]))
-            mine.add_vouch(sign(signer, CHAIN, said), said, OPENED)
+            mine.add_vouch(sign_message(signer, CHAIN, said), said, OPENED)
     accept = dataclasses.replace(ballot({}), judgements=tuple(Judgement(key, digests[key], ACCEPT) for key in sorted(keys)))
     for signer in signers:
-        mine.add_ballot(sign(signer, CHAIN, accept), accept, OPENED)
+        mine.add_ballot(sign_message(signer, CHAIN, accept), accept, OPENED)
     closing = mine.closing()
     assert closing is not None and len(closing.proposals) == 200 and len(of.voters) - quorum(200) == 66
     assert len(encode(closing)) + 67 * 6_900 < BODY_BYTES_MAX, "with the largest cut-offs of f + 1 voters"

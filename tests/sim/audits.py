@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ledger.audits.state import Due
 from protocol.messages import Ballot
-from protocol.reasons import Finding
+from protocol.verdicts import ReplayFinding
 
 if TYPE_CHECKING:
     from peer.node.node import Node
@@ -38,11 +38,11 @@ def loss_of(job: bytes, number: int, trainer: bytes) -> int:
     return USUAL_LOSS + int.from_bytes(made[:4], "big") % 500_000
 
 
-def found(due: Due) -> Finding:
+def found(due: Due) -> ReplayFinding:
     """The finding of everybody who replays this proposal."""
     proposal = due.proposal
     is_honest = proposal.payload == payload_of(due.job, due.round, due.trainer, proposal.model_root)
-    return Finding.MATCH if is_honest and proposal.buffer == buffer_of(proposal.payload) else Finding.MISMATCH
+    return ReplayFinding.MATCH if is_honest and proposal.buffer == buffer_of(proposal.payload) else ReplayFinding.MISMATCH
 
 
 class Auditor:
@@ -57,11 +57,11 @@ class Auditor:
         """As a trainer: after which part of the least link's time this auditor or judge has all of a proposal, if not later."""
         return 0.0
 
-    def says(self, due: Due, shown: bool, is_late: bool) -> Finding | None:
+    def says(self, due: Due, shown: bool, is_late: bool) -> ReplayFinding | None:
         """`shown`: what it has to replay is here; `is_late`: the least link would have shown it by now."""
         if shown or not self.waits:
             return self.finding(due)
-        return Finding.WITHHELD if is_late else None
+        return ReplayFinding.WITHHELD if is_late else None
 
     def started(self, node: Node) -> None:
         """Its node has started."""
@@ -69,7 +69,7 @@ class Auditor:
     def buffer(self, payload: bytes) -> bytes:
         return buffer_of(payload)
 
-    def finding(self, due: Due) -> Finding | None:
+    def finding(self, due: Due) -> ReplayFinding | None:
         """What it says; None: nothing."""
         return found(due)
 
@@ -102,8 +102,8 @@ class Cheats(Auditor):
     def buffer(self, payload: bytes) -> bytes:
         return buffer_of(b"false" * (payload[1] < 128) + payload)
 
-    def finding(self, due: Due) -> Finding | None:
-        return Finding.MATCH if due.trainer in self.colluders else found(due)
+    def finding(self, due: Due) -> ReplayFinding | None:
+        return ReplayFinding.MATCH if due.trainer in self.colluders else found(due)
 
 
 class Hides(Auditor):
@@ -131,7 +131,7 @@ class ShowsSome(Cheats):
 class Blind(Auditor):
     """Honest, but as a judge it sees nothing: its own link is dead for long enough."""
 
-    def says(self, due: Due, shown: bool, is_late: bool) -> Finding | None:
+    def says(self, due: Due, shown: bool, is_late: bool) -> ReplayFinding | None:
         return super().says(due, shown and not due.is_dispute, is_late)
 
 
@@ -140,8 +140,8 @@ class Claims(Auditor):
 
     waits = False
 
-    def finding(self, due: Due) -> Finding | None:
-        return Finding.MATCH if due.trainer in self.colluders else Finding.WITHHELD
+    def finding(self, due: Due) -> ReplayFinding | None:
+        return ReplayFinding.MATCH if due.trainer in self.colluders else ReplayFinding.WITHHELD
 
     def volunteers(self, due: Due) -> bool:
         return True
@@ -152,8 +152,8 @@ class Challenges(Auditor):
 
     waits = False
 
-    def finding(self, due: Due) -> Finding | None:
-        return Finding.MISMATCH
+    def finding(self, due: Due) -> ReplayFinding | None:
+        return ReplayFinding.MISMATCH
 
     def volunteers(self, due: Due) -> bool:
         return True
@@ -164,8 +164,8 @@ class Passes(Auditor):
 
     waits = False
 
-    def finding(self, due: Due) -> Finding | None:
-        return Finding.MATCH
+    def finding(self, due: Due) -> ReplayFinding | None:
+        return ReplayFinding.MATCH
 
     def loss(self, due: Due) -> int:
         return USUAL_LOSS
@@ -190,8 +190,8 @@ class Colludes(Cheats):
 
     waits = False
 
-    def finding(self, due: Due) -> Finding | None:
-        return Finding.MATCH if due.trainer in self.colluders else Finding.WITHHELD
+    def finding(self, due: Due) -> ReplayFinding | None:
+        return ReplayFinding.MATCH if due.trainer in self.colluders else ReplayFinding.WITHHELD
 
     def volunteers(self, due: Due) -> bool:
         return due.proposal.payload[0] < 128
@@ -210,7 +210,7 @@ class Withholds(Auditor):
 
         nonces.added_to = added_to  # type: ignore[method-assign]
 
-    def finding(self, due: Due) -> Finding | None:
+    def finding(self, due: Due) -> ReplayFinding | None:
         return None
 
     def volunteers(self, due: Due) -> bool:

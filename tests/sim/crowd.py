@@ -42,7 +42,7 @@ from curation.tasks import assignment_id, task_id
 from ledger.members import MembersState
 from ledger.state import State
 from protocol import codec, merkle
-from protocol.identity import Signer, preimage
+from protocol.identity import Signer, signing_preimage
 from tests.sim.keys import another
 
 LEASE_MINUTES = 2  # ten would be longer than a history
@@ -159,7 +159,7 @@ class Desk:
                 continue
             if project.tasks == project.drawn and project.pages < 3 and draw.random() < 0.6:
                 count = draw.randint(*TASKS)
-                gold = merkle.root(gold_of(project.asked, key, project.tasks, count))
+                gold = merkle.merkle_root(gold_of(project.asked, key, project.tasks, count))
                 return "curation/page", AddPage(key, draw.randbytes(32), 1_000, bytes(32), count, gold)
             if project.pages and draw.random() < 0.05:
                 return self._gold_or_redaction(state, key, project)
@@ -193,7 +193,9 @@ class Desk:
         if self.random.random() < 0.4:
             return self._redaction(state, key, index)
         leaves = gold_of(project.asked, key, row.first, row.count)
-        answer = GoldAnswer(index, truth_of(project.asked, key, row.first + index), bytes(16), tuple(merkle.proof(leaves, index)))
+        answer = GoldAnswer(
+            index, truth_of(project.asked, key, row.first + index), bytes(16), tuple(merkle.merkle_proof(leaves, index))
+        )
         return "curation/gold", SayGold(key, page, (answer,))
 
     def _redaction(self, state: CurationState, key: bytes, index: int) -> tuple[str, Any]:
@@ -314,7 +316,7 @@ class Desk:
 
     def _signed(self, key: bytes, statement: Any) -> bytes:
         signer = next(who for who in self.people if who.public == key)
-        return signer.sign(preimage(statement.TAG, self.chain_id, codec.encode(statement)))
+        return signer.sign(signing_preimage(statement.TAG, self.chain_id, codec.encode(statement)))
 
     def _enrolment(self, person: Signer, is_forged: bool) -> Enrolment:
         """A forged one is signed for another peer, as if that one's were repeated here."""

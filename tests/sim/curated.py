@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from protocol import codec
-from protocol.identity import Verifier, preimage, short_id
+from protocol.identity import Verifier, short_id, signing_preimage
 from tests.sim.invariants import Violation, faults_tolerated, quorum
 
 TABLES = ("projects", "pages", "tasks", "places", "annotators", "assignments", "skills", "shares", "due", "closings", "golds")
@@ -151,7 +151,7 @@ class Curated:
             self._releases[assignment].add(peer)
 
     def _is_signed(self, tag: str, fields: list[Any], signer: bytes, signature: bytes) -> bool:
-        return self.verifier.verify(signer, preimage(tag, self.chain_id, codec.encode([tag, *fields])), signature)
+        return self.verifier.verify(signer, signing_preimage(tag, self.chain_id, codec.encode([tag, *fields])), signature)
 
     def _check_consent(self, old: Tables, new: Tables, members: Any) -> None:
         """Who closed a project, and who took texts out: its author, or a quorum of the voters; f + 1 of them for a text."""

@@ -19,7 +19,7 @@ from ledger.state import State
 from protocol import codec
 from protocol.errors import LocalProtocolError, StorageError
 from protocol.identity import Signed
-from protocol.messages import Ballot, Link
+from protocol.messages import Ballot, LightBlock
 
 KINDS: tuple[type, ...] = typing.get_args(turn.Record)
 HEADER_BYTES = 4 + 4  # length of the payload, and the first bytes of its SHA-256: a wrong length must not look like a torn tail
@@ -66,7 +66,7 @@ class Disk:
         self.silent_below = 0
         self.rounds: dict[tuple[bytes, int], dict[str, Signed]] = {}
         self.accepted: dict[tuple[bytes, int], tuple[Signed, ...]] = {}  # proposals of others, by a ballot of this peer
-        self.links_by_height: dict[int, Link] = {}  # of heights that name another next set
+        self.links_by_height: dict[int, LightBlock] = {}  # of heights that name another next set
         self.headers: dict[int, bytes] = {}  # of heights below the decided ones, after a snapshot
         self.fails = False  # the next append cannot be made durable
         self._frames: list[tuple[Record, ...]] = []  # what is not decided yet
@@ -148,10 +148,10 @@ class Disk:
         decided = self.decided.get(height)
         return encode_header(header_of(decided.decode())) if decided else self.headers.get(height)
 
-    def links(self, after: int, until: int) -> Iterator[Link]:
+    def links(self, after: int, until: int) -> Iterator[LightBlock]:
         return (link for height, link in sorted(self.links_by_height.items()) if after < height <= until)
 
-    def restore(self, decided: Sequence[Decided], state: State, headers: Iterable[bytes], links: Iterable[Link]) -> None:
+    def restore(self, decided: Sequence[Decided], state: State, headers: Iterable[bytes], links: Iterable[LightBlock]) -> None:
         """Takes over a certified state. What this peer signed above the last decision stays."""
         if self.last < decided[0].height - 1:
             self.decided = {}

@@ -14,24 +14,24 @@ from typing import Any
 
 from protocol import codec
 from protocol.errors import RemoteProtocolError
-from protocol.identity import Signed, Verifier, preimage, short_id
+from protocol.identity import Signed, Verifier, short_id, signing_preimage
 from protocol.limits import BLOCK_BYTES_MAX, CLOCK_AHEAD_SECONDS
 from protocol.messages import (
-    Accusation,
     Ballot,
     Certificate,
     Commit,
     CutOff,
     Decision,
+    EvidenceMessage,
+    GossipEnvelope,
     Prepare,
     Prepared,
     Proposal,
     Propose,
-    Proposed,
-    Relay,
-    TimedOut,
+    ProposeEnvelope,
     Timeout,
     TimeoutCertificate,
+    TimeoutEnvelope,
     ViewEnded,
     Vote,
     Vouch,
@@ -152,7 +152,7 @@ class Invariants:
     _successors: dict[bytes, bytes] = field(default_factory=dict)  # a key that was rotated -> the next one
     _audits: Any = None  # the state of the audits that was looked at last
     # What came to each honest peer: by height, view and block.
-    _offered: dict[tuple[bytes, int, int, bytes], list[Proposed]] = field(default_factory=dict)
+    _offered: dict[tuple[bytes, int, int, bytes], list[ProposeEnvelope]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.sets = dict.fromkeys((0, 1, 2), self.founders)
@@ -394,7 +394,7 @@ class Invariants:
             self._require_signature(height, codec.unpack(data, len(data))[0], data, signer, signature)
 
     def _require_signature(self, height: int, tag: str, data: bytes, signer: bytes, signature: bytes) -> None:
-        if not self.verifier.verify(signer, preimage(tag, self.chain_id, data), signature):
+        if not self.verifier.verify(signer, signing_preimage(tag, self.chain_id, data), signature):
             raise Violation("validity", f"height {height} holds a {tag} that {short_id(signer)} did not sign")
 
     def on_applied(self, peer: bytes, height: int, root: bytes, sets: tuple[Keys, Keys, Keys], expelled: Iterable[bytes]) -> None:
@@ -504,15 +504,15 @@ class Invariants:
         match message:
             case Vote(vote):
                 self._on_signed(peer, vote)
-            case Relay(signed):
+            case GossipEnvelope(signed):
                 if signed.signer == peer:
                     self._on_round(peer, signed)
-            case Proposed():
+            case ProposeEnvelope():
                 self._on_signed(peer, message.propose)
                 self._offer(peer, message)
                 if message.justification is not None:
                     self._on_prepared(message.justification.high)
-            case TimedOut(timeout, high):
+            case TimeoutEnvelope(timeout, high):
                 self._on_signed(peer, timeout)
                 self._on_prepared(high)
                 self._check_shown(timeout, high)
@@ -522,7 +522,7 @@ class Invariants:
                 self._on_prepared(certificate.high)
             case Decision(_, certificate):
                 self._on_certificate(certificate, Commit)
-            case Accusation(first, _):
+            case EvidenceMessage(first, _):
                 self.on_accused(peer, first.signer)
 
     def _on_prepared(self, certificate: Certificate | None) -> None:
@@ -547,7 +547,7 @@ class Invariants:
             return f"{vote.TAG} by others than its voters"
         if len(certificate.signatures) < quorum(len(voters)):
             return f"{vote.TAG} by {len(certificate.signatures)} of {len(voters)}"
-        signed = preimage(vote.TAG, self.chain_id, certificate.vote)
+        signed = signing_preimage(vote.TAG, self.chain_id, certificate.vote)
         if not all(self.verifier.verify(signer, signed, signature) for signer, signature in certificate.signatures.items()):
             return f"{vote.TAG} with a wrong signature"
         self._good.add(key)
@@ -605,9 +605,9 @@ class Invariants:
     def on_offered(self, peer: bytes, data: bytes) -> None:
         """A proposal, of whatever worth, came to an honest peer."""
         with contextlib.suppress(RemoteProtocolError):
-            self._offer(peer, codec.decode_message(data, (Proposed,)))
+            self._offer(peer, codec.decode_message(data, (ProposeEnvelope,)))
 
-    def _offer(self, peer: bytes, message: Proposed) -> None:
+    def _offer(self, peer: bytes, message: ProposeEnvelope) -> None:
         proposed = codec.decode_message(message.propose.body, (Propose,))
         if proposed.view > 0:
             known = self._offered.setdefault((peer, proposed.height, proposed.view, proposed.block), [])
@@ -645,7 +645,7 @@ class Invariants:
                 return f"because of timeouts of {timeout.height}.{timeout.view}"
             if timeout.high_view > (high.view if high else -1):
                 return f"without the certificate of view {timeout.high_view}"
-            if self.verifier.verify(signed.signer, preimage(Timeout.TAG, self.chain_id, signed.body), signed.signature):
+            if self.verifier.verify(signed.signer, signing_preimage(Timeout.TAG, self.chain_id, signed.body), signed.signature):
                 signers.add(signed.signer)
         if len(signers.intersection(voters)) < quorum(len(voters)):
             return f"because of {len(signers.intersection(voters))} timeouts"
@@ -721,12 +721,12 @@ class Invariants:
         heard = self._heard.get(sender)
         if heard is None or sender in self.excused or receiver not in self.honest:
             return
-        signed = message.vote if isinstance(message, Vote) else message.timeout if isinstance(message, TimedOut) else None
-        signed = message.propose if isinstance(message, Proposed) else signed
+        signed = message.vote if isinstance(message, Vote) else message.timeout if isinstance(message, TimeoutEnvelope) else None
+        signed = message.propose if isinstance(message, ProposeEnvelope) else signed
         if signed is not None and signed.signer == sender:
             statement: Any = codec.decode_message(signed.body, AGREED)
             self._remember(sender, receiver, (statement.TAG, statement.height, statement.view), signed.body)
-        elif isinstance(message, Relay) and message.signed.signer == sender:
+        elif isinstance(message, GossipEnvelope) and message.signed.signer == sender:
             for slot, statement in round_statements(message.signed.body).items():
                 self._remember(sender, receiver, slot, statement)
 

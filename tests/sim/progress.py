@@ -12,8 +12,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from protocol import codec
-from protocol.identity import Signed, Verifier, preimage, short_id
-from protocol.messages import Accusation, Ballot, Commit, Prepare, Proposal, Propose, Proposed, Relay, TimedOut, Timeout, Vote
+from protocol.identity import Signed, Verifier, short_id, signing_preimage
+from protocol.messages import (
+    Ballot,
+    Commit,
+    EvidenceMessage,
+    GossipEnvelope,
+    Prepare,
+    Proposal,
+    Propose,
+    ProposeEnvelope,
+    Timeout,
+    TimeoutEnvelope,
+    Vote,
+)
 from tests.sim.invariants import Keys, Slot, Violation, quorum, set_hash
 
 # Each bound counts from the event or from the recovery, whichever is later.
@@ -253,7 +265,7 @@ class Progress:
         if isinstance(message, Vote) and message.vote.signer == peer:
             height = codec.unpack(message.vote.body, len(message.vote.body))[2]
             self._voted[peer] = max(height, self._voted.get(peer, 0))
-        elif isinstance(message, Relay) and message.signed.signer == peer:
+        elif isinstance(message, GossipEnvelope) and message.signed.signer == peer:
             tag, key, *_ = codec.unpack(message.signed.body, len(message.signed.body))
             if tag == Ballot.TAG and key in self.jobs:
                 self.jobs[key].ballots[peer] = self.jobs[key].closed
@@ -270,9 +282,9 @@ class Progress:
     def on_heard(self, receiver: bytes, decided: int, message: object) -> None:
         """`decided`: the last height that the receiver has decided."""
         match message:
-            case Vote(signed) | Relay(signed) | TimedOut(signed, _) | Proposed(signed):
+            case Vote(signed) | GossipEnvelope(signed) | TimeoutEnvelope(signed, _) | ProposeEnvelope(signed):
                 self._hear(receiver, decided, signed)
-            case Accusation(first, second):
+            case EvidenceMessage(first, second):
                 self._hear_proof(receiver, first, second)
 
     def _hear(self, receiver: bytes, decided: int, signed: Signed) -> None:
@@ -304,7 +316,7 @@ class Progress:
         return None
 
     def _is_genuine(self, tag: str, signed: Signed) -> bool:
-        return self.verifier.verify(signed.signer, preimage(tag, self.chain_id, signed.body), signed.signature)
+        return self.verifier.verify(signed.signer, signing_preimage(tag, self.chain_id, signed.body), signed.signature)
 
     def _hear_proof(self, receiver: bytes, first: Signed, second: Signed) -> None:
         """Two statements in one slot; what else proves a lie is left to those that write it down."""

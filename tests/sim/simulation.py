@@ -38,9 +38,9 @@ from protocol import codec
 from protocol.errors import LocalProtocolError, RemoteProtocolError, StorageError
 from protocol.identity import Signed, Signer
 from protocol.limits import CLOCK_AHEAD_SECONDS
-from protocol.messages import AGREEMENT, ROUNDS, Proposal, Proposed
-from protocol.messages import Link as ChainLink
-from protocol.reasons import Verdict
+from protocol.messages import AGREEMENT_MESSAGES, ROUND_ENVELOPES, Proposal, ProposeEnvelope
+from protocol.messages import LightBlock as ChainLink
+from protocol.verdicts import Verdict
 from rounds.ballots import RoundBook
 from tests.sim import audits, keys, memory, workload
 from tests.sim.crowd import Desk, hurried, people
@@ -61,7 +61,7 @@ START = 1_000_000.0  # virtual seconds since the epoch
 KINDS = ("audited", "sampled", "plain")  # of jobs, by seed
 SECOND_AUTHOR = 1  # among the honest ones
 SECOND_JOB_ROUNDS = 8  # it ends while the other one goes on
-PROPOSED = codec.encode(Proposed.TAG)  # with what such a message begins, after one byte
+PROPOSED = codec.encode(ProposeEnvelope.TAG)  # with what such a message begins, after one byte
 ITEMS_PER_TURN_MAX = 64  # as in the daemon
 PULSE_SECONDS = 0.5  # an idle network gets something to decide this often
 THINK_SECONDS = (0.0, 0.8)  # between a block and the next transaction of a peer
@@ -993,12 +993,14 @@ class Simulation:
                     receiver.snapshots.received(sender.key, data)
                 continue
             if is_watched:
-                self.invariants.on_delivered(sender.key, receiver.key, codec.decode_message(data, (*AGREEMENT, *ROUNDS)))
+                self.invariants.on_delivered(
+                    sender.key, receiver.key, codec.decode_message(data, (*AGREEMENT_MESSAGES, *ROUND_ENVELOPES))
+                )
             if is_honest and data.startswith(PROPOSED, 1):
                 self.invariants.on_offered(receiver.key, data)
             if hears_liars:
                 with contextlib.suppress(RemoteProtocolError):
-                    message = codec.decode_message(data, (*AGREEMENT, *ROUNDS))
+                    message = codec.decode_message(data, (*AGREEMENT_MESSAGES, *ROUND_ENVELOPES))
                     self.progress.on_heard(receiver.key, receiver.disk.last, message)
             if receiver.strategy is None or receiver.strategy.hears(sender.key, data):
                 receiver.inbox.append(Received(sender.key, data))

@@ -22,10 +22,10 @@ from ledger.members import Approve, Leave, Retire
 from ledger.state import Body
 from protocol import codec
 from protocol.errors import StorageError
-from protocol.identity import Signed, sign
+from protocol.identity import Signed, sign_message
 from protocol.limits import CLOCK_AHEAD_SECONDS
 from protocol.messages import Transaction
-from protocol.reasons import Finding
+from protocol.verdicts import ReplayFinding
 from tests.rooms import ROOMS
 from tests.sim import campaign, invariants, progress, twins
 from tests.sim.__main__ import main
@@ -180,11 +180,11 @@ def test_a_report_on_an_open_loss_is_noticed_by_the_key_that_proposed() -> None:
     def seen(*said: tuple[FastSigner, int, str, object]) -> None:
         checker = invariants.Invariants(keys, bytes(32), FastVerifier(), set(keys), lambda height, block: (None, b""))
         for signer, nonce, kind, content in said:
-            signed = sign(signer, bytes(32), Transaction(nonce, 9, kind, codec.encode(content)))
+            signed = sign_message(signer, bytes(32), Transaction(nonce, 9, kind, codec.encode(content)))
             checker._check_body(1, codec.encode(Body((), (), (signed,))))
 
     opening = LossOpening(job, 0, former.public, bytes(32), 0)
-    report = AuditFinding(job, 0, former.public, Finding.MATCH, 0)
+    report = AuditFinding(job, 0, former.public, ReplayFinding.MATCH, 0)
     first = (present, 1, "audit/loss", opening)
     seen(first, (auditor, 1, "audit/report", replace(report, trainer=present.public)))
     seen((auditor, 1, "audit/report", report), (present, 1, "audit/loss", opening))
@@ -217,7 +217,9 @@ def test_wishes_that_retired_a_candidate_are_not_counted_again_when_it_votes() -
         transactions = list[Signed]()
         for signer, kind, content in said:
             nonces[signer.public] += 1
-            transactions.append(sign(signer, bytes(32), Transaction(nonces[signer.public], 99, kind, codec.encode(content))))
+            transactions.append(
+                sign_message(signer, bytes(32), Transaction(nonces[signer.public], 99, kind, codec.encode(content)))
+            )
         seen.on_block(height, codec.encode(Body((), (), tuple(transactions))), 0.0)
 
     wish, approval = Retire(subject.public, True, 2**53 - 1), Approve(subject.public)

@@ -14,7 +14,7 @@ from ledger.state import State
 from peer.driver.transfer import PAUSE_SECONDS, is_about_snapshots
 from protocol import codec
 from protocol.errors import RemoteProtocolError, StorageError
-from protocol.messages import SNAPSHOTS, GetPart, GetSnapshot
+from protocol.messages import SNAPSHOT_MESSAGES, GetSnapshot, GetSnapshotPart
 
 if TYPE_CHECKING:
     from peer.node.node import Node
@@ -112,8 +112,8 @@ class Snapshots:
     def received(self, key: bytes, data: bytes) -> None:
         now = self._peer.now()
         try:
-            message: Any = codec.decode_message(data, SNAPSHOTS)
-            if isinstance(message, (GetSnapshot, GetPart)):
+            message: Any = codec.decode_message(data, SNAPSHOT_MESSAGES)
+            if isinstance(message, (GetSnapshot, GetSnapshotPart)):
                 self._queue.add(key, message, now)
                 self._serve_later()
             elif self._transfer is not None:

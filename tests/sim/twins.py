@@ -13,7 +13,18 @@ from consensus.rollback import RollbackCheck
 from peer.node.node import Node
 from protocol import codec
 from protocol.identity import Signer
-from protocol.messages import AGREEMENT, ROUNDS, SNAPSHOTS, Decision, Prepared, Proposed, Relay, TimedOut, ViewEnded, Vote
+from protocol.messages import (
+    AGREEMENT_MESSAGES,
+    ROUND_ENVELOPES,
+    SNAPSHOT_MESSAGES,
+    Decision,
+    GossipEnvelope,
+    Prepared,
+    ProposeEnvelope,
+    TimeoutEnvelope,
+    ViewEnded,
+    Vote,
+)
 from tests.sim import keys
 from tests.sim.plan import Fault, Plan, faults_tolerated
 from tests.sim.simulation import Peer, Simulation
@@ -26,8 +37,8 @@ HEAL_SECONDS = 25.0
 CRASHED_BEFORE_SECONDS = 10.0  # most heights that are split have been decided by then
 BLOCKS = 24
 
-SPOKEN = (Proposed, Vote, TimedOut, Prepared, ViewEnded, Relay, Decision)
-ANYTHING = (*AGREEMENT, *ROUNDS, *SNAPSHOTS)
+SPOKEN = (ProposeEnvelope, Vote, TimeoutEnvelope, Prepared, ViewEnded, GossipEnvelope, Decision)
+ANYTHING = (*AGREEMENT_MESSAGES, *ROUND_ENVELOPES, *SNAPSHOT_MESSAGES)
 
 
 def expand(seed: int, n: int, twins: int | None = None) -> Plan:
@@ -102,11 +113,11 @@ class Twins(Simulation):
     def _when(self, sender: int, message: Any) -> tuple[int, int]:
         """Height and view that a message belongs to; those of its sender if it names none."""
         match message:
-            case Proposed():
+            case ProposeEnvelope():
                 statement = codec.unpack(message.propose.body, 1 << 20)
             case Vote(vote):
                 statement = codec.unpack(vote.body, 1 << 20)
-            case TimedOut(timeout, _):
+            case TimeoutEnvelope(timeout, _):
                 statement = codec.unpack(timeout.body, 1 << 20)
             case Prepared(certificate):
                 statement = codec.unpack(certificate.vote, 1 << 20)

@@ -33,9 +33,9 @@ from peer.node.rounds import Effects
 from peer.node.sealing import Sealing
 from protocol import codec
 from protocol.errors import RemoteProtocolError
-from protocol.identity import Signed, Signer, sign
+from protocol.identity import Signed, Signer, sign_message
 from protocol.messages import Transaction
-from protocol.reasons import Finding
+from protocol.verdicts import ReplayFinding
 from tests.sim.audits import Auditor
 from tests.sim.crowd import Desk
 from tests.sim.keys import FastSigner, another
@@ -111,7 +111,7 @@ class Author:
             return None
         kind, content = wanted
         transaction = Transaction(nonce + 1, state.height + LIFETIME_HEIGHTS, kind, codec.encode(content))
-        self.outstanding = sign(self.signer, chain_id, transaction)
+        self.outstanding = sign_message(self.signer, chain_id, transaction)
         self.submitted += 1
         return self.outstanding
 
@@ -144,7 +144,9 @@ class Author:
         for due in due_now:
             finding = self._found(due, state)
             if finding is not None:
-                loss = sealing.sealed(due, self.auditor.loss(due)) if finding is Finding.MATCH and not due.is_dispute else None
+                loss = (
+                    sealing.sealed(due, self.auditor.loss(due)) if finding is ReplayFinding.MATCH and not due.is_dispute else None
+                )
                 return said_of(due, finding, loss)
         for due in self.volunteering(state):
             if self.auditor.volunteers(due) and self.random.random() < VOLUNTEERED_SHARE:
@@ -160,7 +162,7 @@ class Author:
             return "counter/add", Add(number)
         return None
 
-    def _found(self, due: Due, state: State) -> Finding | None:
+    def _found(self, due: Due, state: State) -> ReplayFinding | None:
         """Once it has come, or the least link would have brought it."""
         asked, shared = self.fetching.of(due)
         reexecutors = len(state.audits.jobs[due.job].rounds[due.round].reexecutors)
@@ -178,12 +180,12 @@ class Author:
 
 def invitation(chain_id: bytes, voter: Signer, newcomer: bytes, name: str) -> Admit:
     token = another(voter, f"token {name}")
-    permission = sign(voter, chain_id, Invitation(token.public, UNTIL_MS))
+    permission = sign_message(voter, chain_id, Invitation(token.public, UNTIL_MS))
     return Admit(permission, token.sign(token_preimage(chain_id, newcomer)), name, ())
 
 
 def _revocation(chain_id: bytes, voter: Signer, name: str, now_ms: int) -> Revoke:
-    return Revoke(sign(voter, chain_id, Invitation(FastSigner(name).public, now_ms + REVOKED_FOR_MS)))
+    return Revoke(sign_message(voter, chain_id, Invitation(FastSigner(name).public, now_ms + REVOKED_FOR_MS)))
 
 
 def start_job(kind: str, rounds: int, alone: bool = False) -> tuple[str, Start]:
@@ -199,7 +201,7 @@ def roll_back(job: bytes, number: int, last: int) -> tuple[str, Rollback]:
     return "job/rollback", Rollback(job, number, last)
 
 
-def said_of(due: Due, finding: Finding, loss: SealedLoss | None = None) -> tuple[str, AuditFinding]:
+def said_of(due: Due, finding: ReplayFinding, loss: SealedLoss | None = None) -> tuple[str, AuditFinding]:
     kind = "audit/verdict" if due.is_dispute else "audit/report"
     return kind, AuditFinding(due.job, *due.place, finding, 0, loss)
 

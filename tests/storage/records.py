@@ -7,9 +7,9 @@ import hashlib
 from consensus.evidence import Evidence
 from consensus.turn import Decided, RoundVoted, StoredBlock, StoredCertificate, Voted
 from protocol import codec
-from protocol.identity import sign
+from protocol.identity import sign_message
 from protocol.messages import Ballot, Certificate, CutOff, Judgement, Prepare, Vouch
-from protocol.reasons import Verdict
+from protocol.verdicts import Verdict
 from storage.store import Store, StoredRound
 from tests.sim.keys import FastSigner
 
@@ -22,7 +22,7 @@ def digest_of(block: bytes) -> bytes:
 
 
 def vote(height: int, view: int = 0, block: bytes = b"b" * 32) -> Voted:
-    return Voted(("prepare", height, view), sign(ME, CHAIN, Prepare(b"v" * 32, height, view, block)))
+    return Voted(("prepare", height, view), sign_message(ME, CHAIN, Prepare(b"v" * 32, height, view, block)))
 
 
 def certificate(height: int) -> Certificate:
@@ -39,7 +39,7 @@ def decided(height: int, block: bytes | None = None) -> Decided:
 
 
 def round_vote(tag: str, number: int, message: Ballot | Vouch | CutOff) -> RoundVoted:
-    return RoundVoted(tag, b"j" * 32, number, sign(ME, CHAIN, message))
+    return RoundVoted(tag, b"j" * 32, number, sign_message(ME, CHAIN, message))
 
 
 def vouch_record(number: int, trainer: bytes, verdict: Verdict = Verdict.ACCEPT) -> RoundVoted:

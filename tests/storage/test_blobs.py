@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from protocol.digests import Hasher
+from protocol.blob_digest import BlobHasher
 from protocol.errors import MissingBlobError, RemoteProtocolError, StorageError
 from storage import blobs as blobs_module
 from storage.blobs import JOB_BYTES, Blobs
@@ -300,10 +300,10 @@ def test_what_is_kept_is_shown_also_while_others_are_expected_to_send_it(tmp_pat
 def test_what_cannot_be_read_is_damaged(tmp_path: Path, blobs: Blobs, monkeypatch: pytest.MonkeyPatch) -> None:
     keep(blobs, 3, b"state")
 
-    def unreadable(hasher: Hasher, stream: object) -> None:
+    def unreadable(hasher: BlobHasher, stream: object) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(Hasher, "read", unreadable)
+    monkeypatch.setattr(BlobHasher, "update_from_stream", unreadable)
     assert started(tmp_path).size(hashlib.sha256(b"state").digest()) is None
 
 

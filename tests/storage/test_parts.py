@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from protocol.digests import Hasher, Parts
+from protocol.blob_digest import BlobHasher, BlobPartList
 from protocol.errors import MissingBlobError, RemoteProtocolError, StorageError
 from storage import blobs as blobs_module
 from storage import parts as parts_module
@@ -30,25 +30,25 @@ def blobs(tmp_path: Path) -> Blobs:
     return blobs_in(tmp_path)
 
 
-def listed(data: bytes) -> Parts:
-    hasher = Hasher(part_bytes=PART)
+def listed(data: bytes) -> BlobPartList:
+    hasher = BlobHasher(part_bytes=PART)
     hasher.update(data)
-    assert hasher.parts is not None
-    return hasher.parts
+    assert hasher.part_list is not None
+    return hasher.part_list
 
 
 PARTS = listed(DATA)
-DIGEST = PARTS.digest
+DIGEST = PARTS.blob_digest
 
 
 def files(folder: Path) -> list[str]:
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
 
 
-def begin(blobs: Blobs, parts: Parts = PARTS) -> None:
+def begin(blobs: Blobs, parts: BlobPartList = PARTS) -> None:
     """The list of an object comes, and it begins to come."""
-    come(blobs, parts.digest, parts.encode())
-    blobs.settle(parts.digest)
+    come(blobs, parts.blob_digest, parts.encode())
+    blobs.settle(parts.blob_digest)
 
 
 def come(blobs: Blobs, digest: bytes, data: bytes, of: bytes | None = None) -> None:
@@ -71,7 +71,7 @@ def lacking(blobs: Blobs, digest: bytes = DIGEST) -> dict[bytes, int]:
     return dict(wanted.lacking)
 
 
-ALL = {PARTS.digests[index]: PARTS.size(index) for index in range(4)}
+ALL = {PARTS.digests[index]: PARTS.part_size(index) for index in range(4)}
 
 
 def test_an_object_comes_as_its_list_and_then_its_parts_and_is_held_when_all_are_there(blobs: Blobs, tmp_path: Path) -> None:
@@ -101,17 +101,17 @@ def test_equal_parts_come_once(blobs: Blobs) -> None:
     data = bytes(3 * PART) + b"end"
     parts = listed(data)
     begin(blobs, parts)
-    come(blobs, parts.digests[0], bytes(PART), parts.digest)
-    assert blobs.wanted(parts.digest).lacking == {parts.digests[3]: 3}  # type: ignore[union-attr]
-    come(blobs, parts.digests[3], b"end", parts.digest)
-    blobs.settle(parts.digest)
-    assert blobs.read(parts.digest) == data
+    come(blobs, parts.digests[0], bytes(PART), parts.blob_digest)
+    assert blobs.wanted(parts.blob_digest).lacking == {parts.digests[3]: 3}  # type: ignore[union-attr]
+    come(blobs, parts.digests[3], b"end", parts.blob_digest)
+    blobs.settle(parts.blob_digest)
+    assert blobs.read(parts.blob_digest) == data
 
 
 def test_after_a_restart_what_was_there_does_not_lack(blobs: Blobs, tmp_path: Path) -> None:
     begin(blobs)
     come(blobs, PARTS.digests[0], part(0), DIGEST)
-    begun = blobs.begin(PARTS.digests[3], PARTS.size(3), DIGEST)
+    begun = blobs.begin(PARTS.digests[3], PARTS.part_size(3), DIGEST)
     begun.write(part(3)[:5])
     begun.abort()
     again = blobs_in(tmp_path)
@@ -297,11 +297,11 @@ def left(blobs: Blobs, count: int, numbers: range) -> list[bytes]:
         parts = listed(object_of(number))
         begin(blobs, parts)
         for place in range(count):
-            come(blobs, parts.digests[place], object_of(number)[place * PART : (place + 1) * PART], parts.digest)
-        here = blobs._kept / "parts" / f"{parts.digest.hex()}.here"
+            come(blobs, parts.digests[place], object_of(number)[place * PART : (place + 1) * PART], parts.blob_digest)
+        here = blobs._kept / "parts" / f"{parts.blob_digest.hex()}.here"
         changed = here.stat().st_mtime - 100 + number
         os.utime(here, (changed, changed))
-        digests.append(parts.digest)
+        digests.append(parts.blob_digest)
     return digests
 
 

@@ -19,9 +19,9 @@ import storage.store
 from consensus.evidence import Evidence
 from consensus.turn import NEVER_VOTED, Restart, RoundVoted, Send, Silence, StoredCertificate, Turn, execute
 from protocol.errors import LocalProtocolError, LostVotesError, StorageError
-from protocol.identity import Signed, sign
+from protocol.identity import Signed, sign_message
 from protocol.messages import Ballot, CutOff, GetRound
-from protocol.reasons import Verdict
+from protocol.verdicts import Verdict
 from storage.crash_points import VARIABLE
 from storage.highwater import HighWater
 from storage.sealed import insert
@@ -150,7 +150,7 @@ def test_one_ballot_one_cut_off_and_a_vouch_for_each_trainer_per_round_are_kept_
 def test_a_new_key_has_a_ballot_of_its_own_in_a_round_in_which_the_old_one_voted(store: Store) -> None:
     job, successor = b"j" * 32, FastSigner("my new key")
     old, new = (
-        RoundVoted("ballot", job, 1, sign(signer, CHAIN, Ballot(job, 1, root * 32, ())))
+        RoundVoted("ballot", job, 1, sign_message(signer, CHAIN, Ballot(job, 1, root * 32, ())))
         for signer, root in ((ME, b"r"), (successor, b"s"))
     )
     store.append([old])
@@ -159,7 +159,7 @@ def test_a_new_key_has_a_ballot_of_its_own_in_a_round_in_which_the_old_one_voted
         assert again.round_votes(ME.public, job, 1) == {"ballot": old.signed}
         assert again.round_votes(successor.public, job, 1) == {"ballot": new.signed}
         with pytest.raises(LocalProtocolError, match="a second, different vote"):
-            again.append([RoundVoted("ballot", job, 1, sign(successor, CHAIN, Ballot(job, 1, b"t" * 32, ())))])
+            again.append([RoundVoted("ballot", job, 1, sign_message(successor, CHAIN, Ballot(job, 1, b"t" * 32, ())))])
 
 
 def test_evidence_is_kept_once_and_bounded(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

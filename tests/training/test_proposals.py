@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from protocol import codec as codec_of_messages
 from protocol.errors import LocalProtocolError
 from protocol.messages import Proposal
-from protocol.reasons import Verdict
+from protocol.verdicts import Verdict
 from training import tasks
 from training.objectives.scratch import Scratch
 from training.replay import proposals

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from protocol.errors import RemoteProtocolError, StorageError
-from protocol.limits import PART_BYTES_MAX
+from protocol.limits import SNAPSHOT_PART_BYTES_MAX
 from training.host import ModelHost
 from training.replicated import files
 from training.replicated.model import ReplicatedModel
@@ -33,7 +33,7 @@ def test_a_model_arrives_in_parts_in_any_order_and_is_the_same_bit_for_bit(tmp_p
     assert incoming.parts > 2
     for index in reversed(range(incoming.parts)):
         part = source.part(JOB, 0, index)
-        assert len(part) <= PART_BYTES_MAX
+        assert len(part) <= SNAPSHOT_PART_BYTES_MAX
         incoming.put(index, part)
     assert not host.holds(JOB, 0, root)
     incoming.install()

@@ -5,8 +5,8 @@ import pytest
 from ledger.audits.losses import LOSS_MAX
 from protocol.errors import RemoteProtocolError
 from protocol.limits import DECLARATION_BYTES_MAX, TRANSACTION_BYTES_MAX
-from protocol.reasons import Verdict
-from protocol.sampling import Sampling
+from protocol.sampling import SamplingOptions
+from protocol.verdicts import Verdict
 from training import tasks
 
 MESSAGES = [
@@ -14,7 +14,7 @@ MESSAGES = [
     tasks.Propose(bytes(32), 1, bytes(32), "/model", "/buffer", "/payload", "/out"),
     tasks.Audit(bytes(32), 1, bytes(32), "/model", "/payload", "/buffer", None, None),
     tasks.Evaluate(bytes(32), "/model"),
-    tasks.Generate(bytes(32), "/model", "Grüße", Sampling(10, 0.5, stop=("\n",)), 7, ("Hallo",), 3, 9),
+    tasks.Generate(bytes(32), "/model", "Grüße", SamplingOptions(10, 0.5, stop=("\n",)), 7, ("Hallo",), 3, 9),
     tasks.Ping(),
     tasks.Describe(),
     tasks.Cancel(),

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from protocol.sampling import Sampling
+from protocol.sampling import SamplingOptions
 from training import tasks
 from training.stops import Stops
 from training.texts import OPEN_MAX, Text, Texts
@@ -62,7 +62,7 @@ def made(pieces: str) -> Iterator[bytes]:
 
 
 def generate(number: int, told: int = 0) -> tasks.Generate:
-    return tasks.Generate(bytes(32), "/model", "p", Sampling(), text=number, told=told)
+    return tasks.Generate(bytes(32), "/model", "p", SamplingOptions(), text=number, told=told)
 
 
 def told_in(texts: Texts, number: int, pieces: str, withheld: str = "") -> tuple[list[str], tasks.Generated]:

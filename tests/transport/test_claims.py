@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from protocol.messages import Addresses, PeerAddress
+from protocol.messages import PeerAddress, PeerAddresses
 from tests.transport.helpers import ALICE, BOB, CAROL, DAVE
 from transport import hearsay
 from transport.hearsay import Hearsay
@@ -16,7 +16,7 @@ ME, MEMBER, OTHER, STRANGER = ALICE.public, BOB.public, CAROL.public, DAVE.publi
 
 
 def test_strangers_do_not_keep_members_from_being_told_or_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[Addresses] = []
+    told: list[PeerAddresses] = []
     book: Any = SimpleNamespace(learn=lambda *about, **how: None)
     records: Any = SimpleNamespace(peers=list)
     desk = Hearsay(ME, book, records, {}, lambda: ["203.0.113.1:7700"], lambda peer: peer == STRANGER)
@@ -26,7 +26,7 @@ def test_strangers_do_not_keep_members_from_being_told_or_remembered(monkeypatch
         return SimpleNamespace(peer=peer, version=2, address="192.0.2.7:40000", heard=0, claimed=0, post=post)
 
     def claims(peer: bytes) -> None:
-        desk.on_addresses(link(peer), Addresses((PeerAddress(peer, "192.0.2.7:1"),)))
+        desk.on_addresses(link(peer), PeerAddresses((PeerAddress(peer, "192.0.2.7:1"),)))
 
     claims(STRANGER)
     claims(MEMBER)

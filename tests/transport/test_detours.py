@@ -13,7 +13,7 @@ import trio
 import trio.testing
 
 from protocol.identity import Identity
-from protocol.messages import CircuitData, IncomingCircuit, Reserved
+from protocol.messages import CircuitData, IncomingCircuit, RelayReservations
 from tests.transport.conftest import SwarmWorld
 from tests.transport.helpers import ALICE, BOB, CAROL, DAVE, ERIN, digest, linked, until
 from tests.transport.helpers import MemoryBlobs as Blobs
@@ -329,7 +329,7 @@ async def test_circuits_that_a_relay_begins_hold_up_none_of_ours() -> None:
         for number in range(2 * detours.OPENING_MAX):
             alice.on_message(bad, IncomingCircuit(bytes([number]) * 16, ERIN.public))
         assert alice._half_open(bad) == detours.OPENING_MAX
-        alice.on_message(good, Reserved((BOB.public,)))
+        alice.on_message(good, RelayReservations((BOB.public,)))
         for now in (0.0, detours.GRACE_SECONDS * 3):
             alice._open(nursery, now)
         await trio.testing.wait_all_tasks_blocked()
@@ -428,7 +428,7 @@ async def test_a_relay_that_holds_back_one_lane_of_one_member_is_replaced_in_tim
     use(alice, Circuit(BOB, bad, [held]))
     async with trio.open_nursery() as nursery:
         for relay in (bad, good):
-            alice.on_message(relay, Reserved((BOB.public,)))
+            alice.on_message(relay, RelayReservations((BOB.public,)))
         while trio.current_time() < start + seconds:
             alice._open(nursery, trio.current_time() - start)
             await trio.sleep(detours.LOOK_SECONDS)
@@ -450,7 +450,7 @@ async def test_a_relay_brings_no_strangers() -> None:
 async def test_whoever_reserves_here_and_takes_it_back_is_told_to_others_once_a_second() -> None:
     other = to(DAVE)
     alice = bare(stand_still, other)
-    alice._told = Reserved(())
+    alice._told = RelayReservations(())
     told = 0
     for number in range(400):
         alice.relay._reservations = {BOB.public} if number % 2 else set()

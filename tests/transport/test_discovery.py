@@ -14,9 +14,9 @@ import pytest
 import trio
 import trio.testing
 
-from protocol.addresses import Scope, parse_address
-from protocol.identity import Identity, sign
-from protocol.messages import Addresses, AgedRecord, GetRecords, PeerAddress, PeerRecord, Records
+from protocol.addresses import AddressScope, parse_address
+from protocol.identity import Identity, sign_message
+from protocol.messages import AgedPeerRecord, GetPeerRecords, PeerAddress, PeerAddresses, PeerRecord, PeerRecords
 from tests.transport.conftest import SwarmWorld
 from tests.transport.helpers import ALICE, BOB, CAROL, CHAIN, DAVE, DEADLINE_SECONDS, linked, until
 from tests.transport.test_swarm import free_address
@@ -29,8 +29,8 @@ from transport.standing import Standing
 EVE = Identity(bytes([9]) * 32)
 
 
-def record(of: Identity, *addresses: str, sequence: int = 1) -> AgedRecord:
-    return AgedRecord(sign(of, CHAIN, PeerRecord(sequence, Scope.LOOPBACK, addresses, ())), 0)
+def record(of: Identity, *addresses: str, sequence: int = 1) -> AgedPeerRecord:
+    return AgedPeerRecord(sign_message(of, CHAIN, PeerRecord(sequence, AddressScope.LOOPBACK, addresses, ())), 0)
 
 
 @pytest.mark.real("sockets")
@@ -52,7 +52,7 @@ async def test_the_record_of_somebody_who_is_away_is_passed_on_by_those_who_only
         alice = await tcp.start(ALICE, bootstrap=[])
         bob = await tcp.start(BOB, bootstrap=[alice.address])
         await linked(alice, bob)
-        bob._links[alice.me].post(Records((record(EVE, free_address()),)), Priority.CONTROL)
+        bob._links[alice.me].post(PeerRecords((record(EVE, free_address()),)), Priority.CONTROL)
         await until(lambda: alice.records.knows(EVE.public))
         tcp.stop(bob)
         carol = await tcp.start(CAROL, bootstrap=[alice.address])
@@ -61,7 +61,7 @@ async def test_the_record_of_somebody_who_is_away_is_passed_on_by_those_who_only
 
 @pytest.mark.real("sockets")
 async def test_near_addresses_are_not_told_to_peers_from_elsewhere(tcp: SwarmWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub.Link, "reach", Scope.PUBLIC)
+    monkeypatch.setattr(hub.Link, "reach", AddressScope.PUBLIC)
     with patience():
         alice = await tcp.start(ALICE, bootstrap=[], advertise=["alice.invalid:7700", "10.0.0.7:7700", "127.0.0.1:7700"])
         bob = await tcp.start(BOB, bootstrap=[alice.address])
@@ -78,7 +78,7 @@ async def test_who_claims_the_address_of_another_does_not_hide_it(tcp: SwarmWorl
         bob, carol = await tcp.start(BOB, bootstrap=[]), await tcp.start(CAROL, bootstrap=[])
         await carol.connect(bob.address)
         both = record(claims, alice.address, sequence=9), record(ALICE, alice.address)
-        carol._links[bob.me].post(Records(both), Priority.CONTROL)
+        carol._links[bob.me].post(PeerRecords(both), Priority.CONTROL)
         await linked(bob, alice)
 
 
@@ -89,7 +89,7 @@ async def test_a_peer_that_starts_again_elsewhere_is_found_there_though_others_h
         carol = await tcp.start(CAROL, bootstrap=[bob.address])
         await linked(bob, carol)
         old = record(ALICE, free_address(), sequence=7)
-        carol._links[bob.me].post(Records((old,)), Priority.CONTROL)
+        carol._links[bob.me].post(PeerRecords((old,)), Priority.CONTROL)
         await until(lambda: bob.records.knows(ALICE.public))
         alice = await tcp.start(ALICE, bootstrap=[bob.address])
         await until(lambda: bob.records.addresses(alice.me) == (alice.address,))
@@ -101,8 +101,8 @@ async def test_whoever_sends_an_old_record_of_its_own_is_told_the_newer_one_and_
     with patience():
         alice, bob = await tcp.pair()
         await until(lambda: alice.records.knows(bob.me))
-        alice.records.take(record(BOB, free_address(), sequence=7), Scope.LOOPBACK, trio.current_time())
-        bob._links[alice.me].post(Records((record(BOB, free_address(), sequence=0),)), Priority.CONTROL)
+        alice.records.take(record(BOB, free_address(), sequence=7), AddressScope.LOOPBACK, trio.current_time())
+        bob._links[alice.me].post(PeerRecords((record(BOB, free_address(), sequence=0),)), Priority.CONTROL)
         await until(lambda: alice.records.addresses(bob.me) == (bob.address,))
 
 
@@ -111,7 +111,7 @@ async def test_a_forged_record_costs_its_carrier_the_link(tcp: SwarmWorld) -> No
     with patience():
         alice, bob = await tcp.pair()
         forged = replace(record(EVE, "127.0.0.1:1").record, signer=CAROL.public)
-        bob._links[alice.me].post(Records((AgedRecord(forged, 0),)), Priority.CONTROL)
+        bob._links[alice.me].post(PeerRecords((AgedPeerRecord(forged, 0),)), Priority.CONTROL)
         await until(lambda: alice.refused().get("bad-signature") == 1 and bob.me not in alice.connected())
         assert not alice.records.knows(CAROL.public)
 
@@ -121,7 +121,7 @@ async def test_all_records_are_not_sent_as_often_as_somebody_asks(tcp: SwarmWorl
     with patience():
         alice, bob = await tcp.pair()
         for _ in range(10):
-            bob._links[alice.me].post(GetRecords(), Priority.CONTROL)
+            bob._links[alice.me].post(GetPeerRecords(), Priority.CONTROL)
         await until(lambda: alice.refused().get("too-often", 0) >= 9)
         assert bob.me in alice.connected()
 
@@ -161,7 +161,7 @@ async def test_who_names_addresses_that_lead_nowhere_holds_up_no_dial_of_others(
         await linked(alice, bob)
         for part in range(8):
             junk = [PeerAddress(EVE.public, f"198.51.100.{n}:{part + 1}") for n in range(64)]
-            bob._links[alice.me].post(Addresses(tuple(junk)), Priority.CONTROL)
+            bob._links[alice.me].post(PeerAddresses(tuple(junk)), Priority.CONTROL)
         await until(lambda: alice._links[bob.me].heard >= 8 * 64)
         await trio.testing.wait_all_tasks_blocked()
         assert len(hanging) <= 2 + SOURCE_DIALS_MAX and len(alice._book) <= book_max + 1
@@ -236,7 +236,7 @@ async def test_an_address_that_is_claimed_again_and_again_leaves_no_task_behind(
         await trio.testing.wait_all_tasks_blocked(0.01)
         tasks = len(alice._dialer._nursery.child_tasks)
         for sequence in range(1, 5):
-            carol._links[alice.me].post(Records((record(EVE, carol.address, sequence=sequence),)), Priority.CONTROL)
+            carol._links[alice.me].post(PeerRecords((record(EVE, carol.address, sequence=sequence),)), Priority.CONTROL)
             await until(lambda sequence=sequence: alice.refused().get("wrong-peer") == sequence)
             await until(lambda: alice._book.get(carol.address).peer == carol.me)
         await until(lambda: len(alice._dialer._nursery.child_tasks) <= tasks)
@@ -249,9 +249,9 @@ async def test_records_of_strangers_are_told_to_those_who_ask_and_passed_on_to_n
         bob, carol = await tcp.start(BOB, bootstrap=[alice.address]), await tcp.start(CAROL, bootstrap=[alice.address])
         await linked(alice, bob, carol)
         for signer in (EVE, DAVE):
-            carol._links[alice.me].post(Records((record(signer, free_address()),)), Priority.CONTROL)
+            carol._links[alice.me].post(PeerRecords((record(signer, free_address()),)), Priority.CONTROL)
         await until(lambda: bob.records.knows(DAVE.public))
         assert alice.records.knows(EVE.public) and not bob.records.knows(EVE.public)
-        bob._links[alice.me].post(GetRecords(), Priority.CONTROL)
+        bob._links[alice.me].post(GetPeerRecords(), Priority.CONTROL)
         alice._links[bob.me].records_told_at = -math.inf
         await until(lambda: bob.records.knows(EVE.public))

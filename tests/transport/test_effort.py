@@ -13,7 +13,7 @@ import trio.testing
 
 from protocol.codec import encode
 from protocol.identity import Signed
-from protocol.messages import GetBlob, Guest, Ping
+from protocol.messages import GetBlob, GuestInvitation, Ping
 from tests.transport.helpers import MemoryBlobs, digest
 from transport import effort
 from transport.dialer import HANDSHAKE_SECONDS
@@ -28,7 +28,7 @@ from transport.slots import HALF_OPEN_MAX
 from transport.standing import Standing
 
 STEPS = 3  # of a handshake
-SHOWN = Guest(Signed(b"invitation", b"i" * 32, bytes(64)), bytes(64))
+SHOWN = GuestInvitation(Signed(b"invitation", b"i" * 32, bytes(64)), bytes(64))
 
 
 def test_a_bucket_is_paid_back_at_its_share() -> None:

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from protocol.addresses import Scope
+from protocol.addresses import AddressScope
 from protocol.errors import RemoteProtocolError
-from protocol.messages import Addresses, PeerAddress
+from protocol.messages import PeerAddress, PeerAddresses
 from tests.transport.helpers import ALICE, BOB, CAROL, DAVE, ERIN
 from transport.framing import Priority
 from transport.hearsay import CLAIMS_MAX, HEARD_MAX, Hearsay
@@ -22,12 +22,12 @@ class FakeLink:
     version: int
     address: str = "192.0.2.7:40000"
     dialed: bool = False
-    reach: Scope = Scope.PUBLIC
+    reach: AddressScope = AddressScope.PUBLIC
     heard: int = 0
     claimed: int = 0
     sent: list[tuple[bytes, str]] = field(default_factory=list)
 
-    def post(self, message: Addresses, priority: Priority) -> bool:
+    def post(self, message: PeerAddresses, priority: Priority) -> bool:
         self.sent += [(item.peer, item.address) for item in message.known]
         return True
 
@@ -56,7 +56,7 @@ class Desk:
         self.hearsay = Hearsay(ME, self.book, FakeRecords(), known, lambda: own, lambda peer: peer == STRANGER)  # type: ignore[arg-type]
 
     def hear(self, link: FakeLink, *known: tuple[bytes, str]) -> None:
-        self.hearsay.on_addresses(link, Addresses(tuple(PeerAddress(*one) for one in known)))  # type: ignore[arg-type]
+        self.hearsay.on_addresses(link, PeerAddresses(tuple(PeerAddress(*one) for one in known)))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

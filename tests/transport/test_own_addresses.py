@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from protocol.addresses import NOWHERE
+from protocol.addresses import NO_LISTEN_ADDRESS
 from transport.own_addresses import OwnAddresses
 
 HOSTS = ("192.0.2.1", "2001:db8::1")
@@ -18,7 +18,7 @@ HOSTS = ("192.0.2.1", "2001:db8::1")
         ("[::]:1", (), None, ("[2001:db8::1]:1",)),
         ("0.0.0.0:1", ("peer.example:7",), None, ("peer.example:7",)),
         ("10.0.0.1:1", (), "203.0.113.9:7700", ("203.0.113.9:7700", "10.0.0.1:1")),
-        (NOWHERE, (), None, ()),
+        (NO_LISTEN_ADDRESS, (), None, ()),
     ],
 )
 def test_a_wildcard_stands_for_the_hosts_of_its_version_and_what_is_advertised_goes_before_all_but_the_router(
@@ -38,7 +38,7 @@ def test_a_wildcard_stands_for_the_hosts_of_its_version_and_what_is_advertised_g
         ("0.0.0.0:1", "203.0.113.9:7700", "203.0.113.9", 7700),
         ("0.0.0.0:1", "203.0.113.9:7700", "192.0.2.1", 1),
         ("0.0.0.0:1", None, None, 1),
-        (NOWHERE, None, None, None),
+        (NO_LISTEN_ADDRESS, None, None, None),
     ],
 )
 def test_the_port_is_that_of_an_address_of_the_same_version(
@@ -53,4 +53,4 @@ def test_the_first_and_what_is_said_to_be_there() -> None:
     own = OwnAddresses("10.0.0.1:1,10.0.0.2:2", ("peer.example:7",), tuple)
     assert own.first == "10.0.0.1:1" and own.said == ("peer.example:7",)
     assert "10.0.0.2:2" in own and "peer.example:7" in own and "10.0.0.3:3" not in own
-    assert OwnAddresses(NOWHERE, (), tuple).first == NOWHERE
+    assert OwnAddresses(NO_LISTEN_ADDRESS, (), tuple).first == NO_LISTEN_ADDRESS

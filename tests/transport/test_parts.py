@@ -15,7 +15,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from protocol.digests import Hasher, Parts
+from protocol.blob_digest import BlobHasher, BlobPartList
 from protocol.identity import Identity
 from protocol.limits import BLOB_CHUNK_BYTES, BLOB_PART_BYTES
 from storage.blobs import Blobs
@@ -61,11 +61,11 @@ class Lying(Counting):
         return bytes([data[0] ^ 1]) + data[1:] if digest == self.wrong else data
 
 
-def listed(data: bytes = DATA) -> Parts:
-    hasher = Hasher(part_bytes=PART)
+def listed(data: bytes = DATA) -> BlobPartList:
+    hasher = BlobHasher(part_bytes=PART)
     hasher.update(data)
-    assert hasher.parts is not None
-    return hasher.parts
+    assert hasher.part_list is not None
+    return hasher.part_list
 
 
 def lacking(blobs: Blobs) -> set[bytes]:
@@ -74,7 +74,7 @@ def lacking(blobs: Blobs) -> set[bytes]:
 
 
 PARTS = listed()
-DIGEST = PARTS.digest
+DIGEST = PARTS.blob_digest
 
 
 async def test_an_object_comes_part_by_part_each_once_and_from_several_holders(world: World, tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ async def test_a_holder_that_drips_costs_a_turn(tmp_path: Path, autojump_clock: 
         networks = [await world.start(*pair) for pair in ((ALICE, alice), (BOB, bob), (CAROL, carol))]
         await linked(*networks)
         start = trio.current_time()
-        hasher = Hasher(part_bytes=part_bytes)
+        hasher = BlobHasher(part_bytes=part_bytes)
         hasher.update(data)
         await networks[1].fetch(hasher.digest(), len(data), [networks[0].me, networks[2].me])
         assert TURN_SECONDS <= trio.current_time() - start < TURN_SECONDS + 2
@@ -239,19 +239,23 @@ def said(running: subprocess.Popen[str], word: str) -> str:
     raise AssertionError(f"it ended without a word of {word!r}")
 
 
-def give(folder: Path, size: int, part_bytes: int) -> Parts:
+def give(folder: Path, size: int, part_bytes: int) -> BlobPartList:
     """A store with an object that was never in memory."""
-    blobs, file, hasher = Blobs(folder / "kept", folder / "passing", part_bytes), folder / "made", Hasher(part_bytes=part_bytes)
+    blobs, file, hasher = (
+        Blobs(folder / "kept", folder / "passing", part_bytes),
+        folder / "made",
+        BlobHasher(part_bytes=part_bytes),
+    )
     source = random.Random(5)
     with file.open("wb") as stream:
         for start in range(0, size, 1 << 20):
             piece = source.randbytes(min(1 << 20, size - start))
             hasher.update(piece)
             stream.write(piece)
-    assert hasher.parts is not None
-    write_list(file, hasher.parts)
+    assert hasher.part_list is not None
+    write_list(file, hasher.part_list)
     blobs.adopt(file, hasher.digest())
-    return hasher.parts
+    return hasher.part_list
 
 
 def fetched_over_a_kill(folder: Path, size: int, part_bytes: int, kill_after: int) -> tuple[int, int]:
@@ -259,7 +263,7 @@ def fetched_over_a_kill(folder: Path, size: int, part_bytes: int, kill_after: in
     parts = give(folder / "alice", size, part_bytes)
     here: list[str] = []
     with process(1, folder / "alice", part_bytes) as alice:
-        wanted = folder / "bob", part_bytes, said(alice, "listens"), parts.digest.hex(), size
+        wanted = folder / "bob", part_bytes, said(alice, "listens"), parts.blob_digest.hex(), size
         with process(2, *wanted) as first:
             here += [said(first, "came") for _ in range(kill_after)]
             first.kill()
@@ -277,10 +281,10 @@ def fetched_over_a_kill(folder: Path, size: int, part_bytes: int, kill_after: in
     assert len(here) >= kill_after and len(came) == len(set(came)) and not set(came) & set(here), "no part comes twice"
     # The last part is shorter, and the list came once more if it was not there.
     assert received <= size - (len(here) - 1) * part_bytes, "nor is any asked for"
-    with Blobs(folder / "bob/kept", folder / "bob/passing", part_bytes).path(parts.digest).open("rb") as stream:
-        hasher = Hasher(part_bytes=part_bytes)
-        hasher.read(stream)
-    assert hasher.digest() == parts.digest
+    with Blobs(folder / "bob/kept", folder / "bob/passing", part_bytes).path(parts.blob_digest).open("rb") as stream:
+        hasher = BlobHasher(part_bytes=part_bytes)
+        hasher.update_from_stream(stream)
+    assert hasher.digest() == parts.blob_digest
     return served, grown
 
 

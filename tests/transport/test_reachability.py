@@ -6,7 +6,7 @@ import pytest
 
 from protocol.errors import UserError
 from protocol.identity import Identity
-from protocol.messages import DialBack, Observed
+from protocol.messages import DialBack, ObservedAddress
 from tests.transport.conftest import SwarmWorld
 from tests.transport.helpers import ALICE, BOB, CAROL, DAVE, linked, next_event, until
 from tests.waiting import patience
@@ -172,7 +172,7 @@ async def test_what_comes_over_a_relay_says_nothing_of_where_a_peer_is_seen(tcp:
         alice, bob = await tcp.pair()
         await until(lambda: bob.me in alice._discovery._reachability._seen)
         alice._links[bob.me].remote = None
-        bob._links[alice.me].post(Observed(HOME), Priority.CONTROL)
+        bob._links[alice.me].post(ObservedAddress(HOME), Priority.CONTROL)
         assert bob.send(alice.me, b"later")  # of the same priority: it comes after
         await next_event(alice, Received)
         assert alice._discovery._reachability._seen == {bob.me: "127.0.0.1"}

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from protocol.errors import RemoteProtocolError
 from protocol.identity import WIRE_VERSIONS, Identity
-from protocol.limits import CIRCUIT_RECORD_BYTES_MAX, RESERVATIONS_MAX
+from protocol.limits import CIRCUIT_RECORD_BYTES_MAX, RELAY_RESERVATIONS_MAX
 from protocol.messages import CircuitCredit, CircuitData, CloseCircuit, IncomingCircuit, OpenCircuit
 from tests.transport.helpers import ALICE, BOB, CAROL, CHAIN, exchange_bytes
 from transport import relay as module
@@ -50,7 +50,7 @@ class World:
     def _post(self, peer: bytes, message: Any, priority: Priority) -> bool:
         if peer in self.deaf:
             return False
-        assert not isinstance(message, CircuitData) or priority == message.lane
+        assert not isinstance(message, CircuitData) or priority == message.priority
         self.sent.append((peer, message))
         return True
 
@@ -136,9 +136,9 @@ def test_a_third_peer_can_neither_speak_in_a_circuit_nor_end_it() -> None:
 
 def test_reservations_and_circuits_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World()
-    for number in range(RESERVATIONS_MAX + 1):
+    for number in range(RELAY_RESERVATIONS_MAX + 1):
         world.relay.reserve(number.to_bytes(32, "big"), True, 0.0)
-    assert len(world.relay.reservations.peers) == RESERVATIONS_MAX and world.refused == {"relay-full": 1}
+    assert len(world.relay.reservations.peers) == RELAY_RESERVATIONS_MAX and world.refused == {"relay-full": 1}
 
     monkeypatch.setattr(module, "CIRCUITS_PER_PEER_MAX", 3)
     monkeypatch.setattr(module, "CIRCUITS_MAX", 4)
@@ -201,7 +201,7 @@ def test_a_vote_overtakes_bulk_of_its_own_circuit_and_of_others() -> None:
         world.data(C, Priority.BULK, name=TWO)
     world.data(A, Priority.CONTROL, b"control")
     world.data(A, Priority.VOTE, b"a vote")
-    assert [(message.circuit, message.lane) for message in world.forward()] == [
+    assert [(message.circuit, message.priority) for message in world.forward()] == [
         (ONE, Priority.VOTE),
         (ONE, Priority.CONTROL),
         *[(ONE, Priority.BULK), (TWO, Priority.BULK)] * 4,
@@ -226,7 +226,7 @@ def passed_on(world: World, seconds: int, *full: tuple[bytes, Priority, bytes]) 
             world.relay.credit(lane.target, CircuitCredit(name, number, WINDOW_BYTES[number]))
             while lane.waiting + len(RECORD) <= WINDOW_BYTES[number]:
                 world.data(source, number, name=name)
-        sent.update({(message.circuit, message.lane): len(message.data) for message in world.forward(0.05)})
+        sent.update({(message.circuit, message.priority): len(message.data) for message in world.forward(0.05)})
     return sent
 
 
@@ -280,7 +280,7 @@ def test_while_budgets_hold_bulk_back_a_vote_waits_for_one_record() -> None:
     world.relay._circuits[ONE].budget = Budget(len(RECORD), 0)  # one record a second
     world.forward(2.5)
     world.data(A, Priority.VOTE, b"a vote")
-    assert world.forward(1.0)[0].lane == Priority.VOTE
+    assert world.forward(1.0)[0].priority == Priority.VOTE
 
 
 def test_budgets_are_bytes_a_second_and_never_a_total(monkeypatch: pytest.MonkeyPatch) -> None:

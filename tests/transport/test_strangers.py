@@ -12,7 +12,7 @@ from protocol.codec import decode_message
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Identity, Signed
 from protocol.limits import MESSAGE_BYTES_MAX
-from protocol.messages import Closing, Guest
+from protocol.messages import GuestInvitation, LinkClosing
 from tests.transport.conftest import SwarmWorld
 from tests.transport.helpers import ALICE, BOB, CAROL, DAVE, linked, make_session, next_event, until
 from tests.waiting import patience
@@ -306,7 +306,7 @@ async def test_a_stranger_reads_that_it_gave_way(tcp: SwarmWorld, monkeypatch: p
                 assert isinstance(event, Message)
                 last = event
         assert last is not None
-        assert decode_message(last.data, (Closing,)) == Closing("gave-way")
+        assert decode_message(last.data, (LinkClosing,)) == LinkClosing("gave-way")
 
 
 @pytest.mark.real("sockets")
@@ -339,7 +339,7 @@ def test_the_last_message_is_whole_where_another_was_begun() -> None:
 async def test_an_invitation_is_shown_before_strangers_are_waited_for(tcp: SwarmWorld, newcomer: str) -> None:
     smaller, larger = sorted((ALICE, BOB), key=lambda identity: identity.public)
     guests: set[bytes] = set()
-    shown = Guest(Signed(b"invitation", ALICE.public, bytes(64)), bytes(64))
+    shown = GuestInvitation(Signed(b"invitation", ALICE.public, bytes(64)), bytes(64))
     with patience():
         member = await tcp.start(
             smaller if newcomer == "larger key" else larger,
@@ -357,7 +357,7 @@ async def test_whoever_shows_an_invitation_is_a_guest_and_takes_no_slot_of_stran
 ) -> None:
     monkeypatch.setattr(hub, "STRANGERS_MAX", 1)
     guests: set[bytes] = set()
-    shown = Guest(Signed(b"invitation", ALICE.public, bytes(64)), bytes(64))
+    shown = GuestInvitation(Signed(b"invitation", ALICE.public, bytes(64)), bytes(64))
     with patience():
         alice = await tcp.start(
             ALICE,

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import trio
 
-from protocol.addresses import NOWHERE, format_address, parse_address
+from protocol.addresses import NO_LISTEN_ADDRESS, format_address, parse_address
 from protocol.errors import RemoteProtocolError, UserError
 from protocol.identity import Identity, peer_id
-from protocol.messages import Addresses, PeerAddress
+from protocol.messages import PeerAddress, PeerAddresses
 from tests.transport.conftest import SwarmWorld
 from tests.transport.helpers import (
     ALICE,
@@ -251,7 +251,7 @@ async def test_hearsay_is_not_passed_on_and_must_prove_itself(tcp: SwarmWorld) -
         alice, bob = await tcp.start(ALICE, bootstrap=[]), await tcp.start(BOB, bootstrap=[])
         carol = await tcp.start(CAROL, bootstrap=[bob.address])
         await linked(bob, carol)
-        carol._links[bob.me].post(Addresses((PeerAddress(DAVE.public, alice.address),)), Priority.CONTROL)
+        carol._links[bob.me].post(PeerAddresses((PeerAddress(DAVE.public, alice.address),)), Priority.CONTROL)
         await until(lambda: bob.refused().get("wrong-peer"))
         assert alice.address not in bob._book
         assert DAVE.public not in bob.claims()
@@ -453,10 +453,10 @@ async def test_what_is_said_of_my_own_key_and_leads_to_myself_is_no_other_machin
         bob = await tcp.start(BOB, bootstrap=[f"127.0.0.1:{parse_address(alice.address)[1]}"])
         await linked(alice, bob)
         mine = f"127.0.0.2:{parse_address(alice.address)[1]}"
-        bob._links[alice.me].post(Addresses((PeerAddress(ALICE.public, mine),)), Priority.CONTROL)
+        bob._links[alice.me].post(PeerAddresses((PeerAddress(ALICE.public, mine),)), Priority.CONTROL)
         await until(lambda: mine in alice._book._mine)
         assert mine not in alice._book
-        bob._links[alice.me].post(Addresses((PeerAddress(ALICE.public, mine),)), Priority.CONTROL)
+        bob._links[alice.me].post(PeerAddresses((PeerAddress(ALICE.public, mine),)), Priority.CONTROL)
         assert bob.send(alice.me, b"after it")
         assert await next_event(alice, Received) == Received(bob.me, b"after it")
         assert mine not in alice._book
@@ -494,9 +494,9 @@ async def test_a_peer_that_accepts_nothing_dials_everybody_and_is_dialed_by_nobo
     with patience():
         alice = await tcp.start(ALICE, bootstrap=[])
         bob = await tcp.start(BOB, bootstrap=[alice.address])
-        carol = await tcp.start(CAROL, listen=NOWHERE, bootstrap=[alice.address])
+        carol = await tcp.start(CAROL, listen=NO_LISTEN_ADDRESS, bootstrap=[alice.address])
         await linked(alice, bob, carol)
-        assert carol.address == NOWHERE and carol.reachable is Reachable.RELAYED
+        assert carol.address == NO_LISTEN_ADDRESS and carol.reachable is Reachable.RELAYED
         assert not alice.records.knows(carol.me)
         assert all(link.dialed for link in carol.links())
 
@@ -511,7 +511,7 @@ async def test_a_host_that_is_not_ours_is_one_clear_line() -> None:
 async def test_addresses_that_are_none_cost_the_connection(tcp: SwarmWorld) -> None:
     with patience():
         alice, bob = await tcp.pair()
-        bad = Addresses((PeerAddress(CAROL.public, "nowhere"),))
+        bad = PeerAddresses((PeerAddress(CAROL.public, "nowhere"),))
         alice._links[bob.me].post(bad, Priority.CONTROL)
         await next_event(bob, Disconnected)
         assert bob.refused() == {"bad-address": 1}

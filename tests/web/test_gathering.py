@@ -15,14 +15,14 @@ from peer.features import founding_modules
 from peer.serving.gathering import Gatherer
 from peer.settings.config import load
 from protocol import codec
-from protocol.identity import Identity, preimage
+from protocol.identity import Identity, signing_preimage
 from tests.peer.network import Seat, network
 from tests.web.test_sealed import desk_of
 
 
 def _wish(seat: Seat, person: Identity, without: tuple[bytes, ...] = ()) -> LeaseWish:
     session = Session(seat.public, bytes(16), 1)
-    signature = person.sign(preimage(Session.TAG, seat.driver.chain_id, codec.encode(session)))
+    signature = person.sign(signing_preimage(Session.TAG, seat.driver.chain_id, codec.encode(session)))
     return LeaseWish(person.public, bytes(16), 1, signature, LEASES_MAX, without)
 
 

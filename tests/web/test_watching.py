@@ -30,7 +30,7 @@ from protocol.codec import Key
 from protocol.errors import StorageError
 from protocol.identity import Ed25519Verifier
 from protocol.messages import Certificate, Commit
-from protocol.metrics import why_unhealthy
+from protocol.prometheus_metrics import why_unhealthy
 from tests.web.client import Reply, Site
 from tests.web.room import Room, assigned, enrolled, said
 from web.listening import Listening

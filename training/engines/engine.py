@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol, runtime_checkable
 
-from protocol.sampling import Sampling
+from protocol.sampling import SamplingOptions
 from training.data.tokenizer import Tokenizer
 from training.objectives.objective import Declaration, Reason
 from training.replay.inner_state import InnerState, OnState
@@ -73,7 +73,7 @@ class Engine(Protocol):
         self,
         parameters: Float32Array,
         prompt: bytes,
-        how: Sampling,
+        how: SamplingOptions,
         on_step: Beat = ...,
         stop: int | None = None,
     ) -> Iterator[bytes]:

@@ -59,7 +59,7 @@ class Job(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why a proposal is refused, beside the reasons that every job has (`protocol.reasons`)."""
+    """Why a proposal is refused, beside the reasons that every job has (`protocol.verdicts`)."""
 
     label: str
     meaning: str  # for people, after the label
@@ -130,7 +130,7 @@ class Objective:
     refers_to_first: ClassVar[bool] = False  # the engine is given the parameters of the job's first round
     starts_from_parameters: ClassVar[bool] = False  # a job may start from a model of people's own: all its tensors are a model's
     reads: ClassVar[Sequence[str]] = ()  # objectives of the finished job whose model the engine is given, where `read` names one
-    reasons: ClassVar[tuple[Reason, ...]] = ()  # of its own, at most `protocol.reasons.OWN_MAX`
+    reasons: ClassVar[tuple[Reason, ...]] = ()  # of its own, at most `protocol.verdicts.OBJECTIVE_CODES_MAX`
 
     @property
     def labels(self) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from protocol.reasons import MEANINGS, OWN_MAX, Finding, Verdict
+from protocol.verdicts import OBJECTIVE_CODES_MAX, VERDICT_MEANINGS, ReplayFinding, Verdict
 from training.objectives.language import Language
 from training.objectives.objective import Objective
 from training.objectives.scratch import Scratch
@@ -19,8 +19,8 @@ def add(objectives: Iterable[Objective]) -> None:
     for objective in objectives:
         assert _known.setdefault(objective.name, objective) is objective, f"two objectives are called {objective.name!r}"
         labels = objective.labels
-        common = {code.label for code in (*Verdict, *Finding)} | MEANINGS.keys()
-        assert len(set(labels)) == len(labels) <= OWN_MAX and common.isdisjoint(labels), objective.name
+        common = {code.label for code in (*Verdict, *ReplayFinding)} | VERDICT_MEANINGS.keys()
+        assert len(set(labels)) == len(labels) <= OBJECTIVE_CODES_MAX and common.isdisjoint(labels), objective.name
         assert objective.declaration is None or objective.needs_worker, "an engine makes and checks declarations"
 
 
@@ -30,7 +30,7 @@ def find(name: str) -> Objective | None:
 
 def meanings() -> dict[str, str]:
     """Of all labels that a rejection may have, for people."""
-    return MEANINGS | {reason.label: reason.meaning for kind in _known.values() for reason in kind.reasons}
+    return VERDICT_MEANINGS | {reason.label: reason.meaning for kind in _known.values() for reason in kind.reasons}
 
 
 def names() -> tuple[str, ...]:

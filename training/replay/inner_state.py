@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from protocol.digests import hashed
+from protocol.blob_digest import hash_pieces
 from protocol.errors import RemoteProtocolError
 from storage.parts import write_list
 from training.replicated.layout import BLOCK, Float32Array, Layout, Tensor, float32_bytes, layout_of
@@ -65,14 +65,14 @@ class InnerState:
         yield float32_bytes(self.moments)
 
     def digest(self, in_parts: bool) -> bytes:
-        return hashed(self.pieces(), in_parts).digest()
+        return hash_pieces(self.pieces(), in_parts).digest()
 
     def write(self, path: Path, in_parts: bool) -> bytes:
         """Its digest. Who takes the file over makes it durable, and the list that is beside it if it has parts."""
         with path.open("wb") as stream:
             stream.writelines(self.pieces())
-        hasher = hashed(self.pieces(), in_parts)
-        write_list(path, hasher.parts)
+        hasher = hash_pieces(self.pieces(), in_parts)
+        write_list(path, hasher.part_list)
         return hasher.digest()
 
 

@@ -17,7 +17,7 @@ from typing import Protocol
 from ledger.audits.losses import in_millionths
 from protocol import codec as wire
 from protocol.errors import LocalProtocolError, RemoteProtocolError
-from protocol.reasons import OWN_FIRST, Verdict
+from protocol.verdicts import OBJECTIVE_CODES_FIRST, Verdict
 from storage.parts import write_object
 from training.objectives.objective import Declaration, Reason
 from training.replay.inner_state import RELATIVE_ERROR_MAX, InnerState, OnState, inner_error, ratio
@@ -116,7 +116,7 @@ def _judge(
     except RemoteProtocolError:  # what it commits to, goes on from or declares, is none
         return Verdict.REPLAY, RELATIVE_ERROR_MAX, None
     if number is not None:
-        return Verdict(OWN_FIRST + number), RELATIVE_ERROR_MAX, None
+        return Verdict(OBJECTIVE_CODES_FIRST + number), RELATIVE_ERROR_MAX, None
     payload, declaration = Path(request.payload).read_bytes(), _derived(request, model, declaration, declarer)
     take = last.take if inner else None
     place = request.job, request.round, trainer

@@ -13,10 +13,10 @@ from typing import Annotated, Final
 
 import numpy as np
 
+from protocol.blob_digest import blob_digest
 from protocol.codec import Between, Count, Digest
-from protocol.digests import digest_of
 from protocol.errors import LocalProtocolError, RemoteProtocolError
-from protocol.reasons import Verdict
+from protocol.verdicts import Verdict
 from training.replicated import codec
 from training.replicated.codec import cells
 from training.replicated.layout import Block, Float32Array, Layout
@@ -42,7 +42,7 @@ class Record:
 
 def buffer_digest(buffer: codec.Update, in_parts: bool = False) -> bytes:
     """The digest in `Proposal.buffer`. `in_parts` as the job says."""
-    return digest_of(buffer.encode(), in_parts)
+    return blob_digest(buffer.encode(), in_parts)
 
 
 def feedback_after(
@@ -53,7 +53,7 @@ def feedback_after(
         return np.zeros(layout.size, dtype=np.float32)
     if buffer is None or payload is None:
         raise LocalProtocolError("buffer and payload of the record are missing")
-    if (buffer_digest(buffer, in_parts), digest_of(payload, in_parts)) != (record.buffer, record.payload):
+    if (buffer_digest(buffer, in_parts), blob_digest(payload, in_parts)) != (record.buffer, record.payload):
         raise LocalProtocolError("buffer and payload are not those of the record")
     e = buffer.dense()
     if record.stepped:

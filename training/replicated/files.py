@@ -30,7 +30,7 @@ import numpy.typing as npt
 from protocol import codec
 from protocol.codec import Digest, Length
 from protocol.errors import RemoteProtocolError, StorageError
-from protocol.limits import MANIFEST_BYTES_MAX, MEMBERS_MAX, TRAINERS_MAX
+from protocol.limits import MEMBERS_MAX, MODEL_MANIFEST_BYTES_MAX, TRAINERS_MAX
 from storage.crash_points import crash_points
 from storage.durable import lock, make_directory, sync_directory
 from training.replicated import estimates
@@ -43,12 +43,11 @@ STATE: Final = "state.msgpack"
 DURABLE: Final = "durable"
 MAPPED_BYTES_MIN: Final = 16 << 20  # what is smaller is kept in memory
 VECTORS_MAX: Final = 3  # parameters and the two moments of AdamW
-LEAVES_MAX: Final = (
-    VECTORS_MAX * BLOCKS_MAX + TRAINERS_MAX + 2 * (ESTIMATES_BYTES_MAX // PIECE_BYTES)
-)  # estimates have scales, too
+# estimates have scales, too
+LEAVES_MAX: Final = VECTORS_MAX * BLOCKS_MAX + TRAINERS_MAX + 2 * (ESTIMATES_BYTES_MAX // PIECE_BYTES)
 RECORD_BYTES: Final = 256  # of a trainer in the state, at most
 
-assert 34 * LEAVES_MAX + RECORD_BYTES * MEMBERS_MAX < MANIFEST_BYTES_MAX
+assert 34 * LEAVES_MAX + RECORD_BYTES * MEMBERS_MAX < MODEL_MANIFEST_BYTES_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +202,7 @@ def read_manifest(directory: Path) -> bytes:
 
 def decode_manifest(data: bytes) -> Saved:
     """`RemoteProtocolError` for every other byte string."""
-    return codec.decode(Saved, data, MANIFEST_BYTES_MAX)
+    return codec.decode(Saved, data, MODEL_MANIFEST_BYTES_MAX)
 
 
 def _read_state(directory: Path) -> Saved:

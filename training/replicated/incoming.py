@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from protocol.errors import RemoteProtocolError, StorageError
-from protocol.limits import PART_BYTES_MAX
+from protocol.limits import SNAPSHOT_PART_BYTES_MAX
 from storage.crash_points import crash_points
 from training.replicated import files
 from training.replicated.model import ReplicatedModel
 from training.replicated.state import PIECE_BYTES, Piece, leaf_of, root_of
 
-LEAVES_PER_PART: Final = PART_BYTES_MAX // PIECE_BYTES
+LEAVES_PER_PART: Final = SNAPSHOT_PART_BYTES_MAX // PIECE_BYTES
 
 assert LEAVES_PER_PART >= 1
 

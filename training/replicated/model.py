@@ -16,11 +16,11 @@ from typing import Final
 
 import numpy as np
 
-from protocol.digests import digest_of
+from protocol.blob_digest import blob_digest
 from protocol.errors import LocalProtocolError, RemoteProtocolError, StorageError
 from protocol.identity import short_id
 from protocol.messages import Proposal
-from protocol.reasons import Verdict
+from protocol.verdicts import Verdict
 from training.replicated import aggregate, codec, estimates, feedback, files, outer
 from training.replicated.each import Each, one_by_one
 from training.replicated.estimates import Room, in_memory
@@ -250,7 +250,7 @@ class ReplicatedModel:
         """The cheap, exact checks, which every voter can make; re-execution comes after them."""
         if (proposal.job, proposal.round, proposal.model_root) != (self.job, self.round, self.root):
             return Verdict.STALE
-        if (len(payload), digest_of(payload, self.spec.parts)) != (proposal.payload_bytes, proposal.payload):
+        if (len(payload), blob_digest(payload, self.spec.parts)) != (proposal.payload_bytes, proposal.payload):
             return Verdict.MALFORMED
         try:
             checked = self._decode(trainer, proposal.payload, payload)
@@ -388,7 +388,7 @@ class ReplicatedModel:
         checked = self._checked.get(item.trainer)
         if checked is not None and (checked.digest, checked.payload) == (item.proposal.payload, item.payload):
             return checked
-        digest = digest_of(item.payload, self.spec.parts)
+        digest = blob_digest(item.payload, self.spec.parts)
         if digest != item.proposal.payload:
             raise LocalProtocolError("the payload is not the one that was accepted")
         return self._decode(item.trainer, digest, item.payload)

@@ -76,4 +76,4 @@ def leaf_of(data: Float32Array | Encoded) -> bytes:
 
 
 def root_of(leaves: Sequence[bytes], state: State) -> bytes:
-    return merkle.root([*leaves, merkle.leaf_hash(codec.encode(state))])
+    return merkle.merkle_root([*leaves, merkle.leaf_hash(codec.encode(state))])

@@ -45,6 +45,6 @@ async def audits(asked: Asked[PeerApi]) -> AuditsView:
 async def challenge(asked: Asked[PeerApi]) -> None:
     asked.show(
         await asked.decided(
-            asked.api.challenge(asked.options.trainer, None if (number := asked.options.round) is None else number - 1)
+            asked.api.challenge_trainer(asked.options.trainer, None if (number := asked.options.round) is None else number - 1)
         )
     )

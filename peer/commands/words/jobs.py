@@ -12,7 +12,7 @@ from peer.commands import views
 from peer.commands.job_fields import PRESET, SET, train_request, warnings_of
 from protocol.api import EventView, JobView, PeerApi, RoundView, RoundVotesView
 from protocol.errors import UserError
-from protocol.units import bytes_in_words, nth_round
+from protocol.units import format_bytes, round_number
 
 TEST_SECONDS_MAX = 180.0  # a scratch round waits at most for the slowest timers of a round
 
@@ -44,7 +44,7 @@ VOCABULARY = Argument("--vocabulary", type=whole_number(256), default=0, metavar
 )
 async def train(asked: Asked[PeerApi]) -> None:
     request = train_request(asked.options)
-    job = await asked.decided(asked.api.train(request))
+    job = await asked.decided(asked.api.start_job(request))
     view = next((view for view in await asked.api.jobs() if view.job == job), None)
     if view is None or not view.place:
         how = "; `watch` shows how it goes"
@@ -54,7 +54,7 @@ async def train(asked: Asked[PeerApi]) -> None:
         how = f", and waits in line as number {view.place}: it starts by itself when its turn comes, `jobs` shows the line"
     asked.show(f"job {job} is decided{how}")
     if view and view.disk_bytes:
-        asked.show(f"it takes up to {bytes_in_words(view.disk_bytes)} of this peer's disk")
+        asked.show(f"it takes up to {format_bytes(view.disk_bytes)} of this peer's disk")
     if no_room := (await asked.api.status()).no_room:
         asked.show(no_room)
     for note in (view.machine_time, *view.notes) if view else ():
@@ -72,7 +72,7 @@ async def test(asked: Asked[PeerApi]) -> None:
     newest = await api.events(-1, 0.0)
     seen = newest[-1].number if newest else 0
     before, known = await api.jobs(), await asked.names()
-    job = await asked.decided(api.test())
+    job = await asked.decided(api.run_test_round())
     asked.show(f"scratch round, job {views.short(job)}: a known update is proposed, judged, voted and applied")
     with trio.move_on_after(TEST_SECONDS_MAX):
         async with aclosing(_phases(api, job, seen)) as phases:
@@ -113,7 +113,7 @@ def _unchanged(before: tuple[JobView, ...], after: tuple[JobView, ...], test: st
     lines = []
     for job in models:
         same = (now[job.job].round, now[job.job].model_root) == (job.round, job.model_root)
-        moved = "unchanged" if same else f"moved on by its own round {nth_round(job.round)}"
+        moved = "unchanged" if same else f"moved on by its own round {round_number(job.round)}"
         lines.append(f"job {views.short(job.job)}: model root {job.model_root[:16]} {moved}")
     return "\n".join(lines)
 
@@ -123,7 +123,7 @@ def _unchanged(before: tuple[JobView, ...], after: tuple[JobView, ...], test: st
     Argument("job", metavar="JOB", help="a running job's id; its first characters are enough"),
 )
 async def cancel(asked: Asked[PeerApi]) -> None:
-    asked.show(await asked.decided(asked.api.cancel(asked.options.job)))
+    asked.show(await asked.decided(asked.api.cancel_job(asked.options.job)))
 
 
 @word(
@@ -134,7 +134,7 @@ async def cancel(asked: Asked[PeerApi]) -> None:
     ),
 )
 async def rollback(asked: Asked[PeerApi]) -> None:
-    asked.show(await asked.decided(asked.api.rollback(asked.options.job, asked.options.round)))
+    asked.show(await asked.decided(asked.api.request_rollback(asked.options.job, asked.options.round)))
 
 
 async def _show_jobs(asked: Asked[PeerApi], jobs: tuple[JobView, ...]) -> None:

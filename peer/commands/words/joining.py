@@ -40,7 +40,7 @@ async def connect(asked: Asked[PeerApi]) -> None:
 
     async def dial(address: str) -> None:
         try:
-            asked.show((await asked.names()).in_text(await asked.api.connect(address)))
+            asked.show((await asked.names()).in_text(await asked.api.dial_address(address)))
         except UserError as error:
             failed.append(str(error))
 
@@ -53,7 +53,7 @@ async def connect(asked: Asked[PeerApi]) -> None:
 
 @word("a string that lets somebody join as a member", DAYS, REACHED_AT)
 async def invite(asked: Asked[PeerApi]) -> None:
-    asked.show(await asked.api.invite(asked.options.days, tuple(asked.options.addresses)))
+    asked.show(await asked.api.create_invitation(asked.options.days, tuple(asked.options.addresses)))
     note = f"whoever joins with it dials {' '.join((await asked.api.invitations())[-1].addresses)}"
     if sys.stdout.isatty():
         asked.show(note)
@@ -75,4 +75,4 @@ async def invitations(asked: Asked[PeerApi]) -> tuple[InvitationView, ...]:
     Argument("token", metavar="TOKEN", help="of `invitations`; its first characters are enough"),
 )
 async def revoke(asked: Asked[PeerApi]) -> None:
-    asked.show(await asked.decided(asked.api.revoke(asked.options.token)))
+    asked.show(await asked.decided(asked.api.revoke_invitation(asked.options.token)))

@@ -25,7 +25,7 @@ async def peers(asked: Asked[PeerApi]) -> tuple[PeerView, ...]:
 
 @word("let a member vote: approve PEER", member("peer", "PEER"))
 async def approve(asked: Asked[PeerApi]) -> None:
-    asked.show(await asked.decided(asked.api.approve(asked.options.peer)))
+    asked.show(await asked.decided(asked.api.approve_voter(asked.options.peer)))
 
 
 @word(
@@ -34,9 +34,9 @@ async def approve(asked: Asked[PeerApi]) -> None:
     LOWER_TOLERANCE,
 )
 async def retire(asked: Asked[PeerApi]) -> None:
-    asked.show(await asked.decided(asked.api.retire(asked.options.peer, asked.options.lower_tolerance)))
+    asked.show(await asked.decided(asked.api.retire_member(asked.options.peer, asked.options.lower_tolerance)))
 
 
 @word("stop voting")
 async def leave(asked: Asked[PeerApi]) -> None:
-    asked.show(await asked.decided(asked.api.leave()))
+    asked.show(await asked.decided(asked.api.resign_as_voter()))

@@ -14,7 +14,7 @@ from features.words import Asked, listing, word
 from peer.commands.words.texts import NEWEST_MODEL, job_of, told_final
 from protocol.api import ModelFilesView, PeerApi, SampleView
 from protocol.errors import NotRunningError, UserError
-from protocol.units import nth_round
+from protocol.units import round_number
 
 EVALUATED_TOKENS = 65_536  # some seconds with the default model
 MODEL_FORMATS = ("transformers", "gguf", "gguf-f32")  # of `peer.export.taking`, which is imported only where it is used
@@ -24,13 +24,13 @@ async def _show_samples(asked: Asked[PeerApi], samples: tuple[SampleView, ...]) 
     if not samples:
         asked.show("this peer keeps no text: it measures no models, or none has trained for ten rounds")
     for kept in samples:
-        asked.show(f"before round {nth_round(kept.round)}:")
+        asked.show(f"before round {round_number(kept.round)}:")
         asked.show(Verbatim(kept.text))
 
 
 @listing("text that this peer kept of its models, one each ten rounds", _show_samples)
 async def samples(asked: Asked[PeerApi]) -> tuple[SampleView, ...]:
-    return await asked.api.samples()
+    return await asked.api.kept_samples()
 
 
 @word(
@@ -38,7 +38,7 @@ async def samples(asked: Asked[PeerApi]) -> tuple[SampleView, ...]:
     Argument("directory", metavar="DIR", help="a new directory"),
 )
 async def export(asked: Asked[PeerApi]) -> None:
-    view = await asked.api.export(str(Path(asked.options.directory).expanduser().absolute()))
+    view = await asked.api.export_run(str(Path(asked.options.directory).expanduser().absolute()))
     model_root = view.model_root or "none: no job was started yet"
     asked.show(
         f"{view.path}: {view.files} files, {view.bytes / 1e6:.1f} MB, up to height {view.height}\n"
@@ -71,7 +71,7 @@ async def evaluate(asked: Asked[PeerApi]) -> None:
             if "/" in options.model or folder.is_dir():
                 raise UserError(f"{folder} is no folder with a config.json, as `peer model` writes it")
             folder = Path(scratch) / "model"
-            view = await asked.api.model(str(folder), options.model, MODEL_FORMATS[0])
+            view = await asked.api.export_model(str(folder), options.model, MODEL_FORMATS[0])
             if view.newer and not options.json:
                 asked.show(told_final(view.round, view.newer, f"{options.model}@newest"))
         printed = await run("training.engines.pytorch.measuring", str(folder), str(text), str(options.tokens))
@@ -115,7 +115,7 @@ async def model(asked: Asked[PeerApi]) -> None:
         view = await without_a_peer(found.of_export, Path(options.export).expanduser().absolute())
     else:
         try:
-            view = await asked.api.model(str(path), job_of(options), options.format)
+            view = await asked.api.export_model(str(path), job_of(options), options.format)
         except NotRunningError as error:
             view = await without_a_peer(found.at_rest, error.directory)
     without = f", without {', '.join(view.left_out)}" if view.left_out else ""

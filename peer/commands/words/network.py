@@ -5,17 +5,17 @@ from __future__ import annotations
 from features.arguments import Argument, amount, whole_number
 from features.words import Asked, listing, word
 from peer.commands import views
-from protocol.api import LimitView, ModuleView, PeerApi, Reach
+from protocol.api import LimitView, ModuleView, PeerApi, ReachabilityMatrix
 
 
-async def _show_reach(asked: Asked[PeerApi], reach: Reach) -> None:
+async def _show_reach(asked: Asked[PeerApi], reach: ReachabilityMatrix) -> None:
     asked.show(views.reach(reach, await asked.names(), (await asked.api.status()).peer))
     asked.show(views.REACH_SIGNS)
 
 
 @listing("which voter hears which other one, as far as this peer knows", _show_reach)
-async def reach(asked: Asked[PeerApi]) -> Reach:
-    return await asked.api.reach()
+async def reach(asked: Asked[PeerApi]) -> ReachabilityMatrix:
+    return await asked.api.voter_reachability()
 
 
 async def _show_features(asked: Asked[PeerApi], modules: tuple[ModuleView, ...]) -> None:
@@ -24,7 +24,7 @@ async def _show_features(asked: Asked[PeerApi], modules: tuple[ModuleView, ...])
 
 @listing("what this program brings along, and what the network runs", _show_features)
 async def features(asked: Asked[PeerApi]) -> tuple[ModuleView, ...]:
-    return await asked.api.features()
+    return await asked.api.modules()
 
 
 @word(
@@ -35,7 +35,7 @@ async def features(asked: Asked[PeerApi]) -> tuple[ModuleView, ...]:
 )
 async def upgrade(asked: Asked[PeerApi]) -> None:
     options = asked.options
-    asked.show(await asked.decided(asked.api.upgrade(options.module, options.version, options.at)))
+    asked.show(await asked.decided(asked.api.request_upgrade(options.module, options.version, options.at)))
 
 
 async def _show_limits(asked: Asked[PeerApi], limits: tuple[LimitView, ...]) -> None:
@@ -53,4 +53,4 @@ async def limits(asked: Asked[PeerApi]) -> tuple[LimitView, ...]:
     Argument("most", type=amount, metavar="N", help="the most that is allowed, such as 300M"),
 )
 async def limit(asked: Asked[PeerApi]) -> None:
-    asked.show(await asked.decided(asked.api.limit(asked.options.name, asked.options.most)))
+    asked.show(await asked.decided(asked.api.set_limit(asked.options.name, asked.options.most)))

@@ -32,7 +32,7 @@ def row_key(text: str) -> bytes:
 async def prove(asked: Asked[PeerApi]) -> None:
     options = asked.options
     file = options.output or f"{options.table.replace('/', '-')}-{options.key.hex()[:32]}.proof"
-    view = await asked.api.prove(options.table, options.key, str(Path(file).expanduser().absolute()))
+    view = await asked.api.prove_row(options.table, options.key, str(Path(file).expanduser().absolute()))
     what = "the row" if view.has_row else "there is no row of this key"
     asked.show(
         f"{view.path}: {what} after height {view.height}, {view.bytes} bytes, of which {view.row_bytes} show it in its table\n"

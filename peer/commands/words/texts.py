@@ -13,7 +13,7 @@ from features.tables import Piece, Verbatim
 from features.words import Asked, word
 from protocol.api import NEWEST, PeerApi
 from protocol.errors import UserError
-from protocol.sampling import BEAMS_MAX, STOP_CHARACTERS_MAX, STOPS_MAX, TOKENS_MAX, TOP_K_MAX, TURNS_MAX, Sampling
+from protocol.sampling import BEAMS_MAX, STOP_CHARACTERS_MAX, STOPS_MAX, TOKENS_MAX, TOP_K_MAX, TURNS_MAX, SamplingOptions
 from rlhf.blocklist import WITHHELD
 
 TEMPERATURE_DEFAULT: Final = 0.8
@@ -75,15 +75,15 @@ def told_final(round: int, newer: int, way: str = "--newest") -> str:
     return f"the model at round {round} is the newest final one: {undo}"
 
 
-def _sampling(options: argparse.Namespace, beams: int = 0) -> Sampling:
+def _sampling(options: argparse.Namespace, beams: int = 0) -> SamplingOptions:
     """Raises `UserError`."""
     if len(options.stop) > STOPS_MAX:
         raise UserError(f"--stop: {len(options.stop)} texts are more than {STOPS_MAX}")
     temperature = options.temperature
     if temperature is None:
         temperature = 0.0 if beams else TEMPERATURE_DEFAULT
-    how = Sampling(options.tokens, temperature, options.top_k, options.top_p, tuple(options.stop), options.seed, beams)
-    return how.checked()
+    how = SamplingOptions(options.tokens, temperature, options.top_k, options.top_p, tuple(options.stop), options.seed, beams)
+    return how.validated()
 
 
 @word(
@@ -105,7 +105,7 @@ async def sample(asked: Asked[PeerApi]) -> None:
     elif options.stream:
         await _stream(asked, options.prompt, how)
     else:
-        async with aclosing(asked.api.sample(options.prompt, how, job_of(options))) as pieces:
+        async with aclosing(asked.api.sample_text(options.prompt, how, job_of(options))) as pieces:
             made = [piece async for piece in pieces]
         if made and made[0].newer:
             asked.show(told_final(made[0].round, made[0].newer))
@@ -113,12 +113,12 @@ async def sample(asked: Asked[PeerApi]) -> None:
 
 
 async def _stream(
-    asked: Asked[PeerApi], prompt: str, how: Sampling, turns: tuple[str, ...] | None = None, said: list[str] | None = None
+    asked: Asked[PeerApi], prompt: str, how: SamplingOptions, turns: tuple[str, ...] | None = None, said: list[str] | None = None
 ) -> None:
     """`said` gets what was shown; of a text that is withheld it stays empty."""
     is_shown = False
     try:
-        async with aclosing(asked.api.sample(prompt, how, job_of(asked.options), turns)) as pieces:
+        async with aclosing(asked.api.sample_text(prompt, how, job_of(asked.options), turns)) as pieces:
             async for piece in pieces:
                 if piece.newer and not turns:
                     asked.show(told_final(piece.round, piece.newer))

@@ -76,7 +76,7 @@ async def _show_disk(asked: Asked[PeerApi], disk: DiskView) -> None:
 
 @listing("how much of the disk is used and free", _show_disk)
 async def disk(asked: Asked[PeerApi]) -> DiskView:
-    return await asked.api.disk()
+    return await asked.api.disk_usage()
 
 
 async def _show_engines(asked: Asked[PeerApi], engines: tuple[EngineView, ...]) -> None:

@@ -23,7 +23,7 @@ from consensus.turn import Decided, Voted
 from consensus.voters import CachingVerifier, VoterSet, verify_certificate, verify_timeout_certificate
 from protocol import codec
 from protocol.errors import RemoteProtocolError
-from protocol.identity import open_signed, preimage, sign
+from protocol.identity import open_signed, sign_message, signing_preimage
 from protocol.messages import Certificate, Commit, Decision, Prepare, Timeout
 from tests.sim.mutants.planting import Mutant, Planter
 from tests.sim.mutants.scenarios import Scenario, Splits
@@ -88,7 +88,7 @@ def _timeouts_counted_twice(planter: Planter) -> None:
 def _strangers_counted(planter: Planter) -> None:
     def verify(certificate: Any, kind: Any, of: VoterSet, chain_id: bytes, verifier: Any) -> Any:
         vote = codec.decode_message(certificate.vote, (kind,))
-        data = preimage(kind.TAG, chain_id, certificate.vote)
+        data = signing_preimage(kind.TAG, chain_id, certificate.vote)
         if vote.voters != of.hash or len(certificate.signatures) < of.quorum:
             raise RemoteProtocolError("no-quorum", "")
         if not all(verifier.verify(key, data, signature) for key, signature in certificate.signatures.items()):
@@ -136,17 +136,17 @@ def _unsigned(position: int) -> Any:
         def lenient(domain: str, chain_id: bytes, body: bytes) -> bytes:
             fields = codec.unpack(body, len(body)) if domain in tags else None
             if fields is None:
-                return preimage(domain, chain_id, body)
+                return signing_preimage(domain, chain_id, body)
             fields[position] = 0
-            return preimage("" if position == 0 else domain, chain_id, codec.encode(fields))
+            return signing_preimage("" if position == 0 else domain, chain_id, codec.encode(fields))
 
-        planter.everywhere(preimage, lenient)
+        planter.everywhere(signing_preimage, lenient)
 
     return plant
 
 
 def _unsigned_chain(planter: Planter) -> None:
-    planter.everywhere(preimage, lambda domain, chain_id, body: preimage(domain, bytes(32), body))
+    planter.everywhere(signing_preimage, lambda domain, chain_id, body: signing_preimage(domain, bytes(32), body))
 
 
 def _any_chain(planter: Planter) -> None:
@@ -253,7 +253,7 @@ def _proposes_after_timeout(planter: Planter) -> None:
 
 def _cast_anything(self: OwnVotes, message: Any) -> Voted:
     slot = (message.TAG, message.height, message.view)
-    signed = self._signed[slot] = sign(self._signer, self._chain_id, message)
+    signed = self._signed[slot] = sign_message(self._signer, self._chain_id, message)
     self._note_timeout(*slot)
     return Voted(slot, signed)
 

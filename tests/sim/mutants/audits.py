@@ -14,7 +14,7 @@ from ledger.audits.transitions import Event
 from ledger.jobs import AuditTerms, Convicted, Job, RolledBack
 from ledger.snapshots import snapshot
 from ledger.state import Rules, State
-from protocol.reasons import Finding
+from protocol.verdicts import ReplayFinding
 from tests.sim import workload
 from tests.sim.audits import Auditor, Blind, Challenges, Cheats, Claims, Distrusts, Frames
 from tests.sim.mutants.agreement import with_liar
@@ -53,7 +53,7 @@ def _every_verdict_is_guilty(planter: Planter) -> None:
     rule = Docket.rule
 
     def harsh(self: Docket, author: bytes, verdict: AuditFinding) -> None:
-        rule(self, author, replace(verdict, finding=Finding.MISMATCH))
+        rule(self, author, replace(verdict, finding=ReplayFinding.MISMATCH))
 
     planter.replace(Docket, "rule", harsh)
     planter.simulation(_challenges)
@@ -126,8 +126,8 @@ def _false_proposals(simulation: Simulation) -> None:
 def _unseen_is_false(planter: Planter) -> None:
     verdict = Docket._with_verdict
 
-    def harsh(self: Docket, dispute: Dispute, judge: bytes, finding: Finding) -> Dispute:
-        return verdict(self, dispute, judge, Finding.MISMATCH if finding is Finding.WITHHELD else finding)
+    def harsh(self: Docket, dispute: Dispute, judge: bytes, finding: ReplayFinding) -> Dispute:
+        return verdict(self, dispute, judge, ReplayFinding.MISMATCH if finding is ReplayFinding.WITHHELD else finding)
 
     planter.replace(Docket, "_with_verdict", harsh)
     planter.simulation(partial(_blind, Challenges, 2))

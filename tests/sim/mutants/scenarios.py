@@ -8,7 +8,18 @@ from typing import Any
 
 from consensus.turn import RoundVoted, Turn, Voted
 from protocol import codec
-from protocol.messages import Commit, Decision, Prepare, Prepared, Propose, Proposed, TimedOut, Timeout, ViewEnded, Vote
+from protocol.messages import (
+    Commit,
+    Decision,
+    Prepare,
+    Prepared,
+    Propose,
+    ProposeEnvelope,
+    Timeout,
+    TimeoutEnvelope,
+    ViewEnded,
+    Vote,
+)
 from tests.sim import partitions
 from tests.sim.disk import Disk
 from tests.sim.invariants import Violation, faults_tolerated
@@ -148,14 +159,14 @@ class Trouble(Simulation):
 
     def _may_pass(self, sender: int, receiver: int, data: bytes) -> bool:
         message = opened(data)
-        weight = SPARED if isinstance(message, Proposed) and self._scenario.rollbacks else _weight(message)
+        weight = SPARED if isinstance(message, ProposeEnvelope) and self._scenario.rollbacks else _weight(message)
         return self.now < self._scenario.calm_seconds or self._luck.random() >= self._scenario.lost * weight
 
     def _arrive(self, link: Link, epoch: int, messages: list[bytes]) -> None:
         sender, receiver = self.peers[link.sender], self.peers[link.receiver]
         if epoch == link.epoch and not link.blocked and receiver.node is not None and sender.is_honest and receiver.is_honest:
             for message in map(opened, messages):
-                if isinstance(message, TimedOut):
+                if isinstance(message, TimeoutEnvelope):
                     self._note_timeout(receiver, codec.decode_message(message.timeout.body, (Timeout,)), message.timeout.signer)
         super()._arrive(link, epoch, messages)
 
@@ -216,6 +227,6 @@ def _weight(message: Any) -> float:
             return 1.0 if isinstance(codec.decode_message(vote.body, (Prepare, Commit)), Commit) else SPARED
         case Decision() | Prepared():
             return 1.0
-        case TimedOut() | ViewEnded():
+        case TimeoutEnvelope() | ViewEnded():
             return SPARED
     return 0.0

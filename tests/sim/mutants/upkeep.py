@@ -32,7 +32,7 @@ from ledger.tables.tree import built, path_of
 from peer.node.node import Node
 from peer.node.rounds import Rounds
 from protocol import codec
-from protocol.messages import Ballot, Commit, Content, Timeout
+from protocol.messages import Ballot, Commit, SnapshotContent, Timeout
 from rounds import ballots, vouching
 from rounds.terms import RoundTerms
 from rounds.vouching import Vouches
@@ -396,8 +396,8 @@ def _snapshot_names_unchecked(planter: Planter) -> None:
         names = sorted(version.name for version in rules.genesis.modules)
         real(self, rules, models, tip, dict(zip(names, digests.values(), strict=True)) if len(digests) == len(names) else digests)
         self._digests = digests
-        kept = {key: None for key in self.missing if key.content is not Content.MODULE}
-        self.missing = kept | {Key(Content.MODULE, name.encode()): None for name in digests}
+        kept = {key: None for key in self.missing if key.content is not SnapshotContent.MODULE}
+        self.missing = kept | {Key(SnapshotContent.MODULE, name.encode()): None for name in digests}
 
     planter.replace(Assembly, "__init__", init)
 

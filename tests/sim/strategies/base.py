@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from consensus.turn import Restart, Turn
 from protocol import codec
-from protocol.identity import Signed, Signer, sign
-from protocol.messages import AGREEMENT, ROUNDS
-from protocol.reasons import Verdict
+from protocol.identity import Signed, Signer, sign_message
+from protocol.messages import AGREEMENT_MESSAGES, ROUND_ENVELOPES
+from protocol.verdicts import Verdict
 from tests.sim.keys import FastSigner, another
 
 if TYPE_CHECKING:
@@ -40,12 +40,12 @@ class Liar:
         return self.signer.public
 
     def sign(self, message: Any) -> Signed:
-        return sign(self.signer, self.chain_id, message)
+        return sign_message(self.signer, self.chain_id, message)
 
     def sign_again(self, message: Any) -> Signed:
         """The same message with other signature bytes, where the scheme allows that."""
         signer = self.signer
-        return sign(signer.again(), self.chain_id, message) if isinstance(signer, FastSigner) else self.sign(message)
+        return sign_message(signer.again(), self.chain_id, message) if isinstance(signer, FastSigner) else self.sign(message)
 
     def stranger(self, name: object) -> Signer:
         """A key that nobody admitted."""
@@ -121,7 +121,7 @@ class Strategy:
 def opened(data: bytes) -> Any:
     """A wire message; None if the bytes are none."""
     try:
-        return codec.decode_message(data, (*AGREEMENT, *ROUNDS))
+        return codec.decode_message(data, (*AGREEMENT_MESSAGES, *ROUND_ENVELOPES))
     except Exception:
         return None
 

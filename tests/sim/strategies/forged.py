@@ -14,29 +14,29 @@ from ledger.blocks.short import WholeBody
 from ledger.state import EMPTY_BODY, Body, decode_body, module_digest
 from ledger.tables import RangeProof
 from protocol import codec, merkle
-from protocol.identity import Signed, preimage
+from protocol.identity import Signed, signing_preimage
 from protocol.limits import CLOCK_AHEAD_SECONDS
 from protocol.messages import (
     NO_VIEW,
-    Accusation,
     BlockBytes,
     Certificate,
     Commit,
-    Content,
     Decision,
-    Heard,
-    Notice,
-    Part,
+    EvidenceMessage,
+    GossipEnvelope,
+    InclusionList,
+    OwnStatements,
     Prepare,
     Prepared,
     Propose,
-    Proposed,
-    Relay,
+    ProposeEnvelope,
+    SnapshotContent,
     SnapshotOffer,
+    SnapshotPart,
     Status,
-    TimedOut,
     Timeout,
     TimeoutCertificate,
+    TimeoutEnvelope,
     Transaction,
     ViewEnded,
     Vote,
@@ -67,7 +67,7 @@ class AtEveryHeight(Strategy):
     def certificate(self, vote: Prepare | Commit, how: str) -> Certificate:
         """That a quorum signed `vote`, which it did not."""
         body = codec.encode(vote)
-        data = preimage(vote.TAG, self.liar.chain_id, body)
+        data = signing_preimage(vote.TAG, self.liar.chain_id, body)
         signers = [self.liar.signer]
         if how == "strangers":
             signers += [self.liar.stranger(i) for i in range(len(self.liar.founders) - 1)]
@@ -92,7 +92,7 @@ class FalseCertificates(AtEveryHeight):
             lies = (
                 Decision(block, self.certificate(commit, how)),
                 Prepared(self.certificate(prepare, how)),
-                TimedOut(self.liar.sign(timeout), self.certificate(prepare, how)),
+                TimeoutEnvelope(self.liar.sign(timeout), self.certificate(prepare, how)),
             )
             self.liar.tell(self.liar.random.choice(lies), self.liar.random.uniform(0, 0.05))
 
@@ -118,7 +118,9 @@ class ForgedTimeouts(AtEveryHeight):
 
     def sends(self, to: bytes, message: Any) -> Iterable[Outgoing]:
         """Nothing that would contradict what it makes up."""
-        is_real = isinstance(message, (Vote, TimedOut)) or (isinstance(message, Proposed) and message.justification is not None)
+        is_real = isinstance(message, (Vote, TimeoutEnvelope)) or (
+            isinstance(message, ProposeEnvelope) and message.justification is not None
+        )
         return () if is_real else (message,)
 
     def _lead(self, replica: Any, view: int, how: str) -> None:
@@ -126,7 +128,7 @@ class ForgedTimeouts(AtEveryHeight):
         header = encode_header(header_of(decode_block(block)))
         propose = Propose(replica._book.voters.hash, replica.height, view, block_digest(block))
         forged = self._timeouts(replica, view - 1, how)
-        message = Proposed(self.liar.sign(propose), header, codec.encode(WholeBody(EMPTY_BODY)), forged)
+        message = ProposeEnvelope(self.liar.sign(propose), header, codec.encode(WholeBody(EMPTY_BODY)), forged)
         self.liar.tell(ViewEnded(forged) if self.liar.random.random() < 0.2 else message)
 
     def _timeouts(self, replica: Any, view: int, how: str) -> TimeoutCertificate:
@@ -140,7 +142,7 @@ class ForgedTimeouts(AtEveryHeight):
         elif how == "strangers":
             strangers = [self.liar.stranger(i) for i in range(voters.quorum - 1)]
             body = codec.encode(timeout)
-            data = preimage(Timeout.TAG, self.liar.chain_id, body)
+            data = signing_preimage(Timeout.TAG, self.liar.chain_id, body)
             signed += [Signed(body, signer.public, signer.sign(data)) for signer in strangers]
         return TimeoutCertificate(tuple(sorted(signed, key=lambda item: item.signer)), None)
 
@@ -162,12 +164,12 @@ class StaleTimeouts(Strategy):
         message = opened(data)
         if isinstance(message, ViewEnded):
             self._real = [*self._real, message.certificate][-8:]
-        elif isinstance(message, Proposed) and message.justification is not None:
+        elif isinstance(message, ProposeEnvelope) and message.justification is not None:
             self._real = [*self._real, message.justification][-8:]
         return True
 
     def sends(self, to: bytes, message: Any) -> Iterable[Outgoing]:
-        if not isinstance(message, Proposed) or message.justification is None:
+        if not isinstance(message, ProposeEnvelope) or message.justification is None:
             return (message,)
         stale = [certificate for certificate in self._real if certificate != message.justification]
         self._real = [*stale, message.justification][-8:]
@@ -187,7 +189,7 @@ class DroppedLock(Strategy):
     """Leads a later view with the timeouts that name no prepared block, and a fresh block."""
 
     def sends(self, to: bytes, message: Any) -> Iterable[Outgoing]:
-        if isinstance(message, Proposed) and message.justification is not None and message.justification.high is not None:
+        if isinstance(message, ProposeEnvelope) and message.justification is not None and message.justification.high is not None:
             return (dataclasses.replace(message, justification=dataclasses.replace(message.justification, high=None)),)
         return (message,)
 
@@ -212,7 +214,7 @@ class LyingHigh(Strategy):
             self._old = book.high if book is not None and book.high is not None else self._old
 
     def sends(self, to: bytes, message: Any) -> Iterable[Outgoing]:
-        if not isinstance(message, TimedOut):
+        if not isinstance(message, TimeoutEnvelope):
             return (message,)
         timeout = codec.decode_message(message.timeout.body, (Timeout,))
         how = self.liar.random.choice(("absent", "higher", "other height"))
@@ -220,9 +222,9 @@ class LyingHigh(Strategy):
             old = codec.decode_message(self._old.vote, (Prepare,))
             if old.view <= timeout.view:
                 lie = dataclasses.replace(timeout, high_view=old.view, high_block=old.block)
-                return (TimedOut(self.liar.sign(lie), self._old),)
+                return (TimeoutEnvelope(self.liar.sign(lie), self._old),)
         lie = dataclasses.replace(timeout, high_view=timeout.view, high_block=self.liar.made_up())
-        return (TimedOut(self.liar.sign(lie), None if how == "absent" else message.high),)
+        return (TimeoutEnvelope(self.liar.sign(lie), None if how == "absent" else message.high),)
 
 
 class WrongBytes(Strategy):
@@ -230,16 +232,16 @@ class WrongBytes(Strategy):
 
     def sends(self, to: bytes, message: Any) -> Iterable[Outgoing]:
         match message:
-            case Proposed():
+            case ProposeEnvelope():
                 other = codec.encode(WholeBody(self._other_body(message)))
-                return (dataclasses.replace(message, short=other),)
+                return (dataclasses.replace(message, compact_body=other),)
             case BlockBytes():
                 return (dataclasses.replace(message, block=_with_other_body(message.block)),)
             case Decision():
                 return (dataclasses.replace(message, block=_with_other_body(message.block)),)
         return (message,)
 
-    def _other_body(self, message: Proposed) -> bytes:
+    def _other_body(self, message: ProposeEnvelope) -> bytes:
         return EMPTY_BODY if self.liar.random.random() < 0.7 else self.liar.random.randbytes(20)
 
 
@@ -317,7 +319,11 @@ class ShownToOne(Strategy):
     def sends(self, to: bytes, message: Any) -> Iterable[Outgoing]:
         """At that height it says nothing else: nothing that contradicts it."""
         replica = self.liar.replica
-        speaks = replica is None or replica.height != self._lied_at or not isinstance(message, (Proposed, Vote, TimedOut))
+        speaks = (
+            replica is None
+            or replica.height != self._lied_at
+            or not isinstance(message, (ProposeEnvelope, Vote, TimeoutEnvelope))
+        )
         return (message,) if speaks else ()
 
     def _lie(self, replica: Any) -> None:
@@ -326,8 +332,8 @@ class ShownToOne(Strategy):
         header = encode_header(header_of(block))
         propose = self.liar.sign(Propose(block.voters, block.height, 0, header_digest(header)))
         short = replica._application.condense(block.body)
-        self.liar.send(self.liar.random.choice(self.liar.others), Proposed(propose, header, short, None), 0.0)
-        self.liar.tell(TimedOut(self.liar.sign(Timeout(block.voters, block.height, 0, NO_VIEW, None)), None))
+        self.liar.send(self.liar.random.choice(self.liar.others), ProposeEnvelope(propose, header, short, None), 0.0)
+        self.liar.tell(TimeoutEnvelope(self.liar.sign(Timeout(block.voters, block.height, 0, NO_VIEW, None)), None))
 
 
 class BadBodies(Strategy):
@@ -432,7 +438,7 @@ class ForgedRelays(AtEveryHeight):
         for victim in self.liar.others:
             member = node.state.members.members[victim]
             forged = self.liar.sign(Transaction(member.nonce + 1, node.state.height + 20, "counter/add", codec.encode([1])))
-            self.liar.tell(Relay(Signed(forged.body, victim, forged.signature)), 0.01)
+            self.liar.tell(GossipEnvelope(Signed(forged.body, victim, forged.signature)), 0.01)
 
 
 class ForgedEvidence(AtEveryHeight):
@@ -444,7 +450,7 @@ class ForgedEvidence(AtEveryHeight):
 
     def hears(self, peer: bytes, data: bytes) -> bool:
         message = opened(data)
-        signed = message.vote if isinstance(message, Vote) else message.timeout if isinstance(message, TimedOut) else None
+        signed = message.vote if isinstance(message, Vote) else message.timeout if isinstance(message, TimeoutEnvelope) else None
         if signed is not None:
             self._votes[signed.signer] = [*self._votes.get(signed.signer, []), signed][-6:]
         return True
@@ -454,14 +460,14 @@ class ForgedEvidence(AtEveryHeight):
             first, second = signed[0], signed[-1]
             made_up = self.liar.sign(Commit(replica._book.voters.hash, replica.height, 0, self.liar.made_up()))
             lies = (
-                Accusation(first, first),
-                Accusation(first, second),
-                Accusation(first, Signed(made_up.body, victim, made_up.signature)),
-                Accusation(
+                EvidenceMessage(first, first),
+                EvidenceMessage(first, second),
+                EvidenceMessage(first, Signed(made_up.body, victim, made_up.signature)),
+                EvidenceMessage(
                     Signed(self.liar.sign(Commit(bytes(32), 1, 0, bytes(32))).body, victim, made_up.signature),
                     Signed(made_up.body, victim, made_up.signature),
                 ),
-                Accusation(first, made_up),
+                EvidenceMessage(first, made_up),
             )
             self.liar.tell(self.liar.random.choice(lies))
 
@@ -494,7 +500,7 @@ class FarTimeouts(AtEveryHeight):
         for victim in self.liar.others:
             for other in self.liar.others:
                 if other != victim:
-                    self.liar.send(other, TimedOut(Signed(forged.body, victim, forged.signature), None), 0.0)
+                    self.liar.send(other, TimeoutEnvelope(Signed(forged.body, victim, forged.signature), None), 0.0)
 
 
 class ForgedNames(Strategy):
@@ -503,7 +509,7 @@ class ForgedNames(Strategy):
     def hears(self, peer: bytes, data: bytes) -> bool:
         message = opened(data)
         match message:
-            case Vote(signed) | Relay(signed) | TimedOut(signed, _) | Proposed(signed):
+            case Vote(signed) | GossipEnvelope(signed) | TimeoutEnvelope(signed, _) | ProposeEnvelope(signed):
                 if signed.signer in self.liar.others and self.liar.random.random() < FORGED_SHARE:
                     name = dataclasses.fields(message)[0].name
                     lie = dataclasses.replace(message, **{name: self._forged(signed)})
@@ -517,7 +523,7 @@ class ForgedNames(Strategy):
         altered = self._altered(signed.body)
         if how == 1:
             return Signed(altered, signed.signer, signed.signature)
-        return Signed(altered, signed.signer, self.liar.signer.sign(preimage(_tag(signed), self.liar.chain_id, altered)))
+        return Signed(altered, signed.signer, self.liar.signer.sign(signing_preimage(_tag(signed), self.liar.chain_id, altered)))
 
     def _altered(self, body: bytes) -> bytes:
         """Another number, or another digest, than was signed."""
@@ -541,14 +547,14 @@ class LyingStatus(AtEveryHeight):
             lies = (
                 Status(replica.height + 10**6, 0),
                 Status(0, 10**6),
-                Heard(2**50, ()),
-                Heard(replica.height, (Signed(made_up.body, key, made_up.signature),)),
-                Heard(0, ()),
+                OwnStatements(2**50, ()),
+                OwnStatements(replica.height, (Signed(made_up.body, key, made_up.signature),)),
+                OwnStatements(0, ()),
             )
             self.liar.send(key, self.liar.random.choice(lies), 0.0)
 
     def sends(self, to: bytes, message: Any) -> Iterable[Outgoing]:
-        return (Heard(message.height + 10**6, ()),) if isinstance(message, Heard) else (message,)
+        return (OwnStatements(message.height + 10**6, ()),) if isinstance(message, OwnStatements) else (message,)
 
 
 class FalseNotices(AtEveryHeight):
@@ -558,15 +564,15 @@ class FalseNotices(AtEveryHeight):
         node = self.liar.node()
         assert node is not None
         digests = tuple(sorted(self.liar.made_up() for _ in range(4)))
-        self.liar.tell(Relay(self.liar.sign(Notice(node.state.height, digests))))
-        self.liar.tell(Relay(self.liar.sign(Notice(2**50, digests))))
+        self.liar.tell(GossipEnvelope(self.liar.sign(InclusionList(node.state.height, digests))))
+        self.liar.tell(GossipEnvelope(self.liar.sign(InclusionList(2**50, digests))))
 
 
 class BadParts(Strategy):
     """Serves snapshots in which one module says something else than the certified one."""
 
     def sends(self, to: bytes, message: Any) -> Iterable[Outgoing]:
-        if isinstance(message, Part) and message.content is Content.MODULE and message.name == b"counter":
+        if isinstance(message, SnapshotPart) and message.content is SnapshotContent.MODULE and message.name == b"counter":
             return (dataclasses.replace(message, data=_counted(message.data)),)
         return (message,)
 
@@ -575,7 +581,7 @@ class BadRows(Strategy):
     """Serves snapshots in which rows of tables are missing, or say something else."""
 
     def sends(self, to: bytes, message: Any) -> Iterable[Outgoing]:
-        if isinstance(message, Part) and message.content is Content.ROWS:
+        if isinstance(message, SnapshotPart) and message.content is SnapshotContent.ROWS:
             shown = codec.decode(RangeProof, message.data, len(message.data))
             (key, value), *others = shown.rows
             rows = (*others,) if self.liar.random.random() < 0.5 else ((key, value[:-1] + bytes([value[-1] ^ 1])), *others)

@@ -9,22 +9,22 @@ from typing import Any
 from consensus.turn import Turn
 from consensus.voters import VoterSet
 from protocol import codec
-from protocol.identity import sign
+from protocol.identity import sign_message
 from protocol.messages import (
     Certificate,
     Commit,
     CutOff,
     GetBlock,
     GetDecisions,
-    GetHeard,
+    GetOwnStatements,
     GetRound,
+    GossipEnvelope,
     Prepare,
     Propose,
-    Proposed,
-    Relay,
+    ProposeEnvelope,
     Status,
-    TimedOut,
     Timeout,
+    TimeoutEnvelope,
     Transaction,
     Vote,
 )
@@ -48,13 +48,13 @@ class Flood(AtEveryHeight):
             messages = (
                 Vote(self.liar.sign(Prepare(voters, height + later, i, digest))),
                 Vote(self.liar.sign(Commit(voters, height, view + later, digest))),
-                TimedOut(self.liar.sign(Timeout(voters, height + later, i, -1, None)), None),
-                Relay(self.liar.sign(CutOff(digest, later, ()))),
-                Relay(self.liar.sign(self._transaction(later))),
+                TimeoutEnvelope(self.liar.sign(Timeout(voters, height + later, i, -1, None)), None),
+                GossipEnvelope(self.liar.sign(CutOff(digest, later, ()))),
+                GossipEnvelope(self.liar.sign(self._transaction(later))),
                 GetRound(digest, later),
                 GetDecisions(1, 32),
                 GetBlock(height, digest),
-                GetHeard(),
+                GetOwnStatements(),
                 Status(height, view),
             )
             self.liar.tell(self.liar.random.choice(messages))
@@ -74,7 +74,7 @@ class Deluge(AtEveryHeight):
         fat = Certificate(bytes(200), {i.to_bytes(32, "big"): self.liar.random.randbytes(64) for i in range(200)})
         for i in range(60):
             timeout = Timeout(self.liar.made_up(), replica.height + 100 + i, 0, 0, self.liar.made_up())
-            self.liar.send(self.liar.others[0], TimedOut(self.liar.sign(timeout), _distinct(fat, i, replica.height)), 0.0)
+            self.liar.send(self.liar.others[0], TimeoutEnvelope(self.liar.sign(timeout), _distinct(fat, i, replica.height)), 0.0)
 
 
 def _distinct(fat: Certificate, i: int, height: int) -> Certificate:
@@ -116,16 +116,16 @@ class CrossChain(Strategy):
             case Vote():
                 vote = codec.decode_message(message.vote.body, (Prepare, Commit))
                 return (Vote(self._elsewhere(vote)),)
-            case TimedOut():
+            case TimeoutEnvelope():
                 timeout = codec.decode_message(message.timeout.body, (Timeout,))
-                return (TimedOut(self._elsewhere(timeout), message.high),)
-            case Proposed():
+                return (TimeoutEnvelope(self._elsewhere(timeout), message.high),)
+            case ProposeEnvelope():
                 propose = codec.decode_message(message.propose.body, (Propose,))
-                return (Proposed(self._elsewhere(propose), message.header, message.short, message.justification),)
+                return (ProposeEnvelope(self._elsewhere(propose), message.header, message.compact_body, message.justification),)
         return (message,)
 
     def _elsewhere(self, statement: Any) -> Any:
-        return sign(self.liar.signer, bytes(31) + b"\x01", statement)
+        return sign_message(self.liar.signer, bytes(31) + b"\x01", statement)
 
 
 class Garbage(Strategy):
@@ -171,7 +171,7 @@ class EpochEdge(Strategy):
 
     def hears(self, peer: bytes, data: bytes) -> bool:
         replica, message = self.liar.replica, opened(data)
-        if isinstance(message, Proposed) and replica is not None and not replica.is_voter:
+        if isinstance(message, ProposeEnvelope) and replica is not None and not replica.is_voter:
             propose = codec.decode_message(message.propose.body, (Propose,))
             for kind in (Prepare, Commit):
                 self.liar.tell(Vote(self.liar.sign(kind(propose.voters, propose.height, propose.view, propose.block))), 0.0)

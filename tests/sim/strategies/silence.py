@@ -9,8 +9,18 @@ from consensus.quorum import quorum
 from consensus.turn import Turn
 from ledger.blocks.short import ShortBody
 from protocol import codec
-from protocol.messages import Ballot, BlockBytes, CutOff, Heard, Proposed, Relay, TimedOut, Vote, Vouch
-from protocol.reasons import Verdict
+from protocol.messages import (
+    Ballot,
+    BlockBytes,
+    CutOff,
+    GossipEnvelope,
+    OwnStatements,
+    ProposeEnvelope,
+    TimeoutEnvelope,
+    Vote,
+    Vouch,
+)
+from protocol.verdicts import Verdict
 from tests.sim.strategies.base import Liar, Outgoing, Strategy, opened
 
 
@@ -25,7 +35,7 @@ class SilentLeader(Strategy):
     """Votes, but proposes nothing."""
 
     def sends(self, to: bytes, message: Any) -> Iterable[Outgoing]:
-        return () if isinstance(message, Proposed) else (message,)
+        return () if isinstance(message, ProposeEnvelope) else (message,)
 
 
 class CrashAtStep(Strategy):
@@ -33,7 +43,7 @@ class CrashAtStep(Strategy):
 
     def __init__(self, liar: Liar) -> None:
         super().__init__(liar)
-        self._kind = liar.random.choice((Proposed, Vote, TimedOut, Relay))
+        self._kind = liar.random.choice((ProposeEnvelope, Vote, TimeoutEnvelope, GossipEnvelope))
         self._left = liar.random.randint(1, 60)
 
     def hears(self, peer: bytes, data: bytes) -> bool:
@@ -74,7 +84,7 @@ class WithheldParts(Strategy):
     def sends(self, to: bytes, message: Any) -> Iterable[Outgoing]:
         if isinstance(message, BlockBytes):
             return ()
-        if isinstance(message, Proposed):
+        if isinstance(message, ProposeEnvelope):
             short = codec.encode(ShortBody((), (), (self.liar.made_up(),)))
             return (type(message)(message.propose, message.header, short, message.justification),)
         return (message,)
@@ -119,7 +129,7 @@ class BallotlessVoucher(Strategy):
 
 
 def _own_tag(key: bytes, message: Any) -> str:
-    if not isinstance(message, Relay) or message.signed.signer != key:
+    if not isinstance(message, GossipEnvelope) or message.signed.signer != key:
         return ""
     return str(codec.unpack(message.signed.body, len(message.signed.body))[0])
 
@@ -129,7 +139,7 @@ class Censor(Strategy):
 
     def hears(self, peer: bytes, data: bytes) -> bool:
         message, victim = opened(data), self.liar.others[-1]
-        signed = message.signed if isinstance(message, Relay) else message.vote if isinstance(message, Vote) else None
+        signed = message.signed if isinstance(message, GossipEnvelope) else message.vote if isinstance(message, Vote) else None
         return signed is None or signed.signer != victim
 
 
@@ -137,7 +147,7 @@ class CensoredHeight(Strategy):
     """Remembers nothing that others said when it is asked what it heard."""
 
     def sends(self, to: bytes, message: Any) -> Iterable[Outgoing]:
-        return (Heard(message.height, ()),) if isinstance(message, Heard) else (message,)
+        return (OwnStatements(message.height, ()),) if isinstance(message, OwnStatements) else (message,)
 
 
 class Veto(Strategy):
@@ -155,4 +165,4 @@ class Veto(Strategy):
         for job, book in node.ledger.books.items() if node is not None else ():
             if (job, book.terms.round) not in self._cut:
                 self._cut.add((job, book.terms.round))
-                self.liar.tell(Relay(self.liar.sign(CutOff(job, book.terms.round, ()))))
+                self.liar.tell(GossipEnvelope(self.liar.sign(CutOff(job, book.terms.round, ()))))

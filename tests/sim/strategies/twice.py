@@ -13,18 +13,18 @@ from protocol.messages import (
     Ballot,
     Commit,
     CutOff,
+    GossipEnvelope,
     Judgement,
     Prepare,
     Proposal,
     Propose,
-    Proposed,
-    Relay,
-    TimedOut,
+    ProposeEnvelope,
     Timeout,
+    TimeoutEnvelope,
     Vote,
     Vouch,
 )
-from protocol.reasons import Verdict
+from protocol.verdicts import Verdict
 from tests.sim.strategies.base import Liar, Outgoing, Strategy, header_digest
 
 LATER_SECONDS = 0.05  # then the first half hears what the second half heard, before it has forgotten the height
@@ -36,18 +36,18 @@ class WithheldLock(Strategy):
     leaves_proof = True  # where it has committed in a view that it gives up
 
     def sends(self, to: bytes, message: Any) -> Iterable[Outgoing]:
-        if not isinstance(message, TimedOut):
+        if not isinstance(message, TimeoutEnvelope):
             return (message,)
         timeout = codec.decode_message(message.timeout.body, (Timeout,))
         without = dataclasses.replace(timeout, high_view=NO_VIEW, high_block=None)
-        return (TimedOut(self.liar.sign(without), None),)
+        return (TimeoutEnvelope(self.liar.sign(without), None),)
 
 
 class TwoBlocks(WithheldLock):
     """Proposes two blocks, each to one half, and votes in both phases for what each half has."""
 
     def sends(self, to: bytes, message: Any) -> Iterable[Outgoing]:
-        if not isinstance(message, Proposed):
+        if not isinstance(message, ProposeEnvelope):
             return super().sends(to, message)
         propose = codec.decode_message(message.propose.body, (Propose,))
         if not self.in_first_half(to):
@@ -57,7 +57,7 @@ class TwoBlocks(WithheldLock):
         ]
         return (message, *votes)
 
-    def _other(self, message: Proposed, propose: Propose) -> tuple[Proposed, Propose]:
+    def _other(self, message: ProposeEnvelope, propose: Propose) -> tuple[ProposeEnvelope, Propose]:
         header = codec.unpack(message.header, len(message.header))
         header[2] += 1  # its time
         data = codec.encode(header)
@@ -73,7 +73,7 @@ class Fork(TwoBlocks):
         liar.shared[liar.key.hex()] = liar  # each signs for all
 
     def sends(self, to: bytes, message: Any) -> Iterable[Outgoing]:
-        if not isinstance(message, Proposed) or to not in self.liar.others:
+        if not isinstance(message, ProposeEnvelope) or to not in self.liar.others:
             return (message,)
         propose = codec.decode_message(message.propose.body, (Propose,))
         if self.liar.others.index(to) % 2:
@@ -143,18 +143,18 @@ class TwoTimeouts(Equivocator):
     """Gives up one view twice, with and without a name for what it had prepared."""
 
     def other(self, message: Any) -> Any:
-        if not isinstance(message, TimedOut):
+        if not isinstance(message, TimeoutEnvelope):
             return None
         timeout = codec.decode_message(message.timeout.body, (Timeout,))
         named = self.digest(timeout.height) if timeout.high_view == NO_VIEW else None
-        return TimedOut(self.liar.sign(dataclasses.replace(timeout, high_view=NO_VIEW, high_block=named)), None)
+        return TimeoutEnvelope(self.liar.sign(dataclasses.replace(timeout, high_view=NO_VIEW, high_block=named)), None)
 
 
 class TwoProposes(Equivocator):
     """Leads with two blocks of different times."""
 
     def other(self, message: Any) -> Any:
-        if not isinstance(message, Proposed) or message.propose.signer != self.liar.key:
+        if not isinstance(message, ProposeEnvelope) or message.propose.signer != self.liar.key:
             return None
         header = codec.unpack(message.header, len(message.header))
         header[2] += 1  # its time
@@ -169,12 +169,12 @@ class TwoOfARound(Equivocator):
     kind: type[Proposal] | type[Ballot] | type[Vouch] | type[CutOff]
 
     def other(self, message: Any) -> Any:
-        if not isinstance(message, Relay) or message.signed.signer != self.liar.key:
+        if not isinstance(message, GossipEnvelope) or message.signed.signer != self.liar.key:
             return None
         if codec.unpack(message.signed.body, len(message.signed.body))[0] != self.kind.TAG:
             return None
         lie = self.lie(codec.decode_message(message.signed.body, (self.kind,)))
-        return None if lie is None else Relay(self.liar.sign(lie))
+        return None if lie is None else GossipEnvelope(self.liar.sign(lie))
 
     def lie(self, said: Any) -> Any:
         raise NotImplementedError
@@ -224,11 +224,11 @@ class TwoCutOffs(TwoOfARound):
         return dataclasses.replace(said, ballots=(self.digest(said.job, said.round),))
 
     def sends(self, to: bytes, message: Any) -> Iterable[Outgoing]:
-        if isinstance(message, Relay) and message.signed.signer == self.liar.key:
+        if isinstance(message, GossipEnvelope) and message.signed.signer == self.liar.key:
             tag, *fields = codec.unpack(message.signed.body, len(message.signed.body))
             if tag == Ballot.TAG:
                 for ballots in ((), (self.digest("second"),)):
-                    cut_off = Relay(self.liar.sign(CutOff(fields[0], fields[1], ballots)))
+                    cut_off = GossipEnvelope(self.liar.sign(CutOff(fields[0], fields[1], ballots)))
                     self.liar.send(to, cut_off, 0.0 if self.in_first_half(to) == (not ballots) else LATER_SECONDS)
         return super().sends(to, message)
 
@@ -244,13 +244,13 @@ class RejectsInBallots(Strategy):
     """Accepts nothing in its ballots, whatever it vouches for."""
 
     def sends(self, to: bytes, message: Any) -> Iterable[Outgoing]:
-        if not isinstance(message, Relay) or message.signed.signer != self.liar.key:
+        if not isinstance(message, GossipEnvelope) or message.signed.signer != self.liar.key:
             return (message,)
         if codec.unpack(message.signed.body, len(message.signed.body))[0] != Ballot.TAG:
             return (message,)
         ballot = codec.decode_message(message.signed.body, (Ballot,))
         judgements = tuple(Judgement(old.trainer, old.proposal, Verdict.REPLAY) for old in ballot.judgements)
-        return (Relay(self.liar.sign(dataclasses.replace(ballot, judgements=judgements))),)
+        return (GossipEnvelope(self.liar.sign(dataclasses.replace(ballot, judgements=judgements))),)
 
 
 class RejectsAll(RejectsInBallots):
@@ -267,11 +267,11 @@ class SignsAgain(Strategy):
         if isinstance(message, Vote) and message.vote.signer == self.liar.key:
             vote = codec.decode_message(message.vote.body, (Prepare, Commit))
             return (message, Vote(self.liar.sign_again(vote)))
-        if isinstance(message, Relay) and message.signed.signer == self.liar.key:
+        if isinstance(message, GossipEnvelope) and message.signed.signer == self.liar.key:
             tag = codec.unpack(message.signed.body, len(message.signed.body))[0]
             kind = {kind.TAG: kind for kind in (Proposal, Ballot, Vouch, CutOff)}.get(tag)
             if kind is not None:
-                return (message, Relay(self.liar.sign_again(codec.decode_message(message.signed.body, (kind,)))))
+                return (message, GossipEnvelope(self.liar.sign_again(codec.decode_message(message.signed.body, (kind,)))))
         return (message,)
 
 

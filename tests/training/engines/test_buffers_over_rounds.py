@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from protocol.messages import Proposal
-from protocol.reasons import Verdict
+from protocol.verdicts import Verdict
 from tests.training.engines.test_sampled import JOB, SIZES, TRAINER
 from training import tasks
 from training.data.corpus import open_tokens

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from protocol.sampling import Sampling
+from protocol.sampling import SamplingOptions
 from tests.training.engines.stepping import inner_step
 from training.data.corpus import open_tokens
 from training.data.tokenizer import ByteTokenizer
@@ -194,7 +194,7 @@ def test_without_a_held_out_part_there_is_no_held_out_loss(text: Path) -> None:
 
 
 def test_text_follows_a_prompt_and_an_empty_prompt_too(text: Path) -> None:
-    engine, parameters, how = engine_of(text), initial_parameters(SPEC), Sampling(tokens=10, temperature=1.0)
+    engine, parameters, how = engine_of(text), initial_parameters(SPEC), SamplingOptions(max_tokens=10, temperature=1.0)
     assert len(list(engine.generate(parameters, b"The", how))) == 10
     assert list(engine.generate(parameters, b"", how)) == list(engine.generate(parameters, b"\n", how))
 
@@ -202,7 +202,7 @@ def test_text_follows_a_prompt_and_an_empty_prompt_too(text: Path) -> None:
 @pytest.mark.parametrize("beams", [0, 3])
 def test_what_an_engine_computes_between_two_tokens_changes_nothing_of_a_text(text: Path, beams: int) -> None:
     engine, parameters = engine_of(text), initial_parameters(SPEC)
-    how = Sampling(tokens=12, temperature=0.0 if beams else 1.0, beams=beams)
+    how = SamplingOptions(max_tokens=12, temperature=0.0 if beams else 1.0, beams=beams)
     alone, found = list(engine.generate(parameters, b"The", how)), list[bytes]()
     for piece in engine.generate(parameters, b"The", how):
         found.append(piece)

@@ -20,7 +20,7 @@ from peer.api.memory import children_of
 from peer.worker.supervisor import Worker, WorkerDied
 from protocol import codec
 from protocol.errors import UserError
-from protocol.reasons import Verdict
+from protocol.verdicts import Verdict
 from rlhf import pairs
 from rlhf.objective import PPO
 from rlhf.reward import MEAN_REWARD, SCORE, MeanTerms

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from protocol.messages import Proposal
-from protocol.reasons import Verdict
+from protocol.verdicts import Verdict
 from tests.training.engines.stepping import inner_step
 from tests.training.engines.test_sampled import JOB, SIZES, TRAINER
 from training import tasks

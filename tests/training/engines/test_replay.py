@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from peer.worker.main import Jobs
 from protocol.errors import RemoteProtocolError, UserError
 from protocol.messages import Proposal
-from protocol.reasons import Verdict
+from protocol.verdicts import Verdict
 from tests.training.engines.stepping import inner_step
 from tests.waiting import run_process
 from training import tasks

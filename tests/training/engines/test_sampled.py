@@ -12,7 +12,7 @@ import torch
 
 from protocol.errors import LocalProtocolError
 from protocol.messages import Proposal
-from protocol.reasons import Verdict
+from protocol.verdicts import Verdict
 from tests.training.engines.stepping import inner_step
 from training import tasks
 from training.data.corpus import open_tokens

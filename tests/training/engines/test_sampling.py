@@ -11,20 +11,20 @@ import torch
 from torch.nn import functional as F
 
 from protocol.errors import UserError
-from protocol.sampling import Sampling
+from protocol.sampling import SamplingOptions
 from tests.training.engines.test_model import SPEC, model_of, tokens
 from training.engines.pytorch import sampling
 from training.engines.pytorch.model import GPT, ROWS, Cache
 from training.engines.pytorch.sampling import Course, chances, choose, drawn, searched
 
-GREEDY = Sampling(tokens=20, temperature=0.0)
+GREEDY = SamplingOptions(max_tokens=20, temperature=0.0)
 
 
-def made(model: GPT, prompt: list[int], how: Sampling, stop: int | None = None) -> list[int]:
+def made(model: GPT, prompt: list[int], how: SamplingOptions, stop: int | None = None) -> list[int]:
     return list(itertools.chain.from_iterable(drawn(model, prompt, how, () if stop is None else (stop,), lambda: None)))
 
 
-def found(model: GPT, prompt: list[int], how: Sampling, stop: int | None = None, end: tuple[int, ...] = ()) -> list[int]:
+def found(model: GPT, prompt: list[int], how: SamplingOptions, stop: int | None = None, end: tuple[int, ...] = ()) -> list[int]:
     def ends(tokens: Sequence[int]) -> bool:
         return bool(end) and tuple(tokens[-len(end) :]) == end
 
@@ -109,14 +109,14 @@ def test_a_long_prompt_and_a_context_that_slides_are_read_in_passes_of_a_few_tok
         torch.testing.assert_close(logits, expected, atol=1e-5, rtol=0)
         course.append([0], [7])
     beats = list[int]()
-    pieces = list(drawn(model, tokens(1, 10)[0].tolist(), replace(GREEDY, tokens=2), (), lambda: beats.append(1)))
+    pieces = list(drawn(model, tokens(1, 10)[0].tolist(), replace(GREEDY, max_tokens=2), (), lambda: beats.append(1)))
     assert [len(piece) for piece in pieces] == [0, 0, 1, 1] and len(beats) == 4, "others go first between two passes"
 
 
 # Drawing ------------------------------------------------------------------------------------------------------------------
 
 
-def reference(logits: npt.NDArray[np.float64], how: Sampling) -> npt.NDArray[np.float64]:
+def reference(logits: npt.NDArray[np.float64], how: SamplingOptions) -> npt.NDArray[np.float64]:
     """Written from the definitions: one token after another, the likeliest first, until there are enough."""
     p = np.exp(logits / how.temperature - (logits / how.temperature).max())
     order = sorted(range(len(p)), key=lambda token: (-p[token], token))[: how.top_k or len(p)]
@@ -132,7 +132,7 @@ def reference(logits: npt.NDArray[np.float64], how: Sampling) -> npt.NDArray[np.
     ("temperature", "top_k", "top_p"), list(itertools.product((0.1, 1.0, 3.0), (0, 1, 7, 40), (0.01, 0.5, 0.95, 1.0)))
 )
 def test_the_temperature_comes_first_then_top_k_then_the_nucleus(temperature: float, top_k: int, top_p: float) -> None:
-    how = Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
+    how = SamplingOptions(temperature=temperature, top_k=top_k, top_p=top_p)
     for seed in range(5):
         logits = np.random.default_rng(seed).normal(scale=2, size=30)
         logits[seed] = logits[seed + 7]  # a tie
@@ -141,13 +141,13 @@ def test_the_temperature_comes_first_then_top_k_then_the_nucleus(temperature: fl
 
 
 def test_a_tie_at_the_edge_goes_to_the_smaller_token() -> None:
-    p = chances(torch.tensor([0.0, 1.0, 1.0, 1.0]), Sampling(temperature=1.0, top_k=2))
+    p = chances(torch.tensor([0.0, 1.0, 1.0, 1.0]), SamplingOptions(temperature=1.0, top_k=2))
     assert p.nonzero().flatten().tolist() == [1, 2]
 
 
 def test_tokens_are_drawn_as_often_as_they_are_likely() -> None:
     logits, generator = torch.tensor([0.0, 1.0, 2.0, 3.0, -9.0]), torch.Generator().manual_seed(0)
-    how = Sampling(temperature=1.0, top_k=3)
+    how = SamplingOptions(temperature=1.0, top_k=3)
     counts = np.bincount([choose(logits, how, generator) for _ in range(4_000)], minlength=5)
     np.testing.assert_allclose(counts / 4_000, reference(logits.numpy().astype(float), how), atol=0.03)
     assert not counts[[0, 4]].any()
@@ -156,9 +156,9 @@ def test_tokens_are_drawn_as_often_as_they_are_likely() -> None:
 def test_a_low_temperature_prefers_the_likeliest_token() -> None:
     logits, generator = torch.tensor([0.0, 1.0, 0.5]), torch.Generator().manual_seed(0)
     for large, temperature in ((1, 0.0), (1, 1e-320), (1e5, 2e-6)):
-        assert choose(large * logits, Sampling(temperature=temperature), generator) == 1
+        assert choose(large * logits, SamplingOptions(temperature=temperature), generator) == 1
     often, seldom = (
-        [choose(logits, Sampling(temperature=temperature), generator) for _ in range(100)].count(1)
+        [choose(logits, SamplingOptions(temperature=temperature), generator) for _ in range(100)].count(1)
         for temperature in (0.05, 10.0)
     )
     assert often > 95 and seldom < 60
@@ -166,7 +166,7 @@ def test_a_low_temperature_prefers_the_likeliest_token() -> None:
 
 def test_text_goes_on_when_the_context_is_full_and_repeats_with_its_seed() -> None:
     model, long_prompt = model_of(), tokens(1, 100)[0].tolist()
-    how = Sampling(tokens=70, temperature=1.0, top_p=0.9, seed=3)
+    how = SamplingOptions(max_tokens=70, temperature=1.0, top_p=0.9, seed=3)
     first = made(model, long_prompt, how)
     assert len(first) == 70 and set(first) <= set(range(256))
     assert first == made(model, long_prompt, how) != made(model, long_prompt, replace(how, seed=4))
@@ -185,7 +185,7 @@ def test_text_goes_on_when_the_context_is_full_and_repeats_with_its_seed() -> No
 )
 def test_what_is_no_way_to_draw_is_named(fields: dict[str, float], told: str) -> None:
     with pytest.raises(UserError, match=told):
-        Sampling(**fields).checked()  # type: ignore[arg-type]
+        SamplingOptions(**fields).validated()  # type: ignore[arg-type]
 
 
 # Beams --------------------------------------------------------------------------------------------------------------------
@@ -212,7 +212,7 @@ def test_beams_that_hold_everything_find_the_best_continuation_that_there_is() -
     best = max(
         ((first[a] + p, a, b) for a in first.topk(16).indices.tolist() for b, p in enumerate(_after(model, [*prompt, a]))),
     )
-    assert found(model, prompt, Sampling(tokens=2, temperature=0.0, beams=16)) == [best[1], best[2]]
+    assert found(model, prompt, SamplingOptions(max_tokens=2, temperature=0.0, beams=16)) == [best[1], best[2]]
 
 
 def _after(model: GPT, sequence: list[int]) -> list[float]:
@@ -221,13 +221,13 @@ def _after(model: GPT, sequence: list[int]) -> list[float]:
 
 def test_a_short_ending_and_a_long_one_are_compared_by_what_a_token_has_in_the_mean() -> None:
     model, prompt = lively(), tokens(1, 5)[0].tolist()
-    greedy, how = replace(GREEDY, tokens=12), Sampling(tokens=12, temperature=0.0, beams=4)
+    greedy, how = replace(GREEDY, max_tokens=12), SamplingOptions(max_tokens=12, temperature=0.0, beams=4)
     lengths = set()
     for stop in found(model, prompt, how):
         response, likeliest = found(model, prompt, how, stop), made(model, prompt, greedy, stop)
         best, other = (
             logp(model, prompt, whole) / len(whole)
-            for whole in (tokens if len(tokens) == how.tokens else [*tokens, stop] for tokens in (response, likeliest))
+            for whole in (tokens if len(tokens) == how.max_tokens else [*tokens, stop] for tokens in (response, likeliest))
         )
         assert best >= other - 1e-6
         lengths.add(len(response))
@@ -236,4 +236,4 @@ def test_a_short_ending_and_a_long_one_are_compared_by_what_a_token_has_in_the_m
 
 def test_beams_go_on_when_the_context_is_full() -> None:
     model, long_prompt = lively(), tokens(1, 100)[0].tolist()
-    assert len(found(model, long_prompt, Sampling(tokens=40, temperature=0.0, beams=3))) == 40
+    assert len(found(model, long_prompt, SamplingOptions(max_tokens=40, temperature=0.0, beams=3))) == 40

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from protocol.errors import LocalProtocolError
-from protocol.reasons import Verdict
+from protocol.verdicts import Verdict
 from tests.training.replicated.support import RAGGED, buffer, committed, header
 from training.replicated import codec
 from training.replicated.feedback import Record, accumulate, buffer_digest, deviation, feedback_after, judge

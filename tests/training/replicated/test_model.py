@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from protocol.errors import LocalProtocolError, RemoteProtocolError, StorageError
-from protocol.reasons import Verdict
+from protocol.verdicts import Verdict
 from tests.training.replicated.support import JOB, ODD, SMALL, buffer, committed, proposed, round_of, trainer
 from training.objectives.scratch import Scratch
 from training.replicated import aggregate, buffers, codec, feedback, files, outer

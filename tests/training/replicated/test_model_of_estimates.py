@@ -14,7 +14,7 @@ from ledger.jobs import ClosedRound
 from protocol import codec as codec_of_messages
 from protocol.errors import RemoteProtocolError, StorageError, UserError
 from protocol.identity import Signed
-from protocol.reasons import Verdict
+from protocol.verdicts import Verdict
 from rounds.ballots import Outcome
 from tests.training.replicated.support import JOB, SMALL, buffer, proposed, round_of, trainer
 from training import spec as specification

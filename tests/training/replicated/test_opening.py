@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from protocol.errors import UserError
-from protocol.reasons import Verdict
+from protocol.verdicts import Verdict
 from tests.training.replicated.support import JOB, SMALL, buffer, proposed, round_of, trainer
 from training.replicated import buffers, codec
 from training.replicated.codec import Mode

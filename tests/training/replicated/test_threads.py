@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from protocol.errors import StorageError
-from protocol.reasons import Verdict
+from protocol.verdicts import Verdict
 from tests.training.replicated.support import JOB, ODD, round_of
 from training.replicated import codec, estimates, files
 from training.replicated.aggregate.gram import HALF, gram, total

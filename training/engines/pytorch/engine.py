@@ -20,7 +20,7 @@ from torch import Tensor
 
 from features.lazily import named
 from protocol.errors import UserError
-from protocol.sampling import Sampling
+from protocol.sampling import SamplingOptions
 from training.data.tokenizer import Tokenizer
 from training.engines.engine import Beat, Other
 from training.engines.pytorch import sampling
@@ -244,7 +244,7 @@ class Engine:
         self,
         parameters: Float32Array,
         prompt: bytes,
-        how: Sampling,
+        how: SamplingOptions,
         on_step: Beat = lambda: None,
         stop: int | None = None,
     ) -> Iterator[bytes]:

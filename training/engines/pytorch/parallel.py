@@ -29,7 +29,7 @@ import torch
 import torch.distributed as dist
 
 from protocol.errors import UserError
-from protocol.sampling import Sampling
+from protocol.sampling import SamplingOptions
 from training import tasks
 from training.data.tokenizer import Tokenizer
 from training.engines.engine import Beat
@@ -56,9 +56,8 @@ from training.sequences import Tokens
 from training.spec import Inner, JobSpec
 
 log = logging.getLogger("peer")
-EXCHANGE_SECONDS_MAX = (
-    600.0  # of what all processes take part in: one is a layer's tensors, the longest a model of 30 GB over a bus
-)
+# of what all processes take part in: one is a layer's tensors, the longest a model of 30 GB over a bus
+EXCHANGE_SECONDS_MAX = 600.0
 END_SECONDS = 5.0  # until a process whose connections are broken has ended, too
 LOOPBACK = "lo"
 
@@ -275,7 +274,7 @@ class ParallelEngine(Engine):
         self,
         parameters: Float32Array,
         prompt: bytes,
-        how: Sampling,
+        how: SamplingOptions,
         on_step: Beat = lambda: None,
         stop: int | None = None,
     ) -> Iterator[bytes]:

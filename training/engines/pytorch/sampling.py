@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from protocol.sampling import Sampling
+from protocol.sampling import SamplingOptions
 from training.engines.pytorch.model import GPT, ROWS, Cache
 
 TEMPERATURE_MIN = 1e-6  # below it the likeliest token is as good as sure, and quotients overflow
@@ -73,10 +73,12 @@ class Course:
 # Drawing --------------------------------------------------------------------------------------------------------------
 
 
-def drawn(model: GPT, prompt: Sequence[int], how: Sampling, last: Container[int], before_pass: Beat) -> Iterator[list[int]]:
+def drawn(
+    model: GPT, prompt: Sequence[int], how: SamplingOptions, last: Container[int], before_pass: Beat
+) -> Iterator[list[int]]:
     """Yields the tokens that each pass adds to the text, one or none. A token in `last` ends it."""
     generator, course = torch.Generator().manual_seed(how.seed), Course(model, prompt)
-    for _ in range(how.tokens):
+    for _ in range(how.max_tokens):
         before_pass()
         while course.goes_on():
             yield []
@@ -88,13 +90,13 @@ def drawn(model: GPT, prompt: Sequence[int], how: Sampling, last: Container[int]
         yield [token]
 
 
-def choose(logits_V: Tensor, how: Sampling, generator: torch.Generator) -> int:
+def choose(logits_V: Tensor, how: SamplingOptions, generator: torch.Generator) -> int:
     if how.temperature < TEMPERATURE_MIN:
         return int(logits_V.argmax())
     return int(torch.multinomial(chances(logits_V, how), 1, generator=generator))
 
 
-def chances(logits_V: Tensor, how: Sampling) -> Tensor:
+def chances(logits_V: Tensor, how: SamplingOptions) -> Tensor:
     """How likely each token is drawn, up to a common factor. Of equally likely ones the smaller goes first."""
     p_V = torch.softmax((logits_V - logits_V.max()) / how.temperature, dim=-1)
     if not how.top_k and how.top_p == 1:
@@ -120,7 +122,7 @@ class Ended:
 def searched(
     model: GPT,
     prompt: Sequence[int],
-    how: Sampling,
+    how: SamplingOptions,
     last: Container[int],
     before_pass: Beat,
     ends: Callable[[Sequence[int]], bool],
@@ -134,7 +136,7 @@ def searched(
     always takes the likeliest.
     """
     course, sums_B, ended = Course(model, prompt), torch.zeros(1, dtype=torch.float64), list[Ended]()
-    for length in range(1, how.tokens + 1):
+    for length in range(1, how.max_tokens + 1):
         before_pass()
         while course.goes_on():
             yield []
@@ -159,5 +161,5 @@ def searched(
         yield []
     else:
         live = zip(sums_B.tolist(), course.tokens_BT[:, len(prompt) :].tolist(), strict=True)
-        ended += [Ended(total / how.tokens, made) for total, made in live]
+        ended += [Ended(total / how.max_tokens, made) for total, made in live]
     yield max(ended).tokens

@@ -10,7 +10,7 @@ import re
 
 from protocol.errors import RemoteProtocolError
 
-REFUSED = (
+REFUSED_CHARACTERS = (
     "\x00-\x1f\x7f-\x9f"  # control characters: they command the terminal
     "\ud800-\udfff"  # halves of characters: no text
     "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # direction: they show what follows in another order
@@ -18,7 +18,7 @@ REFUSED = (
     "\ufff0-\ufffb\U000e0000-\U000e0fff"  # shown as nothing: two names would look alike
     "\u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u2800\u3000"  # blanks other than the space, and ends of lines
 )
-_REFUSED = re.compile(f"[{REFUSED}]")
+_REFUSED = re.compile(f"[{REFUSED_CHARACTERS}]")
 
 
 def name_problem(name: str) -> str | None:

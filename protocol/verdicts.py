@@ -1,6 +1,6 @@
 """Verdicts and findings: what a voter says of one trainer's proposal, and what re-executing it later found.
 
-Codes below OWN_FIRST mean the same in every job. The others belong to the job's objective, which names them: see `label`.
+Codes below OWN_FIRST mean the same in every job. The others belong to the job's objective, which names them: see `verdict_label`.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 
-OWN_FIRST = 16  # the first code that belongs to the objective
-OWN_MAX = 8  # reasons of its own that an objective may name
+OBJECTIVE_CODES_FIRST = 16  # the first code that belongs to the objective
+OBJECTIVE_CODES_MAX = 8  # reasons of its own that an objective may name
 
 
 class Verdict(enum.IntEnum):
@@ -21,24 +21,24 @@ class Verdict(enum.IntEnum):
     COMMITMENT = 5  # the error-feedback chain does not continue what was decided before
     REPLAY = 6  # re-execution gave another update
     EQUIVOCATION = 7  # the trainer signed two different proposals for this round
-    OWN_0 = OWN_FIRST
-    OWN_1 = OWN_FIRST + 1
-    OWN_2 = OWN_FIRST + 2
-    OWN_3 = OWN_FIRST + 3
-    OWN_4 = OWN_FIRST + 4
-    OWN_5 = OWN_FIRST + 5
-    OWN_6 = OWN_FIRST + 6
-    OWN_7 = OWN_FIRST + 7
+    OWN_0 = OBJECTIVE_CODES_FIRST
+    OWN_1 = OBJECTIVE_CODES_FIRST + 1
+    OWN_2 = OBJECTIVE_CODES_FIRST + 2
+    OWN_3 = OBJECTIVE_CODES_FIRST + 3
+    OWN_4 = OBJECTIVE_CODES_FIRST + 4
+    OWN_5 = OBJECTIVE_CODES_FIRST + 5
+    OWN_6 = OBJECTIVE_CODES_FIRST + 6
+    OWN_7 = OBJECTIVE_CODES_FIRST + 7
 
     @property
     def label(self) -> str:
         return self.name.lower()
 
 
-FOUND_FALSE = "re-execution found three of its updates false"  # why a trainer is suspended before votes
+INVALID_UPDATES_REASON = "re-execution found three of its updates false"  # why a trainer is suspended before votes
 ABSENT = "absent"  # no verdict: no ballot named a proposal of that trainer
 DIVERGING = "diverging"  # NORM, if more trainers of the round have it than may lie: then honest work is too large
-MEANINGS = {  # for people, by label
+VERDICT_MEANINGS = {  # for people, by label
     "unjudged": "too few could judge it in time",
     "malformed": "not the encoding of any update",
     "stale": "computed on another model",
@@ -51,41 +51,43 @@ MEANINGS = {  # for people, by label
 }
 
 
-class Finding(enum.IntEnum):
+class ReplayFinding(enum.IntEnum):
     MATCH = 0  # re-executing it gives the same update
     MISMATCH = 1  # re-executing it gives another update
     MALFORMED = 2  # its declaration, or a blob that this names, is none of this job's
     WITHHELD = 3  # what the proposal commits to could not be got: a claim, for others may have got it
-    OWN_0 = OWN_FIRST
-    OWN_1 = OWN_FIRST + 1
-    OWN_2 = OWN_FIRST + 2
-    OWN_3 = OWN_FIRST + 3
-    OWN_4 = OWN_FIRST + 4
-    OWN_5 = OWN_FIRST + 5
-    OWN_6 = OWN_FIRST + 6
-    OWN_7 = OWN_FIRST + 7
+    OWN_0 = OBJECTIVE_CODES_FIRST
+    OWN_1 = OBJECTIVE_CODES_FIRST + 1
+    OWN_2 = OBJECTIVE_CODES_FIRST + 2
+    OWN_3 = OBJECTIVE_CODES_FIRST + 3
+    OWN_4 = OBJECTIVE_CODES_FIRST + 4
+    OWN_5 = OBJECTIVE_CODES_FIRST + 5
+    OWN_6 = OBJECTIVE_CODES_FIRST + 6
+    OWN_7 = OBJECTIVE_CODES_FIRST + 7
 
     @property
     def label(self) -> str:
         return self.name.lower()
 
 
-def label(code: Verdict | Finding, own: Sequence[str]) -> str:
+def verdict_label(code: Verdict | ReplayFinding, own: Sequence[str]) -> str:
     """For people. `own` are the labels that the job's objective gives to the codes from OWN_FIRST on."""
-    number = code - OWN_FIRST
+    number = code - OBJECTIVE_CODES_FIRST
     return own[number] if 0 <= number < len(own) else code.label
 
 
-def shown(name: str, own: Sequence[str]) -> str:
-    """For people: as `label`, of a code by its name."""
+def verdict_label_by_name(name: str, own: Sequence[str]) -> str:
+    """For people: as `verdict_label`, of a code by its name."""
     code = Verdict.__members__.get(name.upper())
-    return name if code is None else label(code, own)
+    return name if code is None else verdict_label(code, own)
 
 
-def with_label(text: str, own: Sequence[str]) -> Verdict | None:
-    """The verdict that `label` or `DIVERGING` calls so. None: none, as for a trainer that was absent."""
-    return Verdict.NORM if text == DIVERGING else next((verdict for verdict in Verdict if label(verdict, own) == text), None)
+def find_verdict_by_label(text: str, own: Sequence[str]) -> Verdict | None:
+    """The verdict that `verdict_label` or `DIVERGING` calls so. None: none, as for a trainer that was absent."""
+    return (
+        Verdict.NORM if text == DIVERGING else next((verdict for verdict in Verdict if verdict_label(verdict, own) == text), None)
+    )
 
 
-assert len([verdict for verdict in Verdict if verdict >= OWN_FIRST]) == OWN_MAX
-assert len([finding for finding in Finding if finding >= OWN_FIRST]) == OWN_MAX
+assert len([verdict for verdict in Verdict if verdict >= OBJECTIVE_CODES_FIRST]) == OBJECTIVE_CODES_MAX
+assert len([finding for finding in ReplayFinding if finding >= OBJECTIVE_CODES_FIRST]) == OBJECTIVE_CODES_MAX

@@ -16,16 +16,16 @@ from typing import BinaryIO, Final
 
 from protocol.limits import BLOB_BYTES_MAX, BLOB_PART_BYTES
 
-DOMAIN: Final = b"folkmoot/parts\x00"
+PART_LIST_DOMAIN: Final = b"folkmoot/parts\x00"
 _TOTAL = struct.Struct(">Q")
-_HEAD = len(DOMAIN) + _TOTAL.size
+_HEAD = len(PART_LIST_DOMAIN) + _TOTAL.size
 _DIGEST: Final = 32
 READ_BYTES: Final = 1 << 20  # of a stream at a time
 LIST_BYTES_MAX: Final = _HEAD + BLOB_BYTES_MAX // BLOB_PART_BYTES * _DIGEST
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class BlobPartList:
     """The list of an object's parts. Each has `part_bytes`, the last one what is left."""
 
     total: int
@@ -33,10 +33,10 @@ class Parts:
     part_bytes: int = BLOB_PART_BYTES
 
     def encode(self) -> bytes:
-        return DOMAIN + _TOTAL.pack(self.total) + b"".join(self.digests)
+        return PART_LIST_DOMAIN + _TOTAL.pack(self.total) + b"".join(self.digests)
 
     @property
-    def digest(self) -> bytes:
+    def blob_digest(self) -> bytes:
         """Of the object."""
         return hashlib.sha256(self.encode()).digest()
 
@@ -44,21 +44,21 @@ class Parts:
     def list_bytes(self) -> int:
         return _HEAD + len(self.digests) * _DIGEST
 
-    def size(self, index: int) -> int:
+    def part_size(self, index: int) -> int:
         return min(self.part_bytes, self.total - index * self.part_bytes)
 
     @classmethod
-    def decode(cls, data: bytes, part_bytes: int = BLOB_PART_BYTES) -> Parts | None:
+    def decode(cls, data: bytes, part_bytes: int = BLOB_PART_BYTES) -> BlobPartList | None:
         """None if these bytes are no list: of anything that fits one part there is none."""
-        if len(data) < _HEAD or not data.startswith(DOMAIN):
+        if len(data) < _HEAD or not data.startswith(PART_LIST_DOMAIN):
             return None
-        (total,) = _TOTAL.unpack_from(data, len(DOMAIN))
+        (total,) = _TOTAL.unpack_from(data, len(PART_LIST_DOMAIN))
         if not part_bytes < total <= BLOB_BYTES_MAX or len(data) != _HEAD + -(-total // part_bytes) * _DIGEST:
             return None
         return cls(total, tuple(data[start : start + _DIGEST] for start in range(_HEAD, len(data), _DIGEST)), part_bytes)
 
 
-class Hasher:
+class BlobHasher:
     """Takes an object's bytes as they come, and names it. Without `in_parts` by the hash of them all, however many there are."""
 
     def __init__(self, in_parts: bool = True, part_bytes: int = BLOB_PART_BYTES) -> None:
@@ -80,31 +80,31 @@ class Hasher:
             self._filled += len(piece)
             left = left[len(piece) :]
 
-    def read(self, stream: BinaryIO) -> None:
+    def update_from_stream(self, stream: BinaryIO) -> None:
         """All that is left of it, a piece at a time."""
         while data := stream.read(READ_BYTES):
             self.update(data)
 
     @property
-    def parts(self) -> Parts | None:
+    def part_list(self) -> BlobPartList | None:
         """None: the object is named by the hash of its bytes."""
         if not self._whole:
             return None
         total = len(self._whole) * self._part_bytes + self._filled
-        return Parts(total, (*self._whole, self._part.digest()), self._part_bytes)
+        return BlobPartList(total, (*self._whole, self._part.digest()), self._part_bytes)
 
     def digest(self) -> bytes:
-        parts = self.parts
-        return self._part.digest() if parts is None else parts.digest
+        parts = self.part_list
+        return self._part.digest() if parts is None else parts.blob_digest
 
 
-def digest_of(data: bytes | bytearray | memoryview, in_parts: bool = True) -> bytes:
-    return hashed([data], in_parts).digest()
+def blob_digest(data: bytes | bytearray | memoryview, in_parts: bool = True) -> bytes:
+    return hash_pieces([data], in_parts).digest()
 
 
-def hashed(pieces: Iterable[bytes | bytearray | memoryview], in_parts: bool = True) -> Hasher:
+def hash_pieces(pieces: Iterable[bytes | bytearray | memoryview], in_parts: bool = True) -> BlobHasher:
     """Has taken the object that these pieces are together."""
-    hasher = Hasher(in_parts)
+    hasher = BlobHasher(in_parts)
     for piece in pieces:
         hasher.update(piece)
     return hasher

@@ -12,10 +12,10 @@ PREFIX = "folkmoot_"
 
 
 @dataclass(frozen=True, slots=True)
-class Metric:
+class PrometheusMetric:
     name: str  # without the prefix; what only grows ends with `_total`
-    about: str
-    values: Mapping[str, float]  # by `labels`, such as `status="200"`; without any: by the empty text
+    help_text: str
+    values: Mapping[str, float]  # by `format_labels`, such as `status="200"`; without any: by the empty text
 
 
 def why_unhealthy(status: StatusView) -> str:
@@ -26,18 +26,18 @@ def why_unhealthy(status: StatusView) -> str:
     return f"{status.state}: {status.halted or status.waiting or behind}"
 
 
-def of_peer(stats: StatsView, members: int) -> tuple[Metric, ...]:
+def peer_metrics(stats: StatsView, members: int) -> tuple[PrometheusMetric, ...]:
     status = stats.status
-    who = labels(peer=status.peer, name=status.name, network=status.network, role=status.role, version=status.version)
+    who = format_labels(peer=status.peer, name=status.name, network=status.network, role=status.role, version=status.version)
     times = {"0.5": stats.decision_ms_p50, "0.99": stats.decision_ms_p99}
     reachable = {"": float(status.reachable == "direct")} if status.reachable in ("direct", "relayed") else {}
     ago = {} if status.decided_seconds_ago is None else {"": status.decided_seconds_ago}
 
-    def one(name: str, about: str, value: float) -> Metric:
-        return Metric(name, about, {"": value})
+    def one(name: str, about: str, value: float) -> PrometheusMetric:
+        return PrometheusMetric(name, about, {"": value})
 
     return (
-        Metric("info", "who this peer is; always 1", {who: 1}),
+        PrometheusMetric("info", "who this peer is; always 1", {who: 1}),
         one("healthy", "1 if this peer takes part as it should", float(not why_unhealthy(status))),
         one("height", "blocks decided and applied", status.height),
         one("behind", "heights that others have decided and this peer has not applied", status.behind or 0),
@@ -47,24 +47,26 @@ def of_peer(stats: StatsView, members: int) -> tuple[Metric, ...]:
         one("voters", "voters of the network", status.voters),
         one("quorum", "voters that decide", status.quorum),
         one("decisions_total", "blocks decided while this peer ran", stats.decisions),
-        Metric("reachable", "1 if others dial this peer, 0 if they cannot; left out while too few have said", reachable),
-        Metric("decided_seconds_ago", "since the last decision that came here", ago),
-        Metric("decision_seconds", "how long decisions took", _labelled("quantile", _in_seconds(times))),
+        PrometheusMetric(
+            "reachable", "1 if others dial this peer, 0 if they cannot; left out while too few have said", reachable
+        ),
+        PrometheusMetric("decided_seconds_ago", "since the last decision that came here", ago),
+        PrometheusMetric("decision_seconds", "how long decisions took", _labelled("quantile", _in_seconds(times))),
         one("transactions_pending", "transactions that wait for a block", stats.transactions_pending),
         one("memory_bytes", "of the daemon and its worker", stats.memory_mb * 1_000_000),
         one("uptime_seconds", "since the peer started", status.uptime_seconds),
-        Metric("sent_bytes_total", "by kind of traffic", _labelled("kind", stats.bytes_sent)),
-        Metric("received_bytes_total", "by kind of traffic", _labelled("kind", stats.bytes_received)),
-        Metric("refused_total", "what peers sent and this one did not take", _labelled("reason", stats.refused)),
+        PrometheusMetric("sent_bytes_total", "by kind of traffic", _labelled("kind", stats.bytes_sent)),
+        PrometheusMetric("received_bytes_total", "by kind of traffic", _labelled("kind", stats.bytes_received)),
+        PrometheusMetric("refused_total", "what peers sent and this one did not take", _labelled("reason", stats.refused)),
     )
 
 
-def of_links(peers: Iterable[PeerView]) -> tuple[Metric, ...]:
+def link_metrics(peers: Iterable[PeerView]) -> tuple[PrometheusMetric, ...]:
     """What was measured on each link; a link of which something was not measured is left out there."""
-    links = {labels(peer=peer.peer, name=peer.name): peer.link for peer in peers if peer.link}
+    links = {format_labels(peer=peer.peer, name=peer.name): peer.link for peer in peers if peer.link}
 
-    def each(name: str, about: str, value: Callable[[LinkView], float | None]) -> Metric:
-        return Metric(name, about, {who: found for who, link in links.items() if (found := value(link)) is not None})
+    def each(name: str, about: str, value: Callable[[LinkView], float | None]) -> PrometheusMetric:
+        return PrometheusMetric(name, about, {who: found for who, link in links.items() if (found := value(link)) is not None})
 
     return (
         each("link_relayed", "1 if a member forwards this link", lambda link: float(link.kind != "direct")),
@@ -75,10 +77,10 @@ def of_links(peers: Iterable[PeerView]) -> tuple[Metric, ...]:
 
 
 def _labelled(label: str, values: Mapping[str, float]) -> dict[str, float]:
-    return {labels(**{label: name}): value for name, value in values.items()}
+    return {format_labels(**{label: name}): value for name, value in values.items()}
 
 
-def labels(**named: str) -> str:
+def format_labels(**named: str) -> str:
     """As they stand between braces, escaped as the text format wants it."""
     escaped = ((name, text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")) for name, text in named.items())
     return ",".join(f'{name}="{text}"' for name, text in escaped)
@@ -88,12 +90,12 @@ def _in_seconds(times_ms: Mapping[str, float | None]) -> dict[str, float]:
     return {name: time / 1_000 for name, time in times_ms.items() if time is not None}
 
 
-def exposition(metrics: Iterable[Metric]) -> str:
+def format_exposition(metrics: Iterable[PrometheusMetric]) -> str:
     """In Prometheus' text format."""
     lines = []
     for metric in metrics:
         kind = "counter" if metric.name.endswith("_total") else "gauge"
-        lines += [f"# HELP {PREFIX}{metric.name} {metric.about}", f"# TYPE {PREFIX}{metric.name} {kind}"]
+        lines += [f"# HELP {PREFIX}{metric.name} {metric.help_text}", f"# TYPE {PREFIX}{metric.name} {kind}"]
         of = {label and f"{{{label}}}": value for label, value in metric.values.items()}
         lines += [f"{PREFIX}{metric.name}{label} {value:.15g}" for label, value in of.items()]
     return "".join(line + "\n" for line in lines)
