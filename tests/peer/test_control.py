@@ -140,7 +140,9 @@ async def test_a_caller_that_takes_no_part_of_its_answer_is_left(monkeypatch: py
 
     ours, theirs = await socket_pair()
     async with ours, theirs:
-        await control._send(theirs, [control.VERSION, "sample_text", calls()["sample_text"].write_arguments("p", SamplingOptions())])
+        await control._send(
+            theirs, [control.VERSION, "sample_text", calls()["sample_text"].write_arguments("p", SamplingOptions())]
+        )
         with trio.fail_after(90):
             await control._answer(Endless(), ours)
     assert ended.is_set() and len(made) < 100
