@@ -111,7 +111,7 @@ async def test_fault_of_the_disk_is_told_to_the_caller(
         raise error
 
     monkeypatch.setattr(api, "export_run", fail)
-    with pytest.raises(UserError, match=f"failed at 'export': {reason}; free some space"):
+    with pytest.raises(UserError, match=f"failed at 'export_run': {reason}; free some space"):
         await client.export_run("/x")
 
 

@@ -226,7 +226,7 @@ def dropping(relay: Detours, peer: bytes, message: Any) -> Any:
 
 
 def changing(relay: Detours, peer: bytes, message: Any) -> Any:
-    return CircuitData(message.circuit, message.lane, message.data[:-1] + bytes([message.data[-1] ^ 1]))
+    return CircuitData(message.circuit, message.priority, message.data[:-1] + bytes([message.data[-1] ^ 1]))
 
 
 @pytest.mark.real("sockets")
@@ -281,7 +281,7 @@ async def test_a_relay_that_holds_back_what_one_end_says_is_replaced(
         bad, good = (carol, dave) if is_over(alice, bob, carol) else (dave, carol)
         assert is_over(alice, bob, bad), "one that works is left alone"
         speaker, hearer = (alice, bob) if speaks_first else (bob, alice)
-        harm(bad, monkeypatch, lambda _, peer, said: None if peer == speaker.me and said.lane in held else said)
+        harm(bad, monkeypatch, lambda _, peer, said: None if peer == speaker.me and said.priority in held else said)
         assert speaker.send(hearer.me, bytes(1_000), Priority.BULK)
         await until(lambda: is_over(alice, bob, good) and is_over(bob, alice, good))
 

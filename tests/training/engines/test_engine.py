@@ -116,7 +116,6 @@ SCRIPT = """
 import sys
 from pathlib import Path
 import numpy as np, torch
-from protocol.sampling import Sampling
 from tests.training.engines.test_engine import SPEC, delta_of, engine_of
 for threads in (1, 2):
     torch.set_num_threads(threads)
