@@ -123,7 +123,7 @@ class ReplicaState:
         return self._book is not None and self.me in self._book.voters.members
 
     def reads_answers_of(self, peer: bytes) -> bool:
-        """Whether a Heard of this peer is read now: it votes at this height, whose voters are known here."""
+        """Whether this peer's OwnStatements are read now: it votes at this height, whose voters are known here."""
         return self._book is not None and peer in self._book.voters
 
     @property

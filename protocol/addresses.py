@@ -60,7 +60,7 @@ def is_loopback(host: str) -> bool:
 
 
 def parse_listen_addresses(text: str, what: str = "") -> tuple[str, ...]:
-    """The addresses that a peer listens on, of text that separates them by commas; none for NOWHERE. Raises `UserError`."""
+    """The addresses that a peer listens on, as a text separates them by commas; none for `none`. Raises `UserError`."""
     addresses = tuple(address.strip() for address in text.split(",")) if text != NO_LISTEN_ADDRESS else ()
     for address in addresses:
         if address == NO_LISTEN_ADDRESS:

@@ -491,9 +491,8 @@ class EngineView:
     devices: tuple[DeviceView, ...] = ()
 
 
-ReachabilityMatrix = dict[
-    str, dict[str, float | None]
-]  # observer -> voter -> seconds of silence; null: nobody here can say, or never heard
+# Observer -> voter -> seconds of silence. None: never heard, or no report of that observer is here.
+ReachabilityMatrix = dict[str, dict[str, float | None]]
 
 
 class StatusRpc(Protocol):

@@ -312,7 +312,7 @@ class InclusionList:
 
 @dataclass(frozen=True, slots=True)
 class GossipEnvelope:
-    """A signed Proposal, Ballot, Vouch, CutOff, Transaction or Notice, from its author or passed on by anybody."""
+    """A signed Proposal, Ballot, Vouch, CutOff, Transaction or InclusionList, from its author or passed on by anybody."""
 
     TAG: ClassVar[str] = "relay"
     signed: Signed
@@ -378,7 +378,7 @@ class NoSnapshot:
 
 
 class SnapshotContent(enum.StrEnum):
-    """What a part of a snapshot is of. All but model and headers are cut into pieces of PART_BYTES_MAX."""
+    """What a part of a snapshot is of. All but model and headers are cut into pieces of SNAPSHOT_PART_BYTES_MAX."""
 
     BLOCK = "block"  # name: its digest
     HEADERS = "headers"  # index: height of the first; goes down from there
@@ -548,9 +548,8 @@ class LinkClosing:
     """The last message on a link: why its sender ends it. Nothing follows."""
 
     TAG: ClassVar[str] = "closing"
-    reason: Annotated[
-        str, Length(1, CLOSE_REASON_CHARACTERS_MAX)
-    ]  # small letters, digits and hyphens; anything else is not shown
+    # Lower-case letters, digits and hyphens. Other characters are not shown.
+    reason: Annotated[str, Length(1, CLOSE_REASON_CHARACTERS_MAX)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -663,9 +662,8 @@ AGREEMENT_MESSAGES = (
 )
 ROUND_ENVELOPES = (GossipEnvelope, GetRound, EvidenceMessage)
 SNAPSHOT_MESSAGES = (GetSnapshot, SnapshotOffer, NoSnapshot, GetSnapshotPart, SnapshotPart)
-LINK_MESSAGES_BY_VERSION: dict[int, tuple[type, ...]] = {
-    2: (GetBlob, BlobChunk, NoBlob, PeerAddresses, Ping, Pong)
-}  # by wire version
+# By wire version.
+LINK_MESSAGES_BY_VERSION: dict[int, tuple[type, ...]] = {2: (GetBlob, BlobChunk, NoBlob, PeerAddresses, Ping, Pong)}
 CIRCUIT_MESSAGES = (ReserveRelay, RelayReservations, OpenCircuit, IncomingCircuit, CircuitData, CircuitCredit, CloseCircuit)
 LINK_MESSAGES_BY_VERSION[3] = (
     *LINK_MESSAGES_BY_VERSION[2],

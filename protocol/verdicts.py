@@ -1,6 +1,7 @@
 """Verdicts and findings: what a voter says of one trainer's proposal, and what re-executing it later found.
 
-Codes below OWN_FIRST mean the same in every job. The others belong to the job's objective, which names them: see `verdict_label`.
+Codes below OBJECTIVE_CODES_FIRST mean the same in every job. The others belong to the job's objective, which names them: see
+`verdict_label`.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class ReplayFinding(enum.IntEnum):
 
 
 def verdict_label(code: Verdict | ReplayFinding, own: Sequence[str]) -> str:
-    """For people. `own` are the labels that the job's objective gives to the codes from OWN_FIRST on."""
+    """For people. `own` are the labels that the job's objective gives to the codes from OBJECTIVE_CODES_FIRST on."""
     number = code - OBJECTIVE_CODES_FIRST
     return own[number] if 0 <= number < len(own) else code.label
 

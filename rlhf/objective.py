@@ -84,14 +84,12 @@ class PpoTerms:
     algorithm: Algorithm = codec.added_field(Algorithm.PPO)
     group: Annotated[int, Between(2, GROUP_MAX)] = codec.added_field(8)  # grpo: responses to each prompt
     group_scale: GroupScale = codec.added_field(GroupScale.NONE)  # grpo: by what a group's advantages are divided
-    kl_target: float | None = codec.added_field(
-        None
-    )  # nats a response, to which beta is steered (`rlhf.controller`); none: beta stays
+    # In nats a response. The controller steers beta to it (`rlhf.controller`); without it beta stays.
+    kl_target: float | None = codec.added_field(None)
     kl_stop: float | None = codec.added_field(None)  # nats a response, at which the job ends; none: it has all its rounds
     prompts: Prompts = codec.added_field(Prompts.TEXT)
-    words: Digest | None = codec.added_field(
-        None
-    )  # blob of a list (`rlhf.blocklist`): no prompt has one of them, no response is shown
+    # Blob of a blocklist (`rlhf.blocklist`). Prompts with a listed word are left out, responses with one are not shown.
+    words: Digest | None = codec.added_field(None)
 
     def problem(self) -> str | None:
         if (self.reward == MODEL) != (self.reward_model is not None):

@@ -202,9 +202,8 @@ class JobSpec:
     # Mbit/s: with sampled audits, a trainer with a slower uplink may be suspended as if it withheld its buffers.
     least_uplink: Annotated[int, Between(1, UPLINK_MBIT_MAX)] = codec.added_field(UPLINK_MBIT_MIN)
     precision: Precision = codec.added_field(Precision.FP32)
-    start: Digest | None = codec.added_field(
-        None
-    )  # blob of the parameters that it starts from (`training.starts`), of no job's model
+    # Blob of the initial parameters (`training.starts`), if these are no job's model.
+    start: Digest | None = codec.added_field(None)
     licence: Name | None = codec.added_field(None)  # under which the model may be used; None: not named
     # What a proposal commits to is named by the list of its parts where it is larger than one (`protocol.blob_digest`).
     parts: bool = codec.added_field(False)

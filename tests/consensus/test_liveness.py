@@ -172,9 +172,8 @@ def test_what_was_prepared_is_decided_although_nobody_else_has_work(told: int) -
     assert [node.replica._book.high is not None for node in others if node.replica and node.replica._book].count(True) == told
     network.crash(leader)
     heal()
-    heal = let_through(
-        network, lambda _, __, message: not isinstance(message, ProposeEnvelope)
-    )  # what the next leader says is lost
+    # The next leader's proposals are lost.
+    heal = let_through(network, lambda _, __, message: not isinstance(message, ProposeEnvelope))
     assert network.run_until(network.now + 4 * VIEW_SECONDS_MIN, lambda: min(views(others)) == 2)
     heal()
     assert not any(node.counter.pending for node in others)
