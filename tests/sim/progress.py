@@ -124,6 +124,7 @@ class Progress:
             self._on_expelled(first[1], height)
         for data, signer, _ in transactions:
             self._on_transaction(height, data, signer, now)
+        self._count_approvals(height)
         self._count_wishes(height)
         for key in [key for key, job in self.jobs.items() if job.taken >= job.rounds]:
             self.trained[key] = self.jobs.pop(key)
@@ -157,14 +158,11 @@ class Progress:
         for key in {culprit, self._current(culprit), *(old for old in self._successors if self._current(old) == culprit)}:
             self.expelled.setdefault(key, height)
             self._forget_wishes(key)
+            self._forget_approvals(key)
             self.going.setdefault(key, height)
             self.coming.pop(key, None)
             self._on_trainer_lost(key, height)
         self._count("liars expelled")
-
-    def _next(self, height: int) -> Keys:
-        """The voters of the height after this one."""
-        return self.sets.get(height + 1, self.sets[max(self.sets)])
 
     def _current(self, key: bytes) -> bytes:
         while key in self._successors:
@@ -180,14 +178,14 @@ class Progress:
                 key = hashlib.sha256(b"folkmoot/job\x00" + signer + data).digest()
                 self.jobs[key] = JobSeen(signer, int(rounds), bool(who), now)
             case "job/stop" if fields[0] in self.jobs:
-                job, voters = self.jobs[fields[0]], self._next(height)
+                job, voters = self.jobs[fields[0]], self.sets[height]
                 job.stops.add(signer)
                 if signer == self._current(job.author) or len(job.stops.intersection(voters)) >= quorum(len(voters)):
                     del self.jobs[fields[0]]
             case "member/admit" if signer in self.newcomers:
                 self.newcomers[signer].is_admitted = True
             case "member/approve":
-                self._on_approved(fields[0], signer, height)
+                self._approved.setdefault(fields[0], set()).add(signer)
             case "member/leave":
                 self._approved.pop(signer, None)
                 self.coming.pop(signer, None)
@@ -202,16 +200,19 @@ class Progress:
             case "member/rotate":
                 self._on_rotated(signer, fields[0], height)
 
-    def _on_approved(self, candidate: bytes, voter: bytes, height: int) -> None:
-        approved, voters = self._approved.setdefault(candidate, set()), self._next(height)
-        approved.add(voter)
-        if len(approved.intersection(voters)) >= quorum(len(voters)) and candidate not in self.expelled:
-            self.coming.setdefault(candidate, height)
-            self.going.pop(candidate, None)  # it left, and comes back
+    def _count_approvals(self, height: int) -> None:
+        """Each block counts anew, with its own voters: they may have changed."""
+        voters = self.sets[height]
+        for candidate, approved in self._approved.items():
+            if len(approved.intersection(voters)) >= quorum(len(voters)):
+                self.coming.setdefault(candidate, height)
+                self.going.pop(candidate, None)  # it left, and comes back
+            elif candidate not in self.sets[max(self.sets)]:
+                self.coming.pop(candidate, None)  # it waited for its turn, and a voter that approved has gone
 
     def _count_wishes(self, height: int) -> None:
-        """Each block counts anew: the voters may have changed. A wish goes with its author's vote, and does not expire here."""
-        voters = self._next(height)
+        """As approvals. A wish goes with its author's vote, and does not expire here."""
+        voters = self.sets[height]
         self._wishes = {voter: wish for voter, wish in self._wishes.items() if voter in voters}
         for subject in sorted({subject for subject, _ in self._wishes.values()}):
             said = [lowers for other, lowers in self._wishes.values() if other == subject]
@@ -248,9 +249,15 @@ class Progress:
         """Of this member and about it."""
         self._wishes = {voter: wish for voter, wish in self._wishes.items() if key not in (voter, wish[0])}
 
+    def _forget_approvals(self, key: bytes) -> None:
+        self._approved.pop(key, None)
+        for approved in self._approved.values():
+            approved.discard(key)
+
     def _on_rotated(self, old: bytes, new: bytes, height: int) -> None:
         self._successors[old] = new
         self._forget_wishes(old)
+        self._forget_approvals(old)
         self.coming.pop(old, None)
         if old in self.sets[max(self.sets)]:
             self.going.setdefault(old, height)

@@ -34,7 +34,8 @@ def test_networks_in_trouble_agree_and_go_on(seed: int) -> None:
 # proposal they accept is lost. In 771073 a voter changes its key in a round and proposes with both keys.
 # In 6000358 a voter leaves, is retired as a candidate, and votes again when one more voter wants it retired.
 # In 6023480 a voter is retired, casts its last ballot late, and votes again fourteen rounds after it.
-@pytest.mark.parametrize("seed", [179, 1177, 771073, 6000358, 6023480])
+# In 2715 a voter is retired and approved anew in the last block in which its approvals are enough: one more voter comes.
+@pytest.mark.parametrize("seed", [179, 1177, 2715, 771073, 6000358, 6023480])
 def test_networks_with_all_that_is_drawn_agree_and_go_on(seed: int) -> None:
     assert campaign.run_one(campaign.prepare("seeds", seed, 4)).problem == ""
 
