@@ -595,7 +595,7 @@ def test_links_lead_somewhere(page: Path) -> None:
         file = (page.parent / name) if name else page
         assert file.exists(), f"{target} in {page}"
         if anchor:
-            assert anchor in anchors(file), f"{target} in {page}"
+            assert anchor in heading_anchors(file), f"{target} in {page}"
 
 
 def git(*words: str) -> subprocess.CompletedProcess[str]:
@@ -634,7 +634,7 @@ def test_files_of_figures_name_no_path_of_the_machine_that_they_come_from() -> N
     assert {file.relative_to(DOCS).as_posix(): paths for file, paths in named.items() if paths} == {}
 
 
-def anchors(page: Path) -> set[str]:
+def heading_anchors(page: Path) -> set[str]:
     titles = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
     return {anchor_of(title) for title in titles}
 
