@@ -25,7 +25,7 @@ from benchmarks.provenance import write
 from benchmarks.verdicts import conclude, verdict
 from consensus.block import BODY_BYTES_MAX, Block
 from consensus.quorum import faults_tolerated
-from consensus.voters import CachingVerifier
+from consensus.voter_set import CachingVerifier
 from curation.answers import Kind, gold_leaf
 from curation.answers import commitment as commitment_to
 from curation.contents import (

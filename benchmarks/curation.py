@@ -33,7 +33,7 @@ from rich.table import Table as Screen
 
 from benchmarks.provenance import write
 from benchmarks.verdicts import conclude, verdict
-from consensus.turn import Decided
+from consensus.effects import DecidedBlock
 from curation.agreement import added, units_of
 from curation.answers import Answer, Kind, commitment
 from curation.contents import Batch, Commit, LeaseWish, Move, Opening
@@ -146,7 +146,7 @@ class Filler:
         self.store = Store(self.directory.ledger, genesis.chain_id)
         first = self.rules.first_state()
         decided = decided_after(first, None, genesis.chain_id, EMPTY_BODY, [self.me])
-        self.store.append([decided])
+        self.store.append_records([decided])
         self.state = replace(self.rules.apply(first, decided.decode()).finish({}))
         self.people = people(annotators)
         self.answers, self.open_tasks = answers, open_tasks
@@ -277,7 +277,7 @@ class Chain:
         assert encoded is not None
         state = self.rules.decode_state(encoded)
         self.store.rows.attach(state.tables)
-        self.last: Decided | None = self.store.decision(state.height)
+        self.last: DecidedBlock | None = self.store.get_decision(state.height)
         assert self.last is not None
         self.ledger = Ledger(self.rules, state, self.last.decode().state_root)
 
@@ -305,14 +305,14 @@ class Chain:
             ledger.pool.linger(now)
         assert ledger.awaits_transactions()
         lap()
-        body = ledger.propose(height, 0)
+        body = ledger.make_body(height, 0)
         assert body is not None
         lap()
-        assert ledger.check(height, body, self.me.public) is None
+        assert ledger.why_body_refused(height, body, self.me.public) is None
         lap()
         deciding = time.perf_counter()
         self.last = decided_after(state, self.last, self.chain_id, body, [self.me])
-        self.store.append([self.last])
+        self.store.append_records([self.last])
         times = [at + time.perf_counter() - deciding for at in times]  # agreement is not what is measured here
         after: State = self.rules.apply(state, self.last.decode()).finish({})
         lap()

@@ -24,7 +24,7 @@ from rich.table import Table as Screen
 
 from benchmarks.provenance import write
 from benchmarks.verdicts import conclude, verdict
-from consensus.turn import Decided
+from consensus.effects import DecidedBlock
 from ledger.tables import MemoryRows, RangeProof, Table, proven_rows, ranges, verify
 from peer.api.memory import process_memory_mb
 from protocol import codec
@@ -87,7 +87,7 @@ def median(values: list[float]) -> float:
 def fill(path: Path, count: int) -> None:
     """In a process of its own: making the rows takes other memory than holding them."""
     store, table, draw = Store(path, CHAIN), Table(Answer), random.Random(1)
-    store.append([Decided(LAST_HEIGHT, bytes(32), b"", Certificate(b"", {}))])
+    store.append_records([DecidedBlock(LAST_HEIGHT, bytes(32), b"", Certificate(b"", {}))])
     for first in range(0, count, FILLED_AT_ONCE):
         table = table.with_rows({key(number): answer(draw, 0) for number in range(first, min(count, first + FILLED_AT_ONCE))})
         save(store, table, 0)

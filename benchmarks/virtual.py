@@ -23,9 +23,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from consensus.effects import (
+    DecidedBlock,
+    JournalRecord,
+    OutgoingMessage,
+    OwnStatement,
+    RestartState,
+    StepEffects,
+    persist_effects,
+)
 from consensus.quorum import quorum
-from consensus.turn import Decided, Outgoing, Record, Restart, Turn, Voted, persist
-from consensus.voters import CachingVerifier
+from consensus.voter_set import CachingVerifier
 from ledger.blocks.ledger import Ledger
 from ledger.core.genesis import TRAINER, Founder, Genesis
 from ledger.jobs import JobTerms, Start
@@ -118,7 +126,7 @@ def _writes() -> tuple[float, float]:
         processor, wall = [], []
         for view in range(200):
             started, started_wall = time.thread_time(), time.perf_counter()
-            store.append([Voted(("prepare", 1, view), signed)])
+            store.append_records([OwnStatement(("prepare", 1, view), signed)])
             processor.append(time.thread_time() - started)
             wall.append(time.perf_counter() - started_wall)
         store.close()
@@ -158,21 +166,21 @@ class Log:
     """A journal in memory: what the disk costs is charged, not done."""
 
     def __init__(self) -> None:
-        self.decided: dict[int, Decided] = {}
+        self.decided: dict[int, DecidedBlock] = {}
         self.blocks: dict[bytes, bytes] = {}
 
-    def append(self, records: Sequence[Record]) -> None:
+    def append_records(self, records: Sequence[JournalRecord]) -> None:
         for record in records:
-            if isinstance(record, Decided):
+            if isinstance(record, DecidedBlock):
                 self.decided[record.height] = record
 
-    def load(self) -> Restart:
-        return Restart()
+    def read_restart_state(self) -> RestartState:
+        return RestartState()
 
-    def decision(self, height: int) -> Decided | None:
+    def get_decision(self, height: int) -> DecidedBlock | None:
         return self.decided.get(height)
 
-    def block(self, digest: bytes) -> bytes | None:
+    def get_block(self, digest: bytes) -> bytes | None:
         return self.blocks.get(digest)
 
 
@@ -203,7 +211,7 @@ class Peer:
         self.applied = state
         self.journal = Log()
         ledger = Ledger(rules, state, state.root)
-        self.node = Node(keys, rules, ledger, Restart(), verifier, lambda job, number: {}, lambda job, number: ())
+        self.node = Node(keys, rules, ledger, RestartState(), verifier, lambda job, number: {}, lambda job, number: ())
         self.inbox: deque[Item] = deque()
         self.free = self.uplink_free = 0.0
         self.spent = Spent()
@@ -247,12 +255,12 @@ class Peer:
         elif turn.deadline is not None:
             self.wake(turn.deadline)
 
-    def _turn(self, items: list[Item]) -> tuple[Turn, list[tuple[tuple[bytes, ...] | None, bytes, Outgoing]]]:
+    def _turn(self, items: list[Item]) -> tuple[StepEffects, list[tuple[tuple[bytes, ...] | None, bytes, OutgoingMessage]]]:
         turn = self.node.turn(items, self.network.epoch + self.network.now)
         assert not turn.faults, turn.faults
-        sends = persist(turn, self.journal)
+        sends = persist_effects(turn, self.journal)
         deadline = None if turn.deadline is None else turn.deadline - self.network.epoch
-        return Turn(turn.records, (), deadline), [(send.to, codec.encode(send.message), send.message) for send in sends]
+        return StepEffects(turn.records, (), deadline), [(send.to, codec.encode(send.message), send.message) for send in sends]
 
     def _charged(self, what: str, work: Callable[[], Any]) -> Any:
         """Does the work, and charges what it took here and what its signatures would have cost."""
@@ -287,7 +295,7 @@ class Peer:
 
     # The uplink
 
-    def _send(self, outgoing: list[tuple[tuple[bytes, ...] | None, bytes, Outgoing]]) -> None:
+    def _send(self, outgoing: list[tuple[tuple[bytes, ...] | None, bytes, OutgoingMessage]]) -> None:
         boxes: dict[bytes, list[bytes]] = {}
         for to, data, message in outgoing:
             if isinstance(message, ProposeEnvelope):

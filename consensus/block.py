@@ -40,7 +40,7 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
+class BlockHeader:
     """A `Block` with the SHA-256 of its body in place of the body."""
 
     height: Count
@@ -55,7 +55,7 @@ class Header:
     body: Digest
 
 
-_SHARED = tuple(field.name for field in fields(Header) if field.name != "body")
+_SHARED = tuple(field.name for field in fields(BlockHeader) if field.name != "body")
 
 assert [field.name for field in fields(Block)] == [*_SHARED, "body"]
 
@@ -69,17 +69,17 @@ def decode_block(data: bytes) -> Block:
     return codec.decode(Block, data, BLOCK_BYTES_MAX)
 
 
-def header_of(block: Block) -> Header:
-    return Header(**{name: getattr(block, name) for name in _SHARED}, body=hashlib.sha256(block.body).digest())
+def make_header(block: Block) -> BlockHeader:
+    return BlockHeader(**{name: getattr(block, name) for name in _SHARED}, body=hashlib.sha256(block.body).digest())
 
 
-def encode_header(header: Header) -> bytes:
+def encode_header(header: BlockHeader) -> bytes:
     return codec.encode(header)
 
 
-def decode_header(data: bytes) -> Header:
+def decode_header(data: bytes) -> BlockHeader:
     """Raises `RemoteProtocolError` for anything but the canonical bytes of a header."""
-    return codec.decode(Header, data, HEADER_BYTES_MAX)
+    return codec.decode(BlockHeader, data, HEADER_BYTES_MAX)
 
 
 def header_digest(data: bytes) -> bytes:
@@ -88,10 +88,10 @@ def header_digest(data: bytes) -> bytes:
 
 def block_digest(data: bytes) -> bytes:
     """Of the bytes of a block. Raises `RemoteProtocolError` if they are none."""
-    return header_digest(encode_header(header_of(decode_block(data))))
+    return header_digest(encode_header(make_header(decode_block(data))))
 
 
-def assemble(header: Header, body: bytes) -> bytes:
+def assemble_block(header: BlockHeader, body: bytes) -> bytes:
     """The block of this header. Raises `RemoteProtocolError` if the body is not the one that the header names."""
     if hashlib.sha256(body).digest() != header.body:
         raise RemoteProtocolError("wrong-block", f"the body of a block at height {header.height}")

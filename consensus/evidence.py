@@ -9,10 +9,10 @@ from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed, Verifier, open_signed, short_id
 from protocol.messages import Ballot, Commit, CutOff, Prepare, Proposal, Propose, Timeout, Vouch
 
-Statement = Propose | Prepare | Commit | Timeout  # of the agreement: once per height and view
+AgreementStatement = Propose | Prepare | Commit | Timeout  # of the agreement: once per height and view
 RoundStatement = Proposal | Ballot | Vouch | CutOff  # once per round of a job; of vouches one for each trainer
-STATEMENTS = (Propose, Prepare, Commit, Timeout)
-KINDS = (*STATEMENTS, Proposal, Ballot, Vouch, CutOff)
+AGREEMENT_STATEMENT_TYPES = (Propose, Prepare, Commit, Timeout)
+STATEMENT_TYPES = (*AGREEMENT_STATEMENT_TYPES, Proposal, Ballot, Vouch, CutOff)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +23,11 @@ class Evidence:
     second: Signed
 
     @property
-    def culprit(self) -> bytes:
+    def signer(self) -> bytes:
         return self.first.signer
 
 
-def conflict(first: Statement | RoundStatement, second: Statement | RoundStatement) -> bool:
+def are_conflicting(first: AgreementStatement | RoundStatement, second: AgreementStatement | RoundStatement) -> bool:
     """Whether no honest peer signs both, in whatever order."""
     if isinstance(first, RoundStatement) or isinstance(second, RoundStatement):
         return type(first) is type(second) and _doubled(first, second)  # type: ignore[arg-type]
@@ -38,7 +38,7 @@ def conflict(first: Statement | RoundStatement, second: Statement | RoundStateme
     if isinstance(first, Commit) and isinstance(second, Timeout):
         # A voter that commits in a view holds its prepare certificate. Every later timeout of it names one at least as high.
         return second.view >= first.view > second.high_view
-    return isinstance(second, Commit) and isinstance(first, Timeout) and conflict(second, first)
+    return isinstance(second, Commit) and isinstance(first, Timeout) and are_conflicting(second, first)
 
 
 def _doubled(first: RoundStatement, second: RoundStatement) -> bool:
@@ -53,8 +53,8 @@ def _doubled(first: RoundStatement, second: RoundStatement) -> bool:
 
 def verify_evidence(evidence: Evidence, chain_id: bytes, verifier: Verifier) -> bytes:
     """The key of the peer that is proven to lie; `RemoteProtocolError` if nothing is proven."""
-    first: Any = open_signed(evidence.first, chain_id, verifier, KINDS)
-    second: Any = open_signed(evidence.second, chain_id, verifier, KINDS)
-    if evidence.first.signer != evidence.second.signer or not conflict(first, second):
+    first: Any = open_signed(evidence.first, chain_id, verifier, STATEMENT_TYPES)
+    second: Any = open_signed(evidence.second, chain_id, verifier, STATEMENT_TYPES)
+    if evidence.first.signer != evidence.second.signer or not are_conflicting(first, second):
         raise RemoteProtocolError("no-evidence", f"against {short_id(evidence.first.signer)}")
-    return evidence.culprit
+    return evidence.signer

@@ -24,7 +24,7 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any, ClassVar, Final
 
-from consensus.voters import VoterSet
+from consensus.voter_set import VoterSet
 from curation.agreement import added, alpha_of_counts, metric_of, units_of, values_of
 from curation.answers import Answer, Kind, answer_problem, commitment, gold_leaf, items_problem, options_problem
 from curation.closing import Closer

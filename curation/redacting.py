@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from consensus.voters import VoterSet
+from consensus.voter_set import VoterSet
 from curation.limits import PAGE_BYTES_MAX
 from curation.state import CurationState, Redaction, TaskPage, page_key, redaction_key
 from curation.tasks import Page, redacted, root_of, task_id

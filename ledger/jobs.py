@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Annotated, ClassVar, Protocol, TypeVar
 
 from consensus.quorum import quorum
-from consensus.voters import VoterSet
+from consensus.voter_set import VoterSet
 from ledger.anchors import UNDONE_KEPT, Anchor, Anchors, Undone, UndoReason, needed, newest_before
 from ledger.core.genesis import TRAINER, Genesis, ModuleVersion
 from ledger.core.module import Change, Context, Module, Refused, Said, View

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, ClassVar, NamedTuple
 
 from consensus.quorum import faults_tolerated
-from consensus.voters import VoterSet
+from consensus.voter_set import VoterSet
 from ledger.core.genesis import Founder, Genesis, Roles, check_roles
 from ledger.core.module import Change, Context, Module, Refused, Said, View
 from protocol.codec import Between, Count, Digest, Key, Length, SignatureBytes

@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, ClassVar
 
-from consensus.voters import VoterSet
+from consensus.voter_set import VoterSet
 from ledger.core.genesis import MODULES_MAX, Genesis, ModuleVersion, ModuleVersions
 from ledger.core.module import Change, Context, Module, Refused, Said, View
 from ledger.members import MembersState

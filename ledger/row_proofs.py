@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, ClassVar, Final
 
-from consensus.chain_proof import Path, Proven
-from consensus.voters import VoterSet
+from consensus.light_client import LightClient, VerifiedHeader
+from consensus.voter_set import VoterSet
 from ledger.core.genesis import MODULES_MAX, Genesis
 from ledger.core.module import Module
 from ledger.network import NetworkModule, NetworkState
@@ -64,7 +64,7 @@ class ProvenRow:
 
     genesis: Genesis
     height: int  # the row is that of the state after it
-    certified: Proven  # the next block, whose header names that state
+    certified: VerifiedHeader  # the next block, whose header names that state
     voters: VoterSet  # that decided it
     links: int  # changes of the voters since the genesis
     version: int  # of the module that holds the table
@@ -163,13 +163,13 @@ def proven_row(data: bytes, modules: Iterable[Module[Any]], verifier: Verifier) 
     )
 
 
-def _followed(genesis: Genesis, links: tuple[LightBlock, ...], verifier: Verifier) -> tuple[Proven, VoterSet]:
+def _followed(genesis: Genesis, links: tuple[LightBlock, ...], verifier: Verifier) -> tuple[VerifiedHeader, VoterSet]:
     """The block of the last link, and its voters."""
-    path = Path(genesis.chain_id, verifier, 0, genesis.voters, None)
+    path = LightClient(genesis.chain_id, verifier, 0, genesis.voters, None)
     for link in links[:-1]:
-        path.follow(link)
+        path.verify_light_block(link)
     voters = path.voters
-    return path.follow(links[-1]), voters
+    return path.verify_light_block(links[-1]), voters
 
 
 def _module(content: RowProof, name: str, encoded: bytes) -> bytes:

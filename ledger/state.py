@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 from consensus.block import BODY_BYTES_MAX, Block
-from consensus.evidence import KINDS, Evidence, verify_evidence
+from consensus.evidence import STATEMENT_TYPES, Evidence, verify_evidence
 from ledger import members as membership
 from ledger.anchors import newest_before
 from ledger.audits.docket import AuditsModule, FirstAuditsModule
@@ -569,11 +569,11 @@ class Rules:
     def expel(self, state: State, evidence: Evidence) -> State:
         """Raises `Refused` or `RemoteProtocolError` if the evidence proves nothing, or nothing that would change anything."""
         culprit = verify_evidence(evidence, self.chain_id, self.verifier)
-        _require_known(state, (codec.decode_message(part.body, KINDS) for part in (evidence.first, evidence.second)))
+        _require_known(state, (codec.decode_message(part.body, STATEMENT_TYPES) for part in (evidence.first, evidence.second)))
         return state.with_modules(members=membership.expel(state.members, culprit, state.height + 1))
 
     def expel_all(self, state: State, evidence: Sequence[Evidence]) -> State:
-        if any(left.culprit >= right.culprit for left, right in pairwise(evidence)):
+        if any(left.signer >= right.signer for left, right in pairwise(evidence)):
             raise Refused("evidence must ascend by culprit, each once")
         for item in evidence:
             state = self.expel(state, item)
@@ -675,7 +675,7 @@ class Rules:
         if len({item.job for item in closed}) < len(closed):
             raise Refused("one round of a job a block")
         after = self.expel_all(state, body.evidence)
-        context = replace(self._context(state), facts=(*closed, *(Expelled(item.culprit) for item in body.evidence)))
+        context = replace(self._context(state), facts=(*closed, *(Expelled(item.signer) for item in body.evidence)))
         cost = 0
         for signed in body.transactions:
             read = self._read(after, signed)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Annotated, Final
 
-from consensus.voters import VoterSet
+from consensus.voter_set import VoterSet
 from protocol.codec import Between
 
 MEASURED_PAIRS_MAX: Final = 1_024  # of those held out, evenly spaced
@@ -64,7 +64,7 @@ def decided(reports: Mapping[bytes, Accuracy], voters: Iterable[bytes]) -> Accur
 
     One of f + 1 voters is honest. The result is the median of the reports that agree, of an even number the lower one.
     """
-    known = VoterSet.of(voters)
+    known = VoterSet.from_keys(voters)
     reported = [reports[voter] for voter in known.keys if voter in reports]
     for is_better in (False, True):
         alike = sorted((found for found in reported if found.is_better_than_chance is is_better), key=lambda found: found.share)

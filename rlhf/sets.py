@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Final
 
-from consensus.voters import VoterSet
+from consensus.voter_set import VoterSet
 from curation.answers import Kind
 from curation.module import is_run
 from curation.state import CurationState, page_key, redaction_key
@@ -113,7 +113,7 @@ def said(claim: Claim | None, voters: Sequence[bytes], voter: bytes, found: byte
 
 def heard(claim: Claim, voters: Sequence[bytes], curation: CurationState) -> tuple[Claim, Heard]:
     """The table above."""
-    known = VoterSet.of(voters)
+    known = VoterSet.from_keys(voters)
     spoken = [claim.said[voter] for voter in voters if voter in claim.said]
     agree = sum(found == claim.set for found in spoken)
     redacted = redacted_since(curation, claim.source, claim.seen)

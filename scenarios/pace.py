@@ -8,7 +8,7 @@ from statistics import median
 
 import trio
 
-from consensus.pacemaker import TAIL_FACTOR, VIEW_SECONDS_MIN
+from consensus.pbft.pacemaker import TAIL_FACTOR, VIEW_SECONDS_MIN
 from peer.demo.cast import DemoPeer
 from peer.node.rounds import REPLAYS_FACTOR
 from protocol.api import RoundView
@@ -71,7 +71,7 @@ def replays_timer(normal: float, patience: int) -> float:
 
 
 def view_timer(views: list[RoundView]) -> float:
-    """The first view's timer of `consensus.pacemaker`, or more: the slowest of all."""
+    """The first view's timer of `consensus.pbft.pacemaker`, or more: the slowest of all."""
     slowest = max(view.decision_ms or 0.0 for view in views)
     return max(VIEW_SECONDS_MIN, TAIL_FACTOR * slowest / 1000)
 

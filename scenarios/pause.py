@@ -13,7 +13,7 @@ from random import Random
 
 import trio
 
-from consensus.pacemaker import VIEW_SECONDS_MIN
+from consensus.pbft.pacemaker import VIEW_SECONDS_MIN
 from rounds.ballots import CUT_OFF_SECONDS, LIGHT_SECONDS, MINORITY_SECONDS_MIN
 from scenarios import network
 from scenarios.network import Network, Watch

@@ -19,9 +19,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from consensus.block import decode_header, encode_header, header_of
+from consensus.block import decode_header, encode_header, make_header
+from consensus.effects import (
+    DecidedBlock,
+    JournalRecord,
+    OwnRoundStatement,
+    OwnStatement,
+    RestartState,
+    StoredBlock,
+    StoredCertificate,
+    VotePause,
+)
 from consensus.evidence import Evidence
-from consensus.turn import Decided, Record, Restart, RoundVoted, Silence, StoredBlock, StoredCertificate, Voted
 from ledger.tables import Table
 from protocol import codec
 from protocol.codec import Count, Digest, Key
@@ -96,7 +105,7 @@ class StoredRound:
 
 
 class Store:
-    """Implements `consensus.turn.Journal`. Raises `StorageError` for whatever the disk does wrong: the peer then stops."""
+    """Implements `consensus.effects.Journal`. Raises `StorageError` for whatever the disk does wrong: the peer then stops."""
 
     def __init__(self, path: Path, chain_id: bytes) -> None:
         self.path = path
@@ -269,7 +278,7 @@ class Store:
 
     # Journal
 
-    def append(self, records: Sequence[Record]) -> None:
+    def append_records(self, records: Sequence[JournalRecord]) -> None:
         for record in records:
             reach("before", f"append-{_kind(record)}")
         with self._transaction() as database:
@@ -278,11 +287,11 @@ class Store:
         for record in records:
             reach("after", f"append-{_kind(record)}")
 
-    def _write(self, database: sqlite3.Connection, record: Record) -> None:
+    def _write(self, database: sqlite3.Connection, record: JournalRecord) -> None:
         match record:
-            case Voted(slot=(tag, height, view), signed=signed):
+            case OwnStatement(slot=(tag, height, view), signed=signed):
                 self._write_once(database, "votes", {"tag": tag, "height": height, "view": view}, signed)
-            case RoundVoted(tag=tag, job=job, round=number, signed=signed, accepted=accepted):
+            case OwnRoundStatement(tag=tag, job=job, round=number, signed=signed, accepted=accepted):
                 slot = {"tag": tag, "job": job, "round": number, "signer": signed.signer}
                 self._write_once(database, "round_votes", slot, signed)
                 for proposal in accepted:
@@ -292,16 +301,16 @@ class Store:
                 insert(database, "INSERT OR IGNORE", "undecided", digest, height, block)
             case StoredCertificate(height=height, certificate=certificate):
                 insert(database, "INSERT OR REPLACE", "prepared", 0, height, codec.encode(certificate))
-            case Decided():
+            case DecidedBlock():
                 self._write_decided(database, record)
             case Evidence():
                 if database.execute("SELECT count(*) FROM evidence").fetchone()[0] < EVIDENCE_MAX:
                     key = record.first.signature + record.second.signature
                     insert(database, "INSERT OR IGNORE", "evidence", key, codec.encode(record))
-            case Silence(below=below):
+            case VotePause(below=below):
                 insert(database, "INSERT OR REPLACE", "meta", "silent", below)
 
-    def _write_decided(self, database: sqlite3.Connection, decided: Decided) -> None:
+    def _write_decided(self, database: sqlite3.Connection, decided: DecidedBlock) -> None:
         height, digest = decided.height, decided.digest
         found = database.execute("SELECT digest FROM blocks WHERE height = ?", (height,)).fetchone()
         if found and found[0] != digest:
@@ -320,19 +329,19 @@ class Store:
                 raise LocalProtocolError(f"a second, different vote for {slot}")
         insert(database, "INSERT OR IGNORE", table, *slot.values(), codec.encode(signed))
 
-    def load(self) -> Restart:
+    def read_restart_state(self) -> RestartState:
         last = self.decided_height
-        decided = [self.decision(height) for height in range(max(1, last - 1), last + 1)]
+        decided = [self.get_decision(height) for height in range(max(1, last - 1), last + 1)]
         votes = self._sealed("votes", "WHERE height > ? ORDER BY height, view, tag", last)
         blocks = self._sealed("undecided", "WHERE height > ? ORDER BY height", last)
         prepared = self._sealed("prepared", "WHERE height > ?", last)
-        return Restart(
+        return RestartState(
             decided=tuple(item for item in decided if item),
-            votes=tuple(Voted((tag, height, view), self._decoded(Signed, signed)) for tag, height, view, signed in votes),
+            votes=tuple(OwnStatement((tag, height, view), self._decoded(Signed, signed)) for tag, height, view, signed in votes),
             blocks=tuple(StoredBlock(height, digest, block) for digest, height, block in blocks),
             prepared=self._decoded(Certificate, prepared[0][2]) if prepared else None,
             evidence=tuple(Evidence(first, second) for first, second in self.evidence()),
-            silent_below=self._get("silent") or 0,
+            no_votes_below=self._get("silent") or 0,
         )
 
     @property
@@ -340,14 +349,14 @@ class Store:
         height: int | None = self._rows("SELECT max(height) FROM blocks")[0][0]
         return height or 0
 
-    def decision(self, height: int) -> Decided | None:
+    def get_decision(self, height: int) -> DecidedBlock | None:
         """None also for heights below the first one, where a snapshot was restored."""
         rows = self._rows("SELECT * FROM blocks WHERE height = ?", height)
         for *values, written in rows:
             if seal("blocks", values) != written and height < self.decided_height - 1:  # the newest are needed to start at all
                 raise self._block_damaged(height)
         for _, digest, block, certificate in self._unsealed("blocks", rows):
-            return Decided(height, digest, block, self._decoded(Certificate, certificate))
+            return DecidedBlock(height, digest, block, self._decoded(Certificate, certificate))
         return None
 
     def _block_damaged(self, height: int) -> StorageError:
@@ -357,13 +366,13 @@ class Store:
             "and other peers hold that block; check the disk, and take exports from one of them"
         )
 
-    def block(self, digest: bytes) -> bytes | None:
+    def get_block(self, digest: bytes) -> bytes | None:
         rows = self._sealed("undecided", "WHERE digest = ?", digest)
         return rows[0][2] if rows else None
 
     def restore(
         self,
-        decided: Sequence[Decided],
+        decided: Sequence[DecidedBlock],
         height: int,
         root: bytes,
         encoded: bytes,
@@ -400,16 +409,16 @@ class Store:
         insert(database, "INSERT OR REPLACE", "links", decode_header(link.header).height, codec.encode(link))
 
     def links(self, after: int, until: int) -> Iterator[LightBlock]:
-        """Implements `ledger.snapshots.snapshot.Archive` with `decision` and `header`."""
+        """Implements `ledger.snapshots.snapshot.Archive` with `get_decision` and `header`."""
         query = "WHERE height > ? AND height <= ? ORDER BY height LIMIT 64"
         while rows := self._sealed("links", query, after, until):
             yield from (self._decoded(LightBlock, link) for _, link in rows)
             after = rows[-1][0]
 
     def header(self, height: int) -> bytes | None:
-        decided = self.decision(height)
+        decided = self.get_decision(height)
         if decided is not None:
-            return encode_header(header_of(decided.decode()))
+            return encode_header(make_header(decided.decode()))
         rows = self._sealed("headers", "WHERE height = ?", height)
         return rows[0][1] if rows else None
 
@@ -520,19 +529,19 @@ class Store:
         return result
 
 
-def _kind(record: Record) -> str:
+def _kind(record: JournalRecord) -> str:
     match record:
-        case Voted(slot=(tag, _, _)) | RoundVoted(tag=tag):
+        case OwnStatement(slot=(tag, _, _)) | OwnRoundStatement(tag=tag):
             return tag.partition(":")[0]
         case StoredBlock():
             return "block"
         case StoredCertificate():
             return "certificate"
-        case Decided():
+        case DecidedBlock():
             return "decided"
         case Evidence():
             return "evidence"
-        case Silence():
+        case VotePause():
             return "silence"
 
 

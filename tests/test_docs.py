@@ -22,10 +22,10 @@ from typing import Annotated, Any
 import numpy as np
 import pytest
 
-from consensus.block import Block, Header, block_digest, encode_block, encode_header, header_of
-from consensus.chain_proof import Anchor
+from consensus.block import Block, BlockHeader, block_digest, encode_block, encode_header, make_header
 from consensus.evidence import Evidence
-from consensus.voters import VoterSet
+from consensus.light_client import TrustedBlock
+from consensus.voter_set import VoterSet
 from curation import contents, statements, tasks
 from curation import limits as curation_limits
 from curation import state as curation
@@ -101,7 +101,7 @@ def transactions() -> dict[str, type]:
 RECORDS: tuple[type, ...] = (
     Signed,
     Block,
-    Header,
+    BlockHeader,
     Body,
     Evidence,
     WholeBody,
@@ -113,7 +113,7 @@ RECORDS: tuple[type, ...] = (
     Founder,
     Invitation,
     InvitationString,
-    Anchor,
+    TrustedBlock,
     NetworkState,
     MembersState,
     Member,
@@ -312,7 +312,7 @@ def of_values() -> dict[str, str]:
 
 
 def of_agreement() -> dict[str, str]:
-    voters, digest = VoterSet.of([SIGNER.public, SECOND.public]), hashlib.sha256(b"block").digest()
+    voters, digest = VoterSet.from_keys([SIGNER.public, SECOND.public]), hashlib.sha256(b"block").digest()
     block = Block(1, CHAIN, 1_700_000_000_000, SIGNER.public, voters.hash, voters.hash, bytes(32), None, {}, EMPTY_BODY)
     timeout = sign_message(SIGNER, CHAIN, Timeout(voters.hash, 7, 1, NO_VIEW, None))
     commit = sign_message(SIGNER, CHAIN, Commit(voters.hash, 7, 1, digest))
@@ -323,7 +323,7 @@ def of_agreement() -> dict[str, str]:
     later = Certificate(prepares[SIGNER.public].body, {key: prepare.signature for key, prepare in prepares.items()})
     return {
         "block": encode_block(block).hex(),
-        "header": encode_header(header_of(block)).hex(),
+        "header": encode_header(make_header(block)).hex(),
         "block digest": block_digest(encode_block(block)).hex(),
         "commit certificate": encode(Certificate(commit.body, {SIGNER.public: commit.signature})).hex(),
         "timeout certificate": encode(TimeoutCertificate((timeout,), None)).hex(),

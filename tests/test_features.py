@@ -215,7 +215,7 @@ def in_store(chain: Chain, folder: Path) -> bool:
     """What was stored with the state is there after a restart."""
     path = folder / "ledger.sqlite"
     store = Store(path, chain.chain)
-    store.append([chain.decided[height] for height in sorted(chain.decided)])
+    store.append_records([chain.decided[height] for height in sorted(chain.decided)])
     # The chain's own tables stay as they are: those that are stored are read from the disk from then on.
     state = chain.rules.decode_state(chain.rules.encode_state(chain.state)).with_rows_of(chain.state)
     store.save_state(state.height, state.root, chain.rules.encode_state(state), tables=state.tables)

@@ -61,11 +61,11 @@ class Ledger:
 
         `RemoteProtocolError` if it proves nothing.
         """
-        known = evidence.culprit in self.accusations or len(self.accusations) >= ACCUSATIONS_MAX
-        if known or not self._would_expel(evidence.culprit):
+        known = evidence.signer in self.accusations or len(self.accusations) >= ACCUSATIONS_MAX
+        if known or not self._would_expel(evidence.signer):
             return False
         self.rules.expel(self.state, evidence)
-        self.accusations[evidence.culprit] = evidence
+        self.accusations[evidence.signer] = evidence
         return True
 
     def _would_expel(self, culprit: bytes) -> bool:
@@ -90,7 +90,7 @@ class Ledger:
 
     # Application
 
-    def propose(self, height: int, now_ms: int) -> bytes | None:
+    def make_body(self, height: int, now_ms: int) -> bytes | None:
         assert height == self.state.height + 1
         evidence, state = self._evidence()
         closings, room = self._closings(BODY_BYTES_MAX - BODY_FIXED_BYTES - _size(evidence))
@@ -152,7 +152,7 @@ class Ledger:
         due = self._time_due_at
         return due is not None and self._now >= due
 
-    def check(self, height: int, body: bytes, proposer: bytes) -> str | None:
+    def why_body_refused(self, height: int, body: bytes, proposer: bytes) -> str | None:
         if height != self.state.height + 1:
             return f"height {height} does not follow {self.state.height}"
         problem = self.rules.problem(self.state, body)
@@ -199,19 +199,19 @@ class Ledger:
             known = self._selectable = (self.state, self.pool.version, found)
         return known[2]
 
-    def condense(self, body: bytes) -> bytes:
+    def make_compact_body(self, body: bytes) -> bytes:
         return condense(body)
 
-    def expand(self, short: bytes) -> bytes | None:
+    def expand_body(self, short: bytes) -> bytes | None:
         return self._expander.expand(short)
 
-    def knows_until(self) -> int | None:
+    def last_supported_height(self) -> int | None:
         return self.rules.knows_until(self.state)
 
     def is_member(self, peer: bytes) -> bool:
         return peer in self.state.members.members
 
-    def signed_by(self, peer: bytes) -> tuple[Signed, ...]:
+    def statements_signed_by(self, peer: bytes) -> tuple[Signed, ...]:
         return (*(signed for book in self.books.values() for signed in book.signed_by(peer)), *self.signed_early(peer))
 
     def _certification_due(self) -> bool:

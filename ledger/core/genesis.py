@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import dataclass
 from typing import Annotated
 
-from consensus.voters import VoterSet
+from consensus.voter_set import VoterSet
 from protocol import codec
 from protocol.codec import Between, Count, Key, Length
 from protocol.errors import RemoteProtocolError

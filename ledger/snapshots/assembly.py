@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from typing import Annotated, Final
 
 from consensus.block import block_digest, decode_header, header_digest
-from consensus.chain_proof import Proven
-from consensus.turn import Decided
+from consensus.effects import DecidedBlock
+from consensus.light_client import VerifiedHeader
 from ledger.snapshots.snapshot import IncomingModel, Models, model_name, models_of, named_model
 from ledger.state import CERTIFIED_ROOTS_KEPT, Rules, State, StoredState, Unknown, module_digest, root_over
 from ledger.tables import IncomingRows, named_range, range_name, ranges
@@ -60,7 +60,7 @@ _SIZES_MAX = {
 class Restored:
     """Everything of a snapshot, verified. Install the models first: without the ledger nobody looks at them."""
 
-    decisions: tuple[Decided, ...]  # of the height before the state's, its own, and the one that certifies it
+    decisions: tuple[DecidedBlock, ...]  # of the height before the state's, its own, and the one that certifies it
     state: State
     headers: tuple[bytes, ...]  # of the heights before those, descending: a peer that restores from this one needs them, too
     models: tuple[IncomingModel, ...]
@@ -81,7 +81,7 @@ class Restored:
 class Assembly:
     """`missing` is what may be asked for now; it grows as parts tell what else there is."""
 
-    def __init__(self, rules: Rules, models: Models, tip: tuple[Proven, ...], digests: Mapping[str, bytes]) -> None:
+    def __init__(self, rules: Rules, models: Models, tip: tuple[VerifiedHeader, ...], digests: Mapping[str, bytes]) -> None:
         # The root binds names, number and digests: others would have honest peers asked for nonsense.
         if root_over(digests) != tip[-1].header.state_root:
             raise RemoteProtocolError("bad-offer", f"other modules than under the state root after {tip[1].header.height}")
@@ -219,7 +219,8 @@ class Assembly:
         for rows in self._rows.values():
             rows.install()
         decisions = tuple(
-            Decided(proven.header.height, proven.digest, self._blocks[proven.digest], proven.certificate) for proven in self.tip
+            DecidedBlock(proven.header.height, proven.digest, self._blocks[proven.digest], proven.certificate)
+            for proven in self.tip
         )
         return Restored(decisions, self._state, tuple(self._headers), tuple(self._incoming.values()))
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final, Protocol
 
-from consensus.block import decode_header, encode_header, header_of
-from consensus.turn import Decided
+from consensus.block import decode_header, encode_header, make_header
+from consensus.effects import DecidedBlock
 from ledger.state import CERTIFIED_ROOTS_KEPT, State, module_digest
 from ledger.tables import named_range, range_depth
 from protocol import codec
@@ -93,7 +93,7 @@ def named_model(name: bytes) -> tuple[bytes, int]:
 class Archive(Protocol):
     """Decided blocks, and what proves older ones."""
 
-    def decision(self, height: int) -> Decided | None: ...
+    def get_decision(self, height: int) -> DecidedBlock | None: ...
 
     def header(self, height: int) -> bytes | None:
         """Also of the heights just before the first block that is held."""
@@ -146,7 +146,7 @@ class Shelf:
 
     def begin(self, state: State) -> None:
         """After a start. If the last block left the root as it was, it certifies this state as the one before it."""
-        last = self._archive.decision(state.height)
+        last = self._archive.get_decision(state.height)
         if last is not None and last.decode().state_root == state.root:
             self._add(Snapshot(state.height - 1, state))
         self._add(Snapshot(state.height, state))
@@ -250,8 +250,8 @@ class Shelf:
     def _link(self, height: int) -> LightBlock | None:
         for link in self._archive.links(height - 1, height):
             return link
-        decided = self._archive.decision(height)
-        return LightBlock(encode_header(header_of(decided.decode())), decided.certificate, ()) if decided else None
+        decided = self._archive.get_decision(height)
+        return LightBlock(encode_header(make_header(decided.decode())), decided.certificate, ()) if decided else None
 
     def _part(self, message: GetSnapshotPart, now: float) -> NoSnapshot | SnapshotPart:
         snapshot = self._certified.get(message.height)
@@ -288,7 +288,7 @@ class Shelf:
 
     def _block(self, height: int, digest: bytes) -> bytes:
         for near in (height - 1, height, height + 1):
-            decided = self._archive.decision(near)
+            decided = self._archive.get_decision(near)
             if decided is not None and decided.digest == digest:
                 return decided.block
         raise RemoteProtocolError("bad-request", f"no block of this digest belongs to the snapshot of {height}")

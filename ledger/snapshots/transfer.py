@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from consensus.chain_proof import Anchor, Path, Proven
-from consensus.turn import Decided, Fault
-from consensus.voters import VoterSet
+from consensus.effects import DecidedBlock, PeerFault
+from consensus.light_client import LightClient, TrustedBlock, VerifiedHeader
+from consensus.voter_set import VoterSet
 from ledger.snapshots.assembly import Assembly, Key, Restored
 from ledger.snapshots.snapshot import HEIGHT_MIN, SNAPSHOT_HEIGHTS, Models
 from ledger.state import Rules, State
@@ -45,7 +45,7 @@ class Step:
     """Requests to send, and peers to drop."""
 
     sends: list[tuple[bytes, Request]] = field(default_factory=list)
-    faults: list[Fault] = field(default_factory=list)
+    faults: list[PeerFault] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,20 +56,22 @@ class Basis:
     verifier: Verifier
     height: int
     voters: VoterSet
-    anchor: Anchor | None = None
+    anchor: TrustedBlock | None = None
 
-    def path(self) -> Path:
-        return Path(self.chain_id, self.verifier, self.height, self.voters, self.anchor)
+    def path(self) -> LightClient:
+        return LightClient(self.chain_id, self.verifier, self.height, self.voters, self.anchor)
 
 
-def basis_of(rules: Rules, verifier: Verifier, state: State | None, last: Decided | None, invited: Anchor | None) -> Basis:
+def basis_of(
+    rules: Rules, verifier: Verifier, state: State | None, last: DecidedBlock | None, invited: TrustedBlock | None
+) -> Basis:
     """A peer trusts the `last` block that it decided, and its applied state; None stands for a wrong one.
 
     Below the block that its invitation names it trusts neither: retired voters could have led it there.
     """
     if invited is not None and invited.height > (last.height if last else 0):
         return Basis(rules.chain_id, verifier, 0, rules.genesis.voters, invited)
-    anchor = Anchor(last.height, last.digest) if last else None
+    anchor = TrustedBlock(last.height, last.digest) if last else None
     if state is None:
         return Basis(rules.chain_id, verifier, 0, rules.genesis.voters, anchor)
     return Basis(rules.chain_id, verifier, state.height, VoterSet(state.members.voters), anchor)
@@ -101,7 +103,7 @@ class _Pending:
 
 @dataclass(slots=True)
 class _Source:
-    path: Path
+    path: LightClient
     waits: bool = False  # for the answer to GetSnapshot
     since: float | None = None  # when it was asked first for the offer that it has not proven yet
     again: float = 0.0  # when it may be asked for an offer
@@ -109,7 +111,7 @@ class _Source:
     stall: float = STALL_SECONDS  # how long it rests if it stalls once more
     refusal: float = AGAIN_SECONDS  # if it refuses once more what it has offered: it gave that up, or only pretends to hold it
     links: list[LightBlock] = field(default_factory=list)
-    tip: tuple[Proven, ...] = ()  # proven: what it offers
+    tip: tuple[VerifiedHeader, ...] = ()  # proven: what it offers
     digests: dict[str, bytes] = field(default_factory=dict)
     pending: dict[Key, _Pending] = field(default_factory=dict)
     heard: float = 0.0  # when it was asked while idle, or sent something
@@ -182,7 +184,7 @@ class Transfer:
             except RemoteProtocolError as error:
                 self._liars.add(peer)
                 del self._sources[peer]
-                self._step.faults.append(Fault(peer, error))
+                self._step.faults.append(PeerFault(peer, error))
         return self._finish(now)
 
     def tick(self, now: float) -> Step:
@@ -247,7 +249,7 @@ class Transfer:
                 self._take_part(source, message)
 
     def _take_offer(self, source: _Source, offer: SnapshotOffer) -> None:
-        proven = [source.path.follow(link) for link in offer.light_blocks]
+        proven = [source.path.verify_light_block(link) for link in offer.light_blocks]
         if source.path.height > self._voters_of:
             self._voters, self._voters_of = source.path.voters, source.path.height
         source.links += [link for link in offer.light_blocks if link.next_voters]
@@ -257,8 +259,10 @@ class Transfer:
         tip = tuple(proven[-3:])
         if [of.header.height for of in tip] != [offer.height - 1, offer.height, offer.height + 1] or offer.height < self._wanted:
             raise RemoteProtocolError("bad-offer", f"the proof does not end around height {offer.height}")
-        if source.path.anchor_height:
-            raise RemoteProtocolError("foreign-chain", f"the proof ends before the trusted block of {source.path.anchor_height}")
+        if source.path.pending_trusted_height:
+            raise RemoteProtocolError(
+                "foreign-chain", f"the proof ends before the trusted block of {source.path.pending_trusted_height}"
+            )
         Assembly(self._rules, self._models, tip, offer.modules)  # raises if the modules do not fit
         source.tip, source.digests = tip, offer.modules
         if self._tips.setdefault(offer.height, tip[-1].digest) != tip[-1].digest:
@@ -337,7 +341,7 @@ class Transfer:
                 source.since, self.asked_last = self._now, peer
             source.waits, source.heard = True, self._now
             wanted = self._assembly.height if self._assembly else self._wanted
-            self._step.sends.append((peer, GetSnapshot(source.path.height, source.path.anchor_height, wanted)))
+            self._step.sends.append((peer, GetSnapshot(source.path.height, source.path.pending_trusted_height, wanted)))
 
     def _choose(self) -> None:
         """Chooses a proven snapshot, once every peer has had the time to offer a better one.

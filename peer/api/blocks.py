@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import trio
 
-from consensus.block import encode_header, header_of
-from consensus.voters import VoterSet
+from consensus.block import encode_header, make_header
+from consensus.voter_set import VoterSet
 from ledger.state import State
 from peer.api.running import RunningPeer
 from protocol import codec
@@ -27,7 +27,7 @@ class BlockAnswers(BlockRpc):
 
     def _block(self, height: int, state: State) -> BlockView:
         store = self.peer.driver.store
-        decided = store.decision(height)
+        decided = store.get_decision(height)
         if decided is None:
             raise UserError(f"there is no block of height {height} here: this peer has applied height {state.height}")
         block, certificate = decided.decode(), decided.certificate
@@ -46,7 +46,7 @@ class BlockAnswers(BlockRpc):
             certified_root=block.state_root.hex(),
             own_root=own.hex() if (own := store.root(height - 1)) else "",
             body_bytes=len(block.body),
-            header=encode_header(header_of(block)).hex(),
+            header=encode_header(make_header(block)).hex(),
             certificate=codec.encode(certificate).hex(),
             voters=codec.encode(voters.keys).hex(),
         )

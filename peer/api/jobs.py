@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import trio
 
-from consensus.voters import VoterSet
+from consensus.voter_set import VoterSet
 from features.lazily import named
 from ledger.anchors import told_undone
 from ledger.audits.state import JobAudits
@@ -103,7 +103,7 @@ class JobAnswers(JobRpc):
 
     def _closed_votes(self, item: StoredRound) -> RoundVotesView | None:
         """From the block that closed the round; None where this peer has not that block."""
-        decided = self.peer.driver.store.decision(item.height)
+        decided = self.peer.driver.store.get_decision(item.height)
         if decided is None:
             return None
         closing = next(closing for closing in decode_body(decided.decode().body).closings if closing.job == item.job)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import trio
 
-from consensus.chain_proof import Anchor
+from consensus.light_client import TrustedBlock
 from ledger.members import Revoke
 from peer.api.running import RunningPeer
 from peer.settings.invitation import DAY_MS, invitation_text, make_invitation
@@ -27,8 +27,8 @@ class JoiningAnswers(InvitationRpc):
             raise UserError(f"--days {days} is outside 1..{INVITATION_DAYS_MAX}")
         if self.peer.me not in self.peer.driver.state.members.voters:
             raise UserError("only a voter can invite, and this peer does not vote (`peers` shows who does)")
-        decided = await trio.to_thread.run_sync(self.peer.driver.store.decision, self.peer.driver.state.height)
-        anchor = Anchor(decided.height, decided.digest) if decided else None
+        decided = await trio.to_thread.run_sync(self.peer.driver.store.get_decision, self.peer.driver.state.height)
+        anchor = TrustedBlock(decided.height, decided.digest) if decided else None
         now_ms = self.peer.now_ms
         expires_ms = now_ms + days * DAY_MS
         made = make_invitation(self.peer.driver.signer, self.peer.genesis, expires_ms, self._addresses(addresses), anchor)

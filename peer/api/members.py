@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import trio
 
-from consensus.voters import VoterSet
+from consensus.voter_set import VoterSet
 from features.tables import counted
 from ledger.members import Approve, Leave, Member, Retire, warning_for_removal, wishes_about
 from peer.api.naming import find

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from consensus.voters import VoterSet
+from consensus.voter_set import VoterSet
 from features.feature import Feature
 from ledger.network import PARAMETERS, Limit, NetworkModule, NetworkOfLimitsModule, NetworkState, Upgrade
 from peer import features

@@ -11,7 +11,7 @@ from typing import Any, get_args, get_type_hints
 
 import trio
 
-from consensus.voters import VoterSet
+from consensus.voter_set import VoterSet
 from ledger.core.genesis import TRAINER
 from ledger.network import NetworkState
 from peer.api.running import RunningPeer

@@ -10,7 +10,7 @@ from typing import Any
 
 import trio
 
-from consensus.voters import VoterSet
+from consensus.voter_set import VoterSet
 from curation.answers import Kind
 from curation.module import is_run
 from curation.state import CurationState

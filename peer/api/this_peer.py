@@ -14,7 +14,7 @@ from pathlib import Path
 
 import trio
 
-from consensus.voters import VoterSet
+from consensus.voter_set import VoterSet
 from features.names import Names
 from ledger.audits.state import JobAudits
 from ledger.jobs import JobsState
@@ -112,7 +112,7 @@ class ThisPeerAnswers(StatusRpc):
         """Seconds since the last decision; after a restart since the time in its block."""
         driver, at = self.peer.driver, self.peer.driver.witness.last_decision_at
         if at is None:
-            last = await trio.to_thread.run_sync(driver.store.decision, driver.state.height)
+            last = await trio.to_thread.run_sync(driver.store.get_decision, driver.state.height)
             at = None if last is None else last.decode().time_ms / 1_000
         return None if at is None else max(0.0, driver.now() - at)
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from consensus.voters import VoterSet
+from consensus.voter_set import VoterSet
 from features.lazily import importing
 from features.names import Names
 from features.tables import counted

@@ -55,7 +55,7 @@ class Disk:
 
     def vouches(self, job: str) -> list[tuple[bytes, Judgement]]:
         """(voter, judgement) of each vouch in the blocks that this peer holds."""
-        decided = filter(None, map(self._store.decision, self._store.roots()))
+        decided = filter(None, map(self._store.get_decision, self._store.roots()))
         closings = (closing for block in decided for closing in decode_body(block.decode().body).closings)
         signed = (vouch for closing in closings if closing.job == bytes.fromhex(job) for vouch in closing.vouches)
         decoded = ((vouch.signer, codec.decode_message(vouch.body, (Vouch,))) for vouch in signed)

@@ -79,7 +79,7 @@ def last_block_ms(directory: DataDirectory, genesis: Genesis) -> tuple[int | Non
                 text = f"{directory.ledger} is whole, of format {store.version}: the next start brings it to the present one"
                 return None, [ok("data", f"{text}; its blocks were not read")]
             height = store.decided_height
-            decided = store.decision(height) if height else None
+            decided = store.get_decision(height) if height else None
     except LostVotesError as error:
         return None, [refused("data", error, "give `peer rekey`: with a new key it contradicts nothing that the old one signed")]
     except UserError as error:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import trio
 
-from consensus.voters import VoterSet
+from consensus.voter_set import VoterSet
 from ledger.members import MembersState, Retire, lowers_tolerance, wishes_about
 from peer.driver.author import Author
 from peer.settings.datadir import storage_errors

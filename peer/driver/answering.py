@@ -12,7 +12,7 @@ from collections import OrderedDict, deque
 
 import trio
 
-from consensus.turn import SendBlock, SendDecisions, resolve
+from consensus.effects import SendBlock, SendDecisions, read_requested_blocks
 from protocol import codec
 from storage.store import Store
 from transport.network import Network, Priority
@@ -68,5 +68,5 @@ class Answering:
     def _read(self, request: Request) -> tuple[list[bytes], float]:
         """And the processor time that it took."""
         started = time.thread_time()
-        answers = [codec.encode(send.message) for send in resolve(request, self._store)]
+        answers = [codec.encode(send.message) for send in read_requested_blocks(request, self._store)]
         return answers, time.thread_time() - started

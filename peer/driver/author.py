@@ -91,7 +91,7 @@ class Author:
 
     def _decided_with(self, nonce: int, height: int) -> Signed | None:
         """This author's decided transaction with this nonce, from the blocks up to `height`; None if its block is not here."""
-        while (decided := self._driver.store.decision(height)) is not None:
+        while (decided := self._driver.store.get_decision(height)) is not None:
             for signed in decode_body(decided.decode().body).transactions:
                 if signed.signer == self.signer.public and _opened(signed).nonce == nonce:
                     return signed
@@ -134,8 +134,8 @@ class Author:
     def _signed(self, nonce: int, kind: str, content: object) -> Signed:
         """Raises `UserError` if this peer may sign nothing any more."""
         replica = self._driver.replica
-        if replica.copied is not None:
-            raise UserError(another_machine(replica.copied))
+        if replica.duplicate_identity_reason is not None:
+            raise UserError(another_machine(replica.duplicate_identity_reason))
         if replica.is_outdated:
             raise UserError(self._driver.rules.why_unknown(self._driver.state))
         expires = self._driver.state.height + LIFETIME_HEIGHTS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Set
 
-from consensus.voters import VoterSet
+from consensus.voter_set import VoterSet
 from peer.node.node import Node
 from protocol.api import PeerState
 from protocol.units import round_number
@@ -49,7 +49,7 @@ def heights_behind(node: Node, links: Set[bytes]) -> int | None:
     linked = links & others
     if others and not linked:
         return None
-    claimed = node.replica.claimed_by(linked, min(voters.faults_tolerated + 1, len(linked)))
+    claimed = node.replica.height_claimed_by(linked, min(voters.faults_tolerated + 1, len(linked)))
     return max(claimed, node.replica.height) - (node.state.height + 1)
 
 

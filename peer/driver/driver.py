@@ -17,10 +17,10 @@ from functools import partial
 
 import trio
 
-from consensus.chain_proof import Anchor, link_of
-from consensus.replica import Replica
-from consensus.turn import Outgoing, Send, Turn, execute_in_thread, restart_of
-from consensus.voters import CachingVerifier, VoterSet
+from consensus.effects import OutgoingMessage, SendMessage, StepEffects, execute_effects_in_thread, load_restart_state
+from consensus.light_client import TrustedBlock, make_light_block
+from consensus.pbft.replica import Replica
+from consensus.voter_set import CachingVerifier, VoterSet
 from ledger.blocks.ledger import Ledger
 from ledger.core.genesis import Genesis
 from ledger.jobs import ClosedRound
@@ -87,7 +87,7 @@ class Driver:
         network: Network,
         role: RoundWork,
         event_log: EventLog,
-        anchor: Anchor | None = None,
+        anchor: TrustedBlock | None = None,
         payload_bytes: int = 0,
     ) -> None:
         """`anchor` is a block that is known to be decided: what others say must lead to it. Of each job payloads of so many bytes
@@ -145,7 +145,7 @@ class Driver:
         """As the store says that this peer stopped."""
         ledger = self._restored_ledger()
         spoken = partial(self.store.round_votes, self.signer.public)
-        restart = restart_of(self.store, ledger.state.height)
+        restart = load_restart_state(self.store, ledger.state.height)
         accepted = self.store.accepted_proposals
         known = self._anchor_height, measured, time.thread_time
         return Node(self.signer, self.rules, ledger, restart, self._verifier, spoken, accepted, *known)
@@ -153,7 +153,7 @@ class Driver:
     def _restored_ledger(self) -> Ledger:
         state = self.rules.restored(self.store.state())
         self.store.rows.attach(state.tables)
-        last = self.store.decision(state.height)
+        last = self.store.get_decision(state.height)
         return Ledger(self.rules, state, last.decode().state_root if last else state.root)
 
     def now(self) -> float:
@@ -267,11 +267,11 @@ class Driver:
                 self.network.spent(item.peer, rest)
         for fault in turn.faults:
             self._drop(fault.peer, fault.error)
-        self.snapshots.check(turn.decided)
-        said = replace(turn, sends=tuple(send for send in turn.sends if isinstance(send, Send)))
-        await execute_in_thread(said, self.store, self, trio.to_thread.run_sync)
+        self.snapshots.check(turn.decided_blocks)
+        said = replace(turn, sends=tuple(send for send in turn.sends if isinstance(send, SendMessage)))
+        await execute_effects_in_thread(said, self.store, self, trio.to_thread.run_sync)
         for send in turn.sends:
-            if not isinstance(send, Send):
+            if not isinstance(send, SendMessage):
                 self._answering.ask(send)
         await trio.lowlevel.checkpoint_if_cancelled()  # the thread ends whatever happens; the workshop may be closed by then
         changes = self.node.take_round_changes()
@@ -283,7 +283,7 @@ class Driver:
         self.workshop.judge_proposals()
         self.snapshots.look(self.replica)
 
-    def send(self, to: tuple[bytes, ...] | None, message: Outgoing) -> None:
+    def send(self, to: tuple[bytes, ...] | None, message: OutgoingMessage) -> None:
         data = codec.encode(message)
         priority = Priority.CONTROL if isinstance(message, (GetRound, Decision)) else Priority.VOTE
         if to is None:
@@ -311,7 +311,7 @@ class Driver:
         else:
             self.events.add(kind, text, peer=peer, **fields)
 
-    def _note(self, turn: Turn, changes: Sequence[RoundChange]) -> None:
+    def _note(self, turn: StepEffects, changes: Sequence[RoundChange]) -> None:
         opened = {change.key for change in changes if not isinstance(change, RoundClosed)}
         for signer, message in self.node.heard:
             if signer != self.signer.public or (message.job, message.round) not in opened:  # else it is old, and from the disk
@@ -320,18 +320,18 @@ class Driver:
             self.witness.evidence(evidence)
         self.witness.turn(turn)
         self.witness.awaits(self.replica.awaits_decision)
-        self.witness.refusal(self.replica.height, self.replica.refusal)
-        self.witness.dispute(self.replica.dispute)
+        self.witness.refusal(self.replica.height, self.replica.block_refusal)
+        self.witness.dispute(self.replica.state_root_split)
         self.witness.disputed(why_disputed(self.replica))
-        self.witness.silence(self.replica.height, self.replica.silent_below)
-        self.witness.copied(self.replica.copied)
+        self.witness.silence(self.replica.height, self.replica.no_votes_below)
+        self.witness.copied(self.replica.duplicate_identity_reason)
         self.witness.unknown(self.rules.why_unknown(self.state))
         self.witness.muted(self.rounds.muted)
         failures, self.rules.failures = self.rules.failures, deque(maxlen=FAILURES_KEPT)
         self.witness.failed(f"height {self.replica.height}", failures)
         for _, reason in self.node.dropped:
             log.debug("our transaction left the pool: %s", reason)
-        if turn.decided:
+        if turn.decided_blocks:
             decided, self._decided = self._decided, trio.Event()
             decided.set()
 
@@ -348,7 +348,7 @@ class Driver:
     async def _apply_after(self, state: State) -> None:
         while True:
             more = self._decided
-            while (decided := await trio.to_thread.run_sync(self.store.decision, state.height + 1)) is not None:
+            while (decided := await trio.to_thread.run_sync(self.store.get_decision, state.height + 1)) is not None:
                 await self.snapshots.clear()
                 block = decided.decode()
                 if block.state_root != state.root:
@@ -363,7 +363,7 @@ class Driver:
                 rounds = [_stored_round(closed, state) for closed in transition.closed]
                 # Where a block changed many rows of tables, they are hashed now: beside the loop.
                 encoded = await trio.to_thread.run_sync(self.rules.encode_state, state)
-                link = link_of(decided, VoterSet(state.members.voters))
+                link = make_light_block(decided, VoterSet(state.members.voters))
                 save = partial(self.store.save_state, tables=state.tables)
                 await trio.to_thread.run_sync(save, state.height, state.root, encoded, rounds, link)
                 for key in before.jobs.jobs.keys() - state.jobs.jobs.keys():
@@ -499,7 +499,7 @@ def _seconds_slept() -> float:
 def _judged_round(store: Store, job: bytes, spec: bytes, number: int) -> JudgedRound:
     """What a round's model step needs, from what `_stored_round` has kept and the block that closed it."""
     stored = store.round(job, number)
-    decided = store.decision(stored.height) if stored else None
+    decided = store.get_decision(stored.height) if stored else None
     if stored is None or decided is None:
         raise StorageError(
             f"the block that closed round {round_number(number)} of job {job.hex()[:8]} is not here: restore a snapshot"

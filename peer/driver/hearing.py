@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Set
 
 import trio
 
-from consensus.voters import VoterSet
+from consensus.voter_set import VoterSet
 from features.names import Names
 from features.tables import counted
 from ledger.members import MembersState

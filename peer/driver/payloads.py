@@ -117,7 +117,7 @@ class Payloads:
     def _accepted(self, key: bytes, number: int) -> Sequence[bytes] | None:
         """Digests of a closed round's payloads; None if this peer came later."""
         stored = self.driver.store.round(key, number)
-        decided = None if stored is None else self.driver.store.decision(stored.height)
+        decided = None if stored is None else self.driver.store.get_decision(stored.height)
         if decided is None:
             return None
         closings = [closing for closing in decode_body(decided.decode().body).closings if closing.job == key]

@@ -18,9 +18,9 @@ from typing import Any, Final, TypeVar
 
 import trio
 
-from consensus.chain_proof import Anchor
-from consensus.replica import Replica
-from consensus.turn import Decided
+from consensus.effects import DecidedBlock
+from consensus.light_client import TrustedBlock
+from consensus.pbft.replica import Replica
 from ledger.snapshots.assembly import Restored
 from ledger.snapshots.snapshot import HEIGHT_MIN, LAG_HEIGHTS, SNAPSHOT_HEIGHTS, Queue, Shelf
 from ledger.snapshots.transfer import Basis, Step, Transfer, basis_of, in_turn
@@ -67,7 +67,7 @@ class Snapshots:
         host: ModelHost,
         network: Network,
         event_log: EventLog,
-        anchor: Anchor | None,
+        anchor: TrustedBlock | None,
         now: Callable[[], float],
         state: Callable[[], State],
         install: Install,
@@ -88,7 +88,7 @@ class Snapshots:
         self._repairs, self._begun = False, 0.0  # whether the transfer is because of a divergence, and since when it runs
         self._wanted: tuple[Basis, int] | None = None
         self._asked_last = b""  # for an offer, in the last transfer
-        if anchor is not None and (own := store.decision(anchor.height)) is not None:
+        if anchor is not None and (own := store.get_decision(anchor.height)) is not None:
             self.check((own,))
         self._not_before = -math.inf
         self._diagnosed: str | None = None
@@ -113,7 +113,7 @@ class Snapshots:
         self._repairs = replica.divergence is not None
         if replica.divergence is not None:
             self._wanted = self._after_divergence(replica.divergence)
-        elif replica.claimed - replica.height > LAG_HEIGHTS and not replica.is_outdated:
+        elif replica.highest_claimed_height - replica.height > LAG_HEIGHTS and not replica.is_outdated:
             self._wanted = self._when_behind(replica.height - 1)
         if self._wanted is not None:
             self._wake.set()
@@ -123,7 +123,7 @@ class Snapshots:
         with trio.move_on_after(max(0.0, self._begun + HOLD_SECONDS - self._now())):
             await self._clear.wait()
 
-    def check(self, decided: Iterable[Decided]) -> None:
+    def check(self, decided: Iterable[DecidedBlock]) -> None:
         """Raises `StorageError` if one of these blocks takes the place of the one that this peer's invitation names."""
         for item in decided:
             if self._anchor is not None and self._anchor.height == item.height and self._anchor.digest != item.digest:
@@ -133,7 +133,7 @@ class Snapshots:
                 )
 
     def _when_behind(self, decided: int) -> tuple[Basis, int]:
-        basis = basis_of(self._rules, self._verifier, self._state(), self._store.decision(decided), self._anchor)
+        basis = basis_of(self._rules, self._verifier, self._state(), self._store.get_decision(decided), self._anchor)
         return basis, decided + SNAPSHOT_HEIGHTS + 1  # which is there if the claims are true, and is proven if it is offered
 
     def _after_divergence(self, reason: str) -> tuple[Basis, int]:
@@ -141,7 +141,7 @@ class Snapshots:
         if reason != self._diagnosed:
             self._diagnosed = reason
             self._diagnose(reason)
-        decided = self._store.decision(self._store.decided_height)
+        decided = self._store.get_decision(self._store.decided_height)
         assert decided is not None, "a decided block showed the divergence"
         basis = basis_of(self._rules, self._verifier, None, decided, self._anchor)
         return basis, max(HEIGHT_MIN, self._state().height)
@@ -269,7 +269,7 @@ class Snapshots:
         return not self._repairs and 0 < transfer.progress[0] <= self._state().height
 
     async def _finish(self, transfer: Transfer, restored: Restored) -> None:
-        own = [self._store.decision(decided.height) for decided in restored.decisions]
+        own = [self._store.get_decision(decided.height) for decided in restored.decisions]
         if any(mine and mine.digest != theirs.digest for mine, theirs in zip(own, restored.decisions, strict=True)):
             self._warn_of_fork(f"height {restored.height} is certified there with another block than here")
             transfer.abandon()
@@ -336,7 +336,7 @@ def first_disproved(store: Store, restored: Restored) -> int:
     certified = {decided.height - 1: decided.decode().state_root for decided in restored.decisions}
     first = restored.height
     for height in sorted((height for height in own if height < restored.height), reverse=True):
-        child = store.decision(height + 1)
+        child = store.get_decision(height + 1)
         if (child.decode().state_root if child else certified.get(height)) == own[height]:
             break
         first = height

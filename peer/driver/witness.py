@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 
+from consensus.effects import DecidedBlock, StepEffects, StoredBlock
 from consensus.evidence import Evidence
-from consensus.replica import Replica
-from consensus.turn import Decided, StoredBlock, Turn
-from consensus.voters import VoterSet
+from consensus.pbft.replica import Replica
+from consensus.voter_set import VoterSet
 from ledger.core.containment import Failure
 from ledger.jobs import ClosedRound, Job
 from ledger.members import Member, Rotate
@@ -60,14 +60,14 @@ class Witness:
         if state is not None:
             self.events.names = names_of(state.members)
 
-    def turn(self, turn: Turn) -> None:
+    def turn(self, turn: StepEffects) -> None:
         for record in turn.records:
             if isinstance(record, StoredBlock):
                 self._first_seen.setdefault(record.height, self._now())
-        for decided in turn.decided:
+        for decided in turn.decided_blocks:
             self._decided(decided)
 
-    def _decided(self, decided: Decided) -> None:
+    def _decided(self, decided: DecidedBlock) -> None:
         self.first_decision_at = self.first_decision_at or self._now()
         self._awaits_since = None
         self.decisions += 1
@@ -102,8 +102,8 @@ class Witness:
         return 0.0 if self._awaits_since is None else self._now() - self._awaits_since
 
     def evidence(self, evidence: Evidence) -> None:
-        text = f"{short_id(evidence.culprit)} signed two things that exclude each other"
-        self.events.add("evidence", text, peer=evidence.culprit)
+        text = f"{short_id(evidence.signer)} signed two things that exclude each other"
+        self.events.add("evidence", text, peer=evidence.signer)
 
     def refusal(self, height: int, refusal: str | None) -> None:
         if refusal is not None and refusal != self._refusal:
@@ -121,8 +121,8 @@ class Witness:
         self._disputed = disputed
 
     def expelled(self, evidence: Evidence) -> None:
-        text = f"{short_id(evidence.culprit)} was expelled: it signed {_what(evidence)}"
-        self.events.add("member", text, peer=evidence.culprit)
+        text = f"{short_id(evidence.signer)} was expelled: it signed {_what(evidence)}"
+        self.events.add("member", text, peer=evidence.signer)
 
     def rotated(self, old: bytes, new: bytes) -> None:
         self.events.add("member", f"{short_id(new)} is now the key of {short_id(old)}", peer=new)
@@ -283,20 +283,20 @@ def why_halted(replica: Replica, member: Member | None, membership_problem: str 
         return f"EXPELLED at height {member.expelled}: the chain holds two statements of this key that exclude each other"
     if replica.divergence is not None:
         return f"HALTED: {replica.divergence}; the certified state is being restored"
-    if replica.copied is not None:
-        return f"HALTED: {another_machine(replica.copied)}"
+    if replica.duplicate_identity_reason is not None:
+        return f"HALTED: {another_machine(replica.duplicate_identity_reason)}"
     if replica.is_outdated:
         return f"HALTED: {unknown}"
-    if replica.dispute is not None:
-        return f"HALTED: {replica.dispute}; {WHAT_TO_DO}"
-    if replica.height < replica.silent_below:
-        return silence(replica.silent_below)
+    if replica.state_root_split is not None:
+        return f"HALTED: {replica.state_root_split}; {WHAT_TO_DO}"
+    if replica.height < replica.no_votes_below:
+        return silence(replica.no_votes_below)
     return f"not a member: {membership_problem}" if member is None and membership_problem else ""
 
 
 def why_disputed(replica: Replica) -> str:
     """Why people must look at the network although this peer works; empty if they need not."""
-    return f"DISPUTED: {replica.rivalry}; {COMPARE_BLOCKS}" if replica.rivalry is not None else ""
+    return f"DISPUTED: {replica.fork_proof}; {COMPARE_BLOCKS}" if replica.fork_proof is not None else ""
 
 
 def why_waiting(node: Node, links: Set[bytes]) -> str:

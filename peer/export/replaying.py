@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from consensus.block import Block, block_digest, decode_block
-from consensus.voters import CachingVerifier, VoterSet, verify_certificate
+from consensus.voter_set import CachingVerifier, VoterSet, verify_certificate
 from ledger.core.genesis import Genesis
 from ledger.state import Transition, decode_body
 from peer.export.writing import (

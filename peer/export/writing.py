@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from consensus.block import FIRST_HEIGHT
-from consensus.turn import Decided
+from consensus.effects import DecidedBlock
 from features.lazily import named
 from ledger.core.genesis import Genesis
 from ledger.jobs import Start
@@ -87,7 +87,7 @@ def exported_state(store: Store, host: ModelHost, genesis: Genesis, folder: Path
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} exists and is not an empty folder: name a new one")
     state = _newest_state(store, host, genesis)
-    if store.decision(FIRST_HEIGHT) is None:
+    if store.get_decision(FIRST_HEIGHT) is None:
         raise UserError(
             f"this peer restored a snapshot and holds no block below {_first_block(store, state)}: {_who_holds_all(state)}"
         )
@@ -135,7 +135,7 @@ def _clear_models(folder: Path) -> None:
 
 
 def _first_block(store: Store, state: State) -> int:
-    return next(height for height in range(state.height, 0, -1) if store.decision(height - 1) is None)
+    return next(height for height in range(state.height, 0, -1) if store.get_decision(height - 1) is None)
 
 
 def _who_holds_all(state: State) -> str:
@@ -166,8 +166,8 @@ def _certified(state: State) -> bytes:
     return state.certified_roots[state.height - 1]
 
 
-def _decided(store: Store, height: int) -> Decided:
-    decided = store.decision(height)
+def _decided(store: Store, height: int) -> DecidedBlock:
+    decided = store.get_decision(height)
     assert decided is not None, "every applied block is stored"
     return decided
 
@@ -242,7 +242,7 @@ def missing_payloads(store: Store, blobs: Blobs) -> dict[bytes, int]:
     """Of all blocks that are here: what a snapshot that was restored over them spared this peer, with lengths."""
     missing: dict[bytes, int] = {}
     for height in range(FIRST_HEIGHT, store.decided_height + 1):
-        if (decided := store.decision(height)) is not None:
+        if (decided := store.get_decision(height)) is not None:
             body = decided.decode().body
             named = payloads_of(body) | starts_of(body)
             missing |= {digest: size for digest, size in named.items() if blobs.size(digest) is None}

@@ -1,7 +1,7 @@
 """One peer without its disk, its network, its clock and its threads: everything that is decided between "came in" and "goes out".
 
-The daemon's driver and the simulator run the same `Node`. What must be remembered and sent is in the `Turn` it returns; nothing
-here does input or output, and time is an argument.
+The daemon's driver and the simulator run the same `Node`. What must be remembered and sent is in the `StepEffects` it returns;
+nothing here does input or output, and time is an argument.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
-from consensus import events
+from consensus import inputs
+from consensus.effects import DecidedBlock, OutgoingMessage, PeerFault, RestartState, SendMessage, StepEffects, merge_effects
 from consensus.evidence import Evidence
-from consensus.replica import Replica
-from consensus.turn import Decided, Fault, Outgoing, Restart, Send, Turn, merge
-from consensus.voters import VoterSet
+from consensus.pbft.replica import Replica
+from consensus.voter_set import VoterSet
 from ledger.blocks.ledger import Ledger
 from ledger.blocks.pool import SIGNED_BYTES, transaction_digest
 from ledger.core.module import Refused
@@ -70,7 +70,7 @@ UNDERSTOOD: tuple[type[Any], ...] = (*AGREEMENT_MESSAGES, *ROUND_ENVELOPES)
 class AppliedBlock:
     """The shell has applied the decided block that follows the last one; `state` is durable."""
 
-    decided: Decided
+    decided: DecidedBlock
     transition: Transition
     state: State
 
@@ -127,8 +127,8 @@ class Node:
     reads the processor time of this thread; the node only passes on what its messages took.
 
     The shell calls `turn` once at the start with no items, then whenever something came in or the last turn's `deadline` has
-    passed. Before it calls `turn` again, it must have carried out the turn before: `consensus.turn.persist`, then `deliver`.
-    Then it applies every block of `turn.decided` in order and at its own pace (`rules.apply`, the models' roots,
+    passed. Before it calls `turn` again, it must have carried out the turn before: `consensus.effects.persist_effects`, then
+    `deliver`. Then it applies every block of `turn.decided` in order and at its own pace (`rules.apply`, the models' roots,
     `Transition.finish`) and reports each with `AppliedBlock`; it drops the peers in `turn.faults`.
     """
 
@@ -137,7 +137,7 @@ class Node:
         signer: Signer,
         rules: Rules,
         ledger: Ledger,
-        restart: Restart,
+        restart: RestartState,
         verifier: Verifier,
         spoken: Callable[[bytes, int], Mapping[str, Signed]],
         accepted: Callable[[bytes, int], Sequence[Signed]],
@@ -165,7 +165,7 @@ class Node:
         self._answered: dict[bytes, float] = {}
         self._asked_last = self.me
         self._now = 0.0
-        self._turns: list[Turn] = []
+        self._turns: list[StepEffects] = []
         self._deadline: float | None = None  # the replica's
         self._repeat_at: float | None = None  # while transactions of our own wait
         self._lingers_until: float | None = None  # while transactions wait for others
@@ -191,7 +191,7 @@ class Node:
         What the others remember of rounds ends with the rounds: so nothing is said in one that a decided block may have closed.
         """
         is_applied = self.state.height + 1 >= self.replica.height
-        if not is_applied or not self.replica.may_speak:
+        if not is_applied or not self.replica.may_sign_round_messages:
             return False
         return self.replica.is_voter or not self._is_heard_in_rounds or self._is_recalled
 
@@ -216,7 +216,7 @@ class Node:
 
     # One turn --------------------------------------------------------------------------------------------------------
 
-    def turn(self, items: Sequence[Item], now: float) -> Turn:
+    def turn(self, items: Sequence[Item], now: float) -> StepEffects:
         """Everything that `items` lead to, merged: one fsync, then the sends. `now` is as for `Replica`."""
         self._now = max(now, self._now)
         self._turns, self.heard, self.dropped, self.spent = [], (), (), {}
@@ -250,19 +250,19 @@ class Node:
         elif self._repeat_at is None:
             self._repeat_at = self._now + OWN_REPEAT_SECONDS
 
-    def _finish(self) -> Turn:
+    def _finish(self) -> StepEffects:
         own = (self._deadline, self._repeat_at, self._lingers_until, self._resumes_at)
         times = (*own, self.rounds.deadline(self._now), self._recall.deadline(self._now))
-        return merge(self._turns, min([time for time in times if time is not None], default=None))
+        return merge_effects(self._turns, min([time for time in times if time is not None], default=None))
 
-    def _take(self, event: events.Event) -> None:
-        self.replica.take(event, self._now)
+    def _take(self, event: inputs.ReplicaInput) -> None:
+        self.replica.handle_input(event, self._now)
 
     def _conclude(self) -> None:
         """Agreement, for all that came in together."""
-        self._take(events.WorkChanged())
+        self._take(inputs.WorkChangedInput())
         height, view = self.replica.height, self.replica.view
-        turn = self.replica.conclude(self._now)
+        turn = self.replica.finish_step(self._now)
         self._deadline = turn.deadline
         accusing = turn.evidence
         if accusing:
@@ -270,7 +270,7 @@ class Node:
         self._turns.append(turn)
         for evidence in accusing:
             self._accuse(evidence)
-        for signed in turn.heard:
+        for signed in turn.remembered_round_messages:
             self._handle_relayed(signed)
         if self.replica.height == height and self.replica.view > view:
             self._tell_leader()
@@ -293,14 +293,16 @@ class Node:
 
     def _say(self, said: Effects) -> None:
         if said.records or said.sends:
-            self._turns.append(Turn(tuple(said.records), tuple(Send(None, GossipEnvelope(signed)) for signed in said.sends)))
+            self._turns.append(
+                StepEffects(tuple(said.records), tuple(SendMessage(None, GossipEnvelope(signed)) for signed in said.sends))
+            )
         self.heard += tuple(said.heard)
         for evidence in said.evidence:
             self._accuse(evidence)
 
-    def _send(self, to: tuple[bytes, ...] | None, *messages: Outgoing) -> None:
+    def _send(self, to: tuple[bytes, ...] | None, *messages: OutgoingMessage) -> None:
         if messages:
-            self._turns.append(Turn(sends=tuple(Send(to, message) for message in messages)))
+            self._turns.append(StepEffects(sends=tuple(SendMessage(to, message) for message in messages)))
 
     def _handle(self, item: Item) -> None:
         match item:
@@ -311,11 +313,11 @@ class Node:
                 try:
                     self._handle_message(peer, data)
                 except RemoteProtocolError as error:
-                    self._turns.append(Turn(faults=(Fault(peer, error),)))
+                    self._turns.append(StepEffects(faults=(PeerFault(peer, error),)))
                 self.spent.setdefault(peer, []).append(self._processor() - started)
             case Connected(peer=peer):
                 self._links[peer] = self._now
-                self._take(events.Connected(peer))
+                self._take(inputs.ConnectedInput(peer))
                 if self.is_stranger(peer):
                     self._strangers[peer] = None
                 else:
@@ -325,9 +327,9 @@ class Node:
                 self._strangers.pop(peer, None)
                 self._answered.pop(peer, None)
                 self._untold.pop(peer, None)
-                self._take(events.Disconnected(peer))
+                self._take(inputs.DisconnectedInput(peer))
             case Copied(address=address):
-                self._take(events.Copied(address))
+                self._take(inputs.DuplicateIdentityInput(address))
                 self.rounds.is_silent = True
             case Do(do=do):
                 self._say(do() or Effects())
@@ -398,13 +400,13 @@ class Node:
             case EvidenceMessage(first=first, second=second):
                 self._accuse(Evidence(first, second))
             case OwnStatements():
-                is_read = self.replica.reads_answers_of(peer)
-                self._take(events.Received(peer, message))
+                is_read = self.replica.accepts_answers_of(peer)
+                self._take(inputs.MessageInput(peer, message))
                 self._conclude()  # what we forgot must be known before we say anything in a round
                 if is_read:  # else it is asked again
                     self._recall.answer(peer, message.height)
             case _:
-                self._take(events.Received(peer, message))
+                self._take(inputs.MessageInput(peer, message))
 
     def _handle_relayed(self, signed: Signed) -> None:
         held = self.ledger.pool.get(transaction_digest(signed))
@@ -459,7 +461,7 @@ class Node:
         `RemoteProtocolError` if it proves nothing.
         """
         if self.ledger.accuse(evidence):
-            self._turns.append(Turn(records=(evidence,)))
+            self._turns.append(StepEffects(records=(evidence,)))
             self._send(None, EvidenceMessage(evidence.first, evidence.second))
 
     def _accusations(self) -> list[EvidenceMessage]:
@@ -491,10 +493,10 @@ def _asks_for_admission(signed: Signed) -> bool:
     return isinstance(message, Transaction) and message.kind == ADMIT
 
 
-def _applied_event(state: State) -> events.Applied:
+def _applied_event(state: State) -> inputs.AppliedInput:
     members = state.members
     sets = (_voter_set(members.previous), _voter_set(members.voters), _voter_set(members.upcoming))
-    return events.Applied(state.height, state.root, sets)
+    return inputs.AppliedInput(state.height, state.root, sets)
 
 
 @functools.lru_cache(maxsize=8)  # the sets change rarely, and each knows its hash

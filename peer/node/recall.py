@@ -1,8 +1,8 @@
 """The question of a peer that does not vote, but is heard in rounds, before it signs anything: its disk may be rolled back.
 
-Voters ask the same inside the replica (`consensus.rollback`), for the votes that agreement rests on. A trainer would be expelled
-for a second, different proposal in one round. A voter that left while a round was open in which it votes would be expelled for a
-second ballot.
+Voters ask the same inside the replica (`consensus.pbft.rollback_check`), for the votes that agreement rests on. A trainer would
+be expelled for a second, different proposal in one round. A voter that left while a round was open in which it votes would be
+expelled for a second ballot.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Set
 from dataclasses import dataclass, field
 
-from consensus.rollback import ASK_SECONDS
-from consensus.voters import VoterSet
+from consensus.pbft.rollback_check import ASK_SECONDS
+from consensus.voter_set import VoterSet
 
 
 @dataclass(slots=True)

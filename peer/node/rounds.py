@@ -8,8 +8,8 @@ from collections.abc import Container, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
+from consensus.effects import OwnRoundStatement
 from consensus.evidence import Evidence
-from consensus.turn import RoundVoted
 from ledger.audits.losses import LossOpening
 from ledger.jobs import Job, Phase
 from ledger.state import State
@@ -41,7 +41,7 @@ SEEK_SECONDS = 3.0  # while a round cannot be closed, this peer asks some others
 class Effects:
     """The effects of one input: records to make durable, then messages to send."""
 
-    records: list[RoundVoted] = field(default_factory=list)
+    records: list[OwnRoundStatement] = field(default_factory=list)
     sends: list[Signed] = field(default_factory=list)
     evidence: list[Evidence] = field(default_factory=list)
     heard: list[tuple[bytes, RoundMessage]] = field(default_factory=list)  # (signer, message that counts now): for people
@@ -419,7 +419,7 @@ class Rounds:
         return min(times, default=None)
 
 
-def _record(book: RoundBook, signed: Signed, message: RoundMessage) -> RoundVoted:
+def _record(book: RoundBook, signed: Signed, message: RoundMessage) -> OwnRoundStatement:
     """A ballot's has the proposals that it accepts. A closing needs their bytes: were they kept in memory alone, a round could
     never close after all who accept had been restarted, if the trainer's disk was lost.
     """
@@ -434,7 +434,7 @@ def _record(book: RoundBook, signed: Signed, message: RoundMessage) -> RoundVote
     tag = message.TAG
     if isinstance(message, Vouch):
         tag += f":{book.vouching.new(signed.signer, message)[0].trainer.hex()}"
-    return RoundVoted(tag, message.job, message.round, signed, tuple(accepted))
+    return OwnRoundStatement(tag, message.job, message.round, signed, tuple(accepted))
 
 
 def _signers(terms: RoundTerms, message: RoundMessage) -> frozenset[bytes]:

@@ -10,7 +10,7 @@ from typing import Final
 
 import trio
 
-from consensus.voters import VoterSet
+from consensus.voter_set import VoterSet
 from curation.calls import ProjectView
 from curation.contents import AddPage, Found, Move, Review, SayGold
 from curation.importing import Given, in_pages

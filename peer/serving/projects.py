@@ -14,7 +14,7 @@ from typing import Any
 
 import trio
 
-from consensus.voters import VoterSet
+from consensus.voter_set import VoterSet
 from curation.answer_texts import read_answer
 from curation.answers import Kind, named, options_problem
 from curation.calls import AgreementView, CurationCalls, ExportView, ImportRequest, ImportView, ProjectView, WaitingView

@@ -7,7 +7,7 @@ import zlib
 from dataclasses import dataclass
 from typing import Annotated
 
-from consensus.chain_proof import Anchor
+from consensus.light_client import TrustedBlock
 from ledger.core.genesis import Genesis
 from ledger.members import Admit, Invitation, token_preimage
 from protocol import codec
@@ -30,12 +30,12 @@ class InvitationString:
     invitation: Signed
     token_seed: Annotated[bytes, Length(32, 32)]  # whoever holds it can join, so it is as secret as the string
     anchor: (
-        Anchor | None
+        TrustedBlock | None
     )  # the last block that the inviter had applied: whoever trusts the invitation takes no history without it
 
 
 def make_invitation(
-    signer: Signer, genesis: Genesis, expires_ms: int, addresses: tuple[str, ...], anchor: Anchor | None = None
+    signer: Signer, genesis: Genesis, expires_ms: int, addresses: tuple[str, ...], anchor: TrustedBlock | None = None
 ) -> InvitationString:
     token = Identity.generate()
     signed = sign_message(signer, genesis.chain_id, Invitation(token.public, expires_ms))

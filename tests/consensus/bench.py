@@ -7,11 +7,11 @@ import hashlib
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from consensus.block import block_digest, decode_block, encode_header, header_of
-from consensus.events import Applied, Connected, Event, Message, Received, WorkChanged
-from consensus.replica import Replica
-from consensus.turn import Decided, Restart, Send, Turn, persist
-from consensus.voters import VoterSet
+from consensus.block import block_digest, decode_block, encode_header, make_header
+from consensus.effects import DecidedBlock, RestartState, SendMessage, StepEffects, persist_effects
+from consensus.inputs import AgreementMessage, AppliedInput, ConnectedInput, MessageInput, ReplicaInput, WorkChangedInput
+from consensus.pbft.replica import Replica
+from consensus.voter_set import VoterSet
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed, sign_message
 from protocol.messages import (
@@ -49,17 +49,17 @@ class Bench:
 
     def __post_init__(self) -> None:
         self.signers = sorted((FastSigner(f"voter {i}") for i in range(self.n)), key=lambda signer: signer.public)
-        self.voters = VoterSet.of(signer.public for signer in self.signers)
+        self.voters = VoterSet.from_keys(signer.public for signer in self.signers)
         self.counter = self.application(self.voters)
-        self.turn = Turn()
-        self.replica = self._replica(Restart())
+        self.turn = StepEffects()
+        self.replica = self._replica(RestartState())
         self.tell_that_nothing_was_heard()
 
-    def _replica(self, restart: Restart) -> Replica:
+    def _replica(self, restart: RestartState) -> Replica:
         return Replica(self.signers[self.place], CHAIN_ID, FastVerifier(), self.counter, self.counter.applied(), restart)
 
     def restart(self) -> None:
-        self.replica = self._replica(self.journal.load())
+        self.replica = self._replica(self.journal.read_restart_state())
         self.tell_that_nothing_was_heard()
 
     def tell_that_nothing_was_heard(self) -> None:
@@ -69,23 +69,23 @@ class Bench:
 
     # Giving ----------------------------------------------------------------------------------------------------------
 
-    def step(self, event: Event, wait: float = 0.0) -> Turn:
+    def step(self, event: ReplicaInput, wait: float = 0.0) -> StepEffects:
         self.now += wait
         self.turn = self.replica.step(event, self.now)
-        persist(self.turn, self.journal)
+        persist_effects(self.turn, self.journal)
         return self.turn
 
-    def give(self, sender: int, message: Message) -> Turn:
+    def give(self, sender: int, message: AgreementMessage) -> StepEffects:
         return self.give_from(self.signers[sender].public, message)
 
-    def give_from(self, peer: bytes, message: Message) -> Turn:
-        return self.step(Received(peer, message))
+    def give_from(self, peer: bytes, message: AgreementMessage) -> StepEffects:
+        return self.step(MessageInput(peer, message))
 
     def connect(self, *others: int) -> None:
         for other in others:
-            self.step(Connected(self.signers[other].public))
+            self.step(ConnectedInput(self.signers[other].public))
 
-    def apply(self, decided: Decided) -> Applied:
+    def apply(self, decided: DecidedBlock) -> AppliedInput:
         applied = self.counter.apply(decided)
         self.step(applied)
         return applied
@@ -94,19 +94,19 @@ class Bench:
 
     def block(self, leader: int, body: bytes = b"\x91\x01") -> bytes:
         """A sound block of the height to be decided, made by this leader now."""
-        return self.replica._chain.build(body, self.signers[leader].public, int(self.now * 1_000))
+        return self.replica._chain.build_block(body, self.signers[leader].public, int(self.now * 1_000))
 
     def leader(self, view: int = 0) -> int:
-        schedule = self.replica._chain.schedule(self.replica.height)
+        schedule = self.replica._chain.leader_schedule(self.replica.height)
         assert schedule is not None
-        return self.voters.keys.index(schedule.leader(view))
+        return self.voters.keys.index(schedule.leader_of_view(view))
 
     def sign(self, voter: int, statement: object) -> Signed:
         return sign_message(self.signers[voter], CHAIN_ID, statement)
 
     def propose(self, block: bytes, view: int = 0, justification: TimeoutCertificate | None = None) -> ProposeEnvelope:
         propose = Propose(self.voters.hash, self.replica.height, view, block_digest(block))
-        header, body = encode_header(header_of(decode_block(block))), decode_block(block).body
+        header, body = encode_header(make_header(decode_block(block))), decode_block(block).body
         return ProposeEnvelope(self.sign(self.leader(view), propose), header, body, justification)
 
     def prepare(self, voter: int, block: bytes, view: int = 0) -> Vote:
@@ -137,8 +137,8 @@ class Bench:
 
     # Looking ---------------------------------------------------------------------------------------------------------
 
-    def sent(self, kind: type) -> list[Message]:
-        return [send.message for send in self.turn.sends if isinstance(send, Send) and isinstance(send.message, kind)]
+    def sent(self, kind: type) -> list[AgreementMessage]:
+        return [send.message for send in self.turn.sends if isinstance(send, SendMessage) and isinstance(send.message, kind)]
 
     def sent_votes(self, kind: type) -> list[Signed]:
         votes = [message.vote for message in self.sent(Vote) if isinstance(message, Vote)]
@@ -165,10 +165,10 @@ class Digests(Counter):
 
     known: dict[bytes, bytes] = field(default_factory=dict)
 
-    def condense(self, body: bytes) -> bytes:
+    def make_compact_body(self, body: bytes) -> bytes:
         return hashlib.sha256(body).digest()
 
-    def expand(self, short: bytes) -> bytes | None:
+    def expand_body(self, short: bytes) -> bytes | None:
         if len(short) != 32:
             raise RemoteProtocolError("mistyped", "no digest")
         return self.known.get(short)
@@ -180,14 +180,14 @@ class ShortBench(Bench):
 
     def learn(self, body: bytes = BODY) -> None:
         self.counter.known[hashlib.sha256(body).digest()] = body
-        self.step(WorkChanged())
+        self.step(WorkChangedInput())
 
     def short(self, block: bytes) -> ProposeEnvelope:
         message = self.propose(block)
-        return dataclasses.replace(message, compact_body=self.counter.condense(message.compact_body))
+        return dataclasses.replace(message, compact_body=self.counter.make_compact_body(message.compact_body))
 
     def asked(self) -> list[tuple[bytes, ...] | None]:
-        sends = [send for send in self.turn.sends if isinstance(send, Send)]
+        sends = [send for send in self.turn.sends if isinstance(send, SendMessage)]
         return [send.to for send in sends if isinstance(send.message, GetBlock)]
 
 

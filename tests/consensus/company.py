@@ -8,12 +8,12 @@ from __future__ import annotations
 from copy import copy
 from dataclasses import dataclass, field
 
-from consensus.block import block_digest, decode_block, encode_header, header_of
-from consensus.events import Message, Received
+from consensus.block import block_digest, decode_block, encode_header, make_header
+from consensus.effects import StoredBlock
+from consensus.inputs import AgreementMessage, MessageInput
+from consensus.pbft.replica import Replica
 from consensus.quorum import faults_tolerated
-from consensus.replica import Replica
-from consensus.turn import StoredBlock
-from consensus.voters import VoterSet
+from consensus.voter_set import VoterSet
 from protocol import codec
 from protocol.identity import Signed, sign_message
 from protocol.messages import (
@@ -57,7 +57,7 @@ class Honest:
 class Company:
     def __init__(self, n: int, place: int) -> None:
         self.signers = sorted((FastSigner(f"voter {i}") for i in range(n)), key=lambda signer: signer.public)
-        self.voters = VoterSet.of(signer.public for signer in self.signers)
+        self.voters = VoterSet.from_keys(signer.public for signer in self.signers)
         self.me = self.signers.pop(place)
         self.liars = self.signers[: faults_tolerated(n)]
         self.now_ms = 1_000_000
@@ -65,7 +65,7 @@ class Company:
         self._log = Log(self.voters)
         self._observer = Replica(FastSigner("observer"), CHAIN_ID, FastVerifier(), self._log, self._log.applied())
         self.decided: dict[int, Decision] = {}
-        self.mail: list[tuple[bytes, Message]] = []  # everything sound that anybody said, with its author
+        self.mail: list[tuple[bytes, AgreementMessage]] = []  # everything sound that anybody said, with its author
         self.signed: dict[tuple[int, bytes], dict[bytes, Signed]] = {}  # (height, body) -> who signed it
         self.blocks: dict[bytes, bytes] = {}
         self._open()
@@ -92,13 +92,13 @@ class Company:
         return max(voter.view for voter in self.honest)
 
     def leader(self, view: int) -> bytes:
-        schedule = self._observer._chain.schedule(self.height)
+        schedule = self._observer._chain.leader_schedule(self.height)
         assert schedule is not None
-        return schedule.leader(view)
+        return schedule.leader_of_view(view)
 
     # Saying ----------------------------------------------------------------------------------------------------------
 
-    def say(self, author: bytes, message: Message) -> tuple[bytes, Message]:
+    def say(self, author: bytes, message: AgreementMessage) -> tuple[bytes, AgreementMessage]:
         self.mail.append((author, message))
         return self.mail[-1]
 
@@ -113,7 +113,7 @@ class Company:
     def is_liar(self, key: bytes) -> bool:
         return any(liar.public == key for liar in self.liars)
 
-    def propose(self, view: int, item: int) -> tuple[bytes, Message] | None:
+    def propose(self, view: int, item: int) -> tuple[bytes, AgreementMessage] | None:
         """By whoever leads this view: a new block, or the one it is obliged to. A liar may do it again."""
         key = self.leader(view)
         honest = next((voter for voter in self.honest if voter.signer.public == key), None)
@@ -130,18 +130,20 @@ class Company:
             block = self.build(codec.encode([item]), key)
         signer = next(signer for signer in self.signers if signer.public == key)
         signed = self.sign(signer, Propose(self.voters.hash, self.height, view, block_digest(block)))
-        header = header_of(decode_block(block))
-        message = ProposeEnvelope(signed, encode_header(header), self._log.condense(decode_block(block).body), justification)
+        header = make_header(decode_block(block))
+        message = ProposeEnvelope(
+            signed, encode_header(header), self._log.make_compact_body(decode_block(block).body), justification
+        )
         before.append(message)
         return self.say(key, message)
 
     def build(self, body: bytes, proposer: bytes) -> bytes:
         self.now_ms += 1
-        block = self._observer._chain.build(body, proposer, self.now_ms)
+        block = self._observer._chain.build_block(body, proposer, self.now_ms)
         self.blocks[block_digest(block)] = block
         return block
 
-    def prepare(self, honest: Honest, view: int, choice: int) -> tuple[bytes, Message] | None:
+    def prepare(self, honest: Honest, view: int, choice: int) -> tuple[bytes, AgreementMessage] | None:
         offered = self.proposals.get(view, [])
         if not offered or honest.timed_out >= view or view < honest.view or view in honest.prepared:
             return None
@@ -152,13 +154,13 @@ class Company:
             honest.signer.public, Vote(self.sign(honest.signer, Prepare(self.voters.hash, self.height, view, digest)))
         )
 
-    def commit(self, honest: Honest) -> tuple[bytes, Message] | None:
+    def commit(self, honest: Honest) -> tuple[bytes, AgreementMessage] | None:
         if honest.high is None or honest.high[0] != honest.view or honest.timed_out >= honest.view:
             return None
         commit = Commit(self.voters.hash, self.height, honest.view, honest.high[1])
         return self.say(honest.signer.public, Vote(self.sign(honest.signer, commit)))
 
-    def time_out(self, honest: Honest) -> tuple[bytes, Message] | None:
+    def time_out(self, honest: Honest) -> tuple[bytes, AgreementMessage] | None:
         if honest.timed_out < honest.view:
             honest.timed_out = honest.view
             self.timeouts.setdefault(honest.view, {})[honest.signer.public] = self.timeout(
@@ -172,7 +174,7 @@ class Company:
 
     # Certificates ----------------------------------------------------------------------------------------------------
 
-    def certify(self, kind: type[Prepare] | type[Commit], view: int) -> tuple[bytes, Message] | None:
+    def certify(self, kind: type[Prepare] | type[Commit], view: int) -> tuple[bytes, AgreementMessage] | None:
         """What a quorum, the liars among it, has signed in this view: a Prepared, or a Decision that moves the frontier on."""
         for offer in self.proposals.get(view, []):
             digest = codec.decode_message(offer.propose.body, (Propose,)).block
@@ -188,21 +190,21 @@ class Company:
             return self.say(self.keys[0], Prepared(certificate))
         return None
 
-    def too_small(self, kind: type[Prepare] | type[Commit], view: int, item: int) -> Message:
+    def too_small(self, kind: type[Prepare] | type[Commit], view: int, item: int) -> AgreementMessage:
         """A certificate that lacks one signature. (No honest voter signs this; it stands for more liars than there may be.)"""
         block = self.build(codec.encode([item]), self.leader(view))
         statement = kind(self.voters.hash, self.height, view, block_digest(block))
         certificate = certificate_of(CHAIN_ID, statement, self.signers[: self.voters.quorum - 1])
         return Prepared(certificate) if kind is Prepare else Decision(block, certificate)
 
-    def decide(self, decision: Decision) -> tuple[bytes, Message]:
+    def decide(self, decision: Decision) -> tuple[bytes, AgreementMessage]:
         self.decided[self.height] = decision
-        turn = self._observer.step(Received(self.keys[0], decision), self.now_ms / 1_000)
-        self._observer.step(self._log.apply(turn.decided[0]), self.now_ms / 1_000)
+        turn = self._observer.step(MessageInput(self.keys[0], decision), self.now_ms / 1_000)
+        self._observer.step(self._log.apply(turn.decided_blocks[0]), self.now_ms / 1_000)
         self._open()
         return self.say(self.keys[0], decision)
 
-    def end_view(self, view: int, with_lies: bool) -> tuple[bytes, Message] | None:
+    def end_view(self, view: int, with_lies: bool) -> tuple[bytes, AgreementMessage] | None:
         said = dict(self.timeouts.get(view, {}))
         for liar in self.liars:
             known = [entry for entry in self.prepared if entry[0] <= view]
@@ -217,7 +219,7 @@ class Company:
     def _view_of(self, certificate: Certificate) -> int:
         return codec.decode_message(certificate.vote, (Prepare,)).view
 
-    def hear_me(self, message: Message, block_of: dict[bytes, StoredBlock]) -> None:
+    def hear_me(self, message: AgreementMessage, block_of: dict[bytes, StoredBlock]) -> None:
         """What the replica under test has sent counts for the others, as far as they are at its height."""
         match message:
             case Vote(vote=signed):

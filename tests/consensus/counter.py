@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 
-from consensus.events import Applied
-from consensus.turn import Decided
-from consensus.voters import VoterSet
+from consensus.effects import DecidedBlock
+from consensus.inputs import AppliedInput
+from consensus.voter_set import VoterSet
 from protocol import codec
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed
@@ -35,11 +35,11 @@ class Counter:
     def __post_init__(self) -> None:
         self.voters = (self.founders,) * 3
 
-    def propose(self, height: int, now_ms: int) -> bytes | None:
+    def make_body(self, height: int, now_ms: int) -> bytes | None:
         items = sorted(self.pending)[:ITEMS_PER_BLOCK]
         return codec.encode(items) if items else None
 
-    def check(self, height: int, body: bytes, proposer: bytes) -> str | None:
+    def why_body_refused(self, height: int, body: bytes, proposer: bytes) -> str | None:
         assert height == self.height + 1
         try:
             items = codec.decode(Numbers, body)
@@ -52,26 +52,26 @@ class Counter:
     def has_work(self) -> bool:
         return bool(self.pending)
 
-    def condense(self, body: bytes) -> bytes:
+    def make_compact_body(self, body: bytes) -> bytes:
         return body
 
-    def expand(self, short: bytes) -> bytes | None:
+    def expand_body(self, short: bytes) -> bytes | None:
         return short
 
     def is_member(self, peer: bytes) -> bool:
         return peer in self.candidates
 
-    def knows_until(self) -> int | None:
+    def last_supported_height(self) -> int | None:
         return None
 
-    def signed_by(self, peer: bytes) -> tuple[Signed, ...]:
+    def statements_signed_by(self, peer: bytes) -> tuple[Signed, ...]:
         return ()
 
     def add(self, item: int) -> None:
         if item not in self.done:
             self.pending.add(item)
 
-    def apply(self, decided: Decided) -> Applied:
+    def apply(self, decided: DecidedBlock) -> AppliedInput:
         assert decided.height == self.height + 1
         items = codec.decode(Numbers, decided.decode().body)
         self.height = decided.height
@@ -82,12 +82,12 @@ class Counter:
         for item in items:
             if item >= self.CHANGE:
                 candidate = {self.candidates[item - self.CHANGE]}
-                latest = VoterSet.of(set(latest.keys) ^ candidate)
+                latest = VoterSet.from_keys(set(latest.keys) ^ candidate)
         self.voters = (self.voters[1], self.voters[2], latest)
         return self.applied()
 
-    def applied(self) -> Applied:
-        return Applied(self.height, self.root, self.voters)
+    def applied(self) -> AppliedInput:
+        return AppliedInput(self.height, self.root, self.voters)
 
 
 @dataclass
@@ -100,17 +100,17 @@ class Log(Counter):
         self.known[digest_of(item)] = item
         self.add(item)
 
-    def condense(self, body: bytes) -> bytes:
+    def make_compact_body(self, body: bytes) -> bytes:
         return codec.encode(tuple(map(digest_of, codec.decode(Numbers, body))))
 
-    def expand(self, short: bytes) -> bytes | None:
+    def expand_body(self, short: bytes) -> bytes | None:
         items = [self.known.get(digest) for digest in codec.decode(Names, short)]
         return None if None in items else codec.encode(items)
 
     def is_member(self, peer: bytes) -> bool:
         return True
 
-    def apply(self, decided: Decided) -> Applied:
+    def apply(self, decided: DecidedBlock) -> AppliedInput:
         applied = super().apply(decided)
         for item in codec.decode(Numbers, decided.decode().body):
             self.hear(item)

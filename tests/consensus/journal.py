@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import copy
 
+from consensus.effects import DecidedBlock, JournalRecord, OwnStatement, RestartState, StoredBlock, StoredCertificate, VotePause
 from consensus.evidence import Evidence
-from consensus.turn import Decided, Record, Restart, Silence, StoredBlock, StoredCertificate, Voted
 from protocol.messages import Certificate
 
 
 class MemoryJournal:
     def __init__(self) -> None:
-        self.decided: dict[int, Decided] = {}
+        self.decided: dict[int, DecidedBlock] = {}
         self.evidence: list[Evidence] = []
         self.silent_below = 0
-        self.votes: list[Voted] = []
+        self.votes: list[OwnStatement] = []
         self.blocks: dict[bytes, StoredBlock] = {}
         self.prepared: Certificate | None = None
 
@@ -25,36 +25,36 @@ class MemoryJournal:
         other.votes, other.blocks = list(self.votes), dict(self.blocks)
         return other
 
-    def append(self, records: Sequence[Record]) -> None:
+    def append_records(self, records: Sequence[JournalRecord]) -> None:
         for record in records:
             match record:
-                case Voted():
+                case OwnStatement():
                     self.votes.append(record)
                 case StoredBlock():
                     self.blocks[record.digest] = record
                 case StoredCertificate():
                     self.prepared = record.certificate
-                case Decided():
+                case DecidedBlock():
                     self._decide(record)
                 case Evidence():
                     self.evidence.append(record)
-                case Silence():
+                case VotePause():
                     self.silent_below = max(self.silent_below, record.below)
 
-    def _decide(self, decided: Decided) -> None:
+    def _decide(self, decided: DecidedBlock) -> None:
         assert decided.height == len(self.decided) + 1, "decided heights must be contiguous"
         self.decided[decided.height] = decided
         self.votes = [voted for voted in self.votes if voted.slot[1] > decided.height]
         self.blocks, self.prepared = {}, None
 
-    def load(self) -> Restart:
+    def read_restart_state(self) -> RestartState:
         last = [self.decided[height] for height in sorted(self.decided)[-2:]]
         certificate, blocks = self.prepared, tuple(self.blocks.values())
-        return Restart(tuple(last), tuple(self.votes), blocks, certificate, silent_below=self.silent_below)
+        return RestartState(tuple(last), tuple(self.votes), blocks, certificate, no_votes_below=self.silent_below)
 
-    def decision(self, height: int) -> Decided | None:
+    def get_decision(self, height: int) -> DecidedBlock | None:
         return self.decided.get(height)
 
-    def block(self, digest: bytes) -> bytes | None:
+    def get_block(self, digest: bytes) -> bytes | None:
         stored = self.blocks.get(digest)
         return stored.block if stored else None

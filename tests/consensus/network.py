@@ -9,10 +9,18 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from consensus.events import Connected, Disconnected, Event, Message, Received, Tick, WorkChanged
-from consensus.replica import Replica
-from consensus.turn import Decided, Turn, merge, persist
-from consensus.voters import VoterSet
+from consensus.effects import DecidedBlock, StepEffects, merge_effects, persist_effects
+from consensus.inputs import (
+    AgreementMessage,
+    ConnectedInput,
+    DisconnectedInput,
+    MessageInput,
+    ReplicaInput,
+    TickInput,
+    WorkChangedInput,
+)
+from consensus.pbft.replica import Replica
+from consensus.voter_set import VoterSet
 from tests.consensus.counter import Counter
 from tests.consensus.journal import MemoryJournal
 from tests.sim.keys import FastSigner, FastVerifier
@@ -30,7 +38,7 @@ class Node:
     counter: Counter
     journal: MemoryJournal = field(default_factory=MemoryJournal)
     replica: Replica | None = None  # None: crashed
-    inbox: list[Event] = field(default_factory=list)
+    inbox: list[ReplicaInput] = field(default_factory=list)
     life: int = 0  # counts restarts: what was scheduled for an earlier life is void
     syncing: bool = False
     deadline: float | None = None
@@ -50,7 +58,7 @@ class Network:
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         signers = [FastSigner(f"node {i}") for i in range(n + observers)]
-        founders = VoterSet.of(signer.public for signer in signers[:n])
+        founders = VoterSet.from_keys(signer.public for signer in signers[:n])
         candidates = tuple(signer.public for signer in signers)
         self.nodes = {signer.public: Node(signer, Counter(founders, candidates)) for signer in signers}
         self.items: set[int] = set()
@@ -83,7 +91,7 @@ class Network:
 
     def _learn(self, node: Node, item: int) -> None:
         node.counter.add(item)
-        self._give(node, WorkChanged())
+        self._give(node, WorkChangedInput())
 
     def _draw(self, span: tuple[float, float]) -> float:
         return self.random.uniform(*span)
@@ -95,7 +103,7 @@ class Network:
         node.replica, node.inbox, node.syncing, node.deadline = None, [], False, None
         node.life += 1
         for other in self.all:
-            self._give(other, Disconnected(node.key))
+            self._give(other, DisconnectedInput(node.key))
 
     def restart(self, node: Node) -> None:
         self._start(node)
@@ -108,19 +116,19 @@ class Network:
         node.counter = Counter(node.counter.founders, node.counter.candidates)
         for height in range(1, self.random.randint(0, len(decided)) + 1):
             node.counter.apply(decided[height])
-        restart = node.journal.load()
+        restart = node.journal.read_restart_state()
         node.replica = Replica(node.signer, CHAIN_ID, FastVerifier(), node.counter, node.counter.applied(), restart)
         for height in range(node.counter.height + 1, len(decided) + 1):
             self._apply_later(node, decided[height])
         for other in self.all:
             if other is not node and other.replica is not None:
-                self._give(other, Connected(node.key))
-                self._give(node, Connected(other.key))
-        self._give(node, Tick())
+                self._give(other, ConnectedInput(node.key))
+                self._give(node, ConnectedInput(other.key))
+        self._give(node, TickInput())
 
     # Turns -----------------------------------------------------------------------------------------------------------
 
-    def _give(self, node: Node, event: Event) -> None:
+    def _give(self, node: Node, event: ReplicaInput) -> None:
         if node.replica is not None:
             node.inbox.append(event)
             self._work(node)
@@ -131,25 +139,25 @@ class Network:
             return
         events, node.inbox = node.inbox, []
         turns = [node.replica.step(event, self.now + node.offset) for event in events]
-        turn = merge(turns, turns[-1].deadline)
+        turn = merge_effects(turns, turns[-1].deadline)
         assert not turn.faults and not turn.evidence and node.replica.divergence is None
         self._set_timer(node, turn.deadline)
         node.syncing = True
         life = node.life
         self.after(self._draw(SYNC_SECONDS), lambda: self._synced(node, life, turn))
 
-    def _synced(self, node: Node, life: int, turn: Turn) -> None:
+    def _synced(self, node: Node, life: int, turn: StepEffects) -> None:
         if node.life != life:
             return
-        for send in persist(turn, node.journal):
+        for send in persist_effects(turn, node.journal):
             for peer in send.to or ():
                 self._transmit(node.key, peer, send.message)  # type: ignore[arg-type]
-        for decided in turn.decided:
+        for decided in turn.decided_blocks:
             self._apply_later(node, decided)
         node.syncing = False
         self._work(node)
 
-    def _apply_later(self, node: Node, decided: Decided) -> None:
+    def _apply_later(self, node: Node, decided: DecidedBlock) -> None:
         life = node.life
 
         def apply() -> None:
@@ -170,8 +178,8 @@ class Network:
 
     def _tick(self, node: Node, life: int, deadline: float) -> None:
         if node.life == life and node.deadline == deadline:
-            self._give(node, Tick())
+            self._give(node, TickInput())
 
-    def _transmit(self, sender: bytes, peer: bytes, message: Message) -> None:
+    def _transmit(self, sender: bytes, peer: bytes, message: AgreementMessage) -> None:
         self.sent += 1
-        self.after(self._draw(DELAY_SECONDS), lambda: self._give(self.nodes[peer], Received(sender, message)))
+        self.after(self._draw(DELAY_SECONDS), lambda: self._give(self.nodes[peer], MessageInput(sender, message)))

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 import pytest
 
 from consensus.block import block_digest, decode_block, encode_block
-from consensus.events import Tick
-from consensus.replica import Replica
-from consensus.turn import Restart, Send
+from consensus.effects import RestartState, SendMessage
+from consensus.inputs import TickInput
+from consensus.pbft.replica import Replica
 from protocol.limits import DECISIONS_PER_REPLY_MAX
 from protocol.messages import BlockBytes, Commit, Decision, GetDecisions, Prepare, Status
 from tests.consensus.bench import CHAIN_ID, Bench
@@ -31,20 +31,20 @@ class Newcomer(Bench):
 
     anchor_height: int = ANCHOR_HEIGHT
 
-    def _replica(self, restart: Restart) -> Replica:
+    def _replica(self, restart: RestartState) -> Replica:
         self.counter.candidates = tuple(signer.public for signer in self.signers)
         me = FastSigner("newcomer")
         return Replica(me, CHAIN_ID, FastVerifier(), self.counter, self.counter.applied(), restart, self.anchor_height)
 
     def follow(self, *decisions: Decision) -> None:
         for decision in decisions:
-            (decided,) = self.give(1, decision).decided
+            (decided,) = self.give(1, decision).decided_blocks
             self.apply(decided)
 
     def hear_commits(self, block: bytes) -> None:
         for voter in SIGNERS:
             self.give(voter, self.commit(voter, block))
-            assert not self.faults and not self.turn.decided
+            assert not self.faults and not self.turn.decided_blocks
 
 
 def history(first: bytes, count: int) -> list[Decision]:
@@ -65,7 +65,7 @@ def test_a_certificate_of_another_history_whose_block_never_comes_does_not_stop_
     bench.follow(true[0])
     bench.hear_commits(history(FALSE, 2)[1].block)
     bench.follow(true[1], true[2])
-    assert bench.replica.height == 4 and bench.replica.rivalry is None
+    assert bench.replica.height == 4 and bench.replica.fork_proof is None
 
 
 @pytest.mark.parametrize("anchor_height", [0, ANCHOR_HEIGHT])
@@ -75,12 +75,12 @@ def test_a_certified_block_that_does_not_follow_from_ours_is_dropped(anchor_heig
     bench, true, false = Newcomer(anchor_height=anchor_height), history(ONE, 3), history(FALSE, 2)
     bench.follow(true[0])
     bench.hear_commits(false[1].block)
-    assert not bench.give(1, BlockBytes(2, false[1].block)).decided
-    assert (bench.replica.rivalry is None) == (anchor_height > 0)
-    assert not bench.give(0, bench.commit(0, false[1].block)).decided, "one more signature makes it no better"
+    assert not bench.give(1, BlockBytes(2, false[1].block)).decided_blocks
+    assert (bench.replica.fork_proof is None) == (anchor_height > 0)
+    assert not bench.give(0, bench.commit(0, false[1].block)).decided_blocks, "one more signature makes it no better"
     bench.follow(true[1], true[2])
-    assert bench.replica.height == 4 and bench.replica.divergence is None and bench.replica.dispute is None
-    assert (bench.replica.rivalry is None) == (anchor_height > 0)
+    assert bench.replica.height == 4 and bench.replica.divergence is None and bench.replica.state_root_split is None
+    assert (bench.replica.fork_proof is None) == (anchor_height > 0)
 
 
 @pytest.mark.parametrize("anchor_height", [0, ANCHOR_HEIGHT])
@@ -88,10 +88,10 @@ def test_a_decision_that_does_not_follow_from_ours_costs_nobody_anything(anchor_
     """Invariant: as above. Its sender cannot know in which history we are, so only who trusts its voters is told of it."""
     bench, true = Newcomer(anchor_height=anchor_height), history(ONE, 3)
     bench.follow(true[0])
-    assert not bench.give(1, history(FALSE, 2)[1]).decided and not bench.faults
-    assert (bench.replica.rivalry is None) == (anchor_height > 0)
+    assert not bench.give(1, history(FALSE, 2)[1]).decided_blocks and not bench.faults
+    assert (bench.replica.fork_proof is None) == (anchor_height > 0)
     bench.follow(true[1], true[2])
-    assert (bench.replica.rivalry is None) == (anchor_height > 0) and bench.replica.dispute is None
+    assert (bench.replica.fork_proof is None) == (anchor_height > 0) and bench.replica.state_root_split is None
 
 
 @pytest.mark.parametrize("signers", [SIGNERS, (0, 1, 2, 3)])
@@ -107,11 +107,11 @@ def test_two_certificates_of_one_height_are_evidence_and_a_dispute_and_the_secon
     bench.hear_commits(rival)
     second = Decision(true[decided].block, bench.certificate(Commit, true[decided].block, 0, signers))
     turn = bench.give(0, second)
-    assert not turn.decided and {item.culprit for item in turn.evidence} == {bench.signers[i].public for i in SIGNERS}
-    assert bench.replica.rivalry is not None
-    assert f"{block_digest(second.block).hex()[:16]} is certified at height {decided + 1}" in bench.replica.rivalry
-    assert "more than 1 of 4 voters" in bench.replica.rivalry
-    assert [item.block for item in bench.give(1, BlockBytes(decided + 1, rival)).decided] == [rival]
+    assert not turn.decided_blocks and {item.signer for item in turn.evidence} == {bench.signers[i].public for i in SIGNERS}
+    assert bench.replica.fork_proof is not None
+    assert f"{block_digest(second.block).hex()[:16]} is certified at height {decided + 1}" in bench.replica.fork_proof
+    assert "more than 1 of 4 voters" in bench.replica.fork_proof
+    assert [item.block for item in bench.give(1, BlockBytes(decided + 1, rival)).decided_blocks] == [rival]
 
 
 def culprits(bench: Bench, voters: Iterable[int]) -> set[bytes]:
@@ -123,13 +123,13 @@ def test_a_certified_rival_of_a_decided_block_is_evidence_and_reported(later: in
     """Invariant: a certificate of another block of a height that is still remembered accuses its signers, and is reported."""
     bench, true, false = Newcomer(anchor_height=0), history(ONE, 4), history(FALSE, 2)[1]
     bench.follow(*true[: 1 + later])
-    assert bench.replica.rivalry is None
+    assert bench.replica.fork_proof is None
     turn = bench.give(1, false)
-    assert {item.culprit for item in turn.evidence} == culprits(bench, SIGNERS) and not bench.faults
-    assert f"{block_digest(false.block).hex()[:16]} is certified at height 2" in (bench.replica.rivalry or "")
+    assert {item.signer for item in turn.evidence} == culprits(bench, SIGNERS) and not bench.faults
+    assert f"{block_digest(false.block).hex()[:16]} is certified at height 2" in (bench.replica.fork_proof or "")
     assert not bench.give(1, false).records, "once"
     bench.follow(*true[1 + later :])
-    assert bench.replica.rivalry is not None and bench.replica.height == 5, "nothing halts"
+    assert bench.replica.fork_proof is not None and bench.replica.height == 5, "nothing halts"
 
 
 @pytest.mark.parametrize("is_first", [False, True])
@@ -143,10 +143,10 @@ def test_signatures_of_a_decision_that_does_not_follow_are_evidence(is_first: bo
     votes = [bench.commit(voter, block) for voter in SIGNERS]
     accused = set()
     for message in [rival, *votes] if is_first else [*votes, rival]:
-        accused |= {item.culprit for item in bench.give(2, message).evidence}
+        accused |= {item.signer for item in bench.give(2, message).evidence}
     assert accused == culprits(bench, SIGNERS)
-    assert [item.block for item in bench.give(1, BlockBytes(1, block)).decided] == [block]
-    assert bench.replica.rivalry is not None
+    assert [item.block for item in bench.give(1, BlockBytes(1, block)).decided_blocks] == [block]
+    assert bench.replica.fork_proof is not None
 
 
 def test_a_peer_that_reports_a_rival_goes_on_signing() -> None:
@@ -155,7 +155,7 @@ def test_a_peer_that_reports_a_rival_goes_on_signing() -> None:
     block = bench.block(bench.leader())
     false = encode_block(replace(decode_block(block), parent=bytes(32)))
     bench.give(2, Decision(false, bench.certificate(Commit, false, 0, SIGNERS)))
-    assert bench.replica.rivalry is not None and bench.replica.dispute is None
+    assert bench.replica.fork_proof is not None and bench.replica.state_root_split is None
     bench.give(bench.leader(), bench.propose(block))
     assert bench.sent_votes(Prepare)
 
@@ -164,9 +164,9 @@ def test_a_newcomer_is_told_nothing_of_rivals_at_or_below_the_block_of_its_invit
     bench, true, false = Newcomer(anchor_height=2), history(ONE, 4), history(FALSE, 2)[1]
     for count in range(4):
         turn = bench.give(1, false)
-        assert not turn.records and not bench.faults and bench.replica.rivalry is None
+        assert not turn.records and not bench.faults and bench.replica.fork_proof is None
         bench.follow(true[count])
-    assert bench.replica.rivalry is None
+    assert bench.replica.fork_proof is None
 
 
 def test_a_decision_of_a_decided_height_is_verified_only_if_its_block_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,7 +182,7 @@ def test_a_decision_of_a_decided_height_is_verified_only_if_its_block_is_another
 
     monkeypatch.setattr(FastVerifier, "verify", verify)
     bench.give(1, replace(true[1], certificate=bench.certificate(Commit, true[1].block, 7, SIGNERS)))
-    assert not verified and bench.replica.rivalry is None
+    assert not verified and bench.replica.fork_proof is None
     for _ in range(3):
         bench.give(1, false)
     assert len(verified) == len(SIGNERS)
@@ -206,7 +206,7 @@ def test_a_misled_newcomer_blames_nobody_for_decisions_and_votes_of_the_true_vot
     bench.voters = bench.counter.founders
     for message in (true, bench.commit(1, true.block), bench.prepare(1, true.block)):
         bench.give(1, message)
-        assert not bench.faults and not bench.turn.decided
+        assert not bench.faults and not bench.turn.decided_blocks
 
 
 @pytest.mark.parametrize(("anchor_height", "count"), [(0, 4), (ANCHOR_HEIGHT, ANCHOR_HEIGHT), (4, 4)])
@@ -222,8 +222,8 @@ def test_decisions_of_another_history_that_came_early_do_not_keep_the_right_ones
     bench = Newcomer()
     false, true = history(first, 12), history(ONE, 12)
     bench.give_from(STRANGER, Status(13, 0))
-    bench.step(Tick(), wait=1.0)
-    assert Send((STRANGER,), GetDecisions(1, DECISIONS_PER_REPLY_MAX)) in bench.turn.sends
+    bench.step(TickInput(), wait=1.0)
+    assert SendMessage((STRANGER,), GetDecisions(1, DECISIONS_PER_REPLY_MAX)) in bench.turn.sends
     bench.follow(true[0], true[1])
     for decision in false[3:]:
         bench.give_from(STRANGER, decision)

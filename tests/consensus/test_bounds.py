@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 
 from consensus.block import decode_block, encode_block
-from consensus.catchup import ANSWERS_AT_ONCE, ANSWERS_PER_SECOND, RETRY_SECONDS_MAX, CatchUp, Future
-from consensus.events import Connected, Disconnected, Tick
-from consensus.turn import Turn
+from consensus.effects import StepEffects
+from consensus.inputs import ConnectedInput, DisconnectedInput, TickInput
+from consensus.pbft.block_sync import RESPONSE_BURST_MAX, RESPONSES_PER_SECOND, RETRY_SECONDS_MAX, BlockSync, FutureHeightMessages
 from protocol import codec
 from protocol.limits import DECISIONS_PER_REPLY_MAX, VIEWS_AHEAD_MAX
 from protocol.messages import (
@@ -43,7 +43,7 @@ def others(bench: Bench) -> tuple[int, ...]:
 def decide(bench: Bench, item: int) -> bytes:
     block = bench.block(bench.leader(), bytes([0x91, item]))
     turn = bench.give(others(bench)[0], Decision(block, bench.certificate(Commit, block, 0, others(bench))))
-    bench.apply(turn.decided[0])
+    bench.apply(turn.decided_blocks[0])
     return block
 
 
@@ -54,9 +54,9 @@ def test_a_peer_that_asks_without_end_is_answered_at_the_named_rate() -> None:
     bench = follower()
     asker = others(bench)[0]
     answers = sum(bool(bench.give(asker, GetDecisions(1, 5)).sends) for _ in range(200))
-    assert answers == ANSWERS_AT_ONCE
+    assert answers == RESPONSE_BURST_MAX
     bench.now += 2.0
-    assert sum(bool(bench.give(asker, GetDecisions(1, 5)).sends) for _ in range(200)) == 2 * ANSWERS_PER_SECOND
+    assert sum(bool(bench.give(asker, GetDecisions(1, 5)).sends) for _ in range(200)) == 2 * RESPONSES_PER_SECOND
     assert not bench.give(asker, GetBlock(0, bytes(32))).sends and not bench.give(asker, GetOwnStatements()).sends
     assert bench.give(others(bench)[1], GetBlock(0, bytes(32))).sends, "the others are not made to wait for it"
 
@@ -64,7 +64,7 @@ def test_a_peer_that_asks_without_end_is_answered_at_the_named_rate() -> None:
 def test_a_peer_without_a_link_is_not_counted_any_more() -> None:
     bench = follower()
     bench.give(others(bench)[0], GetDecisions(1, 5))
-    bench.step(Disconnected(bench.signers[others(bench)[0]].public))
+    bench.step(DisconnectedInput(bench.signers[others(bench)[0]].public))
     assert not bench.replica._answers._left
 
 
@@ -88,7 +88,7 @@ def test_nothing_that_strangers_say_of_later_heights_is_kept_however_many_they_a
 # Claims --------------------------------------------------------------------------------------------------------------
 
 
-def requests(catch_up: CatchUp, start: float, seconds: float) -> list[bytes]:
+def requests(catch_up: BlockSync, start: float, seconds: float) -> list[bytes]:
     asked, now = [], start
     while True:
         deadline = catch_up.deadline(now)
@@ -96,48 +96,48 @@ def requests(catch_up: CatchUp, start: float, seconds: float) -> list[bytes]:
         now = max(now, deadline)
         if now > start + seconds:
             return asked
-        asked.append(catch_up.ask(now)[0])
+        asked.append(catch_up.next_request(now)[0])
 
 
 def test_who_claims_an_absurd_height_is_asked_ever_more_rarely() -> None:
-    catch_up = CatchUp()
-    catch_up.claim(LIAR, ABSURD)
+    catch_up = BlockSync()
+    catch_up.record_claim(LIAR, ABSURD)
     assert len(requests(catch_up, 0.0, 100.0)) < 10
     assert len(requests(catch_up, 1_000.0, 1_000.0)) <= 1_000.0 / RETRY_SECONDS_MAX + 1
 
 
 def test_progress_by_others_does_not_make_a_liar_worth_asking() -> None:
-    catch_up, asked = CatchUp(), 0
+    catch_up, asked = BlockSync(), 0
     for height in range(1, 200):
-        catch_up.reached(height, float(height))
-        catch_up.claim(LIAR, ABSURD)
+        catch_up.record_own_height(height, float(height))
+        catch_up.record_claim(LIAR, ABSURD)
         asked += len(requests(catch_up, float(height), 0.9))
     assert asked < 15
 
 
 def test_who_delivers_is_asked_again_at_once_and_a_liar_does_not_slow_it_down() -> None:
-    catch_up = CatchUp()
-    catch_up.claim(LIAR, ABSURD)
-    catch_up.claim(HONEST, 3_000)
+    catch_up = BlockSync()
+    catch_up.record_claim(LIAR, ABSURD)
+    catch_up.record_claim(HONEST, 3_000)
     now, height = 0.0, 1
     while height < 3_000:
-        catch_up.reached(height, now)
+        catch_up.record_own_height(height, now)
         deadline = catch_up.deadline(now)
         assert deadline is not None
         now = max(now, deadline)
-        if catch_up.ask(now)[0] == HONEST:
-            catch_up.delivered(HONEST)
+        if catch_up.next_request(now)[0] == HONEST:
+            catch_up.reset_backoff(HONEST)
             height += DECISIONS_PER_REPLY_MAX
     assert now < 10.0
 
 
 def test_who_votes_is_asked_before_any_number_of_strangers_that_claim_more() -> None:
-    catch_up = CatchUp()
+    catch_up = BlockSync()
     for number in range(400):
-        catch_up.claim(b"stranger %d" % number, ABSURD)
-    catch_up.claim(HONEST, 3_000)
-    assert catch_up.ask(0.0, lambda peer: peer == HONEST)[0] == HONEST
-    assert catch_up.ask(0.1, lambda peer: peer == HONEST)[0] != HONEST  # it has had no time to answer
+        catch_up.record_claim(b"stranger %d" % number, ABSURD)
+    catch_up.record_claim(HONEST, 3_000)
+    assert catch_up.next_request(0.0, lambda peer: peer == HONEST)[0] == HONEST
+    assert catch_up.next_request(0.1, lambda peer: peer == HONEST)[0] != HONEST  # it has had no time to answer
 
 
 def test_a_decision_on_another_parent_is_not_ours_whoever_certified_it() -> None:
@@ -146,36 +146,36 @@ def test_a_decision_on_another_parent_is_not_ours_whoever_certified_it() -> None
     block = bench.block(bench.leader())
     foreign = encode_block(dataclasses.replace(decode_block(block), parent=bytes(32)))
     turn = bench.give(others(bench)[0], Decision(foreign, bench.certificate(Commit, foreign, 0, others(bench))))
-    assert not turn.decided and bench.replica.height == 2
-    assert bench.give(others(bench)[0], Decision(block, bench.certificate(Commit, block, 0, others(bench)))).decided
+    assert not turn.decided_blocks and bench.replica.height == 2
+    assert bench.give(others(bench)[0], Decision(block, bench.certificate(Commit, block, 0, others(bench)))).decided_blocks
 
 
 def test_decisions_ahead_are_kept_of_voters_and_of_who_was_asked_and_nobody_replaces_them() -> None:
     bench = follower()
     voter, asked, stranger = bench.signers[others(bench)[0]].public, bytes([1]) * 32, bytes([2]) * 32
     for peer in (asked, stranger):
-        bench.step(Connected(peer))
+        bench.step(ConnectedInput(peer))
     junk = Decision(b"", bench.certificate(Commit, bench.block(bench.leader()), 0, others(bench)))
     vote = codec.encode(Commit(bytes(32), 3, 0, bytes(32)))
     ahead = dataclasses.replace(junk, certificate=dataclasses.replace(junk.certificate, vote=vote))
     bench.give_from(asked, Status(40, 0))
-    bench.step(Tick(), wait=1.0)
+    bench.step(TickInput(), wait=1.0)
     for sender, kept in ((stranger, None), (asked, b"of asked"), (voter, b"of asked")):
         bench.give_from(sender, dataclasses.replace(ahead, block=b"of asked" if sender == asked else b"of another"))
         assert [entry.block for _, entry in bench.replica._future._decisions.values()] == ([kept] if kept else [])
-    bench.step(Disconnected(asked))
-    assert bench.replica._future == Future()
+    bench.step(DisconnectedInput(asked))
+    assert bench.replica._future == FutureHeightMessages()
     bench.give_from(voter, ahead)
     assert len(bench.replica._future._decisions) == 1
 
 
 def test_a_voter_that_gives_one_decision_at_a_time_does_not_keep_the_others_from_being_asked() -> None:
-    catch_up, asked = CatchUp(), set[bytes]()
-    catch_up.claim(LIAR, 3_000)
-    catch_up.claim(HONEST, 3_000)
+    catch_up, asked = BlockSync(), set[bytes]()
+    catch_up.record_claim(LIAR, 3_000)
+    catch_up.record_claim(HONEST, 3_000)
     for now in range(4):
-        peer, _ = catch_up.ask(float(now), lambda peer: peer == LIAR)
-        catch_up.delivered(peer)
+        peer, _ = catch_up.next_request(float(now), lambda peer: peer == LIAR)
+        catch_up.reset_backoff(peer)
         asked.add(peer)
     assert asked == {LIAR, HONEST}
 
@@ -184,7 +184,7 @@ def test_a_decision_that_was_needed_makes_its_sender_worth_asking_again() -> Non
     bench = follower()
     peer = bench.signers[others(bench)[0]].public
     bench.give(others(bench)[0], Status(40, 0))
-    bench.step(Tick(), wait=1.0)
+    bench.step(TickInput(), wait=1.0)
     assert bench.replica._catch_up._claims[peer].not_before > bench.now
     block = bench.block(bench.leader())
     bench.give(others(bench)[0], Decision(block, bench.certificate(Commit, block, 0, others(bench))))
@@ -213,7 +213,7 @@ def test_timeouts_of_views_far_ahead_leave_one_number_a_voter() -> None:
     assert book is not None
     for view in range(VIEWS_AHEAD_MAX + 1, 2 * VIEWS_AHEAD_MAX):
         bench.give(voter, bench.timed_out(voter, view))
-    assert not book.said_by(bench.signers[voter].public) and not book._tallies
+    assert not book.statements_of(bench.signers[voter].public) and not book._tallies
     assert book._given_up == {bench.signers[voter].public: 2 * VIEWS_AHEAD_MAX - 1}
 
 
@@ -222,7 +222,7 @@ def test_two_decided_heights_are_remembered_without_what_voting_needs() -> None:
     for item in range(1, 8):
         decide(bench, item)
     assert sorted(bench.replica._closed) == [6, 7]
-    assert all(not book.offers and not book._tallies for book in bench.replica._closed.values())
+    assert all(not book.proposals and not book._tallies for book in bench.replica._closed.values())
 
 
 def test_a_closed_book_takes_no_statements_of_views_far_from_its_decision() -> None:
@@ -235,19 +235,19 @@ def test_a_closed_book_takes_no_statements_of_views_far_from_its_decision() -> N
 
 
 def test_proposals_for_later_heights_have_a_bound_together() -> None:
-    bench, future = follower(), Future()
+    bench, future = follower(), FutureHeightMessages()
     large = dataclasses.replace(bench.propose(bench.block(bench.leader())), compact_body=bytes(4 << 20))
     for peer in range(100):
-        future.keep(bytes([peer]) * 32, 2, large)
+        future.add_message(bytes([peer]) * 32, 2, large)
     assert len(future._proposals) == 7, "each is counted with what stands around its body"
 
 
 def test_peers_that_come_and_go_leave_nothing_behind() -> None:
     bench = follower()
     for stranger in range(200):
-        bench.step(Connected(bytes([stranger]) * 32))
+        bench.step(ConnectedInput(bytes([stranger]) * 32))
         bench.give_from(bytes([stranger]) * 32, Status(ABSURD, 0))
-        bench.step(Disconnected(bytes([stranger]) * 32))
+        bench.step(DisconnectedInput(bytes([stranger]) * 32))
     replica = bench.replica
     assert not replica._lost and not replica._links and not replica._catch_up._claims and not replica._answers._left
 
@@ -255,8 +255,8 @@ def test_peers_that_come_and_go_leave_nothing_behind() -> None:
 # Late evidence and old keys ------------------------------------------------------------------------------------------
 
 
-def evidence_at(bench: Bench, voter: int, height: int, turn: Turn) -> bool:
-    return [item.culprit for item in turn.evidence] == [bench.signers[voter].public]
+def evidence_at(bench: Bench, voter: int, height: int, turn: StepEffects) -> bool:
+    return [item.signer for item in turn.evidence] == [bench.signers[voter].public]
 
 
 def test_a_second_statement_for_one_of_the_last_two_decided_heights_is_evidence() -> None:
@@ -284,7 +284,7 @@ def test_a_late_commit_shows_in_the_next_block() -> None:
     bench = follower()
     block = bench.block(bench.leader())
     bench.give(1, Decision(block, bench.certificate(Commit, block, 0, (0, 1, 2))))
-    bench.apply(bench.turn.decided[0])
+    bench.apply(bench.turn.decided_blocks[0])
     bench.give(3, bench.commit(3, block))
     bench.give(3, bench.commit(3, block, view=1))
     certificate = decode_block(bench.block(bench.leader())).parent_certificate
@@ -300,7 +300,7 @@ def test_a_key_that_has_left_the_voters_signs_nothing_that_counts() -> None:
     for content in (body, b"\x91\x01"):
         block = bench.block(bench.leader(), content)
         certificate = bench.certificate(Commit, block, 0, others(bench))
-        bench.apply(bench.give(others(bench)[1], Decision(block, certificate)).decided[0])
+        bench.apply(bench.give(others(bench)[1], Decision(block, certificate)).decided_blocks[0])
     block = bench.block(others(bench)[1], b"\x91\x03")
     bench.give(leaver, bench.prepare(leaver, block))
     assert bench.faults == ["foreign-voters"], "it signs as if nothing had changed"

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from consensus.block import decode_block, encode_block
-from consensus.events import Tick
+from consensus.inputs import TickInput
 from protocol.limits import CLOCK_AHEAD_SECONDS
 from protocol.messages import Commit, Decision, Prepare, TimeoutEnvelope
 from tests.consensus.bench import Bench
@@ -37,12 +37,12 @@ def ahead(bench: Bench, seconds: float) -> bytes:
 def test_a_proposal_from_the_future_is_judged_again_when_its_time_has_come() -> None:
     bench = follower()
     bench.give(bench.leader(), bench.propose(ahead(bench, CLOCK_AHEAD_SECONDS + 0.4)))
-    assert not bench.sent_votes(Prepare) and bench.replica.refusal
+    assert not bench.sent_votes(Prepare) and bench.replica.block_refusal
     assert bench.turn.deadline is not None and bench.turn.deadline - bench.now < 0.41
-    bench.step(Tick(), wait=0.39)
+    bench.step(TickInput(), wait=0.39)
     assert not bench.sent_votes(Prepare)
-    bench.step(Tick(), wait=0.02)
-    assert len(bench.sent_votes(Prepare)) == 1 and bench.replica.refusal is None
+    bench.step(TickInput(), wait=0.02)
+    assert len(bench.sent_votes(Prepare)) == 1 and bench.replica.block_refusal is None
 
 
 @pytest.mark.parametrize("n", [4, 7])
@@ -55,10 +55,10 @@ def test_a_proposal_from_the_future_is_prepared_once_an_honest_voter_has_done_so
     for voter in [*prepared[:-1], *prepared[:-1]]:
         bench.give(voter, bench.prepare(voter, block))
         bench.give(voter, bench.prepare(voter, ahead(bench, 3_601.0)))
-        bench.step(Tick())
+        bench.step(TickInput())
         assert not bench.sent_votes(Prepare)
     bench.give(prepared[-1], bench.prepare(prepared[-1], block))
-    assert len(bench.sent_votes(Prepare)) == 1 and bench.replica.refusal is None
+    assert len(bench.sent_votes(Prepare)) == 1 and bench.replica.block_refusal is None
 
 
 def test_who_gave_up_the_view_still_waits_for_the_block_s_time() -> None:
@@ -67,7 +67,7 @@ def test_who_gave_up_the_view_still_waits_for_the_block_s_time() -> None:
     block = ahead(bench, 3_600.0)
     bench.give(bench.leader(), bench.propose(block))
     assert bench.turn.deadline is not None
-    bench.step(Tick(), wait=bench.turn.deadline - bench.now)
+    bench.step(TickInput(), wait=bench.turn.deadline - bench.now)
     assert bench.sent(TimeoutEnvelope)
     for voter in others(bench)[:2]:
         bench.give(voter, bench.prepare(voter, block))
@@ -89,7 +89,7 @@ def test_behind_a_block_from_the_future_the_next_may_follow_at_once_but_not_late
     bench = follower()
     late = ahead(bench, 3_600.0)
     turn = bench.give(others(bench)[0], Decision(late, bench.certificate(Commit, late, 0, tuple(others(bench)))))
-    bench.apply(turn.decided[0])
+    bench.apply(turn.decided_blocks[0])
     assert bench.leader() != bench.place
     bench.give(bench.leader(), bench.propose(dated(bench, decode_block(late).time_ms + later_ms)))
     assert len(bench.sent_votes(Prepare)) == prepared

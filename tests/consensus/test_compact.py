@@ -8,9 +8,9 @@ import hashlib
 import pytest
 
 from consensus.block import block_digest, decode_block
-from consensus.catchup import PATIENCE_SECONDS, RETRY_SECONDS
-from consensus.events import Tick, WorkChanged
-from consensus.turn import SendBlock
+from consensus.effects import SendBlock
+from consensus.inputs import TickInput, WorkChangedInput
+from consensus.pbft.block_sync import FIRST_REQUEST_DELAY_SECONDS, RETRY_SECONDS
 from protocol.messages import BlockBytes, GetBlock, Prepare, ProposeEnvelope
 from tests.consensus.bench import BODY, Bench, ShortBench, short_follower, short_others
 
@@ -18,10 +18,10 @@ from tests.consensus.bench import BODY, Bench, ShortBench, short_follower, short
 def test_a_leader_sends_the_short_form_and_stores_the_whole_block() -> None:
     bench = ShortBench(place=Bench().leader())
     bench.counter.add(7)
-    bench.step(WorkChanged())
+    bench.step(WorkChangedInput())
     [message] = bench.sent(ProposeEnvelope)
     assert isinstance(message, ProposeEnvelope) and message.compact_body == hashlib.sha256(BODY).digest()
-    [stored] = bench.journal.load().blocks
+    [stored] = bench.journal.read_restart_state().blocks
     assert decode_block(stored.block).body == BODY
 
 
@@ -30,7 +30,7 @@ def test_a_block_whose_parts_are_here_is_prepared_and_stored_at_once() -> None:
     bench.learn()
     block = bench.block(bench.leader(), BODY)
     bench.give(bench.leader(), bench.short(block))
-    assert len(bench.sent_votes(Prepare)) == 1 and bench.journal.block(block_digest(block)) == block
+    assert len(bench.sent_votes(Prepare)) == 1 and bench.journal.get_block(block_digest(block)) == block
 
 
 def test_a_block_that_lacks_a_part_is_prepared_when_the_part_comes() -> None:
@@ -47,11 +47,11 @@ def test_what_does_not_come_is_fetched_from_the_leader_and_then_from_those_that_
     helper = short_others(bench)[0]
     bench.give(bench.leader(), bench.short(block))
     bench.give(helper, bench.prepare(helper, block))
-    bench.step(Tick(), wait=PATIENCE_SECONDS / 2)
+    bench.step(TickInput(), wait=FIRST_REQUEST_DELAY_SECONDS / 2)
     assert not bench.asked()
-    bench.step(Tick(), wait=PATIENCE_SECONDS)
+    bench.step(TickInput(), wait=FIRST_REQUEST_DELAY_SECONDS)
     assert bench.asked() == [(bench.signers[bench.leader()].public,)]
-    bench.step(Tick(), wait=RETRY_SECONDS)
+    bench.step(TickInput(), wait=RETRY_SECONDS)
     assert bench.asked() == [(bench.signers[helper].public,)]
     bench.give(helper, BlockBytes(1, block))
     assert len(bench.sent_votes(Prepare)) == 1
@@ -114,4 +114,4 @@ def test_a_voter_without_the_block_commits_on_its_certificate() -> None:
     bench.give(bench.leader(), bench.short(block))
     for voter in (bench.leader(), *short_others(bench)):
         bench.give(voter, bench.prepare(voter, block))
-    assert [voted.slot[0] for voted in bench.journal.load().votes] == ["commit"]
+    assert [voted.slot[0] for voted in bench.journal.read_restart_state().votes] == ["commit"]

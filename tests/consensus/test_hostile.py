@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from consensus.catchup import ANSWERS_AT_ONCE, Future
-from consensus.events import Received
-from consensus.turn import Send
-from consensus.voters import verify_timeout_certificate
+from consensus.effects import SendMessage
+from consensus.inputs import MessageInput
+from consensus.pbft.block_sync import RESPONSE_BURST_MAX, FutureHeightMessages
+from consensus.voter_set import verify_timeout_certificate
 from protocol.identity import Signed
 from protocol.messages import NO_VIEW, Prepare, Prepared, Propose, Status, Timeout, TimeoutCertificate, ViewEnded
 from tests.consensus.bench import BODY, CHAIN_ID, Bench, short_follower, short_others
@@ -38,20 +38,20 @@ def test_a_certificate_of_a_later_view_in_the_same_turn_does_not_spoil_the_end_o
     asker, *signers = others(bench)
     certificate = bench.certificate(Prepare, bench.block(bench.leader(3)), 3, tuple(signers))
     for message in (Prepared(certificate), Status(1, 0)):
-        bench.replica.take(Received(bench.signers[asker].public, message), bench.now)
-    turn = bench.replica.conclude(bench.now)
+        bench.replica.handle_input(MessageInput(bench.signers[asker].public, message), bench.now)
+    turn = bench.replica.finish_step(bench.now)
     for send in turn.sends:  # whoever finds one of these wrong drops us
-        if isinstance(send, Send) and isinstance(send.message, ViewEnded):
+        if isinstance(send, SendMessage) and isinstance(send.message, ViewEnded):
             verify_timeout_certificate(send.message.certificate, 1, 0, bench.voters, CHAIN_ID, FastVerifier())
 
 
 def test_a_voter_that_keeps_saying_that_it_lags_is_not_told_everything_each_time() -> None:
     bench = in_view_one()
     told = 0
-    for _ in range(4 * int(ANSWERS_AT_ONCE)):
+    for _ in range(4 * int(RESPONSE_BURST_MAX)):
         bench.give(others(bench)[0], Status(1, 0))
         told += bool(bench.turn.sends)
-    assert 0 < told <= ANSWERS_AT_ONCE
+    assert 0 < told <= RESPONSE_BURST_MAX
 
 
 def test_timeouts_as_large_as_a_message_are_refused_before_they_are_kept_for_a_later_height() -> None:
@@ -64,7 +64,7 @@ def test_timeouts_as_large_as_a_message_are_refused_before_they_are_kept_for_a_l
     for message in (ViewEnded(certificate), dataclasses.replace(proposed, propose=propose, justification=certificate)):
         bench.give(voter, message)
         assert bench.faults == ["oversized"]
-    assert bench.replica._future == Future()
+    assert bench.replica._future == FutureHeightMessages()
 
 
 def test_the_leaders_own_short_form_replaces_one_that_somebody_else_gave_for_it() -> None:

@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 import pytest
 
-from consensus import state
-from consensus.block import Block, encode_header, header_digest, header_of
-from consensus.events import Message, WorkChanged
-from consensus.pacemaker import REPEAT_SECONDS_MAX, VIEW_SECONDS_MAX, VIEW_SECONDS_MIN
+from consensus.block import Block, encode_header, header_digest, make_header
+from consensus.inputs import AgreementMessage, WorkChangedInput
+from consensus.pbft import replica_state
+from consensus.pbft.pacemaker import REPEAT_SECONDS_MAX, VIEW_SECONDS_MAX, VIEW_SECONDS_MIN
 from protocol import codec
 from protocol.identity import sign_message
 from protocol.messages import NO_VIEW, Prepare, Propose, ProposeEnvelope, Timeout, TimeoutEnvelope, Vote
@@ -35,11 +35,11 @@ def have_decided(nodes: list[Node]) -> Callable[[], bool]:
     return lambda: all(node.journal.decided for node in nodes)
 
 
-def let_through(network: Network, passes: Callable[[bytes, bytes, Message], bool]) -> Callable[[], None]:
+def let_through(network: Network, passes: Callable[[bytes, bytes, AgreementMessage], bool]) -> Callable[[], None]:
     """Only what passes, until the returned function is called."""
     transmit = network._transmit
 
-    def filtered(sender: bytes, peer: bytes, message: Message) -> None:
+    def filtered(sender: bytes, peer: bytes, message: AgreementMessage) -> None:
         if passes(sender, peer, message):
             transmit(sender, peer, message)
 
@@ -62,11 +62,11 @@ def offer(network: Network, liar: Node, to: list[Node], items: list[int] | None,
     assert liar.replica is not None
     body = codec.encode(items or [])
     block: Block = liar.replica._chain._envelope(liar.key, int(network.now * 1_000), None, body)
-    header = encode_header(header_of(dataclasses.replace(block, **changes)))  # type: ignore[arg-type]
+    header = encode_header(make_header(dataclasses.replace(block, **changes)))  # type: ignore[arg-type]
     propose = Propose(block.voters, block.height, 0, header_digest(header))
     short = codec.encode("nothing") if items is None else body
     for node in to:
-        node.counter.expand = lambda short: None if short == codec.encode("nothing") else short  # type: ignore[method-assign]
+        node.counter.expand_body = lambda short: None if short == codec.encode("nothing") else short  # type: ignore[method-assign]
         network._transmit(liar.key, node.key, ProposeEnvelope(sign_message(liar.signer, CHAIN_ID, propose), header, short, None))
 
 
@@ -77,7 +77,7 @@ def offer(network: Network, liar: Node, to: list[Node], items: list[int] | None,
 def test_voters_that_are_more_views_apart_than_statements_are_kept_meet_and_decide(
     restarted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(state, "VIEWS_AHEAD_MAX", 3)
+    monkeypatch.setattr(replica_state, "VIEWS_AHEAD_MAX", 3)
     network = Network()
     first, second, third, away = network.all
     heal = let_through(network, lambda *of: away.key not in of[:2] and not isinstance(of[2], ProposeEnvelope | Vote))
@@ -159,7 +159,7 @@ def test_what_was_prepared_is_decided_although_nobody_else_has_work(told: int) -
     leader, others = leader_and_others(network)
     knowing = {node.key for node in others[:told]}
 
-    def passes(sender: bytes, peer: bytes, message: Message) -> bool:
+    def passes(sender: bytes, peer: bytes, message: AgreementMessage) -> bool:
         if not isinstance(message, Vote):
             return isinstance(message, ProposeEnvelope)
         is_prepare = codec.unpack(message.vote.body, len(message.vote.body))[0] == Prepare.TAG
@@ -167,9 +167,11 @@ def test_what_was_prepared_is_decided_although_nobody_else_has_work(told: int) -
 
     heal = let_through(network, passes)
     leader.counter.add(1)
-    network._give(leader, WorkChanged())
+    network._give(leader, WorkChangedInput())
     network.run_until(network.now + 0.2, lambda: False)
-    assert [node.replica._book.high is not None for node in others if node.replica and node.replica._book].count(True) == told
+    assert [
+        node.replica._book.highest_prepare_certificate is not None for node in others if node.replica and node.replica._book
+    ].count(True) == told
     network.crash(leader)
     heal()
     # The next leader's proposals are lost.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 
 from consensus.block import decode_block
-from consensus.events import Connected
-from consensus.pacemaker import LOST_SECONDS, VIEW_SECONDS_MIN
+from consensus.inputs import ConnectedInput
+from consensus.pbft.pacemaker import LEADER_LOST_SECONDS, VIEW_SECONDS_MIN
 from protocol import codec
 from protocol.messages import Commit, Decision, Status
 from tests.consensus.counter import Counter
@@ -49,7 +49,7 @@ def test_a_killed_leader_is_known_to_be_gone_and_is_skipped_afterwards() -> None
     decide(network, 1)
     killed = leader(network)
     network.crash(killed)
-    assert LOST_SECONDS < decide(network, 2) < LOST_SECONDS + 0.5
+    assert LEADER_LOST_SECONDS < decide(network, 2) < LEADER_LOST_SECONDS + 0.5
     assert deciding_view(network, 2) == 1
     for item in range(3, 11):
         assert decide(network, item) < VIEW_SECONDS_MIN / 2 and deciding_view(network, item) == 0
@@ -60,7 +60,7 @@ def test_a_leader_that_is_known_to_be_gone_costs_messages_and_no_timer() -> None
     decide(network, 1)
     network.crash(leader(network))
     network.run_until(network.now + 5.0, lambda: False)
-    assert decide(network, 2) < LOST_SECONDS and deciding_view(network, 2) == 1
+    assert decide(network, 2) < LEADER_LOST_SECONDS and deciding_view(network, 2) == 1
 
 
 def test_a_voter_that_died_costs_one_view_of_its_own_and_never_another() -> None:
@@ -118,7 +118,7 @@ def test_the_leader_sends_members_the_block_and_strangers_the_news() -> None:
     network._transmit = look  # type: ignore[method-assign]
     for node in network.all[:4]:
         assert node.replica is not None
-        node.replica.take(Connected(stranger), network.now)
+        node.replica.handle_input(ConnectedInput(stranger), network.now)
     decide(network, 1)
     assert Decision in told[member] and Decision not in told[stranger] and Status in told[stranger]
 

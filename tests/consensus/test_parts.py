@@ -10,19 +10,27 @@ from hypothesis import strategies as st
 
 from consensus.block import (
     Block,
-    assemble,
+    assemble_block,
     block_digest,
     decode_block,
     decode_header,
     encode_block,
     encode_header,
     header_digest,
-    header_of,
+    make_header,
+)
+from consensus.effects import (
+    OwnStatement,
+    SendDecisions,
+    SendMessage,
+    StepEffects,
+    execute_effects,
+    execute_effects_in_thread,
+    merge_effects,
 )
 from consensus.evidence import Evidence, verify_evidence
-from consensus.pacemaker import REPEAT_SECONDS_MAX, TAIL_FACTOR, VIEW_SECONDS_MAX, VIEW_SECONDS_MIN, Pacemaker
-from consensus.turn import Send, SendDecisions, Turn, Voted, execute, execute_in_thread, merge
-from consensus.voters import CachingVerifier, VoterSet, verify_certificate
+from consensus.pbft.pacemaker import REPEAT_SECONDS_MAX, TAIL_FACTOR, VIEW_SECONDS_MAX, VIEW_SECONDS_MIN, Pacemaker
+from consensus.voter_set import CachingVerifier, VoterSet, verify_certificate
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed
 from protocol.messages import Ballot, Certificate, Commit, CutOff, Judgement, Prepare, Proposal, Status, Vouch
@@ -43,7 +51,7 @@ def block(height: int, failed: dict[bytes, int] | None = None, signers: tuple[by
 
 
 def test_the_hash_of_a_voter_set_does_not_depend_on_the_order_of_its_keys() -> None:
-    assert VoterSet.of(KEYS).hash == VoterSet.of(reversed(KEYS)).hash != VoterSet.of(KEYS[1:]).hash
+    assert VoterSet.from_keys(KEYS).hash == VoterSet.from_keys(reversed(KEYS)).hash != VoterSet.from_keys(KEYS[1:]).hash
 
 
 def test_each_good_signature_is_verified_once_and_a_bad_one_each_time() -> None:
@@ -108,12 +116,12 @@ def test_a_flipped_bit_changes_the_digest_or_is_refused(bit: int, data: st.DataO
 @given(st.binary(max_size=64))
 def test_a_header_has_the_digest_of_its_block_and_only_its_body_makes_the_block_again(body: bytes) -> None:
     original = dataclasses.replace(block(3), body=body)
-    header = header_of(original)
+    header = make_header(original)
     assert header_digest(encode_header(header)) == block_digest(encode_block(original))
     assert decode_header(encode_header(header)) == header
-    assert assemble(header, body) == encode_block(original)
+    assert assemble_block(header, body) == encode_block(original)
     with pytest.raises(RemoteProtocolError, match="wrong-block"):
-        assemble(header, body + b"x")
+        assemble_block(header, body + b"x")
 
 
 # Pacemaker -----------------------------------------------------------------------------------------------------------
@@ -121,9 +129,9 @@ def test_a_header_has_the_digest_of_its_block_and_only_its_body_makes_the_block_
 
 def test_who_waits_for_nothing_itself_says_things_again_only_now_and_then() -> None:
     pacemaker = Pacemaker()
-    pacemaker.talk(True, 10.0)
+    pacemaker.set_repeat_timer(True, 10.0)
     assert pacemaker.repeat_deadline() == 10.0 + REPEAT_SECONDS_MAX
-    pacemaker.run(True, 10.0)
+    pacemaker.set_view_timer(True, 10.0)
     assert pacemaker.repeat_deadline() == 10.0 + VIEW_SECONDS_MIN
 
 
@@ -135,21 +143,21 @@ def test_view_timers_grow_up_to_the_cap_and_follow_slow_decisions() -> None:
     pacemaker.enter_view(10_000)
     assert pacemaker.view_seconds() == VIEW_SECONDS_MAX
     pacemaker.enter_view(0)
-    pacemaker.run(True, 100.0)
-    pacemaker.decided(b"a" * 32, VoterSet.of([b"a" * 32]), 102.0)
+    pacemaker.set_view_timer(True, 100.0)
+    pacemaker.record_decision(b"a" * 32, VoterSet.from_keys([b"a" * 32]), 102.0)
     assert pacemaker.view_seconds() == pytest.approx(6.0)
 
 
 def test_leaders_that_are_slow_on_purpose_do_not_make_the_views_longer() -> None:
-    voters = VoterSet.of(bytes([number]) * 32 for number in range(7))
+    voters = VoterSet.from_keys(bytes([number]) * 32 for number in range(7))
 
     def after(slow: int) -> float:
         pacemaker = Pacemaker()
         for height in range(100):
             pacemaker.enter_view(0)
-            pacemaker.run(True, 0.0)
+            pacemaker.set_view_timer(True, 0.0)
             leader = height % 7
-            pacemaker.decided(voters.keys[leader], voters, 0.99 * pacemaker.view_seconds() if leader < slow else 0.1)
+            pacemaker.record_decision(voters.keys[leader], voters, 0.99 * pacemaker.view_seconds() if leader < slow else 0.1)
         return pacemaker.view_seconds()
 
     assert after(voters.faults_tolerated) == VIEW_SECONDS_MIN
@@ -161,20 +169,20 @@ def test_a_leader_that_no_longer_votes_is_no_longer_measured() -> None:
     keys = [bytes([number]) * 32 for number in range(3)]
     for key, seconds in zip(keys, (5.0, 2.0, 0.1), strict=True):
         pacemaker.enter_view(0)
-        pacemaker.run(True, 0.0)
-        pacemaker.decided(key, VoterSet.of(keys), seconds)
+        pacemaker.set_view_timer(True, 0.0)
+        pacemaker.record_decision(key, VoterSet.from_keys(keys), seconds)
     assert pacemaker.view_seconds() == 15.0
-    pacemaker.decided(keys[1], VoterSet.of(keys[1:]), 0.0)
+    pacemaker.record_decision(keys[1], VoterSet.from_keys(keys[1:]), 0.0)
     assert pacemaker.view_seconds() == 6.0
 
 
 def test_while_no_more_leaders_are_known_than_may_lie_the_fastest_decision_sets_the_timer() -> None:
-    voters = VoterSet.of(bytes([number]) * 32 for number in range(7))
+    voters = VoterSet.from_keys(bytes([number]) * 32 for number in range(7))
     pacemaker, timers = Pacemaker(), []
     for height in range(12):
         pacemaker.enter_view(0)
-        pacemaker.run(True, 0.0)
-        pacemaker.decided(voters.keys[height % 2], voters, 0.95 * pacemaker.view_seconds())
+        pacemaker.set_view_timer(True, 0.0)
+        pacemaker.record_decision(voters.keys[height % 2], voters, 0.95 * pacemaker.view_seconds())
         timers.append(pacemaker.view_seconds())
     assert timers == [pytest.approx(TAIL_FACTOR * 0.95 * VIEW_SECONDS_MIN)] * 12, "two liars of seven led alone"
 
@@ -182,31 +190,31 @@ def test_while_no_more_leaders_are_known_than_may_lie_the_fastest_decision_sets_
 def test_a_network_of_slow_decisions_has_its_timer_after_the_first_one() -> None:
     pacemaker = Pacemaker()
     pacemaker.enter_view(4)
-    pacemaker.run(True, 0.0)
-    pacemaker.decided(KEYS[0], VoterSet.of(KEYS), 5.0)
+    pacemaker.set_view_timer(True, 0.0)
+    pacemaker.record_decision(KEYS[0], VoterSet.from_keys(KEYS), 5.0)
     pacemaker.enter_view(0)
     assert pacemaker.view_seconds() == TAIL_FACTOR * 5.0
 
 
 def test_a_leader_whose_link_broke_is_waited_for_less_long_but_longer_with_every_view() -> None:
     pacemaker = Pacemaker()
-    pacemaker.run(True, 100.0)
+    pacemaker.set_view_timer(True, 100.0)
     assert pacemaker.view_deadline(90.0) == 100.0, "it was gone long before the work turned up"
     assert pacemaker.view_deadline(99.9) == pytest.approx(100.15), "it has not been gone for long"
     assert pacemaker.view_deadline(100.5) == pytest.approx(100.75), "a link that flaps has time to come back"
     assert pacemaker.view_deadline(100.9) == 101.0, "never longer than a silent leader"
     pacemaker.enter_view(4)
-    pacemaker.run(True, 200.0)
+    pacemaker.set_view_timer(True, 200.0)
     assert pacemaker.view_deadline(90.0) == pytest.approx(200 + 0.25 * (1.5**4 - 1))
     assert pacemaker.view_deadline(200.5) == pytest.approx(200.5 + 0.25 * 1.5**4)
 
 
 def test_a_timer_starts_with_the_work_and_stops_with_it() -> None:
     pacemaker = Pacemaker()
-    pacemaker.run(True, 100.0)
-    pacemaker.run(True, 100.5)
+    pacemaker.set_view_timer(True, 100.0)
+    pacemaker.set_view_timer(True, 100.5)
     assert pacemaker.view_deadline(None) == 101.0
-    pacemaker.run(False, 100.6)
+    pacemaker.set_view_timer(False, 100.6)
     assert pacemaker.view_deadline(None) is None
 
 
@@ -268,21 +276,23 @@ class Order(MemoryJournal):
         super().__init__()
         self.log: list[str] = []
 
-    def append(self, records: object) -> None:
+    def append_records(self, records: object) -> None:
         self.log.append("append")
 
     def send(self, to: tuple[bytes, ...], message: object) -> None:
         self.log.append("send")
 
 
-def a_turn() -> Turn:
+def a_turn() -> StepEffects:
     vote = Bench().prepare(0, Bench().block(0)).vote
-    return Turn((Voted(("prepare", 1, 0), vote),), (Send((KEYS[0],), Status(1, 0)), SendDecisions(KEYS[0], 1, 9)), 7.0)
+    return StepEffects(
+        (OwnStatement(("prepare", 1, 0), vote),), (SendMessage((KEYS[0],), Status(1, 0)), SendDecisions(KEYS[0], 1, 9)), 7.0
+    )
 
 
 def test_everything_is_durable_before_anything_is_sent() -> None:
     order = Order()
-    execute(a_turn(), order, order)
+    execute_effects(a_turn(), order, order)
     assert order.log == ["append", "send"]
 
 
@@ -292,7 +302,7 @@ async def test_the_twin_for_threads_does_the_same() -> None:
     async def run_in_thread(function: object, *arguments: object) -> object:
         return function(*arguments)  # type: ignore[operator]
 
-    await execute_in_thread(a_turn(), order, order, run_in_thread)
+    await execute_effects_in_thread(a_turn(), order, order, run_in_thread)
     assert order.log == ["append", "send"]
 
 
@@ -303,23 +313,23 @@ async def test_a_turn_that_needs_no_disk_needs_no_thread() -> None:
         order.log.append("thread")
         return function(*arguments)  # type: ignore[operator]
 
-    await execute_in_thread(Turn(sends=(Send((KEYS[0],), Status(1, 0)),)), order, order, run_in_thread)
+    await execute_effects_in_thread(StepEffects(sends=(SendMessage((KEYS[0],), Status(1, 0)),)), order, order, run_in_thread)
     assert order.log == ["send"]
-    await execute_in_thread(Turn(sends=(SendDecisions(KEYS[0], 1, 9),)), order, order, run_in_thread)
+    await execute_effects_in_thread(StepEffects(sends=(SendDecisions(KEYS[0], 1, 9),)), order, order, run_in_thread)
     assert order.log == ["send", "thread"], "decisions are read from the disk"
 
 
 def test_nothing_is_sent_when_the_journal_fails() -> None:
     class Full(Order):
-        def append(self, records: object) -> None:
+        def append_records(self, records: object) -> None:
             raise OSError("disk full")
 
     order = Full()
     with pytest.raises(OSError, match="disk full"):
-        execute(a_turn(), order, order)
+        execute_effects(a_turn(), order, order)
     assert order.log == []
 
 
 def test_merged_turns_keep_their_order_and_the_last_deadline() -> None:
-    merged = merge([a_turn(), Turn()], 9.0)
+    merged = merge_effects([a_turn(), StepEffects()], 9.0)
     assert len(merged.records) == 1 and len(merged.sends) == 2 and merged.deadline == 9.0

@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 from consensus.block import block_digest, decode_block, encode_block
-from consensus.events import Connected, Message, Tick, WorkChanged
-from consensus.turn import Decided, SendDecisions, StoredBlock, StoredCertificate, Turn, Voted
+from consensus.effects import DecidedBlock, OwnStatement, SendDecisions, StepEffects, StoredBlock, StoredCertificate
+from consensus.inputs import AgreementMessage, ConnectedInput, TickInput, WorkChangedInput
 from protocol import codec
 from protocol.errors import LocalProtocolError
 from protocol.limits import DECISIONS_PER_REPLY_MAX
@@ -58,14 +58,14 @@ def proposed(bench: Bench) -> bytes:
     return block
 
 
-def decide(bench: Bench, block: bytes) -> Decided:
+def decide(bench: Bench, block: bytes) -> DecidedBlock:
     certificate = bench.certificate(Commit, block, 0, others(bench))
     turn = bench.give(others(bench)[0], Decision(block, certificate))
-    return turn.decided[0]
+    return turn.decided_blocks[0]
 
 
-def tags(turn: Turn) -> list[str]:
-    return [record.slot[0] for record in turn.records if isinstance(record, Voted)]
+def tags(turn: StepEffects) -> list[str]:
+    return [record.slot[0] for record in turn.records if isinstance(record, OwnStatement)]
 
 
 # One decision --------------------------------------------------------------------------------------------------------
@@ -74,13 +74,13 @@ def tags(turn: Turn) -> list[str]:
 def test_a_leader_with_work_proposes_and_prepares() -> None:
     bench = leader()
     bench.counter.add(1)
-    turn = bench.step(WorkChanged())
+    turn = bench.step(WorkChangedInput())
     assert len(bench.sent(ProposeEnvelope)) == 1 and tags(turn) == ["propose", "prepare"]
 
 
 def test_a_leader_without_work_is_quiet_and_sets_no_timer() -> None:
     bench = leader()
-    turn = bench.step(WorkChanged())
+    turn = bench.step(WorkChangedInput())
     assert not turn.sends and turn.deadline is None
 
 
@@ -95,7 +95,7 @@ def test_a_proposal_two_prepares_and_two_commits_decide_at_four_voters() -> None
     assert len(bench.sent_votes(Commit)) == 1
     bench.give(first, bench.commit(first, block))
     turn = bench.give(second, bench.commit(second, block))
-    assert [decided.digest for decided in turn.decided] == [block_digest(block)] and bench.replica.height == 2
+    assert [decided.digest for decided in turn.decided_blocks] == [block_digest(block)] and bench.replica.height == 2
 
 
 def test_votes_that_come_before_the_proposal_count() -> None:
@@ -110,8 +110,8 @@ def test_votes_that_come_before_the_proposal_count() -> None:
 def test_a_single_voter_decides_alone() -> None:
     bench = Bench(n=1)
     bench.counter.add(1)
-    turn = bench.step(WorkChanged())
-    assert len(turn.decided) == 1 and turn.deadline is None
+    turn = bench.step(WorkChangedInput())
+    assert len(turn.decided_blocks) == 1 and turn.deadline is None
 
 
 def test_a_late_commit_shows_in_the_next_block() -> None:
@@ -134,18 +134,18 @@ def test_block_is_stored_in_the_turn_that_prepares_it_and_the_certificate_in_the
     block = bench.block(bench.leader())
     turn = bench.give(bench.leader(), bench.propose(block))
     kinds = [type(record) for record in turn.records]
-    assert kinds.index(StoredBlock) < kinds.index(Voted)
+    assert kinds.index(StoredBlock) < kinds.index(OwnStatement)
     for voter in others(bench)[:2]:
         turn = bench.give(voter, bench.prepare(voter, block))
     kinds = [type(record) for record in turn.records]
-    assert kinds.index(StoredCertificate) < kinds.index(Voted)
+    assert kinds.index(StoredCertificate) < kinds.index(OwnStatement)
 
 
 def test_a_second_proposal_of_a_leader_is_evidence_and_not_prepared() -> None:
     bench = follower()
     proposed(bench)
     turn = bench.give(bench.leader(), bench.propose(bench.block(bench.leader(), TWO)))
-    assert [evidence.culprit for evidence in turn.evidence] == [bench.signers[bench.leader()].public]
+    assert [evidence.signer for evidence in turn.evidence] == [bench.signers[bench.leader()].public]
     assert not bench.sent_votes(Prepare)
 
 
@@ -178,8 +178,8 @@ def test_a_commit_against_a_timeout_that_hides_its_certificate_is_evidence() -> 
 def test_nothing_is_prepared_or_committed_after_a_timeout() -> None:
     bench = follower()
     bench.counter.add(1)
-    bench.step(WorkChanged())
-    bench.step(Tick(), wait=1.1)
+    bench.step(WorkChangedInput())
+    bench.step(TickInput(), wait=1.1)
     assert len(bench.sent(TimeoutEnvelope)) == 1
     block = proposed(bench)
     assert not bench.sent_votes(Prepare)
@@ -210,7 +210,7 @@ def test_a_decided_block_that_names_another_state_stops_all_signing() -> None:
     assert bench.replica.divergence is not None
     bench.counter.add(5)
     bench.apply(decided)
-    assert bench.step(Tick(), wait=100.0).records == ()
+    assert bench.step(TickInput(), wait=100.0).records == ()
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_a_fresh_block_with_one_wrong_part_is_not_prepared(change: dict[str, obj
     block = encode_block(dataclasses.replace(decode_block(bench.block(bench.leader())), **change))  # type: ignore[arg-type]
     propose = bench.propose(block)
     bench.give(bench.leader(), propose)
-    assert not bench.sent_votes(Prepare) and bench.replica.refusal
+    assert not bench.sent_votes(Prepare) and bench.replica.block_refusal
 
 
 def on_another_root(bench: Bench, view: int) -> None:
@@ -248,18 +248,22 @@ def test_a_block_on_another_state_root_is_refused_by_naming_both_roots() -> None
     bench = follower()
     on_another_root(bench, 0)
     mine = decode_block(bench.block(bench.leader())).state_root.hex()[:16]
-    assert bench.replica.refusal == f"it stands on state root {'ee' * 8}, here it is {mine}"
-    assert bench.replica.dispute is None, "one leader may lie, or have computed wrongly"
+    assert bench.replica.block_refusal == f"it stands on state root {'ee' * 8}, here it is {mine}"
+    assert bench.replica.state_root_split is None, "one leader may lie, or have computed wrongly"
 
 
 def test_more_than_n_minus_q_leaders_on_another_state_root_are_a_dispute_until_the_height_is_decided() -> None:
     bench = follower()
     for view in (0, 1):
         on_another_root(bench, view)
-    assert bench.replica.dispute is not None and "2 of 4 voters" in bench.replica.dispute and "height 1" in bench.replica.dispute
+    assert (
+        bench.replica.state_root_split is not None
+        and "2 of 4 voters" in bench.replica.state_root_split
+        and "height 1" in bench.replica.state_root_split
+    )
     assert not bench.sent_votes(Prepare)
     decide(bench, bench.block(bench.leader()))
-    assert bench.replica.dispute is None
+    assert bench.replica.state_root_split is None
 
 
 def test_one_leader_in_several_views_is_no_dispute() -> None:
@@ -268,14 +272,14 @@ def test_one_leader_in_several_views_is_no_dispute() -> None:
     bench = Bench(place=next(i for i in range(4) if i != bench.leader(0)))
     for view in (0, again):
         on_another_root(bench, view)
-    assert bench.replica.view == again and bench.replica.dispute is None
+    assert bench.replica.view == again and bench.replica.state_root_split is None
 
 
 def test_the_same_slot_is_never_signed_with_other_bytes() -> None:
     bench = follower()
     proposed(bench)
     with pytest.raises(LocalProtocolError):
-        bench.replica._own.cast(Prepare(bench.voters.hash, 1, 0, bytes(32)))
+        bench.replica._own.sign_statement(Prepare(bench.voters.hash, 1, 0, bytes(32)))
 
 
 # Restart -------------------------------------------------------------------------------------------------------------
@@ -297,7 +301,7 @@ def test_after_a_restart_the_same_votes_are_sent_and_no_others() -> None:
 def test_a_restarted_leader_proposes_the_block_it_signed() -> None:
     bench = leader()
     bench.counter.add(1)
-    bench.step(WorkChanged())
+    bench.step(WorkChangedInput())
     before = bench.sent(ProposeEnvelope)
     bench.counter.add(2)
     bench.restart()
@@ -310,8 +314,8 @@ def test_a_restarted_voter_names_its_certificate_when_it_times_out() -> None:
     for voter in others(bench)[:2]:
         bench.give(voter, bench.prepare(voter, block))
     bench.restart()
-    bench.step(Tick())
-    bench.step(Tick(), wait=2.0)
+    bench.step(TickInput())
+    bench.step(TickInput(), wait=2.0)
     [message] = bench.sent(TimeoutEnvelope)
     assert isinstance(message, TimeoutEnvelope) and codec.decode_message(message.timeout.body, (Timeout,)).high_view == 0
 
@@ -323,8 +327,8 @@ def test_own_statements_of_another_voter_set_count_for_nothing_and_are_not_said(
     block, elsewhere = bench.block(bench.place), bytes(32)
     digest = block_digest(block)
     foreign = Timeout(elsewhere, 1, 0, -1, None) if statement is Timeout else Propose(elsewhere, 1, 0, digest)
-    voted = Voted((foreign.TAG, 1, 0), bench.sign(bench.place, foreign))
-    bench.journal.append([StoredBlock(1, digest, block), voted])
+    voted = OwnStatement((foreign.TAG, 1, 0), bench.sign(bench.place, foreign))
+    bench.journal.append_records([StoredBlock(1, digest, block), voted])
     bench.restart()
     assert not bench.turn.sends
     for voter in others(bench)[:2]:
@@ -333,7 +337,7 @@ def test_own_statements_of_another_voter_set_count_for_nothing_and_are_not_said(
         if statement is Timeout:
             bench.give(voter, bench.timed_out(voter, 0))
     assert bench.replica.view == 0, "two timeouts are no quorum"
-    assert bench.replica._book is not None and not bench.replica._book.said_by(bench.signers[bench.place].public)
+    assert bench.replica._book is not None and not bench.replica._book.statements_of(bench.signers[bench.place].public)
 
 
 def test_a_certificate_of_another_voter_set_is_not_recovered() -> None:
@@ -343,12 +347,12 @@ def test_a_certificate_of_another_voter_set_is_not_recovered() -> None:
     foreign = Prepare(bytes(32), 1, 0, block_digest(block))
     signatures = {bench.signers[i].public: bench.sign(i, foreign).signature for i in others(bench)}
     certificate = Certificate(codec.encode(foreign), signatures)
-    bench.journal.append([StoredBlock(1, block_digest(block), block), StoredCertificate(1, certificate)])
+    bench.journal.append_records([StoredBlock(1, block_digest(block), block), StoredCertificate(1, certificate)])
     bench.restart()
-    assert bench.replica._book is not None and bench.replica._book.high is None
+    assert bench.replica._book is not None and bench.replica._book.highest_prepare_certificate is None
     bench.counter.add(1)
-    bench.step(WorkChanged())
-    bench.step(Tick(), wait=2.0)
+    bench.step(WorkChangedInput())
+    bench.step(TickInput(), wait=2.0)
     [message] = bench.sent(TimeoutEnvelope)
     assert isinstance(message, TimeoutEnvelope) and message.high is None
     assert codec.decode_message(message.timeout.body, (Timeout,)).high_view == NO_VIEW
@@ -380,7 +384,7 @@ def test_who_has_nothing_to_wait_for_says_again_what_others_may_lack_and_gives_u
     assert bench.replica.view == 1
     for _ in range(3):
         assert bench.turn.deadline is not None
-        bench.step(Tick(), wait=bench.turn.deadline - bench.now)
+        bench.step(TickInput(), wait=bench.turn.deadline - bench.now)
         assert given_up(bench) == [0] and bench.replica.view == 1 and not bench.turn.records
 
 
@@ -432,7 +436,7 @@ def test_a_prepared_block_must_be_proposed_again_and_no_clock_judges_it() -> Non
 # A justification holds a prepare certificate that this replica has not seen: it is a lock like any other ------------------------
 
 
-def carriers(bench: Bench, block: bytes) -> tuple[Certificate, dict[str, Message]]:
+def carriers(bench: Bench, block: bytes) -> tuple[Certificate, dict[str, AgreementMessage]]:
     """A prepare certificate of view 0, and the messages that bring it inside the timeouts of that view."""
     high = bench.certificate(Prepare, block, 0, others(bench))
     justification = bench.timeout_certificate(0, others(bench), high, (0, block))
@@ -451,7 +455,7 @@ def test_the_certificate_of_a_justification_is_adopted_and_durable(carrier: str)
     assert not bench.faults and bench.replica.view == 1
     assert [record.certificate for record in bench.turn.records if isinstance(record, StoredCertificate)] == [high]
     for _ in range(2):  # before a restart and after it
-        bench.step(Tick(), wait=1_000.0)
+        bench.step(TickInput(), wait=1_000.0)
         bench.connect(others(bench)[0])
         shown = [message for message in bench.sent(TimeoutEnvelope) if isinstance(message, TimeoutEnvelope)]
         views = [codec.decode_message(message.timeout.body, (Timeout,)).high_view for message in shown]
@@ -466,7 +470,7 @@ def test_votes_in_the_certificate_of_a_justification_are_evidence_against_a_vote
     one, two = bench.block(bench.leader()), bench.block(bench.leader(), TWO)
     bench.give(liar, bench.prepare(liar, one))
     turn = bench.give(bench.leader(1), carriers(bench, two)[1][carrier])
-    assert [item.culprit for item in turn.evidence] == [bench.signers[liar].public]
+    assert [item.signer for item in turn.evidence] == [bench.signers[liar].public]
 
 
 @CARRIERS
@@ -521,7 +525,7 @@ def test_a_new_leader_proposes_the_prepared_block_after_fetching_it() -> None:
     for voter in others(bench):
         bench.give(voter, bench.timed_out(voter, 0, high, (0, old)))
     assert bench.replica.view == 1 and not bench.sent(ProposeEnvelope)
-    bench.step(Tick(), wait=0.2)
+    bench.step(TickInput(), wait=0.2)
     assert bench.sent(GetBlock) == [GetBlock(1, block_digest(old))]
     bench.give(others(bench)[0], BlockBytes(1, old))
     [message] = bench.sent(ProposeEnvelope)
@@ -533,7 +537,7 @@ def test_a_commit_certificate_of_any_view_decides_against_a_vote_already_held() 
     proposed(bench)
     other = bench.block(bench.leader(), TWO)
     bench.give(others(bench)[0], Decision(other, bench.certificate(Commit, other, 3, others(bench))))
-    assert bench.replica.height == 2 and bench.turn.decided[0].digest == block_digest(other)
+    assert bench.replica.height == 2 and bench.turn.decided_blocks[0].digest == block_digest(other)
 
 
 def test_a_prepare_certificate_of_a_later_view_takes_the_replica_there_and_is_committed() -> None:
@@ -547,7 +551,7 @@ def test_a_timeout_is_repeated_with_a_certificate_of_the_next_view_and_taken_by_
     bench = follower()
     block = bench.block(bench.leader(1))
     proposed(bench)
-    bench.step(Tick(), wait=100.0)
+    bench.step(TickInput(), wait=100.0)
     assert given_up(bench) == [0] and bench.replica.view == 0
     bench.give(others(bench)[0], Prepared(bench.certificate(Prepare, block, 1, others(bench))))
     bench.connect(others(bench)[0])
@@ -586,8 +590,8 @@ def test_who_cannot_show_why_it_is_in_a_view_gives_up_the_one_before_once() -> N
     bench.restart()
     assert given_up(bench) == [0] and bench.replica.view == 1
     bench.restart()
-    bench.step(Tick())
-    assert [voted.slot for voted in bench.journal.load().votes].count(("timeout", 1, 0)) == 1
+    bench.step(TickInput())
+    assert [voted.slot for voted in bench.journal.read_restart_state().votes].count(("timeout", 1, 0)) == 1
 
 
 def test_who_holds_the_certificate_of_its_view_gives_up_nothing() -> None:
@@ -621,7 +625,7 @@ def test_a_restarted_leader_of_a_later_view_proposes_again_when_it_can_justify_i
 
 def test_a_block_that_was_prepared_in_this_view_is_not_proposed_again_by_its_restarted_leader() -> None:
     bench = leader_of_view_one()
-    [stored] = bench.journal.load().blocks
+    [stored] = bench.journal.read_restart_state().blocks
     for voter in others(bench)[:2]:
         bench.give(voter, bench.prepare(voter, stored.block, 1))
     bench.restart()
@@ -637,7 +641,7 @@ def test_own_messages_are_repeated_while_there_is_work() -> None:
     repeated = []
     for _ in range(12):
         assert bench.turn.deadline is not None
-        bench.step(Tick(), wait=max(0.0, bench.turn.deadline - bench.now))
+        bench.step(TickInput(), wait=max(0.0, bench.turn.deadline - bench.now))
         repeated += bench.sent_votes(Prepare)
     assert repeated and set(repeated) == set(votes)
 
@@ -647,7 +651,7 @@ def test_a_refused_proposal_is_no_cause_for_repeats() -> None:
     bench = follower()
     block = encode_block(dataclasses.replace(decode_block(bench.block(bench.leader())), state_root=bytes(32)))
     bench.give(bench.leader(), bench.propose(block))
-    assert bench.replica.refusal and bench.turn.deadline is None
+    assert bench.replica.block_refusal and bench.turn.deadline is None
 
 
 # Refused -------------------------------------------------------------------------------------------------------------
@@ -695,7 +699,7 @@ def test_other_bytes_beside_a_certificate_are_refused() -> None:
 def test_a_new_link_is_greeted_and_a_peer_far_ahead_is_asked_at_once() -> None:
     bench = follower()
     peer = others(bench)[0]
-    bench.step(Connected(bench.signers[peer].public))
+    bench.step(ConnectedInput(bench.signers[peer].public))
     assert bench.sent(Status) == [Status(1, 0)]
     bench.give(peer, Status(40, 0))
     [request] = bench.sent(GetDecisions)
@@ -708,7 +712,7 @@ def test_who_does_not_deliver_is_passed_over() -> None:
     for peer in others(bench)[:2]:
         bench.give(peer, Status(40, 0))
     for _ in range(4):
-        bench.step(Tick(), wait=0.6)
+        bench.step(TickInput(), wait=0.6)
         asked |= {send.to for send in bench.turn.sends if isinstance(getattr(send, "message", None), GetDecisions)}
     assert len(asked) == 2
 
@@ -720,7 +724,7 @@ def test_a_request_for_decisions_is_answered_from_the_journal() -> None:
     assert turn.sends == (SendDecisions(bench.signers[others(bench)[0]].public, 1, 5),)
 
 
-def behind_a_change_of_voters() -> tuple[Bench, Decided, Decision]:
+def behind_a_change_of_voters() -> tuple[Bench, DecidedBlock, Decision]:
     """Two heights are decided, none is applied: who decides the third one follows from the first. With a decision of that."""
     bench, maker = follower(), follower()
     for each in (bench, maker):
@@ -749,16 +753,16 @@ def test_no_decision_is_asked_for_while_it_is_unknown_whose_signatures_prove_it(
 def test_a_decision_that_comes_before_it_is_known_whose_signatures_prove_it_is_kept_until_then() -> None:
     bench, first, third = behind_a_change_of_voters()
     bench.give(others(bench)[0], third)
-    assert not bench.turn.decided and not bench.faults
+    assert not bench.turn.decided_blocks and not bench.faults
     bench.apply(first)
-    assert [decided.block for decided in bench.turn.decided] == [third.block]
+    assert [decided.block for decided in bench.turn.decided_blocks] == [third.block]
 
 
 def test_messages_of_the_next_height_wait_until_it_is_reached() -> None:
     bench, maker = follower(), follower()
     first = proposed(bench)
     decide(maker, first)
-    maker.apply(maker.turn.decided[0])
+    maker.apply(maker.turn.decided_blocks[0])
     second = maker.block(maker.leader(), TWO)
     bench.give(maker.leader(), maker.propose(second))
     decided = decide(bench, first)
@@ -769,7 +773,7 @@ def test_messages_of_the_next_height_wait_until_it_is_reached() -> None:
 def test_the_memory_for_future_heights_is_bounded_per_peer() -> None:
     bench, maker = follower(), follower()
     decide(maker, bench.block(bench.leader()))
-    maker.apply(maker.turn.decided[0])
+    maker.apply(maker.turn.decided_blocks[0])
     block, voter = maker.block(maker.leader()), others(bench)[0]
     for view in range(200):
         bench.give(voter, maker.prepare(voter, block, view))

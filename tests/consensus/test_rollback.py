@@ -8,10 +8,10 @@ import dataclasses
 import pytest
 
 from consensus.block import decode_block
-from consensus.events import Connected, Copied, Disconnected, Tick, WorkChanged
-from consensus.rollback import ASK_SECONDS, SILENT_HEIGHTS, RollbackCheck
-from consensus.turn import Decided, Send, Turn
-from consensus.voters import VoterSet
+from consensus.effects import DecidedBlock, SendMessage, StepEffects
+from consensus.inputs import ConnectedInput, DisconnectedInput, DuplicateIdentityInput, TickInput, WorkChangedInput
+from consensus.pbft.rollback_check import ASK_SECONDS, SILENT_HEIGHTS, RollbackCheck
+from consensus.voter_set import VoterSet
 from protocol.identity import Signed
 from protocol.limits import OWN_STATEMENTS_MAX
 from protocol.messages import (
@@ -50,7 +50,7 @@ def others(bench: Bench) -> list[int]:
     return [i for i in range(bench.n) if i != bench.place]
 
 
-def tell(bench: Bench, other: int, height: int = 1, signed: tuple[Signed, ...] = ()) -> Turn:
+def tell(bench: Bench, other: int, height: int = 1, signed: tuple[Signed, ...] = ()) -> StepEffects:
     return bench.give(other, OwnStatements(height, signed))
 
 
@@ -65,11 +65,11 @@ def is_silent(bench: Bench) -> bool:
     return not bench.sent_votes(Prepare)
 
 
-def decide(bench: Bench, body: bytes) -> Decided:
+def decide(bench: Bench, body: bytes) -> DecidedBlock:
     block = bench.block(bench.leader(), body)
     turn = bench.give(others(bench)[0], Decision(block, bench.certificate(Commit, block, 0, tuple(others(bench)))))
-    bench.apply(turn.decided[0])
-    return turn.decided[0]
+    bench.apply(turn.decided_blocks[0])
+    return turn.decided_blocks[0]
 
 
 # Asking --------------------------------------------------------------------------------------------------------------
@@ -78,21 +78,21 @@ def decide(bench: Bench, body: bytes) -> Decided:
 def test_a_voter_signs_nothing_before_a_quorum_itself_counted_has_answered() -> None:
     bench = follower()
     first, second, _ = others(bench)
-    assert is_silent(bench) and not bench.replica.may_speak
+    assert is_silent(bench) and not bench.replica.may_sign_round_messages
     tell(bench, first)
-    assert not bench.sent_votes(Prepare) and not bench.replica.may_speak
+    assert not bench.sent_votes(Prepare) and not bench.replica.may_sign_round_messages
     tell(bench, second)
-    assert len(bench.sent_votes(Prepare)) == 1 and bench.replica.may_speak
+    assert len(bench.sent_votes(Prepare)) == 1 and bench.replica.may_sign_round_messages
 
 
 def test_nothing_is_timed_out_nor_joined_before_it_has_answers() -> None:
     bench = follower()
     bench.counter.add(1)
-    bench.step(WorkChanged())
-    bench.step(Tick(), wait=100.0)
+    bench.step(WorkChangedInput())
+    bench.step(TickInput(), wait=100.0)
     for voter in others(bench):
         bench.give(voter, bench.timed_out(voter))
-    assert not bench.journal.load().votes
+    assert not bench.journal.read_restart_state().votes
 
 
 def test_one_voter_twice_or_a_stranger_is_no_second_answer() -> None:
@@ -110,13 +110,13 @@ def test_every_voter_with_a_link_is_asked_and_asked_again_until_it_answers_and_n
     bench.connect(*others(bench)[:2])
     assert bench.sent(GetOwnStatements)
     tell(bench, others(bench)[0])
-    turn = bench.step(Tick(), wait=ASK_SECONDS)
-    [asked] = [send for send in turn.sends if isinstance(send, Send) and isinstance(send.message, GetOwnStatements)]
+    turn = bench.step(TickInput(), wait=ASK_SECONDS)
+    [asked] = [send for send in turn.sends if isinstance(send, SendMessage) and isinstance(send.message, GetOwnStatements)]
     assert asked.to == (bench.signers[others(bench)[1]].public,)
-    bench.step(Tick(), wait=ASK_SECONDS / 2)
+    bench.step(TickInput(), wait=ASK_SECONDS / 2)
     assert not bench.sent(GetOwnStatements), "nobody is asked at every turn"
     tell(bench, others(bench)[1])
-    bench.step(Tick(), wait=10 * ASK_SECONDS)
+    bench.step(TickInput(), wait=10 * ASK_SECONDS)
     bench.connect(others(bench)[2])
     assert not bench.sent(GetOwnStatements)
 
@@ -124,14 +124,14 @@ def test_every_voter_with_a_link_is_asked_and_asked_again_until_it_answers_and_n
 def test_a_voter_alone_needs_nobody() -> None:
     bench = Untold(n=1)
     bench.counter.add(1)
-    assert len(bench.step(WorkChanged()).decided) == 1
+    assert len(bench.step(WorkChangedInput()).decided_blocks) == 1
 
 
 def test_an_observer_asks_nothing_and_may_speak_in_rounds() -> None:
     network = Network(observers=1)
     observer = network.all[-1]
     network.run_until(START + 1, lambda: False)
-    assert observer.replica is not None and observer.replica.may_speak and not observer.replica.is_voter
+    assert observer.replica is not None and observer.replica.may_sign_round_messages and not observer.replica.is_voter
 
 
 # Heights -------------------------------------------------------------------------------------------------------------
@@ -159,8 +159,8 @@ def test_an_answer_from_further_above_than_its_certificate_is_kept_is_asked_for_
     bench.connect(*others(bench))
     for other in others(bench):
         tell(bench, other, 9)
-    turn = bench.step(Tick(), wait=ASK_SECONDS)
-    [asked] = [send for send in turn.sends if isinstance(send, Send) and isinstance(send.message, GetOwnStatements)]
+    turn = bench.step(TickInput(), wait=ASK_SECONDS)
+    [asked] = [send for send in turn.sends if isinstance(send, SendMessage) and isinstance(send.message, GetOwnStatements)]
     assert asked.to is not None and len(asked.to) == 3
 
 
@@ -175,23 +175,23 @@ def test_an_answer_from_just_above_counts_when_its_height_is_reached() -> None:
 
 
 def test_a_voter_that_left_and_came_back_is_asked_again() -> None:
-    both, one = VoterSet.of((bytes(32), bytes([1]) * 32)), VoterSet.of((bytes(32),))
+    both, one = VoterSet.from_keys((bytes(32), bytes([1]) * 32)), VoterSet.from_keys((bytes(32),))
     check = RollbackCheck()
-    check.answer(both.keys[1], 1, 1)
-    assert check.unanswered(bytes(32), both) == ()
-    check.enter(one, 2)
-    check.enter(both, 3)
-    assert check.unanswered(bytes(32), both) == both.keys[1:]
+    check.record_answer(both.keys[1], 1, 1)
+    assert check.voters_without_answer(bytes(32), both) == ()
+    check.enter_height(one, 2)
+    check.enter_height(both, 3)
+    assert check.voters_without_answer(bytes(32), both) == both.keys[1:]
 
 
 def test_the_voters_of_the_height_to_be_signed_must_answer_not_those_of_an_old_set() -> None:
-    old, new = VoterSet.of(bytes([i]) * 32 for i in range(4)), VoterSet.of(bytes([i]) * 32 for i in (0, 7, 8, 9))
+    old, new = VoterSet.from_keys(bytes([i]) * 32 for i in range(4)), VoterSet.from_keys(bytes([i]) * 32 for i in (0, 7, 8, 9))
     check = RollbackCheck()
     for voter in old.keys[1:]:
-        check.answer(voter, 1, 1)
-    check.enter(new, 3)
+        check.record_answer(voter, 1, 1)
+    check.enter_height(new, 3)
     assert not check.may_sign(bytes(32), 3, new)
-    assert check.unanswered(bytes(32), new) == new.keys[1:]
+    assert check.voters_without_answer(bytes(32), new) == new.keys[1:]
 
 
 # What was forgotten ---------------------------------------------------------------------------------------------------
@@ -202,20 +202,20 @@ def test_a_statement_that_is_not_in_the_log_silences_until_the_height_after_it_i
     forgotten = bench.prepare(bench.place, bench.block(bench.leader(), TWO)).vote
     for other in others(bench):
         tell(bench, other, 1, (forgotten,))
-    assert is_silent(bench) and not bench.replica.may_speak
+    assert is_silent(bench) and not bench.replica.may_sign_round_messages
     decide(bench, ONE)
     tell_all(bench)
     assert is_silent(bench)
     decide(bench, TWO)
     assert is_silent(bench), "nobody has said yet that nothing more was heard"
     tell_all(bench)
-    assert bench.journal.load().votes and bench.replica.may_speak
+    assert bench.journal.read_restart_state().votes and bench.replica.may_sign_round_messages
 
 
 def test_a_lower_statement_that_turns_up_later_does_not_shorten_the_silence() -> None:
     check = RollbackCheck()
-    assert check.forgot(9) and check.silent_below == 9 + SILENT_HEIGHTS
-    assert not check.forgot(8) and check.silent_below == 9 + SILENT_HEIGHTS
+    assert check.record_forgotten_statement(9) and check.no_votes_below == 9 + SILENT_HEIGHTS
+    assert not check.record_forgotten_statement(8) and check.no_votes_below == 9 + SILENT_HEIGHTS
 
 
 def test_who_is_silent_stays_so_over_another_restart() -> None:
@@ -225,13 +225,13 @@ def test_who_is_silent_stays_so_over_another_restart() -> None:
     for other in others(bench):
         tell(bench, other, 1, (forgotten,))
     decide(bench, ONE)
-    bench.replica = bench._replica(bench.journal.load())
+    bench.replica = bench._replica(bench.journal.read_restart_state())
     for other in others(bench):
         tell(bench, other, 2)
-    assert is_silent(bench) and not bench.replica.may_speak
+    assert is_silent(bench) and not bench.replica.may_sign_round_messages
     decide(bench, TWO)
     tell_all(bench)
-    assert not is_silent(bench) and bench.replica.may_speak
+    assert not is_silent(bench) and bench.replica.may_sign_round_messages
 
 
 def test_one_honest_answer_is_enough_also_when_it_comes_after_the_others() -> None:
@@ -249,24 +249,24 @@ def test_a_statement_of_the_log_and_one_of_a_height_left_behind_silence_nobody()
     bench.give(bench.leader(), bench.propose(block))
     known = bench.sent_votes(Prepare)[0]
     late = Untold(place=bench.place, journal=bench.journal)
-    late.replica = late._replica(bench.journal.load())
+    late.replica = late._replica(bench.journal.read_restart_state())
     for other in others(late):
         tell(late, other, 1, (known,))
-    assert late.replica.may_speak
+    assert late.replica.may_sign_round_messages
     later = Untold(place=bench.place)
     decide(later, ONE)
-    later.replica = later._replica(later.journal.load())
+    later.replica = later._replica(later.journal.read_restart_state())
     tell_all(later, 2)
     old = later.sign(later.place, Prepare(later.voters.hash, 1, 5, bytes(32)))
     tell(later, others(later)[0], 2, (old,))
-    assert later.replica.may_speak, "height 1 was decided before its start"
+    assert later.replica.may_sign_round_messages, "height 1 was decided before its start"
 
 
 def test_other_bytes_in_a_slot_of_the_log_are_forgotten_too() -> None:
     bench = follower(Bench)
     bench.give(bench.leader(), bench.propose(bench.block(bench.leader())))
     tell(bench, others(bench)[2], 1, (bench.prepare(bench.place, bench.block(bench.leader(), TWO)).vote,))
-    assert not bench.replica.may_speak
+    assert not bench.replica.may_sign_round_messages
 
 
 def test_nobody_is_silenced_by_what_it_has_not_signed() -> None:
@@ -286,22 +286,22 @@ def test_a_certificate_with_a_vote_of_ours_that_the_log_lacks_silences() -> None
     bench = follower(Bench)
     block = bench.block(bench.leader(), TWO)
     bench.give(others(bench)[0], Prepared(bench.certificate(Prepare, block, 0, (bench.place, *others(bench)[:2]))))
-    assert not bench.sent_votes(Commit) and not bench.replica.may_speak
+    assert not bench.sent_votes(Commit) and not bench.replica.may_sign_round_messages
 
 
 def test_what_we_forgot_is_no_evidence_that_we_write_against_ourselves() -> None:
     bench = follower(Bench)
     bench.give(bench.leader(), bench.propose(bench.block(bench.leader())))
     turn = bench.give(others(bench)[0], bench.prepare(bench.place, bench.block(bench.leader(), TWO)))
-    assert not turn.evidence and not bench.replica.may_speak
+    assert not turn.evidence and not bench.replica.may_sign_round_messages
 
 
 def test_what_we_signed_in_rounds_is_handed_on_and_silences_no_vote() -> None:
     bench = follower(Bench)
     cut_off = bench.sign(bench.place, CutOff(bytes(32), 3, ()))
     ballot = bench.sign(bench.place, Ballot(bytes(32), 3, bytes(32), ()))
-    assert tell(bench, others(bench)[2], 1, (cut_off, ballot)).heard == (cut_off, ballot)
-    assert bench.replica.may_speak
+    assert tell(bench, others(bench)[2], 1, (cut_off, ballot)).remembered_round_messages == (cut_off, ballot)
+    assert bench.replica.may_sign_round_messages
 
 
 # A second machine with our key -----------------------------------------------------------------------------------------
@@ -316,7 +316,7 @@ def at_height(height: int) -> Bench:
     """It was allowed to sign at height 1, and is at this one now."""
     bench = follower(Bench)
     tell_all(bench)
-    assert bench.replica.may_speak
+    assert bench.replica.may_sign_round_messages
     for number in range(height - 1):
         decide(bench, bytes([0x91, number + 1]))
     assert bench.replica.height == height
@@ -326,18 +326,21 @@ def at_height(height: int) -> Bench:
 def test_a_signature_of_ours_at_a_height_that_was_opened_after_our_start_stops_us_for_good() -> None:
     bench = at_height(3)
     bench.give(others(bench)[0], Vote(of_a_copy(bench, 3)))
-    assert bench.replica.copied == "signed at height 3 what was not signed here" and not bench.replica.may_speak
+    assert (
+        bench.replica.duplicate_identity_reason == "signed at height 3 what was not signed here"
+        and not bench.replica.may_sign_round_messages
+    )
     for height in range(3, 9):
         assert is_silent(bench)
         decide(bench, bytes([0x91, 50 + height]))
         tell_all(bench)
-    assert is_silent(bench) and not bench.replica.may_speak
+    assert is_silent(bench) and not bench.replica.may_sign_round_messages
 
 
 def test_a_machine_that_has_proven_our_key_stops_us_for_good_before_and_after_the_first_signature() -> None:
     for bench in (follower(), at_height(1), at_height(3)):
-        bench.step(Copied("10.0.0.9:7700"))
-        assert bench.replica.copied == "is at 10.0.0.9:7700" and not bench.replica.may_speak
+        bench.step(DuplicateIdentityInput("10.0.0.9:7700"))
+        assert bench.replica.duplicate_identity_reason == "is at 10.0.0.9:7700" and not bench.replica.may_sign_round_messages
         for _ in range(4):
             tell_all(bench)
             assert is_silent(bench)
@@ -347,7 +350,7 @@ def test_a_machine_that_has_proven_our_key_stops_us_for_good_before_and_after_th
 def test_a_signature_that_an_earlier_life_may_have_made_stops_nobody_for_good() -> None:
     bench = at_height(2)
     bench.give(others(bench)[0], Vote(of_a_copy(bench, 2)))
-    assert bench.replica.copied is None and not bench.replica.may_speak
+    assert bench.replica.duplicate_identity_reason is None and not bench.replica.may_sign_round_messages
 
 
 def test_what_we_signed_ourselves_stops_nobody_when_it_comes_back() -> None:
@@ -357,7 +360,7 @@ def test_what_we_signed_ourselves_stops_nobody_when_it_comes_back() -> None:
     [mine] = bench.sent_votes(Commit)
     for _ in range(2):  # at its height, and when that is decided
         tell(bench, others(bench)[0], bench.replica.height, (mine,))
-        assert bench.replica.copied is None and bench.replica.may_speak
+        assert bench.replica.duplicate_identity_reason is None and bench.replica.may_sign_round_messages
         decide(bench, TWO)
 
 
@@ -365,19 +368,19 @@ def test_a_copy_beside_its_original_hears_of_it_at_every_height_and_signs_nothin
     """The original signs at each height; the copy learns of each signature only when the next height is open."""
     copy = follower()
     heights = 0
-    while copy.replica.copied is None:
+    while copy.replica.duplicate_identity_reason is None:
         heights += 1
         tell_all(copy, signed=(of_a_copy(copy, max(1, copy.replica.height - 1)),))
         assert is_silent(copy), f"it signed at height {copy.replica.height}"
         decide(copy, bytes([0x91, heights]))
         assert heights < 8
-    assert not copy.journal.load().votes
+    assert not copy.journal.read_restart_state().votes
 
 
 def test_a_lower_forgotten_height_does_not_shorten_the_silence() -> None:
     check = RollbackCheck()
-    assert check.forgot(5) and not check.forgot(3)
-    assert check.silent_below == 7
+    assert check.record_forgotten_statement(5) and not check.record_forgotten_statement(3)
+    assert check.no_votes_below == 7
 
 
 # Answering -----------------------------------------------------------------------------------------------------------
@@ -401,7 +404,7 @@ def test_an_answer_names_what_was_signed_at_the_open_height_and_the_two_decided_
             said.append(vote.vote)
         if height < 4:
             turn = bench.give(asker, Decision(block, bench.certificate(Commit, block, 0, (0, 1, 2))))
-            bench.apply(turn.decided[0])
+            bench.apply(turn.decided_blocks[0])
     answer = heard(bench, asker)
     assert answer.height == 4 and set(answer.signed) == set(said[2:])
 
@@ -417,7 +420,7 @@ def test_an_answer_names_what_came_only_in_certificates_also_after_a_restart() -
     bench.restart()
     assert heard(bench, asker).signed == (signed,)
     commits = bench.certificate(Commit, block, 0, tuple(others(bench)))
-    bench.apply(bench.give(others(bench)[1], Decision(block, commits)).decided[0])
+    bench.apply(bench.give(others(bench)[1], Decision(block, commits)).decided_blocks[0])
     bench.restart()
     assert [signed.body for signed in heard(bench, asker).signed] == [commits.vote]
 
@@ -427,7 +430,7 @@ def test_the_lock_is_sent_before_the_answer() -> None:
     block = bench.block(bench.leader())
     bench.give(others(bench)[1], Prepared(bench.certificate(Prepare, block, 0, tuple(others(bench)))))
     turn = bench.give(others(bench)[0], GetOwnStatements())
-    assert [type(send.message) for send in turn.sends if isinstance(send, Send)] == [Prepared, OwnStatements]
+    assert [type(send.message) for send in turn.sends if isinstance(send, SendMessage)] == [Prepared, OwnStatements]
 
 
 def test_the_lock_of_before_a_restart_is_sent_also_when_the_question_is_the_first_thing_heard() -> None:
@@ -437,7 +440,7 @@ def test_the_lock_of_before_a_restart_is_sent_also_when_the_question_is_the_firs
     bench.give(others(bench)[1], lock)
     bench.restart()
     turn = bench.give(others(bench)[0], GetOwnStatements())
-    assert next(send.message for send in turn.sends if isinstance(send, Send)) == lock
+    assert next(send.message for send in turn.sends if isinstance(send, SendMessage)) == lock
 
 
 def test_an_answer_is_bounded_and_keeps_the_newest() -> None:
@@ -448,7 +451,7 @@ def test_an_answer_is_bounded_and_keeps_the_newest() -> None:
         for kind in ("prepare", "commit"):
             bench.give(asker, getattr(bench, kind)(asker, bench.block(bench.leader()), view))
     many = tuple(bench.sign(asker, CutOff(bytes(32), number, ())) for number in range(OWN_STATEMENTS_MAX - 10))
-    bench.counter.signed_by = lambda peer: many  # type: ignore[method-assign]
+    bench.counter.statements_signed_by = lambda peer: many  # type: ignore[method-assign]
     answer = heard(bench, asker)
     assert len(answer.signed) == OWN_STATEMENTS_MAX and answer.signed[: len(many)] == many
     newest = [signed for signed in answer.signed[len(many) :] if signed.body[1:].startswith(b"\xa7timeout")]
@@ -523,12 +526,12 @@ def test_a_new_voter_asks_and_votes_from_its_first_height_on_or_the_next() -> No
 def test_while_it_is_silent_a_voter_neither_repeats_timeouts_nor_sets_view_timers() -> None:
     bench = follower()
     bench.counter.add(1)
-    bench.step(WorkChanged())
+    bench.step(WorkChangedInput())
     assert bench.turn.deadline is None
     bench.connect(*others(bench))
     assert bench.turn.deadline is not None and bench.turn.deadline <= START + ASK_SECONDS
-    bench.step(Disconnected(bench.signers[others(bench)[0]].public))
-    bench.step(Connected(bench.signers[others(bench)[0]].public))
+    bench.step(DisconnectedInput(bench.signers[others(bench)[0]].public))
+    bench.step(ConnectedInput(bench.signers[others(bench)[0]].public))
     assert not [kind for kind in (TimeoutEnvelope, Vote, ProposeEnvelope) if bench.sent(kind)]
 
 
@@ -541,28 +544,28 @@ def test_in_which_life_something_was_signed_is_known_when_enough_others_have_ans
     def asked(answers: int, claim: int = 5) -> RollbackCheck:
         check = RollbackCheck()
         for voter in others[:answers]:
-            check.answer(voter, claim, 5)
+            check.record_answer(voter, claim, 5)
         assert check.may_sign(me, 5, voters) == (answers >= voters.quorum - 1)
         return check
 
     for answers in range(voters.quorum - 1, n):
         check = asked(answers)
-        check.forgot(7)
-        assert (check.copied is not None) == (answers >= needed), answers
-        assert check.silent_below == 9
+        check.record_forgotten_statement(7)
+        assert (check.duplicate_identity_reason is not None) == (answers >= needed), answers
+        assert check.no_votes_below == 9
     if needed < voters.quorum:
         return  # as many as open the check are enough
     late = asked(voters.quorum - 1)
     for voter in others:
-        late.answer(voter, 8, 5)
+        late.record_answer(voter, 8, 5)
     assert late.may_sign(me, 5, voters)
-    late.forgot(7)
-    assert late.copied is None, "who answered later was further on by then"
+    late.record_forgotten_statement(7)
+    assert late.duplicate_identity_reason is None, "who answered later was further on by then"
     late.may_sign(me, 8, voters)
-    late.forgot(9)
-    assert late.copied is None
-    late.forgot(10)
-    assert late.copied is not None
+    late.record_forgotten_statement(9)
+    assert late.duplicate_identity_reason is None
+    late.record_forgotten_statement(10)
+    assert late.duplicate_identity_reason is not None
 
 
 @pytest.mark.parametrize("claim", [6, 2**53 - 1])
@@ -571,8 +574,8 @@ def test_a_liar_that_claims_to_be_far_above_hides_no_copy_where_others_are_enoug
     me, others, voters = keys[0], keys[1:], VoterSet(keys)
     check = RollbackCheck()
     for voter in others[:5]:
-        check.answer(voter, 5, 5)
-    check.answer(others[5], claim, 5)
+        check.record_answer(voter, 5, 5)
+    check.record_answer(others[5], claim, 5)
     assert check.may_sign(me, 5, voters)
-    check.forgot(7)
-    assert check.copied is not None
+    check.record_forgotten_statement(7)
+    assert check.duplicate_identity_reason is not None

@@ -13,10 +13,18 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from consensus.block import block_digest, decode_block, encode_header, header_digest, header_of
-from consensus.events import Connected, Disconnected, Event, Message, Received, Tick, WorkChanged
-from consensus.replica import Replica
-from consensus.turn import Decided, Restart, Send, Turn, persist
+from consensus.block import block_digest, decode_block, encode_header, header_digest, make_header
+from consensus.effects import DecidedBlock, RestartState, SendMessage, StepEffects, persist_effects
+from consensus.inputs import (
+    AgreementMessage,
+    ConnectedInput,
+    DisconnectedInput,
+    MessageInput,
+    ReplicaInput,
+    TickInput,
+    WorkChangedInput,
+)
+from consensus.pbft.replica import Replica
 from protocol import codec
 from protocol.errors import RemoteProtocolError
 from protocol.limits import VIEWS_AHEAD_MAX
@@ -64,50 +72,50 @@ class OneReplica(RuleBasedStateMachine):
         self.slots: dict[tuple[str, int, int], bytes] = {}  # what was ever sent, over all restarts
         self.order: list[Statement] = []
         self.asked: list[tuple[bytes, Any]] = []  # requests it has sent and that nobody answered yet
-        self.unapplied: list[Decided] = []
+        self.unapplied: list[DecidedBlock] = []
         self.senders_of_bad: set[bytes] = set()
-        self.build(Restart(), answered)
+        self.build(RestartState(), answered)
 
-    def build(self, restart: Restart, answered: bool) -> None:
+    def build(self, restart: RestartState, answered: bool) -> None:
         me, log = self.company.me, self.log
         self.replica = Replica(me, CHAIN_ID, FastVerifier(), log, log.applied(), restart)
         self.asked.clear()
-        self.step(Tick())
+        self.step(TickInput())
         for peer in self.company.keys if answered else ():
-            self.step(Connected(peer))
+            self.step(ConnectedInput(peer))
         if self.asked:
             self.everybody_answers()
 
     # Steps -----------------------------------------------------------------------------------------------------------
 
-    def step(self, *events: Event) -> Turn:
+    def step(self, *events: ReplicaInput) -> StepEffects:
         for event in events:
-            self.replica.take(event, self.now)
-        turn = self.replica.conclude(self.now)
-        sends = persist(turn, self.disk)
+            self.replica.handle_input(event, self.now)
+        turn = self.replica.finish_step(self.now)
+        sends = persist_effects(turn, self.disk)
         self.take(turn, sends)
         for _ in range(TICKS_MAX):
             if turn.deadline is None or turn.deadline > self.now:
                 break
-            turn = self.replica.step(Tick(), self.now)
-            self.take(turn, persist(turn, self.disk))
+            turn = self.replica.step(TickInput(), self.now)
+            self.take(turn, persist_effects(turn, self.disk))
         assert turn.deadline is None or turn.deadline > self.now, "a timer that is always due keeps a processor busy for ever"
         self.deadline = turn.deadline
         return turn
 
-    def take(self, turn: Turn, sends: tuple[Send, ...]) -> None:
+    def take(self, turn: StepEffects, sends: tuple[SendMessage, ...]) -> None:
         for fault in turn.faults:
             assert fault.peer in self.senders_of_bad, f"{fault.error} against a peer that sent nothing bad"
         for evidence in turn.evidence:
-            assert self.company.is_liar(evidence.culprit), "evidence against an honest voter"
+            assert self.company.is_liar(evidence.signer), "evidence against an honest voter"
         for send in sends:
             self.check_send(send)
             self.company.hear_me(send.message, self.disk.blocks)  # type: ignore[arg-type]
-        for decided in turn.decided:
+        for decided in turn.decided_blocks:
             self.check_decided(decided)
             self.unapplied.append(decided)
 
-    def check_send(self, send: Send) -> None:
+    def check_send(self, send: SendMessage) -> None:
         message = send.message
         if isinstance(message, (GetDecisions, GetBlock, GetOwnStatements)) and send.to:
             self.asked += [(peer, message) for peer in send.to]
@@ -150,7 +158,7 @@ class OneReplica(RuleBasedStateMachine):
         assert 3 * len(certificate.signatures) > 2 * len(voters.keys), "fewer than two thirds"
         assert set(certificate.signatures) <= set(voters.keys), "signatures of others than voters"
 
-    def check_decided(self, decided: Decided) -> None:
+    def check_decided(self, decided: DecidedBlock) -> None:
         self.check_quorum(decided.certificate)
         known = self.company.decided.get(decided.height)
         if known is None:
@@ -160,10 +168,10 @@ class OneReplica(RuleBasedStateMachine):
             assert block_digest(known.block) == decided.digest, "another block than the others decided"
         self.old_disk = self.disk.copy() if decided.height % 2 else self.old_disk
 
-    def give(self, sender: bytes, message: Message) -> Turn:
-        return self.step(Received(sender, message))
+    def give(self, sender: bytes, message: AgreementMessage) -> StepEffects:
+        return self.step(MessageInput(sender, message))
 
-    def offer(self, said: tuple[bytes, Message] | None, delivered: bool) -> None:
+    def offer(self, said: tuple[bytes, AgreementMessage] | None, delivered: bool) -> None:
         if said is not None and delivered:
             self.give(*said)
 
@@ -175,7 +183,7 @@ class OneReplica(RuleBasedStateMachine):
     @rule(item=st.integers(0, 99))
     def work_comes(self, item: int) -> None:
         self.log.hear(item)
-        self.step(WorkChanged())
+        self.step(WorkChangedInput())
 
     @rule(ahead=AHEAD, item=st.integers(0, 99), known=st.booleans(), delivered=MOSTLY)
     def a_leader_proposes(self, ahead: int, item: int, known: bool, delivered: bool) -> None:
@@ -223,7 +231,7 @@ class OneReplica(RuleBasedStateMachine):
     @rule(choices=st.lists(CHOICES, min_size=2, max_size=20))
     def much_arrives_in_one_turn(self, choices: list[int]) -> None:
         mail = self.company.mail[-60:]
-        self.step(*(Received(self.peer(choice), mail[choice % len(mail)][1]) for choice in choices))
+        self.step(*(MessageInput(self.peer(choice), mail[choice % len(mail)][1]) for choice in choices))
 
     @rule(apart=st.integers(-2, 3), peer=CHOICES, kind=st.sampled_from((Status, GetDecisions, GetBlock, GetOwnStatements)))
     def somebody_asks(self, apart: int, peer: int, kind: Any) -> None:
@@ -246,7 +254,7 @@ class OneReplica(RuleBasedStateMachine):
         """The honest do what comes next, one after another."""
         self.log.hear(item)
         if delivered:
-            self.step(WorkChanged())
+            self.step(WorkChangedInput())
         for _ in range(phases):
             height = self.company.height
             self.next_phase(item, delivered)
@@ -301,17 +309,17 @@ class OneReplica(RuleBasedStateMachine):
     def time_passes(self, seconds: float) -> None:
         self.now += seconds
         self.company.now_ms = max(self.company.now_ms, int(1_000 * self.now))
-        self.step(Tick())
+        self.step(TickInput())
 
     @precondition(lambda self: self.deadline is not None)
     @rule()
     def a_timer_expires(self) -> None:
         self.now = max(self.now, self.deadline or 0.0)
-        self.step(Tick())
+        self.step(TickInput())
 
     @rule(peer=CHOICES, up=st.booleans())
     def a_link_changes(self, peer: int, up: bool) -> None:
-        self.step(Connected(self.peer(peer)) if up else Disconnected(self.peer(peer)))
+        self.step(ConnectedInput(self.peer(peer)) if up else DisconnectedInput(self.peer(peer)))
 
     # Lies ------------------------------------------------------------------------------------------------------------
 
@@ -340,7 +348,7 @@ class OneReplica(RuleBasedStateMachine):
         body = b"\xc1" if field == "body" else codec.encode([choice % 100])
         self.senders_of_bad.add(liar.public)
         block = company.build(body, company.me.public if field == "proposer" else liar.public)
-        header = header_of(decode_block(block))
+        header = make_header(decode_block(block))
         header = replace(header, time_ms=1 << 50) if field == "time_ms" else header
         header = replace(header, state_root=bytes(32)) if field == "state_root" else header
         data = encode_header(header)
@@ -376,12 +384,12 @@ class OneReplica(RuleBasedStateMachine):
 
     # Restarts --------------------------------------------------------------------------------------------------------
 
-    @rule(lost=st.booleans(), event=st.sampled_from((Tick(), WorkChanged())), answered=MOSTLY)
-    def it_is_killed_and_starts_again(self, lost: bool, event: Event, answered: bool) -> None:
+    @rule(lost=st.booleans(), event=st.sampled_from((TickInput(), WorkChangedInput())), answered=MOSTLY)
+    def it_is_killed_and_starts_again(self, lost: bool, event: ReplicaInput, answered: bool) -> None:
         """In the middle of a turn: what it would have written is all on disk or not at all; nothing of it was sent."""
         turn = self.replica.step(event, self.now)
         if not lost:
-            self.disk.append(turn.records)
+            self.disk.append_records(turn.records)
         self.restart(answered)
 
     @rule(answered=MOSTLY)
@@ -394,7 +402,7 @@ class OneReplica(RuleBasedStateMachine):
         self.unapplied = [self.disk.decided[height] for height in sorted(self.disk.decided)]
         while len(self.unapplied) > 1:
             self.log.apply(self.unapplied.pop(0))
-        self.build(self.disk.load(), answered)
+        self.build(self.disk.read_restart_state(), answered)
 
     # What must hold --------------------------------------------------------------------------------------------------
 
@@ -407,7 +415,7 @@ class OneReplica(RuleBasedStateMachine):
         books = [*replica._closed.values(), *([replica._book] if replica._book else [])]
         for book in books:
             assert all(len(said) <= 4 * (2 * VIEWS_AHEAD_MAX + 1) for said in book._statements.values())
-            assert len(book.offers) <= VIEWS_AHEAD_MAX + 1
+            assert len(book.proposals) <= VIEWS_AHEAD_MAX + 1
 
     def teardown(self) -> None:
         """Whatever has happened: the honest ones that are still there bring it to where they are."""
@@ -423,7 +431,7 @@ class OneReplica(RuleBasedStateMachine):
 
 
 def short_of(body: bytes) -> bytes:
-    return Log(Company(4, 0).voters).condense(body)
+    return Log(Company(4, 0).voters).make_compact_body(body)
 
 
 OneReplica.TestCase.settings = settings(
@@ -448,8 +456,8 @@ def test_a_block_that_nobody_can_read_is_fetched_and_never_passed_on() -> None:
     while not any(isinstance(request, GetBlock) for _, request in machine.asked):
         machine.a_timer_expires()
     machine.answer(*next(entry for entry in machine.asked if isinstance(entry[1], GetBlock)), lie=False)
-    assert machine.replica.refusal is not None
+    assert machine.replica.block_refusal is not None
     for _ in range(5):
         machine.time_passes(10.0)
     others = [peer for peer in machine.company.keys if peer != leader]
-    machine.step(*map(Connected, others))
+    machine.step(*map(ConnectedInput, others))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from consensus.voters import CachingVerifier
+from consensus.voter_set import CachingVerifier
 from curation.contents import Batch
 from curation.limits import BATCH_MAX, LEASE_MS, LEASES_MAX, LOOKS_FOR_DRAW, LOOKS_MAX
 from curation.module import LOOKS_FOR_COST, CurationModule
@@ -79,9 +79,9 @@ def test_voters_refuse_a_block_with_more_signatures_and_a_leader_makes_none(room
     assert "signature checks" in (room.rules.problem(room.state, codec.encode(Body((), (), tuple(one_more)))) or "")
     for signed in one_more:
         assert room.ledger.pool.add(signed)
-    body = room.ledger.propose(room.state.height + 1, 0)
+    body = room.ledger.make_body(room.state.height + 1, 0)
     assert body is not None and decode_body(body).transactions == tuple(one_more[:full])
-    assert room.ledger.check(room.state.height + 1, body, PEER.public) is None
+    assert room.ledger.why_body_refused(room.state.height + 1, body, PEER.public) is None
 
 
 class Counting:
@@ -158,7 +158,7 @@ def test_a_leader_that_puts_a_false_signature_into_its_block_loses_its_view() ->
     false = _batch(pack, replace(room.enrolment(BOB), signature=NOISE))
     body = codec.encode(Body((), (), (false,)))
     ledger = pack[0].node.ledger
-    problem = ledger.check(ledger.state.height + 1, body, PEOPLE[2].public)
+    problem = ledger.why_body_refused(ledger.state.height + 1, body, PEOPLE[2].public)
     assert problem is not None and "bad-signature" in problem
 
 

@@ -440,7 +440,14 @@ def _ledger() -> list[Decoder]:
         Decoder("Rules.apply_transaction", contents.map(codec.encode), apply, None, refuses, STATE_BYTES_FACTOR, False),
         Decoder("Rules.apply_transaction, well signed", contents.map(unsigned), opened, None, refuses, STATE_BYTES_FACTOR, False),
         Decoder("Rules.problem", bodies, check, _same, refuses, STATE_BYTES_FACTOR, False),
-        Decoder("Ledger.expand", bodies.map(world.ledger.condense), world.ledger.expand, None, refuses, STATE_BYTES_FACTOR),
+        Decoder(
+            "Ledger.expand",
+            bodies.map(world.ledger.make_compact_body),
+            world.ledger.expand_body,
+            None,
+            refuses,
+            STATE_BYTES_FACTOR,
+        ),
         Decoder("Rules.decode_state", st.just(encoded_state), decode_state, _same, refuses, STATE_BYTES_FACTOR),
     ]
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from consensus.block import Block, block_digest, encode_block
-from consensus.turn import Decided
-from consensus.voters import VoterSet
+from consensus.effects import DecidedBlock
+from consensus.voter_set import VoterSet
 from ledger.state import State, Transition
 from protocol.identity import Signer
 from protocol.messages import Commit
 from tests.consensus.certificates import certificate_of
 
 
-def decided_after(before: State, parent: Decided | None, chain: bytes, body: bytes, signers: Iterable[Signer]) -> Decided:
+def decided_after(
+    before: State, parent: DecidedBlock | None, chain: bytes, body: bytes, signers: Iterable[Signer]
+) -> DecidedBlock:
     height, voters = before.height + 1, VoterSet(before.members.voters)
     block = encode_block(
         Block(
@@ -30,7 +32,7 @@ def decided_after(before: State, parent: Decided | None, chain: bytes, body: byt
         )
     )
     digest = block_digest(block)
-    return Decided(height, digest, block, certificate_of(chain, Commit(voters.hash, height, 0, digest), signers))
+    return DecidedBlock(height, digest, block, certificate_of(chain, Commit(voters.hash, height, 0, digest), signers))
 
 
 def stepped(transition: Transition) -> list[bytes]:

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from consensus.block import encode_header, header_of
-from consensus.chain_proof import Anchor, link_of
-from consensus.turn import Decided, Fault
-from consensus.voters import VoterSet
+from consensus.block import encode_header, make_header
+from consensus.effects import DecidedBlock, PeerFault
+from consensus.light_client import TrustedBlock, make_light_block
+from consensus.voter_set import VoterSet
 from ledger.blocks.ledger import Ledger
 from ledger.core.module import Module
 from ledger.jobs import Job
@@ -101,7 +101,7 @@ class Chain(World):
     def __init__(self, voters: int = 4, trainers: int = 3, modules: tuple[Module[Any], ...] = (NotebookModule(),)) -> None:
         super().__init__(voters, trainers, modules=modules)
         self.models = MemoryModels()
-        self.decided: dict[int, Decided] = {}
+        self.decided: dict[int, DecidedBlock] = {}
         self.states = {0: self.state}
         self.proof: dict[int, LightBlock] = {}
         self.signers: Callable[[VoterSet], Iterable[FastSigner]] = lambda voters: [BY_KEY[key] for key in voters.keys]
@@ -123,18 +123,18 @@ class Chain(World):
         signers = self.signers(VoterSet(before.members.voters))
         decided = decided_after(before, self.decided.get(before.height), self.chain, body, signers)
         self.decided[after.height], self.states[after.height] = decided, after
-        link = link_of(decided, VoterSet(before.members.upcoming))
+        link = make_light_block(decided, VoterSet(before.members.upcoming))
         if link is not None:
             self.proof[after.height] = link
 
     # Archive
 
-    def decision(self, height: int) -> Decided | None:
+    def get_decision(self, height: int) -> DecidedBlock | None:
         return self.decided.get(height)
 
     def header(self, height: int) -> bytes | None:
         decided = self.decided.get(height)
-        return encode_header(header_of(decided.decode())) if decided else None
+        return encode_header(make_header(decided.decode())) if decided else None
 
     def links(self, after: int, until: int) -> list[LightBlock]:
         return [self.proof[height] for height in sorted(self.proof) if after < height <= until]
@@ -169,8 +169,8 @@ class Chain(World):
         self.decide()
         assert person.public not in self.state.members.voters
 
-    def anchor(self, height: int) -> Anchor:
-        return Anchor(height, self.decided[height].digest)
+    def anchor(self, height: int) -> TrustedBlock:
+        return TrustedBlock(height, self.decided[height].digest)
 
     def shelf(self, until: int | None = None) -> Shelf:
         """Of a peer that has applied all of it, or a part."""
@@ -179,7 +179,7 @@ class Chain(World):
             shelf.applied(self.states[height], 0.0)
         return shelf
 
-    def basis(self, height: int = 0, anchor: Anchor | None = None) -> Basis:
+    def basis(self, height: int = 0, anchor: TrustedBlock | None = None) -> Basis:
         return Basis(self.chain, FastVerifier(), height, VoterSet(self.states[height].members.voters), anchor)
 
 
@@ -222,7 +222,7 @@ class Fetch:
         self.servers = servers
         self.models = MemoryModels()
         self.transfer = Transfer(chain.rules, self.models, basis or chain.basis(), wanted)
-        self.faults: list[Fault] = []
+        self.faults: list[PeerFault] = []
         self.now = 0.0
         self._queue: list[tuple[float, int, Callable[[], Step]]] = []
         self._order = itertools.count()

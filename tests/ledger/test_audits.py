@@ -1328,8 +1328,8 @@ def test_the_same_history_gives_the_same_state() -> None:
 
 
 def proposed(court: Court) -> Body | None:
-    assert court.ledger.has_work() == (court.ledger.propose(court.state.height + 1, 0) is not None)
-    body = court.ledger.propose(court.state.height + 1, 0)
+    assert court.ledger.has_work() == (court.ledger.make_body(court.state.height + 1, 0) is not None)
+    body = court.ledger.make_body(court.state.height + 1, 0)
     return None if body is None else decode_body(body)
 
 
@@ -1388,7 +1388,7 @@ def test_where_no_round_is_open_a_verdict_gets_its_own_block(court: Court) -> No
     court.challenge(A)
     auditor, due = court.due(disputes=True)[0]
     court.decide(court.tx(PEOPLE[0], "job/stop", Stop(court.key)))
-    while not court.state.jobs.running() and court.ledger.propose(court.state.height + 1, 0) is not None:
+    while not court.state.jobs.running() and court.ledger.make_body(court.state.height + 1, 0) is not None:
         court.decide()  # the block that certifies the last root
     court.ledger.pool.add(court.said(auditor, due))
     body = proposed(court)

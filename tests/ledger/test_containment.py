@@ -271,7 +271,7 @@ def test_a_transaction_that_makes_its_module_fail_is_refused(step: str) -> None:
 def test_a_transaction_that_cannot_say_whether_it_waits_is_refused_where_it_fails() -> None:
     world = _world("can_wait", KeyError(b"gone"))
     assert world.ledger.pool.add(world.tx(PEOPLE[0], "planted/add", Add(3)))
-    assert world.ledger.propose(1, 0) is not None
+    assert world.ledger.make_body(1, 0) is not None
 
 
 def _upgraded(*modules: Module[Any], founded: bool = True) -> World:

@@ -123,7 +123,7 @@ def test_a_voter_that_leaves_and_is_expelled_goes_once(world: World) -> None:
 
 def wrong_evidence(world: World) -> dict[str, tuple[Evidence, ...]]:
     sound, other = world.double(LIAR), world.double(PEOPLE[2])
-    ascending = tuple(sorted((sound, other), key=lambda item: item.culprit))
+    ascending = tuple(sorted((sound, other), key=lambda item: item.signer))
     elsewhere = [sign_message(LIAR, bytes(32), Prepare(bytes(32), 1, 0, block * 32)) for block in (b"a", b"b")]
     return {
         "bad-signature": (Evidence(sound.first, replace(sound.second, signature=bytes(64))),),
@@ -160,7 +160,7 @@ def test_the_last_voter_is_never_expelled_and_neither_is_the_last_that_would_sta
 
 def test_who_leaves_counts_on_nobody_whose_expulsion_waits_for_its_turn() -> None:
     world = World(voters=3)
-    first, second = sorted((world.double(person) for person in PEOPLE[:2]), key=lambda item: item.culprit)
+    first, second = sorted((world.double(person) for person in PEOPLE[:2]), key=lambda item: item.signer)
     world.decide(evidence=(first, second))
     assert len(world.state.members.upcoming) == 2
     assert "last voter" in (world.problem(world.tx(PEOPLE[2], "member/leave", Leave())) or "")
@@ -238,14 +238,14 @@ def test_evidence_that_is_held_is_due_work_and_the_leader_puts_it_in(world: Worl
     ledger, height = world.ledger, world.state.height + 1
     assert not ledger.has_work()
     assert ledger.accuse(world.double(LIAR)) and ledger.has_work()
-    body = ledger.propose(height, 0)
-    assert body is not None and [item.culprit for item in decode_body(body).evidence] == [LIAR.public]
-    assert ledger.check(height, body, b"") is None
+    body = ledger.make_body(height, 0)
+    assert body is not None and [item.signer for item in decode_body(body).evidence] == [LIAR.public]
+    assert ledger.why_body_refused(height, body, b"") is None
     world.decide_body(body)
     assert ledger.accusations == {}, "decided: nobody need hear of it any more"
     settle(world)
     world.decide()
-    assert not ledger.has_work() and ledger.propose(world.state.height + 1, 0) is None
+    assert not ledger.has_work() and ledger.make_body(world.state.height + 1, 0) is None
 
 
 def test_evidence_is_held_once_and_only_against_whom_it_would_expel(world: World) -> None:
@@ -265,8 +265,8 @@ def test_what_is_held_is_bounded_and_so_is_what_a_block_takes(monkeypatch: pytes
     monkeypatch.setattr(ledger_module, "ACCUSATIONS_MAX", 5)
     monkeypatch.setattr(ledger_module, "EVIDENCE_PER_BLOCK_MAX", 2)
     assert [world.ledger.accuse(world.double(person)) for person in PEOPLE[:7]] == [True] * 5 + [False] * 2
-    body = world.ledger.propose(1, 0)
-    assert body is not None and [item.culprit for item in decode_body(body).evidence] == sorted(world.ledger.accusations)[:2]
+    body = world.ledger.make_body(1, 0)
+    assert body is not None and [item.signer for item in decode_body(body).evidence] == sorted(world.ledger.accusations)[:2]
     world.decide_body(body)
     assert len(world.ledger.accusations) == 3 and EVIDENCE_PER_BLOCK_MAX == 16
 
@@ -275,8 +275,8 @@ def test_a_leader_that_holds_evidence_against_everybody_makes_a_block_that_leave
     world = World(voters=3)
     for person in PEOPLE[:3]:
         assert world.ledger.accuse(world.double(person))
-    body = world.ledger.propose(1, 0)
-    assert body is not None and world.ledger.check(1, body, b"") is None
+    body = world.ledger.make_body(1, 0)
+    assert body is not None and world.ledger.why_body_refused(1, body, b"") is None
     world.decide_body(body)
     assert len(decode_body(body).evidence) == 2 and world.ledger.accusations == {}
     settle(world)
@@ -286,8 +286,8 @@ def test_a_leader_that_holds_evidence_against_everybody_makes_a_block_that_leave
 def test_the_leader_puts_no_transaction_of_whom_its_own_evidence_expels_into_the_block(world: World) -> None:
     world.ledger.pool.add(world.tx(LIAR, "member/register", Register(())))
     world.ledger.accuse(world.double(LIAR))
-    body = world.ledger.propose(1, 0)
-    assert body is not None and world.ledger.check(1, body, b"") is None and decode_body(body).transactions == ()
+    body = world.ledger.make_body(1, 0)
+    assert body is not None and world.ledger.why_body_refused(1, body, b"") is None and decode_body(body).transactions == ()
 
 
 # Rotation -------------------------------------------------------------------------------------------------------------

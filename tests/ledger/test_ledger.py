@@ -33,7 +33,7 @@ def world() -> World:
 
 
 def propose(world: World) -> bytes | None:
-    return world.ledger.propose(world.state.height + 1, 0)
+    return world.ledger.make_body(world.state.height + 1, 0)
 
 
 def registrations(world: World, person: FastSigner, count: int) -> list[Signed]:
@@ -47,7 +47,7 @@ def settle(world: World, most: int = 20) -> int:
         body = propose(world)
         if body is None:
             return count
-        assert world.ledger.check(world.state.height + 1, body, b"") is None
+        assert world.ledger.why_body_refused(world.state.height + 1, body, b"") is None
         world.decide_body(body)
         world.ledger.pool.prune(world.rules, world.state)
     raise AssertionError("blocks without end")
@@ -174,7 +174,7 @@ def test_a_round_is_closed_as_soon_as_it_can_be(world: World) -> None:
     world.vote(key, dict.fromkeys(trainers, ACCEPT), voters[:3])
     body = propose(world)
     assert body is not None and world.ledger.has_work()
-    assert world.ledger.check(world.state.height + 1, body, b"") is None
+    assert world.ledger.why_body_refused(world.state.height + 1, body, b"") is None
 
 
 def test_the_next_round_is_closed_by_what_was_said_in_it(world: World) -> None:
@@ -200,9 +200,9 @@ def test_a_body_for_another_height_or_that_breaks_a_rule_is_not_prepared(world: 
     closing = world.closing(key)
     sound, broken = codec.encode(Body((closing,), (), ())), codec.encode(Body((replace(closing, round=3),), (), ()))
     height = world.state.height + 1
-    assert world.ledger.check(height, sound, b"") is None
-    assert "does not follow" in (world.ledger.check(height + 1, sound, b"") or "")
-    assert "is not open" in (world.ledger.check(height, broken, b"") or "")
+    assert world.ledger.why_body_refused(height, sound, b"") is None
+    assert "does not follow" in (world.ledger.why_body_refused(height + 1, sound, b"") or "")
+    assert "is not open" in (world.ledger.why_body_refused(height, broken, b"") or "")
 
 
 def test_a_body_that_leaves_out_a_ballot_of_our_cut_off_is_not_prepared(world: World) -> None:
@@ -215,11 +215,11 @@ def test_a_body_that_leaves_out_a_ballot_of_our_cut_off_is_not_prepared(world: W
         signed = world.cut_off(key, voter)
         book.add_cut_off(signed, codec.decode_message(signed.body, (CutOff,)))
     body = propose(world)
-    assert body is not None and world.ledger.check(world.state.height + 1, body, b"") is None
+    assert body is not None and world.ledger.why_body_refused(world.state.height + 1, body, b"") is None
     world.vote(key, {trainers[0]: ACCEPT}, job.voters[3:])
     mine = CutOff(key, 0, tuple(sorted(body_digest(s) for s in book.signed_ballots.values())))
     book.cut_offs[PEOPLE[0].public] = mine
-    assert "leaves out 1 ballots" in (world.ledger.check(world.state.height + 1, body, b"") or "")
+    assert "leaves out 1 ballots" in (world.ledger.why_body_refused(world.state.height + 1, body, b"") or "")
 
 
 def test_closings_that_do_not_fit_wait_for_the_next_block_and_transactions_take_what_is_left(
@@ -256,7 +256,7 @@ def test_whoever_has_work_proposes_a_body_that_every_peer_with_the_same_state_pr
         if body is not None:
             assert len(body) <= BODY_BYTES_MAX
             other = Ledger(world.rules, world.state, world.ledger.certified_root)
-            assert other.check(world.state.height + 1, body, b"") is None
+            assert other.why_body_refused(world.state.height + 1, body, b"") is None
     settle(world)
 
 

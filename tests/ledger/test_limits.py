@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import ledger.network
-from consensus.voters import VoterSet
+from consensus.voter_set import VoterSet
 from ledger.core.module import Module, Refused
 from ledger.jobs import JobTerms, Start
 from ledger.members import Leave

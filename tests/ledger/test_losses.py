@@ -11,7 +11,7 @@ import pytest
 
 from consensus.evidence import Evidence
 from consensus.quorum import faults_tolerated
-from consensus.voters import VoterSet
+from consensus.voter_set import VoterSet
 from ledger.audits import docket
 from ledger.audits.docket import AuditsModule, Docket
 from ledger.audits.losses import (

@@ -40,7 +40,7 @@ def notice(world: World, *persons: FastSigner, of: tuple[Signed, ...], height: i
 
 def refusal(world: World, *transactions: Signed) -> str | None:
     """Of a block with just these transactions, or an empty one."""
-    return world.ledger.check(world.state.height + 1, codec.encode(Body((), (), transactions)), b"")
+    return world.ledger.why_body_refused(world.state.height + 1, codec.encode(Body((), (), transactions)), b"")
 
 
 def waiting(world: World, person: FastSigner = PEOPLE[0]) -> Signed:
@@ -178,7 +178,7 @@ def test_whoever_leads_puts_what_is_due_first(world: World, monkeypatch: pytest.
     notice(world, *PEOPLE[1:3], of=(signed,))
     for _ in range(2):
         world.decide()
-    body = world.ledger.propose(world.state.height + 1, 0)
+    body = world.ledger.make_body(world.state.height + 1, 0)
     assert body is not None and decode_body(body).transactions[0] == signed
 
 
@@ -188,7 +188,7 @@ def test_what_evidence_of_the_same_block_makes_void_may_be_left_out(world: World
     for _ in range(2):
         world.decide()
     body = codec.encode(Body((), (world.double(PEOPLE[3]),), ()))
-    assert refusal(world) is not None and world.ledger.check(world.state.height + 1, body, b"") is None
+    assert refusal(world) is not None and world.ledger.why_body_refused(world.state.height + 1, body, b"") is None
 
 
 def test_what_is_due_and_applies_only_behind_the_others_is_not_forgotten(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,9 +203,9 @@ def test_what_is_due_and_applies_only_behind_the_others_is_not_forgotten(world: 
     for ahead in range(1, 6):
         world.ledger.pool.add(register(world, PEOPLE[0], ahead))
     world.ledger.pool.add(register(world, PEOPLE[0], 6, (TRAINER,)))
-    body = world.ledger.propose(world.state.height + 1, 0)
+    body = world.ledger.make_body(world.state.height + 1, 0)
     assert body is not None and decode_body(body).transactions[-1] == start
-    assert world.ledger.check(world.state.height + 1, body, b"") is None
+    assert world.ledger.why_body_refused(world.state.height + 1, body, b"") is None
     without = decode_body(body).transactions[:-1]
     assert "has waited too long" in (refusal(world, *without) or "")
 
@@ -242,11 +242,11 @@ def test_an_honest_leader_with_the_same_notices_is_never_refused(script: list[tu
     world = World()
     for action, number in script:
         act(world, action, number)
-        body = world.ledger.propose(world.state.height + 1, 0)
+        body = world.ledger.make_body(world.state.height + 1, 0)
         assert world.ledger.has_work() == (body is not None)
         newcomer = Ledger(world.rules, world.state, world.ledger.certified_root)
         for peer in (world.ledger, newcomer):
-            assert body is None or peer.check(world.state.height + 1, body, b"") is None
+            assert body is None or peer.why_body_refused(world.state.height + 1, body, b"") is None
 
 
 def act(world: World, action: str, number: int) -> None:
@@ -261,7 +261,7 @@ def act(world: World, action: str, number: int) -> None:
         case "accuse" if number == 3:
             ledger.accuse(world.double(person))
         case "block" | "empty":
-            body = ledger.propose(world.state.height + 1, 0) if action == "block" else EMPTY_BODY
+            body = ledger.make_body(world.state.height + 1, 0) if action == "block" else EMPTY_BODY
             if body is None:
                 return
             world.decide_body(body)

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from consensus.voters import VoterSet
+from consensus.voter_set import VoterSet
 from ledger.audits.losses import LossOpening
 from ledger.audits.state import OPENS, AuditFinding, Due, due_for
 from ledger.jobs import Phase, Stop

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from consensus.quorum import faults_tolerated
-from consensus.voters import VoterSet
+from consensus.voter_set import VoterSet
 from ledger import members
 from ledger.core.genesis import TRAINER
 from ledger.jobs import Phase, Start

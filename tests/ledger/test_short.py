@@ -37,15 +37,15 @@ def busy() -> tuple[World, bytes]:
     for ahead in (1, 2, 3):
         world.ledger.pool.add(world.tx(PEOPLE[0], "member/register", Register(()), ahead))
     world.ledger.accuse(world.double(PEOPLE[3]))
-    body = world.ledger.propose(world.state.height + 1, 0)
+    body = world.ledger.make_body(world.state.height + 1, 0)
     assert body is not None and len(body) > WHOLE_BYTES_MAX
     return world, body
 
 
 def test_what_is_held_comes_out_as_it_went_in_and_takes_less_on_the_way() -> None:
     world, body = busy()
-    short = world.ledger.condense(body)
-    assert world.ledger.expand(short) == body and len(short) < len(body)
+    short = world.ledger.make_compact_body(body)
+    assert world.ledger.expand_body(short) == body and len(short) < len(body)
     content = decode_body(body)
     assert content.evidence and content.closings and len(content.transactions) == 3
 
@@ -55,8 +55,8 @@ def test_a_small_body_goes_whole_so_that_nobody_need_hold_anything_for_it() -> N
     stranger = Ledger(world.rules, world.state, world.state.root)
     small = codec.encode(Body((), (), (world.tx(PEOPLE[0], "member/register", Register(())),)))
     for body in (EMPTY_BODY, small):
-        assert stranger.expand(world.ledger.condense(body)) == body
-    assert len(world.ledger.condense(EMPTY_BODY)) < 16
+        assert stranger.expand_body(world.ledger.make_compact_body(body)) == body
+    assert len(world.ledger.make_compact_body(EMPTY_BODY)) < 16
 
 
 def holder(world: World, lacks: str | None = None) -> Ledger:
@@ -80,27 +80,27 @@ def holder(world: World, lacks: str | None = None) -> Ledger:
 def test_a_part_that_is_not_here_is_waited_for() -> None:
     world, body = busy()
     for part in ("ballots", "proposals", "vouches", "transactions"):
-        assert holder(world, part).expand(condense(body)) is None, part
-    assert holder(world).expand(condense(body)) == body
-    assert Ledger(world.rules, world.state, world.state.root).expand(condense(body)) is None, "no round is open here"
+        assert holder(world, part).expand_body(condense(body)) is None, part
+    assert holder(world).expand_body(condense(body)) == body
+    assert Ledger(world.rules, world.state, world.state.root).expand_body(condense(body)) is None, "no round is open here"
 
 
 def test_a_ballot_that_comes_later_completes_it() -> None:
     world, body = busy()
     peer, (key,) = holder(world, "ballots"), world.ledger.books
-    assert peer.expand(condense(body)) is None
+    assert peer.expand_body(condense(body)) is None
     missing = next(iter(world.ledger.books[key].signed_ballots.values()))
     peer.books[key].add_ballot(missing, codec.decode_message(missing.body, (Ballot,)), 0.0)
-    assert peer.expand(condense(body)) == body
+    assert peer.expand_body(condense(body)) == body
 
 
 def test_a_vouch_that_comes_later_completes_it() -> None:
     world, body = busy()
     peer, (key,) = holder(world, "vouches"), world.ledger.books
-    assert peer.expand(condense(body)) is None
+    assert peer.expand_body(condense(body)) is None
     missing = decode_body(body).closings[0].vouches[0]
     peer.books[key].add_vouch(missing, codec.decode_message(missing.body, (Vouch,)), 0.0)
-    assert peer.expand(condense(body)) == body
+    assert peer.expand_body(condense(body)) == body
 
 
 def test_a_second_ballot_or_other_signature_bytes_do_not_stand_for_what_was_condensed() -> None:
@@ -112,41 +112,41 @@ def test_a_second_ballot_or_other_signature_bytes_do_not_stand_for_what_was_cond
     second = sign_message(voter, world.chain, replace(ballot, judgements=()))
     for other in (second, replace(closing.ballots[0], signature=bytes(64))):
         changed = replace(content, closings=(replace(closing, ballots=(other, *closing.ballots[1:])),))
-        assert world.ledger.expand(condense(codec.encode(changed))) is None
+        assert world.ledger.expand_body(condense(codec.encode(changed))) is None
     changed = replace(content, transactions=(replace(content.transactions[0], signature=bytes(64)),))
-    assert world.ledger.expand(condense(codec.encode(changed))) is None
+    assert world.ledger.expand_body(condense(codec.encode(changed))) is None
 
 
 def test_the_round_before_or_after_is_not_taken_for_the_open_one() -> None:
     world, body = busy()
     content = decode_body(body)
     other = replace(content, closings=(replace(content.closings[0], round=1),))
-    assert world.ledger.expand(condense(codec.encode(other))) is None
-    assert world.ledger.expand(condense(body)) == body
+    assert world.ledger.expand_body(condense(codec.encode(other))) is None
+    assert world.ledger.expand_body(condense(body)) == body
     world.decide_body(body)
-    assert world.ledger.expand(condense(body)) is None, "closed: its book is gone"
+    assert world.ledger.expand_body(condense(body)) is None, "closed: its book is gone"
     assert world.ledger._expander._parts == {}, "and nothing is kept of it"
     (key,) = world.ledger.books
     world.vote(key, dict.fromkeys(world.job(key).trainers, ACCEPT))
-    following = world.ledger.propose(world.state.height + 1, 0)
-    assert following is not None and world.ledger.expand(condense(following)) == following
+    following = world.ledger.make_body(world.state.height + 1, 0)
+    assert following is not None and world.ledger.expand_body(condense(following)) == following
 
 
 @given(st.binary(max_size=400))
 def test_bytes_that_are_no_short_body_are_refused(data: bytes) -> None:
     with pytest.raises(RemoteProtocolError):
-        World().ledger.expand(b"\x00" + data)
+        World().ledger.expand_body(b"\x00" + data)
 
 
 @given(st.data())
 @settings(max_examples=200)
 def test_a_changed_short_body_is_refused_waited_for_or_stands_for_another_body(data: st.DataObject) -> None:
     world, body = SHARED
-    short = world.ledger.condense(body)
+    short = world.ledger.make_compact_body(body)
     place = data.draw(st.integers(0, len(short) - 1))
     changed = short[:place] + bytes([short[place] ^ data.draw(st.integers(1, 255))]) + short[place + 1 :]
     try:
-        found = world.ledger.expand(changed)
+        found = world.ledger.expand_body(changed)
     except RemoteProtocolError:
         return
     assert found is None or (found != body and condense(found) == changed)
@@ -166,12 +166,12 @@ def test_every_body_of_what_is_held_goes_round(data: st.DataObject) -> None:
         world.vote(key, dict.fromkeys(job.trainers, data.draw(st.sampled_from((ACCEPT, Verdict.REPLAY)))), tuple(sorted(voters)))
     for number in range(data.draw(st.integers(0, 12))):
         world.ledger.pool.add(world.tx(PEOPLE[number % 4], "job/start", Start(b"x" * number), ahead=1 + number // 4))
-    body = world.ledger.propose(world.state.height + 1, 0) or EMPTY_BODY
+    body = world.ledger.make_body(world.state.height + 1, 0) or EMPTY_BODY
     chosen = data.draw(st.lists(st.sampled_from(list(world.ledger.pool)), max_size=20)) if len(world.ledger.pool) else []
     any_body = codec.encode(replace(decode_body(body), transactions=tuple(chosen)))
     for each in (body, any_body):
-        short = world.ledger.condense(each)
-        assert world.ledger.expand(short) == each and len(short) <= len(each) + 16
+        short = world.ledger.make_compact_body(each)
+        assert world.ledger.expand_body(short) == each and len(short) <= len(each) + 16
 
 
 def test_a_few_digests_named_a_thousand_times_cost_no_memory() -> None:
@@ -179,7 +179,7 @@ def test_a_few_digests_named_a_thousand_times_cost_no_memory() -> None:
     large = world.tx(PEOPLE[0], "job/start", Start(bytes(200 << 10)))
     world.ledger.pool.add(large)
     with pytest.raises(RemoteProtocolError, match="oversized"):
-        world.ledger.expand(codec.encode(ShortBody((), (), (signed_digest(large),) * 1_000)))
+        world.ledger.expand_body(codec.encode(ShortBody((), (), (signed_digest(large),) * 1_000)))
 
 
 def hundred(voters: int = 100, trainers: int = 100) -> tuple[Expander, bytes]:
@@ -226,4 +226,4 @@ def test_a_short_closing_is_bounded_like_a_closing() -> None:
     many = (bytes(32),) * (CLOSING_VOUCHES_MAX + 1)
     for other in (replace(closing, ballots=many[:201]), replace(closing, vouches=many)):
         with pytest.raises(RemoteProtocolError, match="oversized"):
-            World().ledger.expand(codec.encode(ShortBody((other,), (), ())))
+            World().ledger.expand_body(codec.encode(ShortBody((other,), (), ())))

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from consensus.block import encode_header, header_digest, header_of
-from consensus.chain_proof import Anchor
-from consensus.chain_proof import Path as Proof
-from consensus.voters import VoterSet
+from consensus.block import encode_header, header_digest, make_header
+from consensus.light_client import LightClient as Proof
+from consensus.light_client import TrustedBlock
+from consensus.voter_set import VoterSet
 from ledger.snapshots.snapshot import (
     BURST_BYTES,
     LEASE_SECONDS,
@@ -266,12 +266,12 @@ def test_a_path_stands_where_it_was_after_a_link_that_proves_nothing(chain: Chai
     other_certificate = replace(first, certificate=second.certificate)
     for wrong in (second, other_certificate, replace(first, next_voters=())):
         with pytest.raises(RemoteProtocolError):
-            path.follow(wrong)
+            path.verify_light_block(wrong)
         assert path.height == 0
-    path.follow(first)
+    path.verify_light_block(first)
     with pytest.raises(RemoteProtocolError, match="bad-proof"):
-        path.follow(first)
-    assert path.follow(second).header.next_voters == path.voters.hash
+        path.verify_light_block(first)
+    assert path.verify_light_block(second).header.next_voters == path.voters.hash
 
 
 def test_next_voters_that_do_not_hash_to_what_the_header_names_are_refused(chain: Chain) -> None:
@@ -279,18 +279,18 @@ def test_next_voters_that_do_not_hash_to_what_the_header_names_are_refused(chain
     path = Proof(chain.chain, FastVerifier(), 0, VoterSet(chain.states[0].members.voters), None)
     for keys in (link.next_voters[:-1], link.next_voters[::-1], (*link.next_voters, link.next_voters[-1])):
         with pytest.raises(RemoteProtocolError, match="bad-proof"):
-            path.follow(replace(link, next_voters=keys))
+            path.verify_light_block(replace(link, next_voters=keys))
 
 
 def test_a_header_that_contradicts_its_certificate_about_the_voters_is_refused(chain: Chain) -> None:
     """The set that signed, and the set that the header says decided, are one and the same, or nothing is proven."""
     voters = VoterSet(chain.states[0].members.voters)
-    header = encode_header(replace(header_of(chain.decided[1].decode()), voters=bytes(32)))
+    header = encode_header(replace(make_header(chain.decided[1].decode()), voters=bytes(32)))
     commit = Commit(voters.hash, 1, 0, header_digest(header))
     certificate = certificate_of(chain.chain, commit, (BY_KEY[key] for key in voters.keys))
     path = Proof(chain.chain, FastVerifier(), 0, voters, None)
     with pytest.raises(RemoteProtocolError, match="foreign-voters"):
-        path.follow(LightBlock(header, certificate, voters.keys))
+        path.verify_light_block(LightBlock(header, certificate, voters.keys))
 
 
 # On disk -------------------------------------------------------------------------------------------------------------
@@ -311,11 +311,11 @@ def test_a_peer_that_began_with_a_snapshot_serves_the_next_newcomer(tmp_path: Pa
     store.rows.attach(state.tables)
     shelf.begin(state)
     shelf.applied(chain.states[restored.height + 1], 0.0)
-    assert store.decision(restored.height - 2) is None
+    assert store.get_decision(restored.height - 2) is None
     assert store.header(restored.height - 2) == chain.header(restored.height - 2)
     assert list(store.links(0, 1_000)) == list(chain.links(0, restored.height + 1))
     assert_restored(Fetch(chain, {B: Server(shelf)}).run(), chain)
-    anchored = Fetch(chain, {B: Server(shelf)}, chain.basis(0, Anchor(50, chain.decided[50].digest))).run(seconds=3.0)
+    anchored = Fetch(chain, {B: Server(shelf)}, chain.basis(0, TrustedBlock(50, chain.decided[50].digest))).run(seconds=3.0)
     assert anchored.transfer.restored is None and not anchored.faults, "what it cannot prove it does not offer"
     store.close()
 
@@ -332,11 +332,11 @@ def test_links_of_another_history_leave_the_disk_with_a_restored_state(tmp_path:
 
 def test_results_that_turned_out_wrong_leave_the_disk_with_a_restored_state(tmp_path: Path, chain: Chain) -> None:
     store = Store(tmp_path / "ledger.db", chain.chain)
-    store.append([chain.decided[height] for height in range(1, 30)])
+    store.append_records([chain.decided[height] for height in range(1, 30)])
     for height in range(1, 30):
         root = chain.states[height].root if height < 20 else b"wrong" + bytes(27)
         store.save_state(height, root, b"state", tables={})
     store.restore([chain.decided[h] for h in (27, 28, 29)], 28, chain.states[28].root, b"right", disproved=20, tables={})
     assert store.roots() == {height: chain.states[height].root for height in [*range(1, 20), 28]}
-    assert store.decision(1) == chain.decided[1], "decided blocks stay"
+    assert store.get_decision(1) == chain.decided[1], "decided blocks stay"
     store.close()

@@ -258,8 +258,8 @@ def test_a_leaders_block_from_a_pool_full_of_starts_and_stops_may_be_decided(wor
         world.ledger.pool.add(start)
         world.ledger.pool.add(world.tx(newcomer, "job/stop", stop, ahead=2 * place + 2))
     for _ in range(3):
-        body = world.ledger.propose(world.state.height + 1, 0)
-        assert body is not None and world.ledger.check(world.state.height + 1, body, PEOPLE[0].public) is None
+        body = world.ledger.make_body(world.state.height + 1, 0)
+        assert body is not None and world.ledger.why_body_refused(world.state.height + 1, body, PEOPLE[0].public) is None
         world.decide_body(body)
     assert len(world.state.jobs.jobs) == 3
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from consensus.block import decode_header, encode_header, header_digest
-from consensus.chain_proof import Anchor
+from consensus.light_client import TrustedBlock
 from ledger.members import Leave
 from ledger.snapshots import snapshot, transfer
 from ledger.snapshots.snapshot import SNAPSHOT_HEIGHTS, Shelf
@@ -176,7 +176,7 @@ def test_a_snapshot_has_the_rows_of_its_own_height(monkeypatch: pytest.MonkeyPat
 
     def save() -> None:
         state = chain.state
-        store.append([chain.decided[state.height]])
+        store.append_records([chain.decided[state.height]])
         store.save_state(state.height, state.root, chain.rules.encode_state(state), tables=state.tables)
 
     for _ in range(8):
@@ -827,7 +827,7 @@ def test_two_certified_chains_stop_the_transfer_and_say_why() -> None:
 
 
 def test_an_anchor_at_or_below_what_is_known_asks_for_nothing(chain: Chain) -> None:
-    fetch = Fetch(chain, serving(chain, A), chain.basis(12, Anchor(12, bytes(32)))).run()
+    fetch = Fetch(chain, serving(chain, A), chain.basis(12, TrustedBlock(12, bytes(32)))).run()
     assert_restored(fetch, chain)
 
 

@@ -191,7 +191,7 @@ def test_a_program_that_lacks_a_version_applies_what_is_below_and_names_what_it_
     for world in (knows, old):
         upgraded(world, 15)
     assert knows.rules.knows_until(knows.state) is None and knows.rules.why_unknown(knows.state) == ""
-    assert old.rules.knows_until(old.state) == 14 == old.ledger.knows_until()
+    assert old.rules.knows_until(old.state) == 14 == old.ledger.last_supported_height()
     told = (
         "this network goes on with tally 2 from height 15; this program knows 1: install a newer one, and start this peer again"
     )
@@ -223,7 +223,7 @@ def test_a_program_that_lacks_a_version_refuses_what_the_next_block_could_carry(
     world.until(14)
     signed = world.tx(PEOPLE[0], "tally/add", Add(1))
     world.ledger.pool.add(signed)
-    assert world.ledger.propose(15, world.state.time_ms + 1) is None and not world.ledger.awaits_transactions()
+    assert world.ledger.make_body(15, world.state.time_ms + 1) is None and not world.ledger.awaits_transactions()
     assert "goes on with tally 2" in (world.refusal(signed) or "")
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from consensus.turn import Decided
+from consensus.effects import DecidedBlock
 from ledger.blocks.ledger import Ledger
 from ledger.core.genesis import TRAINER, Founder, Genesis, ModuleVersion
 from ledger.jobs import Start, job_id
@@ -64,23 +64,23 @@ class Chain:
         self.rules = Rules(self.genesis, Ed25519Verifier(), core_modules(self.host))
         first = self.rules.first_state()
         self.ledger = Ledger(self.rules, first, first.root)
-        self._last: Decided | None = None
+        self._last: DecidedBlock | None = None
 
     # Agreement
 
-    def decide(self, body: bytes | None = None) -> Decided:
+    def decide(self, body: bytes | None = None) -> DecidedBlock:
         """The next block with what the ledger proposes, decided by everybody, stored and applied."""
         state = self.ledger.state
         height = state.height + 1
-        content = self.ledger.propose(height, 0) if body is None else body
-        assert content is not None and self.ledger.check(height, content, b"") is None
+        content = self.ledger.make_body(height, 0) if body is None else body
+        assert content is not None and self.ledger.why_body_refused(height, content, b"") is None
         decided = decided_after(state, self._last, self.id, content, self.people)
-        self.store.append([decided])
+        self.store.append_records([decided])
         self._apply(decided)
         self._last = decided
         return decided
 
-    def _apply(self, decided: Decided) -> None:
+    def _apply(self, decided: DecidedBlock) -> None:
         block = decided.decode()
         transition = self.rules.apply(self.ledger.state, block)
         roots = {job: self.host.create(job, transition.state.jobs.jobs[job].spec, self.blobs.read) for job in transition.started}

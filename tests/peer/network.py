@@ -10,7 +10,7 @@ from unittest import mock
 
 import trio
 
-from consensus.chain_proof import Anchor
+from consensus.light_client import TrustedBlock
 from ledger.core.genesis import Genesis, ModuleVersion
 from ledger.jobs import Phase, Start, job_id
 from peer.api.running import RunningPeer
@@ -51,7 +51,7 @@ class Seat:
 
     def __init__(self, mesh: Mesh, genesis: Genesis, identity: Identity, folder: Path) -> None:
         self.mesh, self.genesis, self.identity, self.folder = mesh, genesis, identity, folder
-        self.anchor: Anchor | None = None  # of its invitation
+        self.anchor: TrustedBlock | None = None  # of its invitation
         self.failure: StorageError | None = None
         self._scope = trio.CancelScope()
         self.ended = trio.Event()

@@ -9,7 +9,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from consensus.turn import Decided, Outgoing, Record, Restart, RoundVoted, Turn, deliver, persist
+from consensus.effects import (
+    DecidedBlock,
+    JournalRecord,
+    OutgoingMessage,
+    OwnRoundStatement,
+    RestartState,
+    StepEffects,
+    persist_effects,
+    send_messages,
+)
 from ledger.blocks.ledger import Ledger
 from ledger.core.module import Module
 from ledger.state import Rules, core_modules
@@ -34,21 +43,21 @@ class Journal(MemoryJournal):
 
     def __init__(self) -> None:
         super().__init__()
-        self.records: list[Record] = []
+        self.records: list[JournalRecord] = []
 
-    def append(self, records: Sequence[Record]) -> None:
-        super().append(records)
+    def append_records(self, records: Sequence[JournalRecord]) -> None:
+        super().append_records(records)
         self.records += records
 
-    def load(self) -> Restart:
-        return replace(super().load(), evidence=tuple(self.evidence))
+    def read_restart_state(self) -> RestartState:
+        return replace(super().read_restart_state(), evidence=tuple(self.evidence))
 
     def spoken(self, job: bytes, number: int) -> dict[str, Signed]:
-        kept = [r for r in self.records if isinstance(r, RoundVoted) and (r.job, r.round) == (job, number)]
+        kept = [r for r in self.records if isinstance(r, OwnRoundStatement) and (r.job, r.round) == (job, number)]
         return {record.tag: record.signed for record in kept}
 
     def accepted(self, job: bytes, number: int) -> list[Signed]:
-        kept = [r for r in self.records if isinstance(r, RoundVoted) and (r.job, r.round) == (job, number)]
+        kept = [r for r in self.records if isinstance(r, OwnRoundStatement) and (r.job, r.round) == (job, number)]
         return [proposal for record in kept for proposal in record.accepted]
 
 
@@ -57,7 +66,7 @@ class Shell:
 
     def __init__(self, pack: Pack, signer: Signer) -> None:
         self.pack, self.signer, self.journal = pack, signer, Journal()
-        self.sent: list[tuple[tuple[bytes, ...] | None, Outgoing]] = []
+        self.sent: list[tuple[tuple[bytes, ...] | None, OutgoingMessage]] = []
         self.applies_up_to = math.inf  # height
         self.start()
 
@@ -67,34 +76,38 @@ class Shell:
         self._applying = state
         ledger = Ledger(rules, state, state.root)
         journal = self.journal
-        self.node = Node(self.signer, rules, ledger, journal.load(), self.pack.verifier, journal.spoken, journal.accepted)
+        self.node = Node(
+            self.signer, rules, ledger, journal.read_restart_state(), self.pack.verifier, journal.spoken, journal.accepted
+        )
         self.links: set[bytes] = set()
-        self.last = Turn()
+        self.last = StepEffects()
         self.turn()
 
     @property
     def me(self) -> bytes:
         return self.signer.public
 
-    def turn(self, *items: Item) -> Turn:
+    def turn(self, *items: Item) -> StepEffects:
         self.last = self.node.turn(items, self.pack.now)
-        deliver(persist(self.last, self.journal), self)
+        send_messages(persist_effects(self.last, self.journal), self)
         for fault in self.last.faults:
             self.pack.cut(self.me, fault.peer)
         self._apply()
         return self.last
 
     def _apply(self) -> None:
-        while (decided := self.journal.decision(self._applying.height + 1)) is not None and decided.height <= self.applies_up_to:
+        while (
+            decided := self.journal.get_decision(self._applying.height + 1)
+        ) is not None and decided.height <= self.applies_up_to:
             self.pack.queue.append((self.me, self._applied(decided)))
 
-    def _applied(self, decided: Decided) -> AppliedBlock:
+    def _applied(self, decided: DecidedBlock) -> AppliedBlock:
         transition = self.node.rules.apply(self._applying, decided.decode())
         roots = {job: hashlib.sha256(job + decided.digest).digest() for job in stepped(transition)}
         self._applying = transition.finish(roots)
         return AppliedBlock(decided, transition, self._applying)
 
-    def send(self, to: tuple[bytes, ...] | None, message: Outgoing) -> None:
+    def send(self, to: tuple[bytes, ...] | None, message: OutgoingMessage) -> None:
         self.sent.append((to, message))
         data = codec.encode(message)
         for peer in sorted(self.links) if to is None else to:
@@ -212,6 +225,6 @@ class Pack:
             self.pass_time(0.25)
 
 
-def decoded(data: bytes) -> Outgoing:
-    message: Outgoing = codec.decode_message(data, (*AGREEMENT_MESSAGES, *ROUND_ENVELOPES))
+def decoded(data: bytes) -> OutgoingMessage:
+    message: OutgoingMessage = codec.decode_message(data, (*AGREEMENT_MESSAGES, *ROUND_ENVELOPES))
     return message

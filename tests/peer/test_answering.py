@@ -9,7 +9,7 @@ import pytest
 import trio
 import trio.testing
 
-from consensus.turn import SendBlock
+from consensus.effects import SendBlock
 from peer.driver.answering import REQUESTS_MAX, Answering
 from protocol.codec import decode_message
 from protocol.messages import BlockBytes

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from consensus.block import Block, block_digest, decode_block, encode_block
-from consensus.voters import VoterSet
+from consensus.voter_set import VoterSet
 from ledger.state import EMPTY_BODY, State, decode_body
 from peer.commands import commands
 from peer.export import writing as export_module
@@ -90,7 +90,7 @@ def test_an_untouched_export_is_reproduced_to_the_certified_root(chain: Chain, w
 def test_an_audit_counts_the_accepted_updates_with_vouches_and_their_voters(chain: Chain, whole: Path) -> None:
     expected = Counter[tuple[str, str]]()
     for height in range(1, chain.ledger.state.height + 1):
-        decided = chain.store.decision(height)
+        decided = chain.store.get_decision(height)
         assert decided is not None
         for closing in decode_body(decided.decode().body).closings:
             accepted = {signed.signer for signed in closing.proposals}

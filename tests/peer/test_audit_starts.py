@@ -63,5 +63,5 @@ def test_what_a_waiting_job_starts_from_is_exported_if_it_is_here(chain: Chain, 
     chain.settle()
     folder = exported(chain, tmp_path / "run")
     assert (folder / payload_path(start)).is_file() and audit(folder).models == {}
-    decided = chain.store.decision(1)
+    decided = chain.store.get_decision(1)
     assert decided is not None and starts_of(decided.decode().body) == {start: 4 * layout_of(LANGUAGE).size}

@@ -14,7 +14,7 @@ import trio
 import trio.testing
 
 from consensus.block import Block, encode_block
-from consensus.turn import Decided
+from consensus.effects import DecidedBlock
 from ledger.blocks.pool import Pool
 from ledger.core.genesis import TRAINER
 from ledger.jobs import Phase, Start, Stop, job_id
@@ -48,7 +48,7 @@ class Log:
         self.rules, self.chain_id = self.world.rules, self.world.chain
         self.replica = SimpleNamespace(copied=None, is_outdated=False)
         self.applied = trio.Event()
-        self.blocks: dict[int, Decided] = {}
+        self.blocks: dict[int, DecidedBlock] = {}
         self._say, self._said = trio.open_memory_channel[Signed](100)
 
     @property
@@ -64,7 +64,7 @@ class Log:
         for signed in (do() or Effects()).sends:
             self._say.send_nowait(signed)
 
-    def decision(self, height: int) -> Decided | None:
+    def decision(self, height: int) -> DecidedBlock | None:
         return self.blocks.get(height)
 
     async def said(self) -> Signed:
@@ -80,7 +80,7 @@ class Log:
             self.world.decide_body(body)
             height, zero = self.state.height, bytes(32)
             block = Block(height, zero, 1_000, ME.public, zero, zero, zero, None, {}, body)
-            self.blocks[height] = Decided(height, zero, encode_block(block), Certificate(b"-", {}))
+            self.blocks[height] = DecidedBlock(height, zero, encode_block(block), Certificate(b"-", {}))
             self.ledger.pool.height = height
             self.ledger.pool.prune(self.rules, self.state)
         self._wake()

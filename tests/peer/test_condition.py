@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import trio
 
-from consensus.catchup import CatchUp
+from consensus.pbft.block_sync import BlockSync
 from peer.commands.words.this_peer import EXIT_STATUS
 from peer.driver.condition import (
     BEHIND_MIN,
@@ -36,9 +36,9 @@ def node(
     me: bytes = KEYS[0], voters: int = 4, claims: dict[bytes, int] | None = None, books: dict[bytes, Any] | None = None
 ) -> Any:
     """At height 10, with one more that is decided and not applied."""
-    catch_up = CatchUp()
+    catch_up = BlockSync()
     for peer, height in (claims or {}).items():
-        catch_up.claim(peer, height)
+        catch_up.record_claim(peer, height)
     return SimpleNamespace(
         me=me,
         state=SimpleNamespace(
@@ -46,7 +46,7 @@ def node(
             members=SimpleNamespace(voters=tuple(KEYS[:voters])),
             jobs=SimpleNamespace(jobs={JOB: SimpleNamespace(name="text")}),
         ),
-        replica=SimpleNamespace(height=11, claimed_by=catch_up.claimed_by),
+        replica=SimpleNamespace(height=11, height_claimed_by=catch_up.height_claimed_by),
         rounds=SimpleNamespace(books=books or {}),
     )
 

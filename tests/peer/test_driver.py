@@ -52,7 +52,7 @@ async def test_two_of_four_decide_nothing_and_go_on_when_the_third_comes(tmp_pat
             nursery.start_soon(seats[0].scratch)
             await poll(lambda: len(seats[1].driver.ledger.pool) > 0)
             assert [seat.driver.state.height for seat in seats] == [0, 0]
-            assert not seats[1].store.load().votes, "who has not asked a quorum what it has forgotten signs nothing"
+            assert not seats[1].store.read_restart_state().votes, "who has not asked a quorum what it has forgotten signs nothing"
             seats.append(await made.start(made.seats[2]))
         job = next(iter(seats[0].driver.state.jobs.jobs))
         await one_root(seats, job)
@@ -60,7 +60,7 @@ async def test_two_of_four_decide_nothing_and_go_on_when_the_third_comes(tmp_pat
 
 async def _has_voted(seat: Seat) -> None:
     """Until this voter has signed something about an undecided block: it would decide if two sufficed."""
-    await poll(lambda: bool(seat.store.load().votes))
+    await poll(lambda: bool(seat.store.read_restart_state().votes))
 
 
 async def test_an_observer_follows_and_applies_what_it_does_not_vote_on(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ async def test_an_observer_follows_and_applies_what_it_does_not_vote_on(tmp_path
         await one_root(made.seats, job)
         observer = made.seats[-1]
         assert observer.public not in observer.driver.state.members.members
-        assert observer.store.load().votes == ()
+        assert observer.store.read_restart_state().votes == ()
         assert observer.driver.witness.decisions == made.seats[0].driver.state.height
 
 
@@ -232,7 +232,7 @@ async def test_a_disk_that_fails_stops_the_peer_and_only_this_peer(tmp_path: Pat
         def fail(records: object) -> None:
             raise StorageError("the disk is full")
 
-        monkeypatch.setattr(broken.store, "append", fail)
+        monkeypatch.setattr(broken.store, "append_records", fail)
         job = await others[0].scratch()
         with patience():
             await broken.ended.wait()
@@ -267,7 +267,7 @@ async def test_what_a_driver_has_sent_is_on_its_disk(tmp_path: Path) -> None:
             if codec.unpack(data, len(data))[0] == Vote.TAG:
                 vote = codec.decode_message(data, (Vote,)).vote
                 sent.append(vote)
-                durable = {stored.signed.body for stored in author.store.load().votes}
+                durable = {stored.signed.body for stored in author.store.read_restart_state().votes}
                 if vote.body not in durable and _height(vote) > author.store.decided_height:
                     missing.append(vote)
             return deliver(peer, data, priority)
@@ -342,7 +342,7 @@ async def test_the_newest_state_is_the_one_that_the_certificate_names(tmp_path: 
         job = await made.seats[0].scratch()
         await made.seats[1].until(certified(job))
         roots = made.seats[1].store.roots()
-        last = made.seats[1].store.decision(made.seats[1].driver.state.height)
+        last = made.seats[1].store.get_decision(made.seats[1].driver.state.height)
         assert last is not None
         assert last.decode().state_root == roots[last.height - 1]
 
@@ -363,7 +363,7 @@ async def test_the_time_goes_on_while_the_machine_sleeps_and_never_back_and_nobo
         slept = 3_599.0  # what is read when something holds us up between two clocks
         assert 0.0 <= driver.now() - woken < SECONDS_MAX
         await one_root(made.seats, await made.seats[0].scratch())
-        decided = made.seats[0].store.decision(1)
+        decided = made.seats[0].store.get_decision(1)
         assert decided is not None and woken <= decided.decode().time_ms / 1_000 + 0.001 < woken + SECONDS_MAX
 
 

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import trio
 
-from consensus.catchup import FUTURE_BYTES_MAX, PROPOSALS_BYTES_MAX, Future
+from consensus.pbft.block_sync import FUTURE_BYTES_MAX, PROPOSALS_BYTES_MAX, FutureHeightMessages
 from ledger.state import OPENED_BYTES_MAX
 from ledger.tables import Table
 from ledger.tables.table import KNOWN_BYTES_MAX
@@ -96,25 +96,25 @@ def test_accepted_messages_stay_decoded_within_a_bound_in_bytes() -> None:
 
 
 def test_messages_for_later_heights_are_bounded_in_bytes_for_each_peer() -> None:
-    future = Future()
+    future = FutureHeightMessages()
     signed = tuple(Signed(_noise(number, 250), bytes([number]) * 32, bytes(64)) for number in range(200))
 
     def flood() -> None:
         for number in range(200):
             large = codec.decode(ViewEnded, codec.encode(ViewEnded(TimeoutCertificate(signed, None))))
-            future.keep(bytes([number % 10]) * 32, 5, Status(1, 1) if number % 2 else large)
+            future.add_message(bytes([number % 10]) * 32, 5, Status(1, 1) if number % 2 else large)
 
     assert _retained(flood) < 10 * 4 * FUTURE_BYTES_MAX + SLACK_BYTES
     for messages in future._small.values():
         assert sum(size for _, _, size in messages) <= FUTURE_BYTES_MAX
-    assert len(future.take(5)) > 10, "small ones stay"
+    assert len(future.pop_height(5)) > 10, "small ones stay"
 
 
 def test_proposals_for_later_heights_are_counted_with_their_headers() -> None:
-    future = Future()
+    future = FutureHeightMessages()
     for number in range(3_000):
         proposed = ProposeEnvelope(Signed(b"1", bytes(32), bytes(64)), _noise(number, HEADER_BYTES_MAX), b"", None)
-        future.keep(number.to_bytes(32), 5, proposed)
+        future.add_message(number.to_bytes(32), 5, proposed)
     held = sum(len(codec.encode(kept)) for _, kept, _ in future._proposals.values())
     assert PROPOSALS_BYTES_MAX // 2 < held <= PROPOSALS_BYTES_MAX
 

@@ -10,7 +10,7 @@ from typing import Any
 import trio
 from trio.testing import MockClock
 
-from consensus.voters import VoterSet
+from consensus.voter_set import VoterSet
 from features.names import Names
 from peer.driver.hearing import Hearing, bits_of, heard_of
 from protocol.identity import Identity, peer_id, short_id
@@ -155,7 +155,7 @@ async def test_a_report_about_other_voters_says_nothing(autojump_clock: MockCloc
 
 def test_bits_stand_for_voters_in_their_order() -> None:
     for count in (1, 7, 8, 9, 200):
-        voters = VoterSet.of(bytes([number]) * 32 for number in range(count))
+        voters = VoterSet.from_keys(bytes([number]) * 32 for number in range(count))
         heard = frozenset(voters.keys[::3])
         assert heard_of(voters, bits_of(voters, heard)) == heard
         assert len(bits_of(voters, heard)) == -(-count // 8)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from consensus.effects import OwnRoundStatement
 from consensus.evidence import Evidence
-from consensus.turn import RoundVoted
 from ledger.blocks import pool as pool_module
 from ledger.blocks.pool import LINGER_SECONDS, SIGNED_BYTES, transaction_digest
 from ledger.jobs import Job, Start, Stop, job_id
@@ -97,7 +97,7 @@ def test_transactions_that_linger_share_a_block_and_go_with_any_that_does_not(
     first, second, third = (pack.world.tx(person, "member/register", Register(("trainer",))) for person in PEOPLE[:3])
 
     def decided(height: int) -> list[Signed]:
-        found = pack[0].journal.decision(height)
+        found = pack[0].journal.get_decision(height)
         return [] if found is None else list(decode_body(found.decode().body).transactions)
 
     pack[0].say(first)
@@ -237,7 +237,7 @@ def test_a_ballot_is_a_record_of_the_turn_that_sends_it(pack: Pack) -> None:
         hears(shell, pack[1], GossipEnvelope(liar_free))
     pack[1].node.rounds.judge((job, 0), PEOPLE[0].public, Verdict.ACCEPT, pack.now)
     pack.pass_time(200.0)
-    ballots = [record for record in pack[1].journal.records if isinstance(record, RoundVoted) and record.tag == "ballot"]
+    ballots = [record for record in pack[1].journal.records if isinstance(record, OwnRoundStatement) and record.tag == "ballot"]
     assert len(ballots) == 1
     assert any(message == GossipEnvelope(ballots[0].signed) for _, message in pack[1].sent)
 
@@ -248,7 +248,7 @@ def test_a_vouch_is_a_record_of_the_turn_that_sends_it_and_reaches_those_who_hav
     pack.settle()
     judges(pack, pack[1], job, Verdict.ACCEPT)
     pack[1].turn()
-    (vouch,) = [record for record in pack[1].last.records if isinstance(record, RoundVoted)]
+    (vouch,) = [record for record in pack[1].last.records if isinstance(record, OwnRoundStatement)]
     assert vouch.tag == f"vouch:{PEOPLE[0].public.hex()}"
     assert any(message == GossipEnvelope(vouch.signed) for _, message in pack[1].sent)
     pack.settle()
@@ -376,7 +376,7 @@ def test_what_one_honest_voter_waits_for_costs_one_view_only(pack: Pack, monkeyp
     start_job(pack)  # while it runs, no block is due for its own sake
     liar, waits, first, second = pack[1], pack[2], pack[3], pack[0]
     liar.node._repeat_own = lambda: None  # type: ignore[method-assign]
-    liar.node.ledger.propose = lambda height, now_ms: None  # type: ignore[method-assign]
+    liar.node.ledger.make_body = lambda height, now_ms: None  # type: ignore[method-assign]
     ahead = [pack.world.tx(PEOPLE[1], "member/register", Register(()), n) for n in (1, 2, *range(50, 57))]
     decided, following, last_one, *flood = ahead
     for shell in pack:
@@ -405,7 +405,7 @@ def lose_a_view(pack: Pack, leader: Shell, heir: Shell) -> list[Signed]:
     author = next(person for person in PEOPLE if person.public == heir.me)
     waiting = [pack.world.tx(author, "member/register", Register(()), ahead) for ahead in (1, 2, 3, 4)]
     for shell in (leader, heir):
-        shell.node.ledger.propose = lambda height, now_ms: None  # type: ignore[method-assign]
+        shell.node.ledger.make_body = lambda height, now_ms: None  # type: ignore[method-assign]
     for shell in pack:
         if shell is not heir:
             for signed in waiting:
@@ -610,12 +610,12 @@ def test_a_notice_out_of_form_costs_its_sender_the_link(pack: Pack) -> None:
 # What was forgotten -----------------------------------------------------------------------------------------------------
 
 
-def cast(pack: Pack, shell: Shell, job: bytes, verdict: Verdict) -> list[RoundVoted]:
+def cast(pack: Pack, shell: Shell, job: bytes, verdict: Verdict) -> list[OwnRoundStatement]:
     """What this voter says when it has judged the one proposal, and all its timers have run out."""
     judges(pack, shell, job, verdict)
     before = len(shell.journal.records)
     pack.pass_time(200.0)
-    return [record for record in shell.journal.records[before:] if isinstance(record, RoundVoted)]
+    return [record for record in shell.journal.records[before:] if isinstance(record, OwnRoundStatement)]
 
 
 def judges(pack: Pack, shell: Shell, job: bytes, verdict: Verdict) -> None:
@@ -636,7 +636,7 @@ def with_proposal(pack: Pack) -> bytes:
 
 def forget(shell: Shell) -> None:
     """The disk as it was before the job: a backup from yesterday."""
-    shell.journal.records = [record for record in shell.journal.records if not isinstance(record, RoundVoted)]
+    shell.journal.records = [record for record in shell.journal.records if not isinstance(record, OwnRoundStatement)]
 
 
 def came_back_alone(pack: Pack, shell: Shell) -> None:
@@ -664,7 +664,7 @@ def test_a_voter_that_forgot_its_ballot_casts_no_other_and_is_accused_by_nobody(
     forget(pack[1])
     before = pack[1].journal.records.copy()
     pack.restart(1)
-    known = [r for r in pack[1].journal.records[len(before) :] if isinstance(r, RoundVoted)]
+    known = [r for r in pack[1].journal.records[len(before) :] if isinstance(r, OwnRoundStatement)]
     assert sorted(known, key=lambda r: r.tag) == sorted(said, key=lambda r: r.tag), "recognised at once"
     assert pack[1].node.rounds.muted == {(job, 0)}
     assert cast(pack, pack[1], job, Verdict.REPLAY) == []
@@ -688,7 +688,7 @@ def test_a_forgotten_ballot_that_is_named_in_the_last_awaited_answer_is_not_cast
     before = len(voter.journal.records)
     hears(voter, pack[2], OwnStatements(voter.node.replica.height, (record.signed,)))
     assert voter.node.may_speak
-    assert [r for r in voter.journal.records[before:] if isinstance(r, RoundVoted)] == [record]
+    assert [r for r in voter.journal.records[before:] if isinstance(r, OwnRoundStatement)] == [record]
 
 
 def test_who_does_not_vote_any_more_and_forgot_its_ballot_of_an_open_round_casts_no_other() -> None:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from consensus.events import Applied
-from consensus.replica import Replica
-from consensus.turn import restart_of
-from consensus.voters import VoterSet
+from consensus.effects import load_restart_state
+from consensus.inputs import AppliedInput
+from consensus.pbft.replica import Replica
+from consensus.voter_set import VoterSet
 from ledger.jobs import Start, job_id
 from ledger.state import EMPTY_BODY
 from protocol.errors import StorageError
@@ -77,8 +77,8 @@ def test_a_wrong_state_is_noticed_after_a_restart_too_however_many_decided_block
     for _ in range(5):
         chain.decide(EMPTY_BODY)
     voters = (VoterSet(first.members.voters),) * 3
-    applied = Applied(1, bytes(32), voters)
-    restart = restart_of(chain.store, 1)
+    applied = AppliedInput(1, bytes(32), voters)
+    restart = load_restart_state(chain.store, 1)
     chain.close()
     assert [decided.height for decided in restart.decided] == [2, 3, 4, 5]
     replica = Replica(chain.people[0], chain.id, Ed25519Verifier(), chain.ledger, applied, restart)

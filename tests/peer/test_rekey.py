@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from consensus.turn import Voted
+from consensus.effects import OwnStatement
 from ledger.core.genesis import Founder, Genesis
 from peer.cli import main
 from peer.settings.datadir import DataDirectory
@@ -157,7 +157,7 @@ class Past:
     directory: DataDirectory
     chain_id: bytes
     key: bytes
-    vote: Voted
+    vote: OwnStatement
 
 
 def past(directory: DataDirectory, founders: int) -> Past:
@@ -165,9 +165,9 @@ def past(directory: DataDirectory, founders: int) -> Past:
     others = {Identity.generate().public: Founder(f"other-{number}", ()) for number in range(founders - 1)}
     genesis = Genesis("lab", 1, bytes(16), dict(sorted({**others, me.public: Founder("anna", ())}.items())), MODULES)
     directory.write_genesis(codec.encode(genesis))
-    vote = Voted(("prepare", 1, 0), sign_message(me, genesis.chain_id, Prepare(genesis.voters.hash, 1, 0, b"A" * 32)))
+    vote = OwnStatement(("prepare", 1, 0), sign_message(me, genesis.chain_id, Prepare(genesis.voters.hash, 1, 0, b"A" * 32)))
     with contextlib.closing(Store(directory.ledger, genesis.chain_id)) as store:
-        store.append([vote])
+        store.append_records([vote])
     (directory.models / "job").mkdir()
     return Past(directory, genesis.chain_id, me.public, vote)
 
@@ -212,12 +212,12 @@ class Crashes:
         self._copying = False
 
 
-def what_run_finds(past: Past, copy: Path) -> tuple[bytes, tuple[Voted, ...]] | None:
+def what_run_finds(past: Past, copy: Path) -> tuple[bytes, tuple[OwnStatement, ...]] | None:
     """The key that `peer run` signs with and the votes that it remembers; None if it refuses to start."""
     directory = DataDirectory.open(copy)
     try:
         with contextlib.closing(Store(directory.ledger, past.chain_id)) as store:
-            votes = store.load().votes
+            votes = store.read_restart_state().votes
             return directory.load_identity().public, votes
     except UserError as refusal:
         assert "peer rekey" in str(refusal), refusal

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from consensus.effects import OwnRoundStatement
 from consensus.evidence import Evidence
-from consensus.turn import RoundVoted
 from ledger.jobs import Phase
 from ledger.members import Member
 from ledger.state import State
@@ -118,7 +118,7 @@ def test_our_proposal_is_signed_once_and_counts_here_at_once(chain: Chain, key: 
     open_all(rounds, chain)
     said = rounds.publish(proposal(chain, key), NOW)
     (record,), (signed,) = said.records, said.sends
-    assert record == RoundVoted("proposal", key, 0, signed) and signed.signer == chain.people[0].public
+    assert record == OwnRoundStatement("proposal", key, 0, signed) and signed.signer == chain.people[0].public
     assert rounds.books[key].proposals == {chain.people[0].public: signed} and rounds.own() == [signed]
     assert rounds.publish(proposal(chain, key, variant=1), NOW) == Effects(), "not a second one"
     assert rounds.publish(proposal(chain, key, round=1), NOW) == Effects(), "not for another round"
@@ -136,7 +136,7 @@ def test_our_ballot_is_recorded_before_anything_is_sent_and_cast_once(chain: Cha
     vouch_all(rounds, chain, key)
     said = rounds.due(NOW)
     (record,), (signed,) = said.records, said.sends
-    assert isinstance(record, RoundVoted) and (record.tag, record.signed) == ("ballot", signed)
+    assert isinstance(record, OwnRoundStatement) and (record.tag, record.signed) == ("ballot", signed)
     assert [who for who, _ in said.heard] == [chain.people[0].public]
     assert rounds.due(NOW + 1_000) == Effects() and signed in rounds.own()
 
@@ -147,7 +147,7 @@ def test_after_a_restart_what_was_said_is_sent_again_and_nothing_else_is_said(ch
     before.publish(proposal(chain, key), NOW)
     before.judge((key, 0), chain.people[0].public, ACCEPT, NOW)
     said = before.due(NOW + 1_000)
-    records = [record for record in said.records if isinstance(record, RoundVoted)]
+    records = [record for record in said.records if isinstance(record, OwnRoundStatement)]
     spoken = {"proposal": before.own()[0], **{record.tag: record.signed for record in records}}
     after = rounds_of(chain)
     again = open_all(after, chain, spoken=spoken)
@@ -170,7 +170,7 @@ def test_what_a_ballot_accepts_is_recorded_with_it_and_held_after_a_restart(chai
     (record,) = before.due(NOW + 1_000).records
     assert record.accepted == (before.books[key].proposals[chain.people[1].public],), "not its own, nor what it rejects"
     store = Store(chain.store.path.with_name("mine.db"), chain.id)
-    store.append([record])
+    store.append_records([record])
     after, job, me = rounds_of(chain), chain.ledger.state.jobs.jobs[key], chain.people[0].public
     after.follow(chain.ledger.state)
     after.open(key, job, NOW, store.round_votes(me, key, 0), 60.0, accepted=store.accepted_proposals(key, 0))
@@ -214,9 +214,9 @@ def test_the_store_refuses_what_these_rounds_would_never_sign_twice(chain: Chain
     open_all(first, chain)
     open_all(second, chain)
     store: Store = chain.store
-    store.append(first.publish(proposal(chain, key), NOW).records)
+    store.append_records(first.publish(proposal(chain, key), NOW).records)
     with pytest.raises(LocalProtocolError, match="a second, different vote"):
-        store.append(second.publish(proposal(chain, key, variant=1), NOW).records)
+        store.append_records(second.publish(proposal(chain, key, variant=1), NOW).records)
 
 
 def test_messages_that_come_early_count_when_the_round_opens(chain: Chain, key: bytes) -> None:
@@ -328,7 +328,7 @@ def test_a_message_of_ours_that_we_do_not_know_is_kept_and_silences_us_for_the_r
     open_all(rounds, chain)
     forgotten = sign_message(me, chain.id, proposal(chain, key))
     said = rounds.receive(forgotten, proposal(chain, key), NOW)
-    assert said is not None and said.records == [RoundVoted("proposal", key, 0, forgotten)] and said.evidence == []
+    assert said is not None and said.records == [OwnRoundStatement("proposal", key, 0, forgotten)] and said.evidence == []
     assert rounds.publish(proposal(chain, key, variant=1), NOW) == Effects()
     rounds.judge((key, 0), me.public, ACCEPT, NOW)
     assert rounds.due(NOW + 1_000) == Effects() and rounds.own() == [forgotten]
@@ -728,13 +728,13 @@ def test_a_vouch_is_recorded_before_it_is_sent_and_survives_a_restart(chain: Cha
     signed = reexecuted(before, chain, key, trainer)
     said = before.due(NOW)
     (record,), (vouch,) = said.records, said.sends
-    assert record == RoundVoted(f"vouch:{trainer.public.hex()}", key, 0, vouch)
+    assert record == OwnRoundStatement(f"vouch:{trainer.public.hex()}", key, 0, vouch)
     assert codec.decode_message(vouch.body, (Vouch,)) == vouch_on(key, signed)
     assert said.heard == [(chain.people[0].public, vouch_on(key, signed))] and said.evidence == []
     assert before.due(NOW) == Effects() and before.own() == [vouch]
 
     store = Store(chain.store.path.with_name("mine.db"), chain.id)
-    store.append([record])
+    store.append_records([record])
     after, job, me = rounds_of(chain), chain.ledger.state.jobs.jobs[key], chain.people[0].public
     after.follow(chain.ledger.state)
     again = after.open(key, job, NOW, store.round_votes(me, key, 0), 60.0)
@@ -753,7 +753,7 @@ def test_several_vouches_of_a_round_have_a_place_each_in_the_store(chain: Chain,
     for trainer in chain.people[1:]:
         reexecuted(rounds, chain, key, trainer)
         (record,) = rounds.due(NOW).records
-        chain.store.append([record])
+        chain.store.append_records([record])
     assert set(chain.store.round_votes(chain.people[0].public, key, 0)) == {
         f"vouch:{trainer.public.hex()}" for trainer in chain.people[1:]
     }
@@ -798,7 +798,7 @@ def test_a_vouch_of_ours_that_we_do_not_know_is_kept_and_silences_us_for_the_rou
     said = hear(rounds, chain, me, forgotten)
     signed = sign_message(me, chain.id, forgotten)
     assert said is not None and (said.sends, said.evidence) == ([], [])
-    assert said.records == [RoundVoted(f"vouch:{trainer.public.hex()}", key, 0, signed)]
+    assert said.records == [OwnRoundStatement(f"vouch:{trainer.public.hex()}", key, 0, signed)]
     reexecuted(rounds, chain, key, trainer)
     assert rounds.due(NOW + 1_000) == Effects() and rounds.own() == [signed] and rounds.muted == {(key, 0)}
 

@@ -18,8 +18,8 @@ import trio
 import trio.testing
 
 from consensus.block import decode_header
-from consensus.catchup import CatchUp
-from consensus.chain_proof import Anchor
+from consensus.light_client import TrustedBlock
+from consensus.pbft.block_sync import BlockSync
 from ledger.jobs import Start, job_id
 from ledger.members import Leave
 from ledger.snapshots.assembly import Restored
@@ -60,7 +60,7 @@ async def job_of(seat: Seat, rounds: int = ROUNDS, memory: Memory = Memory.RESID
 @contextmanager
 def no_decisions() -> Iterator[None]:
     """Nobody asks for those it missed: on a busy machine they would all be there before the snapshot."""
-    with mock.patch.object(CatchUp, "deadline", lambda self, now: None):
+    with mock.patch.object(BlockSync, "deadline", lambda self, now: None):
         yield
 
 
@@ -212,7 +212,7 @@ async def test_a_history_without_the_block_that_the_invitation_names_is_refused(
         await seats[0].scratch()
         await seats[0].until(reached(2))
         newcomer = made.seats[4]
-        newcomer.anchor = Anchor(2, bytes(32))
+        newcomer.anchor = TrustedBlock(2, bytes(32))
         newcomer.open(None, lambda blobs: blobs)
         if not applies:
             newcomer.driver.snapshots.clear = trio.sleep_forever  # type: ignore[method-assign]
@@ -249,14 +249,14 @@ async def test_a_newcomer_that_began_with_another_history_goes_on_with_the_one_o
         voters = [await true.start(seat) for seat in true.seats[:4]]
         await job_of(voters[0], rounds=2 * ROUNDS)
         await voters[0].until(reached(2 * ROUNDS))
-        trusted = voters[0].store.decision(ROUNDS)
+        trusted = voters[0].store.get_decision(ROUNDS)
         assert trusted is not None
         newcomer = true.seats[4]
-        newcomer.folder, newcomer.anchor = led_astray.folder, Anchor(ROUNDS, trusted.digest)
+        newcomer.folder, newcomer.anchor = led_astray.folder, TrustedBlock(ROUNDS, trusted.digest)
         with no_decisions():
             await begin(true, newcomer)
             await newcomer.event("snapshot", "restored")
-        assert newcomer.store.decision(1) is None, "nothing of the false history is left"
+        assert newcomer.store.get_decision(1) is None, "nothing of the false history is left"
         await poll(lambda: newcomer.driver.state.height == voters[0].driver.state.height)  # either may be first
         assert newcomer.driver.state.root == voters[0].driver.state.root
         assert not [event for seat in (newcomer, *voters) for event in await seat.events.after(0, 0.0) if "dropped" in event.text]
@@ -275,10 +275,10 @@ async def test_a_newcomer_led_astray_drops_none_of_the_voters_that_lead_it_back(
         voters = [await true.start(seat) for seat in true.seats[:4]]
         await job_of(voters[0], rounds=2 * ROUNDS)
         await voters[0].until(reached(2 * ROUNDS))
-        trusted = voters[0].store.decision(2 * ROUNDS - LAG)
+        trusted = voters[0].store.get_decision(2 * ROUNDS - LAG)
         assert trusted is not None
         newcomer = true.seats[4]
-        newcomer.folder, newcomer.anchor = led_astray.folder, Anchor(trusted.height, trusted.digest)
+        newcomer.folder, newcomer.anchor = led_astray.folder, TrustedBlock(trusted.height, trusted.digest)
         await true.start(newcomer)
         await newcomer.event("snapshot", "restored")
         await poll(lambda: newcomer.driver.state.height == voters[0].driver.state.height)  # either may be first
@@ -293,13 +293,13 @@ async def test_a_peer_that_decided_another_block_than_its_new_invitation_names_d
         await seat.until(reached(3))
         await seat.stop()
         true = Store(seat.store.path, seat.genesis.chain_id)
-        decided = true.decision(2)
+        decided = true.get_decision(2)
         assert decided is not None
-        seat.anchor = Anchor(2, decided.digest)
+        seat.anchor = TrustedBlock(2, decided.digest)
         true.close()
         await made.start(seat)
         await seat.stop()
-        seat.anchor = Anchor(2, bytes(32))
+        seat.anchor = TrustedBlock(2, bytes(32))
         with pytest.raises(StorageError, match="join with a new data directory"):
             seat.open(None, lambda blobs: blobs)
         seat.store.close()
@@ -424,7 +424,7 @@ async def test_what_a_snapshot_spared_a_peer_is_fetched_for_its_export(tmp_path:
         job = await seat.scratch()
         for other in made.seats:
             await other.until(certified(job))
-        lost = export.payloads_of(seat.store.decision(seat.driver.state.jobs.jobs[job].opened).decode().body)
+        lost = export.payloads_of(seat.store.get_decision(seat.driver.state.jobs.jobs[job].opened).decode().body)
         assert lost and not export.missing_payloads(seat.store, seat.blobs)
         for digest in lost:
             seat.blobs.path(digest).unlink()
@@ -440,7 +440,7 @@ def test_a_peer_that_began_with_a_snapshot_says_who_can_export(tmp_path: Path) -
     chain = lived(tmp_path / "whole")
     state = chain.ledger.state
     store = Store(tmp_path / "ledger.db", chain.id)
-    decided = [chain.store.decision(height) for height in (state.height - 2, state.height - 1, state.height)]
+    decided = [chain.store.get_decision(height) for height in (state.height - 2, state.height - 1, state.height)]
     encoded = chain.rules.encode_state(replace(state, height=state.height - 1))
     store.restore([item for item in decided if item], state.height - 1, state.root, encoded, tables={})
     with pytest.raises(UserError) as error:

@@ -10,8 +10,8 @@ import msgpack
 import pytest
 import trio
 
-from consensus.leaders import Schedule
-from consensus.voters import VoterSet
+from consensus.leader_schedule import LeaderSchedule
+from consensus.voter_set import VoterSet
 from ledger.blocks.pool import PENDING_PER_MEMBER_MAX
 from ledger.core.genesis import Founder, Genesis
 from ledger.jobs import Start, job_id
@@ -439,7 +439,7 @@ def may_lead(target: Target, height: int, view: int) -> bool:
     """Whether it may be the founder's turn. At most one voter is left out, which may be a daemon that was slow."""
     keys = target.voters.keys
     left_in = [keys, *(tuple(key for key in keys if key != left_out) for left_out in keys)]
-    return any(Schedule(height, keys, present).leader(view) == target.founder.public for present in left_in)
+    return any(LeaderSchedule(height, keys, present).leader_of_view(view) == target.founder.public for present in left_in)
 
 
 @pytest.mark.real("processes")

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from consensus.effects import StoredBlock
 from consensus.evidence import Evidence
-from consensus.turn import StoredBlock
 from ledger.members import Member
 from peer.driver.eventlog import EventLog
 from peer.driver.witness import Witness, why_disputed, why_halted, why_waiting
@@ -113,7 +113,7 @@ async def test_a_dispute_about_the_state_is_told_once_and_again_when_it_grows(lo
 async def test_another_history_is_told_once_and_is_no_halt(log: EventLog) -> None:
     witness = Witness(log, lambda: 0.0)
     for rivalry in (None, "block 12 is certified", "block 12 is certified"):
-        witness.disputed(why_disputed(SimpleNamespace(rivalry=rivalry)))
+        witness.disputed(why_disputed(SimpleNamespace(fork_proof=rivalry)))
     (line,) = await lines(log)
     assert line.startswith("DISPUTED: block 12 is certified; compare the blocks ")
 

@@ -16,7 +16,7 @@ from dataclasses import replace
 import pytest
 
 from consensus.block import BODY_BYTES_MAX
-from consensus.evidence import conflict
+from consensus.evidence import are_conflicting
 from consensus.quorum import faults_tolerated, quorum
 from ledger.jobs import Job, JobsModule, Phase
 from ledger.members import Member, MembersState
@@ -631,7 +631,7 @@ def test_a_second_different_verdict_on_a_trainer_is_evidence_once_and_the_first_
 def test_two_vouches_prove_a_lie_if_they_differ_and_name_one_trainer_of_a_round(
     first: Vouch, second: Vouch, is_evidence: bool
 ) -> None:
-    assert conflict(first, second) == conflict(second, first) == is_evidence
+    assert are_conflicting(first, second) == are_conflicting(second, first) == is_evidence
 
 
 @pytest.mark.parametrize(

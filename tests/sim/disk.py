@@ -11,22 +11,31 @@ import typing
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from consensus import turn
-from consensus.block import decode_header, encode_header, header_of
+from consensus import effects
+from consensus.block import decode_header, encode_header, make_header
+from consensus.effects import (
+    DecidedBlock,
+    JournalRecord,
+    OwnRoundStatement,
+    OwnStatement,
+    RestartState,
+    StoredBlock,
+    StoredCertificate,
+    VotePause,
+)
 from consensus.evidence import Evidence
-from consensus.turn import Decided, Record, Restart, RoundVoted, Silence, StoredBlock, StoredCertificate, Voted
 from ledger.state import State
 from protocol import codec
 from protocol.errors import LocalProtocolError, StorageError
 from protocol.identity import Signed
 from protocol.messages import Ballot, LightBlock
 
-KINDS: tuple[type, ...] = typing.get_args(turn.Record)
+KINDS: tuple[type, ...] = typing.get_args(effects.JournalRecord)
 HEADER_BYTES = 4 + 4  # length of the payload, and the first bytes of its SHA-256: a wrong length must not look like a torn tail
 DIGEST_BYTES = 16
 
 
-def frame(records: Sequence[Record]) -> bytes:
+def frame(records: Sequence[JournalRecord]) -> bytes:
     payload = codec.encode([[KINDS.index(type(record)), codec.encode(record)] for record in records])
     length = len(payload).to_bytes(4, "big")
     return length + _check(length, 4) + _check(payload, DIGEST_BYTES) + payload
@@ -36,7 +45,7 @@ def _check(data: bytes, size: int) -> bytes:
     return hashlib.sha256(data).digest()[:size]
 
 
-def read(log: bytes) -> Iterator[list[Record]]:
+def read(log: bytes) -> Iterator[list[JournalRecord]]:
     """The records of each whole frame. Raises `StorageError` for what no crash leaves behind."""
     at = 0
     while len(log) - at >= HEADER_BYTES + DIGEST_BYTES:
@@ -57,10 +66,10 @@ def read(log: bytes) -> Iterator[list[Record]]:
 
 
 class Disk:
-    """Implements `consensus.turn.Journal`. Frames become bytes when somebody looks: at a crash, or at a restart."""
+    """Implements `consensus.effects.Journal`. Frames become bytes when somebody looks: at a crash, or at a restart."""
 
     def __init__(self) -> None:
-        self.decided: dict[int, Decided] = {}
+        self.decided: dict[int, DecidedBlock] = {}
         self.applied: dict[int, State] = {}
         self.evidence: list[Evidence] = []
         self.silent_below = 0
@@ -69,7 +78,7 @@ class Disk:
         self.links_by_height: dict[int, LightBlock] = {}  # of heights that name another next set
         self.headers: dict[int, bytes] = {}  # of heights below the decided ones, after a snapshot
         self.fails = False  # the next append cannot be made durable
-        self._frames: list[tuple[Record, ...]] = []  # what is not decided yet
+        self._frames: list[tuple[JournalRecord, ...]] = []  # what is not decided yet
         self._tail = b""  # of an append that a crash interrupted
         self._bytes: dict[int, bytes] | None = None  # overwritten bytes, by position: damage
         self._damaged_row = False  # of a table; each row carries its digest, so that it is noticed
@@ -86,14 +95,14 @@ class Disk:
 
     # Journal ---------------------------------------------------------------------------------------------------------
 
-    def append(self, records: Sequence[Record]) -> None:
+    def append_records(self, records: Sequence[JournalRecord]) -> None:
         if self.fails:
             raise StorageError("fsync failed")
         assert not self._tail, "a torn log was not read before it is written again"
         self._frames.append(tuple(records))
         self._settle(len(self._frames) - 1)
 
-    def load(self) -> Restart:
+    def read_restart_state(self) -> RestartState:
         if self._damaged_row:
             raise StorageError("a row has other bytes than its digest says")
         log = self._log()
@@ -102,28 +111,28 @@ class Disk:
         self._settle(0)
         last = [self.decided[height] for height in sorted(self.decided)[-2:]]
         kept = self.undecided()
-        votes = tuple(record for record in kept if isinstance(record, Voted))
+        votes = tuple(record for record in kept if isinstance(record, OwnStatement))
         blocks = tuple(record for record in kept if isinstance(record, StoredBlock))
         certificates = [record.certificate for record in kept if isinstance(record, StoredCertificate)]
         certificate = certificates[-1] if certificates else None
-        return Restart(tuple(last), votes, blocks, certificate, tuple(self.evidence), self.silent_below)
+        return RestartState(tuple(last), votes, blocks, certificate, tuple(self.evidence), self.silent_below)
 
-    def decision(self, height: int) -> Decided | None:
+    def get_decision(self, height: int) -> DecidedBlock | None:
         return self.decided.get(height)
 
-    def block(self, digest: bytes) -> bytes | None:
+    def get_block(self, digest: bytes) -> bytes | None:
         for records in self._frames:
             for record in records:
                 if isinstance(record, StoredBlock) and record.digest == digest:
                     return record.block
         return None
 
-    def undecided(self) -> list[Record]:
+    def undecided(self) -> list[JournalRecord]:
         return [record for records in self._frames for record in records]
 
-    def round_votes(self) -> list[RoundVoted]:
+    def round_votes(self) -> list[OwnRoundStatement]:
         return [
-            RoundVoted(tag, *key, signed, self.accepted_in(*key) if tag == Ballot.TAG else ())
+            OwnRoundStatement(tag, *key, signed, self.accepted_in(*key) if tag == Ballot.TAG else ())
             for key, table in self.rounds.items()
             for tag, signed in table.items()
         ]
@@ -139,19 +148,21 @@ class Disk:
         """The last decided height."""
         return max(self.decided, default=0)
 
-    def decided_above(self, height: int) -> list[Decided]:
+    def decided_above(self, height: int) -> list[DecidedBlock]:
         return [self.decided[of] for of in range(height + 1, self.last + 1)]
 
     # Snapshots -------------------------------------------------------------------------------------------------------
 
     def header(self, height: int) -> bytes | None:
         decided = self.decided.get(height)
-        return encode_header(header_of(decided.decode())) if decided else self.headers.get(height)
+        return encode_header(make_header(decided.decode())) if decided else self.headers.get(height)
 
     def links(self, after: int, until: int) -> Iterator[LightBlock]:
         return (link for height, link in sorted(self.links_by_height.items()) if after < height <= until)
 
-    def restore(self, decided: Sequence[Decided], state: State, headers: Iterable[bytes], links: Iterable[LightBlock]) -> None:
+    def restore(
+        self, decided: Sequence[DecidedBlock], state: State, headers: Iterable[bytes], links: Iterable[LightBlock]
+    ) -> None:
         """Takes over a certified state. What this peer signed above the last decision stays."""
         if self.last < decided[0].height - 1:
             self.decided = {}
@@ -164,7 +175,7 @@ class Disk:
 
     # Faults ----------------------------------------------------------------------------------------------------------
 
-    def tear(self, records: Sequence[Record], fraction: float, garbled: bool) -> None:
+    def tear(self, records: Sequence[JournalRecord], fraction: float, garbled: bool) -> None:
         """A crash during the append of `records`: this part of its bytes is there, the last ones perhaps wrong."""
         data = frame(records)
         kept = data[: int(len(data) * fraction)]
@@ -208,16 +219,16 @@ class Disk:
         height = before = self.last
         kept = self._frames[:first]
         for records in self._frames[first:]:
-            rest: list[Record] = []
+            rest: list[JournalRecord] = []
             for record in records:
                 match record:
-                    case Decided():
+                    case DecidedBlock():
                         height = self._decide(record)
-                    case RoundVoted():
+                    case OwnRoundStatement():
                         self._speak(record)
                     case Evidence():
                         self.evidence.append(record)
-                    case Silence():
+                    case VotePause():
                         self.silent_below = max(self.silent_below, record.below)
                     case _:
                         rest.append(record)
@@ -227,12 +238,12 @@ class Disk:
             kept = [rest for records in kept if (rest := tuple(r for r in records if _height(r) > height))]
         self._frames = kept
 
-    def _decide(self, decided: Decided) -> int:
+    def _decide(self, decided: DecidedBlock) -> int:
         assert decided.height == self.last + 1, "decided heights must be contiguous"
         self.decided[decided.height] = decided
         return decided.height
 
-    def _speak(self, voted: RoundVoted) -> None:
+    def _speak(self, voted: OwnRoundStatement) -> None:
         table = self.rounds.setdefault((voted.job, voted.round), {})
         if table.setdefault(voted.tag, voted.signed).body != voted.signed.body:
             raise LocalProtocolError(f"a second {voted.tag} of round {voted.round}")
@@ -241,4 +252,4 @@ class Disk:
 
 
 def _height(record: Any) -> int:
-    return int(record.slot[1]) if isinstance(record, Voted) else int(record.height)
+    return int(record.slot[1]) if isinstance(record, OwnStatement) else int(record.height)

@@ -2,7 +2,7 @@
 
 One process, one thread, one heap of events. Each peer is the real `peer.node.node.Node` with the real ledger; what a daemon does
 around it (disk, network, clock, applying, judging) is done here as events that take virtual time. What a peer says leaves
-through `consensus.turn.persist` and `deliver`, as in the daemon.
+through `consensus.effects.persist_effects` and `send_messages`, as in the daemon.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from consensus.block import decode_block, encode_header, header_of
-from consensus.chain_proof import Anchor
-from consensus.pacemaker import REPEAT_SECONDS_MAX
+from consensus.block import decode_block, encode_header, make_header
+from consensus.effects import DecidedBlock, RestartState, StepEffects, load_restart_state, persist_effects, send_messages
+from consensus.light_client import TrustedBlock
+from consensus.pbft.pacemaker import REPEAT_SECONDS_MAX
 from consensus.quorum import faults_tolerated, quorum
-from consensus.turn import Decided, Restart, Turn, deliver, persist, restart_of
 from ledger.blocks.ledger import Ledger
 from ledger.core.module import Refused
 from ledger.jobs import Phase
@@ -119,13 +119,13 @@ class Peer:
     sync: float = 0.0  # more seconds that each sync takes
     doomed: Fault | None = None  # stops in the middle of its next append
     is_late: bool = False  # has not come to the network yet
-    anchor: Anchor | None = None  # of its invitation
+    anchor: TrustedBlock | None = None  # of its invitation
     is_lost: bool = False  # its disk is damaged: it stays down until somebody looks at it
     flips: str = ""  # what the next state that it applies has wrong: "counter" or "model"
     is_wrong: bool = False  # its applied state is not the one that was decided
     draws: int = 0  # verdicts on borderline updates so far, over all its lives: each may be another
     applying: bool = False
-    to_apply: list[Decided] = field(default_factory=list)
+    to_apply: list[DecidedBlock] = field(default_factory=list)
     judging: set[tuple[RoundKey, bytes]] = field(default_factory=set)
     reexecuting: set[tuple[RoundKey, bytes]] = field(default_factory=set)
     models: HashedModels = field(default_factory=HashedModels)  # durable, as the disk
@@ -177,7 +177,7 @@ class Peer:
         if self.node is not None or self.is_late:
             return
         try:
-            restart = restart_of(self.disk, self.height)
+            restart = load_restart_state(self.disk, self.height)
         except StorageError:
             self.is_lost = True
             self.simulation.note_lost(self)
@@ -204,7 +204,7 @@ class Peer:
         self._apply_next()
         self.after(0.05, self.submit)
 
-    def _new_node(self, ledger: Ledger, restart: Restart, measured: Measured | None = None) -> Node:
+    def _new_node(self, ledger: Ledger, restart: RestartState, measured: Measured | None = None) -> Node:
         anchor_height = self.anchor.height if self.anchor else 0
         verifier, disk = self.simulation.verifier, self.disk
         node = Node(self.signer, self.rules, ledger, restart, verifier, disk.spoken, disk.accepted_in, anchor_height, measured)
@@ -249,7 +249,7 @@ class Peer:
         self.is_wrong = False
         state, root = self._applied_state()
         ledger = Ledger(self.rules, state, root)
-        self.node = self._new_node(ledger, restart_of(self.disk, state.height), self.node.rounds.measured)
+        self.node = self._new_node(ledger, load_restart_state(self.disk, state.height), self.node.rounds.measured)
         self.author.auditor.started(self.node)
         self.judging, self.reexecuting, self.applying, self.waking, self.deadline = set(), set(), False, False, None
         self.to_apply = self.disk.decided_above(state.height)
@@ -306,7 +306,7 @@ class Peer:
         else:
             self._synced(turn)
 
-    def _turn(self, node: Node, items: list[Item], now: float) -> Turn | None:
+    def _turn(self, node: Node, items: list[Item], now: float) -> StepEffects | None:
         if self.is_honest:
             return node.turn(items, now)
         try:
@@ -315,14 +315,14 @@ class Peer:
             self.stop()
             return None
 
-    def _tear(self, turn: Turn, fault: Fault) -> None:
+    def _tear(self, turn: StepEffects, fault: Fault) -> None:
         self.disk.tear(turn.records, fault.amount, fault.detail == "garbled")
         self.simulation.count("torn")
         self.stop()
 
-    def _synced(self, turn: Turn) -> None:
+    def _synced(self, turn: StepEffects) -> None:
         try:
-            sends = persist(turn, self.disk)
+            sends = persist_effects(turn, self.disk)
         except StorageError:
             self.simulation.count("fsync failed")
             self.stop()
@@ -334,7 +334,7 @@ class Peer:
             return
         self.simulation.note_durable(self, turn)
         if not self.simulation.sends_before_sync:
-            deliver(sends, self)
+            send_messages(sends, self)
             self._flush()
         self.busy = False
         self._follow(turn)
@@ -347,14 +347,14 @@ class Peer:
         if self.node is not None and not self.busy and (self.inbox or self.due is not None):
             self.work()
 
-    def _follow(self, turn: Turn) -> None:
+    def _follow(self, turn: StepEffects) -> None:
         """What the daemon does besides: applies, drops, trains, judges."""
         node = self.node
         assert node is not None
         for fault in turn.faults:
             self.simulation.drop(self, fault.peer, fault.error)
-        if turn.decided:
-            self.to_apply += turn.decided
+        if turn.decided_blocks:
+            self.to_apply += turn.decided_blocks
             self._apply_next()
         for change in node.take_round_changes():
             if isinstance(change, RoundOpened):
@@ -389,8 +389,8 @@ class Peer:
     def _flush(self) -> None:
         self.simulation.flush(self)
 
-    def _send(self, turn: Turn) -> None:
-        deliver((send for send in turn.sends if hasattr(send, "message")), self)
+    def _send(self, turn: StepEffects) -> None:
+        send_messages((send for send in turn.sends if hasattr(send, "message")), self)
         self._flush()
 
     # Applying --------------------------------------------------------------------------------------------------------
@@ -401,10 +401,10 @@ class Peer:
         self.applying = True
         self.after(self.simulation.draw(APPLY_SECONDS) + self.slowness, self._apply, self.to_apply.pop(0))
 
-    def _differs(self, decided: Decided) -> bool:
+    def _differs(self, decided: DecidedBlock) -> bool:
         return self.is_wrong and decided.decode().state_root != self._state_before(decided).root
 
-    def _apply(self, decided: Decided) -> None:
+    def _apply(self, decided: DecidedBlock) -> None:
         transition, after = self.simulation.apply(self, self._state_before(decided), decided)
         for key, back in transition.back.items():
             if self.is_honest and not self.is_wrong and not self.models.holds(key, back.anchor.round, back.anchor.root):
@@ -415,7 +415,7 @@ class Peer:
         self.disk.applied = {after.height: after}
         block = decided.decode()
         if block.next_voters != block.voters:
-            header = encode_header(header_of(block))
+            header = encode_header(make_header(block))
             self.disk.links_by_height[block.height] = ChainLink(header, decided.certificate, after.members.voters)
         if self.snapshots is not None:
             self.snapshots.applied(after)
@@ -426,7 +426,7 @@ class Peer:
             self._apply_next()
             self.after(self.simulation.draw(THINK_SECONDS), self.submit)
 
-    def _state_before(self, decided: Decided) -> State:
+    def _state_before(self, decided: DecidedBlock) -> State:
         assert decided.height == 1 or decided.height - 1 in self.disk.applied
         return self.disk.applied.get(decided.height - 1) or self.rules.first_state()
 
@@ -803,7 +803,7 @@ class Simulation:
             if peer.node is None:
                 return f"{peer.number}: down"
             replica = peer.node.replica
-            refusal = f" ({replica.refusal})" if replica.refusal else ""
+            refusal = f" ({replica.block_refusal})" if replica.block_refusal else ""
             return f"{peer.number}: applied {peer.height}, at {replica.height}.{replica.view}{refusal}"
 
         return "; ".join(one(peer) for peer in self.peers)
@@ -823,7 +823,7 @@ class Simulation:
 
     # Decisions -------------------------------------------------------------------------------------------------------
 
-    def apply(self, peer: Peer, state: State, decided: Decided) -> tuple[Any, State]:
+    def apply(self, peer: Peer, state: State, decided: DecidedBlock) -> tuple[Any, State]:
         block = decided.decode()
         if isinstance(peer.rules, SharedRules):
             transition, after = peer.rules.applied(state, block, decided.digest)
@@ -882,7 +882,7 @@ class Simulation:
         if not peer.disk.is_damaged:
             raise Violation("durable", f"peer {peer.number} does not start again from a disk on which nothing was damaged")
 
-    def note_durable(self, peer: Peer, turn: Turn) -> None:
+    def note_durable(self, peer: Peer, turn: StepEffects) -> None:
         if peer.is_wrong:
             self.invariants.on_wrong_turn(peer.key, turn.records, peer.node.state.height if peer.node else 0)
         if not turn.records and not turn.faults:
@@ -896,8 +896,8 @@ class Simulation:
             return
         self.invariants.on_durable(peer.key, turn.records)
         for evidence in turn.evidence:
-            self.progress.on_evidence(evidence.culprit)
-        for decided in turn.decided:
+            self.progress.on_evidence(evidence.signer)
+        for decided in turn.decided_blocks:
             self.invariants.on_decided(peer.key, decided)
             if decided.height % SAMPLED_EVERY == 0:
                 self.sample(peer)
@@ -919,7 +919,7 @@ class Simulation:
         node = peer.node
         if node is not None and node.replica.divergence is not None:
             raise Violation("roots", node.replica.divergence)
-        if node is not None and node.replica.copied is not None:
+        if node is not None and node.replica.duplicate_identity_reason is not None:
             raise Violation("copied", f"{peer.number} takes a signature of its own earlier life for another machine's")
 
     def note_restored(self, peer: Peer, restored: Restored) -> None:
@@ -1274,7 +1274,7 @@ class Simulation:
     def _fault_join(self, fault: Fault) -> None:
         def join() -> None:
             peer, height = self.peers[fault.nodes[0]], self.height // 2
-            peer.anchor = Anchor(height, self.invariants.decided[height]) if height else None
+            peer.anchor = TrustedBlock(height, self.invariants.decided[height]) if height else None
             peer.is_late = False
             peer.start()
 

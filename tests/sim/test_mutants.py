@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from consensus.book import Book
-from consensus.voters import VoterSet
+from consensus.pbft.vote_set import HeightVoteSet
+from consensus.voter_set import VoterSet
 from tests.sim import curated, invariants, lineage, partitions, progress, simulation
 from tests.sim.campaign import run_one
 from tests.sim.mutants import LINES, MUTANTS, ChangedLine, Mutant, hunt, scenarios
@@ -89,7 +89,7 @@ def test_a_bug_is_gone_when_its_history_is_over() -> None:
 
 
 def test_a_crash_of_a_peer_fails_a_history_and_is_noticed_where_it_is_expected() -> None:
-    crash = Mutant("crash", "", ("certificate",), lambda planter: planter.replace(Book, "take_prepared", None))
+    crash = Mutant("crash", "", ("certificate",), lambda planter: planter.replace(HeightVoteSet, "pop_prepare_certificate", None))
     result = crash.run(0)
     assert result.rule == "crash" and "TypeError" in result.problem
     assert hunt(crash, 1) is None, "another invariant should have noticed it"

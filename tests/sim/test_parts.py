@@ -15,7 +15,7 @@ from types import ModuleType
 
 import pytest
 
-from consensus.turn import Record, RoundVoted, StoredBlock, Voted
+from consensus.effects import JournalRecord, OwnRoundStatement, OwnStatement, StoredBlock
 from ledger.audits.losses import LossOpening
 from ledger.audits.state import AuditFinding
 from ledger.members import Approve, Leave, Retire
@@ -39,13 +39,13 @@ from tests.sim.strategies import HONEST_MAJORITY
 SIGNED = Signed(b"body", bytes(32), bytes(64))
 
 
-def vote(view: int) -> Voted:
-    return Voted(("prepare", 1, view), SIGNED)
+def vote(view: int) -> OwnStatement:
+    return OwnStatement(("prepare", 1, view), SIGNED)
 
 
 def test_an_append_that_was_cut_off_anywhere_leaves_what_was_before() -> None:
-    first: list[Record] = [vote(0), StoredBlock(1, bytes(32), b"block")]
-    second: list[Record] = [vote(1), vote(2)]
+    first: list[JournalRecord] = [vote(0), StoredBlock(1, bytes(32), b"block")]
+    second: list[JournalRecord] = [vote(1), vote(2)]
     log = frame(first)
     for kept in range(len(frame(second))):
         assert list(read(log + frame(second)[:kept])) == [first]
@@ -67,34 +67,34 @@ def test_wrong_bytes_before_the_end_are_damage_wherever_they_are() -> None:
 
 def test_a_damaged_disk_keeps_its_peer_from_starting() -> None:
     disk = Disk()
-    disk.append([vote(0)])
-    disk.append([vote(1)])
+    disk.append_records([vote(0)])
+    disk.append_records([vote(1)])
     disk.damage(30)
     with pytest.raises(StorageError):
-        disk.load()
+        disk.read_restart_state()
 
 
 def test_a_disk_forgets_what_a_crash_tore_and_keeps_what_it_had_said_was_safe() -> None:
     disk = Disk()
-    disk.append([vote(0), RoundVoted("ballot", bytes(32), 0, SIGNED)])
+    disk.append_records([vote(0), OwnRoundStatement("ballot", bytes(32), 0, SIGNED)])
     disk.tear([vote(1)], 0.7, garbled=False)
-    assert [voted.slot for voted in disk.load().votes] == [("prepare", 1, 0)]
+    assert [voted.slot for voted in disk.read_restart_state().votes] == [("prepare", 1, 0)]
     assert disk.spoken(bytes(32), 0) == {"ballot": SIGNED}
 
 
 def test_an_image_of_a_disk_does_not_change_with_it() -> None:
     disk = Disk()
-    disk.append([vote(0)])
+    disk.append_records([vote(0)])
     image = disk.image()
-    disk.append([vote(1)])
-    assert len(image.load().votes) == 1 and len(disk.load().votes) == 2
+    disk.append_records([vote(1)])
+    assert len(image.read_restart_state().votes) == 1 and len(disk.read_restart_state().votes) == 2
 
 
 def test_a_failing_disk_says_so() -> None:
     disk = Disk()
     disk.fails = True
     with pytest.raises(StorageError):
-        disk.append([vote(0)])
+        disk.append_records([vote(0)])
 
 
 # Plans ------------------------------------------------------------------------------------------------------------------

@@ -153,12 +153,12 @@ class Snapshots:
         replica = node.replica
         if replica.divergence is not None:
             self._begin(*self._after_divergence(node))
-        elif replica.claimed - replica.height > LAG_HEIGHTS:
+        elif replica.highest_claimed_height - replica.height > LAG_HEIGHTS:
             self._begin(*self._when_behind(node))
 
     def _when_behind(self, node: Node) -> tuple[Basis, int]:
         decided = node.replica.height - 1
-        last = self._peer.disk.decision(decided)
+        last = self._peer.disk.get_decision(decided)
         basis = basis_of(node.rules, self._peer.simulation.verifier, node.state, last, self._peer.anchor)
         return basis, decided + SNAPSHOT_HEIGHTS + 1
 

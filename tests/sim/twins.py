@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from consensus.rollback import RollbackCheck
+from consensus.pbft.rollback_check import RollbackCheck
 from peer.node.node import Node
 from protocol import codec
 from protocol.identity import Signer
@@ -80,7 +80,7 @@ class Careless(RollbackCheck):
     def is_of_this_life(self, height: int) -> bool:
         return False
 
-    def forgot(self, height: int) -> bool:
+    def record_forgotten_statement(self, height: int) -> bool:
         return False
 
 
@@ -96,7 +96,7 @@ class Twins(Simulation):
     def on_new_node(self, peer: Peer, node: Node) -> None:
         """Honest machines would stop as soon as they hear of each other: these two go on, so that they stay worth tolerating."""
         if peer.number < self.plan.joiners or peer.number >= self.plan.n:
-            node.replica._check = Careless(silent_below=node.replica.silent_below)
+            node.replica._check = Careless(no_votes_below=node.replica.no_votes_below)
 
     def signers(self, plan: Plan) -> list[Signer]:
         own = keys.signers(plan.n, plan.ed25519)

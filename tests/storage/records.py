@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 
+from consensus.effects import DecidedBlock, OwnRoundStatement, OwnStatement, StoredBlock, StoredCertificate
 from consensus.evidence import Evidence
-from consensus.turn import Decided, RoundVoted, StoredBlock, StoredCertificate, Voted
 from protocol import codec
 from protocol.identity import sign_message
 from protocol.messages import Ballot, Certificate, CutOff, Judgement, Prepare, Vouch
@@ -21,8 +21,8 @@ def digest_of(block: bytes) -> bytes:
     return hashlib.sha256(block).digest()
 
 
-def vote(height: int, view: int = 0, block: bytes = b"b" * 32) -> Voted:
-    return Voted(("prepare", height, view), sign_message(ME, CHAIN, Prepare(b"v" * 32, height, view, block)))
+def vote(height: int, view: int = 0, block: bytes = b"b" * 32) -> OwnStatement:
+    return OwnStatement(("prepare", height, view), sign_message(ME, CHAIN, Prepare(b"v" * 32, height, view, block)))
 
 
 def certificate(height: int) -> Certificate:
@@ -33,16 +33,16 @@ def stored_block(height: int, block: bytes = b"block") -> StoredBlock:
     return StoredBlock(height, digest_of(block), block)
 
 
-def decided(height: int, block: bytes | None = None) -> Decided:
+def decided(height: int, block: bytes | None = None) -> DecidedBlock:
     content = b"block %d" % height if block is None else block
-    return Decided(height, digest_of(content), content, certificate(height))
+    return DecidedBlock(height, digest_of(content), content, certificate(height))
 
 
-def round_vote(tag: str, number: int, message: Ballot | Vouch | CutOff) -> RoundVoted:
-    return RoundVoted(tag, b"j" * 32, number, sign_message(ME, CHAIN, message))
+def round_vote(tag: str, number: int, message: Ballot | Vouch | CutOff) -> OwnRoundStatement:
+    return OwnRoundStatement(tag, b"j" * 32, number, sign_message(ME, CHAIN, message))
 
 
-def vouch_record(number: int, trainer: bytes, verdict: Verdict = Verdict.ACCEPT) -> RoundVoted:
+def vouch_record(number: int, trainer: bytes, verdict: Verdict = Verdict.ACCEPT) -> OwnRoundStatement:
     return round_vote(f"vouch:{trainer.hex()}", number, Vouch(JOB, number, (Judgement(trainer, b"p" * 32, verdict),)))
 
 
@@ -51,9 +51,9 @@ JOB = b"j" * 32
 
 def fill(store: Store) -> None:
     """A row in every table."""
-    store.append([decided(1)])
-    store.append([decided(2), vote(3), stored_block(3), StoredCertificate(3, certificate(3))])
-    store.append([vouch_record(1, b"t" * 32), round_vote("ballot", 1, Ballot(JOB, 1, b"r" * 32, ()))])
-    store.append([Evidence(vote(3).signed, vote(3, block=bytes(32)).signed)])
+    store.append_records([decided(1)])
+    store.append_records([decided(2), vote(3), stored_block(3), StoredCertificate(3, certificate(3))])
+    store.append_records([vouch_record(1, b"t" * 32), round_vote("ballot", 1, Ballot(JOB, 1, b"r" * 32, ()))])
+    store.append_records([Evidence(vote(3).signed, vote(3, block=bytes(32)).signed)])
     store.save_state(2, b"r" * 32, b"state", [StoredRound(JOB, 0, 2, {}, (), False, bytes(32), {})], tables={})
     store.measure(JOB, 0, {"nats": 2.5})

@@ -9,8 +9,8 @@ from random import Random
 
 import pytest
 
+from consensus.effects import JournalRecord, StoredCertificate
 from consensus.evidence import Evidence
-from consensus.turn import Record, StoredCertificate
 from protocol.errors import StorageError
 from protocol.messages import Ballot
 from storage import wal
@@ -22,7 +22,7 @@ LOG, COUNT = "-wal", ".committed"
 FLIPS = 150  # of each file; `python -m tests.storage.test_damage` flips every byte
 Change = Callable[[bytes], bytes]
 
-TURNS: tuple[tuple[Record, ...], ...] = (
+TURNS: tuple[tuple[JournalRecord, ...], ...] = (
     (decided(3), vote(4)),
     (stored_block(4, b"long" * 2_000), vote(4, view=1)),
     (StoredCertificate(4, certificate(4)),),
@@ -49,8 +49,8 @@ class Disk:
 def content(store: Store) -> object:
     """Everything that a peer relies on."""
     votes = [store.round_votes(ME.public, JOB, number) for number in (1, 2)]
-    blocks = [store.decision(height) for height in range(1, store.decided_height + 2)]
-    return store.load(), blocks, votes, store.evidence(), store.state(), store.roots(), store.rounds(9)
+    blocks = [store.get_decision(height) for height in range(1, store.decided_height + 2)]
+    return store.read_restart_state(), blocks, votes, store.evidence(), store.state(), store.roots(), store.rounds(9)
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def killed(folder: Path) -> Disk:
     store._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     ends = []
     for turn in TURNS:
-        store.append(turn)
+        store.append_records(turn)
         ends.append(log.stat().st_size)
     files = {suffix: path.with_name(path.name + suffix).read_bytes() for suffix in ("", LOG, COUNT)}
     store.close()
@@ -170,14 +170,14 @@ def test_a_last_transaction_of_which_only_the_end_reached_the_disk_keeps_all_bef
 
 def test_a_log_that_began_anew_hides_nothing_behind_its_old_frames(tmp_path: Path) -> None:
     store = Store(tmp_path / "ledger.db", CHAIN)
-    store.append([vote(view, view=view) for view in range(1, 200)])
+    store.append_records([vote(view, view=view) for view in range(1, 200)])
     log = tmp_path / "ledger.db-wal"
     long = log.stat().st_size
     store._database.execute("PRAGMA wal_checkpoint(RESTART)")
-    store.append([vote(300)])
+    store.append_records([vote(300)])
     data = log.read_bytes()
     assert log.stat().st_size == long and wal.damage(data) is None, "old frames stand behind the new ones"
-    store.append([vote(301)])
+    store.append_records([vote(301)])
     data = log.read_bytes()
     assert wal.damage(flip(40, 1)(data)) is not None and wal.damage(flip(long - 1, 1)(data)) is None
     store.close()

@@ -16,8 +16,17 @@ from typing import Any, ClassVar
 import pytest
 
 import storage.store
+from consensus.effects import (
+    NEVER_VOTED,
+    OwnRoundStatement,
+    RestartState,
+    SendMessage,
+    StepEffects,
+    StoredCertificate,
+    VotePause,
+    execute_effects,
+)
 from consensus.evidence import Evidence
-from consensus.turn import NEVER_VOTED, Restart, RoundVoted, Send, Silence, StoredCertificate, Turn, execute
 from protocol.errors import LocalProtocolError, LostVotesError, StorageError
 from protocol.identity import Signed, sign_message
 from protocol.messages import Ballot, CutOff, GetRound
@@ -69,63 +78,63 @@ def opened_again(store: Store) -> Iterator[Store]:
 
 
 def test_a_new_journal_has_never_voted(store: Store) -> None:
-    assert store.load() == NEVER_VOTED and store.decided_height == 0 and store.decision(1) is None
+    assert store.read_restart_state() == NEVER_VOTED and store.decided_height == 0 and store.get_decision(1) is None
 
 
 def test_after_a_kill_everything_is_there_that_a_replica_needs_and_nothing_else(store: Store) -> None:
-    store.append([vote(1), stored_block(1), StoredCertificate(1, certificate(1))])
-    store.append([decided(1)])
-    store.append([vote(2), decided(2)])
-    store.append([decided(3), vote(4), stored_block(4, b"x")])
-    store.append([vote(4, view=1), StoredCertificate(4, certificate(4))])
-    store.append([stored_block(5, b"y"), vote(5), Silence(7)])
+    store.append_records([vote(1), stored_block(1), StoredCertificate(1, certificate(1))])
+    store.append_records([decided(1)])
+    store.append_records([vote(2), decided(2)])
+    store.append_records([decided(3), vote(4), stored_block(4, b"x")])
+    store.append_records([vote(4, view=1), StoredCertificate(4, certificate(4))])
+    store.append_records([stored_block(5, b"y"), vote(5), VotePause(7)])
     with opened_again(store) as again:
-        assert again.load() == Restart(
+        assert again.read_restart_state() == RestartState(
             decided=(decided(2), decided(3)),
             votes=(vote(4), vote(4, view=1), vote(5)),
             blocks=(stored_block(4, b"x"), stored_block(5, b"y")),
             prepared=certificate(4),
-            silent_below=7,
+            no_votes_below=7,
         )
-        assert [again.decision(height) for height in (1, 4)] == [decided(1), None]
-        assert again.block(digest_of(b"x")) == b"x" and again.block(digest_of(b"block")) is None
+        assert [again.get_decision(height) for height in (1, 4)] == [decided(1), None]
+        assert again.get_block(digest_of(b"x")) == b"x" and again.get_block(digest_of(b"block")) is None
 
 
 def test_votes_for_a_height_that_is_decided_do_not_come_back_even_if_they_were_written_after_it(store: Store) -> None:
-    store.append([decided(1)])
-    store.append([vote(1), stored_block(1), StoredCertificate(1, certificate(1))])
-    assert store.load() == Restart(decided=(decided(1),))
+    store.append_records([decided(1)])
+    store.append_records([vote(1), stored_block(1), StoredCertificate(1, certificate(1))])
+    assert store.read_restart_state() == RestartState(decided=(decided(1),))
 
 
 def test_the_highest_certificate_replaces_the_one_before(store: Store) -> None:
     for height in (1, 2):
-        store.append([StoredCertificate(height, certificate(height))])
-    assert store.load().prepared == certificate(2)
+        store.append_records([StoredCertificate(height, certificate(height))])
+    assert store.read_restart_state().prepared == certificate(2)
 
 
 def test_the_same_vote_is_kept_once_and_another_one_in_its_slot_is_never_written(store: Store) -> None:
-    store.append([vote(1)])
-    store.append([vote(1)])
+    store.append_records([vote(1)])
+    store.append_records([vote(1)])
     with pytest.raises(LocalProtocolError, match="a second, different vote"):
-        store.append([stored_block(1), vote(1, block=b"other".ljust(32))])
-    assert store.load() == Restart(votes=(vote(1),)), "all or none: nothing of the bad turn is there"
-    store.append([vote(1, view=1, block=b"other".ljust(32))])
+        store.append_records([stored_block(1), vote(1, block=b"other".ljust(32))])
+    assert store.read_restart_state() == RestartState(votes=(vote(1),)), "all or none: nothing of the bad turn is there"
+    store.append_records([vote(1, view=1, block=b"other".ljust(32))])
 
 
 def test_another_block_for_a_decided_height_is_never_written(store: Store) -> None:
-    store.append([decided(1)])
-    store.append([decided(1)])
+    store.append_records([decided(1)])
+    store.append_records([decided(1)])
     with pytest.raises(LocalProtocolError, match="height 1 is decided already"):
-        store.append([decided(1, b"fork"), vote(2)])
-    assert store.decision(1) == decided(1) and store.load().votes == ()
+        store.append_records([decided(1, b"fork"), vote(2)])
+    assert store.get_decision(1) == decided(1) and store.read_restart_state().votes == ()
 
 
 def test_a_turn_that_fails_in_the_middle_leaves_nothing(store: Store) -> None:
-    store.append([vote(1)])
+    store.append_records([vote(1)])
     with pytest.raises(LocalProtocolError):
-        store.append([decided(1), vote(5), vote(5, block=b"other".ljust(32))])
+        store.append_records([decided(1), vote(5), vote(5, block=b"other".ljust(32))])
     with opened_again(store) as again:
-        assert again.load() == Restart(votes=(vote(1),)) and again.decided_height == 0
+        assert again.read_restart_state() == RestartState(votes=(vote(1),)) and again.decided_height == 0
 
 
 def test_one_ballot_one_cut_off_and_a_vouch_for_each_trainer_per_round_are_kept_until_the_round_is_over(store: Store) -> None:
@@ -133,12 +142,12 @@ def test_one_ballot_one_cut_off_and_a_vouch_for_each_trainer_per_round_are_kept_
     first, second = (round_vote("ballot", n, Ballot(job, n, b"r" * 32, ())) for n in (0, 1))
     cut = round_vote("cut-off", 1, CutOff(job, 1, ()))
     vouches = [vouch_record(1, trainer * 32) for trainer in (b"t", b"u")]
-    store.append([first, second, cut, first, *vouches, vouches[0], vouch_record(0, b"t" * 32)])
+    store.append_records([first, second, cut, first, *vouches, vouches[0], vouch_record(0, b"t" * 32)])
     with pytest.raises(LocalProtocolError, match="a second, different vote"):
-        store.append([round_vote("ballot", 1, Ballot(job, 1, b"s" * 32, ()))])
+        store.append_records([round_vote("ballot", 1, Ballot(job, 1, b"s" * 32, ()))])
     with pytest.raises(LocalProtocolError, match="a second, different vote"):
-        store.append([vouch_record(1, b"t" * 32, Verdict.REPLAY)])
-    store.append([decided(1)])
+        store.append_records([vouch_record(1, b"t" * 32, Verdict.REPLAY)])
+    store.append_records([decided(1)])
     closed = StoredRound(job, 0, 1, {}, (), stepped=True, model_root=b"m" * 32, vouchers={})
     store.save_state(1, b"r" * 32, b"state", [closed], tables={})
     with opened_again(store) as again:
@@ -150,22 +159,24 @@ def test_one_ballot_one_cut_off_and_a_vouch_for_each_trainer_per_round_are_kept_
 def test_a_new_key_has_a_ballot_of_its_own_in_a_round_in_which_the_old_one_voted(store: Store) -> None:
     job, successor = b"j" * 32, FastSigner("my new key")
     old, new = (
-        RoundVoted("ballot", job, 1, sign_message(signer, CHAIN, Ballot(job, 1, root * 32, ())))
+        OwnRoundStatement("ballot", job, 1, sign_message(signer, CHAIN, Ballot(job, 1, root * 32, ())))
         for signer, root in ((ME, b"r"), (successor, b"s"))
     )
-    store.append([old])
-    store.append([new])
+    store.append_records([old])
+    store.append_records([new])
     with opened_again(store) as again:
         assert again.round_votes(ME.public, job, 1) == {"ballot": old.signed}
         assert again.round_votes(successor.public, job, 1) == {"ballot": new.signed}
         with pytest.raises(LocalProtocolError, match="a second, different vote"):
-            again.append([RoundVoted("ballot", job, 1, sign_message(successor, CHAIN, Ballot(job, 1, b"t" * 32, ())))])
+            again.append_records(
+                [OwnRoundStatement("ballot", job, 1, sign_message(successor, CHAIN, Ballot(job, 1, b"t" * 32, ())))]
+            )
 
 
 def test_evidence_is_kept_once_and_bounded(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("storage.store.EVIDENCE_MAX", 2)
     pairs = [Evidence(vote(i).signed, vote(i, block=bytes(32)).signed) for i in range(3)]
-    store.append([pairs[0], pairs[0], *pairs])
+    store.append_records([pairs[0], pairs[0], *pairs])
     assert sorted(p[0].body for p in store.evidence()) == sorted(p.first.body for p in pairs[:2])
     assert all(isinstance(part, Signed) for pair in store.evidence() for part in pair)
 
@@ -179,7 +190,7 @@ def test_the_applied_state_is_replaced_and_the_rounds_and_roots_are_remembered(s
     rounds = [StoredRound(b"j" * 32, n, n + 1, {trainer: "accept"}, (voter,), True, bytes([n]) * 32, vouchers) for n in range(3)]
     assert store.state() is None
     for n in range(3):
-        store.append([decided(n + 1)])
+        store.append_records([decided(n + 1)])
         store.save_state(n + 1, bytes([n]) * 32, b"state %d" % n, rounds[n : n + 1], tables={})
     store.measure(b"j" * 32, 1, {"nats": 2.5})
     store.measure(b"j" * 32, 1, {"nats": 2.0, "bits": 1.0})
@@ -195,7 +206,7 @@ def test_figures_that_can_wait_are_seen_at_once_and_written_with_the_next_transa
     assert store.measured(b"j" * 32) == {1: {"nats": 2.0}} and store.measured(b"k" * 32) == {}
     with opened_again(store) as before:
         assert before.measured(b"j" * 32) == {}
-    store.append([vote(1)])
+    store.append_records([vote(1)])
     store.measure_later(b"j" * 32, 2, {"nats": 1.0})
     with opened_again(store) as again:
         assert again.measured(b"j" * 32) == {1: {"nats": 2.0}}
@@ -213,7 +224,7 @@ def test_all_figures_of_a_measurement_are_seen_or_none(store: Store, writes: boo
             for item in super().items():
                 yield item
                 if writes:
-                    store.append([vote(len(seen) + 1)])
+                    store.append_records([vote(len(seen) + 1)])
                 seen.append(store.measured(JOB))
 
     seen: list[dict[int, dict[str, float]]] = []
@@ -244,7 +255,7 @@ def filled(tmp_path: Path) -> Path:
     """A closed database of some hundred pages."""
     store = Store(tmp_path / "ledger.db", CHAIN)
     for height in range(1, 60):
-        store.append([decided(height, os.urandom(3_000) + bytes([height])), vote(height + 1)])
+        store.append_records([decided(height, os.urandom(3_000) + bytes([height])), vote(height + 1)])
     store.save_state(59, bytes(32), os.urandom(9_000), tables={})
     store.close()
     return tmp_path / "ledger.db"
@@ -494,13 +505,13 @@ def test_an_old_decided_block_that_is_damaged_is_named_and_costs_no_key(tmp_path
     path = tmp_path / "ledger.db"
     with closing(Store(path, CHAIN)) as store:
         for height in range(1, 5):
-            store.append([decided(height)])
+            store.append_records([decided(height)])
     change(path, "UPDATE blocks SET block = x'6f74686572' WHERE height IN (2, 3)")
     with closing(Store(path, CHAIN)) as store:
         with pytest.raises(StorageError) as old:
-            store.decision(2)
+            store.get_decision(2)
         with pytest.raises(StorageError) as needed_to_start:
-            store.decision(3)
+            store.get_decision(3)
     one_line(old, path, "block of height 2 has other bytes", "other peers hold that block")
     assert "rekey" not in str(old.value)
     one_line(needed_to_start, path, "other bytes", "peer rekey")
@@ -517,7 +528,7 @@ def test_a_log_that_is_gone_is_missed(store: Store) -> None:
     """Nothing in the database itself shows that there was more."""
     store._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     before = store.path.read_bytes()
-    store.append([vote(1)])
+    store.append_records([vote(1)])
     store.close()
     store.path.write_bytes(before)
     with pytest.raises(StorageError) as error:
@@ -528,49 +539,49 @@ def test_a_log_that_is_gone_is_missed(store: Store) -> None:
 def test_a_count_that_lags_behind_or_is_damaged_stops_nobody(store: Store, tmp_path: Path) -> None:
     count = tmp_path / "ledger.db.committed"
     early = count.read_bytes()
-    store.append([vote(1)])
+    store.append_records([vote(1)])
     for content in (early, b"", b"9" * len(early), early[:-3]):
         count.write_bytes(content)
         with opened_again(store) as again:
-            assert again.load().votes == (vote(1),)
+            assert again.read_restart_state().votes == (vote(1),)
     count.unlink()
     with opened_again(store) as again:
-        assert again.load().votes == (vote(1),)
+        assert again.read_restart_state().votes == (vote(1),)
 
 
 def test_a_restored_state_stands_on_its_decisions_and_older_votes_are_gone(store: Store) -> None:
-    store.append([decided(1), vote(2)])
+    store.append_records([decided(1), vote(2)])
     taken = [decided(height) for height in (7, 8, 9)]
-    store.append([vote(8), vote(10)])
+    store.append_records([vote(8), vote(10)])
     store.restore(taken, 8, b"r" * 32, b"state", tables={})
     with opened_again(store) as again:
         assert again.decided_height == 9 and again.state() == b"state" and again.roots() == {8: b"r" * 32}
-        assert again.load() == Restart(decided=tuple(taken[1:]), votes=(vote(10),))
-        assert [again.decision(height) for height in (1, 6, 7)] == [None, None, taken[0]]
-        again.append([decided(10)])
+        assert again.read_restart_state() == RestartState(decided=tuple(taken[1:]), votes=(vote(10),))
+        assert [again.get_decision(height) for height in (1, 6, 7)] == [None, None, taken[0]]
+        again.append_records([decided(10)])
         assert again.decided_height == 10
     store.restore([decided(10), decided(11)], 10, b"s" * 32, b"newer", tables={})
-    assert store.decision(7) == taken[0] and store.decided_height == 11, "nothing is missing between: older blocks stay"
+    assert store.get_decision(7) == taken[0] and store.decided_height == 11, "nothing is missing between: older blocks stay"
     with pytest.raises(LocalProtocolError, match="decided already"):
         store.restore([decided(11, b"fork")], 11, bytes(32), b"", tables={})
 
 
 def test_nothing_is_written_after_a_write_that_failed(store: Store) -> None:
     """A second fsync may succeed although the pages of the first one are lost."""
-    store.append([vote(1)])
+    store.append_records([vote(1)])
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (store.path.with_name("ledger.db-wal").stat().st_size, hard))
     try:
         with pytest.raises(StorageError) as error:
-            store.append([vote(2)])
+            store.append_records([vote(2)])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     one_line(error, store.path, "does not read or write", "check the disk")
     with pytest.raises(StorageError) as again:
-        store.append([vote(2)])
+        store.append_records([vote(2)])
     assert str(again.value) == str(error.value)
     with opened_again(store) as reopened:
-        assert reopened.load().votes == (vote(1),)
+        assert reopened.read_restart_state().votes == (vote(1),)
 
 
 def test_nothing_is_sent_when_the_disk_fails_to_sync(store: Store) -> None:
@@ -595,31 +606,31 @@ def test_nothing_is_sent_when_the_disk_fails_to_sync(store: Store) -> None:
             self.sent.append(message)
 
     whole, store._database = store._database, FailingSync(store._database)  # type: ignore[assignment]
-    turn = Turn((vote(1),), (Send(None, GetRound(JOB, 0)),))
+    turn = StepEffects((vote(1),), (SendMessage(None, GetRound(JOB, 0)),))
     for _ in range(2):
         with pytest.raises(StorageError):
-            execute(turn, store, Wire())
+            execute_effects(turn, store, Wire())
         store._database = whole
-    assert Wire.sent == [] and store.load().votes == ()
+    assert Wire.sent == [] and store.read_restart_state().votes == ()
 
 
 def test_a_full_disk_is_said_and_what_was_durable_stays(store: Store) -> None:
-    store.append([decided(1), vote(2)])
+    store.append_records([decided(1), vote(2)])
     store._database.execute("PRAGMA max_page_count=1")
     with pytest.raises(StorageError) as error:
         for height in range(2, 40):
-            store.append([decided(height, os.urandom(9_000)), vote(height + 1)])
+            store.append_records([decided(height, os.urandom(9_000)), vote(height + 1)])
     one_line(error, store.path, "full", "nothing was lost")
     reached = store.decided_height
     with opened_again(store) as again:
-        assert again.decided_height == reached and again.load().votes == (vote(reached + 1),)
-        again.append([decided(reached + 1)])
+        assert again.decided_height == reached and again.read_restart_state().votes == (vote(reached + 1),)
+        again.append_records([decided(reached + 1)])
 
 
 def test_a_database_that_cannot_be_written_is_said(store: Store) -> None:
     store._database.execute("PRAGMA query_only=1")
     with pytest.raises(StorageError) as error:
-        store.append([vote(1)])
+        store.append_records([vote(1)])
     one_line(error, store.path, "cannot write", "permissions")
 
 
@@ -636,7 +647,7 @@ def test_a_database_that_another_program_holds_is_said_to_be_in_use(filled: Path
     store = Store(filled, CHAIN)
     store._database.execute("PRAGMA busy_timeout=1")
     with pytest.raises(StorageError) as error:
-        store.append([vote(90)])
+        store.append_records([vote(90)])
     one_line(error, filled, "in use")
     store.close()
     holder.close()

@@ -19,7 +19,7 @@ import pytest
 import trio
 
 from consensus.block import decode_header, header_digest
-from consensus.voters import VoterSet, verify_certificate
+from consensus.voter_set import VoterSet, verify_certificate
 from peer import bridge
 from peer.api import causes
 from peer.api.blocks import BlockAnswers

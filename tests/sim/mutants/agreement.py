@@ -6,21 +6,22 @@ import dataclasses
 from typing import Any
 from unittest import mock
 
-from consensus import catchup, chain, handlers, pacemaker, rules, voters
-from consensus.answers import Answers
+from consensus import voter_set
 from consensus.block import Block, block_digest, decode_block, encode_block
-from consensus.book import Book
-from consensus.chain import Chain
-from consensus.evidence import STATEMENTS
-from consensus.handlers import Handlers
-from consensus.leaders import Schedule, failed_leaders, schedule
+from consensus.effects import DecidedBlock, OwnStatement
+from consensus.evidence import AGREEMENT_STATEMENT_TYPES
+from consensus.leader_schedule import LeaderSchedule, make_leader_schedule, update_failed_leaders
+from consensus.pbft import block_sync, chain, message_handlers, pacemaker, replica_rules
+from consensus.pbft.chain import Chain
+from consensus.pbft.message_handlers import ReplicaMessageHandlers
+from consensus.pbft.own_votes import OwnVotes
+from consensus.pbft.replica_rules import ReplicaRules
+from consensus.pbft.replica_state import ReplicaState
+from consensus.pbft.replica_timers import ReplicaTimers
+from consensus.pbft.responder import ReplicaResponder
+from consensus.pbft.vote_set import HeightVoteSet
 from consensus.quorum import faults_tolerated, quorum
-from consensus.rules import ConsensusRules
-from consensus.signing import OwnVotes
-from consensus.state import ReplicaState
-from consensus.timers import Timers
-from consensus.turn import Decided, Voted
-from consensus.voters import CachingVerifier, VoterSet, verify_certificate, verify_timeout_certificate
+from consensus.voter_set import CachingVerifier, VoterSet, verify_certificate, verify_timeout_certificate
 from protocol import codec
 from protocol.errors import RemoteProtocolError
 from protocol.identity import open_signed, sign_message, signing_preimage
@@ -31,7 +32,7 @@ from tests.sim.mutants.scenarios import Scenario, Splits
 LOST = Scenario(seconds=6.0, lost=0.6, blocks=10, jobs=False)
 DEAF = Scenario(seconds=8.0, lost=1.0, blocks=6, jobs=False)  # nothing is decided, and half of what ends views is lost, too
 REAL_CERTIFICATE, REAL_TIMEOUTS = verify_certificate, verify_timeout_certificate
-REAL_SCHEDULE, REAL_FAILED = schedule, failed_leaders
+REAL_SCHEDULE, REAL_FAILED = make_leader_schedule, update_failed_leaders
 
 
 def with_liar(name: str, **settings: Any) -> Scenario:
@@ -54,23 +55,23 @@ def _two_f_plus_one(planter: Planter) -> None:
 
 
 def _votes_counted_twice(planter: Planter) -> None:
-    real, counts = Book.add, dict[Any, int]()
+    real, counts = HeightVoteSet.add_statement, dict[Any, int]()
 
-    def add(self: Book, signed: Any, statement: Any) -> Any:
+    def add(self: HeightVoteSet, signed: Any, statement: Any) -> Any:
         said = self._statements.get(signed.signer, {}).get((statement.TAG, statement.view))
         evidence = real(self, signed, statement)
         tally = self._tallies.get((statement.TAG, statement.view, signed.body))
-        if said is not None and tally and not isinstance(statement, Timeout) and self.closed_in is None:
+        if said is not None and tally and not isinstance(statement, Timeout) and self.decided_view is None:
             again = counts[self.height, id(self), signed.body] = counts.get((self.height, id(self), signed.body), 0) + 1
             if len(tally) + again >= self.voters.quorum:
                 certificate = Certificate(signed.body, {key: tally[key].signature for key in sorted(tally)})
                 if isinstance(statement, Commit):
-                    self.adopt_commit(certificate, statement)
+                    self.adopt_commit_certificate(certificate, statement)
                 elif isinstance(statement, Prepare):
                     self._prepared.append((certificate, statement))
         return evidence
 
-    planter.replace(Book, "add", add)
+    planter.replace(HeightVoteSet, "add_statement", add)
 
 
 def _timeouts_counted_twice(planter: Planter) -> None:
@@ -109,9 +110,9 @@ def _too_few_counted(planter: Planter) -> None:
 
 
 def _quorum_of_the_connected(planter: Planter) -> None:
-    real = ConsensusRules._open_height
+    real = ReplicaRules._open_height
 
-    def open_height(self: ConsensusRules) -> None:
+    def open_height(self: ReplicaRules) -> None:
         real(self)
         if self._book is not None and self._lost:
             gone = len(self._lost)
@@ -121,7 +122,7 @@ def _quorum_of_the_connected(planter: Planter) -> None:
 
             self._book.voters = Fewer(self._book.voters.keys)
 
-    planter.replace(ConsensusRules, "_open_height", open_height)
+    planter.replace(ReplicaRules, "_open_height", open_height)
 
 
 # What is signed ------------------------------------------------------------------------------------------------------
@@ -131,7 +132,7 @@ def _unsigned(position: int) -> Any:
     """Signatures leave out one field of a statement (0: its kind, 1: the voters, 2: the height, 3: the view)."""
 
     def plant(planter: Planter) -> None:
-        tags = {kind.TAG for kind in STATEMENTS}
+        tags = {kind.TAG for kind in AGREEMENT_STATEMENT_TYPES}
 
         def lenient(domain: str, chain_id: bytes, body: bytes) -> bytes:
             fields = codec.unpack(body, len(body)) if domain in tags else None
@@ -166,13 +167,13 @@ def _unverified(planter: Planter) -> None:
 
 
 def _far_timeouts_unverified(planter: Planter) -> None:
-    real = Handlers._verify
+    real = ReplicaMessageHandlers._verify
 
-    def verify(self: Handlers, book: Book, signed: Any, statement: Any) -> None:
+    def verify(self: ReplicaMessageHandlers, book: HeightVoteSet, signed: Any, statement: Any) -> None:
         if not isinstance(statement, Timeout) or self._in_window(statement.view):
             real(self, book, signed, statement)
 
-    planter.replace(Handlers, "_verify", verify)
+    planter.replace(ReplicaMessageHandlers, "_verify", verify)
 
 
 def _cache_without_bytes(planter: Planter) -> None:
@@ -191,101 +192,101 @@ def _cache_without_bytes(planter: Planter) -> None:
 
 
 def _no_carry_over(planter: Planter) -> None:
-    propose, justify = ConsensusRules._block_to_propose, Handlers._justify
+    propose, justify = ReplicaRules._block_to_propose, ReplicaMessageHandlers._justify
 
-    def careless(self: Handlers, book: Book, proposed: Any, message: Any) -> None:
+    def careless(self: ReplicaMessageHandlers, book: HeightVoteSet, proposed: Any, message: Any) -> None:
         try:
             justify(self, book, proposed, message)
         except RemoteProtocolError as error:
             if "prepared" not in str(error):
                 raise
 
-    planter.replace(Handlers, "_justify", careless)
-    planter.replace(ConsensusRules, "_block_to_propose", lambda self, book, obligation: propose(self, book, None))
+    planter.replace(ReplicaMessageHandlers, "_justify", careless)
+    planter.replace(ReplicaRules, "_block_to_propose", lambda self, book, obligation: propose(self, book, None))
 
 
 def _first_certificate(planter: Planter) -> None:
     first: dict[Any, Any] = {}
-    adopt, certify, propose = Book.adopt_high, Book.timeout_certificate, ConsensusRules._propose
+    adopt, certify, propose = HeightVoteSet.adopt_prepare_certificate, HeightVoteSet.timeout_certificate, ReplicaRules._propose
 
-    def of(book: Book) -> Any:
+    def of(book: HeightVoteSet) -> Any:
         return first.get((id(book), book.height))
 
-    def remember(self: Book, certificate: Any, vote: Any) -> bool:
+    def remember(self: HeightVoteSet, certificate: Any, vote: Any) -> bool:
         first.setdefault((id(self), self.height), (certificate, vote))
         return adopt(self, certificate, vote)
 
-    def with_first(self: Book, view: int) -> Any:
+    def with_first(self: HeightVoteSet, view: int) -> Any:
         made = certify(self, view)
         return dataclasses.replace(made, high=of(self)[0]) if made is not None and of(self) else made
 
-    def propose_first(self: ConsensusRules, book: Book) -> bool:
-        kept = (book.high, book.high_vote)
+    def propose_first(self: ReplicaRules, book: HeightVoteSet) -> bool:
+        kept = (book.highest_prepare_certificate, book.high_vote)
         if self.view and of(book):
-            book.high, book.high_vote = of(book)
+            book.highest_prepare_certificate, book.high_vote = of(book)
         try:
             return propose(self, book)
         finally:
-            book.high, book.high_vote = kept
+            book.highest_prepare_certificate, book.high_vote = kept
 
-    planter.replace(Book, "adopt_high", remember)
-    planter.replace(Book, "timeout_certificate", with_first)
-    planter.replace(ConsensusRules, "_propose", propose_first)
-    planter.everywhere(voters.covers, lambda *_: True)
+    planter.replace(HeightVoteSet, "adopt_prepare_certificate", remember)
+    planter.replace(HeightVoteSet, "timeout_certificate", with_first)
+    planter.replace(ReplicaRules, "_propose", propose_first)
+    planter.everywhere(voter_set.covers_timeout, lambda *_: True)
 
 
 def _prepares_after_timeout(planter: Planter) -> None:
-    planter.replace(OwnVotes, "cast", _cast_anything)
+    planter.replace(OwnVotes, "sign_statement", _cast_anything)
     planter.replace(ReplicaState, "_may_judge", lambda self, book: self._may_sign(book) and self._chain.is_applied)
 
 
 def _proposes_after_timeout(planter: Planter) -> None:
-    real = ConsensusRules._propose
+    real = ReplicaRules._propose
 
-    def propose_late(self: ConsensusRules, book: Book) -> bool:
-        if self._own.timed_out(book.height) < self.view:
+    def propose_late(self: ReplicaRules, book: HeightVoteSet) -> bool:
+        if self._own.highest_timed_out_view(book.height) < self.view:
             return False
         with mock.patch.object(self, "_may_judge", lambda of: self._may_sign(of) and self._chain.is_applied):
             return real(self, book)
 
-    planter.replace(ConsensusRules, "_propose", propose_late)
+    planter.replace(ReplicaRules, "_propose", propose_late)
 
 
-def _cast_anything(self: OwnVotes, message: Any) -> Voted:
+def _cast_anything(self: OwnVotes, message: Any) -> OwnStatement:
     slot = (message.TAG, message.height, message.view)
     signed = self._signed[slot] = sign_message(self._signer, self._chain_id, message)
     self._note_timeout(*slot)
-    return Voted(slot, signed)
+    return OwnStatement(slot, signed)
 
 
 def _commits_after_timeout(planter: Planter) -> None:
-    def commit(self: ConsensusRules, book: Book) -> bool:
+    def commit(self: ReplicaRules, book: HeightVoteSet) -> bool:
         high = book.high_vote
         if high is None or not self._is_prepared(book) or not self._may_sign(book):
             return False
-        if self._own.get(Commit.TAG, book.height, self.view):
+        if self._own.get_vote(Commit.TAG, book.height, self.view):
             return False
         self._vote(book, Commit(book.voters.hash, book.height, self.view, high.block))
         return True
 
-    planter.replace(OwnVotes, "cast", _cast_anything)
-    planter.replace(ConsensusRules, "_commit", commit)
+    planter.replace(OwnVotes, "sign_statement", _cast_anything)
+    planter.replace(ReplicaRules, "_commit", commit)
 
 
 def _commits_unprepared(planter: Planter) -> None:
-    def commit(self: ConsensusRules, book: Book) -> bool:
-        prepared = self._own.get(Prepare.TAG, book.height, self.view)
-        if prepared is None or not self._may_sign(book) or self._own.get(Commit.TAG, book.height, self.view):
+    def commit(self: ReplicaRules, book: HeightVoteSet) -> bool:
+        prepared = self._own.get_vote(Prepare.TAG, book.height, self.view)
+        if prepared is None or not self._may_sign(book) or self._own.get_vote(Commit.TAG, book.height, self.view):
             return False
         block = codec.decode_message(prepared.body, (Prepare,)).block
         self._vote(book, Commit(book.voters.hash, book.height, self.view, block))
         return True
 
-    planter.replace(ConsensusRules, "_commit", commit)
+    planter.replace(ReplicaRules, "_commit", commit)
 
 
 def _bare_timeouts(planter: Planter) -> None:
-    planter.replace(handlers, "covers", lambda *_: True)
+    planter.replace(message_handlers, "covers_timeout", lambda *_: True)
 
 
 def _timeouts_of_any_view(planter: Planter) -> None:
@@ -297,94 +298,94 @@ def _timeouts_of_any_view(planter: Planter) -> None:
 
 
 def _certificates_of_any_height(planter: Planter) -> None:
-    def take(self: Handlers, book: Book, certificate: Certificate) -> Any:
+    def take(self: ReplicaMessageHandlers, book: HeightVoteSet, certificate: Certificate) -> Any:
         vote = verify_certificate(certificate, Prepare, book.voters, self._chain_id, self._verifier)
         if self._adopt(book, certificate, vote):
             self._add_certified(book, certificate, vote)
         return vote
 
-    planter.replace(Handlers, "_take_prepared", take)
+    planter.replace(ReplicaMessageHandlers, "_take_prepared", take)
 
 
 def _leader_by_certificate(planter: Planter) -> None:
-    real = Chain.schedule
+    real = Chain.leader_schedule
 
     def schedule(self: Chain, height: int) -> Any:
         made, parent = real(self, height), self._past.get(height - 1)
         if made is None or parent is None:
             return made
         shift = parent.vote.view % len(made.voters)
-        return Schedule(height, made.voters[shift:] + made.voters[:shift], made.present)
+        return LeaderSchedule(height, made.voters[shift:] + made.voters[:shift], made.eligible)
 
-    planter.replace(Chain, "schedule", schedule)
+    planter.replace(Chain, "leader_schedule", schedule)
 
 
 def _unseen_lose_turns(planter: Planter) -> None:
-    def unseen(height: int, voters: VoterSet, parent: Block | None) -> Schedule:
+    def unseen(height: int, voters: VoterSet, parent: Block | None) -> LeaderSchedule:
         made = REAL_SCHEDULE(height, voters, parent)
         shown = parent.parent_certificate.signatures if parent and parent.parent_certificate else voters.keys
-        return Schedule(height, voters.keys, tuple(key for key in made.present if key in shown) or made.present)
+        return LeaderSchedule(height, voters.keys, tuple(key for key in made.eligible if key in shown) or made.eligible)
 
     planter.everywhere(REAL_SCHEDULE, unseen)
 
 
 def _failures_never_end(planter: Planter) -> None:
-    def failed(height: int, voters: VoterSet, parent: Block, leaders: Schedule, view: int, signers: Any) -> Any:
+    def failed(height: int, voters: VoterSet, parent: Block, leaders: LeaderSchedule, view: int, signers: Any) -> Any:
         return REAL_FAILED(height, voters, parent, leaders, view, ())
 
     planter.everywhere(REAL_FAILED, failed)
 
 
 def _no_repeats(planter: Planter) -> None:
-    planter.replace(Answers, "_repeat_to", lambda *_: None)
+    planter.replace(ReplicaResponder, "_repeat_to", lambda *_: None)
 
 
 def _no_join(planter: Planter) -> None:
-    planter.replace(ConsensusRules, "_join_timeouts", lambda *_: False)
+    planter.replace(ReplicaRules, "_join_timeouts", lambda *_: False)
 
 
 def _no_follow(planter: Planter) -> None:
-    planter.replace(ConsensusRules, "_follow", lambda *_: False)
+    planter.replace(ReplicaRules, "_follow", lambda *_: False)
 
 
 def _old_commits_ignored(planter: Planter) -> None:
-    real = ConsensusRules._decide
+    real = ReplicaRules._decide
 
-    def decide(self: ConsensusRules, book: Book) -> bool:
+    def decide(self: ReplicaRules, book: HeightVoteSet) -> bool:
         return book.commit_vote is not None and book.commit_vote.view == self.view and real(self, book)
 
-    planter.replace(ConsensusRules, "_decide", decide)
+    planter.replace(ReplicaRules, "_decide", decide)
 
 
 def _timer_without_work(planter: Planter) -> None:
-    planter.replace(Timers, "_is_working", lambda self: self._book is not None and self._may_sign(self._book))
+    planter.replace(ReplicaTimers, "_is_working", lambda self: self._book is not None and self._may_sign(self._book))
 
 
 def _others_words_are_work(planter: Planter) -> None:
-    def is_working(self: Timers) -> bool:
+    def is_working(self: ReplicaTimers) -> bool:
         book = self._book
         if book is None or not self._may_sign(book) or not self._chain.is_applied:
             return False
-        return bool(book.offers) or book.is_active() or self._own.has_voted(book.height) or self._application.has_work()
+        return bool(book.proposals) or book.is_active() or self._own.has_voted(book.height) or self._application.has_work()
 
-    planter.replace(Timers, "_is_working", is_working)
+    planter.replace(ReplicaTimers, "_is_working", is_working)
 
 
 def _refused_is_repeated(planter: Planter) -> None:
-    real = Timers._may_be_missed
+    real = ReplicaTimers._may_be_missed
 
-    def may_be_missed(self: Timers) -> bool:
+    def may_be_missed(self: ReplicaTimers) -> bool:
         book = self._book
-        return real(self) or (book is not None and self._takes_part(book) and bool(book.offers))
+        return real(self) or (book is not None and self._takes_part(book) and bool(book.proposals))
 
-    planter.replace(Timers, "_may_be_missed", may_be_missed)
+    planter.replace(ReplicaTimers, "_may_be_missed", may_be_missed)
 
 
 # Blocks and decisions ------------------------------------------------------------------------------------------------
 
 
-def _unasserted(data: bytes, certificate: Certificate, vote: Commit) -> Decided:
-    return Decided(vote.height, vote.block, data, certificate)
+def _unasserted(data: bytes, certificate: Certificate, vote: Commit) -> DecidedBlock:
+    return DecidedBlock(vote.height, vote.block, data, certificate)
 
 
 def _short_body_unchecked(planter: Planter) -> None:
@@ -392,8 +393,8 @@ def _short_body_unchecked(planter: Planter) -> None:
         made = decode_block(encode_block(_block_of(header, body)))
         return encode_block(made)
 
-    planter.replace(rules, "assemble", assemble)
-    planter.replace(rules, "decided_record", _unasserted)
+    planter.replace(replica_rules, "assemble_block", assemble)
+    planter.replace(replica_rules, "make_decided_block", _unasserted)
 
 
 def _block_of(header: Any, body: bytes) -> Any:
@@ -403,9 +404,9 @@ def _block_of(header: Any, body: bytes) -> Any:
 
 def _decision_unchecked(check_certificate: bool) -> Any:
     def plant(planter: Planter) -> None:
-        real = Handlers._on_decision
+        real = ReplicaMessageHandlers._on_decision
 
-        def on_decision(self: Handlers, peer: bytes, message: Decision) -> None:
+        def on_decision(self: ReplicaMessageHandlers, peer: bytes, message: Decision) -> None:
             vote = codec.decode_message(message.certificate.vote, (Commit,))
             if self._book is None or vote.height != self.height:
                 real(self, peer, message)
@@ -415,10 +416,10 @@ def _decision_unchecked(check_certificate: bool) -> Any:
             elif block_digest(message.block) != vote.block:
                 raise RemoteProtocolError("wrong-block", "")
             self._hold(vote.block, message.block)
-            self._book.adopt_commit(message.certificate, vote)
+            self._book.adopt_commit_certificate(message.certificate, vote)
 
-        planter.replace(Handlers, "_on_decision", on_decision)
-        planter.replace(rules, "decided_record", _unasserted)
+        planter.replace(ReplicaMessageHandlers, "_on_decision", on_decision)
+        planter.replace(replica_rules, "make_decided_block", _unasserted)
 
     return plant
 
@@ -433,21 +434,21 @@ def _time_unchecked(planter: Planter) -> None:
 
 def _vouched_for_by_one(planter: Planter) -> None:
     def vouched_for(self: ReplicaState) -> bool:
-        offer = self._book.offers.get(self.view) if self._book else None
-        return self._book is not None and offer is not None and bool(self._book.supporters(self.view, offer.digest))
+        offer = self._book.proposals.get(self.view) if self._book else None
+        return self._book is not None and offer is not None and bool(self._book.preparers(self.view, offer.digest))
 
     planter.replace(ReplicaState, "_is_vouched_for", vouched_for)
 
 
 def _no_answers(planter: Planter) -> None:
-    planter.replace(Answers, "_answer", lambda *_: None)
-    planter.replace(ConsensusRules, "_tell_observers", lambda *_: None)
+    planter.replace(ReplicaResponder, "_answer", lambda *_: None)
+    planter.replace(ReplicaRules, "_tell_observers", lambda *_: None)
 
 
 def _unbounded_future(planter: Planter) -> None:
-    planter.replace(catchup, "FUTURE_MESSAGES_MAX", 10**9)
-    planter.replace(catchup, "FUTURE_BYTES_MAX", 10**12)
-    planter.replace(handlers, "FUTURE_HEIGHTS_MAX", 10**9)
+    planter.replace(block_sync, "FUTURE_MESSAGES_MAX", 10**9)
+    planter.replace(block_sync, "FUTURE_BYTES_MAX", 10**12)
+    planter.replace(message_handlers, "FUTURE_HEIGHTS_MAX", 10**9)
 
 
 def _impatient(planter: Planter) -> None:

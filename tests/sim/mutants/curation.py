@@ -9,7 +9,7 @@ from typing import Any
 import curation.closing
 import curation.module
 import curation.redacting
-from consensus.voters import VoterSet
+from consensus.voter_set import VoterSet
 from curation import reputation
 from curation.closing import Estimate, Votes
 from curation.contents import Commit, Opening, Release

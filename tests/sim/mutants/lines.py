@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import pytest
 
 import peer.features
-from consensus.handlers import Handlers
+from consensus.pbft.message_handlers import ReplicaMessageHandlers
 from ledger.audits.docket import Docket
 from ledger.jobs import JobsModule
 from peer.doctor import files
@@ -642,7 +642,7 @@ LINES: tuple[ChangedLine, ...] = (
     ChangedLine(
         "justification-not-adopted",
         "the prepare certificate of a justification is no lock",
-        Handlers._take_timeouts,
+        ReplicaMessageHandlers._take_timeouts,
         "self._adopt(book, certificate.high, high)",
         "False",
         f"{REPLICA}the_certificate_of_a_justification_is_adopted_and_durable",
@@ -650,7 +650,7 @@ LINES: tuple[ChangedLine, ...] = (
     ChangedLine(
         "justification-not-durable",
         "the prepare certificate of a justification is forgotten by a restart",
-        Handlers._take_timeouts,
+        ReplicaMessageHandlers._take_timeouts,
         "self._adopt(book, certificate.high, high)",
         "book.adopt_high(certificate.high, high)",
         f"{REPLICA}the_certificate_of_a_justification_is_adopted_and_durable",
@@ -658,7 +658,7 @@ LINES: tuple[ChangedLine, ...] = (
     ChangedLine(
         "justification-accuses-nobody",
         "votes in the prepare certificate of a justification are no evidence",
-        Handlers._take_timeouts,
+        ReplicaMessageHandlers._take_timeouts,
         "self._add_certified(book, certificate.high, high)",
         "pass",
         f"{REPLICA}votes_in_the_certificate_of_a_justification_are_evidence_against_a_voter_that_contradicts_them",

@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, fields
 from typing import Any
 
-from consensus.turn import RoundVoted, Turn, Voted
+from consensus.effects import OwnRoundStatement, OwnStatement, StepEffects
 from protocol import codec
 from protocol.messages import (
     Commit,
@@ -195,7 +195,7 @@ class Trouble(Simulation):
         assert self._doomed is not None
         self._image = self._doomed.disk.image()
 
-    def note_durable(self, peer: Peer, turn: Turn) -> None:
+    def note_durable(self, peer: Peer, turn: StepEffects) -> None:
         super().note_durable(peer, turn)
         if peer is self._doomed and self._image is not None and self.healed is None:
             if self._scenario.rolled_back_after in map(_tag, turn.records):
@@ -218,7 +218,7 @@ class Trouble(Simulation):
 
 def _tag(record: Any) -> str:
     """Of what was signed."""
-    return record.slot[0] if isinstance(record, Voted) else record.tag if isinstance(record, RoundVoted) else ""
+    return record.slot[0] if isinstance(record, OwnStatement) else record.tag if isinstance(record, OwnRoundStatement) else ""
 
 
 def _weight(message: Any) -> float:

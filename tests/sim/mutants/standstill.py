@@ -6,10 +6,10 @@ import dataclasses
 from typing import Any
 
 import ledger.members
-from consensus.book import Book
 from consensus.evidence import Evidence
-from consensus.rollback import RollbackCheck
-from consensus.voters import VoterSet
+from consensus.pbft.rollback_check import RollbackCheck
+from consensus.pbft.vote_set import HeightVoteSet
+from consensus.voter_set import VoterSet
 from ledger.blocks.ledger import Ledger
 from ledger.members import MembersState, VoterChange
 from peer.node.rounds import Rounds
@@ -55,7 +55,7 @@ def _nothing_is_accepted(planter: Planter) -> None:
 
 
 def _no_evidence(planter: Planter) -> None:
-    planter.replace(Book, "_contradiction", lambda *_: None)
+    planter.replace(HeightVoteSet, "_contradiction", lambda *_: None)
 
 
 def _evidence_of_ballots_lost(planter: Planter) -> None:
@@ -81,8 +81,8 @@ def _evidence_not_kept(planter: Planter) -> None:
     told = set[tuple[int, bytes]]()
 
     def accuse(self: Ledger, evidence: Evidence) -> bool:
-        is_new = (id(self), evidence.culprit) not in told
-        told.add((id(self), evidence.culprit))
+        is_new = (id(self), evidence.signer) not in told
+        told.add((id(self), evidence.signer))
         return is_new
 
     planter.replace(Ledger, "accuse", accuse)

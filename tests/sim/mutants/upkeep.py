@@ -13,13 +13,13 @@ import ledger.members
 import ledger.snapshots.assembly
 import ledger.state
 import peer.node.node
-from consensus.book import Book
-from consensus.chain import Chain
+from consensus.effects import RestartState, StepEffects, merge_effects
 from consensus.evidence import Evidence
+from consensus.pbft.chain import Chain
+from consensus.pbft.replica_state import ReplicaState
+from consensus.pbft.rollback_check import RollbackCheck
+from consensus.pbft.vote_set import HeightVoteSet
 from consensus.quorum import faults_tolerated
-from consensus.rollback import RollbackCheck
-from consensus.state import ReplicaState
-from consensus.turn import Restart, Turn, merge
 from ledger.audits.docket import AuditsModule
 from ledger.audits.state import AuditsState
 from ledger.blocks.ledger import Ledger
@@ -69,7 +69,9 @@ def _block_not_durable(planter: Planter) -> None:
 
 
 def _certificate_not_durable(planter: Planter) -> None:
-    planter.replace(ReplicaState, "_adopt", lambda self, book, certificate, vote: book.adopt_high(certificate, vote))
+    planter.replace(
+        ReplicaState, "_adopt", lambda self, book, certificate, vote: book.adopt_prepare_certificate(certificate, vote)
+    )
 
 
 def _round_votes_not_durable(planter: Planter) -> None:
@@ -93,12 +95,12 @@ def _accepted_not_durable(planter: Planter) -> None:
 
 def _forgets(**nothing: Any) -> Any:
     def plant(planter: Planter) -> None:
-        load = Disk.load
+        load = Disk.read_restart_state
 
-        def forgetful(self: Disk) -> Restart:
+        def forgetful(self: Disk) -> RestartState:
             return dataclasses.replace(load(self), **nothing)
 
-        planter.replace(Disk, "load", forgetful)
+        planter.replace(Disk, "read_restart_state", forgetful)
 
     return plant
 
@@ -111,20 +113,20 @@ def _rollback_unchecked(planter: Planter) -> None:
 
 
 def _forgotten_ignored(planter: Planter) -> None:
-    planter.replace(RollbackCheck, "forgot", lambda *_: None)
+    planter.replace(RollbackCheck, "record_forgotten_statement", lambda *_: None)
 
 
 def _silence_shortened(planter: Planter) -> None:
     """The last forgotten height counts, not the highest."""
-    real = RollbackCheck.forgot
+    real = RollbackCheck.record_forgotten_statement
 
     def forgot(self: RollbackCheck, height: int) -> bool:
-        before = self.silent_below
-        self.silent_below = 0
+        before = self.no_votes_below
+        self.no_votes_below = 0
         real(self, height)
-        return self.silent_below > before
+        return self.no_votes_below > before
 
-    planter.replace(RollbackCheck, "forgot", forgot)
+    planter.replace(RollbackCheck, "record_forgotten_statement", forgot)
 
 
 def _rounds_unchecked(planter: Planter) -> None:
@@ -154,7 +156,7 @@ def _difference_ignored(planter: Planter) -> None:
 def _signs_although_wrong(planter: Planter) -> None:
     may_sign = ReplicaState._may_sign
 
-    def careless(self: ReplicaState, book: Book) -> bool:
+    def careless(self: ReplicaState, book: HeightVoteSet) -> bool:
         divergence, self._chain.divergence = self._chain.divergence, None
         try:
             return may_sign(self, book)
@@ -214,12 +216,12 @@ def _tolerance_falls_unsaid(planter: Planter) -> None:
 
 def _evidence_of_signatures(planter: Planter) -> None:
     """The same words under two signatures count as a contradiction."""
-    real, add = consensus.evidence.conflict, Book.add
+    real, add = consensus.evidence.are_conflicting, HeightVoteSet.add_statement
 
     def conflict(first: Any, second: Any) -> bool:
         return first == second or real(first, second)
 
-    def by_signature(self: Book, signed: Any, statement: Any) -> Any:
+    def by_signature(self: HeightVoteSet, signed: Any, statement: Any) -> Any:
         said = self._statements.get(signed.signer, {}).get((statement.TAG, statement.view))
         evidence = add(self, signed, statement)
         if said is not None and said[1] == statement and said[0].signature != signed.signature:
@@ -227,20 +229,20 @@ def _evidence_of_signatures(planter: Planter) -> None:
         return evidence
 
     planter.everywhere(real, conflict)
-    planter.replace(Book, "add", by_signature)
+    planter.replace(HeightVoteSet, "add_statement", by_signature)
 
 
 def _evidence_unverified(planter: Planter) -> None:
-    planter.replace(ledger.state, "verify_evidence", lambda evidence, *_: evidence.culprit)
+    planter.replace(ledger.state, "verify_evidence", lambda evidence, *_: evidence.signer)
 
 
 def _any_two_statements(planter: Planter) -> None:
-    planter.replace(consensus.evidence, "conflict", lambda first, second: first != second)
+    planter.replace(consensus.evidence, "are_conflicting", lambda first, second: first != second)
 
 
 def _timeout_after_commit(planter: Planter) -> None:
     """Whoever gives up a view in which it committed is accused, whatever its timeout names."""
-    real = consensus.evidence.conflict
+    real = consensus.evidence.are_conflicting
 
     def conflict(first: Any, second: Any) -> bool:
         for one, other in ((first, second), (second, first)):
@@ -443,14 +445,18 @@ def _decision_skipped(planter: Planter) -> None:
     """Now and then a turn does not say that it has decided a block."""
     coins = random.Random(0)
 
-    class Silent(Turn):
-        decided = ()
+    class Silent(StepEffects):
+        decided_blocks = ()
 
-    def lossy(turns: Any, deadline: float | None) -> Turn:
-        turn = merge(turns, deadline)
-        return Silent(turn.records, turn.sends, deadline, turn.faults, turn.heard) if coins.random() < 0.02 else turn
+    def lossy(turns: Any, deadline: float | None) -> StepEffects:
+        turn = merge_effects(turns, deadline)
+        return (
+            Silent(turn.records, turn.sends, deadline, turn.faults, turn.remembered_round_messages)
+            if coins.random() < 0.02
+            else turn
+        )
 
-    planter.everywhere(merge, lossy)
+    planter.everywhere(merge_effects, lossy)
 
 
 def _expels_another(planter: Planter) -> None:

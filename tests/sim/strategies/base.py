@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from consensus.turn import Restart, Turn
+from consensus.effects import RestartState, StepEffects
 from protocol import codec
 from protocol.identity import Signed, Signer, sign_message
 from protocol.messages import AGREEMENT_MESSAGES, ROUND_ENVELOPES
@@ -82,7 +82,7 @@ class Strategy:
     def started(self) -> None:
         """Its node has started, or started again."""
 
-    def restart(self, restart: Restart) -> Restart:
+    def restart(self, restart: RestartState) -> RestartState:
         """What it remembers after a crash."""
         return restart
 
@@ -94,7 +94,7 @@ class Strategy:
         """What goes out to one peer instead of `message`."""
         return (message,)
 
-    def turned(self, turn: Turn) -> None:
+    def turned(self, turn: StepEffects) -> None:
         """Its node has finished a turn, which is durable."""
 
     def payload_seconds(self, to: bytes) -> float | None:

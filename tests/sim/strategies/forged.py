@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
-from consensus import leaders
-from consensus.block import block_digest, decode_block, encode_block, encode_header, header_of
+from consensus import leader_schedule
+from consensus.block import block_digest, decode_block, encode_block, encode_header, make_header
+from consensus.effects import StepEffects
 from consensus.evidence import Evidence
-from consensus.turn import Turn
 from ledger.blocks.short import WholeBody
 from ledger.state import EMPTY_BODY, Body, decode_body, module_digest
 from ledger.tables import RangeProof
@@ -55,7 +55,7 @@ class AtEveryHeight(Strategy):
         super().__init__(liar)
         self._height = 0
 
-    def turned(self, turn: Turn) -> None:
+    def turned(self, turn: StepEffects) -> None:
         replica = self.liar.replica
         if replica is not None and replica.height > self._height and replica._book is not None:
             self._height = replica.height
@@ -109,7 +109,7 @@ class ForgedTimeouts(AtEveryHeight):
     modes: tuple[str, ...] = ("twice", "strangers", "few", "stale")
 
     def lie(self, replica: Any) -> None:
-        schedule = replica._chain.schedule(replica.height)
+        schedule = replica._chain.leader_schedule(replica.height)
         if schedule is None or not replica._chain.is_applied:
             return
         for view in range(1, 1 + len(self.liar.founders)):
@@ -125,7 +125,7 @@ class ForgedTimeouts(AtEveryHeight):
 
     def _lead(self, replica: Any, view: int, how: str) -> None:
         block = replica._chain.build(EMPTY_BODY, self.liar.key, int(self.liar.now() * 1_000))
-        header = encode_header(header_of(decode_block(block)))
+        header = encode_header(make_header(decode_block(block)))
         propose = Propose(replica._book.voters.hash, replica.height, view, block_digest(block))
         forged = self._timeouts(replica, view - 1, how)
         message = ProposeEnvelope(self.liar.sign(propose), header, codec.encode(WholeBody(EMPTY_BODY)), forged)
@@ -206,10 +206,10 @@ class LyingHigh(Strategy):
         super().__init__(liar)
         self._old: Certificate | None = None
 
-    def turned(self, turn: Turn) -> None:
+    def turned(self, turn: StepEffects) -> None:
         replica = self.liar.replica
-        if turn.decided and replica is not None:
-            vote = codec.decode_message(turn.decided[-1].certificate.vote, (Commit,))
+        if turn.decided_blocks and replica is not None:
+            vote = codec.decode_message(turn.decided_blocks[-1].certificate.vote, (Commit,))
             book = replica._closed.get(vote.height)
             self._old = book.high if book is not None and book.high is not None else self._old
 
@@ -308,7 +308,7 @@ class ShownToOne(Strategy):
         super().__init__(liar)
         self._lied_at = 0
 
-    def turned(self, turn: Turn) -> None:
+    def turned(self, turn: StepEffects) -> None:
         replica, node = self.liar.replica, self.liar.node()
         if node is None or not replica.is_voter or not replica._chain.is_applied or node.ledger.has_work():
             return
@@ -329,9 +329,9 @@ class ShownToOne(Strategy):
     def _lie(self, replica: Any) -> None:
         honest = decode_block(replica._chain.build(EMPTY_BODY, self.liar.key, int(self.liar.now() * 1_000)))
         block = dataclasses.replace(honest, state_root=self.liar.made_up())
-        header = encode_header(header_of(block))
+        header = encode_header(make_header(block))
         propose = self.liar.sign(Propose(block.voters, block.height, 0, header_digest(header)))
-        short = replica._application.condense(block.body)
+        short = replica._application.make_compact_body(block.body)
         self.liar.send(self.liar.random.choice(self.liar.others), ProposeEnvelope(propose, header, short, None), 0.0)
         self.liar.tell(TimeoutEnvelope(self.liar.sign(Timeout(block.voters, block.height, 0, NO_VIEW, None)), None))
 
@@ -348,8 +348,8 @@ class BadBodies(Strategy):
     def started(self) -> None:
         node = self.liar.node()
         assert node is not None
-        real = node.ledger.propose
-        node.ledger.propose = lambda height, now_ms: self._spoil(real(height, now_ms))  # type: ignore[method-assign]
+        real = node.ledger.make_body
+        node.ledger.make_body = lambda height, now_ms: self._spoil(real(height, now_ms))  # type: ignore[method-assign]
 
     def _spoil(self, data: bytes | None) -> bytes | None:
         if data is None:
@@ -418,7 +418,7 @@ class TurnThief(Strategy):
             hidden = self.liar.random.sample(honest, self.liar.random.randint(0, len(signatures) - voters.quorum))
             shown = Certificate(certificate.vote, {key: of for key, of in signatures.items() if key not in hidden})
             chosen: Any = chain._envelope(block.proposer, block.time_ms, shown, block.body)
-            if leaders.schedule(block.height + 1, voters, chosen).leader(0) in self.liar.colluders:
+            if leader_schedule.make_leader_schedule(block.height + 1, voters, chosen).leader_of_view(0) in self.liar.colluders:
                 return encode_block(chosen)
         return data
 
@@ -607,7 +607,7 @@ class BadOffers(BadParts):
         super().__init__(liar)
         self._states: dict[int, bytes] = {}
 
-    def turned(self, turn: Turn) -> None:
+    def turned(self, turn: StepEffects) -> None:
         node = self.liar.node()
         if node is not None and node.state.height not in self._states:
             self._states[node.state.height] = node.state.encoded("counter")

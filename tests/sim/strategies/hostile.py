@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
-from consensus.turn import Turn
-from consensus.voters import VoterSet
+from consensus.effects import StepEffects
+from consensus.voter_set import VoterSet
 from protocol import codec
 from protocol.identity import sign_message
 from protocol.messages import (
@@ -97,7 +97,7 @@ class OldEpoch(Strategy):
             self._heard.append(data)
         return True
 
-    def turned(self, turn: Turn) -> None:
+    def turned(self, turn: StepEffects) -> None:
         replica = self.liar.replica
         if replica is None or replica.height == self._height:
             return

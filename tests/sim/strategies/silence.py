@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from consensus.effects import StepEffects
 from consensus.quorum import quorum
-from consensus.turn import Turn
 from ledger.blocks.short import ShortBody
 from protocol import codec
 from protocol.messages import (
@@ -160,7 +160,7 @@ class Veto(Strategy):
     def sends(self, to: bytes, message: Any) -> Iterable[Outgoing]:
         return () if _own_tag(self.liar.key, message) in (Ballot.TAG, CutOff.TAG) else (message,)
 
-    def turned(self, turn: Turn) -> None:
+    def turned(self, turn: StepEffects) -> None:
         node = self.liar.node()
         for job, book in node.ledger.books.items() if node is not None else ():
             if (job, book.terms.round) not in self._cut:

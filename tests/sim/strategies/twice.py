@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
-from consensus.turn import Restart
+from consensus.effects import RestartState
 from protocol import codec
 from protocol.messages import (
     NO_VIEW,
@@ -88,7 +88,7 @@ class Fork(TwoBlocks):
 class Amnesia(Strategy):
     """After a restart it has forgotten all it signed."""
 
-    def restart(self, restart: Restart) -> Restart:
+    def restart(self, restart: RestartState) -> RestartState:
         return dataclasses.replace(restart, votes=(), blocks=(), prepared=None)
 
 

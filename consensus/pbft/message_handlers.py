@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from consensus.answers import Answers
 from consensus.block import block_digest, header_digest
-from consensus.book import Book, Offer
-from consensus.catchup import FUTURE_HEIGHTS_MAX
-from consensus.chain import DECIDED_AHEAD_MAX
-from consensus.events import Message, OfHeight
-from consensus.rollback import open_heard
-from consensus.turn import Fault
-from consensus.voters import check_sizes, covers, verify_certificate, verify_timeout_certificate
+from consensus.effects import PeerFault
+from consensus.inputs import AgreementMessage, HeightMessage
+from consensus.pbft.block_sync import FUTURE_HEIGHTS_MAX
+from consensus.pbft.chain import DECIDED_AHEAD_MAX
+from consensus.pbft.responder import ReplicaResponder
+from consensus.pbft.rollback_check import open_remembered_statements
+from consensus.pbft.vote_set import BlockProposal, HeightVoteSet
+from consensus.voter_set import check_timeout_sizes, covers_timeout, verify_certificate, verify_timeout_certificate
 from protocol import codec
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed, short_id
@@ -37,22 +37,22 @@ from protocol.messages import (
 )
 
 
-class Handlers(Answers):
-    def _receive(self, peer: bytes, message: Message) -> None:
+class ReplicaMessageHandlers(ReplicaResponder):
+    def _receive(self, peer: bytes, message: AgreementMessage) -> None:
         try:
             self._handle(peer, message)
         except RemoteProtocolError as error:
             if error.reason == "foreign-voters" and self._is_unproven:
                 self._set_aside(peer)
             else:
-                self._faults.append(Fault(peer, error))
+                self._faults.append(PeerFault(peer, error))
 
     def _set_aside(self, peer: bytes) -> None:
         """The peer is in another history. That is no fault: ours may be the false one. We keep nothing of it until we ask it."""
-        self._future.forget(peer)
-        self._catch_up.disappointed(peer)
+        self._future.remove_peer(peer)
+        self._catch_up.ignore_until_asked(peer)
 
-    def _handle(self, peer: bytes, message: Message) -> None:
+    def _handle(self, peer: bytes, message: AgreementMessage) -> None:
         match message:
             case ProposeEnvelope():
                 self._on_proposed(peer, message)
@@ -75,14 +75,14 @@ class Handlers(Answers):
             case OwnStatements():
                 self._on_heard(peer, message)
 
-    def _book_for(self, peer: bytes, height: int, message: OfHeight) -> Book | None:
+    def _book_for(self, peer: bytes, height: int, message: HeightMessage) -> HeightVoteSet | None:
         """The book this message belongs to; None if it is of another height, or nothing can be verified yet."""
         if height > self.height:
-            self._catch_up.claim(peer, height)
+            self._catch_up.record_claim(peer, height)
         if height == self.height and self._book is not None:
             return self._book
         if self.height <= height <= self.height + FUTURE_HEIGHTS_MAX and self._chain.is_known_voter(peer):
-            self._future.keep(peer, height, message)
+            self._future.add_message(peer, height, message)
         return None
 
     # Proposals -------------------------------------------------------------------------------------------------------
@@ -90,38 +90,38 @@ class Handlers(Answers):
     def _on_proposed(self, peer: bytes, message: ProposeEnvelope) -> None:
         propose = codec.decode_message(message.propose.body, (Propose,))
         if message.justification is not None:
-            check_sizes(message.justification)
+            check_timeout_sizes(message.justification)
         self._remember(message.propose, propose)
         book = self._book_for(peer, propose.height, message)
         if book is None or not self._in_window(propose.view) or self._is_known_offer(peer, book, propose, message):
             return
         self._verify(book, message.propose, propose)
-        schedule = self._chain.schedule(self.height)
+        schedule = self._chain.leader_schedule(self.height)
         if schedule is None:
             return
-        if message.propose.signer != schedule.leader(propose.view):
+        if message.propose.signer != schedule.leader_of_view(propose.view):
             raise RemoteProtocolError("not-the-leader", f"{short_id(message.propose.signer)} in {propose.height}.{propose.view}")
         if header_digest(message.header) != propose.block:
             raise RemoteProtocolError("wrong-block", f"the header beside the proposal of {propose.height}.{propose.view}")
         obligation = self._justify(book, propose, message)
         self._add(book, message.propose, propose)
-        if propose.view >= self.view and propose.view not in book.offers:
-            book.offers[propose.view] = Offer(
+        if propose.view >= self.view and propose.view not in book.proposals:
+            book.proposals[propose.view] = BlockProposal(
                 message.propose, message.header, message.justification, propose.block, obligation, message.compact_body, peer
             )
             self._ask_application = True
 
-    def _is_known_offer(self, peer: bytes, book: Book, propose: Propose, message: ProposeEnvelope) -> bool:
-        offer = book.offers.get(propose.view)
+    def _is_known_offer(self, peer: bytes, book: HeightVoteSet, propose: Propose, message: ProposeEnvelope) -> bool:
+        offer = book.proposals.get(propose.view)
         if offer is None or offer.propose != message.propose:
             return False
         # Another sender may have the right one; the leader has.
-        if offer.short is None or (peer == offer.propose.signer != offer.sender):
-            book.offers[propose.view] = offer.spelled(message.compact_body, peer)
+        if offer.compact_body is None or (peer == offer.propose.signer != offer.sender):
+            book.proposals[propose.view] = offer.with_compact_body(message.compact_body, peer)
             self._ask_application = True
         return True
 
-    def _justify(self, book: Book, propose: Propose, message: ProposeEnvelope) -> Prepare | None:
+    def _justify(self, book: HeightVoteSet, propose: Propose, message: ProposeEnvelope) -> Prepare | None:
         """(S3) A later view's proposal carries the timeouts of the view before, and keeps to the certificate among them."""
         certificate = message.justification
         if (certificate is None) != (propose.view == 0):
@@ -146,7 +146,7 @@ class Handlers(Answers):
     def _remember(self, signed: Signed, statement: Propose | Prepare | Commit | Timeout) -> None:
         """A late statement of a decided height may prove a lie. A late commit goes into the next block: its voter is there."""
         book = self._closed.get(statement.height)
-        if book is None or book.closed_in is None or abs(statement.view - book.closed_in) > VIEWS_AHEAD_MAX:
+        if book is None or book.decided_view is None or abs(statement.view - book.decided_view) > VIEWS_AHEAD_MAX:
             return
         self._verify(book, signed, statement)
         self._add(book, signed, statement)
@@ -166,13 +166,13 @@ class Handlers(Answers):
         high = None
         if message.high is not None:
             high = self._take_prepared(book, message.high)
-        if not covers(high, timeout) or timeout.high_view > timeout.view:
+        if not covers_timeout(high, timeout) or timeout.high_view > timeout.view:
             # (S5) A timeout counts only with its certificate.
             raise RemoteProtocolError("bad-timeout", f"the certificate of view {timeout.high_view} is missing")
         if self._in_window(timeout.view):
             self._add(book, message.timeout, timeout)
         else:
-            book.note_given_up(message.timeout.signer, timeout.view)
+            book.record_timed_out_view(message.timeout.signer, timeout.view)
 
     def _on_prepared(self, peer: bytes, message: Prepared) -> None:
         height = codec.decode_message(message.certificate.vote, (Prepare,)).height
@@ -180,7 +180,7 @@ class Handlers(Answers):
         if book is not None:
             self._take_prepared(book, message.certificate)
 
-    def _take_prepared(self, book: Book, certificate: Certificate) -> Prepare:
+    def _take_prepared(self, book: HeightVoteSet, certificate: Certificate) -> Prepare:
         vote = verify_certificate(certificate, Prepare, book.voters, self._chain_id, self._verifier)
         if vote.height != book.height:
             raise RemoteProtocolError("wrong-height", f"prepare certificate of {vote.height} at {book.height}")
@@ -189,13 +189,13 @@ class Handlers(Answers):
         return vote
 
     def _on_view_ended(self, peer: bytes, message: ViewEnded) -> None:
-        check_sizes(message.certificate)
+        check_timeout_sizes(message.certificate)
         timeout = codec.decode_message(message.certificate.timeouts[0].body, (Timeout,))
         book = self._book_for(peer, timeout.height, message)
         if book is not None and timeout.view >= self.view - 1 and book.timeout_certificate(timeout.view) is None:
             self._take_timeouts(book, message.certificate, timeout.view)
 
-    def _take_timeouts(self, book: Book, certificate: TimeoutCertificate, view: int) -> Prepare | None:
+    def _take_timeouts(self, book: HeightVoteSet, certificate: TimeoutCertificate, view: int) -> Prepare | None:
         high = verify_timeout_certificate(certificate, book.height, view, book.voters, self._chain_id, self._verifier)
         if certificate.high is not None and high is not None and self._adopt(book, certificate.high, high):
             self._add_certified(book, certificate.high, high)
@@ -208,11 +208,11 @@ class Handlers(Answers):
     def _on_decision(self, peer: bytes, message: Decision) -> None:
         height = codec.decode_message(message.certificate.vote, (Commit,)).height
         if height > self.height or (height == self.height and self._book is None):  # nothing can be verified yet
-            self._catch_up.claim(peer, height + 1)
+            self._catch_up.record_claim(peer, height + 1)
             # Voters that we know may have retired while the anchor is not decided. They could push another history for nothing.
             wanted = self._catch_up.was_asked(peer) or (self._chain.is_known_voter(peer) and not self._is_unproven)
             if wanted and height < self.height + DECISIONS_PER_REPLY_MAX:
-                self._future.keep_decision(peer, height, message)
+                self._future.add_decision(peer, height, message)
         if height in self._closed:
             self._compare(self._closed[height], message.certificate)
         if self._book is None or height != self.height or self.height - self._chain.applied > DECIDED_AHEAD_MAX:
@@ -220,19 +220,19 @@ class Handlers(Answers):
         vote = verify_certificate(message.certificate, Commit, self._book.voters, self._chain_id, self._verifier)
         if block_digest(message.block) != vote.block:
             raise RemoteProtocolError("wrong-block", f"the bytes beside the certificate of {height}")
-        if not self._chain.follows(message.block):
+        if not self._chain.extends_tip(message.block):
             self._add_rival(self._book, message.certificate, vote)
             self._set_aside(peer)
             return
-        self._catch_up.delivered(peer)
+        self._catch_up.reset_backoff(peer)
         held = self._book.commit_vote
         if self._is_unproven and held is not None and held.block != vote.block:
-            self._book.drop_commit()  # its block may never come: retired voters can sign one that nobody has
+            self._book.drop_commit_certificate()  # its block may never come: retired voters can sign one that nobody has
         self._hold(vote.block, message.block)
         self._add_certified(self._book, message.certificate, vote)
-        self._book.adopt_commit(message.certificate, vote)
+        self._book.adopt_commit_certificate(message.certificate, vote)
 
-    def _compare(self, book: Book, certificate: Certificate) -> None:
+    def _compare(self, book: HeightVoteSet, certificate: Certificate) -> None:
         """Of a decided height only another block is news. A repeated certificate costs no check: its block is decided here."""
         vote, decided = codec.decode_message(certificate.vote, (Commit,)), book.commit_vote
         if decided is None or vote.block == decided.block or vote.voters != decided.voters or self._is_below_anchor(book):
@@ -242,7 +242,7 @@ class Handlers(Answers):
 
     def _on_status(self, peer: bytes, message: Status) -> None:
         if message.height > self.height:
-            self._catch_up.claim(peer, message.height)
+            self._catch_up.record_claim(peer, message.height)
         elif message.height < self.height:
             self._send(peer, Status(self.height, self.view))
         elif self._book is not None and message.view < self.view and peer in self._book.voters:
@@ -255,13 +255,13 @@ class Handlers(Answers):
             self._ask_application = True
 
     def _on_heard(self, peer: bytes, message: OwnStatements) -> None:
-        if not self.reads_answers_of(peer):
+        if not self.accepts_answers_of(peer):
             return
-        statements, of_rounds = open_heard(message, self.me, self._chain_id, self._verifier)
+        statements, of_rounds = open_remembered_statements(message, self.me, self._chain_id, self._verifier)
         for statement in statements:
             self._recognise(statement)
         self._heard.extend(of_rounds)
         if message.height > self.height:
-            self._catch_up.claim(peer, message.height)
-        self._check.answer(peer, message.height, self.height)
+            self._catch_up.record_claim(peer, message.height)
+        self._check.record_answer(peer, message.height, self.height)
         self._ask_application = True  # this may have been the last answer that was missing

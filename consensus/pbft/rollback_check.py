@@ -40,9 +40,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from consensus.catchup import FUTURE_HEIGHTS_MAX
-from consensus.evidence import KINDS, STATEMENTS, Statement
-from consensus.voters import VoterSet
+from consensus.evidence import AGREEMENT_STATEMENT_TYPES, STATEMENT_TYPES, AgreementStatement
+from consensus.pbft.block_sync import FUTURE_HEIGHTS_MAX
+from consensus.voter_set import VoterSet
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed, Verifier, open_signed, short_id
 from protocol.messages import OwnStatements
@@ -50,7 +50,7 @@ from protocol.messages import OwnStatements
 ASK_SECONDS = 0.5  # then those whose answer is missing are asked again: they may have been far above my height
 EARLIER_HEIGHTS = 1  # above the heights from which others answered: an earlier life may have been one height ahead of them
 SILENT_HEIGHTS = 2  # from the height of a forgotten statement on: an answerer may be one height behind what was forgotten
-BOOKS_KEPT = 2  # decided heights whose statements are remembered for others
+VOTE_SETS_KEPT = 2  # decided heights whose statements are remembered for others
 
 
 @dataclass(slots=True)
@@ -60,30 +60,30 @@ class RollbackCheck:
     is_over: bool = False
     _claims: dict[bytes, int] = field(default_factory=dict)  # voter -> the height it said it works on
     _answered: set[bytes] = field(default_factory=set)  # voters whose answer counts once their height is reached
-    silent_below: int = 0
+    no_votes_below: int = 0
     _reached: int | None = None  # no earlier life signed above the height after this one; None: too few have answered to tell
-    copied: str | None = None  # what another machine with our key did in this life: nothing more is signed
+    duplicate_identity_reason: str | None = None  # what another machine with our key did in this life: nothing more is signed
     _next: float = 0.0
 
-    def answer(self, voter: bytes, claim: int, height: int) -> None:
+    def record_answer(self, voter: bytes, claim: int, height: int) -> None:
         """`claim`: the voter's height; `height`: mine."""
         self._claims[voter] = claim
         if claim <= height + FUTURE_HEIGHTS_MAX:
             self._answered.add(voter)
 
-    def forgot(self, height: int) -> bool:
+    def record_forgotten_statement(self, height: int) -> bool:
         """A statement of mine turned up that is not in my log: whether that makes me silent for longer.
 
         It counts after the check too, when an answer came too late.
         """
-        if self.is_of_this_life(height) and self.copied is None:
-            self.copied = f"signed at height {height} what was not signed here"
-        before, self.silent_below = self.silent_below, max(self.silent_below, height + SILENT_HEIGHTS)
-        return self.silent_below > before
+        if self.is_of_this_life(height) and self.duplicate_identity_reason is None:
+            self.duplicate_identity_reason = f"signed at height {height} what was not signed here"
+        before, self.no_votes_below = self.no_votes_below, max(self.no_votes_below, height + SILENT_HEIGHTS)
+        return self.no_votes_below > before
 
-    def met(self, address: str) -> None:
+    def record_duplicate_identity(self, address: str) -> None:
         """Another machine has proven our key."""
-        self.copied = self.copied or f"is at {address}"
+        self.duplicate_identity_reason = self.duplicate_identity_reason or f"is at {address}"
 
     def is_of_this_life(self, height: int) -> bool:
         """Whether no earlier life of this voter can have signed anything at this height."""
@@ -96,7 +96,7 @@ class RollbackCheck:
             answers = sum(voter in voters and voter != me and claim <= height for voter, claim in self._claims.items())
             if answers >= min(len(voters) - 1, len(voters) - voters.quorum + voters.faults_tolerated + 1):
                 self._reached = height
-        return self.is_over and height >= self.silent_below and self.copied is None
+        return self.is_over and height >= self.no_votes_below and self.duplicate_identity_reason is None
 
     def _is_answered(self, me: bytes, height: int, voters: VoterSet) -> bool:
         """Counts answers of voters of the height to be signed only: a rolled-back disk names an old set, which may lie by now."""
@@ -105,16 +105,16 @@ class RollbackCheck:
         claims = sorted([height, *others.values()], reverse=True)
         return answered >= voters.quorum and claims[voters.faults_tolerated] <= height
 
-    def enter(self, voters: VoterSet, height: int) -> None:
+    def enter_height(self, voters: VoterSet, height: int) -> None:
         """A height with these voters opens. Answers of other peers go. While we are silent, all answers go: we ask anew."""
-        if self.is_over and height <= self.silent_below:
+        if self.is_over and height <= self.no_votes_below:
             self.is_over, self._next = False, 0.0
             self._answered.clear()
             self._claims.clear()
         self._answered.intersection_update(voters.keys)
         self._claims = {voter: claim for voter, claim in self._claims.items() if voter in voters}
 
-    def unanswered(self, me: bytes, voters: VoterSet) -> tuple[bytes, ...]:
+    def voters_without_answer(self, me: bytes, voters: VoterSet) -> tuple[bytes, ...]:
         """The voters whose answer is missing: they are asked, and asked again."""
         if self.is_over or me not in voters:
             return ()
@@ -123,30 +123,32 @@ class RollbackCheck:
     def deadline(self) -> float:
         return self._next
 
-    def asked(self, now: float) -> None:
+    def record_request(self, now: float) -> None:
         self._next = now + ASK_SECONDS
 
 
-def open_heard(heard: OwnStatements, me: bytes, chain_id: bytes, verifier: Verifier) -> tuple[list[Statement], list[Signed]]:
+def open_remembered_statements(
+    heard: OwnStatements, me: bytes, chain_id: bytes, verifier: Verifier
+) -> tuple[list[AgreementStatement], list[Signed]]:
     """My statements of the agreement and of rounds, as somebody remembers them; `RemoteProtocolError` if one is not mine."""
-    statements: list[Statement] = []
+    statements: list[AgreementStatement] = []
     of_rounds: list[Signed] = []
     for signed in heard.signed:
         if signed.signer != me:
             raise RemoteProtocolError("foreign-statement", f"heard of {short_id(signed.signer)}, asked about {short_id(me)}")
-        message = open_signed(signed, chain_id, verifier, KINDS)
-        if isinstance(message, STATEMENTS):
+        message = open_signed(signed, chain_id, verifier, STATEMENT_TYPES)
+        if isinstance(message, AGREEMENT_STATEMENT_TYPES):
             statements.append(message)
         else:
             of_rounds.append(signed)
     return statements, of_rounds
 
 
-def certified(certificate_vote: bytes, signatures: dict[bytes, bytes]) -> list[Signed]:
+def votes_of_certificate(certificate_vote: bytes, signatures: dict[bytes, bytes]) -> list[Signed]:
     """The votes of which a certificate consists, as they were signed."""
     return [Signed(certificate_vote, signer, signature) for signer, signature in signatures.items()]
 
 
-def newest(signed: list[Signed], count: int) -> tuple[Signed, ...]:
+def newest_statements(signed: list[Signed], count: int) -> tuple[Signed, ...]:
     """At most `count` different ones from the front."""
     return tuple(dict.fromkeys(signed))[:count]

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from consensus.voters import VoterSet
+from consensus.voter_set import VoterSet
 
 VIEW_SECONDS_MIN = 1.0  # machines that vote also train: a busy processor must not look like a dead leader
 VIEW_SECONDS_MAX = 60.0  # a healed network goes on within a minute
 VIEW_GROWTH = 1.5  # per failed view, until all honest voters are in one view long enough
-LOST_SECONDS = 0.25  # patience with a leader whose link has broken: a restarted link is back by then, a dead process is not
+# patience with a leader whose link has broken: a restarted link is back by then, a dead process is not
+LEADER_LOST_SECONDS = 0.25
 TAIL_FACTOR = 3.0  # above the slowest of the last decisions of most leaders
 MEASURED_PER_LEADER = 8  # decisions: a leader that is slow now and then stays known as such
 REPEAT_SECONDS_MAX = 5.0  # links deliver in order or break, and a new link is greeted with everything: repeats are a last resort
@@ -31,21 +32,21 @@ class Pacemaker:
         self._view, self._seconds = view, None
         self._started = self._repeat_from = None
 
-    def run(self, working: bool, now: float) -> None:
+    def set_view_timer(self, working: bool, now: float) -> None:
         """Starts or stops the view timer."""
         if not working:
             self._started = None
         elif self._started is None:
             self._started = now
 
-    def talk(self, talking: bool, now: float) -> None:
+    def set_repeat_timer(self, talking: bool, now: float) -> None:
         """Starts or stops the repeats."""
         if not talking:
             self._repeat_from = None
         elif self._repeat_from is None:
             self._repeat_from = now
 
-    def decided(self, leader: bytes, voters: VoterSet, now: float) -> None:
+    def record_decision(self, leader: bytes, voters: VoterSet, now: float) -> None:
         """A block of `leader` was decided in the view that this peer is in.
 
         The f slowest leaders set nothing: each of f liars could otherwise propose just in time, be measured, and so get three
@@ -82,7 +83,7 @@ class Pacemaker:
         deadline = self._started + self.view_seconds()
         if leader_lost is None:
             return deadline
-        return min(deadline, max(self._started, leader_lost + LOST_SECONDS) + LOST_SECONDS * (self._growth - 1.0))
+        return min(deadline, max(self._started, leader_lost + LEADER_LOST_SECONDS) + LEADER_LOST_SECONDS * (self._growth - 1.0))
 
     def repeat_deadline(self) -> float | None:
         if self._repeat_from is None:
@@ -90,5 +91,5 @@ class Pacemaker:
         waits_itself = self._started is not None  # otherwise only others may: a liar can make that last for ever
         return self._repeat_from + (min(REPEAT_SECONDS_MAX, self.view_seconds()) if waits_itself else REPEAT_SECONDS_MAX)
 
-    def repeated(self, now: float) -> None:
+    def restart_repeat_timer(self, now: float) -> None:
         self._repeat_from = now

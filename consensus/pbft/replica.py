@@ -16,19 +16,28 @@ Safety, as the comments in those name it:
 from __future__ import annotations
 
 from consensus.application import Application
-from consensus.events import Applied, Connected, Copied, Disconnected, Event, Received, Tick, WorkChanged
-from consensus.timers import Timers
-from consensus.turn import NEVER_VOTED, Restart, Turn
+from consensus.effects import NEVER_VOTED, RestartState, StepEffects
+from consensus.inputs import (
+    AppliedInput,
+    ConnectedInput,
+    DisconnectedInput,
+    DuplicateIdentityInput,
+    MessageInput,
+    ReplicaInput,
+    TickInput,
+    WorkChangedInput,
+)
+from consensus.pbft.replica_timers import ReplicaTimers
 from protocol.identity import Signer, Verifier
 
 
-class Replica(Timers):
+class Replica(ReplicaTimers):
     """One voter's, or observer's, part in the agreement. Pure: time is an argument, effects are returned.
 
     `now` is seconds since the Unix epoch, and never goes backwards during a replica's life: the daemon adds a monotonic
     clock to the wall time at its start. `applied` is the last height the application has applied; decided heights above it that
-    are in `restart` must follow as `Applied` events, as for every `Turn.decided`. `anchor_height` is that of the block that this
-    peer's invitation names, 0 if none: the executor lets no other block be decided there.
+    are in `restart` must follow as `AppliedInput` events, as for every `StepEffects.decided_blocks`. `anchor_height` is that of
+    the block that this peer's invitation names, 0 if none: the executor lets no other block be decided there.
     """
 
     def __init__(
@@ -37,19 +46,19 @@ class Replica(Timers):
         chain_id: bytes,
         verifier: Verifier,
         application: Application,
-        applied: Applied,
-        restart: Restart = NEVER_VOTED,
+        applied: AppliedInput,
+        restart: RestartState = NEVER_VOTED,
         anchor_height: int = 0,
     ) -> None:
         super().__init__(signer, chain_id, verifier, application, applied, restart, anchor_height)
         self._open_height()
 
-    def step(self, event: Event, now: float) -> Turn:
+    def step(self, event: ReplicaInput, now: float) -> StepEffects:
         """Handles one input. The turn must be executed, or merged with later ones and executed, before the next wait."""
-        self.take(event, now)
-        return self.conclude(now)
+        self.handle_input(event, now)
+        return self.finish_step(now)
 
-    def conclude(self, now: float) -> Turn:
+    def finish_step(self, now: float) -> StepEffects:
         """What the inputs taken since the last turn lead to. Rules and timers are looked at once for all of them."""
         self._now = max(now, self._now)
         if self._ask_again is not None and (self._ask_again <= self._now or self._is_vouched_for()):
@@ -58,34 +67,34 @@ class Replica(Timers):
         self._run_timers()
         return self._finish()
 
-    def take(self, event: Event, now: float) -> None:
-        """Makes facts of one input; nothing is signed before `conclude`."""
+    def handle_input(self, event: ReplicaInput, now: float) -> None:
+        """Makes facts of one input; nothing is signed before `finish_step`."""
         self._now = max(now, self._now)
         match event:
-            case Received(peer, message):
+            case MessageInput(peer, message):
                 self._receive(peer, message)
-            case Connected(peer):
+            case ConnectedInput(peer):
                 self._links.add(peer)
                 self._lost.pop(peer, None)
                 self._greet(peer)
-            case Disconnected(peer):
+            case DisconnectedInput(peer):
                 self._links.discard(peer)
                 if self._chain.is_known_voter(peer):
                     self._lost[peer] = self._now
                 for memory in (self._catch_up, self._future, self._answers):
-                    memory.forget(peer)
-            case Copied(address):
-                self._check.met(address)
-            case Applied():
+                    memory.remove_peer(peer)
+            case DuplicateIdentityInput(address):
+                self._check.record_duplicate_identity(address)
+            case AppliedInput():
                 self._chain.add_applied(event)
                 self._ask_application = True
                 self._open_height()
-            case WorkChanged():
+            case WorkChangedInput():
                 self._ask_application = True
-            case Tick():
+            case TickInput():
                 pass
 
-    def _finish(self) -> Turn:
-        turn = Turn(tuple(self._records), tuple(self._sends), self._deadline(), tuple(self._faults), tuple(self._heard))
+    def _finish(self) -> StepEffects:
+        turn = StepEffects(tuple(self._records), tuple(self._sends), self._deadline(), tuple(self._faults), tuple(self._heard))
         self._records, self._sends, self._faults, self._heard = [], [], [], []
         return turn

@@ -7,26 +7,26 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from consensus.block import Block, decode_block
-from consensus.events import Message
 from consensus.evidence import Evidence
+from consensus.inputs import AgreementMessage
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Signed
 from protocol.limits import MESSAGE_BYTES_MAX
 from protocol.messages import BlockBytes, Certificate, Decision, EvidenceMessage, GetRound, GossipEnvelope
 
-REPLY_BYTES_MAX = MESSAGE_BYTES_MAX  # decisions sent at one request; whoever lags asks again
+DECISIONS_REPLY_BYTES_MAX = MESSAGE_BYTES_MAX  # decisions sent at one request; whoever lags asks again
 
-Slot = tuple[str, int, int]  # message tag, height, view: what may be signed once
+VoteSlot = tuple[str, int, int]  # message tag, height, view: what may be signed once
 
 
 @dataclass(frozen=True, slots=True)
-class Voted:
-    slot: Slot
+class OwnStatement:
+    slot: VoteSlot
     signed: Signed
 
 
 @dataclass(frozen=True, slots=True)
-class RoundVoted:
+class OwnRoundStatement:
     """This peer's one Proposal, Ballot or CutOff of a round, or one of its Vouches, whose `tag` names a trainer, too."""
 
     tag: str
@@ -54,7 +54,7 @@ class StoredCertificate:
 
 
 @dataclass(frozen=True, slots=True)
-class Decided:
+class DecidedBlock:
     """`height` is decided. The executor applies it after the turn is durable and answers with `Applied`."""
 
     height: int
@@ -67,22 +67,22 @@ class Decided:
 
 
 @dataclass(frozen=True, slots=True)
-class Silence:
+class VotePause:
     """Statements of ours turned up that the journal lacks: nothing is signed at heights below `below`."""
 
     below: int
 
 
-Record = Voted | RoundVoted | StoredBlock | StoredCertificate | Decided | Evidence | Silence
+JournalRecord = OwnStatement | OwnRoundStatement | StoredBlock | StoredCertificate | DecidedBlock | Evidence | VotePause
 
 
-Outgoing = Message | GossipEnvelope | GetRound | EvidenceMessage
+OutgoingMessage = AgreementMessage | GossipEnvelope | GetRound | EvidenceMessage
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
+class SendMessage:
     to: tuple[bytes, ...] | None  # None: every link; those without a link miss it
-    message: Outgoing
+    message: OutgoingMessage
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class SendBlock:
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class PeerFault:
     """This peer sent what no correct peer sends: drop it and count the reason."""
 
     peer: bytes
@@ -112,121 +112,126 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    records: tuple[Record, ...] = ()  # durable before anything is sent
-    sends: tuple[Send | SendDecisions | SendBlock, ...] = ()
-    deadline: float | None = None  # call again with `Tick` at this time; replaces the one of the turn before
-    faults: tuple[Fault, ...] = ()
-    heard: tuple[Signed, ...] = ()  # own round messages as others remember them; one that the journal lacks mutes its round
+class StepEffects:
+    records: tuple[JournalRecord, ...] = ()  # durable before anything is sent
+    sends: tuple[SendMessage | SendDecisions | SendBlock, ...] = ()
+    deadline: float | None = None  # call again with `TickInput` at this time; replaces the one of the turn before
+    faults: tuple[PeerFault, ...] = ()
+    # own round messages as others remember them; one that the journal lacks mutes its round
+    remembered_round_messages: tuple[Signed, ...] = ()
 
     @property
-    def decided(self) -> tuple[Decided, ...]:
-        return tuple([record for record in self.records if isinstance(record, Decided)]) if self.records else ()
+    def decided_blocks(self) -> tuple[DecidedBlock, ...]:
+        return tuple([record for record in self.records if isinstance(record, DecidedBlock)]) if self.records else ()
 
     @property
-    def touches_disk(self) -> bool:
-        return bool(self.records) or not all(isinstance(send, Send) for send in self.sends)
+    def needs_disk(self) -> bool:
+        return bool(self.records) or not all(isinstance(send, SendMessage) for send in self.sends)
 
     @property
     def evidence(self) -> tuple[Evidence, ...]:
         return tuple([record for record in self.records if isinstance(record, Evidence)]) if self.records else ()
 
 
-def merge(turns: Sequence[Turn], deadline: float | None) -> Turn:
+def merge_effects(turns: Sequence[StepEffects], deadline: float | None) -> StepEffects:
     """Several consecutive turns as one, so that they cost one fsync."""
-    records: list[Record] = []
-    sends: list[Send | SendDecisions | SendBlock] = []
-    faults: list[Fault] = []
+    records: list[JournalRecord] = []
+    sends: list[SendMessage | SendDecisions | SendBlock] = []
+    faults: list[PeerFault] = []
     heard: list[Signed] = []
     for turn in turns:
         records += turn.records
         sends += turn.sends
         faults += turn.faults
-        heard += turn.heard
-    return Turn(tuple(records), tuple(sends), deadline, tuple(faults), tuple(heard))
+        heard += turn.remembered_round_messages
+    return StepEffects(tuple(records), tuple(sends), deadline, tuple(faults), tuple(heard))
 
 
 @dataclass(frozen=True, slots=True)
-class Restart:
+class RestartState:
     """What a replica must know to go on where it stopped."""
 
-    decided: tuple[Decided, ...] = ()  # the last two decided heights, and those that are not applied yet, ascending
-    votes: tuple[Voted, ...] = ()  # every vote above the last decided height
+    decided: tuple[DecidedBlock, ...] = ()  # the last two decided heights, and those that are not applied yet, ascending
+    votes: tuple[OwnStatement, ...] = ()  # every vote above the last decided height
     blocks: tuple[StoredBlock, ...] = ()  # every stored block above the last decided height
     prepared: Certificate | None = None  # the highest prepare certificate above the last decided height
     evidence: tuple[Evidence, ...] = ()  # all of it
-    silent_below: int = 0  # the highest `Silence`
+    no_votes_below: int = 0  # the highest `VotePause`
 
 
-NEVER_VOTED = Restart()
+NEVER_VOTED = RestartState()
 
 
 class Journal(Protocol):
     """Durable memory of one replica. What belongs to a decided height, other than the decision and evidence, may be dropped."""
 
-    def append(self, records: Sequence[Record]) -> None:
+    def append_records(self, records: Sequence[JournalRecord]) -> None:
         """Durable, all or none, when it returns. Raises `StorageError`: then nothing may be sent and the peer stops."""
 
-    def load(self) -> Restart: ...
+    def read_restart_state(self) -> RestartState: ...
 
-    def decision(self, height: int) -> Decided | None: ...
+    def get_decision(self, height: int) -> DecidedBlock | None: ...
 
-    def block(self, digest: bytes) -> bytes | None:
+    def get_block(self, digest: bytes) -> bytes | None:
         """The bytes of a stored undecided block."""
 
 
-def restart_of(journal: Journal, applied: int) -> Restart:
+def load_restart_state(journal: Journal, applied: int) -> RestartState:
     """With every decided block that is not applied yet: whichever of them names another state than we find must be noticed."""
-    restart = journal.load()
+    restart = journal.read_restart_state()
     first_held = restart.decided[0].height if restart.decided else 0
-    waiting = [journal.decision(height) for height in range(applied + 1, first_held)]
+    waiting = [journal.get_decision(height) for height in range(applied + 1, first_held)]
     return replace(restart, decided=(*(decided for decided in waiting if decided), *restart.decided))
 
 
-class Outlet(Protocol):
-    def send(self, to: tuple[bytes, ...] | None, message: Outgoing) -> None:
+class MessageSender(Protocol):
+    def send(self, to: tuple[bytes, ...] | None, message: OutgoingMessage) -> None:
         """Queue for each of `to` that has a link, None for every link; never blocks."""
 
 
-def persist(turn: Turn, journal: Journal) -> tuple[Send, ...]:
+def persist_effects(turn: StepEffects, journal: Journal) -> tuple[SendMessage, ...]:
     """All input and output of a turn that touches the disk; what it returns may be sent from then on."""
     if turn.records:
-        journal.append(turn.records)
-    sends: list[Send] = []
+        journal.append_records(turn.records)
+    sends: list[SendMessage] = []
     for wanted in turn.sends:
-        if isinstance(wanted, Send):
+        if isinstance(wanted, SendMessage):
             sends.append(wanted)
         else:
-            sends += resolve(wanted, journal)
+            sends += read_requested_blocks(wanted, journal)
     return tuple(sends)
 
 
-def deliver(sends: Iterable[Send], outlet: Outlet) -> None:
+def send_messages(sends: Iterable[SendMessage], outlet: MessageSender) -> None:
     for send in sends:
         outlet.send(send.to, send.message)
 
 
-def execute(turn: Turn, journal: Journal, outlet: Outlet) -> None:
-    deliver(persist(turn, journal), outlet)
+def execute_effects(turn: StepEffects, journal: Journal, outlet: MessageSender) -> None:
+    send_messages(persist_effects(turn, journal), outlet)
 
 
-async def execute_in_thread(turn: Turn, journal: Journal, outlet: Outlet, run_in_thread: Callable[..., Awaitable[Any]]) -> None:
-    """`execute` for a caller that must not block: `run_in_thread(function, *arguments)` does the part with the disk, if any."""
-    sends = await run_in_thread(persist, turn, journal) if turn.touches_disk else persist(turn, journal)
-    deliver(sends, outlet)
+async def execute_effects_in_thread(
+    turn: StepEffects, journal: Journal, outlet: MessageSender, run_in_thread: Callable[..., Awaitable[Any]]
+) -> None:
+    """`execute_effects` for a caller that must not block: `run_in_thread(function, *arguments)` does the part with the disk, if
+    any.
+    """
+    sends = await run_in_thread(persist_effects, turn, journal) if turn.needs_disk else persist_effects(turn, journal)
+    send_messages(sends, outlet)
 
 
-def resolve(wanted: SendDecisions | SendBlock, journal: Journal) -> Iterable[Send]:
+def read_requested_blocks(wanted: SendDecisions | SendBlock, journal: Journal) -> Iterable[SendMessage]:
     """What is sent of what was asked for, as far as it is there. Reads the disk."""
     if isinstance(wanted, SendBlock):
-        block = journal.block(wanted.digest)
+        block = journal.get_block(wanted.digest)
         if block is not None:
-            yield Send((wanted.to,), BlockBytes(wanted.height, block))
+            yield SendMessage((wanted.to,), BlockBytes(wanted.height, block))
     else:
         size = 0
         for height in range(wanted.first, wanted.first + wanted.count):
-            decided = journal.decision(height)
-            if decided is None or size > REPLY_BYTES_MAX:
+            decided = journal.get_decision(height)
+            if decided is None or size > DECISIONS_REPLY_BYTES_MAX:
                 return
             size += len(decided.block)
-            yield Send((wanted.to,), Decision(decided.block, decided.certificate))
+            yield SendMessage((wanted.to,), Decision(decided.block, decided.certificate))

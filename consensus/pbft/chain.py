@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from consensus.application import Application
 from consensus.block import BODY_BYTES_MAX, FIRST_HEIGHT, Block, block_digest, decode_block, encode_block
-from consensus.events import Applied
-from consensus.leaders import Schedule, failed_leaders, schedule
-from consensus.turn import Decided, Restart
-from consensus.voters import VoterSet, verify_certificate
+from consensus.effects import DecidedBlock, RestartState
+from consensus.inputs import AppliedInput
+from consensus.leader_schedule import LeaderSchedule, make_leader_schedule, update_failed_leaders
+from consensus.voter_set import VoterSet, verify_certificate
 from protocol import codec
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.identity import Signed, Verifier
@@ -22,7 +22,7 @@ DECIDED_AHEAD_MAX = 64  # decided heights that wait for being applied; a peer th
 
 
 @dataclass(slots=True)
-class Past:
+class DecidedHeight:
     """One decided height."""
 
     block: Block  # without its body
@@ -37,22 +37,22 @@ class Past:
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class BlockRefusal:
     """Why a block is not prepared, and until when that is certain if the clock alone can change it."""
 
     reason: str
-    until: float | None = None
+    retry_at: float | None = None
 
 
 class Chain:
     """The last two decided heights and those not applied yet, `DECIDED_AHEAD_MAX` at most, each with its voters."""
 
-    def __init__(self, chain_id: bytes, application: Application, applied: Applied, restart: Restart) -> None:
+    def __init__(self, chain_id: bytes, application: Application, applied: AppliedInput, restart: RestartState) -> None:
         self._chain_id = chain_id
         self._application = application
-        self._past: dict[int, Past] = {}
+        self._past: dict[int, DecidedHeight] = {}
         self._voters: dict[int, VoterSet] = {}
-        self._schedules: dict[int, Schedule] = {}  # asked for several times a step
+        self._schedules: dict[int, LeaderSchedule] = {}  # asked for several times a step
         self.applied = applied.height
         self._state_root = applied.state_root
         self.divergence: str | None = None
@@ -71,7 +71,7 @@ class Chain:
         return self.applied == self.height - 1
 
     @property
-    def dispute(self) -> str | None:
+    def state_root_split(self) -> str | None:
         """That so many voters stand on another state that no quorum may be left which stands on ours."""
         voters, count = self._voters.get(self.height), len(self._dissenters)
         if voters is None or count <= len(voters) - voters.quorum:
@@ -81,7 +81,7 @@ class Chain:
         return f"{proposed}, which is here; {voters.quorum} with the same root are needed to decide"
 
     @property
-    def parent(self) -> Past | None:
+    def parent(self) -> DecidedHeight | None:
         return self._past.get(self.height - 1)
 
     def voters(self, height: int) -> VoterSet | None:
@@ -90,7 +90,7 @@ class Chain:
     def is_known_voter(self, key: bytes) -> bool:
         return any(key in voters for voters in self._voters.values())
 
-    def schedule(self, height: int) -> Schedule | None:
+    def leader_schedule(self, height: int) -> LeaderSchedule | None:
         """The leaders of `height`; None while what decides about them is not known."""
         known = self._schedules.get(height)
         if known is not None:
@@ -98,19 +98,19 @@ class Chain:
         voters, parent = self._voters.get(height), self._past.get(height - 1)
         if voters is None or (parent is None and height > FIRST_HEIGHT):
             return None
-        made = self._schedules[height] = schedule(height, voters, parent.block if parent else None)
+        made = self._schedules[height] = make_leader_schedule(height, voters, parent.block if parent else None)
         return made
 
-    def follows(self, data: bytes) -> bool:
+    def extends_tip(self, data: bytes) -> bool:
         """Whether a block's parent is the last decided one. If not, it is of another history than this replica."""
         return decode_block(data).parent == (self.parent.digest if self.parent else self._chain_id)
 
-    def add_decided(self, decided: Decided) -> None:
+    def add_decided(self, decided: DecidedBlock) -> None:
         assert decided.height == self.height
         block = decided.decode()
         vote = codec.decode_message(decided.certificate.vote, (Commit,))
         slim = dataclasses.replace(block, body=b"")
-        self._past[self.height] = Past(slim, decided.digest, vote, decided.certificate)
+        self._past[self.height] = DecidedHeight(slim, decided.digest, vote, decided.certificate)
         self.height += 1
         self._dissenters.clear()
         # The sets change rarely: the hash in the block usually names one that is known, before this block is applied.
@@ -120,13 +120,13 @@ class Chain:
         self._compare()
         self._forget()
 
-    def add_applied(self, applied: Applied) -> None:
+    def add_applied(self, applied: AppliedInput) -> None:
         if applied.height != self.applied + 1 or applied.height >= self.height:
             raise LocalProtocolError(f"height {applied.height} applied after {self.applied}, {self.height} is to be decided")
         self.applied, self._state_root = applied.height, applied.state_root
         self._learn(applied)
 
-    def _learn(self, applied: Applied) -> None:
+    def _learn(self, applied: AppliedInput) -> None:
         for height, voters in enumerate(applied.voters, applied.height):
             self._voters[height] = voters
         self._schedules.clear()
@@ -153,7 +153,7 @@ class Chain:
         self._voters = {height: voters for height, voters in self._voters.items() if height >= needed}
         self._schedules = {height: made for height, made in self._schedules.items() if height >= needed}
 
-    def commits_of(self, voter: bytes) -> list[Signed]:
+    def commit_votes_of(self, voter: bytes) -> list[Signed]:
         """What this voter committed in the heights that are held, the latest first."""
         pasts = [self._past[height] for height in sorted(self._past, reverse=True)]
         certificates = [past.certificate for past in pasts if voter in past.certificate.signatures]
@@ -161,7 +161,7 @@ class Chain:
 
     # Blocks ----------------------------------------------------------------------------------------------------------
 
-    def build(self, body: bytes, proposer: bytes, now_ms: int) -> bytes:
+    def build_block(self, body: bytes, proposer: bytes, now_ms: int) -> bytes:
         assert self.is_applied and len(body) <= BODY_BYTES_MAX, len(body)
         parent = self.parent
         time_ms = max(now_ms, parent.block.time_ms + 1) if parent else now_ms
@@ -184,14 +184,16 @@ class Chain:
         )
 
     def _failed(self, certificate: Certificate | None) -> Mapping[bytes, int]:
-        parent, leaders = self.parent, self.schedule(self.height - 1)
+        parent, leaders = self.parent, self.leader_schedule(self.height - 1)
         if certificate is None or parent is None or leaders is None:
             return {}
         view = codec.decode_message(certificate.vote, (Commit,)).view
         voters = self._voters[self.height]
-        return failed_leaders(self.height, voters, parent.block, leaders, view, certificate.signatures)
+        return update_failed_leaders(self.height, voters, parent.block, leaders, view, certificate.signatures)
 
-    def problem(self, data: bytes, proposer: bytes, now_ms: int, is_vouched_for: bool, verifier: Verifier) -> Problem | None:
+    def why_block_refused(
+        self, data: bytes, proposer: bytes, now_ms: int, is_vouched_for: bool, verifier: Verifier
+    ) -> BlockRefusal | None:
         """Why a fresh block must not be prepared; None: nothing is wrong. The parent must be applied.
 
         Its time is right if it is the first one after the parent's, if this clock allows it, or if it `is_vouched_for`: an
@@ -202,20 +204,22 @@ class Chain:
             block = decode_block(data)
             self._check_parent_certificate(block.parent_certificate, verifier)
         except RemoteProtocolError as error:
-            return Problem(str(error))
+            return BlockRefusal(str(error))
         if block.state_root != self._state_root:
             self._dissenters.add(proposer)
-            return Problem(f"it stands on state root {block.state_root.hex()[:16]}, here it is {self._state_root.hex()[:16]}")
+            return BlockRefusal(
+                f"it stands on state root {block.state_root.hex()[:16]}, here it is {self._state_root.hex()[:16]}"
+            )
         if block != self._envelope(proposer, block.time_ms, block.parent_certificate, block.body):
-            return Problem("the envelope is not the one that follows from the parent")
+            return BlockRefusal("the envelope is not the one that follows from the parent")
         first_ms = self.parent.block.time_ms + 1 if self.parent else 0
         if block.time_ms < first_ms:
-            return Problem(f"time {block.time_ms} ms is not after its parent's")
+            return BlockRefusal(f"time {block.time_ms} ms is not after its parent's")
         if block.time_ms > max(first_ms, now_ms + CLOCK_AHEAD_SECONDS * 1_000) and not is_vouched_for:
             reason = f"time {block.time_ms} ms is more than {CLOCK_AHEAD_SECONDS} s ahead of this clock"
-            return Problem(reason, until=block.time_ms / 1_000 - CLOCK_AHEAD_SECONDS)
-        refusal = self._application.check(block.height, block.body, proposer)
-        return None if refusal is None else Problem(refusal)
+            return BlockRefusal(reason, retry_at=block.time_ms / 1_000 - CLOCK_AHEAD_SECONDS)
+        refusal = self._application.why_body_refused(block.height, block.body, proposer)
+        return None if refusal is None else BlockRefusal(refusal)
 
     def _check_parent_certificate(self, certificate: Certificate | None, verifier: Verifier) -> None:
         parent = self.parent
@@ -228,6 +232,6 @@ class Chain:
             raise RemoteProtocolError("bad-parent", "the certificate is of another block")
 
 
-def decided_record(data: bytes, certificate: Certificate, vote: Commit) -> Decided:
+def make_decided_block(data: bytes, certificate: Certificate, vote: Commit) -> DecidedBlock:
     assert block_digest(data) == vote.block
-    return Decided(vote.height, vote.block, data, certificate)
+    return DecidedBlock(vote.height, vote.block, data, certificate)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from consensus.evidence import STATEMENTS, Statement
-from consensus.turn import Slot, Voted
+from consensus.effects import OwnStatement, VoteSlot
+from consensus.evidence import AGREEMENT_STATEMENT_TYPES, AgreementStatement
 from protocol import codec
 from protocol.errors import LocalProtocolError
 from protocol.identity import Signed, Signer, sign_message
@@ -13,58 +13,58 @@ from protocol.messages import Commit, Prepare, Timeout
 
 
 class OwnVotes:
-    """Everything signed for the undecided height. A `Voted` record goes out before the message does."""
+    """Everything signed for the undecided height. A `OwnStatement` record goes out before the message does."""
 
-    def __init__(self, signer: Signer, chain_id: bytes, votes: Iterable[Voted]) -> None:
+    def __init__(self, signer: Signer, chain_id: bytes, votes: Iterable[OwnStatement]) -> None:
         self._signer = signer
         self._chain_id = chain_id
-        self._signed: dict[Slot, Signed] = {voted.slot: voted.signed for voted in votes}
+        self._signed: dict[VoteSlot, Signed] = {voted.slot: voted.signed for voted in votes}
         self._timed_out: dict[int, int] = {}  # height -> the highest view of it that was given up
         for tag, height, view in self._signed:
             self._note_timeout(tag, height, view)
 
-    def get(self, tag: str, height: int, view: int) -> Signed | None:
+    def get_vote(self, tag: str, height: int, view: int) -> Signed | None:
         return self._signed.get((tag, height, view))
 
-    def knows(self, statement: Statement) -> bool:
+    def has_signed(self, statement: AgreementStatement) -> bool:
         """Whether this very statement was signed here."""
-        signed = self.get(statement.TAG, statement.height, statement.view)
+        signed = self.get_vote(statement.TAG, statement.height, statement.view)
         return signed is not None and signed.body == codec.encode(statement)
 
-    def statements(self, height: int) -> list[tuple[Signed, Statement]]:
+    def statements_at(self, height: int) -> list[tuple[Signed, AgreementStatement]]:
         return [
-            (signed, codec.decode_message(signed.body, STATEMENTS))  # type: ignore[misc]
+            (signed, codec.decode_message(signed.body, AGREEMENT_STATEMENT_TYPES))  # type: ignore[misc]
             for (_, of_height, _), signed in self._signed.items()
             if of_height == height
         ]
 
-    def cast(self, message: Statement) -> Voted:
+    def sign_statement(self, message: AgreementStatement) -> OwnStatement:
         """Signs. `LocalProtocolError` if the slot is taken or a rule of the protocol forbids the message."""
         slot = (message.TAG, message.height, message.view)
         if slot in self._signed:
             raise LocalProtocolError(f"{slot} is signed already")
-        if isinstance(message, (Prepare, Commit)) and self.timed_out(message.height) >= message.view:
+        if isinstance(message, (Prepare, Commit)) and self.highest_timed_out_view(message.height) >= message.view:
             raise LocalProtocolError(f"{message.TAG} in {message.height}.{message.view} after a timeout")
         signed = sign_message(self._signer, self._chain_id, message)
         self._signed[slot] = signed
         self._note_timeout(*slot)
-        return Voted(slot, signed)
+        return OwnStatement(slot, signed)
 
     def _note_timeout(self, tag: str, height: int, view: int) -> None:
         if tag == Timeout.TAG:
-            self._timed_out[height] = max(view, self.timed_out(height))
+            self._timed_out[height] = max(view, self.highest_timed_out_view(height))
 
     def has_voted(self, height: int) -> bool:
         return any(tag != Timeout.TAG and of_height == height for tag, of_height, _ in self._signed)
 
-    def timed_out(self, height: int) -> int:
+    def highest_timed_out_view(self, height: int) -> int:
         """The highest view of `height` that was given up; −1: none."""
         return self._timed_out.get(height, -1)
 
-    def view(self, height: int) -> int:
+    def highest_signed_view(self, height: int) -> int:
         """The highest view of `height` that anything was signed in."""
         return max((view for _, of_height, view in self._signed if of_height == height), default=0)
 
-    def forget_below(self, height: int) -> None:
+    def prune_below_height(self, height: int) -> None:
         self._signed = {slot: signed for slot, signed in self._signed.items() if slot[1] >= height}
         self._timed_out = {of_height: view for of_height, view in self._timed_out.items() if of_height >= height}

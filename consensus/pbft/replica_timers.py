@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from consensus.book import Book
-from consensus.chain import DECIDED_AHEAD_MAX
-from consensus.rules import ConsensusRules
+from consensus.pbft.chain import DECIDED_AHEAD_MAX
+from consensus.pbft.replica_rules import ReplicaRules
+from consensus.pbft.vote_set import HeightVoteSet
 from protocol.messages import GetOwnStatements, Status
 
 
-class Timers(ConsensusRules):
+class ReplicaTimers(ReplicaRules):
     @property
     def awaits_decision(self) -> bool:
         """Whether there is work for the voters, as far as this one could judge it."""
@@ -25,11 +25,11 @@ class Timers(ConsensusRules):
         book = self._book
         if book is None or not self._takes_part(book):
             return False
-        return book.high is not None or self._awaits_proposal(book) or self._application.has_work()
+        return book.highest_prepare_certificate is not None or self._awaits_proposal(book) or self._application.has_work()
 
-    def _awaits_proposal(self, book: Book) -> bool:
+    def _awaits_proposal(self, book: HeightVoteSet) -> bool:
         """Whether this view's block was prepared here, or may be yet: its bytes may come, and so may its time."""
-        return self.view in book.offers and (self.refusal is None or self._ask_again is not None)
+        return self.view in book.proposals and (self.block_refusal is None or self._ask_again is not None)
 
     def _may_be_missed(self) -> bool:
         """(L) Whether others may be at work and lack what was said here: it is repeated then, without a view timer.
@@ -39,13 +39,13 @@ class Timers(ConsensusRules):
         book = self._book
         return book is not None and self._takes_part(book) and (book.is_active() or self._own.has_voted(book.height))
 
-    def _takes_part(self, book: Book) -> bool:
+    def _takes_part(self, book: HeightVoteSet) -> bool:
         return self._may_sign(book) and self._chain.is_applied
 
     def _pace(self) -> None:
         working = self._is_working()
-        self._pacemaker.run(working, self._now)
-        self._pacemaker.talk(working or self._may_be_missed(), self._now)
+        self._pacemaker.set_view_timer(working, self._now)
+        self._pacemaker.set_repeat_timer(working or self._may_be_missed(), self._now)
 
     def _run_timers(self) -> None:
         book, now = self._book, self._now
@@ -55,7 +55,7 @@ class Timers(ConsensusRules):
             self._settle()
             self._pace()
         elif book is not None and _is_due(self._pacemaker.repeat_deadline(), now):
-            self._pacemaker.repeated(now)
+            self._pacemaker.restart_repeat_timer(now)
             self._repeat_to(tuple(key for key in book.voters.keys if key != self.me), book)
             self._broadcast(book, Status(self.height, self.view))
         self._ask_what_was_heard()
@@ -64,13 +64,13 @@ class Timers(ConsensusRules):
 
     def _view_deadline(self) -> float | None:
         """(L) A leader that is known to be gone is not waited for as a silent one is."""
-        if self._own.timed_out(self.height) >= self.view:
+        if self._own.highest_timed_out_view(self.height) >= self.view:
             return None
         return self._pacemaker.view_deadline(self._lost.get(self.leader or b"") if self._lost else None)
 
     def _ask_for_decisions(self) -> None:
         if _is_due(self._decisions_deadline(), self._now):
-            peer, request = self._catch_up.ask(self._now, self._chain.is_known_voter)
+            peer, request = self._catch_up.next_request(self._now, self._chain.is_known_voter)
             self._send(peer, request)
 
     def _decisions_deadline(self) -> float | None:
@@ -81,24 +81,24 @@ class Timers(ConsensusRules):
     def _ask_for_block(self) -> None:
         missing = self._missing_block()
         if missing is not None and missing[1] and _is_due(self._block_deadline(), self._now):
-            peer, request = self._fetch.ask(self.height, missing[1], self._now)
+            peer, request = self._fetch.next_request(self.height, missing[1], self._now)
             self._send(peer, request)
 
     def _block_deadline(self) -> float | None:
         missing = self._missing_block()
-        self._fetch.want(missing[0] if missing else None, self._now)
+        self._fetch.set_wanted_block(missing[0] if missing else None, self._now)
         return self._fetch.deadline()
 
     def _ask_what_was_heard(self) -> None:
         if _is_due(self._check_deadline(), self._now):
             self._send_to(self._unanswered(), GetOwnStatements())
-            self._check.asked(self._now)
+            self._check.record_request(self._now)
 
     def _unanswered(self) -> tuple[bytes, ...]:
         """Those without a link are asked when they get one."""
         if self._book is None or self._check.is_over:
             return ()
-        return tuple(key for key in self._check.unanswered(self.me, self._book.voters) if key in self._links)
+        return tuple(key for key in self._check.voters_without_answer(self.me, self._book.voters) if key in self._links)
 
     def _check_deadline(self) -> float | None:
         return self._check.deadline() if self._unanswered() else None

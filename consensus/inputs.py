@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from consensus.voters import VoterSet
+from consensus.voter_set import VoterSet
 from protocol.messages import (
     BlockBytes,
     Decision,
@@ -20,35 +20,35 @@ from protocol.messages import (
     Vote,
 )
 
-OfHeight = ProposeEnvelope | Vote | TimeoutEnvelope | Prepared | ViewEnded  # means something only at its height
-Message = OfHeight | Decision | Status | GetDecisions | GetBlock | BlockBytes | GetOwnStatements | OwnStatements
+HeightMessage = ProposeEnvelope | Vote | TimeoutEnvelope | Prepared | ViewEnded  # means something only at its height
+AgreementMessage = HeightMessage | Decision | Status | GetDecisions | GetBlock | BlockBytes | GetOwnStatements | OwnStatements
 
 
 @dataclass(frozen=True, slots=True)
-class Received:
+class MessageInput:
     peer: bytes  # the authenticated key at the other end of the link
-    message: Message
+    message: AgreementMessage
 
 
 @dataclass(frozen=True, slots=True)
-class Connected:
+class ConnectedInput:
     peer: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Disconnected:
+class DisconnectedInput:
     peer: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Copied:
+class DuplicateIdentityInput:
     """Another machine has proven that it has our key."""
 
     address: str
 
 
 @dataclass(frozen=True, slots=True)
-class Applied:
+class AppliedInput:
     """The application has applied the decided block of `height` (0: the genesis)."""
 
     height: int
@@ -57,13 +57,15 @@ class Applied:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkChanged:
+class WorkChangedInput:
     """`propose`, `check` or `has_work` may answer differently now."""
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
+class TickInput:
     """The deadline of the last turn has come."""
 
 
-Event = Received | Connected | Disconnected | Copied | Applied | WorkChanged | Tick
+ReplicaInput = (
+    MessageInput | ConnectedInput | DisconnectedInput | DuplicateIdentityInput | AppliedInput | WorkChangedInput | TickInput
+)

@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
-from consensus.block import Header, decode_header, encode_header, header_digest, header_of
-from consensus.turn import Decided
-from consensus.voters import VoterSet, verify_certificate
+from consensus.block import BlockHeader, decode_header, encode_header, header_digest, make_header
+from consensus.effects import DecidedBlock
+from consensus.voter_set import VoterSet, verify_certificate
 from protocol.codec import Count, Digest
 from protocol.errors import RemoteProtocolError
 from protocol.identity import Verifier
@@ -20,7 +20,7 @@ from protocol.messages import Certificate, Commit, LightBlock
 
 
 @dataclass(frozen=True, slots=True)
-class Anchor:
+class TrustedBlock:
     """A decided block that is trusted without proof."""
 
     height: Count
@@ -28,34 +28,34 @@ class Anchor:
 
 
 @dataclass(frozen=True, slots=True)
-class Proven:
-    header: Header
+class VerifiedHeader:
+    header: BlockHeader
     digest: bytes
     certificate: Certificate
 
 
-def link_of(decided: Decided, next_voters: VoterSet) -> LightBlock | None:
+def make_light_block(decided: DecidedBlock, next_voters: VoterSet) -> LightBlock | None:
     """What proves that `next_voters` decide the height after this block; None if they are the same, or others are named."""
-    header = header_of(decided.decode())
+    header = make_header(decided.decode())
     if header.voters == header.next_voters or header.next_voters != next_voters.hash:
         return None
     return LightBlock(encode_header(header), decided.certificate, next_voters.keys)
 
 
-class Path:
+class LightClient:
     """What is proven so far: `voters` decide the height after `height`, as far as no later link says otherwise."""
 
-    def __init__(self, chain_id: bytes, verifier: Verifier, height: int, voters: VoterSet, anchor: Anchor | None) -> None:
+    def __init__(self, chain_id: bytes, verifier: Verifier, height: int, voters: VoterSet, anchor: TrustedBlock | None) -> None:
         self.height, self.voters = height, voters
         self._chain_id, self._verifier = chain_id, verifier
         self._anchor = anchor if anchor is not None and anchor.height > height else None
 
     @property
-    def anchor_height(self) -> int:
+    def pending_trusted_height(self) -> int:
         """What the proof must still go through; 0: nothing."""
         return self._anchor.height if self._anchor else 0
 
-    def follow(self, link: LightBlock) -> Proven:
+    def verify_light_block(self, link: LightBlock) -> VerifiedHeader:
         """Takes one link. Raises `RemoteProtocolError`, and stays where it is, if it proves nothing here."""
         header, digest = decode_header(link.header), header_digest(link.header)
         if header.height <= self.height:
@@ -68,9 +68,9 @@ class Path:
         following = self._following(header, link.next_voters)
         self._pass_anchor(header.height, digest)
         self.height, self.voters = header.height, following
-        return Proven(header, digest, link.certificate)
+        return VerifiedHeader(header, digest, link.certificate)
 
-    def _following(self, header: Header, keys: tuple[bytes, ...]) -> VoterSet:
+    def _following(self, header: BlockHeader, keys: tuple[bytes, ...]) -> VoterSet:
         if header.next_voters == header.voters and not keys:
             return self.voters
         if not keys or any(left >= right for left, right in pairwise(keys)):

@@ -18,18 +18,18 @@ from protocol.recent_digests import RecentDigests
 
 V = TypeVar("V", Prepare, Commit)
 
-STATEMENT_BYTES_MAX = 256  # of a signed Timeout, as of a certificate's vote: what is kept unverified must be small
+TIMEOUT_BYTES_MAX = 256  # of a signed Timeout, as of a certificate's vote: what is kept unverified must be small
 VERIFIED_SIGNATURES_MAX = 8_192  # a block of COST_PER_BLOCK_MAX, and heights of VOTERS_MAX votes: 2 MB
 
 
 @dataclass(frozen=True)
 class VoterSet:
-    """The voters of one height. Build it with `VoterSet.of`, which sorts."""
+    """The voters of one height. Build it with `VoterSet.from_keys`, which sorts."""
 
     keys: tuple[bytes, ...]  # ascending
 
     @classmethod
-    def of(cls, keys: Iterable[bytes]) -> VoterSet:
+    def from_keys(cls, keys: Iterable[bytes]) -> VoterSet:
         return cls(tuple(sorted(keys)))
 
     def __post_init__(self) -> None:
@@ -92,18 +92,18 @@ def verify_certificate(certificate: Certificate, kind: type[V], voters: VoterSet
     return vote
 
 
-def covers(high: Prepare | None, timeout: Timeout) -> bool:
+def covers_timeout(high: Prepare | None, timeout: Timeout) -> bool:
     """Whether the prepare certificate `high` is at least as high as the one that `timeout` names."""
     if high is None:
         return timeout.high_view == NO_VIEW
     return high.view > timeout.high_view or (high.view, high.block) == (timeout.high_view, timeout.high_block)
 
 
-def check_sizes(certificate: TimeoutCertificate) -> None:
+def check_timeout_sizes(certificate: TimeoutCertificate) -> None:
     """Raises `RemoteProtocolError` if what is in it cannot be timeouts: `Signed` alone may be as large as a message."""
     size = max(len(signed.body) for signed in certificate.timeouts)
-    if size > STATEMENT_BYTES_MAX:
-        raise RemoteProtocolError("oversized", f"a timeout of {size} bytes, at most {STATEMENT_BYTES_MAX} are allowed")
+    if size > TIMEOUT_BYTES_MAX:
+        raise RemoteProtocolError("oversized", f"a timeout of {size} bytes, at most {TIMEOUT_BYTES_MAX} are allowed")
 
 
 def verify_timeout_certificate(
@@ -120,7 +120,7 @@ def verify_timeout_certificate(
         timeout = open_signed(signed, chain_id, verifier, (Timeout,))
         if (timeout.voters, timeout.height, timeout.view) != (voters.hash, height, view) or signed.signer not in voters:
             raise RemoteProtocolError("bad-justification", f"timeout of {timeout.height}.{timeout.view} for {height}.{view}")
-        if not covers(high, timeout):
+        if not covers_timeout(high, timeout):
             raise RemoteProtocolError("bad-justification", f"certificate of view {timeout.high_view} is missing")
         signers.add(signed.signer)
     if len(signers) < voters.quorum or len(signers) != len(certificate.timeouts):
